@@ -1,19 +1,26 @@
 """What a report says of a run: figures, times, events, samples, and what fits; numbers worked by hand."""
 
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ppoctl
+from fakes.sockets import fake_recipe
+from ppoctl.batch.sealed import seal, unseal
 from ppoctl.loop.expectations import history
 from ppoctl.report import curves, events, samples, spent
 from ppoctl.report.contents import contents, fit
 from ppoctl.report.head import contract, head
+from ppoctl.report.page import html
 from ppoctl.report.reading import ReadRun, read_runs
 from ppoctl.report.recipe_keys import differences, side_by_side
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.outline import Outline, Outlines, ToldStage
+from ppoctl.wire import new_run
 from ppoctl.wire.samples import ShownSample
 
 STORY = Outlines(
@@ -140,6 +147,17 @@ def test_charts_mark_resumes_stops_alarms_and_changed_keys() -> None:
     ]
 
 
+def test_alarms_of_one_bound_in_a_row_are_one_mark() -> None:
+    run = by_hand()
+    kls = [0.05, 0.2, 0.3, 0.2, 0.05, 0.4]
+    lines = [line(at, at, "actor_update", 1.0, policy__approx_kl=kl) for at, kl in enumerate(kls, start=1)]
+    run = ReadRun("", run.layout, {}, {1: RECIPE, 4: {**RECIPE, "lr": 0.5}}, lines, history(lines), STORY)
+    assert [(each.at, each.text) for each in events.events(run, []) if each.kind == "health"] == [
+        (2, "step 2: policy/approx_kl is 0.2, above 0.1 (`health.kl.max`), warn; until step 4"),
+        (6, "step 6: policy/approx_kl is 0.4, above 0.1 (`health.kl.max`), warn"),
+    ]
+
+
 def test_a_contract_is_met_or_not_when_all_is_done_and_stands_somehow_before() -> None:
     assert contract(by_hand(), is_done=True)["rows"] == [("policy/approx_kl", "0.2", "at most 0.15", "unmet", False)]
     assert contract(by_hand(), is_done=False)["rows"][0][3] == "not yet met"
@@ -230,14 +248,35 @@ def test_the_head_says_what_was_trained_from_what(runs: tuple[Path, Path]) -> No
     assert "held/pass_at_1" in rows
 
 
+def test_a_run_whose_model_is_gone_is_told_without_the_samples_of_its_steps(
+    runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    gone = tmp_path / "first"
+    shutil.copytree(runs[0], gone)
+    for file in (gone / "recipes").iterdir():
+        told = unseal(file.read_text())
+        file.write_text(seal({**told, "model": {**told["model"], "path": "/gone"}}))
+    found = contents(read_runs([gone]), steps=2, room=1_000_000)
+    assert [each["title"] for each in found.data["sets"]] == [
+        "evaluation after step 3, held greedy",
+        "evaluation after step 3, held sampled",
+    ]
+    assert found.left_out[0].startswith("samples of the steps of first: `model.path` is `/gone`")
+
+
+def test_a_run_that_has_not_begun_is_told_too(tmp_path: Path) -> None:
+    new_run.create(RunLayout(tmp_path / "new"), fake_recipe(), {"model": "a" * 64}, command="train")
+    found = contents(read_runs([tmp_path / "new"]), steps=2, room=1_000_000)
+    assert dict(found.words["heads"][0]["rows"])["state"] == "created: nothing of it has begun"
+    assert (found.data["charts"], found.data["sets"], found.left_out) == ([], [], ())
+    assert "No stage is done yet" in html({**found.words, "left_out": ()}, found.data)
+
+
 def test_runs_of_one_name_are_told_apart(runs: tuple[Path, Path]) -> None:
     assert [run.label for run in read_runs([runs[0], runs[1], runs[0]])] == ["first (1)", "second", "first (3)"]
 
 
 def test_without_samples_nothing_heavy_is_imported(runs: tuple[Path, Path], tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
     code = (
         "import sys; from pathlib import Path; from ppoctl.report.write import write_report; "
         f"write_report([Path({str(runs[0])!r})], Path({str(tmp_path / 'r.html')!r}), steps=0); "

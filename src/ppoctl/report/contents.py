@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ppoctl.errors import EnvironmentProblemError
 from ppoctl.report import curves, samples, spent
 from ppoctl.report.events import ATTEMPTS, Event, attempt_rows, changes, events
 from ppoctl.report.head import head
@@ -48,7 +49,7 @@ def contents(runs: Sequence[ReadRun], *, steps: int, room: int) -> Contents:
         "title": " and ".join(run.label for run in runs) if len(runs) < 3 else f"{len(runs)} runs compared",
         "made": moment(time.time()),
         "heads": heads,
-        "events": [(run.label, found) for run, found in zip(runs, happened, strict=True)],
+        "events": happened,
         "groups": grouped,
         "further": curves.FURTHER,
         "shares": [spent.shares(run) for run in runs],
@@ -58,14 +59,25 @@ def contents(runs: Sequence[ReadRun], *, steps: int, room: int) -> Contents:
         "recipes": [as_text(run.recipe) for run in runs],
         "side_by_side": side_by_side([run.recipe for run in runs]) if len(runs) > 1 else [],
     }
-    sets = [
-        each
-        for number, run in enumerate(runs)
-        for each in (*samples.rollouts(run, number, steps), *(samples.evaluations(run, number) if steps else ()))
-    ]
+    sets, troubles = _samples(runs, steps)
     dropped = fit(sets, room - _size(data) - _size(words))
     shown = sum(len(each["items"]) for each in sets)
-    return Contents({**words, "sets": len(sets)}, {**data, "sets": sets}, shown, _left_out(charts, sets, dropped))
+    return Contents(
+        {**words, "sets": len(sets)}, {**data, "sets": sets}, shown, (*troubles, *_left_out(charts, sets, dropped))
+    )
+
+
+def _samples(runs: Sequence[ReadRun], steps: int) -> tuple[list[Json], list[str]]:
+    """The sets of samples of all runs, and why some are not there."""
+    sets: list[Json] = []
+    troubles = []
+    for number, run in enumerate(runs):
+        try:
+            sets += samples.rollouts(run, number, steps)
+        except EnvironmentProblemError as error:  # the model's tokenizer is on another machine, or gone
+            troubles.append(f"samples of the steps of {run.label}: {error.message}")
+        sets += samples.evaluations(run, number) if steps else []
+    return sets, troubles
 
 
 def _marks(number: int, found: Sequence[Event]) -> list[Json]:
@@ -95,13 +107,13 @@ def _left_out(charts: Sequence[Json], sets: Sequence[Json], dropped: int) -> tup
     is_thinned = sum(chart["is_thinned"] for chart in charts)
     total, shown = sum(each["total"] for each in sets), sum(len(each["items"]) for each in sets)
     if dropped:
-        found.append(f"{dropped} of {dropped + shown} chosen samples, so that the file stays below 2 MB")
+        found.append(f"{dropped} of {dropped + shown} chosen samples, to stay below 2 MB")
     if is_cut:
-        found.append(f"what comes after the first {samples.MOST_TOKENS} tokens of {is_cut} samples")
+        found.append(f"what follows {samples.MOST_TOKENS} tokens in {is_cut} samples")
     if total > shown:
-        found.append(f"{total - shown} of {total} samples of the steps and evaluations that are shown")
+        found.append(f"{total - shown} of {total} samples")
     if is_thinned:
-        found.append(f"points of {is_thinned} charts: of each stretch the lowest and the highest are drawn")
+        found.append(f"of {is_thinned} long curves what lies between extremes")
     return tuple(found)
 
 

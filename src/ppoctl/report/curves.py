@@ -30,7 +30,7 @@ GROUPS: dict[str, tuple[metrics.Metric, ...]] = {
 }
 """Headings of the curves, and the figures under each that come first; those of evaluations say so themselves."""
 FURTHER = "Further figures"
-POINTS = 800
+POINTS = 600
 """Points of a figure, over all runs; longer histories are thinned, and the page says so."""
 
 

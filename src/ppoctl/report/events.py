@@ -1,6 +1,7 @@
 """What happened to a run on its way, beside its figures: attempts, what a resume did again, changed keys, alarms."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -11,7 +12,7 @@ from ppoctl.report.reading import ReadRun
 from ppoctl.report.recipe_keys import differences
 from ppoctl.report.words import moment, toml
 from ppoctl.store.hours import spent
-from ppoctl.tracking.health import HealthMonitor
+from ppoctl.tracking.health import HealthAlarm, HealthMonitor
 
 Kind = Literal["resume", "stop", "health", "change"]
 DONE = ("finished", "unmet")
@@ -68,21 +69,35 @@ def changes(run: ReadRun) -> list[tuple[int, str, Any, Any]]:
 
 
 def _alarms(run: ReadRun) -> list[Event]:
-    """What the health rules say of each step, by the recipe that holds for it; how many steps in a row were out of
-    bounds is counted over all of them, as a resume does."""
+    """What the health rules say; alarms of one bound in steps that follow each other are one."""
+    last: dict[str, list[HealthAlarm]] = {}
+    stretches: list[list[HealthAlarm]] = []
+    for alarm in _judged(run):
+        stretch = last.get(alarm.key)
+        if stretch is None or stretch[-1].step + 1 != alarm.step:
+            stretch = last[alarm.key] = []
+            stretches.append(stretch)
+        stretch.append(alarm)
+    return [Event(each[0].step, "health", _told(each)) for each in stretches]
+
+
+def _judged(run: ReadRun) -> Iterator[HealthAlarm]:
+    """Alarms of each step by the rules of the recipe that holds for it, oldest first. How many steps in a row were
+    out of bounds is counted over all of them, as a resume does."""
     figures: dict[int, dict[str, float]] = {}
     for name, points in run.series.items():
         for step, value in points:
             figures.setdefault(step, {})[name] = value
-    found = []
-    for start, recipe in run.recipes.items():
-        ends = min((later for later in run.recipes if later > start), default=None)
-        monitor = HealthMonitor(HealthTable.model_validate(recipe["health"]))
-        for step in sorted(step for step in figures if step > 0 and (ends is None or step < ends)):
-            alarms = monitor.judge(step, figures[step])
-            if step >= start:
-                found += [Event(step, "health", f"{alarm.text}, {alarm.action}") for alarm in alarms]
-    return found
+    for start in sorted(run.recipes):
+        ends = min((later for later in run.recipes if later > start), default=math.inf)
+        monitor = HealthMonitor(HealthTable.model_validate(run.recipes[start]["health"]))
+        for step in sorted(step for step in figures if 0 < step < ends):
+            yield from (alarm for alarm in monitor.judge(step, figures[step]) if step >= start)
+
+
+def _told(stretch: Sequence[HealthAlarm]) -> str:
+    until = f"; until step {stretch[-1].step}" if len(stretch) > 1 else ""
+    return f"{stretch[0].text}, {stretch[0].action}{until}"
 
 
 def attempt_rows(run: ReadRun, attempts: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:

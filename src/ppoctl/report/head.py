@@ -1,7 +1,8 @@
 """The head of a report: for each run what was trained from what, how far it came, where and when."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from ppoctl import metrics
@@ -84,17 +85,22 @@ def _last(run: ReadRun) -> list[tuple[str, str]]:
     found = []
     reward = run.series.get(metrics.REWARD_SCORE_MEAN.name)
     if reward:
-        found.append(("reward", f"{figure(reward[-1][1])} at step {reward[-1][0]}, first {figure(reward[0][1])}"))
+        found.append(("reward", _ends(reward)))
     for name in sorted(run.series):
         metric = metrics.find(name)
         if not name.startswith("eval/") or metric is None or metric.better != "higher":
             continue
-        (first_step, first), (step, value) = run.series[name][0], run.series[name][-1]
-        error = dict(run.series.get(f"{name}_stderr", ())).get(step)
-        spread = "" if error is None else f" +- {figure(error)}"
-        before = "" if step == first_step else f", {figure(first)} at step {first_step}"
-        found.append((name.removeprefix("eval/"), f"{figure(value)}{spread} at step {step}{before}"))
+        errors = dict(run.series.get(f"{name}_stderr", ()))
+        found.append((name.removeprefix("eval/"), _ends(run.series[name], errors)))
     return found
+
+
+def _ends(points: Sequence[tuple[int, float]], errors: Mapping[int, float] = MappingProxyType({})) -> str:
+    """The last figure, with its standard error where there is one, and the first."""
+    (first_step, first), (step, value) = points[0], points[-1]
+    spread = f" +- {figure(errors[step])}" if step in errors else ""
+    before = "" if step == first_step else f", {figure(first)} at step {first_step}"
+    return f"{figure(value)}{spread} at step {step}{before}"
 
 
 def contract(run: ReadRun, *, is_done: bool) -> Json:

@@ -59,7 +59,7 @@ function lineOf(one, dots, x, y) {
     path += `${isOpen ? "L" : "M"}${x(steps[at])} ${y(value)}`;
     isOpen = true;
   });
-  made.push(drawn("path", { class: `line r${one.run}`, d: path }));
+  made.push(drawn("path", { class: `line r${one.run}${steps.length > 200 ? " dense" : ""}`, d: path }));
   if (dots && one.low) {
     one.values.forEach((value, at) => {
       if (value === null || one.low[at] === null) return;
