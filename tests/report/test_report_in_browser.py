@@ -197,7 +197,10 @@ def test_colour_follows_advantage_value_or_divergence_and_never_stands_alone(bro
         largest = max(map(abs, item[column]))
         tokens = "[...document.querySelectorAll('.token')]"
         shades = browser.js(f"{tokens}.map((token) => token.className.split(' ')[1])")
-        sides = ["" if not value or not largest else "u" if value > 0 else "d" for value in item[column]]
+        is_near_0 = [value == 0 or abs(value) < 0.02 * largest for value in item[column]]
+        sides = [
+            "" if near else "u" if value > 0 else "d" for value, near in zip(item[column], is_near_0, strict=True)
+        ]
         assert [shade[:1] for shade in shades] == sides, column
         lines = browser.js(f"{tokens}.map((token) => getComputedStyle(token).borderBottomStyle)")
         assert lines == ["dotted" if side == "d" else "solid" for side in sides]

@@ -10,7 +10,7 @@ from ppoctl.cli.options import Json
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories, runs/NAME.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories, runs/NAME.")],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="HTML file; default: NAME.html here.")
     ] = None,

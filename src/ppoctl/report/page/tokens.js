@@ -3,10 +3,10 @@ const COLUMNS = [["advantage", "advantage"], ["value", "value"], ["kl", "KL"], [
 const COLOURS = COLUMNS.slice(0, 3);
 
 function tokensOf(item, column) {
-  const largest = (item[column] || []).reduce((most, value) => Math.max(most, Math.abs(value || 0)), 0);
+  const bounds = boundsOf(column, item[column] || []);
   const readout = element("p", { class: "readout", role: "status" });
   const spans = item.tokens.map((piece, at) => element("span", {
-    class: `token ${shade((item[column] || [])[at], largest)}`, tabindex: at ? "-1" : "0", title: tokenWords(item, at), role: "option",
+    class: `token ${shade((item[column] || [])[at], bounds)}`, tabindex: at ? "-1" : "0", title: tokenWords(item, at), role: "option",
     "aria-label": tokenWords(item, at),
   }, ...visible(piece)));
   const box = element("div", { class: "tokens token-text", role: "listbox", "aria-orientation": "horizontal", "aria-label": "Tokens of the response" }, ...spans);
@@ -29,21 +29,33 @@ function tokensOf(item, column) {
     const at = spans.indexOf(event.target.closest(".token"));
     if (at >= 0) readout.textContent = tokenWords(item, at);
   });
-  return [scaleOf(item, column, largest), box, readout];
+  return [scaleOf(item, column, bounds), box, readout];
 }
 
-// One of nine classes: how far from 0, and on which side. The side is a solid or a dotted line, too.
-function shade(value, largest) {
-  if (!value || !largest) return "";
-  return (value > 0 ? "u" : "d") + Math.min(Math.ceil((Math.abs(value) / largest) * 4), 4);
+// The sizes between which a column is shaded: from 0, but for values that are all on one side, which differ by little.
+function boundsOf(column, values) {
+  const sizes = values.map((value) => Math.abs(value || 0));
+  const isOneSided = values.every((value) => value > 0) || values.every((value) => value < 0);
+  const largest = Math.max(0, ...sizes);
+  return [column === "value" && isOneSided ? Math.min(largest, ...sizes) : 0, largest];
 }
 
-function scaleOf(item, column, largest) {
+// One of nine classes: how far from 0, and on which side; none where it is next to 0. The side is a line, too.
+function shade(value, [smallest, largest]) {
+  const size = Math.abs(value || 0);
+  if (size === 0 || size < 0.02 * largest) return "";
+  return (value > 0 ? "u" : "d") + Math.max(1, Math.ceil(((size - smallest) / (largest - smallest || 1)) * 4));
+}
+
+function scaleOf(item, column, bounds) {
   const name = COLUMNS.find(([key]) => key === column);
   if (!item[column]) return element("p", { class: "says" }, "No advantages, values or KL are recorded of this sample.");
+  const [smallest, largest] = bounds;
   if (!largest) return element("p", { class: "says" }, `${name[1]} of each token: all are 0.`);
-  const parts = [element("span", { class: "u4" }, `solid: up to +${told(largest)}`)];
-  if (item[column].some((value) => value < 0)) parts.push(" ", element("span", { class: "d4" }, `dotted: down to -${told(largest)}`));
+  const parts = [];
+  const ends = smallest ? `from ${told(smallest)} to ${told(largest)}` : `up to ${told(largest)}`;
+  if (item[column].some((value) => value > 0)) parts.push(element("span", { class: "u4" }, `solid: ${ends}`));
+  if (item[column].some((value) => value < 0)) parts.push(" ", element("span", { class: "d4" }, `dotted: below 0, ${ends}`));
   return element("p", { class: "says scale" }, `${name[1]} of each token; `, ...parts);
 }
 
