@@ -40,7 +40,7 @@ SIDE_BY_SIDE = $(if $(filter output-sync,$(.FEATURES)),-j2 --output-sync=target)
 RUNS = tests/story tests/engines/ray
 SCREENS = tests/cli tests/recipe tests/plan tests/doctor tests/house tests/tracking
 DRILLS = tests/store tests/story tests/loop tests/convert
-CLUSTERS = tests/slurm
+CLUSTERS = tests/slurm tests/report
 
 test: setup ## The tests, in six parts of which two run side by side (minutes; each is printed when it ends)
 	@$(MAKE) --no-print-directory $(SIDE_BY_SIDE) engines runs drills clusters fakes screens
@@ -60,7 +60,7 @@ engines: setup ## A part of the tests: Megatron-Core and vLLM, each by itself, b
 runs: setup ## A part of the tests: whole commands on the real engines, processes of Ray, kills, by sample
 	$(BIN)/python -m pytest -m "engines and not story" $(RUNS) $(ARGS)
 
-clusters: setup ## A part of the tests: a real Slurm of several nodes on this machine, which it installs where it may
+clusters: setup ## A part of the tests: a real Slurm of several nodes and a real browser, which it installs where it may
 	$(BIN)/python -m pytest -m "not story" $(CLUSTERS) $(ARGS)
 
 story: setup ## The long tests: the whole kill grid on the real engines, and the quickstart itself

@@ -60,6 +60,9 @@ ARROWS: dict[str, set[str]] = {
         "launch", "loop", "rewards", "slurm", "stages", "store", "tracking", "weights", "ports", "batch", "ppo",
         "recipe", "model", "clock", "device", "doing", "versions", "errors",
     },
+    "report": {
+        "loop", "metrics", "recipe", "slurm", "store", "tracking", "clock", "errors",
+    },
     "cli": {"doing", "errors"},
     "api": set(),
     "__main__": {"cli"},
@@ -69,8 +72,9 @@ ARROWS: dict[str, set[str]] = {
 LATE: dict[str, set[str]] = {
     "cli": {
         "chart", "clock", "conversion", "doctor", "launch", "loop", "metrics", "model", "plan", "preflight", "recipe",
-        "slurm", "store", "tracking", "wire",
+        "report", "slurm", "store", "tracking", "wire",
     },
+    "report": {"batch", "wire"},
     "api": {"batch", "cli", "launch", "loop", "recipe", "slurm", "store", "tracking", "wire"},
 }  # fmt: skip
 
@@ -88,6 +92,7 @@ FOREIGN: dict[str, set[str]] = {
     "recipe": {"pydantic", "pydantic_core", "pyarrow"},
     "table": {"pydantic"},
     "rewards": {"pydantic", "torch", "jaxtyping", "math_verify"},
+    "report": {"jinja2", "markupsafe"},
     "cli": {"typer", "rich"},
     "ppo": {"torch", "jaxtyping"},
     "ports": {"torch", "jaxtyping"},

@@ -30,6 +30,7 @@ from ppoctl.cli import (
     preview,
     recipes,
     render,
+    report,
     resume,
     rm,
     runs,
@@ -70,6 +71,7 @@ app.command()(rm.rm)
 app.command()(show.show)
 app.command()(plot.plot)
 app.command()(compare.compare)
+app.command()(report.report)
 app.command("convert-ckpt")(convert.convert_ckpt)
 app.command()(track.track)
 app.add_typer(recipes.app, name="recipes")

@@ -137,7 +137,7 @@ def keys(
         render.json({"keys": [asdict(line) for line in chosen], "parts": [_as_json(feature) for feature in told]})
         return
     rows = [(line.key, line.only, line.type, line.default, line.range, line.changes, line.meaning) for line in chosen]
-    _list(rows, ("key", "only with", "type", "default", "range", "changes", "meaning"))
+    render.table(rows, ("key", "only with", "type", "default", "range", "changes", "meaning"))
     _tell(told, prefix)
 
 
@@ -172,19 +172,7 @@ def metrics(
         _tell_metric(chosen[0])
         _tell(told)
     else:
-        _list([(m.name, m.unit, m.says, m.healthy) for m in chosen], ("metric", "unit", "meaning", "healthy"))
-
-
-def _list(rows: Sequence[tuple[str, ...]], headers: tuple[str, ...]) -> None:
-    """Print a table, or where the terminal is too narrow for it a paragraph for each row."""
-    if render.fits([headers, *rows]):
-        render.table(rows, headers)
-        return
-    for name, *cells in rows:
-        render.heading(name)
-        told = dict(zip(headers[1:], cells, strict=True))
-        render.paragraph(told.pop("meaning"))
-        render.paragraph("; ".join(f"{head}: {cell}" for head, cell in told.items() if cell))
+        render.table([(m.name, m.unit, m.says, m.healthy) for m in chosen], ("metric", "unit", "meaning", "healthy"))
 
 
 def _tell_metric(metric: "Metric") -> None:

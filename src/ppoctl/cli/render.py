@@ -131,12 +131,6 @@ def paragraph(text: str) -> None:
     print(text if text.startswith("  ") else f"  {text}", flush=True)
 
 
-def fits(rows: Sequence[Sequence[object]]) -> bool:
-    """Whether the rows of a table are no wider than the terminal; elsewhere lines may have any length."""
-    widths = [max(len(cell(value)) for value in column) + 2 for column in zip(*rows, strict=True)]
-    return not sys.stdout.isatty() or sum(widths) - 2 <= shutil.get_terminal_size().columns
-
-
 def table(rows: Sequence[Sequence[object]], headers: Sequence[str] = ()) -> None:
     """Print columns, left-justified; numbers (int, float) to the right. The last column is not padded. On a terminal
     that is too narrow text goes on below itself; elsewhere every row is a line."""

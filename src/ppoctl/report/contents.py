@@ -1,0 +1,122 @@
+"""All that a report says: words and tables for its template, figures and samples for its script, within its size."""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ppoctl.errors import EnvironmentProblemError
+from ppoctl.report import curves, samples, spent
+from ppoctl.report.events import ATTEMPTS, Event, attempt_rows, changes, events
+from ppoctl.report.head import head
+from ppoctl.report.reading import ReadRun
+from ppoctl.report.recipe_keys import as_text, side_by_side
+from ppoctl.report.words import moment, toml
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a page is made of."""
+
+    words: Json
+    """For the template."""
+    data: Json
+    """For the script."""
+    shown: int
+    """Samples in it."""
+    left_out: tuple[str, ...]
+    """What is not in it, a sentence each."""
+
+
+def contents(runs: Sequence[ReadRun], *, steps: int, room: int) -> Contents:
+    """Everything about these runs, with samples of `steps` steps each, in about `room` bytes."""
+    heads = [head(run) for run in runs]
+    happened = [events(run, told["attempts"]) for run, told in zip(runs, heads, strict=True)]
+    lists = curves.Steps()
+    grouped = [(title, [curves.chart(name, runs, lists) for name in names]) for title, names in curves.groups(runs)]
+    charts = [chart for _, here in grouped for chart in here]
+    data = {
+        "runs": [run.label for run in runs],
+        "steps": lists.lists,
+        "charts": [chart.pop("data") for chart in charts],
+        "marks": [mark for number, found in enumerate(happened) for mark in _marks(number, found)],
+        "stages": [spent.timeline(run, number) for number, run in enumerate(runs)],
+    }
+    words = {
+        "title": " and ".join(run.label for run in runs) if len(runs) < 3 else f"{len(runs)} runs compared",
+        "made": moment(time.time()),
+        "heads": heads,
+        "events": happened,
+        "groups": grouped,
+        "further": curves.FURTHER,
+        "shares": [spent.shares(run) for run in runs],
+        "attempts": [attempt_rows(run, told["attempts"]) for run, told in zip(runs, heads, strict=True)],
+        "attempt_headers": ATTEMPTS,
+        "changes": [[(step, key, toml(a), toml(b)) for step, key, a, b in changes(run)] for run in runs],
+        "recipes": [as_text(run.recipe) for run in runs],
+        "side_by_side": side_by_side([run.recipe for run in runs]) if len(runs) > 1 else [],
+    }
+    sets, troubles = _samples(runs, steps)
+    dropped = fit(sets, room - _size(data) - _size(words))
+    shown = sum(len(each["items"]) for each in sets)
+    return Contents(
+        {**words, "sets": len(sets)}, {**data, "sets": sets}, shown, (*troubles, *_left_out(charts, sets, dropped))
+    )
+
+
+def _samples(runs: Sequence[ReadRun], steps: int) -> tuple[list[Json], list[str]]:
+    """The sets of samples of all runs, and why some are not there."""
+    sets: list[Json] = []
+    troubles = []
+    for number, run in enumerate(runs):
+        try:
+            sets += samples.rollouts(run, number, steps)
+        except EnvironmentProblemError as error:  # the model's tokenizer is on another machine, or gone
+            troubles.append(f"samples of the steps of {run.label}: {error.message}")
+        sets += samples.evaluations(run, number) if steps else []
+    return sets, troubles
+
+
+def _marks(number: int, found: Sequence[Event]) -> list[Json]:
+    return [{"run": number, "at": event.at, "kind": event.kind, "text": event.text} for event in found]
+
+
+def fit(sets: Sequence[Json], room: int) -> int:
+    """Leave in the sets what fits into so many bytes, the first of every kind before the second of any; returns how
+    many samples are left out."""
+    wanted = sorted(
+        ((item.pop("rank"), at, row) for at, each in enumerate(sets) for row, item in enumerate(each["items"])),
+    )
+    kept: set[tuple[int, int]] = set()
+    for _, at, row in wanted:
+        size = _size(sets[at]["items"][row])
+        if size <= room:
+            room -= size
+            kept.add((at, row))
+    for at, each in enumerate(sets):
+        each["items"] = [item for row, item in enumerate(each["items"]) if (at, row) in kept]
+    return len(wanted) - len(kept)
+
+
+def _left_out(charts: Sequence[Json], sets: Sequence[Json], dropped: int) -> tuple[str, ...]:
+    found = []
+    is_cut = sum(bool(item.get("cut")) for each in sets for item in each["items"])
+    is_thinned = sum(chart["is_thinned"] for chart in charts)
+    total, shown = sum(each["total"] for each in sets), sum(len(each["items"]) for each in sets)
+    if dropped:
+        found.append(f"{dropped} of {dropped + shown} chosen samples, to stay below 2 MB")
+    if is_cut:
+        found.append(f"what follows {samples.MOST_TOKENS} tokens in {is_cut} samples")
+    if total > shown:
+        found.append(f"{total - shown} of {total} samples")
+    if is_thinned:
+        found.append(f"of {is_thinned} long curves what lies between extremes")
+    return tuple(found)
+
+
+def _size(value: Any) -> int:
+    """Bytes of the value in the page, about."""
+    return len(json.dumps(value, separators=(",", ":"), default=vars)) + 2

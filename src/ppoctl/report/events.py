@@ -1,0 +1,121 @@
+"""What happened to a run on its way, beside its figures: attempts, what a resume did again, changed keys, alarms."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+from ppoctl.clock import duration
+from ppoctl.recipe.schema import HealthTable
+from ppoctl.report.reading import ReadRun
+from ppoctl.report.recipe_keys import differences
+from ppoctl.report.words import moment, toml
+from ppoctl.store.hours import spent
+from ppoctl.tracking.health import HealthAlarm, HealthMonitor
+
+Kind = Literal["resume", "stop", "health", "change"]
+DONE = ("finished", "unmet")
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that the charts mark."""
+
+    at: float
+    """Step at which it is drawn; between two steps with a half."""
+    kind: Kind
+    text: str
+
+
+def events(run: ReadRun, attempts: Sequence[Mapping[str, Any]]) -> list[Event]:
+    """Everything that the charts of a run mark, in the order of steps."""
+    found = [*_of_attempts(run, attempts), *_changes(run), *_alarms(run)]
+    return sorted(found, key=lambda event: (event.at, event.kind, event.text))
+
+
+def _of_attempts(run: ReadRun, attempts: Sequence[Mapping[str, Any]]) -> list[Event]:
+    found = []
+    for attempt in attempts:
+        steps = steps_of(run, attempt["attempt"])
+        if not steps:
+            continue
+        name = f"attempt {attempt['attempt']}"
+        if attempt["attempt"] != attempts[0]["attempt"]:
+            found.append(Event(steps[0] - 0.5, "resume", f"{name} goes on with step {steps[0]}"))
+        if attempt["status"] not in (*DONE, "running"):
+            found.append(Event(steps[-1] + 0.5, "stop", f"{name} ends in step {steps[-1]}: {attempt['status']}"))
+    return found
+
+
+def steps_of(run: ReadRun, attempt: int) -> list[int]:
+    """Steps of which the attempt committed something, oldest first."""
+    return sorted({int(line["step"]) for line in run.lines if line.get("attempt") == attempt and "stage" in line})
+
+
+def _changes(run: ReadRun) -> list[Event]:
+    return [
+        Event(start - 0.5, "change", f"from step {start}: {key} {toml(before)} -> {toml(after)}")
+        for start, key, before, after in changes(run)
+    ]
+
+
+def changes(run: ReadRun) -> list[tuple[int, str, Any, Any]]:
+    """Keys that were changed on the way: the first step they hold for, key, value before and after."""
+    pairs = pairwise(sorted(run.recipes))
+    return [
+        (later, *changed) for start, later in pairs for changed in differences(run.recipes[start], run.recipes[later])
+    ]
+
+
+def _alarms(run: ReadRun) -> list[Event]:
+    """What the health rules say; alarms of one bound in steps that follow each other are one."""
+    last: dict[str, list[HealthAlarm]] = {}
+    stretches: list[list[HealthAlarm]] = []
+    for alarm in _judged(run):
+        stretch = last.get(alarm.key)
+        if stretch is None or stretch[-1].step + 1 != alarm.step:
+            stretch = last[alarm.key] = []
+            stretches.append(stretch)
+        stretch.append(alarm)
+    return [Event(each[0].step, "health", _told(each)) for each in stretches]
+
+
+def _judged(run: ReadRun) -> Iterator[HealthAlarm]:
+    """Alarms of each step by the rules of the recipe that holds for it, oldest first. How many steps in a row were
+    out of bounds is counted over all of them, as a resume does."""
+    figures: dict[int, dict[str, float]] = {}
+    for name, points in run.series.items():
+        for step, value in points:
+            figures.setdefault(step, {})[name] = value
+    for start in sorted(run.recipes):
+        ends = min((later for later in run.recipes if later > start), default=math.inf)
+        monitor = HealthMonitor(HealthTable.model_validate(run.recipes[start]["health"]))
+        for step in sorted(step for step in figures if 0 < step < ends):
+            yield from (alarm for alarm in monitor.judge(step, figures[step]) if step >= start)
+
+
+def _told(stretch: Sequence[HealthAlarm]) -> str:
+    until = f"; until step {stretch[-1].step}" if len(stretch) > 1 else ""
+    return f"{stretch[0].text}, {stretch[0].action}{until}"
+
+
+def attempt_rows(run: ReadRun, attempts: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """A row per attempt, under the headers `ATTEMPTS`."""
+    ends = {line["attempt"]: line for line in run.lines if line.get("event") == "attempt_ended"}
+    spends = {each.attempt: each for each in spent(run.lines)}
+    found = []
+    for attempt in attempts:
+        number = attempt["attempt"]
+        each, end, steps = spends[number], ends.get(number, {}), steps_of(run, number)
+        code = f" ({attempt['exit_code']})" if "exit_code" in attempt else ""
+        job = f", job {attempt['job']}" if "job" in attempt else ""
+        times = (each.wall_s, each.kept_s, each.starting_s, end.get("replayed_s", 0.0), each.lost_s)
+        worked = f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else str(steps[0]) if steps else "none"
+        begins = f"{moment(float(attempt['at']))}, {attempt['host']}{job}"
+        found.append((str(number), begins, worked, f"{attempt['status']}{code}", *map(duration, times)))
+    return found
+
+
+ATTEMPTS = ("attempt", "began", "steps", "ended", "took", "kept", "starting", "replayed", "lost in all")
+"""Headers of `attempt_rows`. What was replayed is a part of what was lost."""

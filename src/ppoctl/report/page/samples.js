@@ -1,0 +1,81 @@
+// The samples: choose a set and a kind, then one of the list; its detail is drawn beside the list.
+function drawBrowser(host) {
+  const state = { set: 0, kind: "all", at: 0, column: "advantage" };
+  const list = element("ul", { class: "list", role: "listbox", "aria-label": "Samples", tabindex: "0" });
+  const detail = element("article", { class: "sample", "aria-live": "off", "aria-label": "The chosen sample" });
+  const counted = element("p", { class: "says" });
+  const kinds = element("select", { id: "kind" });
+  const sets = element("select", { id: "set" }, ...data.sets.map((set, at) => element("option", { value: at }, nameOf(set))));
+  const colours = element("fieldset", {}, element("legend", {}, "Colour by"), ...COLOURS.map(([key, name]) => element("label", {},
+    element("input", { type: "radio", name: "column", value: key, checked: key === state.column }), ` ${name}`)));
+
+  const shown = () => data.sets[state.set].items.filter((item) => state.kind === "all" || item.kinds.includes(state.kind));
+  const choose = (at) => {
+    state.at = at;
+    [...list.children].forEach((option, number) => option.setAttribute("aria-selected", String(number === at)));
+    const option = list.children[at];
+    if (option) {
+      list.setAttribute("aria-activedescendant", option.id);
+      if (option.offsetTop < list.scrollTop) list.scrollTop = option.offsetTop;
+      const below = option.offsetTop + option.offsetHeight - list.clientHeight;
+      if (below > list.scrollTop) list.scrollTop = below;
+    }
+    detail.replaceChildren(...(option ? detailOf(shown()[at], state.column) : []));
+  };
+  const fill = () => {
+    const items = shown();
+    list.replaceChildren(...items.map((item, at) => element("li", { role: "option", id: `sample-${at}` }, item.title,
+      element("small", {}, `${scoreOf(item)}; ${item.kinds.join(", ")}`))));
+    const set = data.sets[state.set];
+    counted.textContent = `${items.length} shown of ${set.total} in ${nameOf(set)}.`;
+    colours.hidden = !set.items.some((item) => item.tokens);
+    choose(0);
+  };
+  const enterSet = () => {
+    const found = [...new Set(data.sets[state.set].items.flatMap((item) => item.kinds))];
+    kinds.replaceChildren(...["all", ...found].map((kind) => element("option", { value: kind }, kind)));
+    state.kind = "all";
+    fill();
+  };
+  sets.addEventListener("change", () => { state.set = Number(sets.value); enterSet(); });
+  kinds.addEventListener("change", () => { state.kind = kinds.value; fill(); });
+  colours.addEventListener("change", (event) => { state.column = event.target.value; choose(state.at); });
+  list.addEventListener("keydown", (event) => {
+    const to = moved(event, state.at, list.children.length, false);
+    if (to === null || to < 0) return;
+    event.preventDefault();
+    choose(to);
+  });
+  list.addEventListener("click", (event) => {
+    const option = event.target.closest("[role=option]");
+    if (option) choose([...list.children].indexOf(option));
+  });
+  host.append(
+    element("div", { class: "controls" }, element("label", {}, "Where from", sets), element("label", {}, "Kind", kinds), colours),
+    element("div", { class: "browse" }, element("div", {}, list, counted), detail));
+  enterSet();
+}
+
+function nameOf(set) {
+  return several ? `${data.runs[set.run]}: ${set.title}` : set.title;
+}
+
+function scoreOf(item) {
+  return item.score === null ? `no score (${item.outcome})` : `score ${told(item.score)}`;
+}
+
+function detailOf(item, column) {
+  const parts = [element("h3", {}, item.title), element("p", { class: "says" }, `${scoreOf(item)}; ${item.ended}; ${item.kinds.join(", ")}`)];
+  parts.push(...textOf("Prompt", item.prompt));
+  if (item.tokens) {
+    parts.push(element("h4", {}, "Response"), ...tokensOf(item, item[column] ? column : COLOURS.map(([key]) => key).find((key) => item[key])));
+    if (item.cut) parts.push(element("p", { class: "note" }, `${item.cut} more tokens are left out of this file.`));
+  } else parts.push(...textOf("Response", item.response));
+  if (item.answer) parts.push(...textOf("Expected", item.answer));
+  if (item.earlier) parts.push(...textOf(`Response to it ${item.earlier.title}`, item.earlier.response));
+  return parts;
+}
+
+function textOf(title, text) {
+  return [element("h4", {}, title), element("p", { class: "text token-text", tabindex: "0", role: "region", "aria-label": title }, ...visible(text))];
+}

@@ -1,0 +1,78 @@
+// The tokens of a response, coloured by what is known of each; one of them has the focus, and is read out in words.
+const COLUMNS = [["advantage", "advantage"], ["value", "value"], ["kl", "KL"], ["logprob", "log-prob"]];
+const COLOURS = COLUMNS.slice(0, 3);
+
+function tokensOf(item, column) {
+  const bounds = boundsOf(column, item[column] || []);
+  const readout = element("p", { class: "readout", role: "status" });
+  const spans = item.tokens.map((piece, at) => element("span", {
+    class: `token ${shade((item[column] || [])[at], bounds)}`, tabindex: at ? "-1" : "0", title: tokenWords(item, at), role: "option",
+    "aria-label": tokenWords(item, at),
+  }, ...visible(piece)));
+  const box = element("div", { class: "tokens token-text", role: "listbox", "aria-orientation": "horizontal", "aria-label": "Tokens of the response" }, ...spans);
+  const enter = (at) => {
+    spans.forEach((span, number) => {
+      span.setAttribute("tabindex", number === at ? "0" : "-1");
+      span.setAttribute("aria-selected", String(number === at));
+    });
+    readout.textContent = tokenWords(item, at);
+  };
+  box.addEventListener("keydown", (event) => {
+    const at = spans.indexOf(document.activeElement);
+    const to = at < 0 ? null : moved(event, at, spans.length, true);
+    if (to === null) return;
+    event.preventDefault();
+    spans[to].focus();
+  });
+  box.addEventListener("focusin", (event) => { const at = spans.indexOf(event.target); if (at >= 0) enter(at); });
+  box.addEventListener("pointerover", (event) => {
+    const at = spans.indexOf(event.target.closest(".token"));
+    if (at >= 0) readout.textContent = tokenWords(item, at);
+  });
+  return [scaleOf(item, column, bounds), box, readout];
+}
+
+// The sizes between which a column is shaded: from 0, but for values that are all on one side, which differ by little.
+function boundsOf(column, values) {
+  const sizes = values.map((value) => Math.abs(value || 0));
+  const isOneSided = values.every((value) => value > 0) || values.every((value) => value < 0);
+  const largest = Math.max(0, ...sizes);
+  return [column === "value" && isOneSided ? Math.min(largest, ...sizes) : 0, largest];
+}
+
+// One of nine classes: how far from 0, and on which side; none where it is next to 0. The side is a line, too.
+function shade(value, [smallest, largest]) {
+  const size = Math.abs(value || 0);
+  if (size === 0 || size < 0.02 * largest) return "";
+  return (value > 0 ? "u" : "d") + Math.max(1, Math.ceil(((size - smallest) / (largest - smallest || 1)) * 4));
+}
+
+function scaleOf(item, column, bounds) {
+  const name = COLUMNS.find(([key]) => key === column);
+  if (!item[column]) return element("p", { class: "says" }, "No advantages, values or KL are recorded of this sample.");
+  const [smallest, largest] = bounds;
+  if (!largest) return element("p", { class: "says" }, `${name[1]} of each token: all are 0.`);
+  const parts = [];
+  const ends = smallest ? `from ${told(smallest)} to ${told(largest)}` : `up to ${told(largest)}`;
+  if (item[column].some((value) => value > 0)) parts.push(element("span", { class: "u4" }, `solid: ${ends}`));
+  if (item[column].some((value) => value < 0)) parts.push(" ", element("span", { class: "d4" }, `dotted: below 0, ${ends}`));
+  return element("p", { class: "says scale" }, `${name[1]} of each token; `, ...parts);
+}
+
+function tokenWords(item, at) {
+  const figures = COLUMNS.filter(([key]) => item[key]).map(([key, name]) => `${name} ${key === "advantage" ? signed(item[key][at]) : told(item[key][at])}`);
+  return [`token ${at + 1} of ${item.tokens.length}: ${JSON.stringify(item.tokens[at])}`, ...figures].join(", ");
+}
+
+// What cannot be seen is shown: line breaks, and control characters as their codes.
+function visible(piece) {
+  const parts = [];
+  for (const part of piece.split(/([\u0000-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2066-\u2069])/)) {
+    if (part === "\n") parts.push(element("span", { class: "space" }, "\u21b5"), "\n");
+    else if (part === "\t") parts.push(element("span", { class: "space" }, "\u21e5"), "\t");
+    else if (part.length === 1 && /[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2066-\u2069]/.test(part)) {
+      parts.push(element("span", { class: "space" }, "\\u" + part.charCodeAt(0).toString(16).padStart(4, "0")));
+    } else if (part) parts.push(part);
+  }
+  return parts;
+}

@@ -1,0 +1,216 @@
+"""Samples for a report: of a few steps the best, worst, longest and those that disagree; of the evaluations those
+that an actor learned to solve or forgot."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ppoctl.report.reading import ReadRun
+from ppoctl.report.words import rounded
+from ppoctl.store import eval_samples
+from ppoctl.store import manifest as manifests
+from ppoctl.store.outline import EVAL
+
+if TYPE_CHECKING:
+    from ppoctl.wire.samples import ShownSample
+
+Json = dict[str, Any]
+
+EACH = 4
+"""Samples of each kind."""
+MOST_TOKENS = 1500
+"""Most tokens of a sample that are shown."""
+MOST_CHARACTERS = 6000
+"""Most characters of a text that is shown."""
+
+
+def kept_steps(run: ReadRun, count: int) -> list[int]:
+    """So many of the steps whose rollouts are still there, evenly spaced, the first and the last among them."""
+    found = [s for s in run.layout.committed_steps() if manifests.read(run.layout.stage(s, "rollout")) is not None]
+    if count >= len(found):
+        return found
+    if count <= 1:
+        return found[-1:] * count
+    return [found[round(at * (len(found) - 1) / (count - 1))] for at in range(count)]
+
+
+def rollouts(run: ReadRun, number: int, count: int) -> list[Json]:
+    """A set of samples for each of `count` steps."""
+    return [_of_step(run, number, step) for step in kept_steps(run, count)]
+
+
+def _of_step(run: ReadRun, number: int, step: int) -> Json:
+    from ppoctl.wire.samples import read_samples
+
+    found = read_samples(run.layout, step)
+    divergences = _divergences(run, step)
+    chosen = _chosen(found)
+    items = [
+        {"rank": rank, "kinds": kinds, **_rollout(found[row], divergences[row] if divergences else None)}
+        for row, (rank, kinds) in sorted(chosen.items(), key=lambda each: (each[1][0], each[0]))
+    ]
+    return {"run": number, "title": f"step {step}, rollouts", "total": len(found), "items": items}
+
+
+def _chosen(found: Sequence["ShownSample"]) -> dict[int, tuple[int, list[str]]]:
+    """Rows by number: the best rank that one has in a kind, and its kinds."""
+    scored = [(at, sample.score) for at, sample in enumerate(found) if sample.score is not None]
+    of_prompt: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    for at, score in scored:
+        of_prompt[found[at].prompt_id].append((at, score))
+    apart = sorted(of_prompt.values(), key=lambda rows: min(s for _, s in rows) - max(s for _, s in rows))
+    split = [rows for rows in apart if min(s for _, s in rows) < max(s for _, s in rows)][: EACH // 2]
+    kinds = {
+        "best": [at for at, _ in sorted(scored, key=lambda each: -each[1])],
+        "worst": [at for at, _ in sorted(scored, key=lambda each: each[1])],
+        "longest": sorted(range(len(found)), key=lambda at: -len(found[at].tokens)),
+        "disagree": [at for rows in split for at in _ends(rows)],
+        "no score": [at for at, sample in enumerate(found) if sample.score is None],
+    }
+    return _ranked(kinds)
+
+
+def _ends(rows: Sequence[tuple[int, float]]) -> tuple[int, int]:
+    """The best and the worst of a prompt's responses."""
+    return max(rows, key=lambda row: row[1])[0], min(rows, key=lambda row: row[1])[0]
+
+
+def _ranked(kinds: dict[str, list[int]]) -> dict[int, tuple[int, list[str]]]:
+    chosen: dict[int, tuple[int, list[str]]] = {}
+    for kind, rows in kinds.items():
+        for rank, at in enumerate(rows[:EACH]):
+            best, names = chosen.get(at, (rank, []))
+            chosen[at] = (min(best, rank), [*names, kind])
+    return chosen
+
+
+def _rollout(sample: "ShownSample", divergence: Sequence[float] | None) -> Json:
+    end = MOST_TOKENS
+    columns = {
+        "advantage": sample.advantages,
+        "value": sample.values,
+        "kl": divergence,
+        "logprob": sample.logprobs,
+    }
+    return {
+        "title": f"{sample.prompt_id} #{sample.sample}",
+        "score": rounded(sample.score),
+        "ended": f"{sample.finish} after {len(sample.tokens)} tokens",
+        "outcome": sample.outcome,
+        "answer": cut(sample.answer),
+        "prompt": cut(sample.prompt),
+        "tokens": sample.pieces[:end],
+        "cut": max(len(sample.tokens) - end, 0),
+        **{
+            name: [rounded(value) for value in values[: min(end, len(sample.tokens))]]
+            for name, values in columns.items()
+            if values is not None
+        },
+    }
+
+
+def _divergences(run: ReadRun, step: int) -> list[list[float]] | None:
+    """KL of the actor from the reference, of each token: of the whole distributions where that is recorded, else the
+    k3 estimate; None where no reference was asked."""
+    from ppoctl.batch.records import Logprobs
+    from ppoctl.store.once import load_record
+
+    manifest = manifests.read(run.layout.stage(step, "logprobs"))
+    if manifest is None:
+        return None
+    record = load_record(run.layout, step, "logprobs", manifest)
+    assert isinstance(record, Logprobs)
+    if record.full_kl is not None:
+        whole: list[list[float]] = record.full_kl.tolist()
+        return whole
+    if record.actor is None or record.reference is None:
+        return None
+    pairs = zip(record.actor.tolist(), record.reference.tolist(), strict=True)
+    return [[_k3(*each) for each in zip(ours, theirs, strict=True)] for ours, theirs in pairs]
+
+
+def _k3(actor: float, reference: float) -> float:
+    ratio = reference - actor
+    return math.expm1(min(ratio, 500.0)) - ratio
+
+
+# --- evaluations --------------------------------------------------------------------------------------------------
+
+
+def evaluations(run: ReadRun, number: int) -> list[Json]:
+    """A set of samples for each set and mode of the newest evaluation, held against the first that is there."""
+    steps = [step for step in run.layout.committed_steps() if (_folder(run, step) / eval_samples.SAMPLES).is_file()]
+    if not steps:
+        return []
+    first, last = steps[0], steps[-1]
+    newest = eval_samples.read(_folder(run, last))
+    before = {_key(row): row for row in eval_samples.read(_folder(run, first))} if first != last else {}
+    passes: dict[tuple[str, str], list[Json]] = defaultdict(list)
+    for row in newest:
+        passes[row["set"], row["mode"]].append(row)
+    return [
+        {
+            "run": number,
+            "title": f"evaluation after step {last}, {name} {mode}",
+            "total": len(rows),
+            "items": _evaluated(rows, before, first),
+        }
+        for (name, mode), rows in passes.items()
+    ]
+
+
+def _folder(run: ReadRun, step: int) -> Path:
+    return run.layout.stage(step, EVAL)
+
+
+def _key(row: Json) -> tuple[str, str, str, int]:
+    return row["set"], row["mode"], str(row["prompt_id"]), int(row["sample"])
+
+
+def _evaluated(rows: Sequence[Json], before: dict[tuple[str, str, str, int], Json], first: int) -> list[Json]:
+    scored = [at for at, row in enumerate(rows) if row["score"] is not None]
+    earlier = [before.get(_key(row)) for row in rows]
+
+    def rise(at: int) -> float:
+        then = earlier[at]
+        return 0.0 if then is None or then["score"] is None else float(rows[at]["score"] - then["score"])
+
+    def by(key: Callable[[int], float], among: Iterable[int] = scored) -> list[int]:
+        return sorted(among, key=lambda at: -key(at))
+
+    kinds = {
+        "learned": by(rise, [at for at in scored if rise(at) > 0]),
+        "forgotten": by(lambda at: -rise(at), [at for at in scored if rise(at) < 0]),
+        "best": by(lambda at: rows[at]["score"]),
+        "worst": by(lambda at: -rows[at]["score"]),
+        "longest": by(lambda at: rows[at]["response_tokens"], range(len(rows))),
+    }
+    return [
+        {"rank": rank, "kinds": names, **_evaluation(rows[at], earlier[at], first)}
+        for at, (rank, names) in sorted(_ranked(kinds).items(), key=lambda each: (each[1][0], each[0]))
+    ]
+
+
+def _evaluation(row: Json, earlier: Json | None, first: int) -> Json:
+    ended = "terminated" if row["terminated"] else "truncated"
+    found: Json = {
+        "title": f"{row['prompt_id']} #{row['sample']}",
+        "score": rounded(row["score"]),
+        "ended": f"{ended} after {row['response_tokens']} tokens",
+        "outcome": str(row["outcome"]),
+        "answer": cut(str(row["answer"] or "")),
+        "prompt": cut(str(row["prompt"] or "")),
+        "response": cut(str(row["response"])),
+    }
+    if earlier is not None:
+        score = "no score" if earlier["score"] is None else f"score {earlier['score']:.4g}"
+        found["earlier"] = {"title": f"after step {first}: {score}", "response": cut(str(earlier["response"]))}
+    return found
+
+
+def cut(text: str) -> str:
+    """The text, or the beginning of a long one, which says how much is left out."""
+    more = len(text) - MOST_CHARACTERS
+    return text if more <= 0 else f"{text[:MOST_CHARACTERS]}\n... and {more} characters more"

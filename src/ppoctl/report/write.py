@@ -1,0 +1,94 @@
+"""The file of a report: where it may be written, and what replaces what."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ppoctl.errors import RecipeError, StorageError, quoted
+from ppoctl.report.contents import contents
+from ppoctl.report.page import MARK, html
+from ppoctl.report.reading import read_runs
+
+MOST_RUNS = 8
+"""Runs that colours and dashes tell apart."""
+MOST_BYTES = 2_000_000
+OWN_BYTES = 150_000
+"""Bytes of the page that are neither figures nor samples, at most: style, script and markup."""
+LONGEST_NAME = 80
+
+
+@dataclass(frozen=True)
+class Written:
+    """A report that was written."""
+
+    path: Path
+    size: int
+    runs: tuple[str, ...]
+    samples: int
+    left_out: tuple[str, ...]
+
+
+def write_report(folders: Sequence[Path], out: Path | None, *, steps: int) -> Written:
+    """Write the report of the runs in these folders, with samples of `steps` steps each; without `out` to a file in
+    the working directory that is named after them. An earlier report is replaced.
+
+    Raises RecipeError where a folder is no run or something else is in the way, StorageError where it cannot be
+    written or a run cannot be read.
+    """
+    if len(folders) > MOST_RUNS:
+        says = f"`{len(folders)}` runs: a report compares up to {MOST_RUNS}"
+        raise RecipeError(says, hint=_typed(folders[:MOST_RUNS]))
+    runs = read_runs(folders)
+    path = Path(_name([str(run.facts["name"]) for run in runs])) if out is None else out
+    _require_free(path, folders)
+    found = contents(runs, steps=steps, room=MOST_BYTES - OWN_BYTES)
+    text = html({**found.words, "left_out": found.left_out}, found.data)
+    # A lone half of a surrogate pair, which a model's text may have, is no UTF-8.
+    size = _write(path, text.encode("utf-8", errors="xmlcharrefreplace"))
+    return Written(path, size, tuple(run.label for run in runs), found.shown, found.left_out)
+
+
+def _typed(folders: Sequence[Path], *more: str) -> str:
+    """The command with these runs, as a shell takes it."""
+    return " ".join(["ppoctl report", *map(quoted, folders), *more])
+
+
+def _name(names: Sequence[str]) -> str:
+    joined = "-".join(names)
+    return f"{joined if len(joined) <= LONGEST_NAME else f'{names[0]}-and-{len(names) - 1}-more'}.html"
+
+
+def _require_free(path: Path, folders: Sequence[Path]) -> None:
+    """Raise RecipeError where something is in the way, before anything heavy is read."""
+    again = _typed(folders, "-o", "another.html")
+    inside = next((folder for folder in folders if path.resolve().is_relative_to(folder.resolve())), None)
+    if inside is not None:
+        raise RecipeError(f"`{path}` lies in the run `{inside}`, which a report only reads", hint=again)
+    if path.is_dir():
+        raise RecipeError(f"`{path}` is a folder", hint=again)
+    if path.exists() and not _is_report(path):
+        raise RecipeError(f"`{path}` exists and is no report: it is not replaced", hint=again)
+
+
+def _is_report(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return MARK.encode() in file.read(1000)
+    except OSError as error:
+        raise StorageError(f"`{path}` cannot be read: {error.strerror}", hint=f"ls -l {quoted(path)}") from error
+
+
+def _write(path: Path, data: bytes) -> int:
+    """Replace the file at once, so that nobody finds half a report."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        aside.write_bytes(data)
+        aside.replace(path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise StorageError(
+            f"cannot write `{path}`: {(error.strerror or str(error)).lower()}",
+            hint=f"mkdir -p {quoted(path.parent)} && df -h {quoted(path.parent)}",
+        ) from error
+    return len(data)

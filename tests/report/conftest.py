@@ -1,0 +1,59 @@
+"""Two short runs on fakes, one of which was resumed with other keys, and their reports."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ppoctl
+from fakes.sockets import fake_sockets
+from ppoctl.recipe.schema import Recipe
+from ppoctl.wire import session
+
+QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"
+HOSTILE = "</script></pre><img src=x onerror=\"document.title='owned'\"><!--<script>"
+"""What a model may write, and a user."""
+LITTLE = {
+    "seed": 5,
+    "rollout.prompts_per_step": 4,
+    "rollout.max_new_tokens": 6,
+    "rollout.stop_strings": [HOSTILE],
+    "data.eval.heldout.max_rows": 3,
+    "ppo.minibatch_seqs": 4,
+    "eval.every_steps": 2,
+    "checkpoint.keep_rollouts_every_steps": 1,
+    "health.truncated.max": 0.0,
+    "expect": {},
+    "tracking": {"kind": "none"},
+}
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """`first` was trained for two steps, and resumed for a third with a lower learning rate; `second` for two."""
+
+    def prepared(recipe: Recipe) -> tuple[Any, dict[str, str]]:
+        return fake_sockets(recipe), {"model": "a" * 64, "data": "b" * 64}
+
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "prepare", prepared)
+        first = ppoctl.train(QUICKSTART, {**LITTLE, "name": "first", "steps": 2}, runs=folder)
+        ppoctl.resume(first, {"steps": 3, "actor.optimizer.lr": 1e-4})
+        second = ppoctl.train(
+            QUICKSTART, {**LITTLE, "name": "second", "steps": 2, "critic.optimizer.lr": 0.5}, runs=folder
+        )
+    return first.path, second.path
+
+
+@pytest.fixture(scope="session")
+def attacked(runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first run, whose model wrote markup into an evaluation."""
+    copy = tmp_path_factory.mktemp("attacked") / "first"
+    shutil.copytree(runs[0], copy)
+    samples = copy / "steps/000003/80-eval/samples.jsonl"
+    rows = [json.loads(line) for line in samples.read_text().splitlines()]
+    samples.write_text("".join(json.dumps({**row, "response": HOSTILE + row["response"]}) + "\n" for row in rows))
+    return copy

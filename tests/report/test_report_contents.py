@@ -1,0 +1,285 @@
+"""What a report says of a run: figures, times, events, samples, and what fits; numbers worked by hand."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ppoctl
+from fakes.sockets import fake_recipe
+from ppoctl.batch.sealed import seal, unseal
+from ppoctl.loop.expectations import history
+from ppoctl.report import curves, events, samples, spent
+from ppoctl.report.contents import contents, fit
+from ppoctl.report.head import contract, head
+from ppoctl.report.page import html
+from ppoctl.report.reading import ReadRun, read_runs
+from ppoctl.report.recipe_keys import differences, side_by_side
+from ppoctl.store.layout import RunLayout
+from ppoctl.store.outline import Outline, Outlines, ToldStage
+from ppoctl.wire import new_run
+from ppoctl.wire.samples import ShownSample
+
+STORY = Outlines(
+    {1: Outline("two", (ToldStage("rollout", ("actor",)), ToldStage("actor_update", ("actor",), "actor")))}
+)
+RECIPE: dict[str, Any] = {"health": {"kl": {"max": 0.1}}, "lr": 1.0, "expect": {"policy/approx_kl": {"max": 0.15}}}
+
+
+def line(seq: int, step: int, stage: str, seconds: float, attempt: int = 1, **figures: float) -> dict[str, Any]:
+    body = {"seq": seq, "step": step, "stage": stage, "seconds": seconds, "attempt": attempt, "at": 100.0 + seq}
+    return {**body, "figures": {name.replace("__", "/"): value for name, value in figures.items()}, "clocked": {}}
+
+
+LINES: list[dict[str, Any]] = [
+    {"seq": 1, "event": "attempt_started", "attempt": 1, "at": 100.0, "host": "h", "pid": 1},
+    line(2, 1, "rollout", 2.0),
+    line(3, 1, "actor_update", 3.0, policy__approx_kl=0.05),
+    line(4, 2, "rollout", 4.0),
+    # Killed in step 2; the second attempt draws step 2 again and replays an update.
+    {"seq": 5, "event": "attempt_started", "attempt": 2, "at": 200.0, "host": "h", "pid": 2, "gpus": 2},
+    {**line(6, 2, "rollout", 5.0, 2), "at": 230.0},
+    {**line(7, 2, "actor_update", 6.0, 2, policy__approx_kl=0.2), "at": 236.0},
+    {
+        "seq": 8, "event": "attempt_ended", "attempt": 2, "at": 240.0, "status": "stopped", "exit_code": 5,
+        "starting_s": 10.0, "replayed_s": 1.0, "abandoned_s": 2.0,
+    },
+]  # fmt: skip
+ATTEMPTS: list[dict[str, Any]] = [
+    {"attempt": 1, "status": "killed", "host": "h", "at": 100.0},
+    {"attempt": 2, "status": "stopped", "host": "h", "at": 200.0, "exit_code": 5},
+]
+
+
+def by_hand() -> ReadRun:
+    recipes = {1: RECIPE, 2: {**RECIPE, "lr": 0.5}}
+    return ReadRun("hand", RunLayout(Path("hand")), {"name": "hand"}, recipes, LINES, history(LINES), STORY)
+
+
+# --- curves --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("points", "says"),
+    [
+        ([(1, 0.31), (40, 0.86)], "rises from 0.31 at step 1 to 0.86 at step 40."),
+        ([(1, 0.5), (2, 0.1), (3, 0.9), (4, 0.4)], "falls from 0.5 at step 1 to 0.4 at step 4; "
+         "lowest 0.1 at step 2; highest 0.9 at step 3."),
+        ([(1, 0.25), (9, 0.25000001)], "stays at 0.25 from step 1 to step 9."),
+        ([(3, 0.5)], "0.5 at step 3."),
+    ],
+)  # fmt: skip
+def test_a_curve_is_told_in_a_sentence(points: list[tuple[int, float]], says: str) -> None:
+    assert curves.summary(points) == says
+
+
+def test_a_long_history_is_thinned_and_keeps_its_spike_and_its_ends() -> None:
+    points = [(step, 0.0) for step in range(1, 5001)]
+    points[3210] = (3211, 9.0)
+    points[1234] = (1235, -9.0)
+    shown = curves.thinned(points, 100)
+    assert 2 < len(shown) <= 100
+    assert (shown[0], shown[-1]) == (points[0], points[-1])
+    assert {(3211, 9.0), (1235, -9.0)} <= set(shown)
+    assert curves.thinned(points[:100], 100) == points[:100]
+
+
+def test_a_band_is_the_spread_around_the_mean() -> None:
+    run = by_hand()
+    lines = [line(1, step, "reward", 1.0, reward__score_mean=0.5, reward__score_std=0.2) for step in (1, 2)]
+    run = ReadRun(run.label, run.layout, run.facts, run.recipes, lines, history(lines), STORY)
+    chart = curves.chart("reward/score_mean", [run], steps := curves.Steps())
+    [series] = chart["data"]["series"]
+    assert series == {"run": 0, "steps": 0, "values": [0.5, 0.5], "low": [0.3, 0.3], "high": [0.7, 0.7]}
+    assert steps.lists == [[1, 2]]
+    assert chart["band"] == "shaded: mean +- spread of the scores"
+    assert (chart["healthy"], chart["unit"]) == ("rising", "score")
+
+
+# --- time and events -----------------------------------------------------------------------------------------------
+
+
+def test_all_time_is_told_and_adds_up() -> None:
+    """40 s and 4 s of attempts. Kept: 2 + 3 of step 1, 5 + 6 of step 2; the rollout of 4 s was done again; starting
+    10, replayed 1, abandoned 2; what is left of 44 s: 11."""
+    told = spent.shares(by_hand())
+    took = {row["name"]: row["took"] for row in told["rows"]}
+    assert told["whole"] == "44s"
+    assert took == {
+        "rollout": "7.0s", "actor_update": "9.0s", "starting": "10s", "replayed": "1.0s", "abandoned": "2.0s",
+        "done again": "4.0s", "saving, and between stages": "11s",
+    }  # fmt: skip
+    assert next(row["share"] for row in told["rows"] if row["name"] == "rollout") == "15.9 %"
+    assert told["gpu_hours"] == "0.00611 GPU-hours kept, 0.00167 lost"
+
+
+def test_the_timeline_has_the_seconds_of_each_stage_of_each_step() -> None:
+    assert spent.timeline(by_hand(), 0) == {
+        "run": 0, "stages": ["rollout", "actor_update"],
+        "bars": [[1, 1], [2, 2]], "seconds": [[2.0, 5.0], [3.0, 6.0]],
+    }  # fmt: skip
+
+
+def test_many_steps_are_few_bars_of_their_mean() -> None:
+    run = by_hand()
+    lines = [line(step, step, "rollout", float(step)) for step in range(1, 301)]
+    found = spent.timeline(ReadRun("", run.layout, {}, run.recipes, lines, history(lines), STORY), 0)
+    assert (len(found["bars"]), found["bars"][0], found["bars"][-1]) == (100, [1, 3], [298, 300])
+    assert found["seconds"][0][:2] == [2.0, 5.0]
+
+
+def test_charts_mark_resumes_stops_alarms_and_changed_keys() -> None:
+    run = by_hand()
+    assert [(each.at, each.kind, each.text) for each in events.events(run, ATTEMPTS)] == [
+        (1.5, "change", "from step 2: lr 1.0 -> 0.5"),
+        (1.5, "resume", "attempt 2 goes on with step 2"),
+        (2, "health", "step 2: policy/approx_kl is 0.2, above 0.1 (`health.kl.max`), warn"),
+        (2.5, "stop", "attempt 1 ends in step 2: killed"),
+        (2.5, "stop", "attempt 2 ends in step 2: stopped"),
+    ]
+    rows = events.attempt_rows(run, ATTEMPTS)
+    assert [row[2:] for row in rows] == [
+        ("1 to 2", "killed", "4.0s", "5.0s", "0.0s", "0.0s", "4.0s"),
+        ("2", "stopped (5)", "40s", "11s", "10s", "1.0s", "3.0s"),
+    ]
+
+
+def test_alarms_of_one_bound_in_a_row_are_one_mark() -> None:
+    run = by_hand()
+    kls = [0.05, 0.2, 0.3, 0.2, 0.05, 0.4]
+    lines = [line(at, at, "actor_update", 1.0, policy__approx_kl=kl) for at, kl in enumerate(kls, start=1)]
+    run = ReadRun("", run.layout, {}, {1: RECIPE, 4: {**RECIPE, "lr": 0.5}}, lines, history(lines), STORY)
+    assert [(each.at, each.text) for each in events.events(run, []) if each.kind == "health"] == [
+        (2, "step 2: policy/approx_kl is 0.2, above 0.1 (`health.kl.max`), warn; until step 4"),
+        (6, "step 6: policy/approx_kl is 0.4, above 0.1 (`health.kl.max`), warn"),
+    ]
+
+
+def test_a_contract_is_met_or_not_when_all_is_done_and_stands_somehow_before() -> None:
+    assert contract(by_hand(), is_done=True)["rows"] == [("policy/approx_kl", "0.2", "at most 0.15", "unmet", False)]
+    assert contract(by_hand(), is_done=False)["rows"][0][3] == "not yet met"
+
+
+def test_recipes_are_compared_key_by_key() -> None:
+    left, right = {"name": "a", "x": {"y": 1, "z": None}}, {"name": "b", "x": {"y": 2, "z": None}}
+    assert differences(left["x"], right["x"]) == [("y", 1, 2)]
+    assert side_by_side([left, right, left]) == [("x.y", "1", "2", "1")]
+    secret = {"name": "a", "uri": "sqlite://me:hunter2@host"}
+    assert "hunter2" not in str(side_by_side([secret, {"name": "b"}]))
+
+
+# --- samples -------------------------------------------------------------------------------------------------------
+
+
+def shown(row: int, prompt: str, score: float | None, tokens: int) -> ShownSample:
+    numbers = [0.5] * tokens
+    return ShownSample(
+        1, row, prompt, 0, "actor@0", "q", "r", "a", "terminated", "ok", score, [1] * tokens, ["t"] * tokens, numbers,
+        numbers, numbers,
+    )  # fmt: skip
+
+
+def test_of_a_step_the_best_worst_longest_and_those_that_disagree_are_chosen() -> None:
+    found = [shown(0, "p", 1.0, 3), shown(1, "p", 0.0, 3), shown(2, "q", 0.5, 9), shown(3, "q", 0.5, 2)]
+    found += [shown(4, "r", None, 1), *(shown(5 + n, f"s{n}", 0.5, 2) for n in range(10))]
+    chosen = samples._chosen(found)
+    kinds = {row: names for row, (_, names) in chosen.items()}
+    assert kinds[0] == ["best", "longest", "disagree"]
+    assert kinds[1][0] == "worst"
+    assert "disagree" in kinds[1]
+    assert kinds[4] == ["no score"]
+    assert kinds[2] == ["best", "longest", "worst"] or "longest" in kinds[2]
+    assert chosen[2][0] == 0, "the longest of all"
+    assert not {name for row in (3, *range(5, 15)) for name in kinds.get(row, ())} & {"disagree", "no score"}
+
+
+def test_what_fits_is_the_first_of_every_kind_before_the_second() -> None:
+    def item(rank: int, size: int) -> dict[str, Any]:
+        return {"rank": rank, "text": "x" * size}
+
+    sets = [{"items": [item(0, 100), item(1, 100)]}, {"items": [item(0, 100), item(1, 10)]}]
+    assert fit(sets, room=280) == 1
+    assert [[len(each["text"]) for each in one["items"]] for one in sets] == [[100], [100, 10]]
+    assert all("rank" not in each for one in sets for each in one["items"])
+
+
+def test_the_divergence_of_a_token_is_never_negative() -> None:
+    assert samples._k3(-1.0, -1.0) == 0.0
+    assert samples._k3(0.0, -1.0) == pytest.approx(0.3678794411714423)
+    assert samples._k3(-1.0, 0.0) == pytest.approx(0.7182818284590451)
+
+
+# --- a run on fakes ------------------------------------------------------------------------------------------------
+
+
+def test_a_report_has_the_figures_and_samples_of_the_run(runs: tuple[Path, Path]) -> None:
+    found = contents(read_runs(runs), steps=2, room=1_000_000)
+    first = ppoctl.Run(runs[0])
+    [reward] = [chart for chart in found.data["charts"] if chart["name"] == "reward/score_mean"]
+    assert [each["run"] for each in reward["series"]] == [0, 1]
+    assert reward["series"][0]["values"] == pytest.approx(
+        first.metrics()["reward/score_mean"].to_pylist()[1:], rel=1e-4
+    )
+    assert [found.data["steps"][each["steps"]] for each in reward["series"]] == [[1, 2, 3], [1, 2]]
+    titles = [each["title"] for each in found.data["sets"]]
+    assert titles[:2] == ["step 1, rollouts", "step 3, rollouts"]
+    assert titles[2:4] == ["evaluation after step 3, held greedy", "evaluation after step 3, held sampled"]
+    by_title = {f"{row['prompt_id']} #{row['sample']}": row for row in first.samples(3).to_pylist()}
+    for item in found.data["sets"][1]["items"]:
+        row = by_title[item["title"]]
+        assert item["advantage"] == pytest.approx(row["advantages"], rel=1e-4)
+        assert len(item["tokens"]) == len(item["value"]) == len(item["kl"]) == len(row["tokens"])
+        assert min(item["kl"]) >= 0
+    marks = {(mark["run"], mark["at"], mark["kind"]) for mark in found.data["marks"]}
+    assert {(0, 2.5, "resume"), (0, 2.5, "change")} <= marks
+    assert {run for run, _, kind in marks if kind == "health"} <= {0, 1}
+
+
+def test_the_head_says_what_was_trained_from_what(runs: tuple[Path, Path]) -> None:
+    told = head(read_runs(runs)[0])
+    rows = dict(told["rows"])
+    assert rows["state"] == "finished: all steps are done"
+    assert (rows["steps"], rows["seed"]) == ("3 of 3", "5")
+    assert "recipes/quickstart/model, trained with PPO on " in told["sentence"]
+    assert told["sentence"].endswith("rewarded by gsm8k: 4 prompts x 2 responses a step, of at most 6 tokens.")
+    assert "held/pass_at_1" in rows
+
+
+def test_a_run_whose_model_is_gone_is_told_without_the_samples_of_its_steps(
+    runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    gone = tmp_path / "first"
+    shutil.copytree(runs[0], gone)
+    for file in (gone / "recipes").iterdir():
+        told = unseal(file.read_text())
+        file.write_text(seal({**told, "model": {**told["model"], "path": "/gone"}}))
+    found = contents(read_runs([gone]), steps=2, room=1_000_000)
+    assert [each["title"] for each in found.data["sets"]] == [
+        "evaluation after step 3, held greedy",
+        "evaluation after step 3, held sampled",
+    ]
+    assert found.left_out[0].startswith("samples of the steps of first: `model.path` is `/gone`")
+
+
+def test_a_run_that_has_not_begun_is_told_too(tmp_path: Path) -> None:
+    new_run.create(RunLayout(tmp_path / "new"), fake_recipe(), {"model": "a" * 64}, command="train")
+    found = contents(read_runs([tmp_path / "new"]), steps=2, room=1_000_000)
+    assert dict(found.words["heads"][0]["rows"])["state"] == "created: nothing of it has begun"
+    assert (found.data["charts"], found.data["sets"], found.left_out) == ([], [], ())
+    assert "No stage is done yet" in html({**found.words, "left_out": ()}, found.data)
+
+
+def test_runs_of_one_name_are_told_apart(runs: tuple[Path, Path]) -> None:
+    assert [run.label for run in read_runs([runs[0], runs[1], runs[0]])] == ["first (1)", "second", "first (3)"]
+
+
+def test_without_samples_nothing_heavy_is_imported(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from ppoctl.report.write import write_report; "
+        f"write_report([Path({str(runs[0])!r})], Path({str(tmp_path / 'r.html')!r}), steps=0); "
+        "print([name for name in ('torch', 'transformers', 'pyarrow', 'numpy', 'mlflow') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,0 +1,263 @@
+"""A report in a real browser: it draws all it was given, by itself, on narrow and wide screens, in light and dark; it
+is read with the keyboard alone. Chromium is installed where it may be: by root, on Debian."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppoctl.report.write import write_report
+from report.browser import Browser
+
+INSTALL = ("apt-get", "install", "--no-install-recommends", "-y", "-qq", "chromium")
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """It is there, or the tests that need it are named as not run; in CI that is a failure."""
+    found = shutil.which("chromium")
+    if found:
+        return found
+    wanted = f"no chromium here: {' '.join(INSTALL[:-2])} chromium"
+    trouble = _install() if os.getuid() == 0 and shutil.which("apt-get") else "only root on Debian installs it"
+    found = shutil.which("chromium")
+    if found:
+        return found
+    if os.environ.get("CI"):
+        pytest.fail(f"{wanted}: {trouble}")
+    pytest.skip(f"{wanted}: {trouble}")
+
+
+def _install() -> str:
+    """Install the package; returns what apt-get says at last."""
+    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for words in (INSTALL, ("apt-get", "update", "-qq"), INSTALL):
+        done = subprocess.run(words, env=quiet, capture_output=True, text=True, check=False, timeout=500)
+        if words is INSTALL and done.returncode == 0:
+            break
+    return done.stderr[-1000:]
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(chromium, tmp_path_factory.mktemp("chromium")) as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def one(runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(runs[:1], tmp_path_factory.mktemp("one") / "one.html", steps=3).path
+
+
+@pytest.fixture(scope="module")
+def both(attacked: Path, runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs, into whose texts a model and a user wrote markup."""
+    return write_report([attacked, runs[1]], tmp_path_factory.mktemp("both") / "both.html", steps=3).path
+
+
+def given(file: Path) -> Any:
+    """The data that the page was given."""
+    [found] = re.findall(r'id="data">(.*?)</script>', file.read_text("utf-8"))
+    return json.loads(found)
+
+
+def test_it_draws_every_chart_alone_and_asks_nobody(browser: Browser, both: Path) -> None:
+    browser.open(both)
+    assert browser.errors == []
+    assert browser.asked == [both.as_uri()]
+    folded = browser.js("document.querySelectorAll('details.further .chart').length")
+    charts, data = browser.js("document.querySelectorAll('.chart').length"), given(both)
+    assert charts == len(data["charts"])
+    assert browser.js("Number(document.documentElement.dataset.ready)") == charts - folded + len(data["stages"])
+    assert folded > 0
+    browser.js("document.querySelector('details.further').open = true")
+    browser.js("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+    assert browser.js("document.querySelectorAll('.chart .plot svg').length") == charts
+    reward = next(at for at, chart in enumerate(data["charts"]) if chart["name"] == "reward/score_mean")
+    lines = f"[...document.querySelectorAll('#plot-{reward} .line')]"
+    points = browser.js(f"{lines}.map((line) => line.getAttribute('d').split(/[ML]/).length - 1)")
+    assert points == [3, 2], "one for each step of each run"
+    assert browser.errors == []
+
+
+def test_markup_in_texts_of_a_model_makes_no_element_and_runs_nothing(browser: Browser, both: Path) -> None:
+    browser.open(both)
+    data = given(both)
+    titles = [each["title"] for each in data["sets"]]
+    evaluation = next(at for at, title in enumerate(titles) if title.startswith("evaluation"))
+    browser.js(f"document.getElementById('set').value = '{evaluation}'")
+    browser.js("document.getElementById('set').dispatchEvent(new Event('change'))")
+    assert "</script></pre><img src=x" in browser.js("document.querySelector('.sample').textContent")
+    assert browser.js("document.querySelectorAll('img').length") == 0
+    assert browser.js("document.querySelectorAll('script').length") == 2
+    assert "</script></pre><img src=x" in browser.js("document.querySelector('#recipe pre').textContent")
+    assert browser.js("document.title") == "first and second: ppoctl report"
+    assert browser.errors == []
+
+
+def test_the_policy_stops_a_script_that_got_in_all_the_same(browser: Browser, one: Path) -> None:
+    browser.open(one)
+    browser.js("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"document.title = 1\">')")
+    browser.js("globalThis.made = document.createElement('script')")
+    browser.js("made.textContent = 'document.title = 2'; document.body.append(made)")
+    browser.js("new Promise((done) => setTimeout(done, 50))")
+    assert browser.js("document.title") == "first: ppoctl report"
+    assert len(browser.errors) >= 2
+    assert all("Content Security Policy" in error for error in browser.errors)
+
+
+CONTRASTS = (Path(__file__).parent / "contrasts.js").read_text("ascii")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1400])
+def test_it_fits_the_screen_and_every_text_has_contrast(
+    browser: Browser, both: Path, width: int, scheme: str
+) -> None:
+    browser.open(both, width=width, scheme=scheme)
+    browser.js("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    browser.js("new Promise((done) => requestAnimationFrame(() => setTimeout(done, 20)))")
+    assert browser.js("document.documentElement.scrollWidth") <= width
+    columns = browser.js("getComputedStyle(document.querySelector('.charts')).gridTemplateColumns.split(' ').length")
+    assert columns == (1 if width == 400 else 3)
+    found = browser.js(CONTRASTS)
+    assert found["read"] > 200
+    assert found["poor"] == []
+    is_dark = browser.js("getComputedStyle(document.body).backgroundColor") == "rgb(20, 22, 26)"
+    assert is_dark == (scheme == "dark")
+
+
+def test_charts_are_read_with_the_keyboard(browser: Browser, one: Path) -> None:
+    browser.open(one)
+    browser.js("document.getElementById('plot-0').focus()")
+    values = given(one)["charts"][0]["series"][0]
+    names = ["role", "aria-valuenow", "aria-valuetext", "aria-label"]
+    read = f"{names}.map((name) => document.activeElement.getAttribute(name))"
+    assert browser.js(read)[:2] == ["slider", "3"]
+    browser.press("ArrowLeft")
+    role, now, text, label = browser.js(read)
+    shown = f"step 2: {values['values'][1]:.4g} ({values['low'][1]:.4g} to {values['high'][1]:.4g})"
+    assert (role, now, label) == ("slider", "2", "reward/score_mean by step")
+    assert text.startswith(shown)
+    assert "attempt 2 goes on with step 3" in text
+    assert browser.js("document.querySelector('#plot-0 + .readout').textContent") == text
+    assert browser.js("document.querySelectorAll('#plot-0 .cursor').length") == 1
+    browser.press("Home")
+    assert browser.js(read)[1] == "1"
+    browser.press("End")
+    assert browser.js(read)[1] == "3"
+    described = "document.getElementById(document.activeElement.getAttribute('aria-describedby')).textContent"
+    assert browser.js(described).startswith(("rises from", "falls from", "stays at"))
+
+
+def test_a_pointer_reads_the_step_below_it(browser: Browser, one: Path) -> None:
+    browser.open(one)
+    browser.js("document.getElementById('plot-0').scrollIntoView({behavior: 'instant', block: 'center'})")
+    box = browser.js("document.getElementById('plot-0').getBoundingClientRect().toJSON()")
+    browser.point(box["right"] - 12, box["top"] + 60)
+    assert browser.js("document.querySelector('#plot-0 + .readout').textContent").startswith("step 3: ")
+    browser.point(box["left"] + 60, box["top"] + 60)
+    assert browser.js("document.querySelector('#plot-0 + .readout').textContent").startswith("step 1: ")
+
+
+def test_samples_are_chosen_and_their_tokens_read_with_the_keyboard(browser: Browser, one: Path) -> None:
+    browser.open(one)
+    items = given(one)["sets"][0]["items"]
+    title = "document.querySelector('.sample h3').textContent"
+    assert browser.js(title) == items[0]["title"]
+    browser.js("document.querySelector('.list').focus()")
+    browser.press("ArrowDown", 2)
+    assert browser.js(title) == items[2]["title"]
+    assert browser.js("document.querySelector('.list [aria-selected=true]').id") == "sample-2"
+    assert browser.js("document.querySelector('.list').getAttribute('aria-activedescendant')") == "sample-2"
+    browser.press("ArrowUp")
+    item = items[1]
+    assert browser.js(title) == item["title"]
+    browser.js("document.querySelector('.token').focus()")
+    browser.press("ArrowRight")
+    told = browser.js("document.activeElement.getAttribute('aria-label')")
+    assert told.startswith(f"token 2 of {len(item['tokens'])}: {json.dumps(item['tokens'][1])}, advantage ")
+    assert browser.js("document.querySelector('.sample .readout').textContent") == told
+    assert browser.js("document.activeElement.title") == told
+    browser.press("End")
+    assert browser.js("document.activeElement.title").startswith(f"token {len(item['tokens'])} of")
+
+
+def test_colour_follows_advantage_value_or_divergence_and_never_stands_alone(browser: Browser, one: Path) -> None:
+    browser.open(one)
+    item = given(one)["sets"][0]["items"][0]
+    for column in ("advantage", "value", "kl"):
+        browser.js(f"document.querySelector('input[value={column}]').click()")
+        largest = max(map(abs, item[column]))
+        tokens = "[...document.querySelectorAll('.token')]"
+        shades = browser.js(f"{tokens}.map((token) => token.className.split(' ')[1])")
+        is_near_0 = [value == 0 or abs(value) < 0.02 * largest for value in item[column]]
+        sides = [
+            "" if near else "u" if value > 0 else "d" for value, near in zip(item[column], is_near_0, strict=True)
+        ]
+        assert [shade[:1] for shade in shades] == sides, column
+        lines = browser.js(f"{tokens}.map((token) => getComputedStyle(token).borderBottomStyle)")
+        assert lines == ["dotted" if side == "d" else "solid" for side in sides]
+
+
+def test_whoever_tabs_comes_first_to_the_skip_link_and_past_everything(browser: Browser, one: Path) -> None:
+    browser.open(one)
+    browser.press("Tab")
+    assert browser.js("document.activeElement.className") == "skip"
+    assert browser.js("document.activeElement.getBoundingClientRect().left") >= 0, "it is seen when it has the focus"
+    browser.press("Enter")
+    assert browser.js("document.activeElement.id") == "main"
+    places = []
+    for _ in range(200):
+        browser.press("Tab")
+        place = browser.js(
+            "document.activeElement === document.body ? null : document.activeElement.closest('section').id"
+        )
+        if place is None:
+            break
+        places.append(place)
+    order = list(dict.fromkeys(places))
+    assert order == [
+        name for name in ("overview", "curves", "time", "samples", "recipe", "attempts") if name in order
+    ]
+    assert {"curves", "time", "samples", "recipe", "attempts"} <= set(order)
+    assert places == sorted(places, key=order.index), "nobody is sent back"
+
+
+def test_whatever_takes_the_focus_has_a_name(browser: Browser, both: Path) -> None:
+    browser.open(both)
+    nodes = browser.call("Accessibility.getFullAXTree")["nodes"]
+    focusable = [
+        (node["role"]["value"], node.get("name", {}).get("value", ""))
+        for node in nodes
+        if not node["ignored"] and any(each["name"] == "focusable" for each in node.get("properties", ()))
+    ]
+    assert {"slider", "listbox", "option", "combobox", "radio", "link", "region"} <= {role for role, _ in focusable}
+    assert [role for role, name in focusable if not name.strip()] == []
+    roles = {node["role"]["value"] for node in nodes if not node["ignored"]}
+    assert {"banner", "navigation", "main", "contentinfo"} <= roles
+
+
+def test_numbers_behind_a_chart_are_a_table(browser: Browser, one: Path) -> None:
+    browser.open(one)
+    browser.js("document.querySelector('.chart details.table').open = true")
+    browser.js("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+    cells = "[...document.querySelectorAll('.rows tr')].map((row) => [...row.cells].map((cell) => cell.textContent))"
+    found, series = browser.js(cells), given(one)["charts"][0]["series"][0]
+    assert found[0] == ["step", "value"]
+    assert [row[0] for row in found[1:]] == ["1", "2", "3"]
+    assert [float(row[1].split()[0]) for row in found[1:]] == pytest.approx(series["values"], rel=1e-3)
+
+
+def test_nothing_moves_for_whoever_wants_no_motion(browser: Browser, one: Path) -> None:
+    behaviour = "getComputedStyle(document.documentElement).scrollBehavior"
+    browser.open(one)
+    assert browser.js(behaviour) == "smooth"
+    browser.open(one, motion="reduce")
+    assert browser.js(behaviour) == "auto"

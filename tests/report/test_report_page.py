@@ -1,0 +1,260 @@
+"""The file of a report: what it may hold and run, where it may lie, and how large it may be."""
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppoctl.cli.app import run
+from ppoctl.report import page, write
+from ppoctl.report.page import FILES, SCRIPTS, inert
+from ppoctl.report.write import MOST_BYTES, write_report
+from report.conftest import HOSTILE
+
+AA_TEXT = 4.5
+AA_GRAPHICS = 3.0
+"""Least contrasts of WCAG 2.2, level AA."""
+
+
+class Read(HTMLParser):
+    """What a browser would make of the page: elements with their attributes, and the text of scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {}
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.texts.setdefault(self.elements[-1][0] if self.elements else "", []).append(data)
+
+    def named(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+@pytest.fixture(scope="module")
+def text(attacked: Path, runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The report of both runs, into which a model and a user wrote markup."""
+    return write_report([attacked, runs[1]], tmp_path_factory.mktemp("r") / "r.html", steps=2).path.read_text("utf-8")
+
+
+def test_markup_that_a_model_or_a_user_wrote_is_text(text: str) -> None:
+    assert HOSTILE not in text
+    found = Read(text)
+    assert found.named("img") == []
+    assert len(found.named("script")) == 2
+    kept = json.loads(found.texts["script"][0])
+    responses = [item["response"] for one in kept["sets"] for item in one["items"] if "response" in item]
+    assert any(response.startswith(HOSTILE) for response in responses), "as the model wrote it"
+    recipe = "".join(found.texts["pre"])
+    assert HOSTILE[:20] in recipe
+
+
+def test_no_character_of_markup_is_left_in_the_data() -> None:
+    told = inert({"a": HOSTILE + "\u2028 & \ud800"})
+    assert not set(told) & set("<>&")
+    assert told.isascii()
+    assert json.loads(told) == {"a": HOSTILE + "\u2028 & \ud800"}
+
+
+def test_the_policy_runs_the_script_of_the_page_and_nothing_else(text: str) -> None:
+    [policy] = [
+        meta["content"] for meta in Read(text).named("meta") if meta.get("http-equiv") == "Content-Security-Policy"
+    ]
+    assert policy is not None
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    _, script = re.findall(r"<script[^>]*>(.*?)</script>", text, re.DOTALL)
+    [style] = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
+
+    def sha256(source: str) -> str:
+        return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
+
+    assert rules == {
+        "default-src": "'none'",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "script-src": sha256(script),
+        "style-src": sha256(style),
+    }
+    assert text.index("Content-Security-Policy") < text.index("<style>")
+
+
+def test_the_page_asks_no_network_for_anything(text: str) -> None:
+    asking = ("src", "srcset", "poster", "action", "data", "style", "onclick", "onload", "onerror")
+    found = Read(text)
+    assert [(tag, at) for tag, attributes in found.elements for at in attributes if at in asking] == []
+    links = [attributes["href"] for _, attributes in found.elements if "href" in attributes]
+    assert links
+    assert all(link is not None and link.startswith("#") for link in links)
+    style = (FILES / "style.css").read_text()
+    assert "url(" not in style
+    assert "@import" not in style
+
+
+def test_headings_are_in_order_and_every_part_is_reached_from_the_top(text: str) -> None:
+    found = Read(text)
+    levels = [int(tag[1]) for tag, _ in found.elements if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(later <= earlier + 1 for earlier, later in pairwise(levels))
+    ids = [attributes["id"] for _, attributes in found.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert {str(link["href"])[1:] for link in found.named("a")} <= set(ids)
+    assert {"header", "nav", "main", "footer"} <= {tag for tag, _ in found.elements}
+
+
+def test_a_report_made_again_is_the_same_but_for_its_time(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    both = [write_report(runs, tmp_path / name, steps=2).path.read_text() for name in ("a.html", "b.html")]
+    timeless = [re.sub(r"Made by ppoctl .* UTC", "", text) for text in both]
+    assert timeless[0] == timeless[1]
+    assert "Made by ppoctl" in both[0]
+
+
+def test_a_report_of_much_stays_below_its_size_and_says_what_is_left_out(
+    runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight runs, each with samples of 40,000 characters that no compression of ours would make less."""
+    long = "\u5b57" * 40_000
+    kept = write.contents
+
+    def much(*arguments: Any, **options: Any) -> Any:
+        from ppoctl.report import samples
+
+        def sets(run: Any, number: int, count: int) -> list[dict[str, Any]]:
+            items = [{"rank": rank, "kinds": [], "title": f"{rank}", "text": long} for rank in range(20)]
+            return [{"run": number, "title": "much", "total": 20, "items": items}]
+
+        monkeypatch.setattr(samples, "rollouts", sets)
+        return kept(*arguments, **options)
+
+    monkeypatch.setattr(write, "contents", much)
+    written = write_report([*runs] * 4, tmp_path / "r.html", steps=1)
+    assert written.size == (tmp_path / "r.html").stat().st_size < MOST_BYTES
+    assert any("to stay below 2 MB" in each for each in written.left_out)
+    assert "to stay below 2 MB" in written.path.read_text()
+
+
+# --- where it lies -------------------------------------------------------------------------------------------------
+
+
+def test_what_is_written_and_left_out_is_printed(
+    runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["report", str(runs[0]), "--steps", "1"]) == 0
+    told = re.sub(r"[0-9.]+ KiB", "SIZE", capsys.readouterr().out)
+    assert told == "report   first.html\nsize     SIZE\nruns     first\nsamples  16\n"
+    assert run(["report", *map(str, runs), "--steps", "0", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["path"], told["runs"], told["samples"]) == ("first-second.html", ["first", "second"], 0)
+    assert told["size"] == Path(told["path"]).stat().st_size
+    assert 'id="samples"' not in Path(told["path"]).read_text()
+
+
+def test_an_earlier_report_is_replaced_and_nothing_else_is(
+    runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.html"
+    for _ in range(2):
+        assert run(["report", str(runs[0]), "--steps", "0", "-o", str(out)]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["out.html"]
+    out.write_text("<!doctype html><p>mine")
+    capsys.readouterr()
+    refused = {
+        str(out): "exists and is no report: it is not replaced",
+        str(tmp_path): "is a folder",
+        str(runs[0] / "report.html"): "which a report only reads",
+    }
+    for path, says in refused.items():
+        assert run(["report", str(runs[0]), "-o", path]) == 2
+        told = capsys.readouterr().err
+        assert says in told
+        assert f"hint: ppoctl report {runs[0]} -o another.html" in told
+    assert out.read_text() == "<!doctype html><p>mine"
+    assert run(["report", str(runs[0]), "--steps", "0", "-o", str(tmp_path / "no/r.html")]) == 8
+    assert f"mkdir -p {tmp_path}/no" in capsys.readouterr().err
+
+
+def test_what_is_no_run_and_more_than_eight_are_refused(
+    runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["report", str(tmp_path)]) == 2
+    assert "is not a run directory" in capsys.readouterr().err
+    assert run(["report", *[str(runs[0])] * 9]) == 2
+    assert "`9` runs: a report compares up to 8" in capsys.readouterr().err
+
+
+# --- style and script ----------------------------------------------------------------------------------------------
+
+
+def test_files_of_the_page_are_small_plain_and_all_in_it() -> None:
+    files = sorted(path.name for path in FILES.iterdir())
+    assert files == sorted([*SCRIPTS, "page.html", "style.css"])
+    for name in files:
+        lines = (FILES / name).read_bytes()
+        assert lines.isascii(), name
+        assert len(lines.splitlines()) < 300, name
+    assert not any(
+        part in (FILES / name).read_text() for name in SCRIPTS for part in ("</script", "<!--", "innerHTML")
+    )
+
+
+def colours(mode: str) -> dict[str, tuple[float, ...]]:
+    """Named colours of the style in one mode, each as red, green and blue."""
+    style = (FILES / "style.css").read_text()
+    light, dark = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
+    found: dict[str, tuple[float, ...]] = {}
+    for part in (light,) if mode == "light" else (light, dark):
+        for name, value in re.findall(r"--([\w-]+): ([^;]+);", part):
+            parts = re.findall("..", value[1:]) if value.startswith("#") else value.split()
+            found[name] = tuple(int(each, 16 if value.startswith("#") else 10) for each in parts)
+    return found
+
+
+def contrast(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+    def luminance(colour: tuple[float, ...]) -> float:
+        parts = [c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
+        return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
+
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_contrast_is_what_it_is_by_the_book() -> None:
+    assert contrast((0, 0, 0), (255, 255, 255)) == pytest.approx(21)
+    assert contrast((118, 118, 118), (255, 255, 255)) == pytest.approx(4.54, abs=0.01)
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_colours_have_enough_contrast(mode: str) -> None:
+    found = colours(mode)
+    for name in ("text", "quiet", "good", "bad"):
+        for ground in ("page", "raised"):
+            assert contrast(found[name], found[ground]) >= AA_TEXT, (name, ground)
+    for name in ("focus", *(f"r{at}" for at in range(8)), "up", "down"):
+        assert contrast(found[name], found["page"]) >= AA_GRAPHICS, name
+    alphas = re.findall(
+        r"\.[ud]\d \{ background: rgb\(var\(--(up|down)\) / ([.\d]+)\)", (FILES / "style.css").read_text()
+    )
+    assert len(alphas) == 8
+    for name, alpha in alphas:
+        mixed = tuple(
+            float(alpha) * a + (1 - float(alpha)) * b for a, b in zip(found[name], found["page"], strict=True)
+        )
+        assert contrast(found["text"], mixed) >= AA_TEXT, (name, alpha)
+
+
+def test_runs_differ_in_their_dashes_too() -> None:
+    style = (FILES / "style.css").read_text()
+    dashes = [re.findall(rf"\.r{at} \{{[^}}]*?stroke-dasharray: ([\d ]+)", style) for at in range(write.MOST_RUNS)]
+    assert len({str(each) for each in dashes}) == write.MOST_RUNS
+    assert page.SCRIPTS[0] == "start.js"
