@@ -275,8 +275,20 @@ def reported(line: Mapping[str, Any]) -> dict[str, float]:
     return {**line.get("figures", {}), **line.get("clocked", {}), f"time/{line['stage']}_s": line["seconds"]}
 
 
+ON_THE_CONSOLE: dict[str, str] = {
+    "reward": REWARD_SCORE_MEAN.name,
+    "kl": POLICY_APPROX_KL.name,
+    "ev": VALUE_EXPLAINED_VARIANCE.name,
+    "clip": POLICY_CLIP_FRAC.name,
+    "trunc": ROLLOUT_TRUNCATED_FRAC.name,
+}
+"""Short word -> metric of the figures that are shown of every step."""
+
+
 def find(name: str) -> Metric | None:
-    """The registry's entry for a metric name, of any evaluation set and any number of responses too."""
+    """The registry's entry for a metric name or a word of the console, of any evaluation set and any number of
+    responses too."""
+    name = ON_THE_CONSOLE.get(name, name)
     if is_custom(name):
         return EVAL_GREEDY_CUSTOM if "/greedy_" in name else EVAL_CUSTOM
     named = eval_set(name)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -294,48 +293,6 @@ def test_a_metric_is_told_by_name_or_group(ask: Ask) -> None:
         "error: no metric is called `policy/clip_fraction`; did you mean `policy/clip_frac`?\n\n"
         "hint: ppoctl recipes metrics\n",
     )
-
-
-def test_a_metric_to_steer_by_says_how_to_read_it_and_what_to_do(ask: Ask) -> None:
-    assert ask("recipes", "metrics", "reward/seconds_max").out.startswith(
-        "reward/seconds_max\n"
-        "  time a scorer took for the slowest sample (s)\n"
-        "  healthy: below the time of the rollout\n"
-        "  Scoring runs beside drawing, so it costs time only where it is slower than that.\n"
-        "  - `time/reward_s` is a good part of the step: raise `reward.workers` (or "
-        "`reward.concurrent` of a service)\n"
-    )
-    [one] = json.loads(ask("recipes", "metrics", "policy/clip_frac", "--json").out)["metrics"]
-    assert list(one) == ["name", "unit", "says", "healthy", "read", "when"]
-    assert one["when"]["above 0.3"].endswith("lower `actor.optimizer.lr` or `ppo.epochs`")
-
-
-def test_a_word_finds_every_key_that_has_it_in_its_name(ask: Ask) -> None:
-    found = [line.split()[0] for line in ask("recipes", "keys", "grad_clip").out.splitlines()[1:]]
-    assert found == ["actor.optimizer.grad_clip", "critic.optimizer.grad_clip"]
-    assert ask("recipes", "keys", "lr").out.splitlines()[1].split()[0] == "actor.optimizer.lr"
-    # A table is meant where there is one of that name.
-    assert {line.split(".")[0] for line in ask("recipes", "keys", "eval").out.splitlines()[1:]} == {"eval"}
-
-
-@pytest.mark.parametrize("columns", [60, 80, 120, 400])
-def test_what_explains_a_recipe_fits_a_terminal(ask: Ask, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
-    """On a terminal too narrow for its table a key is a paragraph; lines end at the edge, between words."""
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setenv("NO_COLOR", "1")
-    for words in (("keys", "kl"), ("keys", "ppo.policy_loss"), ("metrics", "value"), ("metrics", "policy/clip_frac")):
-        lines = ask("recipes", *words).out.splitlines()
-        assert [line for line in lines if len(line) > columns] == []
-    lines = ask("recipes", "keys", "ppo.epochs").out.splitlines()
-    if columns == 60:
-        assert lines[:4] == [
-            "ppo.epochs",
-            "  Passes of the actor over the rollouts of a step.",
-            "  type: whole number; default: 1; range: at least 1;",
-            "  changes: results",
-        ]
-    assert lines[0].split()[0] == ("key" if columns >= 120 else "ppo.epochs")
 
 
 def test_the_keys_of_another_system_are_told(ask: Ask) -> None:

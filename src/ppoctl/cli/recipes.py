@@ -122,7 +122,7 @@ def keys(
     if page:
         from ppoctl.recipe.reference import recipe
 
-        render.line(recipe().rstrip("\n"))
+        _print_page(recipe(), json=json)
         return
     known = key_lines()
     chosen = [line for line in known if f"{line.key}.".startswith(f"{prefix}.") or not prefix]
@@ -156,7 +156,7 @@ def metrics(
     if page:
         from ppoctl.recipe.reference import metrics
 
-        render.line(metrics().rstrip("\n"))
+        _print_page(metrics(), json=json)
         return
     group = f"{name.rstrip('/')}/"
     chosen = [metric for metric in METRICS if not name or metric is find(name) or metric.name.startswith(group)]
@@ -173,6 +173,13 @@ def metrics(
         _tell(told)
     else:
         render.table([(m.name, m.unit, m.says, m.healthy) for m in chosen], ("metric", "unit", "meaning", "healthy"))
+
+
+def _print_page(text: str, *, json: bool) -> None:
+    if json:
+        render.json({"page": text})
+    else:
+        render.line(text.rstrip("\n"))
 
 
 def _tell_metric(metric: "Metric") -> None:

@@ -9,15 +9,6 @@ from typing import Any
 from ppoctl import metrics
 from ppoctl.clock import WORK
 
-KEY_FIGURES: dict[str, str] = {
-    "reward": metrics.REWARD_SCORE_MEAN.name,
-    "kl": metrics.POLICY_APPROX_KL.name,
-    "ev": metrics.VALUE_EXPLAINED_VARIANCE.name,
-    "clip": metrics.POLICY_CLIP_FRAC.name,
-    "trunc": metrics.ROLLOUT_TRUNCATED_FRAC.name,
-}
-"""Short word -> metric of the figures that are shown of every step."""
-
 REWARDS_SHOWN = 20
 STEPS_FOR_ETA = 5
 
@@ -107,8 +98,8 @@ class RunView:
             self._last_end = None if self._last_end is None else self._last_end + line["seconds"]
         else:
             self._seconds[step] = self._seconds.get(step, 0.0) + line["seconds"]
-        if KEY_FIGURES["reward"] in figures:
-            self.rewards.append(figures[KEY_FIGURES["reward"]])
+        if metrics.REWARD_SCORE_MEAN.name in figures:
+            self.rewards.append(figures[metrics.REWARD_SCORE_MEAN.name])
         if line["stage"].partition(".")[0] == "rollout":
             self._tokens_per_s = line.get("clocked", {}).get(metrics.THROUGHPUT_GENERATED.name)
         if line["stage"] == self.last_stage(step):
@@ -165,7 +156,7 @@ class RunView:
 
 def key_figures(figures: Mapping[str, float]) -> list[tuple[str, str]]:
     """Words and numbers of the figures that every step shows; figures that a run does not have are left out."""
-    return [(word, number(figures[metric])) for word, metric in KEY_FIGURES.items() if metric in figures]
+    return [(word, number(figures[metric])) for word, metric in metrics.ON_THE_CONSOLE.items() if metric in figures]
 
 
 def number(value: float | None) -> str:

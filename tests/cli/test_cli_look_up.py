@@ -1,0 +1,74 @@
+"""What explains a recipe, as a person looks it up: keys by word, one metric, the reference pages, on any terminal."""
+
+import json
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from house.conftest import ROOT
+from ppoctl.cli.app import run
+
+Ask = Callable[..., str]
+
+
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
+    """`ask("keys", "lr")` is what `ppoctl recipes keys lr` prints."""
+
+    def asked(*words: str) -> str:
+        assert run(["recipes", *words]) == 0
+        captured = capsys.readouterr()
+        assert captured.err == ""
+        return captured.out
+
+    return asked
+
+
+def test_a_metric_to_steer_by_says_how_to_read_it_and_what_to_do(ask: Ask) -> None:
+    assert ask("metrics", "reward/seconds_max").startswith(
+        "reward/seconds_max\n"
+        "  time a scorer took for the slowest sample (s)\n"
+        "  healthy: below the time of the rollout\n"
+        "  Scoring runs beside drawing, so it costs time only where it is slower than that.\n"
+        "  - `time/reward_s` is a good part of the step: raise `reward.workers` (or "
+        "`reward.concurrent` of a service)\n"
+    )
+    [one] = json.loads(ask("metrics", "policy/clip_frac", "--json"))["metrics"]
+    assert list(one) == ["name", "unit", "says", "healthy", "read", "when"]
+    assert one["when"]["above 0.3"].endswith("lower `actor.optimizer.lr` or `ppo.epochs`")
+
+
+@pytest.mark.parametrize(("words", "page"), [("keys", "recipe.md"), ("metrics", "metrics.md")])
+def test_a_page_is_printed_as_it_stands_and_as_one_object(ask: Ask, words: str, page: str) -> None:
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    assert ask(words, "--page") == text
+    assert json.loads(ask(words, "--page", "--json")) == {"page": text}
+
+
+def test_a_word_finds_every_key_that_has_it_in_its_name(ask: Ask) -> None:
+    found = [line.split()[0] for line in ask("keys", "grad_clip").splitlines()[1:]]
+    assert found == ["actor.optimizer.grad_clip", "critic.optimizer.grad_clip"]
+    assert ask("keys", "lr").splitlines()[1].split()[0] == "actor.optimizer.lr"
+    # A table is meant where there is one of that name.
+    assert {line.split(".")[0] for line in ask("keys", "eval").splitlines()[1:]} == {"eval"}
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 400])
+def test_what_explains_a_recipe_fits_a_terminal(ask: Ask, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    """On a terminal too narrow for its table a key is a paragraph; lines end at the edge, between words."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("NO_COLOR", "1")
+    for words in (("keys", "kl"), ("keys", "ppo.policy_loss"), ("metrics", "value"), ("metrics", "policy/clip_frac")):
+        lines = ask(*words).splitlines()
+        assert [line for line in lines if len(line) > columns] == []
+    lines = ask("keys", "ppo.epochs").splitlines()
+    if columns == 60:
+        assert lines[:4] == [
+            "ppo.epochs",
+            "  Passes of the actor over the rollouts of a step.",
+            "  type: whole number; default: 1; range: at least 1;",
+            "  changes: results",
+        ]
+    assert lines[0].split()[0] == ("key" if columns >= 120 else "ppo.epochs")
