@@ -17,7 +17,7 @@ from fakes.slurm import FakeSlurm
 from fakes.sockets import fake_recipe
 from ppoctl.batch.sealed import seal, unseal
 from ppoctl.cli.app import run
-from ppoctl.cli.options import run_folders
+from ppoctl.cli.options import found_run, run_folders
 from ppoctl.store.attempt import claim
 from ppoctl.store.jobs import JobRecord, record
 from ppoctl.store.journal import NEWEST, Journal, read_lines, read_newest
@@ -220,6 +220,11 @@ def test_a_bare_name_is_a_run_of_the_folder(make: Callable[..., Journal], ask: A
     shutil.copytree("runs/q1", "q1", dirs_exist_ok=True)
     Path("runs/q1/run.json").unlink()
     assert ask("status", "q1").out.splitlines()[0] == "q1: finished"  # the one that is here
+    Path("runs/q1/run.json").touch()
+    shutil.rmtree("q1")
+    assert found_run(Path("q1/logs")) == Path("runs/q1/logs")
+    for path in (Path("q2"), Path("q2/logs"), Path("slurm"), Path("runs/q1").absolute()):
+        assert found_run(path) == path
     wrong = ask("status", "q2")
     assert wrong == Said(2, "", "error: `q2` is not a run directory\n\nhint: ppoctl runs\n")
 

@@ -31,8 +31,9 @@ def _inside(parent: Path) -> Iterator[Path]:
 
 
 def found_run(path: Path) -> Path:
-    """The run directory that was meant: `runs/q1` for `q1`, where only the first is a run."""
-    return RUNS / path if not path.is_absolute() and not is_run(path) and is_run(RUNS / path) else path
+    """The run directory that was meant: `runs/q1` for `q1`, where only the first is a run; so for what is in one."""
+    meant = RUNS / path  # the path itself, where that is absolute
+    return meant if (is_run(meant) and not is_run(path)) or (meant.exists() and not path.exists()) else path
 
 
 def run_names(incomplete: str) -> list[str]:
