@@ -63,13 +63,19 @@ def _chosen(found: Sequence["ShownSample"]) -> dict[int, tuple[int, list[str]]]:
     apart = sorted(of_prompt.values(), key=lambda rows: min(s for _, s in rows) - max(s for _, s in rows))
     split = [rows for rows in apart if min(s for _, s in rows) < max(s for _, s in rows)][: EACH // 2]
     kinds = {
-        "best": [at for at, _ in sorted(scored, key=lambda each: -each[1])],
-        "worst": [at for at, _ in sorted(scored, key=lambda each: each[1])],
+        **_best_and_worst(scored),
         "longest": sorted(range(len(found)), key=lambda at: -len(found[at].tokens)),
         "disagree": [at for rows in split for at in _ends(rows)],
         "no score": [at for at, sample in enumerate(found) if sample.score is None],
     }
     return _ranked(kinds)
+
+
+def _best_and_worst(scored: Sequence[tuple[int, float]]) -> dict[str, list[int]]:
+    """The upper and the lower half of what has a score, each from its end."""
+    found = [at for at, _ in sorted(scored, key=lambda each: -each[1])]
+    half = (len(found) + 1) // 2
+    return {"best": found[:half], "worst": found[half:][::-1]}
 
 
 def _ends(rows: Sequence[tuple[int, float]]) -> tuple[int, int]:
@@ -177,14 +183,13 @@ def _evaluated(rows: Sequence[Json], before: dict[tuple[str, str, str, int], Jso
         then = earlier[at]
         return 0.0 if then is None or then["score"] is None else float(rows[at]["score"] - then["score"])
 
-    def by(key: Callable[[int], float], among: Iterable[int] = scored) -> list[int]:
+    def by(key: Callable[[int], float], among: Iterable[int]) -> list[int]:
         return sorted(among, key=lambda at: -key(at))
 
     kinds = {
         "learned": by(rise, [at for at in scored if rise(at) > 0]),
         "forgotten": by(lambda at: -rise(at), [at for at in scored if rise(at) < 0]),
-        "best": by(lambda at: rows[at]["score"]),
-        "worst": by(lambda at: -rows[at]["score"]),
+        **_best_and_worst([(at, rows[at]["score"]) for at in scored]),
         "longest": by(lambda at: rows[at]["response_tokens"], range(len(rows))),
     }
     return [
