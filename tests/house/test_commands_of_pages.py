@@ -35,6 +35,8 @@ NOT_RUN = {
     "convert-ckpt": "loads torch",
     "doctor": "speaks of the machine it runs on",
     "stop": "changes a run",
+    "--install-completion": "writes into the files of the shell",
+    "help": "is --help with other words",
     "rm": "deletes a run; tests/cli types it",
     "report": "writes a file; tests/report types it",
     "track": "sends to MLflow",
@@ -119,7 +121,9 @@ ALL = list(dict.fromkeys(written()))
 
 def parse(words: tuple[str, ...]) -> None:
     """Parse a command as the command line would, without running it."""
-    here, rest = COMMANDS, [word for word in words if word != "--version"]
+    here, rest = COMMANDS, [word for word in words if word not in ("--version", "--install-completion")]
+    if rest[:1] == ["help"]:
+        rest = [*rest[1:], "--help"]
     context = typer.Context(here, info_name="ppoctl")
     while rest and hasattr(here, "resolve_command"):
         _, here, rest = here.resolve_command(context, rest)
@@ -160,7 +164,10 @@ def is_run(typed: Typed) -> bool:
 
 def as_here(words: tuple[str, ...]) -> tuple[str, ...]:
     """The words with the one recipe and the one run of `folder` for whatever the page calls them."""
-    stands_for = {"RECIPE": "recipe.toml", "RUN": "run", "OTHER": "run"}
+    stands_for = {
+        "RECIPE": "recipe.toml",
+        **dict.fromkeys(("RUN", "OTHER", "my", "other", "q1", "q2", "gsm8k-2"), "run"),
+    }
     return tuple(
         "recipe.toml" if word.endswith(".toml") else "run" if word.startswith("runs/") else stands_for.get(word, word)
         for word in words
@@ -174,8 +181,8 @@ TO_RUN = list(dict.fromkeys(as_here(each.words) for each in ALL if is_run(each))
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the quickstart's recipe and a finished run, for whatever names the pages give them."""
     made = tmp_path_factory.mktemp("pages")
-    play(made / "run", fake_recipe(steps=1))
-    (made / "run" / "logs" / "attempt-1" / "console.log").write_text("step 1/1\n", "utf-8")
+    play(made / "runs" / "run", fake_recipe(steps=1))
+    (made / "runs" / "run" / "logs" / "attempt-1" / "console.log").write_text("step 1/1\n", "utf-8")
     text = (ROOT / "recipes" / "quickstart.toml").read_text("utf-8").replace("train.jsonl", "test.jsonl")
     (made / "recipe.toml").write_text(text.replace('"quickstart/', f'"{ROOT}/recipes/quickstart/'), "utf-8")
     return made

@@ -85,6 +85,22 @@ Run = Annotated[
         autocompletion=run_names,
     ),
 ]
+
+
+def found_runs(paths: list[Path]) -> list[Path]:
+    """The run directories that were meant, see `found_run`."""
+    return [found_run(path) for path in paths]
+
+
+SeveralRuns = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RUN...",
+        help="Run directories, or names of runs in runs/.",
+        callback=found_runs,
+        autocompletion=run_names,
+    ),
+]
 Wait = Annotated[
     float | None, typer.Option("--wait", metavar="SECONDS", min=0.1, help="Time for Slurm to answer; default: 0.5.")
 ]

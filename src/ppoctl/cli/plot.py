@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ppoctl.cli import render
-from ppoctl.cli.options import Json
+from ppoctl.cli.options import Json, SeveralRuns
 from ppoctl.errors import RecipeError, StorageError, quoted
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class _Plotted:
 
 
 def plot(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories; several share each chart.")],
+    runs: SeveralRuns,
     names: Annotated[
         list[str] | None,
         typer.Option("--metric", metavar="NAME", help="A figure to plot, e.g. policy/clip_frac; repeatable."),

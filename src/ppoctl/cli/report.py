@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 
 from ppoctl.cli import render
-from ppoctl.cli.options import Json
+from ppoctl.cli.options import Json, SeveralRuns
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories, runs/NAME.")],
+    runs: SeveralRuns,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="HTML file; default: NAME.html here.")
     ] = None,

@@ -8,7 +8,7 @@ import typer
 
 from ppoctl.cli import render
 from ppoctl.cli.listing import BROKEN, Listed, listed
-from ppoctl.cli.options import Json, Wait, found_run, is_run, run_names
+from ppoctl.cli.options import Json, SeveralRuns, Wait, is_run
 from ppoctl.errors import PpoctlError, RecipeError, RunAliveError, StorageError, quoted
 
 if TYPE_CHECKING:
@@ -17,20 +17,8 @@ if TYPE_CHECKING:
     from ppoctl.recipe.schema import MlflowTracking
 
 
-def _found(runs: list[Path]) -> list[Path]:
-    return [found_run(run) for run in runs]
-
-
 def rm(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUN...",
-            help="Run directories, or names of runs in runs/.",
-            callback=_found,
-            autocompletion=run_names,
-        ),
-    ],
+    runs: SeveralRuns,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask; needed where there is no terminal.")] = False,
     keep_tracking: Annotated[
         bool, typer.Option("--keep-tracking", help="Delete the run directory only; leave its MLflow run.")
