@@ -56,7 +56,7 @@ def test_a_word_finds_every_key_that_has_it_in_its_name(ask: Ask) -> None:
 
 @pytest.mark.parametrize("columns", [60, 80, 120, 400])
 def test_what_explains_a_recipe_fits_a_terminal(ask: Ask, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
-    """On a terminal too narrow for its table a key is a paragraph; lines end at the edge, between words."""
+    """On a terminal too narrow for its table a key is a block; lines end at the edge, between words."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("NO_COLOR", "1")
@@ -67,8 +67,8 @@ def test_what_explains_a_recipe_fits_a_terminal(ask: Ask, monkeypatch: pytest.Mo
     if columns == 60:
         assert lines[:4] == [
             "ppo.epochs",
-            "  Passes of the actor over the rollouts of a step.",
-            "  type: whole number; default: 1; range: at least 1;",
+            "  type: whole number   default: 1   range: at least 1",
             "  changes: results",
+            "  meaning: Passes of the actor over the rollouts of a",
         ]
     assert lines[0].split()[0] == ("key" if columns >= 120 else "ppo.epochs")

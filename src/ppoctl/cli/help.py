@@ -30,7 +30,14 @@ EXAMPLES: dict[str, str] = {
     "logs": "ppoctl logs my -f",
     "stop": "ppoctl stop my --after step",
     "rm": "ppoctl rm my other",
-    "show": "ppoctl show my --step 40 --worst",
+    "show": """
+        ppoctl show my --step 40 --worst         one sample, token by token
+        ppoctl show my --list --sort flipped     a line for each
+        ppoctl show my --eval --max-reward 0     of the newest evaluation, those without a point""",
+    "plot": """
+        ppoctl plot my other --metric reward/score_mean
+        ppoctl plot my --out curves.svg""",
+    "report": "ppoctl report my other -o both.html",
     "compare": """
         ppoctl compare my other         what differs, and the first sample that does
         ppoctl compare my other --eval  which evaluation is better, and whether by chance""",
