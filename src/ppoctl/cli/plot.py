@@ -185,5 +185,12 @@ def _print(panels: "Sequence[Panel]", runs: Sequence[_Plotted]) -> None:
         render.line("\n".join(lines) + ("\n" if number < len(panels) - 1 else ""))
     for run in runs:
         if run.events:
-            told = ", ".join(f"{event.what} after step {event.step}" for event in run.events)
-            render.say(f"{run.name}: {told}")
+            render.say(f"{run.name}: {_happened(run.events)}")
+
+
+def _happened(events: "Sequence[Event]") -> str:
+    from ppoctl.store.samples import spans
+
+    kinds = dict.fromkeys(event.what for event in events)
+    steps = {kind: sorted({event.step for event in events if event.what == kind}) for kind in kinds}
+    return ", ".join(f"{kind} after step {spans(found)}" for kind, found in steps.items())
