@@ -10,9 +10,10 @@ import typer
 
 from ppoctl.cli import render
 from ppoctl.cli.options import Json
-from ppoctl.errors import RecipeError, StorageError, quoted
+from ppoctl.errors import EnvironmentProblemError, RecipeError, StorageError, quoted
 
 if TYPE_CHECKING:
+    from ppoctl.chart.drawing import Picture
     from ppoctl.chart.panel import Panel, Point
     from ppoctl.store.journal import Event
 
@@ -154,13 +155,22 @@ def _write(out: Path, panels: "Sequence[Panel]", names: Sequence[str]) -> None:
 
         data = svg(drawn, f"{', '.join(names)}: {', '.join(panel.title for panel in panels)}").encode()
     else:
-        from ppoctl.chart.png import png
-
-        data = png(drawn)
+        data = _png(drawn)
     try:
         out.write_bytes(data)
     except OSError as error:
         raise StorageError(f"cannot write `{out}`: {error.strerror}", hint=f"ls -ld {quoted(out.parent)}") from error
+
+
+def _png(drawn: "Picture") -> bytes:
+    try:
+        from ppoctl.chart.png import png
+    except ModuleNotFoundError as error:  # an environment that plans and submits, and does not train
+        says = "a PNG is drawn by Pillow, which this environment does not have"
+        raise EnvironmentProblemError(
+            says, hint="--out with a name that ends in .svg, or: pip install pillow"
+        ) from error
+    return png(drawn)
 
 
 def _print(panels: "Sequence[Panel]", runs: Sequence[_Plotted]) -> None:
