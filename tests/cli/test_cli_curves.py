@@ -1,6 +1,7 @@
 """`ppoctl plot`: which figures of which runs, on a terminal's paper and in files; journals written by hand."""
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -110,6 +111,15 @@ def test_files_are_written_as_their_names_say(ask: Ask) -> None:
     assert all(f">{word}</text>" in text for word in (REWARD, PASS, "health stop, resumed", "step", "a"))
     assert ask("a", "--out", "a.png").code == 0
     assert Path("a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_png_without_pillow_is_refused_by_name(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    monkeypatch.delitem(sys.modules, "ppoctl.chart.png", raising=False)
+    said = ask("a", "--out", "a.png")
+    assert (said.code, said.out) == (3, "")
+    assert said.err.startswith("error: a PNG is drawn by Pillow, which this environment does not have\n")
+    assert not Path("a.png").exists()
 
 
 @pytest.mark.parametrize(

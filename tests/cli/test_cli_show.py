@@ -1,7 +1,10 @@
 """`ppoctl show`: samples of runs on fakes, one in full and in lists; screens word for word."""
 
+import io
 import json
 import os
+import re
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +18,7 @@ from house.test_house_light import front
 from ppoctl.batch.scores import FINISH_REASONS, REWARD_OUTCOMES
 from ppoctl.cli import pager, render, sample_list, sample_screen, show
 from ppoctl.cli.app import run
+from ppoctl.errors import RecipeError
 from ppoctl.store import record_file
 from ppoctl.store import sample_list as lists
 from ppoctl.store.layout import RunLayout
@@ -114,7 +118,7 @@ def test_a_sample_in_full_has_every_figure_of_its_tokens(root: Path, ask: Ask) -
 
 
 def test_kl_is_the_log_prob_less_the_references_or_what_was_recorded_whole(root: Path) -> None:
-    records = StepRecords.read(RunLayout(root), 1)
+    records = StepRecords.read(RunLayout(root), 3)  # in the first the actor is the reference
     assert records.logprobs is not None
     length, told = int(records.rollouts["lengths"][2]), records.logprobs.fields
     assert records.kl(2) == pytest.approx((told["actor"] - told["reference"])[2, :length].tolist())
@@ -166,9 +170,87 @@ def test_the_mean_advantage_is_over_tokens_that_train(root: Path, ask: Ask) -> N
     assert replace(records, advantages=None, rewards=None).row(0).outcome == "not scored"
 
 
+def test_a_damaged_record_is_named_and_not_shown(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = shutil.copytree(root, tmp_path / "damaged")
+    file = RunLayout(copy).stage(3, "advantages") / "record.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    assert run(["show", str(copy), "--list"]) == 8
+    assert f"`{file}` is corrupt: digest" in capsys.readouterr().err
+
+
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch, lines: int = 24) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for name, value in {"TERM": "xterm", "LINES": str(lines), "COLUMNS": "80"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+GREEN, RED, PLAIN = "48;2;0", "48;2;2", ""
+
+
+def colours(text: str) -> list[str]:
+    """The colour of each piece of the response, as far as it has one."""
+    return [GREEN if part.startswith(GREEN) else RED for part in re.findall(r"\x1b\[(48[0-9;]*)m", text)]
+
+
+@pytest.mark.parametrize(
+    ("by", "found"), [("advantage", [GREEN, RED]), ("value", [RED, GREEN]), ("kl", [GREEN, GREEN])]
+)
+def test_colours_are_of_the_figure_that_is_asked_for(
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    by: sample_screen.Figure,
+    found: list[str],
+) -> None:
+    [sample] = read_samples(RunLayout(root), 3, [0])
+    figures = {"advantages": [1.0, -1.0], "values": [0.25, 0.75], "kl": [0.5, 0.5], "logprobs": [-1.0, -2.0]}
+    two = replace(sample, tokens=[5, 6], pieces=["a", "b"], **figures)
+    sample_screen.print_sample(two, by)
+    assert "\x1b" not in capsys.readouterr().out
+    on_a_terminal(monkeypatch)
+    sample_screen.print_sample(two, by)
+    out = capsys.readouterr().out
+    assert colours(out) == found
+    assert f"\n({sample_screen.LEGENDS[by]})\n" in out
+    sample_screen.print_sample(replace(two, advantages=None))
+    assert "green" not in capsys.readouterr().out
+    with pytest.raises(RecipeError, match="step 3 has no `kl` of tokens; recorded: advantage, value"):
+        sample_screen.print_sample(replace(two, kl=None), "kl")
+
+
+def test_a_character_of_several_tokens_is_shown_once(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    [sample] = read_samples(RunLayout(root), 3, [0])
+    two = replace(
+        sample, tokens=[5, 6], pieces=["\u00e9", ""], advantages=None, values=None, kl=None, logprobs=[-1.0, -2.0]
+    )
+    sample_screen.print_sample(two)
+    assert capsys.readouterr().out.splitlines()[-5:] == [
+        "\u00e9",
+        "",
+        "token             log-prob",
+        '"\u00e9"               -1.000',
+        "(same character)  -2.000",
+    ]
+
+
+def test_a_list_is_as_long_as_the_screen(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_terminal(monkeypatch, lines=9)
+    said = ask("--list", "--no-pager")
+    assert said.err.splitlines()[-1] == "4 of 8 samples of step 3, 4 more with --limit 8"
+    assert len(said.out.splitlines()) == 1 + 4
+
+
+def test_what_stdout_has_no_letter_for_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert render.printable("caf\u00e9\x1b \u4e2d\n") == "caf\\xe9\\x1b \\u4e2d\n"
+
+
 def test_a_prompt_is_followed_over_the_steps_that_have_it(ask: Ask) -> None:
     said = ask("--prompt", "p5")
-    assert said.out.splitlines()[0].split()[0] == "row"  # one step has it
+    assert said.out.splitlines()[0].split()[:2] == ["step", "row"]
     assert [row["step"] for row in listed(ask, "--prompt", "p5")] == [2, 2]
     assert said.err == "2 of 2 samples of step 2\n"
     held = listed(ask, "--eval", "--prompt", "p101")

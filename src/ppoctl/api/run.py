@@ -82,8 +82,8 @@ class Run:
 
     def samples(self, step: int | None = None) -> "pyarrow.Table":
         """One row per response of a step (absent: of the last with rollouts), with prompt, reward and, per token,
-        ids, log-probs, values and advantages as far as the step has come. Raises RecipeError where it has no
-        rollouts."""
+        ids, log-probs, values, advantages and KL from the reference as far as the step has come. Raises RecipeError
+        where it has no rollouts."""
         from ppoctl.store.tables import as_table
         from ppoctl.wire.samples import read_samples
 

@@ -11,7 +11,8 @@ from typing import IO
 
 
 class _Piped(TextIOBase):
-    """A stream to a pager: for whoever writes it is the terminal that the pager shows it on."""
+    """A stream to a pager: for whoever writes it is the terminal that the pager shows it on. `flush` sends nothing: a
+    pager that ends when all fits needs it in one go."""
 
     def __init__(self, pipe: IO[str]) -> None:
         self._pipe = pipe
@@ -25,9 +26,6 @@ class _Piped(TextIOBase):
 
     def write(self, text: str, /) -> int:
         return self._pipe.write(text)
-
-    def flush(self) -> None:
-        """Nothing is sent early: a pager that ends when all fits needs it in one go."""
 
 
 @contextmanager

@@ -10,9 +10,10 @@ import typer
 
 from ppoctl.cli import render
 from ppoctl.cli.options import Json, SeveralRuns
-from ppoctl.errors import RecipeError, StorageError, quoted
+from ppoctl.errors import EnvironmentProblemError, RecipeError, StorageError, quoted
 
 if TYPE_CHECKING:
+    from ppoctl.chart.drawing import Picture
     from ppoctl.chart.panel import Panel, Point
     from ppoctl.store.journal import Event
 
@@ -154,13 +155,22 @@ def _write(out: Path, panels: "Sequence[Panel]", names: Sequence[str]) -> None:
 
         data = svg(drawn, f"{', '.join(names)}: {', '.join(panel.title for panel in panels)}").encode()
     else:
-        from ppoctl.chart.png import png
-
-        data = png(drawn)
+        data = _png(drawn)
     try:
         out.write_bytes(data)
     except OSError as error:
         raise StorageError(f"cannot write `{out}`: {error.strerror}", hint=f"ls -ld {quoted(out.parent)}") from error
+
+
+def _png(drawn: "Picture") -> bytes:
+    try:
+        from ppoctl.chart.png import png
+    except ModuleNotFoundError as error:  # an environment that plans and submits, and does not train
+        says = "a PNG is drawn by Pillow, which this environment does not have"
+        raise EnvironmentProblemError(
+            says, hint="--out with a name that ends in .svg, or: pip install pillow"
+        ) from error
+    return png(drawn)
 
 
 def _print(panels: "Sequence[Panel]", runs: Sequence[_Plotted]) -> None:
@@ -185,5 +195,12 @@ def _print(panels: "Sequence[Panel]", runs: Sequence[_Plotted]) -> None:
         render.line("\n".join(lines) + ("\n" if number < len(panels) - 1 else ""))
     for run in runs:
         if run.events:
-            told = ", ".join(f"{event.what} after step {event.step}" for event in run.events)
-            render.say(f"{run.name}: {told}")
+            render.say(f"{run.name}: {_happened(run.events)}")
+
+
+def _happened(events: "Sequence[Event]") -> str:
+    from ppoctl.store.samples import spans
+
+    kinds = dict.fromkeys(event.what for event in events)
+    steps = {kind: sorted({event.step for event in events if event.what == kind}) for kind in kinds}
+    return ", ".join(f"{kind} after step {spans(found)}" for kind, found in steps.items())

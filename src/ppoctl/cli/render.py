@@ -20,10 +20,13 @@ def line(text: str = "") -> None:
 
 
 def printable(text: str) -> str:
-    """The text with every control character but line breaks as its escape: a terminal obeys control characters."""
-    return "".join(
+    """The text with every control character but line breaks as its escape, since a terminal obeys control characters,
+    and every letter that stdout cannot write."""
+    safe = "".join(
         char if char == "\n" or char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text
     )
+    encoding = sys.stdout.encoding or "utf-8"
+    return safe.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def say(text: str) -> None:

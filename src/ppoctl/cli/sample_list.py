@@ -31,6 +31,8 @@ class Form:
     """None: what fits, all off a terminal."""
     grep: str | None = None
     """Text for whose sake a line of the response is chosen; None: its first."""
+    says_step: bool = False
+    """Whether each line says its step, although all may be of one."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def _print(rows: "Sequence[SampleRow]", form: Form, known: _Flips, width: int | 
 
 def _columns(rows: "Sequence[SampleRow]", form: Form, known: _Flips) -> list[Column]:
     """What is said of each row, without the response: what the same list says of no row is no column."""
-    several = len({row.step for row in rows}) > 1
+    several = form.says_step or len({row.step for row in rows}) > 1
     columns: list[Column] = [("step", lambda row: row.step)] if several else []
     columns += [("row", lambda row: row.row)]
     columns += [("set", lambda row: render.printable(row.set))] if any(row.set for row in rows) else []

@@ -89,7 +89,7 @@ def show(
             at = source.last() if step is None else step
             sample_screen.show(source, at, sample or 0, by, as_json=json)
         else:
-            form = sample_list.Form(sort, reverse, limit, grep)
+            form = sample_list.Form(sort, reverse, limit, grep, prompt is not None)
             sample_list.show(source, _rows(source, step, wanted), wanted, form, as_json=json)
 
 

@@ -238,6 +238,7 @@ class Engine(ReceivingEngine):
 
     def close(self) -> None:
         """Free the engine, and vLLM's process groups with the last one. The trainer's groups stay."""
+        gc.freeze()  # vLLM collects, unfreezes and collects again: once is enough for it
         end(self._llm)
         del self._llm
         gc.collect()
