@@ -194,7 +194,7 @@ def _tell(told: Sequence["Feature"], prefix: str = "") -> None:
         render.line()
         render.heading(", ".join(feature.names))
         for word, text in lines_of(feature, prefix):
-            render.line(f"  {word}: {text}" if word else f"  {text}")
+            render.prose(f"  {word}: {text}" if word else f"  {text}")
 
 
 def _as_json(feature: "Feature") -> dict[str, object]:
