@@ -25,7 +25,7 @@ def rm(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...",
+            metavar="RUN",
             help="Run directories, or names of runs in runs/.",
             callback=_found,
             autocompletion=run_names,
