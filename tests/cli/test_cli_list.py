@@ -328,10 +328,13 @@ def test_what_is_or_may_be_at_work_is_refused_and_nothing_else_goes(
         assert said.code == 8, name
         assert said.err.startswith(f"error: run `runs/{name}` {says}"), said.err
         assert said.err.endswith(f"hint: ppoctl stop runs/{name}\n")
+    requeued = make("requeued", host="node1", job="14", restart=0)
+    requeued.event("attempt_ended", status="preempted", exit_code=75)
     cluster.goes_away()
-    said = ask("rm", "idle", "in-13", "--yes", "--wait", "0.1")
-    assert (said.code, said.err.split(":")[1]) == (8, " run `runs/in-13` may be at work")
-    assert len(there("runs")) == 5
+    for name in ("in-13", "requeued"):
+        said = ask("rm", "idle", name, "--yes", "--wait", "0.1")
+        assert (said.code, said.err.split(":")[1]) == (8, f" run `runs/{name}` may be at work")
+    assert len(there("runs")) == 6
 
 
 def test_an_attempt_elsewhere_that_was_silent_for_too_long_is_in_nobodys_way(

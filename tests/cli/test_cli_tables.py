@@ -118,3 +118,17 @@ def test_numbers_stand_at_the_right_on_a_narrow_terminal_too(
     monkeypatch.setenv("NO_COLOR", "1")
     render.table([(7, "a text of more words than there is room for here")], ("count", "what"))
     assert re.findall(r"^ *7  a text", capsys.readouterr().out, re.M) == ["    7  a text"]
+
+
+def test_sentences_go_on_below_themselves_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "24")
+    text = "  source: one of many papers, and another one"
+    render.prose(text)
+    assert capsys.readouterr().out == f"{text}\n"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    render.prose(text)
+    assert capsys.readouterr().out == "  source: one of\n    many papers, and\n    another one\n"
+    render.prose("")
+    assert capsys.readouterr().out == "\n"

@@ -253,7 +253,7 @@ ERRORS = {
         3,
         "error: `/` is no run, no Megatron folder and no Hugging Face folder\n\nhint: ls -a /\n",
     ),
-    "no format": (["base", "out"], 2, "error: missing option `--to`. Choose from:"),
+    "no format": (["base", "out"], 2, "error: missing option `--to`: one of hf, megatron\n"),
     "another format": (["base", "out", "--to", "gguf"], 2, "error: invalid value for `--to`: `gguf` is not one of"),
     "the same format": (["base", "out", "--to", "hf"], 2, "error: `base` is in that format already (`--to hf`)\n"),
     "an existing folder": (["base", "base", "--to", "megatron"], 2, "error: `base` exists\n"),
@@ -292,4 +292,4 @@ def test_a_cast_is_told(ask: Ask) -> None:
 def test_help_has_examples(ask: Ask) -> None:
     said = ask("convert-ckpt", "--help")
     assert said.code == 0
-    assert "\n    ppoctl convert-ckpt runs/quickstart trained --to hf" in said.out
+    assert "\n    ppoctl convert-ckpt runs/my trained --to hf" in said.out

@@ -29,8 +29,8 @@ def widths_in(room: int, texts: Texts, breaks: re.Pattern[str]) -> list[int] | N
     excess = sum(widths) + len(GAP) * (len(widths) - 1) - room
     last = len(widths) - 1
     for number in [last, *sorted(range(last), key=lambda column: -widths[column])]:
-        if excess <= 0 or widths[number] <= SHORT:
-            continue
+        if excess <= 0:
+            break
         if number == last:
             least = max(min(_longest(columns[number], WORDS), LONGEST), min(READABLE, widths[number]))
         else:

@@ -95,7 +95,7 @@ def found_runs(paths: list[Path]) -> list[Path]:
 SeveralRuns = Annotated[
     list[Path],
     typer.Argument(
-        metavar="RUN...",
+        metavar="RUN",
         help="Run directories, or names of runs in runs/.",
         callback=found_runs,
         autocompletion=run_names,

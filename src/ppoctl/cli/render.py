@@ -19,6 +19,16 @@ def line(text: str = "") -> None:
     print(text, flush=True)
 
 
+def prose(text: str) -> None:
+    """Print sentences: on a terminal they go on below themselves, a little further in; elsewhere they are a line."""
+    if not sys.stdout.isatty():
+        line(text)
+        return
+    hang = " " * (len(text) - len(text.lstrip()) + 2)
+    first, *others = columns.wrapped(text, shutil.get_terminal_size().columns - len(hang))
+    print("\n".join([first, *(f"{hang}{other}" for other in others)]), flush=True)
+
+
 def printable(text: str) -> str:
     """The text with every control character but line breaks as its escape, since a terminal obeys control characters,
     and every letter that stdout cannot write."""

@@ -31,7 +31,7 @@ def status(run: Run, wait: Wait = None, json: Json = False) -> None:
         render.json(report)
         return
     render.heading(f"{report['name']}: {report['state']}")
-    render.line(render.printable(report["says"]))
+    render.prose(render.printable(report["says"]))
     render.line()
     rows = [
         ("steps", f"{report['steps_done']} of {report['steps_planned']}"),
