@@ -191,7 +191,10 @@ def test_samples_are_chosen_and_their_tokens_read_with_the_keyboard(browser: Bro
 
 def test_colour_follows_advantage_value_or_divergence_and_never_stands_alone(browser: Browser, one: Path) -> None:
     browser.open(one)
-    item = given(one)["sets"][0]["items"][0]
+    items = given(one)["sets"][0]["items"]
+    number, item = next((at, item) for at, item in enumerate(items) if min(item["advantage"]) < 0)
+    browser.js("document.querySelector('.list').focus()")
+    browser.press("ArrowDown", number)
     for column in ("advantage", "value", "kl"):
         browser.js(f"document.querySelector('input[value={column}]').click()")
         largest = max(map(abs, item[column]))
