@@ -63,6 +63,7 @@ COMMANDS: list[tuple[tuple[str, ...], int | None]] = [
     (("status", "/nowhere"), None),
     (("logs", "/nowhere"), 2),
     (("stop", "/nowhere"), 2),
+    (("report", "/nowhere"), 2),
     (("doctor",), None),
     (("recipes", "list"), 0),
     (("recipes", "algorithms"), 0),
