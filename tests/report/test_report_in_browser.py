@@ -12,26 +12,32 @@ from typing import Any
 
 import pytest
 
+from ppoctl.report.contents import contents
+from ppoctl.report.page import html
+from ppoctl.report.reading import read_runs
 from ppoctl.report.write import write_report
 from report.browser import Browser
 
+NAMES = ("chromium", "chromium-browser", "google-chrome")
 INSTALL = ("apt-get", "install", "--no-install-recommends", "-y", "-qq", "chromium")
 
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """It is there, or the tests that need it are named as not run; in CI that is a failure."""
-    found = shutil.which("chromium")
-    if found:
+    if found := _found():
         return found
     wanted = f"no chromium here: {' '.join(INSTALL[:-2])} chromium"
     trouble = _install() if os.getuid() == 0 and shutil.which("apt-get") else "only root on Debian installs it"
-    found = shutil.which("chromium")
-    if found:
+    if found := _found():
         return found
     if os.environ.get("CI"):
         pytest.fail(f"{wanted}: {trouble}")
     pytest.skip(f"{wanted}: {trouble}")
+
+
+def _found() -> str | None:
+    return next(filter(None, map(shutil.which, NAMES)), None)
 
 
 def _install() -> str:
@@ -156,6 +162,29 @@ def test_charts_are_read_with_the_keyboard(browser: Browser, one: Path) -> None:
     assert browser.js(described).startswith(("rises from", "falls from", "stays at"))
 
 
+def test_runs_with_points_at_other_steps_are_read_at_the_nearest(
+    browser: Browser, runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    found = contents(read_runs(runs), steps=0, room=1_000_000)
+    chart = next(chart for chart in found.data["charts"] if chart["name"] == "reward/score_mean")
+    chart["series"] = [
+        {"run": 0, "steps": 0, "values": [0.1, 0.2, 0.3]},
+        {"run": 1, "steps": 1, "values": [0.5, 0.6]},
+    ]
+    found.data["steps"][:2] = [[1, 3, 9], [2, 8]]
+    file = tmp_path / "r.html"
+    file.write_text(html({**found.words, "left_out": ()}, found.data))
+    browser.open(file)
+    number = found.data["charts"].index(chart)
+    read = "document.activeElement.getAttribute('aria-valuetext')"
+    browser.js(f"document.getElementById('plot-{number}').focus()")
+    assert browser.js(read) == "step 9: first 0.3"
+    browser.press("ArrowLeft")
+    assert browser.js(read) == "step 8: first 0.3 at step 9; second 0.6"
+    browser.press("ArrowLeft")
+    assert browser.js(read).startswith("step 3: first 0.2; second 0.5 at step 2")
+
+
 def test_a_pointer_reads_the_step_below_it(browser: Browser, one: Path) -> None:
     browser.open(one)
     browser.js("document.getElementById('plot-0').scrollIntoView({behavior: 'instant', block: 'center'})")
@@ -191,7 +220,10 @@ def test_samples_are_chosen_and_their_tokens_read_with_the_keyboard(browser: Bro
 
 def test_colour_follows_advantage_value_or_divergence_and_never_stands_alone(browser: Browser, one: Path) -> None:
     browser.open(one)
-    item = given(one)["sets"][0]["items"][0]
+    items = given(one)["sets"][0]["items"]
+    number, item = next((at, item) for at, item in enumerate(items) if min(item["advantage"]) < 0)
+    browser.js("document.querySelector('.list').focus()")
+    browser.press("ArrowDown", number)
     for column in ("advantage", "value", "kl"):
         browser.js(f"document.querySelector('input[value={column}]').click()")
         largest = max(map(abs, item[column]))

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+import tomllib
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -199,6 +200,9 @@ def test_what_is_no_run_and_more_than_eight_are_refused(
 def test_files_of_the_page_are_small_plain_and_all_in_it() -> None:
     files = sorted(path.name for path in FILES.iterdir())
     assert files == sorted([*SCRIPTS, "page.html", "style.css"])
+    settings = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
+    [shipped] = settings["tool"]["setuptools"]["package-data"]["ppoctl.report"]
+    assert sorted(path.name for path in FILES.parent.glob(shipped)) == files
     for name in files:
         lines = (FILES / name).read_bytes()
         assert lines.isascii(), name

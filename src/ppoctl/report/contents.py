@@ -36,7 +36,10 @@ def contents(runs: Sequence[ReadRun], *, steps: int, room: int) -> Contents:
     heads = [head(run) for run in runs]
     happened = [events(run, told["attempts"]) for run, told in zip(runs, heads, strict=True)]
     lists = curves.Steps()
-    grouped = [(title, [curves.chart(name, runs, lists) for name in names]) for title, names in curves.groups(runs)]
+    grouped = [
+        (title, [curves.chart(name, runs, lists, fewest=_fewest(title)) for name in names])
+        for title, names in curves.groups(runs)
+    ]
     charts = [chart for _, here in grouped for chart in here]
     data = {
         "runs": [run.label for run in runs],
@@ -65,6 +68,10 @@ def contents(runs: Sequence[ReadRun], *, steps: int, room: int) -> Contents:
     return Contents(
         {**words, "sets": len(sets)}, {**data, "sets": sets}, shown, (*troubles, *_left_out(charts, sets, dropped))
     )
+
+
+def _fewest(title: str) -> int:
+    return 2 if title == curves.FURTHER else curves.FEWEST
 
 
 def _samples(runs: Sequence[ReadRun], steps: int) -> tuple[list[Json], list[str]]:

@@ -32,6 +32,8 @@ GROUPS: dict[str, tuple[metrics.Metric, ...]] = {
 FURTHER = "Further figures"
 POINTS = 600
 """Points of a figure, over all runs; longer histories are thinned, and the page says so."""
+FEWEST = 160
+"""Points of each run in the charts that are seen first, however many runs there are."""
 
 
 @dataclass(frozen=True)
@@ -109,10 +111,10 @@ def band_of(name: str) -> Band | None:
     return BANDS.get(name)
 
 
-def chart(name: str, runs: Sequence[ReadRun], steps: Steps) -> Json:
+def chart(name: str, runs: Sequence[ReadRun], steps: Steps, *, fewest: int = FEWEST) -> Json:
     """A figure as the page shows it: what it is, a sentence for each run, and its points under `data`."""
     metric, band = metrics.find(name), band_of(name)
-    limit = max(POINTS // len(runs), 2)
+    limit = max(POINTS // len(runs), fewest)
     told, data, is_thinned, has_band = [], [], False, False
     for number, run in enumerate(runs):
         points = run.series.get(name)

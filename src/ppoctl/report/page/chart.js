@@ -85,7 +85,7 @@ function areas(one, steps, x, y) {
   return pieces.filter((piece) => piece.length > 1).map((piece) => {
     const above = piece.map((at) => `${x(steps[at])} ${y(one.high[at])}`);
     const below = [...piece].reverse().map((at) => `${x(steps[at])} ${y(one.low[at])}`);
-    return drawn("path", { class: `area f${one.run}`, d: `M${[...above, ...below].join("L")}Z` });
+    return drawn("path", { class: `area f${one.run}${data.runs.length > 2 ? " faint" : ""}`, d: `M${[...above, ...below].join("L")}Z` });
   });
 }
 
@@ -97,28 +97,36 @@ function markAt(mark, x, taken) {
   if (here.includes(key)) return "";
   taken.set(at, [...here, key]);
   const title = drawn("title", {}, several ? `${data.runs[mark.run]}: ${mark.text}` : mark.text);
-  const glyph = drawn("use", { href: `#mark-${mark.kind}`, class: several ? `mark-glyph g${mark.run}` : "mark-glyph", transform: `translate(${at + here.length * 12} 6) scale(.75)` });
+  const glyph = drawn("use", { href: `#mark-${mark.kind}`, class: several ? `mark-glyph g${mark.run}` : "mark-glyph", transform: `translate(${at + here.length * (mark.at > (range[0] + range[1]) / 2 ? -12 : 12)} 6) scale(.75)` });
   return drawn("g", {}, title, drawn("line", { class: "mark", x1: at, x2: at, y1: MARGIN.top - 2, y2: HEIGHT - MARGIN.bottom }), glyph);
 }
 
 function pointed(chart, step, x, y) {
   const dots = chart.series.flatMap((one) => {
-    const at = data.steps[one.steps].indexOf(step);
-    return at < 0 || one.values[at] === null ? [] : [drawn("circle", { class: `dot f${one.run}`, cx: x(step), cy: y(one.values[at]), r: 4 })];
+    const steps = data.steps[one.steps];
+    const at = placeOf(steps, step);
+    return at < 0 || one.values[at] === null ? [] : [drawn("circle", { class: `dot f${one.run}`, cx: x(steps[at]), cy: y(one.values[at]), r: 4 })];
   });
   return [drawn("line", { class: "cursor", x1: x(step), x2: x(step), y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom }), ...dots];
 }
 
 function wordsAt(chart, step) {
   const parts = chart.series.flatMap((one) => {
-    const at = data.steps[one.steps].indexOf(step);
+    const steps = data.steps[one.steps];
+    const at = placeOf(steps, step);
     if (at < 0) return [];
+    const where = steps[at] === step ? "" : ` at step ${steps[at]}`;
     const around = one.low && one.low[at] !== null ? ` (${told(one.low[at])} to ${told(one.high[at])})` : "";
-    return [`${several ? data.runs[one.run] + " " : ""}${told(one.values[at])}${around}`];
+    return [`${several ? data.runs[one.run] + " " : ""}${told(one.values[at])}${around}${where}`];
   });
   const runs = new Set(chart.series.map((one) => one.run));
   const happened = data.marks.filter((mark) => runs.has(mark.run) && Math.abs(mark.at - step) <= 0.5).map((mark) => (several ? `${data.runs[mark.run]}: ${mark.text}` : mark.text));
   return [`step ${step}: ${parts.join("; ")}`, ...happened].join("; ");
+}
+
+// Where a run is read at a step: there or, where it has no point, at its nearest; -1 before its first and after its last.
+function placeOf(steps, step) {
+  return step < steps[0] || step > steps[steps.length - 1] ? -1 : nearest(steps, step);
 }
 
 function nearest(steps, wanted) {
