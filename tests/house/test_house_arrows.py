@@ -74,7 +74,7 @@ LATE: dict[str, set[str]] = {
         "chart", "clock", "conversion", "doctor", "launch", "loop", "metrics", "model", "plan", "preflight", "recipe",
         "report", "slurm", "store", "tracking", "wire",
     },
-    "report": {"batch", "wire"},
+    "report": {"wire"},
     "api": {"batch", "cli", "launch", "loop", "recipe", "slurm", "store", "tracking", "wire"},
 }  # fmt: skip
 

@@ -7,12 +7,11 @@ import re
 import pytest
 
 from house.conftest import trees
-from ppoctl.metrics import METRICS, Metric, eval_set, find, named, unknown
+from ppoctl.metrics import METRICS, ON_THE_CONSOLE, Metric, eval_set, find, named, unknown
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.guides import groups, guide, guided
 from ppoctl.recipe.schema import Recipe
 from ppoctl.tracking import health
-from ppoctl.tracking.view import KEY_FIGURES
 
 
 def test_names_are_unique_and_explained() -> None:
@@ -78,7 +77,7 @@ def test_a_name_is_written_in_the_registry_only() -> None:
 
 def test_what_a_person_steers_by_has_a_guide() -> None:
     """Figures of the console and of health rules are read by everybody."""
-    shown = {*KEY_FIGURES.values(), *(name for names in health.METRICS.values() for name in names)}
+    shown = {*ON_THE_CONSOLE.values(), *(name for names in health.METRICS.values() for name in names)}
     assert shown - set(guided()) == set()
     assert len(guided()) >= 25
     # How long a stage takes depends on the task.

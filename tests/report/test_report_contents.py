@@ -211,12 +211,6 @@ def test_what_fits_is_the_first_of_every_kind_before_the_second() -> None:
     assert all("rank" not in each for one in sets for each in one["items"])
 
 
-def test_the_divergence_of_a_token_is_never_negative() -> None:
-    assert samples._k3(-1.0, -1.0) == 0.0
-    assert samples._k3(0.0, -1.0) == pytest.approx(0.3678794411714423)
-    assert samples._k3(-1.0, 0.0) == pytest.approx(0.7182818284590451)
-
-
 # --- a run on fakes ------------------------------------------------------------------------------------------------
 
 

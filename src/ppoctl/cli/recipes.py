@@ -187,13 +187,13 @@ def _tell_metric(metric: "Metric") -> None:
     from ppoctl.recipe.guides import guide
 
     render.heading(metric.name)
-    render.paragraph(f"{metric.says} ({metric.unit})")
+    render.prose(f"  {metric.says} ({metric.unit})")
     if metric.healthy:
-        render.paragraph(f"healthy: {metric.healthy}")
+        render.prose(f"  healthy: {metric.healthy}")
     if found := guide(metric):
-        render.paragraph(found.read)
+        render.prose(f"  {found.read}")
         for sees, do in found.when:
-            render.paragraph(f"- {sees}: {do}")
+            render.prose(f"  - {sees}: {do}")
 
 
 @app.command()
@@ -239,7 +239,7 @@ def _tell(told: Sequence["Feature"], prefix: str = "") -> None:
         render.line()
         render.heading(", ".join(feature.names))
         for word, text in lines_of(feature, prefix):
-            render.paragraph(f"{word}: {text}" if word else text)
+            render.prose(f"  {word}: {text}" if word else f"  {text}")
 
 
 def _as_json(feature: "Feature") -> dict[str, object]:

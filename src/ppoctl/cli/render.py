@@ -6,7 +6,6 @@ import math
 import os
 import shutil
 import sys
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import Any, TextIO
@@ -133,15 +132,6 @@ def hint(text: str) -> None:
 def heading(text: str) -> None:
     """Print the title of a part of the data."""
     print(_styled(text, "bold", sys.stdout), flush=True)
-
-
-def paragraph(text: str) -> None:
-    """Print a text of any length, indented; on a terminal its lines end at its edge, elsewhere it is one line."""
-    if sys.stdout.isatty():
-        width = max(30, shutil.get_terminal_size().columns - 1)
-        hang = "    " if text.startswith("- ") else "  "
-        text = textwrap.fill(text, width, initial_indent="  ", subsequent_indent=hang, break_on_hyphens=False)
-    print(text if text.startswith("  ") else f"  {text}", flush=True)
 
 
 def table(rows: Sequence[Sequence[object]], headers: Sequence[str] = ()) -> None:

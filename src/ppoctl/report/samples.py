@@ -1,7 +1,6 @@
 """Samples for a report: of a few steps the best, worst, longest and those that disagree; of the evaluations those
 that an actor learned to solve or forgot."""
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -45,10 +44,9 @@ def _of_step(run: ReadRun, number: int, step: int) -> Json:
     from ppoctl.wire.samples import read_samples
 
     found = read_samples(run.layout, step)
-    divergences = _divergences(run, step)
     chosen = _chosen(found)
     items = [
-        {"rank": rank, "kinds": kinds, **_rollout(found[row], divergences[row] if divergences else None)}
+        {"rank": rank, "kinds": kinds, **_rollout(found[row])}
         for row, (rank, kinds) in sorted(chosen.items(), key=lambda each: (each[1][0], each[0]))
     ]
     return {"run": number, "title": f"step {step}, rollouts", "total": len(found), "items": items}
@@ -92,12 +90,12 @@ def _ranked(kinds: dict[str, list[int]]) -> dict[int, tuple[int, list[str]]]:
     return chosen
 
 
-def _rollout(sample: "ShownSample", divergence: Sequence[float] | None) -> Json:
+def _rollout(sample: "ShownSample") -> Json:
     end = MOST_TOKENS
     columns = {
         "advantage": sample.advantages,
         "value": sample.values,
-        "kl": divergence,
+        "kl": sample.kl,
         "logprob": sample.logprobs,
     }
     return {
@@ -115,31 +113,6 @@ def _rollout(sample: "ShownSample", divergence: Sequence[float] | None) -> Json:
             if values is not None
         },
     }
-
-
-def _divergences(run: ReadRun, step: int) -> list[list[float]] | None:
-    """KL of the actor from the reference, of each token: of the whole distributions where that is recorded, else the
-    k3 estimate; None where no reference was asked."""
-    from ppoctl.batch.records import Logprobs
-    from ppoctl.store.once import load_record
-
-    manifest = manifests.read(run.layout.stage(step, "logprobs"))
-    if manifest is None:
-        return None
-    record = load_record(run.layout, step, "logprobs", manifest)
-    assert isinstance(record, Logprobs)
-    if record.full_kl is not None:
-        whole: list[list[float]] = record.full_kl.tolist()
-        return whole
-    if record.actor is None or record.reference is None:
-        return None
-    pairs = zip(record.actor.tolist(), record.reference.tolist(), strict=True)
-    return [[_k3(*each) for each in zip(ours, theirs, strict=True)] for ours, theirs in pairs]
-
-
-def _k3(actor: float, reference: float) -> float:
-    ratio = reference - actor
-    return math.expm1(min(ratio, 500.0)) - ratio
 
 
 # --- evaluations --------------------------------------------------------------------------------------------------
