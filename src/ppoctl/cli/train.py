@@ -1,5 +1,6 @@
 """`ppoctl train` and `ppoctl rollout`: start the run of a recipe."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -49,11 +50,19 @@ def train(
         return
     with working(as_typed("train", files, sets), verbose=verbose, quiet=quiet) as (screen, gate):
         loaded = preflight.startable(files, sets, runs, force=force)
+        _require_way(runs / loaded.recipe.name, or_resume=or_resume)
         with preparing("loading libraries"):
             from ppoctl.wire import commands
 
         ended = commands.train(loaded, gate, runs=runs, or_resume=or_resume, screen=screen)
     summary.print_summary(ended, as_json=json)
+
+
+def _require_way(run: Path, *, or_resume: bool) -> None:
+    from ppoctl.store.layout import RunLayout
+    from ppoctl.wire.new_run import require_way
+
+    require_way(RunLayout(run), or_resume=or_resume)
 
 
 def rollout(

@@ -30,7 +30,15 @@ from ppoctl.store.resume_plan import ResumePlan, plan_resume
 from ppoctl.store.retention import saved_steps
 from ppoctl.tracking.screen import Screen
 from ppoctl.wire import changes, engines, session
-from ppoctl.wire.new_run import ROLLOUT, TRAIN, create, exists, is_replaceable
+from ppoctl.wire.new_run import (
+    ROLLOUT,
+    TRAIN,
+    create,
+    draws_or_scores,
+    holds_only_rollouts,
+    is_replaceable,
+    require_way,
+)
 from ppoctl.wire.run_recipe import recipe_of, recorded_recipes
 from ppoctl.wire.session import OpenedRun
 from ppoctl.wire.sources import require_same_sources, run_of, same_companions
@@ -45,9 +53,8 @@ def train(loaded: Loaded, gate: SignalGate, *, runs: Path, or_resume: bool, scre
     but the rollouts that `ppoctl rollout` drew for the same recipe, or not even one (see `is_replaceable`)."""
     layout = RunLayout(runs / loaded.recipe.name)
     if layout.root.exists() and not is_replaceable(layout):
-        if or_resume or _holds_only_rollouts(layout):
-            return _continue(Opening(layout, loaded.recipe, gate, screen), _as_it_is(layout))
-        raise exists(layout)
+        require_way(layout, or_resume=or_resume)
+        return _continue(Opening(layout, loaded.recipe, gate, screen), _as_it_is(layout))
     try:
         return _begin(Opening(layout, loaded.recipe, gate, screen), TRAIN, run)
     except RunExistsError:
@@ -109,7 +116,7 @@ def rollout(loaded: Loaded, gate: SignalGate, *, runs: Path, screen: Screen) -> 
     layout = RunLayout(runs / loaded.recipe.name)
     if not layout.root.exists() or is_replaceable(layout):
         return _begin(Opening(layout, loaded.recipe, gate, screen), ROLLOUT, _draw_and_score)
-    if not _holds_only_rollouts(layout):
+    if not holds_only_rollouts(layout):
         raise RunExistsError(
             f"run directory `{layout.root}` exists and has been trained",
             hint=f"draw under another name: --set name={loaded.recipe.name}-2",
@@ -123,7 +130,7 @@ def _draw_and_score(job: Job) -> None:
     once, given = job.once.at(step + 1), Given(job.prompts(step + 1), states, carry)
 
     def until_it_learns(stage: Stage[Result], *inputs: Identified) -> Result:
-        if not _draws_or_scores(stage.name):
+        if not draws_or_scores(stage.name):
             raise _Enough
         return once(stage, *inputs)
 
@@ -133,10 +140,6 @@ def _draw_and_score(job: Job) -> None:
 
 class _Enough(Exception):  # noqa: N818 - it ends a story, and is no error
     """What was asked of a story has been told."""
-
-
-def _draws_or_scores(stage: str) -> bool:
-    return stage.partition(".")[0] in ("rollout", "reward")
 
 
 def _save_for_any_layout(job: Job) -> None:
@@ -161,19 +164,6 @@ def _continue(opening: Opening, plan: ResumePlan, do: Callable[[Job], None] = ru
     notes = tuple(change.lines()) if change is not None else ()
     opened = OpenedRun(layout, recipes, sockets, plan, notes=notes, attempt=attempt)
     return session.attempt_run(opened, do, opening.gate, opening.screen)
-
-
-def _holds_only_rollouts(layout: RunLayout) -> bool:
-    if run_dir.facts(layout).get("command") != ROLLOUT:
-        return False
-    outlines = outlines_of(layout)
-    later = (
-        layout.stage(step, name)
-        for step in layout.committed_steps()
-        for name in outlines.at(step).names
-        if not _draws_or_scores(name)
-    )
-    return all(manifests.read(folder) is None for folder in later)
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,11 @@ from ppoctl.preflight.critic_state import require_kept
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.write import recipe_as_toml
 from ppoctl.slurm.following import require_idle
+from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.jobs import jobs, resume_command
 from ppoctl.store.layout import RunLayout
+from ppoctl.store.outline import outlines_of
 from ppoctl.store.saved_by import saved_by
 from ppoctl.versions import versions
 from ppoctl.wire.stories import as_recorded
@@ -80,3 +82,28 @@ def is_replaceable(layout: RunLayout) -> bool:
         return False
     require_idle(layout)
     return True
+
+
+def require_way(layout: RunLayout, *, or_resume: bool) -> None:
+    """Raise RunExistsError where `train` neither begins a run of this name nor goes on with it."""
+    if layout.root.exists() and not is_replaceable(layout) and not (or_resume or holds_only_rollouts(layout)):
+        raise exists(layout)
+
+
+def holds_only_rollouts(layout: RunLayout) -> bool:
+    """Whether all that a run has is what `ppoctl rollout` drew."""
+    if run_dir.facts(layout).get("command") != ROLLOUT:
+        return False
+    outlines = outlines_of(layout)
+    later = (
+        layout.stage(step, name)
+        for step in layout.committed_steps()
+        for name in outlines.at(step).names
+        if not draws_or_scores(name)
+    )
+    return all(manifests.read(folder) is None for folder in later)
+
+
+def draws_or_scores(stage: str) -> bool:
+    """Whether a stage of this name is one that `ppoctl rollout` runs."""
+    return stage.partition(".")[0] in ("rollout", "reward")
