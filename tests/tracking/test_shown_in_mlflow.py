@@ -4,6 +4,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -11,8 +12,10 @@ import pytest
 from tracking_lab import SETTINGS, Mlflow, RunDir, Said, figures_and_status, journaled_points
 
 from fakes.nvml import FakeNvml
+from fakes.sockets import fake_recipe, fake_sockets
 from ppoctl.batch.sealed import seal, unseal
 from ppoctl.store.layout import RunLayout
+from ppoctl.store.resume_plan import plan_resume
 from ppoctl.tracking.around import Around
 from ppoctl.tracking.forwarder import Forwarder
 from ppoctl.tracking.inputs import DataInput, inputs
@@ -20,6 +23,7 @@ from ppoctl.tracking.machine import Machine
 from ppoctl.tracking.mirror import MlflowMirror, Patience, rebuild
 from ppoctl.tracking.mlflow_run import MlflowRun, address_of
 from ppoctl.tracking.tables import MOST_TABLES, table, with_tables
+from ppoctl.wire import new_run, session
 from ppoctl.wire.mirrored import contract_of, gpus_here
 
 DATA = {
@@ -152,7 +156,7 @@ def test_a_user_without_a_name_is_told_as_none(run: RunDir, mlflow: Mlflow, monk
 # The machine
 
 
-def test_figures_of_the_machine_have_mlflows_names_and_its_units(tmp_path: Any) -> None:
+def test_figures_of_the_machine_have_mlflows_names_and_its_units(tmp_path: Path) -> None:
     found = Machine(tmp_path, lambda: {"gpu_0_utilization_percentage": 87.0}).measured()
     assert set(found) == {
         "system/cpu_utilization_percentage",
@@ -247,3 +251,17 @@ def test_a_report_that_cannot_be_made_costs_a_line(run: RunDir, mlflow: Mlflow, 
     sent = rebuild(run.root, SETTINGS, Around(say=said, files=files))
     assert said.lines == ["mlflow: the report could not be made (no tokenizer); the run is not affected"]
     assert (sent.files, mlflow.run().info.status) == (2, "FINISHED")
+
+
+def test_a_run_hands_its_mirror_the_contract_and_the_report(
+    runs_dir: Path, mlflow: Mlflow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = fake_recipe(tracking={"kind": "mlflow"}, expect={"reward/score_mean": {"min": 2.0}})
+    layout = RunLayout(runs_dir / "fake")
+    new_run.create(layout, recipe, {"model": "a" * 64, "data.train": "b" * 64}, command="train")
+    session.attempt_run(session.OpenedRun(layout, {1: recipe}, fake_sockets(recipe), plan_resume(layout)))
+    assert "mlflow:" not in capsys.readouterr().err
+    found = mlflow.run("fake")
+    assert (found.info.status, found.data.tags["ppoctl.contract"]) == ("FAILED", "unmet")
+    assert [each.dataset.name for each in found.inputs.dataset_inputs] == ["data.train"]
+    assert '<meta name="generator" content="ppoctl report' in mlflow.text("report.html", "fake")

@@ -17,7 +17,8 @@ class Machine:
         """Count from now on; the disk is that of `folder`."""
         self._folder = folder
         self._gpus = gpus
-        psutil.cpu_percent()  # what it says next is of the time since now
+        with suppress(OSError):  # a container may hide it
+            psutil.cpu_percent()  # what it says next is of the time since now
 
     def measured(self) -> dict[str, float]:
         """Figures since the last call, and of this moment, by their names in MLflow."""
