@@ -7,7 +7,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export TORCH_CPP_LOG_LEVEL ?= ERROR
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu quickstart test fakes screens drills engines runs clusters story story-sample contracts docs check check-gpu pin-gpu format clean
+.PHONY: help setup setup-gpu quickstart ui test fakes screens drills engines runs clusters story story-sample contracts docs check check-gpu pin-gpu format clean
 
 help: ## Explain the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -33,11 +33,30 @@ setup-gpu: ## Make .venv anew for NVIDIA GPUs instead (a driver of 580 or later;
 quickstart: setup ## Train the quickstart model with PPO until it solves held-out problems (minutes on two cores)
 	$(BIN)/ppoctl train recipes/quickstart.toml --or-resume
 
+# In an environment of its own: MLflow's pages want other versions of what training is pinned to.
+UI   = .venv-ui
+RUNS ?= runs
+PORT ?= 5000
+
+ui: ## MLflow's pages of RUNS (runs), on PORT (5000) of this machine; Ctrl-C ends them
+	@test -f "$(RUNS)/mlflow.db" || { echo "$(RUNS)/mlflow.db is not there: train first (make quickstart), or make ui RUNS=folder"; exit 2; }
+	@$(MAKE) --no-print-directory $(UI)/.installed
+	@echo "open http://127.0.0.1:$(PORT) in a browser"
+	@exec env MLFLOW_DISABLE_TELEMETRY=true DO_NOT_TRACK=true PYTHONWARNINGS=ignore \
+	    $(UI)/bin/mlflow ui --host 127.0.0.1 --port $(PORT) --workers 1 \
+	    --backend-store-uri "sqlite:///$$(realpath "$(RUNS)")/mlflow.db"
+
+$(UI)/.installed: requirements/cpu.txt
+	@echo "installing MLflow's pages in $(UI), once"
+	@$(PYTHON) -m venv $(UI)
+	@$(UI)/bin/python -m pip install --quiet --disable-pip-version-check "$$(sed -n 's/^mlflow-skinny==/mlflow==/p' requirements/cpu.txt)"
+	@touch $@
+
 # Six parts, two at a time, the longest first: as one ends, the next begins beside the other.
 # Where `make` cannot keep their output apart they run one after the other.
 SIDE_BY_SIDE = $(if $(filter output-sync,$(.FEATURES)),-j2 --output-sync=target)
 
-RUNS = tests/story tests/engines/ray
+WHOLE = tests/story tests/engines/ray
 SCREENS = tests/cli tests/recipe tests/plan tests/doctor tests/house tests/tracking
 DRILLS = tests/store tests/story tests/loop tests/convert
 CLUSTERS = tests/slurm tests/report
@@ -55,10 +74,10 @@ drills: setup ## A part of the tests: every kill drill on fakes, damage, and con
 	$(BIN)/python -m pytest -m "not story and not engines" $(DRILLS) $(ARGS)
 
 engines: setup ## A part of the tests: Megatron-Core and vLLM, each by itself, by sample
-	$(BIN)/python -m pytest -m "engines and not story" tests/engines $(addprefix --ignore=,$(RUNS)) $(ARGS)
+	$(BIN)/python -m pytest -m "engines and not story" tests/engines $(addprefix --ignore=,$(WHOLE)) $(ARGS)
 
 runs: setup ## A part of the tests: whole commands on the real engines, processes of Ray, kills, by sample
-	$(BIN)/python -m pytest -m "engines and not story" $(RUNS) $(ARGS)
+	$(BIN)/python -m pytest -m "engines and not story" $(WHOLE) $(ARGS)
 
 clusters: setup ## A part of the tests: a real Slurm of several nodes and a real browser, which it installs where it may
 	$(BIN)/python -m pytest -m "not story" $(CLUSTERS) $(ARGS)
@@ -101,5 +120,5 @@ format: setup ## Let ruff rewrite what it can
 	$(BIN)/ruff check --fix-only -q src tests benchmarks recipes
 	$(BIN)/ruff format src tests benchmarks recipes
 
-clean: ## Remove the environment and caches; run directories stay
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build
+clean: ## Remove the environments and caches; run directories stay
+	rm -rf $(VENV) $(UI) .pytest_cache .mypy_cache .ruff_cache build

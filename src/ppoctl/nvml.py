@@ -53,6 +53,16 @@ class NoDriver:
     """Whether there is one: its library answers with an error, as after an update or where a GPU is lost."""
 
 
+@dataclass(frozen=True)
+class Load:
+    """How busy one GPU is. None stands for what it does not tell."""
+
+    index: int
+    busy_percent: float | None
+    """Share of the last moments in which something ran on it."""
+    used_bytes: int | None
+
+
 def look() -> Driver | NoDriver:
     """The driver of this machine with its GPUs, whichever of them this process may use."""
     try:
@@ -67,6 +77,24 @@ def look() -> Driver | NoDriver:
         return _driver(pynvml)
     except pynvml.NVMLError as error:
         return NoDriver(str(error), is_broken=True)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def loads() -> list[Load]:
+    """How busy each GPU of this machine is now; none where no driver answers."""
+    try:
+        import pynvml
+    except ImportError:
+        return []
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        return [_load(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError:
+        return []
     finally:
         pynvml.nvmlShutdown()
 
@@ -106,6 +134,13 @@ def _gpu(pynvml: Any, index: int, handle: Any) -> Gpu:
         compute_mode=_COMPUTE_MODES.get(mode, str(mode)),
         capability=(int(major), int(minor)),
     )
+
+
+def _load(pynvml: Any, index: int) -> Load:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    rates = _if_told(pynvml, lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
+    memory = _if_told(pynvml, lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
+    return Load(index, None if rates is None else float(rates.gpu), None if memory is None else int(memory.used))
 
 
 def _apart(pynvml: Any, handles: Sequence[Any]) -> list[tuple[int, int]]:

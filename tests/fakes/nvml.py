@@ -32,6 +32,8 @@ class FakeNvml:
     """Compute capability of GPU 0, where it is another."""
     apart: set[tuple[int, int]] = field(default_factory=set)
     fault: str | None = None
+    busy: dict[int, int | None] = field(default_factory=dict)
+    """Percent by GPU; None: it does not tell."""
     NVMLError = NVMLError
     NVML_P2P_STATUS_OK = 0
     NVML_ERROR_LIBRARY_NOT_FOUND = 12
@@ -69,6 +71,11 @@ class FakeNvml:
         if self.memory is None:
             raise NVMLError("Not Supported")
         return SimpleNamespace(total=self.memory[0] >> handle, used=self.memory[1])
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:
+        if (gpu := self.busy.get(handle, 0)) is None:
+            raise NVMLError("Not Supported")
+        return SimpleNamespace(gpu=gpu)
 
     def nvmlDeviceGetComputeMode(self, handle: int) -> int:
         return self.mode

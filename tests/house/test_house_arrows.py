@@ -58,7 +58,7 @@ ARROWS: dict[str, set[str]] = {
     "wire": {
         "convert", "data", "plan", "preflight", "engines.megatron", "engines.ray", "engines.turns", "engines.vllm",
         "launch", "loop", "rewards", "slurm", "stages", "store", "tracking", "weights", "ports", "batch", "ppo",
-        "recipe", "model", "clock", "device", "doing", "versions", "errors",
+        "recipe", "report", "model", "clock", "device", "doing", "nvml", "versions", "errors",
     },
     "report": {
         "loop", "metrics", "recipe", "slurm", "store", "tracking", "clock", "errors",

@@ -12,7 +12,7 @@ def test_tests_that_start_engines_are_in_the_folders_of_their_parts() -> None:
     assert {file.parts[0] for file in files} == {"engines", "slurm", "story"}
     commands = (ROOT / "Makefile").read_text("utf-8")
     assert '-m "engines and not story" tests/engines $(addprefix' in commands
-    assert "\nRUNS = tests/story tests/engines/ray\n" in commands
+    assert "\nWHOLE = tests/story tests/engines/ray\n" in commands
 
 
 def marks_engines(file: Path) -> bool:

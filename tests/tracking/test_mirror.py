@@ -4,8 +4,8 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,8 @@ from tracking_lab import SETTINGS, Mlflow, RunDir, Said, figures_and_status, jou
 from ppoctl.errors import quoted
 from ppoctl.recipe.schema import MlflowTracking
 from ppoctl.store.layout import RunLayout
+from ppoctl.tracking.around import Around
+from ppoctl.tracking.inputs import DataInput
 from ppoctl.tracking.mirror import MlflowMirror, Patience, rebuild
 from ppoctl.tracking.mlflow_run import Address, Marker, Target
 from ppoctl.tracking.outgoing import Batch, Ending, Point
@@ -28,6 +30,7 @@ class FakeTarget:
 
     points_sent: list[Point] = field(default_factory=list)
     statuses: list[str] = field(default_factory=list)
+    kept: dict[str, str] = field(default_factory=dict)
     gate: threading.Event = field(default_factory=threading.Event)
     waiting: threading.Event = field(default_factory=threading.Event)
     failures: int = 0
@@ -64,7 +67,14 @@ class FakeTarget:
 
     def describe(self, params: Mapping[str, str], tags: Mapping[str, str]) -> None: ...
 
-    def keep(self, path: str, text: str) -> None: ...
+    def inputs(self) -> set[str]:
+        return set()
+
+    def add_inputs(self, inputs: Sequence[DataInput]) -> None:
+        raise AssertionError("its run.json has no data")
+
+    def keep(self, path: str, text: str) -> None:
+        self.kept[path] = text
 
     def status(self) -> str:
         return self.statuses[-1] if self.statuses else "RUNNING"
@@ -77,12 +87,15 @@ class FakeTarget:
         return [(p.name, p.step) for p in self.points_sent if not p.name.startswith(("progress/", "time/"))]
 
 
-def faked(run: RunDir, target: FakeTarget, said: Said) -> MlflowMirror:
-    return MlflowMirror(run.root, SETTINGS, attempt=1, say=said, open_target=target.open, patience=QUICK)
+def faked(
+    run: RunDir, target: FakeTarget, said: Said, around: Around = Around(), patience: Patience = QUICK
+) -> MlflowMirror:
+    around = replace(around, say=said)
+    return MlflowMirror(run.root, SETTINGS, attempt=1, around=around, open_target=target.open, patience=patience)
 
 
 def mirrored(run: RunDir, said: Said, settings: MlflowTracking = SETTINGS, attempt: int = 1) -> MlflowMirror:
-    mirror = MlflowMirror(run.root, settings, attempt=attempt, say=said, patience=QUICK)
+    mirror = MlflowMirror(run.root, settings, attempt=attempt, around=Around(say=said), patience=QUICK)
     mirror.start()
     return mirror
 
@@ -116,6 +129,29 @@ def test_training_goes_on_while_mlflow_does_not_answer(bare: RunDir, said: Said)
     assert mirror.close("finished", DEADLINE_S)
     assert len(target.figures) == len(set(target.figures)) == 10
     assert target.statuses[-1] == "FINISHED"
+    assert said.lines == []
+
+
+def test_figures_of_the_machine_are_sent_while_it_trains_and_a_failure_of_theirs_is_silent(
+    bare: RunDir, said: Said
+) -> None:
+    target, asked = FakeTarget(), list[int]()
+    target.gate.set()
+
+    def gpus() -> Mapping[str, float]:
+        asked.append(1)
+        if len(asked) == 1:
+            raise RuntimeError("GPU is lost")
+        return {"gpu_0_utilization_percentage": 87.0}
+
+    bare.step(1)
+    mirror = faked(bare, target, said, Around(gpus=gpus), replace(QUICK, measure_s=0.01))
+    mirror.start()
+    until(lambda: any(point.name == "system/gpu_0_utilization_percentage" for point in target.points_sent))
+    bare.step(2)
+    assert mirror.close("finished", DEADLINE_S)
+    figures = [name for name, _ in target.figures if not name.startswith("system/")]
+    assert len(figures) == 10
     assert said.lines == []
 
 
@@ -269,10 +305,14 @@ import os, signal, sys, time
 sys.path[:0] = [{tests!r}]
 from pathlib import Path
 from tracking_lab import SETTINGS, Mlflow, RunDir
+from ppoctl.tracking.around import Around
+from ppoctl.tracking.inputs import DataInput
+from ppoctl.tracking.around import Around
 from ppoctl.tracking.mirror import MlflowMirror, Patience
 
 run = RunDir(Path({runs!r}))
-mirror = MlflowMirror(run.root, SETTINGS, attempt=1, say=sys.stderr.write, patience=Patience(poll_s=0.01))
+around = Around(say=sys.stderr.write)
+mirror = MlflowMirror(run.root, SETTINGS, attempt=1, around=around, patience=Patience(poll_s=0.01))
 run.event("attempt_started")
 mirror.start()
 for step in range(1, 10_000):

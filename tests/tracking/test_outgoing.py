@@ -63,16 +63,17 @@ def test_names_are_what_mlflow_takes() -> None:
     assert len(metric_name("x" * 999)) == 250
 
 
-def test_params_are_flat_and_long_ones_are_cut() -> None:
+def test_params_are_flat_without_what_has_no_value_and_long_ones_are_cut() -> None:
     flat = params({"a": {"b": 1e-6, "c": None, "d": [1, 2], "e": {}}, "f": "text", "g": True, "h": "x" * 7000})
     assert flat["h"].endswith("... (7000 characters; see recipe.resolved.json)")
     assert len(flat.pop("h")) < 6000
-    assert flat == {"a.b": "1e-06", "a.c": "null", "a.d": "[1, 2]", "a.e": "{}", "f": "text", "g": "true"}
+    assert flat == {"a.b": "1e-06", "a.d": "[1, 2]", "f": "text", "g": "true"}
 
 
 def test_a_changed_param_becomes_a_tag_and_follows_when_it_is_changed_back() -> None:
     assert changed_params({"a": "1", "b": "2"}, {"a": "1", "b": "3", "new": "4"}, {}) == {"changed/b": "3"}
     assert changed_params({"b": "2"}, {"b": "2"}, {"changed/b": "3"}) == {"changed/b": "2"}
+    assert changed_params({"a": "1", "b": "2"}, {"a": "1"}, {}) == {"changed/b": "absent"}
 
 
 def test_the_last_event_says_how_the_run_stands() -> None:

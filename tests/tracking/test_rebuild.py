@@ -15,8 +15,10 @@ from tracking_lab import SETTINGS, Mlflow, RunDir, figures_and_status, journaled
 from ppoctl.batch.sealed import sealed_line, unseal
 from ppoctl.errors import EnvironmentProblemError, RecipeError, quoted
 from ppoctl.recipe.schema import MlflowTracking
-from ppoctl.tracking import forwarder
 from ppoctl.tracking.mirror import kept_by_mlflow, rebuild
+from ppoctl.tracking.tables import ROWS_PER_TABLE
+
+TABLE = '{"columns": ["row"], "data": [[0], [1]]}'
 
 
 def finished(run: RunDir, steps: int = 3) -> None:
@@ -30,7 +32,7 @@ def finished(run: RunDir, steps: int = 3) -> None:
 def test_rebuild_sends_everything_and_a_second_one_nothing(run: RunDir, mlflow: Mlflow) -> None:
     finished(run)
     sent = rebuild(run.root, SETTINGS)
-    assert (sent.lines, sent.params, sent.files, sent.status) == (12, 5, 3, 1)
+    assert (sent.lines, sent.params, sent.files, sent.status) == (12, 4, 3, 1)
     assert mlflow.points() == journaled_points(run.root)
     assert figures_and_status(rebuild(run.root, SETTINGS)) == 0
     assert mlflow.points() == journaled_points(run.root)
@@ -47,12 +49,11 @@ def test_what_mlflow_shows_of_a_run(run: RunDir, mlflow: Mlflow) -> None:
         "steps": "3",
         "ppo.kl.place": "loss",
         "ppo.kl.coef": "0.001",
-        "expect": "{}",
     }
     assert found.data.tags["ppoctl.status"] == "finished"
     assert mlflow.text("recipe.toml") == 'name = "demo"\n'
     assert json.loads(mlflow.text("recipe.resolved.json"))["steps"] == 3
-    assert mlflow.text("samples/step-000003.jsonl") == '{"row": 0}\n{"row": 1}\n'
+    assert mlflow.text("samples/step-000003.json") == TABLE
     assert Path(found.info.artifact_uri.removeprefix("file://").replace("%20", " ")).is_absolute()
 
 
@@ -157,15 +158,15 @@ def test_a_sample_table_cut_short_is_sent_again(run: RunDir, mlflow: Mlflow) -> 
     uri = mlflow.run().info.artifact_uri.removeprefix("file://")
     from urllib.parse import unquote
 
-    (Path(unquote(uri)) / "samples" / "step-000003.jsonl").write_text('{"row"')
+    (Path(unquote(uri)) / "samples" / "step-000003.json").write_text('{"columns"')
     rebuild(run.root, SETTINGS)
-    assert mlflow.text("samples/step-000003.jsonl") == '{"row": 0}\n{"row": 1}\n'
+    assert mlflow.text("samples/step-000003.json") == TABLE
 
 
 def test_only_the_first_samples_are_shown(run: RunDir, mlflow: Mlflow) -> None:
     run.evaluation(1, rows=1000)
     rebuild(run.root, SETTINGS)
-    assert len(mlflow.text("samples/step-000001.jsonl").splitlines()) == forwarder.SAMPLES_PER_TABLE
+    assert len(json.loads(mlflow.text("samples/step-000001.json"))["data"]) == ROWS_PER_TABLE
 
 
 def test_a_status_that_an_earlier_attempt_set_is_mended(run: RunDir, mlflow: Mlflow) -> None:
@@ -319,8 +320,8 @@ def test_killed_at_any_transaction_nothing_is_doubled_and_nothing_is_missing(
         found = mlflow.run(run.root.name)
         assert mlflow.points(run.root.name) == journaled_points(run.root), f"killed at commit {number}"
         assert found.info.status == "FINISHED"
-        assert len(found.data.params) == 5
+        assert len(found.data.params) == 4
         assert found.data.tags["nonfinite/reward/score_std"] == "inf at step 2"
-        assert mlflow.text("samples/step-000001.jsonl", run.root.name) == '{"row": 0}\n{"row": 1}\n'
+        assert mlflow.text("samples/step-000001.json", run.root.name) == TABLE
         assert figures_and_status(rebuild(run.root, SETTINGS)) == 0
     assert 6 < kills < 100

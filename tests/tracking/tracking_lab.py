@@ -88,8 +88,15 @@ class Mlflow:
             (metric.key, metric.step, metric.value, metric.timestamp)
             for key in run.data.metrics
             for metric in self.client.get_metric_history(run.info.run_id, key)
-            if not key.startswith("progress/")
+            if not key.startswith(("progress/", "system/"))
         )
+
+    def table(self, experiment: str, path: str, run_id: str) -> Any:
+        """A table as MLflow's pages find and read it, by its tag."""
+        from mlflow.tracking._tracking_service.utils import _use_tracking_uri
+
+        with _use_tracking_uri(self.client.tracking_uri):
+            return self.client.load_table(experiment, path, run_ids=[run_id])
 
     def text(self, path: str, name: str = "demo") -> str:
         """A kept file."""

@@ -13,6 +13,7 @@ def track(run: Run, json: Json = False) -> None:
     from ppoctl.store import run_dir
     from ppoctl.store.layout import RunLayout
     from ppoctl.tracking.mirror import rebuild as send
+    from ppoctl.wire.mirrored import around
 
     layout = RunLayout(run)
     run_dir.facts(layout)
@@ -23,7 +24,7 @@ def track(run: Run, json: Json = False) -> None:
             f'run `{run}` has `tracking.kind = "none"`',
             hint=f"ppoctl resume {quoted(run)} --set tracking.kind=mlflow",
         )
-    sent = send(run, tracking)
+    sent = send(run, tracking, around(layout, render.say))
     if json:
         render.json(vars(sent))
     else:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ppoctl.errors import RecipeError, StorageError, quoted
-from ppoctl.report.contents import contents
+from ppoctl.report.contents import Contents, contents
 from ppoctl.report.page import MARK, html
 from ppoctl.report.reading import read_runs
 
@@ -43,10 +43,20 @@ def write_report(folders: Sequence[Path], out: Path | None, *, steps: int) -> Wr
     path = Path(_name([str(run.facts["name"]) for run in runs])) if out is None else out
     _require_free(path, folders)
     found = contents(runs, steps=steps, room=MOST_BYTES - OWN_BYTES)
+    size = _write(path, _page(found))
+    return Written(path, size, tuple(run.label for run in runs), found.shown, found.left_out)
+
+
+def report_text(folder: Path, *, steps: int) -> str:
+    """The report of the run in this folder, for whoever keeps it elsewhere. Raises as `write_report` does, but for
+    what may be in the way of a file."""
+    return _page(contents(read_runs([folder]), steps=steps, room=MOST_BYTES - OWN_BYTES)).decode("utf-8")
+
+
+def _page(found: Contents) -> bytes:
     text = html({**found.words, "left_out": found.left_out}, found.data)
     # A lone half of a surrogate pair, which a model's text may have, is no UTF-8.
-    size = _write(path, text.encode("utf-8", errors="xmlcharrefreplace"))
-    return Written(path, size, tuple(run.label for run in runs), found.shown, found.left_out)
+    return text.encode("utf-8", errors="xmlcharrefreplace")
 
 
 def _typed(folders: Sequence[Path], *more: str) -> str:

@@ -8,19 +8,18 @@ journal cannot be continued, because the journal was damaged and made again: it 
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
+from typing import TextIO
 
 from ppoctl.batch.sealed import whole_lines
 from ppoctl.store import run_dir
 from ppoctl.store.journal import Line, read_lines
 from ppoctl.store.layout import RunLayout
 from ppoctl.tracking import outgoing
+from ppoctl.tracking.inputs import inputs
 from ppoctl.tracking.mlflow_run import Target
-from ppoctl.tracking.outgoing import Ending
-
-SAMPLES_PER_TABLE = 64
-"""Rows of an evaluation's samples that are shown in MLflow; all of them stay in the run directory."""
+from ppoctl.tracking.outgoing import Batch, Ending, Point
+from ppoctl.tracking.tables import TAG, table, table_name, with_tables
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,9 @@ class Sent:
     params: int = 0
     tags: int = 0
     files: int = 0
-    """Files sent, the recipe and tables of samples, which replace those under their names."""
+    """Files sent, the recipe, tables of samples and a report, which replace those under their names."""
+    inputs: int = 0
+    """Tables of data sent."""
     status: int = 0
     """1 when the run's status was changed."""
 
@@ -48,27 +49,34 @@ class Forwarder:
     def __init__(self, layout: RunLayout, target: Target) -> None:
         self._layout = layout
         self._target = target
+        self._made = float(run_dir.facts(layout)["created"])
         self._offset = 0
         """Bytes of the journal that have been read."""
-        self._files: dict[str, tuple[Path, int | None]] = {
-            path.name: (path, None) for path in (layout.recipe_toml, layout.recipe_resolved)
+        self._files: dict[str, tuple[Path, Callable[[TextIO], str]]] = {
+            path.name: (path, _whole) for path in (layout.recipe_toml, layout.recipe_resolved)
         }
-        """Files to send, by their name in MLflow, with how many lines of them."""
+        """Files to send, by their name in MLflow, with what makes its text of them."""
         self.seq = self._continued()
         """Number of the last journal line that the target has."""
 
     def describe(self, more_tags: Mapping[str, str]) -> Sent:
-        """Send params and tags that the target lacks or has otherwise."""
+        """Send params, tags and data inputs that the target lacks or has otherwise."""
         recorded, had = self._target.params(), self._target.tags()
         recipes = run_dir.recipes(self._layout)
-        now = outgoing.params(recipes[max(recipes)])
+        asked = {start: outgoing.params(recipe) for start, recipe in recipes.items()}
+        now = asked[max(asked)]
         params = {key: value for key, value in now.items() if key not in recorded}
-        changed = outgoing.changed_params(recorded, now, had)
+        ours = {key: value for key, value in recorded.items() if any(key in each for each in asked.values())}
+        changed = outgoing.changed_params(ours, now, had)
         wanted = {**more_tags, "ppoctl.run_dir": str(self._layout.root), **changed}
         tags = {key: value for key, value in wanted.items() if had.get(key) != value}
         if params or tags:
             self._target.describe(params, tags)
-        return Sent(params=len(params), tags=len(tags))
+        known = self._target.inputs()
+        found = inputs(run_dir.facts(self._layout), recipes[max(recipes)])
+        if lacking := [each for each in found if each.name not in known]:
+            self._target.add_inputs(lacking)
+        return Sent(params=len(params), tags=len(tags), inputs=len(lacking))
 
     def forward(self, *, stop: Callable[[], bool] = lambda: False) -> Sent:
         """Send the journal lines that the target lacks; `stop` is asked between batches."""
@@ -87,14 +95,29 @@ class Forwarder:
         Apart from `forward`, and to be called after it: a server whose artifact store the client cannot write to is a
         common mistake, and figures should arrive all the same.
         """
-        count = 0
-        for name, (path, num_lines) in list(self._files.items()):
+        sent, tables = 0, []
+        for name, (path, text_of) in list(self._files.items()):
             if path.is_file():  # retention may have removed an old evaluation
                 with path.open(encoding="utf-8") as file:
-                    self._target.keep(name, "".join(islice(file, num_lines)))
-                count += 1
+                    self._target.keep(name, text_of(file))
+                sent += 1
+                if text_of is table:
+                    tables.append(name)
             del self._files[name]
-        return Sent(files=count)
+        return Sent(files=sent, tags=self._show(tables))
+
+    def keep(self, texts: Mapping[str, str]) -> Sent:
+        """Send texts under their names."""
+        for name, text in texts.items():
+            self._target.keep(name, text)
+        return Sent(files=len(texts))
+
+    def measure(self, figures: Mapping[str, float], at: float) -> None:
+        """Send figures of this moment, which no journal has: without a marker, and lost when they cannot be sent.
+        Their step is the second since the run was made, so that those of a later attempt come behind."""
+        step = int(at - self._made)
+        points = tuple(Point(name, value, int(at * 1000), step) for name, value in figures.items())
+        self._target.send(Batch(points, tags={}, num_lines=0, last_seq=self.seq))
 
     def end(self, ending: Ending) -> Sent:
         """Set the status unless the target has it, or the journal has no attempt that could have one."""
@@ -105,6 +128,16 @@ class Forwarder:
             return Sent()
         self._target.end(ending)
         return Sent(status=1)
+
+    def _show(self, tables: list[str]) -> int:
+        """Name these tables where MLflow's pages look for them; the number of tags that this changed."""
+        if not tables:
+            return 0
+        had = self._target.tags().get(TAG)
+        if (now := with_tables(had, tables)) == had:
+            return 0
+        self._target.describe({}, {TAG: now})
+        return 1
 
     def _continued(self) -> int:
         """Number of the last journal line that the target has, where that line of the journal is the one it was made
@@ -130,5 +163,9 @@ class Forwarder:
             if line.body.get("stage") == "eval":
                 step = int(line.body["step"])
                 samples = self._layout.stage(step, "eval") / "samples.jsonl"
-                self._files[f"samples/step-{step:06d}.jsonl"] = (samples, SAMPLES_PER_TABLE)
+                self._files[table_name(step)] = (samples, table)
             yield line.body
+
+
+def _whole(file: TextIO) -> str:
+    return file.read()

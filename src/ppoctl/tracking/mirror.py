@@ -11,20 +11,22 @@ truth, and is sent by the next try, the next attempt or `rebuild`. Nothing here 
 
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ppoctl.errors import EnvironmentProblemError, PpoctlError, quoted, without_secrets
 from ppoctl.recipe.schema import MlflowTracking
 from ppoctl.store.journal import read_lines
 from ppoctl.store.layout import RunLayout
+from ppoctl.tracking.around import Around
 from ppoctl.tracking.forwarder import Forwarder, Sent
+from ppoctl.tracking.machine import Machine
 from ppoctl.tracking.mlflow_run import Address, KeptRuns, MlflowRun, Target, address_of
 from ppoctl.tracking.outgoing import Ending, ending
 from ppoctl.versions import versions
 
-Say = Callable[[str], None]
 OpenTarget = Callable[[RunLayout, Address], Target]
 
 
@@ -37,6 +39,8 @@ class Patience:
     first_retry_s: float = 1.0
     """Seconds before the first retry; doubled after each failure that follows."""
     longest_retry_s: float = 60.0
+    measure_s: float = 10.0
+    """Seconds between figures of the machine."""
 
 
 class MlflowMirror:
@@ -49,16 +53,17 @@ class MlflowMirror:
         settings: MlflowTracking,
         *,
         attempt: int,
-        say: Say,
+        around: Around,
         open_target: OpenTarget = MlflowRun,
         patience: Patience = Patience(),
     ) -> None:
-        """Prepare to mirror this `attempt`; once a newer one has started, the status is that one's to set. `say` gets
-        one line when MLflow goes away, one when it is back, from the mirror's thread."""
+        """Prepare to mirror this `attempt`; once a newer one has started, the status is that one's to set.
+        `around.say` gets one line when MLflow goes away, one when it is back, from the mirror's thread."""
         self._layout = RunLayout(run_dir.resolve())
         self._address = address_of(settings, self._layout.root.parent)
         self._attempt = attempt
-        self._say = say
+        self._around = around
+        self._say = around.say
         self._open_target = open_target
         self._patience = patience
         self._wake = threading.Event()
@@ -101,6 +106,7 @@ class MlflowMirror:
         """Run the thread: forward, wait for news; on failure wait longer each time and open the target anew."""
         patience = self._patience
         pause_s = patience.first_retry_s
+        machine, due = Machine(self._layout.root, self._around.gpus), time.monotonic() + patience.measure_s
         while not self._abandoned.is_set():
             closing = self._closing.is_set()
             try:
@@ -118,7 +124,10 @@ class MlflowMirror:
             if closing:
                 self._settled = not self._abandoned.is_set()
                 return
-            self._wake.wait(patience.poll_s)
+            if time.monotonic() >= due:
+                due = time.monotonic() + patience.measure_s
+                self._measure(machine)
+            self._wake.wait(min(patience.poll_s, max(due - time.monotonic(), 0.0)))
             self._wake.clear()
 
     def _forward(self, *, closing: bool) -> None:
@@ -131,6 +140,14 @@ class MlflowMirror:
         if closing and not self._abandoned.is_set():
             self._set_status(self._forwarder, closing=True)
         self._forwarder.keep_files()
+        if closing:
+            self._forwarder.keep(_made(self._around, self._abandoned.is_set))
+
+    def _measure(self, machine: Machine) -> None:
+        """Send figures of the machine, or not: the journal does not have them, and nobody waits for them."""
+        assert self._forwarder is not None
+        with suppress(Exception):
+            self._forwarder.measure(machine.measured(), time.time())
 
     def _set_status(self, forwarder: Forwarder, *, closing: bool) -> None:
         """Set the status by the journal, or by the word given to `close` where this attempt could not write down its
@@ -141,7 +158,7 @@ class MlflowMirror:
         if closing and found.word == "running":
             assert self._ended_as is not None
             found = Ending(self._ended_as, self._attempt, int(time.time() * 1000))
-        forwarder.end(found)
+        forwarder.end(_judged(found, self._around))
 
     def _tell_down(self, problem: Exception) -> None:
         if not self._down and not self._abandoned.is_set():
@@ -157,7 +174,7 @@ class MlflowMirror:
         self._down = False
 
 
-def rebuild(run_dir: Path, settings: MlflowTracking) -> Sent:
+def rebuild(run_dir: Path, settings: MlflowTracking, around: Around = Around()) -> Sent:
     """Send everything that MLflow lacks of a run, in the foreground; a second call sends its files again and nothing
     else.
 
@@ -168,7 +185,8 @@ def rebuild(run_dir: Path, settings: MlflowTracking) -> Sent:
     try:
         worker = Forwarder(layout, MlflowRun(layout, address))
         sent = worker.describe({}) + worker.forward()
-        return sent + worker.end(ending(read_lines(layout.journal))) + worker.keep_files()
+        sent += worker.end(_judged(ending(read_lines(layout.journal)), around)) + worker.keep_files()
+        return sent + worker.keep(_made(around))
     except PpoctlError:
         raise
     except Exception as problem:
@@ -176,6 +194,22 @@ def rebuild(run_dir: Path, settings: MlflowTracking) -> Sent:
             f"MLflow at `{address.shown}` does not take what is sent: {_reason(problem)}",
             hint=f"what is missing is sent by running this again: ppoctl track {quoted(layout.root)}",
         ) from problem
+
+
+def _judged(found: Ending, around: Around) -> Ending:
+    """The ending with how its contract is met, where that is known."""
+    return replace(found, contract=around.contract()) if found.is_judged else found
+
+
+def _made(around: Around, stop: Callable[[], bool] = lambda: False) -> Mapping[str, str]:
+    """Files that are made for MLflow; none, and a line, where they cannot be made; none once nobody waits."""
+    if stop():
+        return {}
+    try:
+        return around.files()
+    except Exception as problem:  # noqa: BLE001 - whatever it is: the run is whole without them
+        around.say(f"mlflow: the report could not be made ({_reason(problem)}); the run is not affected")
+        return {}
 
 
 def kept_by_mlflow(run_dir: Path, settings: MlflowTracking) -> KeptRuns:

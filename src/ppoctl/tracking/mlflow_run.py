@@ -7,12 +7,13 @@ Calls block; who must not wait calls from another thread (`mirror`).
 
 import contextlib
 import fcntl
+import getpass
 import logging
 import os
 import shutil
 import sqlite3
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -23,6 +24,7 @@ from ppoctl.recipe.layers import told_uri
 from ppoctl.recipe.schema import MlflowTracking
 from ppoctl.store import run_dir
 from ppoctl.store.layout import RunLayout
+from ppoctl.tracking.inputs import DataInput
 from ppoctl.tracking.outgoing import MARKER, Batch, Ending
 
 RUN_ID_TAG = "ppoctl.run_id"
@@ -71,6 +73,14 @@ class Target(Protocol):
 
     def describe(self, params: Mapping[str, str], tags: Mapping[str, str]) -> None:
         """Store params and set tags."""
+        ...
+
+    def inputs(self) -> set[str]:
+        """Names of the tables of data that the target has."""
+        ...
+
+    def add_inputs(self, inputs: Sequence[DataInput]) -> None:
+        """Store tables of data."""
         ...
 
     def keep(self, path: str, text: str) -> None:
@@ -155,6 +165,22 @@ class MlflowRun:
 
         self._log(params=[Param(*item) for item in params.items()], tags=[RunTag(*item) for item in tags.items()])
 
+    def inputs(self) -> set[str]:
+        found = self._run().inputs
+        return set() if found is None else {each.dataset.name for each in found.dataset_inputs}
+
+    def add_inputs(self, inputs: Sequence[DataInput]) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        datasets = [
+            DatasetInput(
+                Dataset(each.name, each.digest, each.kind, each.source, profile=each.profile),
+                [InputTag("mlflow.data.context", each.context)],
+            )
+            for each in inputs
+        ]
+        self._client.log_inputs(self._id, datasets=datasets)
+
     def keep(self, path: str, text: str) -> None:
         self._client.log_text(self._id, text, path)
 
@@ -196,9 +222,19 @@ class MlflowRun:
             experiment_id,
             start_time=int(self._facts["created"] * 1000),
             run_name=self._facts["name"],
-            tags={RUN_ID_TAG: self._facts["id"]},
+            tags={RUN_ID_TAG: self._facts["id"], **_maker(self._facts)},
         )
         return str(made.info.run_id)
+
+
+def _maker(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Tags that say who made a run and with what, as MLflow's own clients do. A user without a name has none."""
+    tags = {"mlflow.source.type": "JOB" if "on" in facts or "SLURM_JOB_ID" in os.environ else "LOCAL"}
+    if "command" in facts:
+        tags["mlflow.source.name"] = " ".join(("ppoctl", facts["command"], facts["name"]))
+    with contextlib.suppress(KeyError, OSError):  # a container may run under a number that nobody has
+        tags["mlflow.user"] = getpass.getuser()
+    return tags
 
 
 class KeptRuns:

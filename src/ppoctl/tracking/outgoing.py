@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ppoctl.metrics import reported
@@ -20,6 +20,7 @@ at all."""
 LONGEST_VALUE = 5900
 """Most characters of a value. MLflow's limit for params is 6000, for tags 8000."""
 LONGEST_KEY = 250
+ABSENT = "absent"
 
 STATUS: dict[str, str] = {
     "running": "RUNNING",
@@ -67,6 +68,8 @@ class Ending:
     """Number of the attempt; None: the journal has none."""
     at_ms: int | None = None
     """When it ended; None: it goes on."""
+    contract: Mapping[str, str] = field(default_factory=dict)
+    """Tags that say how `[expect]` is met; none while it cannot be judged."""
 
     @property
     def status(self) -> str:
@@ -77,7 +80,12 @@ class Ending:
     def tags(self) -> dict[str, str]:
         """Tags that say it in our words."""
         attempt = {} if self.attempt is None else {"ppoctl.attempt": str(self.attempt)}
-        return {"ppoctl.status": self.word, **attempt}
+        return {"ppoctl.status": self.word, **attempt, **self.contract}
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether all steps were done, so that the contract holds or does not."""
+        return self.word in ("finished", "unmet")
 
 
 def batches(lines: Iterable[Mapping[str, Any]], *, after: int) -> Iterator[Batch]:
@@ -140,7 +148,7 @@ def ending(lines: Iterable[Mapping[str, Any]]) -> Ending:
 
 def params(recipe: Mapping[str, Any]) -> dict[str, str]:
     """The recipe as flat MLflow params: `ppo.kl.coef` -> `0.001`. Lists are JSON; a value that is too long is cut and
-    says so."""
+    says so. Keys without a value, and empty tables, are no params."""
     flat: dict[str, str] = {}
     for path, value in _leaves(recipe, ()):
         text = value if isinstance(value, str) else json.dumps(value)
@@ -150,10 +158,11 @@ def params(recipe: Mapping[str, Any]) -> dict[str, str]:
 
 def changed_params(recorded: Mapping[str, str], now: Mapping[str, str], tags: Mapping[str, str]) -> dict[str, str]:
     """Tags for params that MLflow has with another value. MLflow refuses to change a param, so the param keeps what
-    the run began with and the tag says what holds now; a value that is changed back keeps its tag."""
+    the run began with and the tag says what holds now, `absent` of a key that has no value any more; a value that is
+    changed back keeps its tag."""
     return {
         name: value
-        for key, value in now.items()
+        for key, value in {**dict.fromkeys(recorded, ABSENT), **now}.items()
         if (name := f"changed/{key}"[:LONGEST_KEY]) in tags or recorded.get(key, value) != value
     }
 
@@ -167,10 +176,10 @@ def metric_name(name: str) -> str:
 
 
 def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    if isinstance(value, Mapping) and (value or not path):
+    if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _leaves(inner, (*path, str(key)))
-    else:
+    elif value is not None:
         yield path, value
 
 

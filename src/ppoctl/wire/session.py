@@ -52,7 +52,7 @@ from ppoctl.tracking.screen import Screen, open_screen
 from ppoctl.tracking.strays import STRAYS
 from ppoctl.tracking.view import RunView
 from ppoctl.versions import versions
-from ppoctl.wire import engines
+from ppoctl.wire import engines, mirrored
 from ppoctl.wire.allotted import allotted, time_left
 from ppoctl.wire.full_disk import add_what_is_needed
 from ppoctl.wire.job import JobContext, assemble
@@ -229,7 +229,8 @@ def _watched(
     mirror = None
     tracking = recipe.tracking
     if isinstance(tracking, MlflowTracking):
-        mirror = MlflowMirror(opened.layout.root, tracking, attempt=attempt.number, say=console.on_message)
+        given = mirrored.around(opened.layout, console.on_message)
+        mirror = MlflowMirror(opened.layout.root, tracking, attempt=attempt.number, around=given)
     try:
         yield Watcher(console, mirror)
     except BaseException as error:

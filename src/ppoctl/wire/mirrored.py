@@ -1,0 +1,67 @@
+"""What MLflow is told of a run beside its journal: how its contract is met, its report, and how busy the GPUs are."""
+
+from collections.abc import Callable
+
+from ppoctl import nvml
+from ppoctl.loop.expectations import ExpectationResult, judge
+from ppoctl.recipe.schema import Expectation
+from ppoctl.store import run_dir
+from ppoctl.store.journal import read_lines
+from ppoctl.store.layout import RunLayout
+from ppoctl.tracking.around import Around
+from ppoctl.tracking.outgoing import metric_name
+
+REPORT = "report.html"
+STEPS_WITH_SAMPLES = 3
+"""Steps of the report that have samples, as `ppoctl report` has them."""
+
+
+def around(layout: RunLayout, say: Callable[[str], None]) -> Around:
+    """What the mirror of this run is given; each is looked up when the mirror asks for it."""
+    return Around(
+        say=say,
+        contract=lambda: contract_of(layout),
+        files=lambda: {REPORT: _report(layout)},
+        gpus=gpus_here,
+    )
+
+
+def contract_of(layout: RunLayout) -> dict[str, str]:
+    """Tags that say of each expectation, and of all together, whether the run meets it; none where it expects
+    nothing."""
+    recipes = run_dir.recipes(layout)
+    asked = recipes[max(recipes)].get("expect") or {}
+    wanted = {metric: Expectation.model_validate(bounds) for metric, bounds in asked.items()}
+    verdicts = judge(wanted, read_lines(layout.journal))
+    if not verdicts:
+        return {}
+    each = {f"ppoctl.contract.{metric_name(verdict.metric)}": _said(verdict) for verdict in verdicts}
+    return {"ppoctl.contract": _word(*verdicts), **each}
+
+
+def gpus_here() -> dict[str, float]:
+    """How busy this machine's GPUs are, by the end of MLflow's names; those that they do not tell are left out."""
+    return {
+        f"gpu_{load.index}_{name}": value
+        for load in nvml.loads()
+        for name, value in (
+            ("utilization_percentage", load.busy_percent),
+            ("memory_usage_megabytes", None if load.used_bytes is None else load.used_bytes / 1e6),
+        )
+        if value is not None
+    }
+
+
+def _report(layout: RunLayout) -> str:
+    from ppoctl.report.write import report_text
+
+    return report_text(layout.root, steps=STEPS_WITH_SAMPLES)
+
+
+def _said(verdict: ExpectationResult) -> str:
+    value = "absent" if verdict.value is None else f"{verdict.value:.4g}"
+    return f"{value} ({verdict.bound}): {_word(verdict)}"
+
+
+def _word(*verdicts: ExpectationResult) -> str:
+    return "met" if all(verdict.met for verdict in verdicts) else "unmet"

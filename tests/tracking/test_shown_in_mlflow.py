@@ -1,0 +1,267 @@
+"""What MLflow's own pages are made of, asked of a real database as they ask."""
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tracking_lab import SETTINGS, Mlflow, RunDir, Said, figures_and_status, journaled_points
+
+from fakes.nvml import FakeNvml
+from fakes.sockets import fake_recipe, fake_sockets
+from ppoctl.batch.sealed import seal, unseal
+from ppoctl.store.layout import RunLayout
+from ppoctl.store.resume_plan import plan_resume
+from ppoctl.tracking.around import Around
+from ppoctl.tracking.forwarder import Forwarder
+from ppoctl.tracking.inputs import DataInput, inputs
+from ppoctl.tracking.machine import Machine
+from ppoctl.tracking.mirror import MlflowMirror, Patience, rebuild
+from ppoctl.tracking.mlflow_run import MlflowRun, address_of
+from ppoctl.tracking.tables import MOST_TABLES, table, with_tables
+from ppoctl.wire import new_run, session
+from ppoctl.wire.mirrored import contract_of, gpus_here
+
+DATA = {
+    "train": {"path": "/rows/train.jsonl", "dataset": None},
+    "eval": {"held": {"path": None, "dataset": {"path": "openai/gsm8k", "name": "main", "split": "test"}}},
+}
+COUNTS = {"read": 9, "used": 8}
+FACTS: dict[str, Any] = {
+    "sources": {"data.train": "a" * 64, "data.eval.held": "b" * 64, "model": "c" * 64},
+    "rows": {"data.train": COUNTS},
+    "command": "train",
+}
+
+
+def known(run: RunDir, facts: Mapping[str, Any]) -> None:
+    """Write more facts into run.json."""
+    body = unseal(run.layout.run_json.read_text())
+    run.layout.run_json.write_text(seal({**body, **facts}, indent=1))
+
+
+# Tables of samples
+
+
+def test_a_table_has_what_is_compared_first_and_a_column_for_each_thing_within_one() -> None:
+    rows = [
+        {"extras": {"lenient": 1.0, "parts": {"a": 2}}, "prompt": "2+2?", "score": math.inf, "set": "s"},
+        {"given": None, "ids": [1, 2], "prompt": "3+3?", "score": 0.5, "set": "s"},
+    ]
+    lines = [json.dumps(rows[0]), "{", json.dumps(rows[1])]
+    assert json.loads(table(lines)) == {
+        "columns": ["set", "prompt", "score", "given", "extras.lenient", "extras.parts.a", "ids"],
+        "data": [["s", "2+2?", None, None, 1.0, 2, None], ["s", "3+3?", 0.5, None, None, None, "[1, 2]"]],
+    }
+
+
+def test_mlflow_finds_and_loads_the_tables_and_a_second_time_doubles_no_row(run: RunDir, mlflow: Mlflow) -> None:
+    run.evaluation(1)
+    run.evaluation(2, rows=3)
+    for _ in range(2):
+        rebuild(run.root, SETTINGS)
+    info = mlflow.run().info
+    for name, rows in (("samples/step-000001.json", [0, 1]), ("samples/step-000002.json", [0, 1, 2])):
+        found = mlflow.table(info.experiment_id, name, info.run_id)
+        assert list(found["row"]) == rows
+
+
+def test_the_tag_keeps_tables_of_others_and_names_no_more_than_mlflow_takes() -> None:
+    theirs = {"path": "mine.json", "type": "table"}
+    names = [f"samples/step-{step:06d}.json" for step in range(200)]
+    assert json.loads(with_tables(json.dumps([theirs]), names[:1])) == [theirs, {"path": names[0], "type": "table"}]
+    assert with_tables(with_tables(None, names[:2]), names[:2]) == with_tables(None, names[:2])
+    many = with_tables(None, names)
+    assert [entry["path"] for entry in json.loads(many)] == names[-MOST_TABLES:]
+    assert len(many) < 8000
+
+
+# Data
+
+
+def test_tables_of_data_are_inputs_with_digest_place_and_numbers_of_rows() -> None:
+    assert inputs(FACTS, {"data": DATA}) == [
+        DataInput(
+            "data.train",
+            "a" * 36,
+            "local",
+            '{"uri": "/rows/train.jsonl"}',
+            '{"num_rows": 8, "read": 9, "used": 8}',
+            "train",
+        ),
+        DataInput(
+            "data.eval.held",
+            "b" * 36,
+            "hugging_face",
+            '{"path": "openai/gsm8k", "config_name": "main", "split": "test"}',
+            None,
+            "eval",
+        ),
+    ]
+    assert inputs({}, {"data": DATA}) == [], "a login node has no digests"
+
+
+def test_a_mix_is_one_input_with_the_rows_of_all_its_sources() -> None:
+    sources = {"a": {"path": ["/x", "/y"]}, "b": {"function": "mine.py:rows"}, "c": {"dataset": {"path": "hub/id"}}}
+    facts = {"sources": {"data.train": "d"}, "rows": {f"data.train.sources.{name}": COUNTS for name in sources}}
+    (found,) = inputs(facts, {"data": {"train": {"sources": sources}}})
+    assert json.loads(found.source) == {"uri": "/x, /y, mine.py:rows, hub/id"}
+    assert json.loads(found.profile or "") == {"num_rows": 24, "read": 27, "used": 24}
+
+
+def test_mlflow_has_each_input_once(run: RunDir, mlflow: Mlflow) -> None:
+    run.recipe({"name": "demo", "data": DATA})
+    known(run, FACTS)
+    assert rebuild(run.root, SETTINGS).inputs == 2
+    assert figures_and_status(rebuild(run.root, SETTINGS)) == 0
+    found = {each.dataset.name: each for each in mlflow.run().inputs.dataset_inputs}
+    assert sorted(found) == ["data.eval.held", "data.train"]
+    assert [(tag.key, tag.value) for tag in found["data.train"].tags] == [("mlflow.data.context", "train")]
+    assert found["data.eval.held"].dataset.digest == "b" * 36
+
+
+# Who and with what
+
+
+@pytest.mark.parametrize(
+    ("facts", "job", "kind"), [({}, None, "LOCAL"), ({}, "7", "JOB"), ({"on": "slurm"}, None, "JOB")]
+)
+def test_user_and_source(
+    run: RunDir, mlflow: Mlflow, monkeypatch: pytest.MonkeyPatch, facts: dict[str, str], job: str | None, kind: str
+) -> None:
+    monkeypatch.setenv("LOGNAME", "ada")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    if job is not None:
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+    known(run, {**FACTS, **facts})
+    rebuild(run.root, SETTINGS)
+    found = mlflow.run()
+    tags = {name.removeprefix("mlflow."): value for name, value in found.data.tags.items()}
+    assert (tags["user"], tags["source.name"], tags["source.type"]) == ("ada", "ppoctl train demo", kind)
+    assert found.info.user_id == "ada"
+
+
+def test_a_user_without_a_name_is_told_as_none(run: RunDir, mlflow: Mlflow, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    rebuild(run.root, SETTINGS)
+    assert mlflow.run().info.status == "RUNNING"
+
+
+# The machine
+
+
+def test_figures_of_the_machine_have_mlflows_names_and_its_units(tmp_path: Path) -> None:
+    found = Machine(tmp_path, lambda: {"gpu_0_utilization_percentage": 87.0}).measured()
+    assert set(found) == {
+        "system/cpu_utilization_percentage",
+        "system/system_memory_usage_megabytes",
+        "system/system_memory_usage_percentage",
+        "system/disk_usage_percentage",
+        "system/process_memory_usage_megabytes",
+        "system/gpu_0_utilization_percentage",
+    }
+    memory, own = psutil.virtual_memory(), psutil.Process().memory_info()
+    assert found["system/system_memory_usage_megabytes"] < memory.total / 1e6
+    assert 0 < found["system/system_memory_usage_percentage"] < 100
+    assert found["system/process_memory_usage_megabytes"] > 0.5 * (own.rss - own.shared) / 1e6
+    assert found["system/gpu_0_utilization_percentage"] == 87.0
+
+
+def test_gpus_are_told_as_mlflow_tells_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNvml(memory=(80 << 30, 2_000_000_000), busy={0: 87, 1: None}).plant(monkeypatch)
+    assert gpus_here() == {
+        "gpu_0_utilization_percentage": 87.0,
+        "gpu_0_memory_usage_megabytes": 2000.0,
+        "gpu_1_memory_usage_megabytes": 2000.0,
+    }
+    FakeNvml(fault="Driver/library version mismatch").plant(monkeypatch)
+    assert gpus_here() == {}
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert gpus_here() == {}
+
+
+def test_they_are_no_lines_of_the_journal_and_disturb_none(run: RunDir, mlflow: Mlflow) -> None:
+    """The run was made at 1763700000.5, so that 1763700100 is within its second 99; the journal is sent once."""
+    address = address_of(SETTINGS, run.root.parent)
+    run.step(1)
+    sender = Forwarder(RunLayout(run.root), MlflowRun(RunLayout(run.root), address))
+    sender.forward()
+    sender.measure({"system/cpu_utilization_percentage": 50.0}, at=1_763_700_100.0)
+    run.step(2)
+    assert rebuild(run.root, SETTINGS).lines == 3
+    assert mlflow.points() == journaled_points(run.root)
+    (point,) = mlflow.client.get_metric_history(mlflow.run().info.run_id, "system/cpu_utilization_percentage")
+    assert (point.step, point.value, point.timestamp) == (99, 50.0, 1_763_700_100_000)
+
+
+# Contract and report
+
+
+def test_a_contract_is_told_in_figures_and_bounds(run: RunDir) -> None:
+    run.evaluation(1)  # pass_at_1 is 0.25
+    assert contract_of(run.layout) == {}
+    run.recipe({"name": "demo", "expect": {"eval/gsm8k/pass_at_1": {"min": 0.2}}})
+    assert contract_of(run.layout) == {
+        "ppoctl.contract": "met",
+        "ppoctl.contract.eval/gsm8k/pass_at_1": "0.25 (at least 0.2): met",
+    }
+    run.recipe({"name": "demo", "expect": {"eval/gsm8k/pass_at_1": {"min": 0.2}, "a/b": {"max": 1.0}}})
+    assert contract_of(run.layout) == {
+        "ppoctl.contract": "unmet",
+        "ppoctl.contract.eval/gsm8k/pass_at_1": "0.25 (at least 0.2): met",
+        "ppoctl.contract.a/b": "absent (at most 1): unmet",
+    }
+
+
+def test_the_contract_is_told_of_a_run_that_did_all_its_steps(run: RunDir, mlflow: Mlflow) -> None:
+    told = Around(contract=lambda: {"ppoctl.contract": "unmet", "ppoctl.contract.a": "0.5 (at least 0.8): unmet"})
+    run.event("attempt_started")
+    rebuild(run.root, SETTINGS, told)
+    assert "ppoctl.contract" not in mlflow.run().data.tags
+    run.event("attempt_ended", status="unmet", exit_code=5)
+    rebuild(run.root, SETTINGS, told)
+    tags = mlflow.run().data.tags
+    assert (tags["ppoctl.contract"], tags["ppoctl.contract.a"]) == ("unmet", "0.5 (at least 0.8): unmet")
+    assert figures_and_status(rebuild(run.root, SETTINGS, told)) == 0
+
+
+def test_a_report_is_kept_when_an_attempt_ends(run: RunDir, mlflow: Mlflow, said: Said) -> None:
+    around = Around(say=said, files=lambda: {"report.html": "<p>it</p>"})
+    run.step(1)
+    mirror = MlflowMirror(run.root, SETTINGS, attempt=1, around=around, patience=Patience())
+    mirror.start()
+    assert mirror.close("finished", 60.0)
+    assert mlflow.text("report.html") == "<p>it</p>"
+    assert said.lines == []
+    assert rebuild(run.root, SETTINGS, around).files == 3
+
+
+def test_a_report_that_cannot_be_made_costs_a_line(run: RunDir, mlflow: Mlflow, said: Said) -> None:
+    def files() -> Mapping[str, str]:
+        raise ValueError("no tokenizer\nat all")
+
+    run.step(1)
+    run.event("attempt_ended", status="finished", exit_code=0)
+    sent = rebuild(run.root, SETTINGS, Around(say=said, files=files))
+    assert said.lines == ["mlflow: the report could not be made (no tokenizer); the run is not affected"]
+    assert (sent.files, mlflow.run().info.status) == (2, "FINISHED")
+
+
+def test_a_run_hands_its_mirror_the_contract_and_the_report(
+    runs_dir: Path, mlflow: Mlflow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = fake_recipe(tracking={"kind": "mlflow"}, expect={"reward/score_mean": {"min": 2.0}})
+    layout = RunLayout(runs_dir / "fake")
+    new_run.create(layout, recipe, {"model": "a" * 64, "data.train": "b" * 64}, command="train")
+    session.attempt_run(session.OpenedRun(layout, {1: recipe}, fake_sockets(recipe), plan_resume(layout)))
+    assert "mlflow:" not in capsys.readouterr().err
+    found = mlflow.run("fake")
+    assert (found.info.status, found.data.tags["ppoctl.contract"]) == ("FAILED", "unmet")
+    assert [each.dataset.name for each in found.inputs.dataset_inputs] == ["data.train"]
+    assert '<meta name="generator" content="ppoctl report' in mlflow.text("report.html", "fake")
