@@ -96,7 +96,8 @@ def _in_ray(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
     where = table.ray_address or job_nodes(recipe)
     cluster = RayCluster(placement, where, table.start_deadline_s, object_store_bytes(recipe))
     turns = Turns(leaving(recipe))
-    fleet, of_ranks = list[RayProcesses](), list[RayProcesses]()
+    fleet: list[RayProcesses] = []
+    of_ranks: list[RayProcesses] = []
 
     def engine_nodes() -> set[str]:
         return {node for engine in fleet for node in engine.nodes()}
