@@ -206,17 +206,19 @@ def test_they_are_no_lines_of_the_journal_and_disturb_none(run: RunDir, mlflow: 
 def test_a_contract_is_told_in_figures_and_bounds(run: RunDir) -> None:
     run.evaluation(1)  # pass_at_1 is 0.25
     assert contract_of(run.layout) == {}
-    run.recipe({"name": "demo", "expect": {"eval/gsm8k/pass_at_1": {"min": 0.2}}})
+    run.recipe({"name": "demo", "steps": 1, "expect": {"eval/gsm8k/pass_at_1": {"min": 0.2}}})
     assert contract_of(run.layout) == {
         "ppoctl.contract": "met",
         "ppoctl.contract.eval/gsm8k/pass_at_1": "0.25 (at least 0.2): met",
     }
-    run.recipe({"name": "demo", "expect": {"eval/gsm8k/pass_at_1": {"min": 0.2}, "a/b": {"max": 1.0}}})
+    run.recipe({"name": "demo", "steps": 1, "expect": {"eval/gsm8k/pass_at_1": {"min": 0.2}, "a/b": {"max": 1.0}}})
     assert contract_of(run.layout) == {
         "ppoctl.contract": "unmet",
         "ppoctl.contract.eval/gsm8k/pass_at_1": "0.25 (at least 0.2): met",
         "ppoctl.contract.a/b": "absent (at most 1): unmet",
     }
+    run.recipe({"name": "demo", "steps": 2, "expect": {"a/b": {"max": 1.0}}})
+    assert contract_of(run.layout) == {}, "a step is to come"
 
 
 def test_the_contract_is_told_of_a_run_that_did_all_its_steps(run: RunDir, mlflow: Mlflow) -> None:
