@@ -69,7 +69,7 @@ def play(console: RunConsole, lines: Iterable[dict[str, Any]]) -> None:
 def plain_console(steps: int = 40, detail: Detail = "steps") -> tuple[RunConsole, io.StringIO, Clock]:
     clock, stream = Clock(), io.StringIO()
     screen = PlainScreen(stream, detail, beats=False, clock=clock)
-    return RunConsole(RunView("demo", steps, actor_last, clock), screen), stream, clock
+    return RunConsole(RunView("demo", steps, actor_last, clock), screen, clock=clock), stream, clock
 
 
 def test_a_log_has_one_line_for_each_step_and_each_evaluation() -> None:
@@ -122,7 +122,7 @@ def test_a_silent_log_says_how_far_it_is_after_5_seconds_and_then_ever_more_seld
     """After 5, 10, 20, 40 and then every 60 s of silence; what is said otherwise counts, too."""
     clock, stream = Clock(), io.StringIO()
     screen = PlainScreen(stream, beats=False, clock=clock)
-    console = RunConsole(RunView("demo", 40, actor_last, clock), screen)
+    console = RunConsole(RunView("demo", 40, actor_last, clock), screen, clock=clock)
     console.on_stage_started(1, "rollout")
     console.on_progress(0, 256, 0)
     beats = []
@@ -225,7 +225,7 @@ def test_the_status_of_a_rollout() -> None:
     clock = Clock()
     view = RunView("demo", 40, actor_last, clock)
     history(view, [*step_lines(1), *step_lines(2), *step_lines(3)])
-    console = RunConsole(view, PlainScreen(io.StringIO(), beats=False, clock=clock))
+    console = RunConsole(view, PlainScreen(io.StringIO(), beats=False, clock=clock), clock=clock)
     console.on_stage_started(4, "rollout")
     clock.now += 1.0
     console.on_progress(2, 64, 0)
@@ -233,7 +233,7 @@ def test_the_status_of_a_rollout() -> None:
     console.on_progress(12, 64, 5000)
     # 1 s until drawing began (weights are sent), then 5000 tokens in 2.5 s; 37 steps of 13 s.
     assert shown(console, 60) == [
-        "demo  step 4/40  0.0s, about 8m 01s left",
+        "demo  step 4/40  3.5s, about 8m 01s left",
         "rollout  12/64  3.5s  2000 tok/s",
         "rewards _+@",
     ]

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,14 @@ Line = Mapping[str, Any]
 class RunConsole:
     """Observer that tells a run to a screen; it may be called from any thread."""
 
-    def __init__(self, view: RunView, screen: Screen, *, history: Iterable[Line] = ()) -> None:
+    def __init__(
+        self,
+        view: RunView,
+        screen: Screen,
+        *,
+        history: Iterable[Line] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Tell from now on; `history` is the journal so far, which is not told again."""
         for line in history:
             view.committed(line)
@@ -29,7 +36,9 @@ class RunConsole:
         self._detail = screen.detail
         self._reported = view.finished_step
         self._lock = threading.RLock()
-        self._began = time.monotonic()
+        self._clock = clock
+        self._began = clock()
+        self._stage_began = clock()
         screen.follow(self)
 
     def on_stage_started(self, step: int, stage: str) -> None:
@@ -37,6 +46,7 @@ class RunConsole:
         with self._lock:
             self._report(step - 1)  # said already, unless the step had no update of the actor
             self._view.stage_started(step, stage)
+            self._stage_began = self._clock()
             if self._detail == "stages":
                 self._screen.line(f"{self._place(step)}  {stage} ...")
 
@@ -77,7 +87,7 @@ class RunConsole:
         """The run in three lines: where it is and how long it takes, what it does now, how rewards went."""
         with self._lock:
             view = self._view
-            took = duration(time.monotonic() - self._began)
+            took = duration(self._clock() - self._began)
             left = f", about {duration(view.eta_s)} left" if view.eta_s else ""
             where = Text.assemble((plain(view.name), "bold"), f"  {self._place(view.at_step)}  {took}{left}")
             rewards = sparkline(list(view.rewards)[-max(width - 8, 1) :], unicode=unicode)
@@ -100,7 +110,7 @@ class RunConsole:
             words.append(plain(str(act)))
         if view.progress is not None:
             words.append(f"{view.progress.done}/{view.progress.total}")
-        words.append(duration(view.stage_seconds if act is None else act.seconds()))
+        words.append(duration(self._clock() - self._stage_began if act is None else act.seconds()))
         if view.progress is not None and view.progress.tokens:
             words.append(f"{number(view.tokens_per_s)} tok/s")
         return "  ".join(words)

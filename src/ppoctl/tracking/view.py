@@ -22,7 +22,6 @@ class Activity:
 
     step: int
     stage: str
-    since: float
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class RunView:
 
     def stage_started(self, step: int, stage: str) -> None:
         """Hear that a stage runs from now on."""
-        self.activity = Activity(step, stage, self._clock())
+        self.activity = Activity(step, stage)
         self.progress = None
         self._drawing_since = None
 
@@ -121,11 +120,6 @@ class RunView:
     def at_step(self) -> int:
         """The step that is worked on, or the last one that is over."""
         return self.finished_step if self.activity is None else self.activity.step
-
-    @property
-    def stage_seconds(self) -> float:
-        """Seconds for which the running stage has run."""
-        return 0.0 if self.activity is None else self._clock() - self.activity.since
 
     @property
     def tokens_per_s(self) -> float | None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ppoctl.doing import preparing
 from ppoctl.engines.turns import Turns
 from ppoctl.errors import EnvironmentProblemError, quoted
 from ppoctl.plan.memory.driver import object_store_bytes
@@ -146,6 +147,8 @@ def _in_ray(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
 def _side_by_side(cluster: "RayCluster", groups: "list[RayProcesses]") -> None:
     """Start all processes, but on shared GPUs: there an engine measures what is free when it starts, and comes first,
     by itself."""
+    with preparing("starting Ray"):
+        cluster.start()
     if not (cluster.placement.colocated and cluster.has_gpus()):
         for group in groups:
             group.start_ahead()
