@@ -3,7 +3,8 @@
     python benchmarks/first_step.py --before ../parent [--repeat 3]
 
 Two checkouts, this one and `--before`, take turns with the same Python: what else the machine does slows both. Of
-each the best counts, in seconds of wall; the ratio is this one's over the other's. Off a terminal, with the quickstart:
+each the best counts, in seconds of wall; the ratio is this one's over the other's. Off a terminal, with the
+quickstart:
 
 - first line: until `train` says anything;
 - first step: until the line of step 1, with an evaluation before it;
