@@ -3,12 +3,12 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from fakes.sockets import fake_recipe, fake_sockets
-from ppoctl.cli import sample_screen, summary
+from ppoctl.cli import resume, sample_screen, summary
 from ppoctl.cli import train as train_module
 from ppoctl.cli.app import app, run
 from ppoctl.loop.expectations import Ended
@@ -99,3 +99,41 @@ def test_what_others_wrote_does_not_reach_the_terminal_as_a_command(capsys: pyte
     out = capsys.readouterr().out
     assert all(char == "\n" or char.isprintable() for char in out)
     assert "\\x1b]0;owned\\x07\\u202etxt\\x00\\r\\x9b2J caf\u00e9\nnext\n" in out
+
+
+def written(**keys: Any) -> Recipe:
+    """A recipe that is the same when it is read from the run's file."""
+    rows = {"format": "gsm8k", "path": "/nowhere/rows.jsonl"}
+    absolute = {
+        "model": {"path": "/nowhere/model", "dtype": "float32"},
+        "data": {"train": rows, "eval": {"held": rows}},
+    }
+    return fake_recipe(reward={"kind": "gsm8k"}, **absolute, **keys)
+
+
+def test_a_resume_of_a_finished_run_says_so_and_makes_no_attempt(tmp_path: Path, ask: Ask) -> None:
+    root = tmp_path / "fake"
+    trained(root, written(steps=2))
+    ask("status", root)  # what the training said is read with it
+    said = ask("resume", root)
+    assert said.code == 0
+    assert said.err == f"finished: nothing is left to do; more steps: ppoctl resume {root} --set steps=4\n"
+    assert said.out.splitlines()[-1] == f"run: {root}"
+    assert json.loads(ask("resume", root, "--json").out)["state"] == "finished"
+    assert RunLayout(root).attempts() == [1]
+
+
+def test_a_resume_of_an_unmet_run_ends_as_the_run_did(tmp_path: Path, ask: Ask) -> None:
+    root = tmp_path / "fake"
+    trained(root, written(steps=2, expect=UNMET))
+    said = ask("resume", root)
+    assert (said.code, said.err.splitlines()[-1]) == (5, f"hint: ppoctl resume {root} --set steps=4")
+
+
+def test_a_run_whose_file_was_edited_is_not_over(tmp_path: Path) -> None:
+    root = tmp_path / "fake"
+    trained(root, written(steps=2))
+    file = RunLayout(root).recipe_toml
+    assert "steps = 2\n" in file.read_text("utf-8")
+    file.write_text(file.read_text("utf-8").replace("steps = 2\n", "steps = 3\n", 1), "utf-8")
+    assert not resume._said_that_it_is_over(RunLayout(root), as_json=True)

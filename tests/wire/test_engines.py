@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -99,3 +101,22 @@ def test_the_scorer_is_closed_where_the_trainers_do_not_end_in_order() -> None:
     with pytest.raises(RuntimeError, match="stuck"):
         replace(fake_sockets(fake_recipe()), scorer=Scoring(), close_trainers=fail).close()
     assert closed == ["trainers", "scorer"]
+
+
+@pytest.mark.parametrize(
+    ("colocated", "has_gpus", "ahead"), [(True, True, 0), (True, False, 2), (False, True, 2), (False, False, 2)]
+)
+def test_processes_start_side_by_side_but_on_shared_gpus(colocated: bool, has_gpus: bool, ahead: int) -> None:
+    """There an engine measures what is free when it starts. Ray is up before anybody asks it for its GPUs."""
+    heard = list[str]()
+
+    def gpus() -> bool:
+        assert heard == ["up"]
+        return has_gpus
+
+    cluster: Any = SimpleNamespace(
+        placement=SimpleNamespace(colocated=colocated), start=lambda: heard.append("up"), has_gpus=gpus
+    )
+    groups: Any = [SimpleNamespace(start_ahead=lambda: heard.append("group"))] * 2
+    processes._side_by_side(cluster, groups)
+    assert heard.count("group") == ahead
