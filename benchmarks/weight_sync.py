@@ -33,7 +33,7 @@ from ppoctl.batch.records import State
 from ppoctl.engines.megatron.factory import trainer_settings
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.engines.ray.worker import InStore
-from ppoctl.engines.vllm import VllmSettings
+from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.recipe.load import load
 from ppoctl.weights.bucket import Bucket, bucket_of, flatten
 from ppoctl.weights.calls import ask

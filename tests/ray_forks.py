@@ -1,4 +1,4 @@
-"""Workers of a Ray, forked from one process that has most of their imports behind it.
+"""Workers of a Ray, and processes of `engines.child`, forked from one that has most of their imports behind it.
 
     ray_forks.start()  ->  a Ray that this process starts from now on has its workers within a second
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 WORKER = "ray/_private/workers/default_worker.py"
+ENGINE = ["-m", "ppoctl.engines.child.serving"]
 
 PYTHON, SOCKET = "FORKS_PYTHON", "FORKS_SOCKET"
 """Variables of the environment: the interpreter, and the server's abstract socket."""
@@ -163,6 +164,8 @@ def _become(channel: socket.socket) -> None:
         os.environ.clear()
         os.environ.update(request["environment"])
         sys.executable = os.environ[PYTHON]
+        if request["words"] == ENGINE:
+            runpy.run_module(ENGINE[1], run_name="__main__")
         show_ray()
         sys.argv[:] = request["words"]
         sys.path[0] = os.path.dirname(sys.argv[0])  # noqa: PTH120
@@ -179,8 +182,8 @@ def _become(channel: socket.socket) -> None:
 
 
 def ask(words: list[str]) -> None:
-    """Hand the command of a worker to the server; run anything else in this process."""
-    if not words or not words[0].endswith(WORKER):
+    """Hand the command of a worker or an engine to the server; run anything else in this process."""
+    if words != ENGINE and not (words and words[0].endswith(WORKER)):
         os.execv(os.environ[PYTHON], [os.environ[PYTHON], *words])
     request = {"words": words, "folder": os.getcwd(), "environment": dict(os.environ)}  # noqa: PTH109
     with socket.socket(socket.AF_UNIX) as channel:

@@ -3,6 +3,7 @@
 Who works says so (`DOING.at`, `preparing`); who shows asks (`DOING.now`). Neither knows the other. Light.
 """
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -91,6 +92,20 @@ def preparing(what: str) -> Iterator[Act]:
     DOING.tell(what)
     with WORK.stopped(), DOING.at(what) as act:
         yield act
+
+
+@contextmanager
+def loading(what: str) -> Iterator[Act]:
+    """Context of imports that take long. What is imported stays, and looking for garbage among it would cost a third
+    of their time: that waits."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        with preparing(f"loading {what}") as act:
+            yield act
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def counted(items: Sequence[Item], what: str) -> Iterator[tuple[int, Item]]:

@@ -38,13 +38,14 @@ ARROWS: dict[str, set[str]] = {
     "tracking": {"store", "batch", "recipe", "clock", "doing", "metrics", "versions", "errors"},
     "engines.turns": set(),
     "engines.loopback": set(),
+    "engines.child": {"doing", "errors"},
     "weights": {"cuda_memory", "device", "engines.loopback", "engines.turns", "batch", "errors"},
     "engines.megatron": {
         "convert", "cuda_memory", "device", "doing", "weights", "engines.loopback", "engines.turns", "ports", "batch",
         "recipe", "model", "errors",
     },
     "engines.vllm": {
-        "device", "doing", "weights", "engines.loopback", "engines.turns", "ports", "batch", "recipe", "errors",
+        "device", "weights", "engines.child", "engines.loopback", "ports", "batch", "recipe", "errors",
     },
     "engines.ray": {"clock", "doing", "weights", "errors"},
     "convert": {"batch", "model", "errors"},
@@ -56,9 +57,9 @@ ARROWS: dict[str, set[str]] = {
         "convert", "engines.megatron", "store", "wire", "batch", "model", "versions", "errors",
     },
     "wire": {
-        "convert", "data", "plan", "preflight", "engines.megatron", "engines.ray", "engines.turns", "engines.vllm",
-        "launch", "loop", "rewards", "slurm", "stages", "store", "tracking", "weights", "ports", "batch", "ppo",
-        "recipe", "report", "model", "clock", "device", "doing", "nvml", "versions", "errors",
+        "convert", "data", "plan", "preflight", "engines.child", "engines.megatron", "engines.ray", "engines.turns",
+        "engines.vllm", "launch", "loop", "rewards", "slurm", "stages", "store", "tracking", "weights", "ports",
+        "batch", "ppo", "recipe", "report", "model", "clock", "device", "doing", "nvml", "versions", "errors",
     },
     "report": {
         "loop", "metrics", "recipe", "slurm", "store", "tracking", "clock", "errors",

@@ -269,12 +269,6 @@ CASES: list[tuple[str, list[str], str]] = [
         '`reward.parts.judge.engine` = `"vllm"` (--set)',
     ),
     (
-        "of_two_engines_in_a_process_one_stays",
-        ["reward={kind='model', path='judge', engine='vllm'}", "cluster.offload=['generator', 'reward']"],
-        "--set: of two engines of vLLM in the process of the command only one can leave its device: "
-        '`reward.engine` = `"vllm"` (--set), `cluster.offload` = `["generator", "reward"]` (--set)',
-    ),
-    (
         "a_reward_without_a_model_leaves_no_device",
         ["cluster.offload=['actor', 'reward']"],
         '--set: the reward has no model that could leave: `cluster.offload` = `["actor", "reward"]` (--set), '

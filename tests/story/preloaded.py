@@ -56,9 +56,10 @@ def preload() -> None:
     import psutil
     import torch
 
-    from ppoctl.engines.vllm import VllmSettings, prepare_environment
     from ppoctl.engines.vllm.engine import _third_party_quiet
+    from ppoctl.engines.vllm.environment import prepare_environment
     from ppoctl.engines.vllm.log import write_log
+    from ppoctl.engines.vllm.settings import VllmSettings
     from ppoctl.recipe.schema import GeneratorTable
 
     ray_forks.hide_ray()

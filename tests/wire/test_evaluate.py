@@ -12,15 +12,15 @@ import fakes.sockets
 from fakes.bigram import BigramTrainer
 from fakes.job import play
 from fakes.sockets import BigramGenerator, CountingQuestions, fake_recipe, fake_sockets
-from ppoctl.batch.lineage import initial_state
 from ppoctl.batch.prompts import Prompts
 from ppoctl.batch.records import Evaluation, State
 from ppoctl.errors import RewardError
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.write import recipe_as_toml
 from ppoctl.store.layout import RunLayout
-from ppoctl.wire import commands, engines
-from ppoctl.wire.commands import Checkpoint
+from ppoctl.store.manifest import Manifest
+from ppoctl.wire import checkpoints, commands, engines
+from ppoctl.wire.checkpoints import Checkpoint
 from ppoctl.wire.sockets import Sockets
 
 
@@ -32,9 +32,12 @@ def on_fakes(monkeypatch: pytest.MonkeyPatch, sockets: Sockets) -> None:
     monkeypatch.setattr(engines, "open_engines", lambda *_: sockets)
 
 
-@pytest.mark.parametrize("folder", [None, Path("states/actor/000002")], ids=["the model source", "a saved state"])
+SAVED = Manifest("state/actor", 2, "lineage", (), "", {}, 0.0, 0.0, 1, extra={"updates": 4})
+
+
+@pytest.mark.parametrize("saved", [None, SAVED], ids=["the model source", "a saved state"])
 def test_the_engine_starts_before_the_actor_is_loaded_and_finds_the_devices_memory_free(
-    monkeypatch: pytest.MonkeyPatch, folder: Path | None
+    monkeypatch: pytest.MonkeyPatch, saved: Manifest | None
 ) -> None:
     recipe, order = fake_recipe(), list[str]()
     sockets = fake_sockets(recipe)
@@ -53,9 +56,10 @@ def test_the_engine_starts_before_the_actor_is_loaded_and_finds_the_devices_memo
             super().prepare(state)
 
     on_fakes(monkeypatch, replace(sockets, generator=lambda actor_at, *_: Starting(actor_at)))
-    checkpoint = Checkpoint(recipe, initial_state("actor", "bigram"), folder)
-    assert commands.evaluate(checkpoint, print).figures
-    assert order[:2] == ["engine starts", "actor starts" if folder is None else f"actor loads {folder}"]
+    found = commands.evaluate(Checkpoint(recipe, Path("states"), saved), print)
+    assert found.figures
+    assert found.stamp.startswith("actor@0:" if saved is None else "actor@2:lineage")
+    assert order[:2] == ["engine starts", "actor starts" if saved is None else "actor loads states"]
     assert sum(line.startswith("actor") for line in order) == 1
 
 
@@ -94,7 +98,7 @@ def test_a_run_its_state_and_its_export_are_evaluated_as_the_run_did_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: str
 ) -> None:
     monkeypatch.setattr(fakes.sockets, "CountingQuestions", TwoSets)
-    monkeypatch.setattr(commands, "same_companions", lambda *_: None)
+    monkeypatch.setattr(checkpoints, "same_companions", lambda *_: None)
     rows = {"format": "gsm8k", "path": "none"}
     table = {"samples_per_prompt": 2, "top_k": 3, "pass_at": [2]}
     recipe = fake_recipe(data={"train": rows, "eval": {"held": rows, "far": rows}}, eval=table, reward=GSM8K)
@@ -107,7 +111,7 @@ def test_a_run_its_state_and_its_export_are_evaluated_as_the_run_did_itself(
     trained.load(layout.state("actor", 3))
     trained.save_weights(export)
     place = {"run": layout.root, "state": layout.state("actor", 3), "export": export}[checkpoint]
-    found = commands.find_checkpoint(place, [layout.recipe_toml] if checkpoint == "export" else [], [])
+    found = checkpoints.find_checkpoint(place, [layout.recipe_toml] if checkpoint == "export" else [], [])
     sockets = fake_sockets(found.recipe)
     on_fakes(monkeypatch, replace(sockets, actor=FromFolder(found.recipe)))
     evaluated: Evaluation = commands.evaluate(found, print)

@@ -11,7 +11,7 @@ import torch
 from ppoctl.batch.prompts import Message
 from ppoctl.engines.megatron.factory import reward_settings
 from ppoctl.engines.megatron.microbatches import Share
-from ppoctl.engines.vllm import PoolingSettings
+from ppoctl.engines.vllm.pooling import PoolingSettings
 from ppoctl.ports import Said
 from ppoctl.recipe.schema import Recipe
 from ppoctl.wire.reward_models import RewardModelsOf, settings_of

@@ -73,7 +73,7 @@ def resume(run: str | Path | Run, keys: Keys = None, *, force: bool = False) -> 
         require_idle(layout)
         plan = plan_resume(layout)
         plan.require_whole(layout)
-        preflight.require_room_to_go_on(layout, _sets(keys), force=force)
+        preflight.with_room_to_go_on(layout, _sets(keys), force=force)
         ended = commands.resume(layout, plan, _sets(keys), gate, only=None, screen=screen)
     return _run_of(ended)
 
@@ -103,10 +103,11 @@ def evaluate(checkpoint: str | Path | Run, recipe: Recipe = (), keys: Keys = Non
     Raises RecipeError where the checkpoint is none of these, and what `ppoctl eval` ends with.
     """
     from ppoctl.wire import commands
+    from ppoctl.wire.checkpoints import find_checkpoint
 
     path = checkpoint.path if isinstance(checkpoint, Run) else Path(checkpoint)
     with _talking("eval"):
-        found = commands.evaluate(commands.find_checkpoint(path, _files(recipe), _sets(keys)), _say)
+        found = commands.evaluate(find_checkpoint(path, _files(recipe), _sets(keys)), _say)
     return Evaluated(found.stamp, found.figures(), found.rows)
 
 

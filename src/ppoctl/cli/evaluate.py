@@ -9,8 +9,8 @@ import typer
 from ppoctl.cli import render
 from ppoctl.cli.options import Json, On, Sets, TestOnly, as_typed, found_run, run_names
 from ppoctl.cli.submission import Submission
-from ppoctl.cli.working import working
-from ppoctl.doing import preparing
+from ppoctl.cli.working import engine_ahead, working
+from ppoctl.doing import loading
 from ppoctl.errors import RecipeError, quoted
 
 _OF_A_RUN = ("run.json", "manifest.json")
@@ -100,11 +100,14 @@ def _require_known(path: Path, files: Sequence[Path]) -> None:
 def _evaluated(checkpoint: Path, files: Sequence[Path], sets: Sequence[str]) -> Any:
     with working(as_typed("eval", [checkpoint, *files], sets)) as (_, gate):
         gate.at, gate.keeps = "", "an evaluation keeps nothing before it is done"
-        with preparing("loading libraries"):
-            from ppoctl.wire import commands
+        from ppoctl.wire.checkpoints import find_checkpoint
 
-        found = commands.find_checkpoint(checkpoint, files, sets)
-        return commands.evaluate(found, lambda text: render.say(render.printable(text)))
+        found = find_checkpoint(checkpoint, files, sets)
+        with engine_ahead(found.recipe):
+            with loading("libraries"):
+                from ppoctl.wire import commands
+
+            return commands.evaluate(found, lambda text: render.say(render.printable(text)))
 
 
 def _submit(ckpt: Path, files: Sequence[Path], sets: Sequence[str], out: Path | None, submission: Submission) -> None:

@@ -102,11 +102,13 @@ def require_room(recipe: "Recipe", run: Path, *, force: bool) -> None:
     require_fit(recipe, *memory_of(recipe))
 
 
-def require_room_to_go_on(layout: "RunLayout", sets: Sequence[str], *, force: bool) -> None:
-    """Raise as `require_room` does, for what a run that is there goes on with."""
+def with_room_to_go_on(layout: "RunLayout", sets: Sequence[str], *, force: bool) -> "Recipe":
+    """The recipe that a run which is there goes on with. Raises as `require_room` does."""
     from ppoctl.wire.run_recipe import recipe_of
 
-    require_room(recipe_of(layout, sets), layout.root, force=force)
+    recipe = recipe_of(layout, sets)
+    require_room(recipe, layout.root, force=force)
+    return recipe
 
 
 class Reading:

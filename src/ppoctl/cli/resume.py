@@ -8,8 +8,8 @@ import typer
 from ppoctl.cli import preflight, render, summary
 from ppoctl.cli.options import Chain, Force, Json, On, Quiet, Run, Sets, TakeOver, TestOnly, Verbose, as_typed
 from ppoctl.cli.submission import Submission
-from ppoctl.cli.working import working
-from ppoctl.doing import preparing
+from ppoctl.cli.working import engine_ahead, working
+from ppoctl.doing import loading
 from ppoctl.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
@@ -71,12 +71,12 @@ def resume(
             _require_idle(layout)
         table = _made_whole(layout, back_to, allow_missing=allow_missing)
         _print(run, table, to_stderr=True)
-        preflight.require_room_to_go_on(layout, sets or (), force=force)
-        with preparing("loading libraries"):
-            from ppoctl.wire import commands
+        with engine_ahead(preflight.with_room_to_go_on(layout, sets or (), force=force)):
+            with loading("libraries"):
+                from ppoctl.wire import commands
 
-        only: commands.Only | None = "save" if save_only else "rollout" if rollout_only else None
-        ended = commands.resume(layout, table, sets or (), gate, only=only, screen=screen)
+            only: commands.Only | None = "save" if save_only else "rollout" if rollout_only else None
+            ended = commands.resume(layout, table, sets or (), gate, only=only, screen=screen)
     (summary.print_rollout if rollout_only else summary.print_summary)(ended, as_json=json)
     return None
 

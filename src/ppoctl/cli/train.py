@@ -22,8 +22,8 @@ from ppoctl.cli.options import (
     with_accepted,
 )
 from ppoctl.cli.submission import Submission
-from ppoctl.cli.working import working
-from ppoctl.doing import preparing
+from ppoctl.cli.working import engine_ahead, working
+from ppoctl.doing import loading
 
 
 def train(
@@ -51,10 +51,11 @@ def train(
     with working(as_typed("train", files, sets), verbose=verbose, quiet=quiet) as (screen, gate):
         loaded = preflight.startable(files, sets, runs, force=force)
         _require_way(runs / loaded.recipe.name, or_resume=or_resume)
-        with preparing("loading libraries"):
-            from ppoctl.wire import commands
+        with engine_ahead(loaded.recipe):
+            with loading("libraries"):
+                from ppoctl.wire import commands
 
-        ended = commands.train(loaded, gate, runs=runs, or_resume=or_resume, screen=screen)
+            ended = commands.train(loaded, gate, runs=runs, or_resume=or_resume, screen=screen)
     summary.print_summary(ended, as_json=json)
 
 
@@ -85,8 +86,9 @@ def rollout(
         return
     with working(as_typed("rollout", files, sets), verbose=verbose, quiet=quiet) as (screen, gate):
         loaded = preflight.startable(files, sets, runs, force=force)
-        with preparing("loading libraries"):
-            from ppoctl.wire import commands
+        with engine_ahead(loaded.recipe):
+            with loading("libraries"):
+                from ppoctl.wire import commands
 
-        ended = commands.rollout(loaded, gate, runs=runs, screen=screen)
+            ended = commands.rollout(loaded, gate, runs=runs, screen=screen)
     summary.print_rollout(ended, as_json=json)

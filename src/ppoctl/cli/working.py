@@ -7,8 +7,18 @@ from typing import TYPE_CHECKING
 from ppoctl.cli import render
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from ppoctl.launch.signals import SignalGate
+    from ppoctl.recipe.schema import Recipe
     from ppoctl.tracking.screen import Screen
+
+
+def engine_ahead(recipe: "Recipe") -> "AbstractContextManager[None]":
+    """Context in which the engine of the recipe starts, beside libraries that are loaded and data that are read."""
+    from ppoctl.wire import ahead
+
+    return ahead.engine_ahead(recipe)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ from collections.abc import Collection
 from ppoctl import nvml
 from ppoctl.device import visible
 from ppoctl.errors import EnvironmentProblemError
-from ppoctl.recipe.parallel import is_one_process
 from ppoctl.recipe.schema import Recipe
 
 
@@ -17,7 +16,7 @@ def require_gpus(recipe: Recipe) -> None:
     Roles apart have a GPU each, but an engine that copies weights out of a trainer's GPU is a process there too.
     """
     cluster = recipe.cluster
-    shares = cluster.weights == "shared" if cluster.placement == "apart" else not is_one_process(recipe)
+    shares = cluster.placement == "colocated" or cluster.weights == "shared"
     if shares and cluster.ray_address is None:
         require_shareable(visible(nvml.look(), os.environ))
 

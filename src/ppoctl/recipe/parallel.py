@@ -54,7 +54,7 @@ def devices(recipe: Recipe) -> int:
 
 
 def is_one_process(recipe: Recipe) -> bool:
-    """Whether all roles live in the process of the command, without Ray."""
+    """Whether the trained roles live in the process of the command, and vLLM beside it, without Ray."""
     return recipe.cluster.placement == "colocated" and set(processes(recipe).values()) == {1}
 
 

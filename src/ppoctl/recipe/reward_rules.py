@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ppoctl import metrics
 from ppoctl.recipe.origins import KeyPath, dotted
-from ppoctl.recipe.parallel import is_one_process, reward_models
+from ppoctl.recipe.parallel import reward_models
 from ppoctl.recipe.problems import Conflict, rules_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.code import CodeScorer
@@ -121,18 +121,6 @@ def a_reward_model_in_vllm_is_one_process(recipe: Recipe) -> Iterator[Conflict]:
         if table.engine == "vllm" and table.parallel is not None and table.parallel.world_size > 1:
             says = "vLLM runs a reward model in one process; Megatron-Core in as many as its layout has"
             yield Conflict(says, ((*key, "engine"), (*key, "parallel")), f"--set {dotted(key)}.engine=megatron")
-
-
-def of_two_engines_in_a_process_one_stays(recipe: Recipe) -> Iterator[Conflict]:
-    """vLLM's memory for sleeping is one for a process."""
-    leaving = recipe.cluster.offload
-    for key, table in reward_models(recipe).items():
-        if table.engine == "vllm" and "reward" in leaving and "generator" in leaving and is_one_process(recipe):
-            yield Conflict(
-                "of two engines of vLLM in the process of the command only one can leave its device",
-                ((*key, "engine"), ("cluster", "offload")),
-                f"--set {dotted(key)}.engine=megatron",
-            )
 
 
 def a_reward_without_a_model_leaves_no_device(recipe: Recipe) -> Iterator[Conflict]:

@@ -197,7 +197,7 @@ def unused(recipe: Recipe) -> list[str]:
     if recipe.cluster.ray_address is not None and is_one_process(recipe):
         return [
             f"`cluster.ray_address` (`{recipe.cluster.ray_address}`) is not used: each role is one process, and all "
-            "live in the process of the command; more of them: --set 'actor.parallel={data=2}'"
+            "live on this machine, without Ray; more of them: --set 'actor.parallel={data=2}'"
         ]
     return []
 

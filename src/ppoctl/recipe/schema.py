@@ -260,7 +260,8 @@ AllOrNone = BeforeValidator(
 
 class ClusterTable(Table):
     """Processes and devices: this machine, or a running Ray. Where every role is one process and they share a device,
-    all of them live in this process; otherwise each role runs in processes of Ray."""
+    there is no Ray: trained roles live in this process, and vLLM in one beside it; otherwise each role runs in
+    processes of Ray."""
 
     placement: Annotated[Literal["colocated", "apart"], SPEED] = "colocated"
     """Whether roles share devices. colocated: one process of each role on a device; apart: each process has a device

@@ -9,12 +9,10 @@
     score the canary                -->  canary.Canary.check           <--  score the canary
                                          sync.Published                -->  an engine that died: the same again
 
-The driver gets checksums and where the bytes lie; the bytes only for an export. Five ways, of which `Sync` and
+The driver gets checksums and where the bytes lie; the bytes only for an export. Four ways, of which `Sync` and
 `RankSource` choose; `-->` is a copy, `==>` reads in place, and in brackets is who owns the bytes, and how long;
 `Published`: until the next transfer.
 
-    one process   parameters [trainer, until the next update]
-                    ==> views ==> loaded
     shared        parameters --> whole tensor --> shared memory [the rank, until two more buckets or its next work]
                     --> engine's own memory --> loaded
     store         parameters --> whole tensor --> host memory --> Ray's object store [Ray, while the driver refers to
@@ -24,18 +22,18 @@ The driver gets checksums and where the bytes lie; the bytes only for an export.
     export        as `store`, but it is the driver that reads, and writes safetensors files [the driver: Published]
                     --> loaded by an engine that starts on them
 
-- one process: every role is in the driver's process, without Ray.
-- shared (`cluster.weights = "shared"`): CUDA IPC on GPUs, files in memory on CPUs; from a rank on the engine's node.
+- shared (`cluster.weights = "shared"`, and whenever there is no Ray): CUDA IPC on GPUs, files in memory on CPUs; from
+  a rank on the engine's node.
 - store: engines on a node without a rank that can gather; all engines with `cluster.weights = "store"`.
 - broadcast (`cluster.weights = "broadcast"`): NCCL on GPUs, gloo on CPUs; roles apart only.
 - export: engines that cannot change weights in place (mixtures of experts) start anew on a folder.
 
 An engine that dies is restored from what the last transfer published, and the trainer, which may be in the middle of
-an update by then, is not asked. So one copy of the bytes lasts. In one process no engine dies alone, and none is
-needed; in the object store and in the folder of an export they last anyway. Shared, the rank next to the only node
-with engines keeps them in host memory, which an engine reads without asking it (`sharing.Kept`; on a CPU that is the
-shared memory itself); for engines on several nodes one rank stores them as well. After a broadcast they are gathered
-once more, to be kept or stored, while engines read back.
+an update by then, is not asked. So one copy of the bytes lasts. In the object store and in the folder of an export
+they last anyway (without Ray an export goes once it is loaded: an engine that dies then ends the job). Shared, the
+rank next to the only node with engines keeps them in host memory, which an engine reads without asking it
+(`sharing.Kept`; on a CPU that is the shared memory itself); for engines on several nodes one rank stores them as
+well. After a broadcast they are gathered once more, to be kept or stored, while engines read back.
 
 The files, from the bytes upwards:
 

@@ -4,6 +4,7 @@ The room knows neither vLLM, Megatron nor Ray: processes are whoever answers a m
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from ppoctl.errors import ProcessLostError, SenderLostError
@@ -16,6 +17,16 @@ class Reply(Protocol):
     def answers(self) -> list[Any]:
         """Wait for the answer of each process that was called, in order. Raises the error that decides."""
         ...
+
+
+@dataclass(frozen=True)
+class Answered:
+    """Answers that are there already."""
+
+    found: list[Any]
+
+    def answers(self) -> list[Any]:
+        return self.found
 
 
 @runtime_checkable

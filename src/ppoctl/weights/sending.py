@@ -28,9 +28,6 @@ from ppoctl.weights.calls import Executor, Reply
 from ppoctl.weights.checksum import TensorChecksum, checksum_of
 from ppoctl.weights.sharing import Kept, Shared, Staging
 
-VIEWS_BYTES = 64 * 2**20
-"""Size of the buckets that go to an engine of the same process: views, which nobody copies."""
-
 
 @dataclass(frozen=True)
 class SenderRanks:
@@ -141,31 +138,8 @@ class SendingRank(ABC):
 
 
 @dataclass(frozen=True)
-class LocalSource:
-    """All weights of a trainer of one rank in the driver's process: views of its parameters, except where Megatron's
-    fused layout interleaves them. They are valid until the next update."""
-
-    rank: SendingRank
-
-    def buckets(self) -> Iterator[Bucket]:
-        return map(bucket_of, in_buckets(self.rank.weights(), VIEWS_BYTES))
-
-    def buckets_for_engines(self) -> Iterator[Bucket]:
-        return self.buckets()
-
-    def senders(self) -> Sequence["PipelineRankSender"]:
-        """Nobody: there is no other process."""
-        return ()
-
-    def buckets_to_keep(self) -> Iterator[Bucket]:
-        """Nothing: an engine of this process does not die alone."""
-        return iter(())
-
-
-@dataclass(frozen=True)
 class RankSource:
-    """All weights of a trainer of many processes, as the driver gets them from its ranks; valid until the next
-    update."""
+    """All weights of a trainer, as the driver gets them from its ranks; valid until the next update."""
 
     executor: Executor
     pipeline_ranks: Sequence[Sequence[Sequence[int]]]
@@ -209,10 +183,6 @@ class RankSource:
         return [PipelineRankSender(self.executor, groups[0], self.bucket_bytes) for groups in self.pipeline_ranks]
 
 
-WeightSource = LocalSource | RankSource
-"""All weights of a role's model, wherever its ranks are."""
-
-
 @dataclass(frozen=True)
 class PipelineRankSender:
     """Broadcasts the weights of one pipeline rank."""
@@ -246,11 +216,11 @@ class NamedWeights:
     names: tuple[str, ...]
     """All Hugging Face names, which the engines must be sent."""
     buckets: Callable[[], Iterator[Bucket]]
-    """A fresh iterator (`WeightSource.buckets_for_engines`)."""
+    """A fresh iterator (`RankSource.buckets_for_engines`)."""
     senders: Callable[[], Sequence[PipelineRankSender]]
-    """`WeightSource.senders`."""
+    """`RankSource.senders`."""
     to_keep: Callable[[], Iterator[Bucket]]
-    """`WeightSource.buckets_to_keep`."""
+    """`RankSource.buckets_to_keep`."""
 
 
 def _merged(found: Sequence[Bucket]) -> Bucket:

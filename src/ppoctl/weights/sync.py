@@ -52,7 +52,8 @@ class EngineSide:
     turns: Turns = field(default_factory=Turns)
     """Turns that the engines take with roles on the same devices."""
     exports: Callable[[], Path] | None = None
-    """Says an existing folder that all engines see; absent: they are in this process, and never die alone."""
+    """Says an existing folder that all engines see, where an export lasts; absent: it goes once engines are on it,
+    and one that dies then ends the job."""
     begin_on: Callable[[EngineHandle, str], None] | None = None
     """Ends an engine, whose next process then begins on the weights of a folder; absent: an engine that starts anew
     does so in its process."""
@@ -80,7 +81,7 @@ class Published:
 
     @property
     def can_restore(self) -> bool:
-        """False in one process, where an engine does not die alone and nothing is kept."""
+        """False where an export went when it was loaded."""
         return self.folder is not None or (bool(self.buckets) and all(bucket.contents for bucket in self.buckets))
 
 

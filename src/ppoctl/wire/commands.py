@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from ppoctl.batch.lineage import initial_state
 from ppoctl.batch.records import Evaluation, State
 from ppoctl.errors import RecipeError, RunExistsError, quoted
 from ppoctl.launch.signals import SignalGate
@@ -16,20 +15,18 @@ from ppoctl.loop.run import Job, run, start_point
 from ppoctl.loop.stories import Given
 from ppoctl.ports import Actor, DrawnFor, Sample
 from ppoctl.preflight import check as preflight
-from ppoctl.recipe.load import Loaded, load
+from ppoctl.recipe.load import Loaded
 from ppoctl.recipe.schema import Recipe
 from ppoctl.slurm.following import require_idle
 from ppoctl.stages.drawing import Drawing
-from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.once import Identified, Result, Stage
-from ppoctl.store.outline import outlines_of
 from ppoctl.store.resume_plan import ResumePlan, plan_resume
-from ppoctl.store.retention import saved_steps
 from ppoctl.tracking.screen import Screen
 from ppoctl.wire import changes, engines, session
+from ppoctl.wire.checkpoints import Checkpoint
 from ppoctl.wire.new_run import (
     ROLLOUT,
     TRAIN,
@@ -41,7 +38,7 @@ from ppoctl.wire.new_run import (
 )
 from ppoctl.wire.run_recipe import recipe_of, recorded_recipes
 from ppoctl.wire.session import OpenedRun
-from ppoctl.wire.sources import require_same_sources, run_of, same_companions
+from ppoctl.wire.sources import require_same_sources
 from ppoctl.wire.stages import evaluation_stage
 
 Only = Literal["rollout", "save"]
@@ -166,44 +163,6 @@ def _continue(opening: Opening, plan: ResumePlan, do: Callable[[Job], None] = ru
     return session.attempt_run(opened, do, opening.gate, opening.screen)
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """What `eval --ckpt` evaluates: weights in a folder, and the recipe that says how."""
-
-    recipe: Recipe
-    state: State
-    folder: Path | None
-    """A saved Megatron state; None: the recipe's model source itself."""
-
-
-def find_checkpoint(path: Path, files: Sequence[Path], sets: Sequence[str]) -> Checkpoint:
-    """A run directory (its newest state), a `states/actor/N` folder of one, or a Hugging Face folder with a recipe.
-
-    Raises RecipeError when it is none of them, StorageError where a run's model source is not what it was.
-    """
-    if (path / "run.json").is_file():
-        saved = saved_steps(RunLayout(path), outlines_of(RunLayout(path)).roles)
-        if not saved:
-            raise RecipeError(f"run `{path}` has no saved state yet", hint=f"ppoctl status {quoted(path)}")
-        path = RunLayout(path).state("actor", saved[-1])
-    manifest = manifests.read(path)
-    if manifest is not None and manifest.stage == "state/actor":
-        layout = run_of(path)
-        recipe = load(files, sets, environ={}).recipe if files else recipe_of(layout, sets)
-        manifests.verify(path, manifest)
-        if layout.run_json.is_file():
-            same_companions(layout, recipe, "actor")
-        state = State("actor", manifest.step, int(manifest.extra["updates"]), manifest.identity)
-        return Checkpoint(recipe, state, path)
-    if (path / "config.json").is_file():
-        recipe = load(files, [*sets, f"model.path={path.resolve()}"]).recipe
-        return Checkpoint(recipe, initial_state("actor", str(path.resolve())), None)
-    raise RecipeError(
-        f"`{path}` is no run, no saved actor state and no model folder",
-        hint=f"see what is there: ls {quoted(path)}",
-    )
-
-
 def evaluate(checkpoint: Checkpoint, say: Callable[[str], None]) -> Evaluation:
     """The evaluation that `train` does every N steps, of any checkpoint. It only reads a run, which may be at work:
     finished samples are kept nowhere, and a signal ends it at once."""
@@ -219,7 +178,7 @@ def evaluate(checkpoint: Checkpoint, say: Callable[[str], None]) -> Evaluation:
     @cache  # when the engine first asks: until it has started it finds the device's memory free
     def actor_at(state: State) -> Actor:
         assert state == checkpoint.state
-        if checkpoint.folder is None:
+        if checkpoint.manifest is None:
             sockets.actor.start()
         else:
             sockets.actor.load(checkpoint.folder)

@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,36 +11,37 @@ import torch
 from ppoctl.batch.scores import Finish
 from ppoctl.data.source import PromptSource
 from ppoctl.data.template import PromptTemplate, load_tokenizer
-from ppoctl.doing import preparing
+from ppoctl.doing import loading, preparing
 from ppoctl.ports import Generator, Scorer
 from ppoctl.recipe.origins import dotted
 from ppoctl.recipe.parallel import reward_models
 from ppoctl.recipe.role_model import model_of
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.sizes import generator_window
 from ppoctl.rewards.probe import Encode, ProbeRow, probe, probed_rows, require_sound
 from ppoctl.rewards.rows import RowCheck
 from ppoctl.stages.reward import require_own_names
+from ppoctl.wire.ahead import cpu_threads, vllm_settings
 from ppoctl.wire.processes import Placed, Say, place
 from ppoctl.wire.reward_models import RewardModelsOf, settings_of
 from ppoctl.wire.sockets import Sockets
 from ppoctl.wire.sources import reward_digest
 
 if TYPE_CHECKING:
-    from ppoctl.engines.vllm import VllmSettings
+    from ppoctl.engines.vllm.settings import VllmSettings
     from ppoctl.weights.sync import TrainerSide
 
 
 def read_questions(recipe: Recipe) -> PromptSource:
     """All prompts of the recipe, rendered and checked."""
-    with preparing("reading data"):
+    with loading("the tokenizer"):
         template = PromptTemplate(load_tokenizer(recipe.model.path))
+    with preparing("reading data"):
         return PromptSource.load(recipe.data, recipe.rollout, template, seed=recipe.seed)
 
 
 def place_roles(recipe: Recipe) -> Placed:
     """Where actor, critic, generator and reward models run. Nothing is started."""
-    with preparing("loading Megatron-Core"):
+    with loading("Megatron-Core"):
         from ppoctl.engines.megatron.factory import trainer_settings
 
     trained = {role: trainer_settings(recipe, role) for role in ("actor", "critic")}
@@ -105,8 +105,8 @@ def closed_if_it_fails(opened: Scorer | Sockets | Placed) -> Iterator[None]:
 
 
 def set_threads(recipe: Recipe) -> None:
-    """Set the CPU threads of this process, of trainer and generator alike."""
-    threads = recipe.cluster.threads or len(os.sched_getaffinity(0))
+    """Set the CPU threads of this process."""
+    threads = cpu_threads(recipe)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     torch.set_num_threads(threads)
 
@@ -130,7 +130,7 @@ def build_engines(
     from ppoctl.model.folder import model_folder
 
     of_actor, of_critic = (trainer_settings(recipe, role) for role in ("actor", "critic"))
-    settings = _vllm_settings(recipe, str(model_folder(recipe.model.path)))
+    settings = vllm_settings(recipe, model_folder(recipe.model.path))
     actor = MegatronActor(of_actor, placed.actor)
     return Sockets(
         actor=actor,
@@ -149,21 +149,7 @@ def build_engines(
     )
 
 
-def _vllm_settings(recipe: Recipe, folder: str) -> "VllmSettings":
-    from ppoctl.engines.vllm import VllmSettings
-    from ppoctl.model.end_tokens import end_token_ids
-
-    return VllmSettings(
-        model=folder,
-        dtype=recipe.model.dtype,
-        max_model_len=generator_window(recipe),
-        eos_token_ids=end_token_ids(Path(folder)),
-        table=recipe.generator,
-        sleeps="generator" in recipe.cluster.offload,
-    )
-
-
 def _generator(settings: "VllmSettings", placed: Placed, trainer: "TrainerSide", say: Say) -> Generator:
-    from ppoctl.engines.vllm import VllmGenerator
+    from ppoctl.engines.vllm.generator import VllmGenerator
 
     return VllmGenerator(settings, trainer, placed.generator(settings, say), say)

@@ -1,4 +1,4 @@
-"""Which process runs what: everything in this one, or each role in processes of Ray."""
+"""Which process runs what: the trained roles in this one and engines in processes beside it, or all in Ray's."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ppoctl.device import on_gpu
 from ppoctl.doing import preparing
 from ppoctl.engines.turns import Turns
 from ppoctl.errors import EnvironmentProblemError, quoted
@@ -14,6 +15,7 @@ from ppoctl.recipe.parallel import is_one_process, leaving, processes
 from ppoctl.recipe.schema import Recipe
 from ppoctl.slurm.allocation import allocation
 from ppoctl.slurm.script import in_container
+from ppoctl.wire.ahead import cpu_threads
 from ppoctl.wire.sockets import nothing_to_close
 
 if TYPE_CHECKING:
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
     from ppoctl.engines.ray.cluster import RayCluster
     from ppoctl.engines.ray.processes import Deadline, RayProcesses
     from ppoctl.engines.ray.steps import JobNodes
-    from ppoctl.engines.vllm import PoolingSettings, VllmSettings
+    from ppoctl.engines.vllm.pooling import PoolingSettings
+    from ppoctl.engines.vllm.settings import VllmSettings
     from ppoctl.weights.calls import EngineHandle
     from ppoctl.weights.sync import EngineSide
 
@@ -55,21 +58,34 @@ def place(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
 def _here(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
     from ppoctl.engines.megatron.rank import MegatronRank
     from ppoctl.engines.megatron.ranks import TakingTurns, ThisProcess
-    from ppoctl.engines.vllm import PoolingEngine, PoolingHere, PoolingSettings, this_process
+    from ppoctl.engines.vllm.own_process import OwnProcess
+    from ppoctl.engines.vllm.pooling import OwnPooling, PoolingSettings
+    from ppoctl.weights.sync import EngineSide
 
-    turns, pooling = Turns(leaving(recipe)), list[PoolingEngine]()
+    turns, pooling, threads = Turns(leaving(recipe)), list[OwnPooling](), cpu_threads(recipe)
 
     def ranks(settings: "RankSettings") -> "Ranks":
         if not isinstance(settings, PoolingSettings):
-            return TakingTurns(ThisProcess(MegatronRank(settings)), settings.role, turns)
-        pooling.append(PoolingEngine(settings))
-        return TakingTurns(PoolingHere(pooling[-1]), settings.role, turns)
+            rank = ThisProcess(MegatronRank(settings), recipe.cluster.weights_bucket_mib * 2**20)
+            return TakingTurns(rank, settings.role, turns)
+        pooling.append(OwnPooling(settings, threads))
+        return TakingTurns(pooling[-1], settings.role, turns)
+
+    def engine(settings: "VllmSettings", _: Say) -> "EngineSide":
+        own = OwnProcess(settings, threads)
+
+        def begin_on(engine: "EngineHandle", folder: str) -> None:  # noqa: ARG001 - there is one
+            if on_gpu():  # vLLM's memory for sleeping can be used once in the life of a process
+                own.close()
+                own.folder = folder
+
+        return EngineSide([own], list, turns=turns, begin_on=begin_on if settings.sleeps else None)
 
     def close() -> None:
-        for engine in pooling:
-            engine.close()
+        for process in pooling:
+            process.close()
 
-    return _placed(roles, ranks, lambda settings, _: this_process(settings, turns), close)
+    return _placed(roles, ranks, engine, close)
 
 
 def _placed(
@@ -88,7 +104,8 @@ def _in_ray(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
     from ppoctl.engines.ray.cluster import RayCluster
     from ppoctl.engines.ray.placement import DevicePlacement
     from ppoctl.engines.ray.processes import first_done
-    from ppoctl.engines.vllm import OpenEngine, OpenPooling, PoolingSettings
+    from ppoctl.engines.vllm.hosts import OpenEngine
+    from ppoctl.engines.vllm.pooling import OpenPooling, PoolingSettings
     from ppoctl.weights.links import BroadcastWay
     from ppoctl.weights.sync import EngineSide
 

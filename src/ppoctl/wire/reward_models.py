@@ -23,14 +23,15 @@ if TYPE_CHECKING:
     from ppoctl.engines.megatron.rank import TrainerSettings
     from ppoctl.engines.megatron.ranks import Ranks
     from ppoctl.engines.megatron.reward_model import MegatronRewardModel
-    from ppoctl.engines.vllm import PoolingSettings, VllmRewardModel
+    from ppoctl.engines.vllm.pooling import PoolingSettings, VllmRewardModel
 
 
 def settings_of(recipe: Recipe, key: KeyPath) -> "TrainerSettings | PoolingSettings":
     """What each process of the reward model at this key is made from. Raises MissingAssetError where its folder is
     not here."""
     from ppoctl.engines.megatron.factory import reward_settings
-    from ppoctl.engines.vllm import PoolingSettings, VllmSettings
+    from ppoctl.engines.vllm.pooling import PoolingSettings
+    from ppoctl.engines.vllm.settings import VllmSettings
 
     table = reward_models(recipe)[key]
     if table.engine == "megatron":
@@ -80,7 +81,7 @@ class PlacedRewardModel:
     @cached_property
     def _started(self) -> "MegatronRewardModel | VllmRewardModel":
         from ppoctl.engines.megatron.reward_model import MegatronRewardModel
-        from ppoctl.engines.vllm import VllmRewardModel
+        from ppoctl.engines.vllm.pooling import VllmRewardModel
 
         is_vllm = self._table.engine == "vllm"
         model = VllmRewardModel(self._ranks.call) if is_vllm else MegatronRewardModel(self._ranks)

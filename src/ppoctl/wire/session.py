@@ -62,6 +62,8 @@ from ppoctl.wire.sources import source_digests
 
 MIRROR_DEADLINE_S = 20.0
 """How long the end of a run waits for MLflow."""
+MIRROR_AFTER_S = 60.0
+"""How long MLflow waits for the end of the first step, from the start of the attempt."""
 
 
 @dataclass
@@ -70,6 +72,8 @@ class Watcher:
 
     console: RunConsoles
     mirror: MlflowMirror | None
+    ends_step: Callable[[Line], bool]
+    """Whether a line of the journal is the last of its step."""
     stage: tuple[int, str] = (0, "start")
     unkept_since: float | None = None
     """Time by the clock of work since which nothing of the running stage was kept; None: none runs."""
@@ -94,7 +98,7 @@ class Watcher:
     def on_committed(self, line: Line) -> None:
         self.unkept_since = None
         self.console.on_committed(line)
-        if line["step"] > 0:
+        if line["step"] > 0 and (self.ends_step(line) or time.monotonic() - self.began[0] > MIRROR_AFTER_S):
             self.start_mirror()
         if self.mirror is not None and self.mirror_started:
             self.mirror.notify()
@@ -115,7 +119,8 @@ class Watcher:
         return {"starting_s": starting_s, "replayed_s": self.replayed_s, "abandoned_s": abandoned_s}
 
     def start_mirror(self) -> None:
-        """MLflow hears of a run once it has a rollout: a start that failed is replaced, and leaves nothing there."""
+        """MLflow hears of a run once it has a rollout: a start that failed is replaced, and leaves nothing there. Its
+        imports would slow the first step of a short run down, and wait for its end."""
         if self.mirror is not None and not self.mirror_started:
             self.mirror_started = True
             self.mirror.start()
@@ -232,7 +237,7 @@ def _watched(
         given = mirrored.around(opened.layout, console.on_message)
         mirror = MlflowMirror(opened.layout.root, tracking, attempt=attempt.number, around=given)
     try:
-        yield Watcher(console, mirror)
+        yield Watcher(console, mirror, lambda line: line["stage"] == told.at(line["step"]).last)
     except BaseException as error:
         # The command shows it when all is closed; what it says by then is in no file of the run.
         says = error.message if isinstance(error, PpoctlError) else f"{type(error).__name__}: {error}"

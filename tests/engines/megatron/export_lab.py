@@ -10,11 +10,13 @@ from transformers import AutoModelForCausalLM
 from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.recipe.schema import GeneratorTable
+from vllm_guest import engines_are_guests
 from vllm_inspection import inspect_in_this_process
 
 
 def vllm_settings(folder: Path) -> VllmSettings:
     inspect_in_this_process()
+    engines_are_guests()
     return VllmSettings(str(folder), "float32", 64, (0,), GeneratorTable(kv_cache_mib=64, max_concurrent_seqs=2))
 
 

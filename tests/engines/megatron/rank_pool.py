@@ -30,7 +30,7 @@ from ppoctl.engines.megatron.ranks import ManyProcesses
 from ppoctl.engines.megatron.weights import parts_in
 from ppoctl.recipe.schema import ParallelTable
 from ppoctl.weights.bucket import tensors_of
-from ppoctl.weights.sending import WeightSource
+from ppoctl.weights.sending import RankSource
 
 TIMEOUT_S = 120.0
 BUCKET_BYTES = 64 * 2**20
@@ -149,7 +149,7 @@ class RankPool:
         """As an `Executor`."""
         return self.places or ["here"] * self.used
 
-    def weights(self) -> WeightSource:
+    def weights(self) -> RankSource:
         return ManyProcesses(self, self.parallel, BUCKET_BYTES, lambda: self.engine_nodes).weights()
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:

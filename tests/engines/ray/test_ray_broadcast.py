@@ -10,9 +10,9 @@ import pytest
 from ppoctl.batch.records import State
 from ppoctl.engines.megatron.factory import trainer_settings
 from ppoctl.engines.megatron.trainer import MegatronActor, trainer_side
-from ppoctl.engines.vllm import VllmSettings
 from ppoctl.engines.vllm.engine import Draw
 from ppoctl.engines.vllm.fleet import Fleet
+from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.ports import SamplingParams
 from ppoctl.recipe.load import load
 from ppoctl.weights.canary import Canary

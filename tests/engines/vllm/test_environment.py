@@ -1,6 +1,5 @@
 """What vLLM is told before it is imported and when it is started: on a CPU, and on a GPU that is only pretended."""
 
-import gc
 import logging
 import multiprocessing
 import os
@@ -8,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,14 @@ from typing import Any
 import pytest
 import torch
 
-from ppoctl.engines.vllm import OpenEngine, arguments, environment, hosts
+from ppoctl.engines.vllm import arguments, environment, hosts
 from ppoctl.engines.vllm import engine as engine_module
 from ppoctl.engines.vllm.arguments import engine_arguments
 from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.environment import compiles, prepare_environment
-from ppoctl.engines.vllm.log import close_log, where_it_says_more, write_log
+from ppoctl.engines.vllm.hosts import OpenEngine
+from ppoctl.engines.vllm.log import close_log, keep_log, where_it_says_more, write_log
 from ppoctl.engines.vllm.settings import VllmSettings
-from ppoctl.errors import RecipeError
 from ppoctl.recipe.load import load
 from ppoctl.recipe.schema import GeneratorTable
 
@@ -215,26 +214,6 @@ class _Core:
         return []
 
 
-@pytest.mark.parametrize("is_alone", [True, False])
-def test_only_a_trainers_process_is_guarded_at_each_step(monkeypatch, is_alone):
-    counted: list[str] = []
-
-    @contextmanager
-    def guarded() -> Iterator[None]:
-        counted.append("guard")
-        yield
-
-    monkeypatch.setattr(engine_module.TENANCY, "_engines", engine_module.TENANCY._engines)  # is counted up
-    monkeypatch.setattr(engine_module, "undisturbed", guarded)
-    monkeypatch.setattr(engine_module, "_start", lambda *_, **__: _Core())
-    monkeypatch.setattr(gc, "unfreeze", lambda: counted.append("unfreeze"))
-    engine = Engine(settings_of(), is_alone=is_alone)
-    at_start = len(counted)
-    engine.advance([], None)  # type: ignore[arg-type]
-    assert counted[:at_start] == (["guard"] if is_alone else ["guard", "unfreeze"])
-    assert counted[at_start:] == ([] if is_alone else ["guard"] * 3)
-
-
 @pytest.fixture
 def vllm_logger() -> Iterator[logging.Logger]:
     """vLLM's logger as if vLLM had set it up, and given back as it was."""
@@ -285,23 +264,25 @@ def test_without_a_run_directory_the_screen_has_errors_only(clean, vllm_logger, 
     assert capfd.readouterr().err.splitlines() == ["no room"] * 2
 
 
-def test_the_log_of_an_engine_is_closed_with_it(clean, vllm_logger, monkeypatch, capfd):
-    class Closing:
-        def close(self) -> None:
-            logging.getLogger("vllm.v1.engine").info("shutting down")
-
-    monkeypatch.setattr(hosts, "Engine", lambda settings: Closing())
-    settings = replace(settings_of(), logs=clean)
-    engine = hosts.ThisProcess(settings)
-    engine.begin("__class__")
-    [file] = vllm_logger.handlers
-    engine.close()
-    logging.getLogger("vllm.v1.engine").warning("an engine is gone")
-    assert vllm_logger.handlers == []
-    assert file.stream is None
-    said = (clean / "vllm-engine-0.log").read_text(encoding="utf-8")
-    assert said.endswith(" INFO vllm.v1.engine: shutting down\n")
+def test_what_was_said_before_the_folder_was_known_is_in_the_file_too(clean, vllm_logger, capfd):
+    keep_log()
+    prepare_environment(settings_of())
+    logging.getLogger("vllm.v1.engine").info("using FLASH_ATTN")
+    logging.getLogger("vllm.v1.engine").error("no room")
     assert capfd.readouterr().err == ""
+    write_log(replace(settings_of(), logs=clean), "engine-0")
+    logging.getLogger("vllm.v1.engine").info("at work")
+    said = (clean / "vllm-engine-0.log").read_text(encoding="utf-8").splitlines()
+    assert [line.rpartition(": ")[2] for line in said] == ["using FLASH_ATTN", "no room", "at work"]
+    assert capfd.readouterr().err == ""
+
+
+def test_what_was_kept_for_no_folder_are_errors_on_the_screen(clean, vllm_logger, capfd):
+    keep_log()
+    logging.getLogger("vllm.v1.engine").info("using FLASH_ATTN")
+    logging.getLogger("vllm.v1.engine").error("no room")
+    write_log(settings_of(), "engine-0")
+    assert capfd.readouterr().err == "no room\n"
 
 
 def test_a_process_that_begins_on_a_folder_does_not_start_again_to_be_on_it(monkeypatch, tmp_path):
@@ -336,17 +317,3 @@ def test_variables_are_set_before_vllm_is_imported_to_begin_on_a_folder(monkeypa
     opened.folder = str(tmp_path)
     opened(0, 1, "")
     assert order == [str(tmp_path), "import"]
-
-
-def test_what_changes_the_trainers_arithmetic_needs_a_process_of_its_own(gpu):
-    with pytest.raises(RecipeError, match="the trainer's too") as raised:
-        Engine(settings_of(batch_invariant=True))
-    assert raised.value.hint == "--set generator.batch_invariant=false"
-
-
-def test_a_mixture_of_experts_cannot_leave_a_gpu_in_the_process_of_the_command(monkeypatch, gpu, tmp_path):
-    monkeypatch.setattr(engine_module, "started", lambda *_, **__: _Core())
-    engine = Engine(replace(settings_of(), sleeps=True))
-    with pytest.raises(RecipeError, match="good for one start") as raised:
-        engine.restart(str(tmp_path))
-    assert raised.value.hint == """--set 'cluster.offload=["actor", "critic"]'"""

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from ppoctl.batch.scores import ScoreRequest
-from ppoctl.engines.vllm import PoolingEngine, PoolingHere, PoolingSettings
+from ppoctl.engines.vllm.pooling import PoolingEngine, PoolingSettings
 from ppoctl.errors import EnvironmentProblemError
 from ppoctl.recipe.schema import Recipe
 from ppoctl.wire.engines import place_roles
@@ -94,4 +94,4 @@ def test_a_model_that_vllm_cannot_start_is_told_by_its_key(tmp_path: Path) -> No
     assert isinstance(settings, PoolingSettings)
     (folder / "model.safetensors").write_bytes(b"no weights")
     with pytest.raises(EnvironmentProblemError, match=r"vLLM could not start on `reward\.path`"):
-        PoolingHere(PoolingEngine(settings)).call("start")
+        PoolingEngine(settings).start()

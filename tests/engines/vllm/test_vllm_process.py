@@ -1,7 +1,4 @@
-"""The engine is a guest in the trainer's process: it changes nothing there, and leaves nothing behind.
-
-(What becomes of process groups: `tests/story/test_engine_alone.py`.)
-"""
+"""How an engine starts, starts again, and fails."""
 
 import copy
 import re
@@ -11,35 +8,31 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from vllm_bench import Bench, prompts, settings_for, surroundings
+from vllm_bench import Bench, prompts, settings_for
 
-from ppoctl.engines.vllm import VllmGenerator, this_process
 from ppoctl.engines.vllm.engine import Engine, _start_error, drawing_error
+from ppoctl.engines.vllm.generator import VllmGenerator
 from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError, RecipeError, WeightSyncError
 from ppoctl.ports import SamplingParams
+from ppoctl.weights.sync import EngineSide
+from vllm_guest import Here
 
 pytestmark = pytest.mark.engines
 
 DRAW = SamplingParams(temperature=1.0, max_new_tokens=8)
 
 
-def test_a_second_engine_in_bfloat16_is_exact_disturbs_nothing_and_leaves_the_first_alive(
+def test_an_engine_in_bfloat16_is_exact_and_leaves_the_number_of_threads_settable(
     model_folder: Callable[[str], Path], tied: Bench
 ) -> None:
     tied.draw(prompts(2), DRAW)
     bench = Bench.start(model_folder("untied"), dtype="bfloat16")
-    before = surroundings()
+    threads, set_threads = torch.get_num_threads(), torch.set_num_threads
     bench.trainer.move(0.01)
-    stream = bench.open(prompts(10), DRAW)
-    drawn = len(stream.finished())
-    assert surroundings() == before
-    while more := stream.finished():
-        drawn += len(more)
-    assert drawn == 10
-    assert surroundings() == before
+    assert len(bench.draw(prompts(10), DRAW)) == 10
+    assert (torch.get_num_threads(), torch.set_num_threads) == (threads, set_threads)
     bench.generator.close()
     bench.generator.close()
-    assert surroundings() == before
     assert len(tied.draw(prompts(2), DRAW)) == 2
 
 
@@ -62,7 +55,7 @@ def test_an_engine_restarted_on_an_export_has_its_weights(untied: Bench, monkeyp
 def test_a_folder_without_a_model_is_an_environment_problem(tmp_path: Path, tied: Bench) -> None:
     trainer, others = tied.trainer, psutil.Process().children(recursive=True)
     settings = settings_for(tmp_path)
-    generator = VllmGenerator(settings, trainer.side, this_process(settings), print)
+    generator = VllmGenerator(settings, trainer.side, EngineSide([Here(settings)], list), print)
     with pytest.raises(EnvironmentProblemError, match="vLLM could not start"):
         generator.prepare(trainer.state)
     generator.close()

@@ -9,9 +9,9 @@ import pytest
 from vllm_bench import Bench, prompts
 
 from ppoctl.engines.vllm.engine import FEWEST_STEPS, Engine, Finished
-from ppoctl.engines.vllm.hosts import ThisProcess
 from ppoctl.errors import PpoctlError
 from ppoctl.ports import SamplingParams
+from vllm_guest import Here
 
 pytestmark = pytest.mark.engines
 
@@ -90,7 +90,7 @@ def test_closing_the_generator_under_an_open_stream_is_an_error_of_the_stream(
     left = 12 - len(stream.finished())
     engine = tied.engine
     with monkeypatch.context() as closed:
-        closed.setattr(ThisProcess, "close", lambda host: None)  # the session's engine stays
+        closed.setattr(Here, "close", lambda host: None)  # the session's engine stays
         tied.generator.close()
     with pytest.raises(PpoctlError, match=rf"closed with {left} samples still to draw"):
         stream.finished()

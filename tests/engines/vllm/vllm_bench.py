@@ -5,13 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from ppoctl.batch.records import State
-from ppoctl.engines.vllm import VllmGenerator, VllmSettings, this_process
 from ppoctl.engines.vllm.engine import Engine
-from ppoctl.engines.vllm.hosts import ThisProcess
+from ppoctl.engines.vllm.generator import VllmGenerator
+from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.ports import Asked, Sample, SampleRequest, SamplingParams, Stream
 from ppoctl.recipe.schema import GeneratorTable
 from ppoctl.stages.drawing import one_turn
@@ -19,6 +18,7 @@ from ppoctl.weights.bucket import Bucket, bucket_of
 from ppoctl.weights.checksum import SentChecksums, checksum_of
 from ppoctl.weights.sending import NamedWeights
 from ppoctl.weights.sync import EngineSide, TrainerSide
+from vllm_guest import Here, engines_are_guests
 from vllm_inspection import inspect_in_this_process
 
 END = 41
@@ -158,16 +158,17 @@ class Bench:
     @staticmethod
     def start(folder: Path, *, dtype: Literal["float32", "bfloat16"] = "float32", seats: int = 8) -> "Bench":
         inspect_in_this_process()
+        engines_are_guests()
         trainer = HfTrainer(folder, dtype)
         settings = settings_for(folder, dtype=dtype, seats=seats)
-        hosts = this_process(settings)
+        hosts = EngineSide([Here(settings)], list)
         return Bench(trainer, VllmGenerator(settings, trainer.side, hosts, print), hosts)
 
     @property
     def engine(self) -> Engine:
         """The running engine."""
         (host,) = self.hosts.engines
-        assert isinstance(host, ThisProcess)
+        assert isinstance(host, Here)
         assert host.engine is not None
         return host.engine
 
@@ -206,16 +207,3 @@ def prompts(count: int, *, length: int = 12, first_seed: int = 100) -> list[Samp
         )
         for i in range(count)
     ]
-
-
-def surroundings() -> tuple[object, ...]:
-    """What an engine must not change. Python's own `random` is left out: the tests' type checks draw from it."""
-    return (
-        torch.get_rng_state().tolist(),
-        np.random.get_state()[1].tolist(),
-        torch.get_num_threads(),
-        torch.set_num_threads,
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch.get_default_dtype(),
-    )

@@ -3,6 +3,7 @@
 import sys
 import warnings
 
+from ppoctl.device import on_gpu
 from ppoctl.errors import EnvironmentProblemError
 
 _SWAPPED_IN = ("transformer_engine", "apex")
@@ -34,3 +35,8 @@ def import_megatron() -> None:
         import megatron.core.models.gpt
         import megatron.core.optimizer
         import megatron.core.pipeline_parallel  # noqa: F401
+    if not on_gpu():
+        # Its fused helpers would go through the C++ compiler, 5-15 s, and an error without one.
+        import torch._dynamo.config
+
+        torch._dynamo.config.disable = True

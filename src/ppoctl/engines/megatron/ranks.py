@@ -2,7 +2,7 @@
 more. Every rank is asked the same at the same time, because their answers meet in collectives."""
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,8 +12,8 @@ from ppoctl.engines.megatron.process_group import Patience, Place, join
 from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
 from ppoctl.engines.turns import Turns
 from ppoctl.recipe.schema import ParallelTable
-from ppoctl.weights.calls import Executor
-from ppoctl.weights.sending import LocalSource, RankSource, WeightSource
+from ppoctl.weights.calls import Answered, Executor, Reply
+from ppoctl.weights.sending import RankSource
 
 
 @runtime_checkable
@@ -24,22 +24,36 @@ class Ranks(Protocol):
         """Call a method of each rank; what they return, in the order of the ranks. An error of any rank is raised."""
         ...
 
-    def weights(self) -> WeightSource:
+    def weights(self) -> RankSource:
         """The weights of the role's model, to be used at once."""
         ...
 
 
 class ThisProcess:
-    """One rank, in this process."""
+    """One rank, in this process; the engine is in another one of this machine."""
 
-    def __init__(self, rank: MegatronRank) -> None:
+    def __init__(self, rank: MegatronRank, bucket_bytes: int = 64 * 2**20) -> None:
+        """Size of buckets is for `RankSource`."""
         self.rank = rank
+        self.bucket_bytes = bucket_bytes
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         return [getattr(self.rank, method)(*arguments)]
 
-    def weights(self) -> WeightSource:
-        return LocalSource(self.rank)
+    def ask(self, ranks: Sequence[int], method: str, *arguments: Any) -> list[Any]:  # noqa: ARG002 - there is one
+        """See `weights.calls.Executor`."""
+        return self.call(method, *arguments)
+
+    def begin(self, method: str, *arguments: Any, ranks: Sequence[int]) -> Reply:
+        """See `weights.calls.Executor`: it is answered before this returns."""
+        return Answered(self.ask(ranks, method, *arguments))
+
+    def nodes(self) -> Sequence[str]:
+        """See `weights.calls.Executor`."""
+        return ("here",)
+
+    def weights(self) -> RankSource:
+        return RankSource(self, [[range(1)]], self.bucket_bytes, self.nodes)
 
 
 class ManyProcesses:
@@ -61,7 +75,7 @@ class ManyProcesses:
     def call(self, method: str, *arguments: Any) -> list[Any]:
         return self.executor.call(method, *arguments)
 
-    def weights(self) -> WeightSource:
+    def weights(self) -> RankSource:
         return RankSource(self.executor, gathering_groups(self.parallel), self.bucket_bytes, self.engine_nodes)
 
 
@@ -89,7 +103,7 @@ class TakingTurns:
             self._take()
         return self.ranks.call(method, *arguments)
 
-    def weights(self) -> WeightSource:
+    def weights(self) -> RankSource:
         self._take()
         return self.ranks.weights()
 
@@ -114,7 +128,7 @@ class OpenRank:
 
     def __call__(self, rank: int, world_size: int, address: str) -> MegatronRank:
         if on_gpu():
-            use_expandable_segments()  # not where an engine shares the process: its pool for sleeping excludes them
+            use_expandable_segments()
         if world_size > 1:
             patience = Patience(self.start_deadline_s, self.settings.collective_s)
             join(Place(rank, world_size, address), patience)

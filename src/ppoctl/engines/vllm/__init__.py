@@ -1,24 +1,11 @@
-"""The generator: real vLLM, in this process or in others.
+"""The generator: real vLLM, in processes of its own.
 
-Importing this package does not import vLLM; the first `generate` does. `prepare_environment` should run early in a
-process that will generate, before torch.compile or Hugging Face are first used.
+settings      what an engine is started with: light
+environment   variables that are read when vLLM is imported
+engine        vLLM's engine behind few verbs; weights, loader: new weights in it
+pooling       the engine of a reward model
+hosts         how processes make engines, and how a driver without Ray reaches one
+fleet         engines that share one queue
+generator     the port
+log           what vLLM says of itself
 """
-
-from ppoctl.engines.vllm.environment import prepare_environment
-from ppoctl.engines.vllm.generator import VllmGenerator
-from ppoctl.engines.vllm.hosts import OpenEngine, this_process
-from ppoctl.engines.vllm.pooling import OpenPooling, PoolingEngine, PoolingHere, PoolingSettings, VllmRewardModel
-from ppoctl.engines.vllm.settings import VllmSettings
-
-__all__ = [
-    "OpenEngine",
-    "OpenPooling",
-    "PoolingEngine",
-    "PoolingHere",
-    "PoolingSettings",
-    "VllmGenerator",
-    "VllmRewardModel",
-    "VllmSettings",
-    "prepare_environment",
-    "this_process",
-]

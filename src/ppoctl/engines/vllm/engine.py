@@ -4,8 +4,8 @@ import gc
 import logging
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,9 @@ from ppoctl.device import on_gpu
 from ppoctl.engines.vllm.arguments import engine_arguments
 from ppoctl.engines.vllm.detokenizer import Detokenizer
 from ppoctl.engines.vllm.environment import prepare_environment
-from ppoctl.engines.vllm.log import where_it_says_more
-from ppoctl.engines.vllm.process_state import TENANCY, undisturbed
+from ppoctl.engines.vllm.log import where_it_says_more, write_log
 from ppoctl.engines.vllm.settings import VllmSettings
-from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError, RecipeError, WeightSyncError
+from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError, WeightSyncError
 from ppoctl.ports import SamplingParams
 from ppoctl.recipe.generator_limits import too_long_a_window, unread_router_bias
 from ppoctl.weights.bucket import NamedTensors
@@ -58,22 +57,24 @@ class Finished:
 
 
 class Engine(ReceivingEngine):
-    """A running engine in this process, or one tensor rank of it. In the process of a trainer every call
-    leaves random states and torch modes alone; tensor ranks must be called alike."""
+    """A running engine in this process, or one tensor rank of it; tensor ranks must be called alike. vLLM behaves as
+    if the process were its own, so it should be: it reseeds all random numbers, and ends all process groups."""
 
-    def __init__(self, settings: VllmSettings, *, is_alone: bool = False, folder: str | None = None) -> None:
-        """Starts vLLM: about 2 s for a small model; `is_alone` where no trainer is in the process. It begins on the
-        weights of `folder` where there is one, and says so when it is to restart on it. Raises RecipeError,
-        EnvironmentProblemError or OutOfMemoryError; nothing is left behind then."""
+    def __init__(self, settings: VllmSettings, *, folder: str | None = None) -> None:
+        """Starts vLLM: about 2 s for a small model. It begins on the weights of `folder` where there is one, and says
+        so when it is to restart on it. Raises RecipeError, EnvironmentProblemError or OutOfMemoryError."""
         self._settings = settings
-        self._is_alone = is_alone
-        self._undisturbed: Callable[[], AbstractContextManager[None]] = nullcontext if is_alone else undisturbed
         self._detokenizer = Detokenizer(settings.model, settings.eos_token_ids)
         self._syncs = 0
         self._open: set[str] = set()
         self._is_asleep = False
         self._began_on = folder if folder is not None and Path(folder).is_dir() else None
-        self._llm = started(settings, is_alone=is_alone) if self._began_on is None else self._on(self._began_on)
+        self._llm = started(settings) if self._began_on is None else self._on(self._began_on)
+
+    def write_log_into(self, folder: Path | None) -> None:
+        """Send what vLLM says, and what was kept of it, to a file in this folder; None: its errors to the screen."""
+        self._settings = replace(self._settings, logs=folder)
+        write_log(self._settings, "engine-0")
 
     def vocab_size(self) -> int:
         return int(self._llm.model_config.get_vocab_size())
@@ -86,12 +87,6 @@ class Engine(ReceivingEngine):
 
     def restart(self, folder: str) -> list[LoadedWeight]:
         began_on, self._began_on = self._began_on, None
-        if self._settings.sleeps and not self._is_alone and on_gpu():
-            raise RecipeError(
-                "a mixture of experts is started anew at each transfer of weights, and vLLM's memory for sleeping is "
-                "good for one start of a process: in the process of the command its engine cannot leave the GPU",
-                hint="""--set 'cluster.offload=["actor", "critic"]'""",
-            )
         if began_on != folder:
             self.close()
             self._is_asleep = False
@@ -106,41 +101,36 @@ class Engine(ReceivingEngine):
         with _third_party_quiet():
             from ppoctl.engines.vllm import loader
         loader.register()
-        return started(there, is_alone=self._is_alone, load_format=loader.FORMAT)
+        return started(there, load_format=loader.FORMAT)
 
     def sleep(self) -> None:
         """Free the device: weights, keys and values are forgotten. It wakes when it gets weights. On a CPU vLLM stops
         scheduling, and frees nothing."""
         if not self._is_asleep:
-            with self._undisturbed():
-                self._llm.sleep(level=2)
+            self._llm.sleep(level=2)
             self._is_asleep = True
 
     def begin_weights(self) -> None:
         if self._is_asleep:
-            with self._undisturbed():
-                self._llm.wake_up()
+            self._llm.wake_up()
             self._is_asleep = False
         if self._llm.has_unfinished_requests():
             raise WeightSyncError("the generator was asked for new weights while it is drawing samples")
-        with self._undisturbed():
-            self._llm.collective_rpc("start_weight_update")
+        self._llm.collective_rpc("start_weight_update")
 
     def load(self, tensors: NamedTensors) -> None:
-        with self._undisturbed():
-            self._llm.collective_rpc("update_weights", args=({"tensors": tensors},))
+        self._llm.collective_rpc("update_weights", args=({"tensors": tensors},))
 
     def tensor_rank(self) -> int:
         # The default group of a process that is alone with its engine is vLLM's: the tensor ranks.
         return torch.distributed.get_rank()
 
     def end_weights(self) -> list[LoadedWeight]:
-        with self._undisturbed():
-            self._llm.collective_rpc("finish_weight_update")
-            (loaded,) = self._llm.collective_rpc("ppoctl_loaded_weights")
-            self._syncs += 1
-            if not self._llm.reset_prefix_cache():
-                raise WeightSyncError("the generator kept keys and values of the old weights: its cache is in use")
+        self._llm.collective_rpc("finish_weight_update")
+        (loaded,) = self._llm.collective_rpc("ppoctl_loaded_weights")
+        self._syncs += 1
+        if not self._llm.reset_prefix_cache():
+            raise WeightSyncError("the generator kept keys and values of the old weights: its cache is in use")
         return list(loaded)
 
     def advance(self, draws: Sequence[Draw], params: SamplingParams) -> list[Finished]:
@@ -212,15 +202,13 @@ class Engine(ReceivingEngine):
         # The salt keeps cached keys and values of one set of weights from ever matching a request of another, even
         # if resetting the prefix cache should fail.
         request = {"prompt_token_ids": list(prompt), "cache_salt": f"sync-{self._syncs}"}
-        with self._undisturbed():
-            self._llm.add_request(id, request, params)
+        self._llm.add_request(id, request, params)
         self._open.add(id)
 
     def step(self) -> list[Finished]:
         """One forward pass over the running requests; those that ended with it."""
         try:
-            with self._undisturbed():
-                outputs = self._llm.step()
+            outputs = self._llm.step()
         except (RuntimeError, ValueError, NotImplementedError, AssertionError) as error:
             raise drawing_error(self._settings, error) from error
         finished = [_finished(output) for output in outputs if output.finished]
@@ -229,15 +217,14 @@ class Engine(ReceivingEngine):
 
     def abort(self) -> None:
         """Forget all requests, finished or not."""
-        with self._undisturbed():
-            self._llm.abort_request(list(self._open))
-            self._open.clear()
-            # One more pass lets the scheduler drop what it had in flight, so that the next load finds it idle.
-            while self._llm.engine_core.engine_core.scheduler.has_requests():
-                self._llm.step()
+        self._llm.abort_request(list(self._open))
+        self._open.clear()
+        # One more pass lets the scheduler drop what it had in flight, so that the next load finds it idle.
+        while self._llm.engine_core.engine_core.scheduler.has_requests():
+            self._llm.step()
 
     def close(self) -> None:
-        """Free the engine, and vLLM's process groups with the last one. The trainer's groups stay."""
+        """Free the engine, and all process groups of this process."""
         gc.freeze()  # vLLM collects, unfreezes and collects again: once is enough for it
         end(self._llm)
         del self._llm
@@ -245,44 +232,31 @@ class Engine(ReceivingEngine):
 
 
 def end(llm: Any) -> None:
-    """Shut vLLM's engine down; groups that others use survive it."""
-    with undisturbed(), TENANCY.leaving():
-        llm.engine_core.engine_core.shutdown()
+    """Shut vLLM's engine down, and all process groups of this process."""
+    llm.engine_core.engine_core.shutdown()
 
 
-def started(settings: VllmSettings, *, is_alone: bool, **options: Any) -> Any:
+def started(settings: VllmSettings, **options: Any) -> Any:
     """vLLM's LLMEngine; `options` are arguments of its own, in place of ours. Raises RecipeError,
-    EnvironmentProblemError or OutOfMemoryError; nothing is left behind then."""
-    if settings.table.batch_invariant and not is_alone and on_gpu():
-        raise RecipeError(
-            "`generator.batch_invariant` replaces torch's products in the whole process, the trainer's too: it needs "
-            "engines in processes of their own",
-            hint="--set generator.batch_invariant=false",
-        )
+    EnvironmentProblemError or OutOfMemoryError."""
     prepare_environment(settings)
-    TENANCY.enter()
-    heap = nullcontext() if is_alone else _heap_passed_over()
-    try:
-        with undisturbed(), _third_party_quiet(), heap:
-            llm = _start(settings, **options)
-    except BaseException:
-        with TENANCY.leaving():
-            pass
-        raise
+    with _threads_kept(), _third_party_quiet():
+        llm = _start(settings, **options)
     # vLLM would otherwise shut down, process groups included, whenever this object happens to be collected.
     llm.engine_core._finalizer.detach()
     return llm
 
 
 @contextmanager
-def _heap_passed_over() -> Iterator[None]:
-    """Context in which the collector passes over what was there before. vLLM collects and then freezes the heap, the
-    trainer's objects included: the first would take long, and after the second cycles among them were never freed."""
-    gc.freeze()
+def _threads_kept() -> Iterator[None]:
+    """Context that leaves the number of threads as it was, and settable: vLLM puts a function that warns in place of
+    `torch.set_num_threads`."""
+    set_threads, threads = torch.set_num_threads, torch.get_num_threads()
     try:
         yield
     finally:
-        gc.unfreeze()
+        torch.set_num_threads = set_threads
+        set_threads(threads)
 
 
 def _start(settings: VllmSettings, **options: Any) -> Any:

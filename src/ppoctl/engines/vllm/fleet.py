@@ -202,7 +202,8 @@ class Fleet:
             if isinstance(error, HangError):
                 samples = ", ".join(draw.id for draw in lost[:8])
                 raise HangError(f"{error.message}\n  {len(lost)} samples: {samples}", hint=error.hint) from error
-            if not isinstance(error, ProcessLostError) or self._sends_of(lost) >= MOST_SENDS:
+            is_restorable = self._published is not None and self._published.can_restore
+            if not isinstance(error, ProcessLostError) or not is_restorable or self._sends_of(lost) >= MOST_SENDS:
                 raise
             self._say(f"{error.message}; started again, and its {len(lost)} samples are drawn again")
             self._queue.extendleft(reversed(lost))

@@ -1,19 +1,17 @@
 """A reward model in vLLM: an engine that pools, and how whoever scores with it reaches its process."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from ppoctl.device import on_gpu
+from ppoctl.engines.child.process import ChildProcess, Target
 from ppoctl.engines.vllm.engine import drawing_error, end, started
 from ppoctl.engines.vllm.log import write_log
-from ppoctl.engines.vllm.process_state import undisturbed
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.recipe.schema import ParallelTable
-from ppoctl.weights.sending import WeightSource
 
 
 @dataclass(frozen=True)
@@ -41,10 +39,8 @@ class PoolingSettings:
 class PoolingEngine:
     """A reward model in this process. Nothing is started before `start`."""
 
-    def __init__(self, settings: PoolingSettings, *, is_alone: bool = False) -> None:
-        """`is_alone` where no trainer is in the process."""
-        self._settings, self._is_alone = settings, is_alone
-        self._undisturbed: Callable[[], AbstractContextManager[None]] = nullcontext if is_alone else undisturbed
+    def __init__(self, settings: PoolingSettings) -> None:
+        self._settings = settings
         self._llm: Any = None
         self._is_asleep = False
 
@@ -53,7 +49,6 @@ class PoolingEngine:
         engine = self._settings.engine
         self._llm = started(
             replace(engine, table=engine.table.model_copy(update={"tensor": 1})),
-            is_alone=self._is_alone,
             runner="pooling",
             max_num_seqs=self._settings.step_texts,
             max_num_batched_tokens=self._settings.step_tokens,
@@ -70,17 +65,15 @@ class PoolingEngine:
         from vllm import PoolingParams
 
         if self._is_asleep:
-            with self._undisturbed():
-                self._llm.wake_up()
+            self._llm.wake_up()
             self._is_asleep = False
         said: dict[int, torch.Tensor] = {}
         try:
-            with self._undisturbed():
-                for number, text in enumerate(texts):
-                    asked = PoolingParams(task="classify", use_activation=False)
-                    self._llm.add_request(str(number), {"prompt_token_ids": list(text)}, asked)
-                while self._llm.has_unfinished_requests():
-                    said.update((int(one.request_id), one.outputs.data) for one in self._llm.step() if one.finished)
+            for number, text in enumerate(texts):
+                asked = PoolingParams(task="classify", use_activation=False)
+                self._llm.add_request(str(number), {"prompt_token_ids": list(text)}, asked)
+            while self._llm.has_unfinished_requests():
+                said.update((int(one.request_id), one.outputs.data) for one in self._llm.step() if one.finished)
         except (RuntimeError, ValueError, NotImplementedError, AssertionError) as error:
             raise drawing_error(self._settings.engine, error) from error
         heads = torch.stack([said[number].flatten().float() for number in range(len(texts))])
@@ -90,8 +83,7 @@ class PoolingEngine:
     def leave(self) -> None:
         """Move the weights to the host, for others to use this device's memory; on a CPU they are there already."""
         if self._llm is not None and on_gpu() and self._settings.engine.sleeps and not self._is_asleep:
-            with self._undisturbed():
-                self._llm.sleep(level=1)
+            self._llm.sleep(level=1)
             self._is_asleep = True
 
     def close(self) -> None:
@@ -101,19 +93,30 @@ class PoolingEngine:
             end(llm)
 
 
-class PoolingHere:
-    """An `engines.megatron.ranks.Ranks` of one engine, in this process."""
+class OwnPooling:
+    """An `engines.megatron.ranks.Ranks` of one engine, in a process of its own on this machine."""
 
-    def __init__(self, engine: PoolingEngine) -> None:
-        self._engine = engine
+    def __init__(self, settings: PoolingSettings, threads: int) -> None:
+        target = Target("ppoctl.engines.vllm.pooling:open_pooling", (settings,), threads)
+        self._child = ChildProcess(f"vLLM for `{settings.role}`", target)
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """What a method of the engine says, in a list."""
-        return [getattr(self._engine, method)(*arguments)]
+        return [self._child.call(method, *arguments)]
 
-    def weights(self) -> WeightSource:
+    def weights(self) -> NoReturn:
         """Nobody's: a reward model never changes."""
         raise TypeError("a reward model sends no weights")
+
+    def close(self) -> None:
+        """End the engine. May be called twice."""
+        self._child.close()
+
+
+def open_pooling(settings: PoolingSettings) -> PoolingEngine:
+    """The engine of a reward model, in the process it is called in."""
+    write_log(settings.engine, settings.role)
+    return PoolingEngine(settings)
 
 
 @dataclass(frozen=True)
@@ -123,8 +126,7 @@ class OpenPooling:
     settings: PoolingSettings
 
     def __call__(self, rank: int, world_size: int, address: str) -> PoolingEngine:  # noqa: ARG002 - there is one
-        write_log(self.settings.engine, self.settings.role)
-        return PoolingEngine(self.settings, is_alone=True)
+        return open_pooling(self.settings)
 
 
 class VllmRewardModel:

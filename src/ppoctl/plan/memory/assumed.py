@@ -8,7 +8,7 @@ RANK_BYTES = 400 * MIB
 """Bytes of Python and libraries on the host in a process before any model. Seen with torch 2.13 for CPUs."""
 
 VLLM_BYTES = 550 * MIB
-"""Bytes of the same in a process with vLLM: an engine's, or the only one of a run. Seen with vLLM 0.32 for CPUs."""
+"""Bytes of the same in a process with vLLM. Seen with vLLM 0.32 for CPUs."""
 
 TEXT_BYTES_PER_TOKEN = 4
 """Bytes of text per token: four characters of plain text."""

@@ -167,9 +167,9 @@ def _scoring(recipe: Recipe, device: str) -> Iterator[tuple[str, ScoringBytes]]:
 
 
 def _sending(recipe: Recipe, shape: ModelShape, at: Precision) -> TransferBytes:
-    if is_one_process(recipe):  # where weights are handed over as they are
-        return TransferBytes((), {}, 0)
     cluster = recipe.cluster
+    if is_one_process(recipe):  # there is no Ray whose store they could go through
+        cluster = cluster.model_copy(update={"weights": "shared"})
     nodes = ceil(devices(recipe) / GPUS_PER_NODE) if at.device == "gpu" else 1
     # Devices of colocated engines begin with the first.
     shares_first = cluster.placement == "colocated" and processes(recipe)["generator"] <= GPUS_PER_NODE

@@ -21,7 +21,8 @@ from ppoctl.plan.memory.generator import GeneratorBytes, TransferBytes
 from ppoctl.plan.memory.residency import Item, Place, Schedule
 from ppoctl.plan.memory.scoring import ScoringBytes
 from ppoctl.plan.memory.trainer import RankBytes, RoleBytes
-from ppoctl.recipe.parallel import is_one_process, layouts, processes
+from ppoctl.recipe.origins import dotted
+from ppoctl.recipe.parallel import is_one_process, layouts, processes, reward_models
 from ppoctl.recipe.schema import Recipe, TrainedTable
 from ppoctl.recipe.sizes import longest_sequence, microbatch_limit
 
@@ -57,9 +58,10 @@ def process_items(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> Iterato
     elif role in sizes.roles:
         yield from _device_items_of_rank(recipe, sizes, role, rank)
         yield from _host_items_of_rank(recipe, sizes, role, rank)
-    if is_one_process(recipe):
+    runs_vllm = role == "generator" or _is_scored_by_vllm(recipe, role)
+    if is_one_process(recipe) and not runs_vllm:  # in the driver
         return
-    yield Item("libraries", VLLM_BYTES if role == "generator" else RANK_BYTES, "host", role, _FEWER_PROCESSES)
+    yield Item("libraries", VLLM_BYTES if runs_vllm else RANK_BYTES, "host", role, _FEWER_PROCESSES)
     if sizes.device == "gpu":
         fewer_beside = _NO_LESS if recipe.cluster.placement == "apart" else _APART
         yield Item("CUDA contexts", CUDA_CONTEXT_BYTES, "device", role, fewer_beside)
@@ -70,6 +72,10 @@ def process_items(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> Iterato
             links = layouts(recipe)["actor"].pipeline if role == "generator" else 1  # one for each sender
             stored = 'set `cluster.weights = "store"`'
             yield Item("NCCL of weights", links * COMMUNICATOR_BYTES, "device", role, stored)
+
+
+def _is_scored_by_vllm(recipe: Recipe, role: str) -> bool:
+    return any(dotted(key) == role and table.engine == "vllm" for key, table in reward_models(recipe).items())
 
 
 def shared_items(recipe: Recipe, sizes: Sizes) -> Iterator[Item]:
@@ -85,15 +91,13 @@ def shared_items(recipe: Recipe, sizes: Sizes) -> Iterator[Item]:
         place: Place = "host" if role == "node" else "device"
         yield Item("weights on their way", copies * sent.largest, place, role, smaller, draws)
     yield of_driver("published weights", sent.published, lower='set `cluster.weights = "store"`')
-    if is_one_process(recipe):
-        yield of_driver("libraries", VLLM_BYTES, lower=_MORE_NODES)
-        if sizes.device == "gpu":
-            yield Item("CUDA contexts", CUDA_CONTEXT_BYTES, "device", "actor", _MORE_NODES)
-        return
-    yield of_driver("libraries", RANK_BYTES, lower=_FEWER_PROCESSES)
-    if recipe.cluster.ray_address is None:  # a running Ray's is as large as it was started with
-        alone = "leave them out: in one process there is none"
-        yield Item("object store", object_store_bytes(recipe), "host", "node", alone)
+    alone = is_one_process(recipe)
+    yield of_driver("libraries", RANK_BYTES, lower=_MORE_NODES if alone else _FEWER_PROCESSES)
+    if alone and sizes.device == "gpu":
+        yield Item("CUDA contexts", CUDA_CONTEXT_BYTES, "device", "actor", _MORE_NODES)
+    if not alone and recipe.cluster.ray_address is None:  # a running Ray's is as large as it was started with
+        without = "leave them out: without Ray there is none"
+        yield Item("object store", object_store_bytes(recipe), "host", "node", without)
 
 
 def _engine_items(recipe: Recipe, sizes: Sizes) -> Iterator[Item]:

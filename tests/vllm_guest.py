@@ -1,8 +1,8 @@
-"""What an engine in this process shares with the trainer: random numbers, torch's modes, the process groups.
+"""Engines as guests of the tests' process, which has trainers and other engines in it.
 
-vLLM behaves as if the process were its own: starting it reseeds torch, numpy and random and replaces
-`torch.set_num_threads` by a function that warns; sampling draws from torch's global generator even for seeded
-requests; shutting down destroys every process group. The trainer must not notice any of it.
+vLLM behaves as if the process were its own, as it is in a job: starting it reseeds torch, numpy and random and
+replaces `torch.set_num_threads` by a function that warns; sampling draws from torch's global generator even for
+seeded requests; shutting down destroys every process group. Here many tests share the seconds of its imports.
 """
 
 import importlib
@@ -14,6 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed
+
+from ppoctl.engines.vllm import engine as engine_module
+from ppoctl.engines.vllm import pooling as pooling_module
+from ppoctl.engines.vllm.engine import Engine
+from ppoctl.engines.vllm.settings import VllmSettings
+from ppoctl.weights.calls import Answered
 
 
 @contextmanager
@@ -51,7 +57,7 @@ class Tenancy:
         self._made_default_group = False
 
     def enter(self) -> None:
-        """Call right before an engine starts."""
+        """An engine is about to start."""
         if self._engines == 0:
             self._made_default_group = not torch.distributed.is_initialized()
         self._engines += 1
@@ -81,3 +87,48 @@ class Tenancy:
 
 
 TENANCY = Tenancy()
+
+
+def engines_are_guests() -> None:
+    """From now on, for engines that are made in this process."""
+    if engine_module.started is not _started_as_a_guest:
+        engine_module.started = pooling_module.started = _started_as_a_guest
+        engine_module.end = pooling_module.end = _ended_as_a_guest
+
+
+_started, _end = engine_module.started, engine_module.end
+
+
+def _started_as_a_guest(settings: VllmSettings, **options: Any) -> Any:
+    TENANCY.enter()
+    try:
+        with undisturbed():
+            return _started(settings, **options)
+    except BaseException:
+        with TENANCY.leaving():
+            pass
+        raise
+
+
+def _ended_as_a_guest(llm: Any) -> None:
+    with undisturbed(), TENANCY.leaving():
+        _end(llm)
+
+
+class Here:
+    """Handle of an engine in this process (`weights.calls.EngineHandle`): a call is answered before it returns."""
+
+    def __init__(self, settings: VllmSettings) -> None:
+        self.settings = settings
+        self.engine: Engine | None = None
+
+    def begin(self, method: str, *arguments: Any) -> Answered:
+        with undisturbed():
+            if self.engine is None:
+                self.engine = Engine(self.settings)
+            return Answered([getattr(self.engine, method)(*arguments)])
+
+    def close(self) -> None:
+        if self.engine is not None:
+            engine, self.engine = self.engine, None
+            engine.close()

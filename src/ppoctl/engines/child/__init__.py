@@ -1,0 +1,2 @@
+"""Objects in processes of their own on this machine, without Ray: `process` is the driver's side, `serving` the
+other."""

@@ -1,0 +1,132 @@
+"""An object in a process of its own, without Ray: it answers, fails, dies and ends with its parent."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ppoctl.engines.child.process import ChildProcess, Target, started_ahead, taken
+from ppoctl.errors import ProcessLostError
+
+HERE = str(Path(__file__).parent)
+COUNTER = Target("child_target:Counter", (40,), 3)
+
+
+@pytest.fixture
+def child(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChildProcess]:
+    monkeypatch.setenv("PYTHONPATH", HERE)
+    made = ChildProcess("the counter", COUNTER)
+    yield made
+    made.close()
+
+
+def gone(pid: int) -> bool:
+    until = time.monotonic() + 20
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie":
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_it_answers_in_order_and_an_answer_that_nobody_waits_for_is_passed_over(child: ChildProcess) -> None:
+    assert not child.is_running
+    forgotten, second = child.begin("add", [1, 1]), child.begin("add", [5])
+    assert second.answers() == [47]
+    assert child.call("add", [3]) == 50
+    assert forgotten.answers() == [42]
+    assert child.call("pid") not in (os.getpid(), None)
+    assert child.call("threads") == "3"
+    assert child.call("typed") == ""  # its standard input is not the socket
+
+
+def test_what_a_method_raises_is_raised_here_with_its_stack_and_the_next_question_starts_anew(
+    child: ChildProcess,
+) -> None:
+    assert child.call("add", [1]) == 41
+    with pytest.raises(KeyError, match="seven") as raised:
+        child.call("fails")
+    [note] = raised.value.__notes__
+    assert "in fail\n" in note
+    assert not child.is_running
+    assert child.call("add", [2]) == 42
+    with pytest.raises(RuntimeError, match="Unportable: not seven"):
+        child.call("fails_alone")
+    with pytest.raises(AttributeError, match="no attribute 'missing'"):
+        child.call("missing")
+
+
+def test_what_making_it_raises_is_raised_by_whoever_asks_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", HERE)
+    with pytest.raises(ValueError, match="no room"):
+        ChildProcess("it", Target("child_target:refuse", ("no room",), 1)).call("add", [1])
+
+
+def test_one_that_is_killed_is_lost_during_what_was_asked_and_starts_again(
+    child: ChildProcess, tmp_path: Path
+) -> None:
+    first = child.call("pid")
+    waiting = child.begin("never", str(tmp_path / "at work"))
+    while not (tmp_path / "at work").exists():
+        time.sleep(0.01)
+    os.kill(first, signal.SIGKILL)
+    with pytest.raises(ProcessLostError, match="the process of the counter died during `never`") as raised:
+        waiting.answers()
+    assert "resume RUN" in str(raised.value.hint)
+    with pytest.raises(ProcessLostError):
+        waiting.answers()
+    assert child.call("add", [2]) == 42
+    assert child.call("pid") != first
+
+
+def test_signals_that_end_a_job_are_for_the_parent(child: ChildProcess) -> None:
+    pid = child.call("pid")
+    assert os.getsid(pid) != os.getsid(0)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(pid, number)
+    assert child.call("add", [2]) == 42
+
+
+@pytest.mark.parametrize("how", ["closed", "killed"])
+def test_it_ends_with_its_parent_whatever_it_is_doing(tmp_path: Path, how: str) -> None:
+    script = (
+        "import sys; from ppoctl.engines.child.process import *\n"
+        f"child = ChildProcess('it', Target('child_target:Counter', (0,), 1)); print(child.call('pid'), flush=True)\n"
+        f"child.begin('never', {str(tmp_path / 'at work')!r})\n"
+        "sys.stdin.read(); child.close(); print('closed', flush=True); sys.stdin.close()"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((HERE, *sys.path))}
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+    ) as parent:
+        assert parent.stdout is not None
+        assert parent.stdin is not None
+        pid = int(parent.stdout.readline())
+        while not (tmp_path / "at work").exists():
+            time.sleep(0.01)
+        if how == "killed":
+            parent.kill()
+        else:
+            parent.stdin.close()
+        assert gone(pid)
+        parent.wait()
+
+
+def test_one_that_was_started_ahead_is_taken_once_and_the_others_are_ended(
+    child: ChildProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = ChildProcess("another", Target("child_target:Counter", (1,), 3))
+    with started_ahead(child, other):
+        assert taken(Target("child_target:Counter", (2,), 3)) is None
+        found = taken(COUNTER)
+        assert found is child
+        assert taken(COUNTER) is None
+        left = other.call("pid")
+    assert gone(left)
+    assert child.call("add", [2]) == 42
