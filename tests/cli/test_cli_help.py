@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from ppoctl.cli import evaluate
 from ppoctl.cli.app import app, run
-from ppoctl.cli.help import EXAMPLES, one_line
+from ppoctl.cli.help import EXAMPLES, SECTIONS, one_line
 from recipe.conftest import SMALLEST
 
 
@@ -71,10 +71,27 @@ def test_no_sentence_of_the_list_is_cut(ask: Ask, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("COLUMNS", columns)
     for words in (["--help"], ["recipes", "--help"]):
         out = ask(*words).out
-        assert "..." not in out.partition("Commands:")[2]
+        assert "..." not in out.partition("COMMAND [ARGS]...")[2]
         assert max(map(len, out.splitlines())) <= int(columns)
     told = " ".join(ask("--help").out.split())
-    assert "eval Measure a checkpoint on the evaluation sets. resume Continue a run from any instant." in told
+    assert "resume Continue a run from any instant. stop Stop a run in order, here or in a job. rollout " in told
+
+
+def test_every_command_is_listed_once_below_what_it_is_for(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = [name for names in SECTIONS.values() for name in names]
+    assert sorted(listed) == sorted(name for name in COMMANDS if " " not in name)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert (
+        """
+What it does:
+  runs          List your runs, a row each.
+  status        Show what a run is doing.
+  logs          Print what a run said.
+
+What it did:
+"""
+        in ask("--help").out
+    )
 
 
 @pytest.mark.parametrize("name", COMMANDS)

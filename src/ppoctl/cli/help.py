@@ -70,6 +70,15 @@ EXAMPLES: dict[str, str] = {
 }
 """What to type, by command."""
 
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "Before a run": ("recipes", "doctor", "validate", "preview", "plan"),
+    "A run": ("train", "resume", "stop", "rollout", "eval"),
+    "What it does": ("runs", "status", "logs"),
+    "What it did": ("show", "plot", "compare", "report"),
+    "What becomes of it": ("convert-ckpt", "track", "rm"),
+}
+"""The commands of `ppoctl` in the order in which a person needs them."""
+
 
 class Command(TyperCommand):
     """A command whose help has none of the types and braces that typer writes for those who program."""
@@ -95,9 +104,12 @@ class Commands(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list: typer would cut each sentence at the edge of the terminal."""
-        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, _sentence(each.help or "")) for name, each in found if each is not None])
+        listed = self.list_commands(ctx)
+        sections = SECTIONS if self.name == "ppoctl" else {"Commands": listed}
+        for title, names in sections.items():
+            found = [(name.ljust(max(map(len, listed))), self.get_command(ctx, name)) for name in names]
+            with formatter.section(title):
+                formatter.write_dl([(name, _sentence(each.help or "")) for name, each in found])
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Find a command, and put its examples where click shows them."""
