@@ -2,11 +2,12 @@
 before anything heavy is imported."""
 
 import json
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import pytest
 import typer
@@ -14,7 +15,7 @@ from typer.core import TyperGroup
 
 from ppoctl.cli import evaluate
 from ppoctl.cli.app import app, run
-from ppoctl.cli.help import EXAMPLES, one_line
+from ppoctl.cli.help import EXAMPLES, SECTIONS, one_line
 from recipe.conftest import SMALLEST
 
 
@@ -57,10 +58,9 @@ def test_every_command_has_an_example_and_no_other_has() -> None:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_can_be_typed(ask: Ask, name: str) -> None:
     for line in EXAMPLES[name].strip().splitlines():
-        typed, _, comment = line.strip().partition("  ")
-        assert len(f"    {line.strip()}") <= 100
-        words = shlex.split(typed.partition(" >")[0])
-        assert words[: 1 + len(name.split())] == ["ppoctl", *name.split()], comment
+        words = shlex.split(line.strip().partition(" >")[0], comments=True)
+        assert len(f"    {line.strip()}") <= 80
+        assert words[: 1 + len(name.split())] == ["ppoctl", *name.split()]
         command = COMMANDS[name]
         if not isinstance(command, TyperGroup):
             command.make_context(name, words[1 + len(name.split()) :])
@@ -71,16 +71,83 @@ def test_no_sentence_of_the_list_is_cut(ask: Ask, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("COLUMNS", columns)
     for words in (["--help"], ["recipes", "--help"]):
         out = ask(*words).out
-        assert "..." not in out.partition("Commands:")[2]
+        assert "..." not in out.partition("COMMAND [ARGS]...")[2]
         assert max(map(len, out.splitlines())) <= int(columns)
     told = " ".join(ask("--help").out.split())
-    assert "eval Measure a checkpoint on the evaluation sets. resume Continue a run from any instant." in told
+    assert "resume Continue a run from any instant. stop Stop a run in order, here or in a job. rollout " in told
+
+
+def test_every_command_is_listed_once_below_what_it_is_for(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = [name for names in SECTIONS.values() for name in names]
+    assert sorted(listed) == sorted(name for name in COMMANDS if " " not in name)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert (
+        """
+What it does:
+  runs          List your runs, a row each.
+  status        Show what a run is doing.
+  logs          Print what a run said.
+
+What it did:
+"""
+        in ask("--help").out
+    )
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_words_and_neither_types_nor_braces(ask: Ask, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    out = ask(*name.split(), "--help").out
+    assert re.findall(r"<[^|>]*>|x>=|[{}]|\[\[", out) == []
+    assert max(map(len, out.splitlines())) <= 80
+    for option in COMMANDS[name].params:
+        if option.param_type_name == "option" and not option.is_flag:
+            choices = choices_of(option.type_descriptor.annotation)
+            assert option.metavar or choices, option.name
+            unsaid = [choice for choice in choices if choice not in re.split(r"\W+", option.help)]
+            assert not (option.metavar and unsaid), option.name
+
+
+def choices_of(annotation: Any) -> list[str]:
+    """The words that an option may have, where they are few."""
+    inner = [] if isinstance(annotation, str) else get_args(annotation)
+    return [word for each in inner for word in ([each] if isinstance(each, str) else choices_of(each))]
+
+
+def test_help_of_a_command_is_what_to_type_and_what_it_means(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert (
+        ask("logs", "--help").out
+        == """\
+Usage: ppoctl logs [OPTIONS] RUN
+
+  Print what a run said. Its console, or by --what its engines, every rank or
+  Slurm; --json prints the list of files.
+
+Arguments:
+  RUN  Run directory, or the name of one in runs/.  [required]
+
+Options:
+  -f, --follow       Go on until the run is over; Ctrl-C ends it.
+  --attempt N        Print the logs of this attempt; default: the newest.
+  --what KIND        console, engines, ranks, slurm, all, or the name of a
+                     file.  [default: console]
+  -n, --lines COUNT  Begin with the last COUNT lines.
+  --list             Print which log files there are, with their sizes.
+  --json             Print one JSON object, errors included.
+  -h, --help         Show this message and exit.
+
+  Examples:
+    ppoctl logs my -f                # what it says, until it is over
+    ppoctl logs my --what engines -n 20
+"""
+    )
+    assert ask("recipes", "keys", "--help").out.startswith("Usage: ppoctl recipes keys [OPTIONS] [KEY]\n")
+    assert "--rows N         Training rows that --reward tries.  [default: 64]\n" in ask("validate", "--help").out
 
 
 def test_help_is_shown_with_what_to_type(ask: Ask) -> None:
-    said = ask("plan", "--help")
-    assert said.out.endswith("\n  Examples:\n    ppoctl plan my.toml --gpu-gib 80\n")
-    assert ask("help", "plan") == said
+    assert ask("help", "plan") == ask("plan", "--help")
     assert ask("help") == ask("--help")
     assert ask("help", "recipes", "keys") == ask("recipes", "keys", "--help")
     assert ask("help", "plam").err.startswith("error: no such command `plam`; did you mean `plan`?\n")

@@ -130,6 +130,17 @@ def test_keys_and_metrics_that_a_page_names_are_there(page: Path) -> None:
     assert wrong + [word for word in sorted(figures) if find(word) is None] == []
 
 
+FOR_WHOM = ("algorithms", "design", "gpu", "many-nodes", "run-directory", "scaling", "security", "slurm")
+
+
+@pytest.mark.parametrize("page", FOR_WHOM)
+def test_a_page_says_first_for_whom_it_is_and_then_what_to_type_or_see(page: str) -> None:
+    lines = (ROOT / "docs" / f"{page}.md").read_text("utf-8").splitlines()
+    assert lines[2].startswith("For whoever ")
+    begins = next(number for number, line in enumerate(lines) if line.startswith(("```", "    ")))
+    assert begins <= 13
+
+
 def test_the_quickstart_is_explained_as_it_is_written() -> None:
     page = (ROOT / "docs" / "quickstart.md").read_text("utf-8")
     recipe = [

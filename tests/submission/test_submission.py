@@ -1,6 +1,7 @@
 """Submitting: what is left behind in the run directory, what Slurm is asked, and what is refused."""
 
 import json
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -160,10 +161,13 @@ def test_a_variable_that_no_job_gets_is_named(
     assert "u:p@host" not in (cluster.folder / "sbatch.got").read_text("utf-8")
 
 
-def test_asking_leaves_nothing(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
-    cluster.make("sbatch", 'echo "sbatch: Job 5 to start at 1" >&2')
+def test_asking_leaves_nothing_and_says_when_it_would_start(
+    cluster: Programs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noon = int(datetime(2026, 11, 23, 12, 30).timestamp())
+    cluster.make("sbatch", f'echo "sbatch: Job 5 to start at {noon} using 2 processors" >&2')
     assert submit("--test-only") == 0
-    assert capsys.readouterr().out == "Slurm would take it: Job 5 to start at 1\n"
+    assert capsys.readouterr().out == "Slurm would take it: Job 5 to start at 2026-11-23 12:30 using 2 processors\n"
     assert [line for line in cluster.asked if "sbatch" in line] == ["sbatch --test-only"]
     assert not Path("runs").exists()
 

@@ -41,7 +41,7 @@ from ppoctl.cli import (
     train,
     validate,
 )
-from ppoctl.cli.help import Commands, as_options, one_line
+from ppoctl.cli.help import Command, Commands, as_options, one_line
 from ppoctl.errors import ExitCode, PpoctlError, quoted, without_secrets
 
 app = typer.Typer(
@@ -55,32 +55,32 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-app.command()(train.train)
-app.command()(train.rollout)
-app.command("eval")(evaluate.evaluate)
-app.command()(resume.resume)
-app.command()(validate.validate)
-app.command()(preview.preview)
-app.command()(plan.plan)
-app.command()(doctor.doctor)
-app.command()(runs.runs)
-app.command()(status.status)
-app.command()(logs.logs)
-app.command()(stop.stop)
-app.command()(rm.rm)
-app.command()(show.show)
-app.command()(plot.plot)
-app.command()(compare.compare)
-app.command()(report.report)
-app.command("convert-ckpt")(convert.convert_ckpt)
-app.command()(track.track)
+app.command(cls=Command)(train.train)
+app.command(cls=Command)(train.rollout)
+app.command("eval", cls=Command)(evaluate.evaluate)
+app.command(cls=Command)(resume.resume)
+app.command(cls=Command)(validate.validate)
+app.command(cls=Command)(preview.preview)
+app.command(cls=Command)(plan.plan)
+app.command(cls=Command)(doctor.doctor)
+app.command(cls=Command)(runs.runs)
+app.command(cls=Command)(status.status)
+app.command(cls=Command)(logs.logs)
+app.command(cls=Command)(stop.stop)
+app.command(cls=Command)(rm.rm)
+app.command(cls=Command)(show.show)
+app.command(cls=Command)(plot.plot)
+app.command(cls=Command)(compare.compare)
+app.command(cls=Command)(report.report)
+app.command("convert-ckpt", cls=Command)(convert.convert_ckpt)
+app.command(cls=Command)(track.track)
 app.add_typer(recipes.app, name="recipes")
 
 
 @app.callback(invoke_without_command=True)
 def _global_options(
     version: Annotated[bool, typer.Option("--version", "-V", help="Print the version and stop.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an error too; anywhere.")] = False,  # noqa: ARG001
+    debug: Annotated[bool, typer.Option("--debug", help="Print tracebacks of errors; may stand anywhere.")] = False,  # noqa: ARG001
 ) -> None:
     if version:
         from importlib.metadata import version as version_of

@@ -30,16 +30,18 @@ def compare(
             help="Compare evaluations: each a run (its newest), an 80-eval folder, or a file by `eval --out`.",
         ),
     ] = False,
-    shown: Annotated[int, typer.Option("--show", min=0, help="With --eval: changed prompts of a set to list.")] = 10,
+    shown: Annotated[
+        int, typer.Option("--show", metavar="N", min=0, help="With --eval: changed prompts of a set to list.")
+    ] = 10,
     exit_code: Annotated[
         bool,
         typer.Option("--exit-code", help="End with 10 where samples differ, with --eval scores; 0: all are equal."),
     ] = False,
     json: Json = False,
 ) -> int | None:
-    """Compare two runs, or two evaluations. Recipe, sources, versions, figures, and their samples in the order of the
-    ledgers, up to the first difference; with --eval two evaluations prompt by prompt: difference, its interval, and
-    whether it may be chance."""
+    """Compare two runs, or two evaluations. Of runs: recipe, sources, versions, figures, and their samples in the
+    order of the ledgers, up to the first difference. With --eval two evaluations, prompt by prompt: the difference,
+    its interval, and whether it may be chance."""
     if evaluations:
         differ = _compare_evaluations(run, other, shown, as_json=json)
     else:

@@ -26,32 +26,47 @@ Source = Annotated[
     ),
 ]
 
+Like = Annotated[
+    str | None,
+    typer.Option(
+        "--like",
+        metavar="MODEL",
+        help="Config and tokenizer of a Megatron folder: a Hugging Face folder of the model.",
+    ),
+]
+Cast = Annotated[
+    Literal["float32", "bfloat16", "float16"] | None,
+    typer.Option(
+        "--dtype", metavar="DTYPE", help="float32, bfloat16 or float16: cast the weights; default: as they are."
+    ),
+]
+AllowPickle = Annotated[
+    bool, typer.Option("--allow-pickle", help="Also read pytorch_model.bin, as weights only: no code in it runs.")
+]
+
 
 def convert_ckpt(
     source: Source,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to make; must not exist.")],
-    to: Annotated[Literal["hf", "megatron"], typer.Option("--to", help="The format of OUT.")],
-    step: Annotated[int | None, typer.Option("--step", help="Of a run: default the last saved state.")] = None,
+    to: Annotated[Literal["hf", "megatron"], typer.Option("--to", help="Format of OUT.")],
+    step: Annotated[
+        int | None, typer.Option("--step", metavar="N", help="Saved step of a run; default: the last.")
+    ] = None,
     role: Annotated[
-        Literal["actor", "critic"] | None, typer.Option("--role", help="Default: what SOURCE is; of a run its actor.")
+        Literal["actor", "critic"] | None,
+        typer.Option("--role", help="Role of a run; default: what SOURCE is, of a run its actor."),
     ] = None,
-    like: Annotated[
-        str | None,
-        typer.Option("--like", help="Config and tokenizer of a Megatron folder: a Hugging Face folder of the model."),
-    ] = None,
-    dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"] | None,
-        typer.Option("--dtype", help="Cast the weights; default: as they are."),
-    ] = None,
-    shard_gib: Annotated[float, typer.Option("--shard-gib", help="Most GiB in one weight file.")] = 4.0,
+    like: Like = None,
+    dtype: Cast = None,
+    shard_gib: Annotated[
+        float, typer.Option("--shard-gib", metavar="GIB", help="Most GiB in one weight file.")
+    ] = 4.0,
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Check nothing; the report says so.")] = False,
     no_parity: Annotated[
         bool,
         typer.Option("--no-parity", help="Check files, but not what the model computes (that takes its memory)."),
     ] = False,
-    allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Also read pytorch_model.bin, as weights only: no code in it runs.")
-    ] = False,
+    allow_pickle: AllowPickle = False,
     json: Json = False,
 ) -> None:
     """Turn a checkpoint into the other format, and prove it. The output is read again and held against SOURCE, tensor

@@ -23,16 +23,16 @@ def evaluate(
         list[Path] | None,
         typer.Argument(
             metavar="RUN|FOLDER|RECIPE",
-            help=f"What to measure, {_CHECKPOINTS}, and recipes, by default the run's own.",
+            help=f"What to measure: {_CHECKPOINTS}; and recipes, by default the run's own.",
             autocompletion=run_names,
         ),
     ] = None,
     ckpt: Annotated[
-        Path | None, typer.Option("--ckpt", metavar="RUN|FOLDER", help="Another way to say what to measure.")
+        Path | None, typer.Option("--ckpt", metavar="RUN|FOLDER", help="What to measure, said by an option.")
     ] = None,
     sets: Sets = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Write every sample to this file, JSONL or .parquet.")
+        Path | None, typer.Option("--out", metavar="FILE", help="Write every sample to FILE, JSONL or .parquet.")
     ] = None,
     on: On = "here",
     test_only: TestOnly = False,

@@ -5,44 +5,53 @@ import inspect
 import re
 from typing import Any
 
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 EXAMPLES: dict[str, str] = {
     "train": """
-        ppoctl train my.toml             the run runs/NAME, NAME as the recipe has it
+        ppoctl train my.toml             # the run runs/NAME, NAME as my.toml has it
         ppoctl train my.toml --set name=fast --set actor.optimizer.lr=1e-6
-        ppoctl train my.toml --on slurm  as a job""",
+        ppoctl train my.toml --on slurm  # as a job""",
     "rollout": "ppoctl rollout my.toml",
     "eval": """
-        ppoctl eval runs/my               its last saved actor
+        ppoctl eval my                   # the last saved actor of runs/my
         ppoctl eval runs/my/states/actor/000040 --out samples.jsonl
-        ppoctl eval Qwen2.5-0.5B my.toml  a model folder, on the sets of a recipe""",
+        ppoctl eval Qwen2.5-0.5B my.toml # a model, on the sets of a recipe""",
     "resume": """
-        ppoctl resume my --plan          what it would do; without --plan it does it
-        ppoctl resume my --set steps=80  train longer
-        ppoctl resume my --back-to 12    from an older saved step""",
-    "validate": "ppoctl validate my.toml --show --reward",
+        ppoctl resume my --plan          # say what it would do
+        ppoctl resume my                 # do it
+        ppoctl resume my --set steps=80  # train longer
+        ppoctl resume my --back-to 12    # from an older saved step""",
+    "validate": """
+        ppoctl validate my.toml          # what is wrong with it
+        ppoctl validate my.toml --show --reward""",
     "preview": "ppoctl preview my.toml --rows 3",
-    "plan": "ppoctl plan my.toml --gpu-gib 80",
-    "doctor": "ppoctl doctor my.toml",
+    "plan": """
+        ppoctl plan my.toml --gpu-gib 80 # does it fit GPUs of 80 GiB
+        ppoctl plan my.toml --here       # does it fit this machine""",
+    "doctor": """
+        ppoctl doctor                    # this machine
+        ppoctl doctor my.toml            # and what a recipe needs of it""",
     "runs": "ppoctl runs --sort eval --state running,finished",
     "status": "ppoctl status my",
-    "logs": "ppoctl logs my -f",
+    "logs": """
+        ppoctl logs my -f                # what it says, until it is over
+        ppoctl logs my --what engines -n 20""",
     "stop": "ppoctl stop my --after step",
     "rm": "ppoctl rm my other",
     "show": """
-        ppoctl show my --step 40 --worst         one sample, token by token
-        ppoctl show my --list --sort flipped     a line for each
-        ppoctl show my --eval --max-reward 0     of the newest evaluation, those without a point""",
+        ppoctl show my --step 40 --worst      # one sample, token by token
+        ppoctl show my --list --sort flipped  # a line for each
+        ppoctl show my --eval --max-reward 0  # what an evaluation got wrong""",
     "plot": """
         ppoctl plot my other --metric reward/score_mean
         ppoctl plot my --out curves.svg""",
     "report": "ppoctl report my other -o both.html",
     "compare": """
-        ppoctl compare my other         what differs, and the first sample that does
-        ppoctl compare my other --eval  which evaluation is better, and whether by chance""",
+        ppoctl compare my other          # what differs, and the first sample
+        ppoctl compare my other --eval   # which is better, or is it chance""",
     "convert-ckpt": """
-        ppoctl convert-ckpt runs/my trained --to hf  its last saved actor, for transformers and vLLM
+        ppoctl convert-ckpt runs/my trained --to hf  # its last saved actor
         ppoctl convert-ckpt runs/my critic --to hf --role critic
         ppoctl convert-ckpt Qwen/Qwen2.5-0.5B megatron --to megatron
         ppoctl convert-ckpt iter_0000100 out --to hf --like Qwen/Qwen2.5-0.5B""",
@@ -52,12 +61,42 @@ EXAMPLES: dict[str, str] = {
     "recipes table": "ppoctl recipes table > docs/recipes.md",
     "recipes show": "ppoctl recipes show quickstart",
     "recipes copy": "ppoctl recipes copy quickstart my-recipes",
-    "recipes keys": "ppoctl recipes keys ppo.kl",
+    "recipes keys": """
+        ppoctl recipes keys ppo.kl       # a table
+        ppoctl recipes keys lr           # every key with this in its name""",
     "recipes metrics": "ppoctl recipes metrics policy/clip_frac",
     "recipes algorithms": "ppoctl recipes algorithms > algorithms.md",
     "recipes coming-from": "ppoctl recipes coming-from verl",
 }
 """What to type, by command."""
+
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "Before a run": ("recipes", "doctor", "validate", "preview", "plan"),
+    "A run": ("train", "resume", "stop", "rollout", "eval"),
+    "What it does": ("runs", "status", "logs"),
+    "What it did": ("show", "plot", "compare", "report"),
+    "What becomes of it": ("convert-ckpt", "track", "rm"),
+}
+"""The commands of `ppoctl` in the order in which a person needs them."""
+
+
+class Command(TyperCommand):
+    """A command whose help has none of the types and braces that typer writes for those who program."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Name the arguments without braces, which a reader might type."""
+        return [re.sub(r"^\{(.*)\}|^\[(\[.*\])\]", r"\1\2", piece) for piece in super().collect_usage_pieces(ctx)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments and options, in the order in which they are declared."""
+        found: dict[str, list[tuple[str, str]]] = {"argument": [], "option": []}
+        for param in self.get_params(ctx):
+            if (record := param.get_help_record(ctx)) is not None:
+                found[param.param_type_name].append(_in_words(*record))
+        for title, records in zip(("Arguments", "Options"), found.values(), strict=True):
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
 
 class Commands(TyperGroup):
@@ -65,9 +104,12 @@ class Commands(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list: typer would cut each sentence at the edge of the terminal."""
-        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, _sentence(each.help or "")) for name, each in found if each is not None])
+        listed = self.list_commands(ctx)
+        sections = SECTIONS if self.name == "ppoctl" else {"Commands": listed}
+        for title, names in sections.items():
+            found = [(name.ljust(max(map(len, listed))), self.get_command(ctx, name)) for name in names]
+            with formatter.section(title):
+                formatter.write_dl([(name, _sentence(each.help or "")) for name, each in found])
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Find a command, and put its examples where click shows them."""
@@ -76,6 +118,11 @@ class Commands(TyperGroup):
         if found is not None and examples is not None:
             found.epilog = f"\b\nExamples:\n{_lines(examples)}"
         return found
+
+
+def _in_words(name: str, says: str) -> tuple[str, str]:
+    """A line of help without types, and without the bounds of numbers: `<a|b>` is a choice, and stays."""
+    return re.sub(r" <[^|>]*>$", "", name), re.sub(r"  \[x>=\S+\]$|; x>=\S+(?=\]$)", "", says)
 
 
 def _lines(examples: str) -> str:

@@ -27,18 +27,21 @@ def logs(
         bool, typer.Option("-f", "--follow", help="Go on until the run is over; Ctrl-C ends it.")
     ] = False,
     attempt: Annotated[
-        int | None, typer.Option("--attempt", metavar="N", min=1, help="Of this attempt; default: the newest.")
+        int | None,
+        typer.Option("--attempt", metavar="N", min=1, help="Print the logs of this attempt; default: the newest."),
     ] = None,
     what: Annotated[
-        str, typer.Option("--what", help="console, engines, ranks, slurm, all, or the name of a file.")
+        str,
+        typer.Option("--what", metavar="KIND", help="console, engines, ranks, slurm, all, or the name of a file."),
     ] = "console",
     lines: Annotated[
-        int | None, typer.Option("-n", "--lines", metavar="COUNT", min=0, help="Begin with the last lines only.")
+        int | None, typer.Option("-n", "--lines", metavar="COUNT", min=0, help="Begin with the last COUNT lines.")
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Print which log files there are, with their sizes.")] = False,
     json: Json = False,
 ) -> None:
-    """Print what a run said. Its console, its engines, every rank, Slurm; --json prints the list of files."""
+    """Print what a run said. Its console, or by --what its engines, every rank or Slurm; --json prints the list of
+    files."""
     from ppoctl.store import run_dir
     from ppoctl.store.layout import RunLayout
 

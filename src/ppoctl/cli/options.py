@@ -104,29 +104,30 @@ SeveralRuns = Annotated[
 Wait = Annotated[
     float | None, typer.Option("--wait", metavar="SECONDS", min=0.1, help="Time for Slurm to answer; default: 0.5.")
 ]
-Runs = Annotated[Path, typer.Option("--runs", help="Folder of run directories.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also a line per stage.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings, errors and the result.")]
+Runs = Annotated[Path, typer.Option("--runs", metavar="FOLDER", help="Folder of run directories.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print a line per stage, too.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings, errors and the result.")]
 Force = Annotated[
     bool, typer.Option("--force", help="Start although memory, disk or the cluster are judged too small.")
 ]
 GpuGib = Annotated[
-    float | None, typer.Option("--gpu-gib", metavar="GIB", min=1, help="Judge the fit on GPUs of so much memory.")
+    float | None,
+    typer.Option("--gpu-gib", metavar="GIB", min=1, help="Judge whether it fits GPUs of so much memory."),
 ]
-Here = Annotated[bool, typer.Option("--here", help="Judge the fit on this machine: its GPUs, else its memory.")]
+Here = Annotated[bool, typer.Option("--here", help="Judge whether it fits this machine: its GPUs, else its memory.")]
 Assets = Annotated[
-    bool, typer.Option("--assets", help="Model and data must be on this machine; otherwise a note says what is not.")
+    bool, typer.Option("--assets", help="Refuse a model or data that are not on this machine; else a note says so.")
 ]
 Where = Literal["here", "slurm"]
 On = Annotated[
-    Where, typer.Option("--on", help="here: in this process, or over the nodes of this job; slurm: as a job.")
+    Where, typer.Option("--on", help="here: in this process, or over the nodes of this job; slurm: submit a job.")
 ]
 TestOnly = Annotated[
     bool, typer.Option("--test-only", help="With --on slurm: ask Slurm whether it would take the job, and stop.")
 ]
 Chain = Annotated[
     int,
-    typer.Option("--chain", metavar="JOBS", min=1, help="With --on slurm: so many jobs, one after the other."),
+    typer.Option("--chain", metavar="JOBS", min=1, help="With --on slurm: submit so many jobs, one after the other."),
 ]
 TakeOver = Annotated[
     bool,
@@ -136,7 +137,9 @@ TakeOver = Annotated[
 
 Without = Annotated[
     list[str] | None,
-    typer.Option("--without", metavar="NAME", help="Train without something that the recipe requires; repeatable."),
+    typer.Option(
+        "--without", metavar="NAME", help="Accept that ppoctl lacks what the recipe `requires`; repeatable."
+    ),
 ]
 
 

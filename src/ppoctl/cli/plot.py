@@ -39,7 +39,7 @@ def plot(
     runs: SeveralRuns,
     names: Annotated[
         list[str] | None,
-        typer.Option("--metric", metavar="NAME", help="A figure to plot, e.g. policy/clip_frac; repeatable."),
+        typer.Option("--metric", metavar="NAME", help="Plot this figure, e.g. policy/clip_frac; repeatable."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write a picture, FILE.svg or FILE.png, instead.")
@@ -49,7 +49,7 @@ def plot(
     ] = 1,
     json: Json = False,
 ) -> None:
-    """Plot figures of runs over their steps: reward, evaluations, KL, explained variance, entropy, or those of
+    """Plot figures of runs over their steps. Reward, evaluations, KL, explained variance and entropy, or those of
     --metric (`ppoctl recipes metrics` tells them all). --json prints the series."""
     if out is not None and out.suffix not in (".svg", ".png"):
         raise RecipeError(f"`{out}` is neither an .svg nor a .png", hint=f"--out {quoted(out.with_suffix('.svg'))}")

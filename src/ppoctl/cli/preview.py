@@ -16,8 +16,12 @@ if TYPE_CHECKING:
 def preview(
     files: Recipes,
     sets: Sets = None,
-    set_name: Annotated[str, typer.Option("--set-name", help="`train`, or the name of an evaluation set.")] = "train",
-    rows: Annotated[int, typer.Option("--rows", min=0, help="Rows to show, of each source of a mix.")] = 2,
+    set_name: Annotated[
+        str, typer.Option("--set-name", metavar="SET", help="`train`, or an evaluation set by name.")
+    ] = "train",
+    rows: Annotated[
+        int, typer.Option("--rows", metavar="N", min=0, help="Rows to show, of each source of a mix.")
+    ] = 2,
     json: Json = False,
 ) -> None:
     """See rows as the model gets them. Text, tokens, stop tokens, and how many are too long, cut or repeated."""

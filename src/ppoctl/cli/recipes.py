@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ppoctl.cli import render
-from ppoctl.cli.help import Commands
+from ppoctl.cli.help import Command, Commands
 from ppoctl.cli.options import Json, key_names
 from ppoctl.errors import RecipeError, quoted
 
@@ -34,7 +34,7 @@ Name = Annotated[
 ]
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_(json: Json = False) -> None:
     """Print the name and purpose of each recipe."""
     from ppoctl.recipe.head import head_of
@@ -47,7 +47,7 @@ def list_(json: Json = False) -> None:
         render.table([(name, head.purpose) for name, head in found.items()])
 
 
-@app.command("table")
+@app.command("table", cls=Command)
 def table() -> None:
     """Print the page of the shipped recipes (docs/recipes.md)."""
     from ppoctl.recipe.head import page
@@ -55,7 +55,7 @@ def table() -> None:
     render.line(page(shipped()).rstrip("\n"))
 
 
-@app.command()
+@app.command(cls=Command)
 def show(name: Name, json: Json = False) -> None:
     """Print a recipe as it is written."""
     path = find(name)
@@ -66,7 +66,7 @@ def show(name: Name, json: Json = False) -> None:
         render.line(text.rstrip("\n"))
 
 
-@app.command()
+@app.command(cls=Command)
 def copy(
     name: Name,
     destination: Annotated[Path, typer.Argument(metavar="DEST", help="Folder, made when missing, or .toml file.")],
@@ -97,7 +97,7 @@ def copy(
     render.say(f"next: ppoctl validate {quoted(target)}")
 
 
-@app.command()
+@app.command(cls=Command)
 def keys(
     prefix: Annotated[
         str,
@@ -110,8 +110,8 @@ def keys(
     page: Page = False,
     json: Json = False,
 ) -> None:
-    """Print every key that a recipe may have. Type, default, range, what it changes, what it means; of an algorithm's
-    also formula, source and whose default it is. With --page: docs/recipe.md."""
+    """Print every key that a recipe may have. Type, default, range, what changing it changes, what it means; of keys
+    of the algorithm also formula, source and whose default it is. With --page: docs/recipe.md."""
     from dataclasses import asdict
 
     from ppoctl.recipe.explain import similar
@@ -141,7 +141,7 @@ def keys(
     _tell(told, prefix)
 
 
-@app.command()
+@app.command(cls=Command)
 def metrics(
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="Only this metric, or those of this group.")] = "",
     page: Page = False,
@@ -196,7 +196,7 @@ def _tell_metric(metric: "Metric") -> None:
             render.prose(f"  - {sees}: {do}")
 
 
-@app.command()
+@app.command(cls=Command)
 def algorithms(json: Json = False) -> None:
     """Print the page of algorithms (docs/algorithms.md). Every setting with formula, source and whose default it
     is."""
@@ -209,7 +209,7 @@ def algorithms(json: Json = False) -> None:
         render.line(algorithms().rstrip("\n"))
 
 
-@app.command("coming-from")
+@app.command("coming-from", cls=Command)
 def coming_from(
     system: Annotated[str, typer.Argument(metavar="[SYSTEM]", help="Only this one, as `verl`.")] = "",
     json: Json = False,

@@ -19,7 +19,7 @@ def report(
     ] = 3,
     json: Json = False,
 ) -> None:
-    """Write one HTML file of a run, or of several compared: curves, where the time went, samples with their tokens,
+    """Write one HTML file of a run, or of several compared. Curves, where the time went, samples with their tokens,
     recipe and attempts. It needs no network; an earlier report is replaced, no other file is."""
     from ppoctl.report.write import write_report
 

@@ -18,15 +18,21 @@ if TYPE_CHECKING:
     from ppoctl.store.layout import RunLayout
     from ppoctl.store.resume_plan import ResumePlan
 
+AllowMissing = Annotated[
+    bool,
+    typer.Option("--allow-missing", help="Set aside what is damaged and what depends on it; make it again."),
+]
+BackTo = Annotated[
+    int | None,
+    typer.Option("--back-to", metavar="STEP", help="Go on from this saved step; what came after it is set aside."),
+]
+
 
 def resume(
     run: Run,
     sets: Sets = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Print the table and stop.")] = False,
-    allow_missing: Annotated[
-        bool,
-        typer.Option("--allow-missing", help="Set aside what depends on missing or corrupt items; make it again."),
-    ] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Print what it would do, and stop.")] = False,
+    allow_missing: AllowMissing = False,
     save_only: Annotated[
         bool,
         typer.Option("--save-only", help="Save the newest states again, for any layout, and stop; train nothing."),
@@ -34,10 +40,7 @@ def resume(
     rollout_only: Annotated[
         bool, typer.Option("--rollout-only", help="Draw and score the rollouts of the next step, and stop.")
     ] = False,
-    back_to: Annotated[
-        int | None,
-        typer.Option("--back-to", metavar="STEP", help="Set aside what came after this saved step."),
-    ] = None,
+    back_to: BackTo = None,
     take_over: TakeOver = False,
     on: On = "here",
     test_only: TestOnly = False,

@@ -26,8 +26,8 @@ def rm(
     wait: Wait = None,
     json: Json = False,
 ) -> None:
-    """Delete runs, and what MLflow has of them. `mlflow gc` then makes the latter final. A run that is at
-    work or in the queue is refused, and then none is deleted."""
+    """Delete runs, and what MLflow has of them. MLflow only hides it until `mlflow gc`. A run that is at work or in
+    the queue is refused, and then none is deleted."""
     rows = _deletable(runs, wait)
     settings = [None if keep_tracking else _tracking(row.run) for row in rows]
     if not yes and not _agreed(rows, in_mlflow=any(settings)):

@@ -29,7 +29,12 @@ _ORDER: dict[By, Callable[[Listed], Any]] = {
 
 def runs(
     folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Folder of run directories.")] = RUNS,
-    sort: Annotated[By, typer.Option("--sort", help="What comes first: the newest, the best, the largest.")] = "age",
+    sort: Annotated[
+        By,
+        typer.Option(
+            "--sort", metavar="ORDER", help="name, age, reward, eval or size; the newest, best or largest first."
+        ),
+    ] = "age",
     state: Annotated[
         str | None,
         typer.Option("--state", metavar="WORD,...", help="Only runs in these states, e.g. running,killed."),
@@ -37,9 +42,9 @@ def runs(
     wait: Wait = None,
     json: Json = False,
 ) -> None:
-    """List your runs. State, steps, last reward and evaluation, size, age, and where each is at work; states are
-    those of `ppoctl status`, or `broken` for a run that cannot be read; an evaluation set is told by its pass@1, else
-    by its mean score."""
+    """List your runs, a row each. State, steps, last reward and evaluation, size, age, and where each is at work.
+    States are those of `ppoctl status`, or `broken` for a run that cannot be read; an evaluation set is told by its
+    pass@1, else by its mean score."""
     wanted = _states(state)
     found = _found(folder)
     rows, silence = listed(found, wait)

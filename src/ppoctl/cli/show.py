@@ -28,45 +28,70 @@ Prompt = Annotated[
 EvalSet = Annotated[
     str | None, typer.Option("--eval-set", metavar="SET", help="Only of this evaluation set, or SET/greedy.")
 ]
-AtLeast = Annotated[float | None, typer.Option("--min-reward", help="Only those with at least this score.")]
-AtMost = Annotated[float | None, typer.Option("--max-reward", help="Only those with at most this score.")]
+AtLeast = Annotated[
+    float | None, typer.Option("--min-reward", metavar="SCORE", help="Only those with at least this score.")
+]
+AtMost = Annotated[
+    float | None, typer.Option("--max-reward", metavar="SCORE", help="Only those with at most this score.")
+]
 Grep = Annotated[
     str | None, typer.Option("--grep", metavar="TEXT", help="Only those with this text in the response.")
+]
+Step = Annotated[
+    int | None, typer.Option("--step", metavar="N", min=0, help="PPO step; default: the last that has samples.")
+]
+Row = Annotated[int | None, typer.Option("--sample", metavar="N", help="Row of the step, from 0; default: 0.")]
+Sort = Annotated[
+    sample_list.Sort,
+    typer.Option(
+        "--sort",
+        metavar="ORDER",
+        help="row, reward, length, advantage or flipped (prompts whose score varies); the most first.",
+    ),
+]
+Ended = Annotated[
+    Finish | None, typer.Option("--finish", metavar="END", help="Only those that are terminated or truncated.")
+]
+Scored = Annotated[
+    Outcome | None,
+    typer.Option(
+        "--outcome",
+        metavar="WORD",
+        help="Only those whose scoring was ok, timeout, error, unreachable or refused.",
+    ),
+]
+Evaluation = Annotated[bool, typer.Option("--eval", help="List samples of an evaluation instead.")]
+Colour = Annotated[
+    sample_screen.Figure,
+    typer.Option("--colour", metavar="FIGURE", help="advantage, value or kl: what colours the tokens of a response."),
 ]
 
 
 def show(
     run: Run,
-    step: Annotated[
-        int | None, typer.Option("--step", min=0, help="PPO step; default: the last that has samples.")
-    ] = None,
-    sample: Annotated[int | None, typer.Option("--sample", help="Row of the step, from 0; default: 0.")] = None,
+    step: Step = None,
+    sample: Row = None,
     worst: Annotated[bool, typer.Option("--worst", help="The sample with the lowest reward.")] = False,
     best: Annotated[bool, typer.Option("--best", help="The sample with the highest reward.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the samples of the step, a line each.")] = False,
-    sort: Annotated[
-        sample_list.Sort,
-        typer.Option("--sort", help="Order of the list, the most first; flipped: prompts whose score varies."),
-    ] = "row",
-    reverse: Annotated[bool, typer.Option("--reverse", help="The list the other way round.")] = False,
+    sort: Sort = "row",
+    reverse: Annotated[bool, typer.Option("--reverse", help="Turn the order of the list round.")] = False,
     limit: Limit = None,
     prompt: Prompt = None,
-    finish: Annotated[Finish | None, typer.Option("--finish", help="Only those that ended so.")] = None,
-    outcome: Annotated[Outcome | None, typer.Option("--outcome", help="Only those whose scoring went so.")] = None,
+    finish: Ended = None,
+    outcome: Scored = None,
     min_reward: AtLeast = None,
     max_reward: AtMost = None,
     grep: Grep = None,
-    evaluation: Annotated[bool, typer.Option("--eval", help="Samples of an evaluation instead.")] = False,
+    evaluation: Evaluation = False,
     set_: EvalSet = None,
-    by: Annotated[
-        sample_screen.Figure, typer.Option("--colour", help="What colours the tokens of a response.")
-    ] = "advantage",
-    no_pager: Annotated[bool, typer.Option("--no-pager", help="Never through $PAGER.")] = False,
+    by: Colour = "advantage",
+    no_pager: Annotated[bool, typer.Option("--no-pager", help="Print without $PAGER.")] = False,
     manifest: Annotated[bool, typer.Option("--manifest", help="Print the manifests of the step instead.")] = False,
     json: Json = False,
 ) -> None:
-    """Look at what was generated, what it scored, and what each token was worth: one sample, or with --list, a filter
-    or --eval a list of them."""
+    """Show samples: what was drawn, what it scored, and what each token was worth. One sample, or with --list, a
+    filter or --eval a list of them."""
     from ppoctl.store.sample_list import Source, Wanted
 
     source = Source(_layout(run), evaluations=evaluation or set_ is not None)

@@ -1,5 +1,7 @@
 """What `--on slurm` does, of every command that has it: submit, and say how to follow, stop and go on."""
 
+import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -98,7 +100,7 @@ class Submission:
         if self.as_json:
             render.json({"accepted": True, "says": says})
         else:
-            render.line(f"Slurm would take it: {says}")
+            render.line(f"Slurm would take it: {_with_a_date(says)}")
 
     def _tell_of_run(self, found: "Submitted", layout: "RunLayout") -> None:
         run = _short(layout.root)
@@ -140,6 +142,15 @@ def _require_unchanged(layout: "RunLayout", recipe: "Recipe") -> None:
             f"run `{layout.root}` was recorded with another `{key}`; a job goes on with what is recorded",
             hint=f"ppoctl resume {quoted(layout.root)} --on slurm --set {quoted(f'{key}={as_toml(value)}')}",
         )
+
+
+def _with_a_date(says: str) -> str:
+    """What Slurm says, with a date for the seconds since 1970 in which our other questions want all times."""
+    start = re.search(r"(?<= to start at )\d+", says)
+    if start is None:
+        return says
+    date = time.strftime("%Y-%m-%d %H:%M", time.localtime(int(start[0])))
+    return f"{says[: start.start()]}{date}{says[start.end() :]}"
 
 
 def _short(path: Path) -> Path:

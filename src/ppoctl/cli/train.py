@@ -32,7 +32,7 @@ def train(
     without: Without = None,
     runs: Runs = summary.RUNS,
     or_resume: Annotated[
-        bool, typer.Option("--or-resume", help="Continue the run if it exists (batch scripts use this).")
+        bool, typer.Option("--or-resume", help="Continue the run if it exists, as batch scripts want.")
     ] = False,
     on: On = "here",
     test_only: TestOnly = False,
@@ -42,7 +42,8 @@ def train(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Train: create the run RUNS/NAME and do it. An existing one is refused; `resume` continues it."""
+    """Train a model: make the run RUNS/NAME and do its steps. NAME is the recipe's. A run that exists is refused;
+    `resume` continues it."""
     sets = with_accepted(sets, without)
     if on == "slurm":
         submission = Submission(test_only=test_only, chain=chain, as_json=json, force=force)

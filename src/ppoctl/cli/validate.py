@@ -22,12 +22,12 @@ def validate(
     reward: Annotated[
         bool, typer.Option("--reward", help="Try the reward: gold answers must beat all that is cheap to write.")
     ] = False,
-    rows: Annotated[int, typer.Option("--rows", min=1, help="Training rows that --reward tries.")] = 64,
+    rows: Annotated[int, typer.Option("--rows", metavar="N", min=1, help="Training rows that --reward tries.")] = 64,
     assets: Assets = False,
     gpu_gib: GpuGib = None,
     here: Here = False,
     stage: Annotated[
-        bool, typer.Option("--stage", help="Fetch or check everything that compute nodes cannot fetch.")
+        bool, typer.Option("--stage", help="Fetch or check what compute nodes cannot fetch, and print it.")
     ] = False,
     json: Json = False,
 ) -> None:

@@ -24,29 +24,42 @@ class Section:
     """What happens at one place of a step, and the keys that say how."""
 
     title: str
+    decides: str
+    """What a person decides there, in a few words."""
     keys: tuple[str, ...]
     """Dotted keys; the parts at or below them stand here, in this order, unless another section names them closer."""
 
 
 SECTIONS = (
-    Section("What is drawn", ("model", "rollout")),
+    Section("What is drawn", "the model; how many responses, how long, how random", ("model", "rollout")),
     Section(
         "What a response earns",
+        "the reward, and what is done with it before it counts",
         (
             "reward", "reward.scale", "reward.clip", "reward.moments", "reward.unfinished_factor", "reward.overlong",
             "reward.length_penalty",
         ),
     ),
-    Section("How far it may go from the reference", ("ppo.kl",)),
-    Section("Advantages", ("ppo.advantages", "ppo.truncated")),
+    Section(
+        "How far it may go from the reference",
+        "the penalty of moving away from the model that training began with",
+        ("ppo.kl",),
+    ),
+    Section(
+        "Advantages",
+        "how a reward is spread over tokens, and what a response counts that was cut off",
+        ("ppo.advantages", "ppo.truncated"),
+    ),
     Section(
         "Where sampler and trainer differ",
+        "whose log-probs count, and which tokens or responses are left out",
         ("ppo.old_logprobs", "ppo.rollout_correction", "ppo.rollout_rejection", "ppo.max_sequence_gap"),
     ),
-    Section("The actor's loss", ("ppo.policy_loss",)),
-    Section("The critic's loss", ("ppo.value_loss",)),
+    Section("The actor's loss", "which token moves how far", ("ppo.policy_loss",)),
+    Section("The critic's loss", "what the critic learns to expect", ("ppo.value_loss",)),
     Section(
         "Order and schedules",
+        "epochs and minibatches, optimizers, how long it runs, which states are kept",
         (
             "ppo", "actor.optimizer", "critic.optimizer", "steps", "epochs",
             "checkpoint.keep_last", "checkpoint.best", "checkpoint.best_keep", "checkpoint.best_direction",

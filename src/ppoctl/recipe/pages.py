@@ -9,12 +9,23 @@ from ppoctl.recipe.marks import Marked
 
 HEAD = """# Algorithms
 
-Every setting of the algorithm, in the order of what happens to a token. Formulas are in the names of keys: `A` is an
-advantage, `r` a reward, `V` a value, `G` a return; `logp`, `old`, `ref` and `sampler` are log-probs of a token: under
-the actor as it is, as it was when the step began, under the reference, and as the engine said.
+For whoever decides how a run learns, or holds it against a paper or another system. Each part says what a setting
+does, its formula, where that is from, whose default it is, and which metrics show it at work. On a terminal:
 
-`make docs` makes this page of the docstrings in `src/ppoctl/recipe` and `src/ppoctl/rewards`. On a terminal:
-`ppoctl recipes keys KEY` and `ppoctl recipes metrics NAME`. From another system: [coming-from.md](coming-from.md).
+    ppoctl recipes keys ppo.kl                   # a part with its keys; any key or table will do
+    ppoctl recipes metrics policy/clip_frac      # a metric: how to read it, and the settings that move it
+    ppoctl recipes coming-from verl              # what the keys of another system are here (coming-from.md)
+
+The parts stand in the order of what happens to a token. A part whose name is `KEY = "value"`, or `TABLE by KEY`, is
+one of several alternatives. A key with the default `absent` may be left out; its row says what happens then.
+`make docs` makes this page of the docstrings in `src/ppoctl/recipe` and `src/ppoctl/rewards`.
+
+Formulas are in the names of keys, and in these:
+
+- `A` is an advantage, `r` a reward, or in a loss the ratio; `V` is a value, `G` a return.
+- `logp` is the log-prob of a token under the actor as it is, `old` as it was when the step began, `ref` under the
+  reference, `sampler` as the engine said.
+
 """
 
 FOREIGN_HEAD = """# Coming from another system
@@ -56,17 +67,26 @@ def _marks(said: Marked) -> list[tuple[str, str]]:
 def algorithms() -> str:
     """The page docs/algorithms.md."""
     found = features()
-    lines = [HEAD]
-    for number, section in enumerate(SECTIONS, 1):
+    lines = [HEAD + "| what happens | you decide | keys |", "|---|---|---|"]
+    for section in SECTIONS:
         anchor = "".join(char for char in section.title.lower() if char.isalnum() or char == " ").replace(" ", "-")
-        parts = coded(name for feature in found if feature.section is section for name in feature.names)
-        lines.append(f"{number}. [{section.title}](#{anchor}): {parts}")
+        keys = _chosen(name for feature in found if feature.section is section for name in feature.names)
+        lines.append(cells(f"[{section.title}](#{anchor})", section.decides, keys))
     for section in SECTIONS:
         lines.append(f"\n## {section.title}")
         for feature in found:
             if feature.section is section:
                 lines += _feature(feature)
     return "\n".join(lines) + "\n"
+
+
+def _chosen(names: Iterable[str]) -> str:
+    """The keys of some parts, each once, with its alternatives behind it."""
+    values: dict[str, list[str]] = {}
+    for name in names:
+        key, _, value = name.partition(" by ")[0].partition(" = ")
+        values.setdefault(key, []).extend([value.strip('"')] if value else [])
+    return ", ".join(f"`{key}`" + (f" ({', '.join(said)})" if said else "") for key, said in values.items())
 
 
 def _feature(feature: Feature) -> list[str]:
