@@ -121,6 +121,12 @@ def kind(text: str) -> str:
     return re.sub(r"[\u2581-\u2588]+", "~", re.sub(r"#[hms]( #[ms])*", "#s", text))
 
 
+def kinds(lines: list[str]) -> set[str]:
+    """The kinds of lines that a training says, but for what only a silence makes it say."""
+    found = {kind(line) for line in lines}
+    return {each for each in found if "pass_at_1" in each or not re.search(r" #s$", each) or " eta " in each}
+
+
 def main() -> None:
     """Write the screens of the page anew."""
     page = PAGE.read_text("utf-8")
