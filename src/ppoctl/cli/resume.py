@@ -130,7 +130,8 @@ def _as_it_ended(layout: "RunLayout") -> "Ended | None":
     if recipe != recorded[max(recorded)]:  # somebody has edited the file
         return None
     plan_resume(layout).require_whole(layout)
-    more = f"; more steps: ppoctl resume {quoted(layout.root)} --set steps={2 * recipe.steps}"
+    steps = recipe.steps
+    more = f"; more steps: ppoctl resume {quoted(layout.root)} --set steps={2 * steps}"
     # An unmet run ends with an error, whose hint is that command.
     render.say("all steps are done: nothing is left to do" + (more if newest["status"] == "finished" else ""))
     return Ended(layout, lines, judge(recipe.expect, lines))
