@@ -93,12 +93,13 @@ story-sample: setup ## The quickstart, kills on the real engines, and of the oth
 contracts: setup ## Run the recipes whose figure is published, where their GPUs are, and write one table (days)
 	PYTHONPATH=src $(BIN)/python benchmarks/contracts.py $(ARGS)
 
-docs: setup ## Write the pages of docs/ anew that are made of docstrings, tables and recipes
+docs: setup ## Write the pages of docs/ anew that are made of docstrings, tables, recipes and screens
 	$(BIN)/ppoctl recipes algorithms > docs/algorithms.md
 	$(BIN)/ppoctl recipes coming-from > docs/coming-from.md
 	$(BIN)/ppoctl recipes table > docs/recipes.md
 	$(BIN)/ppoctl recipes keys --page > docs/recipe.md
 	$(BIN)/ppoctl recipes metrics --page > docs/metrics.md
+	PYTHONPATH=src $(BIN)/python tests/cli/screens.py
 
 check: setup ## Lint, format, types: exactly what CI gates on
 	$(BIN)/ruff check src tests benchmarks recipes

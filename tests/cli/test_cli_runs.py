@@ -117,17 +117,35 @@ def test_a_resume_of_a_finished_run_says_so_and_makes_no_attempt(tmp_path: Path,
     ask("status", root)  # what the training said is read with it
     said = ask("resume", root)
     assert said.code == 0
-    assert said.err == f"finished: nothing is left to do; more steps: ppoctl resume {root} --set steps=4\n"
+    over = "all steps are done: nothing is left to do"
+    assert said.err == f"{over}; more steps: ppoctl resume {root} --set steps=4\n"
     assert said.out.splitlines()[-1] == f"run: {root}"
     assert json.loads(ask("resume", root, "--json").out)["state"] == "finished"
     assert RunLayout(root).attempts() == [1]
 
 
+def test_the_summary_of_a_finished_run_goes_to_stdout_while_libraries_are_kept_apart(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "fake"
+    trained(root, written(steps=2))
+    capfd.readouterr()
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):  # as a process has them, which is what is kept apart
+        monkeypatch.setattr(f"sys.{name}", open(descriptor, "w", closefd=False))  # noqa: SIM115
+    assert run(["resume", str(root)]) == 0
+    said = capfd.readouterr()
+    assert said.out.splitlines()[0].split() == ["figure", "step", "first", "step", "last"]
+    assert said.out.splitlines()[-1] == f"run: {root}"
+    assert said.err.startswith("all steps are done")
+
+
 def test_a_resume_of_an_unmet_run_ends_as_the_run_did(tmp_path: Path, ask: Ask) -> None:
     root = tmp_path / "fake"
     trained(root, written(steps=2, expect=UNMET))
+    ask("status", root)
     said = ask("resume", root)
     assert (said.code, said.err.splitlines()[-1]) == (5, f"hint: ppoctl resume {root} --set steps=4")
+    assert said.err.splitlines()[0] == "all steps are done: nothing is left to do"
 
 
 def test_a_run_whose_file_was_edited_is_not_over(tmp_path: Path) -> None:
@@ -136,4 +154,4 @@ def test_a_run_whose_file_was_edited_is_not_over(tmp_path: Path) -> None:
     file = RunLayout(root).recipe_toml
     assert "steps = 2\n" in file.read_text("utf-8")
     file.write_text(file.read_text("utf-8").replace("steps = 2\n", "steps = 3\n", 1), "utf-8")
-    assert not resume._said_that_it_is_over(RunLayout(root), as_json=True)
+    assert resume._as_it_ended(RunLayout(root)) is None

@@ -132,3 +132,18 @@ def test_sentences_go_on_below_themselves_on_a_terminal_only(
     assert capsys.readouterr().out == "  source: one of\n    many papers, and\n    another one\n"
     render.prose("")
     assert capsys.readouterr().out == "\n"
+
+
+def test_an_error_goes_on_below_itself_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "24")
+    monkeypatch.setenv("NO_COLOR", "1")
+    text = "stopped by SIGINT at `eval` of step 0\n  its own line goes on too"
+    render.error(text)
+    assert capsys.readouterr().err == f"error: {text}\n"
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    render.error(text)
+    assert capsys.readouterr().err == (
+        "error: stopped by\n  SIGINT at `eval` of\n  step 0\n  its own line goes\n    on too\n"
+    )

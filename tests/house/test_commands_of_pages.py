@@ -2,7 +2,8 @@
 command line, and run where it only reads.
 
 A command is whatever begins with `ppoctl` and the name of a command, in a block (fenced or indented) or between
-backticks. None is left out: one that is neither run nor named below as not run fails.
+backticks. Blocks of ```text are what was printed; tests/cli/screens.py types what docs/screens.md shows. None is left
+out: one that is neither run nor named below as not run fails.
 """
 
 import re
@@ -85,10 +86,12 @@ def written() -> Iterator[Typed]:
     known = "|".join(sorted({*NAMES, "--version"}))
     begins = re.compile(rf"^ *(?:\$ )?(?:\.venv/bin/)?ppoctl (?=\w)|(?<![\w'`-])ppoctl (?=(?:{known})(?![\w./-]))")
     for page in PAGES:
-        is_block = fenced = False
+        is_block = fenced = is_output = False
         for line in page.read_text("utf-8").splitlines():
             if line.startswith("```"):
-                fenced = not fenced
+                fenced, is_output = not fenced, not fenced and line.startswith("```text")
+                continue
+            if is_output:
                 continue
             is_block = fenced or line.startswith("    ")
             found = [line[m.end() :] for m in begins.finditer(line)] if is_block else []

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.screens import PAGE, blocks, kinds
 from ppoctl.loop.expectations import history
 from ppoctl.store.journal import read_lines
 
@@ -23,6 +24,9 @@ def test_the_quickstart_reaches_what_it_promises(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     expected = json.loads(done.stdout)["expect"]
     assert [verdict["met"] for verdict in expected] == [True, True]
+    screen = blocks(PAGE.read_text("utf-8"))["train"]
+    talk = screen.partition("\n")[2].partition("\nfigure ")[0]
+    assert kinds(done.stderr.splitlines()) == kinds(talk.splitlines()), "docs/screens.md"
     lines = read_lines(tmp_path / "runs/quickstart/journal.jsonl")
     (_, first), *_, (_, last) = history(lines)["eval/heldout/pass_at_1"]
     assert first <= 0.5

@@ -3,6 +3,7 @@
 import io
 import math
 import re
+import threading
 from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any
@@ -315,6 +316,24 @@ def test_lines_appear_above_the_status_which_goes_at_the_end() -> None:
     )
     assert text.rindex("\x1b[?25l") < text.rindex("\x1b[?25h")
     assert text.endswith("\x1b[2K")
+
+
+class Redrawing(PlainScreen):
+    """A screen that redraws its status from another thread before it takes a line, as rich may."""
+
+    def figures(self, parts: list[str]) -> None:
+        redrawing = threading.Thread(target=self._status.rows, args=(80,), kwargs={"unicode": False}, daemon=True)
+        redrawing.start()
+        redrawing.join(5.0)
+        assert not redrawing.is_alive(), "each waits for the other"
+        super().figures(parts)
+
+
+def test_a_line_and_the_status_do_not_wait_for_each_other() -> None:
+    stream = io.StringIO()
+    console = RunConsole(RunView("demo", 40, actor_last, Clock()), Redrawing(stream, "stages", beats=False))
+    play(console, [*step_lines(1), line(1, "eval", 2.0, {"eval/gsm8k/pass_at_1": 0.25})])
+    assert len(stream.getvalue().splitlines()) == 2 * 5 + 2
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,15 @@ def line(text: str = "") -> None:
 
 def prose(text: str) -> None:
     """Print sentences: on a terminal they go on below themselves, a little further in; elsewhere they are a line."""
-    if not sys.stdout.isatty():
-        line(text)
-        return
+    line(_hung(text, sys.stdout))
+
+
+def _hung(text: str, stream: TextIO) -> str:
+    if not stream.isatty():
+        return text
     hang = " " * (len(text) - len(text.lstrip()) + 2)
     first, *others = columns.wrapped(text, shutil.get_terminal_size().columns - len(hang))
-    print("\n".join([first, *(f"{hang}{other}" for other in others)]), flush=True)
+    return "\n".join([first, *(f"{hang}{other}" for other in others)])
 
 
 def printable(text: str) -> str:
@@ -115,12 +118,14 @@ def _finite(value: Any) -> Any:
 
 
 def error(message: str) -> None:
-    """Print an error. A message of several lines is several errors; an indented line belongs to the one above."""
+    """Print an error, in lines as `prose` has them. A message of several lines is several errors; an indented line
+    belongs to the one above."""
     for text in message.splitlines() or [""]:
         if text.startswith(" "):
-            print(text, file=sys.stderr)
+            print(_hung(text, sys.stderr), file=sys.stderr)
         else:
-            print(f"{_styled('error:', 'bold red', sys.stderr)} {text}", file=sys.stderr)
+            lines = _hung(f"error: {text}", sys.stderr)
+            print(lines.replace("error:", _styled("error:", "bold red", sys.stderr), 1), file=sys.stderr)
     sys.stderr.flush()
 
 

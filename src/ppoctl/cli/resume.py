@@ -15,6 +15,7 @@ from ppoctl.errors import RecipeError, quoted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ppoctl.loop.expectations import Ended
     from ppoctl.store.layout import RunLayout
     from ppoctl.store.resume_plan import ResumePlan
 
@@ -68,18 +69,18 @@ def resume(
         if (code := _turn_is_over(layout)) is not None:
             return code
         is_asked = sets or back_to is not None or allow_missing or save_only or rollout_only
-        if not is_asked and _said_that_it_is_over(layout, as_json=json):
-            return None
-        if not take_over:
-            _require_idle(layout)
-        table = _made_whole(layout, back_to, allow_missing=allow_missing)
-        _print(run, table, to_stderr=True)
-        with engine_ahead(preflight.with_room_to_go_on(layout, sets or (), force=force)):
-            with loading("libraries"):
-                from ppoctl.wire import commands
+        ended = None if is_asked else _as_it_ended(layout)
+        if ended is None:
+            _require_idle(layout, take_over=take_over)
+            table = _made_whole(layout, back_to, allow_missing=allow_missing)
+            _print(run, table, to_stderr=True)
+            with engine_ahead(preflight.with_room_to_go_on(layout, sets or (), force=force)):
+                with loading("libraries"):
+                    from ppoctl.wire import commands
 
-            only: commands.Only | None = "save" if save_only else "rollout" if rollout_only else None
-            ended = commands.resume(layout, table, sets or (), gate, only=only, screen=screen)
+                only: commands.Only | None = "save" if save_only else "rollout" if rollout_only else None
+                ended = commands.resume(layout, table, sets or (), gate, only=only, screen=screen)
+    # Only now: while a command works stdout is what libraries write to.
     (summary.print_rollout if rollout_only else summary.print_summary)(ended, as_json=json)
     return None
 
@@ -108,14 +109,16 @@ def _turn_is_over(layout: "RunLayout") -> int | None:
     return code
 
 
-def _require_idle(layout: "RunLayout") -> None:
+def _require_idle(layout: "RunLayout", *, take_over: bool = False) -> None:
     from ppoctl.slurm.following import require_idle
 
-    require_idle(layout)
+    if not take_over:
+        require_idle(layout)
 
 
-def _said_that_it_is_over(layout: "RunLayout", *, as_json: bool) -> bool:
-    """Whether the run has done all that it was to do and is whole, and was shown as it stands."""
+def _as_it_ended(layout: "RunLayout") -> "Ended | None":
+    """The run as it stands, which is then told to be over; None where something is left to do. Raises StorageError
+    where it is not whole."""
     from ppoctl.loop.expectations import Ended, judge
     from ppoctl.store.alive import attempts
     from ppoctl.store.journal import read_lines
@@ -125,17 +128,16 @@ def _said_that_it_is_over(layout: "RunLayout", *, as_json: bool) -> bool:
     lines = read_lines(layout.journal)
     newest = next(reversed(attempts(lines)), None)
     if newest is None or newest["status"] not in ("finished", "unmet"):
-        return False
+        return None
     recipe, recorded = recipe_of(layout), recorded_recipes(layout)
     if recipe != recorded[max(recorded)]:  # somebody has edited the file
-        return False
+        return None
     plan_resume(layout).require_whole(layout)
     steps = recipe.steps
-    render.say(
-        f"finished: nothing is left to do; more steps: ppoctl resume {quoted(layout.root)} --set steps={2 * steps}"
-    )
-    summary.print_summary(Ended(layout, lines, judge(recipe.expect, lines)), as_json=as_json)
-    return True
+    more = f"; more steps: ppoctl resume {quoted(layout.root)} --set steps={2 * steps}"
+    # An unmet run ends with an error, whose hint is that command.
+    render.say("all steps are done: nothing is left to do" + (more if newest["status"] == "finished" else ""))
+    return Ended(layout, lines, judge(recipe.expect, lines))
 
 
 def _made_whole(layout: "RunLayout", back_to: int | None, *, allow_missing: bool) -> "ResumePlan":

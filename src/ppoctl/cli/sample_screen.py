@@ -106,8 +106,8 @@ def _weights(found: "ShownSample", by: Figure) -> list[float]:
 def _print_tokens(found: "ShownSample") -> None:
     columns = {"advantage": found.advantages, "value": found.values, "log-prob": found.logprobs, "kl": found.kl}
     shown = {name: figures for name, figures in columns.items() if figures is not None}
-    form = {"log-prob": "{:.3f}", "kl": "{:+.4f}"}
-    cells = [[form.get(name, "{:+.3f}").format(each) for each in figures] for name, figures in shown.items()]
+    form = {"log-prob": "{:.3f}", "kl": "{:+z.4f}"}
+    cells = [[form.get(name, "{:+z.3f}").format(each) for each in figures] for name, figures in shown.items()]
     tokens = [_token(piece) for piece in found.pieces]
     render.table([*zip(tokens, *cells, strict=True)], ("token", *shown))
 

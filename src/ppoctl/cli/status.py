@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppoctl.cli import render
 from ppoctl.cli.options import Json, Run, Wait
-from ppoctl.cli.summary import EXPECTED, expected_row
+from ppoctl.cli.summary import EXPECTED, expected_row, key_figures
 from ppoctl.errors import quoted
 
 if TYPE_CHECKING:
@@ -47,12 +47,20 @@ def status(run: Run, wait: Wait = None, json: Json = False) -> None:
         render.table(*_hours(report["spent"]))
     if report["figures"]:
         render.line()
-        shown = [(metric, f"{value:.4g}") for metric, value in sorted(report["figures"].items())]
-        render.table(shown, (f"step {report['steps_done']}", "value"))
+        _print_figures(run, report)
     if report["expect"]:
         render.line()
         render.table([expected_row(verdict) for verdict in report["expect"]], EXPECTED)
     _say_what_to_type(run, report)
+
+
+def _print_figures(run: Path, report: dict[str, Any]) -> None:
+    """Print the figures by which a run is told, and where the others are: they would be longer than a screen."""
+    figures = report["figures"]
+    shown = key_figures(figures).values()
+    render.table([(name, f"{figures[name]:.4g}") for name in shown], (f"step {report['steps_done']}", "value"))
+    if further := len(figures) - len(shown):
+        render.line(f"and {further} more: ppoctl status {quoted(run)} --json")
 
 
 def _hours(spent: "Sequence[dict[str, Any]]") -> tuple[list[tuple[object, ...]], tuple[str, ...]]:

@@ -44,11 +44,12 @@ class RunConsole:
     def on_stage_started(self, step: int, stage: str) -> None:
         """Hear that a stage runs from now on."""
         with self._lock:
-            self._report(step - 1)  # said already, unless the step had no update of the actor
+            told = self._report(step - 1)  # said already, unless the step had no update of the actor
             self._view.stage_started(step, stage)
             self._stage_began = self._clock()
             if self._detail == "stages":
-                self._screen.line(f"{self._place(step)}  {stage} ...")
+                told.append([f"{self._place(step)}  {stage} ..."])
+        self._tell(told)
 
     def on_committed(self, line: Line) -> None:
         """Hear that a stage is committed; `line` is its journal line."""
@@ -57,17 +58,17 @@ class RunConsole:
             if "stage" not in line:
                 return
             step, stage, figures = line["step"], line["stage"], line.get("figures", {})
-            if self._detail == "stages":
-                self._screen.line(f"{self._place(step)}  {stage} {duration(line['seconds'])}")
+            told = [[f"{self._place(step)}  {stage} {duration(line['seconds'])}"]] * (self._detail == "stages")
             if stage == self._view.last_stage(step):
-                self._report(step)
+                told += self._report(step)
             if stage == "eval" and self._detail != "quiet":
                 shown = [
                     f"{name.removeprefix('eval/')} {number(value)}"
                     for name, value in figures.items()
                     if name.endswith("pass_at_1")
                 ]
-                self._screen.figures([self._place(step), "eval", *shown, duration(line["seconds"])])
+                told.append([self._place(step), "eval", *shown, duration(line["seconds"])])
+        self._tell(told)
 
     def on_progress(self, done: int, total: int, tokens: int) -> None:
         """Hear that a stage which draws has `done` of `total` samples, and drew `tokens` tokens in this attempt."""
@@ -118,17 +119,23 @@ class RunConsole:
     def _place(self, step: int) -> str:
         return f"step {step}/{self._view.steps}"
 
-    def _report(self, step: int) -> None:
-        """Write the line of a step that is over, once."""
+    def _tell(self, told: list[list[str]]) -> None:
+        """Show lines, each of several parts. Not while the lock is held: a screen that redraws itself holds a lock of
+        its own while it asks for `rows`, and wants it for a line."""
+        for parts in told:
+            self._screen.figures(parts)
+
+    def _report(self, step: int) -> list[list[str]]:
+        """The line of a step that is over, once."""
         if step <= self._reported or not self._view.step_figures(step):
-            return
+            return []
         self._reported = step
         if self._detail == "quiet":
-            return
+            return []
         view = self._view
         figures = [f"{word} {value}" for word, value in key_figures(view.step_figures(step))]
         times = [duration(view.step_seconds(step)), f"eta {duration(view.eta_s)}"]
-        self._screen.figures([self._place(step), *figures, f"{number(view.tokens_per_s)} tok/s", *times])
+        return [[self._place(step), *figures, f"{number(view.tokens_per_s)} tok/s", *times]]
 
 
 class RunConsoles:

@@ -1,0 +1,144 @@
+"""docs/screens.md shows what commands print: each screen of it that is of now, and no other."""
+
+import io
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from contextlib import closing, redirect_stderr, redirect_stdout
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console as RichConsole
+
+from cli.screens import PAGE, SCREENS, blocks, captured, kind, unpack
+from fakes.sockets import fake_recipe, fake_sockets
+from ppoctl.cli import summary
+from ppoctl.cli.app import run
+from ppoctl.doing import DOING
+from ppoctl.errors import ExpectationError, InterruptedByUserError
+from ppoctl.launch.signals import signal_gate
+from ppoctl.metrics import find
+from ppoctl.store.layout import RunLayout
+from ppoctl.store.resume_plan import ResumePlan
+from ppoctl.tracking.forwarder import Sent
+from ppoctl.tracking.screen import LiveScreen
+from ppoctl.wire import new_run, session
+
+ON_FAKES = ("train", "terminal", "narrow", "verbose", "quiet", "stop", "stop-twice", "resume", "rollout")
+"""Screens of a training: what engines say while they start is held by the story of the quickstart."""
+ENGINES = re.compile(r"\b(loading|reading|trying|starting|checking) ")
+SHOWN = blocks(PAGE.read_text("utf-8"))
+
+
+def test_every_screen_of_the_page_is_held() -> None:
+    assert sorted(SHOWN) == sorted([*SCREENS, *ON_FAKES, "eval", "track"])
+    page = re.sub(r"[\u2500-\u257f\u2581-\u2588\u2800-\u28ff]", "", PAGE.read_text("utf-8"))
+    assert [line for line in page.splitlines() if len(line) > 132 or not line.isascii()] == []
+
+
+def settled(text: str) -> str:
+    """The screen without sizes of files: they hold the path of the checkout."""
+    return re.sub(r"[\d.]+ [KMG]iB *", "# ", text)
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_a_screen_is_what_is_printed(name: str, tmp_path: Path) -> None:
+    unpack(tmp_path)
+    assert settled(captured(name, tmp_path)) == settled(SHOWN[name]), "make docs"
+
+
+Act = Callable[[str, int, io.StringIO], None]
+
+
+def trained(expect: dict[str, Any], act: Act = lambda role, number, said: None, width: int = 160) -> str:
+    """What `train -v` shows of the run `runs/quickstart` on fakes, on a terminal; `act` is told each minibatch."""
+    said = io.StringIO()
+
+    def on_minibatch(role: str, number: int) -> None:
+        with DOING.at("minibatch", 2) as at:
+            at.done = number
+            time.sleep(0.02)  # in which the status is drawn
+            act(role, number, said)
+
+    recipe = fake_recipe(name="quickstart", steps=2, expect=expect, reward={"kind": "gsm8k"}, model=MODEL, data=DATA)
+    layout = RunLayout(Path("runs/quickstart"))
+    new_run.create(layout, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
+    sockets = fake_sockets(recipe, on_minibatch=on_minibatch)
+    opened = session.OpenedRun(layout, {1: recipe}, sockets, plan=ResumePlan(start=0, items=()))
+    rich = RichConsole(file=said, width=width, force_terminal=True, color_system=None, legacy_windows=False)
+    try:
+        with closing(LiveScreen(rich, "stages", refresh_per_second=100)) as screen:  # noqa: SIM117
+            with signal_gate("again", screen.line) as gate:
+                ended = session.attempt_run(opened, gate=gate, screen=screen)
+        with redirect_stdout(said), redirect_stderr(said):
+            summary.print_rollout(ended, as_json=False)
+            summary.print_summary(ended, as_json=False)
+    except (InterruptedByUserError, ExpectationError) as error:
+        said.write(f"error: {error.message}\nhint: {error.hint}\n")
+    return said.getvalue()
+
+
+ROWS = {"format": "gsm8k", "path": "/nowhere/rows.jsonl"}
+MODEL = {"path": "/nowhere/model", "dtype": "float32"}
+DATA = {"train": ROWS, "eval": {"held": ROWS}}
+PASSED, GREEDY = "eval/held/pass_at_1", "eval/held/greedy_pass_at_1"
+
+
+def interrupted(times: int) -> Act:
+    """Ctrl-C in the second step's update of the actor, once more when it was answered."""
+    seen = []
+
+    def act(role: str, number: int, said: io.StringIO) -> None:
+        seen.append(role)
+        if role == "actor" and seen.count("actor") == 5:
+            for heard in range(1, times + 1):
+                os.kill(os.getpid(), signal.SIGINT)
+                until = time.monotonic() + 10.0
+                while said.getvalue().count("SIGINT") < heard and time.monotonic() < until:
+                    time.sleep(0.005)
+
+    return act
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """All that trainings on fakes print, met, unmet and interrupted, as one line of one kind."""
+    texts = []
+    with pytest.MonkeyPatch.context() as patch:
+        for expect, act in (
+            ({PASSED: {"min": 2.0, "rise_min": 0.3}, GREEDY: {"min": 2.0}}, lambda *_: None),
+            ({PASSED: {"min": -1.0, "rise_min": -2.0}, GREEDY: {"min": -1.0}}, lambda *_: None),
+            ({}, interrupted(1)),
+            ({}, interrupted(2)),
+        ):
+            folder = tmp_path_factory.mktemp("screens")
+            patch.chdir(folder)
+            texts.append(trained(expect, act).replace(f"{folder}/", ""))
+            if act.__name__ == "<lambda>":
+                said = io.StringIO()
+                patch.setattr("sys.stdout", said)
+                patch.setattr("sys.stderr", said)
+                run(["resume", "runs/quickstart"])
+                patch.undo()
+                texts.append(said.getvalue().replace(f"{folder}/", ""))
+    drawn = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", "\n".join(texts))
+    return kind(drawn.replace("held/", "heldout/"))
+
+
+@pytest.mark.parametrize("name", ON_FAKES)
+def test_a_screen_of_a_training_has_lines_as_a_training_prints_them(name: str, told: str) -> None:
+    command, *lines = SHOWN[name].splitlines()
+    assert command.startswith("$ ppoctl ")
+    kinds = [kind(line.removesuffix(" ...")) for line in lines if line != "..." and not ENGINES.search(line)]
+    assert [each for each in kinds if each not in told and each.removeprefix("step #/# ") not in told] == []
+
+
+def test_figures_of_a_measurement_and_counts_of_what_mlflow_gets_are_there() -> None:
+    table, _, last = SHOWN["eval"].partition("value\n")[2].partition("\n\n")
+    assert [name for name in (line.split()[0] for line in table.splitlines()) if find(name) is None] == []
+    assert kind(last) == kind("state: actor@2:2de2e2bdd72abfa4")
+    assert [line.split()[0] for line in SHOWN["track"].splitlines()[2:]] == [each.name for each in fields(Sent)]
