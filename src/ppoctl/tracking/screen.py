@@ -197,7 +197,7 @@ class LiveScreen:
 
     def line(self, text: str) -> None:
         with contextlib.suppress(*GONE):
-            self._console.print(Text(plain(text)))
+            self._console.print(Text(plain(text)), soft_wrap=True)  # a command in it can be copied
 
     def figures(self, parts: list[str]) -> None:
         while len(parts) > 2 and len("  ".join(parts)) > self._console.width:
