@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl.errors import MissingAssetError
-from ppoctl.model.folder import is_hub_id
+from ppoctl.model.folder import is_hub_id, is_url
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted, lines_of, paths_in
 from ppoctl.recipe.problems import Problem
@@ -164,7 +164,7 @@ class Layers:
     def _resolved(self, layer: Layer, path: KeyPath, text: str, *, may_be_hub: bool) -> str:
         """The path of a folder or a file as an absolute one, unless it is a hub id or names an image elsewhere."""
         base = layer.base
-        if path == IMAGE and not is_image_file(text):
+        if is_url(text) or (path == IMAGE and not is_image_file(text)):
             return text
         if VARIABLE.match(text):
             base = Path.cwd()  # where somebody typed it

@@ -32,8 +32,8 @@ are: [algorithms](algorithms.md). On a terminal: `ppoctl recipes keys TABLE`, or
 
 Tables of several files are merged key by key, but for two: a layout (`parallel`) says all there is to say, and a
 table whose kind changes (`kind`, `place`, `format`) begins anew. `--set KEY=VALUE`, like a variable
-`PPOCTL_TABLE__KEY`, is stronger than all files, and gives one key another value. Where that value is a table it takes
-the place of the whole table, and what it leaves out has its default: `--set expect={}` expects nothing,
+(`PPOCTL_PPO__EPOCHS`), is stronger than all files, and gives one key another value. Where that value is a table it
+takes the place of the whole table, and what it leaves out has its default: `--set expect={}` expects nothing,
 `--set 'actor.parallel={pipeline=2}'` is two processes whatever the file says, and `--set actor.parallel.pipeline=2`
 changes that one key of the layout.
 
