@@ -51,7 +51,7 @@ def resume(
     from ppoctl.store import run_dir
     from ppoctl.store.layout import RunLayout
 
-    layout = RunLayout(run.resolve())
+    layout = RunLayout(run)
     run_dir.facts(layout)
     if plan:
         _tell_plan(run, layout, sets or (), allow_missing=allow_missing, as_json=json)
@@ -117,20 +117,19 @@ def _said_that_it_is_over(layout: "RunLayout", *, as_json: bool) -> bool:
     from ppoctl.store.alive import attempts
     from ppoctl.store.journal import read_lines
     from ppoctl.store.resume_plan import plan_resume
-    from ppoctl.wire.run_recipe import recipe_of, recorded_recipes
+    from ppoctl.wire.run_recipe import is_edited, recorded_recipes
 
     lines = read_lines(layout.journal)
     newest = next(reversed(attempts(lines)), None)
     if newest is None or newest["status"] not in ("finished", "unmet"):
         return False
-    recipe, recorded = recipe_of(layout), recorded_recipes(layout)
-    if recipe != recorded[max(recorded)]:  # somebody has edited the file
+    if is_edited(layout):
         return False
     plan_resume(layout).require_whole(layout)
-    steps = recipe.steps
-    render.say(
-        f"finished: nothing is left to do; more steps: ppoctl resume {quoted(layout.root)} --set steps={2 * steps}"
-    )
+    recorded = recorded_recipes(layout)
+    recipe = recorded[max(recorded)]
+    more = f"more steps: ppoctl resume {quoted(layout.root)} --set steps={2 * recipe.steps}"
+    render.say(f"{newest['status']}: nothing is left to do; {more}")
     summary.print_summary(Ended(layout, lines, judge(recipe.expect, lines)), as_json=as_json)
     return True
 

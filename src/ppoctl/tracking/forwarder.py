@@ -17,7 +17,7 @@ from ppoctl.store.journal import Line, read_lines
 from ppoctl.store.layout import RunLayout
 from ppoctl.tracking import outgoing
 from ppoctl.tracking.inputs import inputs
-from ppoctl.tracking.mlflow_run import Target
+from ppoctl.tracking.mlflow_run import RUN_DIR_TAG, Target
 from ppoctl.tracking.outgoing import Batch, Ending, Point
 from ppoctl.tracking.tables import TAG, table, table_name, with_tables
 
@@ -68,7 +68,7 @@ class Forwarder:
         params = {key: value for key, value in now.items() if key not in recorded}
         ours = {key: value for key, value in recorded.items() if any(key in each for each in asked.values())}
         changed = outgoing.changed_params(ours, now, had)
-        wanted = {**more_tags, "ppoctl.run_dir": str(self._layout.root), **changed}
+        wanted = {**more_tags, RUN_DIR_TAG: str(self._layout.root), **changed}
         tags = {key: value for key, value in wanted.items() if had.get(key) != value}
         if params or tags:
             self._target.describe(params, tags)
