@@ -287,7 +287,7 @@ def test_a_base_model_without_a_template_is_worth_a_note(folder: Path) -> None:
             "gpt2",
             3,
             "`model.path` is `{here}/gpt2`: no such folder\n\n"
-            "hint: ls {here}  # without a slash it is a folder; a hub id is ORGANISATION/gpt2",
+            "hint: ls {here}  # a folder; a hub id is written ORGANISATION/gpt2",
         ),
         (
             "org/model",

@@ -128,7 +128,8 @@ def _said_that_it_is_over(layout: "RunLayout", *, as_json: bool) -> bool:
     plan_resume(layout).require_whole(layout)
     recorded = recorded_recipes(layout)
     recipe = recorded[max(recorded)]
-    more = f"more steps: ppoctl resume {quoted(layout.root)} --set steps={2 * recipe.steps}"
+    steps = recipe.steps
+    more = f"more steps: ppoctl resume {quoted(layout.root)} --set steps={2 * steps}"
     render.say(f"{newest['status']}: nothing is left to do; {more}")
     summary.print_summary(Ended(layout, lines, judge(recipe.expect, lines)), as_json=as_json)
     return True

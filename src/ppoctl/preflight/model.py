@@ -48,7 +48,7 @@ def find_model(path: str, key: str) -> Path:
     folder = Path(path)
     raise MissingAssetError(
         f"`{key}` is `{path}`: no such folder",
-        hint=f"ls {quoted(folder.parent)}  # without a slash it is a folder; a hub id is ORGANISATION/{folder.name}",
+        hint=f"ls {quoted(folder.parent)}  # a folder; a hub id is written {quoted(f'ORGANISATION/{folder.name}')}",
     )
 
 
