@@ -24,7 +24,7 @@ from typing import Any
 from ppoctl.cli import render
 from ppoctl.engines.vllm.engine import MOST_STEPS
 from ppoctl.errors import PpoctlError, RecipeError
-from ppoctl.model.cost import count_parameters, token_cost
+from ppoctl.model.cost import count_parameters, forward_flops
 from ppoctl.model.reading import shape_if_known
 from ppoctl.model.shape import ModelShape
 from ppoctl.plan.memory.assumed import GIB
@@ -298,14 +298,6 @@ def _save_seconds(recipe: Recipe, shape: ModelShape, world: World, step_s: float
     return (copied + waited) / table.every_steps
 
 
-def forward_flops(shape: ModelShape, tokens: int) -> float:
-    """Operations of one sequence, in the layers (`model.cost.TokenCost`) and in the output layer."""
-    pairs = tokens * (tokens + 1) / 2
-    cost = token_cost(shape)
-    head = 2.0 * shape.vocab_size * shape.hidden_size
-    return (cost.flops_per_token + head) * tokens + cost.flops_per_pair * pairs
-
-
 @dataclass(frozen=True)
 class Call:
     """One question to all ranks of a role."""
@@ -339,7 +331,7 @@ def _pass_seconds(shape: ModelShape, world: World, layout: ParallelTable, rows: 
     others = tokens * (layout.context - 1) / layout.context
     channels = 2 * (shape.key_channels if shape.latent is None else shape.query_channels) / layout.model_ranks
     gathered = others * channels * shape.num_layers * world.weight / units.gpu_nic_bytes_s
-    return ceil(rows / layout.data) * (forward_flops(shape, tokens) / of_one_gpu + gathered)
+    return ceil(rows / layout.data) * (forward_flops(shape, tokens, shape.vocab_size) / of_one_gpu + gathered)
 
 
 def _forward_seconds(shape: ModelShape, world: World, units: Units) -> float:

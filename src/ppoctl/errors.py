@@ -114,6 +114,10 @@ class RewardError(DataError):
     """The scorer fails more often than the recipe allows, or prefers wrong answers to gold ones."""
 
 
+class ServiceLostError(RewardError):
+    """A service that scores has not answered for as long as the recipe waits."""
+
+
 class HealthStopError(PpoctlError):
     """A health rule of the recipe with `action = "stop"`, or the run's own finite checks, stopped it."""
 

@@ -139,6 +139,12 @@ def test_the_summary_of_a_finished_run_goes_to_stdout_while_libraries_are_kept_a
     assert said.err.startswith("all steps are done")
 
 
+def test_a_run_whose_paths_are_relative_is_over_too(tmp_path: Path) -> None:
+    root = tmp_path / "fake"
+    trained(root, fake_recipe(steps=2))
+    assert resume._as_it_ended(RunLayout(root)) is not None
+
+
 def test_a_resume_of_an_unmet_run_ends_as_the_run_did(tmp_path: Path, ask: Ask) -> None:
     root = tmp_path / "fake"
     trained(root, written(steps=2, expect=UNMET))
@@ -146,6 +152,14 @@ def test_a_resume_of_an_unmet_run_ends_as_the_run_did(tmp_path: Path, ask: Ask) 
     said = ask("resume", root)
     assert (said.code, said.err.splitlines()[-1]) == (5, f"hint: ppoctl resume {root} --set steps=4")
     assert said.err.splitlines()[0] == "all steps are done: nothing is left to do"
+
+
+def test_a_run_is_named_as_it_was_typed(tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained(tmp_path / "fake", written(steps=2))
+    monkeypatch.chdir(tmp_path)
+    said = ask("resume", "fake")
+    assert said.out.splitlines()[-1] == "run: fake"
+    assert said.err.endswith("more steps: ppoctl resume fake --set steps=4\n")
 
 
 def test_a_run_whose_file_was_edited_is_not_over(tmp_path: Path) -> None:

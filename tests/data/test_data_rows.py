@@ -118,6 +118,13 @@ def test_a_path_that_leads_nowhere_is_one_clear_error(tmp_path: Path) -> None:
     assert caught.value.exit_code == ExitCode.ENVIRONMENT
 
 
+def test_a_url_is_no_file() -> None:
+    with pytest.raises(RecipeError) as caught:
+        read_rows(Gsm8kRows(format="gsm8k", path="s3://bucket/x.jsonl"), name="train")
+    assert caught.value.message.startswith("`data.train.path` is `s3://bucket/x.jsonl`, a URL;")
+    assert caught.value.hint == "fetch it first, then --set data.train.path=./x.jsonl"
+
+
 def test_a_folder_without_rows_is_no_dataset(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no rows")
     with pytest.raises(RecipeError) as caught:

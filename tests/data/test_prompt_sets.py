@@ -1,5 +1,6 @@
 """Which rows of a set are used, what is counted, and what a start looks at."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,16 @@ def test_a_long_prompt_is_an_error_that_one_setting_mends(
     )
     assert caught.value.hint is not None
     assert caught.value.hint.startswith("--set rollout.max_prompt_tokens=5")
+
+
+def test_one_huge_row_of_many_is_left_out_rather_than_given_a_window(
+    jsonl: MakeTable, make_tokenizer: Callable[..., Any]
+) -> None:
+    huge = [json.dumps({"q": question, "a": "1"}) for question in ("q " * 300, *map(str, range(19)))]
+    with pytest.raises(DataError) as caught:
+        prompts(jsonl(*huge), make_tokenizer())
+    longer = "--set rollout.max_prompt_tokens=302"
+    assert caught.value.hint == f"--set data.train.long_prompts=drop  # cut keeps their ends; or {longer}"
 
 
 def test_long_prompts_are_dropped_where_the_recipe_says_so(

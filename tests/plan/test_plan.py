@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ppoctl.plan.arithmetic import plan
+from ppoctl.plan.work import WorkPlan
 from ppoctl.recipe.load import load
 from ppoctl.recipe.sizes import planned_updates
 from ppoctl.store.layout import MANIFEST, RunLayout
@@ -239,3 +240,18 @@ def test_bytes_of_the_quickstart_model_match_its_weights(smallest: Path) -> None
     assert kept.states_bytes == pair * (3 + 2) + 5 * storage.parameters * 4  # the fifth while one is replaced
     assert kept.records_kept_bytes == storage.records_kept_bytes
     assert storage.records_kept_bytes == storage.records_bytes * 8  # two pairs, four steps apart
+
+
+def test_the_arithmetic_of_a_step(smallest: Path) -> None:
+    """4 sequences of 20 + 13 tokens; weights of a layer: queries and output 128 x 128 each, keys and values 128 x 64
+    each, MLP 3 x 128 x 384; a token meets each in a multiplication and an addition."""
+    sets = [f"model.path={QUICKSTART / 'model'}", "ppo.epochs=2", "ppo.critic_epochs=3"]
+    weights, tokens, pairs = 4 * (2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 384), 33, 33 * 34 // 2
+    layers = 2 * weights * tokens + 4 * 128 * 4 * pairs
+    actor, critic = 4 * (layers + 2 * 576 * 128 * tokens), 4 * (layers + 2 * 128 * tokens)
+    work = plan(load([smallest], sets, {}).recipe).work
+    assert work == WorkPlan(drawing=actor, forwards=actor + critic, updates=3 * (2 * actor + 3 * critic))
+    with_reference = plan(load([smallest], [*sets, "ppo.kl={place='loss', coef=0.1}"], {}).recipe).work
+    assert with_reference is not None
+    assert with_reference.forwards == 2 * actor + critic
+    assert plan(load([smallest], ["model.path=org/gone"], {}).recipe).work is None

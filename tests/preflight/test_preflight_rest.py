@@ -227,8 +227,9 @@ def test_nothing_is_left_where_a_folder_was_tried(tmp_path: Path) -> None:
     require_new(tmp_path / "out", "folder")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "out").mkdir()
-    with pytest.raises(RecipeError, match=r"`.*/out` exists"):
+    with pytest.raises(RecipeError, match=r"`.*/out` exists") as caught:
         require_new(tmp_path / "out", "folder")
+    assert caught.value.hint == f"name another folder, or put it aside: mv {tmp_path}/out {tmp_path}/out.old"
     with pytest.raises(StorageError, match=r"`.*/no` is no folder"):
         require_new(tmp_path / "no" / "out", "folder")
 

@@ -269,12 +269,21 @@ def test_a_date_is_no_text(write: Write) -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ('a = 1\nb = "x\n', "r.toml:2: not valid TOML: illegal character '\\n' in `b = \"x`"),
+        ('a = 1\nb = "x\n', 'r.toml:2: not valid TOML: a text without its closing quote in `b = "x`'),
         ("a = 1\nb = [1,\n", "r.toml:2: not valid TOML: invalid value in `b = [1,`"),
-        ("a = 1\na = 2\n", "r.toml:2: not valid TOML: cannot overwrite a value in `a = 2`"),
-        ("[a]\n[b]\n[a]\n", "r.toml:3: not valid TOML: cannot declare [a] twice in `[a]`"),
-        ("[a.b]\n[a.b]\n", "r.toml:2: not valid TOML: cannot declare [a.b] twice in `[a.b]`"),
-        ("steps 3\n", "r.toml:1: not valid TOML: expected '=' after a key in a key/value pair in `steps 3`"),
+        ("a = 1\na = 2\n", "r.toml:2: not valid TOML: a second value for what has one in `a = 2`"),
+        ("[a]\n[b]\n[a]\n", "r.toml:3: not valid TOML: cannot declare [a] twice in `[a]` (first at line 1)"),
+        ("[a.b]\n[a.b]\n", "r.toml:2: not valid TOML: cannot declare [a.b] twice in `[a.b]` (first at line 1)"),
+        ("steps 3\n", "r.toml:1: not valid TOML: no `=` behind the key in `steps 3`"),
+        (
+            "\ufeff\ufeffa = 1\n",
+            "r.toml:1: not valid TOML: invalid statement in `\\ufeffa = 1`; "
+            "`\\ufeff` is a byte order mark: delete it",
+        ),
+        (
+            "a = \u201cx\u201d\n",
+            'r.toml:1: not valid TOML: invalid value in `a = \u201cx\u201d`; `\u201c` is no quote of TOML: write `"`',
+        ),
     ],
 )
 def test_a_syntax_error_shows_its_line(write: Write, text: str, line: str) -> None:
@@ -320,6 +329,20 @@ def test_every_file_that_cannot_be_read_is_named(write: Write, tmp_path: Path) -
         "latin.toml: is no UTF-8 text (byte 8)",
     ]
     assert hint == "ppoctl recipes list"
+
+
+@pytest.mark.parametrize("encoding", ["latin1", "utf-16"])
+def test_a_file_of_another_encoding_is_told_how_it_becomes_one_of_ours(write: Write, encoding: str) -> None:
+    file = write(SMALLEST)
+    file.write_bytes(SMALLEST.replace("small", "sm\xe4ll").encode(encoding))
+    assert said(file)[1] == f"iconv -f {encoding} -t utf-8 r.toml > r.utf8.toml"
+
+
+def test_a_table_at_the_top_is_named_only_to_who_wrote_its_keys(smallest: Path) -> None:
+    (line,), _ = said(smallest, sets=("health.reward.min=1",))
+    assert line.startswith("--set: unknown key `health.reward`; [health] has `kl`, ")
+    (line,), _ = said(smallest, sets=("ppo.reward.kind=gsm8k",))
+    assert line == "--set: unknown key `ppo.reward`; [reward] is a table of its own"
 
 
 def test_a_missing_variable_is_named(write: Write) -> None:

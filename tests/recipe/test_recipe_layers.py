@@ -87,7 +87,8 @@ def test_a_layout_replaces_a_layout(write: Write) -> None:
     """A run of 2 tensor ranks that is resumed with `actor.parallel={pipeline=2}` has 2 processes, not 4."""
     base = write(PARALLEL, "base.toml")
     assert load([base], ["actor.parallel={pipeline=2}"]).recipe.actor.parallel == ParallelTable(pipeline=2)
-    assert load([base], ["actor={parallel={pipeline=2}}"]).recipe.actor.parallel == ParallelTable(pipeline=2)
+    around = ["actor={optimizer={lr=1e-6}, parallel={pipeline=2}}"]
+    assert load([base], around).recipe.actor.parallel == ParallelTable(pipeline=2)
     over = write("[actor.parallel]\ndata = 3\n", "over.toml")
     assert load([base, over]).recipe.actor.parallel == ParallelTable(data=3)
     assert load([base, over], ["actor.parallel.tensor=4"]).recipe.actor.parallel == ParallelTable(data=3, tensor=4)
@@ -98,6 +99,23 @@ def test_a_key_of_a_layout_changes_that_key(write: Write) -> None:
     changed = ParallelTable(tensor=4, sequence=True)
     assert load([base], ["actor.parallel.tensor=4"]).recipe.actor.parallel == changed
     assert load([base], environ={"PPOCTL_ACTOR__PARALLEL__TENSOR": "4"}).recipe.actor.parallel == changed
+
+
+def test_a_table_that_is_set_takes_the_place_of_the_whole_table(write: Write) -> None:
+    """One rule: `--set TABLE={...}` replaces, `--set TABLE.KEY=VALUE` changes one key. What is left out has its
+    default, not what a file says."""
+    base = write(SMALLEST + '[expect]\n"reward/score_mean" = { min = 0.5 }\n[health.kl]\nmax = 0.1\n', "base.toml")
+    one = load([base], ['expect."value/explained_variance".min=0', "health.kl.action=stop"]).recipe
+    assert one.expect.keys() == {"reward/score_mean", "value/explained_variance"}
+    assert one.health.kl == HealthRule(max=0.1, action="stop")
+    whole = ['expect={"value/explained_variance"={min=0}}', "health.kl={action='stop'}"]
+    variables = {"PPOCTL_EXPECT": whole[0].removeprefix("expect="), "PPOCTL_HEALTH__KL": "{action='stop'}"}
+    for recipe in (load([base], whole, {}).recipe, load([base], (), variables).recipe):
+        assert recipe.expect.keys() == {"value/explained_variance"}
+        assert recipe.health.kl == HealthRule(max=0.5, action="stop")
+    # A later setting is stronger than an earlier one.
+    later = load([base], ['expect."reward/score_mean".max=1', whole[0]]).recipe
+    assert later.expect.keys() == {"value/explained_variance"}
 
 
 def test_an_empty_table_on_the_command_line_replaces_the_weaker_ones(write: Write) -> None:
@@ -297,10 +315,9 @@ def test_to_set_one_key_of_a_table_leaves_its_other_defaults(smallest: Path) -> 
 
 
 def test_a_bound_can_be_taken_away_and_stays_away(smallest: Path, write: Write) -> None:
-    for sets in (['health.kl.max="off"'], ["health.kl={}"]):
-        recipe = load([smallest], [*sets, "health.kl.min=0.1"] if "{}" not in sets[0] else sets, {}).recipe
-        assert recipe.health.kl.max is None
-        assert load([write(recipe_as_toml(recipe), "kept.toml")], [], {}).recipe == recipe
+    recipe = load([smallest], ['health.kl.max="off"', "health.kl.min=0.1"], {}).recipe
+    assert recipe.health.kl == HealthRule(min=0.1)
+    assert load([write(recipe_as_toml(recipe), "kept.toml")], [], {}).recipe == recipe
 
 
 def test_a_bound_that_is_off_is_no_text_to_the_rules_of_a_recipe_with_errors(smallest: Path) -> None:

@@ -173,6 +173,9 @@ def test_rows_that_no_case_scores_are_counted_and_named() -> None:
         "`data_source`, by which the reward is chosen (fields of the row: `level`)"
     )
     assert caught.value.hint == "write a table [reward.cases.x], or [reward.otherwise]"
+    with pytest.raises(RewardError) as caught:  # no column would name it: a set that is no mix has no sources
+        checked(reward(**{**CHOOSE, "by": "source"}), rows).require()
+    assert (caught.value.hint or "").startswith("make the set a mix: no other names the `source` of its rows")
     checked(reward(**CHOOSE, otherwise={"kind": "exact_match"}), rows).require()
 
 

@@ -11,12 +11,12 @@ import pytest
 
 from ppoctl.batch.prompts import Prompt
 from ppoctl.batch.scores import Score, ScoreRequest
-from ppoctl.errors import RewardError
+from ppoctl.errors import RewardError, ServiceLostError
 from ppoctl.rewards.exact_match import ExactMatchScorer
 from ppoctl.rewards.function import ScorerSpec
 from ppoctl.rewards.gsm8k import Gsm8kScorer
 from ppoctl.rewards.pool import ScorerPool
-from ppoctl.rewards.probe import ProbeRow, probe, require_sound
+from ppoctl.rewards.probe import ProbeRow, probe, require_sound, result_of
 from ppoctl.rewards.python import PythonScorer
 from ppoctl.rewards.summed import SumReward
 from ppoctl.rewards.table import Candidates, ProcessScorer
@@ -206,6 +206,18 @@ def test_a_kind_without_gold_that_scores_nothing_is_refused(drill_pool: OpenPool
         require_sound(probe(drill_pool(), WithoutGold(), [row("raise")], word_ids))
     assert caught.value.message.startswith(
         "the reward has no score to train on for row `train/0`: short gave no score (ValueError: cannot parse"
+    )
+    assert (caught.value.hint or "").startswith("mend the scorer where it raised")
+
+
+def test_a_service_that_is_given_up_before_a_run_begins_has_no_run_to_go_on_with() -> None:
+    future: Future[Score] = Future()
+    lost = ServiceLostError("the service is away", hint="start it again; the rollouts are kept: `ppoctl resume RUN`")
+    future.set_exception(lost)
+    with pytest.raises(RewardError, match="the service is away") as caught:
+        result_of(future)
+    assert (
+        caught.value.hint == "start the service and type the command again; its address: ppoctl recipes keys reward"
     )
 
 

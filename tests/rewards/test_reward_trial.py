@@ -15,6 +15,7 @@ from ppoctl.rewards.findings import Finding, findings
 from ppoctl.rewards.function import RewardValue
 from ppoctl.rewards.gsm8k import Gsm8kScorer
 from ppoctl.rewards.length import LengthScorer
+from ppoctl.rewards.probe import MEND
 from ppoctl.rewards.table import ScorerTable
 from ppoctl.rewards.trial import ATTACKS, Trial, chosen_rows, trials
 from ppoctl.table import RESULTS
@@ -161,11 +162,11 @@ def test_a_truth_that_cannot_be_read_is_a_row_on_which_gold_does_not_win() -> No
 def test_responses_without_a_score_are_counted_with_the_first_reason() -> None:
     _, told = tried(lambda asked: "error" if asked.response == "I do not know." else strict(asked), count=8)
     says = "8 of 152 responses have no score; first `no answer` of `train/0`: error why"
-    assert Finding("wrong", says) in told
+    assert Finding("wrong", says, MEND) in told
     _, told = tried(
         lambda asked: "error" if asked.prompt_id == "train/0" and "I do" in asked.response else strict(asked)
     )
-    assert Finding("warning", says.replace("8 of", "1 of")) in told
+    assert Finding("warning", says.replace("8 of", "1 of"), MEND) in told
 
 
 @pytest.mark.parametrize(

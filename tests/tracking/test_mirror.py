@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tracking_lab import SETTINGS, Mlflow, RunDir, Said, figures_and_status, journaled_points
@@ -15,10 +16,12 @@ from ppoctl.errors import quoted
 from ppoctl.recipe.schema import MlflowTracking
 from ppoctl.store.layout import RunLayout
 from ppoctl.tracking.around import Around
+from ppoctl.tracking.forwarder import Forwarder
 from ppoctl.tracking.inputs import DataInput
 from ppoctl.tracking.mirror import MlflowMirror, Patience, rebuild
 from ppoctl.tracking.mlflow_run import Address, Marker, Target
 from ppoctl.tracking.outgoing import Batch, Ending, Point
+from ppoctl.tracking.tables import MOST_OF_TRAINING
 
 QUICK = Patience(poll_s=0.05, first_retry_s=0.01, longest_retry_s=0.02)
 DEADLINE_S = 60.0
@@ -358,3 +361,22 @@ def test_importing_tracking_imports_no_mlflow_and_no_torch() -> None:
     script = f"import sys; {imports}; sys.exit(str([m for m in {heavy} if m in sys.modules]))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stderr == "[]\n"
+
+
+def test_of_a_long_journal_only_the_newest_steps_are_read_for_tables(run: RunDir) -> None:
+    asked: list[int] = []
+
+    def samples(step: int) -> list[dict[str, Any]]:
+        asked.append(step)
+        return [{"step": step, "response": "4"}] if step != 60 else []
+
+    target = FakeTarget()
+    target.gate.set()
+    sender = Forwarder(run.layout, target, samples)
+    for step in range(1, 61):
+        run.stage(step, "advantages")
+    sender.forward()
+    sender.keep_files()
+    assert asked == list(range(61 - MOST_OF_TRAINING, 61))
+    assert target.kept["samples/train-000059.json"] == '{"columns": ["step", "response"], "data": [[59, "4"]]}'
+    assert "samples/train-000060.json" not in target.kept, "the step is gone"

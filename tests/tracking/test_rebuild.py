@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import sqlite3
 import sys
@@ -211,6 +212,19 @@ def test_what_mlflow_has_of_a_run_is_deleted_and_nothing_of_another_and_nothing_
     assert kept_by_mlflow(run.root, SETTINGS).ids == []
     assert len(kept_by_mlflow(runs_dir / "second", SETTINGS).ids) == 1
     assert mlflow.client.get_experiment_by_name("a third") is None
+
+
+def test_of_a_copy_only_its_own_is_deleted(run: RunDir, runs_dir: Path, mlflow: Mlflow) -> None:
+    """A copied directory has the original's id until something is sent from it."""
+    run.step(1)
+    rebuild(run.root, SETTINGS)
+    copy = runs_dir / "copy"
+    shutil.copytree(run.root, copy)
+    assert kept_by_mlflow(copy, SETTINGS).delete() == []
+    assert mlflow.run().info.lifecycle_stage == "active"
+    # Where the original is not there any more, the copy is what was moved.
+    run.root.rename(runs_dir / "moved")
+    assert len(kept_by_mlflow(copy, SETTINGS).ids) == 1
 
 
 def test_where_no_database_was_made_mlflow_has_nothing(tmp_path: Path) -> None:

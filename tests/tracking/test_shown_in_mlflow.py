@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,18 +15,28 @@ from tracking_lab import SETTINGS, Mlflow, RunDir, Said, figures_and_status, jou
 from fakes.nvml import FakeNvml
 from fakes.sockets import fake_recipe, fake_sockets
 from ppoctl.batch.sealed import seal, unseal
+from ppoctl.data.token_text import TokenText
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.resume_plan import plan_resume
+from ppoctl.store.samples import StepRecords
 from ppoctl.tracking.around import Around
 from ppoctl.tracking.forwarder import Forwarder
 from ppoctl.tracking.inputs import DataInput, inputs
 from ppoctl.tracking.machine import Machine
 from ppoctl.tracking.mirror import MlflowMirror, Patience, rebuild
 from ppoctl.tracking.mlflow_run import MlflowRun, address_of
-from ppoctl.tracking.tables import MOST_TABLES, table, with_tables
+from ppoctl.tracking.tables import (
+    MOST_OF_TRAINING,
+    MOST_TABLES,
+    table,
+    table_name,
+    training_table_name,
+    with_tables,
+)
 from ppoctl.wire import new_run, session
-from ppoctl.wire.mirrored import contract_of, gpus_here
+from ppoctl.wire.mirrored import contract_of, gpus_here, trained_on
 
+MODEL = Path(__file__).parents[2] / "recipes" / "quickstart" / "model"
 DATA = {
     "train": {"path": "/rows/train.jsonl", "dataset": None},
     "eval": {"held": {"path": None, "dataset": {"path": "openai/gsm8k", "name": "main", "split": "test"}}},
@@ -78,6 +89,13 @@ def test_the_tag_keeps_tables_of_others_and_names_no_more_than_mlflow_takes() ->
     many = with_tables(None, names)
     assert [entry["path"] for entry in json.loads(many)] == names[-MOST_TABLES:]
     assert len(many) < 8000
+
+
+def test_tables_of_training_leave_those_of_evaluations_their_place() -> None:
+    evaluations = [table_name(step) for step in range(0, 200, 10)]
+    trained = [training_table_name(step) for step in range(200)]
+    found = [entry["path"] for entry in json.loads(with_tables(with_tables(None, evaluations), trained))]
+    assert found == [*evaluations, *trained[-MOST_OF_TRAINING:]]
 
 
 # Data
@@ -258,7 +276,8 @@ def test_a_report_that_cannot_be_made_costs_a_line(run: RunDir, mlflow: Mlflow, 
 def test_a_run_hands_its_mirror_the_contract_and_the_report(
     runs_dir: Path, mlflow: Mlflow, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = fake_recipe(tracking={"kind": "mlflow"}, expect={"reward/score_mean": {"min": 2.0}})
+    model = {"path": str(MODEL), "dtype": "float32"}
+    recipe = fake_recipe(model=model, tracking={"kind": "mlflow"}, expect={"reward/score_mean": {"min": 2.0}})
     layout = RunLayout(runs_dir / "fake")
     new_run.create(layout, recipe, {"model": "a" * 64, "data.train": "b" * 64}, command="train")
     session.attempt_run(session.OpenedRun(layout, {1: recipe}, fake_sockets(recipe), plan_resume(layout)))
@@ -267,3 +286,14 @@ def test_a_run_hands_its_mirror_the_contract_and_the_report(
     assert (found.info.status, found.data.tags["ppoctl.contract"]) == ("FAILED", "unmet")
     assert [each.dataset.name for each in found.inputs.dataset_inputs] == ["data.train"]
     assert '<meta name="generator" content="ppoctl report' in mlflow.text("report.html", "fake")
+    samples = mlflow.table(found.info.experiment_id, "samples/train-000003.json", found.info.run_id)
+    assert list(samples.columns)[:6] == ["step", "prompt", "response", "reward", "finish", "mean advantage"]
+    kept = StepRecords.read(layout, 3)
+    rows = [kept.row(number * kept.num_seqs // 8) for number in range(8)]
+    assert list(samples["response"]) == [row.response for row in rows]
+    assert list(samples["reward"]) == pytest.approx([row.score for row in rows])
+    assert list(samples["mean advantage"]) == pytest.approx([row.advantage for row in rows])
+    text = TokenText(str(MODEL))
+    assert list(samples["prompt"]) == [text.text(kept.prompt_tokens(row.row)) for row in rows]
+    shutil.rmtree(layout.step(3))
+    assert trained_on(layout, 3) == ()

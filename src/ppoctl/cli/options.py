@@ -71,7 +71,8 @@ Sets = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Override one key, e.g. --set steps=40; repeatable.",
+        help="Give one key another value, e.g. --set steps=40; repeatable. "
+        "TABLE.KEY=VALUE changes one key of a table, TABLE={...} replaces the table.",
         autocompletion=_settings,
     ),
 ]

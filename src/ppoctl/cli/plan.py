@@ -92,6 +92,11 @@ def _batch_rows(planned: "Plan") -> Iterator[Row]:
     yield "window", f"{batch.window_tokens} tokens"
     yield "generated", f"at most {batch.new_tokens_per_step_max:,} tokens"
     yield "trained on", f"at most {batch.tokens_per_step_max:,} tokens, prompts included"
+    if (work := planned.work) is not None:
+        parts = {"drawing": work.drawing, "forward passes": work.forwards, "updates": work.updates}
+        shares = ", ".join(f"{name} {part / work.total:.0%}" for name, part in parts.items())
+        yield "arithmetic", f"at most {work.total / 1e12:.3g} TFLOP: {shares}"
+        yield "seconds", "not foretold: what this machine does in one is known when a step has run on it"
 
 
 def _process_rows(recipe: "Recipe", planned: "Plan") -> Iterator[Row]:

@@ -103,7 +103,7 @@ def keys(
         str,
         typer.Argument(
             metavar="[KEY]",
-            help="Only the keys at or below this one, or with this in their names.",
+            help="Only the keys at or below this one, or with this in their names, or else in what they mean.",
             autocompletion=key_names,
         ),
     ] = "",
@@ -126,7 +126,9 @@ def keys(
         return
     known = key_lines()
     chosen = [line for line in known if f"{line.key}.".startswith(f"{prefix}.") or not prefix]
-    chosen = chosen or [line for line in known if prefix in line.key]
+    word = prefix.lower()
+    chosen = chosen or [line for line in known if word in line.key]
+    chosen = chosen or [line for line in known if word in line.meaning.lower()]
     if not chosen:
         brought = find(tuple(prefix.split(".")))
         near = similar(prefix, [line.key for line in known]) or (f"; {brought.says}" if brought else "")

@@ -55,7 +55,7 @@ def resume(
     from ppoctl.store import run_dir
     from ppoctl.store.layout import RunLayout
 
-    layout = RunLayout(run.resolve())
+    layout = RunLayout(run)
     run_dir.facts(layout)
     if plan:
         _tell_plan(run, layout, sets or (), allow_missing=allow_missing, as_json=json)
@@ -123,16 +123,17 @@ def _as_it_ended(layout: "RunLayout") -> "Ended | None":
     from ppoctl.store.alive import attempts
     from ppoctl.store.journal import read_lines
     from ppoctl.store.resume_plan import plan_resume
-    from ppoctl.wire.run_recipe import recipe_of, recorded_recipes
+    from ppoctl.wire.run_recipe import is_edited, recorded_recipes
 
     lines = read_lines(layout.journal)
     newest = next(reversed(attempts(lines)), None)
     if newest is None or newest["status"] not in ("finished", "unmet"):
         return None
-    recipe, recorded = recipe_of(layout), recorded_recipes(layout)
-    if recipe != recorded[max(recorded)]:  # somebody has edited the file
+    if is_edited(layout):
         return None
     plan_resume(layout).require_whole(layout)
+    recorded = recorded_recipes(layout)
+    recipe = recorded[max(recorded)]
     steps = recipe.steps
     more = f"; more steps: ppoctl resume {quoted(layout.root)} --set steps={2 * steps}"
     # An unmet run ends with an error, whose hint is that command.

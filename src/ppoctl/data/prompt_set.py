@@ -20,6 +20,8 @@ from ppoctl.data.template import PromptTemplate
 from ppoctl.errors import DataError
 from ppoctl.recipe.rows import SingleTable
 
+_FEW = 10
+"""One row in so many, or fewer, is few."""
 _TOKENIZED_TOGETHER = 512
 _KEPT_PROMPTS = 8192
 """Prompts of a set that are not rendered again when they come again."""
@@ -139,11 +141,15 @@ class PromptSet(Sequence[Prompt]):
     def _too_long(self, positions: Sequence[int], rows: int) -> DataError:
         longest = max(positions, key=lambda position: self.lengths[self.rows.questions[position]])
         row, tokens = self.rows.row(longest), self.lengths[self.rows.questions[longest]]
+        longer, key = f"--set rollout.max_prompt_tokens={tokens}", f"data.{self.rows.name}.long_prompts"
+        # A few rows are rather left out than given a window that every prompt then takes.
+        few = _FEW * len(positions) <= rows
         return DataError(
             f"row `{row.id}` ({row.place}) has {tokens} prompt tokens, and `rollout.max_prompt_tokens` is "
             f"{self._max_tokens}; {len(positions)} of {rows} rows of `data.{self.rows.name}` are over it",
-            hint=f"--set rollout.max_prompt_tokens={tokens}, or leave such rows out: "
-            f"--set data.{self.rows.name}.long_prompts=drop",
+            hint=f"--set {key}=drop  # cut keeps their ends; or {longer}"
+            if few
+            else f"{longer}, or leave such rows out: --set {key}=drop",
         )
 
 

@@ -71,6 +71,13 @@ def token_cost(shape: ModelShape) -> TokenCost:
     return TokenCost.of_decoder(parameters, shape.num_layers, shape.num_heads, shape.head_dim)
 
 
+def forward_flops(shape: ModelShape, tokens: int, outputs: int) -> float:
+    """Operations of a forward pass over one sequence, in the layers and in an output layer of so many numbers."""
+    cost, pairs = token_cost(shape), tokens * (tokens + 1) / 2
+    head = 2.0 * outputs * shape.hidden_size
+    return (cost.flops_per_token + head) * tokens + cost.flops_per_pair * pairs
+
+
 def _products_of_heads(shape: ModelShape) -> int:
     """Weights of a layer that make queries, keys and values, and of the projection behind them."""
     latent, hidden = shape.latent, shape.hidden_size

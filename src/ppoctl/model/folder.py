@@ -9,11 +9,17 @@ from typing import Any
 from ppoctl.errors import EnvironmentProblemError, quoted
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_URL = re.compile(r"[A-Za-z][\w+.-]*://")
 
 
 def is_hub_id(text: str) -> bool:
     """Whether a model path has the form `organisation/name`."""
     return _HUB_ID.fullmatch(text) is not None
+
+
+def is_url(text: str) -> bool:
+    """Whether a path is a URL (`s3://...`), of which nothing is fetched here."""
+    return _URL.match(text) is not None
 
 
 def local_folder(path: str) -> Path | None:
@@ -35,14 +41,19 @@ def model_folder(path: str) -> Path:
 
 def fetched(hub_id: str) -> Path | None:
     """Folder with the snapshot of a hub model that `hf download` made; nothing is asked of the network."""
-    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
-    cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or Path(home, "hub")
-    model = Path(cache).expanduser() / f"models--{hub_id.replace('/', '--')}"
+    model = hub_cache() / f"models--{hub_id.replace('/', '--')}"
     try:
         snapshot = model / "snapshots" / (model / "refs" / "main").read_text("ascii").strip()
     except (OSError, ValueError):
         return None
     return snapshot if snapshot.is_dir() else None
+
+
+def hub_cache() -> Path:
+    """Folder in which `hf download` leaves what it fetches."""
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
+    cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or Path(home, "hub")
+    return Path(cache).expanduser()
 
 
 def read_config(folder: Path) -> dict[str, Any]:

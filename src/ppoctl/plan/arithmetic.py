@@ -16,6 +16,7 @@ from ppoctl.plan.memory.estimate import Memory, estimate_here, with_totals
 from ppoctl.plan.microbatches import microbatches
 from ppoctl.plan.rewards import reward_steps
 from ppoctl.plan.schedule import learning_rate_of
+from ppoctl.plan.work import WorkPlan, work_of
 from ppoctl.recipe import sizes
 from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.origins import KeyPath, dotted
@@ -144,6 +145,8 @@ class Plan:
     train: DataPlan
     eval_sets: dict[str, DataPlan]
     evaluation: EvalPlan
+    work: WorkPlan | None
+    """FLOPs of one step; None where the model is not here."""
     storage: StoragePlan
     memory: Memory | None
     """Estimated bytes of the run; None for a model that is not a local folder of a known family."""
@@ -172,6 +175,7 @@ def plan(recipe: Recipe, gpu_gib: float | None = None) -> Plan:
         train=DataPlan(recipe.data.train.named, rows, drawn, drawn / rows if rows else None),
         eval_sets=eval_sets,
         evaluation=_evaluation(recipe, eval_sets),
+        work=work_of(recipe),
         storage=storage_of(recipe),
         memory=estimate_here(recipe, gpu_gib),
     )

@@ -1,7 +1,6 @@
 """Checks whether a model can be trained and drawn from, on its configuration and its weights' headers."""
 
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -15,7 +14,7 @@ from ppoctl.data.chat import ChatTemplate
 from ppoctl.errors import EnvironmentProblemError, MissingAssetError, PpoctlError, RecipeError, quoted
 from ppoctl.model.carried import carried_folder
 from ppoctl.model.end_tokens import end_token_ids
-from ppoctl.model.folder import is_hub_id, local_folder, read_config, read_json_object
+from ppoctl.model.folder import hub_cache, is_hub_id, is_url, local_folder, read_config, read_json_object
 from ppoctl.model.labels import label_number, labels_of
 from ppoctl.model.reading import read_shape
 from ppoctl.model.shape import ModelShape
@@ -26,7 +25,6 @@ from ppoctl.rewards.model import ModelScorer
 _CHUNK_BYTES = 1 << 22
 _CRITIC = "model.critic.path"
 _SAME_TOKENIZER = "name a critic with the actor's tokenizer, or leave it out: it then starts from the actor's model"
-_URL = re.compile(r"(^|/)(s3|gs|hf|https?|file):/")
 
 
 def find_model(path: str, key: str) -> Path:
@@ -37,15 +35,20 @@ def find_model(path: str, key: str) -> Path:
                 f"`{key}` is `{path}`: the folder cannot be read: Permission denied", hint=f"ls -ld {quoted(found)}"
             )
         return found
-    if _URL.search(path):
+    if is_url(path):
         raise RecipeError(
             f"`{key}` is `{path}`, a URL; a model is a folder or a hub id",
-            hint=f"fetch it first, then --set {key}=./models/fetched",
+            hint=f"fetch it first, then --set {key}={quoted(f'./{Path(path).name}')}",
         )
     if is_hub_id(path):
-        raise MissingAssetError(f"`{key}` is `{path}`: it has not been fetched", hint=f"hf download {quoted(path)}")
+        looked = f"not in {quoted(hub_cache())}; a folder is written {quoted(f'./{path}')}"
+        raise MissingAssetError(
+            f"`{key}` is `{path}`: it has not been fetched", hint=f"hf download {quoted(path)}  # {looked}"
+        )
+    folder = Path(path)
     raise MissingAssetError(
-        f"`{key}` is `{path}`: no such folder", hint=f"ls {quoted(Path(path).parent)}  # a hub id has one slash"
+        f"`{key}` is `{path}`: no such folder",
+        hint=f"ls {quoted(folder.parent)}  # a folder; a hub id is written {quoted(f'ORGANISATION/{folder.name}')}",
     )
 
 

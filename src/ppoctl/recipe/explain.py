@@ -238,7 +238,7 @@ def _one_of(allowed: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else "one of " + ", ".join(names)
 
 
-def _unknown(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:  # noqa: ARG001
+def _unknown(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:
     """The sentence about an unknown key: why it is unknown here, and where it is known."""
     name, table = path[-1], path[:-1]
     here = _keys_at(table, layers)
@@ -256,12 +256,19 @@ def _unknown(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:  # no
     # A key that is nearly spelled like one of this table is a slip, whatever other tables have.
     near = similar(name, here)
     if () in elsewhere and not near and not isinstance(ROOT.keys[ours].node, tree.Leaf):
-        return f"{wrong}; [{ours}] is a table of its own"
-    if elsewhere and not near:
+        inside, beside = details["input"], [(*table, known) for known in here]
+        if _fits(inside, (ours,), layers) or not any(_fits(inside, known, layers) for known in beside):
+            return f"{wrong}; [{ours}] is a table of its own"
+    elif elsewhere and not near:
         places = " or ".join(dict.fromkeys(section(place) for place in elsewhere[:4]))
         return f"{wrong}; `{ours}` belongs {'at' if not elsewhere[0] else 'under'} {places}"
     known = ", ".join(f"`{key}`" for key in here)
     return wrong + (near or f"; {section(table) if table else 'the top of a recipe'} has {known}")
+
+
+def _fits(written: Any, table: KeyPath, layers: Layers) -> bool:
+    """Whether what was written is a table whose keys this one has: then it was meant to be one of that kind."""
+    return isinstance(written, Mapping) and bool(written) and {*written} <= {*_keys_at(table, layers)}
 
 
 def _keys_at(table: KeyPath, layers: Layers) -> list[str]:

@@ -5,8 +5,9 @@
          +---------+-------+----------- deep merge --------------------+--> one dict, and for each value its layer
 
 The strongest layer is read first, and weaker ones are merged below it; the defaults of a table that was written are
-the weakest. The value of a variable is read as that of `--set` is. A table whose alternative (`kind`, `place`,
-`format`) a stronger layer changes is dropped whole from the weaker ones. Relative paths become absolute: in the layer
+the weakest. The value of a variable is read as that of `--set` is: a table among them is the whole value of its key,
+and of the weaker layers only the defaults have a say in it. A table whose alternative (`kind`, `place`, `format`) a
+stronger layer changes is dropped whole from the weaker ones. Relative paths become absolute: in the layer
 that wrote them, or where the command was typed where they begin with an environment variable. Nothing here judges
 values, but for the site's file: it may say nothing that changes a result.
 """
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ppoctl.errors import MissingAssetError
-from ppoctl.model.folder import is_hub_id
+from ppoctl.model.folder import is_hub_id, is_url
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted, lines_of, paths_in
 from ppoctl.recipe.problems import Problem
@@ -109,7 +110,8 @@ class Layers:
         named = {name for value in values for name in _named_in(value)}
         for layer in (_from_settings(sets), _from_settings(_of_environment(self.environ, named)), *files):
             self._add(layer)
-        # `--set health.kl.action=stop` leaves the bound of that rule at its default.
+        # `--set health.kl.action=stop` leaves the bound of that rule at its default; so does a table written whole.
+        self.replaced.clear()
         self._add(Layer(tree.defaults_beside(ROOT, self.written), lambda _: DEFAULT))
 
     def place(self, path: KeyPath) -> str:
@@ -162,7 +164,7 @@ class Layers:
     def _resolved(self, layer: Layer, path: KeyPath, text: str, *, may_be_hub: bool) -> str:
         """The path of a folder or a file as an absolute one, unless it is a hub id or names an image elsewhere."""
         base = layer.base
-        if path == IMAGE and not is_image_file(text):
+        if is_url(text) or (path == IMAGE and not is_image_file(text)):
             return text
         if VARIABLE.match(text):
             base = Path.cwd()  # where somebody typed it
@@ -253,7 +255,7 @@ def _from_settings(settings: Sequence[Setting]) -> Layer:
         if path in BY_ONE_KEY and isinstance(value, str):
             path = (*path, BY_ONE_KEY[path])  # other settings may be of keys beside it
         _put(data, path, value)
-        whole += (inner for inner, table in _tables(value, path).items() if not table or inner[-1] == COMPLETE)
+        whole += [path] if isinstance(value, dict) else []
 
     def place(path: KeyPath) -> str:
         return [where for given, _, where in settings if given[: len(path)] == path[: len(given)]][-1]
@@ -316,14 +318,6 @@ def _has(data: Any, path: KeyPath) -> bool:
             return False
         data = data[name]
     return True
-
-
-def _tables(data: Any, path: KeyPath = ()) -> dict[KeyPath, dict[str, Any]]:
-    """All tables in what stands at a path, itself included."""
-    if not isinstance(data, dict):
-        return {}
-    inner = (_tables(value, (*path, name)) for name, value in data.items())
-    return {path: data} | {place: table for found in inner for place, table in found.items()}
 
 
 def _matching(data: Any, pattern: KeyPath, path: KeyPath = ()) -> Iterator[tuple[KeyPath, dict[str, Any]]]:

@@ -123,7 +123,9 @@ def _unreadable(file: Path) -> list[Problem]:
     except FileNotFoundError:
         return [Problem(str(file), "no such recipe", _shipped(file))]
     except UnicodeDecodeError as error:
-        return [Problem(str(file), f"is no UTF-8 text (byte {error.start})", f"file {file}")]
+        kind = "utf-16" if file.read_bytes()[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin1"
+        again = f"iconv -f {kind} -t utf-8 {quoted(file)} > {quoted(file.with_suffix('.utf8.toml'))}"
+        return [Problem(str(file), f"is no UTF-8 text (byte {error.start})", again)]
     except OSError as error:
         return [Problem(str(file), f"cannot be read: {error.strerror}")]
     except tomllib.TOMLDecodeError as error:
@@ -162,5 +164,28 @@ def _syntax(file: Path, text: str, message: str) -> Problem:
     written = lines[line - 1].strip() if line <= len(lines) else ""
     # tomllib shows a table's name as a tuple.
     what = re.sub(r"\('(.*?)',?\)", lambda name: f"[{name[1].replace(chr(39) + ', ' + chr(39), '.')}]", what)
-    says = f"not valid TOML: {what[0].lower()}{what[1:]} in `{written}`"
+    what = _IN_WORDS.get(what, f"{what[0].lower()}{what[1:]}")
+    shown = "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in written)
+    says = f"not valid TOML: {what} in `{shown}`{_where_first(lines, line)}"
+    if unseen := [char for char in written if not char.isprintable() and char != "\t"]:
+        says += f"; `\\u{ord(unseen[0]):04x}` is {_UNSEEN.get(unseen[0], 'a character that nobody sees')}: delete it"
+    elif curly := [char for char in written if char in _CURLY]:
+        says += f'; `{curly[0]}` is no quote of TOML: write `"`'
     return Problem(f"{file}:{line}", says, _open(file, line))
+
+
+_IN_WORDS = {
+    "Illegal character '\\n'": "a text without its closing quote",
+    "Cannot overwrite a value": "a second value for what has one",
+    "Expected '=' after a key in a key/value pair": "no `=` behind the key",
+}
+"""What tomllib says that is meant for who reads tomllib."""
+_UNSEEN = {"\ufeff": "a byte order mark", "\xa0": "a space that breaks no line", "\u200b": "a space without width"}
+_CURLY = "\u201c\u201d\u201e\u2018\u2019"
+
+
+def _where_first(lines: Sequence[str], line: int) -> str:
+    """The end of the sentence where a heading stands a second time."""
+    written = lines[line - 1].strip() if line <= len(lines) else ""
+    first = next((number for number, text in enumerate(lines[: line - 1], 1) if text.strip() == written), None)
+    return f" (first at line {first})" if first and written.startswith("[") else ""

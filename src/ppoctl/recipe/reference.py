@@ -30,6 +30,13 @@ is a value of another type (`"8"` is no number). What is left out has the defaul
 none. An [annotated recipe](annotated.toml) shows the usual keys at work; formulas, sources and whose defaults these
 are: [algorithms](algorithms.md). On a terminal: `ppoctl recipes keys TABLE`, or a word: `ppoctl recipes keys lr`.
 
+Tables of several files are merged key by key, but for two: a layout (`parallel`) says all there is to say, and a
+table whose kind changes (`kind`, `place`, `format`) begins anew. `--set KEY=VALUE`, like a variable
+(`PPOCTL_PPO__EPOCHS`), is stronger than all files, and gives one key another value. Where that value is a table it
+takes the place of the whole table, and what it leaves out has its default: `--set expect={}` expects nothing,
+`--set 'actor.parallel={pipeline=2}'` is two processes whatever the file says, and `--set actor.parallel.pipeline=2`
+changes that one key of the layout.
+
 `changes` says what another value of the key changes. **results**: what is learned, so that a run in progress takes it
 only from its next step on. **speed**: time and memory, and no result but for rounding. **reporting**: what is
 told, kept or asked for. A name in place of which `*` stands is yours to choose.

@@ -7,6 +7,7 @@ from io import BufferedIOBase
 from pathlib import Path
 
 from ppoctl.errors import DataError, MissingAssetError, RecipeError, quoted
+from ppoctl.model.folder import is_url
 from ppoctl.recipe.rows import AnyRows, MixRows, SingleTable, StoredRows
 
 JSONL = (".jsonl", ".jsonl.gz")
@@ -33,6 +34,11 @@ def files_of(table: StoredRows, *, key: str) -> list[Path]:
 
 
 def _found(path: str, *, key: str) -> list[Path]:
+    if is_url(path):
+        raise RecipeError(
+            f"`{key}` is `{path}`, a URL; rows are read from files of this machine",
+            hint=f"fetch it first, then --set {key}={quoted(f'./{Path(path).name}')}",
+        )
     file = Path(path)
     if os.path.isdir(file):  # noqa: PTH112 - no error where a folder above is closed
         inside = sorted(each for each in file.iterdir() if each.name.endswith(_READABLE))

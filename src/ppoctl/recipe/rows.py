@@ -34,7 +34,8 @@ class RowTable(Table):
     """Number of first rows to read; absent: all. Rows that are dropped are not replaced by later ones."""
     long_prompts: Annotated[Literal["error", "drop", "cut"], RESULTS] = "error"
     """What becomes of a row whose prompt has more than `rollout.max_prompt_tokens`. error: the run does not start;
-    drop: the row is left out; cut: only the last tokens are kept (verl's `truncation = "left"`)."""
+    drop: the row is left out; cut: only the last tokens are kept (verl's `truncation = "left"`), and a
+    scorer is still told the whole text, of which the model saw the end."""
     duplicates: Annotated[Literal["keep", "drop"], RESULTS] = "keep"
     """What becomes of a row that has the question and the ground truth of an earlier one. drop: it is left out."""
     weight: Annotated[float, RESULTS, Positive] = 1.0

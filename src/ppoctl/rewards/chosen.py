@@ -29,7 +29,7 @@ class ChooseReward(RewardTable):
     kind: Annotated[Literal["choose"], RESULTS]
     """One of several, chosen by a field of the row."""
     by: Annotated[str, RESULTS] = "data_source"
-    """Field of the row that chooses; `source` is the name of its source in a mix."""
+    """Field of the row that chooses; `source` is the name of its source in a mix, and rows of no mix have none."""
     cases: dict[str, Case] = Field(min_length=1)
     """Scorers by the value of the field."""
     otherwise: Case | None = None
@@ -66,9 +66,12 @@ class ChooseReward(RewardTable):
             return chosen
         if self.by not in fields:
             has = ", ".join(f"`{name}`" for name in fields) or "none"
+            mend = f'write `fields = ["{self.by}"]` in the table of the data'
+            if self.by == "source":
+                mend = 'make the set a mix: no other names the `source` of its rows (`format = "mix"`, `sources`)'
             raise RewardError(
                 f"there is no field `{self.by}`, by which the reward is chosen (fields of the row: {has})",
-                hint=f'write `fields = ["{self.by}"]` in the table of the data, or a table [reward.otherwise]',
+                hint=f"{mend}, or write a table [reward.otherwise]",
             )
         cases = ", ".join(f"`{name}`" for name in self.cases)
         raise RewardError(

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from ppoctl.rewards.probe import MEND
 from ppoctl.rewards.trial import ATTACKS, LENGTHS, TRIVIAL, Trial
 
 FAULTY_FRAC = 0.01
@@ -21,6 +22,8 @@ class Finding:
 
     level: Level
     says: str
+    hint: str | None = None
+    """What mends it, where that is known."""
 
 
 def findings(trial: Trial) -> list[Finding]:
@@ -148,7 +151,8 @@ def _missing(trial: Trial) -> Iterator[Finding]:
         # What a scorer refuses may be longer than any response of the run.
         failed = sum(each.score.outcome != "refused" for each in missing)
         level: Level = "wrong" if failed / len(plain) > CHEAP_FRAC else "warning"
-        yield Finding(level, f"{says}{first.score.outcome} {first.score.message}".rstrip())
+        mend = MEND if any(each.score.outcome == "error" for each in missing) else None
+        yield Finding(level, f"{says}{first.score.outcome} {first.score.message}".rstrip(), mend)
 
 
 def _attacked(trial: Trial, *, best: float | None) -> Iterator[Finding]:

@@ -25,7 +25,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ppoctl.batch.scores import Outcome, Score, ScoreRequest
-from ppoctl.errors import MissingAssetError, RewardError, quoted
+from ppoctl.errors import MissingAssetError, ServiceLostError, quoted
 from ppoctl.rewards.function import NoScoreError
 from ppoctl.rewards.pool import not_finite
 
@@ -66,7 +66,7 @@ class HttpClient:
 
     def submit(self, request: ScoreRequest) -> Future[Score]:
         """The score, once it is there. The future raises NonFiniteError of a number that cannot be trained on, and
-        RewardError when the service is given up."""
+        ServiceLostError when the service is given up."""
         future: Future[Score] = Future()
         self._waiting.put((future, request))
         if len(self._threads) < self._service.concurrent:
@@ -164,12 +164,12 @@ class Breaker:
 
     def enter(self) -> bool:
         """Wait until a try may be made, or the scorer is closed, and say whether it is the only one. Raises
-        RewardError when the service is given up."""
+        ServiceLostError when the service is given up."""
         service = self._service
         with self._changed:
             while self._failures >= service.breaker_failures and not self._closing.is_set():
                 if self._down_s > service.give_up_s:
-                    raise RewardError(
+                    raise ServiceLostError(
                         f"the service `{service.url}` has not answered for {service.give_up_s:g} s; at last: "
                         f"{self._why}",
                         hint="start the service again; the rollouts are kept: `ppoctl resume RUN`",

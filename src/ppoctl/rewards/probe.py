@@ -14,7 +14,7 @@ from itertools import islice
 
 from ppoctl.batch.prompts import Prompt
 from ppoctl.batch.scores import Finish, Score, Scorer, ScoreRequest
-from ppoctl.errors import NonFiniteError, RewardError
+from ppoctl.errors import NonFiniteError, RewardError, ServiceLostError
 from ppoctl.rewards.combined import settle_all
 from ppoctl.rewards.function import is_trainable
 from ppoctl.rewards.table import ScorerTable
@@ -26,6 +26,9 @@ PROBED_ROWS = 4
 """Gold answers are tried on so many rows before the first step."""
 _LOOKED_AT = 10_000
 _SHOWN_CHARS = 60
+_START = "start the service and type the command again; its address: ppoctl recipes keys reward"
+MEND = "mend the scorer where it raised: every response is to get a number, or a reason why it has none"
+"""The hint where what scores has failed itself."""
 _WITHOUT_GOLD = {"short": "The answer is 42.", "empty": ""}
 """Responses that are tried where nobody knows a good one."""
 
@@ -89,7 +92,7 @@ def require_sound(probed: Sequence[ProbeRow]) -> None:
         if unasked := [score.message for score in row.scores.values() if score.outcome == "unreachable"]:
             raise RewardError(
                 f"row `{row.id}` has no score: {unasked[0]}",
-                hint="start the service; `ppoctl recipes keys reward` names the key of its address",
+                hint=_START,
             )
         if row.is_sound:
             continue
@@ -101,14 +104,19 @@ def require_sound(probed: Sequence[ProbeRow]) -> None:
             )
         raise RewardError(
             f"the reward has no score to train on for row `{row.id}`: {row.describe()}",
-            hint="check that `reward.kind` and the columns of `data.train` belong together",
+            hint=MEND
+            if any(score.outcome == "error" for score in row.scores.values())
+            else "check that `reward.kind` and the columns of `data.train` belong together",
         )
 
 
 def result_of(future: Future[Score]) -> Score:
-    """The score that was asked for. Raises RewardError of one that cannot be trained on."""
+    """The score that was asked for. Raises RewardError of one that cannot be trained on, and of a service that is not
+    there: nothing was drawn yet that could be gone on with."""
     try:
         return future.result()
+    except ServiceLostError as error:
+        raise RewardError(error.message, hint=_START) from error
     except NonFiniteError as error:  # here it is the reward that is wrong, and no run that is unhealthy
         raise RewardError(error.message, hint=error.hint) from error
 

@@ -33,7 +33,9 @@ def require_new(path: Path, option: str) -> None:
     """Raise RecipeError where `path` exists, StorageError where it cannot be made in its folder. `option`: how the
     hint names another path."""
     if os.path.lexists(path):
-        raise RecipeError(f"`{path}` exists", hint=f"name another {option}, or remove it: rm -r {quoted(path)}")
+        # Not `rm`: whoever mistypes OUT may have named a folder of runs.
+        aside = f"mv {quoted(path)} {quoted(f'{path}.old')}"
+        raise RecipeError(f"`{path}` exists", hint=f"name another {option}, or put it aside: {aside}")
     if not os.path.isdir(path.parent):  # noqa: PTH112 - the same
         raise StorageError(f"`{path.parent}` is no folder", hint=f"mkdir -p {quoted(path.parent)}")
     require_writable(path.parent)

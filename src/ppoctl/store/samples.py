@@ -14,6 +14,9 @@ from ppoctl.store.layout import RunLayout
 from ppoctl.store.outline import EVAL
 from ppoctl.store.record_file import PlainRecord
 
+ADVANTAGES = "advantages"
+"""Stage with which all that a list says of a step's samples is there."""
+
 
 @dataclass(frozen=True)
 class SampleRow:
@@ -53,7 +56,7 @@ class StepRecords:
         rollouts = record_file.read(layout, step, "rollout")
         if rollouts is None:
             raise no_rollouts(layout, step)
-        rewards, advantages = (record_file.read(layout, step, name) for name in ("reward", "advantages"))
+        rewards, advantages = (record_file.read(layout, step, name) for name in ("reward", ADVANTAGES))
         names = ("values", "logprobs")
         values, logprobs = (record_file.read(layout, step, name) if per_token else None for name in names)
         return StepRecords(step, rollouts, rewards, values, logprobs, advantages)

@@ -1,7 +1,8 @@
 """What a mirror is given by whoever runs it: where its words go, and what only rooms above this one can make."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 def _silent(_: str) -> None:
@@ -19,5 +20,7 @@ class Around:
     """Gives tags that say how `[expect]` is met, of a run that did all its steps."""
     files: Callable[[], Mapping[str, str]] = dict
     """Gives texts that are kept when an attempt ends, by their names in MLflow."""
+    samples: Callable[[int], Sequence[Mapping[str, Any]]] = lambda _: ()
+    """Gives a few samples that a step trained on, as far as they are still there."""
     gpus: Callable[[], Mapping[str, float]] = dict
     """Gives figures of this machine's GPUs, by the end of their names in MLflow."""

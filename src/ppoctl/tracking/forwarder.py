@@ -6,20 +6,34 @@ was killed between two batches, a server that was away for a day, or nobody. A t
 journal cannot be continued, because the journal was damaged and made again: it is deleted, and all is sent anew.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from ppoctl.batch.sealed import whole_lines
 from ppoctl.store import run_dir
 from ppoctl.store.journal import Line, read_lines
 from ppoctl.store.layout import RunLayout
+from ppoctl.store.outline import EVAL
+from ppoctl.store.samples import ADVANTAGES
 from ppoctl.tracking import outgoing
 from ppoctl.tracking.inputs import inputs
-from ppoctl.tracking.mlflow_run import Target
+from ppoctl.tracking.mlflow_run import RUN_DIR_TAG, Target
 from ppoctl.tracking.outgoing import Batch, Ending, Point
-from ppoctl.tracking.tables import TAG, table, table_name, with_tables
+from ppoctl.tracking.tables import (
+    MOST_OF_TRAINING,
+    TAG,
+    table,
+    table_name,
+    training_table,
+    training_table_name,
+    with_tables,
+)
+
+SamplesOf = Callable[[int], Sequence[Mapping[str, Any]]]
+"""Function that gives a few samples that a step trained on."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +60,20 @@ class Forwarder:
     """One opened target, and how far the journal has been read for it. After an error: throw it away, make a new
     one."""
 
-    def __init__(self, layout: RunLayout, target: Target) -> None:
+    def __init__(self, layout: RunLayout, target: Target, samples: SamplesOf = lambda _: ()) -> None:
+        """`samples`: of which the tables of training are made."""
         self._layout = layout
+        self._samples = samples
         self._target = target
         self._made = float(run_dir.facts(layout)["created"])
         self._offset = 0
         """Bytes of the journal that have been read."""
-        self._files: dict[str, tuple[Path, Callable[[TextIO], str]]] = {
-            path.name: (path, _whole) for path in (layout.recipe_toml, layout.recipe_resolved)
+        self._files: dict[str, partial[str | None]] = {
+            path.name: partial(_text, path, _whole) for path in (layout.recipe_toml, layout.recipe_resolved)
         }
-        """Files to send, by their name in MLflow, with what makes its text of them."""
+        """Files to send, by their name in MLflow, with what gives their text; None: it is not there any more."""
+        self._tables: dict[str, partial[str | None]] = {}
+        """Tables to send, likewise."""
         self.seq = self._continued()
         """Number of the last journal line that the target has."""
 
@@ -68,7 +86,7 @@ class Forwarder:
         params = {key: value for key, value in now.items() if key not in recorded}
         ours = {key: value for key, value in recorded.items() if any(key in each for each in asked.values())}
         changed = outgoing.changed_params(ours, now, had)
-        wanted = {**more_tags, "ppoctl.run_dir": str(self._layout.root), **changed}
+        wanted = {**more_tags, RUN_DIR_TAG: str(self._layout.root), **changed}
         tags = {key: value for key, value in wanted.items() if had.get(key) != value}
         if params or tags:
             self._target.describe(params, tags)
@@ -95,16 +113,18 @@ class Forwarder:
         Apart from `forward`, and to be called after it: a server whose artifact store the client cannot write to is a
         common mistake, and figures should arrive all the same.
         """
-        sent, tables = 0, []
-        for name, (path, text_of) in list(self._files.items()):
-            if path.is_file():  # retention may have removed an old evaluation
-                with path.open(encoding="utf-8") as file:
-                    self._target.keep(name, text_of(file))
-                sent += 1
-                if text_of is table:
-                    tables.append(name)
-            del self._files[name]
-        return Sent(files=sent, tags=self._show(tables))
+        files, tables = self._kept(self._files), self._kept(self._tables)
+        return Sent(files=len(files) + len(tables), tags=self._show(tables))
+
+    def _kept(self, waiting: dict[str, partial[str | None]]) -> list[str]:
+        """Names of those of the files that could be sent; none waits any more."""
+        sent = []
+        for name, text_of in list(waiting.items()):
+            if (text := text_of()) is not None:
+                self._target.keep(name, text)
+                sent.append(name)
+            del waiting[name]
+        return sent
 
     def keep(self, texts: Mapping[str, str]) -> Sent:
         """Send texts under their names."""
@@ -160,11 +180,31 @@ class Forwarder:
             data = file.read()
         for line in whole_lines(path, data, offset=self._offset):
             self._offset = line.end
-            if line.body.get("stage") == "eval":
-                step = int(line.body["step"])
-                samples = self._layout.stage(step, "eval") / "samples.jsonl"
-                self._files[table_name(step)] = (samples, table)
+            self._note_samples(line.body)
             yield line.body
+
+    def _note_samples(self, line: Line) -> None:
+        """Remember the samples of which this line says that they are there. Of training only the newest are sent:
+        reading a step costs more than all of its figures."""
+        if line.get("stage") == EVAL:
+            file = self._layout.stage(line["step"], EVAL) / "samples.jsonl"
+            self._tables[table_name(line["step"])] = partial(_text, file, table)
+        if line.get("stage") == ADVANTAGES:
+            self._tables[training_table_name(line["step"])] = partial(self._trained_on, line["step"])
+            waiting = [name for name, text_of in self._tables.items() if text_of.func == self._trained_on]
+            for name in waiting[:-MOST_OF_TRAINING]:
+                del self._tables[name]
+
+    def _trained_on(self, step: int) -> str | None:
+        return training_table(self._samples(step))
+
+
+def _text(path: Path, read: Callable[[TextIO], str]) -> str | None:
+    """What is read of a file; None: it is gone, as retention may have removed an old evaluation."""
+    if not path.is_file():
+        return None
+    with path.open(encoding="utf-8") as file:
+        return read(file)
 
 
 def _whole(file: TextIO) -> str:

@@ -132,7 +132,8 @@ class MlflowMirror:
 
     def _forward(self, *, closing: bool) -> None:
         if self._forwarder is None:
-            self._forwarder = Forwarder(self._layout, self._open_target(self._layout, self._address))
+            target = self._open_target(self._layout, self._address)
+            self._forwarder = Forwarder(self._layout, target, self._around.samples)
             self._forwarder.describe({f"ppoctl.version.{name}": found for name, found in versions().items()})
             if not closing:
                 self._set_status(self._forwarder, closing=False)
@@ -183,7 +184,7 @@ def rebuild(run_dir: Path, settings: MlflowTracking, around: Around = Around()) 
     layout = RunLayout(run_dir.resolve())
     address = address_of(settings, layout.root.parent)
     try:
-        worker = Forwarder(layout, MlflowRun(layout, address))
+        worker = Forwarder(layout, MlflowRun(layout, address), around.samples)
         sent = worker.describe({}) + worker.forward()
         sent += worker.end(_judged(ending(read_lines(layout.journal)), around)) + worker.keep_files()
         return sent + worker.keep(_made(around))

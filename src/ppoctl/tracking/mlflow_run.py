@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
-from ppoctl.errors import without_secrets
+from ppoctl.errors import PpoctlError, without_secrets
 from ppoctl.recipe.layers import told_uri
 from ppoctl.recipe.schema import MlflowTracking
 from ppoctl.store import run_dir
@@ -28,6 +28,7 @@ from ppoctl.tracking.inputs import DataInput
 from ppoctl.tracking.outgoing import MARKER, Batch, Ending
 
 RUN_ID_TAG = "ppoctl.run_id"
+RUN_DIR_TAG = "ppoctl.run_dir"
 
 _SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -238,7 +239,8 @@ def _maker(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 class KeptRuns:
-    """The MLflow runs of one ppoctl run, as they are: none is created."""
+    """The MLflow runs of one ppoctl run, as they are: none is created. Of a copy those that tell of another directory
+    that is there, with the same id, are not its own."""
 
     def __init__(self, layout: RunLayout, address: Address) -> None:
         """Find them in all experiments. Raises whatever MLflow raises when it cannot be reached."""
@@ -246,14 +248,26 @@ class KeptRuns:
         if address.uri.startswith("sqlite:///") and not _sqlite_file(address).exists():
             return
         self._client = _client(address)
-        id = run_dir.facts(layout)["id"]
-        self.ids = sorted(_tagged(self._client, self._client.search_experiments(), id))
+        found = _tagged(self._client, self._client.search_experiments(), run_dir.facts(layout)["id"])
+        self.ids = sorted(id for id in found if self._is_of(layout, id))
+
+    def _is_of(self, layout: RunLayout, id: str) -> bool:
+        tags = self._client.get_run(id).data.tags
+        told = RunLayout(Path(tags.get(RUN_DIR_TAG, layout.root)))
+        return told.root == layout.root or not _is_there(told, tags[RUN_ID_TAG])
 
     def delete(self) -> list[str]:
         """Delete them, and return their ids; `mlflow gc` makes it final, and until then each can be restored."""
         for id in self.ids:
             self._client.delete_run(id)
         return self.ids
+
+
+def _is_there(layout: RunLayout, id: str) -> bool:
+    """Whether a run directory is there and has this id."""
+    with contextlib.suppress(PpoctlError):
+        return bool(run_dir.facts(layout)["id"] == id)
+    return False
 
 
 def _tagged(client: Any, experiments: Iterable[Any], run_id: str) -> set[str]:

@@ -1,8 +1,8 @@
-"""Samples of an evaluation as MLflow's tables, and the tag by which its pages find them."""
+"""Samples of evaluations and of training as MLflow's tables, and the tag by which its pages find them."""
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -12,6 +12,9 @@ ROWS_PER_TABLE = 64
 """Rows of an evaluation's samples that are shown in MLflow; all of them stay in the run directory."""
 MOST_TABLES = 120
 """Newest tables that the tag names. One takes some 55 characters of the 8000 that MLflow gives a tag."""
+MOST_OF_TRAINING = 40
+"""How many of them are of training, so that evaluations keep their place."""
+_TRAINING = "samples/train-"
 
 _FIRST = ("set", "mode", "prompt", "response", "score", "given", "answer", "outcome")
 """Columns by which rows are compared; all others stand behind them."""
@@ -21,6 +24,19 @@ def table_name(step: int) -> str:
     """Path of the table of the evaluation after this step; that of another run has the same, so that MLflow compares
     them."""
     return f"samples/step-{step:06d}.json"
+
+
+def training_table_name(step: int) -> str:
+    """Path of the table of samples that this step trained on."""
+    return f"{_TRAINING}{step:06d}.json"
+
+
+def training_table(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Rows that have the same columns, as `MlflowClient.log_table` writes them; None of none."""
+    if not rows:
+        return None
+    cells = [dict(_cells("", row)) for row in rows]
+    return json.dumps({"columns": list(cells[0]), "data": [list(row.values()) for row in cells]})
 
 
 def table(lines: Iterable[str]) -> str:
@@ -37,7 +53,9 @@ def with_tables(tag: str | None, names: Sequence[str]) -> str:
     """The tag with these tables, too; those of somebody else stay."""
     had = json.loads(tag) if tag else []
     all_of_them = [*had, *(entry for name in names if (entry := {"path": name, "type": "table"}) not in had)]
-    return json.dumps(all_of_them[-MOST_TABLES:])
+    of_training = [entry for entry in all_of_them if str(entry.get("path")).startswith(_TRAINING)]
+    kept = [entry for entry in all_of_them if entry not in of_training[:-MOST_OF_TRAINING]]
+    return json.dumps(kept[-MOST_TABLES:])
 
 
 def _read(line: str) -> Iterable[dict[str, Any]]:

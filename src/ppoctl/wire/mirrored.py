@@ -1,17 +1,25 @@
-"""What MLflow is told of a run beside its journal: how its contract is met, its report, and how busy the GPUs are."""
+"""What MLflow is told of a run beside its journal: how its contract is met, samples of training, its report, and how
+busy the GPUs are."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
 
 from ppoctl import nvml
+from ppoctl.data.token_text import TokenText
+from ppoctl.errors import PpoctlError
 from ppoctl.loop.expectations import ExpectationResult, judge
 from ppoctl.recipe.schema import Expectation
 from ppoctl.store import run_dir
 from ppoctl.store.journal import read_lines
 from ppoctl.store.layout import RunLayout
+from ppoctl.store.samples import StepRecords
 from ppoctl.tracking.around import Around
 from ppoctl.tracking.outgoing import metric_name
 
 REPORT = "report.html"
+SAMPLES_PER_STEP = 8
+"""Samples of each step of training that MLflow is sent; all of them stay in the run directory."""
 STEPS_WITH_SAMPLES = 3
 """Steps of the report that have samples, as `ppoctl report` has them."""
 
@@ -22,8 +30,40 @@ def around(layout: RunLayout, say: Callable[[str], None]) -> Around:
         say=say,
         contract=lambda: contract_of(layout),
         files=lambda: {REPORT: _report(layout)},
+        samples=lambda step: trained_on(layout, step),
         gpus=gpus_here,
     )
+
+
+def trained_on(layout: RunLayout, step: int) -> Sequence[dict[str, Any]]:
+    """A few samples of a step, evenly over it; none where they are gone or damaged, which whoever resumes hears."""
+    try:
+        records = StepRecords.read(layout, step, per_token=False)
+    except (PpoctlError, OSError):  # retention may remove it meanwhile
+        return ()
+    recipes = run_dir.recipes(layout)
+    text, count = _text_of(recipes[max(recipes)]["model"]["path"]), min(SAMPLES_PER_STEP, records.num_seqs)
+    rows = [number * records.num_seqs // count for number in range(count)]
+    return [
+        {
+            "step": step,
+            "prompt": None if text is None else text.text(records.prompt_tokens(row)),
+            "response": told.response,
+            "reward": told.score,
+            "finish": told.finish,
+            "mean advantage": told.advantage,
+        }
+        for row, told in ((row, records.row(row)) for row in rows)
+    ]
+
+
+@cache
+def _text_of(model: str) -> TokenText | None:
+    """The tokenizer of a model; None where it is gone. Reading it takes seconds where the vocabulary is large."""
+    try:
+        return TokenText(model)
+    except PpoctlError:
+        return None
 
 
 def contract_of(layout: RunLayout) -> dict[str, str]:

@@ -39,6 +39,15 @@ def recorded_recipes(layout: RunLayout) -> dict[int, Recipe]:
     return {start: from_resolved(resolved) for start, resolved in run_dir.recipes(layout).items()}
 
 
+def is_edited(layout: RunLayout) -> bool:
+    """Whether somebody has changed what the run's file asks for since it was written down. A path in it may be
+    relative, where no command made it absolute: the text is then what tells."""
+    recorded = recorded_recipes(layout)
+    newest = recorded[max(recorded)]
+    file = layout.recipe_toml
+    return file.exists() and file.read_text("utf-8") != recipe_as_toml(newest) and recipe_of(layout) != newest
+
+
 def _is_right(layout: RunLayout) -> bool:
     """Whether the file alone is a recipe; what is wrong is then in what was said beside it."""
     try:
