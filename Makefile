@@ -5,6 +5,8 @@ BIN     = $(VENV)/bin
 # Threads that spin while they wait make a busy machine ten times slower. `ppoctl` sets both for itself.
 export OMP_WAIT_POLICY ?= PASSIVE
 export TORCH_CPP_LOG_LEVEL ?= ERROR
+# Some containers forbid bytecode to be kept: each of the many processes of the tests would compile its sources anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-gpu quickstart ui test fakes screens drills engines runs clusters story story-sample contracts docs check check-gpu pin-gpu format clean

@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from jaxtyping import install_import_hook
 
 sys.path.insert(0, str(Path(__file__).parent))
+import ppoctl.recipe.schema  # noqa: F401 - before torch: pydantic looks up its docstrings in all modules that there are
 from sampling import Cell, draw
 
 os.environ["PPOCTL_SITE"] = ""  # nobody's own site decides a test; processes of the tests inherit it
@@ -16,6 +18,19 @@ os.environ["PPOCTL_SITE"] = ""  # nobody's own site decides a test; processes of
 if not Path("/dev/nvidia0").exists():
     # On a CPU the C++ compiler takes seconds for each small function; on a GPU nothing may be without it.
     os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+
+# Shapes are checked in the files that say shapes; elsewhere the check of every call would take most of the time.
+SOURCE = Path(__file__).parents[1] / "src"
+SHAPED = ("batch", "ppo", "stages", "engines/megatron")
+install_import_hook(
+    [
+        ".".join(file.relative_to(SOURCE).with_suffix("").parts)
+        for room in SHAPED
+        for file in (SOURCE / "ppoctl" / room).glob("*.py")
+        if "from jaxtyping import" in file.read_text("utf-8")
+    ],
+    "beartype.beartype",
+)
 
 
 # A job in the background of a shell, or under `nohup`, ignores them, and so would the commands that tests start.
