@@ -10,7 +10,6 @@ import pytest
 from jaxtyping import install_import_hook
 
 sys.path.insert(0, str(Path(__file__).parent))
-import ppoctl.recipe.schema  # noqa: F401 - before torch: pydantic looks up its docstrings in all modules that there are
 from sampling import Cell, draw
 
 os.environ["PPOCTL_SITE"] = ""  # nobody's own site decides a test; processes of the tests inherit it
@@ -31,7 +30,8 @@ install_import_hook(
     ],
     "beartype.beartype",
 )
-
+# Before torch: pydantic looks for the docstrings of its keys in all modules that there are.
+import ppoctl.recipe.schema  # noqa: E402, F401
 
 # A job in the background of a shell, or under `nohup`, ignores them, and so would the commands that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
