@@ -72,7 +72,7 @@ fakes: setup ## A part of the tests: mathematics, records, stages, rewards; no e
 screens: setup ## A part of the tests: recipes, plans, what commands print, and the laws of the house
 	$(BIN)/python -m pytest -m "not story and not engines" $(SCREENS) $(ARGS)
 
-drills: setup ## A part of the tests: every kill drill on fakes, damage, and conversions
+drills: setup ## A part of the tests: kill drills on fakes, damage, and conversions
 	$(BIN)/python -m pytest -m "not story and not engines" $(DRILLS) $(ARGS)
 
 engines: setup ## A part of the tests: Megatron-Core and vLLM, each by itself, by sample
