@@ -64,7 +64,7 @@ DRILLS = tests/store tests/story tests/loop tests/convert
 CLUSTERS = tests/slurm tests/report
 
 test: setup ## The tests, in six parts of which two run side by side (minutes; each is printed when it ends)
-	@$(MAKE) --no-print-directory $(SIDE_BY_SIDE) engines runs drills clusters fakes screens
+	@$(MAKE) --no-print-directory $(SIDE_BY_SIDE) engines runs fakes drills screens clusters
 
 fakes: setup ## A part of the tests: mathematics, records, stages, rewards; no engine
 	$(BIN)/python -m pytest -m "not story and not engines" $(addprefix --ignore=,$(DRILLS) $(SCREENS) $(CLUSTERS)) $(ARGS)
