@@ -5,6 +5,8 @@ BIN     = $(VENV)/bin
 # Threads that spin while they wait make a busy machine ten times slower. `ppoctl` sets both for itself.
 export OMP_WAIT_POLICY ?= PASSIVE
 export TORCH_CPP_LOG_LEVEL ?= ERROR
+# Some containers forbid bytecode to be kept: each of the many processes of the tests would compile its sources anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-gpu quickstart ui test fakes screens drills engines runs clusters story story-sample contracts docs check check-gpu pin-gpu format clean
@@ -62,7 +64,7 @@ DRILLS = tests/store tests/story tests/loop tests/convert
 CLUSTERS = tests/slurm tests/report
 
 test: setup ## The tests, in six parts of which two run side by side (minutes; each is printed when it ends)
-	@$(MAKE) --no-print-directory $(SIDE_BY_SIDE) engines runs drills clusters fakes screens
+	@$(MAKE) --no-print-directory $(SIDE_BY_SIDE) engines runs fakes drills screens clusters
 
 fakes: setup ## A part of the tests: mathematics, records, stages, rewards; no engine
 	$(BIN)/python -m pytest -m "not story and not engines" $(addprefix --ignore=,$(DRILLS) $(SCREENS) $(CLUSTERS)) $(ARGS)
@@ -70,7 +72,7 @@ fakes: setup ## A part of the tests: mathematics, records, stages, rewards; no e
 screens: setup ## A part of the tests: recipes, plans, what commands print, and the laws of the house
 	$(BIN)/python -m pytest -m "not story and not engines" $(SCREENS) $(ARGS)
 
-drills: setup ## A part of the tests: every kill drill on fakes, damage, and conversions
+drills: setup ## A part of the tests: kill drills on fakes, damage, and conversions
 	$(BIN)/python -m pytest -m "not story and not engines" $(DRILLS) $(ARGS)
 
 engines: setup ## A part of the tests: Megatron-Core and vLLM, each by itself, by sample

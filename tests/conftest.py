@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from jaxtyping import install_import_hook
 
 sys.path.insert(0, str(Path(__file__).parent))
 from sampling import Cell, draw
@@ -17,6 +18,20 @@ if not Path("/dev/nvidia0").exists():
     # On a CPU the C++ compiler takes seconds for each small function; on a GPU nothing may be without it.
     os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 
+# Shapes are checked in the files that say shapes; elsewhere the check of every call would take most of the time.
+SOURCE = Path(__file__).parents[1] / "src"
+SHAPED = ("batch", "ppo", "stages", "engines/megatron")
+install_import_hook(
+    [
+        ".".join(file.relative_to(SOURCE).with_suffix("").parts)
+        for room in SHAPED
+        for file in (SOURCE / "ppoctl" / room).glob("*.py")
+        if "from jaxtyping import" in file.read_text("utf-8")
+    ],
+    "beartype.beartype",
+)
+# Before torch: pydantic looks for the docstrings of its keys in all modules that there are.
+import ppoctl.recipe.schema  # noqa: E402, F401
 
 # A job in the background of a shell, or under `nohup`, ignores them, and so would the commands that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

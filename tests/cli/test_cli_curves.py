@@ -2,28 +2,20 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
+from cli.conftest import Ask, Said
 from house.test_house_light import front
 from ppoctl.batch.sealed import seal, sealed_line
-from ppoctl.cli.app import run
 from ppoctl.store.journal import Event, events
 from ppoctl.store.layout import FORMAT
 
 REWARD, PASS = "reward/score_mean", "eval/held/pass_at_1"
-
-
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Ask = Callable[..., Said]
 
 
 def stage(step: int, name: str, figures: Mapping[str, float]) -> dict[str, Any]:
@@ -58,18 +50,12 @@ def write(folder: Path, lines: list[dict[str, Any]]) -> Path:
 
 
 @pytest.fixture
-def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask) -> Ask:
     """`ask("plot", "a")` in a folder with the runs `a` and `b`."""
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "a", LINES)
     write(tmp_path / "b", [stage(step, "reward", {REWARD: 1.0}) for step in (1, 2)])
-
-    def asked(*words: str) -> Said:
-        code = run(["plot", *words])
-        captured = capsys.readouterr()
-        return Said(code, captured.out, captured.err)
-
-    return asked
+    return partial(ask, "plot")
 
 
 def titles(said: Said) -> list[str]:

@@ -4,31 +4,20 @@ import json
 import platform
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 import pytest
 
+from cli.conftest import Ask, Said
 from fakes.job import play
 from fakes.slurm import FakeSlurm
 from fakes.sockets import fake_recipe
-from ppoctl.cli.app import run
 from ppoctl.store.attempt import claim
 from ppoctl.store.jobs import JobRecord, record
 from ppoctl.store.journal import Journal
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.stop_request import stop_requested
-
-
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Ask = Callable[..., Said]
 
 
 @pytest.fixture(scope="module")
@@ -52,16 +41,6 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     found.use(monkeypatch)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     return found
-
-
-@pytest.fixture
-def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
-    def asked(*words: object) -> Said:
-        code = run([str(word) for word in words])
-        captured = capsys.readouterr()
-        return Said(code, captured.out, captured.err)
-
-    return asked
 
 
 def submitted(layout: RunLayout, id: str = "12", after: str | None = None) -> None:

@@ -4,40 +4,25 @@ before anything heavy is imported."""
 import json
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import pytest
 import typer
 from typer.core import TyperGroup
 
+from cli.conftest import Ask, Said
 from ppoctl.cli import evaluate
 from ppoctl.cli.app import app, run
 from ppoctl.cli.help import EXAMPLES, SECTIONS, one_line
 from recipe.conftest import SMALLEST
 
 
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Ask = Callable[..., Said]
-
-
 @pytest.fixture
-def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask) -> Ask:
     monkeypatch.chdir(tmp_path)
-
-    def asked(*words: str) -> Said:
-        code = run(list(words))
-        captured = capsys.readouterr()
-        return Said(code, captured.out, captured.err)
-
-    return asked
+    return ask
 
 
 def commands(group: Any, name: str = "") -> dict[str, Any]:

@@ -8,30 +8,20 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
+from cli.conftest import Ask, Said
 from fakes.job import play
 from fakes.slurm import FakeSlurm
 from fakes.sockets import fake_recipe
 from ppoctl.batch.sealed import seal, unseal
-from ppoctl.cli.app import run
 from ppoctl.cli.options import found_run, run_folders
 from ppoctl.store.attempt import claim
 from ppoctl.store.jobs import JobRecord, record
 from ppoctl.store.journal import NEWEST, Journal, read_lines, read_newest
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.manifest import Manifest
-
-
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Ask = Callable[..., Said]
 
 
 @pytest.fixture(scope="module")
@@ -73,16 +63,6 @@ def make(played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster:
         return journal
 
     return made
-
-
-@pytest.fixture
-def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
-    def asked(*words: object) -> Said:
-        code = run([str(word) for word in words])
-        captured = capsys.readouterr()
-        return Said(code, captured.out, captured.err)
-
-    return asked
 
 
 def pad_to(root: Path, size: int) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from cli.test_cli_runs import Ask, Said, ask, trained
+from cli.conftest import Ask, Said
+from cli.test_cli_runs import trained
 from fakes.job import PPO_STORIES
 from fakes.slurm import FakeSlurm
 from fakes.sockets import fake_recipe, fake_sockets
@@ -28,7 +29,6 @@ from ppoctl.store.logs import Tail
 from ppoctl.store.resume_plan import ResumePlan
 from ppoctl.wire import new_run, session
 
-__all__ = ["ask"]
 STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  "
 
 

@@ -1,16 +1,16 @@
 """What commands say of a run that is there, of runs on fakes: status, the end of a training, samples, resumes."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
+from cli.conftest import Ask
 from fakes.sockets import fake_recipe, fake_sockets
 from ppoctl.cli import resume, sample_screen, summary
 from ppoctl.cli import train as train_module
-from ppoctl.cli.app import app, run
+from ppoctl.cli.app import app
 from ppoctl.loop.expectations import Ended
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.layout import RunLayout
@@ -18,26 +18,7 @@ from ppoctl.store.resume_plan import ResumePlan
 from ppoctl.wire import new_run, session
 from ppoctl.wire.samples import ShownSample
 
-
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Ask = Callable[..., Said]
-
 UNMET = {"reward/score_mean": {"min": 2.0}, "value/clip_frac": {"max": 1.0}}
-
-
-@pytest.fixture
-def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
-    def asked(*words: object) -> Said:
-        code = run([str(word) for word in words])
-        captured = capsys.readouterr()
-        return Said(code, captured.out, captured.err)
-
-    return asked
 
 
 def trained(root: Path, recipe: Recipe) -> Ended:

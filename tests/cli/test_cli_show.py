@@ -6,13 +6,14 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import pytest
 
+from cli.conftest import Ask, Said
 from fakes.sockets import fake_recipe, fake_sockets
 from house.test_house_light import front
 from ppoctl.batch.scores import FINISH_REASONS, REWARD_OUTCOMES
@@ -33,15 +34,6 @@ from ppoctl.wire.samples import read_samples
 MODEL = Path(__file__).parents[2] / "recipes/quickstart/model"
 
 
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Ask = Callable[..., Said]
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three steps of eight samples on fakes, all kept, with evaluations after 0, 2 and 3; their tokens are read with
@@ -56,13 +48,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def ask(root: Path, capsys: pytest.CaptureFixture[str]) -> Ask:
-    def asked(*words: object) -> Said:
-        code = run(["show", str(root), *(str(word) for word in words)])
-        captured = capsys.readouterr()
-        return Said(code, captured.out, captured.err)
-
-    return asked
+def ask(root: Path, ask: Ask) -> Ask:
+    return partial(ask, "show", root)
 
 
 def listed(ask: Ask, *words: object) -> list[dict[str, Any]]:

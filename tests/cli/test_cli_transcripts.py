@@ -2,41 +2,24 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from ppoctl.cli.app import run
+from cli.conftest import Ask, Said
 from recipe.conftest import SMALLEST
 
 MODEL = Path(__file__).parents[2] / "recipes" / "quickstart" / "model"
 
 
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Ask = Callable[..., Said]
-
-
 @pytest.fixture
-def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask) -> Ask:
     """`ask("plan", "r.toml")` in a folder with a recipe `r.toml`, its data and no model."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PPOCTL_DATA", raising=False)
     Path("r.toml").write_text(SMALLEST.replace('"base"', '"org/base"'), "utf-8")
     Path("train.jsonl").write_text('{"question": "1+1?", "answer": "#### 2"}\n' * 4, "utf-8")
-
-    def asked(*words: str) -> Said:
-        code = run(list(words))
-        captured = capsys.readouterr()
-        return Said(code, captured.out, captured.err)
-
-    return asked
+    return ask
 
 
 def test_a_right_recipe_is_ok_and_says_so_on_stderr(ask: Ask) -> None:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import megatron_lab as lab
 import pytest
@@ -15,9 +14,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from cli.conftest import Ask, Said, asking
 from fakes.job import PPO_STORIES
 from ppoctl.batch.digest import flushed_digest
-from ppoctl.cli.app import run
 from ppoctl.convert.companions import companions_digest
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
@@ -29,27 +28,18 @@ from recipe.conftest import SMALLEST
 Model = Callable[[str], Path]
 
 
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Ask = Callable[..., Said]
-
-
 @pytest.fixture
 def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: Model) -> Ask:
     """`ask("convert-ckpt", "base", "out", ...)` in a folder with a model `base`; measured numbers are blotted out."""
     monkeypatch.chdir(tmp_path)
     Path("base").symlink_to(model("qwen2"))
+    ask = asking(capsys)
 
     def asked(*words: str) -> Said:
         capsys.readouterr()  # what making models says
-        code = run(list(words))
-        captured = capsys.readouterr()
-        out = re.sub(r"largest gap [\d.e-]+,", "largest gap X,", captured.out)
-        return Said(code, out, re.sub(r"in [\d.]+ s", "in X s", captured.err))
+        said = ask(*words)
+        out = re.sub(r"largest gap [\d.e-]+,", "largest gap X,", said.out)
+        return Said(said.code, out, re.sub(r"in [\d.]+ s", "in X s", said.err))
 
     return asked
 

@@ -11,8 +11,7 @@ from functools import cache
 from inspect import get_annotations
 from pathlib import Path
 
-import pytest
-
+from every import of_every
 from house.conftest import trees
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.schema import Recipe
@@ -72,11 +71,11 @@ KEYS = sorted({(".".join(path), key.attribute) for path, key in tree.walk(tree.o
 ABSENCE = {"NoKl", "NoCorrection", "NoRejection", "NoTracking"}
 
 
-@pytest.mark.parametrize(("key", "attribute"), KEYS, ids=[key for key, _ in KEYS])
+@of_every(KEYS)
 def test_something_reads_the_key(key: str, attribute: str) -> None:
     assert attribute in read_names(), f"nothing that does something reads `{key}`"
 
 
-@pytest.mark.parametrize(("key", "table"), alternatives(), ids=[f"{key}-{table}" for key, table in alternatives()])
+@of_every(alternatives())
 def test_something_asks_for_each_alternative(key: str, table: str) -> None:
     assert table in read_names() | ABSENCE, f"nothing that does something asks for `{table}` of `{key}`"

@@ -6,8 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
+from every import of_every
 from house.conftest import trees
 
 # Room -> rooms it may import. Its own is always allowed, and `ppoctl.__version__` to everyone.
@@ -146,7 +145,7 @@ def rooms_imported(module: Path) -> Iterator[tuple[str, str, bool]]:
             yield ".".join(rest[:2]) if rest[0] == "engines" else rest[0], name, is_late
 
 
-@pytest.mark.parametrize("module", MODULES, ids=str)
+@of_every(MODULES)
 def test_imports_follow_the_arrows(module: Path) -> None:
     here = room(module)
     if here in ("__init__", "engines"):
@@ -194,7 +193,7 @@ def files_imported(module: Path) -> Iterator[str]:
             yield found
 
 
-@pytest.mark.parametrize("module", MODULES, ids=str)
+@of_every(MODULES)
 def test_foreign_packages_stay_at_home(module: Path) -> None:
     here = room(module)
     for name, _ in imports(trees()[module]):

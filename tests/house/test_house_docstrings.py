@@ -4,8 +4,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
+from every import of_every
 from house.conftest import trees
 
 BEGINNINGS = ("Of ", "By ", "The same", "As ", "From ", "With ")
@@ -18,7 +17,7 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value.value
 
 
-@pytest.mark.parametrize("module", sorted(trees()), ids=str)
+@of_every(sorted(trees()))
 def test_a_docstring_names_what_it_is_about(module: Path) -> None:
     found = [
         f"{module}:{line} {text[:60]}" for line, text in docstrings(trees()[module]) if text.startswith(BEGINNINGS)

@@ -5,8 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
+from every import of_every
 from house.conftest import trees
 
 COMMAND = re.compile(r"\b(ppoctl|ls|rm|mv|cp|df|less|mkdir|export) [^`:]*$")
@@ -37,7 +36,7 @@ def unquoted(tree: ast.AST) -> Iterator[str]:
                 before += "WORD"
 
 
-@pytest.mark.parametrize("module", sorted(trees()), ids=str)
+@of_every(sorted(trees()))
 def test_words_of_a_command_are_quoted(module: Path) -> None:
     if str(module).startswith(NOT_YET):
         return

@@ -71,11 +71,13 @@ COMMANDS: list[tuple[tuple[str, ...], int | None]] = [
     (("recipes", "algorithms"), 0),
 ]
 
+TRIAL = ("validate", RECIPE, "--reward", "--rows", "2")
+
 
 @pytest.fixture(scope="module")
 def commands() -> dict[tuple[str, ...], dict[str, object]]:
     """All of them in one process, one after the other."""
-    return front(*(words for words, _ in COMMANDS))
+    return front(*(words for words, _ in COMMANDS), TRIAL)
 
 
 @pytest.mark.parametrize(("words", "code"), COMMANDS, ids=lambda value: value[0] if isinstance(value, tuple) else "")
@@ -86,6 +88,13 @@ def test_reading_commands_import_no_engine(
     assert code is None or found["code"] == code
     assert isinstance(found["loaded"], list)
     assert not set(HEAVY) & set(found["loaded"])
+
+
+def test_a_rule_is_tried_without_megatron(commands: dict[tuple[str, ...], dict[str, object]]) -> None:
+    found = commands[TRIAL]
+    assert found["code"] == 0
+    assert isinstance(found["loaded"], list)
+    assert not {"megatron", "vllm", "ray"} & set(found["loaded"])
 
 
 def test_help_needs_no_schema() -> None:

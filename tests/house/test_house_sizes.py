@@ -4,8 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
+from every import of_every
 from house.conftest import PACKAGE, ROOT, trees
 
 MAX_FILE_LINES = 400
@@ -16,12 +15,12 @@ EXCUSE = re.compile(r"# noqa: PLR0913 - \w+")
 MODULES = sorted(trees())
 
 
-@pytest.mark.parametrize("module", MODULES, ids=str)
+@of_every(MODULES)
 def test_a_file_is_short(module: Path) -> None:
     assert len((PACKAGE / module).read_text("utf-8").splitlines()) <= MAX_FILE_LINES
 
 
-@pytest.mark.parametrize("module", MODULES, ids=str)
+@of_every(MODULES)
 def test_a_function_is_short_and_takes_a_record_after_six_parameters(module: Path) -> None:
     source = (PACKAGE / module).read_text("utf-8").splitlines()
     for node in ast.walk(trees()[module]):
@@ -38,17 +37,17 @@ def test_a_function_is_short_and_takes_a_record_after_six_parameters(module: Pat
         assert is_excused or count <= MAX_PARAMETERS, f"{place} takes {count}"
 
 
-@pytest.mark.parametrize("module", MODULES, ids=str)
+@of_every(MODULES)
 def test_a_name_says_what_is_inside(module: Path) -> None:
     assert not FORBIDDEN_NAMES & set(module.with_suffix("").parts)
 
 
-@pytest.mark.parametrize("module", MODULES, ids=str)
+@of_every(MODULES)
 def test_a_module_says_what_it_is_for(module: Path) -> None:
     assert ast.get_docstring(trees()[module]), f"{module} has no docstring"
 
 
-@pytest.mark.parametrize("module", MODULES, ids=str)
+@of_every(MODULES)
 def test_only_render_prints(module: Path) -> None:
     calls = [node.func for node in ast.walk(trees()[module]) if isinstance(node, ast.Call)]
     prints = [call for call in calls if isinstance(call, ast.Name) and call.id == "print"]

@@ -1,8 +1,14 @@
-"""Each part of `make test` collects its own folders: a test that starts engines lies where they are looked for."""
+"""Each part of `make test` collects its own folders: a test that starts engines lies where they are looked for. All
+of them check shapes."""
 
 from pathlib import Path
 
+import jaxtyping
+import pytest
+import torch
+
 from house.conftest import ROOT
+from ppoctl.ppo.masking import masked_sum
 
 MARK = ".".join(["mark", "engines"])  # not itself found in this file
 
@@ -17,3 +23,9 @@ def test_tests_that_start_engines_are_in_the_folders_of_their_parts() -> None:
 
 def marks_engines(file: Path) -> bool:
     return MARK in file.read_text("utf-8")
+
+
+def test_shapes_are_checked_wherever_they_are_said() -> None:
+    # The mask has another shape than the numbers, which torch would broadcast.
+    with pytest.raises(jaxtyping.TypeCheckError):
+        masked_sum(torch.ones(2, 3), torch.ones(3, dtype=torch.bool))

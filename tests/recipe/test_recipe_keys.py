@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from every import of_every
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.explain import as_toml
 from ppoctl.recipe.keys import REQUIRED, KeyLine, key_lines
@@ -157,7 +157,7 @@ NUMBERS = [
 ]
 
 
-@pytest.mark.parametrize(("line", "key"), NUMBERS, ids=[f"{line.key} {line.only}" for line, _ in NUMBERS])
+@of_every(NUMBERS)
 def test_every_range_is_what_is_refused(line: KeyLine, key: tree.Key) -> None:
     tiny = 1 if line.type == "whole number" else 1e-6
     number = int if line.type == "whole number" else float

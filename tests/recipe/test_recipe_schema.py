@@ -2,8 +2,7 @@
 
 from typing import Any
 
-import pytest
-
+from every import of_every
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.explain import EXAMPLES, TERMS
 from ppoctl.recipe.marks import marked
@@ -16,11 +15,7 @@ LEAVES = [(path, key) for path, key in KEYS if isinstance(key.node, tree.Leaf)]
 TABLES = [(path, key) for path, key in KEYS if not isinstance(key.node, tree.Leaf)]
 
 
-def ids(keys: list[tuple[KeyPath, tree.Key]]) -> list[str]:
-    return [".".join(path) for path, _ in keys]
-
-
-@pytest.mark.parametrize(("path", "key"), LEAVES, ids=ids(LEAVES))
+@of_every(LEAVES)
 def test_every_key_has_one_docstring_and_one_effect(path: KeyPath, key: tree.Key) -> None:
     effects = [item for item in key.field.metadata if isinstance(item, Effect)]
     assert len(effects) == 1
@@ -29,7 +24,7 @@ def test_every_key_has_one_docstring_and_one_effect(path: KeyPath, key: tree.Key
     assert doc[0].isupper() or not doc[0].isalpha() or doc.split()[0].rstrip(":,") in ("k1", "stop", "kl", "policy")
 
 
-@pytest.mark.parametrize(("path", "key"), TABLES, ids=ids(TABLES))
+@of_every(TABLES)
 def test_a_table_declares_no_effect_of_its_own(path: KeyPath, key: tree.Key) -> None:
     assert key.each is not None or not [item for item in key.field.metadata if isinstance(item, Effect)]
 

@@ -2,16 +2,15 @@
 is read with the keyboard alone. Chromium is installed where it may be: by root, on Debian."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import debian
 from ppoctl.report.contents import contents
 from ppoctl.report.page import html
 from ppoctl.report.reading import read_runs
@@ -19,35 +18,16 @@ from ppoctl.report.write import write_report
 from report.browser import Browser
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-INSTALL = ("apt-get", "install", "--no-install-recommends", "-y", "-qq", "chromium")
 
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    """It is there, or the tests that need it are named as not run; in CI that is a failure."""
-    if found := _found():
-        return found
-    wanted = f"no chromium here: {' '.join(INSTALL[:-2])} chromium"
-    trouble = _install() if os.getuid() == 0 and shutil.which("apt-get") else "only root on Debian installs it"
-    if found := _found():
-        return found
-    if os.environ.get("CI"):
-        pytest.fail(f"{wanted}: {trouble}")
-    pytest.skip(f"{wanted}: {trouble}")
+    debian.require(lambda: bool(_found()), "chromium")
+    return _found()
 
 
-def _found() -> str | None:
-    return next(filter(None, map(shutil.which, NAMES)), None)
-
-
-def _install() -> str:
-    """Install the package; returns what apt-get says at last."""
-    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for words in (INSTALL, ("apt-get", "update", "-qq"), INSTALL):
-        done = subprocess.run(words, env=quiet, capture_output=True, text=True, check=False, timeout=500)
-        if words is INSTALL and done.returncode == 0:
-            break
-    return done.stderr[-1000:]
+def _found() -> str:
+    return next(filter(None, map(shutil.which, NAMES)), "")
 
 
 @pytest.fixture(scope="module")

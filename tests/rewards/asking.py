@@ -1,9 +1,12 @@
 """Requests for scorers, and all scores of some at once."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ppoctl.batch.scores import Finish, Score, ScoreRequest
-from ppoctl.ports import Scorer
+
+if TYPE_CHECKING:
+    from ppoctl.ports import Scorer  # with torch, which processes that are started to score have no use for
 
 
 def request(response: str, truth: str | None = "good", *, prompt_id: str = "train/0") -> ScoreRequest:
@@ -16,7 +19,7 @@ def word_ids(text: str, finish: Finish) -> tuple[int, ...]:
     return tuple(range(len(text.split()) + (finish == "terminated")))
 
 
-def scores(scorer: Scorer, requests: Sequence[ScoreRequest]) -> list[Score]:
+def scores(scorer: "Scorer", requests: Sequence[ScoreRequest]) -> list[Score]:
     """Submit all, and wait for them in order."""
     futures = [scorer.submit(each) for each in requests]
     return [future.result() for future in futures]

@@ -1,6 +1,5 @@
 """A Slurm for the session. Its packages are installed where they may be: by root, on Debian."""
 
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -8,37 +7,16 @@ from pathlib import Path
 
 import pytest
 
+import debian
 from slurm import drill
 from slurm.lab import Lab, missing
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
-INSTALL = ("apt-get", "install", "--no-install-recommends", "-y", "-qq", *PACKAGES)
 
 
 @pytest.fixture(scope="session")
 def slurm_programs() -> None:
-    """They are there, or the tests that need them are named as not run."""
-    if not missing():
-        return
-    wanted = f"no {', '.join(missing())} here: apt-get install --no-install-recommends {' '.join(PACKAGES)}"
-    if os.getuid() != 0 or shutil.which("apt-get") is None:
-        pytest.skip(wanted)
-    trouble = _install()
-    if not missing():
-        return
-    if os.environ.get("CI"):
-        pytest.fail(f"{wanted}: {trouble}")
-    pytest.skip(f"{wanted}: {trouble}")
-
-
-def _install() -> str:
-    """Install the packages; returns what apt-get says at last."""
-    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for words in (INSTALL, ("apt-get", "update", "-qq"), INSTALL):
-        done = subprocess.run(words, env=quiet, capture_output=True, text=True, check=False, timeout=300)
-        if words is INSTALL and done.returncode == 0:
-            break
-    return done.stderr[-1000:]
+    debian.require(lambda: not missing(), *PACKAGES)
 
 
 @pytest.fixture(scope="session")

@@ -61,6 +61,7 @@ WHERE = {
 }
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("where", WHERE)
 def test_the_hinted_recovery_ends_as_if_nothing_had_been_damaged(

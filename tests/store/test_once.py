@@ -2,6 +2,7 @@
 
 import re
 import resource
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,10 +28,9 @@ from store.conftest import stop_at
 SAVES_AT_THE_END = {"checkpoint": {"every_steps": 3}}
 
 
-@pytest.fixture
-def stopped(tmp_path: Path) -> Path:
-    """A run of three steps, stopped in step 3 before its actor moved: steps 1 and 2 are only in the redo log."""
-    root = tmp_path / "run"
+@pytest.fixture(scope="module")
+def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("stopped") / "run"
 
     class StopError(Exception):
         pass
@@ -42,6 +42,12 @@ def stopped(tmp_path: Path) -> Path:
     with pytest.raises(StopError):
         play(root, fake_recipe(**SAVES_AT_THE_END), Witness(act=act))
     return root
+
+
+@pytest.fixture
+def stopped(stopped_once: Path, tmp_path: Path) -> Path:
+    """A run of three steps, stopped in step 3 before its actor moved: steps 1 and 2 are only in the redo log."""
+    return shutil.copytree(stopped_once, tmp_path / "run")
 
 
 def test_a_recalled_stage_runs_nothing_and_emits_nothing(stopped: Path) -> None:

@@ -10,6 +10,7 @@ from ppoctl.recipe.load import load
 from ppoctl.recipe.schema import Recipe
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
+MODEL = QUICKSTART.parent / "quickstart" / "model"
 
 
 def recipe_with(*sets: str) -> Recipe:
@@ -44,3 +45,13 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         monkeypatch.delenv(name)
     return Programs(folder)
+
+
+def write_short_quickstart(folder: Path) -> None:
+    """The quickstart's recipe with a step of its rows: before a job is submitted, every row is examined."""
+    (folder / "quickstart.toml").write_bytes(QUICKSTART.read_bytes())
+    (folder / "quickstart").mkdir()
+    (folder / "quickstart" / "model").symlink_to(MODEL)
+    for name in ("train.jsonl", "test.jsonl"):
+        rows = (QUICKSTART.parent / "quickstart" / name).read_text("utf-8").splitlines(keepends=True)
+        (folder / "quickstart" / name).write_text("".join(rows[:128]), "utf-8")

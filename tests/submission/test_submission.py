@@ -11,8 +11,9 @@ from ppoctl.cli.app import run
 from ppoctl.store import run_dir
 from ppoctl.store.jobs import jobs
 from ppoctl.store.layout import RunLayout
-from submission.conftest import QUICKSTART, Programs
+from submission.conftest import MODEL, Programs, write_short_quickstart
 
+RECIPE = "quickstart.toml"
 TAKES = 'cat >"$0.got"; n=$(cat "$0.n" 2>/dev/null || echo 40); n=$((n + 1)); echo $n >"$0.n"; echo $n'
 
 
@@ -26,13 +27,14 @@ def cluster(programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     programs.make("squeue", 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1')
     programs.make("sbatch", TAKES)
     programs.make("scancel")
+    write_short_quickstart(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return programs
 
 
 def submit(*words: str) -> int:
-    return run(["train", str(QUICKSTART), "--on", "slurm", *words])
+    return run(["train", RECIPE, "--on", "slurm", *words])
 
 
 def test_a_submitted_run_has_all_that_it_will_read(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,7 +58,7 @@ def test_a_submitted_run_has_all_that_it_will_read(cluster: Programs, capsys: py
 
 def test_what_plan_prints_is_what_is_submitted(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     sets = ("--set", "slurm.time=2:00:00", "--set", "slurm.options.exclude=node7", "--runs", "odd 'run$'")
-    assert run(["plan", str(QUICKSTART), "--sbatch", *sets]) == 0
+    assert run(["plan", RECIPE, "--sbatch", *sets]) == 0
     printed = capsys.readouterr().out
     assert submit(*sets) == 0
     assert (cluster.folder / "sbatch.got").read_text("utf-8") == printed
@@ -77,7 +79,7 @@ def test_a_chain_waits_link_by_link(cluster: Programs) -> None:
 def test_a_name_that_was_submitted_is_taken(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     assert submit() == 0
     for where in ("slurm", "here"):
-        assert run(["train", str(QUICKSTART), "--on", where]) == 2
+        assert run(["train", RECIPE, "--on", where]) == 2
         said = capsys.readouterr().err
         assert "quickstart` exists: submitted as job 41" in said
         assert said.endswith("/quickstart --on slurm\n")
@@ -86,14 +88,14 @@ def test_a_name_that_was_submitted_is_taken(cluster: Programs, capsys: pytest.Ca
 def test_rollouts_that_are_still_in_the_queue_are_not_trained_from(
     cluster: Programs, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["rollout", str(QUICKSTART), "--on", "slurm"]) == 0
+    assert run(["rollout", RECIPE, "--on", "slurm"]) == 0
     cluster.make("squeue", 'echo "41|PENDING|Resources||0|0|N/A|N/A|"')
-    assert run(["train", str(QUICKSTART)]) == 8
+    assert run(["train", RECIPE]) == 8
     assert "has a job in Slurm: 41 is PENDING" in capsys.readouterr().err
 
 
 def test_submitting_loads_no_engine(cluster: Programs) -> None:
-    words = ("train", str(QUICKSTART), "--on", "slurm")
+    words = ("train", RECIPE, "--on", "slurm")
     found = front(words)[words]
     assert found["code"] == 0
     assert isinstance(found["loaded"], list)
@@ -111,8 +113,8 @@ def test_what_the_cluster_can_never_give_is_not_asked_for(
     cluster: Programs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = ("--set", "slurm.partition=lang")
-    runs = ([command, str(QUICKSTART), "--on", "slurm"] for command in ("train", "rollout"))
-    evaluation = ["eval", str(QUICKSTART), "--ckpt", str(QUICKSTART.parent / "quickstart" / "model"), "--on", "slurm"]
+    runs = ([command, RECIPE, "--on", "slurm"] for command in ("train", "rollout"))
+    evaluation = ["eval", RECIPE, "--ckpt", str(MODEL), "--on", "slurm"]
     for words in (*runs, evaluation):
         assert run([*words, *wrong]) == 2
         assert "long" in capsys.readouterr().err
@@ -253,17 +255,16 @@ def test_or_resume_submits_what_is_recorded_and_nothing_else(
 
 
 def test_rollouts_and_evaluations_are_jobs_too(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["rollout", str(QUICKSTART), "--on", "slurm"]) == 0
+    assert run(["rollout", RECIPE, "--on", "slurm"]) == 0
     layout = RunLayout(Path("runs/quickstart"))
     assert "--rollout-only --on here" in layout.job_script("41").read_text("utf-8")
     assert jobs(layout)[0].command == "rollout"
     capsys.readouterr()
-    model = QUICKSTART.parent / "quickstart" / "model"
-    assert run(["eval", str(QUICKSTART), "--ckpt", str(model), "--out", "samples.jsonl", "--on", "slurm"]) == 0
+    assert run(["eval", RECIPE, "--ckpt", str(MODEL), "--out", "samples.jsonl", "--on", "slurm"]) == 0
     here = Path.cwd()
     assert capsys.readouterr().out == (
         f"submitted: job 42 (1 node)\nfollow:  tail -F {here}/slurm-eval-42.log\nstop:    scancel 42\n"
     )
     script = (cluster.folder / "sbatch.got").read_text("utf-8")
-    assert f"eval {QUICKSTART} --ckpt {model} --out {here}/samples.jsonl --on here" in script
+    assert f"eval {here}/{RECIPE} --ckpt {MODEL} --out {here}/samples.jsonl --on here" in script
     assert "--no-requeue" in script

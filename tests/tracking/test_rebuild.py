@@ -310,14 +310,16 @@ def killed_at_commit(number: int, work: Callable[[], object]) -> bool:
     return False
 
 
+@pytest.mark.sampled(2)  # every other transaction of both
+@pytest.mark.parametrize("first", [1, 2])
 @pytest.mark.parametrize("is_made_anew", [False, True], ids=["first sent", "sent again"])
 def test_killed_at_any_transaction_nothing_is_doubled_and_nothing_is_missing(
-    runs_dir: Path, mlflow: Mlflow, monkeypatch: pytest.MonkeyPatch, is_made_anew: bool
+    runs_dir: Path, mlflow: Mlflow, monkeypatch: pytest.MonkeyPatch, is_made_anew: bool, first: int
 ) -> None:
     # Two points in a batch at most: several small transactions instead of one.
     monkeypatch.setattr("ppoctl.tracking.outgoing.POINTS_PER_BATCH", 2)
     kills = 0
-    for number in range(1, 200):
+    for number in range(first, 200, 2):
         run = RunDir(runs_dir, "k" * number)
         run.event("attempt_started")
         run.evaluation(1)
@@ -338,4 +340,4 @@ def test_killed_at_any_transaction_nothing_is_doubled_and_nothing_is_missing(
         assert found.data.tags["nonfinite/reward/score_std"] == "inf at step 2"
         assert mlflow.text("samples/step-000001.json", run.root.name) == TABLE
         assert figures_and_status(rebuild(run.root, SETTINGS)) == 0
-    assert 6 < kills < 100
+    assert 3 < kills < 50

@@ -216,7 +216,10 @@ def said(table: Array, drawn: Drawn, sampling: Tables) -> tuple[Array, Array]:
 def drawn_from(logits: Array, token: int, sampling: Tables) -> Array:
     """Log-probs of all ids, as far as the sampler's filters leave them; others have a chance of 0, and no log-prob to
     speak of. The token was drawn, so it and all that are likelier were left."""
-    chances = np.exp(log_softmax(logits[None] / sampling["temperature"])[0])
+    whole = log_softmax(logits[None] / sampling["temperature"])[0]
+    if not sampling["top_k"] and not sampling["min_p"] and sampling["top_p"] == 1:
+        return whole
+    chances = np.exp(whole)
     left = {id_ for id_ in range(len(chances)) if chances[id_] >= sampling["min_p"] * chances.max()}
     ordered = sorted(left, key=lambda id_: -chances[id_])[: sampling["top_k"] or None]
     of_all, nucleus, mass = sum(chances[id_] for id_ in ordered), [], 0.0

@@ -1,11 +1,12 @@
 """A reward tried on many rows before a run is (`validate --reward`): what came of it, and how long it took."""
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ppoctl.errors import RewardError
+from ppoctl.recipe.parallel import reward_models
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.findings import Finding, findings
 from ppoctl.rewards.trial import ATTACKS, Trial, chosen_rows, trials
@@ -47,10 +48,10 @@ class Report:
 def try_reward(recipe: Recipe, rows: int) -> list[Report]:
     """Try so many rows of the training set, and those that are probed at every start; a report for each scorer."""
     questions = read_questions(recipe)
-    with (
-        closing(place_roles(recipe)) as placed,
-        closing(recipe.reward.open(RewardModelsOf(recipe, placed.rewards))) as scorer,
-    ):
+    with ExitStack() as opened:
+        # Where no model rewards, nothing is placed: Megatron-Core takes longer to import than most trials take.
+        placed = opened.enter_context(closing(place_roles(recipe))).rewards if reward_models(recipe) else {}
+        scorer = opened.enter_context(closing(recipe.reward.open(RewardModelsOf(recipe, placed))))
         chosen = chosen_rows(recipe.reward, questions.train, rows)
         return [_report(trial, recipe) for trial in trials(scorer, recipe.reward, chosen, encoder(recipe))]
 

@@ -185,7 +185,7 @@ class RankPool:
 def _import_once() -> None:
     """Have the server of forks import torch, Megatron and the models of transformers. It does not know our `sys.path`
     (Python 3.11 forgets to hand it on), and says nothing where an import fails."""
-    multiprocessing.set_forkserver_preload(["rank_pool", "megatron_lab"])
+    multiprocessing.set_forkserver_preload(["ppoctl.recipe.schema", "rank_pool", "megatron_lab"])
     with environment("PYTHONPATH", os.pathsep.join(filter(None, sys.path))):
         forkserver.ensure_running()
 

@@ -107,7 +107,7 @@ def test_a_dropped_gradient_does_not_pass(pool, model, alone):
     assert abs(result.grad_norm / float(expected["reported"]["0 grad_norm"]) - 1) > 1e-2
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("saved_under", "loaded_under"),

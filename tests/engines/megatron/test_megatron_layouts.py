@@ -95,7 +95,7 @@ def test_a_dropped_gradient_does_not_pass(pool, model, alone):
     assert gap(pool.gradients(), alone("qwen2-deep", "actor")["gradient"]) > 0.1
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("saved_under", "loaded_under"),
@@ -153,7 +153,7 @@ def narrow(folder: Path, layout: str, dtype: torch.dtype = torch.float32) -> Tra
     return replace(settings(folder, "actor", NARROW[layout], dtype), reshardable="dp")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("saved_under", "loaded_under"),

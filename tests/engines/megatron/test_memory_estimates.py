@@ -153,7 +153,7 @@ def _name(case: tuple[Any, ...]) -> str:
     return "-".join(map(str, case)).replace("torch.", "")
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES, ids=_name)
 def test_bytes_of_every_rank_are_within_a_tenth(opened: Callable[..., Case], tmp_path: Path, case: Any) -> None:
     opened_case: Case = opened(*case)
@@ -165,7 +165,7 @@ def test_bytes_of_every_rank_are_within_a_tenth(opened: Callable[..., Case], tmp
     _check(found)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", FAMILY_CASES, ids=_name)
 def test_so_they_are_of_every_family(opened: Callable[..., Case], case: Any) -> None:
     _check(_compared(opened(*case)))

@@ -1,0 +1,31 @@
+"""Programs that tests want and Debian has: installed where they may be, by root."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+
+def require(there: Callable[[], bool], *packages: str) -> None:
+    """They are there, or the tests that need them are named as not run; in CI that is a failure."""
+    if there():
+        return
+    install = ("apt-get", "install", "--no-install-recommends", "-y", "-qq", *packages)
+    root_on_debian = os.getuid() == 0 and shutil.which("apt-get") is not None
+    trouble = _installed(install) if root_on_debian else "only root on Debian installs it"
+    if there():
+        return
+    not_run = pytest.fail if os.environ.get("CI") else pytest.skip
+    not_run(f"no {', '.join(packages)} here: {' '.join(install)}: {trouble}")
+
+
+def _installed(install: tuple[str, ...]) -> str:
+    """What apt-get says at last."""
+    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for words in (install, ("apt-get", "update", "-qq"), install):
+        done = subprocess.run(words, env=quiet, capture_output=True, text=True, check=False, timeout=500)
+        if words is install and done.returncode == 0:
+            break
+    return done.stderr[-1000:]
