@@ -10,7 +10,7 @@ from cli.conftest import Ask
 from fakes.sockets import fake_recipe, fake_sockets
 from ppoctl.cli import resume, sample_screen, summary
 from ppoctl.cli import train as train_module
-from ppoctl.cli.app import app
+from ppoctl.cli.app import app, run
 from ppoctl.loop.expectations import Ended
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.layout import RunLayout
