@@ -83,7 +83,7 @@ What it did:
 def test_help_has_words_and_neither_types_nor_braces(ask: Ask, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     out = ask(*name.split(), "--help").out
-    assert re.findall(r"<[^|>]*>|x>=|[{}]|\[\[", out) == []
+    assert re.findall(r"<[^|>]*>|x>=|[{}]|\[\[", out.replace("TABLE={...}", "")) == []
     assert max(map(len, out.splitlines())) <= 80
     for option in COMMANDS[name].params:
         if option.param_type_name == "option" and not option.is_flag:

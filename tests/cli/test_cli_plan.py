@@ -55,23 +55,24 @@ memory (estimates, CPU)
   at most                       246 MiB   240 MiB
   all processes, between calls  16.4 MiB  13.2 MiB
 
-  generator  3.57 MiB weights
-  KV cache   256 MiB: 131,072 tokens, 1365 sequences of full length
-  driver     784 KiB for samples of a step, then 824 KiB of records
+  generator     3.57 MiB weights
+  KV cache      256 MiB: 131,072 tokens, 1365 sequences of full length
+  driver        784 KiB for samples of a step, then 824 KiB of records
+  weights sent  one bucket, 3.29 MiB, read by all engines
 
 stages, on this machine with all processes, 8 GiB
-  rollout        898 MiB   fits
-  reward         860 MiB   fits
-  values         898 MiB   fits
-  logprobs       898 MiB   fits
-  advantages     860 MiB   fits
-  critic_update  1.06 GiB  fits
-  actor_update   1.06 GiB  fits
-  eval           898 MiB   fits
-  actor_save     860 MiB   fits
-  critic_save    860 MiB   fits
-  actor_load     840 MiB   fits
-  critic_load    840 MiB   fits
+  rollout        1.28 GiB  fits
+  reward         1.23 GiB  fits
+  values         1.27 GiB  fits
+  logprobs       1.27 GiB  fits
+  advantages     1.23 GiB  fits
+  critic_update  1.46 GiB  fits
+  actor_update   1.46 GiB  fits
+  eval           1.27 GiB  fits
+  actor_save     1.23 GiB  fits
+  critic_save    1.23 GiB  fits
+  actor_load     1.21 GiB  fits
+  critic_load    1.21 GiB  fits
   nobody leaves while others work
 
 what is on this machine with all processes
@@ -88,10 +89,12 @@ what is on this machine with all processes
   critic at work        227 MiB   critic_update
   generator weights     3.57 MiB  always
   KV cache              256 MiB   always
+  weights on their way  13.2 MiB  rollout
   states being written  19.7 MiB  all but actor_load, critic_load
+  libraries             950 MiB   always
   samples and records   784 KiB   rollout
   samples and records   824 KiB   all but rollout
-  libraries             550 MiB   always
+  published weights     3.29 MiB  always
 """
     )
 
@@ -440,7 +443,7 @@ processes
         processes(capsys, "cluster.ray_address=head:6379")
         == """\
 processes
-  all roles  in the process of the command
+  all roles  in the process of the command, but vLLM in one beside it
   Ray        none: `cluster.ray_address` is not used
 """
     )
@@ -454,7 +457,7 @@ def test_engines_that_cannot_start(capsys: pytest.CaptureFixture[str], tmp_path:
     (tmp_path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 2048}))
     sets = ["generator.kv_cache_mib=1", "rollout.max_new_tokens=1000", f"model.path={tmp_path}"]
     out = said(capsys, QUICKSTART, *(word for key in sets for word in ("--set", key)))
-    assert "  rollout        664 MiB  no cache for one sequence\n" in out
+    assert "  rollout        1.06 GiB   no cache for one sequence\n" in out
     assert out.endswith(
         "  vLLM will not start: a sequence of full length takes 2.08 MiB, more than its cache has; raise\n"
         "  `generator.kv_cache_mib`\n"

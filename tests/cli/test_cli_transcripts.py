@@ -132,7 +132,7 @@ rewards, step by step
   truncated  responses count as finished
 
 processes
-  all roles  in the process of the command
+  all roles  in the process of the command, but vLLM in one beside it
 
 updates
                                  actor          critic

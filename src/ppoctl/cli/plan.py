@@ -104,7 +104,7 @@ def _process_rows(recipe: "Recipe", planned: "Plan") -> Iterator[Row]:
 
     address, sizes, count = recipe.cluster.ray_address, planned.processes, planned.devices
     if planned.is_one_process:
-        yield "all roles", "in the process of the command"
+        yield "all roles", "in the process of the command, but vLLM in one beside it"
         if address is not None:
             yield "Ray", "none: `cluster.ray_address` is not used"
         return
