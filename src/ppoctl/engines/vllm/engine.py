@@ -241,6 +241,9 @@ def started(settings: VllmSettings, **options: Any) -> Any:
     EnvironmentProblemError or OutOfMemoryError."""
     prepare_environment(settings)
     with _threads_kept(), _third_party_quiet():
+        import vllm.v1.engine.llm_engine  # noqa: F401 - loads most of vLLM
+
+        gc.freeze()  # vLLM collects five times while it starts, and what is imported is most of the heap
         llm = _start(settings, **options)
     # vLLM would otherwise shut down, process groups included, whenever this object happens to be collected.
     llm.engine_core._finalizer.detach()
