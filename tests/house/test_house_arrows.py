@@ -46,7 +46,7 @@ ARROWS: dict[str, set[str]] = {
     "engines.vllm": {
         "device", "weights", "engines.child", "engines.loopback", "ports", "batch", "recipe", "errors",
     },
-    "engines.ray": {"clock", "doing", "weights", "errors"},
+    "engines.ray": {"clock", "doing", "weights", "engines.child", "errors"},
     "convert": {"batch", "model", "errors"},
     "preflight": {
         "batch", "convert", "data", "plan", "recipe", "rewards", "store", "model", "device", "nvml", "errors",

@@ -36,11 +36,14 @@ def train(
     Raises ExpectationError where the recipe expects what the run does not reach, and what `ppoctl train` ends with.
     """
     from ppoctl.cli import preflight
-    from ppoctl.wire import commands
+    from ppoctl.wire.ahead import engine_ahead
 
     with _talking("train") as (screen, gate):
         loaded = preflight.startable(_files(recipe), _sets(keys), Path(runs), force=force)
-        ended = commands.train(loaded, gate, runs=Path(runs), or_resume=or_resume, screen=screen)
+        with engine_ahead(loaded.recipe):
+            from ppoctl.wire import commands
+
+            ended = commands.train(loaded, gate, runs=Path(runs), or_resume=or_resume, screen=screen)
     return _run_of(ended)
 
 
@@ -50,11 +53,14 @@ def rollout(recipe: Recipe, keys: Keys = None, *, runs: str | Path = RUNS, force
     Raises what `ppoctl rollout` ends with.
     """
     from ppoctl.cli import preflight
-    from ppoctl.wire import commands
+    from ppoctl.wire.ahead import engine_ahead
 
     with _talking("rollout") as (screen, gate):
         loaded = preflight.startable(_files(recipe), _sets(keys), Path(runs), force=force)
-        ended = commands.rollout(loaded, gate, runs=Path(runs), screen=screen)
+        with engine_ahead(loaded.recipe):
+            from ppoctl.wire import commands
+
+            ended = commands.rollout(loaded, gate, runs=Path(runs), screen=screen)
     return Run(ended.layout.root)
 
 
@@ -66,15 +72,17 @@ def resume(run: str | Path | Run, keys: Keys = None, *, force: bool = False) -> 
     from ppoctl.cli import preflight
     from ppoctl.slurm.following import require_idle
     from ppoctl.store.resume_plan import plan_resume
-    from ppoctl.wire import commands
+    from ppoctl.wire.ahead import engine_ahead
 
     layout = (run if isinstance(run, Run) else Run(run)).layout
     with _talking("resume") as (screen, gate):
         require_idle(layout)
         plan = plan_resume(layout)
         plan.require_whole(layout)
-        preflight.with_room_to_go_on(layout, _sets(keys), force=force)
-        ended = commands.resume(layout, plan, _sets(keys), gate, only=None, screen=screen)
+        with engine_ahead(preflight.with_room_to_go_on(layout, _sets(keys), force=force)):
+            from ppoctl.wire import commands
+
+            ended = commands.resume(layout, plan, _sets(keys), gate, only=None, screen=screen)
     return _run_of(ended)
 
 
@@ -102,12 +110,16 @@ def evaluate(checkpoint: str | Path | Run, recipe: Recipe = (), keys: Keys = Non
 
     Raises RecipeError where the checkpoint is none of these, and what `ppoctl eval` ends with.
     """
-    from ppoctl.wire import commands
+    from ppoctl.wire.ahead import engine_ahead
     from ppoctl.wire.checkpoints import find_checkpoint
 
     path = checkpoint.path if isinstance(checkpoint, Run) else Path(checkpoint)
     with _talking("eval"):
-        found = commands.evaluate(find_checkpoint(path, _files(recipe), _sets(keys)), _say)
+        asked = find_checkpoint(path, _files(recipe), _sets(keys))
+        with engine_ahead(asked.recipe):
+            from ppoctl.wire import commands
+
+            found = commands.evaluate(asked, _say)
     return Evaluated(found.stamp, found.figures(), found.rows)
 
 

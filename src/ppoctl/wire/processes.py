@@ -56,8 +56,7 @@ def place(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
 
 
 def _here(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
-    from ppoctl.engines.megatron.rank import MegatronRank
-    from ppoctl.engines.megatron.ranks import TakingTurns, ThisProcess
+    from ppoctl.engines.megatron.ranks import OpenRank, TakingTurns, ThisProcess
     from ppoctl.engines.vllm.own_process import OwnProcess
     from ppoctl.engines.vllm.pooling import OwnPooling, PoolingSettings
     from ppoctl.weights.sync import EngineSide
@@ -66,8 +65,9 @@ def _here(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
 
     def ranks(settings: "RankSettings") -> "Ranks":
         if not isinstance(settings, PoolingSettings):
-            rank = ThisProcess(MegatronRank(settings), recipe.cluster.weights_bucket_mib * 2**20)
-            return TakingTurns(rank, settings.role, turns)
+            rank = OpenRank(settings, recipe.cluster.start_deadline_s)(0, 1, "")
+            made = ThisProcess(rank, recipe.cluster.weights_bucket_mib * 2**20)
+            return TakingTurns(made, settings.role, turns)
         pooling.append(OwnPooling(settings, threads))
         return TakingTurns(pooling[-1], settings.role, turns)
 

@@ -5,7 +5,6 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from ray.exceptions import RayError
 from torch import Tensor
 
+from ppoctl.engines.child.output import write_into
 from ppoctl.engines.ray import segments
 from ppoctl.errors import EnvironmentProblemError, SenderLostError
 from ppoctl.weights.bucket import Bucket, Content, FlatTensors
@@ -121,18 +121,6 @@ def _received(argument: Any) -> Any:
 def _stored(content: Content) -> Content:
     """The content as other processes find it: host memory of this process goes into the store."""
     return InStore(ray.put(content)) if isinstance(content, FlatTensors) else content
-
-
-def write_into(log: Path) -> None:
-    """Send what this process prints from now on, libraries in C++ included, to a file, behind what is there. Nothing
-    changes where the file cannot be opened: a process works without it."""
-    with suppress(OSError):
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
-            stream.flush()
-            os.dup2(descriptor, number)
-        os.close(descriptor)
-        sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115 - these descriptors
 
 
 def _work_in(folder: str) -> None:

@@ -16,7 +16,7 @@ from ppoctl.device import on_gpu
 from ppoctl.engines.vllm.arguments import engine_arguments
 from ppoctl.engines.vllm.detokenizer import Detokenizer
 from ppoctl.engines.vllm.environment import prepare_environment
-from ppoctl.engines.vllm.log import where_it_says_more, write_log
+from ppoctl.engines.vllm.log import where_it_says_more, write_logs_alone
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError, WeightSyncError
 from ppoctl.ports import SamplingParams
@@ -72,9 +72,9 @@ class Engine(ReceivingEngine):
         self._llm = started(settings) if self._began_on is None else self._on(self._began_on)
 
     def write_log_into(self, folder: Path | None) -> None:
-        """Send what vLLM says, and what was kept of it, to a file in this folder; None: its errors to the screen."""
+        """See `log.write_logs_alone`, whose folder was not known when the engine was made."""
         self._settings = replace(self._settings, logs=folder)
-        write_log(self._settings, "engine-0")
+        write_logs_alone(self._settings)
 
     def vocab_size(self) -> int:
         return int(self._llm.model_config.get_vocab_size())

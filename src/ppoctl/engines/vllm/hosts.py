@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.environment import join_tensor_ranks
-from ppoctl.engines.vllm.log import keep_log, write_log
+from ppoctl.engines.vllm.log import keep_log, write_log, write_logs_alone
 from ppoctl.engines.vllm.settings import VllmSettings
 
 
@@ -32,5 +32,5 @@ def open_alone(settings: VllmSettings, folder: str | None) -> Engine:
     if settings.logs is None:
         keep_log()
     else:
-        write_log(settings, "engine-0")
+        write_logs_alone(settings)
     return Engine(settings, folder=folder)

@@ -4,6 +4,7 @@ import logging
 import os
 from logging.handlers import MemoryHandler
 
+from ppoctl.engines.child.output import write_into
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.errors import quoted
 
@@ -31,6 +32,14 @@ def write_log(settings: VllmSettings, name: str) -> None:
     for line in kept:
         if logger.isEnabledFor(line.levelno):
             logger.handle(line)
+
+
+def write_logs_alone(settings: VllmSettings) -> None:
+    """Send vLLM's log of this process, which has a job's only engine, to its file, and what else it prints to
+    another."""
+    if settings.logs is not None:
+        write_into(settings.logs / "generator-0.log")  # as under Ray
+    write_log(settings, "engine-0")
 
 
 def keep_log() -> None:
