@@ -33,7 +33,7 @@ CHANGES = [
 def placed() -> Iterator[tuple[Placed, MegatronActor]]:
     recipe = load([ROOT / "recipes/quickstart.toml"], CHANGES, {"PPOCTL_DATA": "none"}).recipe
     of_actor, of_critic = (trainer_settings(recipe, role) for role in ("actor", "critic"))
-    made = place(recipe, of_actor, of_critic)
+    made = place(recipe, {"actor": of_actor, "critic": of_critic})
     actor = MegatronActor(of_actor, made.actor)
     yield made, actor
     made.close()
