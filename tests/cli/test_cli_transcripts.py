@@ -172,7 +172,10 @@ USAGE = [
     (["plna"], "no such command `plna`; did you mean `plan`?", "ppoctl --help"),
     (["plan"], "missing argument `RECIPE`", "ppoctl plan --help"),
     (["plan", "r.toml", "--sett", "x"], "no such option `--sett`; did you mean `--set`?", "ppoctl plan --help"),
-    (["plan", "r.toml", "--set"], "option `--set` requires an argument", "ppoctl --help"),
+    (["plan", "r.toml", "--set"], "option `--set` requires an argument", "ppoctl plan --help"),
+    (["plan", "r.toml", "--gpu-gib", "0"], "invalid value for `--gpu-gib`: `0` is less than 1", "ppoctl plan --help"),
+    (["plan", "--gpu-gib", "H100"], "invalid value for `--gpu-gib`: `H100` is no number", "ppoctl plan --help"),
+    (["show", "x", "--step", "1.5"], "invalid value for `--step`: `1.5` is no whole number", "ppoctl show --help"),
     (["recipes", "cpy"], "no such command `cpy`; did you mean `copy`?", "ppoctl recipes --help"),
     (["validate", "none.toml"], "none.toml: no such recipe", "ppoctl recipes list"),
     (

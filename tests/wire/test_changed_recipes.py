@@ -254,3 +254,14 @@ def test_the_plan_of_a_resume_refuses_what_the_resume_would(
     layout.recipe_toml.write_text(recipe_as_toml(fake_recipe(**tables)))
     assert app(["resume", str(layout.root), "--plan", "--set", key]) == code
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("key", "code"), [("steps=2", 2), ("actor.parallel={distributed_optimizer=true}", 8)])
+def test_what_no_resume_can_change_is_refused_before_libraries_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, code: int
+) -> None:
+    tables = {"checkpoint": {"every_steps": 2}, "steps": 5, **read_from(tmp_path)}
+    layout = stopped_at(tmp_path / "run", "4 actor_update starts", **tables)
+    layout.recipe_toml.write_text(recipe_as_toml(fake_recipe(**tables)))
+    monkeypatch.delattr("ppoctl.cli.resume.loading")
+    assert app(["resume", str(layout.root), "--set", key]) == code

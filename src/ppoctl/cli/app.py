@@ -126,8 +126,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run(arguments: Sequence[str], *, debug: bool, as_json: bool) -> int:
+    words = as_options([word for word in arguments if word != "--debug"]) or ["--help"]
     try:
-        words = as_options([word for word in arguments if word != "--debug"]) or ["--help"]
         result = app(words, prog_name="ppoctl", standalone_mode=False)
         code = int(result) if isinstance(result, int) else ExitCode.DONE
     except PpoctlError as error:
@@ -138,7 +138,7 @@ def _run(arguments: Sequence[str], *, debug: bool, as_json: bool) -> int:
     except SystemExit as error:  # what typer makes of a reader that left
         raise error.__context__ or error from None
     except Exception as error:  # noqa: BLE001 - the last resort: nothing below may show a raw traceback
-        return _tell(_foreign(error), error, debug=debug, as_json=as_json)
+        return _tell(_foreign(error, words), error, debug=debug, as_json=as_json)
     if code == ExitCode.INTERRUPTED and as_json:  # Ctrl-C outside a run, which typer made a code of
         render.json(_Failure("InterruptedByUserError", "interrupted", None, code).as_json())
     return code
@@ -168,10 +168,10 @@ def _tell(failure: _Failure, error: BaseException, *, debug: bool, as_json: bool
     return failure.code
 
 
-def _foreign(error: Exception) -> _Failure:
-    """The error in our form where it is none of ours."""
+def _foreign(error: Exception, words: Sequence[str]) -> _Failure:
+    """The error of this command line in our form, where it is none of ours."""
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
-        return _usage(error)
+        return _usage(error, words)
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         says = f"out of memory: {_first_line(error)}"
         return _Failure("OutOfMemoryError", says, "lower [actor.batching] and [critic.batching]", ExitCode.MEMORY)
@@ -189,16 +189,34 @@ def _foreign(error: Exception) -> _Failure:
     return _Failure("InternalError", says, look, ExitCode.INTERNAL)
 
 
-def _usage(error: Any) -> _Failure:
+_OF_NUMBERS = {
+    "greater_than_equal": "is less than {ge:g}",
+    "int_parsing": "is no whole number",
+    "float_parsing": "is no number",
+}
+"""What is wrong with a number of an option, by pydantic's name of it."""
+
+
+def _usage(error: Any, words: Sequence[str]) -> _Failure:
     """Typer's complaint about a command line, in our form."""
-    text = re.sub(r"'([^']*)'", r"`\1`", one_line(error.format_message())).replace("Value error, ", "")
+    text = re.sub(r"'([^']*)'", r"`\1`", one_line(_in_words(error))).replace("Value error, ", "")
     text = re.sub(r"(-\S+) \(Possible options: (.*)\)$", _closest, text)
     text = re.sub(r"\. Did you mean ", "; did you mean ", text)
     text = re.sub(r"(No such option:?) (-\S+?)(?=$|;)", r"\1 `\2`", text).replace("option: `", "option `")
     context = getattr(error, "ctx", None)
-    command = context.command_path if context is not None else "ppoctl"
+    begun = " ".join(["ppoctl", *(word for word in words[:1] if not word.startswith("-"))])
+    command = begun if context is None else context.command_path
     message = (text[:1].lower() + text[1:]).rstrip(".")
     return _Failure("UsageError", message, f"{command} --help", ExitCode.USAGE)
+
+
+def _in_words(error: Any) -> str:
+    """The text of a complaint; what pydantic says about a number is said with the number."""
+    text = str(error.format_message())
+    for details in getattr(error.__cause__, "errors", list)():
+        if (words := _OF_NUMBERS.get(details["type"])) is not None:
+            text = text.replace(details["msg"], f"`{details['input']}` {words.format(**details.get('ctx', {}))}")
+    return text
 
 
 def _closest(found: re.Match[str]) -> str:

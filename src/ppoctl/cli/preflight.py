@@ -103,10 +103,12 @@ def require_room(recipe: "Recipe", run: Path, *, force: bool) -> None:
 
 
 def with_room_to_go_on(layout: "RunLayout", sets: Sequence[str], *, force: bool) -> "Recipe":
-    """The recipe that a run which is there goes on with. Raises as `require_room` does."""
+    """The recipe that a run which is there goes on with. Raises as `require_same_run` and `require_room` do."""
     from ppoctl.wire.run_recipe import recipe_of
+    from ppoctl.wire.same_run import require_same_run
 
     recipe = recipe_of(layout, sets)
+    require_same_run(layout, recipe)
     require_room(recipe, layout.root, force=force)
     return recipe
 

@@ -8,11 +8,9 @@ steps after the last saved states are only in the redo log: replaying those read
 from dataclasses import dataclass
 from typing import Any
 
-from ppoctl.errors import RecipeError, StorageError, quoted
+from ppoctl.errors import RecipeError, quoted
 from ppoctl.recipe.explain import shown
 from ppoctl.recipe.fingerprint import differences, result_differences
-from ppoctl.recipe.origins import dotted
-from ppoctl.recipe.parallel import reward_models, saved_layout, what_differs
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import warmup_updates
 from ppoctl.recipe.write import recipe_as_toml
@@ -21,8 +19,8 @@ from ppoctl.store import run_dir
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.outline import EVAL, outlines_of
-from ppoctl.store.retention import saved_steps
 from ppoctl.wire.run_recipe import recorded_recipes
+from ppoctl.wire.same_run import is_done, last_saved, require_same_run
 from ppoctl.wire.sources import recorded_reward_digest
 from ppoctl.wire.stages import read_by
 from ppoctl.wire.stories import as_recorded
@@ -51,8 +49,7 @@ def change(layout: RunLayout, recipe: Recipe) -> Change | None:
     not yet, and StorageError when the recipe lays a role out as a saved state cannot be."""
     recipes = recorded_recipes(layout)
     recorded = recipes[max(recipes)]
-    _require_the_same_run(layout, recorded, recipe)
-    _require_fitting_states(layout, recipe)
+    require_same_run(layout, recipe)
     if recipe == recorded:
         return None
     found = Change(differences(recorded, recipe), _holds_from(layout, recorded, recipe), recipe.steps)
@@ -76,47 +73,6 @@ def _require_a_rate_that_goes_on(layout: RunLayout, recorded: Recipe, recipe: Re
     )
 
 
-def _require_the_same_run(layout: RunLayout, recorded: Recipe, recipe: Recipe) -> None:
-    """Raise RecipeError where a recipe renames the run, is for another model, or ends the run before a step that it
-    has done."""
-    if recipe.model != recorded.model:
-        said = [
-            f"`{key}` is `{shown(new)}` and the run was made from `{shown(old)}`"
-            for key, old, new in differences(recorded, recipe)
-            if key.partition(".")[0] == "model"
-        ]
-        raise RecipeError("\n".join(said), hint="start a new run with another `name`")
-    before, after = (
-        {dotted(key): table.path for key, table in reward_models(each).items()} for each in (recorded, recipe)
-    )
-    if before != after:
-        says = [f"{key} `{path}`" for key, path in after.items()]
-        raise RecipeError(
-            f"the reward models are {', '.join(says) or 'none'}, and a run keeps those that it was made with",
-            hint="start a new run with another `name`",
-        )
-    if recipe.name != recorded.name:
-        raise RecipeError(
-            f"`name` is `{recipe.name}`, and this run is `{recorded.name}`: a run keeps its name",
-            hint=f"for a new run: ppoctl train {quoted(layout.recipe_toml)} --set name={quoted(recipe.name)}",
-        )
-    finished = (step for step in layout.committed_steps() if _is_done(layout, step))
-    done = max([_last_saved(layout), *finished])
-    if recipe.steps < done:
-        raise RecipeError(
-            f"`steps` is `{recipe.steps}`, and {done} steps of the run are done",
-            hint=f"ppoctl resume {quoted(layout.root)} --set steps={done}",
-        )
-
-
-def _is_done(layout: RunLayout, step: int) -> bool:
-    return manifests.read(layout.stage(step, outlines_of(layout).at(step).last)) is not None
-
-
-def _last_saved(layout: RunLayout) -> int:
-    return max(saved_steps(layout, outlines_of(layout).roles), default=0)
-
-
 def adopt(attempt: Attempt, recipe: Recipe) -> Change | None:
     """Record `recipe` as the run's from the step it holds from, and say what it changes. Raises as `change` does;
     nothing is written then."""
@@ -129,7 +85,7 @@ def adopt(attempt: Attempt, recipe: Recipe) -> Change | None:
 
 def _holds_from(layout: RunLayout, recorded: Recipe, recipe: Recipe) -> int:
     """The first step that a changed recipe would hold for. Raises RecipeError when it cannot hold yet."""
-    start = _last_saved(layout)
+    start = last_saved(layout)
     step = run_dir.first_free_step(layout, after=start)
     if step - 1 > start and _is_mendable(layout, step - 1, recipe):
         step -= 1
@@ -144,39 +100,9 @@ def _holds_from(layout: RunLayout, recorded: Recipe, recipe: Recipe) -> int:
     return step
 
 
-def _require_fitting_states(layout: RunLayout, recipe: Recipe) -> None:
-    """Raise StorageError, before anything is started, when the recipe lays a role out as a saved state cannot be."""
-    start = _last_saved(layout)
-    for role in outlines_of(layout).roles:
-        for step in layout.saved_steps(role):
-            manifest = manifests.read(layout.state(role, step)) if step >= start else None
-            if manifest is None:
-                continue
-            saved, asked = manifest.extra["layout"], saved_layout(recipe, role)
-            keys = what_differs(saved, asked)
-            if not keys:
-                continue
-            then, now = (
-                ", ".join(f"{role}.parallel.{key} = {shown(of[key])}" for key in keys) for of in (saved, asked)
-            )
-            raise StorageError(
-                f"the {role}'s state of step {step} was saved under `{then}` and cannot be loaded under `{now}`",
-                hint=_how_to_load(layout, keys),
-            )
-
-
-def _how_to_load(layout: RunLayout, keys: list[str]) -> str:
-    if "distributed_optimizer" in keys:
-        return "keep `distributed_optimizer` as it was; no state fits the other kind of optimizer"
-    return (
-        "first save it for any layout, under the one it has (nothing is trained): "
-        f"ppoctl resume {quoted(layout.root)} --save-only --set checkpoint.reshardable=full"
-    )
-
-
 def _is_mendable(layout: RunLayout, step: int, recipe: Recipe) -> bool:
     """The step is unfinished, and its committed stages read nothing that has changed."""
-    if _is_done(layout, step):
+    if is_done(layout, step):
         return False
     names = (*outlines_of(layout).at(step).names, EVAL)
     committed = {name: manifests.read(layout.stage(step, name)) for name in names}
