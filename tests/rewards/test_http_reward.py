@@ -148,10 +148,11 @@ def test_a_connection_that_was_closed_between_two_tries_is_no_failure(service: S
 
 
 def test_while_the_service_is_down_responses_wait_and_lose_no_tries(service: Service, client: Open) -> None:
-    scorer = client(tries=2, concurrent=4, breaker_failures=4, breaker_pause_s=0.05, give_up_s=30)
+    # Four tries find it down, at worst all of them of one response; each that follows is the only one.
+    scorer = client(tries=5, concurrent=4, breaker_failures=4, breaker_pause_s=0.02, give_up_s=30)
     service.is_down = True
     futures = [scorer.submit(request(f"200 {number}")) for number in range(8)]
-    while len(service.asked) < 10:  # four that find it down, and then one try at a time
+    while len(service.asked) <= 5 * 4:  # enough for one of four to lose all of its tries, if they did
         time.sleep(0.01)
     assert not any(future.done() for future in futures)
     service.is_down = False
