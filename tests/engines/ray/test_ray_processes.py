@@ -4,6 +4,7 @@ import os
 import pickle
 import re
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -22,6 +23,7 @@ from ray.exceptions import ActorDiedError, OutOfMemoryError, RaySystemError
 
 import ray_forks
 from ppoctl.batch.sequences import one_sequence
+from ppoctl.doing import DOING, counted
 from ppoctl.engines.megatron import process_group
 from ppoctl.engines.ray import processes as processes_module
 from ppoctl.engines.ray.cluster import RayCluster
@@ -79,6 +81,11 @@ def worker() -> Callable[[int, int, str], Any]:  # noqa: C901 - a class of small
         def sleep(self, seconds: float) -> int:
             time.sleep(seconds)
             return self.rank
+
+        def count(self, go_on: Path) -> None:
+            for number, _ in counted("abc", "minibatch"):
+                while number == 1 and not go_on.exists():
+                    time.sleep(0.01)
 
         def weights(self) -> Bucket:
             made = bucket_of([("a", torch.full((2**19,), float(self.rank))), ("b", torch.ones(3, 4).t().bfloat16())])
@@ -431,6 +438,25 @@ def test_a_long_wait_says_what_it_is_waiting_for(cluster, processes, monkeypatch
     processes.call("sleep", 2.5)
     assert len(lines) >= 2
     assert "waiting for 2 of 2 processes of the actor in `sleep`; rank 0: test_ray_processes.py" in lines[0]
+
+
+def test_what_the_first_process_counts_is_what_the_driver_does(processes, monkeypatch, tmp_path):
+    monkeypatch.setattr(processes_module, "LOOK_EVERY_S", 0.05)
+    seen: list[str] = []
+
+    def look() -> None:
+        until = time.monotonic() + 10
+        while "minibatch 2/3" not in seen and time.monotonic() < until:
+            seen.append(str(DOING.now()))
+            time.sleep(0.01)
+        (tmp_path / "go on").touch()
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    processes.call("count", tmp_path / "go on")
+    looking.join()
+    assert seen[-1] == "minibatch 2/3"
+    assert DOING.now() is None
 
 
 def assert_gone(pids: list[int]) -> None:

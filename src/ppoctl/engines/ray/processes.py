@@ -9,7 +9,7 @@ Several groups can be asked without waiting (`begin`), and whoever is ready firs
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, Ray
 from ppoctl.clock import WORK
 from ppoctl.doing import preparing
 from ppoctl.engines.ray import segments
+from ppoctl.engines.ray.acts import Watched
 from ppoctl.engines.ray.cluster import RayCluster
 from ppoctl.engines.ray.worker import MakeTarget, Started, Worker
 from ppoctl.errors import EnvironmentProblemError, HangError, PpoctlError, ProcessLostError
@@ -209,6 +210,12 @@ class Pending:
         return any(reference in self.open for reference in self._starting)
 
     @property
+    def process_at_work(self) -> Any:
+        """The first process that has not answered; None: all have, or are gone."""
+        ranks = self.processes.ranks
+        return ranks[min(self.open.values())] if self.open and ranks else None
+
+    @property
     def is_done(self) -> bool:
         return not self.open or (self._error is not None and time.monotonic() >= self._heard_until)
 
@@ -311,6 +318,11 @@ def _lost(processes: RayProcesses, rank: int, method: str, how: RayError) -> Pro
 
 def first_done(pendings: Sequence[Pending]) -> list[Pending]:
     """Questions that are done, well or not; waits until there is at least one."""
+    with closing(Watched()) as watched:
+        return _first_done(pendings, watched)
+
+
+def _first_done(pendings: Sequence[Pending], watched: Watched) -> list[Pending]:
     say_at = time.monotonic() + SAY_EVERY_S
     while True:
         done = [pending for pending in pendings if pending.is_done]
@@ -325,6 +337,8 @@ def first_done(pendings: Sequence[Pending]) -> list[Pending]:
             if not ready:
                 pending.look_at_nodes()
             pending.expire()
+        if not ready and (process := pendings[0].process_at_work) is not None:
+            watched.look(process)
         if time.monotonic() >= say_at:
             say_at += SAY_EVERY_S
             for pending in pendings:

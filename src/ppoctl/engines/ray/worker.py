@@ -14,6 +14,7 @@ import torch
 from ray.exceptions import RayError
 from torch import Tensor
 
+from ppoctl.doing import DOING, Act
 from ppoctl.engines.child.output import write_into
 from ppoctl.engines.ray import segments
 from ppoctl.errors import EnvironmentProblemError, SenderLostError
@@ -60,8 +61,8 @@ class Started:
 
 
 class Worker:
-    """Ray actor of one process. Work and `stack` run in separate concurrency groups, so a hung call can still be
-    inspected."""
+    """Ray actor of one process. Work runs in a concurrency group of its own, so that a call can be looked at
+    (`stack`, `act`) while it lasts or hangs."""
 
     def __init__(self, threads: int, folder: str, log: Path | None) -> None:
         self._threads = threads
@@ -78,6 +79,10 @@ class Worker:
                 inner = [f"{Path(line.filename).name}:{line.lineno} {line.name}" for line in stack[start + 1 :]]
                 return " < ".join(reversed(inner[-6:]))
         return "not at work"
+
+    def act(self) -> Act | None:
+        """What this process says it is doing."""
+        return DOING.now()
 
     def free_address(self, host: str | None) -> str:
         """Address `host:port` that is free on this process's node; `host` where it is known."""
