@@ -440,12 +440,16 @@ def test_a_long_wait_says_what_it_is_waiting_for(cluster, processes, monkeypatch
     assert "waiting for 2 of 2 processes of the actor in `sleep`; rank 0: test_ray_processes.py" in lines[0]
 
 
-def test_what_the_first_process_counts_is_what_the_driver_does(processes, monkeypatch, tmp_path):
+def test_that_a_group_starts_and_what_its_first_process_counts_is_what_the_driver_does(
+    processes, monkeypatch, tmp_path
+):
     monkeypatch.setattr(processes_module, "LOOK_EVERY_S", 0.05)
+    processes.kill()  # they may be up
+    processes.start_ahead()
     seen: list[str] = []
 
     def look() -> None:
-        until = time.monotonic() + 10
+        until = time.monotonic() + 30
         while "minibatch 2/3" not in seen and time.monotonic() < until:
             seen.append(str(DOING.now()))
             time.sleep(0.01)
@@ -456,6 +460,7 @@ def test_what_the_first_process_counts_is_what_the_driver_does(processes, monkey
     processes.call("count", tmp_path / "go on")
     looking.join()
     assert seen[-1] == "minibatch 2/3"
+    assert "starting the actor" in seen
     assert DOING.now() is None
 
 

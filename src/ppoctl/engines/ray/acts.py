@@ -8,9 +8,12 @@ from ray.exceptions import RayError
 
 from ppoctl.doing import DOING, Act
 
+ANSWER_S = 0.2
+"""Seconds in which a process that can say what it does has said so."""
+
 
 class Watched:
-    """The act of one process at a time, asked for without waiting for the answer."""
+    """The act of one process at a time."""
 
     def __init__(self) -> None:
         self._asked: Any = None
@@ -18,23 +21,23 @@ class Watched:
         self._act: Act | None = None
 
     def look(self, process: Any) -> None:
-        """Take note of the answer where it has come, and ask this process again."""
-        if self._asked is not None:
-            if not ray.wait([self._asked], timeout=0)[0]:
-                return
-            self._show(_answer(self._asked))
-        self._asked = process.act.options(concurrency_group="watch").remote()
+        """Ask this process what it does, and show it. Where the answer takes long, the next look has it."""
+        self._asked = self._asked or process.act.options(concurrency_group="watch").remote()
+        if ray.wait([self._asked], timeout=ANSWER_S)[0]:
+            asked, self._asked = self._asked, None
+            self.show(_answer(asked))
 
-    def close(self) -> None:
-        """Say no more."""
-        self._show(None)
-
-    def _show(self, act: Act | None) -> None:
+    def show(self, act: Act | None) -> None:
+        """Show this act in place of the one before; None: show none."""
         if act is None or self._act is None or (act.what, act.total) != (self._act.what, self._act.total):
             self._shown.close()
             self._act = None if act is None else self._shown.enter_context(DOING.at(act.what, act.total))
         if act is not None and self._act is not None:
             self._act.done = act.done
+
+    def close(self) -> None:
+        """Show no more."""
+        self.show(None)
 
 
 def _answer(asked: Any) -> Act | None:

@@ -18,7 +18,7 @@ import ray
 from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from ppoctl.clock import WORK
-from ppoctl.doing import preparing
+from ppoctl.doing import Act, preparing
 from ppoctl.engines.ray import segments
 from ppoctl.engines.ray.acts import Watched
 from ppoctl.engines.ray.cluster import RayCluster
@@ -93,12 +93,12 @@ class RayProcesses:
     def start_ahead(self) -> None:
         """Start the processes where they are not running; whoever asks them first waits until they can answer, and is
         told what went wrong."""
-        with preparing(f"starting {self.group.name}"):
+        with preparing(f"starting the {self.group.name}"):
             self._starting = self._begin_start() or self._starting
 
     def begin(self, method: str, *arguments: Any, ranks: Sequence[int] | None = None) -> "Pending":
         """Ask these ranks (all of them), and go on. Raises only when the processes cannot be started."""
-        with preparing(f"starting {self.group.name}") if not self.ranks else nullcontext():
+        with preparing(f"starting the {self.group.name}") if not self.ranks else nullcontext():
             starting, self._starting = self._begin_start() or self._starting, {}
         self.cluster.require_alive()
         # Put once: every process of a node reads the same copy.
@@ -330,14 +330,17 @@ def _first_done(pendings: Sequence[Pending], watched: Watched) -> list[Pending]:
             return done
         references = [reference for pending in pendings for reference in pending.open]
         until = min(say_at, time.monotonic() + LOOK_EVERY_S, *(pending.look_again_at for pending in pendings))
-        with WORK.stopped() if any(pending.is_starting for pending in pendings) else nullcontext():
+        starting = [pending.processes.group.name for pending in pendings if pending.is_starting]
+        if starting:
+            watched.show(Act(f"starting the {starting[0]}"))
+        with WORK.stopped() if starting else nullcontext():
             ready, _ = ray.wait(references, timeout=max(0.0, until - time.monotonic()))
         for pending in pendings:
             pending.take(ready)
             if not ready:
                 pending.look_at_nodes()
             pending.expire()
-        if not ready and (process := pendings[0].process_at_work) is not None:
+        if not ready and not starting and (process := pendings[0].process_at_work) is not None:
             watched.look(process)
         if time.monotonic() >= say_at:
             say_at += SAY_EVERY_S
