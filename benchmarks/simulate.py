@@ -21,6 +21,7 @@ from math import ceil, lcm
 from pathlib import Path
 from typing import Any
 
+from ppoctl import units
 from ppoctl.cli import render
 from ppoctl.engines.vllm.engine import MOST_STEPS
 from ppoctl.errors import PpoctlError, RecipeError
@@ -417,7 +418,7 @@ def _rows(steps: list[SimulatedStep]) -> list[list[str]]:
         ("sent to other nodes", "sent_bytes"),
         ("weights sent to other nodes", "sent_weights_bytes"),
     ):
-        rows.append([name, *(render.size(getattr(step, key)) for step in steps)])
+        rows.append([name, *(units.size(getattr(step, key)) for step in steps)])
     rows += [[name, *(_seconds(getattr(step, key)) for step in steps)] for name, key in SECONDS]
     rows.append(["largest of the rest", *(_largest(step) for step in steps)])
     return [["", *row] for row in rows]

@@ -17,6 +17,7 @@ ARROWS: dict[str, set[str]] = {
     "clock": set(),
     "doing": {"clock"},
     "versions": set(),
+    "units": set(),
     "table": set(),
     "chart": set(),
     "nvml": set(),
@@ -30,7 +31,7 @@ ARROWS: dict[str, set[str]] = {
     "batch": {"model", "metrics", "errors"},
     "ports": {"batch"},
     "stages": {"ports", "batch", "ppo", "clock", "doing", "metrics", "errors"},
-    "store": {"ports", "batch", "clock", "doing", "errors"},
+    "store": {"ports", "batch", "clock", "doing", "units", "errors"},
     "loop": {"store", "batch", "recipe", "metrics", "errors"},
     "data": {"batch", "recipe", "model", "errors"},
     "rewards": {"batch", "table", "errors"},
@@ -49,7 +50,8 @@ ARROWS: dict[str, set[str]] = {
     "engines.ray": {"clock", "doing", "weights", "engines.child", "errors"},
     "convert": {"batch", "model", "errors"},
     "preflight": {
-        "batch", "convert", "data", "plan", "recipe", "rewards", "store", "model", "device", "nvml", "errors",
+        "batch", "convert", "data", "plan", "recipe", "rewards", "store", "model", "device", "nvml", "units",
+        "errors",
     },
     "doctor": {"preflight", "recipe", "store", "device", "nvml", "errors"},
     "conversion": {
@@ -58,12 +60,13 @@ ARROWS: dict[str, set[str]] = {
     "wire": {
         "convert", "data", "plan", "preflight", "engines.child", "engines.megatron", "engines.ray", "engines.turns",
         "engines.vllm", "launch", "loop", "rewards", "slurm", "stages", "store", "tracking", "weights", "ports",
-        "batch", "ppo", "recipe", "report", "model", "clock", "device", "doing", "nvml", "versions", "errors",
+        "batch", "ppo", "recipe", "report", "model", "clock", "device", "doing", "nvml", "units", "versions",
+        "errors",
     },
     "report": {
         "loop", "metrics", "recipe", "slurm", "store", "tracking", "clock", "errors",
     },
-    "cli": {"doing", "errors"},
+    "cli": {"doing", "units", "errors"},
     "api": set(),
     "__main__": {"cli"},
 }  # fmt: skip

@@ -301,7 +301,7 @@ def test_a_disk_that_is_too_small_is_refused(small: Recipe, tmp_path: Path, monk
         if is_enough:
             require_space(small, tmp_path / "runs/small")
             continue
-        with pytest.raises(StorageError, match=r"the disk of `.*` has 0.0771 GiB free, and the run needs 0.0771 GiB"):
+        with pytest.raises(StorageError, match=r"the disk of `.*` has 79 MiB free, and the run needs 79 MiB"):
             require_space(small, tmp_path / "runs/small")
     (tmp_path / "runs/small").mkdir(parents=True)
     (tmp_path / "runs/small/state").write_bytes(b"x")  # what the run has already is not needed again

@@ -161,14 +161,15 @@ def test_a_full_disk_ends_an_attempt_with_what_is_free_and_what_the_run_needs(
         attempt(layout, BrokenScorer(StorageError(words)), recipe)
     first, second = caught.value.message.splitlines()
     assert first == words
-    states = 2 * 3 * (QUICKSTART / "model.safetensors").stat().st_size / 2**30  # float32: weights, two moments
+    states = 2 * 3 * (QUICKSTART / "model.safetensors").stat().st_size / 2**20  # float32: weights, two moments
     found = re.fullmatch(
-        r"  0\.25 GiB are free there; the run needs about .* GiB for the records of a step, "
-        r"(.*) GiB for the next saved states",
+        r"  256 MiB are free there; the run needs about .* KiB for the records of a step, "
+        r"(.*) MiB for the next saved states",
         second,
     )
     assert found is not None, second
     assert float(found[1]) == pytest.approx(states, rel=0.1)
+    assert caught.value.hint == f"nothing committed is lost; make room, then resume: df -h {layout.root}"
 
 
 def test_other_storage_errors_say_nothing_of_room(made: RunLayout) -> None:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from ppoctl import units
 from ppoctl.cli import render
 from ppoctl.cli.options import Json, found_run, is_run, run_names
 from ppoctl.errors import RecipeError
@@ -102,7 +103,7 @@ def convert_ckpt(
 
 def _tell(report: dict[str, Any]) -> None:
     dtype = f"cast to {report['dtype']}" if report["cast"] else report["dtype"]
-    size = f"{render.number(report['parameters'])} parameters, {dtype}"
+    size = f"{units.number(report['parameters'])} parameters, {dtype}"
     render.line(f"{report['source']['says']}: {report['family']} {report['role']}, {size}")
     rows = []
     for check in report["checks"]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ppoctl import units
 from ppoctl.cli import render
 from ppoctl.cli.options import Json, Run
 from ppoctl.errors import RecipeError, quoted
@@ -152,7 +153,7 @@ def _list(layout: "RunLayout", attempt: int | None, *, as_json: bool) -> None:
         shown = [{"file": str(path), "attempt": number, "bytes": path.stat().st_size} for number, path in found]
         render.json({"files": shown})
         return
-    rows = [(number, path.name, render.size(path.stat().st_size)) for number, path in found]
+    rows = [(number, path.name, units.size(path.stat().st_size)) for number, path in found]
     render.table(rows, ("attempt", "file", "size"))
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ppoctl import units
 from ppoctl.cli import preflight, render, submission, summary
 from ppoctl.cli.options import Assets, GpuGib, Here, Json, Recipes, Runs, Sets
 from ppoctl.cli.plan_memory import print_memory
@@ -191,13 +192,13 @@ def _rows(table: "DataPlan") -> str:
 
 def _storage_rows(planned: "Plan") -> Iterator[Row]:
     storage = planned.storage
-    step, kept = render.size(storage.records_bytes), render.size(storage.records_kept_bytes)
+    step, kept = units.size(storage.records_bytes), units.size(storage.records_kept_bytes)
     yield "saves", f"{storage.saves}, of which {storage.keep_last or 'all'} pairs are kept"
     yield "records", f"at most {step} a step, {kept} at one time"
     if storage.states_bytes is None:
         yield "size", "unknown: the model is no local folder of a known family"
         return
     yield "parameters", f"{storage.parameters:,}"
-    pair = (f"{render.size(size)} {role}" for role, size in storage.state_bytes.items())
+    pair = (f"{units.size(size)} {role}" for role, size in storage.state_bytes.items())
     yield "one pair", ", ".join(pair)
-    yield "disk", f"{render.size(storage.states_bytes)}, one pair being written and one of a stop included"
+    yield "disk", f"{units.size(storage.states_bytes)}, one pair being written and one of a stop included"

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ppoctl import units
 from ppoctl.cli import render
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def print_memory(recipe: "Recipe", memory: "Memory") -> None:
     for found in memory.places:
         _print_items(f"what is on {found.name}", found)
     if memory.node is not None:
-        most = render.size(memory.node.fullest.bytes)
+        most = units.size(memory.node.fullest.bytes)
         _print_items(f"host memory of {memory.node.name}, at most {most}", memory.node)
     no_cache = too_small_a_cache(memory)
     if no_cache is not None:
@@ -61,7 +62,7 @@ def _print_words(words: str) -> None:
 
 
 def _print_stages(places: "Sequence[Pool]") -> None:
-    room = "" if places[0].room is None else f", {render.size(places[0].room)}"
+    room = "" if places[0].room is None else f", {units.size(places[0].room)}"
     several = len(places) > 1
     where = "each process on a GPU of its own" if several else f"on {places[0].name}"
     render.heading(f"stages, {where}{room}")
@@ -75,8 +76,8 @@ def _print_stages(places: "Sequence[Pool]") -> None:
 
 def _cells(room: int | None, stage: "StageBytes") -> tuple[str, str]:
     if room is not None and stage.bytes > room:
-        return render.size(stage.bytes), f"{render.size(stage.bytes - room)} too much"
-    return render.size(stage.bytes), {True: "fits", False: "no cache for one sequence", None: ""}[stage.fits]
+        return units.size(stage.bytes), f"{units.size(stage.bytes - room)} too much"
+    return units.size(stage.bytes), {True: "fits", False: "no cache for one sequence", None: ""}[stage.fits]
 
 
 def _print_items(heading: str, pool: "Pool") -> None:
@@ -86,7 +87,7 @@ def _print_items(heading: str, pool: "Pool") -> None:
         sizes[item.name, _when(pool, item)] += item.bytes
     render.line()
     render.heading(heading)
-    render.table([("", name, render.size(size), when) for (name, when), size in sizes.items()])
+    render.table([("", name, units.size(size), when) for (name, when), size in sizes.items()])
 
 
 def _when(pool: "Pool", item: "Item") -> str:
@@ -105,10 +106,10 @@ def _print_too_much(memory: "Memory") -> None:
     render.line()
     where = f" on {fullest.name}" if len(memory.places) > 1 else ""
     render.heading(f"what is largest in {stage.stage}{where}, and what to do")
-    render.table([("", item.name, render.size(item.bytes), item.lower) for item in fullest.largest(stage.stage)[:4]])
+    render.table([("", item.name, units.size(item.bytes), item.lower) for item in fullest.largest(stage.stage)[:4]])
     least = memory.taking_turns
     if least is not None:
-        most = f"{render.size(least.bytes)} ({least.stage})"
+        most = f"{units.size(least.bytes)} ({least.stage})"
         enough = "" if least.fits else ", still too much"
         render.line(f"  with everything offloaded no stage needs more than {most}{enough}:")
         reward = ', "reward"' if memory.scoring else ""
@@ -124,10 +125,10 @@ def _rank_rows(memory: "Memory") -> list[tuple[str, ...]]:
     for name, figure in _COMPONENTS.items():
         found = [getattr(rank, figure) for rank in ranks]
         if any(found):
-            rows.append((name, *(render.size(size) if size else "-" for size in found)))
+            rows.append((name, *(units.size(size) if size else "-" for size in found)))
     return [
         *rows,
-        ("all processes, between calls", *(render.size(role.resident) for role in memory.roles.values())),
+        ("all processes, between calls", *(units.size(role.resident) for role in memory.roles.values())),
     ]
 
 
@@ -136,18 +137,18 @@ def _other_rows(recipe: "Recipe", memory: "Memory") -> list[tuple[str, str]]:
     room = f"{generator.kv_tokens:,} tokens, {generator.full_sequences} sequences of full length"
     each = " in each process" if recipe.generator.engines * recipe.generator.tensor > 1 else ""
     room += " in each engine" if recipe.generator.engines > 1 else ""
-    samples = f"{render.size(driver.samples)} for samples of a step, then {render.size(driver.records)} of records"
+    samples = f"{units.size(driver.samples)} for samples of a step, then {units.size(driver.records)} of records"
     rows = [
         *(
-            (role, f"{render.size(of.weights)} weights and {render.size(of.forward)} at work, in each process")
+            (role, f"{units.size(of.weights)} weights and {units.size(of.forward)} at work, in each process")
             for role, of in memory.scoring.items()
         ),
-        ("generator", f"{render.size(generator.weights)} weights{each}"),
-        ("KV cache", f"{render.size(generator.kv_cache)}{each}: {room}"),
+        ("generator", f"{units.size(generator.weights)} weights{each}"),
+        ("KV cache", f"{units.size(generator.kv_cache)}{each}: {room}"),
         ("driver", samples),
     ]
     if buckets:
-        largest = render.size(memory.sending.largest)
+        largest = units.size(memory.sending.largest)
         count = f"{len(buckets)} buckets, the largest" if len(buckets) > 1 else "one bucket,"
         rows.append(("weights sent", f"{count} {largest}, read by all engines"))
     return rows

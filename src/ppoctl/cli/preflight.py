@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ppoctl import units
 from ppoctl.cli import render
 from ppoctl.doing import DOING, Act
 
@@ -122,7 +123,7 @@ class Reading:
         self._said = time.monotonic()
 
     def say(self, path: Path, done: int, total: int) -> None:
-        text = f"digest of {path.name}: {render.size(done)} of {render.size(total)}"
+        text = f"digest of {path.name}: {units.size(done)} of {units.size(total)}"
         render.passing(text)
         if not render.on_terminal() and time.monotonic() - self._said > self.EVERY_S:
             self._said = time.monotonic()

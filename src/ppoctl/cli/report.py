@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from ppoctl import units
 from ppoctl.cli import render
 from ppoctl.cli.options import Json, SeveralRuns
 
@@ -29,7 +30,7 @@ def report(
         return
     rows = [
         ("report", render.printable(str(written.path))),
-        ("size", render.size(written.size)),
+        ("size", units.size(written.size)),
         ("runs", render.printable(", ".join(written.runs))),
         ("samples", str(written.samples)),
     ]

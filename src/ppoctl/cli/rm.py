@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ppoctl import units
 from ppoctl.cli import render
 from ppoctl.cli.listing import BROKEN, Listed, listed
 from ppoctl.cli.options import Json, SeveralRuns, Wait, is_run
@@ -48,7 +49,7 @@ def rm(
         deleted.append({"run": str(row.run), "bytes": row.bytes, "mlflow": ids})
         if not json:
             besides = f", and MLflow run {', '.join(ids)}" if ids else ""
-            render.line(f"deleted {row.run} ({render.size(row.bytes)}){besides}")
+            render.line(f"deleted {row.run} ({units.size(row.bytes)}){besides}")
     if json:
         render.json({"deleted": deleted})
 
@@ -114,7 +115,7 @@ def _agreed(rows: "Sequence[Listed]", *, in_mlflow: bool) -> bool:
     for row in rows:
         steps = "" if row.steps_planned is None else f", {row.steps_done} of {row.steps_planned} steps"
         evaluation = f", last evaluation {row.evaluated}" if row.evaluation else ""
-        render.say(f"{row.run}: {row.state}, {render.size(row.bytes)}{steps}{evaluation}")
+        render.say(f"{row.run}: {row.state}, {units.size(row.bytes)}{steps}{evaluation}")
     what = "it" if len(rows) == 1 else f"all {len(rows)}"
     besides = " and what MLflow has of it" if in_mlflow else ""
     return render.agreed(f"delete {what}{besides.replace('of it', 'of them') if len(rows) > 1 else besides}?")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ppoctl import units
 from ppoctl.cli import render
 from ppoctl.cli.listing import BROKEN, Listed, listed
 from ppoctl.cli.options import Json, Wait, run_folders
@@ -72,7 +73,7 @@ def _print(folder: Path, rows: "Sequence[Listed]") -> None:
     for row in rows:
         reward = "-" if row.reward is None else f"{row.reward:.4g}"
         name = str(row.run.relative_to(folder))
-        size, age = render.size(row.bytes), duration(_age_s(row))
+        size, age = units.size(row.bytes), duration(_age_s(row))
         cells.append((name, row.state, row.steps, reward, row.evaluated, size, age, row.where))
     render.table(cells, ("run", "state", "steps", "reward", "evaluation", "size", "age", "at work"))
     for row in rows:

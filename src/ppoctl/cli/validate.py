@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ppoctl import units
 from ppoctl.cli import preflight, render, reward_trial
 from ppoctl.cli.options import Assets, GpuGib, Here, Json, Recipes, Sets
 
@@ -64,7 +65,7 @@ def validate(
         _show(loaded)
     reward_trial.told(reports)
     if staged is not None:
-        sizes = ["" if asset.size is None else render.size(asset.size) for asset in staged]
+        sizes = ["" if asset.size is None else units.size(asset.size) for asset in staged]
         lines = [(asset.key, asset.where, size, asset.sha256[:12]) for asset, size in zip(staged, sizes, strict=True)]
         render.table(lines, ("asset", "where", "size", "sha256"))
     reward_trial.require_worth_training_on(reports)

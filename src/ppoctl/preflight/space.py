@@ -5,9 +5,9 @@ from pathlib import Path
 
 from ppoctl.errors import StorageError, quoted
 from ppoctl.plan.disk import storage_of
-from ppoctl.plan.memory.assumed import GIB
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.disk import existing, size_of
+from ppoctl.units import size
 
 
 def require_space(recipe: Recipe, folder: Path) -> None:
@@ -21,11 +21,7 @@ def require_space(recipe: Recipe, folder: Path) -> None:
     needed = stored.states_bytes + stored.records_kept_bytes
     if needed > free:
         raise StorageError(
-            f"the disk of `{above}` has {_gib(free)} free, and the run needs {_gib(needed)} at one time "
-            f"({_gib(stored.states_bytes)} of saved states, {_gib(stored.records_kept_bytes)} of records)",
+            f"the disk of `{above}` has {size(free)} free, and the run needs {size(needed)} at one time "
+            f"({size(stored.states_bytes)} of saved states, {size(stored.records_kept_bytes)} of records)",
             hint=f"make room (df -h {quoted(above)}), lower `checkpoint.keep_last`, or go on all the same: --force",
         )
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIB:,.3g} GiB"

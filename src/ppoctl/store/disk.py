@@ -8,10 +8,10 @@ from pathlib import Path
 
 from ppoctl.errors import StorageError, quoted
 from ppoctl.store.layout import FORMAT
+from ppoctl.units import size
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 REFUSED = (*FULL, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
-MIB = 1 << 20
 
 
 def storage_error(path: Path, error: OSError, *, doing: str = "write") -> StorageError:
@@ -19,7 +19,7 @@ def storage_error(path: Path, error: OSError, *, doing: str = "write") -> Storag
     reason, folder = error.strerror or str(error), existing(path)
     if error.errno in FULL:
         return StorageError(
-            f"cannot write `{path}`: {reason} ({free_bytes(folder) / MIB:.1f} MiB free)",
+            f"cannot write `{path}`: {reason} ({size(free_bytes(folder))} free)",
             hint=f"nothing committed is lost; make room, then resume: df -h {quoted(folder)}",
         )
     return StorageError(

@@ -3,28 +3,25 @@
 import errno
 import os
 
-from ppoctl.errors import StorageError
+from ppoctl.errors import StorageError, quoted
 from ppoctl.plan.disk import storage_of
-from ppoctl.plan.memory.assumed import GIB
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.disk import free_bytes
 from ppoctl.store.layout import RunLayout
+from ppoctl.units import size
 
 _FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))
 """How the system says it; torch and Megatron-Core pass on the words alone."""
 
 
 def add_what_is_needed(error: StorageError, layout: RunLayout, recipe: Recipe) -> None:
-    """Where the error is of a full disk, let its message say what is free there, and what the records of a step and
-    the next pair of states take. Estimates: `plan` has them too."""
+    """Where the error is of a full disk, let it say what is free there, what the records of a step and the next pair
+    of states take, and what to do. Estimates: `plan` has them too."""
     if not any(words in error.message for words in _FULL):
         return
     stored = storage_of(recipe)
-    needed = f"{_gib(stored.records_bytes)} for the records of a step"
+    needed = f"{size(stored.records_bytes)} for the records of a step"
     if stored.state_bytes:
-        needed += f", {_gib(sum(stored.state_bytes.values()))} for the next saved states"
-    error.message += f"\n  {_gib(free_bytes(layout.root))} are free there; the run needs about {needed}"
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIB:,.3g} GiB"
+        needed += f", {size(sum(stored.state_bytes.values()))} for the next saved states"
+    error.message += f"\n  {size(free_bytes(layout.root))} are free there; the run needs about {needed}"
+    error.hint = error.hint or f"nothing committed is lost; make room, then resume: df -h {quoted(layout.root)}"
