@@ -28,4 +28,4 @@ def track(run: Run, json: Json = False) -> None:
     if json:
         render.json(vars(sent))
     else:
-        render.table([(name, value) for name, value in vars(sent).items()], ("sent", ""))
+        render.table([(name, value) for name, value in vars(sent).items() if value], ("sent", ""))
