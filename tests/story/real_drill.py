@@ -138,6 +138,7 @@ def moments_of_the_grid(every_steps: int) -> list[str]:
 
 def main(folder: Path, whole_run: Path, tables: dict[str, object], moments: list[str]) -> None:
     preload()  # the imports cost more than a whole attempt; nothing computes in this process
+    ray_forks.start()
     ray_forks.show_ray()
     recipe = real_recipe(every_steps=1, **tables)
     if not whole_run.exists():
