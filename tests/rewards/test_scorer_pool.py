@@ -238,8 +238,9 @@ def test_closing_ends_a_child_in_the_middle_of_a_sample(drill_pool: OpenPool) ->
     pool = drill_pool(timeout_s=600.0)
     scores(pool, GOOD)
     (pid,) = pool.pids
+    before_s = psutil.Process(pid).cpu_times().user
     in_hand, waiting = (pool.submit(request("", "hang-in-c")) for _ in range(2))
-    while not in_hand.running():
+    while psutil.Process(pid).cpu_times().user < before_s + 0.1:  # until it is at it, and not only asked
         pass
     pool.close()
     assert not _runs(pid)
