@@ -81,7 +81,7 @@ def test_memory_and_disk_are_told_as_a_start_tells_them(
     monkeypatch.setattr("shutil.disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 40, 1 << 10))
     found = asked.saves(ask(), tmp_path / "runs")
     assert found.verdict == Verdict.WRONG
-    assert "has 9.54e-07 GiB free, and the run needs" in found.seen
+    assert "has 1 KiB free, and the run needs" in found.seen
 
 
 def test_a_ray_that_does_not_answer_is_wrong_where_it_is_joined(ask: Ask, listening: str) -> None:
