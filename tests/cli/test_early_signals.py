@@ -23,6 +23,8 @@ def test_a_command_that_is_still_reading_ends_in_order(tmp_path: Path, number: s
     environ = {**os.environ, "PPOCTL_DATA": "/nowhere", "PYTHONPATH": str(ROOT / "src")}
     command = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environ)
     writer = opened_for_writing(rows, command)
+    # A signal between Python's last look for one and the system call that waits would not end that wait.
+    time.sleep(0.2)
     command.send_signal(number)
     said = command.communicate(timeout=60)[1].splitlines()
     os.close(writer)
