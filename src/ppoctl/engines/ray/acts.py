@@ -20,9 +20,10 @@ class Watched:
         self._shown = ExitStack()
         self._act: Act | None = None
 
-    def look(self, process: Any) -> None:
-        """Ask this process what it does, and show it. Where the answer takes long, the next look has it."""
-        self._asked = self._asked or process.act.options(concurrency_group="watch").remote()
+    def look(self, act: Any) -> None:
+        """Ask a process what it does, by this method of it, and show it. Where the answer takes long, the next look
+        has it."""
+        self._asked = self._asked or act.remote()
         if ray.wait([self._asked], timeout=ANSWER_S)[0]:
             asked, self._asked = self._asked, None
             self.show(_answer(asked))

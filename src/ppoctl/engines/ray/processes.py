@@ -341,7 +341,7 @@ def _first_done(pendings: Sequence[Pending], watched: Watched) -> list[Pending]:
                 pending.look_at_nodes()
             pending.expire()
         if not ready and not starting and (process := pendings[0].process_at_work) is not None:
-            watched.look(process)
+            watched.look(_watching(process.act))
         if time.monotonic() >= say_at:
             say_at += SAY_EVERY_S
             for pending in pendings:

@@ -1,0 +1,23 @@
+"""`track` lists what MLflow was sent; that it is sent, `tests/tracking` has."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fakes.job import play
+from fakes.sockets import fake_recipe
+from ppoctl.cli.app import run
+from ppoctl.tracking.forwarder import Sent
+
+
+def test_it_lists_what_it_sent_and_no_zeros(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "run"
+    play(root, fake_recipe(steps=1, tracking={"kind": "mlflow", "uri": "http://127.0.0.1:9"}))
+    monkeypatch.setattr("ppoctl.tracking.mirror.rebuild", lambda *_: Sent(tags=2, files=15))
+    assert run(["track", str(root)]) == 0
+    assert capsys.readouterr().out == "sent\ntags    2\nfiles  15\n"
+    assert run(["track", str(root), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {**vars(Sent()), "tags": 2, "files": 15}
