@@ -336,7 +336,7 @@ def test_a_request_for_now_abandons_while_nobody_asks(monkeypatch: pytest.Monkey
     with at_work(asked=lambda: asked[0]) as gate:
         gate.before(1, "values")
         asked[0] = "stage"
-        time.sleep(0.05)
+        time.sleep(0.05)  # some polls
         asked[0] = "now"
         with pytest.raises(InterruptedByUserError, match="`ppoctl stop --after now` at `values` of step 1"):
             time.sleep(60)

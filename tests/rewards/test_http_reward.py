@@ -178,9 +178,9 @@ def test_the_time_between_two_steps_does_not_count_as_down(service: Service, cli
     )
     service.is_down = True
     assert told(scorer, "200 1")[0].outcome == "unreachable"
-    time.sleep(1.2)
+    time.sleep(1.2)  # longer than it gives up after
     future = scorer.submit(request("200 2"))
-    time.sleep(0.1)
+    time.sleep(0.1)  # in which its first try finds the service down
     service.is_down = False
     assert future.result(timeout=10) == Score(2.0, "ok")
 
@@ -208,7 +208,7 @@ def test_closing_ends_who_waits_for_a_service_that_is_down(service: Service, cli
     futures = [scorer.submit(request("200 1")) for _ in range(3)]
     while not service.asked:
         time.sleep(0.01)
-    time.sleep(0.1)
+    time.sleep(0.1)  # until the others wait behind the one that tries
     scorer.close()
     assert {future.result(timeout=5).outcome for future in futures} == {"unreachable"}
 

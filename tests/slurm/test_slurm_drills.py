@@ -160,7 +160,7 @@ def test_a_job_that_goes_back_into_the_queue_waits_for_a_controller_that_is_away
     lab.kill("slurmctld", signal.SIGTERM)
     os.kill(psutil.Process(drill.waited("2-values")).ppid(), signal.SIGUSR1)
     drill.let_go("2-values")
-    time.sleep(20)
+    time.sleep(20)  # the job goes back meanwhile, and finds no controller
     lab.start("slurmctld")
     require_whole("slurmctld away when the job goes back", drill, whole, [75, 0])
 

@@ -68,7 +68,7 @@ def test_a_host_whose_network_is_cut_loses_its_job_to_another_and_lives_on() -> 
         wait_for_text(log, f"on {second} 1", seconds=60)
         old = hosts.shared / f"{first}.beats"
         length = old.stat().st_size
-        time.sleep(0.5)
+        time.sleep(0.5)  # some beats of the node that is cut off
         assert old.stat().st_size > length
         assert hosts.job(id)["NodeList"] == second
         assert any("slurmstepd" in told for told in hosts.left(seconds=0))

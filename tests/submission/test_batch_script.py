@@ -230,7 +230,7 @@ def test_a_warning_after_the_end_has_begun_changes_nothing(tmp_path: Path, progr
     assert job.stdout is not None
     assert job.stdout.readline() == "ready\n"
     job.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
+    time.sleep(0.3)  # until the shell has heard it: two at once come in any order
     job.send_signal(signal.SIGUSR1)
     job.communicate(timeout=20)
     assert not requeued(programs)
@@ -260,7 +260,7 @@ def test_a_command_that_finishes_after_a_signal_is_waited_for(tmp_path: Path, pr
     assert job.stdout is not None
     assert job.stdout.readline() == "ready\n"
     job.send_signal(signal.SIGUSR1)
-    time.sleep(0.3)
+    time.sleep(0.3)  # a shell that ends on the first one would have
     assert job.poll() is None
     job.send_signal(signal.SIGUSR1)
     job.communicate(timeout=20)

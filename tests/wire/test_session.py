@@ -107,7 +107,7 @@ def test_an_attempt_says_in_which_job_it_began(made: RunLayout, monkeypatch: pyt
 def test_an_attempt_says_what_it_spent_on_work_that_it_did_not_commit(made: RunLayout) -> None:
     class Dawdles(BrokenScorer):
         def submit(self, request: ScoreRequest) -> Future[Score]:
-            time.sleep(0.2)
+            time.sleep(0.2)  # the work that is lost
             raise self.error
 
     with pytest.raises(NonFiniteError):
