@@ -93,7 +93,22 @@ MISMATCH_ESS_FRAC = Metric(
 KL_REFERENCE_MEAN = Metric(
     "kl/reference_mean", "nats", "estimated KL of the actor from the reference, per token", "below 1"
 )
+MISMATCH_SEQUENCE_GAP_MEAN = Metric(
+    "mismatch/sequence_gap_mean",
+    "factor",
+    "mean over sequences of what ppo.max_sequence_gap bounds: the mean over tokens of exp|trainer - sampler|",
+    "below 1.05",
+)
+MISMATCH_SEQUENCE_GAP_MAX = Metric(
+    "mismatch/sequence_gap_max", "factor", "largest gap of a sequence, as in sequence_gap_mean", "below 1.2"
+)
 KL_COEF = Metric("kl/coef", "factor", "coefficient of the KL penalty")
+KL_CLAMPED_FRAC = Metric(
+    "kl/clamped_frac",
+    "share",
+    "tokens whose KL a clamp holds (ppo.kl.input_clamp, output_clamp, or k3's own at 20 nats)",
+    "below 0.01",
+)
 KL_PENALTY_MEAN = Metric("kl/penalty_mean", "reward", "mean KL penalty per token", "small beside the shaped reward")
 KL_MEASURED = Metric(
     "kl/measured", "nats", "KL from the reference that ppo.kl.adaptive holds against its target", "near the target"
@@ -163,6 +178,19 @@ VALUE_LOSS = Metric("value/loss", "loss", "the critic's loss", "falling")
 VALUE_GRAD_NORM = Metric("value/grad_norm", "norm", "global gradient norm of the critic before clipping", "no spikes")
 VALUE_LR = Metric("value/lr", "rate", "the critic's learning rate at the last update of the step")
 POLICY_LOSS = Metric("policy/loss", "loss", "the actor's loss", "near 0; it says little")
+POLICY_SURROGATE_LOSS = Metric(
+    "policy/surrogate_loss", "loss", "the part of policy/loss that the advantages make", "near 0"
+)
+POLICY_ENTROPY_LOSS = Metric(
+    "policy/entropy_loss", "loss", "the part that the entropy bonus makes: at most 0 (with entropy_coef)"
+)
+POLICY_KL_LOSS = Metric("policy/kl_loss", "loss", "the part that the KL penalty makes (with ppo.kl.place = loss)")
+POLICY_NLL_LOSS = Metric(
+    "policy/nll_loss", "loss", "the part that good responses make (with positive_nll_coef)", "falling"
+)
+POLICY_NLL_TOKENS = Metric(
+    "policy/nll_tokens", "tokens", "tokens of good responses in the step, which positive_nll_coef averages over"
+)
 POLICY_GRAD_NORM = Metric(
     "policy/grad_norm", "norm", "global gradient norm of the actor before clipping", "no spikes"
 )

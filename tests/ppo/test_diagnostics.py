@@ -109,6 +109,17 @@ def test_sampler_gap_by_hand():
     found = sampler_gap(logprobs, sampler, every(logprobs))
     check(found, gap_mean_abs=math.log(2), gap_max_abs=math.log(4), gap_k3=(0.25 + math.log(2)) / 3)
     check(found, ess_frac=3.25**2 / (3 * 5.0625))
+    # exp|d| = 2, 1, 4 in the one sequence.
+    check(found, sequence_gap_mean=7 / 3, sequence_gap_max=7 / 3)
+
+
+def test_the_gap_of_a_sequence_is_that_of_its_counted_tokens():
+    # exp|trainer - sampler|: 2, (8), 4 and 1, (8), (8); a row without tokens is in neither mean nor maximum.
+    logs = torch.tensor([[2.0, 8.0, 4.0], [1.0, 8.0, 8.0], [8.0, 8.0, 8.0]]).log()
+    signs = torch.tensor([[1.0, 1.0, -1.0], [1.0, 1.0, 1.0], [1.0, 1.0, 1.0]])
+    mask = torch.tensor([[True, False, True], [True, False, False], [False, False, False]])
+    found = sampler_gap(logs * signs, torch.zeros(3, 3), mask)
+    check(found, sequence_gap_mean=(3 + 1) / 2, sequence_gap_max=3.0)
 
 
 def test_a_sampler_that_agrees_has_no_gap():
@@ -140,7 +151,7 @@ def test_garbage_under_the_mask_changes_no_figure(garbage):
 
 def test_figures_have_the_names_the_metrics_know():
     found = figures(holey_mask(5, 7, seed=3), 0.0)
-    assert len(found) == 10 + 6 + 4
+    assert len(found) == 10 + 6 + 6
     assert all(find(name) is not None for name in found)
 
 

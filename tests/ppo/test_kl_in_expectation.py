@@ -4,7 +4,7 @@ k2, nearly so. Means of 200,000 draws are held within five standard errors of th
 import pytest
 import torch
 
-from ppoctl.ppo.kl import KlKind, kl_estimate
+from ppoctl.ppo.kl import KlEstimator, KlKind
 
 DRAWS = 200_000
 
@@ -24,7 +24,7 @@ def exact(pi: torch.Tensor, other: torch.Tensor) -> float:
 def mean_and_error(kind: KlKind, pi: torch.Tensor, other: torch.Tensor) -> tuple[float, float]:
     """Mean of the estimates of drawn tokens, and its standard error."""
     drawn = torch.multinomial(pi.exp(), DRAWS, replacement=True, generator=torch.Generator().manual_seed(3))
-    found = kl_estimate(pi[drawn][None], other[drawn][None], kind=kind)
+    found = KlEstimator(kind).estimates(pi[drawn][None], other[drawn][None])
     return float(found.mean()), float(found.std()) / DRAWS**0.5
 
 
@@ -42,7 +42,7 @@ def test_k2_agrees_to_second_order() -> None:
     biases = []
     for apart in (0.2, 0.1, 0.05):
         pi, other = policies(apart)
-        k2 = kl_estimate(pi[None], other[None], kind="k2")[0]
+        k2 = KlEstimator("k2").estimates(pi[None], other[None])[0]
         biases.append(abs(float((pi.exp() * k2).sum()) - exact(pi, other)))
         assert biases[-1] < apart * exact(pi, other)
     assert biases[0] / biases[1] > 6

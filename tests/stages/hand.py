@@ -76,7 +76,12 @@ class Engine:
 
     def update(self, sequences: Sequences, minibatches: list, objective: object) -> list[MinibatchResult]:  # type: ignore[type-arg]
         self.asked["minibatches"], self.asked["objective"] = minibatches, objective
-        return [MinibatchResult(0.0, 1.0, Said(self.outputs[m.rows])) for m in minibatches]
+        grid = torch.zeros_like(self.outputs) if getattr(objective, "asks", Asked()).entropy else None
+        entropies = [None if grid is None else grid[m.rows] for m in minibatches]
+        return [
+            MinibatchResult(0.0, 1.0, Said(self.outputs[m.rows], entropy))
+            for m, entropy in zip(minibatches, entropies, strict=True)
+        ]
 
 
 @dataclass

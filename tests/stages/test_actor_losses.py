@@ -99,7 +99,7 @@ def test_what_no_forward_pass_told_the_first_minibatch_tells(source: str) -> Non
     # k2 of d = reference - actor: 0.5, -0.5 in row 0; 0, 0.5, -1 in row 1.
     mean = [0.125, (0.125 + 0.5) / 3][row]
     told = {name: figure for name, figure in figures.items() if name.startswith("kl/")}
-    expected = {"kl/reference_mean": mean, "kl/coef": 0.1, "kl/penalty_mean": 0.1 * mean}
+    expected = {"kl/reference_mean": mean, "kl/clamped_frac": 0.0, "kl/coef": 0.1, "kl/penalty_mean": 0.1 * mean}
     assert told == pytest.approx(expected if source == "current" else {})
 
 
@@ -111,7 +111,7 @@ def test_the_whole_divergence_is_read_before_the_update_where_rewards_or_a_targe
     assert alone.before_update(said, ROLLOUTS.mask) is None
     first = followed.before_update(replace(said, full_kl=torch.full((2, 3), 0.5)), ROLLOUTS.mask)
     assert first is not None
-    EXACT.check(first, 0.5 * hand.MASK)
+    EXACT.check(first.nats, 0.5 * hand.MASK)
 
 
 def test_a_trainer_that_was_asked_is_not_asked_for_entropies_again() -> None:
@@ -161,6 +161,30 @@ def test_good_responses_are_made_likelier_over_the_count_of_all_their_tokens() -
         assert only.totals(BOTH) == (tokens,)
         shares = [only(BOTH[[row]], Said(hand.ACTOR[[row]]), (tokens,)) for row in (0, 1)]
         FLOAT32.check(shares[0] + shares[1], 0.2 * expected)
+
+
+def test_the_terms_of_the_loss_are_reported_each_with_its_coefficient() -> None:
+    stage = actor_stage(
+        models=cast(Any, hand.Models(Talking())), entropy_coef=0.3, positive_nll_coef=0.2, penalty=IN_LOSS
+    )
+    advantages = replace(hand.advantages(kl_coef=0.1), shaped=torch.tensor([0.5, -1.0]))
+    record = stage.run(STATES["actor"], ROLLOUTS, current(), advantages)
+    figures, first = record.figures(), cast(Any, stage.models).engine.first.item()
+    # Two minibatches of one row: minus the mean advantage, (1 + 2) / 2 and (-1 + 0.5 + 3) / 3.
+    assert figures["policy/surrogate_loss"] == pytest.approx(-(1.5 + 2.5 / 3) / 2)
+    # The engine says entropies of 1, then of 2.
+    assert figures["policy/entropy_loss"] == pytest.approx(-0.3 * (1 + 2) / 2)
+    # k2 of reference - actor: 0.5, -0.5 in row 0; 0, 0.5, -1 in row 1; 1 less in the row that is second.
+    away = {0: [0.5, -0.5], 1: [0.0, 0.5, -1.0]}
+    shifted = {row: [d - (row != first) for d in ds] for row, ds in away.items()}
+    means = [sum(d * d / 2 for d in ds) / len(ds) for ds in shifted.values()]
+    assert figures["policy/kl_loss"] == pytest.approx(0.1 * sum(means) / 2)
+    # Row 0 alone is good: log-probs -0.5 and -2.5, 1 more if it is second; nothing in the other minibatch.
+    later = float(first != 0)
+    assert figures["policy/nll_loss"] == pytest.approx(0.2 * (0.5 + 2.5 - 2 * later) / 2 / 2)
+    assert figures["policy/nll_tokens"] == 2.0
+    # They are not among the figures that a replay compares: records of earlier versions do not have them.
+    assert not [name for name in record.per_minibatch if name.endswith("_loss") or name == "nll_tokens"]
 
 
 @pytest.mark.parametrize("shaped", [[0.0, -1.0], [-0.5, 0.0]])

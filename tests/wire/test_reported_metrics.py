@@ -33,7 +33,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "a reference in the loss": {"ppo": {**PPO, "kl": {"place": "loss", "coef": 0.05}}},
     "raw advantages": {"ppo": {**PPO, "advantages": {"kind": "gae", "whiten": False}}},
     "clipped values, two clips": {"ppo": {**PPO, "value_loss": {"clip": 0.1}, "policy_loss": {"dual_clip": 3.0}}},
-    "gspo": {"ppo": {**PPO, "policy_loss": {"kind": "gspo"}}},
+    "gspo": {"ppo": {**PPO, "policy_loss": {"kind": "gspo", "entropy_coef": 0.1}}},
     "cispo": {"ppo": {**PPO, "policy_loss": {"kind": "cispo", "positive_nll_coef": 0.1}}},
     "reinforce, the sampler's log-probs": {
         "ppo": {**PPO, "policy_loss": {"kind": "reinforce"}, "old_logprobs": "sampler"}

@@ -83,10 +83,10 @@ def step(tables: Tables, drawn: Drawn) -> dict[str, Array]:
     has_kl = kl["place"] != "none"
     by = tables["ppo"]["old_logprobs"]
     old = drawn.sampler if by == "sampler" else actor
-    away = np.zeros_like(actor)
+    away = clamped = np.zeros_like(actor)
     if has_kl:
         whole = kl["estimator"] == "full"
-        found = whole_divergence(drawn, sampling, kl) if whole else divergence(old, reference, kl)
+        found, clamped = whole_divergence(drawn, sampling, kl) if whole else divergence(old, reference, kl)
         away = np.where(mask, found, 0.0)
     coef, next_coef, measured = coefficients(kl, away, mask, drawn.carried_coef)
     rewards = at_the_last(shaped, mask) - (coef * away if kl["place"] == "reward" else 0.0)
@@ -124,7 +124,8 @@ def step(tables: Tables, drawn: Drawn) -> dict[str, Array]:
         # A sum over the vocabulary that only the loss reads is told by the update alone.
         update_tells = (kl["place"], kl["estimator"], kl["adaptive"]) == ("loss", "full", None)
         rows = first if update_tells else range(len(mask))
-        told["kl/reference_mean"] = away[mask & np.isin(np.arange(len(mask)), rows)[:, None]].mean()
+        told_of = mask & np.isin(np.arange(len(mask)), rows)[:, None]
+        told["kl/reference_mean"], told["kl/clamped_frac"] = away[told_of].mean(), clamped[told_of].mean()
         told["kl/coef"] = coef
         told["kl/penalty_mean"] = coef * told["kl/reference_mean"]
         told |= {} if measured is None else {"kl/measured": measured}
@@ -237,21 +238,25 @@ def log_softmax(logits: Array) -> Array:
     return np.asarray(shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))
 
 
-def divergence(pi: Array, other: Array, kl: Tables) -> Array:
-    """Schulman's estimators of KL(pi || other) from tokens of pi: http://joschu.net/blog/kl-approx.html; and |d|."""
-    bound, held = kl["input_clamp"] or math.inf, kl["output_clamp"] or math.inf
+def divergence(pi: Array, other: Array, kl: Tables) -> tuple[Array, Array]:
+    """Schulman's estimators of KL(pi || other) from tokens of pi: http://joschu.net/blog/kl-approx.html; and |d|.
+    Also which of them a clamp changes."""
+    bound, cap = kl["input_clamp"] or math.inf, kl["output_clamp"] or math.inf
     log_r = np.clip(other - pi, -bound, bound)
     formulas = {"k1": -log_r, "k2": log_r**2 / 2, "k3": np.exp(log_r) - 1 - log_r, "abs": np.abs(log_r)}
-    return np.clip(formulas[kl["estimator"]], -held, held)
+    nats = formulas[kl["estimator"]]
+    return np.clip(nats, -cap, cap), (np.abs(other - pi) > bound) | (np.abs(nats) > cap)
 
 
-def whole_divergence(drawn: Drawn, sampling: Tables, kl: Tables) -> Array:
-    """KL(actor || reference) over all ids at each place, the actor as it draws and the reference whole."""
+def whole_divergence(drawn: Drawn, sampling: Tables, kl: Tables) -> tuple[Array, Array]:
+    """KL(actor || reference) over all ids at each place, the actor as it draws and the reference whole; and which of
+    them the clamp changes."""
     found = np.zeros(drawn.present.shape)
     for place in zip(*np.nonzero(drawn.present), strict=True):
         state, token = drawn.before[place], drawn.tokens[place]
         found[place] = from_reference(drawn_from(drawn.actor[state], token, sampling), drawn, state, sampling)[0]
-    return np.minimum(found, kl["output_clamp"] or math.inf)
+    cap = kl["output_clamp"] or math.inf
+    return np.minimum(found, cap), found > cap
 
 
 def from_reference(logs: Array, drawn: Drawn, state: int, sampling: Tables) -> tuple[float, Array]:
@@ -263,17 +268,19 @@ def from_reference(logs: Array, drawn: Drawn, state: int, sampling: Tables) -> t
 
 
 def pull(pi: float, other: float, old: float, kl: Tables) -> tuple[float, float]:
-    """A penalty in the loss for one token, and its slope by the log-prob of pi."""
-    log_r, away = other - pi, float(divergence(np.array(pi), np.array(other), kl))
-    slopes = {"k1": 1.0, "k2": -log_r, "k3": 1 - math.exp(log_r), "abs": -math.copysign(1.0, log_r)}
-    is_held = abs(log_r) > (kl["input_clamp"] or math.inf) or abs(away) >= (kl["output_clamp"] or math.inf)
-    slope, ratio = 0.0 if is_held else slopes[kl["estimator"]], math.exp(pi - old)
-    return {
-        "estimator": (away, slope),
-        "k2": (away, -log_r),
-        "score_function": (away, slope + away),
-        "importance": (ratio * away, ratio * (slope + away)),
-    }[kl["gradient"]]
+    """A penalty in the loss for one token, and its slope by the log-prob of pi. The slope is that of
+    clip(weight x estimate(d)): where either clamp holds the token, there is none."""
+    log_r, cap = other - pi, kl["output_clamp"] or math.inf
+    nats = float(divergence(np.array(pi), np.array(other), {**kl, "output_clamp": None})[0])
+    if kl["gradient"] == "k2":  # the value with clamps, and the slope of log_r^2 / 2
+        return min(max(nats, -cap), cap), -log_r
+    weight = math.exp(pi - old) if kl["gradient"] == "importance" else 1.0
+    value = min(max(weight * nats, -cap), cap)
+    if abs(log_r) > (kl["input_clamp"] or math.inf) or abs(weight * nats) > cap:
+        return value, 0.0
+    slope = {"k1": 1.0, "k2": -log_r, "k3": 1 - math.exp(log_r), "abs": -math.copysign(1.0, log_r)}[kl["estimator"]]
+    # d (weight x nats) = weight x (d nats + nats) where the weight has a slope, which is itself.
+    return value, weight * (slope + (0.0 if kl["gradient"] == "estimator" else nats))
 
 
 def coefficients(kl: Tables, away: Array, mask: Array, carried: float) -> tuple[float, float, float | None]:
@@ -437,8 +444,9 @@ def actor_update(
     temperature = sampling["temperature"]
     keys, penalty, (plain_advantages, gains) = ppo["policy_loss"], ppo["kl"], advantages
     learned = Learned(drawn.actor.copy(), np.zeros((2, *drawn.actor.shape)))
+    parts: dict[str, list[float]] = {}
     for rows, lr in minibatches(tables, drawn, mask, role="actor"):
-        loss, gradient = 0.0, np.zeros_like(learned.table)
+        part, gradient = dict.fromkeys(("surrogate", "entropy", "kl", "nll"), 0.0), np.zeros_like(learned.table)
         now, _ = said(learned.table, drawn, sampling)
         was = now.copy() if ppo["old_logprobs"] == "current" else old
         surrogates, slopes, ratios = np.zeros((3, *mask.shape))
@@ -457,15 +465,17 @@ def actor_update(
             if penalty["place"] == "loss" and penalty["estimator"] == "full":
                 bound = penalty["output_clamp"] or math.inf
                 kl, steep_by_logit = from_reference(logs, drawn, state, sampling)
-                loss += share * penalty["coef"] * min(kl, bound)
+                part["kl"] += share * penalty["coef"] * min(kl, bound)
                 gradient[state] += share * penalty["coef"] * steep_by_logit * (kl <= bound) / temperature
             elif penalty["place"] == "loss":
                 away, steep = pull(log_prob, reference[row, column], was[row, column], penalty)
-                surrogate, slope = surrogate + penalty["coef"] * away, slope + penalty["coef"] * steep
+                part["kl"] += share * penalty["coef"] * away
+                slope += penalty["coef"] * steep
             entropy = -(chances * logs).sum()
-            loss += share * (surrogate - keys["entropy_coef"] * entropy)
+            part["surrogate"] += share * surrogate
+            part["entropy"] -= share * keys["entropy_coef"] * entropy
             nll = keys["positive_nll_coef"] / good_tokens if is_good[row] else 0.0
-            loss -= nll * log_prob
+            part["nll"] -= nll * log_prob
             one_hot = np.eye(len(chances))[token]
             gradient[state] += (share * slope - nll) * (one_hot - chances) / temperature
             # d entropy / d logit k = -p_k (log p_k + entropy)
@@ -473,8 +483,18 @@ def actor_update(
         counted = mask & np.isin(np.arange(len(mask)), rows)[:, None]
         learned.note(**book_losses.clip_figures(keys, ratios[counted], plain_advantages[counted]))
         learned.note(**moved(ratios[counted], (now - was)[counted]))
-        adamw(learned, gradient, tables["actor"]["optimizer"], lr=lr, loss=loss)
-    return as_figures("actor", "policy", learned, drawn)
+        adamw(learned, gradient, tables["actor"]["optimizer"], lr=lr, loss=sum(part.values()))
+        for name, share in part.items():
+            parts.setdefault(name, []).append(share)
+    is_there = {
+        "surrogate": True,
+        "entropy": keys["entropy_coef"] > 0,
+        "kl": penalty["place"] == "loss",
+        "nll": keys["positive_nll_coef"] > 0,
+    }
+    of_terms = {f"policy/{name}_loss": np.mean(shares) for name, shares in parts.items() if is_there[name]}
+    of_nll = {"policy/nll_tokens": (mask & is_good[:, None]).sum()} if is_there["nll"] else {}
+    return as_figures("actor", "policy", learned, drawn) | of_terms | of_nll
 
 
 def moved(ratio: Array, log_r: Array) -> dict[str, float]:
@@ -571,9 +591,13 @@ def figures_of_mismatch(actor: Array, drawn: Drawn, counted: Array) -> dict[str,
     """Trainer against sampler over the counted tokens; the effective sample size is Kish's."""
     gap = (actor - drawn.sampler)[counted]
     weights = np.exp(gap)
+    rows = [row for row in range(len(counted)) if counted[row].any()]
+    by_sequence = [np.exp(np.abs((actor - drawn.sampler)[row][counted[row]])).mean() for row in rows]
     return {
         "mismatch/gap_mean_abs": np.abs(gap).mean(),
         "mismatch/gap_max_abs": np.abs(gap).max(),
         "mismatch/gap_k3": (np.exp(gap) - 1 - gap).mean(),
         "mismatch/ess_frac": weights.sum() ** 2 / (len(weights) * (weights**2).sum()),
+        "mismatch/sequence_gap_mean": np.mean(by_sequence),
+        "mismatch/sequence_gap_max": max(by_sequence),
     }

@@ -128,9 +128,14 @@ def kept_by_divergence(
 
 
 def kept_by_gap(log_ratio: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], *, max_gap: float) -> Bool[Tensor, "B R"]:
-    """Tokens of sequences whose mean of exp|trainer - sampler| over the tokens is at most so much; 1: they agree.
+    """Tokens of sequences whose gap (see `sequence_gaps`) is at most so much.
     Source: NeMo-RL's seq_logprob_error_threshold."""
-    return mask & (_averaged(_ratio(log_ratio.abs()), mask) <= max_gap)
+    return mask & (sequence_gaps(log_ratio, mask) <= max_gap)
+
+
+def sequence_gaps(log_ratio: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B 1"]:
+    """The mean over each sequence's tokens of exp|trainer - sampler|: 1 where the two agree; 0 without tokens."""
+    return _averaged(_ratio(log_ratio.abs()), mask)
 
 
 def _ratio(log_ratio: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ppoctl.ppo.kl import kl_estimate
+from ppoctl.ppo.correction import log_ratios, sequence_gaps
+from ppoctl.ppo.kl import KlEstimator
 from ppoctl.ppo.masking import masked_mean, masked_variance
 from ppoctl.ppo.policy_loss import PolicyLoss, token_ratios
 from ppoctl.ppo.value_loss import squared_errors
@@ -31,7 +32,7 @@ def policy_diagnostics(
     with torch.no_grad():
         ratio = loss.ratios(logprobs, old_logprobs, mask)
         figures = {name: masked_mean(held.float(), mask) for name, held in loss.clipped(ratio, advantages).items()}
-        figures["approx_kl"] = masked_mean(kl_estimate(old_logprobs, logprobs, kind="k3"), mask)
+        figures["approx_kl"] = masked_mean(KlEstimator("k3").estimates(old_logprobs, logprobs), mask)
         figures["ratio_mean"] = masked_mean(ratio, mask)
         counted = ratio[mask]
         for name, share in (("p01", 0.01), ("p50", 0.5), ("p99", 0.99)):
@@ -84,17 +85,21 @@ def sampler_gap(
 
     gap_mean_abs and gap_max_abs: |trainer - sampler| in nats; gap_k3: k3 estimate of KL(sampler || trainer).
     ess_frac: (sum w)^2 / (n sum w^2) with w = exp(trainer - sampler), the effective sample size of the importance
-    weights as a share of the n tokens (Kish): 1 when the two agree.
+    weights as a share of the n tokens (Kish): 1 when the two agree. sequence_gap_mean and sequence_gap_max: over
+    sequences with a counted token, of what `max_sequence_gap` bounds (`correction.sequence_gaps`).
     Raises ValueError when no token counts.
     """
     with torch.no_grad():
-        gap = torch.where(mask, logprobs - sampler_logprobs, 0).abs()
+        log_ratio = log_ratios(logprobs, sampler_logprobs, mask)
+        gap, sequences = log_ratio.abs(), sequence_gaps(log_ratio, mask)[mask.any(1)]
         weights = token_ratios(logprobs, sampler_logprobs, mask)
         figures = {
             "gap_mean_abs": masked_mean(gap, mask),
             "gap_max_abs": gap.max(),
-            "gap_k3": masked_mean(kl_estimate(sampler_logprobs, logprobs, kind="k3"), mask),
+            "gap_k3": masked_mean(KlEstimator("k3").estimates(sampler_logprobs, logprobs), mask),
             "ess_frac": masked_mean(weights, mask).square() / masked_mean(weights.square(), mask),
+            "sequence_gap_mean": sequences.mean(),
+            "sequence_gap_max": sequences.max(),
         }
     return _as_floats(figures)
 

@@ -41,8 +41,9 @@ class GaeAdvantages(Table):
 
 
 class MonteCarloAdvantages(Table):
-    """Discounted returns as they are, without the critic's values. The critic learns them all the same. With gamma 1
-    and no KL in the reward each token has the reward of its response, as NeMo-RL's `raw_reward` meant.
+    """Discounted returns as they are, without the critic's values, except with `ppo.truncated = "bootstrap"`, which
+    adds the critic's value behind the last token of a truncated response. The critic is trained on them all the same.
+    With gamma 1 and no KL in the reward each token has the reward of its response, as NeMo-RL's `raw_reward` meant.
 
     Formula: A_t = G_t = sum over l of gamma^l r_t+l
     Source: Williams 1992 (REINFORCE)

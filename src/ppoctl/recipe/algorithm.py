@@ -83,7 +83,7 @@ class PpoTable(Table):
     Formula: counts where mean_t(exp(|trainer - sampler|)) <= max_sequence_gap
     Source: NeMo-RL (`seq_logprob_error_threshold`)
     Default of: NeMo-RL (off); nobody else has it
-    Figures: mismatch/gap_mean_abs
+    Figures: mismatch/sequence_gap_mean, mismatch/sequence_gap_max
     """
 
     @property

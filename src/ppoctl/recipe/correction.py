@@ -35,8 +35,8 @@ class TruncatedImportance(Table):
     min_ratio: Annotated[float, RESULTS, Field(ge=0, lt=1)] = 0.0
     """Smallest importance weight of a token."""
     normalize: Annotated[bool, RESULTS] = False
-    """Whether the weights are divided by their mean over all drawn tokens that are kept, so that they average 1 (as
-    verl can)."""
+    """Whether the weights are divided by their mean over the sampled tokens that no rejection takes out, so that they
+    average 1. verl's batch normalisation takes that mean before rejection, over all tokens."""
 
 
 class TruncatedSequenceImportance(Table):
@@ -56,8 +56,9 @@ class TruncatedSequenceImportance(Table):
     min_ratio: Annotated[float, RESULTS, Field(ge=0, lt=1)] = 0.0
     """Smallest importance weight of a sequence."""
     normalize: Annotated[bool, RESULTS] = False
-    """Whether the weights are divided by their mean over all drawn tokens that are kept, so that they average 1 (as
-    verl can)."""
+    """Whether the weights are divided by their mean over the sampled tokens that no rejection takes out, so that they
+    average 1. verl's takes that mean before rejection, and over sequences, each once
+    however long."""
 
 
 class IcePop(Table):
@@ -67,7 +68,8 @@ class IcePop(Table):
 
     Formula: w = r where min_ratio <= r <= max_ratio, else 0; r = exp(trainer - sampler)
     Source: Zhao et al. 2025, Small Leak Can Sink a Great Ship (IcePop)
-    Default of: the authors, a preset of verl, OpenRLHF (0.5 and 5); NeMo-RL has no default
+    Default of: the authors, a preset of verl, OpenRLHF (0.5 and 5); NeMo-RL has no default. verl also has it by
+        sequence, which is not here
     Figures: correction/weight_mean, correction/capped_frac
     """
 
@@ -78,8 +80,8 @@ class IcePop(Table):
     max_ratio: Annotated[float, RESULTS, AboveOne] = 5.0
     """Largest ratio of a token with a weight (the paper's and verl's)."""
     normalize: Annotated[bool, RESULTS] = False
-    """Whether the weights are divided by their mean over all drawn tokens that are kept, so that they average 1 (as
-    verl can)."""
+    """Whether the weights are divided by their mean over the sampled tokens that no rejection takes out, so that they
+    average 1. verl's batch normalisation takes that mean before rejection, over all tokens."""
 
 
 class SequenceMask(Table):

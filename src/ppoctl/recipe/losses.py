@@ -17,7 +17,8 @@ class PolicyLossTable(Table):
     token_mean: their mean, so that long responses weigh more. sequence_mean_token_mean: the mean over sequences of
     each one's mean. sequence_mean_token_sum: the mean over sequences of each one's sum. fixed_length: of each one's
     sum divided by rollout.max_new_tokens. Tokens and sequences are counted over the whole minibatch; sequences in
-    which no token counts are in no mean.
+    which no token counts are in no mean. verl's sequence modes divide by all sequences of the minibatch, so that a
+    rejected or masked sequence weakens the loss there.
     Formula: token_mean: sum(m l) / sum(m); sequence_mean_token_mean: mean_i(sum_t(m l) / sum_t(m));
     sequence_mean_token_sum: mean_i(sum_t(m l)); fixed_length: mean_i(sum_t(m l) / rollout.max_new_tokens)
     Source: DAPO (arXiv:2503.14476) for token_mean, GRPO (arXiv:2402.03300) for sequence_mean_token_mean, Dr. GRPO
@@ -64,7 +65,8 @@ class ClippedLoss(PolicyLossTable):
 
 class GspoLoss(PolicyLossTable):
     """Group sequence policy optimisation: the clipped surrogate with one ratio for all tokens of a sequence.
-    Formula: max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high)), s = exp(mean over the sequence of log r)
+    Formula: max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high)), s = exp(mean over the sequence of log r), the mean
+    held within +-20 (verl: at most 10, NeMo-RL: not held)
     Source: GSPO (arXiv:2507.18071), eq. 5-7 and 13-14.
     Default of: nobody (the kind)."""
 

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from inspect import cleandoc
 
-_MARK = re.compile(r"^(Formula|Source|Default of|Figures):", re.MULTILINE)
+_MARK = re.compile(r"^(Formula|Table|Source|Default of|Figures):", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,8 @@ class Marked:
     default_of: str
     figures: tuple[str, ...]
     """Names of metrics in which the setting can be seen at work."""
+    table: tuple[tuple[str, ...], ...] = ()
+    """Rows of cells, the head first; in the docstring rows end with `;` and cells with `/`."""
 
 
 def marked(docstring: str) -> Marked:
@@ -26,7 +28,9 @@ def marked(docstring: str) -> Marked:
     parts = {name: _line(text) for name, text in zip(rest[::2], rest[1::2], strict=True)}
     figures = tuple(name.strip() for name in parts.get("Figures", "").rstrip(".").split(",") if name.strip())
     formula, source, default_of = (parts.get(name, "") for name in ("Formula", "Source", "Default of"))
-    return Marked(_line(prose), formula, source, default_of, figures)
+    rows = [row.split(" / ") for row in parts.get("Table", "").split(";")]
+    table = tuple(tuple(cell.strip() for cell in row) for row in rows if len(row) > 1)
+    return Marked(_line(prose), formula, source, default_of, figures, table)
 
 
 def _line(text: str) -> str:

@@ -32,6 +32,12 @@ _OF_A_REWARD_STEP = {
     metrics.REWARD_LENGTH_MEAN.name: ("length_penalty", None),
 }
 """Metric -> the key of `[reward]` that reports it, and its value where it does not."""
+_OF_A_COEF = {
+    metrics.POLICY_ENTROPY_LOSS.name: "entropy_coef",
+    metrics.POLICY_NLL_LOSS.name: "positive_nll_coef",
+    metrics.POLICY_NLL_TOKENS.name: "positive_nll_coef",
+}
+"""Metric of a term of the actor's loss -> the key of `ppo.policy_loss` that adds the term where it is above 0."""
 _OF_TRUNCATED = {
     metrics.ADVANTAGE_BOOTSTRAP_MEAN.name: "bootstrap",
     metrics.ADVANTAGE_FILTERED_FRAC.name: "filter",
@@ -69,6 +75,11 @@ def _not_reported(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Conflict]
         yield Conflict(f"`{name}` needs a coefficient that adapts, and it is fixed", (key, ("ppo", "kl", "adaptive")))
     elif _is_of_a_correction(name):
         yield from _not_corrected(recipe, name, key)
+    elif name == metrics.POLICY_KL_LOSS.name and recipe.ppo.kl.place != "loss":
+        yield Conflict(f"`{name}` needs a KL penalty in the loss, and there is none", (key, ("ppo", "kl", "place")))
+    elif (coef := _OF_A_COEF.get(name)) is not None and getattr(recipe.ppo.policy_loss, coef) == 0:
+        says = f"`{name}` needs `ppo.policy_loss.{coef}` above 0"
+        yield Conflict(says, (key, ("ppo", "policy_loss", coef)), f"--set ppo.policy_loss.{coef}=0.001")
     elif name.startswith("policy/") and _is_of_another_clip(name.removeprefix("policy/"), recipe):
         kind = recipe.ppo.policy_loss.kind
         yield Conflict(f"`{name}` is of a clip that `{kind}` has not", (key, ("ppo", "policy_loss", "kind")))

@@ -93,6 +93,9 @@ def _feature(feature: Feature) -> list[str]:
     lines = [f"\n### {coded(feature.names)}{' (the default)' if feature.is_default else ''}\n", feature.told.prose]
     if feature.told.formula:
         lines += ["", *(f"    {part}" for part in feature.told.formula.split("; "))]
+    if feature.told.table:
+        head, *rows = feature.told.table
+        lines += ["", cells(*head), "|" + "---|" * len(head), *(cells(*row) for row in rows)]
     lines.append("")
     lines += [f"{text}  " for text in _sentences(feature.told)]
     if feature.is_one_key:

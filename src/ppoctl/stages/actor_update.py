@@ -1,6 +1,8 @@
 """70-actor_update: the actor follows the advantages."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float
@@ -12,7 +14,6 @@ from ppoctl.errors import RecipeError
 from ppoctl.ports import Asked, Minibatch, MinibatchResult
 from ppoctl.ppo.aggregation import Aggregation
 from ppoctl.ppo.diagnostics import policy_diagnostics, sampler_gap
-from ppoctl.ppo.kl import kl_losses
 from ppoctl.ppo.masking import masked_mean
 from ppoctl.ppo.policy_loss import PolicyLoss
 from ppoctl.stages.correction import counted_after
@@ -72,10 +73,8 @@ class KlToReference:
     needs_entropy: bool = False
 
     def __call__(self, outputs: Outputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
-        reference, gradient, old = outputs.of(self.reference), self.penalty.gradient, self.old_logprobs
-        old_logprobs = outputs.values if old is None else outputs.of(old)
-        estimates = self.penalty.estimates(outputs.values, reference, mask)
-        return kl_losses(estimates, outputs.values, reference, old_logprobs, mask, gradient=gradient)
+        old = outputs.values if self.old_logprobs is None else outputs.of(self.old_logprobs)
+        return self.penalty.losses(outputs.values, outputs.of(self.reference), old, mask)
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ class WholeKlToReference:
     needs_entropy: bool = False
 
     def __call__(self, outputs: Outputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
-        return self.penalty.exact(outputs.full_kl, mask)
+        return self.penalty.exact(outputs.full_kl, mask).nats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,10 +117,11 @@ class ActorUpdateStage(UpdateStage):
         terms = self._terms(logprobs, weighted, mask, advantages.penalty_coef)
         if self.positive_nll_coef > 0:
             good = mask & _earned_more_than_nothing(advantages)[:, None]
-            terms.append(Term(NegativeLogLikelihood(), good, coef=self.positive_nll_coef))
+            terms.append(Term(NegativeLogLikelihood(), good, coef=self.positive_nll_coef, name="nll"))
         # Entropies are figures of every update: where no forward pass told them, the update itself does.
         asked = replace(self.scored, entropy=logprobs.entropy is None, full_kl=self._reads_full_kl)
-        trained = self.train(actor, rollouts, Terms(tuple(terms), asked), read=read)
+        objective = Terms(tuple(terms), asked)
+        trained = self.train(actor, rollouts, objective, read=read)
         diagnostics = [
             policy_diagnostics(
                 result.said.outputs,
@@ -133,6 +133,7 @@ class ActorUpdateStage(UpdateStage):
             for minibatch, result in trained.steps
         ]
         of_the_step = self._of_the_step(trained.steps[0], logprobs, advantages, mask)
+        of_the_step |= _loss_by_term(objective, trained.steps)
         record = trained.record("policy", diagnostics, of_the_step=of_the_step)
         return record if logprobs.entropy is not None else replace(record, gap=_gap(trained.steps[0], rollouts))
 
@@ -143,14 +144,15 @@ class ActorUpdateStage(UpdateStage):
     def _terms(
         self, logprobs: Logprobs, weighted: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], kl_coef: float
     ) -> list[Term]:
-        terms = [Term(Surrogate(logprobs.actor, weighted, self.loss), mask, aggregation=self.aggregation)]
+        averaged = partial(Term, mask=mask, aggregation=self.aggregation)
+        terms = [averaged(Surrogate(logprobs.actor, weighted, self.loss), name="surrogate")]
         if self.entropy_coef > 0:
-            terms.append(Term(Entropy(), mask, coef=-self.entropy_coef, aggregation=self.aggregation))
+            terms.append(averaged(Entropy(), coef=-self.entropy_coef, name="entropy"))
         if self.penalty is not None and self.penalty.place == "loss":
             kl: TokenLoss = WholeKlToReference(self.penalty)
             if self.penalty.estimator != "full":
                 kl = KlToReference(reference_of(logprobs), logprobs.actor, self.penalty)
-            terms.append(Term(kl, mask, coef=kl_coef, aggregation=self.aggregation))
+            terms.append(averaged(kl, coef=kl_coef, name="kl"))
         return terms
 
     def _of_the_step(
@@ -179,6 +181,20 @@ def _earned_more_than_nothing(advantages: Advantages) -> Bool[Tensor, " B"]:
             hint="ppoctl resume RUN --set ppo.policy_loss.positive_nll_coef=0  # for this step",
         )
     return advantages.shaped > 0
+
+
+def _loss_by_term(objective: Terms, steps: Sequence[Step]) -> dict[str, float]:
+    """The mean over optimizer steps of what each term adds to the loss; these sum to `policy/loss`. They are figures
+    of the step and not of each minibatch, because a replay compares the latter with a record of any version."""
+    sums = {term.name: 0.0 for term in objective.terms}
+    for minibatch, result in steps:
+        for term, share in objective.shares(minibatch.rows, result.said, minibatch.totals):
+            sums[term.name] += float(share)
+    figures = {metrics.named("policy", f"{name}_loss"): total / len(steps) for name, total in sums.items()}
+    for term in objective.terms:
+        if term.name == "nll":
+            figures[metrics.POLICY_NLL_TOKENS.name] = float(term.mask.sum())
+    return figures
 
 
 def _gap(first: Step, rollouts: Rollouts) -> dict[str, float]:

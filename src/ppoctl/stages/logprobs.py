@@ -4,6 +4,7 @@ Here also are what other stages share with it: the guard that keeps NaN out of e
 reads the reference's log-probs.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,9 +17,19 @@ from ppoctl.batch.records import Carry, Logprobs, Rollouts, State
 from ppoctl.errors import NonFiniteError
 from ppoctl.ports import Asked, Models, Said
 from ppoctl.ppo.diagnostics import sampler_gap
-from ppoctl.ppo.kl import KlGradient, KlKind, kl_estimate
+from ppoctl.ppo.kl import KlEstimator, KlGradient, KlKind
 from ppoctl.ppo.kl_coefficient import KlTarget
 from ppoctl.ppo.masking import masked_mean
+
+
+@dataclass(frozen=True)
+class TokenKl:
+    """KL(actor || reference) of each token, estimated or exact."""
+
+    nats: Float[Tensor, "B R"]
+    """0 under the mask, and so is its gradient."""
+    held: Bool[Tensor, "B R"]
+    """The tokens whose number a clamp changed."""
 
 
 @dataclass(frozen=True)
@@ -37,36 +48,49 @@ class KlPenalty:
     target: KlTarget | None = None
     """None: the coefficient is fixed."""
 
+    @property
+    def _estimator(self) -> KlEstimator:
+        assert self.estimator != "full", "the whole divergence is not estimated"
+        return KlEstimator(self.estimator, self.input_clamp, self.output_clamp)
+
     def estimates(
+        self, logprobs: Float[Tensor, "B R"], reference: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]
+    ) -> TokenKl:
+        """Estimates of KL(actor || reference)."""
+        estimator = self._estimator
+        return TokenKl(estimator.estimates(logprobs, reference, mask), estimator.held(logprobs, reference, mask))
+
+    def losses(
         self,
         logprobs: Float[Tensor, "B R"],
         reference: Float[Tensor, "B R"],
+        old_logprobs: Float[Tensor, "B R"],
         mask: Bool[Tensor, "B R"],
     ) -> Float[Tensor, "B R"]:
-        """Estimates of KL(actor || reference) per token in nats; 0 under the mask, and so is their gradient."""
-        assert self.estimator != "full", "the whole divergence is not estimated"
-        clamps = {"input_clamp": self.input_clamp, "output_clamp": self.output_clamp}
-        return kl_estimate(logprobs, reference, kind=self.estimator, mask=mask, **clamps)
+        """The estimates as a loss with the gradient that the penalty asks for; 0 under the mask, and so is that."""
+        return self._estimator.losses(logprobs, reference, old_logprobs, mask, gradient=self.gradient)
 
-    def exact(self, full_kl: Float[Tensor, "B R"] | None, mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B R"]:
-        """The whole divergence per token in nats, up to the output clamp; 0 under the mask, as is its gradient."""
+    def exact(self, full_kl: Float[Tensor, "B R"] | None, mask: Bool[Tensor, "B R"]) -> TokenKl:
+        """The whole divergence, up to the output clamp."""
         assert full_kl is not None, "the whole divergence from the reference is penalised, and was not computed"
-        held = full_kl if self.output_clamp is None else full_kl.clamp(max=self.output_clamp)
-        return held.where(mask, 0.0)
+        bound = math.inf if self.output_clamp is None else self.output_clamp
+        return TokenKl(full_kl.clamp(max=bound).where(mask, 0.0), mask & (full_kl > bound))
 
     @property
     def reads_full_kl_first(self) -> bool:
         """Whether the whole divergence is read before the update: by rewards, or by a coefficient that follows it."""
         return self.estimator == "full" and (self.place == "reward" or self.target is not None)
 
-    def before_update(self, logprobs: Logprobs, mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B R"] | None:
+    def before_update(self, logprobs: Logprobs, mask: Bool[Tensor, "B R"]) -> TokenKl | None:
         """The step's KL per token, of the actor that drew it; None where the update is the first to say it."""
         if self.estimator == "full":
             return None if logprobs.full_kl is None else self.exact(logprobs.full_kl, mask)
         return None if logprobs.actor is None else self.estimates(logprobs.actor, reference_of(logprobs), mask)
 
-    def in_update(self, said: Said, logprobs: Logprobs, rows: Int[Tensor, " m"], mask: Bool[Tensor, "m R"]) -> Tensor:
-        """The KL per token of some rows, as an update said it of them. [m, R]"""
+    def in_update(
+        self, said: Said, logprobs: Logprobs, rows: Int[Tensor, " m"], mask: Bool[Tensor, "m R"]
+    ) -> TokenKl:
+        """The KL per token of m rows, as the update computed it of them."""
         if self.estimator == "full":
             return self.exact(said.full_kl, mask)
         return self.estimates(said.outputs, reference_of(logprobs)[rows], mask)
@@ -142,11 +166,12 @@ def reference_of(logprobs: Logprobs) -> Float[Tensor, "B R"]:
     return logprobs.reference
 
 
-def kl_figures(kl: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], coef: float) -> dict[str, float]:
+def kl_figures(kl: TokenKl, mask: Bool[Tensor, "B R"], coef: float) -> dict[str, float]:
     """The figures of a penalty: metric name -> number."""
-    mean = float(masked_mean(kl, mask))
+    mean = float(masked_mean(kl.nats, mask))
     return {
         metrics.KL_REFERENCE_MEAN.name: mean,
+        metrics.KL_CLAMPED_FRAC.name: float(masked_mean(kl.held.float(), mask)),
         metrics.KL_COEF.name: coef,
         metrics.KL_PENALTY_MEAN.name: coef * mean,
     }

@@ -55,6 +55,8 @@ class Term:
     """The tokens it counts, of all rows of the step."""
     coef: float = 1.0
     aggregation: Aggregation = field(default_factory=TokenMean)
+    name: str = "loss"
+    """What it is called in figures."""
 
     def total(self, rows: Int[Tensor, " M"]) -> int:
         return self.aggregation.total(self.mask[rows])
@@ -82,6 +84,9 @@ class Terms:
         return tuple(term.total(rows) for term in self.terms)
 
     def __call__(self, rows: Int[Tensor, " m"], said: Said, totals: Totals) -> Float[Tensor, ""]:
+        return sum((share for _, share in self.shares(rows, said, totals)), start=said.outputs.new_zeros(()))
+
+    def shares(self, rows: Int[Tensor, " m"], said: Said, totals: Totals) -> list[tuple[Term, Float[Tensor, ""]]]:
+        """Each term with what it adds to the loss; terms in which nothing of the minibatch counts are left out."""
         seen = Outputs(rows, said.outputs, said.entropy, said.full_kl)
-        shares = [term.share(seen, total) for term, total in zip(self.terms, totals, strict=True) if total]
-        return sum(shares, start=said.outputs.new_zeros(()))
+        return [(term, term.share(seen, total)) for term, total in zip(self.terms, totals, strict=True) if total]

@@ -33,7 +33,7 @@ def penalised(penalty: KlPenalty | None, logprobs: Logprobs, mask: Bool[Tensor, 
         return Penalised(None, coef, coef, {})
     figures = kl_figures(kl, mask, coef)
     if penalty.target is not None:
-        measured = penalty.target.measured(kl, mask)
+        measured = penalty.target.measured(kl.nats, mask)
         figures[metrics.KL_MEASURED.name] = measured
         following = penalty.target.next_coef(coef, measured, num_seqs=len(mask))
-    return Penalised(coef * kl if penalty.place == "reward" else None, coef, following, figures)
+    return Penalised(coef * kl.nats if penalty.place == "reward" else None, coef, following, figures)
