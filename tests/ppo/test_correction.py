@@ -213,3 +213,13 @@ def test_no_ratio_and_no_mask_gives_nan_or_counts_what_does_not(seed, size, garb
             assert torch.isfinite(normalized(found.weights, mask)).all()
     for keep in KEEPS.values():
         assert not (keep(logs, mask) & ~mask).any()
+
+
+def test_what_lies_exactly_at_a_limit_is_kept():
+    two = torch.full((2, 3), math.log(2)) * MASK
+    for level in ("token", "sequence_mean", "sequence_max"):
+        assert kept_by_ratio(two, MASK, level=level, min_ratio=None, max_ratio=2.0).equal(MASK), level
+        assert kept_by_ratio(-two, MASK, level=level, min_ratio=0.5, max_ratio=None).equal(MASK), level
+    # A log-ratio of 1: k2 is 1/2. Ratios of 1: the gap is 1.
+    assert kept_by_divergence(1.0 * MASK, MASK, statistic="k2", level="token", max_nats=0.5).equal(MASK)
+    assert kept_by_gap(0.0 * MASK, MASK, max_gap=1.0).equal(MASK)
