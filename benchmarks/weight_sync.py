@@ -31,7 +31,7 @@ from machinery import RECIPE
 
 from ppoctl.batch.records import State
 from ppoctl.engines.megatron.factory import trainer_settings
-from ppoctl.engines.megatron.trainer import MegatronActor
+from ppoctl.engines.megatron.trainer import MegatronActor, trainer_side
 from ppoctl.engines.ray.worker import InStore
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.recipe.load import load
@@ -39,7 +39,7 @@ from ppoctl.weights.bucket import Bucket, bucket_of, flatten
 from ppoctl.weights.calls import ask
 from ppoctl.weights.canary import Canary
 from ppoctl.weights.sending import SenderRanks
-from ppoctl.weights.sync import BroadcastWay, Sync, TrainerSide, hand_over
+from ppoctl.weights.sync import BroadcastWay, Sync, hand_over
 from ppoctl.wire.processes import Placed, place
 
 STATE = State("actor", 0, 0, "benchmark")
@@ -90,8 +90,7 @@ def run(folder: Path, rounds: int) -> dict[str, float]:
     settings = VllmSettings(str(folder / "model"), "float32", 128, (1,), recipe.generator)
     hosts = placed.generator(settings, print)
     engine = hosts.engines[0]
-    trainer = TrainerSide(actor.weights, lambda *_: [], lambda _, folder: actor.export(folder))
-    sync = Sync(trainer, hosts, Canary.of("float32", 128, tolerance=None))
+    sync = Sync(trainer_side(actor, lambda _: actor), hosts, Canary.of("float32", 128, tolerance=None))
     try:
         actor.start()
         weights = actor.weights(STATE)

@@ -68,7 +68,7 @@ stages, on this machine with all processes, 8 GiB
   advantages     1.23 GiB  fits
   critic_update  1.46 GiB  fits
   actor_update   1.46 GiB  fits
-  eval           1.27 GiB  fits
+  eval           1.28 GiB  fits
   actor_save     1.23 GiB  fits
   critic_save    1.23 GiB  fits
   actor_load     1.21 GiB  fits
@@ -89,7 +89,7 @@ what is on this machine with all processes
   critic at work        227 MiB   critic_update
   generator weights     3.57 MiB  always
   KV cache              256 MiB   always
-  weights on their way  13.2 MiB  rollout
+  weights on their way  13.2 MiB  rollout, eval
   states being written  19.7 MiB  all but actor_load, critic_load
   libraries             950 MiB   always
   samples and records   784 KiB   rollout
@@ -137,7 +137,7 @@ stages, on the fullest of 8 GPUs (actor, critic, generator), 80 GiB
   advantages     104 GiB  23.5 GiB too much
   critic_update  140 GiB  59.7 GiB too much
   actor_update   140 GiB  59.7 GiB too much
-  eval           105 GiB  24.7 GiB too much
+  eval           109 GiB  28.7 GiB too much
   actor_save     104 GiB  23.5 GiB too much
   critic_save    104 GiB  23.5 GiB too much
   actor_load     104 GiB  23.5 GiB too much
@@ -167,7 +167,7 @@ what is on the fullest of 8 GPUs (actor, critic, generator)
   generator weights     14.2 GiB  always
   KV cache              37.8 GiB  always
   CUDA graphs           1 GiB     always
-  weights on their way  4.06 GiB  rollout
+  weights on their way  4.06 GiB  rollout, eval
 
 host memory of a node with 8 GPUs, at most 390 GiB
   rollouts in ranks     4 GiB     always
@@ -248,7 +248,7 @@ stages, each process on a GPU of its own, 80 GiB
   advantages     37.3 GiB         fits  31.5 GiB          fits  54.8 GiB             fits
   critic_update  37.3 GiB         fits  56 GiB            fits  54.8 GiB             fits
   actor_update   40.6 GiB         fits  31.5 GiB          fits  54.8 GiB             fits
-  eval           40.4 GiB         fits  31.5 GiB          fits  54.8 GiB             fits
+  eval           43.5 GiB         fits  31.5 GiB          fits  55.9 GiB             fits
   actor_save     37.3 GiB         fits  31.5 GiB          fits  54.8 GiB             fits
   critic_save    37.3 GiB         fits  31.5 GiB          fits  54.8 GiB             fits
   actor_load     37.3 GiB         fits  31.5 GiB          fits  54.8 GiB             fits
@@ -266,7 +266,7 @@ what is on the actor's GPU
   fragments             302 MiB   actor_update
   CUDA contexts         614 MiB   always
   NCCL                  1.25 GiB  always
-  weights on their way  3.05 GiB  rollout
+  weights on their way  3.05 GiB  rollout, eval
 
 what is on the critic's GPU
   critic weights    3.29 GiB  always
@@ -285,7 +285,7 @@ what is on the generator's GPU
   CUDA graphs           1 GiB     always
   CUDA contexts         614 MiB   always
   NCCL                  1.25 GiB  always
-  weights on their way  1.02 GiB  rollout
+  weights on their way  1.02 GiB  rollout, eval
 
 host memory of a node with 8 GPUs (the fullest of 3), at most 110 GiB
   rollouts in ranks     2.25 GiB  always
@@ -294,7 +294,7 @@ host memory of a node with 8 GPUs (the fullest of 3), at most 110 GiB
   libraries             3.52 GiB  always
   samples and records   1.41 GiB  rollout
   samples and records   1.34 GiB  all but rollout
-  weights on their way  3.05 GiB  rollout
+  weights on their way  3.05 GiB  rollout, eval
   object store          576 MiB   always
 """
     )
@@ -316,7 +316,7 @@ stages, on the fullest of 8 GPUs (actor, critic, generator), 80 GiB
   advantages     12.5 GiB  fits
   critic_update  62.9 GiB  fits
   actor_update   62.9 GiB  fits
-  eval           62.1 GiB  fits
+  eval           66.2 GiB  fits
   actor_save     26.7 GiB  fits
   critic_save    26.7 GiB  fits
   actor_load     26.7 GiB  fits
@@ -346,7 +346,7 @@ what is on the fullest of 8 GPUs (actor, critic, generator)
   generator weights     14.2 GiB  rollout, reward, eval
   KV cache              37.8 GiB  rollout, reward, eval
   CUDA graphs           1 GiB     always
-  weights on their way  4.06 GiB  rollout
+  weights on their way  4.06 GiB  rollout, eval
 
 host memory of a node with 8 GPUs, at most 637 GiB
   moved out             142 GiB   all but actor_load

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from ppoctl.engines.megatron.ranks import TakingTurns
 from ppoctl.engines.turns import Turns
 
 EVERYONE = ("actor", "critic", "generator")
@@ -83,7 +84,50 @@ def test_without_turns_everyone_stays(left, leaves):
 
 def test_only_listed_roles_leave_whoever_works(left, leaves):
     turns = Turns(["generator"])
+    assert [role for role in EVERYONE if turns.leaves(role)] == ["generator"]
     for role in ("actor", "generator", "critic", "actor", "generator"):
         turns.take(role, leaves(role))
     turns.clear_for("actor")
     assert left == ["generator", "generator"]
+
+
+class CalledRanks:
+    """Ranks that list their calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def call(self, method: str) -> list[None]:
+        self.calls.append(method)
+        return [None]
+
+    def weights(self) -> None:
+        self.calls.append("weights")
+
+
+@pytest.mark.parametrize("whole", ["start", "load", "update", "begin_save"])
+def test_gradients_and_optimizer_leave_before_weights_alone_are_read(whole: str):
+    ranks = CalledRanks()
+    actor = TakingTurns(ranks, "actor", Turns(["actor"]))
+    for method in (whole, "update", "is_saved", "forward", "reference_forward", "forward", whole):
+        actor.call(method)
+    actor.weights()
+    reads = ["forward", "reference_forward", "forward"]
+    assert ranks.calls == [whole, "update", "is_saved", "leave", *reads, whole, "leave", "weights"]
+
+
+def test_ranks_that_another_role_has_had_leave_do_not_leave_again():
+    ranks, turns = CalledRanks(), Turns(EVERYONE)
+    actor = TakingTurns(ranks, "actor", turns)
+    actor.call("update")
+    turns.take("generator", lambda: None)
+    actor.call("forward")
+    assert ranks.calls == ["update", "leave", "forward"]
+
+
+def test_ranks_that_stay_keep_gradients_and_optimizer():
+    ranks = CalledRanks()
+    actor = TakingTurns(ranks, "actor", Turns(["generator"]))
+    for method in ("update", "forward"):
+        actor.call(method)
+    assert ranks.calls == ["update", "forward"]

@@ -487,6 +487,7 @@ def test_apart_every_process_has_a_gpu(smallest: Path) -> None:
     assert stages["actor_update"] == always + with_fragments(rank.update)
     # Three copies of the largest bucket where they are sent, one where they are read.
     assert stages["rollout"] == always + with_fragments(rank.forward) + 3 * memory.sending.largest
+    assert stages["eval"] == stages["rollout"]  # of an actor that was just updated
     ways = {item.name: item.bytes for item in engine.items}
     assert ways.keys() == {"generator weights", "KV cache", "weights on their way", "CUDA contexts"}
     assert ways["weights on their way"] == memory.sending.largest

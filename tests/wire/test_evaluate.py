@@ -36,7 +36,7 @@ SAVED = Manifest("state/actor", 2, "lineage", (), "", {}, 0.0, 0.0, 1, extra={"u
 
 
 @pytest.mark.parametrize("saved", [None, SAVED], ids=["the model source", "a saved state"])
-def test_the_engine_starts_before_the_actor_is_loaded_and_finds_the_devices_memory_free(
+def test_the_actor_is_brought_to_the_state_once_when_the_generator_asks_for_it(
     monkeypatch: pytest.MonkeyPatch, saved: Manifest | None
 ) -> None:
     recipe, order = fake_recipe(), list[str]()
@@ -52,14 +52,14 @@ def test_the_engine_starts_before_the_actor_is_loaded_and_finds_the_devices_memo
 
     class Starting(BigramGenerator):
         def prepare(self, state: State) -> None:
-            order.append("engine starts")
+            order.append("generator prepares")
             super().prepare(state)
 
     on_fakes(monkeypatch, replace(sockets, generator=lambda actor_at, *_: Starting(actor_at)))
     found = commands.evaluate(Checkpoint(recipe, Path("states"), saved), print)
     assert found.figures
     assert found.stamp.startswith("actor@0:" if saved is None else "actor@2:lineage")
-    assert order[:2] == ["engine starts", "actor starts" if saved is None else "actor loads states"]
+    assert order[:2] == ["generator prepares", "actor starts" if saved is None else "actor loads states"]
     assert sum(line.startswith("actor") for line in order) == 1
 
 

@@ -16,6 +16,10 @@ class Turns:
         self._here: dict[str, Callable[[], None]] = {}
         self._is_shared = False
 
+    def leaves(self, role: str) -> bool:
+        """Whether the role is one of those that leave."""
+        return role in self._leaving
+
     def take(self, role: str, leave: Callable[[], None]) -> None:
         """`role` is about to work; `leave` will move it out when another one is, if it is to leave. It comes back by
         itself when it is used."""

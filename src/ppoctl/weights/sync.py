@@ -31,13 +31,18 @@ GENERATOR = "generator"
 
 @dataclass(frozen=True)
 class TrainerSide:
-    """The trainer, as a sync asks it."""
+    """The trainer at one state, as a sync calls it. No call brings it to another state, so none builds a model, loads
+    or updates while engines have the device."""
 
-    weights: Callable[[State], NamedWeights]
-    score: Callable[[State, tuple[int, ...]], list[float]]
-    """Log-probs (temperature 1, float32) of tokens 1.. of a sequence under that state."""
-    export: Callable[[State, Path], SentChecksums]
+    weights: Callable[[], NamedWeights]
+    score: Callable[[tuple[int, ...]], list[float]]
+    """Log-probs (temperature 1, float32) of tokens 1.. of a sequence."""
+    export: Callable[[Path], SentChecksums]
     """Writes the weights as a Hugging Face model into an existing empty folder: checksums of what was written."""
+
+
+TrainerAt = Callable[[State], TrainerSide]
+"""Brings the trainer to a state, which takes the memory of a whole trainer: weights, gradients and optimizer."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ class Published:
 class Sync:
     """Sends weights to engines, proves that they arrived, and restores engines without the trainer."""
 
-    trainer: TrainerSide
+    trainer_at: TrainerAt
     side: EngineSide
     canary: Canary
     _links: Links = field(default_factory=Links, init=False)
@@ -98,11 +103,11 @@ class Sync:
         """Engines are about to end."""
         self._links.close()
 
-    def prepare(self, engines: Sequence[EngineHandle], state: State) -> Published:
-        """Have these engines hold the weights of `state`. Raises WeightSyncError where they do not afterwards, and
-        EngineLostError when one of them dies."""
+    def prepare(self, engines: Sequence[EngineHandle], trainer: TrainerSide, state: State) -> Published:
+        """Have these engines hold the weights of the trainer, which is at `state`. Raises WeightSyncError where they
+        do not afterwards, and EngineLostError when one of them dies."""
         in_place = all(ask(engines, "takes_weights"))
-        weights = self.trainer.weights(state)
+        weights = trainer.weights()
         if weights.state != state:
             raise WeightSyncError(f"the trainer gave the weights of `{weights.state.stamp}`, not of `{state.stamp}`")
         with ExitStack() as kept:
@@ -110,10 +115,10 @@ class Sync:
             if in_place:
                 sent, buckets = self._send(engines, weights)
             else:
-                sent, folder = self._export(engines, weights, kept)
+                sent, folder = self._export(engines, trainer, weights, kept)
             (vocab_size, *_) = ask(engines, "vocab_size")
             tokens = self.canary.tokens(vocab_size)
-            expected = self._checked(engines, state, tokens)
+            expected = self._checked(engines, trainer, tokens)
             return Published(state, weights.names, sent, tokens, expected, buckets, folder, kept.pop_all().close)
 
     def restore(self, engines: Sequence[EngineHandle], published: Published) -> None:
@@ -145,13 +150,13 @@ class Sync:
         return sent, buckets
 
     def _export(
-        self, engines: Sequence[EngineHandle], weights: NamedWeights, kept: ExitStack
+        self, engines: Sequence[EngineHandle], trainer: TrainerSide, weights: NamedWeights, kept: ExitStack
     ) -> tuple[SentChecksums, Path | None]:
         """Start engines anew on a folder, where weights cannot change in place. What each engine read of it must be
         what the trainer holds; that it computes with what it read only the canary says."""
         parent = None if self.side.exports is None else self.side.exports()
         folder = Path(kept.enter_context(TemporaryDirectory(prefix="ppoctl-export-", dir=parent)))
-        sent = self.trainer.export(weights.state, folder)
+        sent = trainer.export(folder)
         self.side.turns.clear_for(GENERATOR)  # an engine takes its share of the memory when it starts
         _require_all_equal(weights.names, sent, self._restarted(engines, folder))
         if parent is None:
@@ -211,13 +216,15 @@ class Sync:
                 elif not sending.answers()[0].arrived:
                     return
 
-    def _checked(self, engines: Sequence[EngineHandle], state: State, tokens: tuple[int, ...]) -> CanaryScores:
+    def _checked(
+        self, engines: Sequence[EngineHandle], trainer: TrainerSide, tokens: tuple[int, ...]
+    ) -> CanaryScores:
         """What the trainer says of the canary, once each engine has said the same. Engines most often draw the same
         tokens, and the trainer scores them once."""
         expected: dict[tuple[int, ...], CanaryScores] = {}
         for found in ask(engines, "score", tokens, self.canary.num_drawn):
             if found.drawn not in expected:
-                scored = tuple(self.trainer.score(state, tokens + found.drawn))
+                scored = tuple(trainer.score(tokens + found.drawn))
                 last = len(tokens) - 1
                 expected[found.drawn] = CanaryScores(scored[:last], found.drawn, scored[last:])
             self.canary.check(found, expected[found.drawn])

@@ -1,12 +1,13 @@
 """What `train`, `resume`, `rollout` and `eval` do, once the command line is parsed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from ppoctl.batch.prompts import Prompts
 from ppoctl.batch.records import Evaluation, State
 from ppoctl.errors import RecipeError, RunExistsError, quoted
 from ppoctl.launch.signals import SignalGate
@@ -38,6 +39,7 @@ from ppoctl.wire.new_run import (
 )
 from ppoctl.wire.run_recipe import recipe_of, recorded_recipes
 from ppoctl.wire.session import OpenedRun
+from ppoctl.wire.sockets import Sockets
 from ppoctl.wire.sources import require_same_sources
 from ppoctl.wire.stages import evaluation_stage
 
@@ -173,9 +175,15 @@ def evaluate(checkpoint: Checkpoint, say: Callable[[str], None]) -> Evaluation:
     sets = questions.evaluation_sets()
     if not sets:
         raise RecipeError("the recipe has no table under `[data.eval]`", hint="ppoctl recipes keys data.eval")
-    sockets = engines.open_engines(recipe, questions, {"model": ""})
+    return evaluated(checkpoint, engines.open_engines(recipe, questions, {"model": ""}), sets, say)
 
-    @cache  # when the engine first asks: until it has started it finds the device's memory free
+
+def evaluated(
+    checkpoint: Checkpoint, sockets: Sockets, sets: Mapping[str, Prompts], say: Callable[[str], None]
+) -> Evaluation:
+    """The evaluation of a checkpoint on these sets, with these engines, which are closed afterwards."""
+
+    @cache
     def actor_at(state: State) -> Actor:
         assert state == checkpoint.state
         if checkpoint.manifest is None:
@@ -186,7 +194,7 @@ def evaluate(checkpoint: Checkpoint, say: Callable[[str], None]) -> Evaluation:
 
     with closing(sockets), closing(sockets.generator(actor_at, say, None)) as generator:
         drawing = Drawing(generator, Nowhere(), Nowhere(), lambda *_: None)
-        return evaluation_stage(recipe, drawing, sockets, sets, say).run(checkpoint.state)
+        return evaluation_stage(checkpoint.recipe, drawing, sockets, sets, say).run(checkpoint.state)
 
 
 class Nowhere:

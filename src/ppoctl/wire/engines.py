@@ -28,7 +28,7 @@ from ppoctl.wire.sources import reward_digest
 
 if TYPE_CHECKING:
     from ppoctl.engines.vllm.settings import VllmSettings
-    from ppoctl.weights.sync import TrainerSide
+    from ppoctl.weights.sync import TrainerAt
 
 
 def read_questions(recipe: Recipe) -> PromptSource:
@@ -149,7 +149,7 @@ def build_engines(
     )
 
 
-def _generator(settings: "VllmSettings", placed: Placed, trainer: "TrainerSide", say: Say) -> Generator:
+def _generator(settings: "VllmSettings", placed: Placed, trainer_at: "TrainerAt", say: Say) -> Generator:
     from ppoctl.engines.vllm.generator import VllmGenerator
 
-    return VllmGenerator(settings, trainer, placed.generator(settings, say), say)
+    return VllmGenerator(settings, trainer_at, placed.generator(settings, say), say)

@@ -162,8 +162,8 @@ def _in_ray(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
 
 
 def _side_by_side(cluster: "RayCluster", groups: "list[RayProcesses]") -> None:
-    """Start all processes, but on shared GPUs: there an engine measures what is free when it starts, and comes first,
-    by itself."""
+    """Start all processes, except on shared GPUs: there an engine measures what is free when it starts, so it starts
+    when the trainer has reached its state and has left the GPU (`Fleet.prepare`)."""
     with preparing("starting Ray"):
         cluster.start()
     if not (cluster.placement.colocated and cluster.has_gpus()):

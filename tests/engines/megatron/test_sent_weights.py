@@ -64,12 +64,11 @@ def fleet_of(engines: list[ReceiverHost], actor: MegatronActor, way: str) -> tup
     said: list[str] = []
     broadcast = BroadcastWay(lambda: "127.0.0.1", TIMEOUT_S, engine_ranks=1) if way == "broadcast" else None
     engine_side = EngineSide(engines, first_done, broadcast)
-    trainer_side = TrainerSide(
-        weights=actor.weights,
-        score=lambda state, tokens: [0.0] * (len(tokens) - 1),
-        export=lambda state, folder: actor.export(folder),
-    )
-    sync = Sync(trainer_side, engine_side, Canary.of("float32", max_model_len=64, tolerance=None))
+
+    def trainer_at(state: State) -> TrainerSide:
+        return TrainerSide(lambda: actor.weights(state), lambda tokens: [0.0] * (len(tokens) - 1), actor.export)
+
+    sync = Sync(trainer_at, engine_side, Canary.of("float32", max_model_len=64, tolerance=None))
     return Fleet(engine_side, sync, 8, said.append), said
 
 

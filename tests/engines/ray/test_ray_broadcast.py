@@ -16,7 +16,7 @@ from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.ports import SamplingParams
 from ppoctl.recipe.load import load
 from ppoctl.weights.canary import Canary
-from ppoctl.weights.sync import EngineSide, Sync, TrainerSide
+from ppoctl.weights.sync import EngineSide, Sync
 from ppoctl.wire.processes import Placed, place
 
 ROOT = Path(__file__).parents[3]
@@ -90,7 +90,7 @@ def test_two_engines_get_weights_and_one_is_killed_over_it_and_one_while_it_draw
     assert len(events(said)) == 1, said
     assert events(said)[0].endswith("; started again")
 
-    monkeypatch.setattr(fleet._sync, "trainer", TrainerSide(not_asked, not_asked, not_asked))
+    monkeypatch.setattr(fleet._sync, "trainer_at", not_asked)
     fleet.open(SamplingParams(temperature=1.0, max_new_tokens=64))
     fleet.submit([Draw(f"d{number}", (5, 6, 7), number) for number in range(8)])
     kill(0)

@@ -145,6 +145,19 @@ class OneTensorTrainer:
     """Whether its buckets lie where they last."""
     has_moved_on: bool = False
 
+    def at(self, state: State) -> TrainerSide:
+        """Its methods are looked up when they are called, so that a test can plant others."""
+        assert not self.has_moved_on
+        self.reach(state)
+        return TrainerSide(
+            lambda: self.weights(state),
+            lambda tokens: self.score(state, tokens),
+            lambda folder: self.export(state, folder),
+        )
+
+    def reach(self, state: State) -> None:
+        """What bringing it to a state does: nothing."""
+
     def weights(self, state: State) -> NamedWeights:
         assert not self.has_moved_on
         tensors = [("a", tensor_at(state))]
@@ -181,8 +194,7 @@ def bench_of(
     turns = turns or Turns()
     trainer = OneTensorTrainer(turns, [])
     side = EngineSide(engines, first_done=list, turns=turns, exports=exports)
-    asked = TrainerSide(trainer.weights, trainer.score, trainer.export)
-    return FleetBench(Fleet(side, Sync(asked, side, CANARY), seqs_together, said.append), said, trainer)
+    return FleetBench(Fleet(side, Sync(trainer.at, side, CANARY), seqs_together, said.append), said, trainer)
 
 
 def fleet_of(*engines: CountingHost, seqs_together: int = 8, turns: Turns | None = None) -> tuple[Fleet, list[str]]:

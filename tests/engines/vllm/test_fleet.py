@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fleet_bench import EVERYONE, NEXT, PARAMS, STATE, CountingHost, bench_of, drawn_of, draws, fleet_of, run
@@ -15,7 +14,6 @@ from ppoctl.weights.bucket import Bucket, bucket_of
 from ppoctl.weights.calls import EngineHandle
 from ppoctl.weights.checksum import SentChecksums
 from ppoctl.weights.sending import NamedWeights
-from ppoctl.weights.sync import TrainerSide
 
 
 def test_draws_go_to_all_engines_alike():
@@ -53,25 +51,32 @@ def test_draws_that_two_engines_died_over_stop_the_run():
         drawn_of(fleet, 4)
 
 
-def test_engines_start_before_the_trainer_is_asked_for_its_weights():
-    """A trainer that is brought to a state then takes its memory from what vLLM has left."""
-    order: list[str] = []
+@pytest.mark.parametrize("state", [STATE, NEXT], ids=["the first state", "another state"])
+def test_the_trainer_reaches_its_state_before_the_engines_have_the_device(monkeypatch, state: State):
+    """A trainer that is built, loaded or updated takes memory that the engines would have: they start, or wake, when
+    it has left."""
+    turns, engine = Turns(EVERYONE), CountingHost(speed=1)
+    bench = bench_of(engine, turns=turns)
+    if state is NEXT:
+        run(bench.fleet, 4)
 
-    class Starting(CountingHost):
-        def begin(self, method: str, *arguments: Any) -> Any:
-            order.append("engine")
-            return super().begin(method, *arguments)
+    def reach(_: State) -> None:
+        turns.take("actor", lambda: engine.log.append("the actor leaves"))
+        engine.log.append("the actor is at its state")
 
-    made = bench_of(Starting(speed=1))
-    weights = made.fleet._sync.trainer.weights
+    monkeypatch.setattr(bench.trainer, "reach", reach)
+    before = len(engine.log)
+    bench.fleet.prepare(state)
+    slept = ["sleep"] if state is NEXT else []
+    order = [*slept, "the actor is at its state", "the actor leaves", "takes_weights", "begin_weights"]
+    assert engine.log[before:][: len(order)] == order
 
-    def asked(state: State) -> NamedWeights:
-        order.append("trainer")
-        return weights(state)
 
-    made.fleet._sync.trainer = replace(made.fleet._sync.trainer, weights=asked)
-    made.fleet.prepare(STATE)
-    assert order[:2] == ["engine", "trainer"]
+def test_a_trainer_is_not_brought_to_a_state_that_the_engines_hold(monkeypatch):
+    bench = bench_of(CountingHost(speed=1))
+    run(bench.fleet, 4)
+    bench.trainer.has_moved_on = True
+    run(bench.fleet, 4)
 
 
 @pytest.mark.parametrize("method", ["begin_weights", "end_weights", "score"])
@@ -99,16 +104,15 @@ def test_engines_that_died_meanwhile_are_noticed_together():
 
 def test_a_trainer_that_dies_is_not_taken_for_an_engine(monkeypatch: pytest.MonkeyPatch):
     engine = CountingHost(speed=1)
-    fleet, said = fleet_of(engine)
+    bench = bench_of(engine)
 
     def dead(state: State, tokens: tuple[int, ...]) -> list[float]:
         raise ProcessLostError("process 1 of the actor's 2 died")
 
-    trainer = fleet._sync.trainer
-    monkeypatch.setattr(fleet._sync, "trainer", TrainerSide(trainer.weights, dead, trainer.export))
+    monkeypatch.setattr(bench.trainer, "score", dead)
     with pytest.raises(ProcessLostError, match="of the actor's 2 died"):
-        fleet.prepare(STATE)
-    assert said == []
+        bench.fleet.prepare(STATE)
+    assert bench.said == []
     assert "close" not in engine.log
 
 
@@ -122,28 +126,27 @@ def test_a_sender_that_dies_is_not_taken_for_an_engine(monkeypatch, buckets: int
             raise ProcessLostError("process 1 of the actor's 2 died")
 
     engine, other = CountingHost(speed=1, misses=SenderLostError("weights were lost")), CountingHost(speed=1)
-    fleet, said = fleet_of(engine, other)
+    bench = bench_of(engine, other)
     weights = NamedWeights(STATE, (), sent, lambda: (), lambda: iter(()))
-    monkeypatch.setattr(fleet._sync, "trainer", replace(fleet._sync.trainer, weights=lambda state: weights))
+    monkeypatch.setattr(bench.trainer, "weights", lambda state: weights)
     with pytest.raises(ProcessLostError, match=says):
-        fleet.prepare(STATE)
-    assert said == []
+        bench.fleet.prepare(STATE)
+    assert bench.said == []
     assert [host.log.count("begin_weights") for host in (engine, other)] == [1, 1]
     assert engine.log[-1] == other.log[-1] == "close"  # both have half of them
 
 
-def test_an_engine_starts_anew_on_an_export_that_it_sees_when_the_trainer_has_left(tmp_path):
+def test_an_engine_starts_anew_on_an_export_that_it_sees_when_the_trainer_has_left(monkeypatch, tmp_path):
     turns, engine = Turns(EVERYONE), CountingHost(speed=1, in_place=False)
-    fleet = bench_of(engine, turns=turns, exports=lambda: tmp_path).fleet
-    sync = fleet._sync
-    inner = sync.trainer.export
+    bench = bench_of(engine, turns=turns, exports=lambda: tmp_path)
+    fleet, inner = bench.fleet, bench.trainer.export
 
     def export(state: State, folder: Path) -> SentChecksums:
         assert folder.parent == tmp_path
         turns.take("actor", lambda: engine.log.append("the actor leaves"))
         return inner(state, folder)
 
-    sync.trainer = replace(sync.trainer, export=export)
+    monkeypatch.setattr(bench.trainer, "export", export)
     fleet.prepare(STATE)
     assert engine.log[:4] == ["takes_weights", "the actor leaves", "restart", STATE.stamp]
     fleet.close()
@@ -151,15 +154,15 @@ def test_an_engine_starts_anew_on_an_export_that_it_sees_when_the_trainer_has_le
 
 def test_an_engine_that_died_starts_anew_when_the_trainer_has_left(monkeypatch):
     turns, dying = Turns(EVERYONE), CountingHost(speed=1, dies_at=["end_weights"])
-    fleet, _ = fleet_of(dying, turns=turns)
-    trainer = fleet._sync.trainer
+    bench = bench_of(dying, turns=turns)
+    inner = bench.trainer.weights
 
     def weights(state: State) -> NamedWeights:
         turns.take("actor", lambda: dying.log.append("the actor leaves"))
-        return trainer.weights(state)
+        return inner(state)
 
-    monkeypatch.setattr(fleet._sync, "trainer", replace(trainer, weights=weights))
-    fleet.prepare(STATE)
+    monkeypatch.setattr(bench.trainer, "weights", weights)
+    bench.fleet.prepare(STATE)
     again = dying.log.index("takes_weights", 1)
     assert "the actor leaves" in dying.log[:again]
 
@@ -324,13 +327,13 @@ def test_engines_that_draw_other_tokens_are_each_compared_with_the_trainer(monke
     other = CountingHost(speed=1, draws_first=7)
     bench = bench_of(CountingHost(speed=1), other, CountingHost(speed=1))
     scored: list[tuple[int, ...]] = []
-    trainer = bench.fleet._sync.trainer
+    inner = bench.trainer.score
 
     def score(state: State, tokens: tuple[int, ...]) -> list[float]:
         scored.append(tokens[-8:])
-        return trainer.score(state, tokens)
+        return inner(state, tokens)
 
-    monkeypatch.setattr(bench.fleet._sync, "trainer", replace(trainer, score=score))
+    monkeypatch.setattr(bench.trainer, "score", score)
     assert len(run(bench.fleet, 4)) == 4
     assert scored == [(0, *range(1, 8)), (7, *range(1, 8))]
     other.decodes = -0.5

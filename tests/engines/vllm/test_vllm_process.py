@@ -55,7 +55,7 @@ def test_an_engine_restarted_on_an_export_has_its_weights(untied: Bench, monkeyp
 def test_a_folder_without_a_model_is_an_environment_problem(tmp_path: Path, tied: Bench) -> None:
     trainer, others = tied.trainer, psutil.Process().children(recursive=True)
     settings = settings_for(tmp_path)
-    generator = VllmGenerator(settings, trainer.side, EngineSide([Here(settings)], list), print)
+    generator = VllmGenerator(settings, trainer.at, EngineSide([Here(settings)], list), print)
     with pytest.raises(EnvironmentProblemError, match="vLLM could not start"):
         generator.prepare(trainer.state)
     generator.close()

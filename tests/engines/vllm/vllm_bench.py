@@ -126,13 +126,12 @@ class HfTrainer:
         with torch.no_grad():
             return int(self.model(torch.tensor([tokens])).logits[0, -1].argmax())
 
-    @property
-    def side(self) -> TrainerSide:
+    def at(self, state: State) -> TrainerSide:
         """What a generator asks. Looked up when asked, so that a test can plant something else."""
         return TrainerSide(
-            weights=lambda state: self.weights(state),
-            score=lambda _, tokens: self.logprobs(tokens),
-            export=lambda _, folder: self.export(folder),
+            weights=lambda: self.weights(state),
+            score=lambda tokens: self.logprobs(tokens),
+            export=lambda folder: self.export(folder),
         )
 
 
@@ -162,7 +161,7 @@ class Bench:
         trainer = HfTrainer(folder, dtype)
         settings = settings_for(folder, dtype=dtype, seats=seats)
         hosts = EngineSide([Here(settings)], list)
-        return Bench(trainer, VllmGenerator(settings, trainer.side, hosts, print), hosts)
+        return Bench(trainer, VllmGenerator(settings, trainer.at, hosts, print), hosts)
 
     @property
     def engine(self) -> Engine:

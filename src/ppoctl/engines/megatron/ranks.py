@@ -91,29 +91,38 @@ def gathering_groups(layout: ParallelTable) -> list[list[range]]:
 
 
 class TakingTurns:
-    """Ranks of a role that shares its devices: it has the others leave before it works."""
+    """Ranks of a role that shares its devices: it has the others leave before it works, and its own gradients and
+    optimizer before it only reads its weights."""
 
     def __init__(self, ranks: Ranks, role: str, turns: Turns) -> None:
         self.ranks = ranks
         self.role = role
         self.turns = turns
+        self._is_whole = False
+        """Whether gradients and optimizer are on the device."""
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         if method not in _WITHOUT_THE_DEVICE:
-            self._take()
+            self._take(whole=method in _WHOLE)
         return self.ranks.call(method, *arguments)
 
     def weights(self) -> RankSource:
-        self._take()
+        self._take(whole=False)
         return self.ranks.weights()
 
-    def _take(self) -> None:
+    def _take(self, *, whole: bool) -> None:
         self.turns.take(self.role, self._leave)
+        if self._is_whole and not whole and self.turns.leaves(self.role):
+            self._leave()  # the ranks bring back the weights alone
+        self._is_whole = self._is_whole or whole
 
     def _leave(self) -> None:
+        self._is_whole = False
         self.ranks.call("leave")
 
 
+_WHOLE = frozenset({"start", "load", "update", "begin_save"})
+"""Calls that have gradients and optimizer on the device, beside the weights."""
 _WITHOUT_THE_DEVICE = frozenset({"is_saved", "finish_save"})
 """Calls that may come while another role has its turn."""
 

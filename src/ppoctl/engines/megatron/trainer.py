@@ -3,8 +3,9 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
@@ -27,7 +28,7 @@ from ppoctl.model.shape import ModelShape
 from ppoctl.ports import Actor, Asked, Minibatch, MinibatchResult, Objective, Said
 from ppoctl.weights.checksum import SentChecksums
 from ppoctl.weights.sending import NamedWeights
-from ppoctl.weights.sync import TrainerSide
+from ppoctl.weights.sync import TrainerAt, TrainerSide
 
 LOOK_EVERY_S = 0.2
 """Ranks in other processes are asked no more often whether they have written a state."""
@@ -162,19 +163,25 @@ def _result(steps: Sequence[StepShare]) -> MinibatchResult:
     return MinibatchResult(steps[0].loss, steps[0].grad_norm, said)
 
 
-def trainer_side(actor: MegatronActor, actor_at: Callable[[State], Actor]) -> TrainerSide:
-    """What a sync of weights asks of `actor`; `actor_at` brings it to a state (`ports.Models`)."""
+@runtime_checkable
+class Sender(Protocol):
+    """The part of an actor that gives its weights away (`MegatronActor`)."""
 
-    def weights(state: State) -> NamedWeights:
-        actor_at(state)
-        return actor.weights(state)
+    def weights(self, state: State) -> NamedWeights: ...
 
-    def score(state: State, tokens: tuple[int, ...]) -> list[float]:
-        said = actor_at(state).logprobs(one_sequence(tokens), Asked())
-        return [float(value) for value in said.outputs[0]]
+    def export(self, folder: Path) -> SentChecksums: ...
 
-    def export(state: State, folder: Path) -> SentChecksums:
-        actor_at(state)
-        return actor.export(folder)
 
-    return TrainerSide(weights, score, export)
+def trainer_side(actor: Sender, actor_at: Callable[[State], Actor]) -> TrainerAt:
+    """What a sync of weights calls of `actor`; `actor_at` brings it to a state (`ports.Models`)."""
+
+    def at(state: State) -> TrainerSide:
+        at_state = actor_at(state)
+
+        def score(tokens: tuple[int, ...]) -> list[float]:
+            said = at_state.logprobs(one_sequence(tokens), Asked())
+            return [float(value) for value in said.outputs[0]]
+
+        return TrainerSide(partial(actor.weights, state), score, actor.export)
+
+    return at

@@ -65,13 +65,16 @@ class Fleet:
 
     def prepare(self, state: State) -> None:
         """Have all engines hold the weights of `state`; costs nothing where they do. Raises WeightSyncError."""
-        self._side.turns.take(GENERATOR, self._leave)
         if self._has_published(state):
+            self._side.turns.take(GENERATOR, self._leave)
             self._restore()
             return
+        # First: a trainer that is built, loaded or updated takes memory that the engines would have by then.
+        trainer = self._sync.trainer_at(state)
+        self._side.turns.take(GENERATOR, self._leave)
         self._drop()
         with self._side.turns.shared():
-            self._published = self._retried(lambda engines: self._sync.prepare(engines, state), self._seats)
+            self._published = self._retried(lambda engines: self._sync.prepare(engines, trainer, state), self._seats)
         self._side.turns.take(GENERATOR, self._leave)  # the trainer, which sent them, leaves
 
     def _has_published(self, state: State) -> bool:

@@ -11,7 +11,7 @@ from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.errors import DataError, NonFiniteError, PpoctlError, RecipeError
 from ppoctl.ports import Sample, SampleRequest, SamplingParams
 from ppoctl.weights.canary import Canary
-from ppoctl.weights.sync import EngineSide, Sync, TrainerSide
+from ppoctl.weights.sync import EngineSide, Sync, TrainerAt
 
 _COLDEST, _HOTTEST = 0.01, 2.0
 """vLLM raises temperatures between 0 and the first to it, silently, and refuses those above the second."""
@@ -21,12 +21,12 @@ class VllmGenerator:
     """Engines that are started by the first `prepare`, in this process or in others."""
 
     def __init__(
-        self, settings: VllmSettings, trainer: TrainerSide, side: EngineSide, say: Callable[[str], None]
+        self, settings: VllmSettings, trainer_at: TrainerAt, side: EngineSide, say: Callable[[str], None]
     ) -> None:
         self._settings = settings
         self._detokenizer = Detokenizer(settings.model, settings.eos_token_ids)
         canary = Canary.of(settings.dtype, settings.max_model_len, settings.table.canary_tolerance)
-        self._fleet = Fleet(side, Sync(trainer, side, canary), settings.table.max_concurrent_seqs, say)
+        self._fleet = Fleet(side, Sync(trainer_at, side, canary), settings.table.max_concurrent_seqs, say)
         self._stamp = ""
         self._stream: VllmStream | None = None
 

@@ -85,7 +85,7 @@ def shared_items(recipe: Recipe, sizes: Sizes) -> Iterator[Item]:
     less = "lower `rollout.prompts_per_step` or `rollout.max_new_tokens`"
     yield of_driver("samples and records", sizes.driver.samples, lower=less, stages=(first,))
     yield of_driver("samples and records", sizes.driver.records, lower=less, stages=tuple(rest))
-    sent, draws = sizes.sending, sizes.schedule.of("draws")[:1]
+    sent, draws = sizes.sending, sizes.schedule.of("draws")
     smaller = "lower `cluster.weights_bucket_mib`"
     for role, copies in sent.copies.items():
         place: Place = "host" if role == "node" else "device"

@@ -1,0 +1,237 @@
+"""Runs of a shipped recipe on a device that counts bytes (`fakes.device`), beside what `plan` says of each stage.
+
+PYTHONPATH=tests python -m wire.device_order    prints a table: each recipe in each situation, in GiB
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from fakes.device import (
+    CountedDevice,
+    CountedGenerator,
+    CountedScorer,
+    CountedTrainer,
+    CountingEngine,
+    CountingRank,
+    CountingRewardRank,
+)
+from fakes.job import Stops, Witness, open_run
+from fakes.sockets import CountingQuestions, EvenScorer, fake_recipe, fake_sockets
+from ppoctl.batch.prompts import Prompts
+from ppoctl.engines.megatron.ranks import TakingTurns, ThisProcess
+from ppoctl.engines.megatron.trainer import trainer_side
+from ppoctl.engines.turns import Turns
+from ppoctl.engines.vllm.fleet import Fleet
+from ppoctl.errors import PreemptedError
+from ppoctl.loop.run import run
+from ppoctl.plan.memory.assumed import GIB
+from ppoctl.plan.memory.estimate import Memory, estimate_here
+from ppoctl.recipe.load import load
+from ppoctl.recipe.origins import dotted
+from ppoctl.recipe.parallel import leaving, reward_models
+from ppoctl.recipe.schema import Recipe
+from ppoctl.store import manifest as manifests
+from ppoctl.weights.canary import Canary
+from ppoctl.weights.sync import EngineSide, Sync
+from ppoctl.wire.checkpoints import Checkpoint
+from ppoctl.wire.commands import evaluated
+from ppoctl.wire.sockets import Sockets
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+USABLE_GIB = {"80g": 80.0, "32g": 31.0, "24g": 22.5}
+"""Memory that a card has which is sold as so many GB."""
+_ALWAYS = ("CUDA contexts", "NCCL", "NCCL of weights", "CUDA graphs", "gather buffer")
+"""How items end that are on the device whatever is done."""
+_PLAYED: dict[str, dict[str, Any]] = {
+    "rollout": {"prompts_per_step": 4, "samples_per_prompt": 2, "max_prompt_tokens": 4, "max_new_tokens": 6},
+    "ppo": {"minibatch_seqs": 4},
+    "eval": {"every_steps": 1, "at_start": True},
+    "checkpoint": {"every_steps": 2},
+}
+"""What is played of a recipe: two steps of the bigram model. Each is evaluated, the second one saved."""
+
+
+class Killed(BaseException):
+    """SIGKILL, for what is in this process."""
+
+
+class Questions(CountingQuestions):
+    """Prompts, and an evaluation set of the name that the recipe has."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe.rollout.prompts_per_step)
+        self.names = tuple(recipe.data.eval)
+
+    def evaluation_sets(self) -> dict[str, Prompts]:
+        [found] = super().evaluation_sets().values()
+        return dict.fromkeys(self.names, found)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A recipe as it is planned, and as it is played."""
+
+    recipe: Recipe
+    played: Recipe
+    memory: Memory
+
+    @classmethod
+    def of(cls, name: str, gpu_gib: float, *sets: str) -> "Bench":
+        recipe = load([RECIPES / f"{name}.toml"], sets, {"PPOCTL_DATA": "/data"}).recipe
+        changes = {table: getattr(recipe, table).model_copy(update=keys) for table, keys in _PLAYED.items()}
+        reward = recipe.reward if reward_models(recipe) else fake_recipe().reward
+        played = recipe.model_copy(update={**changes, "steps": 2, "reward": reward})
+        memory = estimate_here(recipe, gpu_gib)
+        assert memory is not None
+        return cls(recipe, played, memory)
+
+    @property
+    def planned(self) -> dict[str, int]:
+        """Bytes by stage, of the fullest GPU."""
+        [gpu] = self.memory.places
+        return {stage.stage: stage.bytes for stage in gpu.stages}
+
+    def device(self) -> CountedDevice:
+        [gpu] = self.memory.places
+        return CountedDevice(sum(item.bytes for item in gpu.items if item.name.endswith(_ALWAYS)))
+
+    def sockets(self, device: CountedDevice, witness: Witness | None = None) -> Sockets:
+        """Engines that are not started yet, on this device."""
+        memory, turns = self.memory, Turns(leaving(self.recipe))
+        buckets, told = memory.sending.buckets, witness or Witness()
+
+        def trainer(role: str) -> CountedTrainer:
+            rank = CountingRank(device, role, memory.roles[role].ranks[0], buckets)
+            return CountedTrainer(role, TakingTurns(ThisProcess(rank), role, turns), rank, told.on_minibatch)
+
+        actor, scorer = trainer("actor"), EvenScorer()
+        for role in map(dotted, reward_models(self.recipe)):
+            own = CountingRewardRank(device, role, memory.scoring[role].ranks[0])
+            scorer = CountedScorer(TakingTurns(ThisProcess(own), role, turns))
+        engine = CountingEngine(device, memory.generator.weights + memory.generator.kv_cache, buckets)
+        side = EngineSide([engine], list, turns=turns)
+        canary = Canary.of("float32", max_model_len=64, tolerance=None)
+        return replace(
+            fake_sockets(self.played),
+            actor=actor,
+            critic=trainer("critic"),
+            generator=lambda actor_at, *_: CountedGenerator(
+                Fleet(side, Sync(trainer_side(actor, actor_at), side, canary), 8, print), engine
+            ),
+            scorer=scorer,
+            questions=Questions(self.played),
+        )
+
+    def play(self, root: Path, witness: Witness | None = None, gate: Stops | None = None) -> CountedDevice:
+        """The run up to its end, a stop or a kill, in a process of its own: what its device saw."""
+        device = self.device()
+        witness = witness or Witness()
+        on_stage = witness.on_stage
+
+        def named(step: int, stage: str) -> None:
+            device.stage = stage
+            on_stage(step, stage)
+
+        witness.on_stage = named  # type: ignore[method-assign]
+        wiring = open_run(root, self.played, witness, gate=gate, sockets=self.sockets(device, witness))
+        with suppress(Killed, PreemptedError):
+            run(wiring.job)
+        return device
+
+
+def kills_at(*moments: str) -> Witness:
+    """Ends the process at the last of these moments, once the others have passed in their order."""
+    left = list(moments)
+
+    def act(_: int, name: str) -> None:
+        if left and name == left[0]:
+            left.pop(0)
+            if not left:
+                raise Killed
+
+    return Witness(act=act)
+
+
+def train(bench: Bench, root: Path) -> CountedDevice:
+    """The evaluation comes first."""
+    return bench.play(root)
+
+
+def resume_into_an_evaluation(bench: Bench, root: Path) -> CountedDevice:
+    """A stop within the first step's evaluation has saved the actor."""
+    bench.play(root, gate=Stops(lambda asked: asked.at == (1, "eval") and asked.between_asked > 2))
+    assert list((root / "states/at-stop").glob("actor/manifest.json"))
+    return bench.play(root)
+
+
+def resume_after_a_kill_in_actor_update(bench: Bench, root: Path) -> CountedDevice:
+    """The second step's update was under way: the first one's is replayed, and an evaluation follows."""
+    bench.play(root, kills_at("2 actor_update starts", "inside actor_update after a minibatch"))
+    return bench.play(root)
+
+
+def resume_after_a_kill_in_an_evaluation(bench: Bench, root: Path) -> CountedDevice:
+    """The first step's update is committed and replayed by the evaluation itself."""
+    bench.play(root, kills_at("1 eval starts"))
+    return bench.play(root)
+
+
+def resume_into_log_probs(bench: Bench, root: Path) -> CountedDevice:
+    """The actor is brought to its state by a stage that only reads it."""
+    bench.play(root, kills_at("2 logprobs starts"))
+    return bench.play(root)
+
+
+def eval_alone(bench: Bench, root: Path) -> CountedDevice:
+    """`ppoctl eval` of a saved state, in a process of its own."""
+    bench.play(root)
+    folder = root / "states" / "actor" / "000002"
+    device = bench.device()
+    device.stage = "eval"
+    sockets = bench.sockets(device)
+    found = Checkpoint(bench.played, folder, manifests.require(folder))
+    evaluated(found, sockets, sockets.questions.evaluation_sets(), print)
+    return device
+
+
+SITUATIONS: dict[str, Callable[[Bench, Path], CountedDevice]] = {
+    "train": train,
+    "resume into an evaluation": resume_into_an_evaluation,
+    "after a kill in actor_update": resume_after_a_kill_in_actor_update,
+    "after a kill in an evaluation": resume_after_a_kill_in_an_evaluation,
+    "resume into log-probs": resume_into_log_probs,
+    "eval alone": eval_alone,
+}
+
+
+def names() -> list[str]:
+    """Our own recipes, and the one for 64 GPUs."""
+    return [*(f"own/{file.stem}" for file in sorted((RECIPES / "own").glob("*.toml"))), "dsr1-7b"]
+
+
+def usable_gib(name: str) -> float:
+    """Memory of the GPU that the recipe's name says."""
+    return next((gib for mark, gib in USABLE_GIB.items() if name.endswith(mark)), 80.0)
+
+
+def main() -> None:
+    print(f"{'recipe':29} {'situation':29} {'peak':>6}  {'in':13} {'plan':>8} {'fullest':>8} {'over':>8}")
+    for name in names():
+        bench = Bench.of(name, usable_gib(name))
+        planned = bench.planned
+        for situation, play in SITUATIONS.items():
+            with TemporaryDirectory() as folder:
+                peaks = play(bench, Path(folder) / "run").peaks
+            most = max(peaks, key=lambda stage: peaks[stage])
+            over = max(peaks[stage] - planned[stage] for stage in peaks)
+            sizes = (peaks[most], planned[most], max(planned.values()), over)
+            cells = " ".join(f"{size / GIB:8.1f}" for size in sizes[1:])
+            print(f"{name:29} {situation:29} {peaks[most] / GIB:6.1f}  {most:13} {cells}")
+
+
+if __name__ == "__main__":
+    main()
