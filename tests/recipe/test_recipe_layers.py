@@ -7,12 +7,11 @@ from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
     InitSettingsSource,
-    PydanticBaseSettingsSource,
     TomlConfigSettingsSource,
 )
 
 from ppoctl.errors import MissingAssetError, RecipeError
-from ppoctl.recipe.layers import DefaultLayer, EnvironmentLayer, FileLayer, Layers, SetLayer, WrittenRecipe
+from ppoctl.recipe.layers import EnvironmentLayer, FileLayer, Layers, SetLayer, WrittenRecipe
 from ppoctl.recipe.load import examine, from_resolved, load
 from ppoctl.recipe.schema import (
     BySequences,
@@ -47,19 +46,14 @@ def test_each_layer_is_a_source_of_pydantic_settings_and_the_strongest_is_read_f
     files = (write(SMALLEST), write("steps = 20\n", "b.toml"))
     layers = Layers(files, ("steps=50",), {"PPOCTL_STEPS": "40"}, write("[slurm]\nnodes = 2\n", "site.toml"))
     layers.read()
-    kinds = (SetLayer, EnvironmentLayer, FileLayer, FileLayer, FileLayer, DefaultLayer)
+    kinds = (SetLayer, EnvironmentLayer, FileLayer, FileLayer, FileLayer)
     assert tuple(map(type, layers.sources)) == kinds
-    of_the_library = (
-        InitSettingsSource,
-        EnvSettingsSource,
-        *(TomlConfigSettingsSource,) * 3,
-        PydanticBaseSettingsSource,
-    )
+    of_the_library = (InitSettingsSource, EnvSettingsSource, *(TomlConfigSettingsSource,) * 3)
     for source, kind in zip(layers.sources, of_the_library, strict=True):
         assert isinstance(source, kind)
     assert issubclass(WrittenRecipe, BaseSettings)
-    assert [source.kept.get("steps") for source in layers.sources] == [50, None, None, None, None, None]
-    assert [source.current_state.get("steps") for source in layers.sources] == [None, 50, 50, 50, 50, 50]
+    assert [source.kept.get("steps") for source in layers.sources] == [50, None, None, None, None]
+    assert [source.current_state.get("steps") for source in layers.sources] == [None, 50, 50, 50, 50]
 
 
 def test_every_value_remembers_where_it_was_set(write: Write) -> None:

@@ -124,7 +124,7 @@ class WrittenRecipe(BaseSettings):
         values = [*(file.toml_data for file in files), *(value for _, value, _ in (*sets.settings, *variables))]
         named = {name for each in values for name in _named_in(each)}
         environment = EnvironmentLayer(settings_cls, layers, _of_environment(layers.environ, named))
-        return sets, environment, *files, DefaultLayer(settings_cls, layers)
+        return sets, environment, *files, WrittenDefaults(settings_cls)
 
 
 _ANY: dict[str, Any] = dict.fromkeys(ROOT.keys, (Any, None))
@@ -140,15 +140,14 @@ class Layer(PydanticBaseSettingsSource):
     """What the layer contributes below the stronger ones."""
     base: Path = Path()
     """Folder at which the layer's relative paths start."""
-    whole: Sequence[KeyPath] = ()
-    """Paths of tables that replace those of weaker layers instead of being merged with them."""
 
     @abstractmethod
     def place(self, path: KeyPath) -> str:
         """Where the layer sets the value at a path."""
 
-    def compose(self, data: dict[str, Any]) -> dict[str, Any]:
-        """What stronger layers leave of this layer's data, with absolute paths."""
+    def compose(self, data: dict[str, Any], whole: Sequence[KeyPath]) -> dict[str, Any]:
+        """What stronger layers leave of this layer's data, with absolute paths. The `whole` tables replace those of
+        weaker layers instead of being merged with them."""
         layers, stronger = self.layers, self.current_state
         kept: dict[str, Any] = _without_replaced(ROOT, data, stronger, layers.replaced)
         if LENGTHS & stronger.keys():
@@ -158,7 +157,7 @@ class Layer(PydanticBaseSettingsSource):
             layers.problems.append(Problem(self.place(("epochs",)), says, "remove one of the two"))
             del kept["epochs"]
         # Only now: a table that the layer writes whole hides those of weaker layers, and not its own.
-        layers.replaced.update(self.whole)
+        layers.replaced.update(whole)
         for pattern, key in BY_ONE_KEY.items():
             for path, table in matching(kept, pattern):
                 if isinstance(table[path[-1]], str):
@@ -177,12 +176,10 @@ class FileLayer(Layer, TomlConfigSettingsSource):
 
     def __init__(self, settings_cls: type[BaseSettings], layers: Layers, file: Path) -> None:
         super().__init__(settings_cls, file)
-        self.layers, self.file, self.base = layers, file, file.parent
-        self.lines = lines_of(_text_of(file))
-        self.whole = [path for path in self.lines if path[-1] == COMPLETE]
+        self.layers, self.file, self.base, self.lines = layers, file, file.parent, lines_of(_text_of(file))
 
     def __call__(self) -> dict[str, Any]:
-        return self.compose(super().__call__())
+        return self.compose(super().__call__(), [path for path in self.lines if path[-1] == COMPLETE])
 
     def place(self, path: KeyPath) -> str:
         # A value inside an array stands where its array stands when it has no line of its own.
@@ -190,18 +187,18 @@ class FileLayer(Layer, TomlConfigSettingsSource):
         return next((f"{self.file}:{self.lines[key]}" for key in known), str(self.file))
 
     def _read_file(self, file_path: Any) -> dict[str, Any]:
-        return tomllib.loads(_text_of(file_path))  # which may begin with a byte order mark
+        return tomllib.loads(_text_of(file_path))
 
 
 def _text_of(file: Path) -> str:
-    return file.read_text("utf-8-sig")
+    return file.read_text("utf-8-sig")  # a byte order mark is no part of it
 
 
 Setting = tuple[KeyPath, Any, str]
 """A dotted key, its value, and where the two were given."""
 
 
-class _Settings(Layer):
+class SettingLayer(Layer):
     """Values that were each given by a dotted key, later ones over earlier ones."""
 
     settings: Sequence[Setting]
@@ -211,13 +208,18 @@ class _Settings(Layer):
         around = [where for given, _, where in self.settings if given == path[: len(given)]]
         return [*inside, *around][-1]
 
+    @property
+    def tables(self) -> list[KeyPath]:
+        """Keys whose value is a table."""
+        return [path for path, value, _ in self.settings if isinstance(value, dict)]
 
-class EnvironmentLayer(_Settings, EnvSettingsSource):
+
+class EnvironmentLayer(SettingLayer, EnvSettingsSource):
     """Variables like `PPOCTL_ACTOR__OPTIMIZER__LR`."""
 
     def __init__(self, settings_cls: type[BaseSettings], layers: Layers, settings: Sequence[Setting]) -> None:
         super().__init__(settings_cls, case_sensitive=False)
-        self.layers, self.settings, self.whole = layers, settings, _tables_in(settings)
+        self.layers, self.settings = layers, settings
         typed: dict[str, Any] = {f"{PREFIX}{NESTED.join(path)}".lower(): value for path, value, _ in settings}
         self.env_vars = typed
 
@@ -226,42 +228,35 @@ class EnvironmentLayer(_Settings, EnvSettingsSource):
         for path, value, _ in self.settings:
             if path[0] not in ROOT.keys:
                 _put(data, path, value)  # an unknown key, which validation reports
-        return self.compose(data)
+        return self.compose(data, self.tables)
 
     def field_is_complex(self, field: FieldInfo) -> bool:  # noqa: ARG002
         """Whether variables may set keys inside this one; any may, as the class has no types."""
         return True
 
 
-class SetLayer(_Settings, InitSettingsSource):
+class SetLayer(SettingLayer, InitSettingsSource):
     """The `--set` options of the command line."""
 
     def __init__(self, settings_cls: type[BaseSettings], layers: Layers) -> None:
         self.layers, self.settings = layers, _of_sets(layers.sets, layers.problems)
-        self.whole = _tables_in(self.settings)
         data: dict[str, Any] = {}
         for path, value, _ in self.settings:
             _put(data, path, value)
         super().__init__(settings_cls, data)
 
     def __call__(self) -> dict[str, Any]:
-        return self.compose(super().__call__())
+        return self.compose(super().__call__(), self.tables)
 
 
-class DefaultLayer(Layer):
+class WrittenDefaults(PydanticBaseSettingsSource):
     """Defaults of the tables that were written: `--set health.kl.action=stop` leaves the bound of that rule at its
     default, and so does a table that is written whole."""
 
-    def __init__(self, settings_cls: type[BaseSettings], layers: Layers) -> None:
-        super().__init__(settings_cls)
-        self.layers = layers
-
     def __call__(self) -> dict[str, Any]:
-        self.layers.replaced.clear()
-        return self.compose(tree.defaults_beside(ROOT, self.current_state))
-
-    def place(self, path: KeyPath) -> str:  # noqa: ARG002
-        return DEFAULT
+        defaults = tree.defaults_beside(ROOT, self.current_state)
+        kept: dict[str, Any] = _without_replaced(ROOT, defaults, self.current_state, set())
+        return kept
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:  # noqa: ARG002
         """Not called: the source returns all its values at once."""
@@ -316,10 +311,6 @@ def _setting(path: KeyPath, text: str, where: str) -> Setting:
     if path in BY_ONE_KEY and isinstance(value, str):
         path = (*path, BY_ONE_KEY[path])  # other settings may be of keys beside it
     return path, value, where
-
-
-def _tables_in(settings: Sequence[Setting]) -> list[KeyPath]:
-    return [path for path, value, _ in settings if isinstance(value, dict)]
 
 
 def _typed(text: str, path: KeyPath) -> Any:
