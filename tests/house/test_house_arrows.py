@@ -92,7 +92,7 @@ FOREIGN: dict[str, set[str]] = {
     "preflight": set(),
     "device": {"torch"},
     "doctor": {"packaging"},
-    "recipe": {"pydantic", "pydantic_core", "pyarrow"},
+    "recipe": {"pydantic", "pydantic_core", "pydantic_settings", "pyarrow"},
     "table": {"pydantic"},
     "rewards": {"pydantic", "torch", "jaxtyping", "math_verify"},
     "report": {"jinja2", "markupsafe"},

@@ -3,8 +3,15 @@
 from pathlib import Path
 
 import pytest
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    InitSettingsSource,
+    TomlConfigSettingsSource,
+)
 
 from ppoctl.errors import MissingAssetError, RecipeError
+from ppoctl.recipe.layers import EnvironmentLayer, FileLayer, Layers, SetLayer, WrittenRecipe
 from ppoctl.recipe.load import examine, from_resolved, load
 from ppoctl.recipe.schema import (
     BySequences,
@@ -33,6 +40,20 @@ def test_each_layer_overrides_the_ones_before_it(write: Write) -> None:
     assert load(files, environ=environ).recipe.steps == 40
     assert load(files, ["steps=50", "steps=60"], environ).recipe.steps == 60
     assert load(files, ["steps=50"], environ).recipe.seed == 1
+
+
+def test_each_layer_is_a_source_of_pydantic_settings_and_the_strongest_is_read_first(write: Write) -> None:
+    files = (write(SMALLEST), write("steps = 20\n", "b.toml"))
+    layers = Layers(files, ("steps=50",), {"PPOCTL_STEPS": "40"}, write("[slurm]\nnodes = 2\n", "site.toml"))
+    layers.read()
+    kinds = (SetLayer, EnvironmentLayer, FileLayer, FileLayer, FileLayer)
+    assert tuple(map(type, layers.sources)) == kinds
+    of_the_library = (InitSettingsSource, EnvSettingsSource, *(TomlConfigSettingsSource,) * 3)
+    for source, kind in zip(layers.sources, of_the_library, strict=True):
+        assert isinstance(source, kind)
+    assert issubclass(WrittenRecipe, BaseSettings)
+    assert [source.kept.get("steps") for source in layers.sources] == [50, None, None, None, None]
+    assert [source.current_state.get("steps") for source in layers.sources] == [None, 50, 50, 50, 50]
 
 
 def test_every_value_remembers_where_it_was_set(write: Write) -> None:
@@ -331,6 +352,25 @@ def test_a_variable_is_merged_into_a_table_from_another_variable(smallest: Path)
     assert loaded.recipe.actor.parallel == ParallelTable(tensor=2, data=2)
     assert loaded.origins["actor.parallel.tensor"] == "environment PPOCTL_ACTOR__PARALLEL__TENSOR"
     assert loaded.origins["actor.parallel.data"] == "environment PPOCTL_ACTOR__PARALLEL"
+
+
+def test_a_variable_of_a_table_that_is_no_table_is_told_although_others_set_keys_inside(smallest: Path) -> None:
+    _, problems = examine([smallest], [], {"PPOCTL_ROLLOUT": "x", "PPOCTL_ROLLOUT__MAX_NEW_TOKENS": "9"})
+    assert [str(problem) for problem in problems] == [
+        'environment PPOCTL_ROLLOUT: `rollout` is `"x"`: must be a table'
+    ]
+
+
+def test_what_a_table_of_a_variable_lacks_is_told_by_that_variable(smallest: Path) -> None:
+    _, problems = examine([smallest], [], {"PPOCTL_PPO": "{}", "PPOCTL_PPO__VALUE_LOSS__CLIP": "0.2"})
+    assert [problem.where for problem in problems] == ["environment PPOCTL_PPO"]
+
+
+def test_names_in_a_table_of_a_variable_are_spelled_as_in_a_file(smallest: Path) -> None:
+    _, problems = examine([smallest], [], {"PPOCTL_HEALTH__KL": "{Max = 1}"})
+    assert [str(problem) for problem in problems] == [
+        "environment PPOCTL_HEALTH__KL: unknown key `health.kl.Max`; did you mean `max`?"
+    ]
 
 
 def test_a_text_needs_no_quotes_wherever_it_is_set(smallest: Path) -> None:

@@ -17,8 +17,8 @@ from ppoctl.errors import PpoctlError, quoted, without_secrets
 from ppoctl.preflight.check import check
 from ppoctl.preflight.fit import require_fit
 from ppoctl.preflight.space import require_space
-from ppoctl.recipe.layers import told_uri
 from ppoctl.recipe.parallel import devices, is_one_process
+from ppoctl.recipe.paths import told_uri
 from ppoctl.recipe.problems import Problem
 from ppoctl.recipe.schema import MlflowTracking, Recipe
 

@@ -14,8 +14,8 @@ from ppoctl.preflight.model import model_faults, require_critic, require_reward_
 from ppoctl.preflight.prompts import RowChecks
 from ppoctl.recipe.capabilities import says, wanting
 from ppoctl.recipe.generator_limits import device_of_the_build
-from ppoctl.recipe.layers import told_uri
 from ppoctl.recipe.origins import KeyPath, dotted
+from ppoctl.recipe.paths import told_uri
 from ppoctl.recipe.problems import Problem, as_error
 from ppoctl.recipe.rows import StoredRows, sources_of
 from ppoctl.recipe.schema import AnyRows, Recipe

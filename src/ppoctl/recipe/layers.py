@@ -4,30 +4,40 @@
          |         |       |                |                          |
          +---------+-------+----------- deep merge --------------------+--> one dict, and for each value its layer
 
-The strongest layer is read first, and weaker ones are merged below it; the defaults of a table that was written are
-the weakest. The value of a variable is read as that of `--set` is: a table among them is the whole value of its key,
+Each layer is a source of pydantic-settings, which reads the files and the variables, calls the sources from the
+strongest to the weakest (`WrittenRecipe` gives the order), and merges them; the defaults of a table that was written
+are the weakest. A layer adds what pydantic-settings does not have: where it sets each value, and what stronger layers
+leave of it. The value of a variable is read as that of `--set` is: a table among them is the whole value of its key,
 and of the weaker layers only the defaults have a say in it. A table whose alternative (`kind`, `place`, `format`) a
-stronger layer changes is dropped whole from the weaker ones. Relative paths become absolute: in the layer
-that wrote them, or where the command was typed where they begin with an environment variable. Nothing here judges
-values, but for the site's file: it may say nothing that changes a result.
+stronger layer changes is dropped whole from the weaker ones. Relative paths become absolute (`paths`). Nothing here
+judges values, but for the site's file: it may say nothing that changes a result.
 """
 
-import os
 import re
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from abc import abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import create_model
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
 from ppoctl.errors import MissingAssetError
-from ppoctl.model.folder import is_hub_id, is_url
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted, lines_of, paths_in
+from ppoctl.recipe.paths import PathResolver, is_written, matching
 from ppoctl.recipe.problems import Problem
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.slurm import is_image_file
-from ppoctl.rewards.python import digest_of, file_of
 from ppoctl.table import Effect
 
 ROOT = tree.of(Recipe)
@@ -41,40 +51,13 @@ NO_KEYS = {
     SITE: "the site's file, read below every recipe; empty: none",
 }
 """Our variables that set no key of a recipe, with their meaning."""
-
-_SCORERS = ((), ("parts", tree.ANY_NAME), ("cases", tree.ANY_NAME), ("otherwise",))
-MODELS = (("model", "path"), ("model", "critic", "path"), *(("reward", *path, "path") for path in _SCORERS))
-"""Paths of the keys that name a model folder or a hub id."""
-IMAGE = ("slurm", "container", "image")
-_SETS = (("data", "train"), ("data", "eval", tree.ANY_NAME))
-ROWS = (*_SETS, *((*path, "sources", tree.ANY_NAME) for path in _SETS))
-"""Paths of the tables that name rows."""
-DATASETS = tuple((*path, "dataset", "path") for path in ROWS)
-FILES = tuple((*path, key) for path in ROWS for key in ("path", "prompt_file", "function"))
-FUNCTIONS = (*(("reward", *path, "function") for path in _SCORERS), ("eval", "metrics", "function"))
-"""Paths of the keys that name a function that scores or measures, each with the digest of its file beside it."""
-PATHS = (*MODELS, *DATASETS, *FILES, IMAGE, ("slurm", "secrets"))
 BY_ONE_KEY: dict[KeyPath, str] = {("model", "critic"): "path", ("eval", "metrics"): "function"}
 """Paths of the tables that may be written as the value of one of their keys (`schema.PathOrTable`), with that key."""
 LENGTHS = {"steps", "epochs"}
 """Keys that say how long a run is: a layer that writes one of them writes none of the other's."""
 COMPLETE = "parallel"
 """Name of the tables that say all there is to say (`ParallelTable`): writing one sets its other keys to 1 or off."""
-VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})(?=/|$)")
 _NAMED = re.compile(r"\$\{?(\w+)")
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One source of values: a file, the environment, all `--set`, or defaults."""
-
-    data: dict[str, Any]
-    place: Callable[[KeyPath], str]
-    """Where the layer sets the value at a path."""
-    base: Path = field(default_factory=Path.cwd)
-    """Folder at which the layer's relative paths start."""
-    whole: tuple[KeyPath, ...] = ()
-    """Paths of tables that replace those of weaker layers instead of being merged with them."""
 
 
 @dataclass
@@ -89,8 +72,8 @@ class Layers:
     problems: list[Problem] = field(default_factory=list)
     written: dict[str, Any] = field(default_factory=dict)
     """All layers merged: the data that the recipe is validated from."""
-    sources: list[Layer] = field(default_factory=list)
-    """The layers that were read, strongest first, each with the data that it contributes."""
+    sources: list["Layer"] = field(default_factory=list)
+    """The layers that were read, strongest first."""
     replaced: set[KeyPath] = field(default_factory=set)
     """Paths of alternatives that a stronger layer changed and of tables that it wrote whole; weaker layers have no
     say there."""
@@ -100,90 +83,184 @@ class Layers:
 
     def read(self) -> None:
         """Read and merge all layers; what is wrong with one of them is added to `problems`."""
-        sets = _of_sets(self.sets, self.problems)
-        files = [_from_file(file) for file in reversed(self.files)]
-        if self.site is not None:
-            files.append(_from_file(self.site))
-            self.problems += _changing_results(files[-1])
-        settings = [*sets, *_of_environment(self.environ, ())]
-        values = [*(file.data for file in files), *(_typed(text, path) for path, text, _ in settings)]
-        named = {name for value in values for name in _named_in(value)}
-        for layer in (_from_settings(sets), _from_settings(_of_environment(self.environ, named)), *files):
-            self._add(layer)
-        # `--set health.kl.action=stop` leaves the bound of that rule at its default; so does a table written whole.
-        self.replaced.clear()
-        self._add(Layer(tree.defaults_beside(ROOT, self.written), lambda _: DEFAULT))
+        merged = _OF_KEYS(layers=self)
+        self.written = {name: value for name, value in merged if name in merged.model_fields_set}
 
     def place(self, path: KeyPath) -> str:
         """Where the value at this path was set; for a table, where the strongest layer that has it writes it."""
         path = (*path[:-1], "function") if path[-1:] == ("digest",) else path
         path = ("epochs",) if path == ("steps",) and self.counts_epochs else path
         for source in self.sources:
-            if _has(source.data, path):
+            if is_written(source.kept, path):
                 return source.place(path)
         return DEFAULT
 
-    def _add(self, layer: Layer) -> None:
-        kept = _without_replaced(ROOT, layer.data, self.written, self.replaced)
-        if LENGTHS & self.written.keys():
+
+class WrittenRecipe(BaseSettings):
+    """A recipe as its layers write it together. Its values are of any type: `Recipe` validates them afterwards."""
+
+    model_config = SettingsConfigDict(
+        extra="allow", case_sensitive=True, env_prefix=PREFIX, env_nested_delimiter=NESTED, enable_decoding=False
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The layers, strongest first."""
+        assert isinstance(init_settings, InitSettingsSource)
+        layers: Layers = init_settings.init_kwargs["layers"]
+        sets = SetLayer(settings_cls, layers)
+        files = [FileLayer(settings_cls, layers, file) for file in reversed(layers.files)]
+        if layers.site is not None:
+            files.append(FileLayer(settings_cls, layers, layers.site))
+            layers.problems += _changing_results(files[-1])
+        variables = _of_environment(layers.environ, ())
+        values = [*(file.toml_data for file in files), *(value for _, value, _ in (*sets.settings, *variables))]
+        named = {name for each in values for name in _named_in(each)}
+        environment = EnvironmentLayer(settings_cls, layers, _of_environment(layers.environ, named))
+        return sets, environment, *files, WrittenDefaults(settings_cls)
+
+
+_ANY: dict[str, Any] = dict.fromkeys(ROOT.keys, (Any, None))
+_OF_KEYS = create_model("WrittenRecipe", __base__=WrittenRecipe, **_ANY)
+"""The class with a field for each key at the top of a recipe."""
+
+
+class Layer(PydanticBaseSettingsSource):
+    """A source of a recipe's values that knows where it sets each of them."""
+
+    layers: Layers
+    kept: dict[str, Any]
+    """What the layer contributes below the stronger ones."""
+    base: Path = Path()
+    """Folder at which the layer's relative paths start."""
+
+    @abstractmethod
+    def place(self, path: KeyPath) -> str:
+        """Where the layer sets the value at a path."""
+
+    def compose(self, data: dict[str, Any], whole: Sequence[KeyPath]) -> dict[str, Any]:
+        """What stronger layers leave of this layer's data, with absolute paths. The `whole` tables replace those of
+        weaker layers instead of being merged with them."""
+        layers, stronger = self.layers, self.current_state
+        kept: dict[str, Any] = _without_replaced(ROOT, data, stronger, layers.replaced)
+        if LENGTHS & stronger.keys():
             kept = {name: value for name, value in kept.items() if name not in LENGTHS}
         elif kept.keys() >= LENGTHS:
             says = "`steps` and `epochs` are both written, and each says how long the run is"
-            self.problems.append(Problem(layer.place(("epochs",)), says, "remove one of the two"))
+            layers.problems.append(Problem(self.place(("epochs",)), says, "remove one of the two"))
             del kept["epochs"]
         # Only now: a table that the layer writes whole hides those of weaker layers, and not its own.
-        self.replaced.update(layer.whole)
+        layers.replaced.update(whole)
         for pattern, key in BY_ONE_KEY.items():
-            for path, table in _matching(kept, pattern):
+            for path, table in matching(kept, pattern):
                 if isinstance(table[path[-1]], str):
                     table[path[-1]] = {key: table[path[-1]]}
-        self._resolve_paths(layer, kept)
-        self.sources.append(replace(layer, data=kept))
-        self.written = _merged(kept, self.written)
+        PathResolver(self.base, layers.environ, self._add_missing).resolve(kept, stronger)
+        self.kept = kept
+        layers.sources.append(self)
+        return kept
 
-    def _resolve_paths(self, layer: Layer, kept: dict[str, Any]) -> None:
-        """Make absolute what is a path in the layer's data."""
-        for pattern in PATHS:
-            for path, table in _matching(kept, pattern):
-                # One that a stronger layer has in its place is read by nobody: its variable need not be set.
-                if _has(self.written, path):
-                    continue
-                value, may_be_hub = table[path[-1]], pattern in (*MODELS, *DATASETS)
-                if isinstance(value, str):
-                    table[path[-1]] = self._resolved(layer, path, value, may_be_hub=may_be_hub)
-                elif isinstance(value, list):
-                    table[path[-1]] = [
-                        self._resolved(layer, path, each, may_be_hub=False) if isinstance(each, str) else each
-                        for each in value
-                    ]
-        for pattern in FUNCTIONS:
-            for path, table in _matching(kept, pattern):
-                if isinstance(table["function"], str):
-                    self._resolve_function(layer, path, table)
+    def _add_missing(self, path: KeyPath, error: MissingAssetError) -> None:
+        self.layers.problems.append(Problem(self.place(path), error.message, error.hint, MissingAssetError))
 
-    def _resolved(self, layer: Layer, path: KeyPath, text: str, *, may_be_hub: bool) -> str:
-        """The path of a folder or a file as an absolute one, unless it is a hub id or names an image elsewhere."""
-        base = layer.base
-        if is_url(text) or (path == IMAGE and not is_image_file(text)):
-            return text
-        if VARIABLE.match(text):
-            base = Path.cwd()  # where somebody typed it
-            try:
-                text = _expanded(dotted(path), text, self.environ)
-            except MissingAssetError as error:
-                self.problems.append(Problem(layer.place(path), error.message, error.hint, MissingAssetError))
-                return text
-        if may_be_hub and is_hub_id(text) and not (base / text.split("/")[0]).exists():
-            return text
-        # Without `..`, and without following links: a run keeps the name a person gave.
-        return os.path.normpath((base / Path(text).expanduser()).absolute())
 
-    def _resolve_function(self, layer: Layer, path: KeyPath, table: dict[str, Any]) -> None:
-        """Make the path of a function's file absolute, and note its digest where the layer does not have it."""
-        if (file := file_of(table["function"])) is not None:
-            whole = self._resolved(layer, path, str(file), may_be_hub=False)
-            table["function"] = f"{whole}:{table['function'].rpartition(':')[2]}"
-        table.setdefault("digest", digest_of(table["function"]))
+class FileLayer(Layer, TomlConfigSettingsSource):
+    """One TOML file."""
+
+    def __init__(self, settings_cls: type[BaseSettings], layers: Layers, file: Path) -> None:
+        super().__init__(settings_cls, file)
+        self.layers, self.file, self.base, self.lines = layers, file, file.parent, lines_of(_text_of(file))
+
+    def __call__(self) -> dict[str, Any]:
+        return self.compose(super().__call__(), [path for path in self.lines if path[-1] == COMPLETE])
+
+    def place(self, path: KeyPath) -> str:
+        # A value inside an array stands where its array stands when it has no line of its own.
+        known = (path[:length] for length in range(len(path), 0, -1) if path[:length] in self.lines)
+        return next((f"{self.file}:{self.lines[key]}" for key in known), str(self.file))
+
+    def _read_file(self, file_path: Any) -> dict[str, Any]:
+        return tomllib.loads(_text_of(file_path))
+
+
+def _text_of(file: Path) -> str:
+    return file.read_text("utf-8-sig")  # a byte order mark is no part of it
+
+
+Setting = tuple[KeyPath, Any, str]
+"""A dotted key, its value, and where the two were given."""
+
+
+class SettingLayer(Layer):
+    """Values that were each given by a dotted key, later ones over earlier ones."""
+
+    settings: Sequence[Setting]
+
+    def place(self, path: KeyPath) -> str:
+        inside = [where for given, _, where in self.settings if given[: len(path)] == path]
+        around = [where for given, _, where in self.settings if given == path[: len(given)]]
+        return [*inside, *around][-1]
+
+    @property
+    def tables(self) -> list[KeyPath]:
+        """Keys whose value is a table."""
+        return [path for path, value, _ in self.settings if isinstance(value, dict)]
+
+
+class EnvironmentLayer(SettingLayer, EnvSettingsSource):
+    """Variables like `PPOCTL_ACTOR__OPTIMIZER__LR`."""
+
+    def __init__(self, settings_cls: type[BaseSettings], layers: Layers, settings: Sequence[Setting]) -> None:
+        super().__init__(settings_cls, case_sensitive=False)
+        self.layers, self.settings = layers, settings
+        typed: dict[str, Any] = {f"{PREFIX}{NESTED.join(path)}".lower(): value for path, value, _ in settings}
+        self.env_vars = typed
+
+    def __call__(self) -> dict[str, Any]:
+        data = super().__call__()
+        for path, value, _ in self.settings:
+            if path[0] not in ROOT.keys:
+                _put(data, path, value)  # an unknown key, which validation reports
+        return self.compose(data, self.tables)
+
+    def field_is_complex(self, field: FieldInfo) -> bool:  # noqa: ARG002
+        """Whether variables may set keys inside this one; any may, as the class has no types."""
+        return True
+
+
+class SetLayer(SettingLayer, InitSettingsSource):
+    """The `--set` options of the command line."""
+
+    def __init__(self, settings_cls: type[BaseSettings], layers: Layers) -> None:
+        self.layers, self.settings = layers, _of_sets(layers.sets, layers.problems)
+        data: dict[str, Any] = {}
+        for path, value, _ in self.settings:
+            _put(data, path, value)
+        super().__init__(settings_cls, data)
+
+    def __call__(self) -> dict[str, Any]:
+        return self.compose(super().__call__(), self.tables)
+
+
+class WrittenDefaults(PydanticBaseSettingsSource):
+    """Defaults of the tables that were written: `--set health.kl.action=stop` leaves the bound of that rule at its
+    default, and so does a table that is written whole."""
+
+    def __call__(self) -> dict[str, Any]:
+        defaults = tree.defaults_beside(ROOT, self.current_state)
+        kept: dict[str, Any] = _without_replaced(ROOT, defaults, self.current_state, set())
+        return kept
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:  # noqa: ARG002
+        """Not called: the source returns all its values at once."""
+        return None, "", False
 
 
 def site_file(environ: Mapping[str, str]) -> Path | None:
@@ -197,39 +274,22 @@ def site_file(environ: Mapping[str, str]) -> Path | None:
     return file if file is not None and file.is_file() else None
 
 
-def _changing_results(site: Layer) -> Iterator[Problem]:
+def _changing_results(site: FileLayer) -> Iterator[Problem]:
     """A problem for each key of the site's file that changes results: one recipe would be another one elsewhere."""
-    for path in paths_in(site.data):
+    for path in paths_in(site.toml_data):
         if any(key.effect is Effect.RESULTS for key in tree.keys_at(ROOT, path)):
             says = f"`{dotted(path)}` changes results, and a site's file may not: the recipe alone says what a run is"
             yield Problem(site.place(path), says, "move the line into the recipe")
 
 
-def _from_file(file: Path) -> Layer:
-    text = file.read_text("utf-8-sig")
-    data, lines = tomllib.loads(text), lines_of(text)
-
-    def place(path: KeyPath) -> str:
-        # A value inside an array stands where its array stands when it has no line of its own.
-        known = (path[:length] for length in range(len(path), 0, -1) if path[:length] in lines)
-        return next((f"{file}:{lines[key]}" for key in known), str(file))
-
-    return Layer(data, place, file.parent, tuple(path for path in lines if path[-1] == COMPLETE))
-
-
-Setting = tuple[KeyPath, str, str]
-"""A dotted key, its value as text, and where the two were given."""
-
-
 def _of_environment(environ: Mapping[str, str], named: Collection[str]) -> list[Setting]:
     """Settings of `PPOCTL_ACTOR__OPTIMIZER__LR` and the like: of every variable with our prefix, so that a misspelt
     one is an unknown key, but for those that a value of the recipe has `named`."""
-    found: list[Setting] = [
-        (tuple(name.lower().removeprefix(PREFIX.lower()).split(NESTED)), text, f"environment {name}")
-        for name, text in environ.items()
-        if name.upper().startswith(PREFIX) and name not in (*NO_KEYS, *named)
+    names = [name for name in environ if name.upper().startswith(PREFIX) and name not in (*NO_KEYS, *named)]
+    return [
+        _setting(tuple(name.lower().removeprefix(PREFIX.lower()).split(NESTED)), environ[name], f"environment {name}")
+        for name in sorted(names, key=lambda name: name.count(NESTED))  # a table before what is inside it
     ]
-    return sorted(found, key=lambda setting: len(setting[0]))  # a table before what is inside it
 
 
 def _of_sets(sets: Sequence[str], problems: list[Problem]) -> list[Setting]:
@@ -239,28 +299,18 @@ def _of_sets(sets: Sequence[str], problems: list[Problem]) -> list[Setting]:
         key, equals, value = text.partition("=")
         path = path_of(key)
         if path and equals:
-            found.append((path, value, "--set"))
+            found.append(_setting(path, value, "--set"))
         else:
             says = f"`{text}` is not KEY=VALUE with a dotted key"
             problems.append(Problem("--set", says, "write it as `--set actor.optimizer.lr=1e-6`"))
     return found
 
 
-def _from_settings(settings: Sequence[Setting]) -> Layer:
-    """One layer of single settings, later ones over earlier ones."""
-    data: dict[str, Any] = {}
-    whole: list[KeyPath] = []
-    for path, text, _ in settings:
-        value = _typed(text, path)
-        if path in BY_ONE_KEY and isinstance(value, str):
-            path = (*path, BY_ONE_KEY[path])  # other settings may be of keys beside it
-        _put(data, path, value)
-        whole += [path] if isinstance(value, dict) else []
-
-    def place(path: KeyPath) -> str:
-        return [where for given, _, where in settings if given[: len(path)] == path[: len(given)]][-1]
-
-    return Layer(data, place, whole=tuple(whole))
+def _setting(path: KeyPath, text: str, where: str) -> Setting:
+    value = _typed(text, path)
+    if path in BY_ONE_KEY and isinstance(value, str):
+        path = (*path, BY_ONE_KEY[path])  # other settings may be of keys beside it
+    return path, value, where
 
 
 def _typed(text: str, path: KeyPath) -> Any:
@@ -302,36 +352,6 @@ def _put(data: dict[str, Any], path: Sequence[str], value: Any) -> None:
     data[path[-1]] = value
 
 
-def _merged(weaker: Any, stronger: Any) -> Any:
-    """Both tables in one; the stronger value where both have a key that is no table."""
-    if not isinstance(weaker, dict) or not isinstance(stronger, dict):
-        return stronger
-    both = {name: _merged(weaker[name], value) if name in weaker else value for name, value in stronger.items()}
-    return weaker | both
-
-
-def _has(data: Any, path: KeyPath) -> bool:
-    for name in path:
-        if isinstance(data, list):
-            return True
-        if not isinstance(data, Mapping) or name not in data:
-            return False
-        data = data[name]
-    return True
-
-
-def _matching(data: Any, pattern: KeyPath, path: KeyPath = ()) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
-    """Every written key that fits the pattern, with the table it stands in."""
-    if not isinstance(data, dict):
-        return
-    names = list(data) if pattern[0] == tree.ANY_NAME else [pattern[0]]
-    for name in names:
-        if name in data and len(pattern) == 1:
-            yield (*path, name), data
-        elif name in data:
-            yield from _matching(data[name], pattern[1:], (*path, name))
-
-
 def _without_replaced(
     here: tree.Node | None, data: Any, stronger: Any, replaced: set[KeyPath], path: KeyPath = ()
 ) -> Any:
@@ -350,23 +370,3 @@ def _without_replaced(
         if (*path, name) not in replaced:
             kept[name] = _without_replaced(inner, value, above, replaced, (*path, name))
     return kept
-
-
-def told_uri(uri: str | None) -> str | None:
-    """The tracking URI as MLflow is told it. A variable stays a name until here, so that its value is written
-    nowhere. Raises MissingAssetError where it is not set."""
-    return None if uri is None else _expanded("tracking.uri", uri, os.environ)
-
-
-def _expanded(key: str, text: str, environ: Mapping[str, str]) -> str:
-    """The value of a key with the variable that it begins with, if any, in place of its name. Raises
-    MissingAssetError where the variable is not set."""
-    variable = VARIABLE.match(text)
-    if variable is None:
-        return text
-    name = variable[1] or variable[2]
-    if not environ.get(name):
-        raise MissingAssetError(
-            f"`{key}` is `{text}`, and the environment has no `{name}`", hint=f"export {name}=VALUE"
-        )
-    return environ[name] + text[variable.end() :]

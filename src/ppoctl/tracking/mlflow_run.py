@@ -20,7 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
 from ppoctl.errors import PpoctlError, without_secrets
-from ppoctl.recipe.layers import told_uri
+from ppoctl.recipe.paths import told_uri
 from ppoctl.recipe.schema import MlflowTracking
 from ppoctl.store import run_dir
 from ppoctl.store.layout import RunLayout

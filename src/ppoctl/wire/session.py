@@ -31,7 +31,7 @@ from ppoctl.loop.run import Job, run
 from ppoctl.preflight import check as preflight
 from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.capabilities import require_capable
-from ppoctl.recipe.layers import told_uri
+from ppoctl.recipe.paths import told_uri
 from ppoctl.recipe.rules import unused
 from ppoctl.recipe.schema import MlflowTracking, Recipe
 from ppoctl.store import artifact, run_dir

@@ -15,10 +15,10 @@ from ppoctl.batch.kept_digests import Progress, kept_digest
 from ppoctl.data.loaders import load_dataset
 from ppoctl.errors import EnvironmentProblemError, MissingAssetError, PpoctlError, RecipeError, quoted
 from ppoctl.model.folder import is_hub_id, local_folder
-from ppoctl.recipe.layers import IMAGE, VARIABLE
 from ppoctl.recipe.load import Loaded
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.parallel import reward_models
+from ppoctl.recipe.paths import IMAGE, VARIABLE
 from ppoctl.recipe.problems import Problem
 from ppoctl.recipe.row_files import files_of
 from ppoctl.recipe.row_rules import tables_of_rows

@@ -1,0 +1,132 @@
+"""The keys of a recipe that name folders, files, models and functions, and what they name as absolute paths.
+
+A relative path starts at the folder of the file that wrote it; one that begins with an environment variable starts
+where the command was typed.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ppoctl.errors import MissingAssetError
+from ppoctl.model.folder import is_hub_id, is_url
+from ppoctl.recipe import schema_tree as tree
+from ppoctl.recipe.origins import KeyPath, dotted
+from ppoctl.recipe.slurm import is_image_file
+from ppoctl.rewards.python import digest_of, file_of
+
+_SCORERS = ((), ("parts", tree.ANY_NAME), ("cases", tree.ANY_NAME), ("otherwise",))
+MODELS = (("model", "path"), ("model", "critic", "path"), *(("reward", *path, "path") for path in _SCORERS))
+"""Paths of the keys that name a model folder or a hub id."""
+IMAGE = ("slurm", "container", "image")
+_SETS = (("data", "train"), ("data", "eval", tree.ANY_NAME))
+ROWS = (*_SETS, *((*path, "sources", tree.ANY_NAME) for path in _SETS))
+"""Paths of the tables that name rows."""
+DATASETS = tuple((*path, "dataset", "path") for path in ROWS)
+FILES = tuple((*path, key) for path in ROWS for key in ("path", "prompt_file", "function"))
+FUNCTIONS = (*(("reward", *path, "function") for path in _SCORERS), ("eval", "metrics", "function"))
+"""Paths of the keys that name a function that scores or measures, each with the digest of its file beside it."""
+PATHS = (*MODELS, *DATASETS, *FILES, IMAGE, ("slurm", "secrets"))
+VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})(?=/|$)")
+
+
+@dataclass(frozen=True)
+class PathResolver:
+    """Makes the paths in one layer of a recipe absolute."""
+
+    base: Path
+    """Folder at which relative paths start."""
+    environ: Mapping[str, str]
+    missing: Callable[[KeyPath, MissingAssetError], None]
+    """Takes the key of a path whose variable is not set, and the error that says so."""
+
+    def resolve(self, data: dict[str, Any], stronger: Mapping[str, Any]) -> None:
+        """Make every path in `data` absolute, and add the digest of each function's file where it is not written. A
+        path that a `stronger` layer has too is left alone: nobody reads it, so its variable need not be set."""
+        for pattern in PATHS:
+            may_be_hub = pattern in (*MODELS, *DATASETS)
+            for path, table in matching(data, pattern):
+                value = table[path[-1]]
+                if is_written(stronger, path):
+                    continue
+                if isinstance(value, str):
+                    table[path[-1]] = self._resolved(path, value, may_be_hub=may_be_hub)
+                elif isinstance(value, list):
+                    table[path[-1]] = [
+                        self._resolved(path, each, may_be_hub=False) if isinstance(each, str) else each
+                        for each in value
+                    ]
+        for pattern in FUNCTIONS:
+            for path, table in matching(data, pattern):
+                if isinstance(table["function"], str):
+                    self._resolve_function(path, table)
+
+    def _resolved(self, path: KeyPath, text: str, *, may_be_hub: bool) -> str:
+        """The path of a folder or a file as an absolute one, unless it is a hub id or names an image elsewhere."""
+        base = self.base
+        if is_url(text) or (path == IMAGE and not is_image_file(text)):
+            return text
+        if VARIABLE.match(text):
+            base = Path.cwd()  # where somebody typed it
+            try:
+                text = _expanded(dotted(path), text, self.environ)
+            except MissingAssetError as error:
+                self.missing(path, error)
+                return text
+        if may_be_hub and is_hub_id(text) and not (base / text.split("/")[0]).exists():
+            return text
+        # Without `..`, and without following links: a run keeps the name a person gave.
+        return os.path.normpath((base / Path(text).expanduser()).absolute())
+
+    def _resolve_function(self, path: KeyPath, table: dict[str, Any]) -> None:
+        """Make the path of a function's file absolute, and note its digest where the layer does not have it."""
+        if (file := file_of(table["function"])) is not None:
+            whole = self._resolved(path, str(file), may_be_hub=False)
+            table["function"] = f"{whole}:{table['function'].rpartition(':')[2]}"
+        table.setdefault("digest", digest_of(table["function"]))
+
+
+def is_written(data: Any, path: KeyPath) -> bool:
+    """Whether a layer writes the key, or an array in which it is."""
+    for name in path:
+        if isinstance(data, list):
+            return True
+        if not isinstance(data, Mapping) or name not in data:
+            return False
+        data = data[name]
+    return True
+
+
+def matching(data: Any, pattern: KeyPath, path: KeyPath = ()) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
+    """Every written key that fits the pattern, with the table it stands in."""
+    if not isinstance(data, dict):
+        return
+    names = list(data) if pattern[0] == tree.ANY_NAME else [pattern[0]]
+    for name in names:
+        if name in data and len(pattern) == 1:
+            yield (*path, name), data
+        elif name in data:
+            yield from matching(data[name], pattern[1:], (*path, name))
+
+
+def told_uri(uri: str | None) -> str | None:
+    """The tracking URI as MLflow is told it. A variable stays a name until here, so that its value is written
+    nowhere. Raises MissingAssetError where it is not set."""
+    return None if uri is None else _expanded("tracking.uri", uri, os.environ)
+
+
+def _expanded(key: str, text: str, environ: Mapping[str, str]) -> str:
+    """The value of a key with the variable that it begins with, if any, in place of its name. Raises
+    MissingAssetError where the variable is not set."""
+    variable = VARIABLE.match(text)
+    if variable is None:
+        return text
+    name = variable[1] or variable[2]
+    if not environ.get(name):
+        raise MissingAssetError(
+            f"`{key}` is `{text}`, and the environment has no `{name}`", hint=f"export {name}=VALUE"
+        )
+    return environ[name] + text[variable.end() :]
