@@ -140,7 +140,8 @@ def _explain(details: ErrorDetails, layers: Layers) -> Sequence[Problem]:
     place = layers.place((*path, *tag))
     # A key of an alternative may be absent, and the table around it is what was written.
     place = layers.place(path[:-1]) if place == DEFAULT and len(path) > 1 else place
-    return [Problem(place, says, _look_up(path))]
+    hidden = _brought_into(path, choice, layers) if kind.startswith("union_tag") else []
+    return [Problem(place, says, _look_up(path)), *hidden]
 
 
 def _brought_along(path: KeyPath, value: Any, layers: Layers) -> list[Problem]:
@@ -150,18 +151,29 @@ def _brought_along(path: KeyPath, value: Any, layers: Layers) -> list[Problem]:
     tables = {other[:-1] for other in inside}
     keys = [(*path, *inner) for inner in inside if inner not in tables] or [path]
     answers = {key: foreign.find(key) for key in keys}
+    # What is nearly spelled like a key of this table is a slip, and no suggestion from elsewhere.
     near = similar(path[-1], _keys_at(path[:-1], layers))
-    # A single name in common is a slip where it is nearly spelled like a key of this table.
-    if not any(found and (found.names > 1 or len(key) == 1 or not near) for key, found in answers.items()):
+    suggestions = {key: None if answers[key] or near else foreign.nearest(key) for key in keys}
+    if not any(answers.values()) and not any(suggestions.values()):
         return []
-    return [
-        Problem(
-            layers.place(key),
-            f"unknown key `{dotted(key)}`" + (f"; {found.says}{_off(found, _in(value, key, path))}" if found else ""),
-            f"ppoctl recipes keys {quoted(found.ours[0].partition(' = ')[0])}" if found and found.ours else None,
-        )
-        for key, found in answers.items()
-    ]
+    problems = []
+    for key, found in answers.items():
+        suggestion = suggestions[key]
+        said = [answer.says + _off(answer, _in(value, key, path)) for answer in found]
+        said += [suggestion.suggests] if suggestion else []
+        ours = next((answer.ours[0] for answer in (*found, suggestion) if answer and answer.ours), None)
+        hint = f"ppoctl recipes keys {quoted(ours.partition(' = ')[0])}" if ours else None
+        problems.append(Problem(layers.place(key), "; ".join([f"unknown key `{dotted(key)}`", *said]), hint))
+    return problems
+
+
+def _brought_into(path: KeyPath, choice: tree.Node | None, layers: Layers) -> list[Problem]:
+    """Problems for keys of other systems in a table whose kind is not known, where pydantic looks at no key."""
+    known = (
+        {name for table in choice.tables.values() for name in table.keys} if isinstance(choice, tree.Choice) else {}
+    )
+    keys = [((*path, name), value) for name, value in _written(path, layers).items() if name not in known]
+    return [problem for key, value in keys for problem in _brought_along(key, value, layers)]
 
 
 def _in(value: Any, key: KeyPath, path: KeyPath) -> Any:
