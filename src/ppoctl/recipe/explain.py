@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 from ppoctl.errors import quoted, without_secrets
 from ppoctl.recipe import foreign
 from ppoctl.recipe import schema_tree as tree
+from ppoctl.recipe.capabilities import planned_key, planned_value
 from ppoctl.recipe.layers import Layers
 from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted, paths_in, quoted_text
 from ppoctl.recipe.problems import Problem
@@ -64,6 +65,8 @@ TERMS = {
 }
 """Keys of ours by the names that Megatron-Core and vLLM have for them, which the keys' docstrings give; not those
 that another key of ours has."""
+
+_KNOWN = "a known feature that is not available yet"
 
 _TYPES = {
     "int_type": "must be a whole number",
@@ -145,12 +148,15 @@ def _explain(details: ErrorDetails, layers: Layers) -> Sequence[Problem]:
 
 
 def _brought_along(path: KeyPath, value: Any, layers: Layers) -> list[Problem]:
-    """A problem for each key that stands at or below an unknown one, where some of them are another system's; else
-    none."""
+    """A problem for each key that stands at or below an unknown one, where some of them are another system's, or one
+    for a feature that is planned; else none."""
     inside = list(paths_in(value)) if isinstance(value, Mapping) else []
     tables = {other[:-1] for other in inside}
     keys = [(*path, *inner) for inner in inside if inner not in tables] or [path]
     answers = {key: foreign.find(key) for key in keys}
+    if not any(answers.values()) and (planned := planned_key(path[-1])):
+        says = f"unknown key `{dotted(path)}`; it is {_KNOWN}: {planned}"
+        return [Problem(layers.place(path), says, "ppoctl recipes keys requires")]
     # What is nearly spelled like a key of this table is a slip, and no suggestion from elsewhere.
     near = similar(path[-1], _keys_at(path[:-1], layers))
     suggestions = {key: None if answers[key] or near else foreign.nearest(key) for key in keys}
@@ -230,6 +236,8 @@ def _wrong_tag(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:
     if not isinstance(choice, tree.Choice) or choice.tag is None:
         return _wrong_value(path, details)
     written = details["input"][choice.tag] if isinstance(details["input"], Mapping) else details["input"]
+    if planned := planned_value((*path, choice.tag), written):
+        return f"`{dotted((*path, choice.tag))}` is `{shown(written)}`, {_KNOWN}: {planned}"
     return _not_one_of((*path, choice.tag), written, list(choice.tables))
 
 
