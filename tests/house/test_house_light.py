@@ -110,7 +110,11 @@ def test_every_package_the_recipes_and_the_batch_script_are_shipped() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
     source = ROOT / "src"
     packages = {".".join(file.parent.relative_to(source).parts) for file in source.rglob("__init__.py")}
-    assert settings["package-data"]["ppoctl.recipe"] == [file.name for file in PACKAGE.glob("recipe/*.toml")]
+    tables = {
+        file for pattern in settings["package-data"]["ppoctl.recipe"] for file in PACKAGE.glob(f"recipe/{pattern}")
+    }
+    assert tables == set(PACKAGE.glob("recipe/**/*.toml"))
+    assert len(tables) == 7
     outside = {"ppoctl._recipes": ROOT / "recipes", "ppoctl._slurm": ROOT / "slurm"}
     assert set(settings["packages"]) == packages | set(outside)
     for package, folder in outside.items():

@@ -7,7 +7,7 @@ import pytest
 from ppoctl.cli.app import run
 from ppoctl.cli.options import with_accepted
 from ppoctl.errors import RecipeError
-from ppoctl.recipe.capabilities import require_capable, wanting
+from ppoctl.recipe.capabilities import NOT_YET, require_capable, wanting
 from ppoctl.recipe.load import load
 from ppoctl.wire.session import prepare
 from recipe.conftest import SMALLEST, Write
@@ -57,3 +57,52 @@ def test_what_was_accepted_is_in_the_recipe_that_a_run_keeps(freezes: Path) -> N
     assert loaded.resolved()["requires"] == ["freezing", "tools"]
     assert loaded.resolved()["without"] == ["tools", "freezing"]
     assert loaded.recipe.steps == 3
+
+
+@pytest.mark.parametrize("name", ["async", "critic-free", "dynamic-sampling", "freezing", "lora", "pf-ppo", "tools"])
+def test_every_planned_capability_may_be_required(write: Write, name: str) -> None:
+    recipe = load([write(f'requires = ["{name}"]\n{SMALLEST}')]).recipe
+    assert wanting(recipe) == (name,)
+
+
+ESTIMATORS = ("grpo", "GRPO", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce++", "reinforce_baseline", "remax")
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_an_estimator_without_a_critic_is_known_and_not_available(smallest: Path, kind: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        load([smallest], [f"ppo.advantages.kind={kind}"])
+    assert error.value.message == (
+        f'--set: `ppo.advantages.kind` is `"{kind}"`, a known feature that is not available yet: algorithms without '
+        "a critic (GRPO, RLOO, REINFORCE++, ReMax)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "key", "what"),
+    [
+        ("actor.lora.rank=8", "actor.lora", "LoRA and other adapters"),
+        ("model.lora={rank=8, alpha=32}", "model.lora", "LoRA and other adapters"),
+        ("actor.lora_rank=8", "actor.lora_rank", "LoRA and other adapters"),
+        ("actor.freeze=['embedding']", "actor.freeze", "layers of the actor that do not train"),
+        ("rollout.dynamic_sampling=true", "rollout.dynamic_sampling", "sampling again"),
+        ("ppo.pf_ppo.weight_pow=2.0", "ppo.pf_ppo", "rollouts drawn again by their score"),
+        ("rollout.tools=['python']", "rollout.tools", "responses of several turns"),
+        ("cluster.async=true", "cluster.async", "asynchronous training"),
+    ],
+)
+def test_a_table_of_a_planned_feature_is_known_and_not_available(
+    smallest: Path, setting: str, key: str, what: str
+) -> None:
+    """One sentence, without a list of the keys that there are."""
+    with pytest.raises(RecipeError) as error:
+        load([smallest], [setting])
+    says = error.value.message
+    assert says.startswith(f"--set: unknown key `{key}`; it is a known feature that is not available yet: {what}")
+    assert len(says.splitlines()) == 1
+    assert error.value.hint == "ppoctl recipes keys requires"
+
+
+def test_limits_names_every_planned_capability() -> None:
+    page = (QUICKSTART.parents[1] / "docs" / "limits.md").read_text("utf-8")
+    assert [name for name in NOT_YET if f"`{name}`" not in page] == []

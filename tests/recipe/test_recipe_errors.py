@@ -88,8 +88,8 @@ uri = "x"
         "r.toml:25: `ppo.policy_loss.clip_low` is `nan`: must be finite",
         "r.toml:20: unknown key `ppo.critic`; [critic] is a table of its own",
         "r.toml:26: missing `actor.optimizer.lr`; add it under [actor.optimizer], e.g. `lr = 1e-6`",
-        "r.toml:27: unknown key `actor.optimizer.learning_rate`; it is TRL's, and `actor.optimizer.lr` here: "
-        "one rate for both there",
+        "r.toml:27: unknown key `actor.optimizer.learning_rate`; a suggestion: TRL's `learning_rate` is "
+        "`actor.optimizer.lr` and `critic.optimizer.lr` here: one rate for both there",
         "r.toml:29: `actor.batching.microbatch_seqs` excludes `max_tokens_per_microbatch`: keep one of them",
         "r.toml: missing table [critic]; it needs `critic.optimizer.lr`",
         "environment PPOCTL_ACTR__LR: unknown key `actr`; did you mean `actor`?",
@@ -109,7 +109,8 @@ def test_a_name_from_another_system_is_translated(write: Write) -> None:
     lines, _ = said(write(SMALLEST.replace("[ppo]\n", "[ppo]\nmini_batch_size = 2\nbatch_size = 4\n")))
     assert lines == [
         "r.toml:15: unknown key `ppo.mini_batch_size`; did you mean `minibatch_seqs`?",
-        "r.toml:16: unknown key `ppo.batch_size`; it is TRL's, and `rollout.prompts_per_step` here",
+        "r.toml:16: unknown key `ppo.batch_size`; a suggestion: TRL's `batch_size` is `rollout.prompts_per_step` "
+        "here",
     ]
 
 
@@ -164,12 +165,14 @@ BROUGHT = [
     ),
     (
         "algorithm.pf_ppo.enabled=true",
-        "it is verl's, and nothing here: not offered yet; there the resampled rows no longer fit their tokens",
+        "it is verl's, and nothing here: PF-PPO is not available yet; there the resampled rows no longer fit their "
+        "tokens",
         None,
     ),
     # Near to `epochs` as a word, and yet no slip: it is a whole key of theirs.
     ("ppo_epochs=4", "it is TRL's, and `ppo.epochs` here: 4 there, 1 here", "ppoctl recipes keys ppo.epochs"),
-    ("ppo.ent_coef=0.1", "it is of other systems, and `ppo.policy_loss.entropy_coef` here", None),
+    ("ent_coef=0.1", "it is of other systems, and `ppo.policy_loss.entropy_coef` here", None),
+    ("ppo.ent_coef=1", "a suggestion: `ent_coef` of other systems is `ppo.policy_loss.entropy_coef` here", None),
 ]
 
 

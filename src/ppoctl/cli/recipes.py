@@ -114,9 +114,9 @@ def keys(
     of the algorithm also formula, source and whose default it is. With --page: docs/recipe.md."""
     from dataclasses import asdict
 
+    from ppoctl.recipe import foreign
     from ppoctl.recipe.explain import similar
     from ppoctl.recipe.features import features
-    from ppoctl.recipe.foreign import find
     from ppoctl.recipe.keys import key_lines
 
     if page:
@@ -130,8 +130,10 @@ def keys(
     chosen = chosen or [line for line in known if word in line.key]
     chosen = chosen or [line for line in known if word in line.meaning.lower()]
     if not chosen:
-        brought = find(tuple(prefix.split(".")))
-        near = similar(prefix, [line.key for line in known]) or (f"; {brought.says}" if brought else "")
+        path = tuple(prefix.split("."))
+        brought, suggestion = foreign.find(path), foreign.nearest(path)
+        others = [answer.says for answer in brought] or ([suggestion.suggests] if suggestion else [])
+        near = similar(prefix, [line.key for line in known]) or "".join(f"; {text}" for text in others)
         raise RecipeError(f"no key has `{prefix}` in its name{near}", hint="ppoctl recipes keys")
     # A whole table of the recipe has more to say than anybody reads below its keys.
     told = [feature for feature in features() if "." in prefix and feature.owns(prefix)]

@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 from ppoctl.errors import quoted, without_secrets
 from ppoctl.recipe import foreign
 from ppoctl.recipe import schema_tree as tree
+from ppoctl.recipe.capabilities import planned_key, planned_value
 from ppoctl.recipe.layers import Layers
 from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted, paths_in, quoted_text
 from ppoctl.recipe.problems import Problem
@@ -64,6 +65,8 @@ TERMS = {
 }
 """Keys of ours by the names that Megatron-Core and vLLM have for them, which the keys' docstrings give; not those
 that another key of ours has."""
+
+_KNOWN = "a known feature that is not available yet"
 
 _TYPES = {
     "int_type": "must be a whole number",
@@ -140,28 +143,43 @@ def _explain(details: ErrorDetails, layers: Layers) -> Sequence[Problem]:
     place = layers.place((*path, *tag))
     # A key of an alternative may be absent, and the table around it is what was written.
     place = layers.place(path[:-1]) if place == DEFAULT and len(path) > 1 else place
-    return [Problem(place, says, _look_up(path))]
+    hidden = _brought_into(path, choice, layers) if kind.startswith("union_tag") else []
+    return [Problem(place, says, _look_up(path)), *hidden]
 
 
 def _brought_along(path: KeyPath, value: Any, layers: Layers) -> list[Problem]:
-    """A problem for each key that stands at or below an unknown one, where some of them are another system's; else
-    none."""
+    """A problem for each key that stands at or below an unknown one, where some of them are another system's, or one
+    for a feature that is planned; else none."""
     inside = list(paths_in(value)) if isinstance(value, Mapping) else []
     tables = {other[:-1] for other in inside}
     keys = [(*path, *inner) for inner in inside if inner not in tables] or [path]
     answers = {key: foreign.find(key) for key in keys}
+    if not any(answers.values()) and (planned := planned_key(path[-1])):
+        says = f"unknown key `{dotted(path)}`; it is {_KNOWN}: {planned}"
+        return [Problem(layers.place(path), says, "ppoctl recipes keys requires")]
+    # What is nearly spelled like a key of this table is a slip, and no suggestion from elsewhere.
     near = similar(path[-1], _keys_at(path[:-1], layers))
-    # A single name in common is a slip where it is nearly spelled like a key of this table.
-    if not any(found and (found.names > 1 or len(key) == 1 or not near) for key, found in answers.items()):
+    suggestions = {key: None if answers[key] or near else foreign.nearest(key) for key in keys}
+    if not any(answers.values()) and not any(suggestions.values()):
         return []
-    return [
-        Problem(
-            layers.place(key),
-            f"unknown key `{dotted(key)}`" + (f"; {found.says}{_off(found, _in(value, key, path))}" if found else ""),
-            f"ppoctl recipes keys {quoted(found.ours[0].partition(' = ')[0])}" if found and found.ours else None,
-        )
-        for key, found in answers.items()
-    ]
+    problems = []
+    for key, found in answers.items():
+        suggestion = suggestions[key]
+        said = [answer.says + _off(answer, _in(value, key, path)) for answer in found]
+        said += [suggestion.suggests] if suggestion else []
+        ours = next((answer.ours[0] for answer in (*found, suggestion) if answer and answer.ours), None)
+        hint = f"ppoctl recipes keys {quoted(ours.partition(' = ')[0])}" if ours else None
+        problems.append(Problem(layers.place(key), "; ".join([f"unknown key `{dotted(key)}`", *said]), hint))
+    return problems
+
+
+def _brought_into(path: KeyPath, choice: tree.Node | None, layers: Layers) -> list[Problem]:
+    """Problems for keys of other systems in a table whose kind is not known, where pydantic looks at no key."""
+    known = (
+        {name for table in choice.tables.values() for name in table.keys} if isinstance(choice, tree.Choice) else {}
+    )
+    keys = [((*path, name), value) for name, value in _written(path, layers).items() if name not in known]
+    return [problem for key, value in keys for problem in _brought_along(key, value, layers)]
 
 
 def _in(value: Any, key: KeyPath, path: KeyPath) -> Any:
@@ -218,6 +236,8 @@ def _wrong_tag(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:
     if not isinstance(choice, tree.Choice) or choice.tag is None:
         return _wrong_value(path, details)
     written = details["input"][choice.tag] if isinstance(details["input"], Mapping) else details["input"]
+    if planned := planned_value((*path, choice.tag), written):
+        return f"`{dotted((*path, choice.tag))}` is `{shown(written)}`, {_KNOWN}: {planned}"
     return _not_one_of((*path, choice.tag), written, list(choice.tables))
 
 

@@ -1,9 +1,10 @@
-"""Keys of other systems and what they are here, from `foreign.toml`: for docs/coming-from.md, and for the answer to
-a key that somebody brought along."""
+"""Keys of other systems and what they are here, from the files of `foreign_keys`: for docs/coming-from.md, and for
+the answer to an unknown key of a recipe. A key is answered by the row of the whole key, never by that of another."""
 
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import Recipe
 
 ROOT = tree.of(Recipe)
+FOLDER = Path(__file__).parent / "foreign_keys"
 BELOW = ".*"
 """The end of a key that stands for all keys below it."""
+_FILES = ("nemo_rl", "verl", "trlx", "trl", "openrlhf", "others")
 _ROLE = "ROLE"
 OTHERS = "other systems"
 """The name of the table with what no one system has alone."""
@@ -39,13 +42,25 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Unused:
+    """Keys of another system that have no meaning here, for one reason."""
+
+    keys: tuple[str, ...]
+    """Whole keys, or patterns in which `*` stands for any text."""
+    why: str
+
+
+@dataclass(frozen=True)
 class System:
     """One other system."""
 
     name: str
     version: str
     about: str
+    prefixes: tuple[str, ...]
+    """Beginnings of keys that may be left out: those of roles."""
     rows: tuple[Row, ...]
+    unused: tuple[Unused, ...]
 
 
 @dataclass(frozen=True)
@@ -53,54 +68,105 @@ class Answer:
     """What one key of another system is here."""
 
     system: str
+    theirs: str
+    """Their key, or the pattern that it matches."""
     ours: tuple[str, ...]
     note: str
-    names: int
-    """How many names it has in common with the key that was asked about, from the last."""
 
     @property
     def says(self) -> str:
-        """The rest of a sentence about an unknown key."""
+        """The rest of a sentence about an unknown key that is theirs."""
         whose = f"{self.system}'s" if self.system != OTHERS else f"of {OTHERS}"
-        here = " and ".join(f"`{key}`" for key in self.ours) or "nothing"
-        return f"it is {whose}, and {here} here" + (f": {self.note}" if self.note else "")
+        return f"it is {whose}, and {self._here}"
+
+    @property
+    def suggests(self) -> str:
+        """The rest of a sentence about an unknown key that is not theirs, but near to it."""
+        whose = f"{self.system}'s `{self.theirs}`" if self.system != OTHERS else f"`{self.theirs}` of {OTHERS}"
+        return f"a suggestion: {whose} is {self._here}"
+
+    @property
+    def _here(self) -> str:
+        return (
+            (" and ".join(f"`{key}`" for key in self.ours) or "nothing") + " here" + (self.note and f": {self.note}")
+        )
 
 
 @cache
 def systems() -> tuple[System, ...]:
-    """All other systems, in the order of the file."""
-    tables = tomllib.loads((Path(__file__).parent / "foreign.toml").read_text("utf-8"))["system"]
-    return tuple(
-        System(table["name"], table["version"], " ".join(table["about"].split()), tuple(_rows(table)))
-        for table in tables
-    )
+    """All other systems, in the order of the page."""
+    return tuple(_system(tomllib.loads((FOLDER / f"{name}.toml").read_text("utf-8"))) for name in _FILES)
 
 
-def find(path: KeyPath) -> Answer | None:
-    """The answer to a key that is not ours: the row with the most names, from the last, in common with it."""
-    written, best, found = ".".join(path), (0, False), None
-    for row in (row for system in systems() for row in system.rows):
+def find(path: KeyPath) -> tuple[Answer, ...]:
+    """The answer of each system that has a key that is not ours: as it is written, by a row or a pattern; where none
+    has it so, without the prefix of a role."""
+    written = ".".join(path)
+    found = [answer for index in _indices() if (answer := index.whole.get(written) or index.pattern(written))]
+    return tuple(found or [index.of_role[written] for index in _indices() if written in index.of_role])
+
+
+def nearest(path: KeyPath) -> Answer | None:
+    """The answer to the key with the most names, from the last, in common with a key that no system has, and of these
+    one that has no other names; None where there is none, or such keys have several answers."""
+    best, found = (1, False), list[Answer]()
+    for answer in (answer for index in _indices() for answer in index.whole.values()):
+        their = answer.theirs.split(".")
+        number = _in_common(path, their)
+        closeness = (number, number == len(their))
+        # A name that keys of ours have too says nothing by itself: `path`, `seed`, `temperature`.
+        if closeness >= best and (number > 1 or path[-1] not in _our_names()):
+            found, best = [*(found if closeness == best else []), answer], closeness
+    # Where both roles have it, the one in whose table it was written is meant.
+    of_role = [answer for answer in found if any(name.startswith(f"{path[0]}.") for name in answer.ours)]
+    meant = (of_role if path[0] in ("actor", "critic") else []) or found
+    return meant[0] if len({answer.ours for answer in meant}) == 1 else None
+
+
+def matches(written: str, pattern: str) -> bool:
+    """Whether a pattern stands for a key. One that ends in `.*` stands for the table itself too."""
+    return fnmatchcase(written, pattern) or fnmatchcase(f"{written}.", pattern)
+
+
+@dataclass(frozen=True)
+class _Index:
+    """The answers of one system."""
+
+    whole: dict[str, Answer]
+    of_role: dict[str, Answer]
+    """Keys without the prefix of a role; what several roles have is one answer with the keys of all."""
+    patterns: list[Answer]
+    """Those of rows for all keys below one, then those of the lists of what has no meaning here."""
+
+    def pattern(self, written: str) -> Answer | None:
+        """The answer of the first pattern that stands for a key."""
+        return next((answer for answer in self.patterns if matches(written, answer.theirs)), None)
+
+
+@cache
+def _indices() -> tuple[_Index, ...]:
+    return tuple(_index(system) for system in systems())
+
+
+def _index(system: System) -> _Index:
+    found = _Index({}, {}, [])
+    for row in system.rows:
         for their, ours in zip(row.theirs, row.ours, strict=True):
-            closeness = _closeness(written, their)
-            if closeness > best:
-                # Where both roles have it, the one in whose table it was written is meant.
-                meant = tuple(name for name in ours if name.split(".")[0] == path[0]) or ours
-                best, found = closeness, Answer(row.system, meant, row.note, closeness[0])
+            answer = Answer(system.name, their, ours, row.note)
+            if their.endswith(BELOW):
+                found.patterns.append(answer)
+                continue
+            found.whole[their] = answer
+            for bare in [their.removeprefix(f"{role}.") for role in system.prefixes if their.startswith(f"{role}.")]:
+                others = found.of_role[bare].ours if bare in found.of_role else ()
+                found.of_role[bare] = replace(answer, ours=tuple(dict.fromkeys(others + ours)))
+    found.patterns.extend(Answer(system.name, key, (), unused.why) for unused in system.unused for key in unused.keys)
     return found
 
 
-def _closeness(written: str, their: str) -> tuple[int, bool]:
-    """How many names two keys have in common, from the last; and whether that is all of one of them."""
-    if their.endswith(BELOW):
-        above = their.removesuffix(BELOW)
-        return (above.count(".") + 1, False) if f"{written}.".startswith(f"{above}.") else (0, False)
-    mine, other = written.split(".")[::-1], their.split(".")[::-1]
-    common = next((i for i, pair in enumerate(zip(mine, other, strict=False)) if pair[0] != pair[1]), None)
-    number = min(len(mine), len(other)) if common is None else common
-    # A name that keys of ours have too says nothing by itself: `path`, `seed`, `temperature`.
-    if number == 1 < max(len(mine), len(other)) and mine[0] in _our_names():
-        return 0, False
-    return number, number == len(other)
+def _in_common(path: KeyPath, their: list[str]) -> int:
+    pairs = zip(reversed(path), reversed(their), strict=False)
+    return next((i for i, (mine, other) in enumerate(pairs) if mine != other), min(len(path), len(their)))
 
 
 @cache
@@ -108,10 +174,28 @@ def _our_names() -> frozenset[str]:
     return frozenset(path[-1] for path, _ in tree.walk(ROOT))
 
 
-def _rows(table: dict[str, Any]) -> Iterator[Row]:
+def _system(table: dict[str, Any]) -> System:
+    roles: dict[str, str] = table.get("roles", {})
+    unused = tuple(
+        Unused(tuple(name for key in each["keys"] for name in _for_roles(key, roles)), each["why"])
+        for each in table.get("unused", [])
+    )
+    prefixes = (*roles, *table.get("prefixes", []))
+    about = " ".join(table["about"].split())
+    return System(table["name"], table["version"], about, prefixes, tuple(_rows(table, roles)), unused)
+
+
+def _rows(table: dict[str, Any], roles: dict[str, str]) -> Iterator[Row]:
     for key, row in table["keys"].items():
         ours = [name for name in row.get("is", "").split(", ") if name]
         # For each role its name there and here; a key that no role has is told as it is.
-        roles: dict[str, str] = table["roles"] if _ROLE in key else {"": ""}
-        here = tuple(tuple(name.replace(_ROLE, role) for name in ours) for role in roles.values())
-        yield Row(table["name"], tuple(key.replace(_ROLE, role) for role in roles), here, row.get("note", ""))
+        here = tuple(tuple(name.replace(_ROLE, role) for name in ours) for role in _roles_of(key, roles).values())
+        yield Row(table["name"], tuple(_for_roles(key, roles)), here, row.get("note", ""))
+
+
+def _for_roles(key: str, roles: dict[str, str]) -> list[str]:
+    return [key.replace(_ROLE, role) for role in _roles_of(key, roles)]
+
+
+def _roles_of(key: str, roles: dict[str, str]) -> dict[str, str]:
+    return roles if _ROLE in key else {"": ""}

@@ -32,9 +32,9 @@ FOREIGN_HEAD = """# Coming from another system
 
 Key by key, with what differs and the trap each one had. A recipe that holds a key of another system is refused with
 the line that stands here, so a whole configuration may be pasted as TOML: `ppoctl validate` says what each of its
-keys is here. Defaults are those of the versions named. `make docs` makes this page of
-`src/ppoctl/recipe/foreign.toml`; on a terminal: `ppoctl recipes coming-from SYSTEM`. What the keys of ours mean:
-[algorithms.md](algorithms.md).
+keys is here. A key that this page does not have may get the nearest one as a suggestion. Defaults are those of the
+versions named. `make docs` makes this page of `src/ppoctl/recipe/foreign_keys`; on a terminal:
+`ppoctl recipes coming-from SYSTEM`. What the keys of ours mean: [algorithms.md](algorithms.md).
 
 Whatever was brought along: a key that is not known is an error; a step that was killed goes on where it was, with
 the same bits; the coefficient of an adaptive KL, the moments of rewards and the seeds of all randomness are part of
@@ -133,6 +133,10 @@ def coming_from(names: Sequence[str] = ()) -> str:
         lines += ["| there | here | what differs |", "|---|---|---|"]
         lines += [cells(coded(row.theirs), coded(row.ours_of_all) or "nothing", row.note) for row in system.rows]
         lines.append("")
+        if system.unused:
+            lines += ["Keys without a meaning here (`*` stands for any text):\n", "| there | why |", "|---|---|"]
+            lines += [cells(coded(unused.keys), unused.why) for unused in system.unused]
+            lines.append("")
     return "\n".join(lines)
 
 

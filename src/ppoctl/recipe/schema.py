@@ -324,8 +324,8 @@ class Recipe(Table):
     """Passes over the training rows, in place of `steps`: the whole steps in them, counted when the recipe is read,
     and kept by the run as `steps`. Rows that an epoch leaves over begin the next; those of the last are not drawn."""
     requires: Annotated[tuple[str, ...], REPORTING, Array] = ()
-    """What the run needs that ppoctl cannot do yet (freezing, pf-ppo, tools): `validate` and `plan` name it, `train`
-    refuses."""
+    """What the run needs that ppoctl cannot do yet, by the names in docs/limits.md (`lora`, `tools`): `validate` and
+    `plan` name it, `train` refuses."""
     without: Annotated[tuple[str, ...], REPORTING, Array] = ()
     """Names of `requires` that the run does without, which `train --without NAME` adds: its result is then its
     own."""

@@ -1,0 +1,121 @@
+"""Every key of another system's PPO has an answer of its own: a row, or a place in a list with a reason.
+
+The lists of `foreign_keys/` are names of keys in the systems' own files of July and August 2026 (trlX: its last):
+NeMo-RL's configurations of PPO; verl's generated ones for FSDP and Megatron-Core, and its PPO scripts; trlX's, with
+those of NeMo; the arguments of TRL's PPO and of transformers' `TrainingArguments`; OpenRLHF's options."""
+
+import re
+import tomllib
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+from house.conftest import PACKAGE
+from ppoctl.recipe import schema_tree as tree
+from ppoctl.recipe.load import examine
+from ppoctl.recipe.schema import Recipe
+from recipe.conftest import Write
+
+NAMES = {"nemo_rl": 373, "verl": 1093, "trlx": 225, "trl": 154, "openrlhf": 164}
+"""The lists, and how many keys each has."""
+OURS_TOO = {
+    "trlx": {"name"},
+    "trl": {"model", "seed"},
+    "openrlhf": {"eval.temperature", "rollout.max_new_tokens", "rollout.temperature", "rollout.top_p"},
+}
+"""Keys that a recipe of ours has by the same name, so that nobody is told about them."""
+
+
+def keys_of(name: str) -> list[str]:
+    return (Path(__file__).parent / "foreign_keys" / f"{name}.txt").read_text("utf-8").split()
+
+
+def told(write: Write, keys: Sequence[str], *files: Path) -> dict[str, str]:
+    """What is said of each key of a configuration that is pasted as TOML, behind some recipes."""
+    pasted = write("".join(f"{key} = 1\n" for key in keys), "pasted.toml")
+    _, problems = examine([*files, pasted], (), {})
+    found = [re.fullmatch(r"unknown key `([^`]+)`(?:; )?(.*)", problem.says, re.DOTALL) for problem in problems]
+    return {each.group(1): each.group(2) for each in found if each}
+
+
+def answers(name: str) -> tuple[str, dict[str, str], dict[str, str]]:
+    """The system, and what is to be said of its keys: by row, and by pattern of a list; from the file itself."""
+    file = tomllib.loads((PACKAGE / "recipe" / "foreign_keys" / f"{name}.toml").read_text("utf-8"))
+    rows, lists = {}, {}
+    for key, row in file["keys"].items():
+        for theirs, ours in (file["roles"] if "ROLE" in key else {"": ""}).items():
+            here = [f"`{each.replace('ROLE', ours)}`" for each in row.get("is", "").split(", ") if each]
+            note = f": {row['note']}" if "note" in row else ""
+            rows[key.replace("ROLE", theirs)] = (" and ".join(here) or "nothing") + f" here{note}"
+    for each in file["unused"]:
+        for key in each["keys"]:
+            for theirs in file["roles"] if "ROLE" in key else [""]:
+                lists[key.replace("ROLE", theirs)] = f"nothing here: {each['why']}"
+    return file["name"], rows, lists
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("alone", [False, True], ids=["in a recipe", "alone"])
+def test_every_key_is_answered_by_its_own_row_or_is_listed_with_a_reason(
+    smallest: Path, write: Write, name: str, *, alone: bool
+) -> None:
+    """Also where nothing else is written, so that no `kind` or `format` says which keys a table has."""
+    keys, (system, rows, lists) = keys_of(name), answers(name)
+    assert len(set(keys)) == NAMES[name]
+    said = told(write, keys, *([] if alone else [smallest]))
+    wrong = {}
+    for key in keys:
+        listed = [why for it, why in lists.items() if fnmatchcase(key, it) or it == f"{key}.*"]
+        expected = f"it is {system}'s, and {rows.get(key) or listed[0]}" if key in rows or listed else "(no answer)"
+        if key not in OURS_TOO.get(name, ()) and expected not in said.get(key, ""):
+            wrong[key] = (expected, said.get(key))
+    assert wrong == {}
+    assert {key for key in keys if key not in said} == OURS_TOO.get(name, set())
+    assert OURS_TOO.get(name, set()) <= rows.keys()
+    assert all(tree.keys_at(tree.of(Recipe), tuple(key.split("."))) for key in OURS_TOO.get(name, ()))
+
+
+def test_no_switch_is_taken_for_another_one(smallest: Path, write: Write) -> None:
+    """All of them were answered by `reward.scale`, whose key ends in the same name."""
+    switches = [key for key in keys_of("nemo_rl") if key.endswith(".enabled")]
+    assert len(switches) >= 14
+    said = told(write, [*switches, "policy.mystery.enabled", "enabled"], smallest)
+    assert [key for key, says in said.items() if "reward.scale" in says] == ["ppo.reward_scaling.enabled"]
+    assert said["policy.mystery.enabled"] == ""
+    assert "Megatron-Core always trains here" in said["policy.megatron_cfg.enabled"]
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("ppo.policy_loss.ratio_clip_max", "NeMo-RL's `loss_fn.ratio_clip_max` is `ppo.policy_loss.clip_high` here"),
+        (
+            "critic.megatron_cfg.optimizer.lr",
+            "NeMo-RL's `value.megatron_cfg.optimizer.lr` is `critic.optimizer.lr` here",
+        ),
+        ("reward.whiten_rewards", "TRL's `whiten_rewards` is nothing here"),
+    ],
+)
+def test_a_key_that_no_system_has_gets_the_nearest_as_a_suggestion(
+    smallest: Path, write: Write, key: str, says: str
+) -> None:
+    assert told(write, [key], smallest)[key].startswith(f"a suggestion: {says}")
+
+
+@pytest.mark.parametrize("key", ["clip_ratio_high", "actor.clip_ratio_high"])
+def test_the_prefix_of_a_role_may_be_left_out(smallest: Path, write: Write, key: str) -> None:
+    assert told(write, [key], smallest)[key].startswith("it is verl's, and `ppo.policy_loss.clip_high` here")
+
+
+def test_a_key_of_both_roles_is_answered_for_both(smallest: Path, write: Write) -> None:
+    says = told(write, ["optim.lr"], smallest)["optim.lr"]
+    assert says == "it is verl's, and `actor.optimizer.lr` and `critic.optimizer.lr` here"
+
+
+def test_a_key_that_two_systems_have_is_answered_for_each(smallest: Path, write: Write) -> None:
+    assert told(write, ["train.batch_size"], smallest)["train.batch_size"] == (
+        "it is trlX's, and `ppo.minibatch_seqs` here: of each data rank there, of all here; "
+        "it is OpenRLHF's, and `ppo.minibatch_seqs` here"
+    )
