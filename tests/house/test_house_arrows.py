@@ -54,7 +54,7 @@ ARROWS: dict[str, set[str]] = {
         "batch", "convert", "data", "plan", "recipe", "rewards", "store", "model", "device", "nvml", "units",
         "errors",
     },
-    "doctor": {"preflight", "recipe", "store", "device", "nvml", "errors"},
+    "doctor": {"preflight", "recipe", "store", "device", "http_client", "nvml", "errors"},
     "conversion": {
         "convert", "engines.megatron", "store", "wire", "batch", "model", "versions", "errors",
     },

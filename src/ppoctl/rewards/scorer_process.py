@@ -150,7 +150,7 @@ class ScorerProcess:
         first, _, self._inbox = self._inbox.partition(b"\n")
         try:
             return dict(json.loads(first))
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
 
     def _ended(self) -> str:
