@@ -35,7 +35,7 @@ ARROWS: dict[str, set[str]] = {
     "store": {"ports", "batch", "clock", "doing", "units", "errors"},
     "loop": {"store", "batch", "recipe", "metrics", "errors"},
     "data": {"batch", "recipe", "model", "errors"},
-    "rewards": {"batch", "table", "http_client", "errors"},
+    "rewards": {"batch", "table", "http_client", "units", "errors"},
     "tracking": {"store", "batch", "recipe", "clock", "doing", "metrics", "versions", "errors"},
     "engines.turns": set(),
     "engines.loopback": set(),
