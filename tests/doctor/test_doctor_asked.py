@@ -4,6 +4,7 @@ import base64
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from doctor.machines import driver, node
+from fakes.hostile import BROKEN, SLOW, hostile
 from fakes.nvml import FakeNvml
 from ppoctl import nvml
 from ppoctl.doctor import asked
@@ -142,6 +144,35 @@ def test_a_server_is_reached_with_the_user_of_its_uri_whose_password_is_not_told
     with server(b"220 mail.example ready\r\n") as (address, _):
         monkeypatch.setenv("WHERE", f"http://{address}")
         assert "what answers there does not speak HTTP" in asked.mlflow(tracked).seen
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", [*SLOW, *BROKEN])
+def test_a_server_that_misuses_http_is_a_warning_in_time(ask: Ask, name: str) -> None:
+    began = time.monotonic()
+    with hostile((SLOW | BROKEN)[name]) as url:
+        found = asked.mlflow(ask(f"tracking={{kind='mlflow', uri='{url}'}}"))
+    assert time.monotonic() - began < asked.ANSWER_S + 2
+    only_body = {"less than its length", "a chunk of less than its length"}
+    in_time = {name for name in (SLOW | BROKEN) if "body" in name or "chunk" in name or "trailers" in name}
+    assert found.verdict == (Verdict.OK if name in only_body | in_time else Verdict.WARNING)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "line"),
+    [("http", b"GET http://mlflow.example:5000/base/health HTTP/1.1"), ("https", b"CONNECT mlflow.example:5000 ")],
+)
+@pytest.mark.parametrize(("status", "verdict"), [(b"200", Verdict.OK), (b"403", None)])
+def test_a_server_behind_a_proxy_is_reached_through_it(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, scheme: str, line: bytes, status: bytes, verdict: Verdict | None
+) -> None:
+    with server(b"HTTP/1.1 " + status + b" So\r\nContent-Length: 0\r\n\r\n") as (address, heard):
+        monkeypatch.setenv(f"{scheme}_proxy", f"http://us:er@{address}")
+        found = asked.mlflow(ask(f"tracking={{kind='mlflow', uri='{scheme}://mlflow.example:5000/base'}}"))
+    assert heard[0].startswith(line)
+    assert b"Proxy-Authorization: Basic " + base64.b64encode(b"us:er") in heard[0]
+    # An answer of the server is enough, and a proxy passes it on; a tunnel that is refused ends at no server.
+    assert found.verdict == (verdict or (Verdict.OK if scheme == "http" else Verdict.WARNING))
 
 
 @pytest.mark.parametrize("uri", ["http://me:geheim@h:p", "http://me:geheim@[x", "postgresql://me@h:geheim/db"])

@@ -82,6 +82,29 @@ def _chatter(detail: str) -> RewardValue:
     return RewardValue(7.0)
 
 
+def _print_without_end(detail: str) -> RewardValue:
+    while True:
+        print("x" * 10**6)
+
+
+def _print(detail: str) -> RewardValue:
+    print("x" * int(detail))
+    print("y" * int(detail), file=sys.stderr)
+    return RewardValue(1.0)
+
+
+def _leave_a_daemon_and_hang(detail: str) -> RewardValue:
+    """The daemon has all descriptors of this process, is in a group of its own, and ends with the file."""
+    Path(detail).touch()
+    if os.fork() == 0:
+        os.setsid()
+        while Path(detail).exists():
+            time.sleep(0.01)
+        os._exit(0)
+    Path(f"{detail}-hangs").touch()
+    return _hang_in_python(detail)
+
+
 def _fork(detail: str) -> RewardValue:
     os.fork()
     return RewardValue(5.0)
@@ -129,6 +152,9 @@ MISDEEDS = {
     "text": _text,
     "chatter": _chatter,
     "fork": _fork,
+    "print-without-end": _print_without_end,
+    "print": _print,
+    "leave-a-daemon-and-hang": _leave_a_daemon_and_hang,
     "start-and-hang": _start_a_process_and_hang,
     "sleep": _sleep,
     "meet": _meet,

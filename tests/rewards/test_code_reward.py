@@ -1,10 +1,12 @@
 """A program is scored by the tests that it passes, whatever it knows, prints or breaks."""
 
 import json
+import time
 from typing import Any
 
 import pytest
 
+from fakes.hostile import BROKEN, LONG, SLOW, hostile
 from ppoctl.batch.scores import Score
 from ppoctl.errors import MissingAssetError, RewardError
 from ppoctl.rewards import programs
@@ -131,6 +133,7 @@ def test_a_response_without_a_program_scores_0(function: BatchFunction) -> None:
     [
         ("42", "no object with `inputs`"),
         ("{", "no JSON of tests"),
+        ("[" * 100_000, "no JSON of tests"),
         ('{"inputs": [], "outputs": []}', "no arrays with tests"),
         ('{"inputs": ["1"], "outputs": []}', "1 inputs and 0 outputs"),
     ],
@@ -227,6 +230,40 @@ def test_an_endpoint_that_fails_is_no_score(
     assert found.outcome == "unreachable"
     assert why in str(found)
     assert len(asked) == tries
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", [*SLOW, *BROKEN])
+def test_an_endpoint_that_misuses_http_is_no_score_after_three_tries(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ppoctl.rewards.sandbox.fusion._PAUSE_S", 0.0)
+    monkeypatch.setattr("ppoctl.rewards.sandbox.fusion._SLACK_S", 0.2)
+    began = time.monotonic()
+    with hostile((SLOW | BROKEN)[name]) as url:
+        limits = {**LIMITS, "timeout_s": 0.1}
+        (found,) = scorer(sandbox="fusion", url=url, max_tests=1, limits=limits)([request("```\n1\n```", DOUBLES)])
+    assert isinstance(found, NoScoreError)
+    assert found.outcome == "unreachable"
+    assert str(found).startswith("no answer of the Sandbox Fusion endpoint: ")
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", LONG)
+def test_an_endpoint_that_answers_without_end_has_too_much_output(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ppoctl.rewards.sandbox.fusion._OTHER_BYTES", 1 << 20)
+    with hostile(LONG[name]) as url:
+        (found,) = scorer(sandbox="fusion", url=url, max_tests=1)([request("```\n1\n```", DOUBLES)])
+    assert found == RewardValue(0.0, {"passed": 0.0, "programs": 1.0, "late": 0.0})
+
+
+def test_an_answer_that_is_nested_too_deep_is_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ppoctl.rewards.sandbox.fusion._PAUSE_S", 0.0)
+    with hostile(lambda _: iter([b"HTTP/1.0 200 OK\r\n\r\n", b"[" * 100_000])) as url:
+        (found,) = scorer(sandbox="fusion", url=url, max_tests=1)([request("```\n1\n```", DOUBLES)])
+    assert isinstance(found, NoScoreError)
+    assert found.outcome == "unreachable"
 
 
 def test_a_gateway_that_gives_up_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:

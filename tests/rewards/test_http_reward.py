@@ -140,6 +140,13 @@ def test_so_many_are_asked_about_side_by_side_on_connections_that_stay(service: 
     assert service.connections == 3
 
 
+def test_each_try_on_a_connection_that_stays_has_the_whole_time(service: Service, client: Open) -> None:
+    scorer = client(concurrent=1, tries=1, try_timeout_s=0.5)
+    for _ in range(3):
+        assert told(scorer, "sleep 0.3") == [Score(1.0, "ok")]
+    assert service.connections == 1
+
+
 def test_a_connection_that_was_closed_between_two_tries_is_no_failure(service: Service, client: Open) -> None:
     assert told(client(concurrent=1, tries=1), "once 1", "once 1", "200 2") == [
         Score(1.0, "ok"), Score(1.0, "ok"), Score(2.0, "ok"),

@@ -1,9 +1,11 @@
 """Drills on real processes: whatever a scorer does, it costs its own sample only."""
 
 import os
+import re
 import select
 import signal
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from ppoctl.batch.scores import Score, Scorer, ScoreRequest
 from ppoctl.errors import ExitCode, NonFiniteError, RewardError
 from ppoctl.rewards.function import ScorerSpec
 from ppoctl.rewards.pool import ScorerPool
+from ppoctl.rewards.scorer_output import KEPT_BYTES, Dropped
 from ppoctl.rewards.scorer_process import ScorerProcess
 from rewards.asking import request, scores
 
@@ -142,6 +145,46 @@ def test_printing_and_reading_input_do_not_disturb_the_protocol(drill_pool: Open
     assert the_misdeed_of(scores(drill_pool(), with_misdeed("chatter"))) == Score(7.0, "ok")
 
 
+def test_what_a_scorer_prints_is_kept_up_to_a_limit_for_each_call(
+    drill_pool: OpenPool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pool = drill_pool()
+    found = scores(pool, [request("", "print 10"), request("", "print 100000"), request("", "print 20")])
+    assert [score.value for score in found] == [1.0] * 3
+    pool.close()
+    said = "ppoctl: the scorer `drill_scorers:score` printed more than 64 KiB in one call; the rest is dropped"
+    assert capfd.readouterr().err.split("\n") == [
+        "x" * 10, "y" * 10, "x" * KEPT_BYTES, said, "x" * 20, "y" * 20,
+        "ppoctl: 131 KiB that the scorer `drill_scorers:score` printed were dropped", "",
+    ]  # fmt: skip
+
+
+def test_a_scorer_that_prints_without_end_is_late_and_what_it_printed_is_counted(
+    drill_pool: OpenPool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pool = drill_pool(timeout_s=1.0)
+    found = scores(pool, [request("", "print-without-end")] * 2 + [GOOD[1]])
+    assert [score.outcome for score in found] == ["timeout", "timeout", "ok"]
+    pool.close()
+    printed = capfd.readouterr().err
+    assert len(printed) < 2 * KEPT_BYTES + 1000
+    assert printed.count("the rest is dropped") == 1
+    assert re.search(r"ppoctl: [\d.,]+ [MG]iB that the scorer `drill_scorers:score` printed were dropped\n$", printed)
+
+
+def test_a_process_that_a_scorer_left_behind_does_not_keep_a_pool_open(drill_pool: OpenPool, tmp_path: Path) -> None:
+    daemon = tmp_path / "daemon"
+    pool = drill_pool(timeout_s=600.0)
+    hanging = pool.submit(request("", f"leave-a-daemon-and-hang {daemon}"))
+    while not Path(f"{daemon}-hangs").exists():
+        time.sleep(0.01)
+    began = time.monotonic()
+    pool.close()
+    assert time.monotonic() - began < 5
+    assert hanging.result().outcome == "error"
+    daemon.unlink()
+
+
 def test_a_copy_that_a_scorer_forks_off_does_not_answer_for_it(drill_pool: OpenPool) -> None:
     assert the_misdeed_of(scores(drill_pool(), with_misdeed("fork"))) == Score(5.0, "ok")
 
@@ -213,7 +256,7 @@ def test_what_a_child_said_before_it_ended_is_heard(drill_pool: OpenPool, monkey
 
 
 def test_a_request_to_a_child_that_has_ended_does_not_drop_its_answer() -> None:
-    process = ScorerProcess(ScorerSpec("drill_scorers:score"), 10.0)
+    process = ScorerProcess(ScorerSpec("drill_scorers:score"), 10.0, Dropped(""))
     process._socket, theirs = socket.socketpair()
     theirs.sendall(b'{"number": 1}\n')
     theirs.close()

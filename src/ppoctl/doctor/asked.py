@@ -1,19 +1,19 @@
 """Checks of what a recipe needs of this machine, in the words in which a start would refuse it."""
 
 import base64
-import http.client
-import socket
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http import HTTPStatus
+from http.client import HTTPException, InvalidURL
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from ppoctl.device import VISIBLE
 from ppoctl.doctor.finding import Finding, ok, refused, warning, wrong
 from ppoctl.doctor.machine import Machine
 from ppoctl.errors import PpoctlError, quoted, without_secrets
+from ppoctl.http_client import Connection, connected, time_limit
 from ppoctl.preflight.check import check
 from ppoctl.preflight.fit import require_fit
 from ppoctl.preflight.space import require_space
@@ -93,7 +93,7 @@ def joined_ray(asked: Asked) -> Finding:
         return ok("Ray's address", "none is joined")
     host, _, port = asked.joins.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
+        connected(host, int(port), time_limit(ANSWER_S)).close()
     except (OSError, ValueError) as error:
         says = f"nobody answers at `cluster.ray_address` `{asked.joins}`: {error}"
         return wrong("Ray's address", says, f"ray status --address {quoted(asked.joins)}")
@@ -114,7 +114,7 @@ def mlflow(asked: Asked) -> Finding:
     shown = without_secrets(uri)
     try:
         _reach(uri)
-    except (OSError, ValueError, http.client.HTTPException) as error:
+    except (OSError, ValueError, HTTPException) as error:
         says = f"`tracking.uri` `{shown}` is not reached: {_words(error)}; training goes on without"
         return warning("MLflow", says, f"curl -sS -o /dev/null {quoted(shown)}" if "http" in uri[:5] else None)
     return ok("MLflow", f"`{shown}`")
@@ -126,32 +126,49 @@ def _reach(uri: str) -> None:
     parts = urlsplit(uri)
     scheme = parts.scheme.split("+")[0]
     if scheme in ("http", "https"):
-        try:
-            # MLflow says so; any other answer is one too: the server is there, and may ask who we are.
-            urllib.request.urlopen(_health(parts), timeout=ANSWER_S).close()
-        except urllib.error.HTTPError:
-            return
+        _request(parts)
     elif scheme in _PORTS:
-        socket.create_connection((parts.hostname or "localhost", parts.port or _PORTS[scheme]), ANSWER_S).close()
+        port = parts.port or _PORTS[scheme]
+        connected(parts.hostname or "localhost", port, time_limit(ANSWER_S)).close()
     elif scheme in ("sqlite", "file", ""):
         folder = Path(parts.path.removeprefix("/") if scheme == "sqlite" else parts.path).parent
         if not folder.is_dir():
             raise FileNotFoundError(f"no folder `{folder}`")
 
 
-def _health(parts: SplitResult) -> urllib.request.Request:
-    """The request for MLflow's word that it is there, with user and password as MLflow sends them: urllib would take
-    them for a part of the host's name."""
-    user, _, host = parts.netloc.rpartition("@")
-    request = urllib.request.Request(parts._replace(netloc=host, path=f"{parts.path.rstrip('/')}/health").geturl())
-    if user:
-        told = base64.b64encode(unquote(user).encode()).decode()
-        request.add_unredirected_header("Authorization", f"Basic {told}")
-    return request
+def _request(parts: SplitResult) -> None:
+    """Request MLflow's word that it is there, with user and password as MLflow sends them, and through the proxy that
+    it uses. Any answer is enough: the server is there, and may require another user."""
+    host = parts.netloc.rpartition("@")[2]
+    url = parts._replace(netloc=host, path=f"{parts.path.rstrip('/')}/health").geturl()
+    name = parts.hostname or ""
+    proxy = None if proxy_bypass(name) else getproxies().get(parts.scheme)
+    if proxy is not None and "://" not in proxy:
+        proxy = f"http://{proxy}"
+    connection = Connection(proxy or url, limit_s=ANSWER_S, most_bytes=0)
+    try:
+        if proxy is None:
+            connection.exchange("GET", headers=_user(parts, "Authorization"))
+            return
+        sent = _user(urlsplit(proxy), "Proxy-Authorization")
+        if parts.scheme == "http":
+            connection.exchange("GET", headers={**sent, **_user(parts, "Authorization")}, target=url)
+            return
+        through = connection.exchange("CONNECT", headers=sent, target=f"{name}:{parts.port or 443}")
+        if through.status != HTTPStatus.OK:
+            raise ConnectionError(f"the proxy answers {through.status}")
+    finally:
+        connection.close()
+
+
+def _user(parts: SplitResult, header: str) -> dict[str, str]:
+    """The header that has user and password of a URI; no header where the URI has no user."""
+    user, _, _ = parts.netloc.rpartition("@")
+    return {header: f"Basic {base64.b64encode(unquote(user).encode()).decode()}"} if user else {}
 
 
 def _words(error: Exception) -> str:
     """Why a URI is not reached, without words of it: a password that is misread stands in them."""
-    if isinstance(error, http.client.InvalidURL) or not isinstance(error, OSError | http.client.HTTPException):
+    if isinstance(error, InvalidURL) or not isinstance(error, OSError | HTTPException):
         return "it cannot be read as a URI"
     return str(error) if isinstance(error, OSError) else "what answers there does not speak HTTP"

@@ -20,6 +20,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
+from io import TextIOWrapper
 from numbers import Real
 from typing import IO, Any
 
@@ -134,6 +135,8 @@ def _private_pipes() -> tuple[IO[bytes], IO[bytes]]:
     os.dup2(nothing, 0)
     os.dup2(2, 1)
     os.close(nothing)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # a line belongs to the call that prints it
     return requests, replies
 
 

@@ -16,16 +16,15 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import HTTPException
 from queue import Empty, SimpleQueue
 from random import Random
-from socket import SHUT_RDWR
-from threading import Condition, Event, Thread, Timer
+from threading import Condition, Event, Thread
 from typing import Any
-from urllib.parse import urlsplit
 
-from ppoctl.batch.scores import Outcome, Score, ScoreRequest
+from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.errors import MissingAssetError, ServiceLostError, quoted
+from ppoctl.http_client import Answer, Connection
 from ppoctl.rewards.function import NoScoreError
 from ppoctl.rewards.pool import not_finite
 
@@ -33,6 +32,9 @@ _BUSY = frozenset((408, 425, 429))
 _ANSWER_BYTES = 1 << 20
 _SHOWN_CHARS = 200
 _LONGEST_BACKOFF_S = 60.0
+_CLOSING_S = 2.0
+"""Seconds in which threads end once their connections are cut. A thread that waits for the name service may not; it
+is left behind."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class HttpClient:
         self._breaker = Breaker(service, self._closing)
         self._waiting: SimpleQueue[tuple[Future[Score], ScoreRequest] | None] = SimpleQueue()
         """Requests that no thread has begun with; None ends a thread."""
-        self._lines: list[Line] = []
+        self._connections: list[Connection] = []
         self._threads: list[Thread] = []
 
     def submit(self, request: ScoreRequest) -> Future[Score]:
@@ -70,8 +72,10 @@ class HttpClient:
         future: Future[Score] = Future()
         self._waiting.put((future, request))
         if len(self._threads) < self._service.concurrent:
-            self._lines.append(Line(self._service, self._headers))
-            self._threads.append(Thread(target=self._serve, args=(self._lines[-1],), name="scorer", daemon=True))
+            service = self._service
+            self._connections.append(Connection(service.url, limit_s=service.try_timeout_s, most_bytes=_ANSWER_BYTES))
+            begin = (self._connections[-1],)
+            self._threads.append(Thread(target=self._serve, args=begin, name="scorer", daemon=True))
             self._threads[-1].start()
         return future
 
@@ -84,40 +88,42 @@ class HttpClient:
         self._breaker.wake()
         for _ in self._threads:
             self._waiting.put(None)
-        for line in self._lines:
-            line.cut()
+        for connection in self._connections:
+            connection.cut()
+        until = time.monotonic() + _CLOSING_S
         for thread in self._threads:
-            thread.join()
+            thread.join(max(until - time.monotonic(), 0.0))
 
-    def _serve(self, line: "Line") -> None:
+    def _serve(self, connection: Connection) -> None:
         while (given := self._waiting.get()) is not None:
             future, request = given
             if not future.set_running_or_notify_cancel():
                 continue
             began = time.monotonic()
             try:
-                score = replace(self._scored(line, request), seconds=time.monotonic() - began)
+                score = replace(self._scored(connection, request), seconds=time.monotonic() - began)
                 if (fault := not_finite(score, request)) is not None:
                     raise fault
                 future.set_result(score)
             except Exception as error:  # noqa: BLE001 - whoever asks for the result hears of it
                 future.set_exception(error)
-        line.close()
+        connection.close()
 
-    def _scored(self, line: "Line", request: ScoreRequest) -> Score:
+    def _scored(self, connection: Connection, request: ScoreRequest) -> Score:
         body = json.dumps({**vars(request), "messages": [vars(message) for message in request.messages]}).encode()
         chance = Random(body)  # so that tries are spread, and in each run alike
+        headers: Mapping[str, str]
         tried, failed = 0, NoScoreError("unreachable", "the scorer was closed")
         while not self._closing.is_set():
             is_only_try = self._breaker.enter()
             try:
-                status, headers, answer = self._asked(line, body)
+                answer = self._asked(connection, body)
             except NoScoreError as why:
                 headers, failed = {}, why
             else:
-                if status not in _BUSY and status < 500:
-                    return _read(status, answer)
-                failed = NoScoreError("error", f"it answered {status}: {_start(answer)}")
+                if answer.status not in _BUSY and answer.status < 500:
+                    return _read(answer)
+                headers, failed = answer.headers, NoScoreError("error", _status_of(answer))
             # A try of a service that is down is made for all, and costs the response that makes it nothing.
             tried += not is_only_try
             if tried >= self._service.tries:
@@ -125,14 +131,17 @@ class HttpClient:
             self._closing.wait(self._backoff_s(tried, headers, chance))
         return Score(None, failed.outcome, str(failed))
 
-    def _asked(self, line: "Line", body: bytes) -> tuple[int, Mapping[str, str], bytes]:
+    def _asked(self, connection: Connection, body: bytes) -> Answer:
         try:
-            answer = line.post(body)
-        except Exception as why:
-            self._breaker.failed(str(why))
-            raise
-        if answer[0] >= 500:
-            self._breaker.failed(f"it answered {answer[0]}: {_start(answer[2])}")
+            answer = connection.exchange("POST", body, self._headers)
+        except (HTTPException, OSError) as error:
+            is_late = isinstance(error, TimeoutError)
+            late = f"no answer within {self._service.try_timeout_s:g} s"
+            why = late if is_late else f"{type(error).__name__}: {error}"
+            self._breaker.failed(why)
+            raise NoScoreError("timeout" if is_late else "unreachable", why) from error
+        if answer.status >= 500:
+            self._breaker.failed(_status_of(answer))
         else:
             self._breaker.answered()
         return answer
@@ -203,82 +212,16 @@ class Breaker:
             self._changed.notify_all()
 
 
-class Line:
-    """One connection to the service, which stays open between tries. One thread posts; any may cut it."""
-
-    def __init__(self, service: Service, headers: Mapping[str, str]) -> None:
-        address = urlsplit(service.url)
-        kind = HTTPSConnection if address.scheme == "https" else HTTPConnection
-        self._connection = kind(address.netloc.rpartition("@")[2], timeout=service.try_timeout_s)
-        self._target = (address.path or "/") + (f"?{address.query}" if address.query else "")
-        self._limit_s = service.try_timeout_s
-        self._headers = dict(headers)
-
-    def post(self, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
-        """Status, headers (names in lower case) and body of the answer. Raises NoScoreError where there is none in
-        time."""
-        began, was_open = time.monotonic(), self._connection.sock is not None
-        is_late = Event()
-        try:
-            try:
-                return self._exchange(body, is_late)
-            except (HTTPException, OSError):
-                # A service may hang up between two tries: that is no failure of this one.
-                if is_late.is_set() or not was_open:
-                    raise
-                self._connection.close()
-                return self._exchange(body, is_late)
-        except (HTTPException, OSError, ValueError) as error:
-            self._connection.close()
-            if is_late.is_set() or isinstance(error, TimeoutError) or time.monotonic() - began >= self._limit_s:
-                raise NoScoreError("timeout", f"no answer within {self._limit_s:g} s") from error
-            raise NoScoreError("unreachable", f"{type(error).__name__}: {error}") from error
-
-    def _exchange(self, body: bytes, is_late: Event) -> tuple[int, Mapping[str, str], bytes]:
-        if self._connection.sock is None:
-            self._connection.connect()
-        # The limit of a socket begins again with each byte: one that trickles would never be late.
-        watch = Timer(self._limit_s, self._expire, (is_late,))
-        watch.daemon = True
-        watch.start()
-        try:
-            self._connection.request("POST", self._target, body, self._headers)
-            response = self._connection.getresponse()
-            return response.status, {name.lower(): value for name, value in response.getheaders()}, _all_of(response)
-        finally:
-            watch.cancel()
-
-    def _expire(self, is_late: Event) -> None:
-        is_late.set()
-        self.cut()
-
-    def close(self) -> None:
-        """Hang up for good; said by the thread that posts."""
-        self._connection.close()
-
-    def cut(self) -> None:
-        """Hang up; whoever waits for an answer hears that there is none."""
-        if (connected := self._connection.sock) is not None:
-            with suppress(OSError):
-                connected.shutdown(SHUT_RDWR)
-
-
-def _all_of(response: HTTPResponse) -> bytes:
-    body = response.read(_ANSWER_BYTES + 1)
-    if len(body) > _ANSWER_BYTES:
-        raise ValueError(f"its answer is longer than {_ANSWER_BYTES} bytes")
-    response.read()  # the end, so that the connection can be used again
-    return body
-
-
-def _read(status: int, body: bytes) -> Score:
+def _read(response: Answer) -> Score:
     """What an answer that is final says."""
-    if status != 200:
-        says: tuple[Outcome, str] = ("refused" if status >= 400 else "error", f"it answered {status}: {_start(body)}")
-        return Score(None, *says)
+    body = response.body
+    if response.status != 200:
+        return Score(None, "refused" if response.status >= 400 else "error", _status_of(response))
+    if not response.is_whole:
+        return Score(None, "error", f"its answer is longer than {_ANSWER_BYTES} bytes")
     try:
         answer: Any = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return Score(None, "error", f"its answer is no JSON: {_start(body)}")
     told = answer if isinstance(answer, dict) else {"score": answer}
     if isinstance(told.get("error"), str):
@@ -295,6 +238,10 @@ def _number(figure: Any) -> float:
     if not isinstance(figure, int | float):
         raise TypeError
     return float(figure)
+
+
+def _status_of(answer: Answer) -> str:
+    return f"it answered {answer.status}: {_start(answer.body)}"
 
 
 def _start(body: bytes) -> str:

@@ -54,12 +54,14 @@ class MetricFunction(Table):
         return found
 
     def _asked(self, fields: Mapping[str, Any]) -> dict[str, float]:
+        from ppoctl.rewards.scorer_output import Dropped
         from ppoctl.rewards.scorer_process import ScorerProcess
 
         # A process that scores is asked about one response; here the samples travel as its row's fields, and the
         # figures come back beside a score that says nothing.
         request = ScoreRequest("", "", (), "", None, fields, "terminated")
-        process = ScorerProcess(self._spec, self.timeout_s)
+        dropped = Dropped(self.function)
+        process = ScorerProcess(self._spec, self.timeout_s, dropped)
         try:
             [score] = process.score([request])
         except RewardError as error:
@@ -67,6 +69,7 @@ class MetricFunction(Table):
         finally:
             process.close()
             process.reap()
+            dropped.report()
         if score.outcome == "timeout":
             raise self._fault(f"no figures within {self.timeout_s:g} s")
         if score.value is None:

@@ -14,6 +14,7 @@ from threading import Thread
 from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.errors import NonFiniteError, RewardError
 from ppoctl.rewards.function import ScorerSpec, is_trainable
+from ppoctl.rewards.scorer_output import Dropped
 from ppoctl.rewards.scorer_process import ScorerProcess
 
 
@@ -21,7 +22,8 @@ class ScorerPool:
     """`workers` persistent children, started by the first requests. `close` it."""
 
     def __init__(self, spec: ScorerSpec, *, workers: int = 1, timeout_s: float = 10.0) -> None:
-        self._processes = [ScorerProcess(spec, timeout_s) for _ in range(workers)]
+        self._dropped = Dropped(spec.known_as or spec.entry)
+        self._processes = [ScorerProcess(spec, timeout_s, self._dropped) for _ in range(workers)]
         self._batch_size = spec.batch_size
         self._waiting: SimpleQueue[tuple[Future[Score], ScoreRequest] | None] = SimpleQueue()
         """Requests that no child has begun with; None ends a thread."""
@@ -62,6 +64,7 @@ class ScorerPool:
             thread.join()
         for process in self._processes:
             process.reap()
+        self._dropped.report()
 
     def _serve(self, process: ScorerProcess) -> None:
         while (first := self._waiting.get()) is not None:

@@ -78,7 +78,7 @@ def tests_of(truth: str) -> list[Test]:
     """Tests of a ground truth; raises ValueError where it holds none that can be read."""
     try:
         told = json.loads(truth)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError(f"the ground truth `{truth[:60]}` is no JSON of tests") from None
     if not isinstance(told, Mapping) or not {"inputs", "outputs"} <= told.keys():
         raise ValueError("the ground truth is no object with `inputs` and `outputs`")
@@ -109,7 +109,7 @@ def _value(value: object) -> Any:
     """What a text holds in JSON; what holds none is itself."""
     try:
         return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
+    except (ValueError, RecursionError):
         return value
 
 

@@ -223,7 +223,7 @@ def _kind(value: Any) -> str:
     """A type and, where that is short, the value."""
     try:
         text = json.dumps(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         text = ""
     return f"{type(value).__name__} (`{text}`)" if 0 < len(text) <= 40 else type(value).__name__
 

@@ -3,6 +3,7 @@ it ended. Imports no torch."""
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ import ppoctl
 from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.errors import RewardError
 from ppoctl.rewards.function import ScorerSpec
+from ppoctl.rewards.scorer_output import Dropped, Output
 
 READY_LIMIT_S = 60.0
 """A child that has not imported its scorer by then is taken for broken; generous, for cold network disks."""
@@ -33,8 +35,10 @@ class ScorerProcess:
     """A child process that is started by the first request and again after each that it did not survive. One thread
     asks it, and lives on while it does: the kernel ends the child with the thread that started it."""
 
-    def __init__(self, spec: ScorerSpec, timeout_s: float) -> None:
+    def __init__(self, spec: ScorerSpec, timeout_s: float, dropped: Dropped) -> None:
+        """`dropped`: counts the output that is not kept, of all processes of this scorer together."""
         self.spec = spec
+        self._dropped = dropped
         self._timeout_s = timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = Lock()
@@ -42,6 +46,8 @@ class ScorerProcess:
         self._closed = False
         self._socket: socket.socket
         """Our end of its stdin and stdout, while it runs."""
+        self._output: Output | None = None
+        """What it prints, while it runs."""
         self._inbox = b""
         self._asked = 0
 
@@ -83,6 +89,9 @@ class ScorerProcess:
             self._closed = True
             if self._process is not None:
                 _kill(self._process)
+                # A process that the scorer started may have the other end too, and outlive the kill.
+                with suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
 
     def reap(self) -> None:
         """Take the exit status of a child that was closed, once no other thread asks it."""
@@ -115,10 +124,12 @@ class ScorerProcess:
                 ours.close()
                 raise self._cannot_start("it was closed")
             try:
+                self._output = Output(self._dropped)
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "ppoctl.rewards.child", json.dumps(spec)],
                     stdin=theirs.fileno(),
                     stdout=theirs.fileno(),
+                    stderr=self._output.writing,
                     env=_environment(),
                     # Its own session and group: Ctrl-C and job signals reach the parent alone, and a kill reaches
                     # whatever a scorer started.
@@ -126,32 +137,53 @@ class ScorerProcess:
                 )
             except OSError as error:
                 ours.close()
+                self._close_output()
                 raise self._cannot_start(str(error)) from error
-        self._socket, self._inbox = ours, b""
+            self._socket, self._inbox = ours, b""
+            self._output.close_writing()
 
     def _exchange(self, line: bytes, limit_s: float) -> dict[str, Any] | None:
         """Send a line (or nothing), and wait for the next message; None when the child has closed its end or talks
         nonsense. Raises TimeoutError."""
         deadline = time.monotonic() + limit_s
+        if self._output is not None:
+            self._output.begin()
         try:
             self._socket.settimeout(limit_s)
             with suppress(BrokenPipeError):  # it has ended, and what it said before that waits to be read
                 if line:
                     self._socket.sendall(line)
+            waiting = self._waiting()
             while b"\n" not in self._inbox:
                 # Not 0, which would not look: a parent that was stopped for an hour must not blame the child.
-                self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
-                received = self._socket.recv(_READ_BYTES)
-                if not received:
-                    return None
-                self._inbox += received
+                ready = [number for number, _ in waiting.poll(max(deadline - time.monotonic(), 0.001) * 1000)]
+                if self._output is not None and self._output.reading in ready and not self._output.pass_on():
+                    waiting.unregister(self._output.reading)
+                if self._socket.fileno() in ready:
+                    received = self._socket.recv(_READ_BYTES)
+                    if not received:
+                        return None
+                    self._inbox += received
+                elif time.monotonic() > deadline:
+                    raise TimeoutError
         except ConnectionError:
             return None
+        finally:
+            if self._output is not None:
+                self._output.pass_on()
         first, _, self._inbox = self._inbox.partition(b"\n")
         try:
             return dict(json.loads(first))
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
+
+    def _waiting(self) -> select.poll:
+        """Waits for a message of the child, and for what it prints."""
+        waiting = select.poll()
+        waiting.register(self._socket, select.POLLIN)
+        if self._output is not None:
+            waiting.register(self._output.reading, select.POLLIN)
+        return waiting
 
     def _ended(self) -> str:
         """How a child ended that has closed its pipes, which it needs a moment for."""
@@ -170,8 +202,14 @@ class ScorerProcess:
             _kill(process)
             process.wait()
             self._socket.close()
+            self._close_output()
             self._process = None
         return how
+
+    def _close_output(self) -> None:
+        if self._output is not None:
+            self._output.close()
+            self._output = None
 
     def _cannot_start(self, why: str) -> RewardError:
         return RewardError(

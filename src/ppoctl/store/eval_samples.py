@@ -28,7 +28,7 @@ def read(path: Path) -> list[Row]:
         else:
             rows = [json.loads(line) for line in file.read_bytes().splitlines() if line.strip()]
         known = all({"set", "mode", "prompt_id", "sample", "score"} <= row.keys() for row in rows)
-    except (ValueError, AttributeError, OSError) as error:
+    except (ValueError, AttributeError, OSError, RecursionError) as error:
         raise CorruptArtifactError(f"`{file}` cannot be read: {error}", hint=f"ls -l {quoted(file)}") from error
     if not rows or not known:
         raise RecipeError(f"`{file}` has no rows of an evaluation's samples", hint="ppoctl eval --help")

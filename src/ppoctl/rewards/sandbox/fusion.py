@@ -2,17 +2,20 @@
 
 import json
 import time
+from http import HTTPStatus
 from http.client import HTTPException
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
+from ppoctl.http_client import Connection
 from ppoctl.rewards.sandbox.job import Job, Outcome, Ran
 
 _TRIES = 3
 _PAUSE_S = 1.0
 _SLACK_S = 10.0
-_GATEWAY_TIMEOUT = 504
+_OTHER_BYTES = 16 << 20
+"""Bytes of an answer beside the output that counts: errors, output of a compiler."""
+_LETTER_BYTES = 6
+"""Bytes of one letter of output in JSON, at most."""
 
 
 class UnreachableError(Exception):
@@ -35,24 +38,32 @@ def run(url: str, language: str, job: Job) -> Ran:
         "files": {},
         "fetch_files": [],
     }
-    answer = _answer(url, json.dumps(asked).encode(), 2 * limits.timeout_s + _SLACK_S)
-    return _ran(answer, limits.output_kib << 10)
+    most = limits.output_kib << 10
+    connection = Connection(
+        url, limit_s=2 * limits.timeout_s + _SLACK_S, most_bytes=_LETTER_BYTES * most + _OTHER_BYTES
+    )
+    try:
+        answer = _answer(connection, json.dumps(asked).encode())
+    finally:
+        connection.close()
+    return Ran("output") if answer is None else _ran(answer, most)
 
 
-def _answer(url: str, body: bytes, limit_s: float) -> dict[str, Any]:
+def _answer(connection: Connection, body: bytes) -> dict[str, Any] | None:
+    """What the endpoint answers; None: more than the output that a program may have."""
     headers = {"Content-Type": "application/json", "Accept": "application/json"}
     why = ""
     for number in range(_TRIES):
         if number:
             time.sleep(_PAUSE_S * number)
         try:
-            with urlopen(Request(url, body, headers), timeout=limit_s) as response:
-                return dict(json.load(response))
-        except HTTPError as error:
-            why = f"it answers {error.code}"
-            if error.code != _GATEWAY_TIMEOUT:
+            answer = connection.exchange("POST", body, headers)
+            if answer.status == HTTPStatus.OK:
+                return dict(json.loads(answer.body)) if answer.is_whole else None
+            why = f"it answers {answer.status}"
+            if answer.status != HTTPStatus.GATEWAY_TIMEOUT:
                 break
-        except (OSError, HTTPException, ValueError) as error:
+        except (OSError, HTTPException, ValueError, RecursionError) as error:
             why = str(error)
     raise UnreachableError(f"no answer of the Sandbox Fusion endpoint: {why}")
 

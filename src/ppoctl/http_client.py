@@ -1,0 +1,200 @@
+"""HTTP with one time limit for the whole of an exchange, whatever the server sends. Standard library only.
+
+    Connection.exchange: name lookup, connection, TLS, request, status, headers, body: together within `limit_s`
+
+A socket's own time limit begins again with each byte, so `http.client` waits for ever for a server that sends a byte
+now and then. Here each call on the socket gets the time that is left of the exchange.
+"""
+
+import io
+import socket
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPSConnection, IncompleteRead
+from threading import Thread
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+LeftS = Callable[[], float]
+"""Returns the seconds that are left; raises TimeoutError where there are none."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Response of a server."""
+
+    status: int
+    headers: Mapping[str, str]
+    """Names are in lower case."""
+    body: bytes
+    is_whole: bool
+    """False: the body is longer than the client reads, and only its first bytes are here."""
+
+
+class Connection:
+    """A connection to a server, which stays open between exchanges. One thread exchanges; any thread may `cut` it."""
+
+    def __init__(self, url: str, *, limit_s: float, most_bytes: int) -> None:
+        """At most `most_bytes` of a body are read; 0: the body is not waited for. Raises ValueError or HTTPException
+        if the URL is not valid."""
+        address = urlsplit(url)
+        host = address.netloc.rpartition("@")[2]
+        self._tls = ssl.create_default_context() if address.scheme == "https" else None
+        self._http = HTTPConnection(host) if self._tls is None else HTTPSConnection(host, context=self._tls)
+        self._target = (address.path or "/") + (f"?{address.query}" if address.query else "")
+        self._limit_s, self._most_bytes = limit_s, most_bytes
+        self._left_s: LeftS = time_limit(limit_s)
+        self._socket: socket.socket | None = None
+        self._is_cut = False
+
+    def exchange(
+        self, method: str, body: bytes | None = None, headers: Mapping[str, str] | None = None, target: str = ""
+    ) -> Answer:
+        """Send a request and read the answer. Raises TimeoutError where it takes longer than the limit, and OSError
+        or HTTPException where there is no valid answer; then the connection is closed."""
+        was_open, self._left_s = self._socket is not None, time_limit(self._limit_s)
+        request = (method, target or self._target, body, dict(headers or {}))
+        try:
+            try:
+                return self._exchanged(*request)
+            except (HTTPException, OSError):
+                # A server may hang up between two exchanges: this one has not failed yet.
+                if not was_open or self._is_cut:
+                    raise
+                self.close()
+                return self._exchanged(*request)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, ValueError):  # a length that is not a number, or TLS that was cut
+                raise HTTPException(str(error)) from error
+            raise
+
+    def _exchanged(self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
+        if self._socket is None:
+            self._connect()
+        self._http.request(method, target, body, headers)
+        response = self._http.getresponse()
+        read = response.read(self._most_bytes + 1) if self._most_bytes else b""
+        if self._is_cut:  # then the end of the body is not the end that the server gave it
+            raise ConnectionAbortedError("the connection was cut")
+        is_whole = len(read) <= self._most_bytes
+        if self._most_bytes and is_whole and response.length:
+            raise IncompleteRead(read, response.length)
+        if not response.isclosed() or self._http.sock is None:
+            self.close()
+        names = {name.lower(): value for name, value in response.getheaders()}
+        return Answer(response.status, names, read[: self._most_bytes], is_whole)
+
+    def _connect(self) -> None:
+        self._hold(connected(self._http.host, self._http.port, self._left_s, self._hold))
+        assert self._socket is not None
+        if self._tls is not None:
+            self._socket.settimeout(self._left_s())
+            host = self._http.host
+            tls = self._tls.wrap_socket(self._socket, server_hostname=host, do_handshake_on_connect=False)
+            self._hold(tls)
+            tls.do_handshake()
+        self._http.sock = cast(socket.socket, _Limited(self._socket, lambda: self._left_s()))
+
+    def _hold(self, made: socket.socket) -> None:
+        """Keep the socket where `cut` finds it."""
+        self._socket = made
+        if self._is_cut:
+            raise ConnectionAbortedError("the connection was cut")
+
+    def close(self) -> None:
+        """Close the connection; the next exchange opens it again. Only the thread that exchanges calls this."""
+        self._http.close()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def cut(self) -> None:
+        """End the connection for good. The exchange that is running fails at once."""
+        self._is_cut = True
+        if (held := self._socket) is not None:
+            with suppress(OSError):
+                held.shutdown(socket.SHUT_RDWR)
+
+
+def time_limit(limit_s: float) -> LeftS:
+    """The time that is left of a limit which begins now."""
+    until = time.monotonic() + limit_s
+
+    def left_s() -> float:
+        if (left_s := until - time.monotonic()) <= 0:
+            raise TimeoutError(f"no answer within {limit_s:g} s")
+        return left_s
+
+    return left_s
+
+
+def connected(
+    host: str, port: int, left_s: LeftS, hold: Callable[[socket.socket], None] = lambda _: None
+) -> socket.socket:
+    """A connection to the first address of a host that accepts one. `hold` gets each socket before it connects.
+    Raises OSError."""
+    addresses = _addresses(host, port, left_s())
+    failed: OSError | None = None
+    for tried, (family, kind, protocol, _, address) in enumerate(addresses):
+        made = socket.socket(family, kind, protocol)
+        try:
+            hold(made)
+            made.settimeout(left_s() / (len(addresses) - tried))
+            made.connect(address)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return made
+        except OSError as error:
+            made.close()
+            failed = error
+    raise failed or OSError(f"`{host}` has no address")
+
+
+def _addresses(host: str, port: int, limit_s: float) -> list[Any]:
+    """Addresses of a host. A caller cannot set a time limit for the system's name service, so a thread waits for
+    it."""
+    found: Future[list[Any]] = Future()
+
+    def look_up() -> None:
+        try:
+            found.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except Exception as error:  # noqa: BLE001 - the caller gets it
+            found.set_exception(error)
+
+    Thread(target=look_up, name="name lookup", daemon=True).start()
+    return found.result(limit_s)
+
+
+class _Limited:
+    """A socket as `http.client` uses it, of which no call outlasts the time that is left. `Connection` closes it."""
+
+    def __init__(self, inner: socket.socket, left_s: LeftS) -> None:
+        self._inner, self._left_s = inner, left_s
+
+    def sendall(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            self._inner.settimeout(self._left_s())
+            view = view[self._inner.send(view) :]
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        return io.BufferedReader(_Reader(self._inner, self._left_s))
+
+    def close(self) -> None:
+        """A response may still be read from it."""
+
+
+class _Reader(io.RawIOBase):
+    def __init__(self, inner: socket.socket, left_s: LeftS) -> None:
+        self._inner, self._left_s = inner, left_s
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._inner.settimeout(self._left_s())
+        return self._inner.recv_into(buffer)

@@ -1,0 +1,83 @@
+"""Services that misuse HTTP: a try ends in time and costs its own sample, and nothing keeps a scorer open."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from fakes.hostile import BROKEN, LONG, SLOW, hostile
+from ppoctl.batch.scores import Score
+from ppoctl.rewards.http import HttpScorer
+from ppoctl.rewards.http_scorer import HttpClient
+from rewards.asking import request, scores
+
+LIMIT_S = 0.4
+
+
+@contextmanager
+def client(url: str, limit_s: float = LIMIT_S) -> Iterator[HttpClient]:
+    """A client that makes one try; afterwards its threads have ended."""
+    scorer = HttpScorer(kind="http", url=url, tries=1, try_timeout_s=limit_s).open()
+    assert isinstance(scorer, HttpClient)
+    try:
+        yield scorer
+    finally:
+        scorer.close()
+    assert [thread for thread in threading.enumerate() if thread.name == "scorer"] == []
+
+
+def told(url: str) -> tuple[Score, float]:
+    """The score of one response and the seconds that it took."""
+    with client(url) as scorer:
+        began = time.monotonic()
+        future = scorer.submit(request("1"))
+        return future.result(timeout=20), time.monotonic() - began
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", SLOW)
+def test_an_answer_that_comes_slowly_is_a_timeout(name: str) -> None:
+    with hostile(SLOW[name]) as url:
+        score, took_s = told(url)
+    assert (score.outcome, score.message) == ("timeout", "no answer within 0.4 s (after 1 tries)")
+    assert LIMIT_S <= took_s < LIMIT_S + 2
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", LONG)
+def test_an_answer_that_is_too_long_is_an_error_and_is_not_requested_again(name: str) -> None:
+    with hostile(LONG[name]) as url:
+        score, took_s = told(url)
+    assert score == Score(None, "error", "its answer is longer than 1048576 bytes", seconds=score.seconds)
+    assert took_s < LIMIT_S + 2
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_not_an_answer_is_no_answer(name: str, reset: bool) -> None:
+    with hostile(BROKEN[name], reset=reset) as url:
+        score, took_s = told(url)
+    assert score.outcome == "unreachable"
+    assert took_s < LIMIT_S + 2
+
+
+@pytest.mark.parametrize("body", ["[" * 100_000, '{"a":' * 100_000])
+def test_an_answer_that_is_nested_too_deep_costs_its_own_sample(body: str) -> None:
+    with hostile(lambda _: iter([b"HTTP/1.0 200 OK\r\n\r\n", body.encode()])) as url, client(url) as scorer:
+        (score,) = scores(scorer, [request("1")])
+    assert (score.outcome, score.message[:21]) == ("error", "its answer is no JSON")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", SLOW)
+def test_closing_ends_a_try_whatever_the_service_sends(name: str) -> None:
+    with hostile(SLOW[name]) as url, client(url, limit_s=600) as scorer:
+        asked = scorer.submit(request("1"))
+        time.sleep(3 * LIMIT_S)
+        began = time.monotonic()
+        scorer.close()
+        assert time.monotonic() - began < 2
+        assert asked.result(timeout=5).outcome == "unreachable"
