@@ -148,3 +148,13 @@ def test_files_that_were_read_are_read_again_where_they_changed(jsonl: MakeTable
     assert read_set(jsonl(*LINES, duplicates="drop"), name="train").digest == first.digest
     other = read_set(jsonl(*LINES[:2], LINES[0].replace("one", "two"), *LINES[3:]), name="train")
     assert other.digest != first.digest
+
+
+def test_rows_are_read_again_where_only_their_prompt_file_changed(jsonl: MakeTable, tmp_path: Path) -> None:
+    frame = tmp_path / "frame.txt"
+    frame.write_text("Say {question}")
+    table = jsonl(*LINES, prompt_file=str(frame))
+    first = read_set(table, name="train")
+    assert read_set(table, name="train") is first
+    frame.write_text("Tell me {question}")
+    assert read_set(table, name="train").digest != first.digest

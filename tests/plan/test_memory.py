@@ -150,6 +150,33 @@ def test_the_whole_kl_has_a_second_chunk_of_logits_and_the_reference_s_hidden_st
     assert (once.backward, once.forward - without.forward) == (without.backward, 4 * (4 * 100 + 6 * 8))
 
 
+@pytest.mark.parametrize(
+    ("kl", "passes"),
+    [
+        ("{place='none'}", set()),
+        ("{place='reward', estimator='k1', coef=0.1}", set()),
+        ("{place='loss', estimator='k3', coef=0.1}", set()),
+        ("{place='reward', estimator='full', coef=0.1}", {"forward"}),
+        ("{place='loss', estimator='full', coef=0.1}", {"update"}),
+        (
+            "{place='loss', estimator='full', coef=0.1, "
+            "adaptive={target_per_token=0.1}}",
+            {"forward", "update"},
+        ),
+        (
+            "{place='reward', estimator='full', coef=0.1, "
+            "adaptive={target_per_token=0.1}}",
+            {"forward"},
+        ),
+    ],
+)
+def test_the_whole_kl_is_taken_in_the_passes_that_read_it(smallest: Path, kl: str, passes: set[str]) -> None:
+    """An adaptive coefficient follows the KL before the update, in the loss too."""
+    recipe = load([smallest], [f"ppo.kl={kl}"], {}).recipe
+    actor, critic = (training_of(recipe, role, SMALL, Precision(4, "cpu")) for role in ("actor", "critic"))
+    assert (actor.full_kl_in, critic.full_kl_in) == (passes, frozenset())
+
+
 def test_a_filter_by_top_p_has_a_third_copy_of_a_block_of_logits_at_work(smallest: Path) -> None:
     """4 positions of 100 ids, all in one block: a number of 4 bytes and a bit in a byte each."""
     batch = Microbatch(10, 6, 4, 5)

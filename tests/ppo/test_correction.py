@@ -49,9 +49,12 @@ def test_token_weights_by_hand():
     assert without.outside.tolist() == [[True, False, False], [False, False, False]]
 
 
-def test_a_ratio_at_a_bound_is_inside():
-    found = truncated_weights(torch.zeros(2, 3), MASK, min_ratio=1.0, max_ratio=1.0)
+@pytest.mark.parametrize("weigh", [truncated_weights, truncated_sequence_weights, inside_weights])
+@pytest.mark.parametrize(("low", "high"), [(1.0, 2.0), (0.5, 1.0)])
+def test_a_ratio_at_a_bound_is_inside(weigh, low, high):
+    found = weigh(torch.zeros(2, 3), MASK, min_ratio=low, max_ratio=high)
     assert not found.outside.any()
+    EXACT.check(found.weights, MASK.float())
 
 
 def test_sequence_weights_by_hand():

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import pad
 
-from ppoctl.ppo import advantages as module
-from ppoctl.ppo.advantages import gae
+from ppoctl.ppo.advantages import CHUNK_TOKENS, gae
 from tolerance import EXACT, FLOAT32
 
 SETTINGS = [(1.0, 1.0), (1.0, 0.95), (0.99, 0.95), (0.9, 0.5), (0.0, 1.0), (0.0, 0.0), (1.0, 0.0), (0.99, 1.0)]
@@ -61,12 +60,14 @@ def test_the_numbers_are_those_of_the_loop(gamma, lam, num_columns):
         assert got.dtype == torch.float32
 
 
-def test_rows_beyond_one_chunk_get_the_same_numbers(monkeypatch):
-    rewards, values, mask = example(17, 10)
-    whole = gae(rewards, values, mask, gamma=0.99, lam=0.95)
-    monkeypatch.setattr(module, "CHUNK_TOKENS", 20)  # two rows at a time, and one left over
-    for got, expected in zip(gae(rewards, values, mask, gamma=0.99, lam=0.95), whole, strict=True):
-        FLOAT32.check(got, expected)
+@pytest.mark.parametrize("lam", [0.95, torch.tensor([0.0, 0.5, 0.9, 0.99, 1.0])], ids=["one", "each row its own"])
+def test_rows_beyond_one_chunk_get_the_same_numbers(lam):
+    rewards, values, mask = example(5, CHUNK_TOKENS // 2)  # two rows at a time, and one left over
+    found = gae(rewards, values, mask, gamma=0.99, lam=lam)
+    for row, its in enumerate(torch.as_tensor(lam).expand(5).tolist()):
+        alone = gae(*(x[row : row + 1] for x in (rewards, values, mask)), gamma=0.99, lam=its)
+        for got, expected in zip(found, alone, strict=True):
+            FLOAT32.check(got[row : row + 1], expected)
 
 
 @settings(deadline=None, max_examples=25)

@@ -47,14 +47,15 @@ def test_a_figure_that_some_scorers_give_is_averaged_over_what_they_scored() -> 
 
 
 def test_scores_of_tokens_reach_the_grid_and_other_scores_stand_at_the_last_token() -> None:
-    ids = ((2, 4), (3, 4, 1), (1,))
-    asked = [replace(one, token_ids=its) for one, its in zip(requests("a", "b", "c"), ids, strict=True)]
-    scores = [Score(1.5, "ok", token_values=(0.5, 1.0)), Score(2.0, "ok"), Score(None, "unreachable", "no answer")]
+    ids = ((2, 4), (3, 4, 1), (1,), (5, 1))
+    asked = [replace(one, token_ids=its) for one, its in zip(requests("a", "b", "c", "d"), ids, strict=True)]
+    none = Score(None, "unreachable", "no answer")
+    scores = [Score(1.5, "ok", token_values=(0.5, 1.0)), Score(2.0, "ok"), none, Score(-3.0, "ok")]
     rewards = collect(scores, asked)
     assert rewards.token_scores is not None
-    assert rewards.token_scores.tolist() == [[0.5, 1.0, 0.0], [0.0, 0.0, 2.0], [0.0, 0.0, 0.0]]
-    assert rewards.valid.tolist() == [True, True, False]
-    assert rewards.figures()["reward/error_frac"] == pytest.approx(1 / 3)
+    assert rewards.token_scores.tolist() == [[0.5, 1.0, 0.0], [0.0, 0.0, 2.0], [0.0, 0.0, 0.0], [0.0, -3.0, 0.0]]
+    assert rewards.valid.tolist() == [True, True, False, True]
+    assert rewards.figures()["reward/error_frac"] == pytest.approx(1 / 4)
     assert collect(scores[1:], asked[1:]).token_scores is None
 
 

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,7 @@ def test_a_damaged_journal_or_ledger_is_named_and_what_is_intact_is_kept(
     _, done = make_whole(layout, plan)
     assert any(name in text for text in done)
     if how != "delete":
-        assert (layout.root / "discarded").rglob(name)
+        assert list((layout.root / "discarded").rglob(name))
     kept = (layout.root / name).read_bytes()
     assert how == "delete" or len(set(kept.splitlines()) & set(before.splitlines())) > 3
     play(layout.root, fake_recipe(**SAVES[saves]))
@@ -169,3 +170,30 @@ def test_where_every_pair_is_broken_and_older_steps_are_gone_the_run_begins_anew
     play(layout.root, fake_recipe(**tables))
     assert result(layout.root)["states"] == result(tmp_path / "whole")["states"]
     assert layout.ledger.read_bytes() == RunLayout(tmp_path / "whole").ledger.read_bytes()
+
+
+@dataclass(frozen=True)
+class OldListing(RunLayout):
+    """A run directory on a file server whose listing still has states that were moved away."""
+
+    known: tuple[int, ...]
+
+    def saved_steps(self, role: str) -> list[int]:
+        return list(self.known)
+
+
+@pytest.mark.timeout(30)
+def test_an_item_that_is_broken_again_after_it_was_set_aside_ends_the_repair(
+    stopped: tuple[str, Path, Path], tmp_path: Path
+) -> None:
+    root = shutil.copytree(stopped[1], tmp_path / "run")
+    layout = OldListing(root, tuple(saved_pairs(RunLayout(root))))
+    newest = layout.known[-1]
+    flip(layout.state("actor", newest) / "table.bin")
+    with pytest.raises(StorageError, match=rf"`states/actor/{newest:06d}` \(missing\).* is broken again") as raised:
+        make_whole(layout, plan_resume(layout))
+    assert raised.value.hint is not None
+    assert raised.value.hint.endswith(f"ppoctl resume {root} --allow-missing")
+    # The hint's command repairs the run once the listing is current.
+    mended, _ = make_whole(RunLayout(root), plan_resume(RunLayout(root)))
+    assert not mended.broken

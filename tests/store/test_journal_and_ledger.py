@@ -16,7 +16,7 @@ from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import claim
 from ppoctl.store.journal import Journal, read_lines
 from ppoctl.store.layout import RunLayout
-from ppoctl.store.ledger import Ledger
+from ppoctl.store.ledger import Ledger, whole_blocks
 from ppoctl.store.once import load_record
 from store.conftest import a_manifest, stop_at, working
 
@@ -102,6 +102,15 @@ def test_half_a_step_is_cut_from_the_ledger_and_written_whole(tmp_path: Path, to
     assert [line["step"] for line in lines] == [1] * 8 + [2] * 8
     assert [line.get("end_of_step", False) for line in lines] == ([False] * 7 + [True]) * 2
     assert layout.ledger.read_bytes()[:second] == whole[:second]
+
+
+@pytest.mark.parametrize("lost", range(6))
+def test_a_step_that_lost_a_line_of_the_ledger_is_not_kept(lost: int) -> None:
+    lines = [{"step": step, "sample": sample, "of": 2} for step in (1, 2, 3) for sample in (0, 1)]
+    for line in lines[1::2]:
+        line["end_of_step"] = True
+    kept = [line for block in whole_blocks(lines[:lost] + lines[lost + 1 :]) for line in block]
+    assert kept == [line for line in lines if line["step"] != lines[lost]["step"]]
 
 
 def test_a_replayed_step_leaves_the_ledger_as_it_is(tmp_path: Path) -> None:

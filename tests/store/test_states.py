@@ -12,6 +12,7 @@ from fakes.sockets import fake_recipe
 from ppoctl.errors import PreemptedError, StorageError
 from ppoctl.loop.run import run, start_point
 from ppoctl.loop.stories import PPO, outline
+from ppoctl.recipe.parallel import saved_layout
 from ppoctl.store import manifest as manifests
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.resume_plan import plan_resume
@@ -174,6 +175,33 @@ def test_an_actor_that_waits_for_the_critic_is_on_the_disk_once(tmp_path: Path) 
     play(layout.root, fake_recipe(ppo=ppo, **tables))
     play(tmp_path / "whole", fake_recipe(ppo=ppo, **tables))
     assert result(layout.root) == result(tmp_path / "whole")
+
+
+def test_an_actor_that_waits_is_saved_again_where_its_layout_changed(tmp_path: Path) -> None:
+    ppo = {"epochs": 1, "minibatch_seqs": 4, "critic_only_steps": 2}
+    tables = {"steps": 3, "checkpoint": {"keep_last": 3, "asynchronous": False}, "ppo": ppo}
+    with pytest.raises(StopError):
+        play(tmp_path / "run", fake_recipe(**tables), stop_at("2 rollout starts"))
+    again = fake_recipe(**tables, actor={"optimizer": {"lr": 0.05}, "parallel": {"data": 2}})
+    play(tmp_path / "run", again)
+    layout = RunLayout(tmp_path / "run")
+    first, second = (layout.state("actor", step) for step in (1, 2))
+    assert not (first / "table.bin").samefile(second / "table.bin")
+    layouts = [manifests.require(folder).extra["layout"] for folder in (first, second)]
+    assert layouts == [saved_layout(recipe, "actor") for recipe in (fake_recipe(**tables), again)]
+    assert layouts[0] != layouts[1]
+
+
+def test_a_state_whose_update_was_not_committed_is_not_kept(tmp_path: Path) -> None:
+    """The critic is trained, and its record is not written: the next attempt trains it again."""
+    tables = {"steps": 3, "checkpoint": {"every_steps": 3}}
+    wiring = open_run(tmp_path / "run", fake_recipe(**tables), stop_at("2 critic_update writing"))
+    with pytest.raises(StopError):
+        run(wiring.job)
+    assert wiring.job.states.keep_residents() == ["actor"]
+    layout = RunLayout(tmp_path / "run")
+    assert manifests.require(layout.at_stop / "actor").step == 1
+    assert manifests.read(layout.at_stop / "critic") is None
 
 
 def test_the_best_actor_is_kept_as_weights_only(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ppoctl.batch.sealed import sealed_line
-from ppoctl.errors import CorruptArtifactError, RecipeError, quoted
+from ppoctl.batch.sealed import how_to_mend, sealed_line
+from ppoctl.errors import CorruptArtifactError, RecipeError, StorageError, quoted
 from ppoctl.store import manifest as manifests
 from ppoctl.store.append import intact
 from ppoctl.store.attempt import Attempt, claim
@@ -23,16 +23,32 @@ from ppoctl.store.retention import saved_steps
 def make_whole(layout: RunLayout, plan: ResumePlan) -> tuple[ResumePlan, list[str]]:
     """Set aside everything broken and all that came after it, until a resume finds nothing missing or corrupt.
 
-    Returns the plan that holds then, and lines for people on what was done.
+    Returns the plan that holds then, and lines for people on what was done. Raises StorageError where an item is
+    broken again after it was set aside.
     """
     done: list[str] = []
     if plan.broken:
         attempt = claim(layout)
         plan = plan_resume(layout)
+        handled = set[str]()
         while plan.broken:
+            _require_new(layout, plan, handled)
+            handled |= {item.name for item in plan.broken}
             done += _set_aside_broken(attempt, plan)
             plan = plan_resume(layout)
     return plan, done
+
+
+def _require_new(layout: RunLayout, plan: ResumePlan, handled: set[str]) -> None:
+    """Raise StorageError where an item that was handled is broken again. Names of items are finite, so that this
+    bounds the passes of `make_whole`."""
+    again = [item.complaint for item in plan.broken if item.name in handled]
+    if again:
+        raise StorageError(
+            f"{', '.join(again)} of `{layout.root}` is broken again after it was set aside: the file system returns "
+            "an old listing, or another process writes into the run",
+            hint=how_to_mend(layout.root),
+        )
 
 
 def go_back(layout: RunLayout, step: int) -> tuple[ResumePlan, list[str]]:

@@ -1,0 +1,78 @@
+"""Scoring that begins while other responses are still drawn: each response gets a score of its own."""
+
+from concurrent.futures import Future
+from dataclasses import replace
+
+import pytest
+
+from ppoctl.batch.prompts import Prompt
+from ppoctl.batch.scores import Score, ScoreRequest
+from ppoctl.ports import Sample
+from ppoctl.stages.beside import ScoredBeside, request_about
+
+PROMPT = Prompt("a", (5,), "[user] why?", "x")
+SAMPLE = Sample("a#0", (2, 1), (-0.5, -1.0), True, "2", "actor@0")
+
+
+class Waits:
+    """A scorer that scores nothing: it keeps each request with its future."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[ScoreRequest, Future[Score]]] = []
+
+    def submit(self, request: ScoreRequest) -> Future[Score]:
+        self.given.append((request, Future()))
+        return self.given[-1][1]
+
+    def close(self) -> None:
+        pass
+
+
+def test_equal_responses_have_one_score_each() -> None:
+    scorer = Waits()
+    beside = ScoredBeside(scorer)
+    request = request_about(PROMPT, SAMPLE)
+    beside.heard(PROMPT, SAMPLE)
+    beside.heard(PROMPT, replace(SAMPLE, key="a#1"))
+    futures = [beside.submit(request) for _ in range(3)]
+    assert len({id(future) for future in futures}) == 3
+    assert futures == [future for _, future in scorer.given]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"prompt_id": "b"},
+        {"response": "3"},
+        {"finish": "truncated"},
+        {"token_ids": (3, 1)},
+        {"truth": "y"},
+        {"fields": {"level": 3}},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_response_that_differs_in_anything_is_scored_by_itself(change: dict[str, object]) -> None:
+    scorer = Waits()
+    beside = ScoredBeside(scorer)
+    beside.heard(PROMPT, SAMPLE)
+    other = replace(request_about(PROMPT, SAMPLE), **change)  # type: ignore[arg-type]
+    assert beside.submit(other) is scorer.given[1][1]
+    assert scorer.given[1][0] == other
+    assert beside.submit(request_about(PROMPT, SAMPLE)) is scorer.given[0][1]
+
+
+def test_what_was_not_asked_for_is_cancelled_before_the_scorer_settles() -> None:
+    class Settles(Waits):
+        def settle(self) -> None:
+            self.left = [future.cancelled() for _, future in self.given]
+
+    scorer = Settles()
+    beside = ScoredBeside(scorer)
+    beside.heard(PROMPT, SAMPLE)
+    beside.heard(PROMPT, replace(SAMPLE, text="3"))
+    wanted = beside.submit(request_about(PROMPT, SAMPLE))
+    beside.settle()
+    assert scorer.left == [False, True]
+    assert not wanted.cancelled()
+    # What was given up is scored again if it is requested later.
+    assert beside.submit(request_about(PROMPT, replace(SAMPLE, text="3"))) is scorer.given[2][1]
