@@ -8,6 +8,12 @@ MOST_GAP = 0.02
 """Norm of a bfloat16 kernel's error over the norm of the float64 result; sound kernels stay near 0.003."""
 LEAST_MFU = 0.25
 """Share of the GPU's peak that an update must reach: the arithmetic of docs/gpu.md says 0.36 of dense kernels."""
+MOST_PLAN_GAP = 0.15
+"""Share of the measured peak of memory by which `plan` may be off."""
+MOST_ASLEEP_GIB = 3.0
+"""Memory that a sleeping engine may hold: its CUDA context and its graphs, which `plan` takes to be 1.6 GiB."""
+LEAST_FREED = 0.9
+"""Share of what a trainer or an engine took that must be free again when it has left."""
 
 
 def wrong(part: str, lines: Sequence[Line], *, on_gpu: bool) -> list[str]:
@@ -66,7 +72,45 @@ def _update(line: Line, on_gpu: bool) -> list[str]:
     return [
         *_is_right(line, on_gpu),
         *([f"model FLOPs utilisation {line['mfu']}, expected {LEAST_MFU}"] if slow else []),
+        *_plan(line.get("plan_peak"), line.get("measured_peak")),
     ]
+
+
+def _plan(plan: float | None, measured: float | None) -> list[str]:
+    """Whether `plan` is near the measured peak; nothing where nothing was measured."""
+    if plan is None or measured is None or abs(plan - measured) <= MOST_PLAN_GAP * measured:
+        return []
+    return [f"`plan` estimates a peak of {plan} GiB, measured are {measured}: {plan / measured - 1:+.0%}"]
+
+
+def _transfer(line: Line, on_gpu: bool) -> list[str]:
+    found = _is_right(line, on_gpu)
+    expected = {"shared": "OpenDevice", "store": "OpenFile"}.get(line.get("way", "")) if on_gpu else None
+    if expected is not None and line.get("read", [expected]) != [expected]:
+        found.append(f"by the way `{line['way']}` the engine reads {line['read']}, expected `{expected}`")
+    if on_gpu and line.get("freed_gib", 1e9) < LEAST_FREED * line.get("took_gib", 0.0):
+        found.append(f"the {line['who']} took {line['took_gib']} GiB and freed {line['freed_gib']} when it left")
+    return found
+
+
+def _sleep(line: Line, on_gpu: bool) -> list[str]:
+    if not on_gpu or line.get("asleep_gib") is None:
+        return []
+    held = line["before_gib"] - line["asleep_gib"]
+    return [f"a sleeping engine holds {held:.1f} GiB, allowed {MOST_ASLEEP_GIB}"] if held > MOST_ASLEEP_GIB else []
+
+
+def _order(line: Line, on_gpu: bool) -> list[str]:
+    found = [f"the run ended with code {line['code']}: {line['output']}"] if line.get("code") else []
+    peak, plan = line.get("peak_gib"), line.get("plan_gib")
+    if on_gpu and peak is not None and plan is not None and peak > (1 + MOST_PLAN_GAP) * plan:
+        found.append(f"a run with an evaluation first takes {peak} GiB, `plan` estimates {plan} at most")
+    return found
+
+
+def _start(line: Line, on_gpu: bool) -> list[str]:
+    no_graphs = on_gpu and line.get("graphs") is False
+    return ["the engine has captured no CUDA graphs"] if no_graphs else []
 
 
 def _soak(line: Line, on_gpu: bool) -> list[str]:  # noqa: ARG001
@@ -82,10 +126,15 @@ _CHECKS: dict[str, Callable[[Line, bool], list[str]]] = {
     "logprobs": _logprobs,
     "prints": _prints,
     "ipc": _is_right,
+    "transfer": _transfer,
     "pinned": _pinned,
     "rank": _update,
     "shard": _update,
     "soak": _soak,
     "capped": _gaps,
     "experts": _gaps,
+    "start": _start,
+    "sleep": _sleep,
+    "sync": _is_right,
+    "order": _order,
 }

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import transformers
 import trl
+from cpu_time import cpu_seconds_with_children
 from datasets import Dataset
 from transformers import (
     PreTrainedTokenizerFast,
@@ -58,13 +59,13 @@ class ShareOfLetter(torch.nn.Module):
 
 @dataclass
 class Clock(TrainerCallback):
-    """When each step ended, in wall and CPU seconds, and how long its generation took."""
+    """When each step ended, in wall and CPU seconds of all processes, and how long its generation took."""
 
     ends: list[tuple[float, float]] = field(default_factory=list)
     generation_s: list[float] = field(default_factory=list)
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.ends.append((time.perf_counter(), time.process_time()))
+        self.ends.append((time.perf_counter(), cpu_seconds_with_children()))
 
     def watch_generation(self, reward: ShareOfLetter) -> None:
         """Time TRL's `batch_generation`, which a step calls once; the reward is told how wide the prompts are."""

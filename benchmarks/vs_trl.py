@@ -9,8 +9,9 @@ tokens/s is below 2 times TRL's at 4M parameters or 3 times at 10M.
 Equal on both sides: the weights (a random Qwen2 with a vocabulary of 40 letters), the set of prompts, the reward
 (share of the letter a in the response, a function call on both sides), sequences per step and per microbatch, one
 minibatch, epochs, the window of a response, KL to a reference in the reward, dtype, threads. Tokens are response
-tokens that count. Tokens per CPU second stand beside the wall time's, because other work on the machine disturbs
-them less; the verdict is wall time's. The learning rate is so small that lengths stay the model's own.
+tokens that count. Tokens per CPU second are printed next to those of the wall time, because other work on the machine
+disturbs them less. CPU seconds are those of all processes: vLLM has one of its own next to the driver. The verdict is
+wall time's. The learning rate is so small that lengths stay the model's own.
 
 Responses end where the model draws its end token, one of 41 equally likely ones, in a window that cuts less than one
 in a hundred of them, as a window should be chosen. That is what the ratio comes from: TRL draws every row to the end
@@ -44,13 +45,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from cpu_time import cpu_model, cpu_seconds_with_children
 
 PINS = ("torch==2.13.0", "trl==1.12.0", "transformers==5.23.0", "accelerate==1.15.0", "datasets==5.2.0")
 EXTRAS = ("pandas", "rich")
@@ -109,7 +111,7 @@ threads = {threads}
 
 @dataclass
 class CpuClock:
-    """CPU seconds of this process at the end of each step; an observer of the run."""
+    """CPU seconds of all processes of the run at the end of each step; an observer of the run."""
 
     ends: list[float] = field(default_factory=list)
 
@@ -124,7 +126,7 @@ class CpuClock:
 
     def on_committed(self, line: Mapping[str, Any]) -> None:
         if line["stage"] == "actor_update":
-            self.ends.append(time.process_time())
+            self.ends.append(cpu_seconds_with_children())
 
 
 def our_side(job: Mapping[str, Any], result: Path) -> None:
@@ -305,7 +307,8 @@ class Side:
     def describe(self, name: str) -> str:
         wall, cpu = self.tokens_per(self.step_s), self.tokens_per(self.cpu_s)
         steps = " ".join(f"{s:.2f}" for s in self.step_s)
-        return f"  {name:6} {wall:8.0f} {cpu:12.0f}   {steps}"
+        of_cpu = " ".join(f"{s:.2f}" for s in self.cpu_s)
+        return f"  {name:6} {wall:8.0f} {cpu:12.0f}   wall {steps}   CPU {of_cpu}"
 
     def shares(self) -> str:
         """Of the steps' wall time; what no stage counts is commits, saves, ledger and the loop."""
@@ -351,7 +354,7 @@ def compare(size: str, options: argparse.Namespace, python: Path, folder: Path) 
     by_cpu = ours.tokens_per(ours.cpu_s) / trl.tokens_per(trl.cpu_s)
     target = TARGETS[size]
     print(f"\n{size}: {parameters / 1e6:.2f}M parameters, {options.dtype}, threads {options.threads}")
-    print("  side   tokens/s   per CPU s   seconds of the measured steps")
+    print("  side   tokens/s   per CPU s   wall and CPU seconds of the measured steps")
     print(ours.describe("ours"))
     print(trl.describe("TRL"))
     print(f"  ratio  {ratio:8.2f} {by_cpu:12.2f}   target {target:g}: {'met' if ratio >= target else 'MISSED'}")
@@ -401,6 +404,7 @@ def main() -> int:
     options = parser.parse_args()
     python = trl_python(options.env)
     shortest, longest = options.prompt_tokens
+    print(f"CPU: {cpu_model()}")
     print(
         f"{options.batch} prompts of {shortest}-{longest} tokens, {options.response_tokens} new tokens, microbatches "
         f"of {options.microbatch}, epochs {options.epochs}, vocabulary {options.vocabulary}, "

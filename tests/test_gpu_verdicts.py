@@ -18,6 +18,15 @@ GOOD: dict[str, list[dict[str, Any]]] = {
     "ipc": [{"right": True}, {"free_after": 70.1}],
     "pinned": [{"turn": 1, "right": True, "out_gb_s": 45.0, "back_gb_s": 50.0, "bytes": 10**9, "host_bytes": 10**9}],
     "rank": [{"mfu": 0.36}, {"same_after": True}, {"same_after_load": True}],
+    "transfer": [
+        {"way": "shared", "read": ["OpenDevice"], "right": True},
+        {"way": "store", "read": ["OpenFile"], "right": True},
+        {"way": "store", "who": "trainer", "took_gib": 28.0, "freed_gib": 27.8},
+    ],
+    "start": [{"start_s": 40.0, "blocks": 9000}, {"backend": "FLASH_ATTN"}, {"graphs": True}],
+    "sleep": [{"before_gib": 78.0, "awake_gib": 70.0, "asleep_gib": 76.0}],
+    "sync": [{"dtype": "float32", "right": True}],
+    "order": [{"code": 0, "peak_gib": 55.0, "plan_gib": 56.0}],
     "soak": [{"reserved": 60.0, "peak": 55.0, "retries": 0}],
     "variants": [{"variant": "base"}],
 }
@@ -34,6 +43,17 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("pinned", {"turn": 0, "bytes": 10**9, "host_bytes": 2**31}, "2147483648 bytes of host memory"),
     ("rank", {"mfu": 0.1}, "utilisation 0.1"),
     ("rank", {"same_after_load": False}, "`same_after_load` is false"),
+    ("rank", {"plan_peak": 40.0, "measured_peak": 50.0}, "a peak of 40.0 GiB, measured are 50.0: -20%"),
+    ("rank", {"plan_peak": 60.0, "measured_peak": 50.0}, "+20%"),
+    ("transfer", {"way": "shared", "read": ["OpenFile"]}, "expected `OpenDevice`"),
+    ("transfer", {"way": "store", "read": ["OpenDevice"]}, "expected `OpenFile`"),
+    ("transfer", {"way": "store", "right": False}, "`right` is false"),
+    ("transfer", {"who": "trainer", "took_gib": 28.0, "freed_gib": 20.0}, "took 28.0 GiB and freed 20.0"),
+    ("start", {"graphs": False}, "captured no CUDA graphs"),
+    ("sleep", {"before_gib": 78.0, "asleep_gib": 60.0}, "holds 18.0 GiB"),
+    ("sync", {"right": False}, "`right` is false"),
+    ("order", {"peak_gib": 77.0, "plan_gib": 56.0}, "takes 77.0 GiB, `plan` estimates 56.0"),
+    ("order", {"code": 4, "output": "no room"}, "ended with code 4: no room"),
     ("soak", {"reserved": 80.0, "peak": 55.0}, "fragments"),
     ("soak", {"retries": 3}, "tried again 3 times"),
     ("variants", {"variant": "all", "error": "RuntimeError: no such kernel"}, "no such kernel"),
@@ -53,6 +73,18 @@ def test_a_bad_line_is_named(part, line, words):
 
 def test_a_part_that_measured_nothing_is_not_ok():
     assert wrong("shard", [], on_gpu=True) == ["nothing was measured"]
+
+
+def test_a_plan_within_its_tolerance_may_be_believed():
+    assert wrong("rank", [{"plan_peak": 57.0, "measured_peak": 50.0}], on_gpu=True) == []
+    assert wrong("rank", [{"plan_peak": 43.0, "measured_peak": 50.0}], on_gpu=True) == []
+    assert wrong("rank", [{"plan_peak": 43.0, "measured_peak": None}], on_gpu=False) == []
+
+
+def test_memory_is_not_asked_of_a_cpu():
+    lines = [{"way": "shared", "read": ["OpenFile"]}, {"who": "engine", "took_gib": 1.0, "freed_gib": None}]
+    assert wrong("transfer", lines, on_gpu=False) == []
+    assert wrong("sleep", [{"before_gib": None, "asleep_gib": None}], on_gpu=False) == []
 
 
 def test_speed_is_not_asked_of_a_cpu():

@@ -119,6 +119,23 @@ def test_it_fits_the_screen_and_every_text_has_contrast(
     assert is_dark == (scheme == "dark")
 
 
+ENDS = """[...document.querySelectorAll('#curves > .charts')].map((group) => {
+  const charts = [...group.querySelectorAll('.chart')].map((each) => each.getBoundingClientRect());
+  const first = charts.filter((each) => each.top === charts[0].top);
+  return [charts.length, first.length, group.getBoundingClientRect().right - first.at(-1).right];
+})"""
+"""Charts of each group, charts in its first row, and the pixels that this row leaves empty."""
+
+
+def test_charts_fill_the_row_also_where_a_group_has_few(browser: Browser, one: Path) -> None:
+    browser.open(one, width=1400)
+    groups = browser.js(ENDS)
+    assert any(charts < 3 for charts, _, _ in groups), "a group of fewer charts than the row has room for"
+    for charts, in_row, empty in groups:
+        assert in_row == min(charts, 3)
+        assert abs(empty) < 1, f"{charts} charts leave {empty} pixels"
+
+
 def test_charts_are_read_with_the_keyboard(browser: Browser, one: Path) -> None:
     browser.open(one)
     browser.js("document.getElementById('plot-0').focus()")

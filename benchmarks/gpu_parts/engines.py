@@ -1,0 +1,117 @@
+"""vLLM as a run starts it: how it starts, how fast it generates, and what it frees when it sleeps."""
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from gpu_parts.lines import JOB, say
+from gpu_parts.measure import CUDA, TINY, free_gib
+from gpu_parts.models import QUICKSTART
+from ppoctl.engines.vllm.engine import Draw, Engine
+from ppoctl.engines.vllm.log import write_log
+from ppoctl.engines.vllm.settings import VllmSettings
+from ppoctl.ports import SamplingParams
+from ppoctl.recipe.schema import GeneratorTable
+
+WINDOW = 256
+"""Tokens of prompt and response of the quickstart's model here."""
+END = 1
+"""Its end token."""
+TOLD = re.compile(r"backend|KV cache size|[Gg]raph|Available KV|Model loading took|model runner", re.ASCII)
+"""Lines of vLLM's log that are reported."""
+
+
+def settings_of(dtype: str = "bfloat16", *, sleeps: bool = False, compiled: bool | None = None) -> VllmSettings:
+    """Settings of an engine that takes a tenth of a GPU."""
+    table = GeneratorTable(gpu_memory_frac=0.1, kv_cache_mib=64, max_concurrent_seqs=256, compile=compiled)
+    return VllmSettings(str(QUICKSTART), dtype, WINDOW, (END,), table, sleeps, Path(JOB.out))  # type: ignore[arg-type]
+
+
+@contextmanager
+def engine_of(settings: VllmSettings) -> Iterator[tuple[Engine, float]]:
+    """An engine in this process, and the seconds that its start took."""
+    write_log(settings, JOB.part)
+    began = time.perf_counter()
+    engine = Engine(settings)
+    try:
+        yield engine, round(time.perf_counter() - began, 1)
+    finally:
+        engine.close()
+
+
+def start() -> None:
+    """Seconds of a start, and what vLLM says of its attention, cache and graphs."""
+    settings = settings_of()
+    with engine_of(settings) as (engine, seconds):
+        config = engine._llm.vllm_config
+        blocks, size = config.cache_config.num_gpu_blocks, config.cache_config.block_size
+        eager = bool(config.model_config.enforce_eager)
+        say("start", start_s=seconds, blocks=blocks, block_tokens=size, eager=eager)
+    log = Path(JOB.out) / f"vllm-{JOB.part}.log"
+    text = log.read_text(encoding="utf-8") if log.exists() else ""
+    told = [line for line in text.splitlines() if TOLD.search(line)]
+    for line in told:
+        say("start", log=line[:300])
+    backend = re.search(r"Using (\w+)(?: attention)? backend", text)
+    say("start", backend=backend[1] if backend else None)
+    if CUDA:
+        say("start", graphs=any("graph" in line.lower() and "captur" in line.lower() for line in told))
+
+
+def draw() -> None:
+    """Tokens per second and milliseconds per step of the engine, by sequences that it decodes together, with CUDA
+    graphs and without (where a recipe says nothing, a CPU has none)."""
+    new_tokens = 8 if TINY else 128
+    for compiled in (None, False) if CUDA else (None,):
+        with engine_of(settings_of(compiled=compiled)) as (engine, seconds):
+            say("draw", start_s=seconds, eager=compiled is False)
+            for seqs in (1, 8) if TINY else (1, 32, 256):
+                _generate(engine, seqs, new_tokens)  # kernels and graphs of this size
+                steps, took = _generate(engine, seqs, new_tokens)
+                say(
+                    "draw",
+                    seqs=seqs,
+                    eager=compiled is False,
+                    tokens_s=round(seqs * new_tokens / took),
+                    ms_per_step=round(took / steps * 1e3, 2),
+                )
+
+
+def _generate(engine: Engine, seqs: int, new_tokens: int) -> tuple[int, float]:
+    """Steps and seconds until as many responses have ended, all of one length."""
+    params = SamplingParams(temperature=1.0, max_new_tokens=new_tokens, min_new_tokens=new_tokens)
+    for number in range(seqs):
+        prompt = tuple(2 + (number + place) % 500 for place in range(16))
+        engine._add(Draw(f"draw {number}", prompt, number), params)
+    steps = done = 0
+    began = time.perf_counter()
+    while done < seqs:
+        done += len(engine.step())
+        steps += 1
+    return steps, time.perf_counter() - began
+
+
+def sleep() -> None:
+    """Free memory of the GPU before an engine starts, awake, asleep, and awake again with weights."""
+    if CUDA:
+        torch.cuda.init()
+    before = free_gib()
+    with engine_of(settings_of(sleeps=True)) as (engine, _):
+        awake, began = free_gib(), time.perf_counter()
+        engine.sleep()
+        asleep, slept = free_gib(), time.perf_counter()
+        engine.begin_weights()
+        woken = time.perf_counter()
+        say(
+            "sleep",
+            before_gib=before,
+            awake_gib=awake,
+            asleep_gib=asleep,
+            awake_again_gib=free_gib(),
+            sleep_s=round(slept - began, 3),
+            wake_s=round(woken - slept, 3),
+        )

@@ -1,0 +1,257 @@
+"""Kernels of the trainer by themselves: attention, log-probs of a large vocabulary, products of experts."""
+
+from unittest.mock import patch
+
+import torch
+
+from gpu_parts.lines import say
+from gpu_parts.measure import BF16, CUDA, DEV, TINY, fix_varlen, gap, gib, seconds
+
+
+def _packed(lengths, key_lengths=None):
+    """Sequences of these lengths one behind another, as a microbatch has them; keys may be more than queries."""
+    from ppoctl.engines.megatron.packed_input import PackedInput, _starts
+
+    keys = tuple(key_lengths or lengths)
+    nothing = torch.zeros(0, dtype=torch.int64, device=DEV)
+    return PackedInput(
+        qkv_format="thd",
+        cu_seqlens_q=_starts(lengths).to(DEV),
+        cu_seqlens_kv=_starts(keys).to(DEV),
+        max_seqlen_q=max(lengths),
+        max_seqlen_kv=max(keys),
+        tokens=nothing,
+        positions=nothing,
+        query_lengths=tuple(lengths),
+        key_lengths=keys,
+        read_at=nothing,
+        targets=nothing,
+    )
+
+
+def _reference(q, k, v, packed):
+    """Attention written out in float64, one sequence at a time."""
+    from ppoctl.engines.megatron.attention import pieces, sees
+
+    out = []
+    for a, b, c in pieces(q.double(), k.double(), v.double(), packed):
+        b, c = (x.repeat_interleave(a.shape[1] // x.shape[1], 1) for x in (b, c))
+        scores = torch.einsum("shd,thd->hst", a, b) * a.shape[-1] ** -0.5
+        scores = scores.masked_fill(~sees(len(a), len(b), a.device), -torch.inf)
+        out.append(torch.einsum("hst,thd->shd", scores.softmax(-1), c))
+    return torch.cat(out)
+
+
+def attention():
+    """The packed attention: gaps of outputs and gradients to float64, FLOP/s beside torch's dense kernels, and
+    whether a backward repeats itself."""
+    from ppoctl.engines.megatron.attention import _per_piece, _varlen
+
+    fix_varlen()
+    kernel = _varlen if CUDA else _per_piece
+    cases = [
+        (4, 2, 64, (37, 1, 130), None),
+        (7, 1, 128, (300, 5), None),
+        (28, 4, 128, (257,), None),
+        (4, 2, 128, (64, 64), (64, 512)),
+        (4, 4, 192, (129,), None),
+        (8, 4, 256, (200, 33), None),
+        (4, 2, 32, (99,), None),
+    ]
+    for heads, groups, dim, lengths, keys in cases:
+        packed = _packed(lengths, keys)
+        q = torch.randn(sum(lengths), heads, dim, device=DEV, dtype=BF16, requires_grad=True)
+        fused = torch.randn(sum(keys or lengths), groups, 2 * dim, device=DEV, dtype=BF16, requires_grad=True)
+        k, v = fused.split(dim, -1)  # as in the model: views of a fused projection
+        out = kernel(q, k, v, packed, None)
+        grad = torch.randn_like(out)
+        found = torch.autograd.grad(out, (q, fused), grad)
+        expected_out = _reference(q, k, v, packed)
+        expected = torch.autograd.grad(expected_out, (q, fused), grad.double())
+        say(
+            "attention",
+            shape=(heads, groups, dim),
+            lengths=lengths,
+            keys=keys,
+            out=gap(out, expected_out),
+            grads=[gap(a, b) for a, b in zip(found, expected, strict=True)],
+        )
+    for heads, groups in ((28, 4), (7, 1)):
+        backward, both_s = _attention_speed(kernel, heads, groups)
+    if CUDA:  # equal inputs, equal bits?
+        grads = [backward() for _ in range(2)]
+        say("attention", backward_repeats=[bool(torch.equal(x, y)) for x, y in zip(*grads, strict=True)])
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        slow_s = seconds(backward)
+        grads = [backward() for _ in range(2)]
+        torch.use_deterministic_algorithms(False)
+        say(
+            "attention",
+            deterministic=[bool(torch.equal(x, y)) for x, y in zip(*grads, strict=True)],
+            slower=round(slow_s / both_s, 2),
+        )
+
+
+def _attention_speed(kernel, heads, groups):
+    """Say the FLOP/s of one long sequence. Returns its forward and backward as a function, and their seconds."""
+    n = 64 if TINY else 8192
+    packed = _packed((n,))
+    q, k, v = (torch.randn(n, h, 128, device=DEV, dtype=BF16, requires_grad=True) for h in (heads, groups, groups))
+    grad = torch.randn_like(q)
+
+    def backward():
+        return torch.autograd.grad(kernel(q, k, v, packed, None), (q, k, v), grad)
+
+    flops = 2 * 2 * heads * 128 * n * (n + 1) / 2
+    forward_s, both_s = seconds(lambda: kernel(q, k, v, packed, None)), seconds(backward)
+    line = {
+        "varlen_fwd_tflops": flops / forward_s / 1e12,
+        "varlen_bwd_tflops": 2.5 * flops / (both_s - forward_s) / 1e12,
+    }
+    if CUDA:
+        line |= _dense_speed(q, k, v, grad, flops)
+    rounded = {name: round(value, 1) if isinstance(value, float) else value for name, value in line.items()}
+    say("attention", tokens=n, heads=heads, **rounded)
+    return backward, both_s
+
+
+def _dense_speed(q, k, v, grad, flops):
+    """FLOP/s of torch's dense kernels on the same sequence, by backend, or why one does not run."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    a, b, c, g = (x.detach().transpose(0, 1)[None].contiguous().requires_grad_() for x in (q, k, v, grad))
+
+    def dense():
+        return torch.nn.functional.scaled_dot_product_attention(a, b, c, is_causal=True, enable_gqa=True)
+
+    line = {}
+    for name, backend in (("cudnn", SDPBackend.CUDNN_ATTENTION), ("flash", SDPBackend.FLASH_ATTENTION)):
+        try:
+            with sdpa_kernel(backend):
+                forward_s = seconds(dense)
+                both_s = seconds(lambda: torch.autograd.grad(dense(), (a, b, c), g))
+            line[f"{name}_fwd_tflops"] = flops / forward_s / 1e12
+            line[f"{name}_bwd_tflops"] = 2.5 * flops / (both_s - forward_s) / 1e12
+        except RuntimeError as error:
+            line[name] = str(error).splitlines()[0]
+    return line
+
+
+def addmm_in_float32(grad_weight, grad_logits, hidden):
+    """What may stand in for `logprobs._accumulate`: one product that adds in float32 (torch >= 2.8, CUDA)."""
+    if grad_weight.dtype == hidden.dtype or not CUDA:
+        grad_weight.add_((grad_logits.t().float() @ hidden.float()).to(grad_weight.dtype))
+    else:
+        torch.addmm(grad_weight, grad_logits.t(), hidden, out_dtype=torch.float32, out=grad_weight)
+
+
+def logprobs():
+    """Log-probs of a large vocabulary by chunk size, with the weight's gradient added in bands or in one product."""
+    from ppoctl.engines.megatron import logprobs as ours
+    from ppoctl.ports import Asked
+
+    n, hidden_size, vocab = (64, 32, 97) if TINY else (8192, 3584, 152064 // 4)
+    hidden = torch.randn(n, hidden_size, device=DEV, dtype=BF16, requires_grad=True)
+    weight = (torch.randn(vocab, hidden_size, device=DEV) * 0.02).to(BF16).requires_grad_()
+    targets = torch.randint(0, vocab, (n,), device=DEV)
+    grad = torch.randn(n, device=DEV)
+    few = slice(0, 256)
+    exact = (hidden[few].double() @ weight.double().t()).log_softmax(-1).gather(1, targets[few, None])[:, 0]
+    for chunk in (1024, 4096, 8192):
+        for name, accumulate in (("bands", ours._accumulate), ("addmm", addmm_in_float32)):
+            weight.main_grad = torch.zeros(weight.shape, device=DEV)
+            settings = ours.LogprobSettings(Asked(), chunk)
+
+            def both(settings=settings):
+                found, *_ = ours.token_logprobs(hidden, weight, targets, settings)
+                torch.autograd.grad(found, hidden, grad)
+                return found
+
+            with patch.object(ours, "_accumulate", accumulate):
+                both()
+                once = weight.main_grad.clone()
+                took = seconds(both, repeats=3, warm=0)
+            say(
+                "logprobs",
+                chunk=chunk,
+                how=name,
+                ms=round(took * 1e3, 2),
+                gap=float((both()[few] - exact).abs().max()),
+                share_of_matmul_time=round(8 * n * vocab * hidden_size / took / 7.5e14, 2),
+                main_grad_norm=float(once.norm()),
+            )
+
+
+def capped():
+    """Gemma's attention with a cap and a window: written out, and by FlexAttention."""
+    from ppoctl.engines.megatron.capped_attention import CappedAttention
+
+    n, heads, groups, dim, cap, window = (64, 4, 2, 32, 50.0, 16) if TINY else (4096, 8, 4, 256, 50.0, 2048)
+    ours = CappedAttention.__new__(CappedAttention)
+    torch.nn.Module.__init__(ours)
+    ours.softmax_scale, ours.softcap, ours.window = dim**-0.5, cap, window
+    q, k, v = (torch.randn(n, h, dim, device=DEV, dtype=BF16, requires_grad=True) for h in (heads, groups, groups))
+    packed = _packed((n,))
+    if CUDA:
+        torch.cuda.reset_peak_memory_stats()
+    out = ours.attend_pieces(q, k, v, packed)
+    g = torch.randn_like(out)
+    took = seconds(lambda: torch.autograd.grad(ours.attend_pieces(q, k, v, packed), (q, k, v), g), repeats=2, warm=1)
+    say(
+        "capped",
+        how="written out",
+        ms=round(took * 1e3, 1),
+        peak_gib=gib(torch.cuda.max_memory_allocated()) if CUDA else None,
+    )
+    if not CUDA:
+        return
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    mask = create_block_mask(lambda _b, _h, i, j: (j <= i) & (i - j < window), None, None, n, n, device=DEV)
+    flex = torch.compile(flex_attention)
+
+    def run():
+        a, b, c = (x.transpose(0, 1)[None] for x in (q, k, v))
+        return flex(a, b, c, score_mod=lambda s, *_: cap * torch.tanh(s / cap), block_mask=mask, enable_gqa=True)[
+            0
+        ].transpose(0, 1)
+
+    found = run()
+    torch.cuda.reset_peak_memory_stats()
+    took = seconds(lambda: torch.autograd.grad(run(), (q, k, v), g), repeats=3, warm=1)
+    say(
+        "capped",
+        how="flex",
+        ms=round(took * 1e3, 1),
+        gap=gap(found, out),
+        peak_gib=gib(torch.cuda.max_memory_allocated()),
+    )
+
+
+def experts():
+    """Products of experts: one expert after the other, and torch's grouped products."""
+    n, hidden, inner, count, top = (64, 16, 16, 4, 2) if TINY else (10240, 2048, 768, 128, 8)
+    x = torch.randn(n * top, hidden, device=DEV, dtype=BF16)
+    one = torch.randn(count, 2 * inner, hidden, device=DEV, dtype=BF16) * 0.02
+    two = torch.randn(count, hidden, inner, device=DEV, dtype=BF16) * 0.02
+    counts = torch.bincount(torch.randint(0, count, (n * top,)), minlength=count)
+    offsets = counts.cumsum(0).to(torch.int32).to(DEV)
+    act = torch.nn.functional.silu
+
+    def loop():
+        out = []
+        for e, tokens in enumerate(x.split(counts.tolist())):
+            a, b = (tokens @ one[e].t()).chunk(2, -1)
+            out.append((act(a) * b) @ two[e].t())
+        return torch.cat(out)
+
+    def grouped():
+        a, b = torch.nn.functional.grouped_mm(x, one.transpose(-2, -1), offs=offsets).chunk(2, -1)
+        return torch.nn.functional.grouped_mm(act(a) * b, two.transpose(-2, -1), offs=offsets)
+
+    flops = 2 * n * top * hidden * inner * 3
+    for name, run in (("loop", loop), ("grouped", grouped)):
+        took = seconds(run)
+        say(
+            "experts", how=name, ms=round(took * 1e3, 2), tflops=round(flops / took / 1e12, 1), gap=gap(run(), loop())
+        )

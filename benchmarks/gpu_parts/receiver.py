@@ -1,0 +1,78 @@
+"""An engine in plain torch: it keeps the weights that it is sent on the device, and returns their checksums."""
+
+import torch
+from torch import Tensor
+
+from ppoctl.device import this_device
+from ppoctl.weights.bucket import Bucket, NamedTensors
+from ppoctl.weights.canary import CanaryScores
+from ppoctl.weights.checksum import LoadedWeight, checksum_of
+from ppoctl.weights.receiving import ReceivingEngine
+from ppoctl.weights.sharing import Shared
+
+
+class Receiver(ReceivingEngine):
+    """What answers in the process of its own."""
+
+    def __init__(self) -> None:
+        self._device = this_device()
+        self._held: dict[str, Tensor] = {}
+        self._read: set[str] = set()
+        self._forgotten = 0
+
+    def takes_weights(self) -> bool:
+        return True
+
+    def begin_weights(self) -> None:
+        self._read = set()
+
+    def take_weights(self, bucket: Bucket) -> None:
+        near = next(content for content in bucket.contents if isinstance(content, Shared) and content.is_near())
+        self._read.add(type(near.handle).__name__)
+        super().take_weights(bucket)
+
+    def load(self, tensors: NamedTensors) -> None:
+        # In place where there is a weight already, as an engine does it.
+        for name, tensor in tensors:
+            if name not in self._held:
+                self._held[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
+            self._held[name].copy_(tensor)
+
+    def end_weights(self) -> list[LoadedWeight]:
+        return [LoadedWeight(name, checksum_of(tensor), None) for name, tensor in self._held.items()]
+
+    def restart(self, folder: str) -> list[LoadedWeight]:
+        raise NotImplementedError("weights are changed in place")
+
+    def tensor_rank(self) -> int:
+        return 0
+
+    def sleep(self) -> None:
+        """Free the memory of all weights."""
+        self._forgotten = self.size()
+        self._held = {}
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def vocab_size(self) -> int:
+        return 64
+
+    def score(self, tokens: tuple[int, ...], draws: int) -> CanaryScores:
+        """Log-probs of a canary that computes nothing: all are 0, as the part's trainer says too."""
+        return CanaryScores((0.0,) * (len(tokens) - 1), (0,) * draws, (0.0,) * draws)
+
+    def read(self) -> list[str]:
+        """Kinds of memory that the last transfer was read from."""
+        return sorted(self._read)
+
+    def size(self) -> int:
+        """Bytes of all weights."""
+        return sum(tensor.nbytes for tensor in self._held.values())
+
+    def forgotten(self) -> int:
+        """Bytes that the last sleep freed."""
+        return self._forgotten
+
+    def values(self) -> dict[str, int]:
+        """Checksum of each weight."""
+        return {name: checksum_of(tensor).value for name, tensor in self._held.items()}

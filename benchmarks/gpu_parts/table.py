@@ -1,0 +1,54 @@
+"""The list of parts, in the order in which they run: what decides whether anything works comes first."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+PART_LIMIT_S = 120.0
+"""Time limit of a part that has none of its own."""
+TINY_S = 60.0
+"""What a part takes at most as a dry run."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part: a function that measures and reports lines."""
+
+    name: str
+    entry: str
+    """Written as `module:function`."""
+    expected_s: float
+    """What it takes on an H100, estimated, with the imports of its process."""
+    limit_s: float = PART_LIMIT_S
+    """Its own time limit, where `--part-limit` is not given."""
+    needs_vllm: bool = False
+    on_cpu: Literal["yes", "tiny", "no"] = "tiny"
+    """Whether it runs without CUDA: always, in a dry run (`--tiny`), or never."""
+    figures: tuple[str, ...] = ()
+    """Fields that the screen shows: each as the last line that has it reports it."""
+
+
+def _of(module: str, name: str, expected_s: float, **others: object) -> Part:
+    return Part(name, f"gpu_parts.{module}:{name}", expected_s, **others)  # type: ignore[arg-type]
+
+
+_PARTS = (
+    _of("machine", "env", 40, on_cpu="yes", figures=("gpu", "cores", "matmul_tflops", "copy_tb_s")),
+    _of("kernels", "attention", 75, figures=("varlen_fwd_tflops", "varlen_bwd_tflops", "backward_repeats")),
+    _of("memory", "ipc", 50, figures=("right", "put_ms", "free_after")),
+    _of("transfer", "transfer", 75, limit_s=180, figures=("way", "gib", "gb_s", "restored_s", "freed_gib")),
+    _of("memory", "pinned", 30, figures=("out_gb_s", "back_gb_s", "right")),
+    _of("trainer", "rank", 130, limit_s=240, figures=("mfu", "peak_gib", "plan_peak", "leave_s", "back_s")),
+    _of("engines", "start", 70, limit_s=180, needs_vllm=True, figures=("start_s", "blocks", "backend")),
+    _of("engines", "draw", 120, limit_s=240, needs_vllm=True, figures=("seqs", "tokens_s", "ms_per_step")),
+    _of("engines", "sleep", 70, limit_s=180, needs_vllm=True, figures=("before_gib", "awake_gib", "asleep_gib")),
+    _of("syncing", "sync", 150, limit_s=240, needs_vllm=True, figures=("dtype", "s", "gap_max", "gap_mean")),
+    _of("order", "order", 150, limit_s=300, needs_vllm=True, figures=("peak_gib", "plan_gib", "stage")),
+    _of("trainer", "variants", 210, limit_s=300, figures=("variant", "mfu")),
+    _of("kernels", "logprobs", 40, figures=("chunk", "how", "ms", "gap")),
+    _of("trainer", "shard", 55, figures=("mfu", "peak_gib")),
+    _of("memory", "prints", 25, figures=("gb_s", "extra_gib")),
+    _of("kernels", "experts", 30, figures=("how", "tflops", "gap")),
+    _of("trainer", "soak", 90, limit_s=180, figures=("turn", "peak", "reserved")),
+    _of("kernels", "capped", 70, figures=("how", "ms", "gap")),
+)
+PARTS = {part.name: part for part in _PARTS}

@@ -1,0 +1,224 @@
+"""Whole updates: their speed, their memory next to what `plan` estimates, and variants of them."""
+
+import tempfile
+import time
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+
+from gpu_parts.kernels import addmm_in_float32
+from gpu_parts.lines import JOB, say
+from gpu_parts.measure import CUDA, HOPPER_FLOPS, TINY, fix_varlen, free_gib, gib, record_history, seconds, sync
+from gpu_parts.models import (
+    close_rank,
+    folder,
+    minibatch_of,
+    objective_of,
+    open_rank,
+    sequences_of,
+    update_flops,
+)
+
+
+def _timed_update(part, kind, rank, sequences, **extra):
+    """Report the seconds, FLOP/s and memory of an update. Returns its peak of memory in GiB; None without a GPU."""
+    objective, minibatch = objective_of(sequences), minibatch_of(sequences)
+    rank.update(sequences, [minibatch], objective)
+    if CUDA:
+        torch.cuda.reset_peak_memory_stats()
+    took = seconds(lambda: rank.update(sequences, [minibatch], objective), repeats=3, warm=1)
+    tokens = int((sequences.prompt_lengths + sequences.lengths - 1).sum())
+    peak = {}
+    if CUDA:
+        peak["peak_gib"] = gib(torch.cuda.max_memory_allocated())
+        peak["reserved_gib"] = gib(torch.cuda.max_memory_reserved())
+    say(
+        part,
+        kind=kind,
+        tokens=tokens,
+        s=round(took, 3),
+        tokens_s=round(tokens / took),
+        tflops=round(update_flops(kind, sequences) / took / 1e12, 1),
+        mfu=round(update_flops(kind, sequences) / took / HOPPER_FLOPS, 3),
+        **peak,
+        **extra,
+    )
+    return peak.get("peak_gib")
+
+
+def rank():
+    """A whole update, its memory next to what `plan` estimates, its kernels, moving out, saving and loading."""
+    fix_varlen()
+    record_history()
+    from ppoctl.model.reading import read_shape
+    from ppoctl.plan.memory.part import Microbatch, Precision
+    from ppoctl.plan.memory.trainer import Training, ranks_of
+    from ppoctl.ports import Asked
+    from ppoctl.recipe.schema import ParallelTable
+
+    one = open_rank("1.5b")
+    sequences = sequences_of("1.5b", 16, 8192, 8192)
+    peak = _timed_update("rank", "1.5b", one, sequences)
+    tokens = 16382 if not TINY else 48
+    batch = Microbatch(tokens, tokens * 3 // 4, 1024, 8191)
+    plan = ranks_of(
+        Training("actor", read_shape(folder("1.5b")), ParallelTable(), Precision(2, "gpu"), batch, batch, 8)
+    )[0]
+    say(
+        "rank",
+        plan_resident=gib(plan.resident),
+        plan_update=gib(plan.update),
+        plan_peak=gib(plan.peak),
+        measured_peak=peak,
+    )
+    forward = seconds(lambda: one.forward(sequences, Asked(entropy=True)), repeats=2, warm=1)
+    say("rank", forward_s=round(forward, 3))
+    if CUDA:
+        _profiled(one)
+    before = {name: t.detach().cpu() for name, t in one.weights()}
+    for turn in range(2):
+        free = free_gib() or 0
+        sync()
+        start = time.perf_counter()
+        one.leave()
+        sync()
+        out = time.perf_counter() - start
+        gone = free_gib() or 0
+        start = time.perf_counter()
+        one._have("weights", "training")
+        sync()
+        back = time.perf_counter() - start
+        say(
+            "rank",
+            leave_s=round(out, 2),
+            back_s=round(back, 2),
+            freed_gib=round(gone - free, 2),
+            free_gib=gone,
+            turn=turn,
+            host_gib=gib(one._host.bytes),
+        )
+    say("rank", same_after=all(torch.equal(t.detach().cpu(), before[name]) for name, t in one.weights()))
+    with tempfile.TemporaryDirectory() as name:
+        start = time.perf_counter()
+        one.begin_save(Path(name), True)
+        copied = time.perf_counter() - start
+        one.finish_save()
+        say("rank", save_copied_s=round(copied, 2), save_s=round(time.perf_counter() - start, 2))
+        one.update(sequences, [minibatch_of(sequences)], objective_of(sequences))
+        one.load(Path(name))
+        say("rank", same_after_load=all(torch.equal(t.detach().cpu(), before[name]) for name, t in one.weights()))
+    close_rank(one)
+
+
+def _profiled(rank):
+    """Write the kernels of an update that take longest to a file."""
+    from torch.profiler import ProfilerActivity, profile
+
+    few = sequences_of("1.5b", 4, 8192, 8192)
+    rank.update(few, [minibatch_of(few)], objective_of(few))
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as kernels:
+        rank.update(few, [minibatch_of(few)], objective_of(few))
+        sync()
+    table = kernels.key_averages().table(sort_by="self_cuda_time_total", row_limit=28, max_name_column_width=70)
+    (Path(JOB.out) / "profile.txt").write_text(table, encoding="utf-8")
+
+
+def shard():
+    """An update of what a rank of four tensor ranks has of a 7B model, without messages."""
+    fix_varlen()
+    one = open_rank("shard", most=10240)
+    _timed_update("shard", "shard", one, sequences_of("shard", 8, 10239, 10239))
+    close_rank(one)
+
+
+class _Apex:
+    """What Megatron-Core asks of Apex for gradients that add up inside the product."""
+
+    @staticmethod
+    def wgrad_gemm_accum_fp32(inputs, grads, main_grad):
+        addmm_in_float32(main_grad, grads, inputs)
+
+
+def variants():
+    """Updates of one model with one change at a time, same rows, same seed."""
+    fix_varlen()
+    from megatron.core.tensor_parallel import layers
+
+    from ppoctl.engines.megatron import logprobs as ours
+    from ppoctl.engines.megatron import model
+
+    original = model.transformer_config
+
+    def config(**changes):
+        def made(*arguments):
+            found = original(*arguments)
+            for name, value in changes.items():
+                setattr(found, name, value)
+            return found
+
+        return patch.object(model, "transformer_config", made)
+
+    sequences = sequences_of("1.5b", 8, 8192, 8192)
+    layers.fused_weight_gradient_mlp_cuda, layers._grad_accum_fusion_available = _Apex, True
+    cases = [
+        ("base", {}, {}, False),
+        ("all", {"bias_activation_fusion": True, "gradient_accumulation_fusion": True}, {"chunk": 8192}, True),
+        ("swiglu fused", {"bias_activation_fusion": True}, {}, False),
+        ("wgrad in product", {"gradient_accumulation_fusion": True}, {}, False),
+        ("chunk 8192", {}, {"chunk": 8192}, False),
+        ("head addmm", {}, {"chunk": 8192}, True),
+        ("selective", {}, {"recompute": "selective"}, False),
+        ("full", {}, {"recompute": "full"}, False),
+    ]
+    longest = 0.0
+    for name, changes, how, head in cases:
+        if JOB.seconds_left() < 1.3 * longest:
+            say("variants", variant=name, left_out=f"{JOB.seconds_left():.0f} s are left, one takes {longest:.0f}")
+            continue
+        began = time.perf_counter()
+        try:
+            with config(**changes), patch.object(ours, "_accumulate", addmm_in_float32 if head else ours._accumulate):
+                one = open_rank("1.5b", **how)
+                loss = one.update(sequences, [minibatch_of(sequences)], objective_of(sequences))[0]
+                _timed_update(
+                    "variants",
+                    "1.5b",
+                    one,
+                    sequences,
+                    variant=name,
+                    loss=round(loss.loss, 6),
+                    grad_norm=round(loss.grad_norm, 6),
+                )
+                close_rank(one)
+        except Exception as error:  # noqa: BLE001 - a variant that this torch cannot do is a line of the table
+            say("variants", variant=name, error=f"{type(error).__name__}: {str(error)[:300]}")
+        longest = max(longest, time.perf_counter() - began)
+
+
+def soak():
+    """Updates of lengths as they come: whether what torch keeps beyond what is used grows."""
+    fix_varlen()
+    record_history()
+    one = open_rank("1.5b")
+    longest = 0.0
+    for turn in range(2 if TINY else 12):
+        if JOB.seconds_left() < 1.3 * longest:
+            say("soak", turn=turn, left_out=f"{JOB.seconds_left():.0f} s are left, one takes {longest:.0f}")
+            break
+        torch.manual_seed(turn)
+        sequences = sequences_of("1.5b", 24, 300 + 97 * turn, 8192)
+        start = time.perf_counter()
+        one.update(sequences, [minibatch_of(sequences)], objective_of(sequences))
+        sync()
+        longest = max(longest, time.perf_counter() - start)
+        line = {"s": round(time.perf_counter() - start, 2)}
+        if CUDA:
+            stats = torch.cuda.memory_stats()
+            line |= {
+                "peak": gib(stats["allocated_bytes.all.peak"]),
+                "reserved": gib(stats["reserved_bytes.all.current"]),
+                "retries": stats["num_alloc_retries"],
+            }
+        say("soak", turn=turn, **line)
+    close_rank(one)

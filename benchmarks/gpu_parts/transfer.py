@@ -1,0 +1,141 @@
+"""The way of weights from a trainer to an engine, without vLLM: a receiver in plain torch takes its place.
+
+The trainer's side is a run's own: `OpenRank` (which sets expandable segments), `ThisProcess` that takes turns,
+`RankSource`, `Sync` and `Fleet`. The receiver is in a `ChildProcess`. Each transfer is proven by checksums.
+"""
+
+import time
+from dataclasses import dataclass, replace
+
+import torch
+
+from gpu_parts.lines import say
+from gpu_parts.measure import BF16, CUDA, TINY, fix_allocator, fix_varlen, free_gib, gib, sync
+from gpu_parts.models import close_rank, folder, minibatch_of, objective_of, sequences_of
+from ppoctl.batch.records import State
+from ppoctl.batch.sequences import Sequences
+from ppoctl.engines.child.process import ChildProcess, Target
+from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
+from ppoctl.engines.megatron.ranks import OpenRank, TakingTurns, ThisProcess
+from ppoctl.engines.megatron.trainer import MegatronActor
+from ppoctl.engines.turns import Turns
+from ppoctl.engines.vllm.fleet import Fleet
+from ppoctl.recipe.schema import ByTokens
+from ppoctl.weights.canary import Canary
+from ppoctl.weights.sending import NamedWeights
+from ppoctl.weights.sync import EngineSide, Sync, TrainerSide
+
+ROLES = ("actor", "generator")
+START_DEADLINE_S = 60.0
+
+
+@dataclass
+class Bench:
+    """One trainer and one receiver that take turns on a device."""
+
+    rank: MegatronRank
+    actor: MegatronActor
+    child: ChildProcess
+    fleet: Fleet
+    turns: Turns
+
+    @staticmethod
+    def opened(way: str, bucket_mib: int) -> "Bench":
+        batching = ByTokens(max_tokens_per_microbatch=64 if TINY else 8192)
+        settings = TrainerSettings("actor", str(folder("1.5b")), BF16, batching)
+        rank = OpenRank(settings, START_DEADLINE_S)(0, 1, "")
+        turns = Turns(ROLES)
+        actor = MegatronActor(settings, TakingTurns(ThisProcess(rank, bucket_mib * 2**20), "actor", turns))
+        child = ChildProcess("the receiver", Target("gpu_parts.receiver:Receiver", (), 1))
+        side = EngineSide([child], list, turns=turns)
+        trainer = TrainerSide(
+            weights=lambda state: _sent_by(way, actor.weights(state)),
+            score=lambda _, tokens: [0.0] * (len(tokens) - 1),
+            export=lambda _, there: actor.export(there),
+        )
+        sync = Sync(trainer, side, Canary.of("float32", 64, None))
+        return Bench(rank, actor, child, Fleet(side, sync, 8, lambda text: say("transfer", said=text)), turns)
+
+    def prepare(self, number: int) -> float:
+        """Bring the receiver to this state; seconds that it takes."""
+        began = time.perf_counter()
+        self.fleet.prepare(State("actor", number, number, f"state {number}"))
+        sync()
+        return time.perf_counter() - began
+
+
+def transfer() -> None:
+    """Two transfers, an update between them, restored engines, and what each side frees when it leaves; over memory
+    that the GPU shares, and over host memory (`cluster.weights = "store"`)."""
+    say("transfer", allocator=fix_allocator(), varlen=fix_varlen())
+    sequences = sequences_of("1.5b", 4, 2048, 4096)
+    for way in ("shared", "store"):
+        bench = Bench.opened(way, 1 if TINY else 512)
+        try:
+            _play(way, bench, sequences)
+        finally:
+            bench.fleet.close()
+            close_rank(bench.rank)
+
+
+def _play(way: str, bench: Bench, sequences: Sequences) -> None:
+    nothing_here = _free()
+    bench.actor.start()
+    _update(bench, sequences)
+    trainer_here = _free()
+    _report_transfer(way, bench, bench.prepare(1), "first")
+    _update(bench, sequences)
+    _report_transfer(way, bench, bench.prepare(2), "after an update")
+    held = bench.child.call("values")
+    # The engine forgets its weights, and is restored from what was published while the trainer stays away.
+    awake = _free()
+    bench.turns.clear_for("nobody")
+    _report_freed(way, "engine", gib(bench.child.call("forgotten")), awake, _free())
+    asleep = bench.child.call("values")
+    restored = bench.prepare(2)
+    say("transfer", way=way, restored_s=round(restored, 2), right=bench.child.call("values") == held != asleep)
+    # The engine has died, and the next process is brought to the state.
+    bench.turns.clear_for("nobody")
+    bench.child.close()
+    again = bench.prepare(2)
+    say("transfer", way=way, started_again_s=round(again, 2), right=bench.child.call("values") == held)
+    bench.fleet.close()
+    took = None if nothing_here is None or trainer_here is None else round(nothing_here - trainer_here, 2)
+    _report_freed(way, "trainer", took, trainer_here, _free())
+
+
+def _update(bench: Bench, sequences: Sequences) -> None:
+    bench.actor.update(sequences, [minibatch_of(sequences)], objective_of(sequences))
+
+
+def _free() -> float | None:
+    """Free memory of the GPU in GiB, without what torch keeps in this process; None without one."""
+    if CUDA:
+        torch.cuda.empty_cache()
+    return free_gib()
+
+
+def _report_transfer(way: str, bench: Bench, seconds: float, which: str) -> None:
+    size = bench.child.call("size")
+    say(
+        "transfer",
+        way=way,
+        which=which,
+        gib=gib(size),
+        s=round(seconds, 3),
+        gb_s=round(size / seconds / 1e9, 2),
+        read=bench.child.call("read"),
+        right=size > 0,
+    )
+
+
+def _report_freed(way: str, who: str, took: float | None, before: float | None, after: float | None) -> None:
+    """Report what one side took of the GPU, and what of it was free when it had left."""
+    freed = None if before is None or after is None else round(after - before, 2)
+    say("transfer", way=way, who=who, took_gib=took, freed_gib=freed)
+
+
+def _sent_by(way: str, weights: NamedWeights) -> NamedWeights:
+    """The weights, by this way. Without Ray the way over host memory is what lasts, and nothing else: the buckets of
+    which an engine that dies is restored."""
+    return weights if way == "shared" else replace(weights, buckets=weights.to_keep)
