@@ -32,10 +32,11 @@ class Ranks(Protocol):
 class ThisProcess:
     """One rank, in this process; the engine is in another one of this machine."""
 
-    def __init__(self, rank: MegatronRank, bucket_bytes: int = 64 * 2**20) -> None:
-        """Size of buckets is for `RankSource`."""
+    def __init__(self, rank: MegatronRank, bucket_bytes: int = 64 * 2**20, *, shares: bool = True) -> None:
+        """Size of buckets and `shares` are for `RankSource`."""
         self.rank = rank
         self.bucket_bytes = bucket_bytes
+        self.shares = shares
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         return [getattr(self.rank, method)(*arguments)]
@@ -53,7 +54,7 @@ class ThisProcess:
         return ("here",)
 
     def weights(self) -> RankSource:
-        return RankSource(self, [[range(1)]], self.bucket_bytes, self.nodes)
+        return RankSource(self, [[range(1)]], self.bucket_bytes, self.nodes, self.shares)
 
 
 class ManyProcesses:
