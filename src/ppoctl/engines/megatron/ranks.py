@@ -2,6 +2,7 @@
 more. Every rank is asked the same at the same time, because their answers meet in collectives."""
 
 import math
+import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -137,6 +138,9 @@ class OpenRank:
     """Seconds in which all ranks must have come."""
 
     def __call__(self, rank: int, world_size: int, address: str) -> MegatronRank:
+        if self.settings.parallel.tensor > 1:
+            # CUDA reads it when it starts. Messages of tensor ranks then begin before the product that hides them.
+            os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
         if on_gpu():
             use_expandable_segments()
         if world_size > 1:
