@@ -187,7 +187,7 @@ def test_the_recipe_for_64_gpus_line_by_line() -> None:
 
     share = {"actor": 12 * -(-actor // 16), "critic": 12 * -(-critic // 32)}  # main weights and moments
     left = {"actor": 2 * 2 * actor + share["actor"], "critic": 2 * critic + share["critic"]}  # with the reference
-    states = sum(4 * (role.state // 4) for role in memory.roles.values())
+    states = sum(8 * (role.state // 64) for role in memory.roles.values())
     sequences = 2048 * (10240 * 4 + 2 * 8)
     cells = 2048 * 8192
     always = {
@@ -195,19 +195,12 @@ def test_the_recipe_for_64_gpus_line_by_line() -> None:
         "rollouts in ranks": 8 * (2 * sequences + cells * (9 + 4 + 9)),
         "libraries": MIB * (17 * 400 + 8 * 550),
         "object store": 2 * (sequences + cells * 13),
-        "states being written": states,  # all first data ranks are on the first node
+        "states being written": states,  # every rank writes its share
     }
-    saving = {
-        "samples and records": memory.driver.records,
-        "staging": 8 * 128 * MIB,
-        "gathered for a save": 4 * 12 * actor + 8 * (12 * actor // 16),
-    }
+    saving = {"samples and records": memory.driver.records, "staging": 8 * 128 * MIB}
     assert _lines(node, "actor_save") == Counter(always) + Counter(saving)
     assert node is not None
-    assert node.fullest.stage == "actor_save"
-    assert node.fullest.bytes == sum(always.values()) + sum(saving.values())
-
-    loading = {"moved out": 8 * left["actor"], "read by a load": 8 * 12 * critic}
+    loading = {"moved out": 8 * left["actor"]}
     same = {name: size for name, size in (always | saving).items() if name in _ALWAYS}
     assert _lines(node, "critic_load") == Counter(same) + Counter(loading)
 

@@ -273,7 +273,8 @@ class ClusterTable(Table):
     weights: Annotated[Literal["shared", "store", "broadcast"], SPEED] = "shared"
     """How weights reach engines in other processes. shared: engines read memory of the actor's ranks on their node
     (CUDA IPC on GPUs); store: one rank sends all through Ray's object store, as shared does for nodes without such a
-    rank; broadcast: over a process group (NCCL on GPUs, gloo on CPUs), where roles are apart."""
+    rank, and without Ray engines read host memory of the rank; broadcast: over a process group (NCCL on GPUs, gloo on
+    CPUs), where roles are apart."""
     weights_bucket_mib: Annotated[int, SPEED, AtLeastOne] = 64
     """MiB of weights in one bucket on its way to engines; a few buckets exist at one time, and a larger tensor goes
     alone. The driver asks every rank and engine for each bucket: on many GPUs larger buckets are faster."""

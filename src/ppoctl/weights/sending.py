@@ -147,6 +147,8 @@ class RankSource:
     bucket_bytes: int
     engine_nodes: Callable[[], Collection[str]] | None = None
     """Nodes of engines: ranks share with those there. None: all engines get buckets from one rank."""
+    shares: bool = True
+    """Whether engines may read the memory of a rank's device; if not, they read what it keeps in host memory."""
 
     def buckets(self) -> Iterator[Bucket]:
         """Buckets that the driver can read, pipeline rank by pipeline rank; the first tensor rank of each stores."""
@@ -169,7 +171,8 @@ class RankSource:
     def _near_engines(self, groups: Sequence[Sequence[int]]) -> SenderRanks:
         if self.engine_nodes is None:
             return SenderRanks(storing=frozenset(groups[0][:1]))
-        return SenderRanks.near(groups, self.executor.nodes(), self.engine_nodes())
+        near = SenderRanks.near(groups, self.executor.nodes(), self.engine_nodes())
+        return near if self.shares else replace(near, sharing=frozenset())
 
     def _handed_out(self, groups: Sequence[Sequence[int]], senders: SenderRanks) -> Iterator[Bucket]:
         ranks = [rank for group in groups if senders.has(group[0]) for rank in group]

@@ -247,5 +247,6 @@ def _lost(process: int) -> SenderLostError:
 def _unreadable(what: str, error: Exception) -> EnvironmentProblemError:
     return EnvironmentProblemError(
         f"an engine cannot read {what}, where new weights are: {str(error).splitlines()[0]}",
-        hint="`--set cluster.weights=store` sends them through Ray's object store instead",
+        hint="`--set cluster.weights=store` sends them over host memory instead: through Ray's object store in a job "
+        "with Ray",
     )

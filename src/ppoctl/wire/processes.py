@@ -66,7 +66,8 @@ def _here(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
     def ranks(settings: "RankSettings") -> "Ranks":
         if not isinstance(settings, PoolingSettings):
             rank = OpenRank(settings, recipe.cluster.start_deadline_s)(0, 1, "")
-            made = ThisProcess(rank, recipe.cluster.weights_bucket_mib * 2**20)
+            table = recipe.cluster
+            made = ThisProcess(rank, table.weights_bucket_mib * 2**20, shares=table.weights != "store")
             return TakingTurns(made, settings.role, turns)
         pooling.append(OwnPooling(settings, threads))
         return TakingTurns(pooling[-1], settings.role, turns)

@@ -10,8 +10,12 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from ppoctl.engines.megatron import process_group
 from ppoctl.engines.megatron.process_group import Patience, Place, ensure_process_group, join
-from ppoctl.recipe.schema import ParallelTable
+from ppoctl.engines.megatron.rank import TrainerSettings
+from ppoctl.engines.megatron.ranks import OpenRank
+from ppoctl.errors import EnvironmentProblemError
+from ppoctl.recipe.schema import BySequences, ParallelTable
 
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 HERE, ELSEWHERE = "127.0.0.1:7", "10.0.0.1:7"
 
 
@@ -65,3 +69,22 @@ def test_ranks_have_groups_of_gloo_where_their_optimizer_is_split(asked, is_spli
     join(Place(rank=1, world_size=2, address=ELSEWHERE), Patience(meet_s=1.0, collective_s=1.0))
     ensure_process_group(ParallelTable(data=2, distributed_optimizer=is_split))
     assert asked["gloo"] == is_split
+
+
+def opened(parallel: ParallelTable) -> None:
+    """Open the second rank of a role whose first one never comes."""
+    settings = TrainerSettings("actor", "none", torch.float32, BySequences(microbatch_seqs=1), parallel)
+    with pytest.raises(EnvironmentProblemError):
+        OpenRank(settings, start_deadline_s=0.2)(1, 2, "127.0.0.1:1")
+
+
+def test_tensor_ranks_have_one_queue_to_the_gpu_unless_somebody_exported_another_number(monkeypatch):
+    """Megatron-Core counts on it where messages of tensor ranks are to begin before the product beside them."""
+    monkeypatch.delenv(QUEUES, raising=False)
+    opened(ParallelTable(data=2))
+    assert QUEUES not in os.environ
+    opened(ParallelTable(tensor=2))
+    assert os.environ[QUEUES] == "1"
+    monkeypatch.setenv(QUEUES, "8")
+    opened(ParallelTable(tensor=2))
+    assert os.environ[QUEUES] == "8"

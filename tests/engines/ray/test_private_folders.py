@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.engines.ray import segments
+from ppoctl.engines.ray import node, segments
 from ppoctl.engines.ray.private_folder import PrivateFolder, sweep, write_token
 
 
@@ -131,3 +131,17 @@ def test_a_private_folder_of_another_kind_is_left_alone(tmp_path):
     export = Path(tempfile.mkdtemp(prefix="ppoctl-export-", dir=tmp_path))
     sweep(tmp_path)
     assert export.exists()
+
+
+def test_a_node_tells_gloo_and_nccl_its_interface_unless_exported(tmp_path, monkeypatch):
+    """NCCL takes a name for the beginning of one: `=` asks for exactly this one."""
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    folder = PrivateFolder(tmp_path)
+    found = node._environment("127.0.0.1", folder)
+    assert [found[name] for name in names] == ["lo", "=lo"]
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
+    found = node._environment("127.0.0.1", folder)
+    assert [found[name] for name in names] == ["lo", "ib0"]
+    assert "GLOO_SOCKET_IFNAME" not in node._environment("192.0.2.1", folder)  # of no interface here

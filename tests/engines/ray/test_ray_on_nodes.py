@@ -124,7 +124,8 @@ def watched(cluster: RayCluster) -> None:
 
 
 def test_ranks_are_spread_over_the_nodes_in_order_and_know_their_interface(actor, cluster):
-    assert actor.call("variables", "SLURMD_NODENAME", "GLOO_SOCKET_IFNAME") == [["node1", "lo"], ["node2", "lo"]]
+    names = ("SLURMD_NODENAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    assert actor.call("variables", *names) == [["node1", "lo", "=lo"], ["node2", "lo", "=lo"]]
     assert [cluster.name_of("actor", rank) for rank in range(2)] == ["node1", "node2"]
     assert cluster.name_of("critic", 0) == "node1"
     assert [actor.cluster.neighbours("actor", rank) for rank in range(2)] == [1, 1]

@@ -110,7 +110,7 @@ def test_keys_of_decoding_reach_vllm(clean, gpu):
 
 def test_a_cpu_is_not_asked_for_what_only_a_gpu_can_keep(clean):
     prepare_environment(settings_of(batch_invariant=True))
-    assert not {"VLLM_BATCH_INVARIANT", "TRITON_F32_DEFAULT"} & set(os.environ)
+    assert not {"VLLM_BATCH_INVARIANT", "TRITON_F32_DEFAULT", "VLLM_USE_FLASHINFER_SAMPLER"} & set(os.environ)
 
 
 def test_caches_are_private_and_on_this_node_unless_exported(clean, gpu):
@@ -118,8 +118,18 @@ def test_caches_are_private_and_on_this_node_unless_exported(clean, gpu):
     prepare_environment(settings_of())
     folder = clean / f"ppoctl_cache_{os.getuid()}"
     assert folder.stat().st_mode & 0o777 == 0o700
-    said = [os.environ[name] for name in ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")]
-    assert said == [str(folder / "vllm"), "mine", str(folder / "inductor")]
+    names = ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE")
+    said = [os.environ[name] for name in names]
+    assert said == [str(folder / "vllm"), "mine", str(folder / "inductor"), str(folder / "flashinfer")]
+
+
+def test_the_sampler_of_flashinfer_is_not_imported_unless_exported(clean, gpu):
+    """vLLM reads the variable before it imports FlashInfer, which makes folders at home and may compile."""
+    prepare_environment(settings_of())
+    assert os.environ["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+    os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "1"
+    prepare_environment(settings_of())
+    assert os.environ["VLLM_USE_FLASHINFER_SAMPLER"] == "1"
 
 
 @pytest.mark.parametrize("is_link", [True, False])

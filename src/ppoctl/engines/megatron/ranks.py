@@ -2,6 +2,7 @@
 more. Every rank is asked the same at the same time, because their answers meet in collectives."""
 
 import math
+import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -32,10 +33,11 @@ class Ranks(Protocol):
 class ThisProcess:
     """One rank, in this process; the engine is in another one of this machine."""
 
-    def __init__(self, rank: MegatronRank, bucket_bytes: int = 64 * 2**20) -> None:
-        """Size of buckets is for `RankSource`."""
+    def __init__(self, rank: MegatronRank, bucket_bytes: int = 64 * 2**20, *, shares: bool = True) -> None:
+        """Size of buckets and `shares` are for `RankSource`."""
         self.rank = rank
         self.bucket_bytes = bucket_bytes
+        self.shares = shares
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         return [getattr(self.rank, method)(*arguments)]
@@ -53,7 +55,7 @@ class ThisProcess:
         return ("here",)
 
     def weights(self) -> RankSource:
-        return RankSource(self, [[range(1)]], self.bucket_bytes, self.nodes)
+        return RankSource(self, [[range(1)]], self.bucket_bytes, self.nodes, self.shares)
 
 
 class ManyProcesses:
@@ -136,6 +138,9 @@ class OpenRank:
     """Seconds in which all ranks must have come."""
 
     def __call__(self, rank: int, world_size: int, address: str) -> MegatronRank:
+        if self.settings.parallel.tensor > 1:
+            # CUDA reads it when it starts. Messages of tensor ranks then begin before the product that hides them.
+            os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
         if on_gpu():
             use_expandable_segments()
         if world_size > 1:

@@ -140,6 +140,7 @@ def _environment(ip: str, folder: PrivateFolder) -> dict[str, str]:
     interface = next((name for name, its in psutil.net_if_addrs().items() if any(a.address == ip for a in its)), None)
     if interface is not None:  # gloo's own choice is what the node's name resolves to, which may be loopback
         found.setdefault("GLOO_SOCKET_IFNAME", interface)
+        found.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # this one, not all whose names begin so
     return found
 
 

@@ -24,7 +24,12 @@ MEET_S = 600.0
 CACHES = Path(tempfile.gettempdir())
 """Folder of this node in which a user's caches lie. Its names do not begin as those of private folders, which are
 removed."""
-_CACHE_FOLDERS = {"VLLM_CACHE_ROOT": "vllm", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+_CACHE_FOLDERS = {
+    "VLLM_CACHE_ROOT": "vllm",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+}
 _kept: list[Any] = []
 """Stores live as long as the process."""
 
@@ -61,6 +66,9 @@ def prepare_environment(settings: VllmSettings) -> None:
 
 def _prepare_for_gpu(settings: VllmSettings) -> None:
     _keep_caches_on_this_node()
+    # Every request has a seed and processed log-probs, which FlashInfer's sampler does not have. It would be imported
+    # all the same, and may compile.
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     if settings.dtype == "float32":
         # Only Triton's attention takes float32, and its products are in TF32 unless told: 3e-4 off, relatively.
         os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")

@@ -167,17 +167,16 @@ def _scoring(recipe: Recipe, device: str) -> Iterator[tuple[str, ScoringBytes]]:
 
 
 def _sending(recipe: Recipe, shape: ModelShape, at: Precision) -> TransferBytes:
-    cluster = recipe.cluster
-    if is_one_process(recipe):  # there is no Ray whose store they could go through
-        cluster = cluster.model_copy(update={"weights": "shared"})
+    cluster, has_ray = recipe.cluster, not is_one_process(recipe)
     nodes = ceil(devices(recipe) / GPUS_PER_NODE) if at.device == "gpu" else 1
     # Devices of colocated engines begin with the first.
     shares_first = cluster.placement == "colocated" and processes(recipe)["generator"] <= GPUS_PER_NODE
     one_node = nodes == 1 or shares_first
     buckets = bucket_bytes(shape, layouts(recipe)["actor"], at.weight, cluster.weights_bucket_mib * 2**20)
     # Mixtures of experts leave a folder (`weights.sync`).
-    in_memory = one_node and cluster.weights != "store" and shape.experts is None
-    return TransferBytes(buckets, copies_of(cluster, one_node=one_node), sum(buckets) if in_memory else 0)
+    in_memory = one_node and not (has_ray and cluster.weights == "store") and shape.experts is None
+    copies = copies_of(cluster, one_node=one_node, has_ray=has_ray)
+    return TransferBytes(buckets, copies, sum(buckets) if in_memory else 0)
 
 
 def _assumptions(shape: ModelShape, room: int | None) -> Iterator[str]:

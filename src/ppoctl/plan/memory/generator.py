@@ -32,11 +32,13 @@ COPIES = {
     "shared": {"actor": 3, "generator": 1, "node": 0},
     # The sender gathers one; the host has it packed and stored, and the one before it, which is loaded.
     "store": {"actor": 1, "generator": 0, "node": 3},
+    # The sender gathers one into host memory that lasts; the engine copies one out of it.
+    "kept": {"actor": 1, "generator": 0, "node": 1},
     # The sender gathers and packs one while the one before is on its way; the engine receives one while it loads one.
     "broadcast": {"actor": 3, "generator": 2, "node": 0},
 }
-"""Copies of a bucket of weights that exist at one time, by `cluster.weights`: on the device of a rank that sends, on
-that of an engine, and in a node's host memory."""
+"""Copies of a bucket of weights that exist at one time, by `cluster.weights` (`kept`: `store` without Ray): on the
+device of a rank that sends, on that of an engine, and in a node's host memory."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,10 @@ class TransferBytes:
         return max(self.buckets, default=0)
 
 
-def copies_of(cluster: ClusterTable, *, one_node: bool) -> dict[str, int]:
+def copies_of(cluster: ClusterTable, *, one_node: bool, has_ray: bool = True) -> dict[str, int]:
     """Copies of a bucket that exist at once, for the recipe's `cluster.weights`. For engines on several nodes a rank
     stores as well: some may have no trainer rank on their node, and one that dies may be on any."""
-    copies = COPIES[cluster.weights]
+    copies = COPIES["kept" if cluster.weights == "store" and not has_ray else cluster.weights]
     return copies if one_node or cluster.weights != "shared" else {**copies, "node": COPIES["store"]["node"]}
 
 

@@ -1,0 +1,58 @@
+"""What our recipes ask of a GPU that decides their speed, and that it fits: `plan` of each."""
+
+from pathlib import Path
+
+import pytest
+
+from ppoctl.plan.memory.estimate import Memory, estimate_here, misfit
+from ppoctl.recipe.load import load
+from ppoctl.recipe.schema import ByTokens, Recipe
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+MOST_BUCKETS = {
+    "own/llama-3.2-1b-80g": 5,
+    "own/llama-3.2-1b-hh-rlhf-80g": 5,
+    "own/qwen3-0.6b-24g": 3,
+    "own/qwen3-0.6b-80g": 3,
+    "own/qwen3-4b-80g": 17,
+    "own/qwen3-4b-code-80g": 17,
+    "nemo-rl/ppo_math_1B_megatron": 7,
+    "nemo-rl/ppo-qwen2.5-1.5b-gsm8k-1n8g-megatron": 7,
+    "dsr1-7b": 31,
+}
+"""Buckets of weights in one transfer: half a GiB each, and a larger embedding alone. Each costs a round trip."""
+
+
+def planned(name: str, gpu_gib: float) -> tuple[Recipe, Memory]:
+    recipe = load([RECIPES / f"{name}.toml"], (), {"PPOCTL_DATA": "/data"}).recipe
+    memory = estimate_here(recipe, gpu_gib)
+    assert memory is not None
+    return recipe, memory
+
+
+@pytest.mark.parametrize(("name", "most"), MOST_BUCKETS.items())
+def test_weights_go_in_few_buckets(name: str, most: int) -> None:
+    _, memory = planned(name, 22.5 if name.endswith("24g") else 80.0)
+    assert len(memory.sending.buckets) <= most
+    assert misfit(memory) is None
+
+
+@pytest.mark.parametrize("name", ["own/qwen3-4b-80g", "own/qwen3-4b-code-80g"])
+def test_microbatches_of_the_4b_fill_the_products_of_a_gpu(name: str) -> None:
+    recipe, memory = planned(name, 79.0)  # what a card of 80 GB has
+    for table in (recipe.actor, recipe.critic):
+        assert isinstance(table.batching, ByTokens)
+        assert table.batching.max_tokens_per_microbatch == 8192
+    assert misfit(memory) is None
+
+
+def test_the_0_6b_draws_as_many_sequences_together_as_its_cache_holds_of_mean_length() -> None:
+    """Answers to GSM8K have 450 tokens on average, prompts included."""
+    recipe, memory = planned("own/qwen3-0.6b-80g", 80.0)
+    assert recipe.generator.max_concurrent_seqs == 512 < memory.generator.kv_tokens / 450
+
+
+def test_a_save_of_the_recipe_for_64_gpus_gathers_nothing() -> None:
+    _, memory = planned("dsr1-7b", 80.0)
+    assert memory.node is not None
+    assert not {"gathered for a save", "read by a load"} & {item.name for item in memory.node.items}

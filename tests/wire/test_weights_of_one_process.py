@@ -1,0 +1,71 @@
+"""How weights leave the process of a job without Ray, as `cluster.weights` says."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from ppoctl.engines.megatron.ranks import TakingTurns, ThisProcess
+from ppoctl.model.reading import read_shape
+from ppoctl.plan.memory.estimate import estimate
+from ppoctl.recipe.load import load
+from ppoctl.recipe.parallel import is_one_process
+from ppoctl.weights.bucket import TensorSpec
+from ppoctl.weights.sending import SendingRank
+from ppoctl.weights.sharing import OpenFile, Shared
+from ppoctl.wire.engines import place_roles
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+class RankOnGpu(SendingRank):
+    """A rank whose memory no other process may open: here there is no CUDA at all."""
+
+    device = torch.device("cuda")
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        yield from (("a", torch.arange(3.0)), ("b", torch.arange(4.0)))
+
+    def weight_specs(self) -> list[TensorSpec]:
+        return [TensorSpec("a", torch.float32, (3,)), TensorSpec("b", torch.float32, (4,))]
+
+
+def test_weights_go_over_host_memory_where_a_gpus_may_not_be_opened() -> None:
+    sets = ["cluster.weights=store", "cluster.weights_bucket_mib=1"]
+    recipe = load([RECIPES / "quickstart.toml"], sets).recipe
+    assert is_one_process(recipe)
+    placed = place_roles(recipe)
+    assert isinstance(placed.actor, TakingTurns)
+    assert isinstance(placed.actor.ranks, ThisProcess)
+    placed.actor.ranks.rank = RankOnGpu()  # type: ignore[assignment]
+    placed.actor.ranks.bucket_bytes = 12
+    buckets = list(placed.actor.weights().buckets_for_engines())
+    assert {name: tensor.tolist() for bucket in buckets for name, tensor in bucket.tensors()} == {
+        "a": [0.0, 1.0, 2.0],
+        "b": [0.0, 1.0, 2.0, 3.0],
+    }
+    # Host memory that lasts until the next transfer, once: an engine that dies is restored from it.
+    assert all(bucket.lasting() == bucket for bucket in buckets)
+    for content in [content for bucket in buckets for content in bucket.contents]:
+        assert isinstance(content, Shared)
+        assert isinstance(content.handle, OpenFile)
+    assert len(buckets) == sum(len(bucket.contents) for bucket in buckets) == 2
+
+
+@pytest.mark.parametrize(("way", "on_gpu", "on_host"), [("shared", 4, 0), ("store", 1, 1)])
+def test_plan_counts_the_copies_that_there_are(way: str, on_gpu: int, on_host: int) -> None:
+    model = RECIPES / "quickstart" / "model"
+    recipe = load([RECIPES / "quickstart.toml"], [f"cluster.weights={way}"]).recipe
+    memory = estimate(recipe, read_shape(model), 80.0)
+    largest, all_of_them = max(memory.sending.buckets), sum(memory.sending.buckets)
+    [gpu], node = memory.places, memory.node
+    assert node is not None
+
+    def bytes_of(name: str, items: object) -> int:
+        return sum(item.bytes for item in items if item.name == name)  # type: ignore[attr-defined]
+
+    assert bytes_of("weights on their way", gpu.items) == on_gpu * largest
+    assert bytes_of("weights on their way", node.items) == on_host * largest
+    assert bytes_of("published weights", node.items) == all_of_them
