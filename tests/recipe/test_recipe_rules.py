@@ -598,6 +598,32 @@ CASES: list[tuple[str, list[str], str]] = [
         "(default)",
     ),
     (
+        "an_expected_figure_is_reported_at_that_step",
+        [EVAL, "eval.every_steps=4", "eval.at_end=false", 'expect."eval/e/pass_at_1".min=0.5'],
+        "--set: `eval/e/pass_at_1` is expected at the end of the run, where nothing is evaluated: "
+        "`eval.every_steps` = `4` (--set), `eval.at_end` = `false` (--set)",
+    ),
+    (
+        "an_expected_figure_is_reported_at_that_step",
+        [EVAL, "eval.at_end=false", 'expect."eval/e/pass_at_1"={min=0.5, at_step=10}'],
+        "--set: `eval/e/pass_at_1` is expected at step 10, where nothing is evaluated: "
+        '`expect."eval/e/pass_at_1".at_step` = `10` (--set), `eval.every_steps` = `0` (default), `eval.at_end` = '
+        "`false` (--set)",
+    ),
+    (
+        "a_rise_has_two_values",
+        [EVAL, "eval.at_end=false", 'expect."eval/e/pass_at_1"={rise_min=0.1, at_step=0}'],
+        "--set: `eval/e/pass_at_1` must rise over its first value, and the run evaluates once: "
+        '`expect."eval/e/pass_at_1".rise_min` = `0.1` (--set), `eval.at_end` = `false` (--set), `eval.every_steps` = '
+        "`0` (default)",
+    ),
+    (
+        "the_best_state_is_judged_by_a_metric_that_says_which_is_better",
+        [EVAL, "eval.at_end=false", "checkpoint.best=eval/e/pass_at_1"],
+        "--set: `eval/e/pass_at_1` selects the best actor, and no actor is evaluated after a step: `checkpoint.best` = "
+        '`"eval/e/pass_at_1"` (--set), `eval.at_end` = `false` (--set), `eval.every_steps` = `0` (default)',
+    ),
+    (
         "a_rise_has_two_values",
         ["ppo.critic_only_steps=9", 'expect."policy/entropy_mean".rise_min=0.1'],
         "--set: `policy/entropy_mean` must rise over its first value, and the run reports it once: "
@@ -724,6 +750,9 @@ def test_evaluations_happen_at_start_at_intervals_and_at_the_end(smallest: Path)
     assert steps() == []
     assert steps(EVAL) == [0, 10]
     assert steps(EVAL, "eval.every_steps=4", "eval.at_start=false") == [4, 8, 10]
+    assert steps(EVAL, "eval.every_steps=4", "eval.at_end=false") == [0, 4, 8]
+    assert steps(EVAL, "eval.every_steps=5", "eval.at_end=false") == [0, 5, 10]
+    assert steps(EVAL, "eval.at_end=false", "eval.at_start=false") == []
 
 
 def test_a_ray_that_nothing_would_use_is_noted(smallest: Path) -> None:
