@@ -761,3 +761,41 @@ def test_a_ray_that_nothing_would_use_is_noted(smallest: Path) -> None:
     assert note.startswith("`cluster.ray_address` (`head:6379`) is not used: each role is one process")
     assert rules.unused(load([smallest], [address, "actor.parallel={data=2}"], {}).recipe) == []
     assert rules.unused(load([smallest], [], {}).recipe) == []
+
+
+def test_monte_carlo_returns_that_go_on_with_the_critics_values_are_noted(smallest: Path) -> None:
+    both = ["ppo.advantages={kind='monte_carlo'}", "ppo.truncated=bootstrap"]
+    assert rules.doubtful(load([smallest], both, {}).recipe) == [
+        "`ppo.truncated` (`bootstrap`) adds the critic's value to the return of each truncated response, and "
+        "`ppo.advantages.kind` (`monte_carlo`) uses no values elsewhere; for returns without the critic: --set "
+        "ppo.truncated=terminal"
+    ]
+    for others in (both[:1], both[1:], [both[0], "ppo.truncated=filter"]):
+        assert rules.doubtful(load([smallest], others, {}).recipe) == []
+
+
+@pytest.mark.parametrize(
+    ("sets", "updates"),
+    [
+        ([], 2),
+        (["ppo.minibatch_seqs=4"], 1),
+        (["ppo.minibatch_seqs=4", "ppo.epochs=2"], 2),
+        (["ppo.epochs=3"], 6),
+        # Epochs of the critic's own are no updates of the actor.
+        (["ppo.minibatch_seqs=4", "ppo.critic_epochs=2"], 1),
+    ],
+)
+def test_a_plain_policy_gradient_with_several_updates_a_step_is_noted(
+    smallest: Path, sets: list[str], updates: int
+) -> None:
+    notes = rules.doubtful(load([smallest], ["ppo.policy_loss.kind=reinforce", *sets], {}).recipe)
+    assert len(notes) == (updates > 1)
+    assert all(f"the actor makes {updates} updates per step" in note for note in notes)
+    assert rules.doubtful(load([smallest], sets, {}).recipe) == []
+
+
+def test_the_notes_on_a_recipe_are_all_of_them(smallest: Path) -> None:
+    sets = ["cluster.ray_address=head:6379", "ppo.policy_loss.kind=reinforce"]
+    recipe = load([smallest], sets, {}).recipe
+    assert rules.notes_on(recipe) == [*rules.unused(recipe), *rules.doubtful(recipe)]
+    assert len(rules.notes_on(recipe)) == 2
