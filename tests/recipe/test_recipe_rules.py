@@ -649,6 +649,12 @@ CASES: list[tuple[str, list[str], str]] = [
         '`"reward/mean"` (--set)',
     ),
     (
+        "metrics_that_are_watched_are_reported",
+        ["eval.at_end=false", "checkpoint.best=eval/e/pass_at_1"],
+        "--set: `eval/e/pass_at_1` speaks of an evaluation set `e`; [data.eval] has none: `checkpoint.best` = "
+        '`"eval/e/pass_at_1"` (--set)',
+    ),
+    (
         "how_best_actors_are_kept_is_said_where_some_are",
         ["checkpoint.best_keep=3"],
         "--set: `checkpoint.best_keep` is set, and no best actor is kept: `checkpoint.best_keep` = `3` (--set)",
