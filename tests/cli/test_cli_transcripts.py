@@ -27,6 +27,17 @@ def test_a_right_recipe_is_ok_and_says_so_on_stderr(ask: Ask) -> None:
     assert ask("validate", "r.toml") == Said(0, "", f"{note}ok: r.toml\n")
 
 
+def test_what_a_right_recipe_hardly_means_is_noted_in_text_and_in_json(ask: Ask) -> None:
+    doubtful = ("--set", "ppo.policy_loss.kind=reinforce")
+    note = (
+        "`ppo.policy_loss.kind` (`reinforce`) has no ratio to the policy that generated the responses, and the actor "
+        "makes 2 updates per step (`ppo.epochs` = `1`, `ppo.minibatch_seqs` = `2`): all but the first are "
+        "off-policy; for one update: --set ppo.epochs=1 --set ppo.minibatch_seqs=4"
+    )
+    assert ask("validate", "r.toml", *doubtful).err.splitlines()[1:] == [f"note: {note}", "ok: r.toml"]
+    assert json.loads(ask("validate", "r.toml", *doubtful, "--json").out)["notes"][1:] == [note]
+
+
 def test_show_prints_every_value_and_who_set_it(ask: Ask) -> None:
     said = ask("validate", "r.toml", "--set", "seed=7", "--show")
     lines = said.out.splitlines()

@@ -17,6 +17,7 @@ from ppoctl.ports import Sample, SampleRequest, SamplingParams
 from ppoctl.recipe.cadence import saves
 from ppoctl.recipe.schema import Expectation
 from ppoctl.store import manifest as manifests
+from ppoctl.store.journal import read_lines
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.states import saved_state
 
@@ -71,6 +72,20 @@ def test_an_evaluation_changes_nothing_that_is_trained(tmp_path: Path) -> None:
         play(tmp_path / name, fake_recipe(steps=3, eval=table))
     ledgers = [RunLayout(tmp_path / name).ledger.read_bytes() for name in ("with", "without")]
     assert ledgers[0] == ledgers[1]
+
+
+def test_the_end_of_a_run_is_evaluated_unless_the_recipe_says_otherwise(tmp_path: Path) -> None:
+    def evaluated(**keys: object) -> list[int]:
+        folder = tmp_path / "-".join([*keys, "run"])
+        play(folder, fake_recipe(steps=3, eval={"every_steps": 2, **keys}))
+        return [line["step"] for line in read_lines(RunLayout(folder).journal) if line.get("stage") == "eval"]
+
+    assert evaluated() == [0, 2, 3]
+    assert evaluated(at_end=False) == [0, 2]
+    # A run that goes on was not at its end where it was told to end at first.
+    play(tmp_path / "at_end-run", fake_recipe(steps=5, eval={"every_steps": 2}))
+    lines = read_lines(RunLayout(tmp_path / "at_end-run").journal)
+    assert [line["step"] for line in lines if line.get("stage") == "eval"] == [0, 2, 4, 5]
 
 
 LINES = [

@@ -143,6 +143,8 @@ def test_datasets_are_counted_and_evaluations_listed(write: Write, smallest: Pat
     assert planned.evaluation.at_steps == (0, 4, 8, 10)
     assert planned.evaluation.responses_per_evaluation == 5 * (1 + 3)
     assert json.loads(json.dumps(planned.as_dict()))["evaluation"]["at_steps"] == [0, 4, 8, 10]
+    shorter = plan(load([smallest], [*sets, "eval.every_steps=4", "eval.at_end=false"], {}).recipe)
+    assert shorter.evaluation.at_steps == (0, 4, 8)
 
 
 def test_a_dataset_that_is_not_there_is_unknown_and_no_error(smallest: Path) -> None:

@@ -373,6 +373,11 @@ def test_names_in_a_table_of_a_variable_are_spelled_as_in_a_file(smallest: Path)
     ]
 
 
+def test_names_at_the_top_of_a_file_are_spelled_as_they_are(write: Write) -> None:
+    _, problems = examine([write(SMALLEST.replace("steps", "Steps"))], [], {})
+    assert "r.toml:2: unknown key `Steps`; did you mean `steps`?" in [str(problem) for problem in problems]
+
+
 def test_a_text_needs_no_quotes_wherever_it_is_set(smallest: Path) -> None:
     """Else `name=$SLURM_JOB_ID` would be a number."""
     assert load([smallest], ["name=42"], {}).recipe.name == "42"

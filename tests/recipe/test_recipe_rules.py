@@ -598,6 +598,32 @@ CASES: list[tuple[str, list[str], str]] = [
         "(default)",
     ),
     (
+        "an_expected_figure_is_reported_at_that_step",
+        [EVAL, "eval.every_steps=4", "eval.at_end=false", 'expect."eval/e/pass_at_1".min=0.5'],
+        "--set: `eval/e/pass_at_1` is expected at the end of the run, where nothing is evaluated: "
+        "`eval.every_steps` = `4` (--set), `eval.at_end` = `false` (--set)",
+    ),
+    (
+        "an_expected_figure_is_reported_at_that_step",
+        [EVAL, "eval.at_end=false", 'expect."eval/e/pass_at_1"={min=0.5, at_step=10}'],
+        "--set: `eval/e/pass_at_1` is expected at step 10, where nothing is evaluated: "
+        '`expect."eval/e/pass_at_1".at_step` = `10` (--set), `eval.every_steps` = `0` (default), `eval.at_end` = '
+        "`false` (--set)",
+    ),
+    (
+        "a_rise_has_two_values",
+        [EVAL, "eval.at_end=false", 'expect."eval/e/pass_at_1"={rise_min=0.1, at_step=0}'],
+        "--set: `eval/e/pass_at_1` must rise over its first value, and the run evaluates once: "
+        '`expect."eval/e/pass_at_1".rise_min` = `0.1` (--set), `eval.at_end` = `false` (--set), `eval.every_steps` = '
+        "`0` (default)",
+    ),
+    (
+        "the_best_state_is_judged_by_a_metric_that_says_which_is_better",
+        [EVAL, "eval.at_end=false", "checkpoint.best=eval/e/pass_at_1"],
+        "--set: `eval/e/pass_at_1` selects the best actor, and no actor is evaluated after a step: `checkpoint.best` = "
+        '`"eval/e/pass_at_1"` (--set), `eval.at_end` = `false` (--set), `eval.every_steps` = `0` (default)',
+    ),
+    (
         "a_rise_has_two_values",
         ["ppo.critic_only_steps=9", 'expect."policy/entropy_mean".rise_min=0.1'],
         "--set: `policy/entropy_mean` must rise over its first value, and the run reports it once: "
@@ -621,6 +647,12 @@ CASES: list[tuple[str, list[str], str]] = [
         ["checkpoint.best=reward/mean"],
         "--set: no metric is called `reward/mean`; did you mean `reward/score_mean`?: `checkpoint.best` = "
         '`"reward/mean"` (--set)',
+    ),
+    (
+        "metrics_that_are_watched_are_reported",
+        ["eval.at_end=false", "checkpoint.best=eval/e/pass_at_1"],
+        "--set: `eval/e/pass_at_1` speaks of an evaluation set `e`; [data.eval] has none: `checkpoint.best` = "
+        '`"eval/e/pass_at_1"` (--set)',
     ),
     (
         "how_best_actors_are_kept_is_said_where_some_are",
@@ -724,6 +756,9 @@ def test_evaluations_happen_at_start_at_intervals_and_at_the_end(smallest: Path)
     assert steps() == []
     assert steps(EVAL) == [0, 10]
     assert steps(EVAL, "eval.every_steps=4", "eval.at_start=false") == [4, 8, 10]
+    assert steps(EVAL, "eval.every_steps=4", "eval.at_end=false") == [0, 4, 8]
+    assert steps(EVAL, "eval.every_steps=5", "eval.at_end=false") == [0, 5, 10]
+    assert steps(EVAL, "eval.at_end=false", "eval.at_start=false") == []
 
 
 def test_a_ray_that_nothing_would_use_is_noted(smallest: Path) -> None:
@@ -732,3 +767,41 @@ def test_a_ray_that_nothing_would_use_is_noted(smallest: Path) -> None:
     assert note.startswith("`cluster.ray_address` (`head:6379`) is not used: each role is one process")
     assert rules.unused(load([smallest], [address, "actor.parallel={data=2}"], {}).recipe) == []
     assert rules.unused(load([smallest], [], {}).recipe) == []
+
+
+def test_monte_carlo_returns_that_go_on_with_the_critics_values_are_noted(smallest: Path) -> None:
+    both = ["ppo.advantages={kind='monte_carlo'}", "ppo.truncated=bootstrap"]
+    assert rules.doubtful(load([smallest], both, {}).recipe) == [
+        "`ppo.truncated` (`bootstrap`) adds the critic's value to the return of each truncated response, and "
+        "`ppo.advantages.kind` (`monte_carlo`) uses no values elsewhere; for returns without the critic: --set "
+        "ppo.truncated=terminal"
+    ]
+    for others in (both[:1], both[1:], [both[0], "ppo.truncated=filter"]):
+        assert rules.doubtful(load([smallest], others, {}).recipe) == []
+
+
+@pytest.mark.parametrize(
+    ("sets", "updates"),
+    [
+        ([], 2),
+        (["ppo.minibatch_seqs=4"], 1),
+        (["ppo.minibatch_seqs=4", "ppo.epochs=2"], 2),
+        (["ppo.epochs=3"], 6),
+        # Epochs of the critic's own are no updates of the actor.
+        (["ppo.minibatch_seqs=4", "ppo.critic_epochs=2"], 1),
+    ],
+)
+def test_a_plain_policy_gradient_with_several_updates_a_step_is_noted(
+    smallest: Path, sets: list[str], updates: int
+) -> None:
+    notes = rules.doubtful(load([smallest], ["ppo.policy_loss.kind=reinforce", *sets], {}).recipe)
+    assert len(notes) == (updates > 1)
+    assert all(f"the actor makes {updates} updates per step" in note for note in notes)
+    assert rules.doubtful(load([smallest], sets, {}).recipe) == []
+
+
+def test_the_notes_on_a_recipe_are_all_of_them(smallest: Path) -> None:
+    sets = ["cluster.ray_address=head:6379", "ppo.policy_loss.kind=reinforce"]
+    recipe = load([smallest], sets, {}).recipe
+    assert rules.notes_on(recipe) == [*rules.unused(recipe), *rules.doubtful(recipe)]
+    assert len(rules.notes_on(recipe)) == 2

@@ -35,7 +35,7 @@ def validate(
     """Check a recipe, and tell all that is wrong with it at once. Keys, values, rules across tables, every row of
     data, and whether the model can be trained."""
     from ppoctl.preflight.fit import gpu_gib_here, require_fit
-    from ppoctl.recipe.rules import unused
+    from ppoctl.recipe.rules import notes_on
 
     if stage:
         _fetch(files, sets or ())
@@ -50,7 +50,7 @@ def validate(
             "ok": reward_trial.is_worth_training_on(reports),
             "name": loaded.recipe.name,
             "files": [str(file) for file in files],
-            "notes": notes,
+            "notes": [*notes, *notes_on(loaded.recipe)],
         }
         if show:
             answer |= {"recipe": loaded.resolved(), "origins": loaded.origins}
@@ -69,7 +69,7 @@ def validate(
         lines = [(asset.key, asset.where, size, asset.sha256[:12]) for asset, size in zip(staged, sizes, strict=True)]
         render.table(lines, ("asset", "where", "size", "sha256"))
     reward_trial.require_worth_training_on(reports)
-    for note in unused(loaded.recipe):
+    for note in notes_on(loaded.recipe):
         render.say(f"note: {note}")
     render.say(f"ok: {' + '.join(str(file) for file in files)}")
 

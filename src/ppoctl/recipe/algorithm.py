@@ -119,9 +119,9 @@ class ByTokens(Table):
     """Tokens whose logits exist at one time."""
 
 
-def _batching_kind(value: Any) -> str:
-    keys = value if isinstance(value, dict) else type(value).model_fields
-    return "sequences" if _TOKEN_KEYS.isdisjoint(keys) else "tokens"
+def _batching_kind(value: Any) -> str | None:
+    keys = value if isinstance(value, dict) else getattr(type(value), "model_fields", None)
+    return None if keys is None else "sequences" if _TOKEN_KEYS.isdisjoint(keys) else "tokens"
 
 
 _TOKEN_KEYS = frozenset(ByTokens.model_fields) - frozenset(BySequences.model_fields)

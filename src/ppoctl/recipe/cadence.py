@@ -7,9 +7,10 @@ def evaluates(recipe: Recipe, step: int) -> bool:
     """Whether the run evaluates after this step; 0 is before the first."""
     if not recipe.data.eval:
         return False
+    table = recipe.eval
     if step == 0:
-        return recipe.eval.at_start
-    return step == recipe.steps or (recipe.eval.every_steps > 0 and step % recipe.eval.every_steps == 0)
+        return table.at_start
+    return (table.at_end and step == recipe.steps) or (table.every_steps > 0 and step % table.every_steps == 0)
 
 
 def saves(recipe: Recipe, step: int) -> bool:

@@ -15,9 +15,11 @@ class EvalTable(Table):
     """Evaluation of the actor on every set of `data.eval`: greedy, and sampled at `temperature`."""
 
     every_steps: Annotated[int, REPORTING, NotNegative] = 0
-    """Steps between evaluations; 0: only one at the end."""
+    """Steps between evaluations; 0: none between the first step and the end."""
     at_start: Annotated[bool, REPORTING] = True
     """Evaluate before the first step too."""
+    at_end: Annotated[bool, REPORTING] = True
+    """Evaluate after the last step, whatever `every_steps` is; false: only if `every_steps` divides it."""
     passes: Annotated[Literal["both", "greedy", "sampled"], RESULTS] = "both"
     """How each set is drawn. greedy: one response per prompt, the likeliest id each time; sampled:
     `samples_per_prompt` responses, at `temperature`; both: one pass of each."""

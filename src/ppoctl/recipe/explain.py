@@ -76,6 +76,7 @@ _TYPES = {
     "string_type": "must be text, in quotes (with --set: 'key=\"text\"')",
     "finite_number": "must be finite",
     "tuple_type": "must be an array",
+    "union_tag_not_found": "must be a table",
     "model_type": "must be a table",
     "model_attributes_type": "must be a table",
     "dict_type": "must be a table",
@@ -346,6 +347,8 @@ def _to_add(table: KeyPath, name: str, layers: Layers) -> str:
     if isinstance(known, tree.TableNode):
         needed = [dotted((*table, name, *key)) for key in _required(known)]
         return f"table {section((*table, name))}; it needs `{'`, `'.join(needed)}`"
+    if isinstance(known, tree.NamedTables):
+        return f"table {section((*table, name))}; add {section((*table, name, 'NAME'))} with a name of your choice"
     where = "under" if table else "at"
     return f"`{dotted((*table, name))}`; add it {where} {section(table)}, e.g. `{name} = {_example(known, name)}`"
 

@@ -13,6 +13,9 @@ from ppoctl.rewards.arithmetic import NoMoments
 from ppoctl.rewards.gsm8k import Gsm8kScorer
 from ppoctl.rewards.summed import SumReward
 
+_EVERY: KeyPath = ("eval", "every_steps")
+_AT_START: KeyPath = ("eval", "at_start")
+_AT_END: KeyPath = ("eval", "at_end")
 _CLIPS = {
     "clip": ("clip_frac", "clip_frac_high", "clip_frac_low", "dual_clip_frac"),
     "gspo": ("clip_frac", "clip_frac_high", "clip_frac_low"),
@@ -145,12 +148,16 @@ def _no_other_reading(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Confl
 def an_expected_figure_is_reported_at_that_step(recipe: Recipe) -> Iterator[Conflict]:
     for name, wanted in recipe.expect.items():
         step = wanted.at_step
+        if step is None and recipe.data.eval and _is_of_an_evaluation(name):
+            step = recipe.steps
         if metrics.find(name) is None or step is None or step > recipe.steps or step in _reported_at(recipe, name):
             continue
         key: KeyPath = ("expect", name, "at_step")
         if _is_of_an_evaluation(name):
-            says = f"`{name}` is expected at step {step}, where nothing is evaluated"
-            yield Conflict(says, (key, ("eval", "every_steps"), ("eval", "at_start")))
+            where = "the end of the run" if wanted.at_step is None else f"step {step}"
+            says = f"`{name}` is expected at {where}, where nothing is evaluated"
+            off = _AT_END if step == recipe.steps else _AT_START
+            yield Conflict(says, (key, _EVERY, off), f"--set {dotted(off)}=true" if off == _AT_END else None)
         elif step == 0:
             yield Conflict(f"`{name}` is expected at step 0, which is before the first; steps count from 1", (key,))
         else:
@@ -164,8 +171,9 @@ def a_rise_has_two_values(recipe: Recipe) -> Iterator[Conflict]:
             continue
         key: KeyPath = ("expect", name, "rise_min")
         if _is_of_an_evaluation(name):
+            off = _AT_END if recipe.eval.at_start else _AT_START
             says = f"`{name}` must rise over its first value, and the run evaluates once"
-            yield Conflict(says, (key, ("eval", "at_start"), ("eval", "every_steps")), "--set eval.at_start=true")
+            yield Conflict(says, (key, off, _EVERY), f"--set {dotted(off)}=true")
         else:
             yield Conflict(f"`{name}` must rise over its first value, and the run reports it once", (key, ("steps",)))
 
@@ -200,6 +208,9 @@ def the_best_state_is_judged_by_a_metric_that_says_which_is_better(recipe: Recip
     elif metric.better is None and recipe.checkpoint.best_direction is None:
         says = f"`{best}` does not say which of two actors is better"
         yield Conflict(says, (key,), "--set checkpoint.best_direction=lower")
+    elif recipe.data.eval and _is_of_an_evaluation(best) and not any(_reported_at(recipe, best)):
+        says = f"`{best}` selects the best actor, and no actor is evaluated after a step"
+        yield Conflict(says, (key, _AT_END, _EVERY), f"--set {dotted(_AT_END)}=true")
     elif _is_told_by_the_actors_update(recipe, best):
         says = f"`{best}` is told by the update of the actor that it is of, whose weights are gone by then"
         yield Conflict(says, (key,), "ppoctl recipes metrics")

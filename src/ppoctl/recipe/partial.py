@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BeforeValidator, ValidationError
 
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import Recipe
-from ppoctl.table import word_for_none
 
 
 def partial(written: Mapping[str, Any], error: ValidationError) -> Recipe:
@@ -28,14 +27,22 @@ def _table(table: tree.TableNode, written: Mapping[str, Any], path: KeyPath, wro
         is_wrong = inner in wrong or (_is_value(key) and _is_within(inner, wrong))
         if is_wrong or (name not in written and key.required):
             absent.append(key.attribute)
-        elif name in written and written[name] == word_for_none(key.field.metadata):
+        elif name in written and (value := _rewritten(key, written[name])) is None:
             usable[name] = None
         elif name in written:
-            _keep(usable, absent, key, _value(key.node, written[name], inner, wrong))
+            _keep(usable, absent, key, _value(key.node, value, inner, wrong))
     made = table.model.model_construct(**usable)
     for attribute in absent:
         made.__dict__.pop(attribute, None)
     return made
+
+
+def _rewritten(key: tree.Key, value: Any) -> Any:
+    """The value that the key's own validators make of what is written; None where they make it absent."""
+    for each in key.field.metadata:
+        if isinstance(each, BeforeValidator):
+            value = each.func(value)  # type: ignore[call-arg]  # ours take the value alone
+    return value
 
 
 def _is_value(key: tree.Key) -> bool:

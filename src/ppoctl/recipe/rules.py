@@ -26,7 +26,13 @@ from ppoctl.recipe.row_rules import ROW_RULES, has_truth, tables_of_rows
 from ppoctl.recipe.sampling_rules import SAMPLING_RULES
 from ppoctl.recipe.schedule_rules import SCHEDULE_RULES
 from ppoctl.recipe.schema import ByTokens, DialogueRows, Gsm8kRows, HealthRule, Recipe
-from ppoctl.recipe.sizes import longest_sequence, microbatch_limit, minibatch_seqs, sequences_per_step
+from ppoctl.recipe.sizes import (
+    longest_sequence,
+    microbatch_limit,
+    minibatch_seqs,
+    sequences_per_step,
+    updates_per_step,
+)
 from ppoctl.recipe.slurm_rules import SLURM_RULES
 from ppoctl.rewards.chosen import ChooseReward
 from ppoctl.rewards.exact_match import ExactMatchScorer
@@ -190,6 +196,31 @@ def violations(recipe: Recipe, place: Callable[[KeyPath], str]) -> list[Problem]
             if _is_whole(recipe):
                 raise
     return found
+
+
+def notes_on(recipe: Recipe) -> list[str]:
+    """Everything about a right recipe that may not be what was meant."""
+    return [*unused(recipe), *doubtful(recipe)]
+
+
+def doubtful(recipe: Recipe) -> list[str]:
+    """Notes on settings that are read, and together compute what few people mean."""
+    notes = []
+    ppo, updates = recipe.ppo, updates_per_step(recipe, "actor")
+    if ppo.advantages.kind == "monte_carlo" and ppo.truncated == "bootstrap":
+        notes.append(
+            "`ppo.truncated` (`bootstrap`) adds the critic's value to the return of each truncated response, and "
+            "`ppo.advantages.kind` (`monte_carlo`) uses no values elsewhere; for returns without the critic: --set "
+            "ppo.truncated=terminal"
+        )
+    if ppo.policy_loss.kind == "reinforce" and updates > 1:
+        notes.append(
+            "`ppo.policy_loss.kind` (`reinforce`) has no ratio to the policy that generated the responses, and the "
+            f"actor makes {updates} updates per step (`ppo.epochs` = `{ppo.epochs}`, `ppo.minibatch_seqs` = "
+            f"`{ppo.minibatch_seqs}`): all but the first are off-policy; for one update: --set ppo.epochs=1 --set "
+            f"ppo.minibatch_seqs={sequences_per_step(recipe)}"
+        )
+    return notes
 
 
 def unused(recipe: Recipe) -> list[str]:

@@ -32,7 +32,7 @@ from ppoctl.preflight import check as preflight
 from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.capabilities import require_capable
 from ppoctl.recipe.paths import told_uri
-from ppoctl.recipe.rules import unused
+from ppoctl.recipe.rules import notes_on
 from ppoctl.recipe.schema import MlflowTracking, Recipe
 from ppoctl.store import artifact, run_dir
 from ppoctl.store.attempt import Attempt, claim
@@ -198,7 +198,7 @@ def attempt_run(
             verified=opened.plan.verified,
         )
         job, generator = assemble(layout, attempt, opened.recipes, opened.sockets, around)
-        for note in (*opened.notes, *(f"note: {text}" for text in unused(recipe))):
+        for note in (*opened.notes, *(f"note: {text}" for text in notes_on(recipe))):
             watcher.console.on_message(note)
         if run_dir.has_begun(layout):
             watcher.start_mirror()
