@@ -59,7 +59,9 @@ def test_what_was_accepted_is_in_the_recipe_that_a_run_keeps(freezes: Path) -> N
     assert loaded.recipe.steps == 3
 
 
-@pytest.mark.parametrize("name", ["async", "critic-free", "dynamic-sampling", "freezing", "lora", "pf-ppo", "tools"])
+@pytest.mark.parametrize(
+    "name", ["async", "critic-free", "dynamic-sampling", "freezing", "lora", "pf-ppo", "sft-start", "tools"]
+)
 def test_every_planned_capability_may_be_required(write: Write, name: str) -> None:
     recipe = load([write(f'requires = ["{name}"]\n{SMALLEST}')]).recipe
     assert wanting(recipe) == (name,)
@@ -106,3 +108,14 @@ def test_a_table_of_a_planned_feature_is_known_and_not_available(
 def test_limits_names_every_planned_capability() -> None:
     page = (QUICKSTART.parents[1] / "docs" / "limits.md").read_text("utf-8")
     assert [name for name in NOT_YET if f"`{name}`" not in page] == []
+
+
+def test_a_published_run_from_a_start_that_nobody_publishes_refuses_until_it_is_named() -> None:
+    """Else it would fail its contract by construction, after hours."""
+    file = QUICKSTART.parent / "verl" / "gemma-2-2b-as-log.toml"
+    recipe = load([file], (), {"PPOCTL_DATA": "/data"}).recipe
+    with pytest.raises(RecipeError, match=r"`sft-start`.*`model\.path` names its result") as error:
+        require_capable(recipe)
+    assert error.value.hint == "--without sft-start  # accepts that the run deviates"
+    sets = with_accepted(["model.path=/fine-tuned"], ["sft-start"])
+    require_capable(load([file], sets, {"PPOCTL_DATA": "/data"}).recipe)

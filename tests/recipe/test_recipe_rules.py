@@ -674,7 +674,7 @@ CASES: list[tuple[str, list[str], str]] = [
         "what_is_required_is_known",
         ['requires=["tools", "magic"]'],
         "--set: nothing is called `magic`; known are async, critic-free, dynamic-sampling, freezing, lora, pf-ppo, "
-        'tools: `requires` = `["tools", "magic"]` (--set)',
+        'sft-start, tools: `requires` = `["tools", "magic"]` (--set)',
     ),
     (
         "only_what_is_required_is_done_without",

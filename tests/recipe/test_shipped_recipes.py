@@ -2,15 +2,18 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ppoctl.cli.recipes import shipped
 from ppoctl.recipe.head import head_of, page
 from ppoctl.recipe.load import load
+from ppoctl.recipe.parallel import devices
 from recipe import shipped as shipped_text
 from recipe.conftest import SMALLEST
 from recipe.shipped import SNAPSHOT, snapshot
@@ -26,12 +29,11 @@ def refuse(*_):
 socket.socket.connect = socket.getaddrinfo = refuse
 from ppoctl.cli.app import run
 answers = {}
-for command in ("validate", "plan"):
-    for file in sys.argv[1:]:
-        told = io.StringIO()
-        with contextlib.redirect_stdout(told):
-            code = run([command, file, "--json"])
-        answers[f"{command} {file}"] = code, json.loads(told.getvalue())
+for words in json.loads(sys.argv[1]):
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        code = run([*words, "--json"])
+    answers[" ".join(words)] = code, json.loads(told.getvalue())
 print(json.dumps([answers, sorted({name.split(".")[0] for name in sys.modules})]))
 """
 
@@ -86,13 +88,23 @@ def test_names_of_runs_differ() -> None:
     assert len(set(names)) == len(names) >= 3
 
 
-def test_every_recipe_is_judged_and_planned_where_nothing_of_it_is(tmp_path: Path) -> None:
+def told_where_nothing_is(
+    commands: list[list[str]], folder: Path
+) -> tuple[dict[str, tuple[int, dict[str, Any]]], list[str]]:
+    """Exit code and JSON of commands by their words, and the packages that they loaded, in a process without data,
+    models and network."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PPOCTL", "HF_"))}
-    environ |= {"PYTHONPATH": str(ROOT / "src"), "HF_HOME": str(tmp_path), "HOME": str(tmp_path)}
-    words = [sys.executable, "-c", SCRIPT, *map(str, FILES)]
-    done = subprocess.run(words, capture_output=True, text=True, env=environ, check=False, cwd=tmp_path)
+    environ |= {"PYTHONPATH": str(ROOT / "src"), "HF_HOME": str(folder), "HOME": str(folder)}
+    words = [sys.executable, "-c", SCRIPT, json.dumps(commands)]
+    done = subprocess.run(words, capture_output=True, text=True, env=environ, check=False, cwd=folder)
     assert done.returncode == 0, done.stderr
     answers, loaded = json.loads(done.stdout)
+    return answers, loaded
+
+
+def test_every_recipe_is_judged_and_planned_where_nothing_of_it_is(tmp_path: Path) -> None:
+    commands = [[command, str(file)] for command in ("validate", "plan") for file in FILES]
+    answers, loaded = told_where_nothing_is(commands, tmp_path)
     assert {name: said for name, (code, said) in answers.items() if code} == {}
     notes = "\n".join(answers[f"validate {RECIPES / 'dsr1-7b.toml'}"][1]["notes"])
     assert "it has not been fetched; not checked" in notes
@@ -102,3 +114,22 @@ def test_every_recipe_is_judged_and_planned_where_nothing_of_it_is(tmp_path: Pat
         planned = answers[f"plan {file}"][1]
         assert planned["memory"] is not None, f"{file}: no config.json of its model ships"
     assert not HEAVY & set(loaded)
+
+
+USABLE_GIB = {24: 22.5, 32: 31.0, 80: 79.0}
+"""GiB that a GPU offers at least, by the GB that it is sold with."""
+
+
+def test_every_recipe_fits_the_gpu_that_its_head_names(tmp_path: Path) -> None:
+    named = {
+        file: re.match(r"(\d+) GPUs? of (\d+) GB\b", head_of(file.read_text("utf-8")).parts["Needs"])
+        for file in FILES
+    }
+    on_cpu = {"gsm8k-smoke", "quickstart"}
+    assert {file.stem for file, found in named.items() if found is None} == on_cpu
+    gpus = {file: (int(found[1]), USABLE_GIB[int(found[2])]) for file, found in named.items() if found}
+    commands = [["plan", str(file), "--gpu-gib", str(gib)] for file, (_, gib) in gpus.items()]
+    answers, _ = told_where_nothing_is(commands, tmp_path)
+    assert {words: said for words, (code, said) in answers.items() if code} == {}
+    for file, (number, _) in gpus.items():
+        assert devices(load([file], (), {"PPOCTL_DATA": "/data"}).recipe) == number, file

@@ -16,6 +16,7 @@ NOT_YET = {
     "freezing": "layers of the actor that do not train",
     "lora": "LoRA and other adapters, which train in place of the weights",
     "pf-ppo": "rollouts drawn again by their score before the update (PF-PPO)",
+    "sft-start": "supervised fine-tuning (SFT) of the model that a run starts from: `model.path` names its result",
     "tools": "responses of several turns, with tools or an environment",
 }
 """Capabilities that a recipe may require, and what each is."""
