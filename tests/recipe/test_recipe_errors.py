@@ -437,3 +437,21 @@ def test_what_no_run_could_have_is_refused_at_once(smallest: Path, wrong: str) -
     lines, _ = said(smallest, sets=(wrong,))
     assert len(lines) == 1
     assert lines[0].startswith(f"--set: `{wrong.partition('=')[0]}` is")
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        ("rw.py", "does not name a function; write `rw.py:score`"),
+        ("my.module:a-b", "does not name a function; write `my.module:score`"),
+    ],
+)
+def test_a_reward_without_the_name_of_its_function_is_told_how_to_write_it(function: str, says: str) -> None:
+    lines, _ = said(ROOT / "recipes" / "quickstart.toml", sets=(f"reward={{kind='python', function='{function}'}}",))
+    assert lines == [f'--set: `reward.function` is `"{function}"`: {says}']
+
+
+def test_an_address_that_is_not_one_is_told_how_it_begins() -> None:
+    lines, _ = said(ROOT / "recipes" / "quickstart.toml", sets=("reward={kind='http', url='scores.example:80'}",))
+    wrong = "must begin with `http://` or `https://` and the name of a host"
+    assert lines == [f'--set: `reward.url` is `"scores.example:80"`: {wrong}']

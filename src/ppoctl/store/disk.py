@@ -22,6 +22,9 @@ def storage_error(path: Path, error: OSError, *, doing: str = "write") -> Storag
             f"cannot write `{path}`: {reason} ({size(free_bytes(folder))} free)",
             hint=f"nothing committed is lost; make room, then resume: df -h {quoted(folder)}",
         )
+    if error.errno == errno.EROFS:
+        says = f"cannot {doing} `{path}`: the file system is read-only"
+        return StorageError(says, hint=f"findmnt -T {quoted(folder)}  # mount it read-write, then: ppoctl resume RUN")
     return StorageError(
         f"cannot {doing} `{path}`: {reason}", hint=f"look at owner and rights: ls -ld {quoted(folder)}"
     )
