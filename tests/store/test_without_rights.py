@@ -66,8 +66,8 @@ def test_an_error_without_a_file_or_of_another_kind_is_left_as_it_is() -> None:
     assert refused(FileNotFoundError(2, "No such file or directory", "x")) is None
 
 
-def test_a_file_system_that_became_read_only_is_named_with_the_command_that_continues(tmp_path: Path) -> None:
+def test_a_file_system_that_became_read_only_is_called_that(tmp_path: Path) -> None:
     named = refused(OSError(errno.EROFS, "Read-only file system", str(tmp_path / "run" / "journal.jsonl")))
     assert str(named) == f"cannot use `{tmp_path}/run/journal.jsonl`: the file system is read-only"
     assert named is not None
-    assert named.hint == f"findmnt -T {tmp_path}  # mount it read-write, then: ppoctl resume RUN"
+    assert named.hint == f"mount it read-write, then go on: findmnt -T {tmp_path}"

@@ -11,6 +11,7 @@ from ppoctl.store.layout import FORMAT
 from ppoctl.units import size
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+READ_ONLY = "the file system is read-only"
 REFUSED = (*FULL, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
 
 
@@ -23,8 +24,8 @@ def storage_error(path: Path, error: OSError, *, doing: str = "write") -> Storag
             hint=f"nothing committed is lost; make room, then resume: df -h {quoted(folder)}",
         )
     if error.errno == errno.EROFS:
-        says = f"cannot {doing} `{path}`: the file system is read-only"
-        return StorageError(says, hint=f"findmnt -T {quoted(folder)}  # mount it read-write, then: ppoctl resume RUN")
+        says = f"cannot {doing} `{path}`: {READ_ONLY}"
+        return StorageError(says, hint=f"mount it read-write, then go on: findmnt -T {quoted(folder)}")
     return StorageError(
         f"cannot {doing} `{path}`: {reason}", hint=f"look at owner and rights: ls -ld {quoted(folder)}"
     )
