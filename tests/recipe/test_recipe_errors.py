@@ -451,7 +451,14 @@ def test_a_reward_without_the_name_of_its_function_is_told_how_to_write_it(funct
     assert lines == [f'--set: `reward.function` is `"{function}"`: {says}']
 
 
-def test_an_address_that_is_not_one_is_told_how_it_begins() -> None:
-    lines, _ = said(ROOT / "recipes" / "quickstart.toml", sets=("reward={kind='http', url='scores.example:80'}",))
-    wrong = "must begin with `http://` or `https://` and the name of a host"
-    assert lines == [f'--set: `reward.url` is `"scores.example:80"`: {wrong}']
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("scores.example:80", "must begin with `http://` or `https://` and the name of a host"),
+        ("http://scores.example:p", "cannot be read as a URL: Port could not be cast to integer value as 'p'"),
+        ("http://[x/score", "cannot be read as a URL: Invalid IPv6 URL"),
+    ],
+)
+def test_an_address_of_a_service_that_is_not_one_says_why(url: str, says: str) -> None:
+    lines, _ = said(ROOT / "recipes" / "quickstart.toml", sets=(f"reward={{kind='http', url='{url}'}}",))
+    assert lines == [f"--set: `reward.url` is `\"{url}\"`: {says}"]
