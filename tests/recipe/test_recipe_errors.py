@@ -461,4 +461,4 @@ def test_a_reward_without_the_name_of_its_function_is_told_how_to_write_it(funct
 )
 def test_an_address_of_a_service_that_is_not_one_says_why(url: str, says: str) -> None:
     lines, _ = said(ROOT / "recipes" / "quickstart.toml", sets=(f"reward={{kind='http', url='{url}'}}",))
-    assert lines == [f"--set: `reward.url` is `\"{url}\"`: {says}"]
+    assert lines == [f'--set: `reward.url` is `"{url}"`: {says}']
