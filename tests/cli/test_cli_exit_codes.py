@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -58,6 +59,12 @@ FOREIGN: list[tuple[BaseException, int, str]] = [
     (IsADirectoryError(errno.EISDIR, "Is a directory", "runs/x"), 8, "`runs/x`: is a directory"),
     (OSError(errno.EMFILE, "Too many open files"), 3, "too many open files: this shell allows few to a process"),
     (RuntimeError("pipe: Too many open files"), 3, "too many open files: this shell allows few to a process"),
+    (OSError(errno.ENOMEM, "Cannot allocate memory"), 7, "out of memory: [Errno 12] Cannot allocate memory"),
+    (
+        BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
+        3,
+        "a process or thread cannot be started: [Errno 11] Resource temporarily unavailable",
+    ),
     (ValueError("first\nsecond"), 1, "internal: ValueError: first"),
     (ZeroDivisionError(), 1, "internal: ZeroDivisionError: ZeroDivisionError"),
 ]
@@ -102,6 +109,55 @@ def test_foreign_errors_are_one_line(
     captured = capsys.readouterr()
     assert captured.err.splitlines()[0] == f"error: {says}"
     assert "Traceback" not in captured.err
+
+
+NO_ADDRESSES: list[Exception] = [
+    MemoryError("too much"),
+    OSError(errno.ENOMEM, "Cannot allocate memory"),
+    ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+    RuntimeError("Resource temporarily unavailable"),
+    RuntimeError("can't start new thread"),
+]
+
+
+@pytest.mark.parametrize("error", NO_ADDRESSES, ids=str)
+def test_an_error_under_a_limit_of_addresses_names_the_limit(
+    failing: list[object], capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    failing[0] = error
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 50, before[1]))  # more than this process ever maps
+    try:
+        assert run(["fail-for-the-test"]) == 3
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    says = f"out of addresses: `ulimit -v` is {1 << 40}; addresses that are only reserved count too ({error})"
+    assert capsys.readouterr().err == f"error: {says}\n\nhint: ulimit -v unlimited\n"
+
+
+def test_a_start_under_a_limit_of_addresses_names_the_limit(tmp_path: Path) -> None:
+    recipe = ROOT / "recipes" / "quickstart.toml"
+    command = f"ulimit -v 600000; exec {sys.executable} -m ppoctl train {recipe} --runs {tmp_path}"
+    found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert found.returncode == 3
+    assert "error: out of addresses: `ulimit -v` is 600000; addresses that are only reserved" in found.stderr
+
+
+@pytest.mark.parametrize("closed", ["0", "1", "2", "01", "02", "12", "012"])
+def test_a_command_whose_caller_closed_streams_prints_nowhere(tmp_path: Path, closed: str) -> None:
+    redirections = " ".join(f"{number}>&-" for number in closed)
+    good, bad = "recipes copy quickstart copied", "status nope"
+    for words, code in ((good, 0), (bad, 2)):
+        command = f"exec {sys.executable} -m ppoctl {words} {redirections}"
+        found = subprocess.run(
+            ["bash", "-c", command], cwd=tmp_path, env={**os.environ, "TMPDIR": str(tmp_path)},
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert found.returncode == code
+        assert ("error: `nope`" in found.stderr) == (words == bad and "2" not in closed)
+    copied, whole = tmp_path / "copied" / "quickstart.toml", ROOT / "recipes" / "quickstart.toml"
+    assert copied.read_bytes() == whole.read_bytes(), "no line went into a file"
+    assert list(tmp_path.glob("ppoctl-traceback*")) == []
 
 
 def test_an_internal_error_keeps_its_traceback_in_a_file(

@@ -167,6 +167,14 @@ def test_a_folder_that_holds_no_runs_is_told(make: Callable[..., Journal], ask: 
     assert ask("runs", "empty") == Said(0, "", "no runs in `empty`\n")
 
 
+def test_the_folder_of_runs_may_be_named_as_other_commands_name_it(make: Callable[..., Journal], ask: Ask) -> None:
+    make("q1")
+    assert ask("runs", "--runs", "runs").out == ask("runs", "runs").out
+    assert ask("runs", "runs", "--runs", "other") == Said(
+        2, "", "error: `runs` and `--runs other` both name the folder of run directories\n\nhint: ppoctl runs runs\n"
+    )
+
+
 def test_a_silent_slurm_is_a_note(make: Callable[..., Journal], ask: Ask, cluster: FakeSlurm) -> None:
     record(make("q1", host="node1", job="12", restart=0)._attempt.layout, JobRecord("12", 1.0, "resume"))
     cluster.goes_away()

@@ -122,6 +122,7 @@ def test_a_stage_that_can_end_is_committed_and_what_is_in_memory_is_saved(
     assert stopped.go_on() == []
     assert result(stopped.root) == expected
     assert stopped.kept == {}
+    assert not layout.at_stop.exists()
 
 
 @pytest.mark.sampled(8)

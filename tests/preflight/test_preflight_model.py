@@ -283,6 +283,7 @@ def test_a_base_model_without_a_template_is_worth_a_note(folder: Path) -> None:
     ("path", "code", "says"),
     [
         ("./no", 3, "`model.path` is `{here}/no`: no such folder"),
+        ("/no/such", 3, "`model.path` is `/no/such`: no such folder"),
         (
             "gpt2",
             3,
@@ -299,7 +300,7 @@ def test_a_base_model_without_a_template_is_worth_a_note(folder: Path) -> None:
     ],
 )
 @pytest.mark.usefixtures("_nothing_starts")
-def test_a_model_that_is_not_here_is_a_note_until_it_is_needed(
+def test_a_hub_model_that_is_not_here_is_a_note_until_it_is_needed_and_a_folder_is_an_error(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], path: str, code: int, says: str
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(folder / "cache"))
@@ -308,9 +309,11 @@ def test_a_model_that_is_not_here_is_a_note_until_it_is_needed(
         assert run([*command, *words]) == code
         assert f"error: --set: {said}\n" in capsys.readouterr().err
     for command in ("validate", "plan"):
-        assert run([command, *words]) == (0 if code == 3 else code)
-        note = said.split("\n")[0]
-        assert (f"note: {note}; not checked\n" in capsys.readouterr().err) == (code == 3)
+        may_be_fetched = path == "org/model"
+        assert run([command, *words]) == (0 if may_be_fetched else code)
+        err, first = capsys.readouterr().err, said.split("\n")[0]
+        assert (f"note: {first}; not checked\n" in err) == may_be_fetched
+        assert (f"error: --set: {said}\n" in err) != may_be_fetched
 
 
 def test_a_model_that_was_fetched_is_found_where_the_hub_puts_it(

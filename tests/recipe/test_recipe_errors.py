@@ -440,3 +440,28 @@ def test_what_no_run_could_have_is_refused_at_once(smallest: Path, wrong: str) -
     lines, _ = said(smallest, sets=(wrong,))
     assert len(lines) == 1
     assert lines[0].startswith(f"--set: `{wrong.partition('=')[0]}` is")
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        ("rw.py", "does not name a function; write `rw.py:score`"),
+        ("my.module:a-b", "does not name a function; write `my.module:score`"),
+    ],
+)
+def test_a_reward_without_the_name_of_its_function_is_told_how_to_write_it(function: str, says: str) -> None:
+    lines, _ = said(ROOT / "recipes" / "quickstart.toml", sets=(f"reward={{kind='python', function='{function}'}}",))
+    assert lines == [f'--set: `reward.function` is `"{function}"`: {says}']
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("scores.example:80", "must begin with `http://` or `https://` and the name of a host"),
+        ("http://scores.example:p", "cannot be read as a URL: Port could not be cast to integer value as 'p'"),
+        ("http://[x/score", "cannot be read as a URL: Invalid IPv6 URL"),
+    ],
+)
+def test_an_address_of_a_service_that_is_not_one_says_why(url: str, says: str) -> None:
+    lines, _ = said(ROOT / "recipes" / "quickstart.toml", sets=(f"reward={{kind='http', url='{url}'}}",))
+    assert lines == [f'--set: `reward.url` is `"{url}"`: {says}']

@@ -15,6 +15,7 @@ from ppoctl.errors import RewardError, ServiceLostError
 from ppoctl.rewards.exact_match import ExactMatchScorer
 from ppoctl.rewards.function import ScorerSpec
 from ppoctl.rewards.gsm8k import Gsm8kScorer
+from ppoctl.rewards.http import HttpScorer
 from ppoctl.rewards.pool import ScorerPool
 from ppoctl.rewards.probe import ProbeRow, probe, require_sound, result_of
 from ppoctl.rewards.python import PythonScorer
@@ -37,6 +38,9 @@ class WithoutGold(ProcessScorer):
     @property
     def scores_by(self) -> ScorerSpec:
         return ScorerSpec("drill_scorers:score")
+
+
+SERVICE = HttpScorer(kind="http", url="http://scores.example:1/score")
 
 
 def row(truth: str | None, number: int = 0) -> Prompt:
@@ -68,7 +72,7 @@ def test_candidates_keep_the_format_of_the_truth(
     reward: ProcessScorer, truth: str, gold: str, wrong: str, truncated: str
 ) -> None:
     assert reward.candidates(truth) == Candidates(gold, wrong, "", truncated)
-    require_sound(probed(reward, truth))
+    require_sound(probed(reward, truth), reward)
 
 
 def test_the_outcome_of_each_candidate_is_kept_by_name() -> None:
@@ -84,8 +88,10 @@ def test_the_outcome_of_each_candidate_is_kept_by_name() -> None:
 def test_a_service_that_is_not_there_is_what_is_told_and_not_that_gold_scores_nothing() -> None:
     scores = {"gold": Score(None, "unreachable", "Connection refused"), "empty": Score(0.0, "ok")}
     with pytest.raises(RewardError, match="row `train/0` has no score: Connection refused") as refused:
-        require_sound([ProbeRow("train/0", "72", {"gold": "72", "empty": ""}, scores)])
-    assert "start the service" in (refused.value.hint or "")
+        require_sound([ProbeRow("train/0", "72", {"gold": "72", "empty": ""}, scores)], SERVICE)
+    assert refused.value.hint == (
+        "start the service and type the command again; `reward.url` is `http://scores.example:1/score`"
+    )
 
 
 def test_a_reward_that_does_not_know_the_format_is_refused_with_what_each_scored() -> None:
@@ -93,7 +99,7 @@ def test_a_reward_that_does_not_know_the_format_is_refused_with_what_each_scored
     with closing(ScorerPool(EXACT.scores_by)) as pool:
         rows = probe(pool, STRICT, [row("72", 3)], word_ids)
     with pytest.raises(RewardError) as caught:
-        require_sound(rows)
+        require_sound(rows, STRICT)
     assert caught.value.message == (
         "the reward does not prefer the gold answer of row `train/3`: gold scored 0, wrong scored 0, "
         "empty scored 0, truncated scored 0 (ground truth `72`, gold answer tried `The answer is #### 72`)"
@@ -113,7 +119,7 @@ def test_a_reward_that_prefers_another_or_fails_is_refused(drill_pool: OpenPool,
     # The drill scorer's score is the length of the response, so `not constant` beats `constant`.
     rows = probe(drill_pool(), EXACT, [row(truth)], word_ids)
     with pytest.raises(RewardError) as caught:
-        require_sound(rows)
+        require_sound(rows, STRICT)
     assert said in caught.value.message
 
 
@@ -139,7 +145,7 @@ def test_a_long_truth_is_shown_by_its_end(drill_pool: OpenPool) -> None:
     # The drill scorer's score is the length of the response, and the wrong one is as long as the gold one.
     rows = probe(drill_pool(), STRICT, [row("so it goes\n" * 50 + "#### 72")], word_ids)
     with pytest.raises(RewardError, match=r"ground truth `\.\.\..{53}#### 72`"):
-        require_sound(rows)
+        require_sound(rows, STRICT)
 
 
 def test_a_number_that_must_not_train_is_the_rewards_fault(drill_pool: OpenPool) -> None:
@@ -162,7 +168,7 @@ class Overflowing:
 @pytest.mark.parametrize(("reward", "name"), [(EXACT, "gold"), (WithoutGold(), "short")])
 def test_a_number_of_any_scorer_that_must_not_train_is_refused(reward: ProcessScorer, name: str) -> None:
     with pytest.raises(RewardError, match=f"{name} scored inf"):
-        require_sound(probe(Overflowing(), reward, [row("A")], word_ids))
+        require_sound(probe(Overflowing(), reward, [row("A")], word_ids), reward)
 
 
 class Judge:
@@ -180,7 +186,7 @@ def test_a_reward_model_is_asked_at_start_also_as_a_part_of_a_sum() -> None:
     table = SumReward.model_validate({"kind": "sum", "parts": parts})
     with closing(table.open(lambda _: Judge())) as scorer:
         [found] = probe(scorer, table, [row("#### 4")], word_ids)
-    require_sound([found])
+    require_sound([found], STRICT)
     # Gold need not win: a model may like the longer one.
     assert {name: score.value for name, score in found.scores.items()} == {"short": 34.0, "empty": 2.0}
 
@@ -188,7 +194,7 @@ def test_a_reward_model_is_asked_at_start_also_as_a_part_of_a_sum() -> None:
 @pytest.mark.parametrize("truth", [None, "good"])
 def test_a_kind_without_gold_needs_only_some_score(drill_pool: OpenPool, truth: str | None) -> None:
     (found,) = probe(drill_pool(), WithoutGold(), [row(truth)], word_ids)
-    require_sound([found])
+    require_sound([found], STRICT)
     assert found.scores == {"short": Score(17.0, "ok"), "empty": Score(0.0, "ok")}
 
 
@@ -197,13 +203,13 @@ def test_a_function_that_looks_at_tokens_is_given_some(function: str) -> None:
     reward = PythonScorer(kind="python", function=f"{FUNCTIONS}:{function}")
     with closing(reward.open()) as scorer:
         (found,) = probe(scorer, reward, [row("A")], word_ids)
-    require_sound([found])
+    require_sound([found], STRICT)
     assert [score.outcome for score in found.scores.values()] == ["ok", "ok"]
 
 
 def test_a_kind_without_gold_that_scores_nothing_is_refused(drill_pool: OpenPool) -> None:
     with pytest.raises(RewardError) as caught:
-        require_sound(probe(drill_pool(), WithoutGold(), [row("raise")], word_ids))
+        require_sound(probe(drill_pool(), WithoutGold(), [row("raise")], word_ids), STRICT)
     assert caught.value.message.startswith(
         "the reward has no score to train on for row `train/0`: short gave no score (ValueError: cannot parse"
     )
@@ -214,10 +220,11 @@ def test_a_service_that_is_given_up_before_a_run_begins_has_no_run_to_go_on_with
     future: Future[Score] = Future()
     lost = ServiceLostError("the service is away", hint="start it again; the rollouts are kept: `ppoctl resume RUN`")
     future.set_exception(lost)
+    reward = SumReward.model_validate({"kind": "sum", "parts": {"judge": {"kind": "http", "url": SERVICE.url}}})
     with pytest.raises(RewardError, match="the service is away") as caught:
-        result_of(future)
-    assert (
-        caught.value.hint == "start the service and type the command again; its address: ppoctl recipes keys reward"
+        result_of(future, reward)
+    assert caught.value.hint == (
+        "start the service and type the command again; `reward.parts.judge.url` is `http://scores.example:1/score`"
     )
 
 
@@ -227,4 +234,4 @@ def test_a_service_that_is_given_up_before_a_run_begins_has_no_run_to_go_on_with
 def test_gold_wins_on_every_row_of_gsm8k(tenth: int, reward: Gsm8kScorer, ppoctl_data: Path) -> None:
     lines = (ppoctl_data / "gsm8k" / "test.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 1319
-    require_sound(probed(reward, *(json.loads(line)["answer"] for line in lines[tenth::10])))
+    require_sound(probed(reward, *(json.loads(line)["answer"] for line in lines[tenth::10])), reward)

@@ -72,7 +72,7 @@ def main(folder: Path) -> dict[str, Any]:
         scores = [future.result().value for future in futures]
     finally:
         scorer.close()
-    require_sound(probed)
+    require_sound(probed, recipe.reward)
     return {
         "reward": recipe.reward.model_dump(exclude_none=True),
         "probed": [f"{row.id.split('-')[0]}: {row.describe()}" for row in probed],

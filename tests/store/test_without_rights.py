@@ -1,5 +1,6 @@
 """What a disk refuses to whoever has no rights, told without a look at what nobody may look at."""
 
+import errno
 import os
 import tempfile
 from collections.abc import Callable
@@ -63,3 +64,10 @@ def test_recipes_that_may_not_be_read_are_not_called_missing() -> None:
 def test_an_error_without_a_file_or_of_another_kind_is_left_as_it_is() -> None:
     assert refused(PermissionError(13, "Permission denied")) is None
     assert refused(FileNotFoundError(2, "No such file or directory", "x")) is None
+
+
+def test_a_file_system_that_became_read_only_is_called_that(tmp_path: Path) -> None:
+    named = refused(OSError(errno.EROFS, "Read-only file system", str(tmp_path / "run" / "journal.jsonl")))
+    assert str(named) == f"cannot use `{tmp_path}/run/journal.jsonl`: the file system is read-only"
+    assert named is not None
+    assert named.hint == f"mount it read-write, then go on: findmnt -T {tmp_path}"

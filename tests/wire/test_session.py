@@ -172,6 +172,23 @@ def test_a_full_disk_ends_an_attempt_with_what_is_free_and_what_the_run_needs(
     assert caught.value.hint == f"nothing committed is lost; make room, then resume: df -h {layout.root}"
 
 
+def test_a_disk_that_became_read_only_ends_an_attempt_with_the_command_that_continues(made: RunLayout) -> None:
+    with pytest.raises(StorageError) as caught:
+        attempt(made, BrokenScorer(OSError(errno.EROFS, "Read-only file system", str(made.journal))))
+    assert caught.value.message == f"cannot use `{made.journal}`: the file system is read-only"
+    assert caught.value.hint == f"findmnt -T {made.root}  # mount it read-write, then: ppoctl resume {made.root}"
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_an_attempt_that_ends_leaves_no_draft(made: RunLayout, is_broken: bool) -> None:
+    if is_broken:
+        with pytest.raises(NonFiniteError):
+            attempt(made, BrokenScorer(NonFiniteError("x")))
+    else:
+        attempt(made)
+    assert list(made.drafts().iterdir()) == []
+
+
 def test_other_storage_errors_say_nothing_of_room(made: RunLayout) -> None:
     with pytest.raises(StorageError) as caught:
         attempt(made, BrokenScorer(StorageError("cannot write `x`: Permission denied")))

@@ -9,6 +9,7 @@ import atexit
 import errno
 import os
 import re
+import resource
 import signal
 import sys
 import tempfile
@@ -95,12 +96,25 @@ def main() -> None:
     # threads that spin while they wait make a busy machine ten times slower.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    _open_closed_streams()
     try:
         code = run(sys.argv[1:])
     except BrokenPipeError:  # whoever read our lines has had enough of them
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python says so once more at its end
         code = 128 + signal.SIGPIPE
     _leave(code)
+
+
+def _open_closed_streams() -> None:
+    """Lead a standard stream that the caller closed to nowhere: else a file of the run would get its number, and what
+    a library prints."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8"))  # noqa: PTH123, SIM115
 
 
 def _leave(code: int) -> NoReturn:
@@ -172,12 +186,12 @@ def _foreign(error: Exception, words: Sequence[str]) -> _Failure:
     """The error of this command line in our form, where it is none of ours."""
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
         return _usage(error, words)
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    if (limit := _limit_of_the_shell(error)) is not None:
+        return _Failure("EnvironmentProblemError", *limit, ExitCode.ENVIRONMENT)
+    is_memory = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+    if is_memory or type(error).__name__ == "OutOfMemoryError":
         says = f"out of memory: {_first_line(error)}"
         return _Failure("OutOfMemoryError", says, "lower [actor.batching] and [critic.batching]", ExitCode.MEMORY)
-    if "Too many open files" in str(error):
-        says = "too many open files: this shell allows few to a process"
-        return _Failure("EnvironmentProblemError", says, "ulimit -n 4096", ExitCode.ENVIRONMENT)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f" (`{error.filename}`)" if error.filename else ""
         return _Failure("StorageError", f"the disk is full{where}", "df -h .", ExitCode.STORAGE)
@@ -187,6 +201,27 @@ def _foreign(error: Exception, words: Sequence[str]) -> _Failure:
     says = f"internal: {type(error).__name__}: {_first_line(error)}"
     look = f"less {quoted(_keep_traceback(error))}  # the traceback, for a bug report"
     return _Failure("InternalError", says, look, ExitCode.INTERNAL)
+
+
+_NO_ADDRESSES = ("cannot allocate memory", "failed to map segment", "can't start new thread")
+"""What libraries say, in lower letters, where a process may not map more addresses."""
+_NO_PROCESSES = ("resource temporarily unavailable", "can't start new thread")
+
+
+def _limit_of_the_shell(error: Exception) -> tuple[str, str] | None:
+    """Message and hint of an error that a limit of the shell caused; None: another error."""
+    text = str(error).lower()
+    if "too many open files" in text:
+        return "too many open files: this shell allows few to a process", "ulimit -n 4096"
+    space = resource.getrlimit(resource.RLIMIT_AS)[0]
+    is_memory = isinstance(error, MemoryError) or any(words in text for words in _NO_ADDRESSES + _NO_PROCESSES)
+    if space != resource.RLIM_INFINITY and is_memory:
+        says = f"out of addresses: `ulimit -v` is {space // 1024}; addresses that are only reserved count too"
+        return f"{says} ({_first_line(error)})", "ulimit -v unlimited"
+    if any(words in text for words in _NO_PROCESSES):
+        says = f"a process or thread cannot be started: {_first_line(error)}"
+        return says, "ulimit -u unlimited  # how many this user has: ps -eLf | wc -l"
+    return None
 
 
 _OF_NUMBERS = {

@@ -29,7 +29,7 @@ _ORDER: dict[By, Callable[[Listed], Any]] = {
 
 
 def runs(
-    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Folder of run directories.")] = RUNS,
+    folder: Annotated[Path | None, typer.Argument(metavar="[FOLDER]", help="Folder of run directories.")] = None,
     sort: Annotated[
         By,
         typer.Option(
@@ -40,12 +40,19 @@ def runs(
         str | None,
         typer.Option("--state", metavar="WORD,...", help="Only runs in these states, e.g. running,killed."),
     ] = None,
+    named: Annotated[
+        Path | None, typer.Option("--runs", metavar="FOLDER", help="The same as FOLDER, as other commands have it.")
+    ] = None,
     wait: Wait = None,
     json: Json = False,
 ) -> None:
     """List your runs, a row each. State, steps, last reward and evaluation, size, age, and where each is at work.
     States are those of `ppoctl status`, or `broken` for a run that cannot be read; an evaluation set is told by its
     pass@1, else by its mean score."""
+    if folder is not None and named is not None:
+        says = f"`{folder}` and `--runs {named}` both name the folder of run directories"
+        raise RecipeError(says, hint=f"ppoctl runs {quoted(folder)}")
+    folder = folder or named or RUNS
     wanted = _states(state)
     found = _found(folder)
     rows, silence = listed(found, wait)

@@ -93,6 +93,7 @@ def run(job: Job) -> None:
     job.states.saves.finish()
     job.retention.apply()
     _require_the_last_step(job)
+    job.retention.drop_all_kept_at_stop()
 
 
 def _require_the_last_step(job: Job) -> None:

@@ -46,7 +46,7 @@ def find_model(path: str, key: str) -> Path:
             f"`{key}` is `{path}`: it has not been fetched", hint=f"hf download {quoted(path)}  # {looked}"
         )
     folder = Path(path)
-    raise MissingAssetError(
+    raise EnvironmentProblemError(
         f"`{key}` is `{path}`: no such folder",
         hint=f"ls {quoted(folder.parent)}  # a folder; a hub id is written {quoted(f'ORGANISATION/{folder.name}')}",
     )

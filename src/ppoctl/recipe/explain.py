@@ -213,6 +213,11 @@ def _wrong_value(path: KeyPath, details: ErrorDetails) -> str:
         wrong = f"must have {context['max_length']} entries"
     elif kind == "missing":  # pydantic names the entry that is not there
         return f"`{dotted(path[:-1])}` is `{shown(details['input'])}`: must have more entries"
+    elif kind == "string_pattern_mismatch" and path[-1] == "function":
+        place = details["input"].rpartition(":")[0] or details["input"]
+        wrong = f"does not name a function; write `{place.rstrip(':')}:score`"
+    elif kind == "string_pattern_mismatch" and path[-1] == "url":
+        wrong = "must begin with `http://` or `https://` and the name of a host"
     else:
         said = details["msg"].removeprefix("Value error, ")  # by a validator of ours
         wrong = _TYPES.get(kind) or said[0].lower() + said[1:]

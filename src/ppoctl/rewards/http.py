@@ -10,12 +10,21 @@ It is asked, and may answer, so:
 
 from dataclasses import fields
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from ppoctl.batch.scores import Scorer
 from ppoctl.rewards.table import RewardModels, ScorerTable, no_models
 from ppoctl.table import RESULTS, SPEED, AtLeastOne, NotNegative, Positive
+
+
+def _readable(url: str) -> str:
+    try:
+        _ = urlsplit(url).port
+    except ValueError as error:
+        raise ValueError(f"cannot be read as a URL: {error}") from None
+    return url
 
 
 class HttpScorer(ScorerTable):
@@ -24,7 +33,7 @@ class HttpScorer(ScorerTable):
 
     kind: Annotated[Literal["http"], RESULTS]
     """A service is asked."""
-    url: Annotated[str, RESULTS, Field(pattern=r"^https?://[^/\s]+")]
+    url: Annotated[str, RESULTS, Field(pattern=r"^https?://[^/\s]+"), AfterValidator(_readable)]
     """Address that a response is posted to."""
     token_env: Annotated[str | None, SPEED] = None
     """Name of an environment variable whose value is sent as a bearer token; absent: none is sent."""

@@ -26,7 +26,6 @@ PROBED_ROWS = 4
 """Gold answers are tried on so many rows before the first step."""
 _LOOKED_AT = 10_000
 _SHOWN_CHARS = 60
-_START = "start the service and type the command again; its address: ppoctl recipes keys reward"
 MEND = "mend the scorer where it raised: every response is to get a number, or a reason why it has none"
 """The hint where what scores has failed itself."""
 _WITHOUT_GOLD = {"short": "The answer is 42.", "empty": ""}
@@ -80,19 +79,19 @@ def probe(scorer: Scorer, reward: ScorerTable, prompts: Sequence[Prompt], encode
     ]
     settle_all([scorer])
     return [
-        ProbeRow(prompt.id, prompt.answer, texts, {name: result_of(future) for name, future in futures.items()})
+        ProbeRow(prompt.id, prompt.answer, texts, {name: result_of(each, reward) for name, each in futures.items()})
         for prompt, texts, futures in zip(prompts, tried, asked, strict=True)
     ]
 
 
-def require_sound(probed: Sequence[ProbeRow]) -> None:
+def require_sound(probed: Sequence[ProbeRow], reward: ScorerTable) -> None:
     """Raises RewardError naming the first row whose gold answer does not beat all others, or of which no response has
     a score that can be trained on, with what each scored; or whose scorer could not be asked."""
     for row in probed:
         if unasked := [score.message for score in row.scores.values() if score.outcome == "unreachable"]:
             raise RewardError(
                 f"row `{row.id}` has no score: {unasked[0]}",
-                hint=_START,
+                hint=start_services(reward),
             )
         if row.is_sound:
             continue
@@ -110,13 +109,20 @@ def require_sound(probed: Sequence[ProbeRow]) -> None:
         )
 
 
-def result_of(future: Future[Score]) -> Score:
+def start_services(reward: ScorerTable) -> str:
+    """The hint where a service does not answer: the keys that name services, and their values."""
+    urls = {".".join(("reward", *path, "url")): getattr(table, "url", None) for path, table in reward.scorers.items()}
+    named = [f"`{key}` is `{url}`" for key, url in urls.items() if url is not None]
+    return f"start the service and type the command again; {', '.join(named)}"
+
+
+def result_of(future: Future[Score], reward: ScorerTable) -> Score:
     """The score that was asked for. Raises RewardError of one that cannot be trained on, and of a service that is not
     there: nothing was drawn yet that could be gone on with."""
     try:
         return future.result()
     except ServiceLostError as error:
-        raise RewardError(error.message, hint=_START) from error
+        raise RewardError(error.message, hint=start_services(reward)) from error
     except NonFiniteError as error:  # here it is the reward that is wrong, and no run that is unhealthy
         raise RewardError(error.message, hint=error.hint) from error
 

@@ -10,7 +10,7 @@ from ppoctl import units
 KEPT_BYTES = 1 << 16
 """Bytes of one call that are kept."""
 _READ_BYTES = 1 << 16
-"""As much as a pipe holds."""
+"""Bytes that a pipe holds."""
 _STDERR = 2
 
 

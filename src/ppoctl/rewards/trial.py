@@ -137,7 +137,7 @@ def _trial(scorer: Scorer, name: str, prompts: Sequence[Prompt], encode: Encode,
             asked.append((prompt.id, kind, text, scorer.submit(request)))
         is_first = False
     settle_all([scorer])
-    tried = tuple(Tried(row, kind, text, result_of(future)) for row, kind, text, future in asked)
+    tried = tuple(Tried(row, kind, text, result_of(future, reward)) for row, kind, text, future in asked)
     return Trial(name, has_gold, tuple(prompt.id for prompt in prompts), tried, faults)
 
 

@@ -149,6 +149,15 @@ class Attempt:
                 path.rename(aside)
             _delete(aside)
 
+    def close(self) -> None:
+        """Remove the attempt's own folder, when it changes nothing any more. A newer attempt may have done that."""
+        with suppress(OSError):
+            for piece in self.own.iterdir():
+                if not piece.name.startswith(SET_ASIDE):
+                    _delete(piece)
+            self.own.rmdir()
+            self.own.parent.rmdir()
+
     def set_aside(self, path: Path) -> Path:
         """Move a file or a folder of the run into `discarded/`. Returns where it is then."""
         kept = self.free(self.layout.discarded(self.number) / self.layout.inside(path))

@@ -11,6 +11,7 @@ from ppoctl.store.layout import FORMAT
 from ppoctl.units import size
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+READ_ONLY = "the file system is read-only"
 REFUSED = (*FULL, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
 
 
@@ -22,6 +23,9 @@ def storage_error(path: Path, error: OSError, *, doing: str = "write") -> Storag
             f"cannot write `{path}`: {reason} ({size(free_bytes(folder))} free)",
             hint=f"nothing committed is lost; make room, then resume: df -h {quoted(folder)}",
         )
+    if error.errno == errno.EROFS:
+        says = f"cannot {doing} `{path}`: {READ_ONLY}"
+        return StorageError(says, hint=f"mount it read-write, then go on: findmnt -T {quoted(folder)}")
     return StorageError(
         f"cannot {doing} `{path}`: {reason}", hint=f"look at owner and rights: ls -ld {quoted(folder)}"
     )

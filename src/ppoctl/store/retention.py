@@ -97,6 +97,10 @@ class Retention:
         for role in self.outlines.roles:
             self._drop(self.attempt.layout.at_stop / role, saved)
 
+    def drop_all_kept_at_stop(self) -> None:
+        """Delete what stops left: the last step is saved."""
+        self.attempt.remove(self.attempt.layout.at_stop)
+
     def _drop(self, folder: Path, saved: int) -> None:
         try:
             manifest = manifests.read(folder)

@@ -60,7 +60,7 @@ def open_scorer(recipe: Recipe, questions: PromptSource, placed: Placed) -> Scor
     if recipe.eval.metrics is not None:
         recipe.eval.metrics.require_sound()
     with preparing("trying the reward"), opened_and_probed(recipe, questions, placed) as (scorer, probed):
-        require_sound(probed)
+        require_sound(probed, recipe.reward)
         require_own_names(score for row in probed for score in row.scores.values())
     return scorer
 

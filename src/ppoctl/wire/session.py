@@ -54,9 +54,9 @@ from ppoctl.tracking.view import RunView
 from ppoctl.versions import versions
 from ppoctl.wire import engines, mirrored
 from ppoctl.wire.allotted import allotted, time_left
-from ppoctl.wire.full_disk import add_what_is_needed
 from ppoctl.wire.job import JobContext, assemble
 from ppoctl.wire.out_of_memory import out_of_memory
+from ppoctl.wire.refusing_disk import add_what_to_do
 from ppoctl.wire.sockets import Sockets
 from ppoctl.wire.sources import source_digests
 
@@ -183,6 +183,7 @@ def attempt_run(
     this_process = {"pid": os.getpid(), "host": platform.node(), "threads": torch.get_num_threads()}
     journal.event("attempt_started", **this_process, **allotted(recipe))
     with (
+        closing(attempt),
         _watched(opened, screen, told, attempt, journal) as watcher,
         _ending(recipe, journal, told, attempt, watcher),
         gate.outlasting(),
@@ -264,7 +265,7 @@ def _ending(recipe: Recipe, journal: Journal, told: Outlines, attempt: Attempt, 
         status, code = ("unmet" if watcher.exit_code else "finished"), int(watcher.exit_code)
     except PpoctlError as error:
         if isinstance(error, StorageError):
-            add_what_is_needed(error, attempt.layout, recipe)
+            add_what_to_do(error, attempt.layout, recipe)
         if error.hint is not None:  # of rooms that do not know which run they work for
             root = attempt.layout.root
             error.hint = re.sub(

@@ -245,3 +245,16 @@ def test_a_killed_driver_leaves_nothing_on_any_node(folder):
     assert alive == []
     assert [name for name in private if Path(name).exists()] == []
     assert not list(folder.glob("ray-token*"))
+
+
+def test_an_end_that_takes_long_says_which_node_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "srun").write_text("#!/bin/sh\ncase $* in *nodelist=deaf*) exec sleep 60 ;; esac\n")
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(steps, "SAY_EVERY_S", 0.5)
+    monkeypatch.setattr(steps, "END_DEADLINE_S", 1.0)
+    said = list[str]()
+    steps.NodeSteps(JobNodes("7", "here", {"here": "127.0.0.1", "deaf": "127.0.0.1"}), tmp_path).end(said.append)
+    assert said == ["waiting for Ray to end on `deaf`, at most 6 s in all"]

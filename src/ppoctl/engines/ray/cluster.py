@@ -274,7 +274,7 @@ class RayCluster:
         self._own.enter_context(_token_in(token))
         _set_up_workers()
         steps = NodeSteps(nodes, logs)
-        self._own.callback(steps.end)
+        self._own.callback(steps.end, self.say)
         address = steps.start(self.placement.processes, self._object_store_bytes, until, self.say)
         host = address.rpartition(":")[0]
         try:

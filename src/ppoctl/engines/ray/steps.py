@@ -183,15 +183,20 @@ class NodeSteps:
         """A node whose `srun` has ended; None: all are there."""
         return next((step for step in self._steps if step.process.poll() is not None), None)
 
-    def end(self) -> None:
-        """End Ray on all nodes, and wait until nothing of it is left there."""
+    def end(self, say: Callable[[str], None]) -> None:
+        """End Ray on all nodes, and wait until nothing of it is left there. Where that takes long, `say` gets a
+        line."""
         for step in self._steps:
             with suppress(OSError):
                 _pipe(step.process.stdin).close()
-        until = time.monotonic() + END_DEADLINE_S
-        for step in self._steps:
-            if step.name != self.lost:
-                _wait(step.process, until)
+        say_at, until = time.monotonic() + SAY_EVERY_S, time.monotonic() + END_DEADLINE_S
+        waited_for = [step for step in self._steps if step.name != self.lost]
+        for step in waited_for:
+            _wait(step.process, say_at)
+        if late := [f"`{step.name}`" for step in waited_for if step.process.poll() is None]:
+            say(f"waiting for Ray to end on {', '.join(late)}, at most {END_DEADLINE_S + KILL_AFTER_S:g} s in all")
+        for step in waited_for:
+            _wait(step.process, until)
         for step in self._steps:
             if step.name != self.lost:
                 step.process.terminate()

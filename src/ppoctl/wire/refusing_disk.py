@@ -1,4 +1,5 @@
-"""What an attempt that a full disk ended says besides: what the run still needs there."""
+"""What an attempt that a full or a read-only disk ended says besides: what the run still needs there, and the command
+that continues."""
 
 import errno
 import os
@@ -6,7 +7,8 @@ import os
 from ppoctl.errors import StorageError, quoted
 from ppoctl.plan.disk import storage_of
 from ppoctl.recipe.schema import Recipe
-from ppoctl.store.disk import free_bytes
+from ppoctl.store.disk import READ_ONLY, free_bytes
+from ppoctl.store.jobs import resume_command
 from ppoctl.store.layout import RunLayout
 from ppoctl.units import size
 
@@ -14,9 +16,12 @@ _FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))
 """How the system says it; torch and Megatron-Core pass on the words alone."""
 
 
-def add_what_is_needed(error: StorageError, layout: RunLayout, recipe: Recipe) -> None:
+def add_what_to_do(error: StorageError, layout: RunLayout, recipe: Recipe) -> None:
     """Where the error is of a full disk, let it say what is free there, what the records of a step and the next pair
-    of states take, and what to do. Estimates: `plan` has them too."""
+    of states take, and what to do (estimates: `plan` has them too). Where the disk is read-only, let the hint have
+    the command that continues."""
+    if READ_ONLY in error.message:
+        error.hint = f"findmnt -T {quoted(layout.root)}  # mount it read-write, then: {resume_command(layout.root)}"
     if not any(words in error.message for words in _FULL):
         return
     stored = storage_of(recipe)
