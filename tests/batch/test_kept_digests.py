@@ -1,12 +1,13 @@
 """A digest is kept for as long as the file is the one that was read, and no longer."""
 
 import hashlib
+import json
 import os
 from pathlib import Path
 
 import pytest
 
-from ppoctl.batch.kept_digests import kept_digest
+from ppoctl.batch.kept_digests import MOST_KEPT, kept_digest
 
 OLD_NS = 10**18
 
@@ -58,6 +59,25 @@ def test_a_file_that_was_just_written_is_not_kept(tmp_path: Path, cache: Path) -
     file.write_bytes(b"young")
     assert read_bytes_of(file) == read_bytes_of(file)
     assert not cache.exists()
+
+
+def test_a_file_that_was_written_while_it_was_read_is_not_kept(tmp_path: Path, cache: Path) -> None:
+    file = old(tmp_path / "weights", b"first")
+    kept_digest(file, lambda *_: old(file, b"other"))
+    assert not cache.exists()
+    assert read_bytes_of(file)[0] == hashlib.sha256(b"other").hexdigest()
+
+
+def test_the_digests_that_were_taken_last_are_kept(tmp_path: Path, cache: Path) -> None:
+    cache.parent.mkdir(parents=True)
+    cache.write_text(json.dumps({f"/{number}": {} for number in range(MOST_KEPT)}))
+    first, second = tmp_path / "first", tmp_path / "second"
+    for file, data in ((first, b"1"), (second, b"2"), (first, b"one")):
+        kept_digest(old(file, data))
+    kept_digest(second)
+    places = list(json.loads(cache.read_text()))
+    # The oldest two went. A file that was read again is the newest; one that was recalled stays where it is.
+    assert places == [f"/{number}" for number in range(2, MOST_KEPT)] + [str(second), str(first)]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', '{"%s": {"file": [], "sha256": 3}}'])

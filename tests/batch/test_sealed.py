@@ -49,5 +49,6 @@ def test_a_whole_line_is_read_a_torn_end_is_not_and_damage_is_named(tmp_path: Pa
     assert raised.value.hint is not None
     assert raised.value.hint.endswith(f"ppoctl resume {tmp_path / 'run'} --allow-missing")
     assert list(intact_lines(damaged)) == [{"seq": 1}, {"seq": 3}]
+    assert list(intact_lines(torn)) == [{"seq": 1}, {"seq": 2}]
     with pytest.raises(CorruptArtifactError, match="line 5: it is not ASCII"):
         list(whole_lines(path, b"\xff\n", line_number=5))

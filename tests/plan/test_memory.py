@@ -159,13 +159,11 @@ def test_the_whole_kl_has_a_second_chunk_of_logits_and_the_reference_s_hidden_st
         ("{place='reward', estimator='full', coef=0.1}", {"forward"}),
         ("{place='loss', estimator='full', coef=0.1}", {"update"}),
         (
-            "{place='loss', estimator='full', coef=0.1, "
-            "adaptive={target_per_token=0.1}}",
+            "{place='loss', estimator='full', coef=0.1, adaptive={target_per_token=0.1}}",
             {"forward", "update"},
         ),
         (
-            "{place='reward', estimator='full', coef=0.1, "
-            "adaptive={target_per_token=0.1}}",
+            "{place='reward', estimator='full', coef=0.1, adaptive={target_per_token=0.1}}",
             {"forward"},
         ),
     ],

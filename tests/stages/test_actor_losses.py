@@ -57,6 +57,15 @@ def test_a_samplers_log_prob_that_is_none_stops() -> None:
         stage.run(STATES["actor"], hand.rollouts(sampler_logprobs=broken))
 
 
+def test_the_whole_divergence_is_held_from_above() -> None:
+    full = torch.tensor([[0.5, 3.0, 9.0], [0.25, 1.5, 2.0]])
+    for clamp, expected in (
+        (None, [[0.5, 3.0, 0.0], [0.25, 1.5, 2.0]]),
+        (1.5, [[0.5, 1.5, 0.0], [0.25, 1.5, 1.5]]),
+    ):
+        assert KlPenalty("loss", "full", 0.1, output_clamp=clamp).exact(full, hand.MASK).tolist() == expected
+
+
 def current() -> Logprobs:
     return replace(hand.logprobs(), actor=None, entropy=None)
 

@@ -1,6 +1,7 @@
 """Rollouts, log-probs, values, advantages and evaluations on records made by hand."""
 
 import math
+from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -13,6 +14,7 @@ from fakes.sockets import EvenScorer, FakeStream
 from ppoctl.batch.grid import pack
 from ppoctl.batch.prompts import Prompt, Prompts
 from ppoctl.batch.records import TERMINATED, TRUNCATED, Carry, State
+from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.batch.sequences import Sequences
 from ppoctl.errors import NonFiniteError, PreemptedError, RewardError
 from ppoctl.ports import Asked, DrawnFor, Said, Sample, SampleRequest, SamplingParams
@@ -254,6 +256,10 @@ def test_lambda_by_length_is_the_policys_and_the_critics_stays() -> None:
     FLOAT32.check(found.advantages, torch.tensor([[0.0, 0.0, 0.0], [4 / 9, 2 / 3, 1.0]]))
     FLOAT32.check(found.returns, torch.tensor([[1.0, 1.0, 0.0], [2.0, 2.0, 2.0]]))
     assert found.figures()["advantage/lambda_mean"] == pytest.approx((1 / 2 + 2 / 3) / 2)
+    # A response without a score has no lambda.
+    unscored = (inputs[0], hand.rewards(0.0, 2.0, outcomes=(2, 0)), *inputs[2:])
+    found = advantages(estimator=Gae(1.0, 1.0, 1.0, 1.0)).run(*unscored)
+    assert found.figures()["advantage/lambda_mean"] == pytest.approx(2 / 3)
 
 
 def test_monte_carlo_asks_no_critic() -> None:
@@ -317,6 +323,7 @@ def test_truncated_responses_may_be_left_out_of_everything() -> None:
     FLOAT32.check(torch.stack([whitened.sum(), whitened.std()]), torch.tensor([0.0, 1.0]))
     assert found.shaped is not None
     assert found.shaped.tolist() == [1.0, 2.0]
+    assert (found.carry.trained_seqs, found.carry.trained_tokens) == (1, 2)
     figures = found.figures()
     assert figures["advantage/filtered_frac"] == 0.5
     # k1 of row 0: 0.5 and -0.5.
@@ -392,6 +399,12 @@ def test_a_coefficient_that_adapts_is_the_one_before_in_its_step_and_the_next_in
         for began, used in ((0.0, 0.4), (0.1, 0.4), (0.3, 0.1)):
             found = advantages(penalty=penalty).run(*GATHERED[:-1], Carry(0.4, kl_first_coef=began))
             assert found.penalty_coef == used
+    # It moves with the sequences that were drawn, those without a score included: the measure is of the others.
+    penalty = replace(fixed, target=KlTarget(1.0, "sequence", 20))
+    unscored = (GATHERED[0], hand.rewards(0.0, 2.0, outcomes=(2, 0)), *GATHERED[2:-1], Carry())
+    found = advantages(penalty=penalty).run(*unscored)
+    assert found.figures()["kl/measured"] == pytest.approx(1.5)
+    assert found.carry.kl_coef == pytest.approx(0.1 * (1 + 0.2 * 2 / 20))
     # A fixed one is the recipe's, whatever was.
     found = advantages(penalty=fixed).run(*GATHERED[:-1], Carry(0.4))
     assert (found.carry.kl_coef, found.kl_coef, found.penalty_coef) == (0.1, None, 0.1)
@@ -433,8 +446,12 @@ def test_a_penalty_without_a_reference_is_no_step_without_a_penalty() -> None:
 
 def test_whitening_is_a_choice() -> None:
     FLOAT32.check(advantages().run(*GATHERED).advantages, torch.tensor([[1.0, 1, 0], [2, 2, 2]]))
-    whitened = advantages(whitened=True).run(*GATHERED).advantages[hand.MASK]
+    found = advantages(whitened=True).run(*GATHERED)
+    whitened = found.advantages[hand.MASK]
     FLOAT32.check(torch.stack([whitened.mean(), whitened.std()]), torch.tensor([0.0, 1.0]))
+    # Figures are of the advantages before: 1, 1, 2, 2, 2.
+    raw = {name: found.figures()[f"advantage/raw_{name}"] for name in ("mean", "std", "abs_max")}
+    assert raw == pytest.approx({"mean": 1.6, "std": torch.tensor([1.0, 1, 2, 2, 2]).std().item(), "abs_max": 2.0})
 
 
 def test_an_evaluation_is_greedy_once_and_sampled_with_seeds_of_its_own() -> None:
@@ -494,12 +511,56 @@ def test_nobody_prepares_a_generator_for_an_evaluation_of_which_all_is_there() -
 def test_finished_samples_of_an_evaluation_belong_to_one_actor_its_sets_and_one_recipe() -> None:
     keys = Keys(there=("held/greedy/a#0",))
     drawing = Drawing(Recorder(), cast(Any, keys), Stops(), unwatched)
-    others = {"far": prompts(step=0), "held": prompts(step=0, answer="odd")}
+    others = {"held": prompts(step=0, answer="odd"), "far": prompts(step=0)}
     for changes in ({}, {}, {"fingerprint": "other keys"}, {"sets": others}, {"sets": {"held": prompts(step=0)}}):
         evaluation(**{"drawing": drawing, **changes}).run(ACTOR)
     evaluation(drawing=drawing).run(State("actor", 0, 0, "second"))
     assert keys.seen[0] == keys.seen[1]
     assert len(set(keys.seen)) == 5
+
+
+def test_a_greedy_pass_filters_nothing() -> None:
+    class Params(Recorder):
+        def open(self, params: SamplingParams) -> FakeStream:
+            opened.append(params)
+            return super().open(params)
+
+    opened: list[SamplingParams] = []
+    sampled = SamplingParams(0.8, 4, top_p=0.9, top_k=5, min_p=0.1, stop_strings=("x",))
+    drawing = Drawing(Params(), cast(Any, Some(())), Stops(), unwatched)
+    evaluation(drawing=drawing, sampled=sampled, sets={"held": prompts(step=0)}).run(ACTOR)
+    assert opened == [SamplingParams(0.0, 4, stop_strings=("x",)), sampled]
+
+
+def test_each_sample_of_an_evaluation_has_the_score_of_its_own_request() -> None:
+    class Numbers(EvenScorer):
+        """The n-th request scores n."""
+
+        count = 0
+
+        def submit(self, request: ScoreRequest) -> Future[Score]:
+            self.count += 1
+            future: Future[Score] = Future()
+            future.set_result(Score(float(self.count), "ok"))
+            return future
+
+    found = evaluation(scorer=Numbers(), sets={"held": prompts(step=0)}).run(ACTOR)
+    assert [row["score"] for row in found.rows] == [1, 2, 1 + 2, 2 + 2, 3 + 2, 4 + 2]
+
+
+def test_every_response_is_heard_with_its_prompt_those_that_are_recalled_first() -> None:
+    heard: list[tuple[str, str]] = []
+    stage = RolloutStage(
+        models=cast(Any, hand.Models()),
+        drawing=Drawing(Recorder(), cast(Any, Some(("b#0", "a#1"))), Stops(), unwatched),
+        params=SamplingParams(1.0, 4),
+        samples_per_prompt=2,
+        seed=3,
+        fingerprint="",
+        heard=lambda prompt, sample: heard.append((prompt.id, sample.key)),
+    )
+    stage.run(ACTOR, prompts())
+    assert heard == [("b", "b#0"), ("a", "a#1"), ("b", "b#1"), ("a", "a#0")]
 
 
 def test_an_evaluation_that_should_stop_does_so_before_the_next_sample() -> None:

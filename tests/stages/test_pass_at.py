@@ -96,6 +96,14 @@ def test_figures_are_means_over_prompts_that_have_enough_scores() -> None:
     assert figures["eval/s/maj_at_3_stderr"] == pytest.approx(0.5)
 
 
+def test_a_sample_whose_score_was_not_asked_for_is_no_error() -> None:
+    """Two of four were scored, and one of them failed."""
+    found = rows(("a", [1.0, None], "xx"), ("b", [None, None], "--"))
+    for row in found[2:]:
+        row["outcome"] = UNSCORED
+    assert summarise("s", "sampled", found, Estimates())["eval/s/error_frac"] == 1 / 2
+
+
 def test_a_set_of_which_no_score_was_asked_has_lengths_and_truncations_only() -> None:
     found = [{**row, "outcome": UNSCORED} for row in rows(("a", [None, None], "--"))]
     assert set(summarise("s", "greedy", found, Estimates())) == {

@@ -101,6 +101,15 @@ def test_each_step_is_taken_alike_for_responses_and_tokens_and_tells_what_it_did
     assert list(found.figures.values()) == [pytest.approx(figure)]
 
 
+@pytest.mark.parametrize("step", [Clip(-0.5, 1.0), Scale((-0.5, 1.0), (0.0, 1.0))], ids=str)
+@pytest.mark.parametrize("rewards", [[0.25, 7.0], [[0.5, 0.25, 9.0], [3.0, 3.0, 3.0]]])
+def test_the_share_that_is_held_is_of_responses_that_have_a_score(step: RewardStep, rewards: Any) -> None:
+    found = step(earned(rewards, valid=torch.tensor([True, False])))
+    assert list(found.figures.values()) == [0.0]
+    found = step(earned(rewards, valid=torch.tensor([False, True])))
+    assert list(found.figures.values()) == [1.0]
+
+
 def test_running_moments_are_those_of_all_steps_so_far() -> None:
     # Step 1: 1, 3: mean 2, std sqrt(2). Step 2: 1, 3, 5, 7: mean 4, m2 = 9 + 1 + 1 + 9 = 20, std sqrt(20 / 3).
     first = Running(center=False)(earned([1.0, 3.0]))

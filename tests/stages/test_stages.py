@@ -99,6 +99,12 @@ def test_a_step_with_too_many_errors_stops_and_names_the_first(tmp_path: Path) -
     assert caught.value.exit_code == 4
     assert stage.name == "reward"
     assert replace(stage, max_error_frac=0.25).run(prompts, rollouts).valid.sum() == 6
+    # The bound that the hint suggests lets the step pass: 1 of 3 is 0.34, not 0.33.
+    few = [Score(1.0, "ok"), Score(1.0, "ok"), Score(None, "error", "boom")]
+    with pytest.raises(RewardError) as caught:
+        stage._require_few_errors(few, requests("a", "b", "c"), rollouts)
+    assert caught.value.hint is not None
+    assert "reward.max_error_frac=0.34`" in caught.value.hint
 
 
 def test_the_scorer_is_told_all_that_is_known_of_a_response() -> None:

@@ -297,8 +297,14 @@ def test_figures_of_a_corrected_update_are_of_the_tokens_that_count() -> None:
     kept = hand.MASK & torch.tensor([[True, False, False], [True, True, True]])
     logprobs = replace(hand.logprobs(), entropy=torch.tensor([[1.0, 9.0, 0.0], [1.0, 1.0, 1.0]]))
     inputs = (hand.rollouts(), logprobs, hand.advantages(), hand.correction(torch.ones(2, 3), kept))
-    figures = actor_stage().run(STATES["actor"], *inputs).figures()
+    moved = hand.Engine(hand.ACTOR + torch.tensor([[0.0, 5.0, 0.0], [0.0, 0.0, 0.0]]))
+    stage = actor_stage(models=hand.Models(moved), plan=replace(plan(), minibatch_seqs=2), positive_nll_coef=0.1)
+    advantages = replace(hand.advantages(), shaped=torch.tensor([1.0, 1.0]))
+    figures = stage.run(STATES["actor"], inputs[0], inputs[1], advantages, inputs[3]).figures()
     assert figures["policy/entropy_mean"] == 1.0
+    # The token whose ratio is exp(5) does not count, and its likelihood is not raised.
+    assert figures["policy/ratio_max"] == 1.0
+    assert asked_of(stage).totals(BOTH) == (4, 4)
 
 
 def test_the_value_loss_is_that_of_its_rows_and_scaled() -> None:
@@ -427,6 +433,14 @@ def test_an_update_goes_on_from_the_optimizer_steps_before_it() -> None:
         assert (record.step, record.updates, record.parent) == (5, 9 + 4, "parent")
         # 1 - update / 20, counted on from 9.
         assert record.per_minibatch["lr"] == pytest.approx([0.55, 0.5, 0.45, 0.4])
+        prefix = {"actor": "policy", "critic": "value"}[role]
+        assert record.figures()[f"{prefix}/lr"] == pytest.approx(0.4)
+
+
+def test_a_rate_that_follows_steps_counts_from_the_first_that_trains_the_role() -> None:
+    schedule = replace(plan().schedule, steps_before=3)
+    state = STATES["actor"]  # of step 4: the step after it is the second that trains
+    assert [schedule.at(replace(state, step=step), done=7).lr for step in (3, 4, 5)] == pytest.approx([1, 0.95, 0.9])
 
 
 def test_the_order_of_rows_is_another_in_every_epoch_step_and_role() -> None:
