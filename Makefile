@@ -35,24 +35,15 @@ setup-gpu: ## Make .venv anew for NVIDIA GPUs instead (a driver of 580 or later;
 quickstart: setup ## Train the quickstart model with PPO until it solves held-out problems (minutes on two cores)
 	$(BIN)/ppoctl train recipes/quickstart.toml --or-resume
 
-# In an environment of its own: MLflow's pages want other versions of what training is pinned to.
-UI   = .venv-ui
 RUNS ?= runs
 PORT ?= 5000
 
-ui: ## MLflow's pages of RUNS (runs), on PORT (5000) of this machine; Ctrl-C ends them
+ui: setup ## MLflow's pages of RUNS (runs), on PORT (5000) of this machine; Ctrl-C ends them
 	@test -f "$(RUNS)/mlflow.db" || { echo "$(RUNS)/mlflow.db is not there: train first (make quickstart), or make ui RUNS=folder"; exit 2; }
-	@$(MAKE) --no-print-directory $(UI)/.installed
 	@echo "open http://127.0.0.1:$(PORT) in a browser"
 	@exec env MLFLOW_DISABLE_TELEMETRY=true DO_NOT_TRACK=true PYTHONWARNINGS=ignore \
-	    $(UI)/bin/mlflow ui --host 127.0.0.1 --port $(PORT) --workers 1 \
+	    $(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT) --workers 1 \
 	    --backend-store-uri "sqlite:///$$(realpath "$(RUNS)")/mlflow.db"
-
-$(UI)/.installed: requirements/cpu.txt
-	@echo "installing MLflow's pages in $(UI), once"
-	@$(PYTHON) -m venv $(UI)
-	@$(UI)/bin/python -m pip install --quiet --disable-pip-version-check "$$(sed -n 's/^mlflow-skinny==/mlflow==/p' requirements/cpu.txt)"
-	@touch $@
 
 # Six parts, two at a time, the longest first: as one ends, the next begins beside the other.
 # Where `make` cannot keep their output apart they run one after the other.
@@ -124,4 +115,4 @@ format: setup ## Let ruff rewrite what it can
 	$(BIN)/ruff format src tests benchmarks recipes
 
 clean: ## Remove the environments and caches; run directories stay
-	rm -rf $(VENV) $(UI) .pytest_cache .mypy_cache .ruff_cache build
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build

@@ -7,8 +7,17 @@ set -eu
 python=$1
 venv=$2
 here=$(dirname "$0")
+echo "$venv: making the environment"
 "$python" -m venv --clear "$venv"
 "$venv/bin/python" -m pip install --quiet uv==0.13.8
-"$venv/bin/uv" pip install --quiet --compile-bytecode --python "$venv/bin/python" --only-binary :all: \
-    --constraint "$here/gpu.txt" --editable "$here/..[gpu,dev]"
+part() { # what the screen says, then what uv is to install
+    echo "$venv: installing $1"
+    shift
+    "$venv/bin/uv" pip install --quiet --compile-bytecode --python "$venv/bin/python" --only-binary :all: \
+        --constraint "$here/gpu.txt" "$@"
+}
+part "torch and CUDA's libraries" torch
+part "vLLM" vllm
+part "Megatron-Core, Ray and MLflow" megatron-core ray mlflow
+part "ppoctl, what else it requires, and the tools of its tests" --editable "$here/..[gpu,dev]"
 touch "$venv/.gpu"

@@ -69,6 +69,10 @@ class RunView:
         self._took: dict[int, float] = {}
         """Seconds from the end of the step before to the end of this one, without an evaluation: saves are in it."""
         self._last_end: float | None = None
+        """When the last step of this process was over; None before the first one is."""
+        self._attempt: int | None = None
+        self._firsts: set[int] = set()
+        """Steps that were the first of their process, to which kernels, caches and imports were new."""
 
     def stage_started(self, step: int, stage: str) -> None:
         """Hear that a stage runs from now on."""
@@ -87,6 +91,8 @@ class RunView:
         if "stage" not in line:
             return
         step, figures = line["step"], line.get("figures", {})
+        if line["attempt"] != self._attempt:
+            self._attempt, self._last_end = line["attempt"], None
         self.activity = None
         self.progress = None
         self.figures.update(figures)
@@ -102,7 +108,9 @@ class RunView:
         if line["stage"].partition(".")[0] == "rollout":
             self._tokens_per_s = line.get("clocked", {}).get(metrics.THROUGHPUT_GENERATED.name)
         if line["stage"] == self.last_stage(step):
-            if self._last_end is not None:
+            if self._last_end is None:
+                self._firsts.add(step)
+            else:
                 self._took[step] = self._clock() - self._last_end
             self._last_end = self._clock()
         over = step if line["stage"] == self.last_stage(step) else step - 1
@@ -133,15 +141,14 @@ class RunView:
     @property
     def eta_s(self) -> float | None:
         """Seconds to the end: steps to come times the mean of the last few, with what lay between them, and
-        evaluations to come times the mean of those so far. None before the first step is over."""
+        evaluations to come times the mean of those so far. The first step of a process counts only where there is no
+        other: it takes longer. None before the second step is over."""
         done = self.finished_step
-        recent = [
-            max(self._seconds[step], self._took.get(step, 0.0))
-            for step in range(done - STEPS_FOR_ETA + 1, done + 1)
-            if step in self._seconds
-        ]
-        if not recent:
+        last_few = [step for step in range(done - STEPS_FOR_ETA + 1, done + 1) if step in self._seconds]
+        rated = [step for step in last_few if step not in self._firsts] or last_few
+        if not rated or (last_few == [done] and done in self._firsts and done < self.steps):
             return None
+        recent = [max(self._seconds[step], self._took.get(step, 0.0)) for step in rated]
         evaluations = list(self._eval_seconds.values())
         to_come = sum(self.evaluates(step) and step not in self._eval_seconds for step in range(done, self.steps + 1))
         steps_s = max(self.steps - done, 0) * sum(recent) / len(recent)
