@@ -184,12 +184,17 @@ POLICY_SURROGATE_LOSS = Metric(
 POLICY_ENTROPY_LOSS = Metric(
     "policy/entropy_loss", "loss", "the part that the entropy bonus makes: at most 0 (with entropy_coef)"
 )
-POLICY_KL_LOSS = Metric("policy/kl_loss", "loss", "the part that the KL penalty makes (with ppo.kl.place = loss)")
+POLICY_KL_LOSS = Metric(
+    "policy/kl_loss", "loss", "the part that the KL penalty makes (with ppo.kl.place = loss)", "small, rising slowly"
+)
 POLICY_NLL_LOSS = Metric(
     "policy/nll_loss", "loss", "the part that good responses make (with positive_nll_coef)", "falling"
 )
 POLICY_NLL_TOKENS = Metric(
-    "policy/nll_tokens", "tokens", "tokens of good responses in the step, which positive_nll_coef averages over"
+    "policy/nll_tokens",
+    "tokens",
+    "tokens of good responses in the step, which positive_nll_coef averages over",
+    "above 0",
 )
 POLICY_GRAD_NORM = Metric(
     "policy/grad_norm", "norm", "global gradient norm of the actor before clipping", "no spikes"

@@ -13,7 +13,7 @@ from ppoctl.wire.session import prepare
 from recipe.conftest import SMALLEST, Write
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
-FREEZES = f'requires = ["freezing", "tools"]\n{SMALLEST}'
+FREEZES = 'requires = ["freezing", "tools"]\n' + SMALLEST.replace('path = "base"', 'path = "a-hub/base"')
 
 
 @pytest.fixture
