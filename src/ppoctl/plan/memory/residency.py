@@ -20,7 +20,8 @@ class Schedule:
     """Stages of a story in which the parts of roles are at work."""
 
     stages: tuple[str, ...]
-    """Names of all stages, in order, then an evaluation, the saves, and the loads of a resume."""
+    """Names of all stages, in order, then an evaluation, the saves, and the loads of a resume; a start from the model
+    takes what a load takes."""
     parts: Mapping[str, tuple[str, ...]]
     """Stages by part. `generator`, `reference`, `ROLE weights` and `ROLE training` (gradients and optimizer): those
     in which a part is on the device where roles take turns. `draws`: those in which the generator works. `ROLE
