@@ -13,6 +13,7 @@ QUICKSTART = str(ROOT / "recipes" / "quickstart.toml")
 PUBLISHED = [str(ROOT / "recipes" / "dsr1-7b.toml")]
 PUBLISHED += ["--set", "generator.compile=true"]
 ONE_PROCESS = ["actor.parallel={}", "critic.parallel={}", "generator.engines=1", "cluster.offload=[]"]
+ONE_PROCESS += ["checkpoint.reshardable=full"]
 LARGE = [*PUBLISHED, *(word for key in ONE_PROCESS for word in ("--set", key))]
 SPLIT = "{tensor=2, pipeline=2, data=2, sequence=true, distributed_optimizer=true}"
 LAYOUT = ["--set", f"actor.parallel={SPLIT}", "--set", f"critic.parallel={SPLIT}"]
