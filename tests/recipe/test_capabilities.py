@@ -80,12 +80,18 @@ def test_an_estimator_without_a_critic_is_known_and_not_available(smallest: Path
     )
 
 
+def test_the_name_of_an_estimator_is_one_of_no_other_key(smallest: Path) -> None:
+    with pytest.raises(RecipeError, match=r'`ppo\.policy_loss\.kind` is `"grpo"`: must be one of '):
+        load([smallest], ["ppo.policy_loss.kind=grpo"])
+
+
 @pytest.mark.parametrize(
     ("setting", "key", "what"),
     [
         ("actor.lora.rank=8", "actor.lora", "LoRA and other adapters"),
         ("model.lora={rank=8, alpha=32}", "model.lora", "LoRA and other adapters"),
         ("actor.lora_rank=8", "actor.lora_rank", "LoRA and other adapters"),
+        ("actor.LoRA={rank=8}", "actor.LoRA", "LoRA and other adapters"),
         ("actor.freeze=['embedding']", "actor.freeze", "layers of the actor that do not train"),
         ("rollout.dynamic_sampling=true", "rollout.dynamic_sampling", "sampling again"),
         ("ppo.pf_ppo.weight_pow=2.0", "ppo.pf_ppo", "rollouts drawn again by their score"),
