@@ -94,6 +94,14 @@ def test_what_a_function_gets_wrong_is_said_in_its_own_terms(name: str, says: st
     assert replies(name, asked) == [{"error": says, "outcome": "error"}]
 
 
+def test_an_answer_that_is_nested_too_deep_costs_its_own_sample() -> None:
+    deep, good = (replace(request(text), token_ids=(1,)) for text in ("deep", "good"))
+    assert replies("nests", deep, good) == [
+        {"error": "the function returned a list for token 0, not a number", "outcome": "error"},
+        {"value": 1.0, "extras": {}, "tokens": [1.0]},
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [

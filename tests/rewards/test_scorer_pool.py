@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -170,6 +171,28 @@ def test_a_scorer_that_prints_without_end_is_late_and_what_it_printed_is_counted
     assert len(printed) < 2 * KEPT_BYTES + 1000
     assert printed.count("the rest is dropped") == 1
     assert re.search(r"ppoctl: [\d.,]+ [MG]iB that the scorer `drill_scorers:score` printed were dropped\n$", printed)
+
+
+def test_a_standard_error_that_nobody_reads_keeps_no_score_and_no_pool(drill_pool: OpenPool) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writing, bytes(1 << 16))
+    os.set_blocking(writing, True)
+    before = os.dup(2)
+    os.dup2(writing, 2)
+    began = time.monotonic()
+    try:
+        pool = drill_pool(timeout_s=600.0)
+        (score,) = scores(pool, [request("", "print 100000")])
+        pool.close()
+    finally:
+        os.dup2(before, 2)
+        for number in (before, reading, writing):
+            os.close(number)
+    assert score.value == 1.0
+    assert time.monotonic() - began < 20
 
 
 def test_a_process_that_a_scorer_left_behind_does_not_keep_a_pool_open(drill_pool: OpenPool, tmp_path: Path) -> None:

@@ -66,3 +66,12 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str) -> flo
 
 def votes(sample: Any) -> dict[str, Any]:
     return {"score": 1, "answer": sample.response.strip(), "short": True}
+
+
+def nests(sample: Any) -> Any:
+    if sample.response != "deep":
+        return [1.0]
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+    return nested

@@ -99,9 +99,12 @@ def test_rows_are_read_from_a_run_a_folder_of_it_and_both_kinds_of_file(tmp_path
 
 def test_what_holds_no_samples_is_refused(tmp_path: Path) -> None:
     (tmp_path / "no.jsonl").write_text("{\n")
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000 + "\n")
     (tmp_path / "other.jsonl").write_text('{"question": "x"}\n')
     with pytest.raises(CorruptArtifactError, match="cannot be read"):
         eval_samples.read(tmp_path / "no.jsonl")
+    with pytest.raises(CorruptArtifactError, match="cannot be read"):
+        eval_samples.read(tmp_path / "deep.jsonl")
     with pytest.raises(RecipeError, match="has no rows of an evaluation's samples"):
         eval_samples.read(tmp_path / "other.jsonl")
     with pytest.raises(RecipeError, match="is not a run directory"):

@@ -2,6 +2,7 @@
 its own standard error. Standard library only."""
 
 import os
+import select
 from contextlib import suppress
 from threading import Lock
 
@@ -12,6 +13,7 @@ KEPT_BYTES = 1 << 16
 _READ_BYTES = 1 << 16
 """Bytes that a pipe holds."""
 _STDERR = 2
+_PATIENCE_S = 1.0
 
 
 class Dropped:
@@ -82,7 +84,11 @@ class Output:
 
 
 def _write(text: str | bytes) -> None:
+    """Write to standard error. Bytes that nobody reads there within `_PATIENCE_S` are dropped: no call waits for a
+    reader."""
     data = text.encode() if isinstance(text, str) else text
-    with suppress(OSError):  # nobody reads standard error any more
-        while data:
-            data = data[os.write(_STDERR, data) :]
+    writable = select.poll()
+    writable.register(_STDERR, select.POLLOUT)
+    with suppress(OSError):  # it is closed, or nobody reads it any more
+        while data and writable.poll(_PATIENCE_S * 1000):
+            data = data[os.write(_STDERR, data[: select.PIPE_BUF]) :]

@@ -2,6 +2,7 @@
 
 import copy
 import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,6 +51,16 @@ def test_an_engine_restarted_on_an_export_has_its_weights(untied: Bench, monkeyp
     monkeypatch.undo()
     untied.trainer.move(0.05)
     assert untied.worst_gap(prompts(4), DRAW) < 1e-3
+
+
+def test_an_engine_puts_no_file_into_the_temporary_folder_that_a_kill_would_leave_there(
+    model_folder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    bench = Bench.start(model_folder("tied"))
+    assert len(bench.draw(prompts(2), DRAW)) == 2
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == []
+    bench.generator.close()
 
 
 def test_a_folder_without_a_model_is_an_environment_problem(tmp_path: Path, tied: Bench) -> None:

@@ -15,7 +15,7 @@ import torch
 from ppoctl.device import on_gpu
 from ppoctl.engines.vllm.arguments import engine_arguments
 from ppoctl.engines.vllm.detokenizer import Detokenizer
-from ppoctl.engines.vllm.environment import prepare_environment
+from ppoctl.engines.vllm.environment import prepare_environment, store_in_memory
 from ppoctl.engines.vllm.log import where_it_says_more, write_logs_alone
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError, WeightSyncError
@@ -244,7 +244,8 @@ def started(settings: VllmSettings, **options: Any) -> Any:
         import vllm.v1.engine.llm_engine  # noqa: F401 - loads most of vLLM
 
         gc.freeze()  # vLLM collects five times while it starts, and what is imported is most of the heap
-        llm = _start(settings, **options)
+        with store_in_memory():
+            llm = _start(settings, **options)
     # vLLM would otherwise shut down, process groups included, whenever this object happens to be collected.
     llm.engine_core._finalizer.detach()
     return llm

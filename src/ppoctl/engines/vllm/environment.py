@@ -4,8 +4,8 @@ import os
 import stat
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,21 @@ def _prepare_for_gpu(settings: VllmSettings) -> None:
         os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
     if settings.table.batch_invariant:
         os.environ["VLLM_BATCH_INVARIANT"] = "1"
+
+
+@contextmanager
+def store_in_memory() -> Iterator[None]:
+    """Context in which an engine of one process starts with its store of process groups in anonymous memory. vLLM
+    would put it into a file of the temporary folder, which stays there when the process is killed."""
+    from vllm.v1.executor import uniproc_executor as found
+
+    uniproc_executor: Any = found
+    theirs = uniproc_executor.get_file_store_init_method
+    uniproc_executor.get_file_store_init_method = lambda: f"file:///proc/self/fd/{os.memfd_create('store')}"
+    try:
+        yield
+    finally:
+        uniproc_executor.get_file_store_init_method = theirs
 
 
 def _keep_caches_on_this_node() -> None:
