@@ -715,6 +715,7 @@ def test_a_stage_that_fills_a_device_to_the_byte_fits(smallest: Path) -> None:
 def test_the_driver_is_on_the_first_node(smallest: Path) -> None:
     """The second one, of engines, is the fullest."""
     sets = ["cluster.placement=apart", "actor.parallel={data=4}", "critic.parallel={data=4}", "generator.engines=8"]
+    sets += ["checkpoint.asynchronous=false"]
     node = _estimate(smallest, *sets, gpu_gib=80.0).node
     assert node is not None
     assert {item.role for item in node.items} == {"generator", "node"}
