@@ -261,9 +261,9 @@ def test_a_critic_from_a_saved_state_says_whose_it_was(smallest: Path, tmp_path:
     assert start.saved_by == SavedBy(None, "critic", 12, "abc")
     layout.run_json.write_text("{}", "ascii")
     assert saved_by(folder) == SavedBy(str(layout.root), "critic", 12, "abc")
-    elsewhere = tmp_path / "elsewhere/states/critic/12"
-    shutil.copytree(folder, elsewhere)
-    assert saved_by(elsewhere) == SavedBy(None, "critic", 12, "abc")
+    for copied in (tmp_path / "elsewhere/states/critic/12", folder.with_name("copied")):
+        shutil.copytree(folder, copied)
+        assert saved_by(copied) == SavedBy(None, "critic", 12, "abc")
 
 
 def test_bytes_of_the_quickstart_model_match_its_weights(smallest: Path) -> None:
