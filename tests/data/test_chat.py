@@ -47,6 +47,18 @@ def test_a_template_says_what_it_says_in_transformers(
     assert ChatTemplate(tmp_path).render(MESSAGES) == theirs
 
 
+def test_special_tokens_are_those_of_the_configuration_and_arguments_replace_them(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }} {{ eos_token }} {{ pad_token }}", "utf-8")
+    (tmp_path / "special_tokens_map.json").write_text(
+        '{"bos_token": "map", "eos_token": {"content": "map"}}', "utf-8"
+    )
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "own", "pad_token": "own"}', "utf-8")
+    template = ChatTemplate(tmp_path)
+    assert template.special == {"bos_token": "own", "eos_token": "map", "pad_token": "own"}
+    assert template.render(MESSAGES) == "own map own"
+    assert template.render(MESSAGES, {"eos_token": "written"}) == "own written own"
+
+
 def test_a_template_cannot_reach_out_of_the_sandbox(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ ''.__class__.__mro__ }}", "utf-8")
     with pytest.raises(Exception, match="unsafe"):

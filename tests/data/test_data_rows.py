@@ -222,6 +222,12 @@ def test_a_bad_parquet_row_is_named_by_its_number(tmp_path: Path) -> None:
         read_rows(table, name="train")
 
 
+@pytest.mark.parametrize("number", ["Infinity", "-Infinity", "NaN"])
+def test_a_number_for_the_reward_is_finite(jsonl: MakeTable, number: str) -> None:
+    with pytest.raises(DataError, match=r"line 1: `x` is .*\(a float\), and what a reward is given must be JSON"):
+        read_rows(jsonl(f'{{"q": "one", "a": "1", "x": {number}}}', fields=("x",)), name="train")
+
+
 def test_a_column_for_the_reward_must_be_json(tmp_path: Path) -> None:
     _write_parquet(tmp_path / "x.parquet", [{"q": "one", "a": "1", "image": b"png"}])
     table = ColumnRows(format="columns", path=str(tmp_path / "x.parquet"), prompt="q", answer="a", fields=("image",))

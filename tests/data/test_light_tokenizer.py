@@ -35,6 +35,21 @@ def test_prompts_are_those_of_transformers(
     assert light(tmp_path).render(ROWS, TABLE, name="train") == theirs.render(ROWS, TABLE, name="train")
 
 
+def test_a_text_is_neither_cut_nor_padded(make_tokenizer: Callable[..., Any], tmp_path: Path) -> None:
+    """A tokenizer.json may say both; a prompt that was cut would train on another question."""
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.enable_truncation(2)
+    tokenizer.backend_tokenizer.enable_padding(length=9)
+    tokenizer.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    tokenizer.save_pretrained(tmp_path / "whole")
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        (tmp_path / "whole" / name).rename(tmp_path / name)
+    found = light_tokenizer(tmp_path, ChatTemplate(tmp_path))
+    assert found is not None
+    assert found(["one", "one two three"], add_special_tokens=False) == {"input_ids": [[8], [8, 9, 10]]}
+    assert found("one two three", add_special_tokens=False) == {"input_ids": [8, 9, 10]}
+
+
 def test_bounds_are_those_of_transformers(byte_level: Any, tmp_path: Path) -> None:
     byte_level.save_pretrained(tmp_path)
     texts = ["plain", "caf\u00e9"]

@@ -183,3 +183,16 @@ def test_a_saved_data_set_is_read_as_rows_with_further_columns(tmp_path: Path) -
     assert found[2].fields == {"tags": ["x", "x"], "s.level": 2}
     assert found[2].place == f"`{tmp_path}/saved` (train) row 3"
     assert len(read_rows(table.model_copy(update={"max_rows": 3}), name="train")) == 3
+    with pytest.raises(DataError, match=r"has no column `x`; its columns are `q`, `a`, `tags`, `s.level`"):
+        read_rows(table.model_copy(update={"prompt": "x"}), name="train")
+
+
+def test_a_split_of_a_saved_data_set_is_the_one_that_is_named(tmp_path: Path) -> None:
+    import datasets
+
+    splits = {name: datasets.Dataset.from_list([{"q": name, "a": "1"}]) for name in ("train", "test")}
+    datasets.DatasetDict(splits).save_to_disk(str(tmp_path / "saved"))
+    for split in splits:
+        named = DatasetTable(path=str(tmp_path / "saved"), split=split)
+        (row,) = read_rows(ColumnRows(format="columns", prompt="q", answer="a", dataset=named), name="train")
+        assert row.question == split

@@ -24,6 +24,14 @@ def test_a_fraction_goes_on_from_epoch_to_epoch_until_all_rows_have_come() -> No
     assert len({frozenset(rows) for rows in found}) > 3
 
 
+def test_sources_of_one_size_are_drawn_in_orders_of_their_own() -> None:
+    order = Order((Share(10, 0.3), Share(10, 0.3)), seed=1)
+    drawn = [
+        {row for row in epoch if row < 10} == {row - 10 for row in epoch if row >= 10} for epoch in epochs(order, 8)
+    ]
+    assert sum(drawn) < 3
+
+
 @given(
     shares=st.lists(
         st.tuples(st.integers(1, 9), st.sampled_from([0.25, 0.5, 1.0, 1.5, 2.0, 3.7])), min_size=1, max_size=3

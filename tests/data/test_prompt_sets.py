@@ -1,15 +1,16 @@
 """Which rows of a set are used, what is counted, and what a start looks at."""
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from ppoctl.batch.prompts import Prompt
-from ppoctl.data.index import read_set
-from ppoctl.data.prompt_set import Counts, PromptSet
+from ppoctl.data.index import digest_of, read_set
+from ppoctl.data.prompt_set import Counts, Mixed, PromptSet
 from ppoctl.data.template import PromptTemplate
 from ppoctl.errors import DataError
 from ppoctl.recipe.schema import ColumnRows
@@ -80,8 +81,17 @@ def test_long_prompts_are_dropped_where_the_recipe_says_so(
     both = prompts(jsonl(*LINES, long_prompts="drop", duplicates="drop"), make_tokenizer())
     assert both.counts == Counts(read=5, repeated=2, too_long=1, dropped=3, cut=0)
     assert both.counts.remarks() == "2 of 5 rows repeat an earlier one; 1 are too long; 2 are used"
-    with pytest.raises(DataError, match=r"every row of `data.train` has more than 1 prompt tokens"):
+    with pytest.raises(DataError, match=r"every row of `data.train` has more than 1 prompt tokens") as caught:
         prompts(jsonl(*LINES, long_prompts="drop"), make_tokenizer(), most=1)
+    # The window of the shortest one, with which some are used.
+    assert caught.value.hint == "--set rollout.max_prompt_tokens=3"
+
+
+def test_the_error_names_the_longest_of_the_rows_that_are_too_long(
+    jsonl: MakeTable, make_tokenizer: Callable[..., Any]
+) -> None:
+    with pytest.raises(DataError, match=r"row `train/000001-.* has 5 prompt tokens.*; 5 of 5 rows"):
+        prompts(jsonl(*LINES), make_tokenizer(), most=2)
 
 
 def test_of_a_long_prompt_the_last_tokens_are_left_where_the_recipe_says_so(
@@ -138,6 +148,19 @@ def test_a_text_of_few_bytes_needs_no_tokens_to_be_known_to_fit(jsonl: MakeTable
     assert [len(prompt.token_ids) for prompt in found] == [10, 40]
     with pytest.raises(DataError, match=r"has 40 prompt tokens.*; 1 of 2 rows"):
         prompts(table, watched, most=39)
+    # A text of one byte more than the limit has tokens is counted.
+    with pytest.raises(DataError, match=r"has 10 prompt tokens.*; 1 of 1 rows"):
+        prompts(jsonl('{"q": "0123456789", "a": "1"}'), byte_level, most=9)
+    assert len(prompts(jsonl('{"q": "0123456789", "a": "1"}'), byte_level, most=10)[0].token_ids) == 10
+
+
+def test_prompts_of_a_mix_are_those_of_each_set_one_set_after_another() -> None:
+    mixed = Mixed(cast(Any, [["a", "b"], ["c"], ["d", "e", "f"]]))
+    assert [mixed[index] for index in range(-6, 6)] == [*"abcdef"] * 2
+    assert (list(mixed), mixed[1:4], len(mixed)) == ([*"abcdef"], ("b", "c", "d"), 6)
+    for index in (6, -7):
+        with pytest.raises(IndexError):
+            mixed[index]
 
 
 def test_files_that_were_read_are_read_again_where_they_changed(jsonl: MakeTable, tmp_path: Path) -> None:
@@ -148,6 +171,32 @@ def test_files_that_were_read_are_read_again_where_they_changed(jsonl: MakeTable
     assert read_set(jsonl(*LINES, duplicates="drop"), name="train").digest == first.digest
     other = read_set(jsonl(*LINES[:2], LINES[0].replace("one", "two"), *LINES[3:]), name="train")
     assert other.digest != first.digest
+
+
+def test_rows_that_were_read_are_those_of_one_table_and_one_source(jsonl: MakeTable) -> None:
+    table = jsonl(*LINES)
+    answers = table.model_copy(update={"prompt": "a", "answer": "q"})
+    assert read_set(table, name="train").row(0).question == "one"
+    assert read_set(answers, name="train").row(0).question == "1"
+    assert [read_set(table, name="train", source=name).row(0).fields for name in ("", "x", "y")] == [
+        {},
+        {"source": "x"},
+        {"source": "y"},
+    ]
+
+
+def test_the_digests_of_rows_are_the_same_for_all_time(jsonl: MakeTable) -> None:
+    """A run in progress is resumed by them: they are SHA-256 of what stands here."""
+    rows = read_set(jsonl(*LINES[:2], fields=("a",)), name="eval.x")
+    ends = [hashlib.sha256(f'"{question}"'.encode()).hexdigest()[:8] for question in ("one", "one two three")]
+    told = (
+        f'["eval/x/000000-{ends[0]}", "one", "1", {{"a": "1"}}]'
+        f'["eval/x/000001-{ends[1]}", "one two three", "2", {{"a": "2"}}]'
+    )
+    assert rows.digest == hashlib.sha256(told.encode()).hexdigest()
+    mixed = json.dumps([["a", rows.digest], ["b", rows.digest]])
+    assert digest_of({"a": rows, "b": rows}) == hashlib.sha256(mixed.encode()).hexdigest()
+    assert digest_of({"": rows}) == rows.digest
 
 
 def test_rows_are_read_again_where_only_their_prompt_file_changed(jsonl: MakeTable, tmp_path: Path) -> None:

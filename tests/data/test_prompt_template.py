@@ -63,6 +63,17 @@ def test_without_a_template_it_is_plain_text_after_the_beginning_token(
     assert tokens == f"{opening}Be brief. one two three ?"
 
 
+def test_a_prompt_file_has_the_question_in_every_slot_and_keeps_its_blanks(
+    make_tokenizer: MakeTokenizer, tmp_path: Path
+) -> None:
+    file = tmp_path / "frame.txt"
+    file.write_text("three {question} : {question} \t\n\n", "utf-8")
+    text, _ = rendered(
+        make_tokenizer(chat_template=None), QUESTION, table().model_copy(update={"prompt_file": str(file)})
+    )
+    assert text == "three one two : one two \t"
+
+
 def test_many_rows_are_rendered_as_each_by_itself(make_tokenizer: MakeTokenizer) -> None:
     template = PromptTemplate(make_tokenizer())
     together = template.render([QUESTION, CHAT], table(), name="train")
@@ -106,6 +117,9 @@ def test_the_digest_changes_with_the_tokenizer_and_with_the_template(make_tokeni
     ]
     assert digests[0] == digests[1]
     assert len(set(digests)) == 4
+    other = make_tokenizer()
+    other.bos_token = "<eos>"
+    assert PromptTemplate(other).digest not in digests
 
 
 def test_a_saved_tokenizer_is_loaded_as_its_file_says_whatever_the_architecture(

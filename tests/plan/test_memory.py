@@ -14,7 +14,7 @@ from ppoctl.model.reading import read_shape
 from ppoctl.plan.memory import driver, generator, pools
 from ppoctl.plan.memory.activations import backward_bytes, forward_bytes, saved
 from ppoctl.plan.memory.driver import Batch, batch_of, driver_bytes, records_of, update_input_bytes
-from ppoctl.plan.memory.estimate import Memory, estimate, training_of
+from ppoctl.plan.memory.estimate import Memory, estimate, misfit, training_of
 from ppoctl.plan.memory.part import Microbatch, Part, Precision
 from ppoctl.plan.memory.pipeline import rank_parameters, stages_of
 from ppoctl.plan.memory.residency import Item, resident, schedule_of
@@ -688,3 +688,35 @@ def test_a_run_without_a_reward_model_has_the_memory_that_it_had(smallest: Path)
     memory = _estimate(smallest, gpu_gib=80.0)
     assert memory.schedule == OF_PPO
     assert memory.scoring == {}
+
+
+def test_interleaved_stages_of_a_rank_are_as_far_apart_as_there_are_ranks() -> None:
+    """8 layers: the first runs of both ranks come before their second ones."""
+    first, last = stages_of(replace(SMALL, num_layers=8), ParallelTable(pipeline=2, stages_per_rank=2))
+    assert (first.layers, last.layers) == ((0, 1, 4, 5), (2, 3, 6, 7))
+
+
+def test_a_tensor_that_fills_a_bucket_to_the_byte_is_in_it() -> None:
+    alone = generator.bucket_bytes(SMALL, ALONE, 4, 1)
+    assert len(alone) > 3
+    filled = generator.bucket_bytes(SMALL, ALONE, 4, alone[0] + alone[1])
+    assert filled[0] == alone[0] + alone[1]
+    assert generator.bucket_bytes(SMALL, ALONE, 4, alone[0] + alone[1] - 1)[0] == alone[0]
+
+
+def test_a_stage_that_fills_a_device_to_the_byte_fits(smallest: Path) -> None:
+    memory = _estimate(smallest, gpu_gib=80.0)
+    (pool,) = memory.places
+    assert misfit(replace(memory, places=(replace(pool, room=pool.fullest.bytes),))) is None
+    error = misfit(replace(memory, places=(replace(pool, room=pool.fullest.bytes - 1),)))
+    assert error is not None
+    assert f"stage `{pool.fullest.stage}` needs" in error.message
+
+
+def test_the_driver_is_on_the_first_node(smallest: Path) -> None:
+    """The second one, of engines, is the fullest."""
+    sets = ["cluster.placement=apart", "actor.parallel={data=4}", "critic.parallel={data=4}", "generator.engines=8"]
+    sets += ["checkpoint.asynchronous=false"]
+    node = _estimate(smallest, *sets, gpu_gib=80.0).node
+    assert node is not None
+    assert {item.role for item in node.items} == {"generator", "node"}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ppoctl.plan.arithmetic import plan
+from ppoctl.plan.schedule import learning_rate_of
 from ppoctl.plan.work import WorkPlan
 from ppoctl.recipe.load import load
 from ppoctl.recipe.sizes import planned_updates
@@ -17,6 +18,7 @@ from ppoctl.store.manifest import Manifest
 from ppoctl.store.saved_by import SavedBy, saved_by
 from ppoctl.wire.reward_steps import reward_steps
 from recipe.conftest import Write
+from rewards.reward_models import reward_model
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart"
 
@@ -121,6 +123,46 @@ def test_interleaved_stages_have_microbatches_for_all_ranks(smallest: Path) -> N
     assert (actor.forward_microbatch, actor.recompute) == ("7 sequences", "selective")
 
 
+def test_the_work_of_a_rank_is_its_share_of_a_minibatch(smallest: Path) -> None:
+    """8 sequences on two data ranks, in microbatches of 3: 2 of each rank, not 3."""
+    sets = ["rollout.prompts_per_step=8", "ppo.minibatch_seqs=8", "actor.batching.microbatch_seqs=3"]
+    sets += ["actor.parallel={data=2}", "critic.parallel={data=1}", "critic.batching.microbatch_seqs=3"]
+    planned = plan(load([smallest], sets, {}).recipe)
+    assert (planned.actor.data_ranks, planned.actor.microbatches_per_minibatch_max) == (2, 2)
+    assert planned.critic.microbatches_per_minibatch_max == 3
+
+
+def test_a_run_that_is_shorter_than_its_cadences_is_planned_as_long_as_it_is(smallest: Path) -> None:
+    sets = [f"model.path={QUICKSTART / 'model'}", "model.dtype=float32", "checkpoint.every_steps=50"]
+    best = ["checkpoint.best=reward/score_mean", "checkpoint.best_keep=40"]
+    plain, kept = (plan(load([smallest], [*sets, *more], {}).recipe) for more in ([], best))
+    assert (plain.actor.replayed_updates_max, plain.storage.saves) == (20, 1)
+    assert plain.storage.states_bytes is not None
+    assert plain.storage.parameters is not None
+    # One of each of the 10 steps, and one while one is replaced.
+    assert kept.storage.states_bytes == plain.storage.states_bytes + 11 * 4 * plain.storage.parameters
+
+
+def test_a_decay_that_is_written_ends_where_it_says(smallest: Path) -> None:
+    optimizer = "{lr=1.0, lr_schedule='linear', lr_decay_updates=4, lr_min_frac=0.25}"
+    recipe = load([smallest], [f"actor.optimizer={optimizer}"], {}).recipe
+    rate = learning_rate_of(recipe, "actor")
+    assert [rate.at(update) for update in (0, 2, 4, 19)] == pytest.approx([1.0, 0.625, 0.25, 0.25])
+    assert plan(recipe).actor.lr_last == 0.25
+
+
+def test_texts_of_a_reward_model_are_as_long_as_sequences(smallest: Path, tmp_path: Path) -> None:
+    """4 sequences of 33 tokens on two data ranks. Of 64 tokens a pass holds one text, of 66 two."""
+    judge = reward_model(tmp_path / "judge")
+    passes = {}
+    for most in (32, 64, 66):
+        reward = f"reward={{kind='model', path='{judge}', max_tokens={most}, parallel={{data=2}}}}"
+        found = plan(load([smallest], [reward], {}).recipe).reward_models["reward"]
+        assert (found.max_tokens, found.layout) == (most, "data 2")
+        passes[most] = found.passes_per_step_max
+    assert passes == {32: 2, 64: 2, 66: 1}
+
+
 def test_processes_and_devices(smallest: Path) -> None:
     alone = plan(load([smallest], [], {}).recipe)
     assert (alone.is_one_process, alone.devices) == (True, 1)
@@ -221,9 +263,9 @@ def test_a_critic_from_a_saved_state_says_whose_it_was(smallest: Path, tmp_path:
     assert start.saved_by == SavedBy(None, "critic", 12, "abc")
     layout.run_json.write_text("{}", "ascii")
     assert saved_by(folder) == SavedBy(str(layout.root), "critic", 12, "abc")
-    elsewhere = tmp_path / "elsewhere/states/critic/12"
-    shutil.copytree(folder, elsewhere)
-    assert saved_by(elsewhere) == SavedBy(None, "critic", 12, "abc")
+    for copied in (tmp_path / "elsewhere/states/critic/12", folder.with_name("copied")):
+        shutil.copytree(folder, copied)
+        assert saved_by(copied) == SavedBy(None, "critic", 12, "abc")
 
 
 def test_bytes_of_the_quickstart_model_match_its_weights(smallest: Path) -> None:
@@ -256,4 +298,7 @@ def test_the_arithmetic_of_a_step(smallest: Path) -> None:
     with_reference = plan(load([smallest], [*sets, "ppo.kl={place='loss', coef=0.1}"], {}).recipe).work
     assert with_reference is not None
     assert with_reference.forwards == 2 * actor + critic
+    by_sampler = plan(load([smallest], [*sets, "ppo.old_logprobs=sampler"], {}).recipe).work
+    assert by_sampler is not None
+    assert by_sampler.forwards == critic
     assert plan(load([smallest], ["model.path=org/gone"], {}).recipe).work is None

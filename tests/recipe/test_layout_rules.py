@@ -223,6 +223,15 @@ def test_expert_ranks_span_data_ranks_unless_they_are_within_one(table: Parallel
     assert table.experts_span_data == span
 
 
+def test_the_layers_of_every_rank_divide_into_its_stages(tmp_path: Path) -> None:
+    """8 layers: 2 on the first rank, and 3 on each of the others."""
+    base = json.loads((QUICKSTART.with_suffix("") / "model/config.json").read_text("utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps(base | {"num_hidden_layers": 8, "layer_types": None}), "utf-8")
+    layout = "{pipeline=3, first_stage_layers=2, last_stage_layers=3, stages_per_rank=3}"
+    with pytest.raises(RecipeError, match="2 layers of a pipeline rank do not divide into 3 stages"):
+        load([QUICKSTART], [f"model.critic={tmp_path}", f"critic.parallel={layout}"])
+
+
 @pytest.mark.parametrize(
     "table",
     [

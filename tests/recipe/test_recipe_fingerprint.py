@@ -20,6 +20,18 @@ def test_only_keys_at_or_below_the_paths_count(smallest: Path) -> None:
     assert of(smallest, paths=("rollout.temperature",)) == of(smallest, "seed=1", paths=("rollout.temperature",))
 
 
+def test_keys_that_are_left_out_and_longer_names_do_not_count(smallest: Path) -> None:
+    def left_out(*sets: str) -> str:
+        return fingerprint(load([smallest], sets, {}).recipe, ("reward",), without=("reward.scale",))
+
+    assert left_out("reward.scale={from=[0, 1], to=[-1, 1]}") == left_out()
+    assert left_out("reward.strict=false") != left_out()
+    # `gae_lambda_value` is not below `gae_lambda`.
+    paths = ("ppo.advantages.gae_lambda",)
+    assert of(smallest, "ppo.advantages.gae_lambda_value=0.5", paths=paths) == of(smallest, paths=paths)
+    assert of(smallest, "ppo.advantages.gae_lambda=0.5", paths=paths) != of(smallest, paths=paths)
+
+
 def test_speed_and_reporting_never_count(smallest: Path) -> None:
     paths = ("rollout", "generator", "actor", "checkpoint", "eval", "reward", "name", "steps")
     sets = ("rollout.keep_finished_every_s=1", "actor.batching.microbatch_seqs=1", "name=other", "steps=99")

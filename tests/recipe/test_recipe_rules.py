@@ -9,6 +9,8 @@ from ppoctl.errors import RecipeError
 from ppoctl.recipe import cadence, rules
 from ppoctl.recipe.layout_rules import LAYOUT_RULES
 from ppoctl.recipe.load import load
+from ppoctl.recipe.metric_rules import is_lower_better
+from ppoctl.recipe.sizes import warmup_updates
 from ppoctl.recipe.slurm_rules import SLURM_RULES
 from recipe.conftest import SMALLEST, Write
 
@@ -719,8 +721,60 @@ def test_what_sits_on_the_edge_of_a_rule_is_right(smallest: Path) -> None:
         "checkpoint={best='advantage/raw_std', best_direction='lower', best_keep=3, keep_last='all'}",
         "health.entropy={min=1.0, max=1.0, action='stop'}",
         "ppo.advantages={kind='gae', gamma=0, gae_lambda=0}",
+        "eval.samples_per_prompt=1000",
+        "eval.maj_at=[1000]",
+        'expect."eval/e/pass_at_1_stderr".max=0.5',
+        'expect."eval/e/maj_at_1000_stderr".max=0.5',
     ]
     assert load([smallest], sets, {}).recipe.ppo.critic_only_steps == 9
+
+
+@pytest.mark.parametrize(
+    ("sets", "says"),
+    [
+        (
+            [
+                "ppo.kl={place='reward', coef=0.1, adaptive={target_per_token=0.1, horizon_seqs=1}}",
+                "rollout.prompts_per_step=5",
+                "ppo.minibatch_seqs=5",
+            ],
+            "one step of 5 sequences may take the coefficient to 0 or below",
+        ),
+        (
+            ["ppo.kl={place='loss', coef=0.1, adaptive={target_per_token=0.1}}", "rollout.top_k=5"],
+            "k3 does not average to the KL of a filtered actor",
+        ),
+        (["ppo.policy_loss.dual_clip=1.2"], "a dual clip of 1.2 lies inside the clip at 1 + 0.2"),
+        (["rollout.max_window_tokens=20"], "the window has no room for the longest prompt and the shortest response"),
+    ],
+)
+def test_what_lies_just_beyond_the_edge_of_a_rule_is_refused(smallest: Path, sets: list[str], says: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load([smallest], sets, {})
+    assert says in caught.value.message
+    assert len(caught.value.message.splitlines()) == 1
+
+
+def test_the_suggested_share_of_warm_up_is_some_update(smallest: Path) -> None:
+    sets = ["steps=75", "actor.optimizer.lr_warmup_frac=0.001"]
+    with pytest.raises(RecipeError) as caught:
+        load([smallest], sets, {})
+    hint = str(caught.value.hint).partition("`--set ")[2].rstrip("`")
+    # A share of 150 updates has two digits.
+    assert warmup_updates(load([smallest], [*sets, hint], {}).recipe, "actor") == 2
+
+
+@pytest.mark.parametrize(
+    ("written", "lower"),
+    [
+        ("{best='reward/score_mean'}", False),
+        ("{best='reward/score_mean', best_direction='lower'}", True),
+        ("{best='rollout/truncated_frac'}", True),
+        ("{best='rollout/truncated_frac', best_direction='higher'}", False),
+    ],
+)
+def test_a_written_direction_says_which_actor_is_the_best(smallest: Path, written: str, lower: bool) -> None:
+    assert is_lower_better(load([smallest], [f"checkpoint={written}"], {}).recipe.checkpoint) == lower
 
 
 def test_one_sequence_may_stay_unwhitened(smallest: Path) -> None:

@@ -77,8 +77,8 @@ def test_rows_of_several_files_and_of_a_mix_are_counted_by_their_weights(write: 
     assert load([file], ["data.train.path=rows"], {}).recipe.steps == 3 * 8 // 4
     assert load([file], ["data.train.path=['rows/*.jsonl', 'rows/a.jsonl']"], {}).recipe.steps == 3 * 13 // 4
     source = "{format='gsm8k', path='rows/%s.jsonl', weight=%s}"
-    mix = f"data.train={{format='mix', sources={{a={source % ('a', 0.4)}, b={source % ('b', 2.0)}}}}}"
-    assert load([file], [mix], {}).recipe.steps == 3 * (2 + 6) // 4
+    mix = f"data.train={{format='mix', sources={{a={source % ('a', 0.4)}, b={source % ('b', 3.0)}}}}}"
+    assert load([file], [mix], {}).recipe.steps == 3 * (2 + 9) // 4
 
 
 def test_rows_that_only_reading_counts_are_no_epochs(write: Write) -> None:

@@ -168,6 +168,11 @@ def test_a_gold_program_beats_all_others_in_the_scorer_that_is_opened(truth: str
     assert isinstance(told[0], Score)
 
 
+def test_a_program_has_the_time_of_all_its_tests() -> None:
+    one, four = (CodeScorer(kind="code", max_tests=count, timeout_s=3.0).deadline_s for count in (1, 4))
+    assert four == 4 * one > 12
+
+
 def test_a_table_asks_for_its_sandbox_before_it_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     with pytest.raises(MissingAssetError, match=r"\(`reward.parts.code.sandbox` is `namespaces`\)"):

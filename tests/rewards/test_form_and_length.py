@@ -45,6 +45,7 @@ def test_a_pattern_that_runs_away_ends_by_the_deadline_and_costs_its_own_sample(
         ({"at_least": 4}, [0, 0, 1, 1, 1]),
         ({"at_most": 4, "fall": 4}, [1, 1, 1, 0.5, 0]),
         ({"at_least": 4, "at_most": 4, "fall": 4}, [0, 0.5, 1, 0.5, 0]),
+        ({"at_least": 4, "at_most": 4, "fall": 1}, [0, 0, 1, 0, 0]),
         ({"at_least": 8, "fall": 8}, [0, 0.25, 0.5, 0.75, 1]),
     ],
 )

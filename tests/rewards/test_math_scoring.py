@@ -104,6 +104,7 @@ def test_only_the_end_of_a_response_is_read_where_the_recipe_says_so(rule: parti
         ("1/2", r"\frac{1}{2}"),
         ("0.5", r"\frac{1}{2}"),
         (r"\frac1{72}", r"\frac{1}{72}"),
+        (r"\frac123", r"\frac{1}{2}3"),
         (r"\sqrt3", r"\sqrt{3}"),
         (r"\left( 1, 2 \right)", "(1,2)"),
         ("k = 7", "7"),

@@ -137,6 +137,15 @@ def test_what_pays_beside_a_right_answer_is_named(
     assert [each for each in told if each in found] == found
 
 
+@pytest.mark.parametrize(("credited", "says"), [(1, []), (2, ["`question` scores as the gold answer does on 10.0%"])])
+def test_what_is_cheap_may_be_credited_on_one_row_in_twenty(credited: int, says: list[str]) -> None:
+    bad = {f"train/{number}" for number in range(credited)}
+    _, found = tried(
+        lambda asked: float("+ 50" in asked.response and asked.prompt_id in bad) or strict(asked), count=20
+    )
+    assert [each.says.partition(" of the rows")[0] for each in found if each.says.startswith("`question`")] == says
+
+
 @pytest.mark.parametrize(("lost", "level"), [(1, "warning"), (2, "wrong")])
 def test_gold_may_lose_on_one_row_in_a_hundred(lost: int, level: Literal["warning", "wrong"]) -> None:
     """Real data has a few rows that are wrong."""

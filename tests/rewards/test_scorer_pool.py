@@ -56,22 +56,37 @@ def test_a_scorer_is_given_all_that_the_request_says(drill_pool: OpenPool) -> No
 
 def test_a_scorer_may_give_one_figure_for_each_token(drill_pool: OpenPool) -> None:
     asked = [
-        replace(request("", f"tokens {figures}"), token_ids=(7, 8, 1)) for figures in ("0 0.5 1", "1 2", "0 0 nan")
+        replace(request("", f"tokens {figures}"), token_ids=(7, 8, 1))
+        for figures in ("0 0.5 1", "1 2", "0 1 2 3", "0 0 nan")
     ]
     pool = drill_pool()
-    good, short = scores(pool, asked[:2])
+    good, short, long = scores(pool, asked[:3])
     assert (good.value, good.token_values) == (1.5, (0.0, 0.5, 1.0))
     assert (short.outcome, short.message) == (
         "error",
         "the scorer returned 2 figures for the 3 tokens of the response",
     )
+    assert long.message == "the scorer returned 4 figures for the 3 tokens of the response"
     with pytest.raises(NonFiniteError, match="gave `nan` as"):
-        scores(pool, asked[2:])
+        scores(pool, asked[3:])
 
 
 def test_how_long_a_sample_took_is_measured(drill_pool: OpenPool) -> None:
     quick, slow = scores(drill_pool(), [GOOD[1], request("", "sleep 0.2")])
     assert 0 < quick.seconds < 0.2 <= slow.seconds
+
+
+@pytest.mark.usefixtures("drill_scorers")
+def test_requests_that_are_asked_at_once_share_the_time() -> None:
+    process = ScorerProcess(ScorerSpec("drill_scorers:score"), 10.0)
+    try:
+        process.score(GOOD[:1])
+        began = time.monotonic()
+        found = process.score([GOOD[1], request("", "sleep 0.2")])
+        assert 0.2 <= sum(score.seconds for score in found) <= time.monotonic() - began
+    finally:
+        process.close()
+        process.reap()
 
 
 def test_a_scorer_may_say_what_kept_it_from_scoring(drill_pool: OpenPool) -> None:
@@ -109,6 +124,7 @@ def test_a_hanging_scorer_costs_its_own_sample_only(drill_pool: OpenPool, hang: 
     pool = drill_pool(timeout_s=0.5)
     score = the_misdeed_of(scores(pool, with_misdeed(hang)))
     assert score == Score(None, "timeout", "no score within 0.5 s")
+    assert score.seconds == 0.5
 
 
 def test_the_deadline_is_per_sample(drill_pool: OpenPool) -> None:

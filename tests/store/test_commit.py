@@ -14,6 +14,7 @@ from ppoctl.store import artifact, run_dir
 from ppoctl.store import manifest as manifests
 from ppoctl.store.append import opened
 from ppoctl.store.attempt import Attempt, claim
+from ppoctl.store.disk import size_of
 from ppoctl.store.layout import MANIFEST, RunLayout
 from store.conftest import Disk, Stale, a_manifest, working
 
@@ -181,3 +182,17 @@ def test_what_nobody_could_know_when_the_run_was_made_is_added_once(tmp_path: Pa
     found = run_dir.facts(layout)
     assert found["sources"] == {"model": "m", "tokenizer": "t"}
     assert found["rows"] == {"data.train": {"read": 3, "used": 2}}
+
+
+def test_linked_files_have_the_places_of_their_source_and_cost_no_room(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    for name in ("a", "x/a", "x/y/b", MANIFEST):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes(name.encode() * 1000)
+    target.mkdir()
+    artifact.link_files(source, target)
+    found = {path.relative_to(target).as_posix(): path.read_bytes() for path in target.rglob("*") if path.is_file()}
+    assert found == {name: name.encode() * 1000 for name in ("a", "x/a", "x/y/b")}
+    # A file with two names is counted once.
+    assert size_of(tmp_path) == size_of(source) == 1000 * (1 + 3 + 5 + len(MANIFEST))
+    assert size_of(tmp_path / "nowhere") == 0

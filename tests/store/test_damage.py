@@ -145,11 +145,15 @@ def test_a_run_goes_back_to_an_older_pair_and_what_came_after_is_kept_aside(tmp_
     layout = stop_at(tmp_path / "half", "6 logprobs starts", **tables)
     play(tmp_path / "whole", fake_recipe(**tables))
     newest, older = saved_pairs(layout)[-1], saved_pairs(layout)[-2]
+    shutil.copytree(layout.state("critic", newest), layout.at_stop / "critic")
     plan, done = go_back(layout, older)
     assert (plan.start, plan.broken) == (older, ())
     assert f"set aside states/critic/{newest:06d}" in done
     assert {f"set aside steps/{step:06d}" for step in range(older + 1, 7)} <= set(done)
     assert (layout.root / f"discarded/attempt-2/steps/{older + 1:06d}/10-rollout").is_dir()
+    # What a stop left is of a step after that.
+    assert "set aside states/at-stop" in done
+    assert not layout.at_stop.exists()
     play(layout.root, fake_recipe(**tables))
     assert result(layout.root)["states"] == result(tmp_path / "whole")["states"]
     assert layout.ledger.read_bytes() == RunLayout(tmp_path / "whole").ledger.read_bytes()

@@ -10,11 +10,12 @@ import pytest
 from fakes.job import Witness, open_run, play, result
 from fakes.sockets import fake_recipe
 from ppoctl.batch.records import Rewards, Rollouts
+from ppoctl.batch.sealed import sealed_line
 from ppoctl.errors import SupersededError
 from ppoctl.loop.run import run
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import claim
-from ppoctl.store.journal import Journal, read_lines
+from ppoctl.store.journal import NEWEST, Event, Journal, events, read_lines, read_newest
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.ledger import Ledger, whole_blocks
 from ppoctl.store.once import load_record
@@ -151,6 +152,30 @@ def test_a_journal_tells_the_figures_of_whole_steps_and_not_those_of_an_evaluati
         journal.ensure(a_manifest(step=step, stage=stage, identity=f"{step}{stage}", figures={stage: value}))
     assert journal.history(up_to=1) == [(1, {"values": 2.0, "reward": 3.0})]
     assert [step for step, _ in journal.history(up_to=9)] == [1, 2]
+
+
+def test_events_are_resumes_after_a_stage_and_health_stops() -> None:
+    started, stopped = {"event": "attempt_started"}, {"event": "attempt_ended", "status": "stopped"}
+    failed = {"event": "attempt_ended", "status": "failed"}
+    first, second = {"stage": "values", "step": 1}, {"stage": "reward", "step": 2}
+    # A start before any stage resumes nothing, not even the second one.
+    found = events([started, failed, started, first, failed, started, second, stopped, started])
+    assert found == [Event(1, "resumed"), Event(2, "health stop"), Event(2, "resumed")]
+    assert events([{"stage": "eval", "step": 0}, started]) == [Event(0, "resumed")]
+
+
+@pytest.mark.parametrize("length", [NEWEST, NEWEST + 40])
+def test_the_newest_lines_of_a_journal_are_read_with_all_events_and_the_last_evaluation(
+    tmp_path: Path, length: int
+) -> None:
+    lines = [{"seq": number, "stage": "values", "step": number} for number in range(length)]
+    lines[2] |= {"stage": "eval"}
+    lines[5] |= {"stage": "eval"}
+    lines[7] = {"seq": 7, "event": "attempt_started"}
+    (tmp_path / "journal.jsonl").write_bytes(b"".join(map(sealed_line, lines)) + b'{"seq": 999')
+    kept = [line["seq"] for line in read_newest(tmp_path / "journal.jsonl")]
+    older = list(range(length - NEWEST))
+    assert kept == [seq for seq in older if seq in (5, 7)] + list(range(length - NEWEST, length))
 
 
 def test_how_long_a_stage_takes_is_the_longest_of_its_last_five(layout: RunLayout) -> None:

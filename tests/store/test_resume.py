@@ -25,7 +25,7 @@ from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.discard import make_whole
 from ppoctl.store.layout import MANIFEST, RunLayout
-from ppoctl.store.parts import PartFiles
+from ppoctl.store.parts import PartFiles, decoded
 from ppoctl.store.resume_plan import plan_resume
 from store.conftest import StopError, stop_at
 
@@ -151,6 +151,24 @@ def test_samples_are_recalled_for_what_they_were_drawn_for_and_only_unaltered(la
         assert torn != whole
         path.write_bytes(torn)
         assert parts.recall(ONE) == {}
+
+
+def test_a_sample_is_in_one_part(layout: RunLayout) -> None:
+    parts = PartFiles(layout, claim(layout), every_s=1e-9)
+    with parts.keep(ONE) as keep:
+        for number in range(3):
+            keep(a_sample(f"p#{number}"))
+    written = [decoded(path.read_bytes(), ONE.fingerprint) for path in sorted(layout.parts(1, "rollout").iterdir())]
+    assert written == [[a_sample(f"p#{number}")] for number in range(3)]
+
+
+def test_samples_that_a_kill_left_beside_their_stage_go_when_it_is_recalled(tmp_path: Path) -> None:
+    layout = stop_at(tmp_path / "run", "1 reward starts", steps=1)
+    with PartFiles(layout, claim(layout), every_s=1e-9).keep(ONE) as keep:
+        keep(a_sample("p#0"))
+    assert layout.parts(1, "rollout").exists()
+    play(layout.root, fake_recipe(steps=1))
+    assert not layout.parts(1, "rollout").exists()
 
 
 def test_samples_come_back_from_a_part_as_they_were(layout: RunLayout) -> None:

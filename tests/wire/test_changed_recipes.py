@@ -137,6 +137,10 @@ def test_a_rate_that_counts_steps_counts_them_from_the_first_that_trains(
     assert raised.value.hint.endswith(f"--set ppo.critic_only_steps={fits}")
     change(layout, recipe(fits, counted))
     change(layout, recipe(asked, constant))
+    # A warm-up alone moves the rate, too.
+    warmed = {"optimizer": {"lr": 0.05, "lr_ticks": "step", "lr_warmup_updates": 8}}
+    with pytest.raises(RecipeError, match="2 steps are done"):
+        change(layout, recipe(asked, warmed))
 
 
 def test_equal_recipes_change_nothing(tmp_path: Path) -> None:

@@ -13,12 +13,14 @@ import pytest
 from fakes.sockets import EvenScorer, fake_recipe, fake_sockets
 from ppoctl.batch.scores import Score
 from ppoctl.engines.megatron.factory import trainer_settings
+from ppoctl.engines.ray.processes import RayProcesses
 from ppoctl.errors import RewardError
 from ppoctl.plan.memory import driver
 from ppoctl.recipe.load import load
 from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
 from ppoctl.rewards.probe import ProbeRow
 from ppoctl.wire import engines, processes
+from ppoctl.wire.ahead import cpu_threads, vllm_settings
 from ppoctl.wire.engines import build_engines, encoder, place_roles
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -30,6 +32,15 @@ def test_deadlines_go_to_what_they_are_about() -> None:
     assert processes._deadlines(recipe) == {
         "advance": (5.0, "cluster.draw_deadline_s"),
         "update": (7.0, "cluster.update_deadline_s"),
+    }
+    every = ["update", "draw", "forward", "save"]
+    written = [f"cluster.{name}_deadline_s={number}" for number, name in enumerate(every, start=1)]
+    found = processes._deadlines(load([RECIPES / "quickstart.toml"], written).recipe)
+    assert {method: deadline.seconds for method, deadline in found.items()} == {
+        "update": 1.0,
+        "advance": 2.0,
+        **dict.fromkeys(("forward", "reference_forward", "scores"), 3.0),
+        **dict.fromkeys(("begin_save", "finish_save"), 4.0),
     }
     # Ranks wait for each other longer than the driver for them.
     assert trainer_settings(recipe, "actor").collective_s > 3600
@@ -47,6 +58,18 @@ def test_roles_leave_that_are_listed_and_a_ray_has_the_store_that_plan_says(monk
     assert placed.critic.turns is placed.actor.turns
     assert left == ["generator", "generator"]
     assert placed.close.__self__._object_store_bytes == driver.object_store_bytes(recipe) > OBJECT_STORE_BYTES
+
+
+def test_each_engine_has_devices_of_its_own() -> None:
+    recipe = load([RECIPES / "quickstart.toml"], ["generator.engines=3", "generator.tensor=2"]).recipe
+    side = place_roles(recipe).generator(vllm_settings(recipe, Path(recipe.model.path)), print)
+    groups = [engine.group for engine in side.engines if isinstance(engine, RayProcesses)]
+    assert [(group.first, group.size) for group in groups] == [(0, 2), (2, 2), (4, 2)]
+
+
+@pytest.mark.parametrize(("written", "threads"), [(3, 3), (1, 1)])
+def test_threads_are_those_of_the_recipe(written: int, threads: int) -> None:
+    assert cpu_threads(load([RECIPES / "quickstart.toml"], [f"cluster.threads={written}"]).recipe) == threads
 
 
 def test_the_first_state_of_a_role_descends_from_the_models_in_its_own_dtype() -> None:

@@ -9,10 +9,12 @@ import torch
 from fakes.job import Witness
 from fakes.sockets import fake_recipe, fake_sockets
 from ppoctl.errors import OutOfMemoryError
+from ppoctl.loop.stories import PPO, outline
 from ppoctl.store.journal import read_lines
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.wire import new_run, session
+from ppoctl.wire.out_of_memory import out_of_memory
 
 LIMITS = {"max_tokens_per_microbatch": 600, "forward_max_tokens_per_microbatch": 1000}
 TRAINED = {"optimizer": {"lr": 1.0}, "batching": LIMITS}
@@ -68,6 +70,15 @@ def test_the_hint_resumes_with_half_of_what_bounds_the_stage(tmp_path: Path, sta
     settings = f" --set {LOWER[stage]}" if LOWER[stage] else ""
     assert command == f"ppoctl resume '{tmp_path}/a run'{settings}"
     assert why.startswith("all before it is committed")
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_a_suggested_microbatch_holds_a_sequence(tmp_path: Path, most: int) -> None:
+    batching = {"microbatch_seqs": most, "forward_microbatch_seqs": 7}
+    recipe = fake_recipe(critic={"optimizer": {"lr": 1.0}, "batching": batching})
+    for stage, setting in (("critic_update", "microbatch_seqs=1"), ("values", "forward_microbatch_seqs=3")):
+        error = out_of_memory(tmp_path / "run", recipe, outline(PPO), (1, stage), ON_HOST)
+        assert f" --set critic.batching.{setting}  # " in str(error.hint)
 
 
 def test_an_engine_on_a_gpu_is_given_less_of_it(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.write import recipe_as_toml
 from ppoctl.store import run_dir
 from ppoctl.store.layout import RunLayout
-from ppoctl.wire.run_recipe import recipe_of
+from ppoctl.wire.run_recipe import is_edited, recipe_of
 from ppoctl.wire.stories import as_recorded
 
 
@@ -55,6 +55,17 @@ def test_a_wrong_file_is_named_with_the_way_to_what_was_recorded(
     assert recipe_of(run, ["steps=9"]) == recipe.model_copy(update={"steps": 9})
     assert recipe_of(run) == recipe
     assert run.recipe_toml.is_file()
+
+
+def test_a_file_is_edited_where_it_asks_for_something_else(run: RunLayout) -> None:
+    assert not is_edited(run)
+    written = run.recipe_toml.read_text()
+    run.recipe_toml.write_text(f"# a remark\n{written}")
+    assert not is_edited(run)
+    run.recipe_toml.write_text(written.replace("steps = 7", "steps = 8"))
+    assert is_edited(run)
+    run.recipe_toml.unlink()
+    assert not is_edited(run)
 
 
 def test_what_is_wrong_beside_the_file_is_not_blamed_on_it(run: RunLayout) -> None:

@@ -1,0 +1,54 @@
+"""Two ledgers line by line: where they part, which steps one of them lost, and which one ends first."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppoctl.batch.sealed import sealed_line
+from ppoctl.store.compare import Comparison, Difference, compare
+from ppoctl.store.logs import Tail
+
+
+def ledger(path: Path, *steps: int) -> Path:
+    fields: dict[str, Any] = {"seed": 1, "tokens": "aa", "finish": "terminated", "outcome": "ok", "score": 1.0}
+    lines = [
+        {"step": step, "prompt": f"p{step}", "sample": sample, **fields, "end_of_step": sample == 1}
+        for step in steps
+        for sample in (0, 1)
+    ]
+    path.write_bytes(b"".join(map(sealed_line, lines)))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "lost", "missing"),
+    [
+        ((1, 2, 3), (1, 2, 3), ((), ()), None),
+        # A step that is lost in the middle is stepped over, at the end it is missing.
+        ((1, 3), (1, 2, 3), ((2,), ()), None),
+        ((1, 2, 3), (2, 3), ((), (1,)), None),
+        ((1, 2), (1, 2, 3), ((), ()), (3, ("missing", "there"))),
+        ((1, 2, 3), (1, 2), ((), ()), (3, ("there", "missing"))),
+    ],
+)
+def test_a_step_that_one_ledger_lacks_is_lost_or_missing(
+    tmp_path: Path, left: tuple[int, ...], right: tuple[int, ...], lost: object, missing: Any
+) -> None:
+    found = compare(ledger(tmp_path / "left", *left), ledger(tmp_path / "right", *right))
+    both = [step for step in left if step in right]
+    first = None if missing is None else Difference(missing[0], f"p{missing[0]}", 0, {"sample": missing[1]})
+    assert found == Comparison(2 * len(both), max(both), (2 * len(left), 2 * len(right)), lost, first)  # type: ignore[arg-type]
+
+
+def test_a_file_that_was_replaced_by_a_larger_one_is_read_from_its_start(tmp_path: Path) -> None:
+    file, other = tmp_path / "console.log", tmp_path / "other"
+    file.write_text("one\ntwo\nhal")
+    tail = Tail(file)
+    assert list(tail.new()) == [["one", "two"]]
+    other.write_text("another first line\nand more\n")
+    other.replace(file)
+    assert list(tail.new()) == [["another first line", "and more"]]
+    file.write_text("cut\n")
+    assert list(tail.new()) == [["cut"]]
+    assert tail.rest() == []

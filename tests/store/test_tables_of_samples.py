@@ -1,0 +1,17 @@
+"""Samples as rows, and rows as tables."""
+
+import numpy as np
+
+from ppoctl.store.samples import StepRecords
+from ppoctl.store.tables import as_table
+
+
+def test_each_row_has_its_own_prompt() -> None:
+    rollouts = {"prompt_tokens": np.array([5, 6, 7, 8, 9, 4]), "prompt_lengths": np.array([2, 1, 3])}
+    records = StepRecords(1, rollouts, None, None, None, None)
+    assert [records.prompt_tokens(row) for row in range(3)] == [[5, 6], [7], [8, 9, 4]]
+
+
+def test_a_table_has_a_column_for_what_any_row_has() -> None:
+    table = as_table([{"step": 1, "score": 0.5}, {"step": 2, "notes": {"level": 3}}])
+    assert table.to_pydict() == {"step": [1, 2], "score": [0.5, None], "notes": [None, '{"level": 3}']}
