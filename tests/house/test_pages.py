@@ -201,13 +201,3 @@ def test_every_key_is_answered_by_its_own_row(system: str) -> None:
             assert answer is not None, their
             # Two systems may have a key of the same name: then the first of them answers, with the same key of ours.
             assert answer.ours == ours or (set(answer.ours) & set(ours)), their
-
-
-def test_the_readme_names_the_commands_that_need_nothing_before_them_side_by_side() -> None:
-    """A new user types one of the two on a clean checkout: each makes the environment first."""
-    blocks = re.findall(r"(?:^    .+\n)+", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
-    [block] = [block for block in blocks if re.search(r"^    make quickstart\b", block, re.MULTILINE)]
-    assert re.findall(r"^    (make \w+)", block, re.MULTILINE) == ["make quickstart", "make test"]
-    makefile = (ROOT / "Makefile").read_text("utf-8")
-    for target in ("quickstart", "test"):
-        assert f"\n{target}: setup " in makefile
