@@ -4,14 +4,14 @@
 
 TRL runs in an environment of its own that is made once in `--env`. Both sides take turns in fresh processes, so that
 other work on the machine hits both. Each process does a warm-up step that does not count. Exit 1 when the median
-tokens/s is below 2 times TRL's at 4M parameters or 3 times at 10M.
+tokens/s, or that per CPU second, is below 2 times TRL's at 4M parameters or 3 times at 10M.
 
 Equal on both sides: the weights (a random Qwen2 with a vocabulary of 40 letters), the set of prompts, the reward
 (share of the letter a in the response, a function call on both sides), sequences per step and per microbatch, one
 minibatch, epochs, the window of a response, KL to a reference in the reward, dtype, threads. Tokens are response
 tokens that count. Tokens per CPU second are printed next to those of the wall time, because other work on the machine
 disturbs them less. CPU seconds are those of all processes: vLLM has one of its own next to the driver. The verdict is
-wall time's. The learning rate is so small that lengths stay the model's own.
+that of the lower ratio. The learning rate is so small that lengths stay the model's own.
 
 Responses end where the model draws its end token, one of 41 equally likely ones, in a window that cuts less than one
 in a hundred of them, as a window should be chosen. That is what the ratio comes from: TRL draws every row to the end
@@ -352,12 +352,12 @@ def compare(size: str, options: argparse.Namespace, python: Path, folder: Path) 
         trl.add(run_side([str(python), str(here.with_name("trl_side.py"))], job, folder / f"trl-{number}"))
     ratio = ours.tokens_per(ours.step_s) / trl.tokens_per(trl.step_s)
     by_cpu = ours.tokens_per(ours.cpu_s) / trl.tokens_per(trl.cpu_s)
-    target = TARGETS[size]
+    target, is_met = TARGETS[size], min(ratio, by_cpu) >= TARGETS[size]
     print(f"\n{size}: {parameters / 1e6:.2f}M parameters, {options.dtype}, threads {options.threads}")
     print("  side   tokens/s   per CPU s   wall and CPU seconds of the measured steps")
     print(ours.describe("ours"))
     print(trl.describe("TRL"))
-    print(f"  ratio  {ratio:8.2f} {by_cpu:12.2f}   target {target:g}: {'met' if ratio >= target else 'MISSED'}")
+    print(f"  ratio  {ratio:8.2f} {by_cpu:12.2f}   target {target:g}: {'met' if is_met else 'MISSED'}")
     padded = options.batch * (longest + options.response_tokens)
     used = statistics.mean(trl.tokens) + options.batch * (shortest + longest) / 2
     print(f"  {used / padded:.0%} of the positions that TRL computes are prompt or response, the rest padding")
@@ -368,7 +368,7 @@ def compare(size: str, options: argparse.Namespace, python: Path, folder: Path) 
     for name, side in (("ours", ours), ("TRL", trl)):
         print(f"  {name}: " + ", ".join(f"{package} {version}" for package, version in side.versions.items()))
     sys.stdout.flush()
-    return ratio >= target
+    return is_met
 
 
 def main() -> int:

@@ -70,12 +70,16 @@ def transfer() -> None:
     say("transfer", allocator=fix_allocator(), varlen=fix_varlen())
     sequences = sequences_of("1.5b", 4, 2048, 4096)
     for way in ("shared", "store"):
-        bench = Bench.opened(way, 1 if TINY else 512)
-        try:
-            _play(way, bench, sequences)
-        finally:
-            bench.fleet.close()
-            close_rank(bench.rank)
+        _over(way, sequences)
+
+
+def _over(way: str, sequences: Sequences) -> None:
+    bench = Bench.opened(way, 1 if TINY else 512)
+    try:
+        _play(way, bench, sequences)
+    finally:
+        bench.fleet.close()
+        close_rank(bench.rank)
 
 
 def _play(way: str, bench: Bench, sequences: Sequences) -> None:

@@ -216,13 +216,3 @@ def test_every_key_is_answered_by_its_own_row() -> None:
         assert own in answers, their
         # A key that several systems have is the same key of ours.
         assert {answer.ours for answer in answers if answer.ours} <= {ours}, their
-
-
-def test_the_readme_names_the_commands_that_need_nothing_before_them_side_by_side() -> None:
-    """A new user types one of the two on a clean checkout: each makes the environment first."""
-    blocks = re.findall(r"(?:^    .+\n)+", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
-    [block] = [block for block in blocks if re.search(r"^    make quickstart\b", block, re.MULTILINE)]
-    assert re.findall(r"^    (make \w+)", block, re.MULTILINE) == ["make quickstart", "make test"]
-    makefile = (ROOT / "Makefile").read_text("utf-8")
-    for target in ("quickstart", "test"):
-        assert f"\n{target}: setup " in makefile

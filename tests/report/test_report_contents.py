@@ -242,7 +242,7 @@ def test_the_head_says_what_was_trained_from_what(runs: tuple[Path, Path]) -> No
     rows = dict(told["rows"])
     assert rows["state"] == "finished: all steps are done"
     assert (rows["steps"], rows["seed"]) == ("3 of 3", "5")
-    assert "recipes/quickstart/model, trained with PPO on " in told["sentence"]
+    assert told["sentence"].startswith("quickstart/model, trained with PPO on quickstart/train.jsonl, rewarded")
     assert told["sentence"].endswith("rewarded by gsm8k: 4 prompts x 2 responses a step, of at most 6 tokens.")
     assert "held/pass_at_1" in rows
 

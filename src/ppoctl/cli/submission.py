@@ -46,9 +46,7 @@ class Submission:
             self._ask(loaded.recipe, submission.work_of_run(layout, options))
         else:
             progress = preflight.Reading().say
-            found = submission.submit_new(
-                loaded.recipe, layout, command, options, links=self.chain, progress=progress
-            )
+            found = submission.submit_new(loaded, layout, command, options, links=self.chain, progress=progress)
             render.passing()
             self._tell_of_run(found, layout)
 

@@ -50,27 +50,33 @@ def head(run: ReadRun) -> Json:
 
 def sentence(run: ReadRun) -> str:
     """What was trained from what, in one sentence."""
-    recipe, rows = run.recipe, run.facts.get("rows", {})
+    recipe, rows, written = run.recipe, run.facts.get("rows", {}), run.facts.get("written", {})
     used = rows.get("data.train", {}).get("used")
     drawn = recipe["rollout"]
     counted = f"{used} prompts of " if used is not None else ""
     return without_secrets(
-        f"{recipe['model']['path']}, trained with PPO on {counted}{_data(recipe['data']['train'])}, "
+        f"{_short(recipe['model']['path'], written)}, "
+        f"trained with PPO on {counted}{_data(recipe['data']['train'], written)}, "
         f"rewarded by {recipe['reward'].get('kind', 'a reward of its own')}: "
         f"{drawn['prompts_per_step']} prompts x {drawn['samples_per_prompt']} responses a step, "
         f"of at most {drawn['max_new_tokens']} tokens."
     )
 
 
-def _data(table: Mapping[str, Any]) -> str:
+def _short(path: Any, written: Mapping[str, str]) -> str:
+    """The path as the recipe has it; as it is recorded where that is not known."""
+    return written.get(str(path), str(path))
+
+
+def _data(table: Mapping[str, Any], written: Mapping[str, str]) -> str:
     """Where prompts come from: files, a data set, a function, or the sources of a mix."""
     sources = table.get("sources") or {}
     if sources:
-        return "a mix of " + ", ".join(f"{name} ({_data(source)})" for name, source in sources.items())
+        return "a mix of " + ", ".join(f"{name} ({_data(source, written)})" for name, source in sources.items())
     paths = table.get("path")
     named = table.get("function") or (table.get("dataset") or {}).get("path")
     found = [paths] if isinstance(paths, str) else paths or [named or table["format"]]
-    return ", ".join(map(str, found))
+    return ", ".join(_short(each, written) for each in found)
 
 
 def _when(run: ReadRun, wall_s: float) -> str:

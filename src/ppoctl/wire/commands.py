@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -16,6 +16,7 @@ from ppoctl.loop.run import Job, run, start_point
 from ppoctl.loop.stories import Given
 from ppoctl.ports import Actor, DrawnFor, Sample
 from ppoctl.preflight import check as preflight
+from ppoctl.recipe.as_written import paths_as_written
 from ppoctl.recipe.load import Loaded
 from ppoctl.recipe.schema import Recipe
 from ppoctl.slurm.following import require_idle
@@ -55,7 +56,7 @@ def train(loaded: Loaded, gate: SignalGate, *, runs: Path, or_resume: bool, scre
         require_way(layout, or_resume=or_resume)
         return _continue(Opening(layout, loaded.recipe, gate, screen), _as_it_is(layout))
     try:
-        return _begin(Opening(layout, loaded.recipe, gate, screen), TRAIN, run)
+        return _begin(_new(layout, loaded, gate, screen), TRAIN, run)
     except RunExistsError:
         if not or_resume:
             raise
@@ -70,6 +71,12 @@ class Opening:
     recipe: Recipe
     gate: SignalGate
     screen: Screen
+    written: Mapping[str, str] = field(default_factory=dict)
+    """Paths of a new run as its recipe has them (`recipe.as_written`)."""
+
+
+def _new(layout: RunLayout, loaded: Loaded, gate: SignalGate, screen: Screen) -> Opening:
+    return Opening(layout, loaded.recipe, gate, screen, paths_as_written(loaded))
 
 
 def _begin(opening: Opening, command: str, do: Callable[[Job], None]) -> Ended:
@@ -78,7 +85,7 @@ def _begin(opening: Opening, command: str, do: Callable[[Job], None]) -> Ended:
     with engines.closed_if_it_fails(sockets):
         if layout.root.exists() and is_replaceable(layout):
             run_dir.remove(layout)
-        create(layout, recipe, digests, command=command, rows=sockets.rows)
+        create(layout, recipe, digests, command=command, known={"rows": sockets.rows, "written": opening.written})
     plan = ResumePlan(start=0, items=())
     opened = OpenedRun(layout, {1: recipe}, sockets, plan)
     return session.attempt_run(opened, do, opening.gate, opening.screen)
@@ -114,7 +121,7 @@ def rollout(loaded: Loaded, gate: SignalGate, *, runs: Path, screen: Screen) -> 
     """Draw and score the rollouts of the next step, and stop; `train` goes on from them."""
     layout = RunLayout(runs / loaded.recipe.name)
     if not layout.root.exists() or is_replaceable(layout):
-        return _begin(Opening(layout, loaded.recipe, gate, screen), ROLLOUT, _draw_and_score)
+        return _begin(_new(layout, loaded, gate, screen), ROLLOUT, _draw_and_score)
     if not holds_only_rollouts(layout):
         raise RunExistsError(
             f"run directory `{layout.root}` exists and has been trained",

@@ -4,6 +4,7 @@ node makes it for a job that starts days later."""
 from collections.abc import Mapping
 from dataclasses import asdict
 from types import MappingProxyType
+from typing import Any
 
 from ppoctl.errors import RunExistsError, quoted
 from ppoctl.model.folder import model_folder
@@ -31,11 +32,12 @@ def create(
     *,
     command: str,
     on: str | None = None,
-    rows: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
+    known: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> None:
     """Make the run directory of a new run. `on`: the cluster's kind that it is made for, `slurm`; None: it runs at
-    once. `rows`: how many there are of each table, where that is known. Where the critic starts from a state that a
-    run has saved, run.json says from which; raises RecipeError where that run deletes it."""
+    once. `known`: further facts, of which empty ones are left out: `rows` of each table, and paths as the recipe's
+    files have them (`written`, see `recipe.as_written`). Where the critic starts from a state that a run has saved,
+    run.json says from which; raises RecipeError where that run deletes it."""
     require_kept(recipe)
     came = saved_by(model_folder(recipe.model.critic.path)) if recipe.model.critic is not None else None
     run_dir.create(
@@ -46,7 +48,7 @@ def create(
             "sources": dict(digests),
             "versions": versions(),
             "command": command,
-            **({"rows": dict(rows)} if rows else {}),
+            **{name: dict(fact) for name, fact in known.items() if fact},
             **({} if on is None else {"on": on}),
             **({} if came is None else {"critic_from": asdict(came)}),
         },

@@ -12,6 +12,7 @@ from typing import Any
 from ppoctl.batch.kept_digests import Progress, kept_digest
 from ppoctl.data.index import digests_of
 from ppoctl.errors import RecipeError, SlurmError, quoted
+from ppoctl.recipe.as_written import paths_as_written
 from ppoctl.recipe.explain import as_toml
 from ppoctl.recipe.layers import path_of
 from ppoctl.recipe.load import Loaded
@@ -84,7 +85,7 @@ def as_options(loaded: Loaded, sets: Sequence[str]) -> list[str]:
 
 
 def submit_new(
-    recipe: Recipe,
+    loaded: Loaded,
     layout: RunLayout,
     command: str,
     options: Sequence[str],
@@ -94,10 +95,10 @@ def submit_new(
 ) -> Submitted:
     """Make the directory of a new run, and submit it. Where Slurm refuses nothing is left. Raises RunExistsError,
     RecipeError, SlurmError, StorageError."""
-    slurm = outside()
+    slurm, recipe = outside(), loaded.recipe
     make_way(layout)
     digests = {**model_digests(recipe, partial(kept_digest, progress=progress)), **digests_of(recipe.data)}
-    create(layout, recipe, digests, command=command, on="slurm")
+    create(layout, recipe, digests, command=command, on="slurm", known={"written": paths_as_written(loaded)})
     try:
         return _submit_run(slurm, recipe, layout, command, options, links)
     except SlurmAwayError:

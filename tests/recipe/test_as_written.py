@@ -1,0 +1,34 @@
+"""Paths in the words of the recipe files: those that a person wrote, and no others."""
+
+from pathlib import Path
+
+import pytest
+
+from ppoctl.recipe.as_written import paths_as_written
+from ppoctl.recipe.load import load
+
+QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"
+
+
+def test_a_relative_path_has_the_words_of_its_file(tmp_path: Path) -> None:
+    folder = QUICKSTART.parent
+    assert paths_as_written(load([QUICKSTART])) == {
+        f"{folder}/quickstart/model": "quickstart/model",
+        f"{folder}/quickstart/train.jsonl": "quickstart/train.jsonl",
+        f"{folder}/quickstart/test.jsonl": "quickstart/test.jsonl",
+    }
+
+
+def test_arrays_and_variables_have_their_words_and_what_is_set_elsewhere_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROWS", str(tmp_path))
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text('{"question": "1 + 1", "answer": "#### 2"}\n')
+    (tmp_path / "mine.toml").write_text('[data.train]\npath = ["$ROWS/a.jsonl", "b.jsonl"]\n')
+    loaded = load([QUICKSTART, tmp_path / "mine.toml"], ["model.path=/elsewhere/model"])
+    found = paths_as_written(loaded)
+    assert found[f"{tmp_path}/a.jsonl"] == "$ROWS/a.jsonl"
+    assert found[f"{tmp_path}/b.jsonl"] == "b.jsonl"
+    assert not any("model" in path for path in found)
+    assert f"{QUICKSTART.parent}/quickstart/train.jsonl" not in found, "another file has it replaced"
