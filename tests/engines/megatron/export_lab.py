@@ -38,7 +38,7 @@ def check_export(
     expected, _ = lab.expected_logprobs(exported, rollouts, 1.0)
     torch.testing.assert_close(logprobs, expected, atol=1e-4, rtol=0)
 
-    engine = Engine(vllm_settings(target))
+    engine = Engine(vllm_settings(target), folder=str(target))
     try:
         for row, sequence in enumerate(rollouts.unpadded()):
             start, length = int(rollouts.prompt_lengths[row]) - 1, int(rollouts.lengths[row])

@@ -71,7 +71,7 @@ def test_a_configuration_that_vllm_reads_otherwise_is_refused(tmp_path):
     del config["topk_method"]
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(RecipeError, match=r"its config\.json does not say `topk_method`"):
-        Engine(vllm_settings(folder))
+        Engine(vllm_settings(folder), folder=str(folder))
 
 
 def check_drawn_tokens(engine: Engine, model: torch.nn.Module) -> None:

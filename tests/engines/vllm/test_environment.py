@@ -298,9 +298,11 @@ def test_what_was_kept_for_no_folder_are_errors_on_the_screen(clean, vllm_logger
 def test_a_process_that_begins_on_a_folder_does_not_start_again_to_be_on_it(monkeypatch, tmp_path):
     """And where the folder is gone by then it begins on the model."""
     started: list[str] = []
+    formats: list[str] = []
 
-    def started_on(settings: VllmSettings, **_: Any) -> _Core:
+    def started_on(settings: VllmSettings, *, load_format: str) -> _Core:
         started.append(settings.model)
+        formats.append(load_format)
         return _Core()
 
     monkeypatch.setattr(engine_module, "started", started_on)
@@ -315,6 +317,8 @@ def test_a_process_that_begins_on_a_folder_does_not_start_again_to_be_on_it(monk
     opened.folder = str(tmp_path / "gone")
     opened(0, 1, "")
     assert started[2:] == [settings_of().model]
+    # A folder is read, with a checksum of each tensor; the model's own weights are not, as a transfer replaces them.
+    assert formats == ["ppoctl_witnessed", "ppoctl_witnessed", "dummy"]
 
 
 def test_variables_are_set_before_vllm_is_imported_to_begin_on_a_folder(monkeypatch, tmp_path):

@@ -5,20 +5,26 @@ see that.
 """
 
 import dataclasses
+import shutil
 from itertools import chain
+from pathlib import Path
 
 import pytest
 import torch
-from vllm_bench import WINDOW, Bench, prompts
+from vllm_bench import WINDOW, Bench, prompts, settings_for
 
 from ppoctl.batch.records import State
 from ppoctl.engines.vllm import weights as weights_module
 from ppoctl.engines.vllm.engine import Finished
+from ppoctl.engines.vllm.generator import VllmGenerator
 from ppoctl.engines.vllm.weights import Arrived, HostTransfer
 from ppoctl.errors import WeightSyncError
 from ppoctl.ports import SamplingParams
+from ppoctl.weights.calls import ask
 from ppoctl.weights.canary import Canary, CanaryScores
 from ppoctl.weights.sending import NamedWeights
+from ppoctl.weights.sync import EngineSide
+from vllm_guest import Here
 
 pytestmark = pytest.mark.engines
 
@@ -40,6 +46,24 @@ def test_equal_states_cost_no_traffic_and_other_states_do(tied: Bench) -> None:
     tied.trainer.move(TINY)
     draw(tied)
     assert len(tied.trainer.traffic) == len(dict(tied.trainer.model.named_parameters()))
+
+
+def test_an_engine_reads_no_weights_from_the_folder_before_the_first_transfer(tied: Bench, tmp_path: Path) -> None:
+    """The transfer would replace all of them. Here the folder has none: the engine starts, and holds what it is sent,
+    by checksum."""
+    folder = tmp_path / "without weights"
+    shutil.copytree(tied.trainer.folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    host = Here(settings_for(folder))
+    side = EngineSide([host], list)
+    generator = VllmGenerator(settings_for(folder), tied.trainer.at, side, print)
+    try:
+        assert ask([host], "takes_weights") == [True]
+        with pytest.raises(WeightSyncError, match="was asked for tokens before it was sent weights"):
+            ask([host], "score", (5, 6, 7), 1)
+        bench = Bench(tied.trainer, generator, side)
+        assert bench.worst_gap(prompts(4), DRAW) < 1e-3
+    finally:
+        generator.close()
 
 
 def test_a_replayed_update_is_loaded_anew(tied: Bench) -> None:

@@ -62,14 +62,16 @@ class Engine(ReceivingEngine):
 
     def __init__(self, settings: VllmSettings, *, folder: str | None = None) -> None:
         """Starts vLLM: about 2 s for a small model. It begins on the weights of `folder` where there is one, and says
-        so when it is to restart on it. Raises RecipeError, EnvironmentProblemError or OutOfMemoryError."""
+        so when it is to restart on it. Otherwise it begins with random weights, which the first transfer replaces.
+        Raises RecipeError, EnvironmentProblemError or OutOfMemoryError."""
         self._settings = settings
         self._detokenizer = Detokenizer(settings.model, settings.eos_token_ids)
         self._syncs = 0
         self._open: set[str] = set()
         self._is_asleep = False
         self._began_on = folder if folder is not None and Path(folder).is_dir() else None
-        self._llm = started(settings) if self._began_on is None else self._on(self._began_on)
+        self._has_weights = self._began_on is not None
+        self._llm = started(settings, load_format="dummy") if self._began_on is None else self._on(self._began_on)
 
     def write_log_into(self, folder: Path | None) -> None:
         """See `log.write_logs_alone`, whose folder was not known when the engine was made."""
@@ -91,6 +93,7 @@ class Engine(ReceivingEngine):
             self.close()
             self._is_asleep = False
             self._llm = self._on(folder)
+        self._has_weights = True
         from ppoctl.engines.vllm import loader
 
         return loader.last_read()
@@ -129,6 +132,7 @@ class Engine(ReceivingEngine):
         self._llm.collective_rpc("finish_weight_update")
         (loaded,) = self._llm.collective_rpc("ppoctl_loaded_weights")
         self._syncs += 1
+        self._has_weights = True
         if not self._llm.reset_prefix_cache():
             raise WeightSyncError("the generator kept keys and values of the old weights: its cache is in use")
         return list(loaded)
@@ -197,6 +201,8 @@ class Engine(ReceivingEngine):
             self.abort()
 
     def _queue(self, id: str, prompt: Sequence[int], params: Any) -> None:
+        if not self._has_weights:
+            raise WeightSyncError("the generator was asked for tokens before it was sent weights")
         if self._is_asleep:
             raise WeightSyncError("the generator has forgotten its weights in sleep, and was asked to use them")
         # The salt keeps cached keys and values of one set of weights from ever matching a request of another, even
