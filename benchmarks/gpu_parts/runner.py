@@ -129,11 +129,25 @@ def _child(job: Job, limit_s: float) -> str:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End a child with all processes of its session."""
+    """End a child with all processes of its group, and wait until they are gone: the next part has their memory."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
-    with suppress(subprocess.TimeoutExpired):
-        child.wait(END_S)
+    until = time.monotonic() + END_S
+    while time.monotonic() < until:
+        child.poll()
+        if not _is_any_alive(child.pid):
+            return
+        time.sleep(0.05)
+
+
+def _is_any_alive(group: int) -> bool:
+    """Whether a process of the group is more than a zombie."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            state, _, its_group = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[:3]
+            if int(its_group) == group and state not in "ZX":
+                return True
+    return False
 
 
 def _drop_empty(*files: Path) -> None:
