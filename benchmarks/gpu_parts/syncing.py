@@ -54,7 +54,7 @@ def _three_transfers(dtype: str, engine: OwnProcess) -> None:
         tokens = canary.tokens(fleet.vocab_size())
         found: CanaryScores = engine.begin("score", tokens, canary.num_drawn).answers()[0]
         theirs = found.prompt + found.logprobs
-        ours = side.score(state, tokens + found.drawn)
+        ours = side(state).score(tokens + found.drawn)
         gaps = [abs(one - other) for one, other in zip(theirs, ours, strict=True)]
         say(
             "sync",

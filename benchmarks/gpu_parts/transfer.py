@@ -5,7 +5,8 @@ The trainer's side is a run's own: `OpenRank` (which sets expandable segments), 
 """
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -22,7 +23,6 @@ from ppoctl.engines.turns import Turns
 from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.recipe.schema import ByTokens
 from ppoctl.weights.canary import Canary
-from ppoctl.weights.sending import NamedWeights
 from ppoctl.weights.sync import EngineSide, Sync, TrainerSide
 
 ROLES = ("actor", "generator")
@@ -45,15 +45,15 @@ class Bench:
         settings = TrainerSettings("actor", str(folder("1.5b")), BF16, batching)
         rank = OpenRank(settings, START_DEADLINE_S)(0, 1, "")
         turns = Turns(ROLES)
-        actor = MegatronActor(settings, TakingTurns(ThisProcess(rank, bucket_mib * 2**20), "actor", turns))
+        ranks = ThisProcess(rank, bucket_mib * 2**20, shares=way == "shared")
+        actor = MegatronActor(settings, TakingTurns(ranks, "actor", turns))
         child = ChildProcess("the receiver", Target("gpu_parts.receiver:Receiver", (), 1))
         side = EngineSide([child], list, turns=turns)
-        trainer = TrainerSide(
-            weights=lambda state: _sent_by(way, actor.weights(state)),
-            score=lambda _, tokens: [0.0] * (len(tokens) - 1),
-            export=lambda _, there: actor.export(there),
-        )
-        sync = Sync(trainer, side, Canary.of("float32", 64, None))
+
+        def trainer_at(state: State) -> TrainerSide:
+            return TrainerSide(partial(actor.weights, state), lambda tokens: [0.0] * (len(tokens) - 1), actor.export)
+
+        sync = Sync(trainer_at, side, Canary.of("float32", 64, None))
         return Bench(rank, actor, child, Fleet(side, sync, 8, lambda text: say("transfer", said=text)), turns)
 
     def prepare(self, number: int) -> float:
@@ -137,9 +137,3 @@ def _report_freed(way: str, who: str, took: float | None, before: float | None, 
     """Report what one side took of the GPU, and what of it was free when it had left."""
     freed = None if before is None or after is None else round(after - before, 2)
     say("transfer", way=way, who=who, took_gib=took, freed_gib=freed)
-
-
-def _sent_by(way: str, weights: NamedWeights) -> NamedWeights:
-    """The weights, by this way. Without Ray the way over host memory is what lasts, and nothing else: the buckets of
-    which an engine that dies is restored."""
-    return weights if way == "shared" else replace(weights, buckets=weights.to_keep)
