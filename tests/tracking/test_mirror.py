@@ -221,14 +221,14 @@ def test_an_mlflow_that_cannot_be_reached_costs_one_line_and_rebuild_fills_in(
 
 def test_an_end_that_waits_for_mlflow_says_so(run: RunDir, said: Said) -> None:
     target = FakeTarget()
-    mirror = faked(run, target, said, patience=replace(QUICK, silent_s=0.1))
+    mirror = faked(run, target, said, patience=replace(QUICK, silent_s=0.3))
     run.step(1)
     mirror.start()
     assert target.waiting.wait(DEADLINE_S)
     assert not mirror.close("finished", 0.5)
     target.gate.set()
     assert said.lines == [
-        "mlflow: it has not taken everything yet; waiting for it, at most 0.4 s more",
+        "mlflow: it has not taken everything yet; waiting for it, at most 1 s more",
         f"mlflow: not everything was sent; send the rest with: ppoctl track {quoted(run.root)}",
     ]
 

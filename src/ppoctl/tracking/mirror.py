@@ -9,6 +9,7 @@ Training never waits for MLflow and never fails because of it: what cannot be se
 truth, and is sent by the next try, the next attempt or `rebuild`. Nothing here is used in child processes.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -39,8 +40,8 @@ class Patience:
     first_retry_s: float = 1.0
     """Seconds before the first retry; doubled after each failure that follows."""
     longest_retry_s: float = 60.0
-    silent_s: float = 8.0
-    """Seconds that the end of an attempt waits before it says for what."""
+    silent_s: float = 7.0
+    """Seconds that the end of an attempt waits without saying for what."""
     measure_s: float = 10.0
     """Seconds between figures of the machine."""
 
@@ -97,11 +98,12 @@ class MlflowMirror:
         self._wake.set()
         if self._thread.ident is None:
             return False
+        until = time.monotonic() + deadline_s
         self._thread.join(min(deadline_s, self._patience.silent_s))
-        if self._thread.is_alive() and deadline_s > self._patience.silent_s:
-            left_s = deadline_s - self._patience.silent_s
-            self._say(f"mlflow: it has not taken everything yet; waiting for it, at most {left_s:g} s more")
-            self._thread.join(left_s)
+        while self._thread.is_alive() and (left_s := until - time.monotonic()) > 0:
+            more = math.ceil(left_s)
+            self._say(f"mlflow: it has not taken everything yet; waiting for it, at most {more} s more")
+            self._thread.join(min(left_s, self._patience.silent_s))
         if not self._settled:
             self._abandoned.set()
             command = f"ppoctl track {quoted(self._layout.root)}"

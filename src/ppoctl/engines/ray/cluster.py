@@ -3,7 +3,6 @@ is running already."""
 
 import logging
 import os
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ppoctl.engines.ray import segments
+from ppoctl.engines.ray.answering import require_answer
 from ppoctl.engines.ray.placement import DevicePlacement
 from ppoctl.engines.ray.private_folder import PARENT, PrivateFolder, sweep, write_token
 from ppoctl.engines.ray.steps import JobNodes, NodeSteps
@@ -24,8 +24,6 @@ from ppoctl.errors import EnvironmentProblemError, ProcessLostError, quoted
 
 LOOPBACK = "127.0.0.1"
 
-CONNECT_DEADLINE_S = 10.0
-"""Seconds for a running Ray's port to take a connection."""
 JOIN_EVERY_S = 0.1
 """Seconds between two looks whether all nodes have joined."""
 NOTICE_S = 5.0
@@ -307,9 +305,7 @@ def join(address: str) -> None:
     _silence()
     _show_token()
     try:
-        # Ray itself goes on trying for longer than anyone waits.
-        host, _, port = address.rpartition(":")
-        socket.create_connection((host, int(port)), timeout=CONNECT_DEADLINE_S).close()
+        require_answer(address)
         with _keeping_signal_handler():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
@@ -358,12 +354,14 @@ def _has_gpus() -> bool:
 
 @contextmanager
 def _keeping_signal_handler() -> Iterator[None]:
-    """Context that keeps our SIGTERM handler, which finishes the stage; Ray installs one of its own."""
-    handler = signal.getsignal(signal.SIGTERM)
+    """Context in which Ray installs no SIGTERM handler, which would end the process with code 15: ours finishes the
+    stage."""
+    utils: Any = ray._private.utils
+    before, utils.set_sigterm_handler = utils.set_sigterm_handler, lambda _: None
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, handler)
+        utils.set_sigterm_handler = before
 
 
 @contextmanager

@@ -1,0 +1,42 @@
+"""A stop while Ray starts: nothing waits for a Ray that does not answer, and Ray does not take our signals."""
+
+import os
+import signal
+import socket
+import sys
+import time
+from types import FrameType
+
+import pytest
+import ray
+
+from ppoctl.engines.ray import answering
+from ppoctl.engines.ray.cluster import _keeping_signal_handler, join
+from ppoctl.errors import EnvironmentProblemError
+
+
+def test_a_ray_that_takes_a_connection_and_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answering, "CONNECT_DEADLINE_S", 1.0)
+    began = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(EnvironmentProblemError) as caught:
+            join(address)
+    assert caught.value.message == f"no Ray answers at `cluster.ray_address = {address}`: no answer within 1 s"
+    assert time.monotonic() - began < 10
+
+
+def test_a_signal_while_ray_starts_meets_our_handler() -> None:
+    met: list[int] = []
+
+    def ours(number: int, frame: FrameType | None) -> None:
+        met.append(number)
+
+    before = signal.signal(signal.SIGTERM, ours)
+    try:
+        with _keeping_signal_handler():
+            ray._private.utils.set_sigterm_handler(lambda number, _: sys.exit(number))  # as `ray.init` does first
+            os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert met == [signal.SIGTERM]
