@@ -74,7 +74,7 @@ def read_tables(only: str, table: str) -> list[Mutant]:
     found: list[Mutant] = []
     for path in sorted(TABLES.glob("*.toml")):
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-        for raw in content["mutant"] if table in path.stem else []:
+        for raw in content.get("mutant", ()) if table in path.stem else ():
             found.append(Mutant(**{"tests": content["tests"], "skip": content.get("skip", ""), **raw}))
     return [mutant for mutant in found if only in mutant.defect]
 

@@ -204,6 +204,20 @@ def test_a_state_whose_update_was_not_committed_is_not_kept(tmp_path: Path) -> N
     assert manifests.read(layout.at_stop / "critic") is None
 
 
+@pytest.mark.parametrize(("shards", "replayed"), [(1, []), (2, ["actor", "critic"])])
+def test_what_a_stop_left_is_loaded_by_the_same_layout_only(tmp_path: Path, shards: int, replayed: list[str]) -> None:
+    tables = {"steps": 3, "checkpoint": {"every_steps": 3}}
+    wiring = open_run(tmp_path / "run", fake_recipe(**tables), stop_at("2 rollout starts"))
+    with pytest.raises(StopError):
+        run(wiring.job)
+    assert wiring.job.states.keep_residents() == ["actor", "critic"]
+    again = fake_recipe(**tables, actor={"optimizer": {"lr": 0.05}, "parallel": {"data": shards}})
+    job, said = open_run(tmp_path / "run", again, Witness()).job, list[str]()
+    job.states.say = said.append
+    run(job)
+    assert [text.split()[1] for text in said if text.startswith("replayed")] == replayed
+
+
 def test_the_best_actor_is_kept_as_weights_only(tmp_path: Path) -> None:
     recipe = fake_recipe(steps=4, checkpoint={"best": "reward/score_mean"})
     wiring = play(tmp_path / "run", recipe)

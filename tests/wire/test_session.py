@@ -8,6 +8,7 @@ import signal
 import time
 from concurrent.futures import Future
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from fakes.sockets import EvenScorer, fake_recipe, fake_sockets
 from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.errors import InterruptedByUserError, NonFiniteError, PreemptedError, RecipeError, StorageError
+from ppoctl.launch.signals import SignalGate
 from ppoctl.loop.expectations import Ended
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.hours import spent
@@ -26,8 +28,9 @@ from ppoctl.store.layout import RunLayout
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.stop_request import request_stop
 from ppoctl.tracking.console import RunConsole
+from ppoctl.tracking.screen import PlainScreen
 from ppoctl.tracking.view import RunView
-from ppoctl.wire import new_run, session
+from ppoctl.wire import commands, new_run, session
 from ppoctl.wire.changes import change
 from ppoctl.wire.sources import require_same_sources
 
@@ -81,6 +84,15 @@ def test_another_model_is_another_run(made: RunLayout) -> None:
     assert change(made, fake_recipe()) is None
     with pytest.raises(RecipeError, match=r"`model.path` is `\"other\"` and the run was made from `\"bigram\"`"):
         change(made, fake_recipe(model={"path": "other", "dtype": "float32"}))
+
+
+def test_what_a_resume_cannot_change_is_refused_before_anything_is_opened(made: RunLayout) -> None:
+    """The model of this run is no folder: opening it would be another error."""
+    gate, screen = SignalGate("ppoctl resume"), PlainScreen(StringIO())
+    sets = ["seed=7", "data.train.instruction='The bare number, please.'"]
+    with pytest.raises(RecipeError, match="and the run was made from"):
+        commands.resume(made, plan_resume(made), sets, gate, only=None, screen=screen)
+    assert made.attempts() == []
 
 
 def test_an_attempt_that_did_everything_says_so(made: RunLayout) -> None:
