@@ -18,6 +18,9 @@ if not Path("/dev/nvidia0").exists():
     # On a CPU the C++ compiler takes seconds for each small function; on a GPU nothing may be without it.
     os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 
+# The tensors of tests are small: two threads take twice the CPU time of one. A run sets its own number.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Shapes are checked in the files that say shapes; elsewhere the check of every call would take most of the time.
 SOURCE = Path(__file__).parents[1] / "src"
 SHAPED = ("batch", "ppo", "stages", "engines/megatron")
