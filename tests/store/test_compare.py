@@ -10,13 +10,14 @@ from ppoctl.store.compare import Comparison, Difference, compare
 from ppoctl.store.logs import Tail
 
 
-def ledger(path: Path, *steps: int) -> Path:
+def ledger(path: Path, *steps: int, last_score: float = 1.0) -> Path:
     fields: dict[str, Any] = {"seed": 1, "tokens": "aa", "finish": "terminated", "outcome": "ok", "score": 1.0}
     lines = [
         {"step": step, "prompt": f"p{step}", "sample": sample, **fields, "end_of_step": sample == 1}
         for step in steps
         for sample in (0, 1)
     ]
+    lines[-1]["score"] = last_score
     path.write_bytes(b"".join(map(sealed_line, lines)))
     return path
 
@@ -39,6 +40,11 @@ def test_a_step_that_one_ledger_lacks_is_lost_or_missing(
     both = [step for step in left if step in right]
     first = None if missing is None else Difference(missing[0], f"p{missing[0]}", 0, {"sample": missing[1]})
     assert found == Comparison(2 * len(both), max(both), (2 * len(left), 2 * len(right)), lost, first)  # type: ignore[arg-type]
+
+
+def test_the_last_equal_step_is_whole(tmp_path: Path) -> None:
+    found = compare(ledger(tmp_path / "left", 1, 2), ledger(tmp_path / "right", 1, 2, last_score=0.0))
+    assert (found.equal_samples, found.last_equal_step) == (3, 1)
 
 
 def test_a_file_that_was_replaced_by_a_larger_one_is_read_from_its_start(tmp_path: Path) -> None:

@@ -161,6 +161,14 @@ def test_a_run_goes_back_to_an_older_pair_and_what_came_after_is_kept_aside(tmp_
         go_back(layout, 1)
 
 
+def test_a_run_that_goes_back_one_step_has_no_states_of_that_step(tmp_path: Path) -> None:
+    checkpoint = {"every_steps": 1, "keep_last": 3, "asynchronous": False}
+    layout = stop_at(tmp_path / "run", "4 rollout starts", checkpoint=checkpoint, steps=4)
+    assert saved_pairs(layout) == [1, 2, 3]
+    go_back(layout, 2)
+    assert saved_pairs(layout) == [1, 2]
+
+
 def test_where_every_pair_is_broken_and_older_steps_are_gone_the_run_begins_anew(tmp_path: Path) -> None:
     tables = SAVES["two pairs"]
     layout = stop_at(tmp_path / "half", "6 logprobs starts", **tables)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from shutil import copytree, rmtree
 
@@ -10,6 +11,7 @@ import pytest
 from fakes.job import Witness, open_run, play, result
 from fakes.sockets import fake_recipe
 from ppoctl.batch.records import Rewards, Rollouts
+from ppoctl.batch.scores import REWARD_OUTCOMES
 from ppoctl.batch.sealed import sealed_line
 from ppoctl.errors import SupersededError
 from ppoctl.loop.run import run
@@ -122,6 +124,39 @@ def test_a_replayed_step_leaves_the_ledger_as_it_is(tmp_path: Path) -> None:
     for step, roles in ((1, used_by[0]), (2, used_by[-1])):
         ledger.record(step, [samples_of(layout, step)], roles)
         assert layout.ledger.read_bytes() == before
+
+
+def test_the_ledger_knows_where_each_step_ends_and_forgets_those_behind_one_that_is_told_otherwise(
+    tmp_path: Path,
+) -> None:
+    layout = stop_at(tmp_path / "run", "3 rollout starts", **REDO)
+    whole, ledger = layout.ledger.read_bytes(), Ledger(layout.ledger, claim(layout))
+    used_by = [json.loads(line)["used_by"] for line in whole.splitlines()]
+    ledger.record(2, [samples_of(layout, 2)], used_by[-1])
+    first = len(b"".join(whole.splitlines(keepends=True)[:8]))
+    assert [ledger.end_of(step) for step in (0, 1, 2, 9)] == [0, first, len(whole), len(whole)]
+    ledger.record(1, [samples_of(layout, 1)], {"critic": "another"})
+    again = layout.ledger.read_bytes()
+    assert {json.loads(line)["step"] for line in again.splitlines()} == {1}
+    assert [ledger.end_of(step) for step in (1, 2)] == [len(again), len(again)]
+
+
+def test_the_ledger_tells_the_tokens_of_a_response_and_the_score_it_has(tmp_path: Path) -> None:
+    layout = stop_at(tmp_path / "run", "2 rollout starts", **REDO)
+    rollouts, rewards = samples_of(layout, 1)
+    lengths = rollouts.lengths.tolist()
+    assert min(lengths) < rollouts.tokens.shape[1]
+    outcomes, scores = rewards.outcomes.clone(), rewards.scores.clone()
+    outcomes[1], scores[1] = REWARD_OUTCOMES.index("error"), 0.0
+    rewards = replace(rewards, outcomes=outcomes, scores=scores)
+    (tmp_path / "ledger").touch()
+    Ledger(tmp_path / "ledger", claim(layout)).record(1, [(rollouts, rewards)], {})
+    lines = [json.loads(line) for line in (tmp_path / "ledger").read_bytes().splitlines()]
+    ids = [json.dumps(row[:length].tolist()).encode() for row, length in zip(rollouts.tokens, lengths, strict=True)]
+    assert [line["tokens"] for line in lines] == [sha256(text).hexdigest()[:24] for text in ids]
+    assert [line["score"] for line in lines] == [
+        None if row == 1 else float(score) for row, score in enumerate(rewards.scores)
+    ]
 
 
 def test_a_superseded_attempt_does_not_write_the_ledger(tmp_path: Path) -> None:

@@ -75,11 +75,17 @@ def test_a_key_changes_the_fingerprints_of_the_stages_that_read_it_and_of_no_oth
     assert {stage for stage in READS if read_by(stage, before) != read_by(stage, after)} == readers
 
 
-def test_a_constant_rate_reads_how_long_the_run_is_only_where_its_warm_up_is_a_share_of_it() -> None:
+def test_a_rate_reads_how_long_the_run_is_only_where_it_follows_that() -> None:
     def read(steps: int, **schedule: Any) -> str:
         return read_by("actor_update", fake_recipe(steps=steps, actor={"optimizer": {"lr": 1.0, **schedule}}))
 
-    for schedule, is_other in (({}, False), ({"lr_warmup_updates": 4}, False), ({"lr_warmup_frac": 0.2}, True)):
+    for schedule, is_other in (
+        ({}, False),
+        ({"lr_warmup_updates": 4}, False),
+        ({"lr_warmup_frac": 0.2}, True),
+        ({"lr_schedule": "linear"}, True),
+        ({"lr_schedule": "linear", "lr_decay_updates": 5}, False),
+    ):
         assert (read(10, **schedule) != read(20, **schedule)) is is_other
 
 

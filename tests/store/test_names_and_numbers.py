@@ -1,0 +1,59 @@
+"""Small things that a run's folders hang on: sizes of files, numbers behind names, and which folders count."""
+
+from pathlib import Path
+
+import pytest
+
+from ppoctl.batch.digest import FileDigest
+from ppoctl.errors import CorruptArtifactError, StorageError
+from ppoctl.store import manifest as manifests
+from ppoctl.store.artifact import require_covered
+from ppoctl.store.attempt import Attempt
+from ppoctl.store.layout import MANIFEST, RunLayout
+
+
+@pytest.mark.parametrize("written", [2, 4])
+def test_a_file_that_is_shorter_or_longer_than_was_written_is_not_published(tmp_path: Path, written: int) -> None:
+    (tmp_path / "weights").write_bytes(b"abc")
+    require_covered(tmp_path, {"weights": FileDigest("00", 3)})
+    with pytest.raises(StorageError, match=f"has 3 bytes, {written} were written"):
+        require_covered(tmp_path, {"weights": FileDigest("00", written)})
+
+
+def test_a_file_of_the_right_size_with_other_bytes_is_corrupt(tmp_path: Path) -> None:
+    found, expected = FileDigest("aa" * 32, 3), FileDigest("ab" * 32, 3)
+    manifests.verify_bytes(tmp_path, found, found)
+    with pytest.raises(CorruptArtifactError, match="digest aaaaaaaaaaaa, its manifest says abababababab"):
+        manifests.verify_bytes(tmp_path, found, expected)
+
+
+def test_what_is_set_aside_takes_the_next_free_name(tmp_path: Path) -> None:
+    target = tmp_path / "10-rollout"
+    names = []
+    for _ in range(3):
+        names.append(Attempt.free(target).name)
+        Attempt.free(target).mkdir()
+    assert names == ["10-rollout", "10-rollout.2", "10-rollout.3"]
+
+
+def test_folders_of_a_kill_hold_nothing_that_is_committed(layout: RunLayout) -> None:
+    killed = layout.step(4) / "10-rollout.attempt-2"
+    killed.mkdir(parents=True)
+    (killed / MANIFEST).write_text("{}")
+    assert not layout.has_committed(4)
+    killed.rename(layout.stage(4, "rollout"))
+    assert layout.has_committed(4)
+
+
+def test_a_second_round_of_drawing_has_a_folder_of_its_own(layout: RunLayout) -> None:
+    assert layout.stage(1, "rollout") != layout.stage(1, "rollout.2")
+    assert layout.parts(1, "rollout") != layout.parts(1, "rollout.2")
+
+
+def test_saved_steps_have_a_manifest_and_come_in_the_order_of_their_numbers(layout: RunLayout) -> None:
+    for step, is_whole in ((10, True), (9, True), (11, False), (2, True)):
+        folder = layout.state("actor", step)
+        folder.mkdir(parents=True)
+        if is_whole:
+            (folder / MANIFEST).write_text("{}")
+    assert layout.saved_steps("actor") == [2, 9, 10]
