@@ -33,8 +33,8 @@ HEAVY = (
 """What commands import besides, they import themselves: more time, nothing else. (MLflow starts a thread.)"""
 HEAVY_ON_A_CPU = ("vllm.v1.worker.cpu_worker",)
 
-ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
-"""Importing numpy otherwise starts a thread for each further core."""
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""Importing numpy otherwise starts a thread for each further core, and importing pyarrow one of its allocator."""
 
 
 @dataclass(frozen=True)
