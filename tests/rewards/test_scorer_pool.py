@@ -78,7 +78,7 @@ def test_how_long_a_sample_took_is_measured(drill_pool: OpenPool) -> None:
 
 @pytest.mark.usefixtures("drill_scorers")
 def test_requests_that_are_asked_at_once_share_the_time() -> None:
-    process = ScorerProcess(ScorerSpec("drill_scorers:score"), 10.0)
+    process = ScorerProcess(ScorerSpec("drill_scorers:score"), 10.0, Dropped(""))
     try:
         process.score(GOOD[:1])
         began = time.monotonic()

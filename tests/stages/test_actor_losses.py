@@ -59,11 +59,13 @@ def test_a_samplers_log_prob_that_is_none_stops() -> None:
 
 def test_the_whole_divergence_is_held_from_above() -> None:
     full = torch.tensor([[0.5, 3.0, 9.0], [0.25, 1.5, 2.0]])
-    for clamp, expected in (
-        (None, [[0.5, 3.0, 0.0], [0.25, 1.5, 2.0]]),
-        (1.5, [[0.5, 1.5, 0.0], [0.25, 1.5, 1.5]]),
+    for clamp, nats, held in (
+        (None, [[0.5, 3.0, 0.0], [0.25, 1.5, 2.0]], []),
+        (1.5, [[0.5, 1.5, 0.0], [0.25, 1.5, 1.5]], [[0, 1], [1, 2]]),
     ):
-        assert KlPenalty("loss", "full", 0.1, output_clamp=clamp).exact(full, hand.MASK).tolist() == expected
+        found = KlPenalty("loss", "full", 0.1, output_clamp=clamp).exact(full, hand.MASK)
+        assert found.nats.tolist() == nats
+        assert found.held.nonzero().tolist() == held
 
 
 def current() -> Logprobs:
