@@ -133,11 +133,9 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     until = time.monotonic() + END_S
-    while time.monotonic() < until:
-        child.poll()
-        if not _is_any_alive(child.pid):
-            return
+    while _is_any_alive(child.pid) and time.monotonic() < until:
         time.sleep(0.05)
+    child.poll()  # only now: a child that has ended is a zombie until it is waited for
 
 
 def _is_any_alive(group: int) -> bool:
