@@ -37,6 +37,7 @@ HEAVY = (
 )
 BEFORE_IMPORTS = {
     "OPENBLAS_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # or importing pyarrow starts a thread
     "OMP_WAIT_POLICY": "PASSIVE",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "TORCH_COMPILE_DISABLE": "1",

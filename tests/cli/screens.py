@@ -124,7 +124,9 @@ def kind(text: str) -> str:
 def kinds(lines: list[str]) -> set[str]:
     """The kinds of lines that a training says, but for what only a silence makes it say."""
     found = {kind(line) for line in lines}
-    return {each for each in found if "pass_at_1" in each or not re.search(r" #s$", each) or " eta " in each}
+    return {
+        each for each in found if "pass_at_1" in each or not re.search(r" #s( # tok/s)?$", each) or " eta " in each
+    }
 
 
 def main() -> None:

@@ -74,6 +74,7 @@ def in_small(recipe: Recipe, model: Path, folder: Path) -> dict[str, str]:
         "rollout.max_prompt_tokens": "220", "rollout.max_new_tokens": "16", "rollout.stop_strings": '["e"]',
         "ppo.minibatch_seqs": str(4 * samples), "generator.engines": "1",
         "generator.tensor": "1", "checkpoint.every_steps": "2", "eval.every_steps": "2",
+        "checkpoint.reshardable": "full",
     }  # fmt: skip
     for key, table in tables_of_rows(recipe):
         small[dotted((*key, "path"))] = str(rows_for(table, recipe.reward, folder))
