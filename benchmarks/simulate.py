@@ -29,7 +29,14 @@ from ppoctl.model.cost import count_parameters, forward_flops
 from ppoctl.model.reading import shape_if_known
 from ppoctl.model.shape import ModelShape
 from ppoctl.plan.memory.assumed import GIB
-from ppoctl.plan.memory.driver import Batch, batch_of, driver_bytes, records_of, sequences_bytes, update_input_bytes
+from ppoctl.plan.memory.driver import (
+    StepBatch,
+    batch_of,
+    driver_bytes,
+    records_of,
+    sequences_bytes,
+    update_input_bytes,
+)
 from ppoctl.plan.memory.generator import bucket_bytes, generator_bytes
 from ppoctl.plan.memory.trainer import state_bytes
 from ppoctl.recipe.load import load
@@ -80,7 +87,7 @@ class World:
     actor: ParallelTable
     critic: ParallelTable
     engines: int
-    batch: Batch
+    batch: StepBatch
     minibatch: int
     weight: int
     """Bytes of a number of the model."""
@@ -309,7 +316,7 @@ class Call:
     """How many [B, R] in float32 come back."""
 
 
-def calls(recipe: Recipe, batch: Batch) -> list[Call]:
+def calls(recipe: Recipe, batch: StepBatch) -> list[Call]:
     """The calls of one step: values, log-probs with entropies, the reference's (with entropies too), updates. Who
     asks for no log-probs before the update has entropies of it."""
     sequences, ppo = sequences_bytes(batch), recipe.ppo

@@ -52,7 +52,7 @@ def rank():
     fix_varlen()
     record_history()
     from ppoctl.model.reading import read_shape
-    from ppoctl.plan.memory.part import Microbatch, Precision
+    from ppoctl.plan.memory.part import MicrobatchShape, Precision
     from ppoctl.plan.memory.trainer import Training, ranks_of
     from ppoctl.ports import Asked
     from ppoctl.recipe.schema import ParallelTable
@@ -61,7 +61,7 @@ def rank():
     sequences = sequences_of("1.5b", 16, 8192, 8192)
     peak = _timed_update("rank", "1.5b", one, sequences)
     tokens = 16382 if not TINY else 48
-    batch = Microbatch(tokens, tokens * 3 // 4, 1024, 8191)
+    batch = MicrobatchShape(tokens, tokens * 3 // 4, 1024, 8191)
     plan = ranks_of(
         Training("actor", read_shape(folder("1.5b")), ParallelTable(), Precision(2, "gpu"), batch, batch, 8)
     )[0]

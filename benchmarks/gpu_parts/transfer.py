@@ -15,7 +15,7 @@ from gpu_parts.measure import BF16, CUDA, TINY, fix_allocator, fix_varlen, free_
 from gpu_parts.models import close_rank, folder, minibatch_of, objective_of, sequences_of
 from ppoctl.batch.records import State
 from ppoctl.batch.sequences import Sequences
-from ppoctl.engines.child.process import ChildProcess, Target
+from ppoctl.engines.child.process import ChildFactory, ChildProcess
 from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
 from ppoctl.engines.megatron.ranks import OpenRank, TakingTurns, ThisProcess
 from ppoctl.engines.megatron.trainer import MegatronActor
@@ -47,7 +47,7 @@ class Bench:
         turns = Turns(ROLES)
         ranks = ThisProcess(rank, bucket_mib * 2**20, shares=way == "shared")
         actor = MegatronActor(settings, TakingTurns(ranks, "actor", turns))
-        child = ChildProcess("the receiver", Target("gpu_parts.receiver:Receiver", (), 1))
+        child = ChildProcess("the receiver", ChildFactory("gpu_parts.receiver:Receiver", (), 1))
         side = EngineSide([child], list, turns=turns)
 
         def trainer_at(state: State) -> TrainerSide:

@@ -24,7 +24,7 @@ LeftS = Callable[[], float]
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpResponse:
     """Response of a server."""
 
     status: int
@@ -53,7 +53,7 @@ class Connection:
 
     def exchange(
         self, method: str, body: bytes | None = None, headers: Mapping[str, str] | None = None, target: str = ""
-    ) -> Answer:
+    ) -> HttpResponse:
         """Send a request and read the answer. Raises TimeoutError where it takes longer than the limit, and OSError
         or HTTPException where there is no valid answer; then the connection is closed."""
         was_open, self._left_s = self._socket is not None, time_limit(self._limit_s)
@@ -73,7 +73,7 @@ class Connection:
                 raise HTTPException(str(error)) from error
             raise
 
-    def _exchanged(self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
+    def _exchanged(self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]) -> HttpResponse:
         if self._socket is None:
             self._connect()
         self._http.request(method, target, body, headers)
@@ -87,7 +87,7 @@ class Connection:
         if not response.isclosed() or self._http.sock is None:
             self.close()
         names = {name.lower(): value for name, value in response.getheaders()}
-        return Answer(response.status, names, read[: self._most_bytes], is_whole)
+        return HttpResponse(response.status, names, read[: self._most_bytes], is_whole)
 
     def _connect(self) -> None:
         self._hold(connected(self._http.host, self._http.port, self._left_s, self._hold))
@@ -182,13 +182,13 @@ class _Limited:
             view = view[self._inner.send(view) :]
 
     def makefile(self, _mode: str) -> io.BufferedReader:
-        return io.BufferedReader(_Reader(self._inner, self._left_s))
+        return io.BufferedReader(_ResponseReader(self._inner, self._left_s))
 
     def close(self) -> None:
         """A response may still be read from it."""
 
 
-class _Reader(io.RawIOBase):
+class _ResponseReader(io.RawIOBase):
     def __init__(self, inner: socket.socket, left_s: LeftS) -> None:
         self._inner, self._left_s = inner, left_s
 

@@ -12,7 +12,7 @@ import pytest
 from cli.conftest import Ask, Said
 from house.test_house_light import front
 from ppoctl.batch.sealed import seal, sealed_line
-from ppoctl.store.journal import Event, events
+from ppoctl.store.journal import JournalEvent, events
 from ppoctl.store.layout import FORMAT
 
 REWARD, PASS = "reward/score_mean", "eval/held/pass_at_1"
@@ -136,7 +136,7 @@ def test_what_cannot_be_plotted_is_refused(ask: Ask, tmp_path: Path) -> None:
 
 
 def test_an_event_is_of_the_step_before_it() -> None:
-    assert events(LINES) == [Event(1, "health stop"), Event(1, "resumed")]
+    assert events(LINES) == [JournalEvent(1, "health stop"), JournalEvent(1, "resumed")]
     assert events([event("attempt_started", 1), event("attempt_started", 2)]) == []  # nothing had begun
 
 

@@ -19,7 +19,7 @@ from ppoctl import errors
 from ppoctl.cli import app as app_module
 from ppoctl.cli import render
 from ppoctl.cli.app import app, run
-from ppoctl.cli.options import Json
+from ppoctl.cli.options import JsonOption
 from ppoctl.store.layout import RunLayout
 from recipe.conftest import SMALLEST
 
@@ -227,7 +227,7 @@ def test_a_table_aligns_words_left_and_numbers_right(capsys: pytest.CaptureFixtu
 def test_with_json_there_is_one_object_whatever_is_printed_and_raised(
     failing: list[object], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def chatty(json: Json = False) -> None:
+    def chatty(json: JsonOption = False) -> None:
         print("a line of a library")
         render.json({"figures": {"loss": float("nan"), "gap": [float("inf"), 0.5]}})
         if isinstance(failing[0], BaseException):

@@ -50,7 +50,7 @@ def test_a_training_without_what_its_recipe_expects_says_so_in_one_object(
     ended = trained(tmp_path / "fake", fake_recipe(steps=2, expect=UNMET))
     before = list(app.registered_commands)
 
-    def end_for_the_test(json: train_module.Json = False) -> None:
+    def end_for_the_test(json: train_module.JsonOption = False) -> None:
         summary.print_summary(ended, as_json=json)
 
     app.command("end-for-the-test")(end_for_the_test)

@@ -85,7 +85,7 @@ def test_names_of_choices_are_those_of_the_records() -> None:
     assert get_args(show.Finish) == FINISH_REASONS
     assert get_args(show.Outcome) == REWARD_OUTCOMES
     assert get_args(sample_list.Sort) == get_args(lists.SortKey)
-    assert set(get_args(sample_screen.Figure)) == set(sample_screen.LEGENDS)
+    assert set(get_args(sample_screen.TokenMetric)) == set(sample_screen.LEGENDS)
 
 
 def test_a_sample_in_full_has_every_figure_of_its_tokens(root: Path, ask: Ask) -> None:
@@ -189,7 +189,7 @@ def test_colours_are_of_the_figure_that_is_asked_for(
     root: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    by: sample_screen.Figure,
+    by: sample_screen.TokenMetric,
     found: list[str],
 ) -> None:
     [sample] = read_samples(RunLayout(root), 3, [0])

@@ -17,7 +17,7 @@ from ppoctl.conversion import parity
 from ppoctl.conversion.command import REPORT, Conversion, ConvertRequest, convert
 from ppoctl.convert import parameters, parts, written
 from ppoctl.convert.rows import FusedPart
-from ppoctl.engines.megatron.scoring import Scorer
+from ppoctl.engines.megatron.scoring import CheckpointScorer
 from ppoctl.errors import ConversionError, EnvironmentProblemError, OutOfMemoryError, RecipeError
 from ppoctl.model.rope import Rope
 from ppoctl.model.shape import ModelShape
@@ -236,10 +236,10 @@ def test_a_model_that_computes_something_else_is_found_by_what_it_says(
 ) -> None:
     kind, changes = COMPUTED_OTHERWISE[defect]
 
-    def scorer(folder: Path, shape: ModelShape, *rest: Any) -> Scorer:
+    def scorer(folder: Path, shape: ModelShape, *rest: Any) -> CheckpointScorer:
         if shape.experts is not None:
             changes["experts"] = replace(shape.experts, renormalise=False)
-        return Scorer(folder, replace(shape, **changes), *rest)
+        return CheckpointScorer(folder, replace(shape, **changes), *rest)
 
     monkeypatch.setattr(parity, "Scorer", scorer)
     with pytest.raises(ConversionError, match="log-probs of fixed prompts differ"):

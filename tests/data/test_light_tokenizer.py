@@ -11,12 +11,15 @@ import pytest
 
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.light_tokenizer import light_tokenizer
-from ppoctl.data.rows import Row
+from ppoctl.data.rows import DatasetRow
 from ppoctl.data.template import PromptTemplate, load_tokenizer
 from ppoctl.recipe.schema import ColumnRows
 
 ROOT = Path(__file__).parents[2]
-ROWS = [Row("train/000000-0", "one two", "3", "`f` line 1"), Row("train/000001-1", "three ?", "3", "`f` line 2")]
+ROWS = [
+    DatasetRow("train/000000-0", "one two", "3", "`f` line 1"),
+    DatasetRow("train/000001-1", "three ?", "3", "`f` line 2"),
+]
 TABLE = ColumnRows(format="columns", path="f.jsonl", prompt="q", answer="a", system="Be brief.")
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppoctl.data.order import Order, Share
+from ppoctl.data.order import Order, SourceShare
 
 
 def epochs(order: Order, count: int) -> list[list[int]]:
@@ -15,7 +15,7 @@ def epochs(order: Order, count: int) -> list[list[int]]:
 
 
 def test_a_fraction_goes_on_from_epoch_to_epoch_until_all_rows_have_come() -> None:
-    order = Order((Share(3), Share(10, 0.3)), seed=1)
+    order = Order((SourceShare(3), SourceShare(10, 0.3)), seed=1)
     assert order.epoch_rows == 6
     found = epochs(order, 10)
     assert all(sorted(rows)[:3] == [0, 1, 2] for rows in found)
@@ -25,7 +25,7 @@ def test_a_fraction_goes_on_from_epoch_to_epoch_until_all_rows_have_come() -> No
 
 
 def test_sources_of_one_size_are_drawn_in_orders_of_their_own() -> None:
-    order = Order((Share(10, 0.3), Share(10, 0.3)), seed=1)
+    order = Order((SourceShare(10, 0.3), SourceShare(10, 0.3)), seed=1)
     drawn = [
         {row for row in epoch if row < 10} == {row - 10 for row in epoch if row >= 10} for epoch in epochs(order, 8)
     ]
@@ -39,7 +39,7 @@ def test_sources_of_one_size_are_drawn_in_orders_of_their_own() -> None:
     seed=st.integers(0, 5),
 )
 def test_every_row_comes_as_often_as_its_weight_says_to_one(shares: list[tuple[int, float]], seed: int) -> None:
-    order = Order(tuple(Share(rows, weight) for rows, weight in shares), seed)
+    order = Order(tuple(SourceShare(rows, weight) for rows, weight in shares), seed)
     if not order.epoch_rows:
         return
     for rows in epochs(order, 3):
@@ -53,4 +53,4 @@ def test_every_row_comes_as_often_as_its_weight_says_to_one(shares: list[tuple[i
 
 @pytest.mark.parametrize("seed", [0, 7])
 def test_one_source_of_weight_one_is_in_the_order_of_a_set_that_is_no_mix(seed: int) -> None:
-    assert epochs(Order((Share(12, 1.0),), seed), 3) == epochs(Order((Share(12),), seed), 3)
+    assert epochs(Order((SourceShare(12, 1.0),), seed), 3) == epochs(Order((SourceShare(12),), seed), 3)

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from ppoctl.batch.prompts import Message
-from ppoctl.data.rows import Row
+from ppoctl.data.rows import DatasetRow
 from ppoctl.data.template import PromptTemplate, load_tokenizer
 from ppoctl.errors import DataError, EnvironmentProblemError
 from ppoctl.recipe.schema import ColumnRows
 
 MakeTokenizer = Callable[..., Any]
 
-QUESTION = Row("train/000000-0", "one two", "3", "`f` line 1")
-CHAT = Row("train/000001-1", (Message("system", "three"), Message("user", "one")), "3", "`f` line 2")
+QUESTION = DatasetRow("train/000000-0", "one two", "3", "`f` line 1")
+CHAT = DatasetRow("train/000001-1", (Message("system", "three"), Message("user", "one")), "3", "`f` line 2")
 
 
 def table(system: str = "", instruction: str = "") -> ColumnRows:
@@ -24,7 +24,7 @@ def table(system: str = "", instruction: str = "") -> ColumnRows:
     )
 
 
-def rendered(tokenizer: Any, row: Row, rows_table: ColumnRows) -> tuple[str, str]:
+def rendered(tokenizer: Any, row: DatasetRow, rows_table: ColumnRows) -> tuple[str, str]:
     """The text, and the tokens joined by blanks."""
     (prompt,) = PromptTemplate(tokenizer).render([row], rows_table, name="train")
     return prompt.text, " ".join(tokenizer.convert_ids_to_tokens(list(prompt.token_ids)))
@@ -45,7 +45,7 @@ def rendered(tokenizer: Any, row: Row, rows_table: ColumnRows) -> tuple[str, str
 )
 @pytest.mark.parametrize("adds", ["", "<bos> $A <eos>"])
 def test_the_models_chat_template_frames_the_question_and_opens_the_answer(
-    make_tokenizer: MakeTokenizer, adds: str, row: Row, rows_table: ColumnRows, text: str, tokens: str
+    make_tokenizer: MakeTokenizer, adds: str, row: DatasetRow, rows_table: ColumnRows, text: str, tokens: str
 ) -> None:
     # Whatever the tokenizer adds by itself, a templated prompt gets only what its template writes.
     assert rendered(make_tokenizer(adds=adds), row, rows_table) == (text, tokens)
@@ -95,14 +95,14 @@ def test_many_rows_are_rendered_as_each_by_itself(make_tokenizer: MakeTokenizer)
             "`data.eval.x.system` is set, and row `train/000001-1` (`f` line 2) has a system message of its own",
         ),
         (
-            Row("train/000002-2", (Message("tool", "one"),), "3", "`f` line 3"),
+            DatasetRow("train/000002-2", (Message("tool", "one"),), "3", "`f` line 3"),
             table(),
             "the model's chat template refuses row `train/000002-2` (`f` line 3): no tools here",
         ),
     ],
 )
 def test_what_cannot_be_framed_is_one_clear_error(
-    make_tokenizer: MakeTokenizer, row: Row, rows_table: ColumnRows, message: str
+    make_tokenizer: MakeTokenizer, row: DatasetRow, rows_table: ColumnRows, message: str
 ) -> None:
     with pytest.raises(DataError) as caught:
         PromptTemplate(make_tokenizer()).render([row], rows_table, name="eval.x")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from ppoctl.data.index import read_set
-from ppoctl.data.rows import Row, read_rows
+from ppoctl.data.rows import DatasetRow, read_rows
 from ppoctl.data.tables import blocks_of
 from ppoctl.data.template import PromptTemplate
 from ppoctl.errors import DataError, MissingAssetError
@@ -45,7 +45,7 @@ def columns(path: str | tuple[str, ...], **keys: Any) -> ColumnRows:
     return ColumnRows(**{"format": "columns", "path": path, "prompt": "q", "answer": "a", **keys})
 
 
-def questions(rows: list[Row]) -> list[object]:
+def questions(rows: list[DatasetRow]) -> list[object]:
     return [row.question for row in rows]
 
 

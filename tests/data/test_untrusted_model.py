@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ppoctl.data.rows import Row
+from ppoctl.data.rows import DatasetRow
 from ppoctl.data.template import PromptTemplate, load_tokenizer
 from ppoctl.engines.vllm.detokenizer import Detokenizer
 from ppoctl.errors import DataError
@@ -37,4 +37,4 @@ def test_a_chat_template_is_rendered_in_a_sandbox(make_tokenizer: Callable[..., 
     template = PromptTemplate(make_tokenizer(chat_template="{{ ().__class__.__base__.__subclasses__() }}"))
     rows = ColumnRows(format="columns", path="f.jsonl", prompt="q", answer="a")
     with pytest.raises(DataError, match="access to attribute '__class__' of 'tuple' object is unsafe"):
-        template.render([Row("train/000000-0", "one two", "3", "`f` line 1")], rows, name="train")
+        template.render([DatasetRow("train/000000-0", "one two", "3", "`f` line 1")], rows, name="train")

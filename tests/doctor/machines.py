@@ -6,7 +6,7 @@ from fakes.nvml import FakeNvml
 from ppoctl import nvml
 from ppoctl.device import CudaView
 from ppoctl.doctor.finding import Finding
-from ppoctl.doctor.machine import UNLIMITED, Machine, TorchBuild
+from ppoctl.doctor.machine import UNLIMITED, HostInfo, TorchBuild
 
 REQUIRES = (
     "typer>=0.29",
@@ -27,9 +27,9 @@ def driver(fake: FakeNvml) -> nvml.Driver:
     return nvml._driver(fake)
 
 
-def node(shared_memory: Path = Path("/dev/shm")) -> Machine:
+def node(shared_memory: Path = Path("/dev/shm")) -> HostInfo:
     """A node with two GPUs where all is well."""
-    return Machine(
+    return HostInfo(
         driver=driver(FakeNvml()),
         torch=TorchBuild("2.13.0", "13.0"),
         view=lambda: CudaView(2, "2.29.7"),

@@ -13,7 +13,7 @@ from ppoctl.device import CudaView
 from ppoctl.doctor import gpus, host
 from ppoctl.doctor.examine import findings
 from ppoctl.doctor.finding import Verdict
-from ppoctl.doctor.machine import Machine, TorchBuild, built_for
+from ppoctl.doctor.machine import HostInfo, TorchBuild, built_for
 
 NO_DRIVER = nvml.NoDriver("NVML Shared Library Not Found")
 BROKEN_DRIVER = nvml.NoDriver("GPU is lost", is_broken=True)
@@ -21,7 +21,7 @@ OLD = driver(FakeNvml(driver="535.104.05", cuda=12020))
 SAYS_OLD = "The NVIDIA driver on your system is too old (found version 12020)."
 NO_NCCL = CudaView(0, None, "libnccl.so.2: cannot open shared object file")
 
-Break = Callable[[Machine], Machine]
+Break = Callable[[HostInfo], HostInfo]
 BROKEN: dict[str, tuple[Break, str, Verdict, str, str | None]] = {
     "no driver": (
         lambda here: replace(here, driver=NO_DRIVER),

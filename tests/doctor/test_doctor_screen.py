@@ -14,7 +14,7 @@ from ppoctl.cli.app import run
 from ppoctl.cli.doctor import told
 from ppoctl.doctor.examine import OF_A_MACHINE, checks, findings
 from ppoctl.doctor.finding import Finding, Verdict
-from ppoctl.doctor.machine import Machine, TorchBuild, this_machine
+from ppoctl.doctor.machine import HostInfo, TorchBuild, this_machine
 from recipe.conftest import SMALLEST
 
 NAMES = [
@@ -24,7 +24,7 @@ NAMES = [
 ]  # fmt: skip
 
 
-def gpu_part(here: Machine) -> list[Finding]:
+def gpu_part(here: HostInfo) -> list[Finding]:
     """Findings on packages and GPUs, which say nothing of the machine of the test."""
     found = (check(here) for check in OF_A_MACHINE[:8])
     return [one for each in found for one in ([each] if isinstance(each, Finding) else each)]

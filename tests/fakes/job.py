@@ -7,19 +7,19 @@ from pathlib import Path
 
 from fakes.sockets import fake_recipe, fake_sockets
 from ppoctl.errors import PreemptedError
-from ppoctl.loop.run import Health, Job, run
+from ppoctl.loop.run import Health, RunContext, run
 from ppoctl.loop.stories import PPO, outline, story_at
 from ppoctl.ports import Gate, Generator
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import artifact, run_dir
 from ppoctl.store.attempt import Attempt, claim
-from ppoctl.store.journal import Line, read_lines
+from ppoctl.store.journal import JournalLine, read_lines
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.outline import Outlines, outlines_of
 from ppoctl.store.retention import saved_steps
 from ppoctl.store.run_dir import STORIES
 from ppoctl.tracking.health import HealthMonitor
-from ppoctl.wire.job import JobContext, assemble
+from ppoctl.wire.job import RunHooks, assemble
 from ppoctl.wire.sockets import Sockets
 from ppoctl.wire.stories import StoryAt, as_recorded
 
@@ -35,7 +35,7 @@ class Witness:
     moments: list[str] = field(default_factory=list)
     stage: str = ""
     """That runs, or ran last."""
-    committed: list[Line] = field(default_factory=list)
+    committed: list[JournalLine] = field(default_factory=list)
 
     def tell(self, name: str) -> None:
         self.moments.append(name)
@@ -48,7 +48,7 @@ class Witness:
     def on_moment(self, step: int, stage: str, moment: str) -> None:
         self.tell(f"{step} {stage} {moment}")
 
-    def on_committed(self, line: Line) -> None:
+    def on_committed(self, line: JournalLine) -> None:
         self.committed.append(line)
 
     def on_minibatch(self, role: str, number: int) -> None:
@@ -104,7 +104,7 @@ class Stops:
 class Wiring:
     """A job on fakes, and what it draws with."""
 
-    job: Job
+    job: RunContext
     generator: Generator
 
 
@@ -131,7 +131,7 @@ def open_run(
         )
     attempt = claim(layout)
     artifact.sweep(attempt)
-    around = JobContext(
+    around = RunHooks(
         gate=gate or Stops(),
         say=lambda text: None,
         log=lambda text: None,

@@ -58,7 +58,7 @@ def results() -> dict[str, int]:
     return {path: len(owners) for path, owners in declared.items()}
 
 
-def _keys(table: tree.TableNode, path: tuple[str, ...] = ()) -> list[tuple[str, type, tree.Key]]:
+def _keys(table: tree.TableNode, path: tuple[str, ...] = ()) -> list[tuple[str, type, tree.RecipeKey]]:
     found = []
     for name, key in table.keys.items():
         owner = next(c for c in table.model.__mro__ if key.attribute in c.__dict__.get("__annotations__", {}))  # noqa: RUF063
@@ -212,7 +212,7 @@ def test_every_key_is_answered_by_its_own_row() -> None:
     ]
     for row, their, ours in rows:
         answers = foreign.find(tuple(their.removesuffix(".*").split(".")))
-        own = foreign.Answer(row.system, their, ours, row.note)
+        own = foreign.KeyAnswer(row.system, their, ours, row.note)
         assert own in answers, their
         # A key that several systems have is the same key of ours.
         assert {answer.ours for answer in answers if answer.ours} <= {ours}, their

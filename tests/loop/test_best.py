@@ -9,7 +9,7 @@ from fakes.bigram import initial_table
 from fakes.job import Witness, open_run, play
 from fakes.sockets import fake_recipe
 from ppoctl.errors import HealthStopError
-from ppoctl.loop.run import Job, run
+from ppoctl.loop.run import RunContext, run
 from ppoctl.recipe.schema import HealthRule, HealthTable
 from ppoctl.store import manifest as manifests
 from ppoctl.store.discard import go_back
@@ -34,14 +34,14 @@ def kept(root: Path) -> tuple[int, str]:
     return int(folder.name), manifest.identity
 
 
-def played(root: Path, best: str, health: HealthTable | None = None, **changes: object) -> Job:
+def played(root: Path, best: str, health: HealthTable | None = None, **changes: object) -> RunContext:
     recipe = fake_recipe(**{"steps": 4, "checkpoint": {"best": best, **SAVED}, **changes})
     wiring = open_run(root, recipe, Witness(), health=HealthMonitor(health or HealthTable()))
     run(wiring.job)
     return wiring.job
 
 
-def series(job: Job, name: str) -> list[float]:
+def series(job: RunContext, name: str) -> list[float]:
     return [job.journal.figures(step)[name] for step in range(1, 5)]
 
 

@@ -12,7 +12,7 @@ from ppoctl.batch.records import Carry, State
 from ppoctl.errors import ExpectationError, FinishedShortError, HealthStopError
 from ppoctl.loop import run as run_module
 from ppoctl.loop.expectations import judge, require_met
-from ppoctl.loop.run import Job
+from ppoctl.loop.run import RunContext
 from ppoctl.ports import Sample, SampleRequest, SamplingParams
 from ppoctl.recipe.cadence import saves
 from ppoctl.recipe.schema import Expectation
@@ -49,7 +49,7 @@ def test_a_run_that_did_too_little_does_not_end_well(tmp_path: Path, monkeypatch
     play(tmp_path / "run", fake_recipe(steps=2, checkpoint={"every_steps": 1}))
     began = run_module.start_point
 
-    def further(job: Job) -> tuple[int, dict[str, State], Carry]:
+    def further(job: RunContext) -> tuple[int, dict[str, State], Carry]:
         step, *rest = began(job)
         return step + 1, *rest
 

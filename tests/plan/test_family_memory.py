@@ -8,7 +8,7 @@ from ppoctl.model.shape import ExpertShape, LatentShape, ModelShape, SigmoidRout
 from ppoctl.plan.memory import generator
 from ppoctl.plan.memory.activations import backward_bytes, forward_bytes, saved
 from ppoctl.plan.memory.attention import attention_at_work, norm_at_work
-from ppoctl.plan.memory.part import Microbatch, Part, Precision
+from ppoctl.plan.memory.part import MicrobatchShape, Part, Precision
 from ppoctl.plan.memory.pipeline import Parameters, rank_parameters, stages_of, whole_model
 from ppoctl.plan.memory.trainer import Training, ranks_of
 from ppoctl.recipe.schema import GeneratorTable, ParallelTable
@@ -35,7 +35,7 @@ LATENT = replace(
 CAPPED = replace(
     SMALL, family="gemma2", post_norms=True, norm_offset=True, logit_softcap=30.0, attention_softcap=50.0
 )
-BATCH = Microbatch(tokens=10, read=6, logits_chunk=4, longest=5)
+BATCH = MicrobatchShape(tokens=10, read=6, logits_chunk=4, longest=5)
 ALONE = ParallelTable()
 
 

@@ -13,11 +13,11 @@ from ppoctl.loop.stories import PPO, outline
 from ppoctl.model.reading import read_shape
 from ppoctl.plan.memory import driver, generator, pools
 from ppoctl.plan.memory.activations import backward_bytes, forward_bytes, saved
-from ppoctl.plan.memory.driver import Batch, batch_of, driver_bytes, records_of, update_input_bytes
+from ppoctl.plan.memory.driver import StepBatch, batch_of, driver_bytes, records_of, update_input_bytes
 from ppoctl.plan.memory.estimate import Memory, estimate, misfit, training_of
-from ppoctl.plan.memory.part import Microbatch, Part, Precision
+from ppoctl.plan.memory.part import MicrobatchShape, Part, Precision
 from ppoctl.plan.memory.pipeline import rank_parameters, stages_of
-from ppoctl.plan.memory.residency import Item, resident, schedule_of
+from ppoctl.plan.memory.residency import MemoryItem, resident, schedule_of
 from ppoctl.plan.memory.trainer import Training, ranks_of, runs_under_way, state_bytes
 from ppoctl.recipe.load import load
 from ppoctl.recipe.parallel import devices, is_one_process, processes
@@ -79,7 +79,7 @@ def _part(weight: int, device: str, layout: ParallelTable = ALONE, role: str = "
 
 def test_what_a_forward_pass_keeps() -> None:
     """10 tokens, 6 of them read, 3 layers; logits of 4 positions at a time."""
-    batch = Microbatch(tokens=10, read=6, logits_chunk=4, longest=5)
+    batch = MicrobatchShape(tokens=10, read=6, logits_chunk=4, longest=5)
     found = saved(_part(4, "cpu"), batch)
     assert found.norms == 10 * 3 * 2 * (2 * 4 * 8 + 4)
     assert found.projections == 10 * 3 * 2 * 4 * 8
@@ -109,7 +109,7 @@ def test_what_a_forward_pass_keeps() -> None:
 
 
 def test_work_beyond_what_is_kept() -> None:
-    batch = Microbatch(tokens=10, read=6, logits_chunk=4, longest=5)
+    batch = MicrobatchShape(tokens=10, read=6, logits_chunk=4, longest=5)
     first = Part(
         SMALL, "actor", ParallelTable(pipeline=3), stages_of(SMALL, ParallelTable(pipeline=3))[0], Precision(4, "cpu")
     )
@@ -121,7 +121,7 @@ def test_work_beyond_what_is_kept() -> None:
 
 def test_states_of_ranks() -> None:
     layout = ParallelTable(data=2, distributed_optimizer=True)
-    batch = Microbatch(10, 6, 4, 5)
+    batch = MicrobatchShape(10, 6, 4, 5)
     training = Training("actor", SMALL, layout, Precision(2, "cpu"), batch, batch, microbatches=3, has_reference=True)
     [rank] = ranks_of(training)
     parameters = 3 * (ATTENTION + MLP + NORMS) + 8 + 2 * TABLE
@@ -137,7 +137,7 @@ def test_states_of_ranks() -> None:
 
 def test_the_whole_kl_has_a_second_chunk_of_logits_and_the_reference_s_hidden_states() -> None:
     """A chunk of 4 positions x 100 ids; 6 positions of 8 numbers in each microbatch, of the last rank alone."""
-    layout, batch = ParallelTable(pipeline=2), Microbatch(10, 6, 4, 5)
+    layout, batch = ParallelTable(pipeline=2), MicrobatchShape(10, 6, 4, 5)
     shape = replace(SMALL, num_layers=4)
     training = Training("actor", shape, layout, Precision(4, "cpu"), batch, batch, 3, has_reference=True)
     both = replace(training, full_kl_in=frozenset({"forward", "update"}))
@@ -177,7 +177,7 @@ def test_the_whole_kl_is_taken_in_the_passes_that_read_it(smallest: Path, kl: st
 
 def test_a_filter_by_top_p_has_a_third_copy_of_a_block_of_logits_at_work(smallest: Path) -> None:
     """4 positions of 100 ids, all in one block: a number of 4 bytes and a bit in a byte each."""
-    batch = Microbatch(10, 6, 4, 5)
+    batch = MicrobatchShape(10, 6, 4, 5)
     training = Training("actor", SMALL, ALONE, Precision(4, "cpu"), batch, batch, 1)
     [plain], [filtered] = ranks_of(training), ranks_of(replace(training, filtered=True))
     assert filtered.forward - plain.forward == filtered.backward - plain.backward == 5 * 4 * 100
@@ -188,7 +188,7 @@ def test_a_filter_by_top_p_has_a_third_copy_of_a_block_of_logits_at_work(smalles
 
 
 def test_microbatches_under_way_in_a_pipeline() -> None:
-    batch = Microbatch(10, 6, 4, 5)
+    batch = MicrobatchShape(10, 6, 4, 5)
     training = Training(
         "actor", replace(SMALL, num_layers=4), ParallelTable(pipeline=4), Precision(4, "cpu"), batch, batch, 3
     )
@@ -201,7 +201,7 @@ def test_runs_under_way_of_interleaved_stages() -> None:
     assert runs_under_way(layout, 0, 8) == [0] * 4 + [1] * 4 + [0] * 3
     assert runs_under_way(layout, 3, 8) == [0] * 4 + [1]
     assert runs_under_way(layout, 0, 4) == [0] * 4 + [1] * 4
-    batch, model = Microbatch(10, 6, 4, 5), replace(SMALL, num_layers=8)
+    batch, model = MicrobatchShape(10, 6, 4, 5), replace(SMALL, num_layers=8)
     training = Training("actor", model, layout, Precision(4, "cpu"), batch, batch, 8)
     first, last = ranks_of(training)[0], ranks_of(training)[-1]
     assert (first.microbatches_under_way, last.microbatches_under_way) == (5.5, 2.5)
@@ -214,7 +214,7 @@ def test_runs_under_way_of_interleaved_stages() -> None:
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_what_is_made_again_is_not_kept(recompute: Recompute) -> None:
     """10 tokens of 8 numbers into each of 3 layers; a layer's MLP has 5 x 20 numbers per token."""
-    batch = Microbatch(tokens=10, read=6, logits_chunk=4, longest=5)
+    batch = MicrobatchShape(tokens=10, read=6, logits_chunk=4, longest=5)
     none, again = (replace(_part(4, "cpu"), recompute=how) for how in ("none", recompute))
     before, after = saved(none, batch), saved(again, batch)
     assert (after.ends, after.logits) == (before.ends, before.logits)
@@ -311,7 +311,7 @@ def test_where_vllm_cannot_start_no_stage_that_draws_fits(smallest: Path, placem
 
 def test_the_driver() -> None:
     """5 sequences of 7 + 20 tokens."""
-    batch = Batch(5, prompt_tokens=7, response_tokens=20, has_reference=True, reference_in_loss=True)
+    batch = StepBatch(5, prompt_tokens=7, response_tokens=20, has_reference=True, reference_in_loss=True)
     records = records_of(batch)
     sequences = 100 * 4 + 5 * (7 * 4 + 2 * 8)
     assert records["rollout"] == sequences + 100 * (1 + 4) + 5 * 2 * 8 + 100 * 4
@@ -367,11 +367,11 @@ def test_who_is_on_a_shared_device_follows_from_what_the_stages_of_a_story_read(
 def test_a_stage_fits_or_names_what_is_largest(smallest: Path) -> None:
     sizes = _estimate(smallest)
     items = [
-        Item("a", 5, "device", "actor", "less a"),
-        Item("b", 3, "device", "critic", "less b", ("values", "eval")),
-        Item("c", 4, "device", "critic", "less c", ("values",)),
-        Item("c", 5, "device", "actor", "less c", ("values",)),
-        Item("nothing", 0, "device", "actor", "less"),
+        MemoryItem("a", 5, "device", "actor", "less a"),
+        MemoryItem("b", 3, "device", "critic", "less b", ("values", "eval")),
+        MemoryItem("c", 4, "device", "critic", "less c", ("values",)),
+        MemoryItem("c", 5, "device", "actor", "less c", ("values",)),
+        MemoryItem("nothing", 0, "device", "actor", "less"),
     ]
     pool = pools.pool_of("here", 8, items, sizes)
     stages = {stage.stage: stage for stage in pool.stages}
@@ -386,7 +386,7 @@ def test_a_stage_fits_or_names_what_is_largest(smallest: Path) -> None:
 def test_a_role_that_is_listed_leaves_and_its_room_on_the_host_stays() -> None:
     """Of each role something moves, something is dropped, and something is there only for a while."""
     items = [
-        Item(f"{role} {between}", 7, "device", role, "less", ("values",), between)
+        MemoryItem(f"{role} {between}", 7, "device", role, "less", ("values",), between)
         for role in ("actor", "critic")
         for between in ("moved", "dropped", "gone")
     ]
@@ -546,7 +546,7 @@ def test_forwards_have_microbatches_of_their_own(smallest: Path) -> None:
     assert (actor.recompute, critic.recompute) == ("full", "none")
     recipe = load([smallest], [*sets, "actor.parallel={context=3}"], {}).recipe
     split = training_of(recipe, "actor", SMALL, Precision(4, "cpu"))
-    assert split.microbatch == Microbatch(34, 34, actor.microbatch.logits_chunk, 32)
+    assert split.microbatch == MicrobatchShape(34, 34, actor.microbatch.logits_chunk, 32)
     assert split.forward.tokens == 107
 
 

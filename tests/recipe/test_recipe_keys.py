@@ -139,7 +139,7 @@ BOUNDS = {"at least ": (0, -1), "above ": (1, 0), "at most ": (0, 1), "below ": 
 """Words -> where just inside and just outside are, in steps from the bound."""
 
 
-def accepts(key: tree.Key, value: object) -> bool:
+def accepts(key: tree.RecipeKey, value: object) -> bool:
     held: Any = Annotated[(key.field.annotation, *key.field.metadata)] if key.field.metadata else key.field.annotation
     try:
         TypeAdapter(held).validate_python(value)
@@ -158,7 +158,7 @@ NUMBERS = [
 
 
 @of_every(NUMBERS)
-def test_every_range_is_what_is_refused(line: KeyLine, key: tree.Key) -> None:
+def test_every_range_is_what_is_refused(line: KeyLine, key: tree.RecipeKey) -> None:
     tiny = 1 if line.type == "whole number" else 1e-6
     number = int if line.type == "whole number" else float
     lowest, highest = -(10**9), 10**9

@@ -16,7 +16,7 @@ TABLES = [(path, key) for path, key in KEYS if not isinstance(key.node, tree.Lea
 
 
 @of_every(LEAVES)
-def test_every_key_has_one_docstring_and_one_effect(path: KeyPath, key: tree.Key) -> None:
+def test_every_key_has_one_docstring_and_one_effect(path: KeyPath, key: tree.RecipeKey) -> None:
     effects = [item for item in key.field.metadata if isinstance(item, Effect)]
     assert len(effects) == 1
     doc = key.description
@@ -25,7 +25,7 @@ def test_every_key_has_one_docstring_and_one_effect(path: KeyPath, key: tree.Key
 
 
 @of_every(TABLES)
-def test_a_table_declares_no_effect_of_its_own(path: KeyPath, key: tree.Key) -> None:
+def test_a_table_declares_no_effect_of_its_own(path: KeyPath, key: tree.RecipeKey) -> None:
     assert key.each is not None or not [item for item in key.field.metadata if isinstance(item, Effect)]
 
 

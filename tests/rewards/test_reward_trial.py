@@ -11,7 +11,7 @@ from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.errors import RewardError
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards import gsm8k
-from ppoctl.rewards.findings import Finding, findings
+from ppoctl.rewards.findings import RewardFinding, findings
 from ppoctl.rewards.function import RewardValue
 from ppoctl.rewards.gsm8k import Gsm8kScorer
 from ppoctl.rewards.length import LengthScorer
@@ -25,14 +25,16 @@ from wiring.bench import with_keys
 GSM8K = Gsm8kScorer(kind="gsm8k")
 LENIENT = Gsm8kScorer(kind="gsm8k", strict=False)
 NO_GOLD = LengthScorer(kind="length", at_least=2000, fall=2000)
-WINS = Finding("ok", "gold beats wrong, empty and cut answers on all 8 rows")
-OTHER_FORMS = Finding(
+WINS = RewardFinding("ok", "gold beats wrong, empty and cut answers on all 8 rows")
+OTHER_FORMS = RewardFinding(
     "note",
     "a right answer is not credited in full as `\\boxed{7}`, `Answer: 7`, `<answer>7</answer>`, `it is 7.`, `7`: "
     "let the prompt ask for the form",
 )
 SENTENCES = "for 1, 4, 16 and 64 sentences that say nothing"
-SAYS_LITTLE = Finding("note", "this kind knows no gold answer: look at the scores above, and at the first rollouts")
+SAYS_LITTLE = RewardFinding(
+    "note", "this kind knows no gold answer: look at the scores above, and at the first rollouts"
+)
 
 
 class Scoring:
@@ -69,7 +71,7 @@ def rows(count: int = 8, **fields: Any) -> list[Prompt]:
 
 def tried(
     function: Callable[[ScoreRequest], float | str], table: ScorerTable = GSM8K, count: int = 8
-) -> tuple[Trial, list[Finding]]:
+) -> tuple[Trial, list[RewardFinding]]:
     (trial,) = trials(Scoring(function), table, rows(count), word_ids)
     return trial, findings(trial)
 
@@ -98,39 +100,47 @@ def test_a_scorer_is_given_token_ids_and_how_the_response_ended() -> None:
     [
         (
             lambda asked: float("+ 50" in asked.response) or strict(asked),
-            [Finding("warning", "`question` scores as the gold answer does on 100.0% of the rows")],
+            [RewardFinding("warning", "`question` scores as the gold answer does on 100.0% of the rows")],
         ),
         (
             lambda asked: float(asked.response == "The answer is 42.") or strict(asked),
-            [Finding("warning", "`guess` scores as the gold answer does on 100.0% of the rows")],
+            [RewardFinding("warning", "`guess` scores as the gold answer does on 100.0% of the rows")],
         ),
         (
             lambda asked: float(gsm8k.gold_number(asked.truth or "") in asked.response),
-            [Finding("warning", "a response that gives two answers scores as the gold one does, whichever is last")],
+            [
+                RewardFinding(
+                    "warning", "a response that gives two answers scores as the gold one does, whichever is last"
+                )
+            ],
         ),
         (
             lambda asked: strict(asked) - 1e-4 * len(asked.response),
             [
-                Finding("warning", "after 2,000 characters more a right answer scores lower on 100.0% of the rows"),
-                Finding("note", "a right answer counts at the end of a response only"),
-                Finding("note", "a right answer that is repeated scores less than one that is said once"),
+                RewardFinding(
+                    "warning", "after 2,000 characters more a right answer scores lower on 100.0% of the rows"
+                ),
+                RewardFinding("note", "a right answer counts at the end of a response only"),
+                RewardFinding("note", "a right answer that is repeated scores less than one that is said once"),
             ],
         ),
         (
             lambda asked: strict(asked) + 1e-3 * len(asked.response),
             [
-                Finding("warning", "after 2,000 characters more a wrong answer scores as gold on 100.0% of the rows"),
-                Finding("warning", "a right answer that is repeated scores more than one that is said once"),
+                RewardFinding(
+                    "warning", "after 2,000 characters more a wrong answer scores as gold on 100.0% of the rows"
+                ),
+                RewardFinding("warning", "a right answer that is repeated scores more than one that is said once"),
             ],
         ),
         (
             lambda asked: gsm8k.score(asked, last_chars=300).value,
-            [Finding("note", "a right answer counts at the end of a response only")],
+            [RewardFinding("note", "a right answer counts at the end of a response only")],
         ),
     ],
 )
 def test_what_pays_beside_a_right_answer_is_named(
-    function: Callable[[ScoreRequest], float], found: list[Finding]
+    function: Callable[[ScoreRequest], float], found: list[RewardFinding]
 ) -> None:
     _, told = tried(function)
     assert told[0] == WINS
@@ -155,7 +165,7 @@ def test_gold_may_lose_on_one_row_in_a_hundred(lost: int, level: Literal["warnin
     _, (first, *_) = tried(lambda asked: 1.0 if asked.prompt_id in bad else strict(asked), count=100)
     more = " (and 1 more)" if lost > 1 else ""
     says = f"gold does not win on {lost}.0% of 100 rows; first `train/0`: gold 1, wrong 1, empty 1, cut 1{more}"
-    assert first == Finding(level, says)
+    assert first == RewardFinding(level, says)
 
 
 def test_a_truth_that_cannot_be_read_is_a_row_on_which_gold_does_not_win() -> None:
@@ -171,22 +181,22 @@ def test_a_truth_that_cannot_be_read_is_a_row_on_which_gold_does_not_win() -> No
 def test_responses_without_a_score_are_counted_with_the_first_reason() -> None:
     _, told = tried(lambda asked: "error" if asked.response == "I do not know." else strict(asked), count=8)
     says = "8 of 152 responses have no score; first `no answer` of `train/0`: error why"
-    assert Finding("wrong", says, MEND) in told
+    assert RewardFinding("wrong", says, MEND) in told
     _, told = tried(
         lambda asked: "error" if asked.prompt_id == "train/0" and "I do" in asked.response else strict(asked)
     )
-    assert Finding("warning", says.replace("8 of", "1 of"), MEND) in told
+    assert RewardFinding("warning", says.replace("8 of", "1 of"), MEND) in told
 
 
 @pytest.mark.parametrize(
     ("outcome", "found"),
     [
-        ("timeout", Finding("warning", "20,000 numbers: why; each such response costs that much time")),
-        ("error", Finding("note", "20,000 numbers: error, why")),
-        (1.0, Finding("warning", "20,000 numbers: scores 1, as the gold answer does")),
+        ("timeout", RewardFinding("warning", "20,000 numbers: why; each such response costs that much time")),
+        ("error", RewardFinding("note", "20,000 numbers: error, why")),
+        (1.0, RewardFinding("warning", "20,000 numbers: scores 1, as the gold answer does")),
     ],
 )
-def test_what_a_scorer_chokes_on_is_named(outcome: float | str, found: Finding) -> None:
+def test_what_a_scorer_chokes_on_is_named(outcome: float | str, found: RewardFinding) -> None:
     attack = ATTACKS["20,000 numbers"]
     _, told = tried(lambda asked: outcome if asked.response == attack else strict(asked))
     assert told == [WINS, OTHER_FORMS, found]
@@ -197,25 +207,25 @@ def test_what_a_scorer_chokes_on_is_named(outcome: float | str, found: Finding) 
     [
         (
             lambda asked: 0.5,
-            Finding("warning", "all that was tried scores 0.5: what would score more is not seen here"),
+            RewardFinding("warning", "all that was tried scores 0.5: what would score more is not seen here"),
         ),
-        (lambda asked: "error", Finding("wrong", "no response has a score")),
+        (lambda asked: "error", RewardFinding("wrong", "no response has a score")),
         (
             lambda asked: float(len(asked.token_ids)),
-            Finding("warning", f"the score rises with length alone: 9 -> 33 -> 129 -> 513 {SENTENCES}"),
+            RewardFinding("warning", f"the score rises with length alone: 9 -> 33 -> 129 -> 513 {SENTENCES}"),
         ),
         (
             lambda asked: -float(len(asked.token_ids)),
-            Finding("warning", "`empty` scores highest of all that was tried, -1 on average"),
+            RewardFinding("warning", "`empty` scores highest of all that was tried, -1 on average"),
         ),
         (
             lambda asked: -float(len(asked.token_ids)),
-            Finding("note", f"the score falls with length alone: -9 -> -33 -> -129 -> -513 {SENTENCES}"),
+            RewardFinding("note", f"the score falls with length alone: -9 -> -33 -> -129 -> -513 {SENTENCES}"),
         ),
     ],
 )  # fmt: skip
 def test_of_a_kind_without_gold_is_said_what_can_be_said(
-    function: Callable[[ScoreRequest], float | str], found: Finding
+    function: Callable[[ScoreRequest], float | str], found: RewardFinding
 ) -> None:
     trial, told = tried(function, NO_GOLD)
     assert found in told

@@ -13,7 +13,7 @@ import pytest
 
 from ppoctl.errors import MissingAssetError
 from ppoctl.rewards.sandbox.client import Sandbox, SandboxError, require
-from ppoctl.rewards.sandbox.job import Job, Limits, Ran
+from ppoctl.rewards.sandbox.job import Limits, Ran, SandboxJob
 from rewards.sandboxes import WAYS, way
 
 FOLDER = Path(__file__).parent
@@ -77,13 +77,13 @@ def test_whoever_is_killed_no_program_outlives_its_sandbox(name: str, killed: st
         victim.kill()
         assert all_gone(inside)
         assert isinstance(end(), SandboxError | Ran)
-        assert sandbox.run(Job("print('on')")).output == "on\n"
+        assert sandbox.run(SandboxJob("print('on')")).output == "on\n"
 
 
 def test_a_descriptor_that_the_launcher_was_left_is_closed_to_programs() -> None:
     left_open = ("sh", "-c", 'exec 9</etc/passwd; exec "$@"', "sh", sys.executable)
     with closing(Sandbox("namespaces", left_open)) as sandbox:
-        ran = sandbox.run(Job("import os\ntry: print(os.read(9, 10))\nexcept OSError: print('closed')"))
+        ran = sandbox.run(SandboxJob("import os\ntry: print(os.read(9, 10))\nexcept OSError: print('closed')"))
     assert ran.output == "closed\n"
 
 
@@ -111,9 +111,9 @@ def test_nothing_outlives_the_process_that_scores(tmp_path: Path) -> None:
 def test_a_program_gets_text_as_it_is_and_sees_the_same_hashes_each_time() -> None:
     text = "snow \u2603\n\x00 and a lone \ud800\n"
     with closing(Sandbox("namespaces")) as sandbox:
-        ran = sandbox.run(Job("import sys; sys.stdout.write(sys.stdin.read())", text))
+        ran = sandbox.run(SandboxJob("import sys; sys.stdout.write(sys.stdin.read())", text))
         assert ran == Ran("ok", 0, "snow \u2603\n\x00 and a lone ?\n")
-        first, second = (sandbox.run(Job("print(hash('a'), __name__)")) for _ in range(2))
+        first, second = (sandbox.run(SandboxJob("print(hash('a'), __name__)")) for _ in range(2))
     assert first == second
     assert first.output.endswith(" __main__\n")
 
@@ -129,12 +129,12 @@ class working:  # noqa: N801 - reads as a word of the sentence
 
     def _run(self) -> None:
         try:
-            self.found.append(self.sandbox.run(Job(SLEEPS_STUBBORNLY, limits=LONG)))
+            self.found.append(self.sandbox.run(SandboxJob(SLEEPS_STUBBORNLY, limits=LONG)))
         except SandboxError as error:
             self.found.append(error)
 
     def __enter__(self) -> tuple[psutil.Process, list[psutil.Process], Callable[[], object]]:
-        self.sandbox.run(Job("pass"))  # the launcher ends with the thread that started it
+        self.sandbox.run(SandboxJob("pass"))  # the launcher ends with the thread that started it
         assert self.sandbox.pid is not None
         self.thread.start()
         launcher = psutil.Process(self.sandbox.pid)

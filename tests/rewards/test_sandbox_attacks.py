@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from ppoctl.rewards.sandbox.client import Sandbox
-from ppoctl.rewards.sandbox.job import Job, Limits
+from ppoctl.rewards.sandbox.job import Limits, SandboxJob
 from rewards.attacks import ATTACKS, PRELUDE
 from rewards.sandboxes import WAYS, way
 
@@ -27,7 +27,7 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRUTH_OF_THE_ROW", "the-expected-output")
         sandbox = Sandbox(kind, python)
-        assert sandbox.run(Job("print('up')", limits=LIMITS)).output == "up\n"
+        assert sandbox.run(SandboxJob("print('up')", limits=LIMITS)).output == "up\n"
     yield sandbox
     sandbox.close()
 
@@ -53,14 +53,16 @@ def test_an_attack_is_contained(name: str, sandbox: Sandbox, listener: socket.so
         "TESTS": os.getpid(),
     }
     told = "".join(f"{key} = {value!r}\n" for key, value in known.items())
-    ran = sandbox.run(Job(PRELUDE + told + attack.program, limits=SOON if "timeout" in attack.outcomes else LIMITS))
+    ran = sandbox.run(
+        SandboxJob(PRELUDE + told + attack.program, limits=SOON if "timeout" in attack.outcomes else LIMITS)
+    )
     assert ran.outcome in attack.outcomes, ran
     assert "got " not in ran.output, ran
     assert len(re.findall("^refused ", ran.output, re.MULTILINE)) >= attack.refused, ran
     assert len(ran.output) <= LIMITS.output_kib << 10
     assert outside.read_text() == "as it was"
     assert nothing_left(sandbox)
-    assert sandbox.run(Job("print(input())", "on", LIMITS)).output == "on\n"
+    assert sandbox.run(SandboxJob("print(input())", "on", LIMITS)).output == "on\n"
 
 
 def nothing_left(sandbox: Sandbox) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fakes.job import result
 from ppoctl.store.hours import spent
-from ppoctl.store.journal import Line, read_lines
+from ppoctl.store.journal import JournalLine, read_lines
 from ppoctl.store.layout import RunLayout
 from slurm.lab import Lab, wait_for_text
 
@@ -138,7 +138,7 @@ class Drill:
         return self.lab.wait_for(self.jobs[-1], *OVER, seconds=seconds)
 
     @property
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[JournalLine]:
         return read_lines(self.layout.journal)
 
     @property
@@ -151,7 +151,7 @@ class Drill:
         found = [self.layout.root / f"jobs/{id}.ended" for id in self.jobs]
         return [int(line.split()[1]) for path in found if path.exists() for line in path.read_text().splitlines()]
 
-    def attempts(self) -> list[Line]:
+    def attempts(self) -> list[JournalLine]:
         return [line for line in self.lines if line.get("event") == "attempt_started"]
 
 

@@ -18,7 +18,7 @@ from fakes.sockets import fake_sockets
 from ppoctl.loop.expectations import Ended
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import run_dir
-from ppoctl.store.journal import Line
+from ppoctl.store.journal import JournalLine
 from ppoctl.store.layout import RunLayout
 from ppoctl.wire import session
 from ppoctl.wire.sockets import Sockets
@@ -44,7 +44,7 @@ class Director:
     def on_progress(self, done: int, total: int, tokens: int) -> None:
         pass
 
-    def on_committed(self, line: Line) -> None:
+    def on_committed(self, line: JournalLine) -> None:
         pass
 
     def wait_at(self, moment: str) -> None:

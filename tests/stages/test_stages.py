@@ -14,12 +14,12 @@ from ppoctl.batch.prompts import Message, Prompt, Prompts
 from ppoctl.batch.records import REWARD_ERROR, REWARD_TIMEOUT, Carry, Rewards, State
 from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.errors import NonFiniteError, PreemptedError, RewardError
-from ppoctl.loop.run import Job, run
+from ppoctl.loop.run import RunContext, run
 from ppoctl.ports import OptimizerStep
 from ppoctl.ppo.learning_rate import LearningRate
 from ppoctl.stages.eval_figures import Estimates, summarise
 from ppoctl.stages.reward import RewardStage, collect, score_all, slowest
-from ppoctl.stages.updates import MinibatchPlan, Schedule
+from ppoctl.stages.updates import MinibatchPlan, OptimizerSchedule
 from stages import hand
 
 
@@ -240,9 +240,11 @@ def test_pass_at_1_and_its_error_are_over_prompts() -> None:
 
 
 def plan_of(*, epochs: int) -> MinibatchPlan:
-    schedule = Schedule(LearningRate(1.0, "constant", 4, 0, 0.0), OptimizerStep(1.0, 0.0, 1.0, 0.9, 0.95, 1e-8))
+    schedule = OptimizerSchedule(
+        LearningRate(1.0, "constant", 4, 0, 0.0), OptimizerStep(1.0, 0.0, 1.0, 0.9, 0.95, 1e-8)
+    )
     return MinibatchPlan(epochs, 4, 7, schedule)
 
 
-def first_rollouts(job: Job):
+def first_rollouts(job: RunContext):
     return job.stages(1).rollout.run(job.states.initial["actor"], job.prompts(1))

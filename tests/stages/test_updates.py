@@ -27,7 +27,7 @@ from ppoctl.stages.correction import CorrectionStage
 from ppoctl.stages.critic_update import CriticUpdateStage
 from ppoctl.stages.logprobs import KlPenalty
 from ppoctl.stages.objective import Terms
-from ppoctl.stages.updates import MinibatchPlan, Schedule
+from ppoctl.stages.updates import MinibatchPlan, OptimizerSchedule
 from stages import hand
 from tolerance import FLOAT32
 
@@ -39,7 +39,7 @@ STATES = {role: State(role, 4, 9, "parent") for role in ("actor", "critic")}
 
 
 def plan(*, epochs: int = 1) -> MinibatchPlan:
-    rates = Schedule(LearningRate(1.0, "linear", 0, 20, 0.0), OptimizerStep(1.0, 0.0, 1.0, 0.9, 0.95, 1e-8))
+    rates = OptimizerSchedule(LearningRate(1.0, "linear", 0, 20, 0.0), OptimizerStep(1.0, 0.0, 1.0, 0.9, 0.95, 1e-8))
     return MinibatchPlan(epochs, 1, 7, rates)
 
 

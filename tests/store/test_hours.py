@@ -3,22 +3,22 @@
 import pytest
 
 from ppoctl.store.hours import Spent, spent
-from ppoctl.store.journal import Line
+from ppoctl.store.journal import JournalLine
 
 
-def started(attempt: int, at: float, **more: object) -> Line:
+def started(attempt: int, at: float, **more: object) -> JournalLine:
     return {"event": "attempt_started", "attempt": attempt, "at": at, **more}
 
 
-def ended(attempt: int, at: float, **more: object) -> Line:
+def ended(attempt: int, at: float, **more: object) -> JournalLine:
     return {"event": "attempt_ended", "attempt": attempt, "at": at, "status": "preempted", **more}
 
 
-def stage(attempt: int, at: float, step: int, name: str, seconds: float) -> Line:
+def stage(attempt: int, at: float, step: int, name: str, seconds: float) -> JournalLine:
     return {"attempt": attempt, "at": at, "step": step, "stage": name, "seconds": seconds}
 
 
-def journal(*lines: Line) -> list[Line]:
+def journal(*lines: JournalLine) -> list[JournalLine]:
     return [{"seq": number, **line} for number, line in enumerate(lines, start=1)]
 
 

@@ -17,7 +17,7 @@ from ppoctl.errors import SupersededError
 from ppoctl.loop.run import run
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import claim
-from ppoctl.store.journal import NEWEST, Event, Journal, events, read_lines, read_newest
+from ppoctl.store.journal import NEWEST, Journal, JournalEvent, events, read_lines, read_newest
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.ledger import Ledger, whole_blocks
 from ppoctl.store.once import load_record
@@ -195,8 +195,8 @@ def test_events_are_resumes_after_a_stage_and_health_stops() -> None:
     first, second = {"stage": "values", "step": 1}, {"stage": "reward", "step": 2}
     # A start before any stage resumes nothing, not even the second one.
     found = events([started, failed, started, first, failed, started, second, stopped, started])
-    assert found == [Event(1, "resumed"), Event(2, "health stop"), Event(2, "resumed")]
-    assert events([{"stage": "eval", "step": 0}, started]) == [Event(0, "resumed")]
+    assert found == [JournalEvent(1, "resumed"), JournalEvent(2, "health stop"), JournalEvent(2, "resumed")]
+    assert events([{"stage": "eval", "step": 0}, started]) == [JournalEvent(0, "resumed")]
 
 
 @pytest.mark.parametrize("length", [NEWEST, NEWEST + 40])

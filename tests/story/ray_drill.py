@@ -22,7 +22,7 @@ import psutil
 import ray_forks
 from ppoctl.errors import ExitCode, PpoctlError
 from ppoctl.recipe.schema import Recipe
-from ppoctl.store.journal import Line
+from ppoctl.store.journal import JournalLine
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.resume_plan import plan_resume
 from story.drill import in_a_process, kill_self
@@ -62,7 +62,7 @@ class Killer:
     def on_progress(self, done: int, total: int, tokens: int) -> None:
         pass
 
-    def on_committed(self, line: Line) -> None:
+    def on_committed(self, line: JournalLine) -> None:
         pass
 
 

@@ -17,7 +17,7 @@ import ray_forks
 from ppoctl.loop.stories import PPO, outline
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import manifest as manifests
-from ppoctl.store.journal import Line, read_lines
+from ppoctl.store.journal import JournalLine, read_lines
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.resume_plan import plan_resume
 from story.drill import in_a_process, kill_self
@@ -80,7 +80,7 @@ class Executioner:
         if self.at.endswith("rollout") and self.moment == f"{self.at} inside" and done == total // 2:
             kill_self()
 
-    def on_committed(self, line: Line) -> None:
+    def on_committed(self, line: JournalLine) -> None:
         pass
 
 

@@ -18,12 +18,12 @@ from ppoctl.store.layout import RunLayout
 from ppoctl.tracking.around import Around
 from ppoctl.tracking.forwarder import Forwarder
 from ppoctl.tracking.inputs import DataInput
-from ppoctl.tracking.mirror import MlflowMirror, Patience, rebuild
-from ppoctl.tracking.mlflow_run import Address, Marker, Target
-from ppoctl.tracking.outgoing import Batch, Ending, Point
+from ppoctl.tracking.mirror import MirrorIntervals, MlflowMirror, rebuild
+from ppoctl.tracking.mlflow_run import Address, Marker, MirrorTarget
+from ppoctl.tracking.outgoing import Ending, JournalBatch, MetricPoint
 from ppoctl.tracking.tables import MOST_OF_TRAINING
 
-QUICK = Patience(poll_s=0.05, first_retry_s=0.01, longest_retry_s=0.02)
+QUICK = MirrorIntervals(poll_s=0.05, first_retry_s=0.01, longest_retry_s=0.02)
 DEADLINE_S = 60.0
 
 
@@ -31,7 +31,7 @@ DEADLINE_S = 60.0
 class FakeTarget:
     """MLflow as a list; a gate it waits at, and failures to come."""
 
-    points_sent: list[Point] = field(default_factory=list)
+    points_sent: list[MetricPoint] = field(default_factory=list)
     statuses: list[str] = field(default_factory=list)
     kept: dict[str, str] = field(default_factory=dict)
     gate: threading.Event = field(default_factory=threading.Event)
@@ -39,7 +39,7 @@ class FakeTarget:
     failures: int = 0
     opened: int = 0
 
-    def open(self, layout: RunLayout, address: Address) -> Target:
+    def open(self, layout: RunLayout, address: Address) -> MirrorTarget:
         self.opened += 1
         self._pass()
         return self
@@ -64,7 +64,7 @@ class FakeTarget:
     def tags(self) -> Mapping[str, str]:
         return {}
 
-    def send(self, batch: Batch) -> None:
+    def send(self, batch: JournalBatch) -> None:
         self._pass()
         self.points_sent.extend(batch.points)
 
@@ -91,7 +91,7 @@ class FakeTarget:
 
 
 def faked(
-    run: RunDir, target: FakeTarget, said: Said, around: Around = Around(), patience: Patience = QUICK
+    run: RunDir, target: FakeTarget, said: Said, around: Around = Around(), patience: MirrorIntervals = QUICK
 ) -> MlflowMirror:
     around = replace(around, say=said)
     return MlflowMirror(run.root, SETTINGS, attempt=1, around=around, open_target=target.open, patience=patience)

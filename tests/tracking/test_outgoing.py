@@ -6,7 +6,7 @@ from ppoctl.tracking.outgoing import (
     MARKER,
     POINTS_PER_BATCH,
     Ending,
-    Point,
+    MetricPoint,
     batches,
     changed_params,
     ending,
@@ -22,9 +22,9 @@ def stage(seq: int, figures: dict[str, float], step: int = 3) -> dict[str, objec
 def test_a_line_becomes_points_on_the_step_axis_and_a_marker_with_its_number() -> None:
     (batch,) = batches([stage(7, {"a/b": 1.0})], after=0)
     assert batch.points == (
-        Point("a/b", 1.0, 12500, 3),
-        Point("time/values_s", 2.0, 12500, 3),
-        Point(MARKER, 7.0, 12500, 7),
+        MetricPoint("a/b", 1.0, 12500, 3),
+        MetricPoint("time/values_s", 2.0, 12500, 3),
+        MetricPoint(MARKER, 7.0, 12500, 7),
     )
     assert (batch.num_lines, batch.last_seq, batch.tags) == (1, 7, {})
 
@@ -32,7 +32,7 @@ def test_a_line_becomes_points_on_the_step_axis_and_a_marker_with_its_number() -
 def test_lines_that_were_sent_are_left_out_and_an_event_moves_the_marker() -> None:
     lines = [stage(1, {"a": 1.0}), stage(2, {"a": 2.0}), {"seq": 3, "event": "attempt_started", "at": 13.0}]
     (batch,) = batches(lines, after=2)
-    assert batch.points == (Point(MARKER, 3.0, 13000, 3),)
+    assert batch.points == (MetricPoint(MARKER, 3.0, 13000, 3),)
     assert list(batches(lines, after=3)) == []
 
 

@@ -22,8 +22,8 @@ from ppoctl.store.samples import StepRecords
 from ppoctl.tracking.around import Around
 from ppoctl.tracking.forwarder import Forwarder
 from ppoctl.tracking.inputs import DataInput, inputs
-from ppoctl.tracking.machine import Machine
-from ppoctl.tracking.mirror import MlflowMirror, Patience, rebuild
+from ppoctl.tracking.machine import SystemMetrics
+from ppoctl.tracking.mirror import MirrorIntervals, MlflowMirror, rebuild
 from ppoctl.tracking.mlflow_run import MlflowRun, address_of
 from ppoctl.tracking.tables import (
     MOST_OF_TRAINING,
@@ -175,7 +175,7 @@ def test_a_user_without_a_name_is_told_as_none(run: RunDir, mlflow: Mlflow, monk
 
 
 def test_figures_of_the_machine_have_mlflows_names_and_its_units(tmp_path: Path) -> None:
-    found = Machine(tmp_path, lambda: {"gpu_0_utilization_percentage": 87.0}).measured()
+    found = SystemMetrics(tmp_path, lambda: {"gpu_0_utilization_percentage": 87.0}).measured()
     assert set(found) == {
         "system/cpu_utilization_percentage",
         "system/system_memory_usage_megabytes",
@@ -254,7 +254,7 @@ def test_the_contract_is_told_of_a_run_that_did_all_its_steps(run: RunDir, mlflo
 def test_a_report_is_kept_when_an_attempt_ends(run: RunDir, mlflow: Mlflow, said: Said) -> None:
     around = Around(say=said, files=lambda: {"report.html": "<p>it</p>"})
     run.step(1)
-    mirror = MlflowMirror(run.root, SETTINGS, attempt=1, around=around, patience=Patience())
+    mirror = MlflowMirror(run.root, SETTINGS, attempt=1, around=around, patience=MirrorIntervals())
     mirror.start()
     assert mirror.close("finished", 60.0)
     assert mlflow.text("report.html") == "<p>it</p>"

@@ -17,11 +17,11 @@ from ppoctl.ports import Actor, Gate, Sample, SampleRequest, SamplingParams
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
-from ppoctl.store.journal import Line, read_lines
+from ppoctl.store.journal import JournalLine, read_lines
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.once import load_record
 from ppoctl.tracking.health import HealthMonitor
-from ppoctl.wire.job import JobContext, assemble
+from ppoctl.wire.job import RunHooks, assemble
 from ppoctl.wire.stories import as_recorded
 
 RECIPE = fake_recipe(steps=1, eval={"at_start": False})
@@ -67,12 +67,12 @@ def play(root: Path, clock: Clock, gate: Gate | None = None) -> None:
     layout, recipe = RunLayout(root), RECIPE
     if not root.exists():
         run_dir.create(layout, recipe_toml="", resolved=as_recorded(recipe), facts={})
-    around = JobContext(gate or Stops(), lambda text: None, lambda text: None, (), HealthMonitor(recipe.health), {})
+    around = RunHooks(gate or Stops(), lambda text: None, lambda text: None, (), HealthMonitor(recipe.health), {})
     sockets = replace(fake_sockets(recipe), generator=lambda actor_at, say, logs: SlowGenerator(actor_at, clock))
     run(assemble(layout, claim(layout), {1: recipe}, sockets, around)[0])
 
 
-def rollout_line(root: Path) -> Line:
+def rollout_line(root: Path) -> JournalLine:
     [line] = [line for line in read_lines(RunLayout(root).journal) if line.get("stage") == "rollout"]
     return line
 

@@ -33,7 +33,7 @@ from ppoctl.batch.records import (
     Values,
 )
 from ppoctl.batch.scores import Score, ScoreRequest
-from ppoctl.loop.run import Job
+from ppoctl.loop.run import RunContext
 from ppoctl.ports import Actor, SampleRequest, SamplingParams
 from ppoctl.recipe.schema import Recipe
 from ppoctl.wire.sockets import Sockets
@@ -280,7 +280,7 @@ def prompts(step: int, numbers: range) -> Prompts:
 class Bench:
     """A job on fakes, with what its ports were asked."""
 
-    job: Job
+    job: RunContext
     scorer: RiddleScorer
     generator: LoggedGenerator
     actor: MovedTrainer

@@ -31,7 +31,7 @@ from fakes.job import Witness
 from ppoctl.batch.records import Record
 from ppoctl.loop.run import run
 from ppoctl.store import manifest as manifests
-from ppoctl.store.journal import Line
+from ppoctl.store.journal import JournalLine
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.once import load_record
 from wiring.bench import BASE, open_bench
@@ -59,7 +59,7 @@ class Reader(Witness):
     root: Path = Path()
     read: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def on_committed(self, line: Line) -> None:
+    def on_committed(self, line: JournalLine) -> None:
         step, stage, layout = line["step"], line["stage"], RunLayout(self.root)
         manifest = manifests.read(layout.stage(step, stage))
         assert manifest is not None

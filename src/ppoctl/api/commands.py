@@ -21,14 +21,19 @@ if TYPE_CHECKING:
 RUNS = "runs"
 """Default folder of run directories, below the working directory."""
 
-Recipe = str | Path | Iterable[str | Path]
+RecipeArgument = str | Path | Iterable[str | Path]
 """A recipe file, or several of which later ones overlay earlier ones."""
 Keys = Mapping[str, Any] | None
 """Recipe keys with dots and their values, as `--set` takes them: `{"ppo.kl.coef": 0.01}`."""
 
 
 def train(
-    recipe: Recipe, keys: Keys = None, *, runs: str | Path = RUNS, or_resume: bool = False, force: bool = False
+    recipe: RecipeArgument,
+    keys: Keys = None,
+    *,
+    runs: str | Path = RUNS,
+    or_resume: bool = False,
+    force: bool = False,
 ) -> Run:
     """Create the run RUNS/NAME and train it; the run, for its figures and samples. One that exists is refused, or
     with `or_resume` continued. With `force` memory and disk may be judged too small.
@@ -47,7 +52,7 @@ def train(
     return _run_of(ended)
 
 
-def rollout(recipe: Recipe, keys: Keys = None, *, runs: str | Path = RUNS, force: bool = False) -> Run:
+def rollout(recipe: RecipeArgument, keys: Keys = None, *, runs: str | Path = RUNS, force: bool = False) -> Run:
     """Draw and score the responses of the first step, and stop; `train` with the same recipe goes on from them.
 
     Raises what `ppoctl rollout` ends with.
@@ -104,7 +109,7 @@ class Evaluated:
         return as_table(self.rows)
 
 
-def evaluate(checkpoint: str | Path | Run, recipe: Recipe = (), keys: Keys = None) -> Evaluated:
+def evaluate(checkpoint: str | Path | Run, recipe: RecipeArgument = (), keys: Keys = None) -> Evaluated:
     """Measure a run, one of its `states/actor/STEP` folders, or a model folder (with a recipe) on the recipe's
     evaluation sets, the same way `train` evaluates.
 
@@ -146,7 +151,7 @@ def _run_of(ended: "Ended") -> Run:
     return Run(ended.layout.root)
 
 
-def _files(recipe: Recipe) -> list[Path]:
+def _files(recipe: RecipeArgument) -> list[Path]:
     return [Path(recipe)] if isinstance(recipe, str | Path) else [Path(file) for file in recipe]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ppoctl.model.cost import TokenCost
 
-Share = list[tuple[float, int]]
+RankRows = list[tuple[float, int]]
 """The (cost, row) pairs of one rank, ascending."""
 
 CLOSE_ENOUGH = 1e-4
@@ -49,8 +49,8 @@ def balance(costs: Float[Tensor, " M"], ranks: int) -> list[Int[Tensor, " m"]]:
     return [torch.tensor(sorted(row for _, row in share), dtype=torch.int64) for share in shares]
 
 
-def _dearest_first(work: list[float], ranks: int) -> list[Share]:
-    shares: list[Share] = [[] for _ in range(ranks)]
+def _dearest_first(work: list[float], ranks: int) -> list[RankRows]:
+    shares: list[RankRows] = [[] for _ in range(ranks)]
     lightest = [(0.0, rank) for rank in range(ranks)]
     for row in sorted(range(len(work)), key=lambda row: (-work[row], row)):
         load, rank = lightest[0]
@@ -61,7 +61,7 @@ def _dearest_first(work: list[float], ranks: int) -> list[Share]:
     return shares
 
 
-def _even_out(shares: list[Share], enough: float) -> None:
+def _even_out(shares: list[RankRows], enough: float) -> None:
     """Exchanges rows of the heaviest rank with the lightest that helps, in place, until its load is `enough` or no
     exchange helps. An exchange leaves both lighter than the heavier was, so the largest load never grows."""
     loads = [_load(share) for share in shares]
@@ -81,7 +81,7 @@ def _even_out(shares: list[Share], enough: float) -> None:
             return
 
 
-def _exchange(heavy: Share, light: Share, gap: float) -> bool:
+def _exchange(heavy: RankRows, light: RankRows, gap: float) -> bool:
     """Gives `light` the row of `heavy` that, for a cheaper row of `light` or for nothing, brings their loads closest:
     the costs differ by nearly half the gap. False when no exchange makes the heavier of the two lighter."""
     prices = [0.0, *(cost for cost, _ in light)]  # the first: for nothing
@@ -102,5 +102,5 @@ def _exchange(heavy: Share, light: Share, gap: float) -> bool:
     return True
 
 
-def _load(share: Share) -> float:
+def _load(share: RankRows) -> float:
     return math.fsum(cost for cost, _ in share)

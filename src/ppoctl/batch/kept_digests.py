@@ -12,7 +12,7 @@ from typing import Any
 
 from ppoctl.batch.digest import FileDigest
 
-Progress = Callable[[Path, int, int], None]
+OnDigestProgress = Callable[[Path, int, int], None]
 """Callback that hears of a file how many of its bytes have been read, and how many it has."""
 
 BLOCK_BYTES = 16 * 2**20
@@ -22,7 +22,7 @@ SETTLED_NS = 2 * 10**9
 """Age from which on a file's time tells whether it was written again: some file systems' clocks tick every 2 s."""
 
 
-def kept_digest(path: Path, progress: Progress | None = None) -> FileDigest:
+def kept_digest(path: Path, progress: OnDigestProgress | None = None) -> FileDigest:
     """SHA-256 and size of a file: from the cache where it lies there for this very file (name, size, times, inode),
     else read, and kept. Raises OSError."""
     place = str(path.resolve())

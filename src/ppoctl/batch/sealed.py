@@ -23,7 +23,7 @@ class BrokenSealError(ValueError):
 
 
 @dataclass(frozen=True)
-class Line:
+class SealedLine:
     """One line of a file that grows."""
 
     body: dict[str, Any]
@@ -61,7 +61,7 @@ def sealed_line(body: Mapping[str, Any]) -> bytes:
     return seal(body).encode("ascii") + b"\n"
 
 
-def whole_lines(path: Path, data: bytes, *, offset: int = 0, line_number: int = 1) -> Iterator[Line]:
+def whole_lines(path: Path, data: bytes, *, offset: int = 0, line_number: int = 1) -> Iterator[SealedLine]:
     """The terminated lines of `data`, which begins at `offset` of the file and with the given line of it.
 
     Raises CorruptArtifactError naming the first line that was changed since it was written.
@@ -69,7 +69,7 @@ def whole_lines(path: Path, data: bytes, *, offset: int = 0, line_number: int = 
     for number, raw in enumerate(data.split(b"\n")[:-1], start=line_number):
         offset += len(raw) + 1
         try:
-            yield Line(unseal(raw.decode("ascii")), offset)
+            yield SealedLine(unseal(raw.decode("ascii")), offset)
         except ValueError as error:  # UnicodeDecodeError is one
             why = error if isinstance(error, BrokenSealError) else "it is not ASCII"
             raise CorruptArtifactError(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ppoctl.cli import render
-from ppoctl.cli.options import Json, Run, found_run, run_names
+from ppoctl.cli.options import JsonOption, RunArgument, found_run, run_names
 from ppoctl.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def compare(
-    run: Run,
+    run: RunArgument,
     other: Annotated[
         Path, typer.Argument(metavar="OTHER", help="Another run.", callback=found_run, autocompletion=run_names)
     ],
@@ -37,7 +37,7 @@ def compare(
         bool,
         typer.Option("--exit-code", help="End with 10 where samples differ, with --eval scores; 0: all are equal."),
     ] = False,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> int | None:
     """Compare two runs, or two evaluations. Of runs: recipe, sources, versions, figures, and their samples in the
     order of the ledgers, up to the first difference. With --eval two evaluations, prompt by prompt: the difference,

@@ -7,7 +7,7 @@ import typer
 
 from ppoctl import units
 from ppoctl.cli import render
-from ppoctl.cli.options import Json, found_run, is_run, run_names
+from ppoctl.cli.options import JsonOption, found_run, is_run, run_names
 from ppoctl.errors import RecipeError
 
 
@@ -17,7 +17,7 @@ def _found(source: str) -> str:
     return str(run) if is_run(run) and not Path(source).exists() else source
 
 
-Source = Annotated[
+SourceArgument = Annotated[
     str,
     typer.Argument(
         metavar="SOURCE",
@@ -47,7 +47,7 @@ AllowPickle = Annotated[
 
 
 def convert_ckpt(
-    source: Source,
+    source: SourceArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to make; must not exist.")],
     to: Annotated[Literal["hf", "megatron"], typer.Option("--to", help="Format of OUT.")],
     step: Annotated[
@@ -68,7 +68,7 @@ def convert_ckpt(
         typer.Option("--no-parity", help="Check files, but not what the model computes (that takes its memory)."),
     ] = False,
     allow_pickle: AllowPickle = False,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Turn a checkpoint into the other format, and prove it. The output is read again and held against SOURCE, tensor
     by tensor, and both must say the same of fixed prompts. Nothing is left at OUT if anything fails."""

@@ -11,7 +11,7 @@ from ppoctl.cli.summary import key_figures
 if TYPE_CHECKING:
     from ppoctl.store.layout import RunLayout
 
-Values = tuple[Any, Any]
+ValuePair = tuple[Any, Any]
 """One thing in both runs; None where one of them does not have it."""
 Point = tuple[int, float]
 
@@ -23,7 +23,7 @@ class Figure:
     name: str
     step: int | None
     """The last step at which both have it; None: there is none."""
-    at_step: Values
+    at_step: ValuePair
     best: tuple[Point | None, Point | None]
     """Step and value of each run's best; None where no value is better than another."""
 
@@ -37,9 +37,9 @@ class Differences:
     """In what two runs differ, by name: keys of the recipes of their newest steps, digests of sources, versions. Key
     figures and evaluations, whether they differ or not."""
 
-    keys: dict[str, Values]
-    sources: dict[str, Values]
-    versions: dict[str, Values]
+    keys: dict[str, ValuePair]
+    sources: dict[str, ValuePair]
+    versions: dict[str, ValuePair]
     figures: list[Figure]
 
 
@@ -68,7 +68,7 @@ def _is_mean_of_set(name: str) -> bool:
     return name.startswith("eval/") and name.endswith("score_mean")
 
 
-def _of_each(name: str, facts: Sequence[Mapping[str, Any]]) -> dict[str, Values]:
+def _of_each(name: str, facts: Sequence[Mapping[str, Any]]) -> dict[str, ValuePair]:
     left, right = (each.get(name, {}) for each in facts)
     both = {key: (left.get(key), right.get(key)) for key in {**left, **right}}
     return {key: values for key, values in both.items() if values[0] != values[1]}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ppoctl.cli import render
-from ppoctl.cli.options import Json, Runs, Sets
+from ppoctl.cli.options import JsonOption, Runs, Sets
 from ppoctl.errors import EnvironmentProblemError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def doctor(
     ] = None,
     sets: Sets = None,
     runs: Runs = Path("runs"),
-    json: Json = False,
+    json: JsonOption = False,
 ) -> int | None:
     """Find out whether this machine can run. Driver, packages, GPUs, limits and disks, a line each: what is wrong,
     and the command that mends it. Changes nothing. Exit code 3 where something is wrong."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from ppoctl.cli import render
-from ppoctl.cli.options import Json, On, Sets, TestOnly, as_typed, found_run, run_names
+from ppoctl.cli.options import JsonOption, On, Sets, TestOnly, as_typed, found_run, run_names
 from ppoctl.cli.submission import Submission
 from ppoctl.cli.working import engine_ahead, working
 from ppoctl.doing import loading
@@ -36,7 +36,7 @@ def evaluate(
     ] = None,
     on: On = "here",
     test_only: TestOnly = False,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Measure a checkpoint on the evaluation sets. Greedy and sampled pass@1 with standard error, the same way as
     `train` evaluates."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ppoctl.slurm.run_state import RunFacts, RunState, Told
-    from ppoctl.store.journal import Line
+    from ppoctl.store.journal import JournalLine
 
 BROKEN = "broken"
 """State of a run that cannot be read."""
@@ -67,7 +67,7 @@ class _Read:
     """What the folder of a run says."""
 
     facts: "RunFacts"
-    lines: "Sequence[Line]"
+    lines: "Sequence[JournalLine]"
 
 
 def listed(runs: Iterable[Path], wait_s: float | None = None) -> tuple[list[Listed], str | None]:
@@ -116,7 +116,7 @@ def _row(run: Path, read: _Read, state: "RunState", told: "Told") -> Listed:
     stages = [line for line in read.lines if "stage" in line]
     reward = metrics.REWARD_SCORE_MEAN.name
     rewards = [line["figures"][reward] for line in stages if reward in line["figures"]]
-    evaluation: Line = next((line for line in reversed(stages) if line["stage"] == EVAL), {})
+    evaluation: JournalLine = next((line for line in reversed(stages) if line["stage"] == EVAL), {})
     attempt = read.facts.newest if state.word in {*AT_WORK, "unknown"} else None
     at_work = {} if attempt is None or "exit_code" in attempt else attempt
     in_queue = (

@@ -8,7 +8,7 @@ import typer
 
 from ppoctl import units
 from ppoctl.cli import render
-from ppoctl.cli.options import Json, Run
+from ppoctl.cli.options import JsonOption, RunArgument
 from ppoctl.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
@@ -19,11 +19,11 @@ LOOK_EVERY_S = 0.25
 ASK_EVERY_S = 10.0
 """Slurm is asked no more often whether a job is left."""
 
-Line = dict[str, Any]
+LogLine = dict[str, Any]
 
 
 def logs(
-    run: Run,
+    run: RunArgument,
     follow: Annotated[
         bool, typer.Option("-f", "--follow", help="Go on until the run is over; Ctrl-C ends it.")
     ] = False,
@@ -39,7 +39,7 @@ def logs(
         int | None, typer.Option("-n", "--lines", metavar="COUNT", min=0, help="Begin with the last COUNT lines.")
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Print which log files there are, with their sizes.")] = False,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Print what a run said. Its console, or by --what its engines, every rank or Slurm; --json prints the list of
     files."""
@@ -52,7 +52,7 @@ def logs(
         _list(layout, attempt, as_json=json)
         return
     _require_known(layout, attempt)
-    reader = _Reader(layout, what, attempt, lines)
+    reader = _LogReader(layout, what, attempt, lines)
     if follow:
         try:
             _follow(reader)
@@ -65,7 +65,7 @@ def logs(
     reader.finish()
 
 
-class _Reader:
+class _LogReader:
     """The files that were asked for, as far as they were printed."""
 
     def __init__(self, layout: "RunLayout", what: str, attempt: int | None, lines: int | None) -> None:
@@ -108,10 +108,10 @@ class _Reader:
         render.line("\n".join(map(render.printable, texts)))
 
 
-def _follow(reader: _Reader) -> None:
+def _follow(reader: _LogReader) -> None:
     from ppoctl.store.append import intact
 
-    journal, size_bytes, events = reader.layout.journal, -1, list[Line]()
+    journal, size_bytes, events = reader.layout.journal, -1, list[LogLine]()
     ask_at = time.monotonic() + ASK_EVERY_S
     while True:
         if (found := journal.stat().st_size) != size_bytes:
@@ -125,7 +125,7 @@ def _follow(reader: _Reader) -> None:
         time.sleep(LOOK_EVERY_S)
 
 
-def _is_over(layout: "RunLayout", events: list[Line], *, may_ask: bool) -> bool:
+def _is_over(layout: "RunLayout", events: list[LogLine], *, may_ask: bool) -> bool:
     """Whether nobody is at work and no job will go on with the run by itself. Slurm is asked only where the run does
     not say so: a job that was cancelled or killed may have written nothing."""
     from ppoctl.slurm.following import has_open_job

@@ -76,8 +76,8 @@ Sets = Annotated[
         autocompletion=_settings,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, errors included.")]
-Run = Annotated[
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object, errors included.")]
+RunArgument = Annotated[
     Path,
     typer.Argument(
         metavar="RUN",

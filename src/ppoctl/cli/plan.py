@@ -7,14 +7,14 @@ import typer
 
 from ppoctl import units
 from ppoctl.cli import preflight, render, submission, summary
-from ppoctl.cli.options import Assets, GpuGib, Here, Json, Recipes, Runs, Sets
+from ppoctl.cli.options import Assets, GpuGib, Here, JsonOption, Recipes, Runs, Sets
 from ppoctl.cli.plan_memory import print_memory
 
 if TYPE_CHECKING:
     from ppoctl.plan.arithmetic import CriticStart, DataPlan, Plan, RewardModelPlan, RolePlan
     from ppoctl.recipe.schema import Recipe
 
-Row = tuple[str, str]
+PlanRow = tuple[str, str]
 
 
 def plan(
@@ -27,7 +27,7 @@ def plan(
         bool, typer.Option("--sbatch", help="Print the batch script that `train --on slurm` submits, and stop.")
     ] = False,
     runs: Runs = summary.RUNS,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> int | None:
     """Print what a run will take, and start nothing. Batch arithmetic, schedules, evaluations, disk and memory; exit
     code 7 where the run does not fit what --gpu-gib or --here name."""
@@ -86,7 +86,7 @@ def _section(name: str, rows: "Iterator[tuple[str, ...]]", headers: tuple[str, .
     render.table([("", *row) for row in rows], headers)
 
 
-def _batch_rows(planned: "Plan") -> Iterator[Row]:
+def _batch_rows(planned: "Plan") -> Iterator[PlanRow]:
     batch = planned.batch
     prompts = f"{batch.prompts_per_step} prompts x {batch.samples_per_prompt} samples"
     yield "sequences", f"{batch.sequences_per_step} = {prompts}"
@@ -100,7 +100,7 @@ def _batch_rows(planned: "Plan") -> Iterator[Row]:
         yield "seconds", "not foretold: what this machine does in one is known when a step has run on it"
 
 
-def _process_rows(recipe: "Recipe", planned: "Plan") -> Iterator[Row]:
+def _process_rows(recipe: "Recipe", planned: "Plan") -> Iterator[PlanRow]:
     from ppoctl.recipe.parallel import GPUS_PER_NODE
 
     address, sizes, count = recipe.cluster.ray_address, planned.processes, planned.devices
@@ -129,7 +129,7 @@ def _process_rows(recipe: "Recipe", planned: "Plan") -> Iterator[Row]:
     yield "Ray", ray
 
 
-def _critic_rows(start: "CriticStart") -> Iterator[Row]:
+def _critic_rows(start: "CriticStart") -> Iterator[PlanRow]:
     size = "not here" if start.parameters is None else f"{start.family}, {start.parameters:,} parameters"
     yield "model", f"{start.path} ({size}, {start.dtype})"
     if (came := start.saved_by) is not None:
@@ -137,7 +137,7 @@ def _critic_rows(start: "CriticStart") -> Iterator[Row]:
         yield "saved by", f"{by} at step {came.step}, lineage {came.lineage[:12]}; its optimizer stays there"
 
 
-def _reward_model_rows(models: Mapping[str, "RewardModelPlan"]) -> Iterator[Row]:
+def _reward_model_rows(models: Mapping[str, "RewardModelPlan"]) -> Iterator[PlanRow]:
     for key, model in models.items():
         size = "not here" if model.parameters is None else f"{model.family}, {model.parameters:,} parameters"
         yield key, f"{model.path} ({size}, {model.dtype})"
@@ -147,7 +147,7 @@ def _reward_model_rows(models: Mapping[str, "RewardModelPlan"]) -> Iterator[Row]
 
 
 def _role_rows(planned: "Plan") -> Iterator[tuple[str, str, str]]:
-    def both(name: str, show: str = "{}") -> Row:
+    def both(name: str, show: str = "{}") -> PlanRow:
         return show.format(getattr(planned.actor, name)), show.format(getattr(planned.critic, name))
 
     yield "epochs", *both("epochs")
@@ -174,7 +174,7 @@ def _bounds(role: "RolePlan") -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-def _data_rows(planned: "Plan") -> Iterator[Row]:
+def _data_rows(planned: "Plan") -> Iterator[PlanRow]:
     train = planned.train
     passes = "" if train.epochs is None else f", {train.epochs:.3g} epochs"
     yield "train", f"{_rows(train)}; {train.prompts_total} prompts drawn{passes}"
@@ -190,7 +190,7 @@ def _rows(table: "DataPlan") -> str:
     return "rows unknown" if table.rows is None else f"{table.rows} rows"
 
 
-def _storage_rows(planned: "Plan") -> Iterator[Row]:
+def _storage_rows(planned: "Plan") -> Iterator[PlanRow]:
     storage = planned.storage
     step, kept = units.size(storage.records_bytes), units.size(storage.records_kept_bytes)
     yield "saves", f"{storage.saves}, of which {storage.keep_last or 'all'} pairs are kept"

@@ -11,7 +11,7 @@ from ppoctl.cli import render
 if TYPE_CHECKING:
     from ppoctl.plan.memory.estimate import Memory
     from ppoctl.plan.memory.pools import Pool, StageBytes
-    from ppoctl.plan.memory.residency import Item
+    from ppoctl.plan.memory.residency import MemoryItem
     from ppoctl.recipe.schema import Recipe
 
 
@@ -90,7 +90,7 @@ def _print_items(heading: str, pool: "Pool") -> None:
     render.table([("", name, units.size(size), when) for (name, when), size in sizes.items()])
 
 
-def _when(pool: "Pool", item: "Item") -> str:
+def _when(pool: "Pool", item: "MemoryItem") -> str:
     others = [stage.stage for stage in pool.stages if not item.is_in(stage.stage)]
     if item.stages is None or not others:
         return "always"

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ppoctl.cli import render
-from ppoctl.cli.options import Json, SeveralRuns
+from ppoctl.cli.options import JsonOption, SeveralRuns
 from ppoctl.errors import EnvironmentProblemError, RecipeError, StorageError, quoted
 
 if TYPE_CHECKING:
     from ppoctl.chart.drawing import Picture
     from ppoctl.chart.panel import Panel, Point
-    from ppoctl.store.journal import Event
+    from ppoctl.store.journal import JournalEvent
 
 COLOURS = ("cyan", "bright_red", "green", "magenta", "yellow", "blue", "white", "bright_cyan")
 PLAIN_WIDTH = 80
@@ -32,7 +32,7 @@ class _Plotted:
 
     name: str
     figures: "Mapping[str, Sequence[Point]]"
-    events: "Sequence[Event]"
+    events: "Sequence[JournalEvent]"
 
 
 def plot(
@@ -47,7 +47,7 @@ def plot(
     smooth: Annotated[
         int, typer.Option("--smooth", metavar="N", min=1, help="Plot means of N recorded values, up to each.")
     ] = 1,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Plot figures of runs over their steps. Reward, evaluations, KL, explained variance and entropy, or those of
     --metric (`ppoctl recipes metrics` tells them all). --json prints the series."""
@@ -198,7 +198,7 @@ def _print(panels: "Sequence[Panel]", runs: Sequence[_Plotted]) -> None:
             render.say(f"{run.name}: {_happened(run.events)}")
 
 
-def _happened(events: "Sequence[Event]") -> str:
+def _happened(events: "Sequence[JournalEvent]") -> str:
     from ppoctl.store.samples import spans
 
     kinds = dict.fromkeys(event.what for event in events)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ppoctl.cli import render
-from ppoctl.cli.options import Json, Recipes, Sets
+from ppoctl.cli.options import JsonOption, Recipes, Sets
 
 if TYPE_CHECKING:
     from ppoctl.preflight.preview import Preview, PreviewedRow
@@ -22,7 +22,7 @@ def preview(
     rows: Annotated[
         int, typer.Option("--rows", metavar="N", min=0, help="Rows to show, of each source of a mix.")
     ] = 2,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """See rows as the model gets them. Text, tokens, stop tokens, and how many are too long, cut or repeated."""
     from ppoctl.preflight.preview import preview as look

@@ -9,7 +9,7 @@ import typer
 
 from ppoctl.cli import render
 from ppoctl.cli.help import Command, Commands
-from ppoctl.cli.options import Json, key_names
+from ppoctl.cli.options import JsonOption, key_names
 from ppoctl.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ Name = Annotated[
 
 
 @app.command("list", cls=Command)
-def list_(json: Json = False) -> None:
+def list_(json: JsonOption = False) -> None:
     """Print the name and purpose of each recipe."""
     from ppoctl.recipe.head import head_of
 
@@ -56,7 +56,7 @@ def table() -> None:
 
 
 @app.command(cls=Command)
-def show(name: Name, json: Json = False) -> None:
+def show(name: Name, json: JsonOption = False) -> None:
     """Print a recipe as it is written."""
     path = find(name)
     text = path.read_text("utf-8")
@@ -70,7 +70,7 @@ def show(name: Name, json: Json = False) -> None:
 def copy(
     name: Name,
     destination: Annotated[Path, typer.Argument(metavar="DEST", help="Folder, made when missing, or .toml file.")],
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Copy a recipe, and the folder of the same name that it reads, to edit it. Nothing is overwritten."""
     source = find(name)
@@ -108,7 +108,7 @@ def keys(
         ),
     ] = "",
     page: Page = False,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Print every key that a recipe may have. Type, default, range, what changing it changes, what it means; of keys
     of the algorithm also formula, source and whose default it is. With --page: docs/recipe.md."""
@@ -149,7 +149,7 @@ def keys(
 def metrics(
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="Only this metric, or those of this group.")] = "",
     page: Page = False,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Print every metric that `[expect]` and `checkpoint.best` may name. Of one also how to read it, what to do when
     it is not healthy, and the settings it shows. With --page: docs/metrics.md."""
@@ -201,7 +201,7 @@ def _tell_metric(metric: "Metric") -> None:
 
 
 @app.command(cls=Command)
-def algorithms(json: Json = False) -> None:
+def algorithms(json: JsonOption = False) -> None:
     """Print the page of algorithms (docs/algorithms.md). Every setting with formula, source and whose default it
     is."""
     from ppoctl.recipe.features import features
@@ -216,7 +216,7 @@ def algorithms(json: Json = False) -> None:
 @app.command("coming-from", cls=Command)
 def coming_from(
     system: Annotated[str, typer.Argument(metavar="[SYSTEM]", help="Only this one, as `verl`.")] = "",
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Print what the keys of other systems are here, and the trap each had (docs/coming-from.md)."""
     from dataclasses import asdict

@@ -7,7 +7,7 @@ import typer
 
 from ppoctl import units
 from ppoctl.cli import render
-from ppoctl.cli.options import Json, SeveralRuns
+from ppoctl.cli.options import JsonOption, SeveralRuns
 
 
 def report(
@@ -18,7 +18,7 @@ def report(
     steps: Annotated[
         int, typer.Option("--steps", min=0, metavar="COUNT", help="Steps of each run with samples; 0: no samples.")
     ] = 3,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Write one HTML file of a run, or of several compared. Curves, where the time went, samples with their tokens,
     recipe and attempts. It needs no network; an earlier report is replaced, no other file is."""

@@ -6,7 +6,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ppoctl.cli import preflight, render, summary
-from ppoctl.cli.options import Chain, Force, Json, On, Quiet, Run, Sets, TakeOver, TestOnly, Verbose, as_typed
+from ppoctl.cli.options import (
+    Chain,
+    Force,
+    JsonOption,
+    On,
+    Quiet,
+    RunArgument,
+    Sets,
+    TakeOver,
+    TestOnly,
+    Verbose,
+    as_typed,
+)
 from ppoctl.cli.submission import Submission
 from ppoctl.cli.working import engine_ahead, working
 from ppoctl.doing import loading
@@ -30,7 +42,7 @@ BackTo = Annotated[
 
 
 def resume(
-    run: Run,
+    run: RunArgument,
     sets: Sets = None,
     plan: Annotated[bool, typer.Option("--plan", help="Print what it would do, and stop.")] = False,
     allow_missing: AllowMissing = False,
@@ -49,7 +61,7 @@ def resume(
     force: Force = False,
     verbose: Verbose = False,
     quiet: Quiet = False,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> int | None:
     """Continue a run from any instant. Changed keys (--set) hold from the first step that has no rollout yet."""
     from ppoctl.store import run_dir
@@ -78,7 +90,7 @@ def resume(
                 with loading("libraries"):
                     from ppoctl.wire import commands
 
-                only: commands.Only | None = "save" if save_only else "rollout" if rollout_only else None
+                only: commands.RunUntil | None = "save" if save_only else "rollout" if rollout_only else None
                 ended = commands.resume(layout, table, sets or (), gate, only=only, screen=screen)
     # Only now: while a command works stdout is what libraries write to.
     (summary.print_rollout if rollout_only else summary.print_summary)(ended, as_json=json)

@@ -9,7 +9,7 @@ import typer
 from ppoctl import units
 from ppoctl.cli import render
 from ppoctl.cli.listing import BROKEN, Listed, listed
-from ppoctl.cli.options import Json, SeveralRuns, Wait, is_run
+from ppoctl.cli.options import JsonOption, SeveralRuns, Wait, is_run
 from ppoctl.errors import PpoctlError, RecipeError, RunAliveError, StorageError, quoted
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def rm(
         bool, typer.Option("--keep-tracking", help="Delete the run directory only; leave its MLflow run.")
     ] = False,
     wait: Wait = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Delete runs, and what MLflow has of them. MLflow only hides it until `mlflow gc`. A run that is at work or in
     the queue is refused, and then none is deleted."""

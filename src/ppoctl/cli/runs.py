@@ -10,7 +10,7 @@ import typer
 from ppoctl import units
 from ppoctl.cli import render
 from ppoctl.cli.listing import BROKEN, Listed, listed
-from ppoctl.cli.options import Json, Wait, run_folders
+from ppoctl.cli.options import JsonOption, Wait, run_folders
 from ppoctl.cli.summary import RUNS
 from ppoctl.errors import RecipeError, quoted
 
@@ -44,7 +44,7 @@ def runs(
         Path | None, typer.Option("--runs", metavar="FOLDER", help="The same as FOLDER, as other commands have it.")
     ] = None,
     wait: Wait = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """List your runs, a row each. State, steps, last reward and evaluation, size, age, and where each is at work.
     States are those of `ppoctl status`, or `broken` for a run that cannot be read; an evaluation set is told by its

@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from ppoctl.store.samples import SampleRow
     from ppoctl.wire.samples import ShownSample
 
-Figure = Literal["advantage", "value", "kl"]
-LEGENDS: dict[Figure, str] = {
+TokenMetric = Literal["advantage", "value", "kl"]
+LEGENDS: dict[TokenMetric, str] = {
     "advantage": "green: advantage above 0, red: below",
     "value": "green: value above the response's mean, red: below",
     "kl": "green: likelier than under the reference, red: less likely",
 }
 
 
-def show(source: "Source", step: int, row: int, by: Figure, *, as_json: bool) -> None:
+def show(source: "Source", step: int, row: int, by: TokenMetric, *, as_json: bool) -> None:
     """Print a sample of a step, or of an evaluation. Raises RecipeError where there is none."""
     from ppoctl.wire.samples import read_samples, require_row
 
@@ -41,7 +41,7 @@ def show(source: "Source", step: int, row: int, by: Figure, *, as_json: bool) ->
         print_evaluated(listed(step, rows)[row], rows[row])
 
 
-def print_sample(found: "ShownSample", by: Figure = "advantage") -> None:
+def print_sample(found: "ShownSample", by: TokenMetric = "advantage") -> None:
     """Print a sample of a step with its tokens. Raises RecipeError where the figure that colours them is missing."""
     weights = _weights(found, by)
     place = f"{found.row} of step {found.step}: {found.prompt_id} #{found.sample}, {found.stamp}"
@@ -90,7 +90,7 @@ def _print_head(
     render.table([(name, render.printable(text)) for name, text in rows])
 
 
-def _weights(found: "ShownSample", by: Figure) -> list[float]:
+def _weights(found: "ShownSample", by: TokenMetric) -> list[float]:
     """A number for each token, above 0 where it is green; 0 for all where an unfinished step has no advantages."""
     recorded = {"advantage": found.advantages, "value": found.values, "kl": found.kl}
     figures = recorded[by]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ppoctl.cli import pager, render, sample_list, sample_screen
-from ppoctl.cli.options import Json, Run
+from ppoctl.cli.options import JsonOption, RunArgument
 from ppoctl.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ Extreme = Literal["worst", "best"]
 Limit = Annotated[
     int | None, typer.Option("--limit", metavar="N", min=1, help="Lines of the list; default: what fits.")
 ]
-Prompt = Annotated[
+PromptOption = Annotated[
     str | None, typer.Option("--prompt", metavar="ID", help="Only of this prompt, over all steps unless --step.")
 ]
 EvalSet = Annotated[
@@ -37,11 +37,11 @@ AtMost = Annotated[
 Grep = Annotated[
     str | None, typer.Option("--grep", metavar="TEXT", help="Only those with this text in the response.")
 ]
-Step = Annotated[
+StepOption = Annotated[
     int | None, typer.Option("--step", metavar="N", min=0, help="PPO step; default: the last that has samples.")
 ]
-Row = Annotated[int | None, typer.Option("--sample", metavar="N", help="Row of the step, from 0; default: 0.")]
-Sort = Annotated[
+RowOption = Annotated[int | None, typer.Option("--sample", metavar="N", help="Row of the step, from 0; default: 0.")]
+SortOption = Annotated[
     sample_list.Sort,
     typer.Option(
         "--sort",
@@ -49,7 +49,7 @@ Sort = Annotated[
         help="row, reward, length, advantage or flipped (prompts whose score varies); the most first.",
     ),
 ]
-Ended = Annotated[
+FinishOption = Annotated[
     Finish | None, typer.Option("--finish", metavar="END", help="Only those that are terminated or truncated.")
 ]
 Scored = Annotated[
@@ -60,35 +60,35 @@ Scored = Annotated[
         help="Only those whose scoring was ok, timeout, error, unreachable or refused.",
     ),
 ]
-Evaluation = Annotated[bool, typer.Option("--eval", help="List samples of an evaluation instead.")]
+EvaluationOption = Annotated[bool, typer.Option("--eval", help="List samples of an evaluation instead.")]
 Colour = Annotated[
-    sample_screen.Figure,
+    sample_screen.TokenMetric,
     typer.Option("--colour", metavar="FIGURE", help="advantage, value or kl: what colours the tokens of a response."),
 ]
 
 
 def show(
-    run: Run,
-    step: Step = None,
-    sample: Row = None,
+    run: RunArgument,
+    step: StepOption = None,
+    sample: RowOption = None,
     worst: Annotated[bool, typer.Option("--worst", help="The sample with the lowest reward.")] = False,
     best: Annotated[bool, typer.Option("--best", help="The sample with the highest reward.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the samples of the step, a line each.")] = False,
-    sort: Sort = "row",
+    sort: SortOption = "row",
     reverse: Annotated[bool, typer.Option("--reverse", help="Turn the order of the list round.")] = False,
     limit: Limit = None,
-    prompt: Prompt = None,
-    finish: Ended = None,
+    prompt: PromptOption = None,
+    finish: FinishOption = None,
     outcome: Scored = None,
     min_reward: AtLeast = None,
     max_reward: AtMost = None,
     grep: Grep = None,
-    evaluation: Evaluation = False,
+    evaluation: EvaluationOption = False,
     set_: EvalSet = None,
     by: Colour = "advantage",
     no_pager: Annotated[bool, typer.Option("--no-pager", help="Print without $PAGER.")] = False,
     manifest: Annotated[bool, typer.Option("--manifest", help="Print the manifests of the step instead.")] = False,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Show samples: what was drawn, what it scored, and what each token was worth. One sample, or with --list, a
     filter or --eval a list of them."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppoctl.cli import render
-from ppoctl.cli.options import Json, Run, Wait
+from ppoctl.cli.options import JsonOption, RunArgument, Wait
 from ppoctl.cli.summary import EXPECTED, expected_row, key_figures
 from ppoctl.errors import quoted
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ppoctl.slurm.run_state import RunFacts, Told
     from ppoctl.store.hours import Spent
-    from ppoctl.store.journal import Line
+    from ppoctl.store.journal import JournalLine
     from ppoctl.store.layout import RunLayout
 
 
@@ -23,7 +23,7 @@ SHOWN_ATTEMPTS = 8
 """Newest attempts of which the hours are printed; `--json` has all."""
 
 
-def status(run: Run, wait: Wait = None, json: Json = False) -> None:
+def status(run: RunArgument, wait: Wait = None, json: JsonOption = False) -> None:
     """Show what a run is doing. Its job in the queue or at work, steps done, the last figures, attempts and how they
     ended, and saved steps to go on from."""
     report = read_status(run, wait)
@@ -155,7 +155,7 @@ def _jobs(facts: "RunFacts", told: "Told") -> list[dict[str, Any]]:
     return found
 
 
-def _verdicts(layout: "RunLayout", lines: "Sequence[Line]") -> list[dict[str, Any]]:
+def _verdicts(layout: "RunLayout", lines: "Sequence[JournalLine]") -> list[dict[str, Any]]:
     """A contract is judged when all steps are done; before that its figures are only on their way."""
     from ppoctl.store.run_dir import recipes
 

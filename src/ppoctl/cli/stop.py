@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from ppoctl.cli import render
-from ppoctl.cli.options import Json, Run, Wait
+from ppoctl.cli.options import JsonOption, RunArgument, Wait
 from ppoctl.errors import SlurmError, quoted
 
 if TYPE_CHECKING:
@@ -24,12 +24,12 @@ _WHEN = {
 
 
 def stop(
-    run: Run,
+    run: RunArgument,
     after: Annotated[
         Literal["stage", "step", "now"], typer.Option("--after", help="What it may still finish; now: nothing.")
     ] = "stage",
     wait: Wait = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Stop a run in order, here or in a job. Everything finished stays, and `resume` goes on from it. Jobs of the
     run that wait are cancelled."""

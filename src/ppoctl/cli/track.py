@@ -1,11 +1,11 @@
 """`ppoctl track`: send everything to MLflow that it lacks of a run."""
 
 from ppoctl.cli import render
-from ppoctl.cli.options import Json, Run
+from ppoctl.cli.options import JsonOption, RunArgument
 from ppoctl.errors import RecipeError, quoted
 
 
-def track(run: Run, json: Json = False) -> None:
+def track(run: RunArgument, json: JsonOption = False) -> None:
     """Send MLflow what it lacks of a run. The journal is the truth, and MLflow its mirror: a second time sends files
     again and nothing else."""
     from ppoctl.recipe.load import from_resolved

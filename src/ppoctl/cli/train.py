@@ -9,7 +9,7 @@ from ppoctl.cli import preflight, summary
 from ppoctl.cli.options import (
     Chain,
     Force,
-    Json,
+    JsonOption,
     On,
     Quiet,
     Recipes,
@@ -40,7 +40,7 @@ def train(
     force: Force = False,
     verbose: Verbose = False,
     quiet: Quiet = False,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Train a model: make the run RUNS/NAME and do its steps. NAME is the recipe's. A run that exists is refused;
     `resume` continues it."""
@@ -77,7 +77,7 @@ def rollout(
     force: Force = False,
     verbose: Verbose = False,
     quiet: Quiet = False,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Draw and score the responses of the first step, and stop. `train` with the same recipe goes on from them."""
     sets = with_accepted(sets, without)

@@ -9,7 +9,7 @@ import typer
 
 from ppoctl import units
 from ppoctl.cli import preflight, render, reward_trial
-from ppoctl.cli.options import Assets, GpuGib, Here, Json, Recipes, Sets
+from ppoctl.cli.options import Assets, GpuGib, Here, JsonOption, Recipes, Sets
 
 if TYPE_CHECKING:
     from ppoctl.recipe.load import Loaded
@@ -30,7 +30,7 @@ def validate(
     stage: Annotated[
         bool, typer.Option("--stage", help="Fetch or check what compute nodes cannot fetch, and print it.")
     ] = False,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Check a recipe, and tell all that is wrong with it at once. Keys, values, rules across tables, every row of
     data, and whether the model can be trained."""

@@ -14,7 +14,7 @@ from ppoctl.convert.hugging_face import Weights
 from ppoctl.convert.tensors import VALUE_HEAD, Role
 from ppoctl.convert.transformers_model import TransformersModel
 from ppoctl.convert.verify import Check, failed
-from ppoctl.engines.megatron.scoring import Scorer
+from ppoctl.engines.megatron.scoring import CheckpointScorer
 from ppoctl.errors import OutOfMemoryError
 from ppoctl.model.shape import ModelShape
 
@@ -60,7 +60,7 @@ def check_parity(pair: ModelPair, weights: Weights) -> list[Check]:
     else:
         wanted = dict(zip(("log-probs", "entropies"), theirs.score(sequences), strict=True))
     del theirs
-    ours = Scorer(pair.megatron, pair.shape, pair.role, pair.rounded_to)
+    ours = CheckpointScorer(pair.megatron, pair.shape, pair.role, pair.rounded_to)
     found = {}
     for name, head in heads.items():
         ours.use_head(head)

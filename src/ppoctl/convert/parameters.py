@@ -31,7 +31,7 @@ _NOT_WEIGHTS = ("optimizer.", "chained_")
 
 
 @dataclass(frozen=True)
-class Key:
+class ParameterKey:
     """The place of a parameter in a torch_dist folder: a tensor, or a slice of one."""
 
     name: str
@@ -55,12 +55,12 @@ class Parameter:
     """Rows of the parameter without the vocabulary's padding."""
     parts: tuple[Placement, ...]
 
-    def key(self, shape: ModelShape, *, layers_alike: bool, transformer_engine: bool = False) -> Key:
+    def key(self, shape: ModelShape, *, layers_alike: bool, transformer_engine: bool = False) -> ParameterKey:
         """The parameter's place in a torch_dist folder, under the names of either layer spec."""
         layer, expert = self.parts[0].layer, self.parts[0].expert
         name, leading = self.name, []
         if layer is None:
-            return Key(name)
+            return ParameterKey(name)
         if transformer_engine and expert is None:
             is_latent = shape.latent is not None
             name = transformer_engine_name(name, has_experts=shape.has_experts(layer), is_latent=is_latent)
@@ -71,7 +71,7 @@ class Parameter:
             assert shape.experts is not None
             name = _EXPERT.sub(".experts.", name, count=1)
             leading.append((expert, shape.experts.count))
-        return Key(name, tuple(leading))
+        return ParameterKey(name, tuple(leading))
 
 
 def parameters(shape: ModelShape, role: Role) -> list[Parameter]:
@@ -138,7 +138,7 @@ class MegatronWeights:
         [(placement, view)] = [found for found in views if found[0].name == name]
         return view.reshape(placement.shape)
 
-    def _find(self, parameter: Parameter) -> Key:
+    def _find(self, parameter: Parameter) -> ParameterKey:
         candidates = [
             parameter.key(self._shape, layers_alike=self.layers_alike, transformer_engine=fused)
             for fused in (False, True)

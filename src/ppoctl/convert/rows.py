@@ -22,7 +22,7 @@ class FusedPart(Enum):
     UP = "of that first product: the second half"
 
 
-class Row(NamedTuple):
+class TensorMapping(NamedTuple):
     """One Hugging Face tensor and its place in Megatron."""
 
     name: str

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-from ppoctl.convert.rows import FusedPart, Row
+from ppoctl.convert.rows import FusedPart, TensorMapping
 from ppoctl.convert.tables import layer_rows
 from ppoctl.model.shape import LatentShape, ModelShape
 
@@ -51,24 +51,24 @@ class Placement:
 
 def placements(shape: ModelShape, role: Role) -> Iterator[Placement]:
     """Places of all tensors of the model, in the order of the layers."""
-    yield _placement(Row(EMBEDDING, "embedding.word_embeddings.weight", "vocab* hidden"), shape)
+    yield _placement(TensorMapping(EMBEDDING, "embedding.word_embeddings.weight", "vocab* hidden"), shape)
     for layer in range(shape.num_layers):
         for row, expert in _expanded(layer_rows(shape, layer), shape):
             row = row._replace(
                 name=f"model.layers.{layer}.{row.name}", parameter=f"decoder.layers.{layer}.{row.parameter}"
             )
             yield _placement(row, shape, layer, expert)
-    yield _placement(Row(FINAL_NORM, "decoder.final_layernorm.weight", "hidden"), shape)
+    yield _placement(TensorMapping(FINAL_NORM, "decoder.final_layernorm.weight", "hidden"), shape)
     if role == "critic":
         # A critic is transformers' ...ForSequenceClassification with one label, a reward model one with any number.
-        yield _placement(Row(VALUE_HEAD, OUTPUT_LAYER, "labels hidden"), shape)
+        yield _placement(TensorMapping(VALUE_HEAD, OUTPUT_LAYER, "labels hidden"), shape)
     elif not shape.tied_embeddings:
-        yield _placement(Row(LM_HEAD, OUTPUT_LAYER, "vocab* hidden"), shape)
+        yield _placement(TensorMapping(LM_HEAD, OUTPUT_LAYER, "vocab* hidden"), shape)
 
 
 def tied_copy(shape: ModelShape) -> Placement:
     """Place of the copy of a tied actor's embedding on the last pipeline rank, where that is not the first."""
-    return _placement(Row(EMBEDDING, OUTPUT_LAYER, "vocab* hidden"), shape)
+    return _placement(TensorMapping(EMBEDDING, OUTPUT_LAYER, "vocab* hidden"), shape)
 
 
 def weight_names(shape: ModelShape) -> Iterator[str]:
@@ -84,7 +84,7 @@ def tensor_sizes(shape: ModelShape, layer: int) -> Iterator[int]:
         yield from numbers * (shape.experts.count if of_experts and shape.experts is not None else 1)
 
 
-def _is_of_experts(row: Row) -> bool:
+def _is_of_experts(row: TensorMapping) -> bool:
     return "{expert}" in row.name
 
 
@@ -116,7 +116,7 @@ def _latent_sizes(latent: LatentShape, heads: int) -> dict[str, int]:
     }
 
 
-def _expanded(rows: Iterable[Row], shape: ModelShape) -> Iterator[tuple[Row, int | None]]:
+def _expanded(rows: Iterable[TensorMapping], shape: ModelShape) -> Iterator[tuple[TensorMapping, int | None]]:
     """Rows of a layer with those of experts repeated for each expert, all of one before those of the next."""
     for of_experts, group in groupby(rows, key=_is_of_experts):
         if not of_experts:
@@ -126,10 +126,14 @@ def _expanded(rows: Iterable[Row], shape: ModelShape) -> Iterator[tuple[Row, int
         each = list(group)
         for expert in range(shape.experts.count):
             names = [(row.name.format(expert=expert), row.parameter.format(expert=expert)) for row in each]
-            yield from ((Row(*pair, row.dims, row.place), expert) for row, pair in zip(each, names, strict=True))
+            yield from (
+                (TensorMapping(*pair, row.dims, row.place), expert) for row, pair in zip(each, names, strict=True)
+            )
 
 
-def _placement(row: Row, shape: ModelShape, layer: int | None = None, expert: int | None = None) -> Placement:
+def _placement(
+    row: TensorMapping, shape: ModelShape, layer: int | None = None, expert: int | None = None
+) -> Placement:
     known, dims = sizes(shape), row.dims.split()
     whole = tuple(known[dim.rstrip("*")] for dim in dims)
     split = next((number for number, dim in enumerate(dims) if dim.endswith("*")), None)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ppoctl.batch.prompts import Message
-from ppoctl.data.rows import Row
+from ppoctl.data.rows import DatasetRow
 from ppoctl.errors import DataError, MissingAssetError, RecipeError, quoted
 from ppoctl.recipe.rows import SingleTable
 
@@ -20,7 +20,7 @@ class Framing:
         self.prompt_file = None if table.prompt_file is None else _prompt_file(table.prompt_file, name)
         """The text of the prompt file; None: there is none."""
 
-    def chat(self, row: Row) -> tuple[Message, ...]:
+    def chat(self, row: DatasetRow) -> tuple[Message, ...]:
         """Messages of a row: its own, or system message and question as the table frames it. Raises DataError where
         the table frames a chat that frames itself."""
         table, name = self._table, self._name

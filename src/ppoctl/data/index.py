@@ -21,7 +21,7 @@ from threading import Lock
 
 from ppoctl.data.framing import Framing
 from ppoctl.data.loaders import code_digest
-from ppoctl.data.rows import Content, Row, id_begin, question_of, single_tables, stream_contents, tables_of
+from ppoctl.data.rows import Content, DatasetRow, id_begin, question_of, single_tables, stream_contents, tables_of
 from ppoctl.errors import DataError
 from ppoctl.recipe.row_files import files_of
 from ppoctl.recipe.rows import AnyRows, DataTable, PythonRows, SingleTable, StoredRows
@@ -82,15 +82,15 @@ class RowSet:
     def __len__(self) -> int:
         return len(self.questions)
 
-    def row(self, position: int) -> Row:
+    def row(self, position: int) -> DatasetRow:
         """One row, with the name of its source, if there is a mix, among its fields."""
         question, answer, fields, place = json.loads(self.spool.read(self.contents[position]))
         id = f"{id_begin(self.name)}{position:06d}{self.id_ends[self.questions[position]]}"
         if self.source:
             fields["source"] = self.source
-        return Row(id, question_of(question), answer, place, fields)
+        return DatasetRow(id, question_of(question), answer, place, fields)
 
-    def first_rows(self) -> Iterator[Row]:
+    def first_rows(self) -> Iterator[DatasetRow]:
         """The first row of each question, in order of the questions."""
         known = 0
         for position, question in enumerate(self.questions):
@@ -98,7 +98,7 @@ class RowSet:
                 known += 1
                 yield self.row(position)
 
-    def different_rows(self) -> Iterator[tuple[Row, int]]:
+    def different_rows(self) -> Iterator[tuple[DatasetRow, int]]:
         """The first of all rows that say the same, in order, and how many say so."""
         times, known = Counter(self.contents), 0
         for position, content in enumerate(self.contents):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Share:
+class SourceShare:
     """What a source has of an epoch."""
 
     rows: int
@@ -30,7 +30,7 @@ class Share:
 class Order:
     """Order of the rows of one or several sources, which are numbered one source after another."""
 
-    shares: tuple[Share, ...]
+    shares: tuple[SourceShare, ...]
     seed: int
 
     @property

@@ -15,7 +15,7 @@ from typing import overload
 from ppoctl.batch.prompts import Prompt
 from ppoctl.data.framing import Framing
 from ppoctl.data.index import RowSet
-from ppoctl.data.rows import Row
+from ppoctl.data.rows import DatasetRow
 from ppoctl.data.template import PromptTemplate
 from ppoctl.errors import DataError
 from ppoctl.recipe.rows import SingleTable
@@ -130,7 +130,7 @@ class PromptSet(Sequence[Prompt]):
                     found[number] = len(its)
         return found
 
-    def _unsure(self) -> Iterator[tuple[int, Row, str]]:
+    def _unsure(self) -> Iterator[tuple[int, DatasetRow, str]]:
         """Number, first row and text of each question whose length its bytes do not tell."""
         for number, row in enumerate(self.rows.first_rows()):
             text = self._template.text(self._framing.chat(row), row, self._table.template_args)

@@ -21,7 +21,7 @@ from ppoctl.recipe.rows import AnyRows, DataTable, Gsm8kRows, MixRows, PythonRow
 
 
 @dataclass(frozen=True)
-class Row:
+class DatasetRow:
     """One question and what the dataset knows of its answer."""
 
     id: str
@@ -89,12 +89,12 @@ def single_tables(table: AnyRows, *, name: str) -> dict[str, tuple[str, SingleTa
     return {source: (f"{inside}{source}", single) for source, single in sources_of(table).items()}
 
 
-def read_rows(table: SingleTable, *, name: str) -> list[Row]:
+def read_rows(table: SingleTable, *, name: str) -> list[DatasetRow]:
     """Rows of one dataset, in file order. Raises what `stream_rows` raises."""
     return list(stream_rows(table, name=name))
 
 
-def stream_rows(table: SingleTable, *, name: str) -> Iterator[Row]:
+def stream_rows(table: SingleTable, *, name: str) -> Iterator[DatasetRow]:
     """Rows of one dataset, one at a time, in file order. `name` is its key below `data`.
 
     Raises MissingAssetError where there is no file, RecipeError on one of another format, and DataError on a file
@@ -104,7 +104,7 @@ def stream_rows(table: SingleTable, *, name: str) -> Iterator[Row]:
     begin = id_begin(name)
     for number, content in enumerate(stream_contents(table, name=name)):
         id = f"{begin}{number:06d}{content.id_end}"
-        yield Row(id, content.question, content.answer, content.place, content.fields)
+        yield DatasetRow(id, content.question, content.answer, content.place, content.fields)
 
 
 def stream_contents(table: SingleTable, *, name: str) -> Iterator[Content]:

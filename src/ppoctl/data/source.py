@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from ppoctl.batch.prompts import Prompt, Prompts
 from ppoctl.data.index import RowSet, digest_of, read_set
-from ppoctl.data.order import Order, Share
+from ppoctl.data.order import Order, SourceShare
 from ppoctl.data.prompt_set import Counts, Mixed, PromptSet
 from ppoctl.data.rows import require_enough, require_in_an_epoch, single_tables, tables_of
 from ppoctl.data.template import PromptTemplate
@@ -30,7 +30,7 @@ class PromptSource:
     """Numbers of rows by the keys of their tables: `data.train`, `data.eval.NAME`, `data.train.sources.NAME`."""
     rows: Mapping[str, tuple[RowSet, ...]] = field(default_factory=dict)
     """Rows of each set's sources, read and not rendered: of `data.train`, `data.eval.NAME`."""
-    shares: tuple[Share, ...] = ()
+    shares: tuple[SourceShare, ...] = ()
     """Shares of the training set's sources; empty: it has one."""
 
     @classmethod
@@ -59,7 +59,7 @@ class PromptSource:
             },
             counts={f"data.{each.rows.name}": each.counts for inside in sets.values() for each in inside.values()},
             rows={f"data.{name}": tuple(each.rows for each in inside.values()) for name, inside in sets.items()},
-            shares=tuple(Share(len(each), each.weight) for each in sets["train"].values()),
+            shares=tuple(SourceShare(len(each), each.weight) for each in sets["train"].values()),
         )
         for each in sets["train"].values():
             require_in_an_epoch(each.rows.name, len(each), each.weight)
@@ -69,7 +69,7 @@ class PromptSource:
     @property
     def order(self) -> Order:
         """Order in which the training set's rows come."""
-        return Order(self.shares or (Share(len(self.train)),), self.seed)
+        return Order(self.shares or (SourceShare(len(self.train)),), self.seed)
 
     def prompts_for(self, step: int) -> Prompts:
         """Prompts of one step, counted from 1. Ids are unique within a step: a prompt that comes twice (before and

@@ -18,7 +18,7 @@ from typing import Any
 
 from ppoctl.batch.prompts import Message
 from ppoctl.data.framing import Framing
-from ppoctl.data.rows import Row
+from ppoctl.data.rows import DatasetRow
 from ppoctl.errors import DataError, EnvironmentProblemError
 from ppoctl.recipe.rows import SingleTable
 
@@ -78,7 +78,7 @@ class PromptTemplate:
         parts = json.dumps([core, sorted(special.items()), self._chat_template])
         return hashlib.sha256(parts.encode()).hexdigest()
 
-    def render(self, rows: Sequence[Row], table: SingleTable, *, name: str) -> list[Rendered]:
+    def render(self, rows: Sequence[DatasetRow], table: SingleTable, *, name: str) -> list[Rendered]:
         """Render rows in order. `name` is the dataset's key below `data`.
 
         Raises what `Framing.chat` raises, and DataError where the template refuses a row.
@@ -89,7 +89,7 @@ class PromptTemplate:
         told = zip(chats, texts, self.token_ids(texts), strict=True)
         return [Rendered(chat, text, ids) for chat, text, ids in told]
 
-    def text(self, chat: Sequence[Message], row: Row, arguments: Mapping[str, object]) -> str:
+    def text(self, chat: Sequence[Message], row: DatasetRow, arguments: Mapping[str, object]) -> str:
         """The chat as text, with what opens the assistant's turn. Raises DataError where the template refuses it."""
         if self._chat_template is None:
             return "\n\n".join(message.content for message in chat)
@@ -152,7 +152,7 @@ class PromptTemplate:
         return getattr(self._tokenizer, "chat_template", None)
 
 
-def refused(row: Row, error: Exception) -> DataError:
+def refused(row: DatasetRow, error: Exception) -> DataError:
     """The error for a row that the model's chat template does not take."""
     return DataError(
         f"the model's chat template refuses row `{row.id}` ({row.place}): {error}",

@@ -11,7 +11,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from ppoctl.device import VISIBLE
 from ppoctl.doctor.finding import Finding, ok, refused, warning, wrong
-from ppoctl.doctor.machine import Machine
+from ppoctl.doctor.machine import HostInfo
 from ppoctl.errors import PpoctlError, quoted, without_secrets
 from ppoctl.http_client import Connection, connected, time_limit
 from ppoctl.preflight.check import check
@@ -41,7 +41,7 @@ class Asked:
         return None if is_one_process(self.recipe) else self.recipe.cluster.ray_address
 
 
-def model(asked: Asked, here: Machine) -> Iterator[Finding]:
+def model(asked: Asked, here: HostInfo) -> Iterator[Finding]:
     """Whether model and tokenizer are here and can be trained. Rows of data are left to `validate`, which reads them
     all."""
     device = "gpu" if here.gpus else "cpu"
@@ -52,7 +52,7 @@ def model(asked: Asked, here: Machine) -> Iterator[Finding]:
         yield ok("model", f"`{asked.recipe.model.path}`, with its tokenizer")
 
 
-def layout(asked: Asked, here: Machine) -> Finding:
+def layout(asked: Asked, here: HostInfo) -> Finding:
     """Whether there are GPUs enough for the layout."""
     needed, found = devices(asked.recipe), len(here.gpus)
     if asked.joins is not None:
@@ -66,7 +66,7 @@ def layout(asked: Asked, here: Machine) -> Finding:
     return ok("layout", f"{needed} of {found} GPUs")
 
 
-def memory(asked: Asked, here: Machine) -> Finding:
+def memory(asked: Asked, here: HostInfo) -> Finding:
     """Whether the run fits, as `plan --here` says; nodes of a Ray that is joined are not judged from here."""
     if asked.joins is not None:
         return ok("memory", f"not judged from here: ppoctl train asks the Ray at `{asked.joins}`")

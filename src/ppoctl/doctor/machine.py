@@ -29,7 +29,7 @@ class TorchBuild:
 
 
 @dataclass(frozen=True)
-class Machine:
+class HostInfo:
     """A machine, as far as the checks ask."""
 
     driver: nvml.Driver | nvml.NoDriver
@@ -65,9 +65,9 @@ class Machine:
         return device.hides_all(self.environ.get(device.VISIBLE))
 
 
-def this_machine() -> Machine:
+def this_machine() -> HostInfo:
     """The machine of this process."""
-    return Machine(
+    return HostInfo(
         driver=nvml.look(),
         torch=_torch_build(),
         view=cache(device.seen_by_torch),

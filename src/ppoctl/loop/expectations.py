@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppoctl.errors import ExpectationError
 from ppoctl.metrics import reported
-from ppoctl.store.journal import Line
+from ppoctl.store.journal import JournalLine
 from ppoctl.store.layout import RunLayout
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Ended:
     """How a run stands after an attempt that ended in order."""
 
     layout: RunLayout
-    lines: list[Line]
+    lines: list[JournalLine]
     verdicts: list[ExpectationResult]
 
 

@@ -53,7 +53,7 @@ class Health(Protocol):
 
 
 @dataclass(frozen=True)
-class Job:
+class RunContext:
     """Everything the loop needs, wired."""
 
     layout: RunLayout
@@ -77,7 +77,7 @@ class Job:
     say: Callable[[str], None]
 
 
-def run(job: Job) -> None:
+def run(job: RunContext) -> None:
     """Do what is left of the run. Raises HealthStopError when a rule with `action = "stop"` is broken,
     FinishedShortError when not all steps are on disk at the end, and whatever error stopped a stage; everything
     committed stays. States in flight are committed when the run ends or is asked to stop, and those in memory are
@@ -96,7 +96,7 @@ def run(job: Job) -> None:
     job.retention.drop_all_kept_at_stop()
 
 
-def _require_the_last_step(job: Job) -> None:
+def _require_the_last_step(job: RunContext) -> None:
     """The plan against what is on disk: a run that did too little must not look like one that did all."""
     reached, planned = last_saved(job), job.recipe.steps
     if reached < planned:
@@ -106,7 +106,7 @@ def _require_the_last_step(job: Job) -> None:
         )
 
 
-def last_saved(job: Job) -> int:
+def last_saved(job: RunContext) -> int:
     """The newest step with the states of all roles saved; 0: none."""
     return max(saved_steps(job.layout, job.outlines.roles), default=0)
 
@@ -120,7 +120,7 @@ class Done:
     carry: Carry
 
 
-def _do_steps(job: Job, done: Done) -> None:
+def _do_steps(job: RunContext, done: Done) -> None:
     step, states, carry = done.step, done.states, done.carry
     # Up to the saved step, not further: what is run again after it is judged again.
     job.health.replay(job.journal.history(up_to=step))
@@ -139,7 +139,7 @@ def _do_steps(job: Job, done: Done) -> None:
         done.step, done.states, done.carry = step, states, carry
 
 
-def _save_at_stop(job: Job, done: Done) -> None:
+def _save_at_stop(job: RunContext, done: Done) -> None:
     """Save what is in memory: as states of the last step where all engines are at it, so that the run goes on from
     there; what an engine is at within a step by itself, for the next attempt to load instead of replaying. A disk
     that does not take it, or an engine that cannot, changes nothing about the stop."""
@@ -156,7 +156,7 @@ def _save_at_stop(job: Job, done: Done) -> None:
         job.say(f"what is in memory could not be saved: {error}")
 
 
-def start_point(job: Job) -> tuple[int, dict[str, State], Carry]:
+def start_point(job: RunContext) -> tuple[int, dict[str, State], Carry]:
     """The newest step with the states of all roles saved, or the beginning."""
     step = last_saved(job)
     if step == 0:
@@ -170,12 +170,12 @@ def _used_by(outcome: Outcome) -> dict[str, str]:
     return {role: state.lineage[:16] for role, state in outcome.states.items()}
 
 
-def _evaluate(job: Job, step: int, actor: State) -> None:
+def _evaluate(job: RunContext, step: int, actor: State) -> None:
     if evaluates(job.recipe, step):
         job.once.at(step)(job.evaluate(step), actor)
 
 
-def _judge_and_save(job: Job, step: int, states: Mapping[str, State], carry: Carry) -> None:
+def _judge_and_save(job: RunContext, step: int, states: Mapping[str, State], carry: Carry) -> None:
     figures = job.journal.figures(step)
     verdicts = job.health.judge(step, figures)
     for verdict in verdicts:
@@ -196,16 +196,16 @@ def _judge_and_save(job: Job, step: int, states: Mapping[str, State], carry: Car
     job.retention.apply()
 
 
-def _recorded(job: Job, step: int) -> Recorded:
+def _recorded(job: RunContext, step: int) -> Recorded:
     return Recorded(job.journal.seq, job.ledger.end_of(step))
 
 
-def _save(job: Job, done: Done, lines: Recorded, *, healthy: bool) -> None:
+def _save(job: RunContext, done: Done, lines: Recorded, *, healthy: bool) -> None:
     for state in done.states.values():
         job.states.save(state, done.carry, job.journal.figures(done.step), lines, healthy=healthy)
 
 
-def _after_health_stop(job: Job) -> str:
+def _after_health_stop(job: RunContext) -> str:
     """How to go on: from the last healthy states, or from those that were saved as the rule stopped the run."""
     healthy = healthy_steps(job.layout, job.outlines.roles)
     resume = resume_command(job.layout.root)
@@ -215,14 +215,14 @@ def _after_health_stop(job: Job) -> str:
     return f"go on from the last healthy states: {back}; from the present ones: {resume}"
 
 
-def _keeping_best(job: Job, step: int, stages: Stages) -> Stages:
+def _keeping_best(job: RunContext, step: int, stages: Stages) -> Stages:
     """The stages of a step that keep the actor it was drawn from, where its figures are the best so far."""
     if not _is_measured_before_the_update(job, step):
         return stages
     return replace(stages, actor_update=_BestBefore(stages.actor_update, job, step))
 
 
-def _is_measured_before_the_update(job: Job, step: int) -> bool:
+def _is_measured_before_the_update(job: RunContext, step: int) -> bool:
     """Whether the metric of the best state is of the actor that the step began with, and an update leads away from
     it: figures of training are; an evaluation is of the actor that the step made."""
     best = job.recipe.checkpoint.best
@@ -236,7 +236,7 @@ class _BestBefore:
     nothing: all that measures it is committed by then, and afterwards its weights are gone."""
 
     update: Stage[State]
-    job: Job
+    job: RunContext
     step: int
 
     @property
@@ -254,7 +254,7 @@ class _BestBefore:
         return self.update.run(actor, *inputs)
 
 
-def _save_best(job: Job, actor: State, figures: Mapping[str, float]) -> None:
+def _save_best(job: RunContext, actor: State, figures: Mapping[str, float]) -> None:
     """Keep the weights of the actor that the figures are of, if they are among the best so far."""
     best = job.best
     if best is not None and best.metric in figures:

@@ -21,7 +21,7 @@ class From:
         return self.read(*(config.get(field) for field in self.fields))
 
 
-class Record(From):
+class NestedFields(From):
     """A field of `ModelShape` that is a record of its own, read field by field."""
 
     def __init__(self, make: Callable[..., Any], reads: Mapping[str, From]) -> None:

@@ -9,7 +9,7 @@ from ppoctl.data.framing import Framing
 from ppoctl.data.index import Counted, RowSet, read_set
 from ppoctl.data.light_tokenizer import light_tokenizer
 from ppoctl.data.prompt_set import PromptSet
-from ppoctl.data.rows import Row, require_enough, require_in_an_epoch, single_tables
+from ppoctl.data.rows import DatasetRow, require_enough, require_in_an_epoch, single_tables
 from ppoctl.data.template import PromptTemplate, refused
 from ppoctl.errors import DataError, EnvironmentProblemError
 from ppoctl.recipe.row_files import in_an_epoch
@@ -78,7 +78,7 @@ def _how_to_name(table: AnyRows, name: str) -> str:
     return f"; if they have: --set data.{name}.answer=COLUMN" if names_none else ""
 
 
-def _require_rendered(template: ChatTemplate, chat: tuple[Message, ...], row: Row, table: SingleTable) -> None:
+def _require_rendered(template: ChatTemplate, chat: tuple[Message, ...], row: DatasetRow, table: SingleTable) -> None:
     try:
         text = template.render(chat, table.template_args)
         last = Message(chat[-1].role, f"{chat[-1].content} Or not?")

@@ -59,4 +59,4 @@ class MonteCarloAdvantages(Table):
     """Shift and scale advantages to zero mean and unit variance over all counted tokens of the step."""
 
 
-Advantages = Annotated[GaeAdvantages | MonteCarloAdvantages, Field(discriminator="kind")]
+AdvantagesTable = Annotated[GaeAdvantages | MonteCarloAdvantages, Field(discriminator="kind")]

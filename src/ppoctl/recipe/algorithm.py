@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Tag
 
-from ppoctl.recipe.advantages import Advantages, GaeAdvantages
-from ppoctl.recipe.correction import AboveOne, Correction, NoCorrection, NoRejection, Rejection
+from ppoctl.recipe.advantages import AdvantagesTable, GaeAdvantages
+from ppoctl.recipe.correction import AboveOne, CorrectionTable, NoCorrection, NoRejection, Rejection
 from ppoctl.recipe.kl import Kl, NoKl
-from ppoctl.recipe.losses import ClippedLoss, OldLogprobs, PolicyLoss, ValueLossTable
+from ppoctl.recipe.losses import AnyPolicyLossTable, ClippedLoss, OldLogprobs, ValueLossTable
 from ppoctl.recipe.optimizer import OptimizerTable
 from ppoctl.table import RESULTS, SPEED, AtLeastOne, NotNegative, Table
 from ppoctl.table import ParallelTable as ParallelTable
@@ -45,7 +45,7 @@ class PpoTable(Table):
     """
     critic_only_steps: Annotated[int, RESULTS, NotNegative] = 0
     """Number of first steps in which only the critic trains."""
-    advantages: Advantages = GaeAdvantages(kind="gae")
+    advantages: AdvantagesTable = GaeAdvantages(kind="gae")
     """How rewards and values become advantages."""
     truncated: Annotated[Literal["terminal", "bootstrap", "filter"], RESULTS] = "terminal"
     """How a response that reached the length limit counts. terminal: as if it had ended there; bootstrap: its return
@@ -57,7 +57,7 @@ class PpoTable(Table):
     """
     kl: Kl = NoKl(place="none")
     """Penalty for moving away from the reference model."""
-    policy_loss: PolicyLoss = ClippedLoss()
+    policy_loss: AnyPolicyLossTable = ClippedLoss()
     """Loss of the actor."""
     old_logprobs: Annotated[OldLogprobs, RESULTS] = "trainer"
     """Whose log-probs of the drawn tokens are the old ones, which ratios are taken to. trainer: the actor's, by a
@@ -71,7 +71,7 @@ class PpoTable(Table):
     Figures: mismatch/gap_k3, policy/ratio_mean"""
     value_loss: ValueLossTable = ValueLossTable()
     """Loss of the critic."""
-    rollout_correction: Correction = NoCorrection(kind="none")
+    rollout_correction: CorrectionTable = NoCorrection(kind="none")
     """Correction of the gap between the sampler's and the trainer's log-probs: what tokens weigh in the actor's
     loss."""
     rollout_rejection: Rejection = NoRejection(kind="none")

@@ -106,7 +106,7 @@ class SequenceMask(Table):
     """Whether the weights are divided by their mean over what is left of the step, so that they average 1."""
 
 
-Correction = Annotated[
+CorrectionTable = Annotated[
     NoCorrection | TruncatedImportance | TruncatedSequenceImportance | IcePop | SequenceMask,
     Field(discriminator="kind"),
 ]

@@ -190,7 +190,7 @@ def _in(value: Any, key: KeyPath, path: KeyPath) -> Any:
     return value
 
 
-def _off(found: foreign.Answer, value: Any) -> str:
+def _off(found: foreign.KeyAnswer, value: Any) -> str:
     """The end of the sentence where the value is false or 0, and what it switches off is off here by default."""
     if not found.ours or isinstance(value, Mapping) or value != 0:
         return ""

@@ -24,7 +24,7 @@ OTHERS = "other systems"
 
 
 @dataclass(frozen=True)
-class Row:
+class KeyMapping:
     """One line of the table: a key of another system under each name it has, and what it is here."""
 
     system: str
@@ -59,12 +59,12 @@ class System:
     about: str
     prefixes: tuple[str, ...]
     """Beginnings of keys that may be left out: those of roles."""
-    rows: tuple[Row, ...]
+    rows: tuple[KeyMapping, ...]
     unused: tuple[Unused, ...]
 
 
 @dataclass(frozen=True)
-class Answer:
+class KeyAnswer:
     """What one key of another system is here."""
 
     system: str
@@ -98,7 +98,7 @@ def systems() -> tuple[System, ...]:
     return tuple(_system(tomllib.loads((FOLDER / f"{name}.toml").read_text("utf-8"))) for name in _FILES)
 
 
-def find(path: KeyPath) -> tuple[Answer, ...]:
+def find(path: KeyPath) -> tuple[KeyAnswer, ...]:
     """The answer of each system that has a key that is not ours: as it is written, by a row or a pattern; where none
     has it so, without the prefix of a role."""
     written = ".".join(path)
@@ -106,10 +106,10 @@ def find(path: KeyPath) -> tuple[Answer, ...]:
     return tuple(found or [index.of_role[written] for index in _indices() if written in index.of_role])
 
 
-def nearest(path: KeyPath) -> Answer | None:
+def nearest(path: KeyPath) -> KeyAnswer | None:
     """The answer to the key with the most names, from the last, in common with a key that no system has, and of these
     one that has no other names; None where there is none, or such keys have several answers."""
-    best, found = (1, False), list[Answer]()
+    best, found = (1, False), list[KeyAnswer]()
     for answer in (answer for index in _indices() for answer in index.whole.values()):
         their = answer.theirs.split(".")
         number = _in_common(path, their)
@@ -132,13 +132,13 @@ def matches(written: str, pattern: str) -> bool:
 class _Index:
     """The answers of one system."""
 
-    whole: dict[str, Answer]
-    of_role: dict[str, Answer]
+    whole: dict[str, KeyAnswer]
+    of_role: dict[str, KeyAnswer]
     """Keys without the prefix of a role; what several roles have is one answer with the keys of all."""
-    patterns: list[Answer]
+    patterns: list[KeyAnswer]
     """Those of rows for all keys below one, then those of the lists of what has no meaning here."""
 
-    def pattern(self, written: str) -> Answer | None:
+    def pattern(self, written: str) -> KeyAnswer | None:
         """The answer of the first pattern that stands for a key."""
         return next((answer for answer in self.patterns if matches(written, answer.theirs)), None)
 
@@ -152,7 +152,7 @@ def _index(system: System) -> _Index:
     found = _Index({}, {}, [])
     for row in system.rows:
         for their, ours in zip(row.theirs, row.ours, strict=True):
-            answer = Answer(system.name, their, ours, row.note)
+            answer = KeyAnswer(system.name, their, ours, row.note)
             if their.endswith(BELOW):
                 found.patterns.append(answer)
                 continue
@@ -160,7 +160,9 @@ def _index(system: System) -> _Index:
             for bare in [their.removeprefix(f"{role}.") for role in system.prefixes if their.startswith(f"{role}.")]:
                 others = found.of_role[bare].ours if bare in found.of_role else ()
                 found.of_role[bare] = replace(answer, ours=tuple(dict.fromkeys(others + ours)))
-    found.patterns.extend(Answer(system.name, key, (), unused.why) for unused in system.unused for key in unused.keys)
+    found.patterns.extend(
+        KeyAnswer(system.name, key, (), unused.why) for unused in system.unused for key in unused.keys
+    )
     return found
 
 
@@ -185,12 +187,12 @@ def _system(table: dict[str, Any]) -> System:
     return System(table["name"], table["version"], about, prefixes, tuple(_rows(table, roles)), unused)
 
 
-def _rows(table: dict[str, Any], roles: dict[str, str]) -> Iterator[Row]:
+def _rows(table: dict[str, Any], roles: dict[str, str]) -> Iterator[KeyMapping]:
     for key, row in table["keys"].items():
         ours = [name for name in row.get("is", "").split(", ") if name]
         # For each role its name there and here; a key that no role has is told as it is.
         here = tuple(tuple(name.replace(_ROLE, role) for name in ours) for role in _roles_of(key, roles).values())
-        yield Row(table["name"], tuple(_for_roles(key, roles)), here, row.get("note", ""))
+        yield KeyMapping(table["name"], tuple(_for_roles(key, roles)), here, row.get("note", ""))
 
 
 def _for_roles(key: str, roles: dict[str, str]) -> list[str]:

@@ -96,13 +96,13 @@ def _tag_line(choice: tree.Choice, path: KeyPath, default: BaseModel | None) -> 
     return KeyLine(".".join(path), "", " | ".join(f'"{name}"' for name in keys), value, "", effect, meaning)
 
 
-def _default(key: tree.Key, table: BaseModel | None) -> Any:
+def _default(key: tree.RecipeKey, table: BaseModel | None) -> Any:
     if table is not None:
         return getattr(table, key.attribute)
     return REQUIRED if key.required else key.default
 
 
-def key_line(path: KeyPath, key: tree.Key, value: Any) -> KeyLine:
+def key_line(path: KeyPath, key: tree.RecipeKey, value: Any) -> KeyLine:
     """The line of a key with one value, whose default is `value`."""
     default = REQUIRED if key.required and value is REQUIRED else as_toml(value)
     effect = key.effect.value if key.effect else ""
@@ -125,7 +125,7 @@ def _type(annotation: Any) -> str:
     return {bool: "true | false", int: "whole number", float: "number", str: "text", Any: "any value"}[annotation]
 
 
-def _range(key: tree.Key) -> str:
+def _range(key: tree.RecipeKey) -> str:
     """The bounds that pydantic holds a key to, beyond its type."""
     words = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
     parts = []

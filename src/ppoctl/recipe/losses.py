@@ -6,13 +6,13 @@ from pydantic import Discriminator, Field, Tag
 
 from ppoctl.table import RESULTS, KindOr, NotNegative, Positive, Table
 
-Aggregation = Literal["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "fixed_length"]
+AggregationName = Literal["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "fixed_length"]
 
 
 class PolicyLossTable(Table):
     """What the kinds of policy loss share."""
 
-    aggregation: Annotated[Aggregation, RESULTS] = "token_mean"
+    aggregation: Annotated[AggregationName, RESULTS] = "token_mean"
     """How the losses of tokens (the kind's own, the entropy bonus, KL in the loss) become one number.
     token_mean: their mean, so that long responses weigh more. sequence_mean_token_mean: the mean over sequences of
     each one's mean. sequence_mean_token_sum: the mean over sequences of each one's sum. fixed_length: of each one's
@@ -85,7 +85,7 @@ class GspoLoss(PolicyLossTable):
     sequence's ratio, so that all its tokens move by its mean advantage (eq. 5-7). They differ where the tokens of a
     response have different advantages, as a critic's have.
     Default of: verl; sequence is NeMo-RL's."""
-    aggregation: Annotated[Aggregation, RESULTS] = "sequence_mean_token_mean"
+    aggregation: Annotated[AggregationName, RESULTS] = "sequence_mean_token_mean"
     """How the losses of tokens become one number, with the same choice as for the other kinds.
     Default of: the paper, eq. 5."""
 
@@ -119,7 +119,7 @@ class ReinforceLoss(PolicyLossTable):
     """The plain policy gradient (NeMo-RL's disable_ppo_ratio)."""
 
 
-PolicyLoss = Annotated[
+AnyPolicyLossTable = Annotated[
     Annotated[ClippedLoss, Tag("clip")]
     | Annotated[GspoLoss, Tag("gspo")]
     | Annotated[CispoLoss, Tag("cispo")]
@@ -146,7 +146,7 @@ class ValueLossTable(Table):
     """New values are clipped to old value +- clip, and the larger error counts; absent: off."""
     scale: Annotated[float, RESULTS, Positive] = 1.0
     """Factor of the value loss."""
-    aggregation: Annotated[Aggregation, RESULTS] = "token_mean"
+    aggregation: Annotated[AggregationName, RESULTS] = "token_mean"
     """How the losses of tokens become one number, over a whole minibatch. token_mean: the mean over all counted
     tokens. sequence_mean_token_mean: the mean over sequences of each one's mean. sequence_mean_token_sum: the mean
     over sequences of each one's sum. fixed_length: of each one's sum divided by rollout.max_new_tokens. Sequences in

@@ -37,7 +37,7 @@ def _table(table: tree.TableNode, written: Mapping[str, Any], path: KeyPath, wro
     return made
 
 
-def _rewritten(key: tree.Key, value: Any) -> Any:
+def _rewritten(key: tree.RecipeKey, value: Any) -> Any:
     """The value that the key's own validators make of what is written; None where they make it absent."""
     for each in key.field.metadata:
         if isinstance(each, BeforeValidator):
@@ -45,7 +45,7 @@ def _rewritten(key: tree.Key, value: Any) -> Any:
     return value
 
 
-def _is_value(key: tree.Key) -> bool:
+def _is_value(key: tree.RecipeKey) -> bool:
     return isinstance(key.node, tree.Leaf) or key.each is not None
 
 
@@ -53,7 +53,7 @@ def _is_within(path: KeyPath, wrong: set[KeyPath]) -> bool:
     return any(found[: len(path)] == path for found in wrong)
 
 
-def _keep(usable: dict[str, Any], absent: list[str], key: tree.Key, value: Any) -> None:
+def _keep(usable: dict[str, Any], absent: list[str], key: tree.RecipeKey, value: Any) -> None:
     if value is None:
         absent.append(key.attribute)
     else:

@@ -17,7 +17,7 @@ from ppoctl.recipe.algorithm import ParallelTable as ParallelTable
 from ppoctl.recipe.algorithm import PpoTable as PpoTable
 from ppoctl.recipe.algorithm import Recompute as Recompute
 from ppoctl.recipe.algorithm import TrainedTable as TrainedTable
-from ppoctl.recipe.correction import Correction as Correction
+from ppoctl.recipe.correction import CorrectionTable as CorrectionTable
 from ppoctl.recipe.correction import IcePop as IcePop
 from ppoctl.recipe.correction import NoCorrection as NoCorrection
 from ppoctl.recipe.correction import RatioRejection as RatioRejection
@@ -31,10 +31,10 @@ from ppoctl.recipe.kl import Kl as Kl
 from ppoctl.recipe.kl import KlInLoss as KlInLoss
 from ppoctl.recipe.kl import KlInReward as KlInReward
 from ppoctl.recipe.kl import NoKl as NoKl
+from ppoctl.recipe.losses import AnyPolicyLossTable as AnyPolicyLossTable
 from ppoctl.recipe.losses import CispoLoss as CispoLoss
 from ppoctl.recipe.losses import ClippedLoss as ClippedLoss
 from ppoctl.recipe.losses import GspoLoss as GspoLoss
-from ppoctl.recipe.losses import PolicyLoss as PolicyLoss
 from ppoctl.recipe.losses import ReinforceLoss as ReinforceLoss
 from ppoctl.recipe.losses import ValueLossTable as ValueLossTable
 from ppoctl.recipe.optimizer import OptimizerTable as OptimizerTable

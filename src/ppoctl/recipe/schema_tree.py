@@ -28,7 +28,7 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class Key:
+class RecipeKey:
     """One key that a person may write in a table."""
 
     attribute: str
@@ -43,7 +43,7 @@ class Key:
         return next((item for item in self.field.metadata if isinstance(item, Effect)), None)
 
     @property
-    def each(self) -> "Key | None":
+    def each(self) -> "RecipeKey | None":
         """The key of a single value where a person chooses the names of values (`dict[str, str]`); else None."""
         is_named = isinstance(self.node, NamedTables) and isinstance(self.node.each, Leaf)
         return replace(self, node=self.node.each) if is_named and isinstance(self.node, NamedTables) else None
@@ -73,7 +73,7 @@ class TableNode:
     """A table with known keys."""
 
     model: type[BaseModel]
-    keys: Mapping[str, Key]
+    keys: Mapping[str, RecipeKey]
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def of(model: type[BaseModel]) -> TableNode:
     keys = {}
     for attribute, field in model.model_fields.items():
         discriminator = field.discriminator or _discriminator(field.metadata)
-        keys[field.alias or attribute] = Key(attribute, field, _node(field.annotation, discriminator))
+        keys[field.alias or attribute] = RecipeKey(attribute, field, _node(field.annotation, discriminator))
     return TableNode(model, keys)
 
 
@@ -170,7 +170,7 @@ def allowed(annotation: Any) -> tuple[Any, ...]:
     return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
-def walk(node: Node, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Key]]:
+def walk(node: Node, path: KeyPath = ()) -> Iterator[tuple[KeyPath, RecipeKey]]:
     """Every key of every alternative, tables included, in the order of the schema."""
     if isinstance(node, TableNode):
         for name, key in node.keys.items():
@@ -185,7 +185,7 @@ def walk(node: Node, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Key]]:
         yield from walk(node.each, (*path, ANY_NAME))
 
 
-def keys_at(node: Node, path: KeyPath) -> list[Key]:
+def keys_at(node: Node, path: KeyPath) -> list[RecipeKey]:
     """Keys at a path, one of each alternative that has it; any name fits where a person chooses names."""
     if not path:
         return []
@@ -206,7 +206,7 @@ class Value:
     """One value of a recipe."""
 
     path: KeyPath
-    key: Key
+    key: RecipeKey
     value: Any
     usual: Any
     """The value where the key is not written: the default of the table around it, or, where that is another table or

@@ -8,7 +8,7 @@ from typing import Any
 
 from ppoctl.errors import EnvironmentProblemError
 from ppoctl.report import curves, samples, spent
-from ppoctl.report.events import ATTEMPTS, Event, attempt_rows, changes, events
+from ppoctl.report.events import ATTEMPTS, ChartEvent, attempt_rows, changes, events
 from ppoctl.report.head import head
 from ppoctl.report.reading import ReadRun
 from ppoctl.report.recipe_keys import as_text, side_by_side
@@ -87,7 +87,7 @@ def _samples(runs: Sequence[ReadRun], steps: int) -> tuple[list[Json], list[str]
     return sets, troubles
 
 
-def _marks(number: int, found: Sequence[Event]) -> list[Json]:
+def _marks(number: int, found: Sequence[ChartEvent]) -> list[Json]:
     return [{"run": number, "at": event.at, "kind": event.kind, "text": event.text} for event in found]
 
 

@@ -19,7 +19,7 @@ DONE = ("finished", "unmet")
 
 
 @dataclass(frozen=True)
-class Event:
+class ChartEvent:
     """Something that the charts mark."""
 
     at: float
@@ -28,13 +28,13 @@ class Event:
     text: str
 
 
-def events(run: ReadRun, attempts: Sequence[Mapping[str, Any]]) -> list[Event]:
+def events(run: ReadRun, attempts: Sequence[Mapping[str, Any]]) -> list[ChartEvent]:
     """Everything that the charts of a run mark, in the order of steps."""
     found = [*_of_attempts(run, attempts), *_changes(run), *_alarms(run)]
     return sorted(found, key=lambda event: (event.at, event.kind, event.text))
 
 
-def _of_attempts(run: ReadRun, attempts: Sequence[Mapping[str, Any]]) -> list[Event]:
+def _of_attempts(run: ReadRun, attempts: Sequence[Mapping[str, Any]]) -> list[ChartEvent]:
     found = []
     for attempt in attempts:
         steps = steps_of(run, attempt["attempt"])
@@ -42,9 +42,9 @@ def _of_attempts(run: ReadRun, attempts: Sequence[Mapping[str, Any]]) -> list[Ev
             continue
         name = f"attempt {attempt['attempt']}"
         if attempt["attempt"] != attempts[0]["attempt"]:
-            found.append(Event(steps[0] - 0.5, "resume", f"{name} goes on with step {steps[0]}"))
+            found.append(ChartEvent(steps[0] - 0.5, "resume", f"{name} goes on with step {steps[0]}"))
         if attempt["status"] not in (*DONE, "running"):
-            found.append(Event(steps[-1] + 0.5, "stop", f"{name} ends in step {steps[-1]}: {attempt['status']}"))
+            found.append(ChartEvent(steps[-1] + 0.5, "stop", f"{name} ends in step {steps[-1]}: {attempt['status']}"))
     return found
 
 
@@ -53,9 +53,9 @@ def steps_of(run: ReadRun, attempt: int) -> list[int]:
     return sorted({int(line["step"]) for line in run.lines if line.get("attempt") == attempt and "stage" in line})
 
 
-def _changes(run: ReadRun) -> list[Event]:
+def _changes(run: ReadRun) -> list[ChartEvent]:
     return [
-        Event(start - 0.5, "change", f"from step {start}: {key} {toml(before)} -> {toml(after)}")
+        ChartEvent(start - 0.5, "change", f"from step {start}: {key} {toml(before)} -> {toml(after)}")
         for start, key, before, after in changes(run)
     ]
 
@@ -68,7 +68,7 @@ def changes(run: ReadRun) -> list[tuple[int, str, Any, Any]]:
     ]
 
 
-def _alarms(run: ReadRun) -> list[Event]:
+def _alarms(run: ReadRun) -> list[ChartEvent]:
     """What the health rules say; alarms of one bound in steps that follow each other are one."""
     last: dict[str, list[HealthAlarm]] = {}
     stretches: list[list[HealthAlarm]] = []
@@ -78,7 +78,7 @@ def _alarms(run: ReadRun) -> list[Event]:
             stretch = last[alarm.key] = []
             stretches.append(stretch)
         stretch.append(alarm)
-    return [Event(each[0].step, "health", _told(each)) for each in stretches]
+    return [ChartEvent(each[0].step, "health", _told(each)) for each in stretches]
 
 
 def _judged(run: ReadRun) -> Iterator[HealthAlarm]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ppoctl.loop.expectations import history
 from ppoctl.store import run_dir
-from ppoctl.store.journal import Line, read_lines
+from ppoctl.store.journal import JournalLine, read_lines
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.outline import Outlines, outlines_of
 
@@ -24,7 +24,7 @@ class ReadRun:
     facts: Mapping[str, Any]
     recipes: Mapping[int, Mapping[str, Any]]
     """Resolved recipes by the first step they hold for."""
-    lines: Sequence[Line]
+    lines: Sequence[JournalLine]
     series: History
     outlines: Outlines
 
@@ -34,7 +34,7 @@ class ReadRun:
         return self.recipes[max(self.recipes)]
 
     @property
-    def stage_lines(self) -> list[Line]:
+    def stage_lines(self) -> list[JournalLine]:
         """The journal's line of every stage of every step; of one that was made again, the later."""
         counting = {(line["step"], line["stage"]): line for line in self.lines if "stage" in line}
         return sorted(counting.values(), key=lambda line: int(line["seq"]))

@@ -82,7 +82,7 @@ class ReferenceMoments(Table):
     """Subtract the mean of the first step whose rewards differ before dividing."""
 
 
-Moments = Annotated[NoMoments | RunningMoments | ReferenceMoments, Field(discriminator="kind")]
+MomentsTable = Annotated[NoMoments | RunningMoments | ReferenceMoments, Field(discriminator="kind")]
 
 
 class OverlongPenalty(Table):
@@ -129,7 +129,7 @@ class RewardArithmetic(Table):
     """Map from scores to the rewards of training; absent: scores are the rewards."""
     clip: RewardClip | None = None
     """Bounds of rewards; absent: none."""
-    moments: Moments = NoMoments(kind="none")
+    moments: MomentsTable = NoMoments(kind="none")
     """Division by a standard deviation of rewards."""
     unfinished_factor: Annotated[float, RESULTS, Fraction] = 1.0
     """Factor of the reward of a truncated response (NeMo-RL's and OpenRLHF's `stop_properly_penalty_coef`); 1: none.

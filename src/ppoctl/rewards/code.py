@@ -14,13 +14,13 @@ from ppoctl.rewards.function import BatchFunction, NoScoreError, RewardValue, Sc
 from ppoctl.rewards.programs import Test, program_of, tests_of
 from ppoctl.rewards.sandbox import fusion
 from ppoctl.rewards.sandbox.client import Sandbox, require
-from ppoctl.rewards.sandbox.job import EXIT_SLACK_S, Job, Limits, Ran
+from ppoctl.rewards.sandbox.job import EXIT_SLACK_S, Limits, Ran, SandboxJob
 from ppoctl.rewards.table import Candidates, ProcessScorer, RewardModels, no_models
 from ppoctl.table import RESULTS, SPEED, AtLeastOne, Positive
 
 Place = Literal["namespaces", "user", "fusion"]
 FIGURES = ("passed", "programs", "late")
-RunAll = Callable[[Sequence[Test], Sequence[Job]], Sequence[Ran]]
+RunAll = Callable[[Sequence[Test], Sequence[SandboxJob]], Sequence[Ran]]
 """Function that runs a job for each test, in order; it may leave out the last ones once the score is known."""
 _ASKED_AT_ONCE = 8
 """Tests of one response that an endpoint is asked together."""
@@ -146,7 +146,7 @@ def _passes(test: Test, ran: Ran) -> bool:
 
 
 def _one_by_one(sandbox: Sandbox, *, to_the_end: bool) -> RunAll:
-    def run_all(tests: Sequence[Test], jobs: Sequence[Job]) -> list[Ran]:
+    def run_all(tests: Sequence[Test], jobs: Sequence[SandboxJob]) -> list[Ran]:
         done: list[Ran] = []
         for test, job in zip(tests, jobs, strict=True):
             done.append(sandbox.run(job))
@@ -158,7 +158,7 @@ def _one_by_one(sandbox: Sandbox, *, to_the_end: bool) -> RunAll:
 
 
 def _at_endpoint(url: str, language: str) -> RunAll:
-    def run_all(_: Sequence[Test], jobs: Sequence[Job]) -> list[Ran]:
+    def run_all(_: Sequence[Test], jobs: Sequence[SandboxJob]) -> list[Ran]:
         with ThreadPoolExecutor(min(len(jobs), _ASKED_AT_ONCE)) as threads:
             return list(threads.map(partial(fusion.run, url, language), jobs))
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.errors import MissingAssetError, ServiceLostError, quoted
-from ppoctl.http_client import Answer, Connection
+from ppoctl.http_client import Connection, HttpResponse
 from ppoctl.rewards.function import NoScoreError
 from ppoctl.rewards.pool import not_finite
 
@@ -131,7 +131,7 @@ class HttpClient:
             self._closing.wait(self._backoff_s(tried, headers, chance))
         return Score(None, failed.outcome, str(failed))
 
-    def _asked(self, connection: Connection, body: bytes) -> Answer:
+    def _asked(self, connection: Connection, body: bytes) -> HttpResponse:
         try:
             answer = connection.exchange("POST", body, self._headers)
         except (HTTPException, OSError) as error:
@@ -212,7 +212,7 @@ class Breaker:
             self._changed.notify_all()
 
 
-def _read(response: Answer) -> Score:
+def _read(response: HttpResponse) -> Score:
     """What an answer that is final says."""
     body = response.body
     if response.status != 200:
@@ -240,7 +240,7 @@ def _number(figure: Any) -> float:
     return float(figure)
 
 
-def _status_of(answer: Answer) -> str:
+def _status_of(answer: HttpResponse) -> str:
     return f"it answered {answer.status}: {_start(answer.body)}"
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ppoctl.rewards.sandbox.job import Job, Limits
+from ppoctl.rewards.sandbox.job import Limits, SandboxJob
 
 _FENCE = "```"
 _CALL = """
@@ -42,12 +42,12 @@ class Test:
     function: str | None = None
     """Name of the function, or of the method of a class `Solution`; None: the program is run as a whole."""
 
-    def job(self, program: str, limits: Limits) -> Job:
+    def job(self, program: str, limits: Limits) -> SandboxJob:
         """What is to be run."""
         if self.function is None:
-            return Job(program, self.given, limits)
+            return SandboxJob(program, self.given, limits)
         arguments = json.dumps(self.given)
-        return Job(_CALL.format(program=program, name=self.function, arguments=arguments), "", limits)
+        return SandboxJob(_CALL.format(program=program, name=self.function, arguments=arguments), "", limits)
 
     def is_passed(self, output: str) -> bool:
         """Whether an output is right: as JSON where it is a result (alone, or as the only one of an array), else line

@@ -9,7 +9,7 @@ from ppoctl.rewards.table import ScorerTable
 
 
 @dataclass
-class _Fault:
+class _RowFault:
     rows: int
     first: str
     hint: str
@@ -23,7 +23,7 @@ class RowCheck:
         compares with; in an evaluation a row without one has no score."""
         self._reward, self._key = reward, key
         self._needs_truth = key == "data.train"
-        self._faults: dict[str, _Fault] = {}
+        self._faults: dict[str, _RowFault] = {}
         self.unscored = 0
         """Rows of an evaluation that have no score, for want of a ground truth."""
 
@@ -37,7 +37,7 @@ class RowCheck:
         except RewardError as error:
             found = (error.message, error.hint or "")
         if found is not None:
-            self._faults.setdefault(found[0], _Fault(0, id, found[1])).rows += times
+            self._faults.setdefault(found[0], _RowFault(0, id, found[1])).rows += times
 
     def require(self) -> None:
         """Raise RewardError where some of the rows cannot be scored, with how many for each reason."""

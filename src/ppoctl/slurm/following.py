@@ -11,7 +11,7 @@ from ppoctl.slurm.run_state import RunFacts, Told
 from ppoctl.store import alive
 from ppoctl.store import jobs as jobs_of
 from ppoctl.store.append import intact
-from ppoctl.store.journal import Line
+from ppoctl.store.journal import JournalLine
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.outline import outlines_of
 from ppoctl.store.run_dir import recipes
@@ -23,7 +23,7 @@ TAIL_BYTES = 16384
 """Bytes at the end of a job's log in which its last error is searched."""
 
 
-def facts(layout: RunLayout, lines: Sequence[Line]) -> RunFacts:
+def facts(layout: RunLayout, lines: Sequence[JournalLine]) -> RunFacts:
     """What the folder of a run says of it; `lines`: its journal. Raises StorageError where it cannot be read."""
     outlines, asked = outlines_of(layout), recipes(layout)
     recipe = asked[max(asked)]
@@ -63,7 +63,7 @@ def ask(slurm: Slurm, runs: Iterable[RunFacts]) -> Told:
         return Told(silence=error.message)
 
 
-def has_open_job(layout: RunLayout, lines: Sequence[Line]) -> bool:
+def has_open_job(layout: RunLayout, lines: Sequence[JournalLine]) -> bool:
     """Whether Slurm has a job of the run that runs or waits; True, too, where it does not say. `lines`: the run's
     journal."""
     jobs = jobs_of.jobs(layout)
@@ -126,7 +126,7 @@ def last_error(log: Path) -> str:
     return without_secrets(found[-1].strip()) if found else ""
 
 
-def _patience(recipe: Line, stages: Sequence[Line]) -> tuple[float, float]:
+def _patience(recipe: JournalLine, stages: Sequence[JournalLine]) -> tuple[float, float]:
     """Seconds of silence that are too long before an attempt begins, and when it is at work: there ten times the
     longest stage so far, but no less than a start may take, and no more than the longest deadline."""
     deadlines = {key: value for key, value in recipe["cluster"].items() if key.endswith("_deadline_s") and value}
@@ -137,7 +137,7 @@ def _patience(recipe: Line, stages: Sequence[Line]) -> tuple[float, float]:
     return longest, min(longest, max(ten_times, deadlines.get("start_deadline_s", 0.0)))
 
 
-def _quiet(layout: RunLayout, lines: Sequence[Line], attempts: Sequence[Line]) -> float:
+def _quiet(layout: RunLayout, lines: Sequence[JournalLine], attempts: Sequence[JournalLine]) -> float:
     """Seconds since the journal or a console log was written."""
     written = [float(line["at"]) for line in lines[-1:]]
     logs = [layout.job_log(str(a["job"])) for a in attempts[-1:] if "job" in a]

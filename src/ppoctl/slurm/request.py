@@ -48,7 +48,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class _Fault:
+class _RequestFault:
     """One thing that cannot be met."""
 
     key: str
@@ -91,7 +91,7 @@ def require_request(loaded: Loaded, slurm: Slurm) -> Request:
     return asked
 
 
-def _as_error(faults: Sequence[_Fault], loaded: Loaded) -> RecipeError:
+def _as_error(faults: Sequence[_RequestFault], loaded: Loaded) -> RecipeError:
     """All faults as one error, a line each; the hint has the nearest values of all of them."""
     lines: list[str] = []
     sets: Nearest = {}
@@ -112,7 +112,7 @@ def _nodes_for(count: int, gpus_per_node: int | None) -> int:
     return math.ceil(count / gpus_per_node) if gpus_per_node else 1
 
 
-def _of_layout(recipe: Recipe) -> Iterator[_Fault]:
+def _of_layout(recipe: Recipe) -> Iterator[_RequestFault]:
     """The fault of too few GPUs for the layout, or of nodes that nothing would compute on."""
     table, count = recipe.slurm, devices(recipe)
     if table.nodes is None:
@@ -122,11 +122,11 @@ def _of_layout(recipe: Recipe) -> Iterator[_Fault]:
     least = _nodes_for(count, gpus)
     if gpus and table.nodes < least:
         says = f"`slurm.nodes` `{table.nodes}` x `slurm.gpus_per_node` `{gpus}` are {table.nodes * gpus} GPUs"
-        yield _Fault("nodes", f"{says}, and the layout takes {count} ({what})", {"nodes": least})
+        yield _RequestFault("nodes", f"{says}, and the layout takes {count} ({what})", {"nodes": least})
     most = least if gpus else count
     if table.nodes > most:
         says = f"of `slurm.nodes` `{table.nodes}` the layout ({what}) uses {most}, and the others would do nothing"
-        yield _Fault("nodes", says, {"nodes": most})
+        yield _RequestFault("nodes", says, {"nodes": most})
 
 
 def _is_routed(settings: dict[str, str]) -> bool:
@@ -136,7 +136,7 @@ def _is_routed(settings: dict[str, str]) -> bool:
 
 def _of_cluster(
     recipe: Recipe, asked: Request, partitions: Sequence[Partition], *, is_routed: bool
-) -> Iterator[_Fault]:
+) -> Iterator[_RequestFault]:
     """Faults of the request on the partitions it names, or on all where it names none and a plugin chooses; where one
     of several can meet it there is none."""
     if recipe.slurm.qos is not None:  # its limits may stand in place of the partition's
@@ -151,14 +151,14 @@ def _of_cluster(
         others = [each.name for each in usable] or list(known)
         nearest = _nearest_partition(name, recipe, asked, usable)
         says = f"the cluster has no partition `{name}`; it has {_listed(others)}"
-        yield _Fault("partition", says, nearest)
+        yield _RequestFault("partition", says, nearest)
         meant |= {each: known[each] for each in map(str, nearest.values())}
     if not asked.partitions:
         meant = {each.name: each for each in partitions if each.is_default or (is_routed and each.is_up)}
     if not asked.partitions and not meant:
         nearest = _nearest_partition("", recipe, asked, usable)
         says = f"the cluster chooses no partition by itself, and `slurm.partition` names none of {_listed(known)}"
-        yield _Fault("partition", says, nearest)
+        yield _RequestFault("partition", says, nearest)
         meant = {each: known[each] for each in map(str, nearest.values())}
     faults = [list(_of_partition(recipe, asked, partition, usable)) for partition in meant.values()]
     if faults and all(faults):
@@ -180,11 +180,13 @@ def _able(recipe: Recipe, asked: Request, partitions: Sequence[Partition]) -> li
     return sorted(able, key=lambda each: not each.kinds)
 
 
-def _of_partition(recipe: Recipe, asked: Request, here: Partition, others: Sequence[Partition]) -> Iterator[_Fault]:
+def _of_partition(
+    recipe: Recipe, asked: Request, here: Partition, others: Sequence[Partition]
+) -> Iterator[_RequestFault]:
     """Faults of the request on one partition; `others`: where it might be met instead."""
     if not here.is_up:
         says = f"partition `{here.name}` takes no jobs: it is `{here.state}`"
-        yield _Fault("partition", says, _nearest_partition(here.name, recipe, asked, others))
+        yield _RequestFault("partition", says, _nearest_partition(here.name, recipe, asked, others))
     yield from _of_time(recipe, asked, here)
     if not here.kinds:
         return
@@ -205,12 +207,12 @@ def _of_partition(recipe: Recipe, asked: Request, here: Partition, others: Seque
         yield _too_few_nodes(recipe, asked, here, able, count, others)
 
 
-def _of_time(recipe: Recipe, asked: Request, here: Partition) -> Iterator[_Fault]:
+def _of_time(recipe: Recipe, asked: Request, here: Partition) -> Iterator[_RequestFault]:
     warn_s, longest = recipe.slurm.warn_s, _limit_of(here.limit)
     if asked.time_s is not None and asked.time_s > longest:
         says = f"a time limit of `{recipe.slurm.time}` is longer than that of partition `{here.name}`, `{here.limit}`"
         nearest: Nearest = {"time": here.limit}
-        yield _Fault("time", says, nearest if warn_s < longest else nearest | {"warn_s": int(longest) // 2})
+        yield _RequestFault("time", says, nearest if warn_s < longest else nearest | {"warn_s": int(longest) // 2})
     usual = min(longest, _limit_of(here.usual_limit))
     if asked.time_s is None and warn_s >= usual:
         says = (
@@ -220,10 +222,10 @@ def _of_time(recipe: Recipe, asked: Request, here: Partition) -> Iterator[_Fault
         longer: Nearest = (
             {"time": math.ceil(2 * warn_s / 60)} if 2 * warn_s <= longest else {"warn_s": int(usual) // 2}
         )
-        yield _Fault("warn_s", says, longer)
+        yield _RequestFault("warn_s", says, longer)
 
 
-def _of_constraint(asked: Request, here: Partition) -> tuple[list[NodeKind], list[_Fault]]:
+def _of_constraint(asked: Request, here: Partition) -> tuple[list[NodeKind], list[_RequestFault]]:
     """Nodes with the features that are asked for; where none has them, the fault. More than `&` and `|` is Slurm's to
     judge, but for features that no node has."""
     if asked.constraint is None:
@@ -244,12 +246,12 @@ def _of_constraint(asked: Request, here: Partition) -> tuple[list[NodeKind], lis
     has = f"its nodes have {_listed(features)}" if features else "its nodes have no features: leave the key out"
     near = get_close_matches(missing[0], features, n=1, cutoff=0.4) if missing and len(words) == 1 else []
     says = f"no node of partition `{here.name}` has {what}; {has}"
-    return kinds, [_Fault("constraint", says, {"constraint": near[0]} if near else {})]
+    return kinds, [_RequestFault("constraint", says, {"constraint": near[0]} if near else {})]
 
 
 def _of_one_node(
     recipe: Recipe, asked: Request, here: Partition, kinds: Sequence[NodeKind], others: Sequence[Partition]
-) -> Iterator[_Fault]:
+) -> Iterator[_RequestFault]:
     """Faults of what every single node must have."""
     gpus = [kind.gpus_of(asked.gpu_type) for kind in kinds]
     if asked.gpu_type is not None and not any(gpus) and any(kind.gpus for kind in kinds):
@@ -260,31 +262,31 @@ def _of_one_node(
     most_cpus = max((kind.cpus for kind in kinds), default=0)
     if asked.cpus_per_node > most_cpus:
         says = f"no node of partition `{here.name}` has `{asked.cpus_per_node}` CPUs; the most is {most_cpus}"
-        yield _Fault("cpus_per_node", says, {"cpus_per_node": most_cpus})
+        yield _RequestFault("cpus_per_node", says, {"cpus_per_node": most_cpus})
     most_mib = max((kind.memory_mib for kind in kinds), default=0)
     if asked.memory_mib > most_mib:
         says = f"no node of partition `{here.name}` has `{recipe.slurm.memory}` of memory; the most is {most_mib}M"
-        yield _Fault("memory", says, {"memory": f"{most_mib}M"})
+        yield _RequestFault("memory", says, {"memory": f"{most_mib}M"})
 
 
 def _no_such_type(
     recipe: Recipe, asked: Request, here: Partition, kinds: Sequence[NodeKind], others: Sequence[Partition]
-) -> _Fault:
+) -> _RequestFault:
     """The fault of a type of GPUs that no node has. Nearest is a partition that has it; else a type that is there, as
     many on a node."""
     types = sorted({type for kind in kinds for type in kind.gpus if type})
     has = f"its nodes have {_listed(types)}" if types else "its GPUs have no types: leave the key out"
     says = f"no node of partition `{here.name}` has GPUs of type `{asked.gpu_type}`; {has}"
     if elsewhere := [each for each in _able(recipe, asked, others) if each.kinds]:
-        return _Fault("gpu_type", says, _nearest_partition(here.name, recipe, asked, elsewhere))
+        return _RequestFault("gpu_type", says, _nearest_partition(here.name, recipe, asked, elsewhere))
     enough = [type for type in types if any(kind.gpus_of(type) >= (asked.gpus_per_node or 0) for kind in kinds)]
     near = get_close_matches(asked.gpu_type or "", enough, n=1) or enough
-    return _Fault("gpu_type", says, {"gpu_type": near[0]} if near else {})
+    return _RequestFault("gpu_type", says, {"gpu_type": near[0]} if near else {})
 
 
 def _too_many_gpus(
     recipe: Recipe, asked: Request, here: Partition, fullest: Sequence[NodeKind], others: Sequence[Partition]
-) -> _Fault:
+) -> _RequestFault:
     """The fault of more GPUs than a node has; `fullest`: the nodes with the most. Nearest are more nodes with fewer,
     where there are so many; else another partition; else a smaller layout."""
     most = max((kind.gpus_of(asked.gpu_type) for kind in fullest), default=0)
@@ -296,11 +298,11 @@ def _too_many_gpus(
         nearest: Nearest = {"gpus_per_node": most}
         if recipe.slurm.nodes is not None:
             nearest["nodes"] = _nodes_for(devices(recipe), most)
-        return _Fault("gpus_per_node", says, nearest)
+        return _RequestFault("gpus_per_node", says, nearest)
     elsewhere = _able(recipe, asked, others)
     if not elsewhere and most:
         says += f", and a layout of at most {count * most} GPUs would fit on {count} of them"
-    return _Fault("gpus_per_node", says, _nearest_partition(here.name, recipe, asked, elsewhere))
+    return _RequestFault("gpus_per_node", says, _nearest_partition(here.name, recipe, asked, elsewhere))
 
 
 def _is_enough(kind: NodeKind, asked: Request) -> bool:
@@ -309,7 +311,7 @@ def _is_enough(kind: NodeKind, asked: Request) -> bool:
     return all(here >= want for here, want in zip(has, wanted, strict=True))
 
 
-def _no_single_node(asked: Request, here: Partition, kinds: Sequence[NodeKind]) -> _Fault:
+def _no_single_node(asked: Request, here: Partition, kinds: Sequence[NodeKind]) -> _RequestFault:
     """The fault of a request whose parts only different nodes have."""
     with_gpus = [kind for kind in kinds if kind.gpus_of(asked.gpu_type) >= (asked.gpus_per_node or 0)]
     best = max(with_gpus, key=lambda kind: (kind.count, min(kind.cpus, asked.cpus_per_node)))
@@ -320,12 +322,12 @@ def _no_single_node(asked: Request, here: Partition, kinds: Sequence[NodeKind]) 
         nearest["memory"] = f"{best.memory_mib}M"
     parts = (f"{asked.gpus_per_node or 0} GPUs", f"{asked.cpus_per_node} CPUs", f"{asked.memory_mib:g} MiB of memory")
     says = f"no single node of partition `{here.name}` has {', '.join(parts)}"
-    return _Fault("cpus_per_node" if "cpus_per_node" in nearest else "memory", says, nearest)
+    return _RequestFault("cpus_per_node" if "cpus_per_node" in nearest else "memory", says, nearest)
 
 
 def _too_few_nodes(
     recipe: Recipe, asked: Request, here: Partition, able: Sequence[NodeKind], count: int, others: Sequence[Partition]
-) -> _Fault:
+) -> _RequestFault:
     """The fault of more nodes than a partition has, or gives to one job. Where more GPUs of each would do, those are
     nearest; else another partition; else fewer nodes, for which the layout has to be smaller."""
     gives = f"gives {count} to one job" if count == here.most_nodes else f"has {count} such"
@@ -340,22 +342,22 @@ def _too_few_nodes(
     fitting = min(fullest, here.most_nodes or asked.nodes)
     if asked.gpus_per_node and _nodes_for(taken, fuller) <= fitting:
         more: Nearest = {"gpus_per_node": fuller}
-        return _Fault(key, says, more if key != "nodes" else more | {"nodes": _nodes_for(taken, fuller)})
+        return _RequestFault(key, says, more if key != "nodes" else more | {"nodes": _nodes_for(taken, fuller)})
     elsewhere = _able(recipe, asked, others)
     if elsewhere:
-        return _Fault(key, says, _nearest_partition(here.name, recipe, asked, elsewhere))
+        return _RequestFault(key, says, _nearest_partition(here.name, recipe, asked, elsewhere))
     if asked.gpus_per_node:
-        return _Fault(key, f"{says}: a layout of at most {count * asked.gpus_per_node} GPUs would fit", {})
-    return _Fault(key, says, {"nodes": count})
+        return _RequestFault(key, f"{says}: a layout of at most {count * asked.gpus_per_node} GPUs would fit", {})
+    return _RequestFault(key, says, {"nodes": count})
 
 
-def _of_account(recipe: Recipe, slurm: Slurm) -> Iterator[_Fault]:
+def _of_account(recipe: Recipe, slurm: Slurm) -> Iterator[_RequestFault]:
     """The fault of an account that is not the user's, where accounting knows the user; else Slurm judges."""
     account = recipe.slurm.account
     if account is not None and (mine := slurm.accounts()) and account.lower() not in mine:
         near = get_close_matches(account, mine, n=1) or mine[:1]
         says = f"you have no account `{account}`; yours are {_listed(mine)}"
-        yield _Fault("account", says, {"account": near[0]})
+        yield _RequestFault("account", says, {"account": near[0]})
 
 
 def _limit_of(text: str) -> float:

@@ -21,7 +21,7 @@ from ppoctl.stages.logprobs import KlPenalty, kl_figures, reference_of
 from ppoctl.stages.objective import Outputs, Term, Terms, TokenLoss
 from ppoctl.stages.updates import UpdateStage
 
-Step = tuple[Minibatch, MinibatchResult]
+MinibatchStep = tuple[Minibatch, MinibatchResult]
 """One optimizer step, with what it saw."""
 
 
@@ -156,7 +156,7 @@ class ActorUpdateStage(UpdateStage):
         return terms
 
     def _of_the_step(
-        self, first: Step, logprobs: Logprobs, advantages: Advantages, mask: Bool[Tensor, "B R"]
+        self, first: MinibatchStep, logprobs: Logprobs, advantages: Advantages, mask: Bool[Tensor, "B R"]
     ) -> dict[str, float]:
         """Figures of the actor before its update. Where no forward pass has told them, its first minibatch does,
         which still sees the actor that drew."""
@@ -183,7 +183,7 @@ def _earned_more_than_nothing(advantages: Advantages) -> Bool[Tensor, " B"]:
     return advantages.shaped > 0
 
 
-def _loss_by_term(objective: Terms, steps: Sequence[Step]) -> dict[str, float]:
+def _loss_by_term(objective: Terms, steps: Sequence[MinibatchStep]) -> dict[str, float]:
     """The mean over optimizer steps of what each term adds to the loss; these sum to `policy/loss`. They are figures
     of the step and not of each minibatch, because a replay compares the latter with a record of any version."""
     sums = {term.name: 0.0 for term in objective.terms}
@@ -197,7 +197,7 @@ def _loss_by_term(objective: Terms, steps: Sequence[Step]) -> dict[str, float]:
     return figures
 
 
-def _gap(first: Step, rollouts: Rollouts) -> dict[str, float]:
+def _gap(first: MinibatchStep, rollouts: Rollouts) -> dict[str, float]:
     """Sampler against trainer, in the first minibatch."""
     minibatch, seen = first
     sampler, drawn = (grid[minibatch.rows] for grid in (rollouts.sampler_logprobs, rollouts.mask))

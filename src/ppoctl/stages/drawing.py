@@ -10,7 +10,7 @@ from ppoctl.clock import WORK
 from ppoctl.doing import DOING
 from ppoctl.ports import DrawnFor, Gate, Generator, Sample, SampleParts, SampleRequest, SamplingParams, Stream
 
-Progress = Callable[[int, int, int], None]
+OnProgress = Callable[[int, int, int], None]
 """(finished samples, all samples, tokens drawn so far; recalled ones are not)."""
 Heard = Callable[[Sample], None]
 """Told of each finished sample, in the order in which they finish; those that are recalled first."""
@@ -56,7 +56,7 @@ class Drawing:
     generator: Generator
     parts: SampleParts
     gate: Gate
-    progress: Progress
+    progress: OnProgress
 
     @contextmanager
     def drawn(

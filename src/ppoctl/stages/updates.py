@@ -14,7 +14,7 @@ from ppoctl.ppo.minibatches import minibatch_rows
 
 
 @dataclass(frozen=True)
-class Schedule:
+class OptimizerSchedule:
     """Settings of each optimizer step: a learning rate that follows the ticks, and what stays constant."""
 
     rate: LearningRate
@@ -37,7 +37,7 @@ class MinibatchPlan:
     minibatch_seqs: int
     seed: int | None
     """Seed of the run, by which each epoch has an order of rows of its own; None: the rows stay in order."""
-    schedule: Schedule
+    schedule: OptimizerSchedule
 
     def minibatches(self, state: State, num_seqs: int, objective: Objective) -> list[Minibatch]:
         """All optimizer steps of the PPO step after `state`, in order. A minibatch in which nothing counts (no sample

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from ppoctl.errors import RecipeError
-from ppoctl.store.eval_samples import Row
+from ppoctl.store.eval_samples import SampleDict
 from ppoctl.store.paired import PairedDifference, paired
 
 _TIE = 1e-9
@@ -34,7 +34,7 @@ class ComparedSet:
     """Prompts whose score changed, the largest changes first."""
 
 
-def compare_evaluations(left: Sequence[Row], right: Sequence[Row]) -> list[ComparedSet]:
+def compare_evaluations(left: Sequence[SampleDict], right: Sequence[SampleDict]) -> list[ComparedSet]:
     """What two evaluations say of the sets and modes that both have. Raises RecipeError where they share none."""
     both = [_scores(rows) for rows in (left, right)]
     found = [
@@ -52,7 +52,7 @@ def compare_evaluations(left: Sequence[Row], right: Sequence[Row]) -> list[Compa
     return compared
 
 
-def not_compared(left: Sequence[Row], right: Sequence[Row], found: Sequence[ComparedSet]) -> list[str]:
+def not_compared(left: Sequence[SampleDict], right: Sequence[SampleDict], found: Sequence[ComparedSet]) -> list[str]:
     """Sets and modes of either evaluation that no prompt with a score in both is of."""
     compared = {(each.set, each.mode) for each in found}
     of_both = sorted({(row["set"], row["mode"]) for row in (*left, *right)})
@@ -62,7 +62,7 @@ def not_compared(left: Sequence[Row], right: Sequence[Row], found: Sequence[Comp
 _OfPrompts = dict[str, list[float]]
 
 
-def _scores(rows: Sequence[Row]) -> dict[tuple[str, str], _OfPrompts]:
+def _scores(rows: Sequence[SampleDict]) -> dict[tuple[str, str], _OfPrompts]:
     """Scores of each set and mode, by prompt; of one whose samples have none there are none."""
     found: dict[tuple[str, str], _OfPrompts] = {}
     for row in rows:

@@ -12,11 +12,11 @@ from ppoctl.store.layout import RunLayout
 from ppoctl.store.outline import EVAL
 from ppoctl.store.tables import as_table
 
-Row = dict[str, Any]
+SampleDict = dict[str, Any]
 SAMPLES = "samples.jsonl"
 
 
-def read(path: Path) -> list[Row]:
+def read(path: Path) -> list[SampleDict]:
     """Rows of a run (its newest evaluation), of a folder of one (`steps/000040/80-eval`), or of a file that
     `eval --out` wrote, JSONL or parquet. Raises RecipeError where none are there, CorruptArtifactError on others."""
     file = _file(path)
@@ -24,7 +24,7 @@ def read(path: Path) -> list[Row]:
         if file.suffix == ".parquet":
             from pyarrow.parquet import read_table
 
-            rows: list[Row] = read_table(file).to_pylist()
+            rows: list[SampleDict] = read_table(file).to_pylist()
         else:
             rows = [json.loads(line) for line in file.read_bytes().splitlines() if line.strip()]
         known = all({"set", "mode", "prompt_id", "sample", "score"} <= row.keys() for row in rows)
@@ -53,7 +53,7 @@ def _file(path: Path) -> Path:
     return found[-1]
 
 
-def write(out: Path, rows: Sequence[Row]) -> None:
+def write(out: Path, rows: Sequence[SampleDict]) -> None:
     """Write rows to a file, as parquet where its name ends so, else as JSONL. Raises StorageError."""
     try:
         if out.suffix == ".parquet":

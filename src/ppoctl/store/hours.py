@@ -6,7 +6,7 @@ All of it comes from the journal, so that a login node can tell it.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ppoctl.store.journal import Line
+from ppoctl.store.journal import JournalLine
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class Spent:
         return self.gpus * self.lost_s / 3600
 
 
-def spent(lines: Iterable[Line]) -> list[Spent]:
+def spent(lines: Iterable[JournalLine]) -> list[Spent]:
     """The attempts that the lines of a journal tell of, oldest first."""
     lines = list(lines)
     starts = {line["attempt"]: line for line in lines if line.get("event") == "attempt_started"}
     return [_spent(number, start, lines) for number, start in starts.items()]
 
 
-def _spent(number: int, start: Line, lines: list[Line]) -> Spent:
+def _spent(number: int, start: JournalLine, lines: list[JournalLine]) -> Spent:
     own = [line for line in lines if line.get("attempt") == number]
     end = next((line for line in own if line.get("event") == "attempt_ended"), {})
     counting = {(line["step"], line["stage"]): line["seq"] for line in lines if "stage" in line}  # the last one does

@@ -17,7 +17,7 @@ from ppoctl.store.attempt import Attempt
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.manifest import Manifest
 
-Line = dict[str, Any]
+JournalLine = dict[str, Any]
 
 MENDED = "mended"
 """The event after journal or ledger lost lines to damage; states saved before it knew them longer."""
@@ -30,14 +30,14 @@ NEWEST = 100
 """Lines at the end of a journal that are read where only the newest count."""
 
 
-def read_lines(path: Path) -> list[Line]:
+def read_lines(path: Path) -> list[JournalLine]:
     """All whole lines; what a kill left of a last one is ignored. Raises CorruptArtifactError naming a damaged line,
     or the file where it is gone."""
     return [line.body for line in whole_lines(path, read_whole(path))]
 
 
 @dataclass(frozen=True)
-class Event:
+class JournalEvent:
     """Something that happened to a run and may show in its figures."""
 
     step: int
@@ -45,21 +45,21 @@ class Event:
     what: str
 
 
-def events(lines: Iterable[Line]) -> list[Event]:
+def events(lines: Iterable[JournalLine]) -> list[JournalEvent]:
     """Where the run was resumed, and where a health rule stopped it, in order."""
-    found: list[Event] = []
+    found: list[JournalEvent] = []
     step, has_stages = 0, False
     for line in lines:
         if "stage" in line:
             step, has_stages = int(line["step"]), True
         elif line.get("event") == "attempt_started" and has_stages:
-            found.append(Event(step, "resumed"))
+            found.append(JournalEvent(step, "resumed"))
         elif line.get("event") == "attempt_ended" and line.get("status") == "stopped":
-            found.append(Event(step, "health stop"))
+            found.append(JournalEvent(step, "health stop"))
     return found
 
 
-def read_newest(path: Path) -> list[Line]:
+def read_newest(path: Path) -> list[JournalLine]:
     """Every event, the newest lines, and the last evaluation: what a list of runs says, of a journal however long.
     Raises as `read_lines` does."""
     raws = read_whole(path).split(b"\n")[:-1]
@@ -80,8 +80,8 @@ class Journal:
     def __init__(self, layout: RunLayout, attempt: Attempt) -> None:
         self._path = layout.journal
         self._attempt = attempt
-        self._lines: list[Line] = []
-        self._by_step: dict[int, list[Line]] = {}
+        self._lines: list[JournalLine] = []
+        self._by_step: dict[int, list[JournalLine]] = {}
         """Lines of the stages of each step."""
         self._end = 0
         """Up to here the file has been read."""
@@ -93,7 +93,7 @@ class Journal:
         """Number of the last line."""
         return int(self._lines[-1]["seq"]) if self._lines else 0
 
-    def ensure(self, manifest: Manifest) -> Line | None:
+    def ensure(self, manifest: Manifest) -> JournalLine | None:
         """Append the line of a committed stage unless its last one is the same; returns the line when it was new."""
         with opened(self._path) as file:
             self._catch_up(file)
@@ -102,14 +102,14 @@ class Journal:
                 return None
             return self._append(file, stage_line(manifest))
 
-    def event(self, name: str, **details: Any) -> Line:
+    def event(self, name: str, **details: Any) -> JournalLine:
         """Append an event of this attempt."""
         with opened(self._path) as file:
             self._catch_up(file)
             body = {"event": name, "attempt": self._attempt.number, "at": time.time(), **details}
             return self._append(file, body)
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[JournalLine]:
         """Every line so far, whoever appended it."""
         with opened(self._path) as file:
             self._catch_up(file)
@@ -147,7 +147,7 @@ class Journal:
                 self._by_step.setdefault(int(line.body["step"]), []).append(line.body)
             self._end = line.end
 
-    def _append(self, file: GrowingFile, body: Line) -> Line:
+    def _append(self, file: GrowingFile, body: JournalLine) -> JournalLine:
         line = {"seq": self.seq + 1, **body}
         self._attempt.require_newest()
         file.truncate(self._end)
@@ -156,7 +156,7 @@ class Journal:
         return line
 
 
-def stage_line(manifest: Manifest) -> Line:
+def stage_line(manifest: Manifest) -> JournalLine:
     """The journal's line of one committed stage."""
     return {
         "step": manifest.step,

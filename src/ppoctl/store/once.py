@@ -17,7 +17,7 @@ from ppoctl.ports import Gate
 from ppoctl.store import artifact, record_file
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import Attempt
-from ppoctl.store.journal import Journal, Line
+from ppoctl.store.journal import Journal, JournalLine
 from ppoctl.store.layout import RECORD, RunLayout
 from ppoctl.store.manifest import Manifest
 
@@ -63,7 +63,7 @@ class Observer(Protocol):
         """A stage that draws has so many finished samples of all, with so many tokens."""
         ...
 
-    def on_committed(self, line: Line) -> None:
+    def on_committed(self, line: JournalLine) -> None:
         """A stage is committed; `line` is its line in the journal."""
         ...
 

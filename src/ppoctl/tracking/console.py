@@ -14,7 +14,7 @@ from ppoctl.doing import DOING
 from ppoctl.tracking.screen import LogFile, PlainScreen, Screen, plain
 from ppoctl.tracking.view import Progress, RunView, key_figures, number, sparkline
 
-Line = Mapping[str, Any]
+JournalFields = Mapping[str, Any]
 
 
 class RunConsole:
@@ -25,7 +25,7 @@ class RunConsole:
         view: RunView,
         screen: Screen,
         *,
-        history: Iterable[Line] = (),
+        history: Iterable[JournalFields] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Tell from now on; `history` is the journal so far, which is not told again."""
@@ -51,7 +51,7 @@ class RunConsole:
                 told.append([f"{self._place(step)}  {stage} ..."])
         self._tell(told)
 
-    def on_committed(self, line: Line) -> None:
+    def on_committed(self, line: JournalFields) -> None:
         """Hear that a stage is committed; `line` is its journal line."""
         with self._lock:
             self._view.committed(line)
@@ -148,7 +148,7 @@ class RunConsoles:
         for console in self._consoles:
             console.on_stage_started(step, stage)
 
-    def on_committed(self, line: Line) -> None:
+    def on_committed(self, line: JournalFields) -> None:
         for console in self._consoles:
             console.on_committed(line)
 
@@ -165,7 +165,7 @@ class RunConsoles:
             console.on_detail(text)
 
 
-def open_log(view: RunView, path: Path, *, history: Iterable[Line] = ()) -> RunConsole:
+def open_log(view: RunView, path: Path, *, history: Iterable[JournalFields] = ()) -> RunConsole:
     """The console that writes into a file what a person would see, and each stage; a file that the disk does not take
     stays empty."""
     with contextlib.suppress(OSError):

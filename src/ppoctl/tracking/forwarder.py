@@ -14,14 +14,14 @@ from typing import Any, TextIO
 
 from ppoctl.batch.sealed import whole_lines
 from ppoctl.store import run_dir
-from ppoctl.store.journal import Line, read_lines
+from ppoctl.store.journal import JournalLine, read_lines
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.outline import EVAL
 from ppoctl.store.samples import ADVANTAGES
 from ppoctl.tracking import outgoing
 from ppoctl.tracking.inputs import inputs
-from ppoctl.tracking.mlflow_run import RUN_DIR_TAG, Target
-from ppoctl.tracking.outgoing import Batch, Ending, Point
+from ppoctl.tracking.mlflow_run import RUN_DIR_TAG, MirrorTarget
+from ppoctl.tracking.outgoing import Ending, JournalBatch, MetricPoint
 from ppoctl.tracking.tables import (
     MOST_OF_TRAINING,
     TAG,
@@ -60,7 +60,7 @@ class Forwarder:
     """One opened target, and how far the journal has been read for it. After an error: throw it away, make a new
     one."""
 
-    def __init__(self, layout: RunLayout, target: Target, samples: SamplesOf = lambda _: ()) -> None:
+    def __init__(self, layout: RunLayout, target: MirrorTarget, samples: SamplesOf = lambda _: ()) -> None:
         """`samples`: of which the tables of training are made."""
         self._layout = layout
         self._samples = samples
@@ -136,8 +136,8 @@ class Forwarder:
         """Send figures of this moment, which no journal has: without a marker, and lost when they cannot be sent.
         Their step is the second since the run was made, so that those of a later attempt come behind."""
         step = int(at - self._made)
-        points = tuple(Point(name, value, int(at * 1000), step) for name, value in figures.items())
-        self._target.send(Batch(points, tags={}, num_lines=0, last_seq=self.seq))
+        points = tuple(MetricPoint(name, value, int(at * 1000), step) for name, value in figures.items())
+        self._target.send(JournalBatch(points, tags={}, num_lines=0, last_seq=self.seq))
 
     def end(self, ending: Ending) -> Sent:
         """Set the status unless the target has it, or the journal has no attempt that could have one."""
@@ -171,7 +171,7 @@ class Forwarder:
         self._target.restart()
         return 0
 
-    def _new_lines(self) -> Iterator[Line]:
+    def _new_lines(self) -> Iterator[JournalLine]:
         """Whole journal lines that came since the last call, each given once. A last line that a kill left unfinished
         is not read. Raises CorruptArtifactError naming a damaged line."""
         path = self._layout.journal
@@ -183,7 +183,7 @@ class Forwarder:
             self._note_samples(line.body)
             yield line.body
 
-    def _note_samples(self, line: Line) -> None:
+    def _note_samples(self, line: JournalLine) -> None:
         """Remember the samples of which this line says that they are there. Of training only the newest are sent:
         reading a step costs more than all of its figures."""
         if line.get("stage") == EVAL:

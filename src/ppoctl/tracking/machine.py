@@ -10,7 +10,7 @@ MEGABYTE = 1e6
 """MLflow's."""
 
 
-class Machine:
+class SystemMetrics:
     """This machine, this process and its children; `gpus` gives figures of GPUs by the end of their name."""
 
     def __init__(self, folder: Path, gpus: Callable[[], Mapping[str, float]]) -> None:

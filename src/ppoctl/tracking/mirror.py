@@ -23,16 +23,16 @@ from ppoctl.store.journal import read_lines
 from ppoctl.store.layout import RunLayout
 from ppoctl.tracking.around import Around
 from ppoctl.tracking.forwarder import Forwarder, Sent
-from ppoctl.tracking.machine import Machine
-from ppoctl.tracking.mlflow_run import Address, KeptRuns, MlflowRun, Target, address_of
+from ppoctl.tracking.machine import SystemMetrics
+from ppoctl.tracking.mlflow_run import Address, KeptRuns, MirrorTarget, MlflowRun, address_of
 from ppoctl.tracking.outgoing import Ending, ending
 from ppoctl.versions import versions
 
-OpenTarget = Callable[[RunLayout, Address], Target]
+OpenTarget = Callable[[RunLayout, Address], MirrorTarget]
 
 
 @dataclass(frozen=True)
-class Patience:
+class MirrorIntervals:
     """Pauses of the mirror thread, in seconds."""
 
     poll_s: float = 10.0
@@ -58,7 +58,7 @@ class MlflowMirror:
         attempt: int,
         around: Around,
         open_target: OpenTarget = MlflowRun,
-        patience: Patience = Patience(),
+        patience: MirrorIntervals = MirrorIntervals(),
     ) -> None:
         """Prepare to mirror this `attempt`; once a newer one has started, the status is that one's to set.
         `around.say` gets one line when MLflow goes away, one when it is back, from the mirror's thread."""
@@ -114,7 +114,7 @@ class MlflowMirror:
         """Run the thread: forward, wait for news; on failure wait longer each time and open the target anew."""
         patience = self._patience
         pause_s = patience.first_retry_s
-        machine, due = Machine(self._layout.root, self._around.gpus), time.monotonic() + patience.measure_s
+        machine, due = SystemMetrics(self._layout.root, self._around.gpus), time.monotonic() + patience.measure_s
         while not self._abandoned.is_set():
             closing = self._closing.is_set()
             try:
@@ -152,7 +152,7 @@ class MlflowMirror:
         if closing:
             self._forwarder.keep(_made(self._around, self._abandoned.is_set))
 
-    def _measure(self, machine: Machine) -> None:
+    def _measure(self, machine: SystemMetrics) -> None:
         """Send figures of the machine, or not: the journal does not have them, and nobody waits for them."""
         assert self._forwarder is not None
         with suppress(Exception):

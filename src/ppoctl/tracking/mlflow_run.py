@@ -25,7 +25,7 @@ from ppoctl.recipe.schema import MlflowTracking
 from ppoctl.store import run_dir
 from ppoctl.store.layout import RunLayout
 from ppoctl.tracking.inputs import DataInput
-from ppoctl.tracking.outgoing import MARKER, Batch, Ending
+from ppoctl.tracking.outgoing import MARKER, Ending, JournalBatch
 
 RUN_ID_TAG = "ppoctl.run_id"
 RUN_DIR_TAG = "ppoctl.run_dir"
@@ -53,7 +53,7 @@ class Marker:
 
 
 @runtime_checkable
-class Target(Protocol):
+class MirrorTarget(Protocol):
     """Receiver of journal lines. Any call may raise anything; the caller then opens a new target."""
 
     def marker(self) -> Marker | None:
@@ -68,7 +68,7 @@ class Target(Protocol):
 
     def tags(self) -> Mapping[str, str]: ...
 
-    def send(self, batch: Batch) -> None:
+    def send(self, batch: JournalBatch) -> None:
         """Store the points of a batch, its marker last."""
         ...
 
@@ -152,7 +152,7 @@ class MlflowRun:
     def tags(self) -> Mapping[str, str]:
         return dict(self._run().data.tags)
 
-    def send(self, batch: Batch) -> None:
+    def send(self, batch: JournalBatch) -> None:
         from mlflow.entities import Metric, RunTag
 
         if batch.tags:

@@ -38,7 +38,7 @@ was killed."""
 
 
 @dataclass(frozen=True)
-class Point:
+class MetricPoint:
     """One value of one metric."""
 
     name: str
@@ -48,10 +48,10 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Batch:
+class JournalBatch:
     """Consecutive journal lines, ready to send."""
 
-    points: tuple[Point, ...]
+    points: tuple[MetricPoint, ...]
     """Points of the lines; the marker is the last."""
     tags: dict[str, str]
     num_lines: int
@@ -88,35 +88,35 @@ class Ending:
         return self.word in ("finished", "unmet")
 
 
-def batches(lines: Iterable[Mapping[str, Any]], *, after: int) -> Iterator[Batch]:
+def batches(lines: Iterable[Mapping[str, Any]], *, after: int) -> Iterator[JournalBatch]:
     """Batches of the lines numbered above `after`, in order, as few as MLflow's limit allows."""
-    points: list[Point] = []
+    points: list[MetricPoint] = []
     tags: dict[str, str] = {}
     num_lines = 0
-    marker: Point | None = None
+    marker: MetricPoint | None = None
     for line in lines:
         if line["seq"] <= after:
             continue
         found = points_of(line)
         if marker is not None and len(points) + len(found) > POINTS_PER_BATCH:
-            yield Batch((*points, marker), tags, num_lines, int(marker.value))
+            yield JournalBatch((*points, marker), tags, num_lines, int(marker.value))
             points, tags, num_lines = [], {}, 0
         points.extend(found)
         tags.update(notes_of(line))
         num_lines += 1
         # Its step is its own number: MLflow calls the value with the highest step the latest, and journal lines
         # need not come in order of PPO steps.
-        marker = Point(MARKER, float(line["seq"]), _milliseconds(line), line["seq"])
+        marker = MetricPoint(MARKER, float(line["seq"]), _milliseconds(line), line["seq"])
     if marker is not None:
-        yield Batch((*points, marker), tags, num_lines, int(marker.value))
+        yield JournalBatch((*points, marker), tags, num_lines, int(marker.value))
 
 
-def points_of(line: Mapping[str, Any]) -> list[Point]:
+def points_of(line: Mapping[str, Any]) -> list[MetricPoint]:
     """Points of a stage's figures and its seconds; an event has none. Values that are not finite are left out (see
     `notes_of`)."""
     at_ms = _milliseconds(line)
     return [
-        Point(metric_name(name), float(value), at_ms, line["step"])
+        MetricPoint(metric_name(name), float(value), at_ms, line["step"])
         for name, value in reported(line).items()
         if math.isfinite(value)
     ]

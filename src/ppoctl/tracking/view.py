@@ -17,7 +17,7 @@ _ASCII = " _.-=+*#%@"
 
 
 @dataclass(frozen=True)
-class Activity:
+class RunningStage:
     """The stage that runs now."""
 
     step: int
@@ -53,7 +53,7 @@ class RunView:
         self.steps = steps
         self.last_stage = last_stage
         self.evaluates = evaluates
-        self.activity: Activity | None = None
+        self.activity: RunningStage | None = None
         self.progress: Progress | None = None
         self.figures: dict[str, float] = {}
         """Newest value of each figure; those of the step before stay until their successors come."""
@@ -76,7 +76,7 @@ class RunView:
 
     def stage_started(self, step: int, stage: str) -> None:
         """Hear that a stage runs from now on."""
-        self.activity = Activity(step, stage)
+        self.activity = RunningStage(step, stage)
         self.progress = None
         self._drawing_since = None
 

@@ -12,7 +12,7 @@ from ppoctl.batch.records import Evaluation, State
 from ppoctl.errors import RecipeError, RunExistsError, quoted
 from ppoctl.launch.signals import SignalGate
 from ppoctl.loop.expectations import Ended
-from ppoctl.loop.run import Job, run, start_point
+from ppoctl.loop.run import RunContext, run, start_point
 from ppoctl.loop.stories import Given
 from ppoctl.ports import Actor, DrawnFor, Sample
 from ppoctl.preflight import check as preflight
@@ -44,7 +44,7 @@ from ppoctl.wire.sockets import Sockets
 from ppoctl.wire.sources import require_same_sources
 from ppoctl.wire.stages import evaluation_stage
 
-Only = Literal["rollout", "save"]
+RunUntil = Literal["rollout", "save"]
 """One thing that a resume may stop after: rollouts of the next step, or a save of the newest states."""
 
 
@@ -79,7 +79,7 @@ def _new(layout: RunLayout, loaded: Loaded, gate: SignalGate, screen: Screen) ->
     return Opening(layout, loaded.recipe, gate, screen, paths_as_written(loaded))
 
 
-def _begin(opening: Opening, command: str, do: Callable[[Job], None]) -> Ended:
+def _begin(opening: Opening, command: str, do: Callable[[RunContext], None]) -> Ended:
     layout, recipe = opening.layout, opening.recipe
     sockets, digests = session.prepare(recipe)
     with engines.closed_if_it_fails(sockets):
@@ -102,7 +102,13 @@ def _as_it_is(layout: RunLayout) -> ResumePlan:
 
 
 def resume(
-    layout: RunLayout, plan: ResumePlan, sets: Sequence[str], gate: SignalGate, *, only: Only | None, screen: Screen
+    layout: RunLayout,
+    plan: ResumePlan,
+    sets: Sequence[str],
+    gate: SignalGate,
+    *,
+    only: RunUntil | None,
+    screen: Screen,
 ) -> Ended:
     """Continue a run that was found whole, or do one thing only: draw the next rollouts, or save the newest
     pair of states again."""
@@ -130,7 +136,7 @@ def rollout(loaded: Loaded, gate: SignalGate, *, runs: Path, screen: Screen) -> 
     return _continue(Opening(layout, loaded.recipe, gate, screen), _as_it_is(layout), _draw_and_score)
 
 
-def _draw_and_score(job: Job) -> None:
+def _draw_and_score(job: RunContext) -> None:
     """Tell the story of the next step as far as it draws and scores."""
     step, states, carry = start_point(job)
     once, given = job.once.at(step + 1), Given(job.prompts(step + 1), states, carry)
@@ -148,7 +154,7 @@ class _Enough(Exception):  # noqa: N818 - it ends a story, and is no error
     """What was asked of a story has been told."""
 
 
-def _save_for_any_layout(job: Job) -> None:
+def _save_for_any_layout(job: RunContext) -> None:
     step = start_point(job)[0]
     if not job.states.reshard(step):
         raise RecipeError(
@@ -157,7 +163,7 @@ def _save_for_any_layout(job: Job) -> None:
         )
 
 
-def _continue(opening: Opening, plan: ResumePlan, do: Callable[[Job], None] = run) -> Ended:
+def _continue(opening: Opening, plan: ResumePlan, do: Callable[[RunContext], None] = run) -> Ended:
     layout, recipe = opening.layout, opening.recipe
     changes.change(layout, recipe)  # refuses what no resume can do before anything is opened
     sockets, digests = session.prepare(recipe)

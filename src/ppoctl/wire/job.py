@@ -7,14 +7,14 @@ from typing import TypeVar
 
 from ppoctl.batch.lineage import initial_state
 from ppoctl.batch.records import Evaluation, State, Update
-from ppoctl.loop.run import Health, Job
+from ppoctl.loop.run import Health, RunContext
 from ppoctl.loop.stories import Story, stage_of, story_at
 from ppoctl.ports import Gate, Generator
 from ppoctl.recipe.metric_rules import is_lower_better
 from ppoctl.recipe.parallel import saved_layout
 from ppoctl.recipe.schema import Recipe
 from ppoctl.stages.beside import ScoredBeside
-from ppoctl.stages.drawing import Drawing, Progress
+from ppoctl.stages.drawing import Drawing, OnProgress
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.best import BestStates
@@ -35,7 +35,7 @@ Held = TypeVar("Held")
 
 
 @dataclass(frozen=True)
-class JobContext:
+class RunHooks:
     """Who watches, and who may stop the job."""
 
     gate: Gate
@@ -54,9 +54,9 @@ def assemble(
     attempt: Attempt,
     recipes: Mapping[int, Recipe],
     sockets: Sockets,
-    around: JobContext,
+    around: RunHooks,
     choose: StoryAt = story_at,
-) -> tuple[Job, Generator]:
+) -> tuple[RunContext, Generator]:
     """A job on a run directory, and the generator, which must be closed after it. `recipes` by the first step they
     hold for; older ones are read for result keys."""
     newest = recipes[max(recipes)]
@@ -80,7 +80,7 @@ def assemble(
         return evaluation_stage(_holding_at(recipes, step), drawing, sockets, sets, around.say)
 
     states.replay = _replayer(layout, outlines, lambda step, name: stage_of(story(step), stages(step), name))
-    job = Job(
+    job = RunContext(
         layout=layout,
         recipe=newest,
         once=Once(layout, attempt, journal, gate, around.observers, around.versions),
@@ -112,7 +112,7 @@ def _best(attempt: Attempt, recipe: Recipe, versions: Mapping[str, str]) -> Best
     return BestStates(attempt, checkpoint.best, is_lower_better(checkpoint), checkpoint.best_keep, versions)
 
 
-def _states(attempt: Attempt, recipe: Recipe, outlines: Outlines, sockets: Sockets, around: JobContext) -> States:
+def _states(attempt: Attempt, recipe: Recipe, outlines: Outlines, sockets: Sockets, around: RunHooks) -> States:
     return States(
         layout=attempt.layout,
         outlines=outlines,
@@ -128,7 +128,7 @@ def _states(attempt: Attempt, recipe: Recipe, outlines: Outlines, sockets: Socke
     )
 
 
-def _to_all(observers: tuple[Observer, ...]) -> Progress:
+def _to_all(observers: tuple[Observer, ...]) -> OnProgress:
     def progress(done: int, total: int, tokens: int) -> None:
         for observer in observers:
             observer.on_progress(done, total, tokens)

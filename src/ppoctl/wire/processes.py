@@ -219,9 +219,9 @@ def _group(
     size: int,
     number: int | None = None,
 ) -> "RayProcesses":
-    from ppoctl.engines.ray.processes import Group, RayProcesses
+    from ppoctl.engines.ray.processes import GroupSettings, RayProcesses
 
-    group = Group(
+    group = GroupSettings(
         name=role if number is None else f"{role}'s engine {number}",
         role=role,
         size=size,

@@ -8,14 +8,14 @@ from typing import Any
 from ppoctl.errors import RewardError
 from ppoctl.recipe.parallel import reward_models
 from ppoctl.recipe.schema import Recipe
-from ppoctl.rewards.findings import Finding, findings
+from ppoctl.rewards.findings import RewardFinding, findings
 from ppoctl.rewards.trial import ATTACKS, Trial, chosen_rows, trials
 from ppoctl.wire.engines import encoder, place_roles, read_questions
 from ppoctl.wire.reward_models import RewardModelsOf
 
 
 @dataclass(frozen=True)
-class Line:
+class TrialLine:
     """One kind of response, over all rows."""
 
     response: str
@@ -34,8 +34,8 @@ class Report:
 
     scorer: str
     rows: int
-    responses: tuple[Line, ...]
-    findings: tuple[Finding, ...]
+    responses: tuple[TrialLine, ...]
+    findings: tuple[RewardFinding, ...]
     seconds: dict[str, float]
     """`p50`, `p99` and `max` of a response, attacks left out; and `step`: scoring one step at that mean, by all
     workers."""
@@ -71,9 +71,9 @@ def _report(trial: Trial, recipe: Recipe) -> Report:
     return Report(trial.scorer, len(trial.rows), lines, tuple(findings(trial)), _seconds(trial, recipe))
 
 
-def _line(trial: Trial, name: str) -> Line:
+def _line(trial: Trial, name: str) -> TrialLine:
     tried, scored = trial.of(name), trial.scored(name)
-    return Line(
+    return TrialLine(
         name,
         len(tried),
         sum(scored) / len(scored) if scored else None,

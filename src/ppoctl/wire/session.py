@@ -27,7 +27,7 @@ from ppoctl.errors import (
 )
 from ppoctl.launch.signals import SignalGate, signal_gate
 from ppoctl.loop.expectations import Ended, judge
-from ppoctl.loop.run import Job, run
+from ppoctl.loop.run import RunContext, run
 from ppoctl.preflight import check as preflight
 from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.capabilities import require_capable
@@ -38,7 +38,7 @@ from ppoctl.store import artifact, run_dir
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.disk import refused
 from ppoctl.store.jobs import resume_command
-from ppoctl.store.journal import Journal, Line
+from ppoctl.store.journal import Journal, JournalLine
 from ppoctl.store.layout import RunLayout
 from ppoctl.store.once import Observer
 from ppoctl.store.outline import Outlines, outlines_of
@@ -54,7 +54,7 @@ from ppoctl.tracking.view import RunView
 from ppoctl.versions import versions
 from ppoctl.wire import engines, mirrored
 from ppoctl.wire.allotted import allotted, time_left
-from ppoctl.wire.job import JobContext, assemble
+from ppoctl.wire.job import RunHooks, assemble
 from ppoctl.wire.out_of_memory import out_of_memory
 from ppoctl.wire.refusing_disk import add_what_to_do
 from ppoctl.wire.sockets import Sockets
@@ -72,7 +72,7 @@ class Watcher:
 
     console: RunConsoles
     mirror: MlflowMirror | None
-    ends_step: Callable[[Line], bool]
+    ends_step: Callable[[JournalLine], bool]
     """Whether a line of the journal is the last of its step."""
     stage: tuple[int, str] = (0, "start")
     unkept_since: float | None = None
@@ -95,7 +95,7 @@ class Watcher:
         self.unkept_since = WORK.now()
         self.console.on_progress(done, total, tokens)
 
-    def on_committed(self, line: Line) -> None:
+    def on_committed(self, line: JournalLine) -> None:
         self.unkept_since = None
         self.console.on_committed(line)
         if line["step"] > 0 and (self.ends_step(line) or time.monotonic() - self.began[0] > MIRROR_AFTER_S):
@@ -161,7 +161,7 @@ def prepare(recipe: Recipe) -> tuple[Sockets, dict[str, str]]:
 
 def attempt_run(
     opened: OpenedRun,
-    do: Callable[[Job], None] = run,
+    do: Callable[[RunContext], None] = run,
     gate: SignalGate | None = None,
     screen: Screen | None = None,
 ) -> Ended:
@@ -189,7 +189,7 @@ def attempt_run(
         gate.outlasting(),
         closing(opened.sockets),
     ):
-        around = JobContext(
+        around = RunHooks(
             gate=gate,
             say=watcher.console.on_message,
             log=watcher.console.on_detail,

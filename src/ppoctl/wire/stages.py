@@ -36,7 +36,7 @@ from ppoctl.stages.evaluate import EvaluateStage, nobody
 from ppoctl.stages.logprobs import KlPenalty, LogprobsStage
 from ppoctl.stages.reward import RewardStage
 from ppoctl.stages.rollout import RolloutStage
-from ppoctl.stages.updates import MinibatchPlan, Schedule
+from ppoctl.stages.updates import MinibatchPlan, OptimizerSchedule
 from ppoctl.stages.values import ValuesStage
 from ppoctl.wire.corrections import correction_of
 from ppoctl.wire.losses import policy_loss
@@ -295,7 +295,7 @@ def _plan(recipe: Recipe, role: str) -> MinibatchPlan:
     table = optimizer_of(recipe, role)
     constant = OptimizerStep(table.lr, table.weight_decay, table.grad_clip, table.beta1, table.beta2, table.eps)
     steps_before = critic_only_steps(recipe, role) if table.lr_ticks == "step" else None
-    schedule = Schedule(learning_rate_of(recipe, role), constant, steps_before)
+    schedule = OptimizerSchedule(learning_rate_of(recipe, role), constant, steps_before)
     seed = recipe.seed if recipe.ppo.minibatch_order == "shuffled" else None
     return MinibatchPlan(epochs(recipe, role), minibatch_seqs(recipe, role), seed, schedule)
 

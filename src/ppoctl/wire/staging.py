@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ppoctl.batch.kept_digests import Progress, kept_digest
+from ppoctl.batch.kept_digests import OnDigestProgress, kept_digest
 from ppoctl.data.loaders import load_dataset
 from ppoctl.errors import EnvironmentProblemError, MissingAssetError, PpoctlError, RecipeError, quoted
 from ppoctl.model.folder import is_hub_id, local_folder
@@ -58,7 +58,7 @@ def fetch(recipe: Recipe, say: Callable[[str], None]) -> None:
             load_dataset(table.dataset, dotted(key))
 
 
-def assets(recipe: Recipe, told: Progress | None = None) -> Iterator[Asset]:
+def assets(recipe: Recipe, told: OnDigestProgress | None = None) -> Iterator[Asset]:
     """Everything that the recipe names and that lies here, read for its digest; `faults` says what is missing."""
     for key, path in _models(recipe):
         folder = local_folder(path)
@@ -197,7 +197,7 @@ def _files_if_there(table: StoredRows, key: str) -> list[Path]:
         return [Path(table.path)] if isinstance(table.path, str) else [Path(each) for each in table.path or ()]
 
 
-def _folder(key: str, folder: Path, files: Sequence[Path], told: Progress | None) -> Asset:
+def _folder(key: str, folder: Path, files: Sequence[Path], told: OnDigestProgress | None) -> Asset:
     found = [(file.name, kept_digest(file, told)) for file in files]
     listing = "\n".join(f"{name} {digest.sha256}" for name, digest in found)
     size = sum(digest.size for _, digest in found)

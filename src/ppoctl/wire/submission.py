@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ppoctl.batch.kept_digests import Progress, kept_digest
+from ppoctl.batch.kept_digests import OnDigestProgress, kept_digest
 from ppoctl.data.index import digests_of
 from ppoctl.errors import RecipeError, SlurmError, quoted
 from ppoctl.recipe.as_written import paths_as_written
@@ -91,7 +91,7 @@ def submit_new(
     options: Sequence[str],
     *,
     links: int = 1,
-    progress: Progress | None = None,
+    progress: OnDigestProgress | None = None,
 ) -> Submitted:
     """Make the directory of a new run, and submit it. Where Slurm refuses nothing is left. Raises RunExistsError,
     RecipeError, SlurmError, StorageError."""

@@ -11,11 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ppoctl.engines.child.process import ChildProcess, Target, started_ahead, taken
+from ppoctl.engines.child.process import ChildFactory, ChildProcess, started_ahead, taken
 from ppoctl.errors import ProcessLostError
 
 HERE = str(Path(__file__).parent)
-COUNTER = Target("child_target:Counter", (40,), 3)
+COUNTER = ChildFactory("child_target:Counter", (40,), 3)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_what_a_method_raises_is_raised_here_with_its_stack_and_the_next_questio
 def test_what_making_it_raises_is_raised_by_whoever_asks_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", HERE)
     with pytest.raises(ValueError, match="no room"):
-        ChildProcess("it", Target("child_target:refuse", ("no room",), 1)).call("add", [1])
+        ChildProcess("it", ChildFactory("child_target:refuse", ("no room",), 1)).call("add", [1])
 
 
 def test_one_that_is_killed_is_lost_during_what_was_asked_and_starts_again(
@@ -121,9 +121,9 @@ def test_it_ends_with_its_parent_whatever_it_is_doing(tmp_path: Path, how: str) 
 def test_one_that_was_started_ahead_is_taken_once_and_the_others_are_ended(
     child: ChildProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = ChildProcess("another", Target("child_target:Counter", (1,), 3))
+    other = ChildProcess("another", ChildFactory("child_target:Counter", (1,), 3))
     with started_ahead(child, other):
-        assert taken(Target("child_target:Counter", (2,), 3)) is None
+        assert taken(ChildFactory("child_target:Counter", (2,), 3)) is None
         found = taken(COUNTER)
         assert found is child
         assert taken(COUNTER) is None

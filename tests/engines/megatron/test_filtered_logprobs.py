@@ -11,7 +11,7 @@ from ppoctl.batch.grid import pack
 from ppoctl.batch.sequences import Sequences
 from ppoctl.engines.megatron import logprobs as module
 from ppoctl.engines.megatron.filters import thresholds
-from ppoctl.engines.megatron.logprobs import Barred, FrozenOutputs, LogprobSettings, TokenOutputs, token_logprobs
+from ppoctl.engines.megatron.logprobs import Barred, FrozenOutputs, LogprobSettings, PositionOutputs, token_logprobs
 from ppoctl.engines.megatron.packed_input import ReadSettings, packed_input
 from ppoctl.ports import Asked
 
@@ -67,7 +67,7 @@ def asked_of(filters: str, **more: float) -> Asked:
     return Asked(**{"temperature": 0.8, "entropy": True, "full_kl": True, **FILTERS[filters], **more})  # type: ignore[arg-type]
 
 
-def by_the_engine(settings: LogprobSettings, hidden: Tensor, weight: Tensor) -> TokenOutputs:
+def by_the_engine(settings: LogprobSettings, hidden: Tensor, weight: Tensor) -> PositionOutputs:
     _, _, other, moved, targets = inputs(torch.float32)
     return token_logprobs(hidden, weight, targets, settings, None, FrozenOutputs(other, moved))
 

@@ -16,7 +16,7 @@ from ppoctl.engines.megatron import logprobs
 from ppoctl.engines.megatron.rank import TrainerSettings
 from ppoctl.model.reading import read_shape
 from ppoctl.plan.memory import activations
-from ppoctl.plan.memory.part import Microbatch, Precision
+from ppoctl.plan.memory.part import MicrobatchShape, Precision
 from ppoctl.plan.memory.trainer import RankBytes, Training, ranks_of, state_bytes
 from ppoctl.recipe.schema import ByTokens, ParallelTable, Recompute
 
@@ -140,9 +140,9 @@ def opened(pool: RankPool, folders: Callable[[str], Path]) -> Callable[..., Case
     return open_
 
 
-def full_microbatch(rows: int, context: int = 1) -> Microbatch:
+def full_microbatch(rows: int, context: int = 1) -> MicrobatchShape:
     longest = PROMPT + RESPONSE - 1
-    return Microbatch(rows * longest // context, rows * RESPONSE // context, 512, longest)
+    return MicrobatchShape(rows * longest // context, rows * RESPONSE // context, 512, longest)
 
 
 def close(expected: int, found: int, within: float = WITHIN) -> bool:
@@ -242,7 +242,9 @@ def test_forwards_without_gradient_have_microbatches_of_their_own(pool: RankPool
         assert close(getattr(expected, call), peak)
 
 
-def _training(parallel: ParallelTable, update: Microbatch, forward: Microbatch, microbatches: int) -> Training:
+def _training(
+    parallel: ParallelTable, update: MicrobatchShape, forward: MicrobatchShape, microbatches: int
+) -> Training:
     return Training("actor", read_shape(QUICKSTART), parallel, Precision(4, "cpu"), update, forward, microbatches)
 
 

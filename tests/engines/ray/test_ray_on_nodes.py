@@ -19,7 +19,7 @@ import ray
 from ppoctl.engines.ray import steps
 from ppoctl.engines.ray.cluster import RayCluster
 from ppoctl.engines.ray.placement import DevicePlacement
-from ppoctl.engines.ray.processes import Group, RayProcesses
+from ppoctl.engines.ray.processes import GroupSettings, RayProcesses
 from ppoctl.engines.ray.steps import JobNodes
 from ppoctl.errors import EnvironmentProblemError, ProcessLostError
 from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
@@ -93,7 +93,7 @@ def cluster(folder: Path) -> Iterator[RayCluster]:
 
 @pytest.fixture(scope="module")
 def actor(cluster: RayCluster) -> Iterator[RayProcesses]:
-    made = RayProcesses(Group("actor", "actor", 2, worker(), 2, 120.0, 60.0), cluster)
+    made = RayProcesses(GroupSettings("actor", "actor", 2, worker(), 2, 120.0, 60.0), cluster)
     made.call("meeting_place")
     yield made
     made.close()

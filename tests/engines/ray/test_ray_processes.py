@@ -28,7 +28,7 @@ from ppoctl.engines.megatron import process_group
 from ppoctl.engines.ray import processes as processes_module
 from ppoctl.engines.ray.cluster import RayCluster
 from ppoctl.engines.ray.placement import DevicePlacement
-from ppoctl.engines.ray.processes import Deadline, Group, Pending, RayProcesses, first_done
+from ppoctl.engines.ray.processes import Deadline, GroupSettings, Pending, RayProcesses, first_done
 from ppoctl.errors import EnvironmentProblemError, HangError, NonFiniteError, ProcessLostError
 from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
 from ppoctl.weights.bucket import Bucket, bucket_of, flatten
@@ -145,12 +145,12 @@ def cluster(forks: None) -> Iterator[RayCluster]:
 
 
 @pytest.fixture(scope="module")
-def group() -> Group:
-    return Group("actor", "actor", 2, worker(), threads=5, start_deadline_s=60.0, call_deadline_s=60.0)
+def group() -> GroupSettings:
+    return GroupSettings("actor", "actor", 2, worker(), threads=5, start_deadline_s=60.0, call_deadline_s=60.0)
 
 
 @pytest.fixture(scope="module")
-def processes(cluster: RayCluster, group: Group) -> Iterator[RayProcesses]:
+def processes(cluster: RayCluster, group: GroupSettings) -> Iterator[RayProcesses]:
     """One group for all: starting one takes longer than a test; where a test breaks it, the next one starts it."""
     made = RayProcesses(group, cluster)
     yield made
@@ -285,7 +285,7 @@ def test_an_error_that_no_death_explains_is_raised_as_it_was(processes, monkeypa
 
 
 def test_groups_that_are_started_ahead_start_side_by_side_and_say_what_went_wrong_when_they_are_asked(
-    cluster: RayCluster, group: Group
+    cluster: RayCluster, group: GroupSettings
 ) -> None:
     def broken(rank: int, size: int, address: str) -> None:
         raise NonFiniteError("cannot be made")

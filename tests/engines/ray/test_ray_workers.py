@@ -10,7 +10,7 @@ import pytest
 
 from ppoctl.engines.ray.cluster import RayCluster
 from ppoctl.engines.ray.placement import DevicePlacement
-from ppoctl.engines.ray.processes import Group, RayProcesses
+from ppoctl.engines.ray.processes import GroupSettings, RayProcesses
 from ppoctl.errors import ProcessLostError
 from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
 
@@ -40,7 +40,7 @@ def test_they_start_answer_and_die_as_forked_ones_do() -> None:
         start_deadline_s=120.0,
         object_store_bytes=OBJECT_STORE_BYTES,
     )
-    group = Group("actor", "actor", 2, worker(), threads=1, start_deadline_s=120.0, call_deadline_s=60.0)
+    group = GroupSettings("actor", "actor", 2, worker(), threads=1, start_deadline_s=120.0, call_deadline_s=60.0)
     processes = RayProcesses(group, cluster)
     try:
         answers = processes.call("who")

@@ -28,7 +28,7 @@ START = 0
 
 
 @dataclass(frozen=True)
-class Target:
+class ChildFactory:
     """What the process makes: a function of a module, called there with these arguments."""
 
     entry: str
@@ -55,7 +55,7 @@ class Failure:
 class ChildProcess:
     """The process of one object. Nothing is started before it is first asked, or started ahead."""
 
-    def __init__(self, name: str, target: Target) -> None:
+    def __init__(self, name: str, target: ChildFactory) -> None:
         """`name` is for errors, and for whoever shows what is being prepared."""
         self.name = name
         self.target = target
@@ -187,7 +187,7 @@ def started_ahead(*children: ChildProcess) -> Iterator[None]:
             _ahead.pop().close()
 
 
-def taken(target: Target) -> ChildProcess | None:
+def taken(target: ChildFactory) -> ChildProcess | None:
     """The process that was started ahead to make this, which is the caller's from now on."""
     for child in _ahead:
         if child.target == target:

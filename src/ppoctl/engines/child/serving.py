@@ -19,7 +19,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-from ppoctl.engines.child.process import START, Failure, Target
+from ppoctl.engines.child.process import START, ChildFactory, Failure
 
 
 def main() -> NoReturn:
@@ -49,7 +49,7 @@ def _serve(connection: Connection) -> None:
     connection.recv()  # nothing comes
 
 
-def _made(target: Target) -> Any:
+def _made(target: ChildFactory) -> Any:
     module, _, name = target.entry.partition(":")
     make = getattr(importlib.import_module(module), name)
     if (torch := sys.modules.get("torch")) is not None:

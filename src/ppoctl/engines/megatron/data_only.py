@@ -54,7 +54,7 @@ class DataOnly(TorchDistLoadShardedStrategy):
                 tensor.key: tensor for tensor in tensors if tensor.allow_shape_mismatch
             },
         )
-        load_state_dict(state, _Reader(checkpoint_dir, self._metadata), planner=planner)
+        load_state_dict(state, _ChunkReader(checkpoint_dir, self._metadata), planner=planner)
         unwrapped = {key: _unwrap_pyt_sharded_tensor(value) for key, value in state.items()}
         loaded: dict[str, Any] = _replace_sharded_keys_with_state_dict_keys(unwrapped, flat, renamed)
         _restore_dict_types(loaded, sharded_state_dict)
@@ -85,7 +85,7 @@ class CommonDataOnly(TorchCommonLoadStrategy):
         return found
 
 
-class _Reader(FileSystemReader):
+class _ChunkReader(FileSystemReader):
     """Reads chunks, and no metadata."""
 
     def __init__(self, folder: Path | str, metadata: Metadata) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ppoctl.ports import Asked
 
-Group = torch.distributed.ProcessGroup | None
+RankGroup = torch.distributed.ProcessGroup | None
 """The ranks that have the other ids; None: there are none."""
 
 LEFT_OUT = -1e9
@@ -22,7 +22,7 @@ _HALVINGS = 25
 """They bring an interval of some thirty nats below float32's resolution."""
 
 
-def thresholds(x: Float[Tensor, "n v"], asked: Asked, *, num_ids: int, group: Group) -> Float[Tensor, " n"]:
+def thresholds(x: Float[Tensor, "n v"], asked: Asked, *, num_ids: int, group: RankGroup) -> Float[Tensor, " n"]:
     """Smallest logit that each position keeps, from divided logits of this rank's ids (there may be none).
 
     In vLLM's order: min-p, the ids at least `min_p` times as likely as the likeliest; of those the `top_k` likeliest;
@@ -41,13 +41,13 @@ def thresholds(x: Float[Tensor, "n v"], asked: Asked, *, num_ids: int, group: Gr
     return smallest
 
 
-def lowered_to(smallest: Float[Tensor, " n"], drawn: Float[Tensor, " n"], group: Group) -> Float[Tensor, " n"]:
+def lowered_to(smallest: Float[Tensor, " n"], drawn: Float[Tensor, " n"], group: RankGroup) -> Float[Tensor, " n"]:
     """Thresholds that keep the id that was drawn too: rounding, or training since, may have put it below. `drawn` is
     its logit, minus infinity where another rank has it."""
     return torch.minimum(smallest, _reduced(drawn.clone(), torch.distributed.ReduceOp.MAX, group))
 
 
-def _kth_largest(x: Float[Tensor, "n v"], k: int, group: Group) -> Float[Tensor, " n"]:
+def _kth_largest(x: Float[Tensor, "n v"], k: int, group: RankGroup) -> Float[Tensor, " n"]:
     """Minus infinity where there are fewer than k."""
     found = x.topk(min(k, x.shape[1]), -1).values
     found = torch.nn.functional.pad(found, (0, k - found.shape[1]), value=-torch.inf)
@@ -58,7 +58,7 @@ def _kth_largest(x: Float[Tensor, "n v"], k: int, group: Group) -> Float[Tensor,
     return found[:, -1]
 
 
-def _edge(mass: Float[Tensor, "n v"], top_p: float, num_ids: int, group: Group) -> Float[Tensor, " n"]:
+def _edge(mass: Float[Tensor, "n v"], top_p: float, num_ids: int, group: RankGroup) -> Float[Tensor, " n"]:
     """Log of the mass above which ids have the share `top_p` of all, by halving an interval: a pass and one number
     per position each time, and no sorting. The likeliest id has a mass of 1, so that ids below the interval together
     have less than may be left out."""
@@ -80,7 +80,7 @@ def _largest(x: Float[Tensor, "n v"]) -> Float[Tensor, " n"]:
 def _reduced(
     found: Float[Tensor, " n"],
     how: torch.distributed.ReduceOp.RedOpType,
-    group: Group,
+    group: RankGroup,
 ) -> Float[Tensor, " n"]:
     if group is not None:
         torch.distributed.all_reduce(found, how, group=group)

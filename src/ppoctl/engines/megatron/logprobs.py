@@ -45,7 +45,7 @@ class LogprobSettings(NamedTuple):
     """Ids that are left out before the filters; a target never is. None: all may be drawn."""
 
 
-class TokenOutputs(NamedTuple):
+class PositionOutputs(NamedTuple):
     """What the last pipeline stage says about the positions read; float32."""
 
     outputs: Float[Tensor, " n"]
@@ -93,7 +93,7 @@ def token_logprobs(
     settings: LogprobSettings,
     vocabulary: VocabularyShard | None = None,
     reference: FrozenOutputs | None = None,
-) -> TokenOutputs:
+) -> PositionOutputs:
     """log p(target) of each position and, where asked, the entropy of p and KL(p || reference) (nats); float32,
     differentiable.
 
@@ -114,7 +114,7 @@ def token_logprobs(
     frozen = () if reference is None else (reference.hidden, reference.weight)
     logprobs, entropy, full_kl = _TokenLogprobs.apply(hidden, weight, targets, settings, shard, *frozen)
     asked = settings.asked
-    return TokenOutputs(logprobs, entropy if asked.entropy else None, full_kl if asked.full_kl else None)
+    return PositionOutputs(logprobs, entropy if asked.entropy else None, full_kl if asked.full_kl else None)
 
 
 class _TokenLogprobs(torch.autograd.Function):

@@ -25,7 +25,7 @@ from ppoctl.engines.megatron.config import transformer_config
 from ppoctl.engines.megatron.layer_spec import layer_spec
 from ppoctl.engines.megatron.logprobs import (
     LogprobSettings,
-    TokenOutputs,
+    PositionOutputs,
     VocabularyShard,
     token_logprobs,
 )
@@ -77,7 +77,7 @@ class PackedModel(GPTModel):
         self.settings = settings
         self.first_layer = first_layer
 
-    def forward(self, packed: PackedInput) -> TokenOutputs | Tensor:
+    def forward(self, packed: PackedInput) -> PositionOutputs | Tensor:
         """Outputs of the positions read, or their hidden states alone; before the last pipeline stage, the hidden
         states to send on."""
         packed.rope = self._rope_tables(packed)
@@ -104,9 +104,9 @@ class PackedModel(GPTModel):
         if context is None:
             return found
         others = (None if outputs is None else context.of_all(outputs) for outputs in found[1:])
-        return TokenOutputs(context.of_all(found.outputs), *others)
+        return PositionOutputs(context.of_all(found.outputs), *others)
 
-    def read(self, hidden: Float[Tensor, "n hidden"], packed: PackedInput) -> TokenOutputs:
+    def read(self, hidden: Float[Tensor, "n hidden"], packed: PackedInput) -> PositionOutputs:
         """The output layer."""
         raise NotImplementedError
 
@@ -130,7 +130,7 @@ class LogprobModel(PackedModel):
         weight: Tensor = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
         return weight
 
-    def read(self, hidden: Float[Tensor, "n hidden"], packed: PackedInput) -> TokenOutputs:
+    def read(self, hidden: Float[Tensor, "n hidden"], packed: PackedInput) -> PositionOutputs:
         weight, group = self.output_weight, self.pg_collection.tp
         vocabulary = VocabularyShard(
             start=group.rank() * len(weight), total=self.settings.shape.vocab_size, group=group
@@ -153,8 +153,8 @@ class ValueModel(PackedModel):
         if self.post_process:
             self.output_layer = ValueHead(self.config, settings.device)
 
-    def read(self, hidden: Float[Tensor, "n hidden"], packed: PackedInput) -> TokenOutputs:  # noqa: ARG002
-        return TokenOutputs(self.output_layer(hidden))
+    def read(self, hidden: Float[Tensor, "n hidden"], packed: PackedInput) -> PositionOutputs:  # noqa: ARG002
+        return PositionOutputs(self.output_layer(hidden))
 
 
 class ScoreModel(ValueModel):

@@ -41,10 +41,10 @@ from ppoctl.engines.megatron.offload import HostMemory
 from ppoctl.engines.megatron.out_of_memory import named_out_of_memory
 from ppoctl.engines.megatron.packed_input import ReadSettings
 from ppoctl.engines.megatron.process_group import COLLECTIVE_S, ensure_process_group
-from ppoctl.engines.megatron.reference import Reference
+from ppoctl.engines.megatron.reference import ReferenceModel
 from ppoctl.engines.megatron.schedule import (
     Found,
-    Stages,
+    ModelChunks,
     reduce_gradients,
     run_forward,
     run_forward_backward,
@@ -125,7 +125,7 @@ class MegatronRank(SendingRank):
         self._source: tuple[Path, ModelShape] | None = None
         self._stages: list[DistributedDataParallel] = []
         self._optimizer: MegatronOptimizer | None = None
-        self._reference = Reference(self._build, self._read_source)
+        self._reference = ReferenceModel(self._build, self._read_source)
         self._saving: tuple[Path, RankSaving]
         self._host = HostMemory()
 
@@ -332,7 +332,7 @@ class MegatronRank(SendingRank):
     def _share(self, microbatches: Sequence[Microbatch], found: Sequence[Found]) -> Share | None:
         return share_of(microbatches, found) if self._sees_outputs() else None
 
-    def _forward(self, stages: Stages, sequences: Sequences, asked: Asked) -> Share | None:
+    def _forward(self, stages: ModelChunks, sequences: Sequences, asked: Asked) -> Share | None:
         rows = torch.arange(sequences.num_seqs)
         microbatches = cut_rows(sequences, rows, self._cut(asked, with_gradient=False))
         # The reference's hidden states of a group are in memory together: as many as pipeline ranks have under way.

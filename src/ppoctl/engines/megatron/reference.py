@@ -7,7 +7,7 @@ from torch import Tensor
 from ppoctl.engines.megatron.model import PackedModel
 
 
-class Reference:
+class ReferenceModel:
     """The initial weights in the model's dtype, read on first use and never from a saved state: a run that was
     resumed keeps its anchor."""
 

@@ -16,12 +16,12 @@ from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
-from ppoctl.engines.megatron.logprobs import FrozenOutputs, TokenOutputs
+from ppoctl.engines.megatron.logprobs import FrozenOutputs, PositionOutputs
 from ppoctl.engines.megatron.microbatches import Microbatch, Share
 from ppoctl.engines.megatron.model import LogprobModel
 from ppoctl.ports import Said, stacked
 
-Stages = Sequence[torch.nn.Module]
+ModelChunks = Sequence[torch.nn.Module]
 """This rank's pipeline stages."""
 
 LossOf = Callable[[Microbatch, Said], Float[Tensor, ""]]
@@ -36,21 +36,21 @@ class Found:
     loss: float = 0.0
 
 
-def run_forward(stages: Stages, microbatches: Sequence[Microbatch]) -> list[Found]:
+def run_forward(stages: ModelChunks, microbatches: Sequence[Microbatch]) -> list[Found]:
     """What the model says about each microbatch, on the last pipeline stage (elsewhere nothing); no gradient."""
 
-    def collect(microbatch: Microbatch, outputs: TokenOutputs, **_: bool) -> Found:
+    def collect(microbatch: Microbatch, outputs: PositionOutputs, **_: bool) -> Found:
         return Found(_on_grid(microbatch, outputs))
 
     with torch.no_grad():
         return _run(stages, microbatches, collect)
 
 
-def run_forward_backward(stages: Stages, microbatches: Sequence[Microbatch], loss_of: LossOf) -> list[Found]:
+def run_forward_backward(stages: ModelChunks, microbatches: Sequence[Microbatch], loss_of: LossOf) -> list[Found]:
     """What the model says about each microbatch, as `run_forward`; the gradient of the summed losses is left in the
     model's gradient buffers, reduced over all ranks."""
 
-    def loss_func(microbatch: Microbatch, outputs: TokenOutputs) -> tuple[Tensor, Tensor, Found]:
+    def loss_func(microbatch: Microbatch, outputs: PositionOutputs) -> tuple[Tensor, Tensor, Found]:
         said = _on_grid(microbatch, outputs)
         loss = 0.0 * outputs.outputs.sum() if microbatch.is_idle else loss_of(microbatch, said)
         found = Found(said.each(Tensor.detach), float(loss.detach()))
@@ -91,7 +91,7 @@ def reduce_gradients(model: list[torch.nn.Module], _: Tensor | None, **settings:
 
 
 def _run(
-    stages: Stages, microbatches: Sequence[Microbatch], loss_func: Callable[..., Any], *, backward: bool = False
+    stages: ModelChunks, microbatches: Sequence[Microbatch], loss_func: Callable[..., Any], *, backward: bool = False
 ) -> list[Any]:
     def forward_step(data: Iterator[Microbatch], stage: torch.nn.Module) -> tuple[Any, Any]:
         microbatch = next(data)
@@ -111,7 +111,7 @@ def _run(
     return collected
 
 
-def _on_grid(microbatch: Microbatch, outputs: TokenOutputs) -> Said:
+def _on_grid(microbatch: Microbatch, outputs: PositionOutputs) -> Said:
     def on_grid(values: Float[Tensor, " n"]) -> Float[Tensor, "m R"]:
         if microbatch.is_idle:
             return torch.zeros(0, microbatch.packed.num_columns)

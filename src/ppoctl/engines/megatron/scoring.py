@@ -24,7 +24,7 @@ from ppoctl.recipe.schema import BySequences, ParallelTable
 _CHUNK_TOKENS = 256
 
 
-class Scorer:
+class CheckpointScorer:
     """A torch_dist checkpoint as a model of one process, whatever layout it was saved under. `rounded_to`: weights
     are rounded to that dtype first."""
 

@@ -45,7 +45,7 @@ class Deadline(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Group:
+class GroupSettings:
     """Settings of the processes of one role, or of one of its engines."""
 
     name: str
@@ -72,7 +72,7 @@ class RayProcesses:
     """A group of processes in Ray. Nothing is started before the group is first asked; after an error it is gone, and
     the next question starts it anew."""
 
-    def __init__(self, group: Group, cluster: RayCluster) -> None:
+    def __init__(self, group: GroupSettings, cluster: RayCluster) -> None:
         self.group = group
         self.cluster = cluster
         self.ranks: list[Any] = []

@@ -4,14 +4,14 @@ driver has imported anything that takes long."""
 from dataclasses import replace
 from typing import Any
 
-from ppoctl.engines.child.process import ChildProcess, Pending, Target, taken
+from ppoctl.engines.child.process import ChildFactory, ChildProcess, Pending, taken
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.errors import PpoctlError
 
 
 def engine_process(settings: VllmSettings, threads: int, folder: str | None = None) -> ChildProcess:
     """The process of an engine, which begins on the weights of `folder` where there is one."""
-    return ChildProcess("vLLM", Target("ppoctl.engines.vllm.hosts:open_alone", (settings, folder), threads))
+    return ChildProcess("vLLM", ChildFactory("ppoctl.engines.vllm.hosts:open_alone", (settings, folder), threads))
 
 
 class OwnProcess:

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import torch
 
 from ppoctl.device import on_gpu
-from ppoctl.engines.child.process import ChildProcess, Target
+from ppoctl.engines.child.process import ChildFactory, ChildProcess
 from ppoctl.engines.vllm.engine import drawing_error, end, started
 from ppoctl.engines.vllm.log import write_log
 from ppoctl.engines.vllm.settings import VllmSettings
@@ -97,7 +97,7 @@ class OwnPooling:
     """An `engines.megatron.ranks.Ranks` of one engine, in a process of its own on this machine."""
 
     def __init__(self, settings: PoolingSettings, threads: int) -> None:
-        target = Target("ppoctl.engines.vllm.pooling:open_pooling", (settings,), threads)
+        target = ChildFactory("ppoctl.engines.vllm.pooling:open_pooling", (settings,), threads)
         self._child = ChildProcess(f"vLLM for `{settings.role}`", target)
 
     def call(self, method: str, *arguments: Any) -> list[Any]:

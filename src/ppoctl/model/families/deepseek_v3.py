@@ -8,7 +8,7 @@ from typing import Any
 
 from ppoctl.model.families.llama import DEFAULTS, IGNORES, READS, REQUIRES
 from ppoctl.model.families.qwen import fewer_than_all
-from ppoctl.model.fields import Family, From, Only, Record, UnsupportedValueError, off, on
+from ppoctl.model.fields import Family, From, NestedFields, Only, UnsupportedValueError, off, on
 from ppoctl.model.rope import YarnScaling, read_rope
 from ppoctl.model.shape import ExpertShape, LatentShape, SigmoidRouting
 
@@ -64,7 +64,7 @@ DEEPSEEK_V3 = Family(
         "head_dim": From("qk_nope_head_dim qk_rope_head_dim", lambda nope, rope: nope + rope),
         "rope": From("rope_parameters", _plain_or_yarn),
         "attention_scale": From("rope_parameters qk_nope_head_dim qk_rope_head_dim", _attention_scale),
-        "latent": Record(
+        "latent": NestedFields(
             LatentShape,
             {
                 "query_rank": From("q_lora_rank"),
@@ -75,7 +75,7 @@ DEEPSEEK_V3 = Family(
                 "norm_eps": From("", lambda: 1e-6),  # in transformers' code, whatever `rms_norm_eps` says
             },
         ),
-        "experts": Record(
+        "experts": NestedFields(
             ExpertShape,
             {
                 "count": From("n_routed_experts"),
@@ -84,7 +84,7 @@ DEEPSEEK_V3 = Family(
                 "renormalise": From("norm_topk_prob"),
                 "layers": From("first_k_dense_replace num_hidden_layers", _layers),
                 "shared_ffn_hidden_size": From("n_shared_experts moe_intermediate_size", _shared),
-                "sigmoid": Record(
+                "sigmoid": NestedFields(
                     SigmoidRouting,
                     {
                         "groups": From("n_group n_routed_experts", _groups),

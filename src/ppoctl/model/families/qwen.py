@@ -8,8 +8,8 @@ from ppoctl.model.fields import (
     Allowed,
     Family,
     From,
+    NestedFields,
     Only,
-    Record,
     UnsupportedValueError,
     off,
     only_full_attention,
@@ -66,7 +66,7 @@ QWEN2_MOE = replace(
     classes="Qwen2Moe",
     reads={
         **QWEN2.reads,
-        "experts": Record(
+        "experts": NestedFields(
             partial(ExpertShape, shared_gate=True),
             {**_expert_reads("num_experts"), "shared_ffn_hidden_size": From("shared_expert_intermediate_size")},
         ),
@@ -104,7 +104,7 @@ QWEN3 = Family(
 QWEN3_MOE = replace(
     QWEN3,
     classes="Qwen3Moe",
-    reads={**QWEN3.reads, "experts": Record(ExpertShape, _expert_reads("num_local_experts"))},
+    reads={**QWEN3.reads, "experts": NestedFields(ExpertShape, _expert_reads("num_local_experts"))},
     defaults={
         **_DEFAULTS,
         "num_hidden_layers": 24,

@@ -26,7 +26,7 @@ them turned, V channels of a head's values.
   square. Norms over heads are counted with attention.
 """
 
-from ppoctl.plan.memory.part import Microbatch, Part
+from ppoctl.plan.memory.part import MicrobatchShape, Part
 
 
 def norm_bytes(part: Part, width: int) -> int:
@@ -72,7 +72,7 @@ def norm_at_work(part: Part) -> int:
     return total
 
 
-def attention_bytes(part: Part, batch: Microbatch, layer: int) -> int:
+def attention_bytes(part: Part, batch: MicrobatchShape, layer: int) -> int:
     """Bytes that the attention of a layer keeps."""
     shape, weight = part.shape, part.precision.weight
     queries, values = shape.query_channels, shape.output_channels
@@ -98,7 +98,7 @@ def pair_bytes(part: Part) -> int:
     return part.shape.num_heads * (4 + part.precision.weight * copies) // part.layout.tensor + 1
 
 
-def _read_bytes(part: Part, batch: Microbatch, layer: int) -> int:
+def _read_bytes(part: Part, batch: MicrobatchShape, layer: int) -> int:
     """Bytes of the keys and values that a layer keeps on all tensor ranks together: all tokens that are read, where
     context ranks gather them; in latent attention, and in a bfloat16 model on a CPU, the copies that are attended to;
     else keys, and values inside the fused projection."""
@@ -112,7 +112,7 @@ def _read_bytes(part: Part, batch: Microbatch, layer: int) -> int:
     return batch.tokens * weight * (shape.query_channels + 3 * shape.key_channels)
 
 
-def attention_at_work(part: Part, batch: Microbatch, layer: int) -> int:
+def attention_at_work(part: Part, batch: MicrobatchShape, layer: int) -> int:
     """Peak bytes of a layer's attention, without gradient: the projections, queries laid together, both rotated; the
     output. On a CPU outputs of single sequences and all of them in float32, in a bfloat16 model beside float32
     inputs. Where attention is written out, the scores of one sequence in a few copies. Keys and values that context

@@ -23,7 +23,7 @@ REFERENCE_CELL_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Batch:
+class StepBatch:
     """The sequences of one PPO step, all of full length."""
 
     sequences: int
@@ -54,10 +54,10 @@ class DriverBytes:
         return max(self.samples, self.records)
 
 
-def batch_of(recipe: Recipe, *, sequences: int | None = None) -> Batch:
+def batch_of(recipe: Recipe, *, sequences: int | None = None) -> StepBatch:
     """The sequences of a step; `sequences` replaces their number."""
     rollout, kl = recipe.rollout, recipe.ppo.kl
-    return Batch(
+    return StepBatch(
         sequences=sequences or sequences_per_step(recipe),
         prompt_tokens=rollout.max_prompt_tokens,
         response_tokens=rollout.max_new_tokens,
@@ -66,7 +66,7 @@ def batch_of(recipe: Recipe, *, sequences: int | None = None) -> Batch:
     )
 
 
-def records_of(batch: Batch) -> dict[str, int]:
+def records_of(batch: StepBatch) -> dict[str, int]:
     """Bytes that a step writes into the run directory, by stage, but for two small records of updates. Each record is
     one file."""
     rows, cells = batch.sequences, batch.cells
@@ -81,7 +81,7 @@ def records_of(batch: Batch) -> dict[str, int]:
     }
 
 
-def driver_bytes(batch: Batch) -> DriverBytes:
+def driver_bytes(batch: StepBatch) -> DriverBytes:
     """Bytes that the driver holds during one step."""
     records = records_of(batch)
     samples = batch.cells * SAMPLE_TOKEN_BYTES + batch.cells * TEXT_BYTES_PER_TOKEN
@@ -89,12 +89,12 @@ def driver_bytes(batch: Batch) -> DriverBytes:
     return DriverBytes(samples + records["rollout"], 2 * sum(records.values()))
 
 
-def sequences_bytes(batch: Batch) -> int:
+def sequences_bytes(batch: StepBatch) -> int:
     """Bytes of a step's token ids, with two lengths for each row: what all processes of trained roles read once."""
     return batch.cells * ID_BYTES + batch.sequences * (ID_BYTES * batch.prompt_tokens + 2 * 8)
 
 
-def update_input_bytes(batch: Batch, role: str) -> int:
+def update_input_bytes(batch: StepBatch, role: str) -> int:
     """Bytes that every process of a role reads for an update: the sequences, and the grids of the loss."""
     cell = OBJECTIVE_CELL_BYTES[role]
     if role == "actor" and batch.reference_in_loss:

@@ -16,7 +16,7 @@ from ppoctl.plan.memory.attention import pair_bytes
 from ppoctl.plan.memory.driver import batch_of, driver_bytes, records_of
 from ppoctl.plan.memory.generator import TransferBytes, bucket_bytes, copies_of, generator_bytes
 from ppoctl.plan.memory.items import Sizes
-from ppoctl.plan.memory.part import Microbatch, Part, Precision
+from ppoctl.plan.memory.part import MicrobatchShape, Part, Precision
 from ppoctl.plan.memory.pipeline import stages_of
 from ppoctl.plan.memory.pools import Pool, StageBytes, fullest_node, gpu_pools, machine_pool
 from ppoctl.plan.memory.residency import schedule_of
@@ -233,11 +233,11 @@ def training_of(recipe: Recipe, role: str, shape: ModelShape, at: Precision) -> 
     table: TrainedTable = getattr(recipe, role)
     layout, longest = layouts(recipe)[role], longest_sequence(recipe)
 
-    def microbatch(rows: int, *, with_gradient: bool) -> Microbatch:
+    def microbatch(rows: int, *, with_gradient: bool) -> MicrobatchShape:
         of_a_rank = ceil(rows / layout.data)
         most = most_tokens(table.batching, of_a_rank, longest, with_gradient=with_gradient)
         tokens = ceil(most / layout.context)
-        return Microbatch(tokens, tokens, table.batching.logits_chunk_tokens, min(longest, most))
+        return MicrobatchShape(tokens, tokens, table.batching.logits_chunk_tokens, min(longest, most))
 
     return Training(
         role=role,

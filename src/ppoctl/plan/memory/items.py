@@ -16,9 +16,9 @@ from ppoctl.plan.memory.assumed import (
     STAGING_BYTES,
     VLLM_BYTES,
 )
-from ppoctl.plan.memory.driver import Batch, DriverBytes, object_store_bytes, update_input_bytes
+from ppoctl.plan.memory.driver import DriverBytes, StepBatch, object_store_bytes, update_input_bytes
 from ppoctl.plan.memory.generator import GeneratorBytes, TransferBytes
-from ppoctl.plan.memory.residency import Item, Place, Schedule
+from ppoctl.plan.memory.residency import MemoryItem, MemoryPlace, ResidencySchedule
 from ppoctl.plan.memory.scoring import ScoringBytes
 from ppoctl.plan.memory.trainer import RankBytes, RoleBytes
 from ppoctl.recipe.origins import dotted
@@ -43,13 +43,13 @@ class Sizes:
     generator: GeneratorBytes
     driver: DriverBytes
     sending: TransferBytes
-    batch: Batch
-    schedule: Schedule
+    batch: StepBatch
+    schedule: ResidencySchedule
     scoring: Mapping[str, ScoringBytes]
     """Reward models by the key of their table."""
 
 
-def process_items(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> Iterator[Item]:
+def process_items(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> Iterator[MemoryItem]:
     """Items of one process of a role."""
     if role == "generator":
         yield from _engine_items(recipe, sizes)
@@ -61,26 +61,26 @@ def process_items(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> Iterato
     runs_vllm = role == "generator" or _is_scored_by_vllm(recipe, role)
     if is_one_process(recipe) and not runs_vllm:  # in the driver
         return
-    yield Item("libraries", VLLM_BYTES if runs_vllm else RANK_BYTES, "host", role, _FEWER_PROCESSES)
+    yield MemoryItem("libraries", VLLM_BYTES if runs_vllm else RANK_BYTES, "host", role, _FEWER_PROCESSES)
     if sizes.device == "gpu":
         fewer_beside = _NO_LESS if recipe.cluster.placement == "apart" else _APART
-        yield Item("CUDA contexts", CUDA_CONTEXT_BYTES, "device", role, fewer_beside)
+        yield MemoryItem("CUDA contexts", CUDA_CONTEXT_BYTES, "device", role, fewer_beside)
         together = recipe.generator.tensor if role == "generator" else processes(recipe)[role]
         if together > 1:
-            yield Item("NCCL", COMMUNICATORS * COMMUNICATOR_BYTES, "device", role, fewer_beside)
+            yield MemoryItem("NCCL", COMMUNICATORS * COMMUNICATOR_BYTES, "device", role, fewer_beside)
         if recipe.cluster.weights == "broadcast" and role in ("actor", "generator"):
             links = layouts(recipe)["actor"].pipeline if role == "generator" else 1  # one for each sender
             stored = 'set `cluster.weights = "store"`'
-            yield Item("NCCL of weights", links * COMMUNICATOR_BYTES, "device", role, stored)
+            yield MemoryItem("NCCL of weights", links * COMMUNICATOR_BYTES, "device", role, stored)
 
 
 def _is_scored_by_vllm(recipe: Recipe, role: str) -> bool:
     return any(dotted(key) == role and table.engine == "vllm" for key, table in reward_models(recipe).items())
 
 
-def shared_items(recipe: Recipe, sizes: Sizes) -> Iterator[Item]:
+def shared_items(recipe: Recipe, sizes: Sizes) -> Iterator[MemoryItem]:
     """Items that there are once, however many processes a role has: weights on their way, the driver's, a node's."""
-    of_driver = partial(Item, place="host", role="driver")
+    of_driver = partial(MemoryItem, place="host", role="driver")
     first, *rest = sizes.schedule.stages
     less = "lower `rollout.prompts_per_step` or `rollout.max_new_tokens`"
     yield of_driver("samples and records", sizes.driver.samples, lower=less, stages=(first,))
@@ -88,37 +88,37 @@ def shared_items(recipe: Recipe, sizes: Sizes) -> Iterator[Item]:
     sent, draws = sizes.sending, sizes.schedule.of("draws")
     smaller = "lower `cluster.weights_bucket_mib`"
     for role, copies in sent.copies.items():
-        place: Place = "host" if role == "node" else "device"
-        yield Item("weights on their way", copies * sent.largest, place, role, smaller, draws)
+        place: MemoryPlace = "host" if role == "node" else "device"
+        yield MemoryItem("weights on their way", copies * sent.largest, place, role, smaller, draws)
     yield of_driver("published weights", sent.published, lower='set `cluster.weights = "store"`')
     alone = is_one_process(recipe)
     yield of_driver("libraries", RANK_BYTES, lower=_MORE_NODES if alone else _FEWER_PROCESSES)
     if alone and sizes.device == "gpu":
-        yield Item("CUDA contexts", CUDA_CONTEXT_BYTES, "device", "actor", _MORE_NODES)
+        yield MemoryItem("CUDA contexts", CUDA_CONTEXT_BYTES, "device", "actor", _MORE_NODES)
     if not alone and recipe.cluster.ray_address is None:  # a running Ray's is as large as it was started with
         without = "leave them out: without Ray there is none"
-        yield Item("object store", object_store_bytes(recipe), "host", "node", without)
+        yield MemoryItem("object store", object_store_bytes(recipe), "host", "node", without)
 
 
-def _engine_items(recipe: Recipe, sizes: Sizes) -> Iterator[Item]:
+def _engine_items(recipe: Recipe, sizes: Sizes) -> Iterator[MemoryItem]:
     engine, turn = sizes.generator, sizes.schedule.of("generator")
     smaller, less = "raise `generator.tensor`", "lower `generator.gpu_memory_frac`"
     if sizes.device == "cpu":
         smaller = "lower `generator.engines`" if recipe.generator.engines > 1 else "choose a smaller model"
         less = "lower `generator.kv_cache_mib`"
     # Nothing of it is moved: weights are sent again after a sleep.
-    yield Item("generator weights", engine.weights, "device", "generator", smaller, turn, "dropped")
-    yield Item("KV cache", engine.kv_cache, "device", "generator", less, turn, "dropped")
+    yield MemoryItem("generator weights", engine.weights, "device", "generator", smaller, turn, "dropped")
+    yield MemoryItem("KV cache", engine.kv_cache, "device", "generator", less, turn, "dropped")
     if sizes.device == "gpu" and recipe.generator.compile is not False:
-        yield Item("CUDA graphs", CUDA_GRAPHS_BYTES, "device", "generator", "set `generator.compile = false`")
+        yield MemoryItem("CUDA graphs", CUDA_GRAPHS_BYTES, "device", "generator", "set `generator.compile = false`")
 
 
-def _scoring_items(sizes: Sizes, role: str, rank: int) -> Iterator[Item]:
+def _scoring_items(sizes: Sizes, role: str, rank: int) -> Iterator[MemoryItem]:
     scoring = sizes.scoring[role]
     has, turn = scoring.ranks[rank // scoring.layout.stage_ranks], sizes.schedule.of("scoring")
     split = _MORE_NODES if sizes.device == "cpu" else f"raise `{role}.parallel.tensor` or `.pipeline`"
     less = f"lower `{role}.max_tokens`"
-    on_device = partial(Item, place="device", role=role)
+    on_device = partial(MemoryItem, place="device", role=role)
     yield on_device("reward model weights", has.weights, lower=split, stages=turn, between="moved")
     yield on_device("reward model gather buffer", has.gather_buffer, lower=less)
     yield on_device("reward model at work", has.forward, lower=less, stages=turn)
@@ -126,12 +126,12 @@ def _scoring_items(sizes: Sizes, role: str, rank: int) -> Iterator[Item]:
         yield on_device("fragments", int(FRAGMENTS_FRAC * has.forward), lower=less, stages=turn)
 
 
-def _device_items_of_rank(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> Iterator[Item]:
+def _device_items_of_rank(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> Iterator[MemoryItem]:
     has, schedule = _rank(recipe, sizes, role, rank), sizes.schedule
     weights, training = (schedule.of(f"{role} {part}") for part in ("weights", "training"))
     split, shared = _advice(recipe, sizes, role)
     reads, trains = (_smaller_microbatch(recipe, role, with_gradient=trains) for trains in (False, True))
-    on_device = partial(Item, place="device", role=role)
+    on_device = partial(MemoryItem, place="device", role=role)
     yield on_device(f"{role} weights", has.weights, lower=split, stages=weights, between="moved")
     yield on_device(f"{role} gradients", has.gradients, lower=split, stages=training, between="dropped")
     kept = has.main_weights + has.moments
@@ -146,8 +146,8 @@ def _device_items_of_rank(recipe: Recipe, sizes: Sizes, role: str, rank: int) ->
         yield on_device("fragments", in_updates, lower=trains, stages=schedule.of(f"{role} updates"))
 
 
-def _host_items_of_rank(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> Iterator[Item]:
-    on_host = partial(Item, place="host", role=role)
+def _host_items_of_rank(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> Iterator[MemoryItem]:
+    on_host = partial(MemoryItem, place="host", role=role)
     if not is_one_process(recipe):
         less = "lower `rollout.prompts_per_step` or `rollout.max_new_tokens`"
         yield on_host("rollouts in ranks", update_input_bytes(sizes.batch, role), lower=less)

@@ -47,7 +47,7 @@ class Part:
         """Bytes of a token's hidden state on this rank."""
         return self.precision.weight * self.shape.hidden_size // self.shares
 
-    def keys_seen(self, batch: "Microbatch") -> int:
+    def keys_seen(self, batch: "MicrobatchShape") -> int:
         """Tokens whose keys and values this rank's attention reads, at most: where context ranks split the tokens, in
         two chunks each (`engines.megatron.context_parallel`), also those before the chunks in their sequences."""
         ranks = self.layout.context
@@ -61,7 +61,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Microbatch:
+class MicrobatchShape:
     """One forward and backward pass of a rank."""
 
     tokens: int

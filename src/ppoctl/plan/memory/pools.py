@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from ppoctl.plan.memory.items import Sizes, process_items, shared_items
-from ppoctl.plan.memory.residency import Item, resident
+from ppoctl.plan.memory.residency import MemoryItem, resident
 from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, leaving, processes
 from ppoctl.recipe.schema import Recipe
 
@@ -34,16 +34,16 @@ class Pool:
     name: str
     room: int | None
     """Bytes that there are; None: not known from here."""
-    items: tuple[Item, ...]
+    items: tuple[MemoryItem, ...]
     stages: tuple[StageBytes, ...]
 
     @property
     def fullest(self) -> StageBytes:
         return max(self.stages, key=lambda stage: stage.bytes)
 
-    def largest(self, stage: str) -> list[Item]:
+    def largest(self, stage: str) -> list[MemoryItem]:
         """What is there in a stage, added up by name, the largest first."""
-        found: dict[str, Item] = {}
+        found: dict[str, MemoryItem] = {}
         for item in self.items:
             if item.is_in(stage):
                 before = found.get(item.name)
@@ -97,16 +97,16 @@ def _tenants(recipe: Recipe) -> list[list[Process]]:
     return [[(role, rank) for role, size in sizes.items() if rank < size] for rank in range(max(sizes.values()))]
 
 
-def _items(recipe: Recipe, sizes: Sizes, tenants: Iterable[Process], roles: Collection[str]) -> Iterator[Item]:
+def _items(recipe: Recipe, sizes: Sizes, tenants: Iterable[Process], roles: Collection[str]) -> Iterator[MemoryItem]:
     """Items of these processes, and of what there is once those of these roles."""
     for role, rank in tenants:
         yield from process_items(recipe, sizes, role, rank)
     yield from (item for item in shared_items(recipe, sizes) if item.role in roles)
 
 
-def pool_of(name: str, room: int | None, items: Iterable[Item], sizes: Sizes) -> Pool:
+def pool_of(name: str, room: int | None, items: Iterable[MemoryItem], sizes: Sizes) -> Pool:
     """The pool of these items, with its memory in every stage of a step."""
-    totals = defaultdict[Item, int](int)
+    totals = defaultdict[MemoryItem, int](int)
     for item in items:
         totals[replace(item, bytes=0)] += item.bytes
     found = tuple(replace(item, bytes=total) for item, total in totals.items() if total)

@@ -9,14 +9,14 @@ from typing import Literal
 
 from ppoctl.store.outline import EVAL, Outline, ToldStage
 
-Place = Literal["device", "host"]
+MemoryPlace = Literal["device", "host"]
 
 EVAL_SCORES = f"{EVAL}_scores"
 """What an evaluation's responses are scored in, where that takes devices."""
 
 
 @dataclass(frozen=True)
-class Schedule:
+class ResidencySchedule:
     """Stages of a story in which the parts of roles are at work."""
 
     stages: tuple[str, ...]
@@ -38,7 +38,7 @@ class Schedule:
 
 def schedule_of(
     outline: Outline, *, update_reads_reference: bool = False, idle: Collection[str] = (), scores: bool = False
-) -> Schedule:
+) -> ResidencySchedule:
     """Schedule of the roles, from what each stage reads and trains. Whoever had a turn last stays until the next one
     needs the device: advantages need none, nor do the stages in `idle`, nor rewards, but where models score
     (`scores`). Roles are saved and, by a resume, loaded one after the other. The actor's update may read the
@@ -73,16 +73,18 @@ def schedule_of(
         for part in (*working, *does):
             parts[part].append(stage.name)
         staying = last
-    return Schedule(tuple(stage.name for stage in stages), {part: tuple(names) for part, names in parts.items()})
+    return ResidencySchedule(
+        tuple(stage.name for stage in stages), {part: tuple(names) for part, names in parts.items()}
+    )
 
 
 @dataclass(frozen=True)
-class Item:
+class MemoryItem:
     """One thing that takes memory."""
 
     name: str
     bytes: int
-    place: Place
+    place: MemoryPlace
     role: str
     """Role whose memory it is; `driver`; `node` for what each node has once."""
     lower: str
@@ -97,7 +99,9 @@ class Item:
         return self.stages is None or stage in self.stages
 
 
-def resident(items: Iterable[Item], schedule: Schedule, leaving: Collection[str]) -> Iterator[Item]:
+def resident(
+    items: Iterable[MemoryItem], schedule: ResidencySchedule, leaving: Collection[str]
+) -> Iterator[MemoryItem]:
     """The items as they are in memory where the roles in `leaving` take turns. What is moved keeps its room on the
     host also while it is on the device; what has just been loaded has none yet."""
     for item in items:
@@ -107,4 +111,6 @@ def resident(items: Iterable[Item], schedule: Schedule, leaving: Collection[str]
             yield replace(item, stages=None)
         if item.between == "moved" and item.role in leaving:
             stages = schedule.without(f"{item.role} loads")
-            yield Item("moved out", item.bytes, "host", item.role, "leave the role out of `cluster.offload`", stages)
+            yield MemoryItem(
+                "moved out", item.bytes, "host", item.role, "leave the role out of `cluster.offload`", stages
+            )

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from ppoctl.model.shape import ModelShape
-from ppoctl.plan.memory.part import Microbatch, Precision
+from ppoctl.plan.memory.part import MicrobatchShape, Precision
 from ppoctl.plan.memory.trainer import RankBytes, Training, ranks_of
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.parallel import reward_models
@@ -45,7 +45,7 @@ def scoring_bytes(recipe: Recipe, key: KeyPath, shape: ModelShape, device: str) 
     table = reward_models(recipe)[key]
     layout, most = table.parallel or ParallelTable(), reward_tokens(table, shape)
     tokens = ceil(most / layout.context)
-    full = Microbatch(tokens, read=1, logits_chunk=0, longest=most)
+    full = MicrobatchShape(tokens, read=1, logits_chunk=0, longest=most)
     training = Training(
         role="critic",  # whose model it is
         shape=shape,

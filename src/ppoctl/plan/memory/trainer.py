@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 
 from ppoctl.model.shape import ModelShape
 from ppoctl.plan.memory.activations import backward_bytes, beside_bytes, forward_bytes, gather_bytes, saved
-from ppoctl.plan.memory.part import Microbatch, Part, Precision, SavedActivations
+from ppoctl.plan.memory.part import MicrobatchShape, Part, Precision, SavedActivations
 from ppoctl.plan.memory.pipeline import Parameters, rank_parameters, runs_of, stages_of, whole_model
 from ppoctl.recipe.schema import ParallelTable, Recompute
 
@@ -29,9 +29,9 @@ class Training:
     shape: ModelShape
     layout: ParallelTable
     precision: Precision
-    microbatch: Microbatch
+    microbatch: MicrobatchShape
     """One microbatch of an update."""
-    forward: Microbatch
+    forward: MicrobatchShape
     """One microbatch of log-probs, reference or values."""
     microbatches: int
     """Most microbatches that a data rank has in a minibatch."""

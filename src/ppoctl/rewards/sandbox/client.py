@@ -14,7 +14,7 @@ from typing import Any
 
 import ppoctl
 from ppoctl.errors import MissingAssetError
-from ppoctl.rewards.sandbox.job import EXIT_SLACK_S, Job, Kind, Limits, Ran
+from ppoctl.rewards.sandbox.job import EXIT_SLACK_S, Kind, Limits, Ran, SandboxJob
 
 _READ_BYTES = 1 << 16
 
@@ -39,7 +39,7 @@ class Sandbox:
         """Process id of the launcher; None where it does not run."""
         return None if self._process is None else self._process.pid
 
-    def run(self, job: Job) -> Ran:
+    def run(self, job: SandboxJob) -> Ran:
         """Run a program, with nothing of it left afterwards. Raises SandboxError where it cannot be run safely."""
         try:
             if self._process is None:
@@ -69,7 +69,7 @@ def require(kind: Kind, python: Sequence[str] = (), *, key: str = "reward") -> N
     the recipe that asks for it."""
     sandbox = Sandbox(kind, python)
     try:
-        ran = sandbox.run(Job(_TRIAL, limits=Limits(timeout_s=5.0, processes=2)))
+        ran = sandbox.run(SandboxJob(_TRIAL, limits=Limits(timeout_s=5.0, processes=2)))
     except SandboxError as error:
         raise _refusal(kind, key, str(error)) from error
     finally:

@@ -7,7 +7,7 @@ from http.client import HTTPException
 from typing import Any
 
 from ppoctl.http_client import Connection
-from ppoctl.rewards.sandbox.job import Job, Outcome, Ran
+from ppoctl.rewards.sandbox.job import ExitKind, Ran, SandboxJob
 
 _TRIES = 3
 _PAUSE_S = 1.0
@@ -22,7 +22,7 @@ class UnreachableError(Exception):
     """The endpoint did not answer, or not with what it is asked for."""
 
 
-def run(url: str, language: str, job: Job) -> Ran:
+def run(url: str, language: str, job: SandboxJob) -> Ran:
     """Run a program there. A gateway that gives up, or a connection that fails, is tried again.
 
     Raises UnreachableError where there is no answer after that, and where the endpoint says that it failed itself.
@@ -82,5 +82,5 @@ def _ran(answer: dict[str, Any], most: int) -> Ran:
             return Ran("exit", code or 1, output[:most])
     if not answer.get("run_result"):
         return Ran("exit", 1)
-    outcome: Outcome = "output" if len(output.encode(errors="replace")) > most else "ok"
+    outcome: ExitKind = "output" if len(output.encode(errors="replace")) > most else "ok"
     return Ran(outcome, output=output[:most])

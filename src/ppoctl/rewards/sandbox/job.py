@@ -6,7 +6,7 @@ from typing import Literal
 Kind = Literal["namespaces", "user"]
 """Namespaces of its own, or a user of its own and Landlock."""
 
-Outcome = Literal["ok", "exit", "signal", "timeout", "output"]
+ExitKind = Literal["ok", "exit", "signal", "timeout", "output"]
 """How a program ended: with exit code 0, with another one, by a signal, at its deadline, or with too much output."""
 
 EXIT_SLACK_S = 10.0
@@ -27,7 +27,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Job:
+class SandboxJob:
     """A Python program, what it reads from its standard input, and its limits."""
 
     program: str
@@ -39,7 +39,7 @@ class Job:
 class Ran:
     """How a program ended and what it wrote to its standard output, which is all that leaves a sandbox."""
 
-    outcome: Outcome
+    outcome: ExitKind
     code: int = 0
     """Exit code, or number of the signal."""
     output: str = ""

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ppoctl.rewards.sandbox import jail, kernel
-from ppoctl.rewards.sandbox.job import EXIT_SLACK_S, Job, Kind, Limits, Outcome, Ran
+from ppoctl.rewards.sandbox.job import EXIT_SLACK_S, ExitKind, Kind, Limits, Ran, SandboxJob
 
 OUTSIDE_ID = 65534
 """User of this machine that a program is where root starts it in namespaces: nobody."""
@@ -50,7 +50,7 @@ def main(kind: Kind, parent: int) -> int:
     kernel.adopt_orphans()
     for line in sys.stdin.buffer:
         asked = json.loads(line)
-        job = Job(asked["program"], asked["stdin"], Limits(**asked["limits"]))
+        job = SandboxJob(asked["program"], asked["stdin"], Limits(**asked["limits"]))
         try:
             reply: dict[str, Any] = asdict(run(kind, job))
         except (SetupError, OSError) as error:
@@ -60,7 +60,7 @@ def main(kind: Kind, parent: int) -> int:
     return 0
 
 
-def run(kind: Kind, job: Job) -> Ran:
+def run(kind: Kind, job: SandboxJob) -> Ran:
     """Run a program in a sandbox, and come back when no process of it is left. Raises SetupError where the sandbox
     cannot be made."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -272,7 +272,7 @@ def _read(reading: int, output: bytearray, most: int) -> bool:
     return True
 
 
-def _ran(outcome: Outcome, code: int, output: bytes | bytearray) -> Ran:
+def _ran(outcome: ExitKind, code: int, output: bytes | bytearray) -> Ran:
     return Ran(outcome, code, bytes(output).decode(errors="replace"))
 
 
