@@ -133,7 +133,7 @@ def run(cell: Cell, folder: Path, steps: int) -> None:
     """Train in this process, and write the result."""
     from ppoctl.loop.expectations import history
     from ppoctl.recipe.load import load
-    from ppoctl.store.layout import RunLayout
+    from ppoctl.store.layout import RunPaths
     from ppoctl.store.resume_plan import plan_resume
     from ppoctl.wire import new_run, session
 
@@ -152,7 +152,7 @@ def run(cell: Cell, folder: Path, steps: int) -> None:
         close()
 
     sockets = replace(sockets, close_trainers=digest_and_close)
-    layout = RunLayout(folder / "runs" / cell.name)
+    layout = RunPaths(folder / "runs" / cell.name)
     new_run.create(layout, recipe, digests, command="train")
     ended = session.attempt_run(session.OpenedRun(layout, {1: recipe}, sockets, plan_resume(layout)))
     points = history(ended.lines)[METRIC]

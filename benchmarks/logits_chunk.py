@@ -53,7 +53,7 @@ def plain(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
 def one_case(args: argparse.Namespace) -> None:
     from ppoctl.engines.megatron.logprobs import FrozenOutputs, LogprobSettings, token_logprobs
-    from ppoctl.ports import Asked
+    from ppoctl.ports import OutputRequest
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = getattr(torch, args.dtype)
@@ -63,7 +63,7 @@ def one_case(args: argparse.Namespace) -> None:
     targets = torch.randint(0, args.vocabulary, (args.tokens,), device=device)
 
     frozen = FrozenOutputs(hidden.detach() * 0.9, weight.detach() * 1.1) if args.full_kl else None
-    asked = Asked(top_p=args.top_p, entropy=args.entropy, full_kl=args.full_kl)
+    asked = OutputRequest(top_p=args.top_p, entropy=args.entropy, full_kl=args.full_kl)
 
     def run() -> None:
         if args.chunk == 0:

@@ -29,7 +29,7 @@ import torch
 from ppoctl.recipe.load import load
 from ppoctl.stages import reward as reward_module
 from ppoctl.store import artifact
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.weights import sync as sync_module
 from ppoctl.weights.bucket import Bucket, tensors_of
@@ -158,7 +158,7 @@ def run(folder: Path, steps: int, threads: int) -> tuple[list[dict[str, float]],
     clock.wrap(sync_module.Sync, "_checked", "proof", nested=True)
     make = sockets.generator
     timed = replace(sockets, generator=lambda actor_at, say, logs: TimedGenerator(make(actor_at, say, logs), clock))
-    layout = RunLayout(folder / "run")
+    layout = RunPaths(folder / "run")
     new_run.create(layout, recipe, digests, command="train")
     copies: list[float] = []
     clock_hand_over(copies)
@@ -168,13 +168,13 @@ def run(folder: Path, steps: int, threads: int) -> tuple[list[dict[str, float]],
 
 def clock_asked(clock: Clock) -> None:
     """Time what the engine's process needs to read its weights back."""
-    inner = sync_module.ask
+    inner = sync_module.call_engines
 
     def timed(engines: Any, method: str, *arguments: Any) -> Any:
         with clock.of("read back" if method == "end_weights" else "asked", nested=True):
             return inner(engines, method, *arguments)
 
-    sync_module.ask = timed
+    sync_module.call_engines = timed
 
 
 def clock_hand_over(copies: list[float]) -> None:

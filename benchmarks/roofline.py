@@ -26,7 +26,7 @@ from ppoctl.engines.megatron.factory import DTYPES
 from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
 from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, MegatronTrainer
-from ppoctl.ports import Asked, Minibatch, OptimizerStep, Said, Totals
+from ppoctl.ports import Minibatch, OptimizerStep, OutputRequest, TokenOutputs, Totals
 from ppoctl.recipe.schema import ByTokens
 
 STEP = OptimizerStep(lr=1e-6, weight_decay=0.0, grad_clip=1.0, beta1=0.9, beta2=0.95, eps=1e-8)
@@ -42,12 +42,12 @@ class Objective:
     """A sum over all present tokens: the cheapest loss there is."""
 
     mask: Tensor
-    asks: Asked
+    asks: OutputRequest
 
     def totals(self, rows: Tensor) -> Totals:
         return (int(self.mask[rows].sum()),)
 
-    def __call__(self, rows: Tensor, said: Said, totals: Totals) -> Tensor:
+    def __call__(self, rows: Tensor, said: TokenOutputs, totals: Totals) -> Tensor:
         total = (said.outputs * self.mask[rows]).sum()
         return (total if said.entropy is None else total + said.entropy.sum()) / totals[0]
 
@@ -154,7 +154,7 @@ def measured_share(
 ) -> float:
     """Prints a line; the share of the best matmul rate before and after."""
     sequences = made_up_sequences(*LENGTHS[kind], config.vocab_size)
-    objective = Objective(sequences.present, Asked(entropy=case.needs_entropy))
+    objective = Objective(sequences.present, OutputRequest(entropy=case.needs_entropy))
     rows = torch.arange(sequences.num_seqs)
     batch = [Minibatch(rows, objective.totals(rows), STEP)]
     dtype = getattr(torch, args.dtype)

@@ -26,7 +26,7 @@ from ppoctl.batch.sequences import Sequences
 from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
 from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.trainer import MegatronActor
-from ppoctl.ports import Asked, Minibatch, OptimizerStep, Said, Totals
+from ppoctl.ports import Minibatch, OptimizerStep, OutputRequest, TokenOutputs, Totals
 from ppoctl.recipe.schema import ByTokens
 
 STEP = OptimizerStep(lr=1e-6, weight_decay=0.0, grad_clip=1.0, beta1=0.9, beta2=0.95, eps=1e-8)
@@ -37,12 +37,12 @@ SEQUENCES, PROMPT, RESPONSE = 16, 32, 224
 class Objective:
     """A sum over all tokens: the cheapest loss there is."""
 
-    asks: Asked = field(default_factory=Asked)
+    asks: OutputRequest = field(default_factory=OutputRequest)
 
     def totals(self, rows: Tensor) -> Totals:
         return (len(rows) * RESPONSE,)
 
-    def __call__(self, rows: Tensor, said: Said, totals: Totals) -> Tensor:
+    def __call__(self, rows: Tensor, said: TokenOutputs, totals: Totals) -> Tensor:
         return (said.outputs * (rows[:, None] >= 0)).sum() / totals[0]
 
 

@@ -135,7 +135,7 @@ def our_side(job: Mapping[str, Any], result: Path) -> None:
 
     from ppoctl.batch.scores import Score, ScoreRequest
     from ppoctl.recipe.load import load
-    from ppoctl.store.layout import NUMBERS, RunLayout
+    from ppoctl.store.layout import NUMBERS, RunPaths
     from ppoctl.store.resume_plan import plan_resume
     from ppoctl.wire import new_run, session
 
@@ -154,7 +154,7 @@ def our_side(job: Mapping[str, Any], result: Path) -> None:
     sockets, digests = session.prepare(recipe)
     sockets.scorer.close()
     clock = CpuClock()
-    layout = RunLayout(result.parent / "run")
+    layout = RunPaths(result.parent / "run")
     new_run.create(layout, recipe, digests, command="train")
     plugged = replace(sockets, scorer=ShareOfLetter())
     ended = session.attempt_run(

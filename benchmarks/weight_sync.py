@@ -36,7 +36,7 @@ from ppoctl.engines.ray.worker import InStore
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.recipe.load import load
 from ppoctl.weights.bucket import Bucket, bucket_of, flatten
-from ppoctl.weights.calls import ask
+from ppoctl.weights.calls import call_engines
 from ppoctl.weights.canary import Canary
 from ppoctl.weights.sending import SenderRanks
 from ppoctl.weights.sync import BroadcastWay, Sync, hand_over
@@ -72,7 +72,7 @@ def timed(engine: Any, work: Callable[[], object]) -> float:
     started = time.perf_counter()
     work()
     seconds = time.perf_counter() - started
-    ask([engine], "end_weights")
+    call_engines([engine], "end_weights")
     return seconds
 
 

@@ -19,7 +19,7 @@ from ppoctl.engines.vllm import engine as engine_module
 from ppoctl.engines.vllm import pooling as pooling_module
 from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.settings import VllmSettings
-from ppoctl.weights.calls import Answered
+from ppoctl.weights.calls import CompletedReply
 
 
 @contextmanager
@@ -122,11 +122,11 @@ class Here:
         self.settings = settings
         self.engine: Engine | None = None
 
-    def begin(self, method: str, *arguments: Any) -> Answered:
+    def begin(self, method: str, *arguments: Any) -> CompletedReply:
         with undisturbed():
             if self.engine is None:
                 self.engine = Engine(self.settings)
-            return Answered([getattr(self.engine, method)(*arguments)])
+            return CompletedReply([getattr(self.engine, method)(*arguments)])
 
     def close(self) -> None:
         if self.engine is not None:

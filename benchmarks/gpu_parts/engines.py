@@ -11,7 +11,7 @@ import torch
 from gpu_parts.lines import JOB, say
 from gpu_parts.measure import CUDA, TINY, free_gib
 from gpu_parts.models import QUICKSTART
-from ppoctl.engines.vllm.engine import Draw, Engine
+from ppoctl.engines.vllm.engine import Engine, GenerationRequest
 from ppoctl.engines.vllm.log import write_log
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.ports import SamplingParams
@@ -86,7 +86,7 @@ def _generate(engine: Engine, seqs: int, new_tokens: int) -> tuple[int, float]:
     params = SamplingParams(temperature=1.0, max_new_tokens=new_tokens, min_new_tokens=new_tokens)
     for number in range(seqs):
         prompt = tuple(2 + (number + place) % 500 for place in range(16))
-        engine._add(Draw(f"draw {number}", prompt, number), params)
+        engine._add(GenerationRequest(f"draw {number}", prompt, number), params)
     steps = done = 0
     began = time.perf_counter()
     while done < seqs:

@@ -148,7 +148,7 @@ def addmm_in_float32(grad_weight, grad_logits, hidden):
 def logprobs():
     """Log-probs of a large vocabulary by chunk size, with the weight's gradient added in bands or in one product."""
     from ppoctl.engines.megatron import logprobs as ours
-    from ppoctl.ports import Asked
+    from ppoctl.ports import OutputRequest
 
     n, hidden_size, vocab = (64, 32, 97) if TINY else (8192, 3584, 152064 // 4)
     hidden = torch.randn(n, hidden_size, device=DEV, dtype=BF16, requires_grad=True)
@@ -160,7 +160,7 @@ def logprobs():
     for chunk in (1024, 4096, 8192):
         for name, accumulate in (("bands", ours._accumulate), ("addmm", addmm_in_float32)):
             weight.main_grad = torch.zeros(weight.shape, device=DEV)
-            settings = ours.LogprobSettings(Asked(), chunk)
+            settings = ours.LogprobSettings(OutputRequest(), chunk)
 
             def both(settings=settings):
                 found, *_ = ours.token_logprobs(hidden, weight, targets, settings)

@@ -47,7 +47,7 @@ def _reader(connection):
 
 def ipc():
     """Memory of one process read by another on the same GPU, without and with expandable segments."""
-    from ppoctl.weights.sharing import Staging
+    from ppoctl.weights.sharing import SharedBuffers
 
     fix_allocator()
     for conf in ("expandable_segments:False", "expandable_segments:True"):
@@ -58,7 +58,7 @@ def ipc():
         ours, theirs = context.Pipe()
         process = context.Process(target=_reader, args=(theirs,), daemon=True)
         process.start()
-        staging = Staging(DEV)
+        staging = SharedBuffers(DEV)
         size = 2**10 if TINY else 2**27
         for value in (1.0, 2.0, 3.0, 4.0):
             tensors = [
@@ -84,11 +84,11 @@ def ipc():
 
 def pinned():
     """What moving a trainer's tensors to the host and back costs in host memory and time, first and again."""
-    from ppoctl.engines.megatron.offload import HostMemory
+    from ppoctl.engines.megatron.offload import HostOffload
 
     sizes = [1000] * 3 if TINY else [152064 * 3584 * 2, *[37888 * 3584 * 2, 3584 * 18944 * 2, 33030144, 25690112] * 8]
     tensors = [torch.ones(size, dtype=torch.uint8, device=DEV) for size in sizes]
-    host = HostMemory()
+    host = HostOffload()
     for turn in range(3):
         sync()
         start = time.perf_counter()

@@ -115,9 +115,9 @@ def objective_of(sequences):
     """The cheapest loss there is."""
     import roofline
 
-    from ppoctl.ports import Asked
+    from ppoctl.ports import OutputRequest
 
-    return roofline.Objective(sequences.present, Asked())
+    return roofline.Objective(sequences.present, OutputRequest())
 
 
 def minibatch_of(sequences):

@@ -54,7 +54,7 @@ def rank():
     from ppoctl.model.reading import read_shape
     from ppoctl.plan.memory.part import MicrobatchShape, Precision
     from ppoctl.plan.memory.trainer import Training, ranks_of
-    from ppoctl.ports import Asked
+    from ppoctl.ports import OutputRequest
     from ppoctl.recipe.schema import ParallelTable
 
     one = open_rank("1.5b")
@@ -72,7 +72,7 @@ def rank():
         plan_peak=gib(plan.peak),
         measured_peak=peak,
     )
-    forward = seconds(lambda: one.forward(sequences, Asked(entropy=True)), repeats=2, warm=1)
+    forward = seconds(lambda: one.forward(sequences, OutputRequest(entropy=True)), repeats=2, warm=1)
     say("rank", forward_s=round(forward, 3))
     if CUDA:
         _profiled(one)

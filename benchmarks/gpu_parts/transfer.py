@@ -17,9 +17,9 @@ from ppoctl.batch.records import State
 from ppoctl.batch.sequences import Sequences
 from ppoctl.engines.child.process import ChildFactory, ChildProcess
 from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
-from ppoctl.engines.megatron.ranks import OpenRank, TakingTurns, ThisProcess
+from ppoctl.engines.megatron.ranks import DeviceSharingRanks, OpenRank, ThisProcess
 from ppoctl.engines.megatron.trainer import MegatronActor
-from ppoctl.engines.turns import Turns
+from ppoctl.engines.turns import DeviceSharing
 from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.recipe.schema import ByTokens
 from ppoctl.weights.canary import Canary
@@ -37,16 +37,16 @@ class Bench:
     actor: MegatronActor
     child: ChildProcess
     fleet: Fleet
-    turns: Turns
+    turns: DeviceSharing
 
     @staticmethod
     def opened(way: str, bucket_mib: int) -> "Bench":
         batching = ByTokens(max_tokens_per_microbatch=64 if TINY else 8192)
         settings = TrainerSettings("actor", str(folder("1.5b")), BF16, batching)
         rank = OpenRank(settings, START_DEADLINE_S)(0, 1, "")
-        turns = Turns(ROLES)
+        turns = DeviceSharing(ROLES)
         ranks = ThisProcess(rank, bucket_mib * 2**20, shares=way == "shared")
-        actor = MegatronActor(settings, TakingTurns(ranks, "actor", turns))
+        actor = MegatronActor(settings, DeviceSharingRanks(ranks, "actor", turns))
         child = ChildProcess("the receiver", ChildFactory("gpu_parts.receiver:Receiver", (), 1))
         side = EngineSide([child], list, turns=turns)
 

@@ -13,12 +13,12 @@ from typing import TypeVar
 
 from ppoctl.clock import WORK, duration
 
-Heard = Callable[[str], None]
+OnPreparing = Callable[[str], None]
 Item = TypeVar("Item")
 
 
 @dataclass
-class Act:
+class Activity:
     """Something that is being done."""
 
     what: str
@@ -41,23 +41,23 @@ class Act:
         return f"{self}  {duration(self.seconds())}"
 
 
-class Doing:
+class Activities:
     """Acts of one process, of all its threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._acts: list[Act] = []
-        self._heard: list[Heard] = []
+        self._acts: list[Activity] = []
+        self._heard: list[OnPreparing] = []
 
-    def now(self) -> Act | None:
+    def now(self) -> Activity | None:
         """The act that began last and goes on; None: nobody said anything."""
         with self._lock:
             return self._acts[-1] if self._acts else None
 
     @contextmanager
-    def at(self, what: str, total: int | None = None) -> Iterator[Act]:
+    def at(self, what: str, total: int | None = None) -> Iterator[Activity]:
         """Context of an act; whoever works in it may count."""
-        act = Act(what, total)
+        act = Activity(what, total)
         with self._lock:
             self._acts.append(act)
         try:
@@ -67,7 +67,7 @@ class Doing:
                 self._acts = [each for each in self._acts if each is not act]
 
     @contextmanager
-    def heard_by(self, heard: Heard) -> Iterator[None]:
+    def heard_by(self, heard: OnPreparing) -> Iterator[None]:
         """Context in which `heard` is told in words of each thing that is prepared, when it begins."""
         self._heard.append(heard)
         try:
@@ -81,21 +81,21 @@ class Doing:
             heard(what)
 
 
-DOING = Doing()
+ACTIVITIES = Activities()
 """What this process does."""
 
 
 @contextmanager
-def preparing(what: str) -> Iterator[Act]:
+def preparing(what: str) -> Iterator[Activity]:
     """Context of what must be there before work can begin: an engine, a trainer, data. The clock of work stands
     still."""
-    DOING.tell(what)
-    with WORK.stopped(), DOING.at(what) as act:
+    ACTIVITIES.tell(what)
+    with WORK.stopped(), ACTIVITIES.at(what) as act:
         yield act
 
 
 @contextmanager
-def loading(what: str) -> Iterator[Act]:
+def loading(what: str) -> Iterator[Activity]:
     """Context of imports that take long. What is imported stays, and looking for garbage among it would cost a third
     of their time: that waits."""
     was_on = gc.isenabled()
@@ -108,9 +108,9 @@ def loading(what: str) -> Iterator[Act]:
             gc.enable()
 
 
-def counted(items: Sequence[Item], what: str) -> Iterator[tuple[int, Item]]:
+def track_items(items: Sequence[Item], what: str) -> Iterator[tuple[int, Item]]:
     """The items with their numbers, from 0, as an act that counts the one that is worked on."""
-    with DOING.at(what, len(items)) as act:
+    with ACTIVITIES.at(what, len(items)) as act:
         for number, item in enumerate(items):
             act.done = number + 1
             yield number, item

@@ -148,7 +148,7 @@ class Minibatch:
 
 
 @dataclass(frozen=True)
-class Asked:
+class OutputRequest:
     """What a model is asked about each response token, and under which distribution; a critic reads none of it."""
 
     temperature: float = 1.0
@@ -176,7 +176,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Said:
+class TokenOutputs:
     """What a model says about the response tokens of some rows, on their response grid; float32, 0 where not
     present."""
 
@@ -187,18 +187,18 @@ class Said:
     full_kl: Float[Tensor, "m R"] | None = None
     """KL(model || reference) of the whole distributions, in nats; absent where it was not asked for."""
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> "Said":
+    def each(self, change: Callable[[Tensor], Tensor]) -> "TokenOutputs":
         """What a function makes of each grid that is there."""
         entropy, full_kl = (None if grid is None else change(grid) for grid in (self.entropy, self.full_kl))
-        return Said(change(self.outputs), entropy, full_kl)
+        return TokenOutputs(change(self.outputs), entropy, full_kl)
 
 
-def stacked(parts: Sequence[Said]) -> Said:
+def concatenate_outputs(parts: Sequence[TokenOutputs]) -> TokenOutputs:
     """The rows of all parts, one part after the other; all were asked the same."""
     entropies = [part.entropy for part in parts if part.entropy is not None]
     full_kls = [part.full_kl for part in parts if part.full_kl is not None]
     outputs = torch.cat([part.outputs for part in parts])
-    return Said(outputs, *(torch.cat(grids) if grids else None for grids in (entropies, full_kls)))
+    return TokenOutputs(outputs, *(torch.cat(grids) if grids else None for grids in (entropies, full_kls)))
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class MinibatchResult:
     loss: float
     grad_norm: float
     """Before clipping."""
-    said: Said
+    said: TokenOutputs
     """What the model said before the step of the minibatch's rows, in their order."""
 
 
@@ -217,7 +217,7 @@ class Objective(Protocol):
     """The loss of some rows as a pure function of the model's token outputs; closes over the step's data."""
 
     @property
-    def asks(self) -> Asked:
+    def asks(self) -> OutputRequest:
         """What it reads of the model."""
         ...
 
@@ -225,7 +225,7 @@ class Objective(Protocol):
         """What the loss of a minibatch of these rows is divided by; all 0 where nothing in it counts."""
         ...
 
-    def __call__(self, rows: Int[Tensor, " m"], said: Said, totals: Totals) -> Float[Tensor, ""]:
+    def __call__(self, rows: Int[Tensor, " m"], said: TokenOutputs, totals: Totals) -> Float[Tensor, ""]:
         """The share of these rows in the loss of a minibatch with these totals; summing over any split of a minibatch
         gives its loss."""
         ...
@@ -284,11 +284,11 @@ class Trainer(Protocol):
 
 @runtime_checkable
 class Actor(Trainer, Protocol):
-    def logprobs(self, sequences: Sequences, asked: Asked) -> Said:
+    def logprobs(self, sequences: Sequences, asked: OutputRequest) -> TokenOutputs:
         """Log-prob of each response token, and what else is asked."""
         ...
 
-    def reference_logprobs(self, sequences: Sequences, asked: Asked) -> Float[Tensor, "B R"]:
+    def reference_logprobs(self, sequences: Sequences, asked: OutputRequest) -> Float[Tensor, "B R"]:
         """Log-prob of each response token under the frozen initial weights; float32, 0 where not present."""
         ...
 
@@ -318,7 +318,7 @@ class Models(Protocol):
 
 
 @dataclass(frozen=True)
-class DrawnFor:
+class SampleSetKey:
     """What finished samples were drawn for; samples of anything else are others."""
 
     step: int
@@ -328,14 +328,14 @@ class DrawnFor:
 
 
 @runtime_checkable
-class SampleParts(Protocol):
+class FinishedSamples(Protocol):
     """Finished samples of a stage that is not committed yet, kept over a crash; dropped when it is."""
 
-    def recall(self, drawn_for: DrawnFor) -> dict[str, Sample]:
+    def recall(self, drawn_for: SampleSetKey) -> dict[str, Sample]:
         """Samples that an earlier attempt finished for the same, by key."""
         ...
 
-    def keep(self, drawn_for: DrawnFor) -> AbstractContextManager[Callable[[Sample], None]]:
+    def keep(self, drawn_for: SampleSetKey) -> AbstractContextManager[Callable[[Sample], None]]:
         """A function that takes each finished sample; written out in groups, and when the context fails."""
         ...
 

@@ -11,7 +11,7 @@ import ppoctl
 from fakes.sockets import fake_recipe, fake_sockets
 from ppoctl.errors import ExpectationError, RecipeError, RunExistsError
 from ppoctl.recipe.schema import Recipe
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.resume_plan import ResumePlan
 from ppoctl.wire import new_run, session
 
@@ -32,7 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> ppoctl.Run:
     """Three steps on fakes, whose last keeps its rollouts; their tokens are read with the quickstart's tokenizer."""
     model = {"path": str(QUICKSTART.parent / "quickstart/model"), "dtype": "float32"}
     recipe = fake_recipe(model=model, checkpoint={"keep_rollouts_every_steps": 0})
-    layout = RunLayout(tmp_path_factory.mktemp("api") / "fake")
+    layout = RunPaths(tmp_path_factory.mktemp("api") / "fake")
     new_run.create(layout, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
     session.attempt_run(
         session.OpenedRun(layout, {1: recipe}, fake_sockets(recipe), plan=ResumePlan(start=0, items=()))

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ppoctl.batch.sealed import BrokenSealError, seal, unseal
+from ppoctl.batch.sealed import ChecksumMismatchError, seal, unseal
 from ppoctl.cli.app import run
 
 ROOT = Path(__file__).parents[2]
@@ -83,7 +83,7 @@ def unpack(folder: Path) -> None:
             continue
         try:
             body = unseal(text)
-        except BrokenSealError:
+        except ChecksumMismatchError:
             file.write_text(text.replace(CHECKOUT, str(ROOT)), "utf-8")
             continue
         moved = json.loads(json.dumps(body).replace(CHECKOUT, str(ROOT)))

@@ -12,7 +12,7 @@ from ppoctl.batch.sealed import seal, sealed_line, unseal
 from ppoctl.cli.app import run
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import run_dir
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from recipe.conftest import SMALLEST
 
 EQUAL = {"seed": 1, "tokens": "aa", "finish": "terminated", "outcome": "ok", "score": 1.0, "sends": 1}
@@ -26,9 +26,9 @@ def resolved(name: str, **keys: Any) -> dict[str, Any]:
 
 def write(
     folder: Path, name: str, changes: Mapping[tuple[int, int], Mapping[str, Any]] | None = None, steps: int = 2
-) -> RunLayout:
+) -> RunPaths:
     """A run of two samples per step; `changes` by (step, sample)."""
-    layout = RunLayout(folder / name)
+    layout = RunPaths(folder / name)
     facts = {"sources": SOURCES, "versions": {"torch": "2.13"}}
     run_dir.create(layout, recipe_toml="", resolved=resolved(name), facts=facts)
     lines = [
@@ -49,7 +49,7 @@ def write(
     return layout
 
 
-def figures(layout: RunLayout, *values: Mapping[str, float]) -> None:
+def figures(layout: RunPaths, *values: Mapping[str, float]) -> None:
     """The journal of steps 1, 2, ... with these figures."""
     told = {"stage": "reward", "seconds": 1.0, "clocked": {}}
     lines = [{**told, "step": step, "seq": step, "figures": each} for step, each in enumerate(values, start=1)]

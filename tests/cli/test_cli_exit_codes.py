@@ -20,7 +20,7 @@ from ppoctl.cli import app as app_module
 from ppoctl.cli import render
 from ppoctl.cli.app import app, run
 from ppoctl.cli.options import JsonOption
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from recipe.conftest import SMALLEST
 
 FAMILIES = [
@@ -269,7 +269,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: Path) -> Pa
 
 
 def look_at_a_corrupt_record() -> list[str]:
-    record = RunLayout(Path("run")).stage(2, "rollout") / "record.safetensors"
+    record = RunPaths(Path("run")).stage(2, "rollout") / "record.safetensors"
     record.write_bytes(record.read_bytes()[:-1])
     return ["show", "run", "--step", "2"]
 

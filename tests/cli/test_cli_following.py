@@ -16,7 +16,7 @@ from fakes.sockets import fake_recipe
 from ppoctl.store.attempt import claim
 from ppoctl.store.jobs import JobRecord, record
 from ppoctl.store.journal import Journal
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.stop_request import stop_requested
 
 
@@ -28,11 +28,11 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def layout(played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
+def layout(played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
     """The run `my` in the present folder."""
     shutil.copytree(played, tmp_path / "my")
     monkeypatch.chdir(tmp_path)
-    return RunLayout(Path("my"))
+    return RunPaths(Path("my"))
 
 
 @pytest.fixture
@@ -43,18 +43,18 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     return found
 
 
-def submitted(layout: RunLayout, id: str = "12", after: str | None = None) -> None:
+def submitted(layout: RunPaths, id: str = "12", after: str | None = None) -> None:
     record(layout, JobRecord(id, time.time(), "resume", after=after))
 
 
-def begun(layout: RunLayout, **where: object) -> Journal:
+def begun(layout: RunPaths, **where: object) -> Journal:
     """The journal of an attempt on a node of the cluster."""
     journal = Journal(layout, claim(layout))
     journal.event("attempt_started", **{"pid": 2**22 + 1, "host": "node1", **where})
     return journal
 
 
-def test_a_run_in_the_queue(layout: RunLayout, cluster: FakeSlurm, ask: Ask) -> None:
+def test_a_run_in_the_queue(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     submitted(layout)
     cluster.has("12", "PENDING", reason="Resources")
     said = ask("status", "my")
@@ -68,7 +68,7 @@ def test_a_run_in_the_queue(layout: RunLayout, cluster: FakeSlurm, ask: Ask) -> 
     assert said.err == "stop it: ppoctl stop my\n"
 
 
-def test_a_run_at_work_in_a_job(layout: RunLayout, cluster: FakeSlurm, ask: Ask) -> None:
+def test_a_run_at_work_in_a_job(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     submitted(layout)
     begun(layout, job="12", restart=0)
     cluster.has("12", "RUNNING", nodes="node[1-2]", start="1795403470")
@@ -82,7 +82,7 @@ def test_a_run_at_work_in_a_job(layout: RunLayout, cluster: FakeSlurm, ask: Ask)
     assert "attempts     2 running or killed on node1" in ask("status", "my", "--wait", "0.1").out.splitlines()
 
 
-def test_everything_is_in_the_one_object(layout: RunLayout, cluster: FakeSlurm, ask: Ask) -> None:
+def test_everything_is_in_the_one_object(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     submitted(layout)
     submitted(layout, "13", after="12")
     begun(layout, job="12", restart=0).event("attempt_ended", status="preempted", exit_code=75)
@@ -105,7 +105,7 @@ def test_everything_is_in_the_one_object(layout: RunLayout, cluster: FakeSlurm, 
     assert told["attempts"][-1]["job"] == "12"
 
 
-def test_a_controller_that_is_away_is_waited_for_shortly(layout: RunLayout, cluster: FakeSlurm, ask: Ask) -> None:
+def test_a_controller_that_is_away_is_waited_for_shortly(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     submitted(layout)
     cluster.goes_away()
     said = ask("status", "my", "--wait", "0.1")
@@ -119,7 +119,7 @@ def test_a_controller_that_is_away_is_waited_for_shortly(layout: RunLayout, clus
 
 
 def test_the_words_of_a_job_that_failed_reach_no_terminal_as_a_command(
-    layout: RunLayout, cluster: FakeSlurm, ask: Ask
+    layout: RunPaths, cluster: FakeSlurm, ask: Ask
 ) -> None:
     submitted(layout)
     cluster.has("12", "FAILED", status="2048")
@@ -131,7 +131,7 @@ def test_the_words_of_a_job_that_failed_reach_no_terminal_as_a_command(
     assert said.err == "continue: ppoctl resume my --on slurm\n"
 
 
-def test_each_job_is_told_with_its_own_end(layout: RunLayout, cluster: FakeSlurm, ask: Ask) -> None:
+def test_each_job_is_told_with_its_own_end(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     for id in ("7", "8", "9"):
         submitted(layout, id)
     layout.job_ended("8").write_text("0 4 100 -\n")
@@ -139,7 +139,7 @@ def test_each_job_is_told_with_its_own_end(layout: RunLayout, cluster: FakeSlurm
     assert "jobs         7 unknown, 8 ended with 4, 9 completed" in ask("status", "my").out.splitlines()
 
 
-def test_what_became_of_the_time_of_each_attempt_is_a_line(layout: RunLayout, cluster: FakeSlurm, ask: Ask) -> None:
+def test_what_became_of_the_time_of_each_attempt_is_a_line(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     for number in range(10):
         journal = begun(layout, at=1000.0 * number, gpus=4 if number == 9 else 0)
         ended = {"status": "preempted", "exit_code": 75, "starting_s": 20.0, "abandoned_s": 30.0}
@@ -154,7 +154,7 @@ def test_what_became_of_the_time_of_each_attempt_is_a_line(layout: RunLayout, cl
     assert (told[0]["attempt"], told[0]["wall_s"], told[0]["lost_s"]) == (2, 90.0, 30.0)
 
 
-def test_resume_leaves_a_run_at_work_in_a_job_alone(layout: RunLayout, cluster: FakeSlurm, ask: Ask) -> None:
+def test_resume_leaves_a_run_at_work_in_a_job_alone(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     submitted(layout)
     cluster.has("12", "RUNNING", nodes="node1")
     said = ask("resume", "my")
@@ -164,7 +164,7 @@ def test_resume_leaves_a_run_at_work_in_a_job_alone(layout: RunLayout, cluster: 
 
 
 def test_a_job_at_work_is_asked_to_stop_and_what_waits_behind_it_is_cancelled_last_one_first(
-    layout: RunLayout, cluster: FakeSlurm, ask: Ask
+    layout: RunPaths, cluster: FakeSlurm, ask: Ask
 ) -> None:
     for id, after in (("12", None), ("13", "12"), ("14", "13")):
         submitted(layout, id, after)
@@ -192,7 +192,7 @@ go on later: ppoctl resume my --on slurm
 
 
 def test_after_now_the_job_is_signalled_when_the_request_is_written(
-    layout: RunLayout, cluster: FakeSlurm, ask: Ask
+    layout: RunPaths, cluster: FakeSlurm, ask: Ask
 ) -> None:
     submitted(layout)
     begun(layout, job="12", restart=0)
@@ -203,7 +203,7 @@ def test_after_now_the_job_is_signalled_when_the_request_is_written(
     assert cluster.asked[-1] == "scancel --batch --signal=TERM 12"
 
 
-def test_a_job_in_which_somebody_works_by_hand_is_left_alone(layout: RunLayout, cluster: FakeSlurm, ask: Ask) -> None:
+def test_a_job_in_which_somebody_works_by_hand_is_left_alone(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     """A desktop, a notebook, an allocation: the run was not submitted as this job, and others may be in it."""
     begun(layout, job="77", restart=0).event("attempt_ended", status="failed", exit_code=3)
     cluster.has("77", "RUNNING", nodes="node1")
@@ -214,7 +214,7 @@ def test_a_job_in_which_somebody_works_by_hand_is_left_alone(layout: RunLayout, 
     assert stop_requested(layout, 3) == "now"
 
 
-def test_a_run_in_the_queue_is_taken_out_of_it(layout: RunLayout, cluster: FakeSlurm, ask: Ask) -> None:
+def test_a_run_in_the_queue_is_taken_out_of_it(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     submitted(layout)
     cluster.has("12", "PENDING", restarts=2)
     begun(layout, job="12", restart=1).event("attempt_ended", status="preempted", exit_code=75)
@@ -224,7 +224,7 @@ def test_a_run_in_the_queue_is_taken_out_of_it(layout: RunLayout, cluster: FakeS
 
 
 def test_a_job_that_begins_while_it_is_cancelled_is_cancelled_all_the_same(
-    layout: RunLayout, cluster: FakeSlurm, ask: Ask
+    layout: RunPaths, cluster: FakeSlurm, ask: Ask
 ) -> None:
     submitted(layout)
     submitted(layout, "13", after="12")
@@ -237,7 +237,7 @@ def test_a_job_that_begins_while_it_is_cancelled_is_cancelled_all_the_same(
 
 @pytest.mark.parametrize(("code", "state"), [(75, "CANCELLED"), (0, "COMPLETING")])
 def test_a_job_whose_attempt_has_ended_is_cancelled_only_if_it_would_come_back(
-    layout: RunLayout, cluster: FakeSlurm, ask: Ask, code: int, state: str
+    layout: RunPaths, cluster: FakeSlurm, ask: Ask, code: int, state: str
 ) -> None:
     submitted(layout)
     status = "preempted" if code else "finished"
@@ -247,7 +247,7 @@ def test_a_job_whose_attempt_has_ended_is_cancelled_only_if_it_would_come_back(
     assert cluster.state("12") == state
 
 
-def test_a_run_of_this_host_is_asked_and_slurm_is_not(layout: RunLayout, cluster: FakeSlurm, ask: Ask) -> None:
+def test_a_run_of_this_host_is_asked_and_slurm_is_not(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     parent = psutil.Process().parent()
     assert parent is not None
     begun(layout, host=platform.node(), pid=parent.pid)
@@ -259,7 +259,7 @@ def test_a_run_of_this_host_is_asked_and_slurm_is_not(layout: RunLayout, cluster
     assert cluster.asked == []
 
 
-def test_a_run_on_another_host_gets_the_request_alone(layout: RunLayout, cluster: FakeSlurm, ask: Ask) -> None:
+def test_a_run_on_another_host_gets_the_request_alone(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     begun(layout)
     assert ask("stop", "my", "--after", "now").out.splitlines() == [
         "attempt 2 on node1, if it is still there, is asked to stop now: its present stage is lost, but for finished "
@@ -271,7 +271,7 @@ def test_a_run_on_another_host_gets_the_request_alone(layout: RunLayout, cluster
 
 
 def test_a_run_that_is_over_is_left_alone_and_that_is_no_error(
-    layout: RunLayout, cluster: FakeSlurm, ask: Ask
+    layout: RunPaths, cluster: FakeSlurm, ask: Ask
 ) -> None:
     submitted(layout)
     begun(layout, job="12", restart=0)
@@ -283,7 +283,7 @@ def test_a_run_that_is_over_is_left_alone_and_that_is_no_error(
 
 
 def test_without_an_answer_of_slurm_the_request_is_written_and_the_rest_is_told(
-    layout: RunLayout, cluster: FakeSlurm, ask: Ask
+    layout: RunPaths, cluster: FakeSlurm, ask: Ask
 ) -> None:
     submitted(layout)
     begun(layout, job="12", restart=0)
@@ -301,7 +301,7 @@ def test_without_an_answer_of_slurm_the_request_is_written_and_the_rest_is_told(
     assert stop_requested(layout, 2) == "stage"
 
 
-def test_a_request_that_cannot_be_written_cancels_nothing(layout: RunLayout, cluster: FakeSlurm, ask: Ask) -> None:
+def test_a_request_that_cannot_be_written_cancels_nothing(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     submitted(layout)
     submitted(layout, "13", after="12")
     begun(layout, job="12", restart=0)
@@ -313,7 +313,7 @@ def test_a_request_that_cannot_be_written_cancels_nothing(layout: RunLayout, clu
 
 
 def test_a_suspended_or_hung_run_is_told_what_the_request_does_there(
-    layout: RunLayout, cluster: FakeSlurm, ask: Ask
+    layout: RunPaths, cluster: FakeSlurm, ask: Ask
 ) -> None:
     submitted(layout)
     begun(layout, job="12", restart=0, at=time.time() - 99999)

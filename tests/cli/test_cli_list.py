@@ -20,7 +20,7 @@ from ppoctl.cli.options import found_run, run_folders
 from ppoctl.store.attempt import claim
 from ppoctl.store.jobs import JobRecord, record
 from ppoctl.store.journal import NEWEST, Journal, read_lines, read_newest
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.manifest import Manifest
 
 
@@ -47,7 +47,7 @@ def make(played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster:
     def made(
         name: str, *, reward: float = 0.5, heldout: float = 0.25, ago: float = 60.0, **attempt: object
     ) -> Journal:
-        layout = RunLayout(Path("runs") / name)
+        layout = RunPaths(Path("runs") / name)
         shutil.copytree(played, layout.root)
         journal = Journal(layout, claim(layout))
         at = time.time() - ago
@@ -251,7 +251,7 @@ def there(folder: str) -> list[str]:
 
 def mirrored(name: str, **tracking: str) -> None:
     """Make a run one that MLflow has."""
-    for path in (RunLayout(Path("runs") / name).recipe_from(1), RunLayout(Path("runs") / name).recipe_resolved):
+    for path in (RunPaths(Path("runs") / name).recipe_from(1), RunPaths(Path("runs") / name).recipe_resolved):
         recipe = unseal(path.read_text("ascii"))
         path.write_text(seal({**recipe, "tracking": {**recipe["tracking"], "kind": "mlflow", **tracking}}), "ascii")
 

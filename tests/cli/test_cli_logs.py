@@ -24,7 +24,7 @@ from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.jobs import JobRecord, record
 from ppoctl.store.journal import Journal
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.logs import Tail
 from ppoctl.store.resume_plan import ResumePlan
 from ppoctl.wire import new_run, session
@@ -33,14 +33,14 @@ STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  "
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> RunLayout:
+def made(tmp_path: Path) -> RunPaths:
     """A run of which nothing was ever said."""
-    layout = RunLayout(tmp_path / "run")
+    layout = RunPaths(tmp_path / "run")
     run_dir.create(layout, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={"name": "run"})
     return layout
 
 
-def said_by(layout: RunLayout, name: str, text: str) -> Path:
+def said_by(layout: RunPaths, name: str, text: str) -> Path:
     path = layout.attempt(layout.newest_attempt) / name
     path.write_text(text, "utf-8")
     return path
@@ -59,7 +59,7 @@ def test_an_attempt_keeps_what_it_said_with_times_and_how_it_failed(tmp_path: Pa
 
 
 def test_the_error_that_ended_an_attempt_is_its_last_word_and_holds_no_secret(tmp_path: Path, ask: Ask) -> None:
-    layout, recipe = RunLayout(tmp_path / "fake"), fake_recipe(steps=1)
+    layout, recipe = RunPaths(tmp_path / "fake"), fake_recipe(steps=1)
     new_run.create(layout, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
 
     class Refuses:
@@ -77,7 +77,7 @@ def test_the_error_that_ended_an_attempt_is_its_last_word_and_holds_no_secret(tm
     assert re.fullmatch(STAMP + r"hint: curl https://scorer", hint)
 
 
-def test_before_any_attempt_it_is_what_slurm_wrote_of_the_newest_job(made: RunLayout, ask: Ask) -> None:
+def test_before_any_attempt_it_is_what_slurm_wrote_of_the_newest_job(made: RunPaths, ask: Ask) -> None:
     assert ask("logs", made.root) == Said(
         2,
         "",
@@ -94,7 +94,7 @@ def test_before_any_attempt_it_is_what_slurm_wrote_of_the_newest_job(made: RunLa
     assert ask("logs", made.root).out == "step 1/1\n"
 
 
-def test_each_file_is_had_by_its_name_and_by_its_kind(made: RunLayout, ask: Ask) -> None:
+def test_each_file_is_had_by_its_name_and_by_its_kind(made: RunPaths, ask: Ask) -> None:
     claim(made)
     said_by(made, "console.log", "first\n")
     claim(made)
@@ -128,7 +128,7 @@ def test_each_file_is_had_by_its_name_and_by_its_kind(made: RunLayout, ask: Ask)
     )
 
 
-def test_what_a_library_wrote_does_not_reach_the_terminal_as_a_command(made: RunLayout, ask: Ask) -> None:
+def test_what_a_library_wrote_does_not_reach_the_terminal_as_a_command(made: RunPaths, ask: Ask) -> None:
     claim(made)
     (made.attempt(1) / "actor-0.log").write_bytes(b"\x1b]0;owned\x07\xff\n")
     assert ask("logs", made.root, "--what", "actor-0").out == "\\x1b]0;owned\\x07\ufffd\n"
@@ -159,7 +159,7 @@ def test_a_file_may_appear_late_grow_be_cut_or_be_replaced(tmp_path: Path) -> No
 
 
 @pytest.fixture
-def follower(made: RunLayout) -> Callable[..., subprocess.Popen[str]]:
+def follower(made: RunPaths) -> Callable[..., subprocess.Popen[str]]:
     """`ppoctl logs RUN -f` in a process of its own."""
 
     def begin(*words: str) -> subprocess.Popen[str]:
@@ -170,7 +170,7 @@ def follower(made: RunLayout) -> Callable[..., subprocess.Popen[str]]:
 
 
 def test_a_follower_goes_from_slurm_to_the_attempts_and_ends_with_the_run(
-    made: RunLayout, follower: Callable[..., subprocess.Popen[str]]
+    made: RunPaths, follower: Callable[..., subprocess.Popen[str]]
 ) -> None:
     record(made, JobRecord("7", 1.0, "resume"))
     process = follower()
@@ -193,7 +193,7 @@ def test_a_follower_goes_from_slurm_to_the_attempts_and_ends_with_the_run(
 
 
 def test_a_follower_ends_when_slurm_has_no_job_of_the_run_any_more(
-    made: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm = FakeSlurm(tmp_path / "slurm")
     slurm.use(monkeypatch)
@@ -213,7 +213,7 @@ def test_a_follower_ends_when_slurm_has_no_job_of_the_run_any_more(
     assert not _is_over(made, events, may_ask=True)
 
 
-def test_ctrl_c_ends_a_follower_well(made: RunLayout, follower: Callable[..., subprocess.Popen[str]]) -> None:
+def test_ctrl_c_ends_a_follower_well(made: RunPaths, follower: Callable[..., subprocess.Popen[str]]) -> None:
     claim(made)
     said_by(made, "console.log", "hello\n")
     process = follower()

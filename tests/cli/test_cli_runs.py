@@ -11,9 +11,9 @@ from fakes.sockets import fake_recipe, fake_sockets
 from ppoctl.cli import resume, sample_screen, summary
 from ppoctl.cli import train as train_module
 from ppoctl.cli.app import app, run
-from ppoctl.loop.expectations import Ended
+from ppoctl.loop.expectations import RunResult
 from ppoctl.recipe.schema import Recipe
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.resume_plan import ResumePlan
 from ppoctl.wire import new_run, session
 from ppoctl.wire.samples import ShownSample
@@ -21,9 +21,9 @@ from ppoctl.wire.samples import ShownSample
 UNMET = {"reward/score_mean": {"min": 2.0}, "value/clip_frac": {"max": 1.0}}
 
 
-def trained(root: Path, recipe: Recipe) -> Ended:
+def trained(root: Path, recipe: Recipe) -> RunResult:
     """A run directory as `train` makes it, and an attempt on it."""
-    layout = RunLayout(root)
+    layout = RunPaths(root)
     if not root.exists():
         new_run.create(layout, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
     opened = session.OpenedRun(layout, {1: recipe}, fake_sockets(recipe), plan=ResumePlan(start=0, items=()))
@@ -102,7 +102,7 @@ def test_a_resume_of_a_finished_run_says_so_and_makes_no_attempt(tmp_path: Path,
     assert said.err == f"{over}; more steps: ppoctl resume {root} --set steps=4\n"
     assert said.out.splitlines()[-1] == f"run: {root}"
     assert json.loads(ask("resume", root, "--json").out)["state"] == "finished"
-    assert RunLayout(root).attempts() == [1]
+    assert RunPaths(root).attempts() == [1]
 
 
 def test_the_summary_of_a_finished_run_goes_to_stdout_while_libraries_are_kept_apart(
@@ -123,7 +123,7 @@ def test_the_summary_of_a_finished_run_goes_to_stdout_while_libraries_are_kept_a
 def test_a_run_whose_paths_are_relative_is_over_too(tmp_path: Path) -> None:
     root = tmp_path / "fake"
     trained(root, fake_recipe(steps=2))
-    assert resume._as_it_ended(RunLayout(root)) is not None
+    assert resume._as_it_ended(RunPaths(root)) is not None
 
 
 def test_a_resume_of_an_unmet_run_ends_as_the_run_did(tmp_path: Path, ask: Ask) -> None:
@@ -146,7 +146,7 @@ def test_a_run_is_named_as_it_was_typed(tmp_path: Path, ask: Ask, monkeypatch: p
 def test_a_run_whose_file_was_edited_is_not_over(tmp_path: Path) -> None:
     root = tmp_path / "fake"
     trained(root, written(steps=2))
-    file = RunLayout(root).recipe_toml
+    file = RunPaths(root).recipe_toml
     assert "steps = 2\n" in file.read_text("utf-8")
     file.write_text(file.read_text("utf-8").replace("steps = 2\n", "steps = 3\n", 1), "utf-8")
-    assert resume._as_it_ended(RunLayout(root)) is None
+    assert resume._as_it_ended(RunPaths(root)) is None

@@ -22,11 +22,11 @@ from ppoctl.cli.app import run
 from ppoctl.errors import RecipeError
 from ppoctl.store import record_file
 from ppoctl.store import sample_list as lists
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.manifest import require
 from ppoctl.store.once import load_record
 from ppoctl.store.resume_plan import ResumePlan
-from ppoctl.store.sample_list import Before, Wanted, flips, ordered
+from ppoctl.store.sample_list import Before, SampleFilter, flips, ordered
 from ppoctl.store.samples import SampleRow, StepRecords, spans
 from ppoctl.wire import new_run, session
 from ppoctl.wire.samples import read_samples
@@ -39,7 +39,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three steps of eight samples on fakes, all kept, with evaluations after 0, 2 and 3; their tokens are read with
     the quickstart's tokenizer."""
     recipe = fake_recipe(model={"path": str(MODEL), "dtype": "float32"}, checkpoint={"keep_rollouts_every_steps": 1})
-    layout = RunLayout(tmp_path_factory.mktemp("show") / "fake")
+    layout = RunPaths(tmp_path_factory.mktemp("show") / "fake")
     new_run.create(layout, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
     session.attempt_run(
         session.OpenedRun(layout, {1: recipe}, fake_sockets(recipe), plan=ResumePlan(start=0, items=()))
@@ -59,7 +59,7 @@ def listed(ask: Ask, *words: object) -> list[dict[str, Any]]:
 
 
 def test_records_are_read_without_torch_as_with_it(root: Path) -> None:
-    layout = RunLayout(root)
+    layout = RunPaths(root)
     for stage in ("rollout", "reward", "values", "logprobs", "advantages", "eval"):
         whole = load_record(layout, 3, stage, require(layout.stage(3, stage)))
         plain = record_file.read(layout, 3, stage)
@@ -90,7 +90,7 @@ def test_names_of_choices_are_those_of_the_records() -> None:
 
 def test_a_sample_in_full_has_every_figure_of_its_tokens(root: Path, ask: Ask) -> None:
     out = ask("--step", 2, "--sample", 3).out.splitlines()
-    [sample] = read_samples(RunLayout(root), 2, [3])
+    [sample] = read_samples(RunPaths(root), 2, [3])
     assert out[0] == f"sample  3 of step 2: p5 #1, {sample.stamp}"
     assert out[1] == f"finish  {sample.finish} after {len(sample.tokens)} tokens"
     assert out[2:4] == ["answer  even", f"reward  ok {sample.score:g}"]
@@ -105,7 +105,7 @@ def test_a_sample_in_full_has_every_figure_of_its_tokens(root: Path, ask: Ask) -
 
 
 def test_kl_is_the_log_prob_less_the_references_or_what_was_recorded_whole(root: Path) -> None:
-    records = StepRecords.read(RunLayout(root), 3)  # in the first the actor is the reference
+    records = StepRecords.read(RunPaths(root), 3)  # in the first the actor is the reference
     assert records.logprobs is not None
     length, told = int(records.rollouts["lengths"][2]), records.logprobs.fields
     assert records.kl(2) == pytest.approx((told["actor"] - told["reference"])[2, :length].tolist())
@@ -145,7 +145,7 @@ def test_a_list_has_a_line_for_each_sample(ask: Ask) -> None:
 
 
 def test_the_mean_advantage_is_over_tokens_that_train(root: Path, ask: Ask) -> None:
-    records = StepRecords.read(RunLayout(root), 3)
+    records = StepRecords.read(RunPaths(root), 3)
     [row] = listed(ask, "--list", "--limit", 1)
     assert records.advantages is not None
     whole = records.advantages["advantages"][0, : row["tokens"]]
@@ -161,7 +161,7 @@ def test_a_damaged_record_is_named_and_not_shown(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = shutil.copytree(root, tmp_path / "damaged")
-    file = RunLayout(copy).stage(3, "advantages") / "record.safetensors"
+    file = RunPaths(copy).stage(3, "advantages") / "record.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"!")
     assert run(["show", str(copy), "--list"]) == 8
     assert f"`{file}` is corrupt: digest" in capsys.readouterr().err
@@ -192,7 +192,7 @@ def test_colours_are_of_the_figure_that_is_asked_for(
     by: sample_screen.TokenMetric,
     found: list[str],
 ) -> None:
-    [sample] = read_samples(RunLayout(root), 3, [0])
+    [sample] = read_samples(RunPaths(root), 3, [0])
     figures = {"advantages": [1.0, -1.0], "values": [0.25, 0.75], "kl": [0.5, 0.5], "logprobs": [-1.0, -2.0]}
     two = replace(sample, tokens=[5, 6], pieces=["a", "b"], **figures)
     sample_screen.print_sample(two, by)
@@ -209,7 +209,7 @@ def test_colours_are_of_the_figure_that_is_asked_for(
 
 
 def test_a_character_of_several_tokens_is_shown_once(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    [sample] = read_samples(RunLayout(root), 3, [0])
+    [sample] = read_samples(RunPaths(root), 3, [0])
     two = replace(
         sample, tokens=[5, 6], pieces=["\u00e9", ""], advantages=None, values=None, kl=None, logprobs=[-1.0, -2.0]
     )
@@ -343,7 +343,7 @@ def test_prompts_that_flipped_come_together_and_those_that_changed_since_too() -
 def test_the_nearest_earlier_step_is_what_a_prompt_is_compared_with(root: Path, ask: Ask) -> None:
     rows = listed(ask, "--eval", "--sort", "flipped")
     assert {row["before"]["step"] for row in rows} == {2}
-    source = lists.Source(RunLayout(root), evaluations=True)
+    source = lists.Source(RunPaths(root), evaluations=True)
     question = (rows[0]["set"], rows[0]["prompt_id"])
     assert rows[0]["before"]["score"] == pytest.approx(lists.means(source.rows(2))[question])
     assert [row["flip"] for row in rows] == sorted((row["flip"] for row in rows), reverse=True)
@@ -351,8 +351,8 @@ def test_the_nearest_earlier_step_is_what_a_prompt_is_compared_with(root: Path, 
 
 
 def test_bounds_of_the_reward_take_no_sample_without_one() -> None:
-    assert [row.row for row in ROWS if Wanted(min_reward=0.5).takes(row)] == [0, 1, 4, 5]
-    assert [row.row for row in ROWS if Wanted(max_reward=0.25).takes(row)] == [2, 3]
+    assert [row.row for row in ROWS if SampleFilter(min_reward=0.5).takes(row)] == [0, 1, 4, 5]
+    assert [row.row for row in ROWS if SampleFilter(max_reward=0.25).takes(row)] == [2, 3]
 
 
 def test_neighbours_are_spans() -> None:

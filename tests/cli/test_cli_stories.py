@@ -10,14 +10,14 @@ from fakes.job import Witness, play
 from fakes.sockets import fake_recipe
 from fakes.stories import NO_CRITIC, TWO_ROUNDS
 from ppoctl.cli.app import run
-from ppoctl.loop.stories import Story
+from ppoctl.loop.stories import StepFunction
 
 
 class StopError(Exception):
     """Ends a run where a test wants it."""
 
 
-def stopped(root: Path, story: Story, moment: str) -> None:
+def stopped(root: Path, story: StepFunction, moment: str) -> None:
     """A run that saves every second step, stopped in its third."""
 
     def act(number: int, name: str) -> None:

@@ -18,11 +18,11 @@ from cli.screens import PAGE, SCREENS, blocks, captured, kind, unpack
 from fakes.sockets import fake_recipe, fake_sockets
 from ppoctl.cli import summary
 from ppoctl.cli.app import run
-from ppoctl.doing import DOING
+from ppoctl.doing import ACTIVITIES
 from ppoctl.errors import ExpectationError, InterruptedByUserError
 from ppoctl.launch.signals import signal_gate
 from ppoctl.metrics import find
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.resume_plan import ResumePlan
 from ppoctl.tracking.forwarder import Sent
 from ppoctl.tracking.screen import LiveScreen
@@ -59,13 +59,13 @@ def trained(expect: dict[str, Any], act: Act = lambda role, number, said: None, 
     said = io.StringIO()
 
     def on_minibatch(role: str, number: int) -> None:
-        with DOING.at("minibatch", 2) as at:
+        with ACTIVITIES.at("minibatch", 2) as at:
             at.done = number
             time.sleep(0.02)  # in which the status is drawn
             act(role, number, said)
 
     recipe = fake_recipe(name="quickstart", steps=2, expect=expect, reward={"kind": "gsm8k"}, model=MODEL, data=DATA)
-    layout = RunLayout(Path("runs/quickstart"))
+    layout = RunPaths(Path("runs/quickstart"))
     new_run.create(layout, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
     sockets = fake_sockets(recipe, on_minibatch=on_minibatch)
     opened = session.OpenedRun(layout, {1: recipe}, sockets, plan=ResumePlan(start=0, items=()))

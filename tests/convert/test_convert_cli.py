@@ -20,7 +20,7 @@ from ppoctl.batch.digest import flushed_digest
 from ppoctl.convert.companions import companions_digest
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
-from ppoctl.store.layout import MANIFEST, RunLayout
+from ppoctl.store.layout import MANIFEST, RunPaths
 from ppoctl.store.manifest import Manifest
 from ppoctl.wire.sources import COMPANIONS, CRITIC_COMPANIONS
 from recipe.conftest import SMALLEST
@@ -45,9 +45,9 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 @pytest.fixture
-def trained(ask: Ask, model: Model) -> RunLayout:
+def trained(ask: Ask, model: Model) -> RunPaths:
     """A run that has saved both roles at step 2 and the actor at step 4."""
-    layout = RunLayout(Path("runs/small"))
+    layout = RunPaths(Path("runs/small"))
     shutil.copytree(model("qwen2"), "source")
     recipe = SMALLEST.replace('"base"', f'"{Path("source").resolve()}"')
     layout.root.parent.mkdir()
@@ -63,7 +63,7 @@ def trained(ask: Ask, model: Model) -> RunLayout:
     return layout
 
 
-def save(layout: RunLayout, role: str, step: int, write: Callable[[Path], None]) -> None:
+def save(layout: RunPaths, role: str, step: int, write: Callable[[Path], None]) -> None:
     folder = layout.state(role, step)
     folder.mkdir(parents=True)
     write(folder)
@@ -113,7 +113,7 @@ def test_a_bit_that_flipped_since_a_conversion_is_found(ask: Ask) -> None:
     assert "error: tensor `model.layers.1.mlp.down_proj.weight` of `there` is not the one" in said.err
 
 
-def test_what_a_run_saved_last_is_what_transformers_loads(ask: Ask, trained: RunLayout) -> None:
+def test_what_a_run_saved_last_is_what_transformers_loads(ask: Ask, trained: RunPaths) -> None:
     said = ask("convert-ckpt", "runs/small", "out", "--to", "hf")
     assert said.code == 0
     assert said.out.splitlines()[0] == ("actor of `runs/small` at step 4: qwen2 actor, 45.4K parameters, bfloat16")
@@ -127,7 +127,7 @@ def test_what_a_run_saved_last_is_what_transformers_loads(ask: Ask, trained: Run
     assert Path("again/model.safetensors").read_bytes() == Path("out/model.safetensors").read_bytes()
 
 
-def test_the_critic_of_a_run_is_a_classifier(ask: Ask, trained: RunLayout) -> None:
+def test_the_critic_of_a_run_is_a_classifier(ask: Ask, trained: RunPaths) -> None:
     said = ask("convert-ckpt", "runs/small", "out", "--to", "hf", "--role", "critic")
     assert said.code == 0
     assert said.out.splitlines()[0].startswith("critic of `runs/small` at step 2: qwen2 critic,")
@@ -138,7 +138,7 @@ def test_the_critic_of_a_run_is_a_classifier(ask: Ask, trained: RunLayout) -> No
 
 
 def test_the_critic_of_a_model_of_its_own_is_exported_as_that_model(ask: Ask, model: Model) -> None:
-    layout, own = RunLayout(Path("runs/small")), lab.model_folder("llama-small", Path("own"))
+    layout, own = RunPaths(Path("runs/small")), lab.model_folder("llama-small", Path("own"))
     written = f'"{Path("base").resolve()}"\ncritic = "{own.resolve()}"'
     layout.root.parent.mkdir()
     sources = {COMPANIONS: "not this one's", CRITIC_COMPANIONS: companions_digest(own)}
@@ -155,7 +155,7 @@ def test_the_critic_of_a_model_of_its_own_is_exported_as_that_model(ask: Ask, mo
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
-def test_a_state_is_not_read_under_another_configuration(ask: Ask, trained: RunLayout, name: str) -> None:
+def test_a_state_is_not_read_under_another_configuration(ask: Ask, trained: RunPaths, name: str) -> None:
     """Both sides of the comparison would read the same wrong one, and agree."""
     changed = Path("source", name)
     changed.write_text('{"rope_theta": 5.0}' if not changed.exists() else changed.read_text() + " ")
@@ -169,7 +169,7 @@ def test_a_state_is_not_read_under_another_configuration(ask: Ask, trained: RunL
     assert ask("convert-ckpt", "runs/small", "out", "--to", "hf", "--like", "base").code == 0
 
 
-def test_a_model_source_without_its_configuration_is_another(ask: Ask, trained: RunLayout) -> None:
+def test_a_model_source_without_its_configuration_is_another(ask: Ask, trained: RunPaths) -> None:
     Path("source/config.json").unlink()
     said = ask("convert-ckpt", "runs/small", "out", "--to", "hf")
     assert (said.code, Path("out").exists()) == (8, False)
@@ -184,13 +184,13 @@ def test_a_record_that_is_none_is_named(ask: Ask) -> None:
     assert "`there/ppoctl-conversion.json` is no record of a conversion" in said.err
 
 
-def test_a_state_is_found_from_within_its_run(ask: Ask, trained: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_is_found_from_within_its_run(ask: Ask, trained: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     out = Path("out").resolve()
     monkeypatch.chdir(trained.root / "states" / "actor")
     assert ask("convert-ckpt", "000004", str(out), "--to", "hf").code == 0
 
 
-def test_a_state_on_its_own_needs_a_model_folder(ask: Ask, trained: RunLayout) -> None:
+def test_a_state_on_its_own_needs_a_model_folder(ask: Ask, trained: RunPaths) -> None:
     shutil.copytree(trained.state("actor", 4), "a/b/c/alone")
     said = ask("convert-ckpt", "a/b/c/alone", "out", "--to", "hf")
     assert said.code == 2
@@ -199,7 +199,7 @@ def test_a_state_on_its_own_needs_a_model_folder(ask: Ask, trained: RunLayout) -
     assert ask("convert-ckpt", "a/b/c/alone", "out", "--to", "hf", "--like", "base").code == 0
 
 
-def test_a_state_that_a_health_rule_stopped_at_says_so(ask: Ask, trained: RunLayout) -> None:
+def test_a_state_that_a_health_rule_stopped_at_says_so(ask: Ask, trained: RunPaths) -> None:
     state = trained.state("actor", 4)
     manifest = manifests.read(state)
     assert manifest is not None
@@ -210,7 +210,7 @@ def test_a_state_that_a_health_rule_stopped_at_says_so(ask: Ask, trained: RunLay
     assert f"note: {note}\n" in said.err
 
 
-def test_a_step_without_a_saved_state_is_an_error_that_lists_those_that_exist(ask: Ask, trained: RunLayout) -> None:
+def test_a_step_without_a_saved_state_is_an_error_that_lists_those_that_exist(ask: Ask, trained: RunPaths) -> None:
     assert ask("convert-ckpt", "runs/small", "out", "--to", "hf", "--step", "3") == Said(
         2,
         "",
@@ -222,7 +222,7 @@ hint: ppoctl convert-ckpt runs/small OUT --to hf --step 4
     )
 
 
-def test_a_flipped_bit_in_a_state_is_found_before_anything_is_written(ask: Ask, trained: RunLayout) -> None:
+def test_a_flipped_bit_in_a_state_is_found_before_anything_is_written(ask: Ask, trained: RunPaths) -> None:
     file = trained.state("actor", 4) / "__0_0.distcp"
     data = bytearray(file.read_bytes())
     data[5000] ^= 1

@@ -25,7 +25,7 @@ from ppoctl.preflight.model import require_critic
 from ppoctl.recipe.load import load
 from ppoctl.recipe.schema import CriticModelTable, Recipe
 from ppoctl.store import run_dir
-from ppoctl.store.layout import MANIFEST, RunLayout
+from ppoctl.store.layout import MANIFEST, RunPaths
 from ppoctl.store.manifest import Manifest
 from ppoctl.wire.stories import as_recorded
 from recipe.conftest import SMALLEST
@@ -157,7 +157,7 @@ def test_a_critic_reads_every_token_as_the_actor_does(model: Model, reward: Path
 def test_a_saved_critic_reads_as_the_model_that_its_run_made_it_from(
     model: Model, reward: Path, tmp_path: Path
 ) -> None:
-    base, layout = shutil.copytree(model("qwen2"), tmp_path / "base"), RunLayout(tmp_path / "first")
+    base, layout = shutil.copytree(model("qwen2"), tmp_path / "base"), RunPaths(tmp_path / "first")
     state = layout.state("critic", 2)
     run_dir.create(layout, recipe_toml="", resolved=as_recorded(recipe(base, reward, tmp_path)), facts={})
     state.parent.mkdir(parents=True, exist_ok=True)

@@ -17,14 +17,14 @@ from fakes.hostile import BROKEN, SLOW, hostile
 from fakes.nvml import FakeNvml
 from ppoctl import nvml
 from ppoctl.doctor import asked
-from ppoctl.doctor.asked import Asked
+from ppoctl.doctor.asked import IntendedRun
 from ppoctl.doctor.finding import Verdict
 from ppoctl.recipe.load import load
 from preflight.conftest import MODEL, ROWS
 from recipe.conftest import SMALLEST
 
 LAPTOP = replace(node(), driver=nvml.NoDriver("NVML Shared Library Not Found"))
-Ask = Callable[..., Asked]
+Ask = Callable[..., IntendedRun]
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
     shutil.copytree(MODEL, "base")
     Path("r.toml").write_text(SMALLEST, "utf-8")
     Path("train.jsonl").write_text("\n".join(ROWS) + "\n", "utf-8")
-    return lambda *sets: Asked(load([Path("r.toml")], sets).recipe)
+    return lambda *sets: IntendedRun(load([Path("r.toml")], sets).recipe)
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_a_ray_that_does_not_answer_is_wrong_where_it_is_joined(ask: Ask, listen
 def test_mlflow_that_is_not_reached_is_a_warning_as_training_goes_on(
     ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def at(uri: str) -> Asked:
+    def at(uri: str) -> IntendedRun:
         return ask(f"tracking={{kind='mlflow', uri='{uri}'}}")
 
     assert asked.mlflow(ask()).seen == "a sqlite file in the runs folder"

@@ -11,7 +11,7 @@ import pytest
 from doctor.machines import driver, node
 from fakes.nvml import FakeNvml
 from ppoctl.cli.app import run
-from ppoctl.cli.doctor import told
+from ppoctl.cli.doctor import print_findings
 from ppoctl.doctor.examine import OF_A_MACHINE, checks, findings
 from ppoctl.doctor.finding import Finding, Verdict
 from ppoctl.doctor.machine import HostInfo, TorchBuild, this_machine
@@ -31,7 +31,7 @@ def gpu_part(here: HostInfo) -> list[Finding]:
 
 
 def test_the_screen_of_a_node_where_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(gpu_part(node()), json=False) is None
+    assert print_findings(gpu_part(node()), json=False) is None
     said = capsys.readouterr()
     assert said.err == "nothing is wrong\n"
     assert (
@@ -53,7 +53,7 @@ def test_the_screen_says_what_is_wrong_and_what_mends_it(capsys: pytest.CaptureF
     broken = replace(
         node(), torch=TorchBuild("2.13.0+cpu", None), driver=driver(FakeNvml(count=2, mode=3, apart={(0, 1)}))
     )
-    assert told(gpu_part(broken)[2:6], json=False) == 3
+    assert print_findings(gpu_part(broken)[2:6], json=False) == 3
     said = capsys.readouterr()
     assert said.err == "2 of 4 findings are wrong\n"
     assert (

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ppoctl.engines.megatron.ranks import TakingTurns
-from ppoctl.engines.turns import Turns
+from ppoctl.engines.megatron.ranks import DeviceSharingRanks
+from ppoctl.engines.turns import DeviceSharing
 
 EVERYONE = ("actor", "critic", "generator")
 
@@ -21,14 +21,14 @@ def leaves(left: list[str]) -> Callable[[str], Callable[[], None]]:
 
 
 def test_the_others_leave_once_before_a_role_works(left, leaves):
-    turns = Turns(EVERYONE)
+    turns = DeviceSharing(EVERYONE)
     for role in ("actor", "actor", "critic", "critic", "actor"):
         turns.take(role, leaves(role))
     assert left == ["actor", "critic"]
 
 
 def test_nobody_leaves_while_two_work_together_and_both_do_afterwards(left, leaves):
-    turns = Turns(EVERYONE)
+    turns = DeviceSharing(EVERYONE)
     turns.take("generator", leaves("generator"))
     with turns.shared():
         turns.take("actor", leaves("actor"))
@@ -39,7 +39,7 @@ def test_nobody_leaves_while_two_work_together_and_both_do_afterwards(left, leav
 
 
 def test_the_others_leave_also_while_two_work_together_when_all_the_memory_is_asked_for(left, leaves):
-    turns = Turns(EVERYONE)
+    turns = DeviceSharing(EVERYONE)
     with turns.shared():
         turns.take("generator", leaves("generator"))
         turns.take("actor", leaves("actor"))
@@ -50,7 +50,7 @@ def test_the_others_leave_also_while_two_work_together_when_all_the_memory_is_as
 
 
 def test_an_error_while_two_work_together_ends_that(left, leaves):
-    turns = Turns(EVERYONE)
+    turns = DeviceSharing(EVERYONE)
 
     def fails_together() -> None:
         with turns.shared():
@@ -67,7 +67,7 @@ def test_whoever_fails_to_leave_is_not_asked_again(left, leaves):
     def fails() -> None:
         raise OSError
 
-    turns = Turns(EVERYONE)
+    turns = DeviceSharing(EVERYONE)
     turns.take("actor", fails)
     with pytest.raises(OSError):
         turns.take("critic", leaves("critic"))
@@ -76,14 +76,14 @@ def test_whoever_fails_to_leave_is_not_asked_again(left, leaves):
 
 
 def test_without_turns_everyone_stays(left, leaves):
-    turns = Turns()
+    turns = DeviceSharing()
     for role in ("actor", "critic", "generator"):
         turns.take(role, leaves(role))
     assert left == []
 
 
 def test_only_listed_roles_leave_whoever_works(left, leaves):
-    turns = Turns(["generator"])
+    turns = DeviceSharing(["generator"])
     assert [role for role in EVERYONE if turns.leaves(role)] == ["generator"]
     for role in ("actor", "generator", "critic", "actor", "generator"):
         turns.take(role, leaves(role))
@@ -108,7 +108,7 @@ class CalledRanks:
 @pytest.mark.parametrize("whole", ["start", "load", "update", "begin_save"])
 def test_gradients_and_optimizer_leave_before_weights_alone_are_read(whole: str):
     ranks = CalledRanks()
-    actor = TakingTurns(ranks, "actor", Turns(["actor"]))
+    actor = DeviceSharingRanks(ranks, "actor", DeviceSharing(["actor"]))
     for method in (whole, "update", "is_saved", "forward", "reference_forward", "forward", whole):
         actor.call(method)
     actor.weights()
@@ -117,8 +117,8 @@ def test_gradients_and_optimizer_leave_before_weights_alone_are_read(whole: str)
 
 
 def test_ranks_that_another_role_has_had_leave_do_not_leave_again():
-    ranks, turns = CalledRanks(), Turns(EVERYONE)
-    actor = TakingTurns(ranks, "actor", turns)
+    ranks, turns = CalledRanks(), DeviceSharing(EVERYONE)
+    actor = DeviceSharingRanks(ranks, "actor", turns)
     actor.call("update")
     turns.take("generator", lambda: None)
     actor.call("forward")
@@ -127,7 +127,7 @@ def test_ranks_that_another_role_has_had_leave_do_not_leave_again():
 
 def test_ranks_that_stay_keep_gradients_and_optimizer():
     ranks = CalledRanks()
-    actor = TakingTurns(ranks, "actor", Turns(["generator"]))
+    actor = DeviceSharingRanks(ranks, "actor", DeviceSharing(["generator"]))
     for method in ("update", "forward"):
         actor.call(method)
     assert ranks.calls == ["update", "forward"]

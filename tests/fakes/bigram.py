@@ -12,7 +12,7 @@ from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.grid import pack
 from ppoctl.batch.sequences import Sequences
 from ppoctl.errors import NonFiniteError
-from ppoctl.ports import Asked, Minibatch, MinibatchResult, Objective, Said
+from ppoctl.ports import Minibatch, MinibatchResult, Objective, OutputRequest, TokenOutputs
 
 Tell = Callable[[str, int], None]
 """(role, number) of a minibatch that was trained on, of half a file that was written."""
@@ -33,7 +33,7 @@ def initial_table(role: str) -> Tensor:
     return torch.randn(VOCABULARY, VOCABULARY, generator=generator) * 0.5
 
 
-def filtered_logs(logits: Tensor, drawn: Tensor | None, asked: Asked) -> Tensor:
+def filtered_logs(logits: Tensor, drawn: Tensor | None, asked: OutputRequest) -> Tensor:
     """Log-probs of what filters leave, with ids that were drawn. [n V]"""
     x = logits / max(asked.temperature, 1e-6)
     if not asked.is_filtered:
@@ -50,7 +50,7 @@ def filtered_logs(logits: Tensor, drawn: Tensor | None, asked: Asked) -> Tensor:
     return torch.log_softmax(x.masked_fill(~kept, -1e9), -1)
 
 
-def without_ends(logits: Tensor, early: Tensor, drawn: Tensor | None, asked: Asked) -> Tensor:
+def without_ends(logits: Tensor, early: Tensor, drawn: Tensor | None, asked: OutputRequest) -> Tensor:
     """Logits of early positions without the ids that end a response, unless one was drawn. [n V]"""
     ends = torch.zeros(logits.shape, dtype=torch.bool)
     ends[:, [END, *asked.stop_token_ids]] = True
@@ -155,17 +155,17 @@ class BigramTrainer:
         self.moments = _tensor(folder / "moments.bin").reshape(2, *shape)
         self.count = json.loads((folder / "count.json").read_text())
 
-    def logprobs(self, sequences: Sequences, asked: Asked) -> Said:
+    def logprobs(self, sequences: Sequences, asked: OutputRequest) -> TokenOutputs:
         with torch.no_grad():
             return self._said(sequences, torch.arange(sequences.num_seqs), self.table, asked)
 
-    def reference_logprobs(self, sequences: Sequences, asked: Asked) -> Tensor:
+    def reference_logprobs(self, sequences: Sequences, asked: OutputRequest) -> Tensor:
         with torch.no_grad():
             return self._said(sequences, torch.arange(sequences.num_seqs), initial_table("actor"), asked).outputs
 
     def values(self, sequences: Sequences) -> Tensor:
         with torch.no_grad():
-            return self._said(sequences, torch.arange(sequences.num_seqs), self.table, Asked()).outputs
+            return self._said(sequences, torch.arange(sequences.num_seqs), self.table, OutputRequest()).outputs
 
     def update(
         self, sequences: Sequences, minibatches: Sequence[Minibatch], objective: Objective
@@ -199,18 +199,18 @@ class BigramTrainer:
         scale = (self.moments[1] / (1 - step.beta2**self.count)).sqrt() + step.eps
         self.table = self.table * (1 - step.lr * step.weight_decay) - step.lr * mean / scale
 
-    def _said(self, sequences: Sequences, rows: Tensor, table: Tensor, asked: Asked) -> Said:
+    def _said(self, sequences: Sequences, rows: Tensor, table: Tensor, asked: OutputRequest) -> TokenOutputs:
         packed = pack(sequences, rows)
         before = packed.tokens[packed.read_at]
         if self.role == "critic":
-            return Said(packed.to_grid(table[before]))
+            return TokenOutputs(packed.to_grid(table[before]))
         early = packed.column < asked.min_new_tokens
         logs = filtered_logs(without_ends(table[before], early, packed.targets, asked), packed.targets, asked)
         chosen = logs.gather(1, packed.targets[:, None])[:, 0]
         entropy = packed.to_grid(-(logs.exp() * logs).sum(-1)) if asked.entropy else None
         others = torch.log_softmax(initial_table("actor")[before] / asked.temperature, -1)
         full_kl = packed.to_grid((logs.exp() * (logs - others)).sum(-1)) if asked.full_kl else None
-        return Said(packed.to_grid(chosen), entropy, full_kl)
+        return TokenOutputs(packed.to_grid(chosen), entropy, full_kl)
 
 
 def _tensor(path: Path) -> Tensor:

@@ -20,9 +20,9 @@ from ppoctl.engines.megatron.ranks import Ranks
 from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.plan.memory.assumed import FRAGMENTS_FRAC
 from ppoctl.plan.memory.trainer import RankBytes
-from ppoctl.ports import Asked, Minibatch, MinibatchResult, Objective, Said, SamplingParams
+from ppoctl.ports import Minibatch, MinibatchResult, Objective, OutputRequest, SamplingParams, TokenOutputs
 from ppoctl.weights.bucket import Bucket, bucket_of, flatten
-from ppoctl.weights.calls import Answered
+from ppoctl.weights.calls import CompletedReply
 from ppoctl.weights.canary import CanaryScores
 from ppoctl.weights.checksum import LoadedWeight, SentChecksums, checksum_of
 from ppoctl.weights.sending import NamedWeights, SenderRanks
@@ -158,11 +158,11 @@ class CountingEngine:
         self._is_running = False
         self._taken = 0
 
-    def begin(self, method: str, *arguments: Any) -> Answered:
+    def begin(self, method: str, *arguments: Any) -> CompletedReply:
         if not self._is_running:
             self._is_running = True
             self._wake()
-        return Answered([getattr(self, f"_{method}")(*arguments)])
+        return CompletedReply([getattr(self, f"_{method}")(*arguments)])
 
     def close(self) -> None:
         self._is_running = False
@@ -241,11 +241,11 @@ class CountedTrainer(BigramTrainer):
         self.ranks.call("update")
         return super().update(sequences, minibatches, objective)
 
-    def logprobs(self, sequences: Sequences, asked: Asked) -> Said:
+    def logprobs(self, sequences: Sequences, asked: OutputRequest) -> TokenOutputs:
         self.ranks.call("forward")
         return super().logprobs(sequences, asked)
 
-    def reference_logprobs(self, sequences: Sequences, asked: Asked) -> Tensor:
+    def reference_logprobs(self, sequences: Sequences, asked: OutputRequest) -> Tensor:
         self.ranks.call("reference_forward")
         return super().reference_logprobs(sequences, asked)
 

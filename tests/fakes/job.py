@@ -8,19 +8,19 @@ from pathlib import Path
 from fakes.sockets import fake_recipe, fake_sockets
 from ppoctl.errors import PreemptedError
 from ppoctl.loop.run import Health, RunContext, run
-from ppoctl.loop.stories import PPO, outline, story_at
+from ppoctl.loop.stories import PPO, outline, step_function_at
 from ppoctl.ports import Gate, Generator
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import artifact, run_dir
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.journal import JournalLine, read_lines
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.outline import Outlines, outlines_of
 from ppoctl.store.retention import saved_steps
 from ppoctl.store.run_dir import STORIES
 from ppoctl.tracking.health import HealthMonitor
 from ppoctl.wire.job import RunHooks, assemble
-from ppoctl.wire.sockets import Sockets
+from ppoctl.wire.sockets import Components
 from ppoctl.wire.stories import StoryAt, as_recorded
 
 
@@ -67,7 +67,7 @@ PPO_STORIES = {STORIES: Outlines({1: outline(PPO)}).as_json()}
 """What is recorded of a recipe that tells one story, beside its keys."""
 
 
-def saved_pairs(layout: RunLayout) -> list[int]:
+def saved_pairs(layout: RunPaths) -> list[int]:
     """Steps with saved states of both roles."""
     return saved_steps(layout, ("actor", "critic"))
 
@@ -116,12 +116,12 @@ def open_run(
     recipes: Mapping[int, Recipe] | None = None,
     health: Health | None = None,
     gate: Gate | None = None,
-    sockets: Sockets | None = None,
-    choose: StoryAt = story_at,
-    claim: Callable[[RunLayout], Attempt] = claim,
+    sockets: Components | None = None,
+    choose: StoryAt = step_function_at,
+    claim: Callable[[RunPaths], Attempt] = claim,
 ) -> Wiring:
     """What `train --or-resume` does, on fakes: the bigram's, or those of `sockets`."""
-    layout = RunLayout(root)
+    layout = RunPaths(root)
     if not root.exists():
         run_dir.create(
             layout,
@@ -146,7 +146,7 @@ def open_run(
 
 
 def play(
-    root: Path, recipe: Recipe | None = None, witness: Witness | None = None, choose: StoryAt = story_at
+    root: Path, recipe: Recipe | None = None, witness: Witness | None = None, choose: StoryAt = step_function_at
 ) -> Wiring:
     """Run to the end."""
     wiring = open_run(root, recipe or fake_recipe(), witness or Witness(), choose=choose)
@@ -156,7 +156,7 @@ def play(
 
 def result(root: Path) -> dict[str, object]:
     """What two runs must agree on: ledger and final states to the byte, figures of every stage, each once."""
-    layout = RunLayout(root)
+    layout = RunPaths(root)
     states = {
         f"{role}/{path.name}": path.read_bytes()
         for role in outlines_of(layout).roles

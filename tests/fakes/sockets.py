@@ -10,11 +10,11 @@ from fakes.bigram import END, VOCABULARY, BigramTrainer, Tell, filtered_logs, te
 from ppoctl.batch.prompts import Prompt, Prompts
 from ppoctl.batch.records import State
 from ppoctl.batch.scores import Score, ScoreRequest
-from ppoctl.ports import Actor, Asked, Sample, SampleRequest, SamplingParams
+from ppoctl.ports import Actor, OutputRequest, Sample, SampleRequest, SamplingParams
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.gsm8k import Gsm8kScorer
 from ppoctl.rewards.summed import SumReward
-from ppoctl.wire.sockets import Sockets
+from ppoctl.wire.sockets import Components
 
 
 class FakeStream:
@@ -69,7 +69,7 @@ class BigramGenerator:
         generator = torch.Generator().manual_seed(request.seed)
         tokens, logprobs, text, stopped = [request.prompt_tokens[-1]], [], "", False
         filters = (params.temperature, params.top_p, params.top_k, params.min_p)
-        asked = Asked(*filters, params.min_new_tokens, params.stop_token_ids)
+        asked = OutputRequest(*filters, params.min_new_tokens, params.stop_token_ids)
         ends = {END, *params.stop_token_ids}
         for number in range(params.new_tokens(len(request.prompt_tokens))):
             early = torch.tensor([number < params.min_new_tokens])
@@ -138,12 +138,12 @@ def fake_sockets(
     on_minibatch: Tell = tell_nobody,
     on_file: Tell = tell_nobody,
     looks: float | Mapping[str, float] = 1,
-) -> Sockets:
+) -> Components:
     def trainer(role: str) -> BigramTrainer:
         patience = looks[role] if isinstance(looks, Mapping) else looks
         return BigramTrainer(role, on_minibatch=on_minibatch, on_file=on_file, looks=patience)
 
-    return Sockets(
+    return Components(
         actor=trainer("actor"),
         critic=trainer("critic"),
         generator=lambda actor_at, say, logs: BigramGenerator(actor_at),

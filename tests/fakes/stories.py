@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from ppoctl.batch.records import Advantages, Carry, Rewards, Rollouts
-from ppoctl.loop.stories import Given, Once, Outcome, Stages, Story
+from ppoctl.loop.stories import RunStage, Stages, StepFunction, StepInputs, StepOutputs
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class GroupAdvantages:
         )
 
 
-def _no_critic(once: Once, stages: Stages, given: Given) -> Outcome:
+def _no_critic(once: RunStage, stages: Stages, given: StepInputs) -> StepOutputs:
     """Samples of one prompt are judged against each other."""
     actor = given.states["actor"]
     rollouts = once(stages.rollout, actor, given.prompts)
@@ -41,10 +41,10 @@ def _no_critic(once: Once, stages: Stages, given: Given) -> Outcome:
     logprobs = once(stages.logprobs, actor, rollouts)
     advantages = once(GroupAdvantages(), rollouts, rewards, given.carry)
     actor = once(stages.actor_update, actor, rollouts, logprobs, advantages)
-    return Outcome({"actor": actor}, advantages.carry, ((rollouts, rewards),))
+    return StepOutputs({"actor": actor}, advantages.carry, ((rollouts, rewards),))
 
 
-def _two_rounds(once: Once, stages: Stages, given: Given) -> Outcome:
+def _two_rounds(once: RunStage, stages: Stages, given: StepInputs) -> StepOutputs:
     """The critic learns from a first round, and judges the second one, from which the actor learns."""
     actor, critic = given.states["actor"], given.states["critic"]
     rollouts = once(stages.rollout, actor, given.prompts)
@@ -59,12 +59,12 @@ def _two_rounds(once: Once, stages: Stages, given: Given) -> Outcome:
     logprobs = once(_second(stages.logprobs), actor, again)
     advantages = once(_second(stages.advantages), again, scores, values, logprobs, advantages.carry)
     actor = once(stages.actor_update, actor, again, logprobs, advantages)
-    return Outcome({"critic": critic, "actor": actor}, advantages.carry, ((rollouts, rewards), (again, scores)))
+    return StepOutputs({"critic": critic, "actor": actor}, advantages.carry, ((rollouts, rewards), (again, scores)))
 
 
 def _second(stage: Any) -> Any:
     return replace(stage, name=f"{stage.name}.2")
 
 
-NO_CRITIC = Story("no_critic", _no_critic)
-TWO_ROUNDS = Story("two_rounds", _two_rounds)
+NO_CRITIC = StepFunction("no_critic", _no_critic)
+TWO_ROUNDS = StepFunction("two_rounds", _two_rounds)

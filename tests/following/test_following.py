@@ -19,7 +19,7 @@ from ppoctl.slurm.run_state import RunFacts
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.jobs import JobRecord, ScriptEnd, record
 from ppoctl.store.journal import Journal, read_lines
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 
 
 @pytest.fixture(scope="module")
@@ -30,19 +30,19 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def layout(played: Path, tmp_path: Path) -> RunLayout:
+def layout(played: Path, tmp_path: Path) -> RunPaths:
     shutil.copytree(played, tmp_path / "run")
-    return RunLayout(tmp_path / "run")
+    return RunPaths(tmp_path / "run")
 
 
-def begun(layout: RunLayout, **where: object) -> Attempt:
+def begun(layout: RunPaths, **where: object) -> Attempt:
     """The journal of an attempt on another host that has not ended."""
     attempt = claim(layout)
     Journal(layout, attempt).event("attempt_started", **{"pid": 2**22 + 1, "host": "node1", **where})
     return attempt
 
 
-def facts(layout: RunLayout) -> RunFacts:
+def facts(layout: RunPaths) -> RunFacts:
     return following.facts(layout, read_lines(layout.journal))
 
 
@@ -52,7 +52,7 @@ def age(path: Path, seconds: float) -> None:
     os.utime(path, (time.time() - seconds,) * 2)
 
 
-def test_a_folder_says_what_was_done_and_what_was_submitted(layout: RunLayout) -> None:
+def test_a_folder_says_what_was_done_and_what_was_submitted(layout: RunPaths) -> None:
     begun(layout, job="12", restart=1)
     record(layout, JobRecord("12", 5.0, "resume"))
     layout.job_ended("12").write_text("0 75 7 USR1\n")
@@ -64,7 +64,7 @@ def test_a_folder_says_what_was_done_and_what_was_submitted(layout: RunLayout) -
     assert (found.newest["job"], found.newest["restart"], found.newest["host"]) == ("12", 1, "node1")
 
 
-def test_patience_is_ten_of_the_longest_stage_between_a_start_and_the_longest_deadline(layout: RunLayout) -> None:
+def test_patience_is_ten_of_the_longest_stage_between_a_start_and_the_longest_deadline(layout: RunPaths) -> None:
     assert facts(layout).start_patience_s == 1000.0
     assert facts(layout).patience_s == 50.0
 
@@ -75,7 +75,7 @@ def test_patience_is_ten_of_the_longest_stage_between_a_start_and_the_longest_de
     assert [after_a_stage_of(seconds) for seconds in (4.0, 7.0, 300.0)] == [50.0, 70.0, 1000.0]
 
 
-def test_journal_console_and_the_log_of_the_job_are_each_a_sign_of_life(layout: RunLayout) -> None:
+def test_journal_console_and_the_log_of_the_job_are_each_a_sign_of_life(layout: RunPaths) -> None:
     lines = read_lines(layout.journal)
     layout_of_now = claim(layout).number
     started = {"event": "attempt_started", "attempt": layout_of_now, "at": time.time() - 900, "pid": 1, "host": "x"}
@@ -127,7 +127,7 @@ def test_silence_is_told_with_its_reason(cluster: FakeSlurm) -> None:
     assert absent.silence == "no `squeue` here: this machine has no Slurm"
 
 
-def test_a_run_whose_job_is_at_work_is_left_alone(layout: RunLayout, cluster: FakeSlurm) -> None:
+def test_a_run_whose_job_is_at_work_is_left_alone(layout: RunPaths, cluster: FakeSlurm) -> None:
     begun(layout, job="12", restart=0)
     cluster.has("12", "RUNNING", nodes="node1")
     with pytest.raises(RunAliveError, match=r"is at work: job 12 of Slurm is at work") as raised:
@@ -140,7 +140,7 @@ def test_a_run_whose_job_is_at_work_is_left_alone(layout: RunLayout, cluster: Fa
     following.require_idle(layout)
 
 
-def test_a_job_that_begins_is_at_work_before_its_attempt_is(layout: RunLayout, cluster: FakeSlurm) -> None:
+def test_a_job_that_begins_is_at_work_before_its_attempt_is(layout: RunPaths, cluster: FakeSlurm) -> None:
     record(layout, JobRecord("12", 1.0, "resume"))
     cluster.has("12", "CONFIGURING")
     with pytest.raises(RunAliveError, match="job 12"):
@@ -148,7 +148,7 @@ def test_a_job_that_begins_is_at_work_before_its_attempt_is(layout: RunLayout, c
 
 
 def test_a_job_that_waits_would_take_the_run_from_whoever_begins_now(
-    layout: RunLayout, cluster: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+    layout: RunPaths, cluster: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for id in ("12", "13"):
         record(layout, JobRecord(id, float(id), "rollout"))
@@ -171,7 +171,7 @@ def test_a_job_that_waits_would_take_the_run_from_whoever_begins_now(
 
 
 def test_the_job_that_this_process_is_in_is_not_in_its_own_way(
-    layout: RunLayout, cluster: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+    layout: RunPaths, cluster: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun(layout, job="12", restart=0)
     cluster.has("12", "RUNNING")
@@ -185,7 +185,7 @@ def test_the_job_that_this_process_is_in_is_not_in_its_own_way(
 
 @pytest.mark.parametrize("inside", [False, True])
 def test_when_slurm_does_not_answer_a_person_is_asked_and_a_job_goes_on(
-    layout: RunLayout, cluster: FakeSlurm, monkeypatch: pytest.MonkeyPatch, inside: bool
+    layout: RunPaths, cluster: FakeSlurm, monkeypatch: pytest.MonkeyPatch, inside: bool
 ) -> None:
     begun(layout, job="12", restart=0)
     cluster.refuses("squeue", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
@@ -201,19 +201,19 @@ def test_when_slurm_does_not_answer_a_person_is_asked_and_a_job_goes_on(
 
 
 def test_a_machine_without_slurm_takes_a_run_over_as_before(
-    layout: RunLayout, monkeypatch: pytest.MonkeyPatch
+    layout: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun(layout, job="12", restart=0)
     monkeypatch.setenv("PATH", "/nowhere")
     following.require_idle(layout)
 
 
-def test_nobody_asks_slurm_about_a_run_that_never_had_a_job(layout: RunLayout, cluster: FakeSlurm) -> None:
+def test_nobody_asks_slurm_about_a_run_that_never_had_a_job(layout: RunPaths, cluster: FakeSlurm) -> None:
     following.require_idle(layout)
     assert cluster.asked == []
 
 
-def test_a_process_of_this_host_is_named_before_its_job(layout: RunLayout, cluster: FakeSlurm) -> None:
+def test_a_process_of_this_host_is_named_before_its_job(layout: RunPaths, cluster: FakeSlurm) -> None:
     parent = psutil.Process().parent()
     assert parent is not None
     begun(layout, job="12", restart=0, pid=parent.pid, host=platform.node())
@@ -223,7 +223,7 @@ def test_a_process_of_this_host_is_named_before_its_job(layout: RunLayout, clust
 
 
 def test_an_attempt_that_this_very_job_left_behind_on_this_host_is_taken_over(
-    layout: RunLayout, cluster: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+    layout: RunPaths, cluster: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parent = psutil.Process().parent()
     assert parent is not None

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from ppoctl.slurm.client import SlurmJob
-from ppoctl.slurm.run_state import RunFacts, Told, run_state
+from ppoctl.slurm.run_state import RunFacts, SlurmSnapshot, run_state
 from ppoctl.store.jobs import JobRecord, ScriptEnd
 
 NOW = 1_000_000.0
@@ -35,8 +35,8 @@ def facts(*attempts: dict[str, Any], jobs: tuple[JobRecord, ...] = (JOB,), **fie
     return RunFacts(attempts, jobs, **{**quiet, **fields})
 
 
-def told(*jobs: SlurmJob) -> Told:
-    return Told({job.id: job for job in jobs})
+def told(*jobs: SlurmJob) -> SlurmSnapshot:
+    return SlurmSnapshot({job.id: job for job in jobs})
 
 
 def job(state: str = "RUNNING", id: str = "12", **fields: Any) -> SlurmJob:
@@ -47,7 +47,7 @@ def job(state: str = "RUNNING", id: str = "12", **fields: Any) -> SlurmJob:
 class Case(NamedTuple):
     name: str
     facts: RunFacts
-    told: Told
+    told: SlurmSnapshot
     word: str
     says: str
     """Part of the sentence."""
@@ -55,23 +55,23 @@ class Case(NamedTuple):
 
 NOBODY = facts(jobs=())
 CASES = [
-    Case("nothing", NOBODY, Told(), "created", "nothing of it has begun"),
+    Case("nothing", NOBODY, SlurmSnapshot(), "created", "nothing of it has begun"),
     # Without a job.
-    Case("alive here", facts(attempt(status="running"), jobs=()), Told(), "running",
+    Case("alive here", facts(attempt(status="running"), jobs=()), SlurmSnapshot(), "running",
          "attempt 1 is at work as process 77"),
-    Case("silent here", facts(attempt(status="running"), jobs=(), quiet_s=601.0), Told(), "hung",
+    Case("silent here", facts(attempt(status="running"), jobs=(), quiet_s=601.0), SlurmSnapshot(), "hung",
          "nothing for 10m 01s"),
-    Case("killed here", facts(attempt(status="killed"), jobs=()), Told(), "killed",
+    Case("killed here", facts(attempt(status="killed"), jobs=()), SlurmSnapshot(), "killed",
          "attempt 1 is gone without a word"),
-    Case("elsewhere", facts(attempt(), jobs=()), Told(), "unknown", "running or killed on node1; it wrote 5.0s ago"),
-    Case("failed", facts(ended(status="failed", code=7), words="out of memory", jobs=()), Told(), "failed",
+    Case("elsewhere", facts(attempt(), jobs=()), SlurmSnapshot(), "unknown", "running or killed on node1; it wrote 5.0s ago"),
+    Case("failed", facts(ended(status="failed", code=7), words="out of memory", jobs=()), SlurmSnapshot(), "failed",
          "attempt 1 ended with exit code 7 (memory): out of memory"),
-    Case("finished", facts(ended(status="finished", code=0), jobs=()), Told(), "finished", "all steps are done"),
-    Case("unmet", facts(ended(status="unmet", code=5), jobs=()), Told(), "unmet", "without what `[expect]` asks for"),
-    Case("short", facts(ended(status="short", code=9), jobs=()), Told(), "short",
+    Case("finished", facts(ended(status="finished", code=0), jobs=()), SlurmSnapshot(), "finished", "all steps are done"),
+    Case("unmet", facts(ended(status="unmet", code=5), jobs=()), SlurmSnapshot(), "unmet", "without what `[expect]` asks for"),
+    Case("short", facts(ended(status="short", code=9), jobs=()), SlurmSnapshot(), "short",
          "attempt 1 ended in order, before the"),
-    Case("health", facts(ended(status="stopped", code=5), jobs=()), Told(), "stopped", "a check stopped attempt 1"),
-    Case("by hand", facts(ended(status="interrupted", code=130), jobs=()), Told(), "interrupted",
+    Case("health", facts(ended(status="stopped", code=5), jobs=()), SlurmSnapshot(), "stopped", "a check stopped attempt 1"),
+    Case("by hand", facts(ended(status="interrupted", code=130), jobs=()), SlurmSnapshot(), "interrupted",
          "`ppoctl stop` or Ctrl-C"),
     # In the queue.
     Case("waits", facts(), told(job("PENDING", reason="Resources", starts_at=NOW + 90)), "pending",
@@ -143,21 +143,21 @@ CASES = [
                                                   ends={"12": [ScriptEnd(0, 8, NOW)]}), told(), "lost",
          "no end of it is written; attempt 2 left no word"),
     # No answer.
-    Case("submitted, no answer", facts(), Told(silence=SILENT), "submitted",
+    Case("submitted, no answer", facts(), SlurmSnapshot(silence=SILENT), "submitted",
          f"has not begun, as far as the run knows; what becomes of job 12 is unknown: {SILENT}"),
-    Case("at work, no answer", facts(attempt(**in_job())), Told(silence=SILENT), "unknown",
+    Case("at work, no answer", facts(attempt(**in_job())), SlurmSnapshot(silence=SILENT), "unknown",
          "attempt 1 began in job 12 on node1, and last wrote 5.0s ago; what becomes of job 12 is unknown"),
-    Case("alive here, no answer", facts(attempt(status="running", **in_job())), Told(silence=SILENT), "running",
+    Case("alive here, no answer", facts(attempt(status="running", **in_job())), SlurmSnapshot(silence=SILENT), "running",
          SILENT),
-    Case("dead here, no answer", facts(attempt(status="killed", **in_job())), Told(silence=SILENT), "killed", SILENT),
-    Case("ended, no answer", facts(ended(**in_job()), jobs=(JOB, NEXT)), Told(silence=SILENT), "preempted",
+    Case("dead here, no answer", facts(attempt(status="killed", **in_job())), SlurmSnapshot(silence=SILENT), "killed", SILENT),
+    Case("ended, no answer", facts(ended(**in_job()), jobs=(JOB, NEXT)), SlurmSnapshot(silence=SILENT), "preempted",
          f"what becomes of jobs 12, 13 is unknown: {SILENT}"),
-    Case("finished, no answer", facts(ended(status="finished", code=0, **in_job())), Told(silence=SILENT), "finished",
+    Case("finished, no answer", facts(ended(status="finished", code=0, **in_job())), SlurmSnapshot(silence=SILENT), "finished",
          "all steps are done"),
     Case("killed, written, no answer", facts(attempt(**in_job()), ends={"12": [ScriptEnd(0, 1, NOW)]}),
-         Told(silence=SILENT), "failed", "the script of job 12 ended with exit code 1 (internal)"),
+         SlurmSnapshot(silence=SILENT), "failed", "the script of job 12 ended with exit code 1 (internal)"),
     Case("a later job, no answer", facts(ended(status="failed", code=4, **in_job()), jobs=(JOB, LATER)),
-         Told(silence=SILENT), "submitted", "job 20 was submitted"),
+         SlurmSnapshot(silence=SILENT), "submitted", "job 20 was submitted"),
 ]  # fmt: skip
 
 

@@ -8,26 +8,26 @@ from fakes.job import PPO_STORIES
 from ppoctl.errors import InterruptedByUserError
 from ppoctl.slurm.allocation import Allocation
 from ppoctl.slurm.client import Slurm
-from ppoctl.slurm.turn import begin
+from ppoctl.slurm.turn import register_start
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.jobs import JobRecord, record
 from ppoctl.store.journal import Journal
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.stop_request import request_stop
 
 
 @pytest.fixture
-def layout(tmp_path: Path) -> RunLayout:
+def layout(tmp_path: Path) -> RunPaths:
     """A run whose first attempt was told in job 12 to make room, after it had been asked to stop."""
-    layout = RunLayout(tmp_path / "run")
+    layout = RunPaths(tmp_path / "run")
     run_dir.create(layout, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={})
     for id in ("12", "13"):
         record(layout, JobRecord(id, 1.0, "resume", restarts_max=9))
     return layout
 
 
-def ended(layout: RunLayout, status: str, *, job: str = "12") -> None:
+def ended(layout: RunPaths, status: str, *, job: str = "12") -> None:
     journal = Journal(layout, claim(layout))
     journal.event("attempt_started", pid=1, host="node1", job=job, restart=0)
     request_stop(layout, "stage")
@@ -38,25 +38,25 @@ def turn(id: str, restarts: int) -> Allocation:
     return Allocation(id, restarts, "node1", 1, "node1", Slurm({}))
 
 
-def test_the_requeued_job_does_not_go_on(layout: RunLayout) -> None:
+def test_the_requeued_job_does_not_go_on(layout: RunPaths) -> None:
     ended(layout, "preempted")
     with pytest.raises(InterruptedByUserError, match="before job 12 went back into the queue") as raised:
-        begin(layout, turn("12", 1))
+        register_start(layout, turn("12", 1))
     assert raised.value.hint == f"ppoctl resume {layout.root} --on slurm"
 
 
-def test_what_was_heard_is_in_nobodys_way_later(layout: RunLayout) -> None:
+def test_what_was_heard_is_in_nobodys_way_later(layout: RunPaths) -> None:
     ended(layout, "interrupted")
-    assert begin(layout, turn("12", 1)) is None  # put back into the queue by hand
+    assert register_start(layout, turn("12", 1)) is None  # put back into the queue by hand
 
 
-def test_a_job_that_was_submitted_afterwards_goes_on(layout: RunLayout) -> None:
+def test_a_job_that_was_submitted_afterwards_goes_on(layout: RunPaths) -> None:
     ended(layout, "preempted")
-    assert begin(layout, turn("13", 0)) is None
+    assert register_start(layout, turn("13", 0)) is None
 
 
-def test_a_request_to_an_older_attempt_does_not_count(layout: RunLayout) -> None:
+def test_a_request_to_an_older_attempt_does_not_count(layout: RunPaths) -> None:
     ended(layout, "preempted")
     journal = Journal(layout, claim(layout))
     journal.event("attempt_started", pid=1, host="node1", job="12", restart=1)
-    assert begin(layout, turn("12", 2)) is None
+    assert register_start(layout, turn("12", 2)) is None

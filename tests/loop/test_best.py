@@ -12,8 +12,8 @@ from ppoctl.errors import HealthStopError
 from ppoctl.loop.run import RunContext, run
 from ppoctl.recipe.schema import HealthRule, HealthTable
 from ppoctl.store import manifest as manifests
-from ppoctl.store.discard import go_back
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.discard import roll_back
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.states import saved_state
 from ppoctl.tracking.health import HealthMonitor
 from store.conftest import stop_at
@@ -23,12 +23,12 @@ SAVED = {"every_steps": 1, "keep_last": 9}
 
 def all_kept(root: Path) -> list[int]:
     """Steps of the best actors."""
-    return sorted(int(folder.name) for folder in RunLayout(root).best.iterdir())
+    return sorted(int(folder.name) for folder in RunPaths(root).best.iterdir())
 
 
 def kept(root: Path) -> tuple[int, str]:
     """Step and lineage of the best actor."""
-    [folder] = RunLayout(root).best.iterdir()
+    [folder] = RunPaths(root).best.iterdir()
     manifest = manifests.read(folder)
     assert manifest is not None
     return int(folder.name), manifest.identity
@@ -46,7 +46,7 @@ def series(job: RunContext, name: str) -> list[float]:
 
 
 def lineage(root: Path, step: int) -> str:
-    saved = saved_state(RunLayout(root), "actor", step)
+    saved = saved_state(RunPaths(root), "actor", step)
     assert saved is not None
     return saved[0].lineage
 
@@ -99,7 +99,7 @@ def test_a_run_that_goes_over_its_steps_again_keeps_the_same_actors(tmp_path: Pa
     tables = {"steps": 5, "checkpoint": {"every_steps": 5, "best": name, "best_keep": 2}, "eval": {"every_steps": 1}}
 
     def folders(root: Path) -> dict[int, bytes]:
-        best = RunLayout(root).best
+        best = RunPaths(root).best
         return {step: (best / f"{step:06d}" / "table.bin").read_bytes() for step in all_kept(root)}
 
     play(tmp_path / "whole", fake_recipe(**tables))
@@ -115,11 +115,11 @@ def test_actors_of_another_metric_make_way_and_dropped_steps_take_theirs_along(t
     root, keys = tmp_path / "run", {"every_steps": 1, "keep_last": "all", "best_keep": 2}
     play(root, fake_recipe(steps=4, checkpoint={**keys, "best": "reward/score_mean"}))
     before = all_kept(root)
-    go_back(RunLayout(root), 2)
+    roll_back(RunPaths(root), 2)
     assert all_kept(root) == [step for step in before if step <= 2]
     play(root, fake_recipe(steps=4, checkpoint={**keys, "best": "reward/score_std", "best_direction": "lower"}))
     assert all_kept(root) == [2, 3]
-    extras = [manifests.require(RunLayout(root).best / f"{step:06d}").extra for step in (2, 3)]
+    extras = [manifests.require(RunPaths(root).best / f"{step:06d}").extra for step in (2, 3)]
     assert [extra["metric"] for extra in extras] == ["reward/score_std"] * 2
 
 
@@ -147,7 +147,7 @@ def test_nothing_is_kept_where_the_measured_figures_stop_the_run(tmp_path: Path)
             HealthTable(entropy=HealthRule(max=0.0, action="stop")),
             eval={"every_steps": 1},
         )
-    assert not RunLayout(tmp_path / "evaluated").best.exists()
+    assert not RunPaths(tmp_path / "evaluated").best.exists()
 
 
 def test_keeping_the_best_replays_and_reloads_nothing(tmp_path: Path) -> None:

@@ -11,14 +11,14 @@ from fakes.sockets import BigramGenerator, fake_recipe, fake_sockets
 from ppoctl.batch.records import Carry, State
 from ppoctl.errors import ExpectationError, FinishedShortError, HealthStopError
 from ppoctl.loop import run as run_module
-from ppoctl.loop.expectations import judge, require_met
+from ppoctl.loop.expectations import check_expectations, require_met
 from ppoctl.loop.run import RunContext
 from ppoctl.ports import Sample, SampleRequest, SamplingParams
 from ppoctl.recipe.cadence import saves
 from ppoctl.recipe.schema import Expectation
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import read_lines
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.states import saved_state
 
 
@@ -30,7 +30,7 @@ def test_the_last_step_is_saved_however_often_states_are() -> None:
 def test_the_ledger_says_which_updates_used_a_sample(tmp_path: Path) -> None:
     ppo = {"epochs": 1, "minibatch_seqs": 4, "critic_only_steps": 1}
     play(tmp_path / "run", fake_recipe(steps=2, ppo=ppo, checkpoint={"every_steps": 1}))
-    layout = RunLayout(tmp_path / "run")
+    layout = RunPaths(tmp_path / "run")
     lines = [json.loads(line) for line in layout.ledger.read_text().splitlines()]
     # Training samples only: eight of each step, none of an evaluation.
     assert [line["step"] for line in lines] == [1] * 8 + [2] * 8
@@ -60,7 +60,7 @@ def test_a_run_that_did_too_little_does_not_end_well(tmp_path: Path, monkeypatch
 
 def test_what_is_evaluated_is_the_actor_that_the_step_made(tmp_path: Path) -> None:
     play(tmp_path / "run", fake_recipe(steps=1))
-    layout = RunLayout(tmp_path / "run")
+    layout = RunPaths(tmp_path / "run")
     saved = saved_state(layout, "actor", 1)
     evaluated = manifests.read(layout.stage(1, "eval"))
     assert evaluated is not None
@@ -70,7 +70,7 @@ def test_what_is_evaluated_is_the_actor_that_the_step_made(tmp_path: Path) -> No
 def test_an_evaluation_changes_nothing_that_is_trained(tmp_path: Path) -> None:
     for name, table in (("with", {"every_steps": 1}), ("without", {"at_start": False})):
         play(tmp_path / name, fake_recipe(steps=3, eval=table))
-    ledgers = [RunLayout(tmp_path / name).ledger.read_bytes() for name in ("with", "without")]
+    ledgers = [RunPaths(tmp_path / name).ledger.read_bytes() for name in ("with", "without")]
     assert ledgers[0] == ledgers[1]
 
 
@@ -78,13 +78,13 @@ def test_the_end_of_a_run_is_evaluated_unless_the_recipe_says_otherwise(tmp_path
     def evaluated(**keys: object) -> list[int]:
         folder = tmp_path / "-".join([*keys, "run"])
         play(folder, fake_recipe(steps=3, eval={"every_steps": 2, **keys}))
-        return [line["step"] for line in read_lines(RunLayout(folder).journal) if line.get("stage") == "eval"]
+        return [line["step"] for line in read_lines(RunPaths(folder).journal) if line.get("stage") == "eval"]
 
     assert evaluated() == [0, 2, 3]
     assert evaluated(at_end=False) == [0, 2]
     # A run that goes on was not at its end where it was told to end at first.
     play(tmp_path / "at_end-run", fake_recipe(steps=5, eval={"every_steps": 2}))
-    lines = read_lines(RunLayout(tmp_path / "at_end-run").journal)
+    lines = read_lines(RunPaths(tmp_path / "at_end-run").journal)
     assert [line["step"] for line in lines if line.get("stage") == "eval"] == [0, 2, 4, 5]
 
 
@@ -112,15 +112,15 @@ LINES = [
     ],
 )
 def test_an_expectation_is_judged_at_its_step_or_the_last(wanted: dict[str, float], met: bool) -> None:
-    (verdict,) = judge({"eval/held/pass_at_1": Expectation.model_validate(wanted)}, LINES)
+    (verdict,) = check_expectations({"eval/held/pass_at_1": Expectation.model_validate(wanted)}, LINES)
     assert verdict.met is met
 
 
 def test_a_metric_that_never_appeared_is_unmet_and_named() -> None:
-    verdicts = judge({"reward/score_mean": Expectation(max=1.0)}, LINES)
+    verdicts = check_expectations({"reward/score_mean": Expectation(max=1.0)}, LINES)
     with pytest.raises(ExpectationError, match=r"`reward/score_mean` is absent \(expected at most 1\)"):
         require_met(verdicts)
-    require_met(judge({"kl/coef": Expectation(max=1.0)}, LINES))
+    require_met(check_expectations({"kl/coef": Expectation(max=1.0)}, LINES))
 
 
 class DriftingGenerator(BigramGenerator):

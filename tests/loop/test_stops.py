@@ -19,7 +19,7 @@ from ppoctl.launch.signals import SignalGate, signal_gate
 from ppoctl.launch.time_left import TimeLeft
 from ppoctl.loop.run import run
 from ppoctl.store import manifest as manifests
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 
 BEFORE_TRAINING = ("rollout", "reward", "values", "logprobs", "advantages")
 STAGES = (*BEFORE_TRAINING, "critic_update", "actor_update", "eval")
@@ -57,7 +57,7 @@ class Stopped:
     @property
     def kept(self) -> dict[str, int]:
         """Role -> step of the state that the stop left beside those of the steps."""
-        layout = RunLayout(self.root)
+        layout = RunPaths(self.root)
         found = {role: manifests.read(layout.at_stop / role) for role in ("actor", "critic")}
         return {role: manifest.step for role, manifest in found.items() if manifest is not None}
 
@@ -108,7 +108,7 @@ def test_a_stage_that_can_end_is_committed_and_what_is_in_memory_is_saved(
     folder: Path, expected: dict[str, object], number: signal.Signals, stage: str
 ) -> None:
     stopped = by_signal(folder / f"{number.name}-{stage}", number, stage, fits=True)
-    layout = RunLayout(stopped.root)
+    layout = RunPaths(stopped.root)
     assert stopped.error.exit_code == (130 if number == signal.SIGINT else 75)
     if stage not in IN_PIECES:
         assert f"{STEP} {stage} renamed" in stopped.moments
@@ -134,9 +134,9 @@ def test_a_stage_that_cannot_end_is_abandoned_at_once(
     stopped = by_signal(folder / f"{number.name}-{stage}-late", number, stage, fits=False)
     assert f"at `{stage}` of step {STEP}" in stopped.error.message
     assert f"{STEP} {stage} starts" in stopped.moments[-1:]
-    assert not RunLayout(stopped.root).stage(STEP, stage).exists()
+    assert not RunPaths(stopped.root).stage(STEP, stage).exists()
     # An engine that was interrupted is not believed.
-    assert (saved_pairs(RunLayout(stopped.root)), stopped.kept) == ([], {})
+    assert (saved_pairs(RunPaths(stopped.root)), stopped.kept) == ([], {})
     stopped.go_on()
     assert result(stopped.root) == expected
 
@@ -178,7 +178,7 @@ def test_a_request_to_stop_is_followed(
                 signal.pause()  # the watch does not wait for the stage
 
     stopped = stop(folder / f"{after}-{stage}", act, TimeLeft(), lambda: asked[0] if asked else None)
-    layout = RunLayout(stopped.root)
+    layout = RunPaths(stopped.root)
     assert stopped.error.exit_code == 130
     assert f"`ppoctl stop --after {after}`" in stopped.error.message
     assert (f"{STEP} {stage} renamed" in stopped.moments) == (after != "now")
@@ -196,7 +196,7 @@ def test_nothing_is_saved_where_there_is_no_time_for_it(folder: Path, expected: 
             os.kill(os.getpid(), signal.SIGTERM)
 
     stopped = stop(folder / "no-time", act, TimeLeft(save_s=lambda: 100.0, is_job=True), nobody_asks)
-    assert (saved_pairs(RunLayout(stopped.root)), stopped.kept) == ([], {})
+    assert (saved_pairs(RunPaths(stopped.root)), stopped.kept) == ([], {})
     assert len(stopped.go_on()) == 2  # the actor and the critic of the first step
     assert result(stopped.root) == expected
 
@@ -205,7 +205,7 @@ def test_a_state_that_a_stop_left_and_that_is_damaged_is_made_again(
     folder: Path, expected: dict[str, object]
 ) -> None:
     stopped = by_signal(folder / "damaged", signal.SIGTERM, "critic_update", fits=True)
-    table = RunLayout(stopped.root).at_stop / "critic" / "table.bin"
+    table = RunPaths(stopped.root).at_stop / "critic" / "table.bin"
     table.write_bytes(bytes(table.stat().st_size))
     assert [text.split(" (")[0] for text in stopped.go_on()] == [
         "replayed critic update of step 1",
@@ -220,21 +220,21 @@ def test_a_disk_that_takes_no_state_changes_nothing_about_a_stop(folder: Path, e
 
     def act(gate: SignalGate, moment: str) -> None:
         if moment == f"{STEP} critic_update starts":
-            RunLayout(root).states.mkdir()
-            RunLayout(root).at_stop.write_bytes(b"in the way")
+            RunPaths(root).states.mkdir()
+            RunPaths(root).at_stop.write_bytes(b"in the way")
             os.kill(os.getpid(), signal.SIGTERM)
 
     stopped = stop(root, act, TimeLeft(), nobody_asks)
     assert stopped.error.exit_code == 75
     assert stopped.kept == {}
-    RunLayout(root).at_stop.unlink()
+    RunPaths(root).at_stop.unlink()
     stopped.go_on()
     assert result(root) == expected
 
 
 def test_a_run_that_is_stopped_again_and_again_replays_nothing(folder: Path, expected: dict[str, object]) -> None:
     root, stops, said = folder / "often", 0, list[str]()
-    while saved_pairs(RunLayout(root))[-1:] != [3]:
+    while saved_pairs(RunPaths(root))[-1:] != [3]:
         began: list[str] = []
 
         def act(gate: SignalGate, moment: str, began: list[str] = began) -> None:

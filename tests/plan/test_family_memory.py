@@ -8,7 +8,7 @@ from ppoctl.model.shape import ExpertShape, LatentShape, ModelShape, SigmoidRout
 from ppoctl.plan.memory import generator
 from ppoctl.plan.memory.activations import backward_bytes, forward_bytes, saved
 from ppoctl.plan.memory.attention import attention_at_work, norm_at_work
-from ppoctl.plan.memory.part import MicrobatchShape, Part, Precision
+from ppoctl.plan.memory.part import MicrobatchShape, ModelShard, Precision
 from ppoctl.plan.memory.pipeline import Parameters, rank_parameters, stages_of, whole_model
 from ppoctl.plan.memory.trainer import Training, ranks_of
 from ppoctl.recipe.schema import GeneratorTable, ParallelTable
@@ -79,8 +79,8 @@ def test_parameters_of_latent_attention() -> None:
     assert count_parameters(direct) - count_parameters(LATENT) == 2 * (8 * 24 - 3 * 24 - 8 * 3 - 3)
 
 
-def _part(shape: ModelShape, weight: int, device: str, layout: ParallelTable = ALONE) -> Part:
-    return Part(shape, "actor", layout, whole_model(shape), Precision(weight, device))
+def _part(shape: ModelShape, weight: int, device: str, layout: ParallelTable = ALONE) -> ModelShard:
+    return ModelShard(shape, "actor", layout, whole_model(shape), Precision(weight, device))
 
 
 def test_latent_attention_keeps_wide_values_and_latents() -> None:

@@ -15,7 +15,7 @@ from ppoctl.plan.memory import driver, generator, pools
 from ppoctl.plan.memory.activations import backward_bytes, forward_bytes, saved
 from ppoctl.plan.memory.driver import StepBatch, batch_of, driver_bytes, records_of, update_input_bytes
 from ppoctl.plan.memory.estimate import Memory, estimate, misfit, training_of
-from ppoctl.plan.memory.part import MicrobatchShape, Part, Precision
+from ppoctl.plan.memory.part import MicrobatchShape, ModelShard, Precision
 from ppoctl.plan.memory.pipeline import rank_parameters, stages_of
 from ppoctl.plan.memory.residency import MemoryItem, resident, schedule_of
 from ppoctl.plan.memory.trainer import Training, ranks_of, runs_under_way, state_bytes
@@ -72,9 +72,11 @@ def test_layers_over_pipeline_ranks(layout: ParallelTable, layers: Sequence[int]
     assert [len(stage.layers) for stage in stages_of(replace(SMALL, num_layers=8), layout)] == layers
 
 
-def _part(weight: int, device: str, layout: ParallelTable = ALONE, role: str = "actor", layers: int = 3) -> Part:
+def _part(
+    weight: int, device: str, layout: ParallelTable = ALONE, role: str = "actor", layers: int = 3
+) -> ModelShard:
     stage = replace(stages_of(SMALL, layout)[-1], layers=tuple(range(layers)))
-    return Part(SMALL, role, layout, stage, Precision(weight, device))
+    return ModelShard(SMALL, role, layout, stage, Precision(weight, device))
 
 
 def test_what_a_forward_pass_keeps() -> None:
@@ -110,7 +112,7 @@ def test_what_a_forward_pass_keeps() -> None:
 
 def test_work_beyond_what_is_kept() -> None:
     batch = MicrobatchShape(tokens=10, read=6, logits_chunk=4, longest=5)
-    first = Part(
+    first = ModelShard(
         SMALL, "actor", ParallelTable(pipeline=3), stages_of(SMALL, ParallelTable(pipeline=3))[0], Precision(4, "cpu")
     )
     assert backward_bytes(first, batch) == 10 * 4 * (8 + 8 + 2 * 20)
@@ -224,7 +226,7 @@ def test_what_is_made_again_is_not_kept(recompute: Recompute) -> None:
     else:
         assert (after.total - after.ends - after.logits, after.inputs) == (10 * 3 * 4 * 8, 10 * 3 * 4 * 8)
         made = (before.total - before.ends - before.logits) // 3
-    middle = Part(
+    middle = ModelShard(
         SMALL, "actor", ParallelTable(pipeline=3), stages_of(SMALL, ParallelTable(pipeline=3))[1], Precision(4, "cpu")
     )
     assert backward_bytes(replace(middle, recompute=recompute), batch) == backward_bytes(middle, batch) + made

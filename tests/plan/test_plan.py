@@ -13,7 +13,7 @@ from ppoctl.plan.schedule import learning_rate_of
 from ppoctl.plan.work import WorkPlan
 from ppoctl.recipe.load import load
 from ppoctl.recipe.sizes import planned_updates
-from ppoctl.store.layout import MANIFEST, RunLayout
+from ppoctl.store.layout import MANIFEST, RunPaths
 from ppoctl.store.manifest import Manifest
 from ppoctl.store.saved_by import SavedBy, saved_by
 from ppoctl.wire.reward_steps import reward_steps
@@ -253,7 +253,7 @@ def test_the_algorithm_is_told_with_the_numbers_that_are_on(smallest: Path) -> N
 
 
 def test_a_critic_from_a_saved_state_says_whose_it_was(smallest: Path, tmp_path: Path) -> None:
-    layout = RunLayout(tmp_path / "runs/first")
+    layout = RunPaths(tmp_path / "runs/first")
     folder = small_critic(layout.state("critic", 12))
     rest: dict[str, Any] = {"inputs": (), "fingerprint": "", "files": {}, "seconds": 0.0, "committed_at": 0.0}
     state = Manifest(stage="state/critic", step=12, identity="abc", attempt=1, **rest)

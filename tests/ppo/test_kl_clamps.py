@@ -12,7 +12,7 @@ import torch
 
 from ppoctl.ppo.kl import KlEstimator
 from ppoctl.recipe.kl import KlInLoss
-from ppoctl.recipe.marks import marked
+from ppoctl.recipe.marks import parse_docstring
 from tolerance import FLOAT32
 
 KINDS = ("k1", "k2", "k3", "abs")
@@ -171,7 +171,7 @@ def test_held_names_the_tokens_that_a_clamp_changes() -> None:
     assert not KlEstimator("k3").held(logprobs, logprobs - 20.5, mask).any()
 
 
-TABLE = marked(KlInLoss.model_fields["gradient"].description or "").table
+TABLE = parse_docstring(KlInLoss.model_fields["gradient"].description or "").table
 
 
 @pytest.mark.parametrize("row", TABLE[1:], ids=lambda row: "-".join(row[:2]))

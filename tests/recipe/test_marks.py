@@ -1,10 +1,10 @@
 """The lines of a docstring that begin with a mark."""
 
-from ppoctl.recipe.marks import Marked, marked
+from ppoctl.recipe.marks import DocstringFields, parse_docstring
 
 
 def test_a_part_goes_on_until_the_next_mark() -> None:
-    found = marked("""A loss that
+    found = parse_docstring("""A loss that
     goes on.
 
     Formula: l = -A
@@ -15,8 +15,10 @@ def test_a_part_goes_on_until_the_next_mark() -> None:
     policy/clip_frac.
     """)
     figures = ("policy/loss", "policy/clip_frac")
-    assert found == Marked("A loss that goes on.", "l = -A ratio", "Schulman: 2017", "verl", figures)
+    assert found == DocstringFields("A loss that goes on.", "l = -A ratio", "Schulman: 2017", "verl", figures)
 
 
 def test_a_docstring_without_marks_is_prose() -> None:
-    assert marked("Words. The Source: of it.") == Marked("Words. The Source: of it.", "", "", "", ())
+    assert parse_docstring("Words. The Source: of it.") == DocstringFields(
+        "Words. The Source: of it.", "", "", "", ()
+    )

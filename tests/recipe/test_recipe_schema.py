@@ -5,7 +5,7 @@ from typing import Any
 from every import of_every
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.explain import EXAMPLES, TERMS
-from ppoctl.recipe.marks import marked
+from ppoctl.recipe.marks import parse_docstring
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import Recipe
 from ppoctl.table import Effect, word_for_none
@@ -37,7 +37,7 @@ def test_every_table_class_has_a_docstring() -> None:
             tables = each.tables.values() if isinstance(each, tree.Choice) else [each]
             models |= {table.model for table in tables if isinstance(table, tree.TableNode)}
     assert len(models) > 25
-    assert [model.__name__ for model in models if not marked(model.__doc__ or "").prose.endswith(".")] == []
+    assert [model.__name__ for model in models if not parse_docstring(model.__doc__ or "").prose.endswith(".")] == []
 
 
 def test_a_key_that_may_be_absent_is_absent_by_default_or_has_a_word_for_it() -> None:

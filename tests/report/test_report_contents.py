@@ -18,13 +18,13 @@ from ppoctl.report.head import contract, head
 from ppoctl.report.page import html
 from ppoctl.report.reading import ReadRun, read_runs
 from ppoctl.report.recipe_keys import differences, side_by_side
-from ppoctl.store.layout import RunLayout
-from ppoctl.store.outline import Outline, Outlines, ToldStage
+from ppoctl.store.layout import RunPaths
+from ppoctl.store.outline import Outline, OutlineEntry, Outlines
 from ppoctl.wire import new_run
 from ppoctl.wire.samples import ShownSample
 
 STORY = Outlines(
-    {1: Outline("two", (ToldStage("rollout", ("actor",)), ToldStage("actor_update", ("actor",), "actor")))}
+    {1: Outline("two", (OutlineEntry("rollout", ("actor",)), OutlineEntry("actor_update", ("actor",), "actor")))}
 )
 RECIPE: dict[str, Any] = {"health": {"kl": {"max": 0.1}}, "lr": 1.0, "expect": {"policy/approx_kl": {"max": 0.15}}}
 
@@ -56,7 +56,7 @@ ATTEMPTS: list[dict[str, Any]] = [
 
 def by_hand() -> ReadRun:
     recipes = {1: RECIPE, 2: {**RECIPE, "lr": 0.5}}
-    return ReadRun("hand", RunLayout(Path("hand")), {"name": "hand"}, recipes, LINES, history(LINES), STORY)
+    return ReadRun("hand", RunPaths(Path("hand")), {"name": "hand"}, recipes, LINES, history(LINES), STORY)
 
 
 # --- curves --------------------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ def test_a_run_whose_model_is_gone_is_told_without_the_samples_of_its_steps(
 
 
 def test_a_run_that_has_not_begun_is_told_too(tmp_path: Path) -> None:
-    new_run.create(RunLayout(tmp_path / "new"), fake_recipe(), {"model": "a" * 64}, command="train")
+    new_run.create(RunPaths(tmp_path / "new"), fake_recipe(), {"model": "a" * 64}, command="train")
     found = contents(read_runs([tmp_path / "new"]), steps=2, room=1_000_000)
     assert dict(found.words["heads"][0]["rows"])["state"] == "created: nothing of it has begun"
     assert (found.data["charts"], found.data["sets"], found.left_out) == ([], [], ())

@@ -9,7 +9,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from ppoctl.batch.prompts import Json, Prompt
-from ppoctl.batch.scores import Score, ScoreRequest, Settling
+from ppoctl.batch.scores import BatchScorer, Score, ScoreRequest
 from ppoctl.errors import NonFiniteError, RecipeError, RewardError
 from ppoctl.recipe.fingerprint import fingerprint
 from ppoctl.recipe.load import load
@@ -123,7 +123,7 @@ def test_what_makes_a_parts_scores_worthless_is_raised_by_the_sum() -> None:
 def test_a_part_that_gathers_requests_hears_when_it_has_them_all() -> None:
     scorer = SumScorer({"a": (1.0, Gathers())})
     whole = scorer.submit(request("x"))
-    assert isinstance(scorer, Settling)
+    assert isinstance(scorer, BatchScorer)
     assert not whole.done()
     scorer.settle()
     assert whole.result(timeout=1).value == 2.0

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fakes.job import result
-from ppoctl.store.hours import spent
+from ppoctl.store.hours import attempt_times
 from ppoctl.store.journal import JournalLine, read_lines
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from slurm.lab import Lab, wait_for_text
 
 ROOT = Path(__file__).parents[2]
@@ -69,8 +69,8 @@ class Drill:
         self.command.chmod(0o755)
 
     @property
-    def layout(self) -> RunLayout:
-        return RunLayout(self.folder / "runs/drill")
+    def layout(self) -> RunPaths:
+        return RunPaths(self.folder / "runs/drill")
 
     # -- what is typed
 
@@ -186,9 +186,9 @@ def require_same(drill: Drill, whole: Drill) -> None:
     assert [path.name for path in drill.layout.root.rglob("*.attempt-*")] == []
 
 
-def row_of(name: str, drill: Drill, whole: RunLayout) -> Row:
+def row_of(name: str, drill: Drill, whole: RunPaths) -> Row:
     """What the drill went through."""
     replayed = re.findall(r"steps/0*(\d+)/\d+-(\S+) +replayed", drill.log)
-    at_work_s = [sum(each.wall_s for each in spent(read_lines(run.journal))) for run in (drill.layout, whole)]
+    at_work_s = [sum(each.wall_s for each in attempt_times(read_lines(run.journal))) for run in (drill.layout, whole)]
     words = [f"{step} {stage}" for step, stage in replayed]
     return Row(name, len(drill.attempts()), drill.codes(), words, at_work_s[0] - at_work_s[1])

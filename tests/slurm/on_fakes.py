@@ -15,13 +15,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from fakes.sockets import fake_sockets
-from ppoctl.loop.expectations import Ended
+from ppoctl.loop.expectations import RunResult
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import run_dir
 from ppoctl.store.journal import JournalLine
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.wire import session
-from ppoctl.wire.sockets import Sockets
+from ppoctl.wire.sockets import Components
 
 GIVES_UP_S = 120.0
 
@@ -63,14 +63,14 @@ def main() -> None:
 
     runs = [Path(word) for word in sys.argv[1:] if (Path(word) / "run.json").is_file()]
     # A run that was submitted knows its sources; of another one nobody asks for them.
-    sources = run_dir.facts(RunLayout(runs[0].resolve()))["sources"] if runs else {}
+    sources = run_dir.facts(RunPaths(runs[0].resolve()))["sources"] if runs else {}
     director, attempt_run = Director(Path(os.environ["DRILL"])), session.attempt_run
 
-    def prepared(recipe: Recipe) -> tuple[Sockets, dict[str, str]]:
+    def prepared(recipe: Recipe) -> tuple[Components, dict[str, str]]:
         director.wait_at(f"start-{os.environ.get('SLURM_RESTART_COUNT', 0)}")
         return fake_sockets(recipe), sources
 
-    def directed(opened: session.OpenedRun, *do: Any) -> Ended:
+    def directed(opened: session.OpenedRun, *do: Any) -> RunResult:
         return attempt_run(dataclasses.replace(opened, observers=(director,)), *do)
 
     session.prepare, session.attempt_run = prepared, directed

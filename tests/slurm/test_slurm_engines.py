@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ppoctl.store.journal import read_lines
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from slurm.drill import TABLE, Drill, row_of
 from slurm.lab import Lab
 from story.real_drill import outcome
@@ -23,14 +23,14 @@ SETTINGS = ("cluster.threads=1", "checkpoint.every_steps=2", "slurm.partition=gr
 OVER_TWO_NODES = ("cluster.threads=1", "actor.parallel={data=2}", "critic.parallel={data=2}")
 
 
-def train_here(drill: Drill, settings: Sequence[str]) -> RunLayout:
+def train_here(drill: Drill, settings: Sequence[str]) -> RunPaths:
     """The run that nobody touches, outside of Slurm."""
     where = ("--runs", str(drill.folder / "whole"))
     sets = [word for text in settings for word in ("--set", text)]
     words = [sys.executable, "-m", "ppoctl", "train", str(drill.folder / "recipe.toml"), *where, *sets]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return RunLayout(drill.folder / "whole/drill")
+    return RunPaths(drill.folder / "whole/drill")
 
 
 def wait_for_commit(drill: Drill, step: int, stage: str, *, seconds: float = 300) -> None:

@@ -13,7 +13,7 @@ from ppoctl.cli.app import run
 from ppoctl.slurm.client import Slurm
 from ppoctl.store import run_dir
 from ppoctl.store.jobs import JobRecord, record
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from slurm.lab import Lab, wait_for_text
 
 ATTEMPT = """
@@ -41,7 +41,7 @@ class Submitted:
     """A run that was submitted to the lab, and what is said of it there."""
 
     def __init__(self, lab: Lab, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.lab, self.layout, self.capsys = lab, RunLayout(root), capsys
+        self.lab, self.layout, self.capsys = lab, RunPaths(root), capsys
         resolved = {"steps": 1, "cluster": {"call_deadline_s": 600}, "expect": {}, **PPO_STORIES}
         run_dir.create(self.layout, recipe_toml="", resolved=resolved, facts={})
         (root / "attempt.py").write_text(ATTEMPT)

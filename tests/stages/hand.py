@@ -8,7 +8,7 @@ import torch
 
 from ppoctl.batch.records import Advantages, Correction, Logprobs, Rewards, Rollouts, State, Values
 from ppoctl.batch.sequences import Sequences
-from ppoctl.ports import Asked, MinibatchResult, Said, Trainer
+from ppoctl.ports import MinibatchResult, OutputRequest, TokenOutputs, Trainer
 
 MASK = torch.tensor([[True, True, False], [True, True, True]])
 REFERENCE = torch.tensor([[-1.0, -2.0, 0.0], [-3.0, -1.5, -0.5]])
@@ -63,11 +63,11 @@ class Engine:
     reference: torch.Tensor = field(default_factory=lambda: REFERENCE.clone())
     asked: dict[str, object] = field(default_factory=dict)
 
-    def logprobs(self, sequences: Sequences, asked: Asked) -> Said:
+    def logprobs(self, sequences: Sequences, asked: OutputRequest) -> TokenOutputs:
         self.asked["actor"] = asked
-        return Said(self.outputs, torch.zeros(2, 3))
+        return TokenOutputs(self.outputs, torch.zeros(2, 3))
 
-    def reference_logprobs(self, sequences: Sequences, asked: Asked) -> torch.Tensor:
+    def reference_logprobs(self, sequences: Sequences, asked: OutputRequest) -> torch.Tensor:
         self.asked["reference"] = asked
         return self.reference
 
@@ -76,10 +76,10 @@ class Engine:
 
     def update(self, sequences: Sequences, minibatches: list, objective: object) -> list[MinibatchResult]:  # type: ignore[type-arg]
         self.asked["minibatches"], self.asked["objective"] = minibatches, objective
-        grid = torch.zeros_like(self.outputs) if getattr(objective, "asks", Asked()).entropy else None
+        grid = torch.zeros_like(self.outputs) if getattr(objective, "asks", OutputRequest()).entropy else None
         entropies = [None if grid is None else grid[m.rows] for m in minibatches]
         return [
-            MinibatchResult(0.0, 1.0, Said(self.outputs[m.rows], entropy))
+            MinibatchResult(0.0, 1.0, TokenOutputs(self.outputs[m.rows], entropy))
             for m, entropy in zip(minibatches, entropies, strict=True)
         ]
 
@@ -108,7 +108,7 @@ class CountsAll:
     """An objective in whose minibatches these tokens count; absent: one in each row."""
 
     mask: torch.Tensor | None = None
-    asks: Asked = field(default_factory=Asked)
+    asks: OutputRequest = field(default_factory=OutputRequest)
 
     def __call__(self, *_: object) -> torch.Tensor:
         raise NotImplementedError

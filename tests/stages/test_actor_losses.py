@@ -9,12 +9,12 @@ import torch
 
 from ppoctl.batch.records import Logprobs
 from ppoctl.errors import NonFiniteError, RecipeError
-from ppoctl.ports import Asked, Minibatch, MinibatchResult, Said
+from ppoctl.ports import Minibatch, MinibatchResult, OutputRequest, TokenOutputs
 from ppoctl.ppo.aggregation import SequenceMean
 from ppoctl.ppo.kl_coefficient import KlTarget
 from ppoctl.stages.actor_update import Entropy, NegativeLogLikelihood
 from ppoctl.stages.logprobs import KlPenalty, LogprobsStage
-from ppoctl.stages.objective import Outputs, Terms
+from ppoctl.stages.objective import LossInputs, Terms
 from stages import hand
 from stages.test_updates import BOTH, IN_LOSS, STATES, actor_stage, objective_of, plan
 from tolerance import EXACT, FLOAT32
@@ -26,7 +26,7 @@ ROLLOUTS = hand.rollouts(sampler_logprobs=SAMPLER)
 def logprobs_of(source: str, *, with_reference: bool = False) -> tuple[Logprobs, dict[str, object]]:
     models = hand.Models()
     stage = LogprobsStage(
-        cast(Any, models), Asked(temperature=0.7), with_reference, fingerprint="", source=cast(Any, source)
+        cast(Any, models), OutputRequest(temperature=0.7), with_reference, fingerprint="", source=cast(Any, source)
     )
     return stage.run(STATES["actor"], ROLLOUTS), models.engine.asked
 
@@ -34,7 +34,7 @@ def logprobs_of(source: str, *, with_reference: bool = False) -> tuple[Logprobs,
 @pytest.mark.parametrize("source", ["sampler", "current"])
 def test_without_the_trainer_no_forward_pass_of_the_actor_is_run(source: str) -> None:
     found, asked = logprobs_of(source, with_reference=True)
-    assert asked == {"reference": Asked(temperature=0.7)}
+    assert asked == {"reference": OutputRequest(temperature=0.7)}
     assert (found.entropy, found.gap, found.figures()) == (None, {}, {})
     assert found.reference is not None
     assert (found.actor is None) == (source == "current")
@@ -52,7 +52,7 @@ def test_the_samplers_log_probs_are_committed_as_they_were_measured() -> None:
 def test_a_samplers_log_prob_that_is_none_stops() -> None:
     models, broken = hand.Models(), SAMPLER.clone()
     broken[1, 2] = math.nan
-    stage = LogprobsStage(cast(Any, models), Asked(), with_reference=False, fingerprint="", source="sampler")
+    stage = LogprobsStage(cast(Any, models), OutputRequest(), with_reference=False, fingerprint="", source="sampler")
     with pytest.raises(NonFiniteError, match=r"log-prob of the sampler .*sequence 1, response token 2"):
         stage.run(STATES["actor"], hand.rollouts(sampler_logprobs=broken))
 
@@ -79,7 +79,7 @@ class Talking(hand.Engine):
         assert cast(Terms, objective).asks.entropy
         self.asked["objective"], self.first = objective, minibatches[0].rows
         return [
-            MinibatchResult(0.0, 1.0, Said(self.outputs[m.rows] + place, torch.full((1, 3), 1.0 + place)))
+            MinibatchResult(0.0, 1.0, TokenOutputs(self.outputs[m.rows] + place, torch.full((1, 3), 1.0 + place)))
             for place, m in enumerate(minibatches)
         ]
 
@@ -87,7 +87,7 @@ class Talking(hand.Engine):
 def test_current_log_probs_have_a_ratio_of_one_wherever_the_actor_is() -> None:
     objective = objective_of(actor_stage(models=cast(Any, hand.Models(Talking()))), logprobs=current())
     outputs = (hand.ACTOR * 1.7 - 3).requires_grad_()
-    loss = objective(BOTH, Said(outputs), objective.totals(BOTH))
+    loss = objective(BOTH, TokenOutputs(outputs), objective.totals(BOTH))
     loss.backward()  # type: ignore[no-untyped-call]
     # Minus the advantages 1, 2, -1, 0.5, 3 over five tokens.
     FLOAT32.check(loss.detach(), -5.5 / 5)
@@ -140,8 +140,8 @@ def test_terms_have_the_gradient_of_their_formula(term: NegativeLogLikelihood | 
 
     def losses(logits: torch.Tensor) -> torch.Tensor:
         logp = logits.log_softmax(-1)
-        said = Said(logp[..., 2], -(logp.exp() * logp).sum(-1))
-        return term(Outputs(torch.arange(3), said.outputs, said.entropy), mask)
+        said = TokenOutputs(logp[..., 2], -(logp.exp() * logp).sum(-1))
+        return term(LossInputs(torch.arange(3), said.outputs, said.entropy), mask)
 
     assert torch.autograd.gradcheck(losses, (logits,))
     assert not losses(logits)[~mask].any()
@@ -155,7 +155,7 @@ def test_entropy_and_penalty_are_averaged_as_the_loss_is() -> None:
     # Means of two tokens and of three, over two sequences; k2 as above.
     loss = -((1 + 2) / 2 + (-1 + 0.5 + 3) / 3) / 2
     bonus, kl = (3 / 2 + 2 / 3) / 2, (0.25 / 2 + 0.625 / 3) / 2
-    found = objective(BOTH, Said(hand.ACTOR, entropy), (2, 2, 2))
+    found = objective(BOTH, TokenOutputs(hand.ACTOR, entropy), (2, 2, 2))
     FLOAT32.check(found, loss - 0.3 * bonus + 0.1 * kl)
 
 
@@ -170,7 +170,7 @@ def test_good_responses_are_made_likelier_over_the_count_of_all_their_tokens() -
         objective = objective_of(stage, advantages=advantages)
         only = replace(objective, terms=[t for t in objective.terms if isinstance(t.loss, NegativeLogLikelihood)])
         assert only.totals(BOTH) == (tokens,)
-        shares = [only(BOTH[[row]], Said(hand.ACTOR[[row]]), (tokens,)) for row in (0, 1)]
+        shares = [only(BOTH[[row]], TokenOutputs(hand.ACTOR[[row]]), (tokens,)) for row in (0, 1)]
         FLOAT32.check(shares[0] + shares[1], 0.2 * expected)
 
 
@@ -204,7 +204,7 @@ def test_where_no_response_is_good_nothing_is_made_likelier(shaped: list[float])
     with_nll = objective_of(actor_stage(positive_nll_coef=0.2), advantages=advantages)
     without = objective_of(actor_stage(), advantages=advantages)
     assert with_nll.totals(BOTH) == (5, 0)
-    EXACT.check(with_nll(BOTH, Said(hand.ACTOR), (5, 0)), without(BOTH, Said(hand.ACTOR), (5,)))
+    EXACT.check(with_nll(BOTH, TokenOutputs(hand.ACTOR), (5, 0)), without(BOTH, TokenOutputs(hand.ACTOR), (5,)))
 
 
 def test_good_responses_are_not_guessed_where_nobody_kept_what_they_earned() -> None:

@@ -8,7 +8,7 @@ import pytest
 from ppoctl.batch.prompts import Prompt
 from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.ports import Sample
-from ppoctl.stages.beside import ScoredBeside, request_about
+from ppoctl.stages.beside import OverlappedScorer, request_about
 
 PROMPT = Prompt("a", (5,), "[user] why?", "x")
 SAMPLE = Sample("a#0", (2, 1), (-0.5, -1.0), True, "2", "actor@0")
@@ -30,7 +30,7 @@ class Waits:
 
 def test_equal_responses_have_one_score_each() -> None:
     scorer = Waits()
-    beside = ScoredBeside(scorer)
+    beside = OverlappedScorer(scorer)
     request = request_about(PROMPT, SAMPLE)
     beside.heard(PROMPT, SAMPLE)
     beside.heard(PROMPT, replace(SAMPLE, key="a#1"))
@@ -53,7 +53,7 @@ def test_equal_responses_have_one_score_each() -> None:
 )
 def test_a_response_that_differs_in_anything_is_scored_by_itself(change: dict[str, object]) -> None:
     scorer = Waits()
-    beside = ScoredBeside(scorer)
+    beside = OverlappedScorer(scorer)
     beside.heard(PROMPT, SAMPLE)
     other = replace(request_about(PROMPT, SAMPLE), **change)  # type: ignore[arg-type]
     assert beside.submit(other) is scorer.given[1][1]
@@ -67,7 +67,7 @@ def test_what_was_not_asked_for_is_cancelled_before_the_scorer_settles() -> None
             self.left = [future.cancelled() for _, future in self.given]
 
     scorer = Settles()
-    beside = ScoredBeside(scorer)
+    beside = OverlappedScorer(scorer)
     beside.heard(PROMPT, SAMPLE)
     beside.heard(PROMPT, replace(SAMPLE, text="3"))
     wanted = beside.submit(request_about(PROMPT, SAMPLE))

@@ -17,10 +17,10 @@ from ppoctl.batch.records import TERMINATED, TRUNCATED, Carry, State
 from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.batch.sequences import Sequences
 from ppoctl.errors import NonFiniteError, PreemptedError, RewardError
-from ppoctl.ports import Asked, DrawnFor, Said, Sample, SampleRequest, SamplingParams
+from ppoctl.ports import OutputRequest, Sample, SampleRequest, SampleSetKey, SamplingParams, TokenOutputs
 from ppoctl.ppo.kl_coefficient import KlTarget
 from ppoctl.stages.advantages import AdvantagesStage
-from ppoctl.stages.drawing import Drawing
+from ppoctl.stages.drawing import SampleGeneration
 from ppoctl.stages.estimators import Gae, MonteCarlo
 from ppoctl.stages.evaluate import EvaluateStage
 from ppoctl.stages.logprobs import KlPenalty, LogprobsStage
@@ -84,11 +84,11 @@ class Keys:
     there: tuple[str, ...] = ("a#0", "b#0")
     seen: list[str] = field(default_factory=list)
 
-    def recall(self, drawn_for: DrawnFor) -> dict[str, Sample]:
+    def recall(self, drawn_for: SampleSetKey) -> dict[str, Sample]:
         self.seen.append(drawn_for.fingerprint)
         return {key: replace(a_sample(key, 2, 1), text="2 1") for key in self.there}
 
-    def keep(self, drawn_for: DrawnFor) -> Any:
+    def keep(self, drawn_for: SampleSetKey) -> Any:
         assert drawn_for.fingerprint == self.seen[-1]
         return nullcontext(lambda sample: None)
 
@@ -99,10 +99,10 @@ class Some:
 
     there: tuple[str, ...]
 
-    def recall(self, drawn_for: DrawnFor) -> dict[str, Sample]:
+    def recall(self, drawn_for: SampleSetKey) -> dict[str, Sample]:
         return {key: replace(a_sample(key, 2, 1), text="2 1") for key in self.there}
 
-    def keep(self, drawn_for: DrawnFor) -> Any:
+    def keep(self, drawn_for: SampleSetKey) -> Any:
         return nullcontext(lambda sample: None)
 
 
@@ -128,7 +128,7 @@ def test_samples_say_how_often_their_actor_was_made_again(there: tuple[str, ...]
     models, told = Replayed(), []
     stage = RolloutStage(
         models=cast(Any, models),
-        drawing=Drawing(Recorder(), cast(Any, Some(there)), Stops(), lambda *counts: told.append(counts)),
+        drawing=SampleGeneration(Recorder(), cast(Any, Some(there)), Stops(), lambda *counts: told.append(counts)),
         params=SamplingParams(1.0, 4),
         samples_per_prompt=1,
         seed=3,
@@ -146,7 +146,7 @@ def test_finished_samples_belong_to_one_actor_one_set_of_prompts_and_one_recipe(
     def draw(state: State, asked: Prompts, fingerprint: str) -> None:
         stage = RolloutStage(
             models=cast(Any, hand.Models()),
-            drawing=Drawing(Recorder(), cast(Any, keys), Stops(), unwatched),
+            drawing=SampleGeneration(Recorder(), cast(Any, keys), Stops(), unwatched),
             params=SamplingParams(1.0, 4),
             samples_per_prompt=1,
             seed=3,
@@ -166,7 +166,7 @@ def test_finished_samples_belong_to_one_actor_one_set_of_prompts_and_one_recipe(
 def test_a_rollout_that_was_all_recalled_took_no_time_to_draw() -> None:
     stage = RolloutStage(
         models=cast(Any, hand.Models()),
-        drawing=Drawing(Recorder(), cast(Any, Some(("a#0", "b#0"))), Stops(), unwatched),
+        drawing=SampleGeneration(Recorder(), cast(Any, Some(("a#0", "b#0"))), Stops(), unwatched),
         params=SamplingParams(1.0, 4),
         samples_per_prompt=1,
         seed=3,
@@ -177,13 +177,20 @@ def test_a_rollout_that_was_all_recalled_took_no_time_to_draw() -> None:
 
 def test_log_probs_are_taken_at_the_temperature_of_the_rollout_and_the_reference_is_another_model() -> None:
     models = hand.Models()
-    stage = LogprobsStage(cast(Any, models), scored=Asked(temperature=0.7), with_reference=True, fingerprint="")
+    stage = LogprobsStage(
+        cast(Any, models), scored=OutputRequest(temperature=0.7), with_reference=True, fingerprint=""
+    )
     found = stage.run(ACTOR, hand.rollouts())
-    assert models.engine.asked == {"actor": Asked(temperature=0.7, entropy=True), "reference": Asked(temperature=0.7)}
+    assert models.engine.asked == {
+        "actor": OutputRequest(temperature=0.7, entropy=True),
+        "reference": OutputRequest(temperature=0.7),
+    }
     EXACT.check(found.actor, hand.ACTOR)
     assert found.reference is not None
     EXACT.check(found.reference, hand.REFERENCE)
-    without = LogprobsStage(cast(Any, models), scored=Asked(temperature=0.7), with_reference=False, fingerprint="")
+    without = LogprobsStage(
+        cast(Any, models), scored=OutputRequest(temperature=0.7), with_reference=False, fingerprint=""
+    )
     assert without.run(ACTOR, hand.rollouts()).reference is None
 
 
@@ -191,7 +198,7 @@ def test_log_probs_are_taken_at_the_temperature_of_the_rollout_and_the_reference
 def test_a_counted_number_that_is_none_stops_and_one_under_the_mask_does_not(bad: float) -> None:
     engine = hand.Engine()
     models = cast(Any, hand.Models(engine))
-    logprobs = LogprobsStage(models, scored=Asked(), with_reference=True, fingerprint="")
+    logprobs = LogprobsStage(models, scored=OutputRequest(), with_reference=True, fingerprint="")
     values = ValuesStage(models, truncated="terminal", fingerprint="")
     engine.outputs[0, 2] = engine.reference[0, 2] = bad
     assert float(values.run(ACTOR, hand.rollouts()).values[0, 2]) == 0.0
@@ -457,7 +464,7 @@ def test_whitening_is_a_choice() -> None:
 def test_an_evaluation_is_greedy_once_and_sampled_with_seeds_of_its_own() -> None:
     generator = Recorder()
     stage = EvaluateStage(
-        drawing=Drawing(generator, cast(Any, Some(())), Stops(), unwatched),
+        drawing=SampleGeneration(generator, cast(Any, Some(())), Stops(), unwatched),
         scorer=EvenScorer(),
         sets={"held": Prompts(0, (*ROWS, Prompt("a#2", (5,), "", "even")))},
         sampled=SamplingParams(0.8, 4),
@@ -475,7 +482,7 @@ def test_an_evaluation_is_greedy_once_and_sampled_with_seeds_of_its_own() -> Non
 def evaluation(**changes: Any) -> EvaluateStage:
     """Of two sets that ask the same, two samples each."""
     keys = {
-        "drawing": Drawing(Recorder(), cast(Any, Some(())), Stops(), unwatched),
+        "drawing": SampleGeneration(Recorder(), cast(Any, Some(())), Stops(), unwatched),
         "scorer": EvenScorer(),
         "sets": {name: prompts(step=0) for name in ("held", "far")},
         "sampled": SamplingParams(0.8, 4),
@@ -490,7 +497,7 @@ def test_an_evaluation_draws_what_is_missing_and_scores_all_of_it_again() -> Non
     whole, told = evaluation().run(ACTOR), []
     there = ("held/greedy/a#0", "held/greedy/b#0", "far/sampled/b#1")
     generator = Recorder()
-    drawing = Drawing(generator, cast(Any, Some(there)), Stops(), lambda *counts: told.append(counts))
+    drawing = SampleGeneration(generator, cast(Any, Some(there)), Stops(), lambda *counts: told.append(counts))
     assert evaluation(drawing=drawing).run(ACTOR) == whole
     drawn = {request.key for _, request in generator.asked}
     assert len(drawn) == len(generator.asked) == 12 - 3
@@ -502,7 +509,7 @@ def test_an_evaluation_draws_what_is_missing_and_scores_all_of_it_again() -> Non
 def test_nobody_prepares_a_generator_for_an_evaluation_of_which_all_is_there() -> None:
     keys = [f"held/{mode}#0" for mode in ("greedy/a", "greedy/b", "sampled/a", "sampled/b")]
     generator = Recorder()
-    drawing = Drawing(generator, cast(Any, Some(tuple(keys))), Stops(), unwatched)
+    drawing = SampleGeneration(generator, cast(Any, Some(tuple(keys))), Stops(), unwatched)
     record = evaluation(drawing=drawing, sets={"held": prompts(step=0)}, samples_per_prompt=1).run(ACTOR)
     assert len(record.rows) == 4
     assert "state" not in vars(generator)
@@ -510,7 +517,7 @@ def test_nobody_prepares_a_generator_for_an_evaluation_of_which_all_is_there() -
 
 def test_finished_samples_of_an_evaluation_belong_to_one_actor_its_sets_and_one_recipe() -> None:
     keys = Keys(there=("held/greedy/a#0",))
-    drawing = Drawing(Recorder(), cast(Any, keys), Stops(), unwatched)
+    drawing = SampleGeneration(Recorder(), cast(Any, keys), Stops(), unwatched)
     others = {"held": prompts(step=0, answer="odd"), "far": prompts(step=0)}
     for changes in ({}, {}, {"fingerprint": "other keys"}, {"sets": others}, {"sets": {"held": prompts(step=0)}}):
         evaluation(**{"drawing": drawing, **changes}).run(ACTOR)
@@ -527,7 +534,7 @@ def test_a_greedy_pass_filters_nothing() -> None:
 
     opened: list[SamplingParams] = []
     sampled = SamplingParams(0.8, 4, top_p=0.9, top_k=5, min_p=0.1, stop_strings=("x",))
-    drawing = Drawing(Params(), cast(Any, Some(())), Stops(), unwatched)
+    drawing = SampleGeneration(Params(), cast(Any, Some(())), Stops(), unwatched)
     evaluation(drawing=drawing, sampled=sampled, sets={"held": prompts(step=0)}).run(ACTOR)
     assert opened == [SamplingParams(0.0, 4, stop_strings=("x",)), sampled]
 
@@ -552,7 +559,7 @@ def test_every_response_is_heard_with_its_prompt_those_that_are_recalled_first()
     heard: list[tuple[str, str]] = []
     stage = RolloutStage(
         models=cast(Any, hand.Models()),
-        drawing=Drawing(Recorder(), cast(Any, Some(("b#0", "a#1"))), Stops(), unwatched),
+        drawing=SampleGeneration(Recorder(), cast(Any, Some(("b#0", "a#1"))), Stops(), unwatched),
         params=SamplingParams(1.0, 4),
         samples_per_prompt=2,
         seed=3,
@@ -565,7 +572,7 @@ def test_every_response_is_heard_with_its_prompt_those_that_are_recalled_first()
 
 def test_an_evaluation_that_should_stop_does_so_before_the_next_sample() -> None:
     generator, gate = Recorder(), Stops(when=lambda asked: asked.between_asked == 3)
-    stage = evaluation(drawing=Drawing(generator, cast(Any, Some(())), gate, unwatched))
+    stage = evaluation(drawing=SampleGeneration(generator, cast(Any, Some(())), gate, unwatched))
     with pytest.raises(PreemptedError):
         stage.run(ACTOR)
     assert len(generator.asked) == 3
@@ -585,10 +592,12 @@ def test_samples_that_finish_together_are_kept_together() -> None:
     kept: list[str] = []
 
     class Kept(Some):
-        def keep(self, drawn_for: DrawnFor) -> Any:
+        def keep(self, drawn_for: SampleSetKey) -> Any:
             return nullcontext(lambda sample: kept.append(sample.key))
 
-    drawing = Drawing(Pairs(), cast(Any, Kept(())), Stops(when=lambda asked: asked.between_asked == 1), unwatched)
+    drawing = SampleGeneration(
+        Pairs(), cast(Any, Kept(())), Stops(when=lambda asked: asked.between_asked == 1), unwatched
+    )
     with pytest.raises(PreemptedError):
         evaluation(drawing=drawing).run(ACTOR)
     assert kept == ["held/greedy/b#0", "held/greedy/a#0"]
@@ -604,12 +613,14 @@ def test_the_whole_divergence_is_committed_where_tokens_count_and_asked_for_nowh
     holed = torch.tensor([[True, False, False], [True, True, True]])
 
     class Told(hand.Engine):
-        def logprobs(self, sequences: Sequences, asked: Asked) -> Said:
+        def logprobs(self, sequences: Sequences, asked: OutputRequest) -> TokenOutputs:
             told = super().logprobs(sequences, asked)
             return replace(told, full_kl=torch.tensor([[0.5, math.nan, math.inf], [0.25, 1.5, 2.0]]))
 
     models = cast(Any, hand.Models(Told()))
-    stage = LogprobsStage(models, Asked(), with_reference=False, with_full_kl=True, source="trainer", fingerprint="")
+    stage = LogprobsStage(
+        models, OutputRequest(), with_reference=False, with_full_kl=True, source="trainer", fingerprint=""
+    )
     found = stage.run(ACTOR, hand.rollouts(mask=holed, sampler_logprobs=hand.ACTOR * holed))
     assert found.full_kl is not None
     assert found.full_kl.tolist() == [[0.5, 0.0, 0.0], [0.25, 1.5, 2.0]]

@@ -8,24 +8,24 @@ import torch
 
 from ppoctl.batch.records import Carry
 from ppoctl.stages.shaping import (
-    Clip,
-    Earned,
-    Length,
-    Overlong,
-    Reference,
-    RewardStep,
-    Running,
-    Scale,
-    Unfinished,
-    shape,
+    ApplyClip,
+    ApplyScale,
+    NormalizeByReferenceStd,
+    NormalizeByRunningStd,
+    PenalizeLength,
+    PenalizeOverlong,
+    ScaleTruncated,
+    ShapedRewards,
+    ShapingStep,
+    apply_shaping,
 )
 from stages import hand
 
 
-def earned(rewards: Any, **changes: Any) -> Earned:
+def earned(rewards: Any, **changes: Any) -> ShapedRewards:
     """Two responses, of two and three tokens."""
     keys = {"rollouts": hand.rollouts(), "valid": torch.tensor([True, True]), "carry": Carry()}
-    return Earned(torch.tensor(rewards), **{**keys, **changes})
+    return ShapedRewards(torch.tensor(rewards), **{**keys, **changes})
 
 
 def test_a_reward_of_a_response_stands_at_its_last_counted_token() -> None:
@@ -51,16 +51,16 @@ def test_what_has_no_score_earns_nothing(rewards: Any) -> None:
 
 def test_steps_are_taken_one_after_another_and_the_mean_is_of_rows_with_a_score() -> None:
     # 1 -> -1 + 2 = 1 -> 10; the other has no score.
-    steps = (Scale((0.0, 1.0), (-1.0, 1.0)), Scale((-1.0, 1.0), (0.0, 10.0)))
-    found = shape(hand.rewards(1.0, 0.0, outcomes=(0, 2)), hand.rollouts(), Carry(), steps)
+    steps = (ApplyScale((0.0, 1.0), (-1.0, 1.0)), ApplyScale((-1.0, 1.0), (0.0, 10.0)))
+    found = apply_shaping(hand.rewards(1.0, 0.0, outcomes=(0, 2)), hand.rollouts(), Carry(), steps)
     assert found.per_response.tolist() == [10.0, 0.0]
     assert found.figures == {"reward/clamped_frac": 0.0, "reward/shaped_mean": 10.0}
 
 
 def test_token_scores_are_what_training_sees_where_the_scorer_gives_them() -> None:
     scores = torch.tensor([[0.5, 1.0, 0.0], [0.0, 0.25, 0.5]])
-    found = shape(
-        replace(hand.rewards(), token_scores=scores), hand.rollouts(), Carry(), (Scale((0.0, 1.0), (0.0, 2.0)),)
+    found = apply_shaping(
+        replace(hand.rewards(), token_scores=scores), hand.rollouts(), Carry(), (ApplyScale((0.0, 1.0), (0.0, 2.0)),)
     )
     assert found.per_token.tolist() == [[1.0, 2.0, 0.0], [0.0, 0.5, 1.0]]
     assert found.figures["reward/shaped_mean"] == 2.25
@@ -74,25 +74,25 @@ NAN_HERE = [[0.5, 2.0, float("nan")], [0.0, -1.0, 3.0]]
     ("step", "rewards", "after", "figure"),
     [
         # One of two is outside; of the five counted tokens 2, -1 and 3 are.
-        (Scale((0.0, 1.0), (0.0, 4.0)), [0.25, 7.0], [1.0, 4.0], 0.5),
-        (Scale((0.0, 1.0), (0.0, 4.0)), NAN_HERE, [[2.0, 4.0, 0.0], [0.0, 0.0, 4.0]], 0.6),
-        (Clip(-0.5, 1.0), [0.25, 7.0], [0.25, 1.0], 0.5),
-        (Clip(-0.5, 1.0), [-0.5, 1.0], [-0.5, 1.0], 0.0),
-        (Clip(-0.5, 1.0), NAN_HERE, [[0.5, 1.0, 0.0], [0.0, -0.5, 1.0]], 0.6),
+        (ApplyScale((0.0, 1.0), (0.0, 4.0)), [0.25, 7.0], [1.0, 4.0], 0.5),
+        (ApplyScale((0.0, 1.0), (0.0, 4.0)), NAN_HERE, [[2.0, 4.0, 0.0], [0.0, 0.0, 4.0]], 0.6),
+        (ApplyClip(-0.5, 1.0), [0.25, 7.0], [0.25, 1.0], 0.5),
+        (ApplyClip(-0.5, 1.0), [-0.5, 1.0], [-0.5, 1.0], 0.0),
+        (ApplyClip(-0.5, 1.0), NAN_HERE, [[0.5, 1.0, 0.0], [0.0, -0.5, 1.0]], 0.6),
         # The second is truncated: 2 -> 0.5, so (-1.5 + 0) / 2; its tokens add up to 2, too.
-        (Unfinished(0.25), [1.0, 2.0], [1.0, 0.5], -0.75),
-        (Unfinished(0.25), NAN_HERE, [[0.5, 2.0, 0.0], [0.0, -0.25, 0.75]], -0.75),
+        (ScaleTruncated(0.25), [1.0, 2.0], [1.0, 0.5], -0.75),
+        (ScaleTruncated(0.25), NAN_HERE, [[0.5, 2.0, 0.0], [0.0, -0.25, 0.75]], -0.75),
         # Two tokens and three: 0 and -(3 - 2) / 2 * 0.4.
-        (Overlong(4, 2, 0.4, floor=True), [1.0, 2.0], [1.0, 1.8], -0.1),
-        (Overlong(4, 2, 0.4, floor=True), NAN_HERE, [[0.5, 2.0, 0.0], [0.0, -1.0, 2.8]], -0.1),
+        (PenalizeOverlong(4, 2, 0.4, floor=True), [1.0, 2.0], [1.0, 1.8], -0.1),
+        (PenalizeOverlong(4, 2, 0.4, floor=True), NAN_HERE, [[0.5, 2.0, 0.0], [0.0, -1.0, 2.8]], -0.1),
         # -(2 - 1) * 0.5 and -(3 - 1) * 0.5.
-        (Length(0.5, 1), [1.0, 2.0], [0.5, 1.0], -0.75),
-        (Length(0.5, 1), NAN_HERE, [[0.5, 1.5, 0.0], [0.0, -1.0, 2.0]], -0.75),
+        (PenalizeLength(0.5, 1), [1.0, 2.0], [0.5, 1.0], -0.75),
+        (PenalizeLength(0.5, 1), NAN_HERE, [[0.5, 1.5, 0.0], [0.0, -1.0, 2.0]], -0.75),
     ],
     ids=str,
 )
 def test_each_step_is_taken_alike_for_responses_and_tokens_and_tells_what_it_did(
-    step: RewardStep, rewards: Any, after: Any, figure: float
+    step: ShapingStep, rewards: Any, after: Any, figure: float
 ) -> None:
     found = step(earned(rewards, rollouts=hand.rollouts(finish=torch.tensor([0, 1]))))
     assert (found.per_response if found.rewards.ndim == 1 else found.per_token).tolist() == [
@@ -101,9 +101,9 @@ def test_each_step_is_taken_alike_for_responses_and_tokens_and_tells_what_it_did
     assert list(found.figures.values()) == [pytest.approx(figure)]
 
 
-@pytest.mark.parametrize("step", [Clip(-0.5, 1.0), Scale((-0.5, 1.0), (0.0, 1.0))], ids=str)
+@pytest.mark.parametrize("step", [ApplyClip(-0.5, 1.0), ApplyScale((-0.5, 1.0), (0.0, 1.0))], ids=str)
 @pytest.mark.parametrize("rewards", [[0.25, 7.0], [[0.5, 0.25, 9.0], [3.0, 3.0, 3.0]]])
-def test_the_share_that_is_held_is_of_responses_that_have_a_score(step: RewardStep, rewards: Any) -> None:
+def test_the_share_that_is_held_is_of_responses_that_have_a_score(step: ShapingStep, rewards: Any) -> None:
     found = step(earned(rewards, valid=torch.tensor([True, False])))
     assert list(found.figures.values()) == [0.0]
     found = step(earned(rewards, valid=torch.tensor([False, True])))
@@ -112,21 +112,21 @@ def test_the_share_that_is_held_is_of_responses_that_have_a_score(step: RewardSt
 
 def test_running_moments_are_those_of_all_steps_so_far() -> None:
     # Step 1: 1, 3: mean 2, std sqrt(2). Step 2: 1, 3, 5, 7: mean 4, m2 = 9 + 1 + 1 + 9 = 20, std sqrt(20 / 3).
-    first = Running(center=False)(earned([1.0, 3.0]))
+    first = NormalizeByRunningStd(center=False)(earned([1.0, 3.0]))
     assert first.rewards.tolist() == pytest.approx([1 / 2**0.5, 3 / 2**0.5])
     assert first.figures == {"reward/moments_mean": 2.0, "reward/moments_std": pytest.approx(2**0.5)}
-    second = Running(center=False)(earned([5.0, 7.0], carry=first.carry))
+    second = NormalizeByRunningStd(center=False)(earned([5.0, 7.0], carry=first.carry))
     assert second.carry == Carry(reward_count=4.0, reward_mean=4.0, reward_m2=20.0)
     std = (20 / 3) ** 0.5
     assert second.rewards.tolist() == pytest.approx([5 / std, 7 / std])
-    centered = Running(center=True)(earned([5.0, 7.0], carry=first.carry))
+    centered = NormalizeByRunningStd(center=True)(earned([5.0, 7.0], carry=first.carry))
     assert centered.rewards.tolist() == pytest.approx([1 / std, 3 / std])
 
 
 @pytest.mark.parametrize("center", [False, True])
 def test_moments_of_token_rewards_are_those_of_what_responses_earn(center: bool) -> None:
     # Sums 2.5 and 2: mean 2.25, std 0.5 / sqrt(2). Centering takes it from the last token.
-    found = Running(center)(earned(NAN_HERE))
+    found = NormalizeByRunningStd(center)(earned(NAN_HERE))
     std, mean = 0.5 / 2**0.5, 2.25 * center
     assert found.per_token.tolist() == [
         pytest.approx([0.5 / std, (2.0 - mean) / std, 0.0]),
@@ -135,16 +135,16 @@ def test_moments_of_token_rewards_are_those_of_what_responses_earn(center: bool)
     assert found.per_response.tolist() == pytest.approx([(2.5 - mean) / std, (2.0 - mean) / std])
 
 
-@pytest.mark.parametrize("step", [Running(center=True), Reference(None, center=True)])
-def test_rewards_that_have_all_been_equal_stay_as_they_are(step: RewardStep) -> None:
+@pytest.mark.parametrize("step", [NormalizeByRunningStd(center=True), NormalizeByReferenceStd(None, center=True)])
+def test_rewards_that_have_all_been_equal_stay_as_they_are(step: ShapingStep) -> None:
     found = step(earned([3.0, 3.0]))
     assert found.rewards.tolist() == [3.0, 3.0]
     assert found.figures["reward/moments_std"] == 0.0
     assert found.carry.reward_reference_std == 0.0
 
 
-@pytest.mark.parametrize("step", [Running(center=False), Reference(None, center=False)])
-def test_what_has_no_score_never_enters_moments(step: RewardStep) -> None:
+@pytest.mark.parametrize("step", [NormalizeByRunningStd(center=False), NormalizeByReferenceStd(None, center=False)])
+def test_what_has_no_score_never_enters_moments(step: ShapingStep) -> None:
     found = step(earned([3.0, 100.0], valid=torch.tensor([True, False])))
     assert found.rewards[0] == 3.0
     assert found.carry.reward_count in (0.0, 1.0)
@@ -152,28 +152,28 @@ def test_what_has_no_score_never_enters_moments(step: RewardStep) -> None:
 
 
 def test_reference_moments_are_of_the_first_step_whose_rewards_differ() -> None:
-    step = Reference(None, center=False)
+    step = NormalizeByReferenceStd(None, center=False)
     first = step(step(earned([3.0, 3.0])).told(rewards=torch.tensor([1.0, 3.0]), figures={}))
     assert first.carry == Carry(reward_reference_mean=2.0, reward_reference_std=2**0.5)
     assert first.rewards.tolist() == pytest.approx([1 / 2**0.5, 3 / 2**0.5])
     later = step(earned([10.0, 30.0], carry=first.carry))
     assert later.carry == first.carry
     assert later.rewards.tolist() == pytest.approx([10 / 2**0.5, 30 / 2**0.5])
-    centered = Reference(None, center=True)(earned([10.0, 30.0], carry=first.carry))
+    centered = NormalizeByReferenceStd(None, center=True)(earned([10.0, 30.0], carry=first.carry))
     assert centered.rewards.tolist() == pytest.approx([8 / 2**0.5, 28 / 2**0.5])
 
 
 def test_a_reference_that_is_written_is_the_one_that_divides() -> None:
-    assert Reference(4.0, center=False)(earned([1.0, 3.0])).rewards.tolist() == [0.25, 0.75]
-    assert Reference(4.0, center=True)(earned([1.0, 3.0])).rewards.tolist() == [-0.25, 0.25]
+    assert NormalizeByReferenceStd(4.0, center=False)(earned([1.0, 3.0])).rewards.tolist() == [0.25, 0.75]
+    assert NormalizeByReferenceStd(4.0, center=True)(earned([1.0, 3.0])).rewards.tolist() == [-0.25, 0.25]
     # Until there is a mean to take away, rewards stay as they are: targets would jump otherwise.
-    assert Reference(4.0, center=True)(earned([3.0, 3.0])).rewards.tolist() == [3.0, 3.0]
+    assert NormalizeByReferenceStd(4.0, center=True)(earned([3.0, 3.0])).rewards.tolist() == [3.0, 3.0]
     # One that takes no mean away divides from the first step on.
-    assert Reference(4.0, center=False)(earned([3.0, 3.0])).rewards.tolist() == [0.75, 0.75]
+    assert NormalizeByReferenceStd(4.0, center=False)(earned([3.0, 3.0])).rewards.tolist() == [0.75, 0.75]
 
 
 def test_rewards_that_are_all_equal_are_no_reference() -> None:
-    step = Reference(None, center=False)
+    step = NormalizeByReferenceStd(None, center=False)
     equal = step(earned([3.0, 3.0]))
     assert (equal.carry, equal.figures["reward/moments_mean"]) == (Carry(), 0.0)
     later = step(earned([1.0, 3.0], carry=equal.carry))

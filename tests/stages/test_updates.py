@@ -11,7 +11,7 @@ import torch
 
 from ppoctl.batch.records import State
 from ppoctl.errors import MismatchError, NonFiniteError
-from ppoctl.ports import Asked, Minibatch, MinibatchResult, OptimizerStep, Said
+from ppoctl.ports import Minibatch, MinibatchResult, OptimizerStep, OutputRequest, TokenOutputs
 from ppoctl.ppo.aggregation import SequenceMean, SequenceSum, TokenMean
 from ppoctl.ppo.correction import (
     inside_weights,
@@ -47,7 +47,7 @@ def actor_stage(**changes: Any) -> ActorUpdateStage:
     stage = ActorUpdateStage(
         models=cast(Any, hand.Models()),
         plan=plan(),
-        scored=Asked(temperature=0.7),
+        scored=OutputRequest(temperature=0.7),
         loss=CLIP,
         aggregation=TokenMean(),
         entropy_coef=0.0,
@@ -83,10 +83,10 @@ def losses_of(objective: Terms) -> list[type]:
 def test_the_policy_loss_is_that_of_its_rows_over_the_global_count() -> None:
     objective = objective_of(actor_stage())
     # Unmoved, the ratio is 1: minus the advantages. Row 1: -(-1 + 0.5 + 3) / 5; row 0: -(1 + 2) / 5.
-    FLOAT32.check(objective(torch.tensor([1]), Said(hand.ACTOR[[1]]), (5,)), -0.5)
-    FLOAT32.check(objective(torch.tensor([0]), Said(hand.ACTOR[[0]]), (5,)), -0.6)
+    FLOAT32.check(objective(torch.tensor([1]), TokenOutputs(hand.ACTOR[[1]]), (5,)), -0.5)
+    FLOAT32.check(objective(torch.tensor([0]), TokenOutputs(hand.ACTOR[[0]]), (5,)), -0.6)
     moved = hand.ACTOR[[1]] + torch.tensor([[0.1, 0.0, 0.0]])
-    FLOAT32.check(objective(torch.tensor([1]), Said(moved), (5,)), (math.exp(0.1) - 0.5 - 3) / 5)
+    FLOAT32.check(objective(torch.tensor([1]), TokenOutputs(moved), (5,)), (math.exp(0.1) - 0.5 - 3) / 5)
 
 
 def test_entropy_is_rewarded_and_distance_from_the_reference_is_punished() -> None:
@@ -99,10 +99,10 @@ def test_entropy_is_rewarded_and_distance_from_the_reference_is_punished() -> No
     objective = objective_of(stage)
     assert objective.totals(BOTH) == (5, 5, 5)
     assert objective.totals(BOTH[:1]) == (2, 2, 2)
-    FLOAT32.check(objective(BOTH, Said(masked, entropy), (5, 5, 5)), expected)
+    FLOAT32.check(objective(BOTH, TokenOutputs(masked, entropy), (5, 5, 5)), expected)
     # Each term divides by its own total.
     apart = -(1 + 2 - 1 + 0.5 + 3) / 4 - 0.3 * 5 / 8 + 0.1 * 0.875 / 2
-    FLOAT32.check(objective(BOTH, Said(masked, entropy), (4, 8, 2)), apart)
+    FLOAT32.check(objective(BOTH, TokenOutputs(masked, entropy), (4, 8, 2)), apart)
 
 
 def test_a_penalty_in_the_loss_has_the_gradient_it_asks_for() -> None:
@@ -115,7 +115,7 @@ def test_a_penalty_in_the_loss_has_the_gradient_it_asks_for() -> None:
         nothing = hand.advantages(torch.zeros(2, 3), kl_coef=0.1)
         objective = objective_of(actor_stage(penalty=penalty), advantages=nothing)
         logprobs = hand.ACTOR.clone().requires_grad_()
-        loss = objective(BOTH, Said(logprobs), (5, 5))
+        loss = objective(BOTH, TokenOutputs(logprobs), (5, 5))
         loss.backward()
         FLOAT32.check(loss, 0.1 * float(away.sum()) / 5)
         assert logprobs.grad is not None
@@ -126,7 +126,7 @@ def test_a_penalty_in_the_loss_has_the_gradient_it_asks_for() -> None:
         logprobs=hand.logprobs(hand.ACTOR - math.log(2) * hand.MASK),
         advantages=nothing,
     )
-    FLOAT32.check(objective(BOTH, Said(hand.ACTOR), (5, 5)), 2 * 0.1 * float(away.sum()) / 5)
+    FLOAT32.check(objective(BOTH, TokenOutputs(hand.ACTOR), (5, 5)), 2 * 0.1 * float(away.sum()) / 5)
 
 
 def test_the_loss_has_the_coefficient_of_its_step_and_not_that_of_the_next() -> None:
@@ -141,7 +141,7 @@ def test_a_bonus_without_entropies_is_no_update_without_a_bonus() -> None:
     rewarded = objective_of(actor_stage(entropy_coef=0.3))
     assert rewarded.asks.entropy
     with pytest.raises(AssertionError, match="the entropies were not computed"):
-        rewarded(BOTH, Said(hand.ACTOR), (5, 5))
+        rewarded(BOTH, TokenOutputs(hand.ACTOR), (5, 5))
 
 
 @pytest.mark.parametrize("garbage", [math.nan, math.inf, 1e30])
@@ -159,7 +159,7 @@ def test_nothing_under_the_mask_reaches_a_loss_or_a_gradient(garbage: float) -> 
         for under in (7.0, garbage):
             outputs = hand.ACTOR.where(kept, under).requires_grad_()
             of_rows = None if entropy is None else entropy.where(kept, under)
-            loss = objective(BOTH, Said(outputs, of_rows), objective.totals(BOTH))
+            loss = objective(BOTH, TokenOutputs(outputs, of_rows), objective.totals(BOTH))
             loss.backward()  # type: ignore[no-untyped-call]
             assert outputs.grad is not None
             found.append((loss.item(), outputs.grad.tolist()))
@@ -190,7 +190,7 @@ def test_rows_without_a_score_train_nothing() -> None:
     objective = objective_of(actor_stage(entropy_coef=0.3), advantages=only_second)
     assert objective.totals(BOTH) == (3, 3)
     assert objective.totals(BOTH[:1]) == (0, 0)
-    FLOAT32.check(objective(BOTH, Said(hand.ACTOR, entropy), (3, 3)), -2.5 / 3 - 0.3)
+    FLOAT32.check(objective(BOTH, TokenOutputs(hand.ACTOR, entropy), (3, 3)), -2.5 / 3 - 0.3)
 
 
 def test_a_correction_weighs_a_token_by_its_ratio_up_to_the_largest_weight() -> None:
@@ -208,7 +208,7 @@ def test_a_correction_weighs_the_advantages_and_says_which_tokens_count() -> Non
     corrected = objective_of(actor_stage(), correction=hand.correction(torch.full((2, 3), 1.5), kept))
     # Row 0: -1 x 1.5; its second token does not count.
     assert corrected.totals(BOTH) == (4,)
-    FLOAT32.check(corrected(BOTH[:1], Said(hand.ACTOR[:1]), (4,)), -1.5 / 4)
+    FLOAT32.check(corrected(BOTH[:1], TokenOutputs(hand.ACTOR[:1]), (4,)), -1.5 / 4)
 
 
 def corrected(keeps: Any, *, normalize: bool = False, bounded: bool = False) -> Any:
@@ -312,9 +312,9 @@ def test_the_value_loss_is_that_of_its_rows_and_scaled() -> None:
     returns = hand.advantages(torch.tensor([[8.0, 8.0, 0.0], [0.0, 1.0, 2.0]]))  # of which it is one more
     stage.run(STATES["critic"], hand.rollouts(), hand.values(), returns)
     # Squared errors of row 1: 1, 0, 4; half of their sum over 5 tokens, scaled.
-    found = asked_of(stage)(torch.tensor([1]), Said(torch.tensor([[0.0, 2.0, 1.0]])), (5,))
+    found = asked_of(stage)(torch.tensor([1]), TokenOutputs(torch.tensor([[0.0, 2.0, 1.0]])), (5,))
     FLOAT32.check(found, 0.5 * 5 / 2 / 5)
-    at_returns = asked_of(stage)(torch.tensor([1]), Said(torch.tensor([[1.0, 2.0, 3.0]])), (5,))
+    at_returns = asked_of(stage)(torch.tensor([1]), TokenOutputs(torch.tensor([[1.0, 2.0, 3.0]])), (5,))
     FLOAT32.check(at_returns, 0.0)
 
 
@@ -335,8 +335,8 @@ def test_the_value_loss_is_averaged_as_the_recipe_says(aggregation: Any, total: 
     objective = asked_of(stage)
     assert objective.totals(BOTH) == (total,)
     seen = torch.tensor([[7.0, 8.0, 5.0], [0.0, 2.0, 1.0]])
-    shares = [objective(BOTH[row : row + 1], Said(seen[row : row + 1]), (total,)) for row in (0, 1)]
-    FLOAT32.check(objective(BOTH, Said(seen), (total,)), 0.5 * expected)
+    shares = [objective(BOTH[row : row + 1], TokenOutputs(seen[row : row + 1]), (total,)) for row in (0, 1)]
+    FLOAT32.check(objective(BOTH, TokenOutputs(seen), (total,)), 0.5 * expected)
     FLOAT32.check(shares[0] + shares[1], 0.5 * expected)
 
 
@@ -349,7 +349,9 @@ def test_explained_variance_is_told_of_the_values_before_and_of_those_that_the_l
         def update(self, sequences: object, minibatches: list[Minibatch], objective: object) -> list[MinibatchResult]:
             nearly = goals - torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]) + 7.0 * ~hand.MASK
             seen = [goals / 2, goals / 2, nearly, nearly]
-            return [MinibatchResult(0.0, 1.0, Said(one[m.rows])) for one, m in zip(seen, minibatches, strict=True)]
+            return [
+                MinibatchResult(0.0, 1.0, TokenOutputs(one[m.rows])) for one, m in zip(seen, minibatches, strict=True)
+            ]
 
     stage = critic_stage(models=hand.Models(Learning()), plan=plan(epochs=2))
     old = hand.values(torch.tensor([[1.0, 2.0, 0.0], [-1.0, 0.5, 5.0]]))

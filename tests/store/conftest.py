@@ -14,7 +14,7 @@ from fakes.job import PPO_STORIES, Witness, play
 from fakes.sockets import fake_recipe
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import Attempt, claim
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.manifest import Manifest
 
 Disk = Callable[[int], AbstractContextManager[None]]
@@ -51,16 +51,16 @@ def disk() -> Disk:
 
 
 @pytest.fixture
-def layout(tmp_path: Path) -> RunLayout:
+def layout(tmp_path: Path) -> RunPaths:
     """A run directory on which one attempt has started."""
-    found = RunLayout(tmp_path / "run")
+    found = RunPaths(tmp_path / "run")
     run_dir.create(found, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={})
     claim(found)
     return found
 
 
 @dataclass(frozen=True)
-class Stale(RunLayout):
+class Stale(RunPaths):
     """A run directory as a machine sees it that goes on reading an old listing of its attempts."""
 
     known: tuple[int, ...]
@@ -69,12 +69,12 @@ class Stale(RunLayout):
         return list(self.known)
 
 
-def working(layout: RunLayout, number: int) -> Attempt:
+def working(layout: RunPaths, number: int) -> Attempt:
     """An attempt that was claimed before, as its process has it."""
     return Attempt(layout, number, next(layout.drafts(number).iterdir()).name)
 
 
-def stop_at(root: Path, moment: str, **tables: object) -> RunLayout:
+def stop_at(root: Path, moment: str, **tables: object) -> RunPaths:
     """A run that was stopped at that moment."""
 
     def act(number: int, name: str) -> None:
@@ -83,7 +83,7 @@ def stop_at(root: Path, moment: str, **tables: object) -> RunLayout:
 
     with pytest.raises(StopError):
         play(root, fake_recipe(**tables), Witness(act=act))
-    return RunLayout(root)
+    return RunPaths(root)
 
 
 def a_manifest(**changes: object) -> Manifest:

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from fakes.job import play, result
 from fakes.sockets import fake_recipe
 from ppoctl.errors import StorageError
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.resume_plan import plan_resume
 
 
@@ -27,7 +27,7 @@ def main(folder: Path, kib: int) -> None:
     recipe = fake_recipe(rollout={**ROLLOUT})
     with pytest.raises(StorageError, match="No space left on device"):
         play(disk / "run", recipe)
-    assert not plan_resume(RunLayout(disk / "run")).broken
+    assert not plan_resume(RunPaths(disk / "run")).broken
     subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
     play(disk / "run", recipe)
     play(folder / "whole", recipe)

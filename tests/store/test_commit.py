@@ -15,7 +15,7 @@ from ppoctl.store import manifest as manifests
 from ppoctl.store.append import opened
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.disk import size_of
-from ppoctl.store.layout import MANIFEST, RunLayout
+from ppoctl.store.layout import MANIFEST, RunPaths
 from store.conftest import Disk, Stale, a_manifest, working
 
 
@@ -42,7 +42,7 @@ def inode(path: Path) -> int:
 
 
 def test_data_is_on_the_disk_before_the_manifest_and_both_before_the_name(
-    layout: RunLayout, flushed: list[object]
+    layout: RunPaths, flushed: list[object]
 ) -> None:
     folder = layout.stage(1, "values")
     write = artifact.write_bytes({"a": b"1", "b": b"2"})
@@ -51,7 +51,7 @@ def test_data_is_on_the_disk_before_the_manifest_and_both_before_the_name(
     assert flushed == ["writing", *data, inode(folder), "written", inode(folder.parent), "renamed"]
 
 
-def test_the_name_appears_last_and_with_everything_behind_it(layout: RunLayout) -> None:
+def test_the_name_appears_last_and_with_everything_behind_it(layout: RunPaths) -> None:
     folder = layout.stage(1, "values")
     seen: dict[str, tuple[bool, bool]] = {}
 
@@ -66,7 +66,7 @@ def test_the_name_appears_last_and_with_everything_behind_it(layout: RunLayout) 
     assert (list(manifest.files), manifest.files["a"].size) == (["a"], 1)
 
 
-def test_what_is_committed_is_never_overwritten(layout: RunLayout) -> None:
+def test_what_is_committed_is_never_overwritten(layout: RunPaths) -> None:
     folder = layout.stage(1, "values")
     attempt = working(layout, 1)
     artifact.commit(folder, artifact.write_bytes({"a": b"first"}), a_manifest(), attempt, nobody)
@@ -76,7 +76,7 @@ def test_what_is_committed_is_never_overwritten(layout: RunLayout) -> None:
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
-def test_a_full_disk_leaves_neither_the_name_nor_half_of_it(layout: RunLayout, disk: Disk) -> None:
+def test_a_full_disk_leaves_neither_the_name_nor_half_of_it(layout: RunPaths, disk: Disk) -> None:
     folder = layout.state("actor", 1)
     with disk(100), pytest.raises(StorageError, match="File too large"):
         artifact.commit(folder, artifact.write_bytes({"a": b"x" * 200}), a_manifest(), working(layout, 1), nobody)
@@ -84,7 +84,7 @@ def test_a_full_disk_leaves_neither_the_name_nor_half_of_it(layout: RunLayout, d
     assert list(working(layout, 1).own.iterdir()) == []
 
 
-def test_an_attempt_whose_work_was_taken_says_that_it_was_superseded(layout: RunLayout) -> None:
+def test_an_attempt_whose_work_was_taken_says_that_it_was_superseded(layout: RunPaths) -> None:
     folder = layout.state("actor", 1)
     attempt = working(layout, 1)
 
@@ -96,7 +96,7 @@ def test_an_attempt_whose_work_was_taken_says_that_it_was_superseded(layout: Run
         artifact.commit(folder, artifact.write_bytes({"a": b"1"}), a_manifest(), attempt, take_over)
 
 
-def test_an_attempt_that_was_overtaken_at_the_last_moment_does_not_publish(layout: RunLayout) -> None:
+def test_an_attempt_that_was_overtaken_at_the_last_moment_does_not_publish(layout: RunPaths) -> None:
     folder = layout.state("actor", 1)
     attempt = working(layout, 1)
 
@@ -109,7 +109,7 @@ def test_an_attempt_that_was_overtaken_at_the_last_moment_does_not_publish(layou
     assert not folder.exists()
 
 
-def test_a_sweep_takes_what_was_half_written_or_half_removed_and_nothing_else(layout: RunLayout) -> None:
+def test_a_sweep_takes_what_was_half_written_or_half_removed_and_nothing_else(layout: RunPaths) -> None:
     kept = [layout.stage(1, "values"), layout.state("actor", 1), layout.parts(2, "rollout")]
     half = [folder.with_name(f"{folder.name}.attempt-1") for folder in kept[:2]]
     half_removed = layout.state("critic", 1)
@@ -121,7 +121,7 @@ def test_a_sweep_takes_what_was_half_written_or_half_removed_and_nothing_else(la
     assert [folder.is_dir() for folder in (*kept, *half, half_removed)] == [True] * 3 + [False] * 3
 
 
-def test_a_small_file_is_old_or_new_and_never_half(layout: RunLayout, disk: Disk, flushed: list[object]) -> None:
+def test_a_small_file_is_old_or_new_and_never_half(layout: RunPaths, disk: Disk, flushed: list[object]) -> None:
     working(layout, 1).write(layout.run_json, b'{"id": 1}')
     assert flushed == [inode(layout.run_json), inode(layout.root)]
     with disk(4), pytest.raises(StorageError):
@@ -131,23 +131,23 @@ def test_a_small_file_is_old_or_new_and_never_half(layout: RunLayout, disk: Disk
 
 def test_a_run_directory_that_does_not_fit_is_not_made(tmp_path: Path, disk: Disk) -> None:
     with disk(10), pytest.raises(StorageError, match="cannot write"):
-        run_dir.create(RunLayout(tmp_path / "run"), recipe_toml="x" * 50, resolved=PPO_STORIES, facts={})
+        run_dir.create(RunPaths(tmp_path / "run"), recipe_toml="x" * 50, resolved=PPO_STORIES, facts={})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_appended_line_is_on_the_disk_when_it_counts_as_written(layout: RunLayout, flushed: list[object]) -> None:
+def test_an_appended_line_is_on_the_disk_when_it_counts_as_written(layout: RunPaths, flushed: list[object]) -> None:
     with opened(layout.journal) as file:
         file.append(b"line\n")
         assert flushed == [inode(layout.journal)]
 
 
-def test_a_number_is_never_given_twice_even_where_folders_are_gone(layout: RunLayout) -> None:
+def test_a_number_is_never_given_twice_even_where_folders_are_gone(layout: RunPaths) -> None:
     claim(layout)
     layout.attempt(1).rmdir()
     assert claim(layout).number == 3
 
 
-def test_of_racing_claims_each_gets_its_own_number_and_the_last_one_the_run(layout: RunLayout) -> None:
+def test_of_racing_claims_each_gets_its_own_number_and_the_last_one_the_run(layout: RunPaths) -> None:
     for _ in range(10):
         gate = threading.Barrier(8)
         claimed: list[Attempt] = []
@@ -173,7 +173,7 @@ def test_of_racing_claims_each_gets_its_own_number_and_the_last_one_the_run(layo
 
 
 def test_what_nobody_could_know_when_the_run_was_made_is_added_once(tmp_path: Path) -> None:
-    layout = RunLayout(tmp_path / "run")
+    layout = RunPaths(tmp_path / "run")
     made = {"sources": {"model": "m"}}
     run_dir.create(layout, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts=made)
     attempt = claim(layout)

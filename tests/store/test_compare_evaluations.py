@@ -16,7 +16,7 @@ from ppoctl.cli.app import run
 from ppoctl.errors import CorruptArtifactError, RecipeError, StorageError
 from ppoctl.store import eval_samples
 from ppoctl.store.compare_evaluations import compare_evaluations
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.paired import paired
 
 
@@ -85,7 +85,7 @@ def test_evaluations_that_share_no_prompt_are_not_compared() -> None:
 
 def test_rows_are_read_from_a_run_a_folder_of_it_and_both_kinds_of_file(tmp_path: Path) -> None:
     play(tmp_path / "run", fake_recipe(steps=2))
-    layout = RunLayout(tmp_path / "run")
+    layout = RunPaths(tmp_path / "run")
     newest = eval_samples.read(layout.root)
     assert newest == eval_samples.read(layout.stage(2, "eval")) != eval_samples.read(layout.stage(0, "eval"))
     for name in ("rows.jsonl", "rows.parquet"):

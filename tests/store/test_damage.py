@@ -11,9 +11,9 @@ from fakes.job import play, result, saved_pairs
 from fakes.sockets import fake_recipe
 from ppoctl.errors import CorruptArtifactError, RecipeError, StorageError
 from ppoctl.store.compare import compare
-from ppoctl.store.discard import go_back, make_whole
-from ppoctl.store.journal import MENDED, read_lines
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.discard import repair, roll_back
+from ppoctl.store.journal import REPAIRED, read_lines
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.resume_plan import plan_resume
 from store.conftest import stop_at
 
@@ -69,7 +69,7 @@ def test_the_hinted_recovery_ends_as_if_nothing_had_been_damaged(
     stopped: tuple[str, Path, Path], tmp_path: Path, where: str, how: str
 ) -> None:
     saves, half, whole = stopped
-    layout = RunLayout(shutil.copytree(half, tmp_path / "run"))
+    layout = RunPaths(shutil.copytree(half, tmp_path / "run"))
     pair = saved_pairs(layout)[-1]
     HOW[how](layout.root / WHERE[where].format(pair=pair, last=STOPPED_IN[saves]))
     plan = plan_resume(layout)
@@ -80,11 +80,11 @@ def test_the_hinted_recovery_ends_as_if_nothing_had_been_damaged(
             plan.require_whole(layout)
         assert raised.value.hint is not None
         assert raised.value.hint.endswith(f"ppoctl resume {layout.root} --allow-missing")
-        mended, _ = make_whole(layout, plan)
+        mended, _ = repair(layout, plan)
         assert not mended.broken
     play(layout.root, fake_recipe(**SAVES[saves]))
     assert result(layout.root)["states"] == result(whole)["states"]
-    assert compare(layout.ledger, RunLayout(whole).ledger).first is None
+    assert compare(layout.ledger, RunPaths(whole).ledger).first is None
 
 
 @pytest.mark.parametrize("name", ["journal.jsonl", "ledger.jsonl"])
@@ -93,7 +93,7 @@ def test_a_damaged_journal_or_ledger_is_named_and_what_is_intact_is_kept(
     stopped: tuple[str, Path, Path], tmp_path: Path, name: str, how: str
 ) -> None:
     saves, half, whole = stopped
-    layout = RunLayout(shutil.copytree(half, tmp_path / "run"))
+    layout = RunPaths(shutil.copytree(half, tmp_path / "run"))
     before = (layout.root / name).read_bytes()
     HOW[how](layout.root / name)
     plan = plan_resume(layout)
@@ -102,7 +102,7 @@ def test_a_damaged_journal_or_ledger_is_named_and_what_is_intact_is_kept(
         plan.require_whole(layout)
     with pytest.raises(CorruptArtifactError, match=name):
         play(layout.root, fake_recipe(**SAVES[saves])) if how != "halve" else plan.require_whole(layout)
-    _, done = make_whole(layout, plan)
+    _, done = repair(layout, plan)
     assert any(name in text for text in done)
     if how != "delete":
         assert list((layout.root / "discarded").rglob(name))
@@ -112,26 +112,26 @@ def test_a_damaged_journal_or_ledger_is_named_and_what_is_intact_is_kept(
     assert result(layout.root)["states"] == result(whole)["states"]
     lines = read_lines(layout.journal)
     assert sorted({line["seq"] for line in lines}) == [line["seq"] for line in lines]
-    assert [line["files"] for line in lines if line.get("event") == MENDED] == [[name]]
+    assert [line["files"] for line in lines if line.get("event") == REPAIRED] == [[name]]
     assert not plan_resume(layout).broken
 
 
 def test_a_line_that_is_still_json_but_says_something_else_is_named(
     stopped: tuple[str, Path, Path], tmp_path: Path
 ) -> None:
-    layout = RunLayout(shutil.copytree(stopped[1], tmp_path / "run"))
+    layout = RunPaths(shutil.copytree(stopped[1], tmp_path / "run"))
     lines = layout.ledger.read_bytes().splitlines(keepends=True)
     changed = lines[3].replace(b'"score": ', b'"score": 1', 1)
     assert changed != lines[3]
     layout.ledger.write_bytes(b"".join([*lines[:3], changed, *lines[4:]]))
     with pytest.raises(CorruptArtifactError, match=r"ledger\.jsonl` is corrupt: line 4"):
-        compare(layout.ledger, RunLayout(stopped[2]).ledger)
+        compare(layout.ledger, RunPaths(stopped[2]).ledger)
     (item,) = plan_resume(layout).broken
     assert item.name == "ledger.jsonl"
 
 
 def test_a_flip_in_what_a_manifest_says_is_named(stopped: tuple[str, Path, Path], tmp_path: Path) -> None:
-    layout = RunLayout(shutil.copytree(stopped[1], tmp_path / "run"))
+    layout = RunPaths(shutil.copytree(stopped[1], tmp_path / "run"))
     pair = saved_pairs(layout)[-1]
     path = layout.state("actor", pair) / "manifest.json"
     path.write_text(path.read_text().replace('"updates": ', '"updates": 1'))
@@ -146,7 +146,7 @@ def test_a_run_goes_back_to_an_older_pair_and_what_came_after_is_kept_aside(tmp_
     play(tmp_path / "whole", fake_recipe(**tables))
     newest, older = saved_pairs(layout)[-1], saved_pairs(layout)[-2]
     shutil.copytree(layout.state("critic", newest), layout.at_stop / "critic")
-    plan, done = go_back(layout, older)
+    plan, done = roll_back(layout, older)
     assert (plan.start, plan.broken) == (older, ())
     assert f"set aside states/critic/{newest:06d}" in done
     assert {f"set aside steps/{step:06d}" for step in range(older + 1, 7)} <= set(done)
@@ -156,16 +156,16 @@ def test_a_run_goes_back_to_an_older_pair_and_what_came_after_is_kept_aside(tmp_
     assert not layout.at_stop.exists()
     play(layout.root, fake_recipe(**tables))
     assert result(layout.root)["states"] == result(tmp_path / "whole")["states"]
-    assert layout.ledger.read_bytes() == RunLayout(tmp_path / "whole").ledger.read_bytes()
+    assert layout.ledger.read_bytes() == RunPaths(tmp_path / "whole").ledger.read_bytes()
     with pytest.raises(RecipeError, match=r"step 1 has no saved states to go back to \(there are: "):
-        go_back(layout, 1)
+        roll_back(layout, 1)
 
 
 def test_a_run_that_goes_back_one_step_has_no_states_of_that_step(tmp_path: Path) -> None:
     checkpoint = {"every_steps": 1, "keep_last": 3, "asynchronous": False}
     layout = stop_at(tmp_path / "run", "4 rollout starts", checkpoint=checkpoint, steps=4)
     assert saved_pairs(layout) == [1, 2, 3]
-    go_back(layout, 2)
+    roll_back(layout, 2)
     assert saved_pairs(layout) == [1, 2]
 
 
@@ -176,16 +176,16 @@ def test_where_every_pair_is_broken_and_older_steps_are_gone_the_run_begins_anew
     assert not layout.stage(1, "actor_update").exists()
     for step in saved_pairs(layout):
         flip(layout.state("critic", step) / "table.bin")
-    plan, done = make_whole(layout, plan_resume(layout))
+    plan, done = repair(layout, plan_resume(layout))
     assert plan.start == 0
     assert any(text.startswith("set aside states/actor") for text in done)
     play(layout.root, fake_recipe(**tables))
     assert result(layout.root)["states"] == result(tmp_path / "whole")["states"]
-    assert layout.ledger.read_bytes() == RunLayout(tmp_path / "whole").ledger.read_bytes()
+    assert layout.ledger.read_bytes() == RunPaths(tmp_path / "whole").ledger.read_bytes()
 
 
 @dataclass(frozen=True)
-class OldListing(RunLayout):
+class OldListing(RunPaths):
     """A run directory on a file server whose listing still has states that were moved away."""
 
     known: tuple[int, ...]
@@ -199,13 +199,13 @@ def test_an_item_that_is_broken_again_after_it_was_set_aside_ends_the_repair(
     stopped: tuple[str, Path, Path], tmp_path: Path
 ) -> None:
     root = shutil.copytree(stopped[1], tmp_path / "run")
-    layout = OldListing(root, tuple(saved_pairs(RunLayout(root))))
+    layout = OldListing(root, tuple(saved_pairs(RunPaths(root))))
     newest = layout.known[-1]
     flip(layout.state("actor", newest) / "table.bin")
     with pytest.raises(StorageError, match=rf"`states/actor/{newest:06d}` \(missing\).* is broken again") as raised:
-        make_whole(layout, plan_resume(layout))
+        repair(layout, plan_resume(layout))
     assert raised.value.hint is not None
     assert raised.value.hint.endswith(f"ppoctl resume {root} --allow-missing")
     # The hint's command repairs the run once the listing is current.
-    mended, _ = make_whole(RunLayout(root), plan_resume(RunLayout(root)))
+    mended, _ = repair(RunPaths(root), plan_resume(RunPaths(root)))
     assert not mended.broken

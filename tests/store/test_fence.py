@@ -18,7 +18,7 @@ from ppoctl.loop.run import run
 from ppoctl.store import artifact, run_dir
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.journal import Journal
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from store.conftest import Stale, a_manifest, working
 from story.drill import side_by_side
 
@@ -84,7 +84,7 @@ def overtaken(root: Path, *, at_moment: str = "", at_check: int = -1) -> list[st
         if number == at_check:
             another()
 
-    def slow(layout: RunLayout) -> Attempt:
+    def slow(layout: RunPaths) -> Attempt:
         found = claim(layout)
         stale = Stale(layout.root, (found.number,))
         return Slow(stale, found.number, found.key, on_check)
@@ -125,12 +125,12 @@ def test_an_attempt_that_wakes_up_at_any_moment_after_it_was_overtaken_changes_n
 
 
 @pytest.fixture
-def old(layout: RunLayout) -> Attempt:
+def old(layout: RunPaths) -> Attempt:
     """The first attempt of a run, of which another machine goes on telling it that it is the only one."""
     return replace(working(layout, 1), layout=Stale(layout.root, (1,)))
 
 
-def test_no_change_of_an_old_attempt_gets_through_although_it_does_not_check(layout: RunLayout, old: Attempt) -> None:
+def test_no_change_of_an_old_attempt_gets_through_although_it_does_not_check(layout: RunPaths, old: Attempt) -> None:
     written = old.draft(layout.stage(1, "values"))
     written.mkdir()
     newer = claim(layout)
@@ -155,7 +155,7 @@ def test_no_change_of_an_old_attempt_gets_through_although_it_does_not_check(lay
         assert contents(layout.root) == before
 
 
-def test_what_an_old_attempt_appends_to_a_file_that_it_had_open_is_nowhere(layout: RunLayout) -> None:
+def test_what_an_old_attempt_appends_to_a_file_that_it_had_open_is_nowhere(layout: RunPaths) -> None:
     descriptor = os.open(layout.journal, os.O_RDWR)
     newer = claim(layout)
     Journal(layout, newer).event("attempt_started")
@@ -167,7 +167,7 @@ def test_what_an_old_attempt_appends_to_a_file_that_it_had_open_is_nowhere(layou
 
 
 def test_an_attempt_of_a_run_that_was_replaced_is_not_taken_for_the_one_of_its_number(tmp_path: Path) -> None:
-    layout = RunLayout(tmp_path / "run")
+    layout = RunPaths(tmp_path / "run")
     attempts = []
     for _ in range(2):
         if layout.root.exists():
@@ -181,7 +181,7 @@ def test_an_attempt_of_a_run_that_was_replaced_is_not_taken_for_the_one_of_its_n
     newer.write(layout.recipe_toml, b"y")
 
 
-def test_what_is_set_aside_when_a_newer_attempt_comes_is_kept(layout: RunLayout, old: Attempt) -> None:
+def test_what_is_set_aside_when_a_newer_attempt_comes_is_kept(layout: RunPaths, old: Attempt) -> None:
     state = layout.state("actor", 3)
     old.write(state / "a", b"1")
     state.rename(old.own / "discarded.states.actor.000003")  # and it was killed here
@@ -189,7 +189,7 @@ def test_what_is_set_aside_when_a_newer_attempt_comes_is_kept(layout: RunLayout,
     assert (layout.discarded(1) / "states.actor.000003" / "a").read_bytes() == b"1"
 
 
-def test_a_claim_ends_although_the_old_attempt_goes_on_writing(layout: RunLayout, old: Attempt) -> None:
+def test_a_claim_ends_although_the_old_attempt_goes_on_writing(layout: RunPaths, old: Attempt) -> None:
     begun, refused = threading.Event(), list[OSError]()
 
     def goes_on() -> None:
@@ -220,7 +220,7 @@ def test_a_claim_ends_although_the_old_attempt_goes_on_writing(layout: RunLayout
 
 
 def test_what_is_being_deleted_of_an_old_attempt_can_no_longer_be_published(
-    layout: RunLayout, old: Attempt, monkeypatch: pytest.MonkeyPatch
+    layout: RunPaths, old: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draft = old.draft(layout.state("actor", 1))
     draft.mkdir()
@@ -241,7 +241,7 @@ def test_what_is_being_deleted_of_an_old_attempt_can_no_longer_be_published(
 
 
 def test_a_claim_on_a_run_of_an_earlier_version_closes_its_attempts(tmp_path: Path) -> None:
-    layout = RunLayout(tmp_path / "run")
+    layout = RunPaths(tmp_path / "run")
     run_dir.create(layout, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={})
     for number in (1, 2):
         layout.attempt(number).mkdir()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ppoctl.store.hours import Spent, spent
+from ppoctl.store.hours import AttemptTime, attempt_times
 from ppoctl.store.journal import JournalLine
 
 
@@ -29,8 +29,8 @@ def test_time_went_into_what_is_kept_into_starting_and_into_what_is_lost() -> No
         stage(1, 1180.0, 1, "actor_update", 75.0),
         ended(1, 1300.0, starting_s=40.0, abandoned_s=90.0, replayed_s=10.0),
     )
-    (one,) = spent(lines)
-    assert one == Spent(attempt=1, gpus=8, wall_s=300.0, kept_s=135.0, starting_s=40.0, lost_s=100.0)
+    (one,) = attempt_times(lines)
+    assert one == AttemptTime(attempt=1, gpus=8, wall_s=300.0, kept_s=135.0, starting_s=40.0, lost_s=100.0)
     assert (one.kept_gpu_hours, one.lost_gpu_hours) == pytest.approx((0.3, 8 * 100 / 3600))
 
 
@@ -45,15 +45,15 @@ def test_a_stage_that_was_done_again_was_lost_by_who_did_it_first() -> None:
         stage(2, 120.0, 2, "reward", 5.0),
         ended(2, 121.0),
     )
-    assert [(one.kept_s, one.lost_s) for one in spent(lines)] == [(8.0, 3.0), (9.0, 0.0)]
+    assert [(one.kept_s, one.lost_s) for one in attempt_times(lines)] == [(8.0, 3.0), (9.0, 0.0)]
 
 
 def test_an_attempt_that_was_killed_is_known_up_to_its_last_line() -> None:
     killed = [started(1, 50.0), stage(1, 90.0, 1, "rollout", 30.0)]
-    (one, other) = spent(journal(*killed, started(2, 500.0)))
+    (one, other) = attempt_times(journal(*killed, started(2, 500.0)))
     assert (one.wall_s, one.kept_s, one.lost_s) == (40.0, 30.0, 0.0)
     assert (other.wall_s, other.kept_s, other.lost_s) == (0.0, 0.0, 0.0)
 
 
 def test_a_run_without_an_attempt_spent_nothing() -> None:
-    assert spent([]) == []
+    assert attempt_times([]) == []

@@ -18,7 +18,7 @@ from ppoctl.loop.run import run
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import claim
 from ppoctl.store.journal import NEWEST, Journal, JournalEvent, events, read_lines, read_newest
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.ledger import Ledger, whole_blocks
 from ppoctl.store.once import load_record
 from store.conftest import a_manifest, stop_at, working
@@ -26,7 +26,7 @@ from store.conftest import a_manifest, stop_at, working
 REDO = {"checkpoint": {"every_steps": 5}}
 
 
-def test_a_torn_last_line_is_cut_before_the_next(layout: RunLayout) -> None:
+def test_a_torn_last_line_is_cut_before_the_next(layout: RunPaths) -> None:
     journal = Journal(layout, working(layout, 1))
     journal.event("attempt_started")
     with layout.journal.open("ab") as file:
@@ -49,14 +49,14 @@ def test_a_stage_that_a_dying_attempt_published_last_gets_its_line_when_it_is_re
     play(tmp_path / "whole", fake_recipe(**REDO))
     # The new attempt has read the journal already when the rename of the old one lands.
     wiring = open_run(tmp_path / "run", fake_recipe(**REDO), Witness())
-    late = RunLayout(tmp_path / "run").stage(1, "rollout")
-    copytree(RunLayout(tmp_path / "whole").stage(1, "rollout"), late)
+    late = RunPaths(tmp_path / "run").stage(1, "rollout")
+    copytree(RunPaths(tmp_path / "whole").stage(1, "rollout"), late)
     run(wiring.job)
     assert result(tmp_path / "run") == result(tmp_path / "whole")
 
 
 def test_the_journal_follows_the_manifests(tmp_path: Path) -> None:
-    layout = RunLayout(tmp_path / "run")
+    layout = RunPaths(tmp_path / "run")
     ahead: list[str] = []
 
     def look(number: int, name: str) -> None:
@@ -70,7 +70,7 @@ def test_the_journal_follows_the_manifests(tmp_path: Path) -> None:
 
 
 def test_a_stage_that_came_out_otherwise_has_its_new_figures_in_the_journal(
-    layout: RunLayout,
+    layout: RunPaths,
 ) -> None:
     journal = Journal(layout, working(layout, 1))
     old = a_manifest()
@@ -81,7 +81,7 @@ def test_a_stage_that_came_out_otherwise_has_its_new_figures_in_the_journal(
     assert journal.figures(1) == {"value/mean": 2.0}
 
 
-def samples_of(layout: RunLayout, step: int) -> tuple[Rollouts, Rewards]:
+def samples_of(layout: RunPaths, step: int) -> tuple[Rollouts, Rewards]:
     found = []
     for stage in ("rollout", "reward"):
         manifest = manifests.read(layout.stage(step, stage))
@@ -173,14 +173,14 @@ def test_a_dropped_step_that_is_drawn_again_with_another_seed_is_what_ledger_and
         rmtree(layout.step(step))
     play(layout.root, fake_recipe(**REDO, seed=9))
     play(tmp_path / "whole", fake_recipe(**REDO, seed=9))
-    whole = RunLayout(tmp_path / "whole")
+    whole = RunPaths(tmp_path / "whole")
     assert layout.ledger.read_bytes() == whole.ledger.read_bytes()
     again, expected = (Journal(run, claim(run)) for run in (layout, whole))
     assert [again.figures(step) for step in (1, 2, 3)] == [expected.figures(step) for step in (1, 2, 3)]
 
 
 def test_a_journal_tells_the_figures_of_whole_steps_and_not_those_of_an_evaluation_before_the_first(
-    layout: RunLayout,
+    layout: RunPaths,
 ) -> None:
     journal = Journal(layout, working(layout, 1))
     for step, stage, value in ((0, "eval", 1.0), (1, "values", 2.0), (1, "reward", 3.0), (2, "values", 4.0)):
@@ -213,7 +213,7 @@ def test_the_newest_lines_of_a_journal_are_read_with_all_events_and_the_last_eva
     assert kept == [seq for seq in older if seq in (5, 7)] + list(range(length - NEWEST, length))
 
 
-def test_how_long_a_stage_takes_is_the_longest_of_its_last_five(layout: RunLayout) -> None:
+def test_how_long_a_stage_takes_is_the_longest_of_its_last_five(layout: RunPaths) -> None:
     journal = Journal(layout, working(layout, 1))
     assert (journal.recent_s("values"), journal.longest_s()) == (None, 0.0)
     for step, seconds in enumerate((90.0, 3.0, 1.0, 2.0, 4.0, 1.0), start=1):

@@ -8,7 +8,7 @@ import pytest
 from fakes.job import play
 from ppoctl.cli.app import run
 from ppoctl.store.journal import read_lines
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.outline import outlines_of
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.wire.run_recipe import recorded_recipes
@@ -18,7 +18,7 @@ from store.kept_runs import STOPS, bring, recipe
 @pytest.mark.parametrize("name", STOPS)
 def test_a_kept_run_is_whole_and_goes_on_to_the_end_of_a_run_of_today(tmp_path: Path, name: str) -> None:
     root = bring(name, tmp_path)
-    layout, before = RunLayout(root), RunLayout(root).ledger.read_bytes()
+    layout, before = RunPaths(root), RunPaths(root).ledger.read_bytes()
     assert not plan_resume(layout).broken
     # The fakes of then had evaluation sets that no key named.
     assert recorded_recipes(layout)[1] == recipe().model_copy(
@@ -27,7 +27,7 @@ def test_a_kept_run_is_whole_and_goes_on_to_the_end_of_a_run_of_today(tmp_path: 
     play(root, recipe(steps=5))
     play(tmp_path / "today", recipe(steps=5))
     assert layout.ledger.read_bytes().startswith(before)
-    told, today = (figures(each) for each in (layout, RunLayout(tmp_path / "today")))
+    told, today = (figures(each) for each in (layout, RunPaths(tmp_path / "today")))
     for step in today:
         # What has trained is counted from the first step that counted it.
         left_out = ("trained/", "eval/") if step == 3 else ("trained/",)
@@ -36,7 +36,7 @@ def test_a_kept_run_is_whole_and_goes_on_to_the_end_of_a_run_of_today(tmp_path: 
         assert told[step] == pytest.approx(known, rel=1e-4, abs=1e-6), step
 
 
-def figures(layout: RunLayout) -> dict[int, dict[str, float]]:
+def figures(layout: RunPaths) -> dict[int, dict[str, float]]:
     """By step, whichever stage tells them: where one was journaled twice, the later."""
     found: dict[int, dict[str, float]] = {}
     for line in read_lines(layout.journal):
@@ -48,7 +48,7 @@ def figures(layout: RunLayout) -> dict[int, dict[str, float]]:
 @pytest.mark.parametrize("name", STOPS)
 def test_a_kept_run_can_be_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     root = bring(name, tmp_path)
-    assert [outlines_of(RunLayout(root)).at(step).story for step in (1, 2)] == ["critic_only", "ppo"]
+    assert [outlines_of(RunPaths(root)).at(step).story for step in (1, 2)] == ["critic_only", "ppo"]
     assert run(["status", str(root), "--json"]) == 0
     status = json.loads(capsys.readouterr().out)
     assert status["steps_done"] == (2 if STOPS[name] else 3)

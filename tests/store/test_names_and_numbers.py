@@ -9,7 +9,7 @@ from ppoctl.errors import CorruptArtifactError, StorageError
 from ppoctl.store import manifest as manifests
 from ppoctl.store.artifact import require_covered
 from ppoctl.store.attempt import Attempt
-from ppoctl.store.layout import MANIFEST, RunLayout
+from ppoctl.store.layout import MANIFEST, RunPaths
 
 
 @pytest.mark.parametrize("written", [2, 4])
@@ -36,7 +36,7 @@ def test_what_is_set_aside_takes_the_next_free_name(tmp_path: Path) -> None:
     assert names == ["10-rollout", "10-rollout.2", "10-rollout.3"]
 
 
-def test_folders_of_a_kill_hold_nothing_that_is_committed(layout: RunLayout) -> None:
+def test_folders_of_a_kill_hold_nothing_that_is_committed(layout: RunPaths) -> None:
     killed = layout.step(4) / "10-rollout.attempt-2"
     killed.mkdir(parents=True)
     (killed / MANIFEST).write_text("{}")
@@ -45,12 +45,12 @@ def test_folders_of_a_kill_hold_nothing_that_is_committed(layout: RunLayout) -> 
     assert layout.has_committed(4)
 
 
-def test_a_second_round_of_drawing_has_a_folder_of_its_own(layout: RunLayout) -> None:
+def test_a_second_round_of_drawing_has_a_folder_of_its_own(layout: RunPaths) -> None:
     assert layout.stage(1, "rollout") != layout.stage(1, "rollout.2")
     assert layout.parts(1, "rollout") != layout.parts(1, "rollout.2")
 
 
-def test_saved_steps_have_a_manifest_and_come_in_the_order_of_their_numbers(layout: RunLayout) -> None:
+def test_saved_steps_have_a_manifest_and_come_in_the_order_of_their_numbers(layout: RunPaths) -> None:
     for step, is_whole in ((10, True), (9, True), (11, False), (2, True)):
         folder = layout.state("actor", step)
         folder.mkdir(parents=True)

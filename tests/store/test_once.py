@@ -19,9 +19,9 @@ from ppoctl.loop.stories import PPO, outline
 from ppoctl.store import attempt as attempts
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
-from ppoctl.store.discard import make_whole
+from ppoctl.store.discard import repair
 from ppoctl.store.journal import Journal, read_lines
-from ppoctl.store.layout import FORMAT, MANIFEST, RunLayout
+from ppoctl.store.layout import FORMAT, MANIFEST, RunPaths
 from ppoctl.store.resume_plan import plan_resume
 from store.conftest import stop_at
 
@@ -55,7 +55,7 @@ def test_a_recalled_stage_runs_nothing_and_emits_nothing(stopped: Path) -> None:
     wiring = open_run(stopped, fake_recipe(**SAVES_AT_THE_END), witness)
     run(wiring.job)
     assert [line["stage"] for line in witness.committed] == ["actor_update", "eval"]
-    stages = [(line["step"], line["stage"]) for line in read_lines(RunLayout(stopped).journal) if "stage" in line]
+    stages = [(line["step"], line["stage"]) for line in read_lines(RunPaths(stopped).journal) if "stage" in line]
     assert len(stages) == len(set(stages))
 
 
@@ -69,7 +69,7 @@ def test_a_finished_run_does_nothing_when_resumed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stage", outline(PPO).names[:-1])
 @pytest.mark.parametrize("damage", ["a flipped bit", "a truncated file", "a missing file", "a manifest of nonsense"])
 def test_damage_to_any_artifact_is_named(stopped: Path, stage: str, damage: str) -> None:
-    folder = RunLayout(stopped).stage(3, stage)
+    folder = RunPaths(stopped).stage(3, stage)
     path = folder / (MANIFEST if "manifest" in damage else "record.safetensors")
     data = bytearray(path.read_bytes())
     if damage == "a flipped bit":
@@ -79,7 +79,7 @@ def test_damage_to_any_artifact_is_named(stopped: Path, stage: str, damage: str)
         path.unlink()
     with pytest.raises(CorruptArtifactError, match=re.escape(f"{folder.name}/{path.name}")):
         play(stopped, fake_recipe(**SAVES_AT_THE_END))
-    broken = plan_resume(RunLayout(stopped)).broken
+    broken = plan_resume(RunPaths(stopped)).broken
     assert [item.name for item in broken] == [f"steps/000003/{folder.name}"]
     assert broken[0].action == "corrupt"
 
@@ -87,7 +87,7 @@ def test_damage_to_any_artifact_is_named(stopped: Path, stage: str, damage: str)
 def test_damage_to_a_saved_state_is_named_before_it_is_loaded(tmp_path: Path) -> None:
     recipe = fake_recipe(steps=3)
     play(tmp_path / "run", recipe)
-    layout = RunLayout(tmp_path / "run")
+    layout = RunPaths(tmp_path / "run")
     table = layout.state("actor", 3) / "table.bin"
     data = bytearray(table.read_bytes())
     data[7] ^= 16
@@ -97,15 +97,15 @@ def test_damage_to_a_saved_state_is_named_before_it_is_loaded(tmp_path: Path) ->
 
 
 def test_what_is_set_aside_is_made_again_and_ends_the_same(stopped: Path, tmp_path: Path) -> None:
-    layout = RunLayout(stopped)
+    layout = RunPaths(stopped)
     record = layout.stage(2, "values") / "record.safetensors"
     record.write_bytes(record.read_bytes()[:-3])
-    _, done = make_whole(layout, plan_resume(layout))
+    _, done = repair(layout, plan_resume(layout))
     assert done[0] == "set aside steps/000002/30-values"
     assert (stopped / "discarded/attempt-2/steps/000002/30-values").is_dir()
     play(stopped, fake_recipe(**SAVES_AT_THE_END))
     play(tmp_path / "whole", fake_recipe(**SAVES_AT_THE_END))
-    assert layout.ledger.read_bytes() == RunLayout(tmp_path / "whole").ledger.read_bytes()
+    assert layout.ledger.read_bytes() == RunPaths(tmp_path / "whole").ledger.read_bytes()
 
 
 def test_an_artifact_made_with_other_settings_is_refused(stopped: Path) -> None:
@@ -124,14 +124,14 @@ def test_of_two_live_attempts_the_older_loses_before_it_publishes(tmp_path: Path
     with pytest.raises(SupersededError, match=r"attempt 1 .* superseded by attempt 2"):
         play(root, witness=Witness(act=act))
     play(tmp_path / "alone")
-    assert RunLayout(root).ledger.read_bytes() == RunLayout(tmp_path / "alone").ledger.read_bytes()
-    stages = [(line["step"], line["stage"]) for line in read_lines(RunLayout(root).journal) if "stage" in line]
+    assert RunPaths(root).ledger.read_bytes() == RunPaths(tmp_path / "alone").ledger.read_bytes()
+    stages = [(line["step"], line["stage"]) for line in read_lines(RunPaths(root).journal) if "stage" in line]
     assert len(stages) == len(set(stages)) == 3 * 7 + 3
     assert not list(root.glob("steps/*/*.attempt-*"))
 
 
 def test_attempts_are_numbered_by_a_claim_that_only_one_can_make(tmp_path: Path) -> None:
-    layout = RunLayout(tmp_path)
+    layout = RunPaths(tmp_path)
     assert [attempts.claim(layout).number for _ in range(3)] == [1, 2, 3]
 
 
@@ -152,11 +152,11 @@ def test_a_disk_that_is_full_is_one_clear_error_and_loses_nothing(stopped: Path)
 def test_a_run_folder_without_rights_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file where the folder should be")
     with pytest.raises(StorageError, match="cannot write to run directory"):
-        attempts.claim(RunLayout(tmp_path / "run"))
+        attempts.claim(RunPaths(tmp_path / "run"))
 
 
 def test_a_disk_that_fills_up_within_a_journal_line_leaves_no_torn_line(stopped: Path) -> None:
-    layout = RunLayout(stopped)
+    layout = RunPaths(stopped)
     attempt = attempts.claim(layout)
     journal = Journal(layout, attempt)
     size = layout.journal.stat().st_size
@@ -176,7 +176,7 @@ def test_a_disk_that_fills_up_within_a_journal_line_leaves_no_torn_line(stopped:
 
 
 def test_two_writers_of_one_journal_write_each_line_once(stopped: Path) -> None:
-    layout = RunLayout(stopped)
+    layout = RunPaths(stopped)
     one, other = (Journal(layout, attempt) for attempt in [attempts.claim(layout)] * 2)
     manifest = manifests.read(layout.stage(1, "values"))
     assert manifest is not None
@@ -189,7 +189,7 @@ def test_two_writers_of_one_journal_write_each_line_once(stopped: Path) -> None:
 
 def test_a_corrupt_manifest_of_a_state_is_part_of_the_plan(tmp_path: Path) -> None:
     play(tmp_path / "run")
-    layout = RunLayout(tmp_path / "run")
+    layout = RunPaths(tmp_path / "run")
     (layout.state("actor", 3) / MANIFEST).write_text("{")
     plan = plan_resume(layout)
     assert [(item.name, item.action) for item in plan.broken] == [("states/actor/000003", "corrupt")]
@@ -207,7 +207,7 @@ def test_parts_of_a_stage_go_when_it_is_committed(tmp_path: Path, moment: str) -
 
 
 def test_what_another_version_wrote_is_refused_by_name_and_not_taken_for_damage(stopped: Path) -> None:
-    layout = RunLayout(stopped)
+    layout = RunPaths(stopped)
     readers: dict[Path, Callable[[], object]] = {
         layout.stage(2, "values") / MANIFEST: lambda: plan_resume(layout),
         layout.run_json: lambda: run_dir.facts(layout),
@@ -220,7 +220,7 @@ def test_what_another_version_wrote_is_refused_by_name_and_not_taken_for_damage(
 
 
 def test_a_manifest_of_nonsense_is_named_even_where_its_checksum_is_right(stopped: Path) -> None:
-    folder = RunLayout(stopped).stage(2, "values")
+    folder = RunPaths(stopped).stage(2, "values")
     (folder / MANIFEST).write_text(seal({"format": FORMAT, "files": ["record.safetensors"]}, indent=1))
     with pytest.raises(CorruptArtifactError, match=r"30-values/manifest\.json` is corrupt: not a manifest"):
         manifests.read(folder)

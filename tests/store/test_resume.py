@@ -20,17 +20,17 @@ from ppoctl.launch.signals import signal_gate
 from ppoctl.launch.time_left import TimeLeft, unknown
 from ppoctl.loop.run import run
 from ppoctl.loop.stories import PPO, outline
-from ppoctl.ports import DrawnFor, Sample
+from ppoctl.ports import Sample, SampleSetKey
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
-from ppoctl.store.discard import make_whole
-from ppoctl.store.layout import MANIFEST, RunLayout
-from ppoctl.store.parts import PartFiles, decoded
+from ppoctl.store.discard import repair
+from ppoctl.store.layout import MANIFEST, RunPaths
+from ppoctl.store.parts import FinishedSampleFiles, decoded
 from ppoctl.store.resume_plan import plan_resume
 from store.conftest import StopError, stop_at
 
 REDO = {"checkpoint": {"every_steps": 5}}
-ONE = DrawnFor(1, "rollout", "one")
+ONE = SampleSetKey(1, "rollout", "one")
 
 
 def a_sample(key: str) -> Sample:
@@ -114,7 +114,7 @@ def test_a_signal_stops_an_evaluation_within_a_sample_and_nothing_finished_is_lo
         if name == f"inside eval after {EVALUATED // 2} samples" and not layout.has_committed(1):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    layout = RunLayout(tmp_path / "run")
+    layout = RunPaths(tmp_path / "run")
     with signal_gate("ppoctl resume runs/mine") as gate, gate.working(TimeLeft(), unknown):
         wiring = open_run(layout.root, fake_recipe(steps=1), Witness(act=act), gate=gate)
         with pytest.raises(PreemptedError, match="stopped by SIGTERM at `eval` of step 0"):
@@ -139,8 +139,8 @@ def test_an_evaluation_whose_scorer_fails_keeps_all_that_was_drawn(tmp_path: Pat
     assert cast(BigramGenerator, again.generator).drawn == 8 + EVALUATED  # step 1 and its evaluation
 
 
-def test_samples_are_recalled_for_what_they_were_drawn_for_and_only_unaltered(layout: RunLayout) -> None:
-    parts = PartFiles(layout, claim(layout), every_s=1e-9)
+def test_samples_are_recalled_for_what_they_were_drawn_for_and_only_unaltered(layout: RunPaths) -> None:
+    parts = FinishedSampleFiles(layout, claim(layout), every_s=1e-9)
     with parts.keep(ONE) as keep:
         keep(a_sample("p#0"))
     assert parts.recall(ONE) == {"p#0": a_sample("p#0")}
@@ -153,8 +153,8 @@ def test_samples_are_recalled_for_what_they_were_drawn_for_and_only_unaltered(la
         assert parts.recall(ONE) == {}
 
 
-def test_a_sample_is_in_one_part(layout: RunLayout) -> None:
-    parts = PartFiles(layout, claim(layout), every_s=1e-9)
+def test_a_sample_is_in_one_part(layout: RunPaths) -> None:
+    parts = FinishedSampleFiles(layout, claim(layout), every_s=1e-9)
     with parts.keep(ONE) as keep:
         for number in range(3):
             keep(a_sample(f"p#{number}"))
@@ -164,16 +164,16 @@ def test_a_sample_is_in_one_part(layout: RunLayout) -> None:
 
 def test_samples_that_a_kill_left_beside_their_stage_go_when_it_is_recalled(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "1 reward starts", steps=1)
-    with PartFiles(layout, claim(layout), every_s=1e-9).keep(ONE) as keep:
+    with FinishedSampleFiles(layout, claim(layout), every_s=1e-9).keep(ONE) as keep:
         keep(a_sample("p#0"))
     assert layout.parts(1, "rollout").exists()
     play(layout.root, fake_recipe(steps=1))
     assert not layout.parts(1, "rollout").exists()
 
 
-def test_samples_come_back_from_a_part_as_they_were(layout: RunLayout) -> None:
+def test_samples_come_back_from_a_part_as_they_were(layout: RunPaths) -> None:
     odd = Sample("p#1", (151_000,), (-1 / 3,), False, 'an "\u00e4"\n\U0001f600', "actor@0:aa+r1", sends=2)
-    parts = PartFiles(layout, claim(layout), every_s=float("inf"))
+    parts = FinishedSampleFiles(layout, claim(layout), every_s=float("inf"))
     with suppress(StopError), parts.keep(ONE) as keep:
         keep(a_sample("p#0"))
         keep(odd)
@@ -196,8 +196,8 @@ def test_parts_as_they_were_written_before_are_drawn_again(tmp_path: Path) -> No
     assert not layout.parts(1, "rollout").exists()
 
 
-def test_a_superseded_attempt_keeps_no_samples(layout: RunLayout) -> None:
-    parts = PartFiles(layout, claim(layout), every_s=1e-9)
+def test_a_superseded_attempt_keeps_no_samples(layout: RunPaths) -> None:
+    parts = FinishedSampleFiles(layout, claim(layout), every_s=1e-9)
     claim(layout)
     with pytest.raises(SupersededError), parts.keep(ONE) as keep:
         keep(a_sample("p#0"))
@@ -211,7 +211,7 @@ def test_a_hole_is_named_and_everything_after_it_is_set_aside(tmp_path: Path) ->
     assert [(item.name, item.action) for item in plan.broken] == [("steps/000001/30-values", "missing")]
     with pytest.raises(StorageError, match=r"`steps/000001/30-values` \(missing\)"):
         plan.require_whole(layout)
-    whole, moved = make_whole(layout, plan)
+    whole, moved = repair(layout, plan)
     names = outline(PPO).names
     after = [f"steps/000001/{layout.stage(1, name).name}" for name in names[3:]]
     second = [f"steps/000002/{layout.stage(2, name).name}" for name in names[:5]]
@@ -221,7 +221,7 @@ def test_a_hole_is_named_and_everything_after_it_is_set_aside(tmp_path: Path) ->
     assert sorted(path.name for path in layout.step(1).iterdir()) == ["10-rollout", "20-reward"]
 
 
-def test_of_two_changes_the_earlier_one_replaces_the_later(layout: RunLayout) -> None:
+def test_of_two_changes_the_earlier_one_replaces_the_later(layout: RunPaths) -> None:
     for step in (1, 5, 3):
         run_dir.change_recipe(claim(layout), {"from": step}, from_step=step)
     assert run_dir.recipes(layout) == {1: {"from": 1}, 3: {"from": 3}}

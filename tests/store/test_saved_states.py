@@ -17,8 +17,8 @@ from ppoctl.errors import HealthStopError, StorageError
 from ppoctl.loop.run import run, start_point
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import claim
-from ppoctl.store.discard import make_whole
-from ppoctl.store.layout import MANIFEST, RunLayout
+from ppoctl.store.discard import repair
+from ppoctl.store.layout import MANIFEST, RunPaths
 from ppoctl.store.outline import outlines_of
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.retention import Retention
@@ -60,7 +60,7 @@ def trainer(wiring: Wiring, role: str) -> BigramTrainer:
 def test_a_state_remembers_its_updates_its_carry_and_the_kl_of_its_step(tmp_path: Path) -> None:
     play(tmp_path / "run", fake_recipe(**EVERY_SECOND))
     for role in ("actor", "critic"):
-        saved = saved_state(RunLayout(tmp_path / "run"), role, 4)
+        saved = saved_state(RunPaths(tmp_path / "run"), role, 4)
         assert saved is not None
         state, carry = saved
         assert (state.role, state.step, state.updates, carry.kl_coef) == (role, 4, 16, 0.05)
@@ -154,7 +154,7 @@ def test_a_run_that_a_health_rule_stops_is_saved_as_it_is_and_can_go_on(tmp_path
     recipe = fake_recipe(steps=4, checkpoint={"every_steps": 5})
     with pytest.raises(HealthStopError, match="reward fell"):
         run(open_run(tmp_path / "run", recipe, Witness(), health=StopsAt((2,))).job)
-    layout = RunLayout(tmp_path / "run")
+    layout = RunPaths(tmp_path / "run")
     assert saved_pairs(layout) == [2]
     assert [manifest_of(layout, role, 2).extra["healthy"] for role in ("actor", "critic")] == [False, False]
     assert not layout.step(3).exists()
@@ -168,7 +168,7 @@ def test_the_last_healthy_pair_stays_while_newer_ones_are_not_healthy(tmp_path: 
     for stops in ((3, 4), (4,)):
         with pytest.raises(HealthStopError):
             run(open_run(tmp_path / "run", recipe, Witness(), health=StopsAt(stops)).job)
-    layout = RunLayout(tmp_path / "run")
+    layout = RunPaths(tmp_path / "run")
     Retention(claim(layout), outlines_of(layout), keep_last=2, keep_rollouts_every_steps=0).apply()
     assert saved_pairs(layout) == [1, 2, 3, 4]
     assert layout.stage(2, "actor_update").is_dir()
@@ -194,7 +194,7 @@ def test_where_the_newest_pair_is_broken_the_one_before_leads_to_the_same_end(tm
     layout = stop_at(tmp_path / "run", "7 actor_update starts", **tables)
     assert (saved_pairs(layout), layout.stage(4, "actor_update").exists()) == ([4, 6], False)
     (layout.state("actor", 6) / "table.bin").unlink()
-    make_whole(layout, plan_resume(layout))
+    repair(layout, plan_resume(layout))
     play(layout.root, fake_recipe(**tables))
     assert result(layout.root) == result(tmp_path / "whole")
 
@@ -216,7 +216,7 @@ def test_a_best_actor_of_a_run_that_was_drawn_again_is_the_new_one(tmp_path: Pat
     assert manifest.identity == start_point(again.job)[1]["actor"].lineage
 
 
-def manifest_of(layout: RunLayout, role: str, step: int) -> manifests.Manifest:
+def manifest_of(layout: RunPaths, role: str, step: int) -> manifests.Manifest:
     found = manifests.read(layout.state(role, step))
     assert found is not None, MANIFEST
     return found

@@ -17,7 +17,7 @@ from ppoctl.loop.run import run
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import artifact
 from ppoctl.store import manifest as manifests
-from ppoctl.store.layout import MANIFEST, RunLayout
+from ppoctl.store.layout import MANIFEST, RunPaths
 from store.conftest import a_manifest, stop_at, working
 
 STEPS = 5
@@ -29,7 +29,7 @@ def digest_of(data: bytes) -> FileDigest:
     return FileDigest("", len(data))
 
 
-def published(layout: RunLayout, written: Mapping[str, FileDigest]) -> Path:
+def published(layout: RunPaths, written: Mapping[str, FileDigest]) -> Path:
     """A state of two files, as whoever wrote them says they are."""
     folder = layout.state("actor", 1)
     draft = artifact.Draft(folder, working(layout, 1), lambda moment: None)
@@ -41,7 +41,7 @@ def published(layout: RunLayout, written: Mapping[str, FileDigest]) -> Path:
     return folder
 
 
-def test_the_manifest_has_what_the_writers_say(layout: RunLayout) -> None:
+def test_the_manifest_has_what_the_writers_say(layout: RunPaths) -> None:
     written = {"a": digest_of(b"12"), "b": digest_of(b"345")}
     found = manifests.read(published(layout, written))
     assert found is not None
@@ -57,7 +57,7 @@ def test_the_manifest_has_what_the_writers_say(layout: RunLayout) -> None:
     ],
 )
 def test_what_is_on_the_disk_and_what_was_digested_must_be_the_same(
-    layout: RunLayout, written: dict[str, int], says: str
+    layout: RunPaths, written: dict[str, int], says: str
 ) -> None:
     with pytest.raises(StorageError, match=says):
         published(layout, {name: FileDigest("", size) for name, size in written.items()})
@@ -67,7 +67,7 @@ def test_what_is_on_the_disk_and_what_was_digested_must_be_the_same(
 
 @pytest.mark.parametrize("looks", LOOKS)
 def test_a_state_counts_from_its_manifest_on_and_the_older_pairs_go_after_it(tmp_path: Path, looks: float) -> None:
-    layout = RunLayout(tmp_path / "run")
+    layout = RunPaths(tmp_path / "run")
     pairs: list[list[int]] = []
     folders: list[int] = []
 
@@ -115,7 +115,7 @@ def test_a_disk_that_fills_up_behind_training_is_the_same_error_at_the_next_oppo
     assert raised.value.hint is not None
     assert "df -h" in raised.value.hint
     assert witness.moments[-1] == raised_after
-    layout = RunLayout(tmp_path / "run")
+    layout = RunPaths(tmp_path / "run")
     assert saved_pairs(layout) == []
     assert not working(layout, 1).draft(layout.state("critic", 1)).exists()
     play(tmp_path / "run", fake_recipe(steps=2))
@@ -140,7 +140,7 @@ def test_a_run_that_is_asked_to_stop_finishes_what_is_in_flight(tmp_path: Path) 
     with pytest.raises(PreemptedError):
         run(open_run(tmp_path / "run", fake_recipe(), witness, gate=gate).job)
     assert "2 values renamed" in witness.moments
-    assert saved_pairs(RunLayout(tmp_path / "run")) == [1]
+    assert saved_pairs(RunPaths(tmp_path / "run")) == [1]
     assert witness.moments[-1] == "1 state/actor renamed"
 
 
@@ -169,7 +169,7 @@ def test_a_run_that_a_health_rule_stops_finishes_what_is_in_flight(tmp_path: Pat
     wiring = open_run(tmp_path / "run", fake_recipe(), Witness(looks=inf), health=StopsAtOnce())
     with pytest.raises(HealthStopError):
         run(wiring.job)
-    assert saved_pairs(RunLayout(tmp_path / "run")) == [1]
+    assert saved_pairs(RunPaths(tmp_path / "run")) == [1]
 
 
 def test_a_save_that_another_error_leaves_behind_is_swept_and_made_up_for(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_save_that_another_error_leaves_behind_is_swept_and_made_up_for(tmp_pa
     slow = Witness(looks=inf, act=stopping_at("2 values starts"))
     with pytest.raises(ZeroDivisionError):
         play(tmp_path / "slow", fake_recipe(), slow)
-    layout = RunLayout(tmp_path / "slow")
+    layout = RunPaths(tmp_path / "slow")
     unfinished = working(layout, 1).draft(layout.state("actor", 1))
     assert (saved_pairs(layout), unfinished.exists()) == ([], True)
     play(layout.root)
@@ -201,14 +201,14 @@ def narrow_recipe(**checkpoint: object) -> Recipe:
     return fake_recipe(actor=SPLIT, critic={"optimizer": {"lr": 0.1}}, checkpoint=checkpoint)
 
 
-def reshardable(layout: RunLayout, step: int) -> list[str]:
+def reshardable(layout: RunPaths, step: int) -> list[str]:
     found = [manifests.read(layout.state(role, step)) for role in ("actor", "critic")]
     return [item.extra["layout"]["reshardable"] for item in found if item is not None]
 
 
 def test_a_pair_is_saved_again_for_any_layout_and_nothing_is_trained(tmp_path: Path) -> None:
     play(tmp_path / "run", narrow_recipe(reshardable="dp"))
-    layout = RunLayout(tmp_path / "run")
+    layout = RunPaths(tmp_path / "run")
     before = result(layout.root)
     assert reshardable(layout, 3) == ["dp", "dp"]
     witness = Witness()

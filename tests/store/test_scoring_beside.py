@@ -17,7 +17,7 @@ from ppoctl.loop.run import run
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.exact_match import ExactMatchScorer
 from ppoctl.store import manifest as manifests
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.once import load_record
 from store.conftest import StopError
 
@@ -87,7 +87,7 @@ def test_each_response_is_scored_once_and_as_soon_as_it_is_drawn(tmp_path: Path)
 
 def test_scores_of_tokens_are_committed_and_reach_the_rewards_of_tokens(tmp_path: Path) -> None:
     go(tmp_path / "run", Witness())
-    layout = RunLayout(tmp_path / "run")
+    layout = RunPaths(tmp_path / "run")
     rewards, rollouts, advantages = (
         load_record(layout, 2, name, manifests.require(layout.stage(2, name)))
         for name in ("reward", "rollout", "advantages")

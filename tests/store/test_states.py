@@ -14,7 +14,7 @@ from ppoctl.loop.run import run, start_point
 from ppoctl.loop.stories import PPO, outline
 from ppoctl.recipe.parallel import saved_layout
 from ppoctl.store import manifest as manifests
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.states import largest_gap
 
@@ -114,7 +114,7 @@ def test_retention_keeps_two_pairs_and_what_they_need_and_a_sample_of_rollouts(t
         eval={"at_start": False},
     )
     play(tmp_path / "run", recipe)
-    layout = RunLayout(tmp_path / "run")
+    layout = RunPaths(tmp_path / "run")
     assert layout.saved_steps("actor") == layout.saved_steps("critic") == [5, 6]
     kept = {step: sorted(path.name for path in layout.step(step).iterdir()) for step in layout.committed_steps()}
     assert kept == {
@@ -127,7 +127,7 @@ def test_all_pairs_stay_where_the_recipe_says_so_and_records_of_the_last_two_onl
     checkpoint = {"every_steps": 2, "keep_last": "all", "keep_rollouts_every_steps": 0}
     recipe = fake_recipe(steps=8, checkpoint=checkpoint, eval={"at_start": False})
     play(tmp_path / "run", recipe)
-    layout = RunLayout(tmp_path / "run")
+    layout = RunPaths(tmp_path / "run")
     assert layout.saved_steps("actor") == layout.saved_steps("critic") == [2, 4, 6, 8]
     # What a stage leaves behind that the story does not tell, an evaluation, stays.
     assert [step for step in layout.committed_steps() if layout.stage(step, "rollout").is_dir()] == [7, 8]
@@ -135,7 +135,7 @@ def test_all_pairs_stay_where_the_recipe_says_so_and_records_of_the_last_two_onl
 
 def test_a_pair_of_a_stop_is_no_pair_of_the_last_and_goes_with_the_next(tmp_path: Path) -> None:
     recipe = fake_recipe(steps=8, checkpoint={"every_steps": 2, "keep_last": 2, "asynchronous": False})
-    layout, found = RunLayout(tmp_path / "run"), []
+    layout, found = RunPaths(tmp_path / "run"), []
     for at in ((4, "rollout"), (6, "rollout"), (7, "values"), (8, "rollout")):
         gate = Stops(when=lambda asked, at=at: asked.at == at)
         with pytest.raises(PreemptedError):
@@ -153,7 +153,7 @@ def test_a_pair_of_a_stop_is_no_pair_of_the_last_and_goes_with_the_next(tmp_path
 def test_critic_only_steps_leave_the_actor_where_it_is(tmp_path: Path) -> None:
     ppo = {"epochs": 1, "minibatch_seqs": 4, "critic_only_steps": 2}
     wiring = play(tmp_path / "run", fake_recipe(steps=3, ppo=ppo))
-    layout = RunLayout(tmp_path / "run")
+    layout = RunPaths(tmp_path / "run")
     assert not layout.stage(2, "actor_update").exists()
     assert layout.stage(3, "actor_update").is_dir()
     assert trainers(wiring)["actor"].count == 2
@@ -164,7 +164,7 @@ def test_an_actor_that_waits_for_the_critic_is_on_the_disk_once(tmp_path: Path) 
     tables = {"steps": 3, "checkpoint": {"keep_last": 3}}
     ppo = {"epochs": 1, "minibatch_seqs": 4, "critic_only_steps": 2}
     play(tmp_path / "run", fake_recipe(ppo=ppo, **tables))
-    layout = RunLayout(tmp_path / "run")
+    layout = RunPaths(tmp_path / "run")
     first, second, third = (layout.state("actor", step) / "table.bin" for step in (1, 2, 3))
     assert first.samefile(second)
     assert not second.samefile(third)
@@ -184,7 +184,7 @@ def test_an_actor_that_waits_is_saved_again_where_its_layout_changed(tmp_path: P
         play(tmp_path / "run", fake_recipe(**tables), stop_at("2 rollout starts"))
     again = fake_recipe(**tables, actor={"optimizer": {"lr": 0.05}, "parallel": {"data": 2}})
     play(tmp_path / "run", again)
-    layout = RunLayout(tmp_path / "run")
+    layout = RunPaths(tmp_path / "run")
     first, second = (layout.state("actor", step) for step in (1, 2))
     assert not (first / "table.bin").samefile(second / "table.bin")
     layouts = [manifests.require(folder).extra["layout"] for folder in (first, second)]
@@ -199,7 +199,7 @@ def test_a_state_whose_update_was_not_committed_is_not_kept(tmp_path: Path) -> N
     with pytest.raises(StopError):
         run(wiring.job)
     assert wiring.job.states.keep_residents() == ["actor"]
-    layout = RunLayout(tmp_path / "run")
+    layout = RunPaths(tmp_path / "run")
     assert manifests.require(layout.at_stop / "actor").step == 1
     assert manifests.read(layout.at_stop / "critic") is None
 
@@ -232,7 +232,7 @@ def test_a_state_that_is_saved_late_tells_of_the_ledger_as_it_was_at_its_step(tm
     """Steps 3 and 4 are in the ledger already when the pair of step 2 is made again; they may be drawn anew."""
     told = []
     for lost in (False, True):
-        layout = RunLayout(tmp_path / f"lost {lost}")
+        layout = RunPaths(tmp_path / f"lost {lost}")
         with pytest.raises(StopError):
             play(layout.root, fake_recipe(**EVERY_SECOND), stop_at("4 reward starts"))
         for role in ("actor", "critic") if lost else ():

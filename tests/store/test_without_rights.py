@@ -10,7 +10,7 @@ from fakes.job import PPO_STORIES
 from ppoctl.errors import PpoctlError
 from ppoctl.store import run_dir
 from ppoctl.store.disk import refused
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 
 
 def told_to_nobody(look: Callable[[], object]) -> str:
@@ -51,7 +51,7 @@ def test_a_file_below_a_shut_folder_is_named_and_the_folder_is_what_to_look_at()
 def test_recipes_that_may_not_be_read_are_not_called_missing() -> None:
     with tempfile.TemporaryDirectory() as above:
         Path(above).chmod(0o755)
-        layout = RunLayout(Path(above) / "run")
+        layout = RunPaths(Path(above) / "run")
         run_dir.create(layout, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={})
         layout.root.chmod(0o755)
         layout.recipes.chmod(0)

@@ -23,7 +23,7 @@ import ray_forks
 from ppoctl.errors import ExitCode, PpoctlError
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.journal import JournalLine
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.resume_plan import plan_resume
 from story.drill import in_a_process, kill_self
 from story.preloaded import preload
@@ -98,7 +98,7 @@ def attempt(root: Path, recipe: Recipe, kills: list[str]) -> None:
     from ppoctl.wire import new_run, session
     from ppoctl.wire.run_recipe import recorded_recipes
 
-    layout = RunLayout(root)
+    layout = RunPaths(root)
     sockets, digests = session.prepare(recipe)
     try:
         if not root.exists():

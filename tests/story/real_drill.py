@@ -18,7 +18,7 @@ from ppoctl.loop.stories import PPO, outline
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import JournalLine, read_lines
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.resume_plan import plan_resume
 from story.drill import in_a_process, kill_self
 from story.preloaded import preload
@@ -88,7 +88,7 @@ def go_on(root: Path, recipe: Recipe, moment: str | None) -> None:
     from ppoctl.wire import new_run, session
     from ppoctl.wire.run_recipe import recorded_recipes
 
-    layout = RunLayout(root)
+    layout = RunPaths(root)
     sockets, digests = session.prepare(recipe)
     if not root.exists():
         new_run.create(layout, recipe, digests, command="train")
@@ -104,7 +104,7 @@ def drill(root: Path, recipe: Recipe, moments: list[str]) -> list[str]:
 
 
 def outcome(root: Path) -> dict[str, object]:
-    layout = RunLayout(root)
+    layout = RunPaths(root)
     states = {}
     for role in ("actor", "critic"):
         manifest = manifests.read(layout.state(role, STEPS))

@@ -19,7 +19,7 @@ from fakes.sockets import BigramGenerator, fake_recipe, fake_sockets
 from ppoctl.loop.run import run
 from ppoctl.ports import Sample, SampleRequest, SamplingParams
 from ppoctl.store.journal import read_lines
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from story.drill import side_by_side
 from story.test_kill_drill import KEEPS_EACH, Walk
 
@@ -74,7 +74,7 @@ def folder() -> Iterator[Path]:
 def figures(root: Path) -> dict[str, list[float]]:
     """Of all steps, by name."""
     found: dict[str, list[float]] = {}
-    for line in read_lines(RunLayout(root).journal):
+    for line in read_lines(RunPaths(root).journal):
         for name, figure in line.get("figures", {}).items():
             found.setdefault(name, []).append(figure)
     return found

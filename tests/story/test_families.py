@@ -7,7 +7,7 @@ import pytest
 
 from ppoctl.recipe.write import recipe_as_toml
 from ppoctl.store.journal import read_lines
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from story.real_drill import real_recipe
 from story.tiny_models import tiny_model
 from story.typed import Forked
@@ -26,7 +26,7 @@ def figures(forked: Forked, folder: Path, model: Path, name: str, *sets: str) ->
     (folder / f"{name}.toml").write_text(recipe_as_toml(recipe), encoding="utf-8")
     done = forked(folder, "train", f"{name}.toml", "--set", "steps=2", *sets)
     assert done.returncode == 0, done.stderr
-    stages = [line for line in read_lines(RunLayout(folder / "runs" / name).journal) if "stage" in line]
+    stages = [line for line in read_lines(RunPaths(folder / "runs" / name).journal) if "stage" in line]
     found = [{k: v for line in stages if line["step"] == step for k, v in line["figures"].items()} for step in (1, 2)]
     assert found[0]["policy/approx_kl"] > 1e-4  # the second step draws from other weights
     return found[1]

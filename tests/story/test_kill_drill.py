@@ -28,8 +28,8 @@ import pytest
 from fakes.job import Witness, play, result, saved_pairs
 from fakes.sockets import fake_recipe
 from fakes.stories import NO_CRITIC, TWO_ROUNDS
-from ppoctl.loop.stories import story_at
-from ppoctl.store.layout import RunLayout
+from ppoctl.loop.stories import step_function_at
+from ppoctl.store.layout import RunPaths
 from story.drill import in_a_process, killer, side_by_side
 
 
@@ -70,7 +70,7 @@ WITH: dict[str, dict[str, object]] = {
 }
 """What is carried from step to step, and what a stage makes besides, is on."""
 
-STORIES = {"ppo": story_at, "no critic": lambda _, __: NO_CRITIC, "two rounds": lambda _, __: TWO_ROUNDS}
+STORIES = {"ppo": step_function_at, "no critic": lambda _, __: NO_CRITIC, "two rounds": lambda _, __: TWO_ROUNDS}
 """Two are told nowhere but here: nothing but the story may know what a step is."""
 
 KEEPS_EACH = {
@@ -151,7 +151,7 @@ def contents(root: Path) -> dict[str, bytes | None]:
     ],
 )
 def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(folder: Path, how: str, told: str, half: int) -> None:
-    (checkpoint, paces), choose = HOW_SAVED[how], STORIES.get(told, story_at)
+    (checkpoint, paces), choose = HOW_SAVED[how], STORIES.get(told, step_function_at)
     recipe = fake_recipe(checkpoint=checkpoint, rollout=KEEPS_EACH, **{"ppo": TWO_MINIBATCHES, **WITH.get(told, {})})
     walks = {looks: Walk(folder / f"whole {looks}") for looks in paces}
     witnesses = {looks: Witness(act=walk.on_moment, looks=looks) for looks, walk in walks.items()}
@@ -223,8 +223,8 @@ def test_a_run_killed_between_the_two_states_of_a_pair_goes_on(folder: Path, fir
         root = folder / f"{number}"
         died = in_a_process(lambda: play(root, recipe, Witness(act=killer(number), looks=paces)))
         assert died == signal.SIGKILL
-        assert RunLayout(root).saved_steps(first) == [3]
-        assert saved_pairs(RunLayout(root)) == []
+        assert RunPaths(root).saved_steps(first) == [3]
+        assert saved_pairs(RunPaths(root)) == []
         assert in_a_process(lambda: play(root, recipe)) == 0
         assert result(root) == expected, f"killed at: {witness.moments[number]}"
 
@@ -240,7 +240,7 @@ def test_an_evaluation_killed_in_mid_set_draws_only_what_is_missing(folder: Path
     died = in_a_process(lambda: play(root, recipe, Witness(act=killer(number))))
     assert died == signal.SIGKILL
     finished = int(witness.moments[number].split()[3])
-    assert len(list(RunLayout(root).parts(0, "eval").iterdir())) == finished
+    assert len(list(RunPaths(root).parts(0, "eval").iterdir())) == finished
     drawn = {run: play(folder / run, recipe).generator.drawn for run in ("run", "again")}  # type: ignore[attr-defined]
     assert drawn["run"] == drawn["again"] - finished
     assert result(root) == result(folder / "whole")

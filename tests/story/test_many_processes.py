@@ -10,7 +10,7 @@ from torch import Tensor
 from ppoctl.batch.records import Rollouts
 from ppoctl.recipe.write import recipe_as_toml
 from ppoctl.store import manifest as manifests
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.once import load_record
 from story.ray_drill import ENDS
 from story.real_drill import real_recipe
@@ -91,7 +91,7 @@ def test_a_killed_run_goes_on_in_another_layout(tmp_path: Path, wholes: Path, fo
 
 def first_tokens(folder: Path) -> Tensor:
     """Of the first step's rollouts."""
-    layout = RunLayout(folder)
+    layout = RunPaths(folder)
     manifest = manifests.read(layout.stage(1, "rollout"))
     assert manifest is not None
     rollouts = load_record(layout, 1, "rollout", manifest)

@@ -15,7 +15,7 @@ from ppoctl.batch.scores import ScoreRequest
 from ppoctl.loop.run import run
 from ppoctl.rewards.collecting import CollectingScorer
 from ppoctl.store.journal import read_lines
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from story.drill import side_by_side
 from story.test_kill_drill import KEEPS_EACH, Walk
 
@@ -64,7 +64,7 @@ def test_a_run_that_a_model_scores_survives_a_kill_at_any_moment(folder: Path) -
     names = [name for left in whole.all for name in left.moments]
     # Two steps, and the evaluation at the end, with a greedy and a sampled pass.
     assert names.count("inside reward before the model scores") == 2 + 2
-    told = [line["figures"] for line in read_lines(RunLayout(whole.root).journal) if line.get("stage") == "reward"]
+    told = [line["figures"] for line in read_lines(RunPaths(whole.root).journal) if line.get("stage") == "reward"]
     assert all(figures["reward/score_std"] > 0 for figures in told)
     assert any(figures["reward/error_frac"] > 0 for figures in told)
 

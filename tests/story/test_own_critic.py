@@ -10,7 +10,7 @@ from ppoctl.recipe.write import recipe_as_toml
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.journal import read_lines
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from story.real_drill import ROOT, real_recipe
 from story.test_families import tiny_model
 from story.typed import Forked
@@ -18,7 +18,7 @@ from story.typed import Forked
 pytestmark = [pytest.mark.engines, pytest.mark.story, pytest.mark.minutes(1.5), pytest.mark.timeout(600)]
 
 
-def first_values(layout: RunLayout) -> float:
+def first_values(layout: RunPaths) -> float:
     """Mean value of the first step, before any update."""
     lines = read_lines(layout.journal)
     [line] = [line for line in lines if line.get("stage") == "critic_update" and line["step"] == 1]
@@ -35,7 +35,7 @@ def test_a_critic_of_another_model_trains_and_starts_another_run(tmp_path: Path,
         layout = ["--set", "critic.parallel={data=2}"] if name == "second" else []
         done = forked(tmp_path, "train", f"{name}.toml", "--set", "steps=2", *layout)
         assert done.returncode == 0, done.stderr
-    first, second = (RunLayout(tmp_path / "runs" / name) for name in ("first", "second"))
+    first, second = (RunPaths(tmp_path / "runs" / name) for name in ("first", "second"))
     assert first_values(first) == 0.0
     assert first_values(second) != 0.0
     config = json.loads((first.state("critic", 2) / "config.json").read_text("utf-8"))
@@ -47,4 +47,4 @@ def test_a_critic_of_another_model_trains_and_starts_another_run(tmp_path: Path,
     for name in ("first", "second"):
         done = forked(tmp_path, "resume", f"runs/{name}", "--set", "steps=3")
         assert done.returncode == 0, done.stderr
-        assert RunLayout(tmp_path / "runs" / name).saved_steps("critic")[-1] == 3
+        assert RunPaths(tmp_path / "runs" / name).saved_steps("critic")[-1] == 3

@@ -7,7 +7,7 @@ import pytest
 
 from ppoctl.recipe.write import recipe_as_toml
 from ppoctl.store.journal import read_lines
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from rewards.reward_models import reward_model
 from story.real_drill import ROOT, real_recipe
 from story.test_real_engines import reached, start_drill
@@ -16,7 +16,7 @@ from story.typed import Forked
 pytestmark = [pytest.mark.engines, pytest.mark.story, pytest.mark.timeout(900)]
 
 
-def figures(layout: RunLayout, stage: str) -> dict[int, dict[str, float]]:
+def figures(layout: RunPaths, stage: str) -> dict[int, dict[str, float]]:
     """Of a stage, by step."""
     return {line["step"]: line["figures"] for line in read_lines(layout.journal) if line.get("stage") == stage}
 
@@ -46,7 +46,7 @@ def test_ppo_raises_the_score_and_the_critic_that_it_trained_scores_another_run(
     recipe = str(ROOT / "recipes/quickstart.toml")
     done = forked(tmp_path, "train", recipe, "judged.toml", *sets, "--set", "name=judged")
     assert done.returncode == 0, done.stderr
-    scores = figures(RunLayout(tmp_path / "runs/judged"), "eval")
+    scores = figures(RunPaths(tmp_path / "runs/judged"), "eval")
     assert scores[10]["eval/heldout/greedy_pass_at_1"] > scores[0]["eval/heldout/greedy_pass_at_1"] + 0.1
 
     done = forked(tmp_path, "convert-ckpt", "runs/judged", "critic", "--to", "hf", "--role", "critic")
@@ -54,7 +54,7 @@ def test_ppo_raises_the_score_and_the_critic_that_it_trained_scores_another_run(
     again = [*sets, "--set", "name=again", "--set", "reward.path=critic", "--set", "steps=1"]
     done = forked(tmp_path, "train", recipe, "judged.toml", *again, "--set", "eval.at_start=false")
     assert done.returncode == 0, done.stderr
-    told = figures(RunLayout(tmp_path / "runs/again"), "reward")[1]
+    told = figures(RunPaths(tmp_path / "runs/again"), "reward")[1]
     assert told["reward/error_frac"] == 0
     assert told["reward/score_std"] > 0
 
@@ -78,7 +78,7 @@ def test_it_moves_out_and_back_in_one_process_and_in_several_and_vllm_runs_it_al
         done = forked(tmp_path, "train", f"{name}.toml")
         assert done.returncode == 0, done.stderr
     stays, leaves, spread, served = (
-        {stage: figures(RunLayout(tmp_path / "runs" / name), stage) for stage in ("reward", "eval")} for name in runs
+        {stage: figures(RunPaths(tmp_path / "runs" / name), stage) for stage in ("reward", "eval")} for name in runs
     )
     assert leaves == stays
     assert 0 < stays["reward"][2]["reward/score_mean"] < 1

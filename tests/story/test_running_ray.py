@@ -15,7 +15,7 @@ import pytest
 
 from ppoctl.recipe.write import recipe_as_toml
 from ppoctl.store import manifest as manifests
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from story.real_drill import real_recipe
 from story.typed import fresh
 
@@ -90,7 +90,7 @@ def test_a_run_joins_a_running_ray_and_leaves_it_as_it_was(
     assert not (tmp_path / "runs").exists()
     done = fresh(tmp_path, "train", "guest.toml", "--force")
     assert done.returncode == 0, done.stderr
-    assert manifests.read(RunLayout(tmp_path / "runs/guest").stage(1, "actor_update")) is not None
+    assert manifests.read(RunPaths(tmp_path / "runs/guest").stage(1, "actor_update")) is not None
 
     assert _ours(head, gone_within_s=PATIENCE_S) == []
     assert head.is_running()

@@ -11,7 +11,7 @@ import pytest
 
 from ppoctl.slurm.request import request_of
 from ppoctl.slurm.script import GOES_ON, Work, batch_script
-from ppoctl.slurm.turn import goes_on_after
+from ppoctl.slurm.turn import is_resumable
 from submission.conftest import Programs, recipe_with
 
 ODD = "a b'c\"d$e\\f\ng"
@@ -149,7 +149,7 @@ def test_the_codes_after_which_a_job_goes_back(tmp_path: Path, programs: Program
     done = started(script(tmp_path / "run"), tmp_path / "run", SLURM_RESTART_COUNT="4")
     done.communicate()
     assert done.returncode == code
-    assert requeued(programs) == goes_on_after(code)
+    assert requeued(programs) == is_resumable(code)
     restart, ended, at, asked = (tmp_path / "run" / "jobs" / "17.ended").read_text().split()
     assert (restart, ended, asked) == ("4", str(code), "-")
     assert abs(int(at) - time.time()) < 60
@@ -162,7 +162,7 @@ def test_the_script_and_the_turn_agree_on_the_codes() -> None:
         text=True,
         check=True,
     ).stdout
-    assert list(map(int, said.split())) == [code for code in range(256) if goes_on_after(code)]
+    assert list(map(int, said.split())) == [code for code in range(256) if is_resumable(code)]
 
 
 @pytest.mark.parametrize(("most", "restart", "goes"), [(3, 2, True), (3, 3, False)])

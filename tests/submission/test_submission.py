@@ -10,7 +10,7 @@ from house.test_house_light import HEAVY, front
 from ppoctl.cli.app import run
 from ppoctl.store import run_dir
 from ppoctl.store.jobs import jobs
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from submission.conftest import MODEL, Programs, write_short_quickstart
 
 RECIPE = "quickstart.toml"
@@ -39,7 +39,7 @@ def submit(*words: str) -> int:
 
 def test_a_submitted_run_has_all_that_it_will_read(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     assert submit("--set", "steps=50") == 0
-    layout = RunLayout(Path("runs/quickstart"))
+    layout = RunPaths(Path("runs/quickstart"))
     assert capsys.readouterr().out == (
         "submitted: job 41 (1 node)\n"
         "run:     runs/quickstart\n"
@@ -62,14 +62,14 @@ def test_what_plan_prints_is_what_is_submitted(cluster: Programs, capsys: pytest
     printed = capsys.readouterr().out
     assert submit(*sets) == 0
     assert (cluster.folder / "sbatch.got").read_text("utf-8") == printed
-    assert RunLayout(Path("odd 'run$'/quickstart")).job_script("41").read_text("utf-8") == printed
+    assert RunPaths(Path("odd 'run$'/quickstart")).job_script("41").read_text("utf-8") == printed
 
 
 def test_a_chain_waits_link_by_link(cluster: Programs) -> None:
     assert submit("--chain", "3") == 0
     asked = [line.removeprefix("sbatch --parsable").strip() for line in cluster.asked if line.startswith("sbatch")]
     assert asked == ["", "--dependency=afterany:41", "--dependency=afterany:42"]
-    assert [(job.id, job.after) for job in jobs(RunLayout(Path("runs/quickstart")))] == [
+    assert [(job.id, job.after) for job in jobs(RunPaths(Path("runs/quickstart")))] == [
         ("41", None),
         ("42", "41"),
         ("43", "42"),
@@ -131,7 +131,7 @@ def test_force_leaves_it_to_slurm_what_the_cluster_can_give(
     assert submit(*wrong, "--force") == 0
     assert run(["resume", "runs/quickstart", "--on", "slurm", "--set", "slurm.memory=3T"]) == 2
     assert run(["resume", "runs/quickstart", "--on", "slurm", "--set", "slurm.memory=3T", "--force"]) == 0
-    assert "#SBATCH --mem=3T" in RunLayout(Path("runs/quickstart")).job_script("42").read_text("utf-8")
+    assert "#SBATCH --mem=3T" in RunPaths(Path("runs/quickstart")).job_script("42").read_text("utf-8")
 
 
 def test_a_chain_that_breaks_is_taken_back(cluster: Programs) -> None:
@@ -184,7 +184,7 @@ def test_a_run_is_submitted_again_with_other_keys(cluster: Programs, capsys: pyt
     assert "has a job in Slurm: 41 is PENDING" in capsys.readouterr().err
     (cluster.folder / "squeue").write_text(forgotten, "utf-8")
     assert run(["resume", told["run"], "--on", "slurm", "--set", "steps=70", "--set", "slurm.time=60"]) == 0
-    script = RunLayout(Path(told["run"])).job_script("42").read_text("utf-8")
+    script = RunPaths(Path(told["run"])).job_script("42").read_text("utf-8")
     assert f"resume {told['run']} --set steps=70 --set 'slurm.time=\"60\"' --on here" in script
     assert "#SBATCH --time=60" in script
 
@@ -201,7 +201,7 @@ def test_options_of_a_resume_are_the_jobs_too_or_are_done_here(
     cluster: Programs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert submit("--force") == 0
-    layout = RunLayout(Path("runs/quickstart"))
+    layout = RunPaths(Path("runs/quickstart"))
     assert "quickstart --force --on here" in layout.job_script("41").read_text("utf-8")
     again = ["resume", "runs/quickstart", "--on", "slurm"]
     assert run([*again, "--rollout-only", "--force"]) == 0
@@ -230,7 +230,7 @@ def test_a_job_that_may_be_in_the_queue_keeps_its_run(cluster: Programs, capsys:
 def test_a_site_that_greets_is_understood(cluster: Programs) -> None:
     cluster.make("sbatch", 'cat >/dev/null; echo "---- Welcome, 12 users ----"; echo "4711;north"')
     assert submit() == 0
-    assert [job.id for job in jobs(RunLayout(Path("runs/quickstart")))] == ["4711"]
+    assert [job.id for job in jobs(RunPaths(Path("runs/quickstart")))] == ["4711"]
 
 
 def test_variables_of_the_shell_do_not_outdo_the_script(cluster: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +256,7 @@ def test_or_resume_submits_what_is_recorded_and_nothing_else(
 
 def test_rollouts_and_evaluations_are_jobs_too(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["rollout", RECIPE, "--on", "slurm"]) == 0
-    layout = RunLayout(Path("runs/quickstart"))
+    layout = RunPaths(Path("runs/quickstart"))
     assert "--rollout-only --on here" in layout.job_script("41").read_text("utf-8")
     assert jobs(layout)[0].command == "rollout"
     capsys.readouterr()

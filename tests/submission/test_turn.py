@@ -8,14 +8,14 @@ from ppoctl.batch.sealed import seal
 from ppoctl.errors import FinishedShortError
 from ppoctl.slurm.allocation import Allocation
 from ppoctl.slurm.client import Slurm
-from ppoctl.slurm.turn import FRUITLESS_MOST, begin
+from ppoctl.slurm.turn import MAX_STARTS_WITHOUT_PROGRESS, register_start
 from ppoctl.store.jobs import JobRecord, Start, jobs, record, started, starts
-from ppoctl.store.layout import FORMAT, RunLayout
+from ppoctl.store.layout import FORMAT, RunPaths
 
 
 @pytest.fixture
-def layout(tmp_path: Path) -> RunLayout:
-    made = RunLayout(tmp_path / "run")
+def layout(tmp_path: Path) -> RunPaths:
+    made = RunPaths(tmp_path / "run")
     made.root.mkdir()
     made.journal.touch()
     made.run_json.write_text(seal({"format": FORMAT, "sources": {}}), "utf-8")
@@ -28,12 +28,12 @@ def job(id: str, restarts: int = 0) -> Allocation:
     return Allocation(id, restarts, "node1", 1, "node1", Slurm({}))
 
 
-def ended(layout: RunLayout, id: str, *lines: str) -> None:
+def ended(layout: RunPaths, id: str, *lines: str) -> None:
     layout.job_ended(id).write_text("".join(f"{line}\n" for line in lines))
 
 
-def test_a_script_of_the_users_own_works_and_is_not_counted(layout: RunLayout) -> None:
-    assert begin(layout, job("9")) is None
+def test_a_script_of_the_users_own_works_and_is_not_counted(layout: RunPaths) -> None:
+    assert register_start(layout, job("9")) is None
     assert starts(layout, "9") == []
 
 
@@ -41,72 +41,70 @@ def test_a_script_of_the_users_own_works_and_is_not_counted(layout: RunLayout) -
     ("code", "leaves"),
     [(0, True), (2, True), (5, True), (9, True), (130, True), (75, False), (3, False), (137, False)],
 )
-def test_a_link_of_a_chain_goes_on_only_where_there_is_work_left(layout: RunLayout, code: int, leaves: bool) -> None:
+def test_a_link_of_a_chain_goes_on_only_where_there_is_work_left(layout: RunPaths, code: int, leaves: bool) -> None:
     ended(layout, "7", "0 75 100 USR1", f"1 {code} 200 -")
-    assert begin(layout, job("8")) == (code if leaves else None)
+    assert register_start(layout, job("8")) == (code if leaves else None)
 
 
-def test_a_link_goes_on_after_one_that_wrote_no_end(layout: RunLayout) -> None:
+def test_a_link_goes_on_after_one_that_wrote_no_end(layout: RunPaths) -> None:
     """Its node died, or Slurm killed it."""
-    assert begin(layout, job("8")) is None
+    assert register_start(layout, job("8")) is None
 
 
-def test_a_job_that_nobody_could_write_down_does_it_itself(
-    layout: RunLayout, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_nobody_could_write_down_does_it_itself(layout: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PPOCTL_JOB", "9")  # as its script says
-    assert begin(layout, job("9")) is None
+    assert register_start(layout, job("9")) is None
     assert [found.id for found in jobs(layout)] == ["7", "8", "9"]
 
 
-def end(layout: RunLayout, restart: int, *, code: int = 3, signal: str = "-", at: float = 0.0) -> None:
+def end(layout: RunPaths, restart: int, *, code: int = 3, signal: str = "-", at: float = 0.0) -> None:
     """What the script of job 7 writes when it ends."""
     with layout.job_ended("7").open("a", encoding="ascii") as file:
         file.write(f"{restart} {code} {at:.0f} {signal}\n")
 
 
-def test_a_late_end_of_an_attempt_that_was_superseded_ends_no_chain(layout: RunLayout) -> None:
+def test_a_late_end_of_an_attempt_that_was_superseded_ends_no_chain(layout: RunPaths) -> None:
     ended(layout, "7", "1 75 100 USR1", "0 8 200 -")
-    assert begin(layout, job("8")) is None
+    assert register_start(layout, job("8")) is None
     for restart in range(3):  # the last of them was killed
         started(layout, "7", Start(restart, 0, 0.0, 0.0))
     ended(layout, "7", "1 0 100 -")
-    assert begin(layout, job("8")) is None
+    assert register_start(layout, job("8")) is None
 
 
-def test_a_job_without_fruit_is_not_tried_for_ever(layout: RunLayout) -> None:
-    for restart in range(FRUITLESS_MOST):
-        assert begin(layout, job("7", restart)) is None
+def test_a_job_without_fruit_is_not_tried_for_ever(layout: RunPaths) -> None:
+    for restart in range(MAX_STARTS_WITHOUT_PROGRESS):
+        assert register_start(layout, job("7", restart)) is None
         end(layout, restart)
     with pytest.raises(
         FinishedShortError, match="job 7 started 3 times in a row and committed nothing new"
     ) as raised:
-        begin(layout, job("7", FRUITLESS_MOST))
+        register_start(layout, job("7", MAX_STARTS_WITHOUT_PROGRESS))
     assert raised.value.hint is not None
     assert raised.value.hint.startswith("see why: ppoctl logs ")
 
 
 @pytest.mark.parametrize("signal", ["TERM", "USR1", None])
-def test_starts_that_slurm_itself_ended_do_not_count(layout: RunLayout, signal: str | None) -> None:
+def test_starts_that_slurm_itself_ended_do_not_count(layout: RunPaths, signal: str | None) -> None:
     """Pushed out with a warning or without, or by the death of a node, after which there is no line."""
     for restart in range(5):
-        assert begin(layout, job("7", restart)) is None
+        assert register_start(layout, job("7", restart)) is None
         if signal is not None:
             end(layout, restart, code=75, signal=signal)
 
 
-def test_a_limit_that_is_too_short_to_begin_counts(layout: RunLayout) -> None:
-    for restart in range(FRUITLESS_MOST):
+def test_a_limit_that_is_too_short_to_begin_counts(layout: RunPaths) -> None:
+    for restart in range(MAX_STARTS_WITHOUT_PROGRESS):
         started(layout, "7", Start(restart, 0, 1000.0, 600.0))
         end(layout, restart, code=75, signal="USR1", at=1400.0)
     with pytest.raises(FinishedShortError):
-        begin(layout, job("7", FRUITLESS_MOST))
+        register_start(layout, job("7", MAX_STARTS_WITHOUT_PROGRESS))
 
 
-def test_what_was_kept_of_a_rollout_is_fruit(layout: RunLayout) -> None:
+def test_what_was_kept_of_a_rollout_is_fruit(layout: RunPaths) -> None:
     parts = layout.parts(1, "rollout")
     parts.mkdir(parents=True)
     for restart in range(5):
-        assert begin(layout, job("7", restart)) is None
+        assert register_start(layout, job("7", restart)) is None
         end(layout, restart)
         (parts / f"{restart}.safetensors").touch()

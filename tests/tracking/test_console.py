@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console as RichConsole
 
 from ppoctl.clock import WorkClock, duration
-from ppoctl.doing import Doing, counted, preparing
+from ppoctl.doing import Activities, preparing, track_items
 from ppoctl.tracking.console import RunConsole
 from ppoctl.tracking.screen import Detail, LiveScreen, PlainScreen, Screen, open_screen, plain
 from ppoctl.tracking.view import Progress, RunView, number, sparkline
@@ -282,7 +282,7 @@ def test_the_status_says_what_a_stage_is_at() -> None:
     assert shown(console, 60) == ["demo  step 0/40  0.0s", ""]
     console.on_stage_started(3, "actor_update")
     seen = []
-    for place, letter in counted("abc", "minibatch"):
+    for place, letter in track_items("abc", "minibatch"):
         with preparing("starting vLLM") if place == 1 else nullcontext():
             seen.append((letter, shown(console, 60)[1]))
     assert seen == [
@@ -308,7 +308,7 @@ def test_what_lies_between_steps_is_in_what_is_left() -> None:
 
 
 def test_acts_lie_within_each_other_and_may_end_in_any_order() -> None:
-    doing, heard = Doing(), list[str]()
+    doing, heard = Activities(), list[str]()
     assert doing.now() is None
     first, second = doing.at("saving"), doing.at("drawing", 8)
     first.__enter__()

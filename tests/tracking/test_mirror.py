@@ -14,8 +14,8 @@ from tracking_lab import SETTINGS, Mlflow, RunDir, Said, figures_and_status, jou
 
 from ppoctl.errors import quoted
 from ppoctl.recipe.schema import MlflowTracking
-from ppoctl.store.layout import RunLayout
-from ppoctl.tracking.around import Around
+from ppoctl.store.layout import RunPaths
+from ppoctl.tracking.around import MirrorHooks
 from ppoctl.tracking.forwarder import Forwarder
 from ppoctl.tracking.inputs import DataInput
 from ppoctl.tracking.mirror import MirrorIntervals, MlflowMirror, rebuild
@@ -39,7 +39,7 @@ class FakeTarget:
     failures: int = 0
     opened: int = 0
 
-    def open(self, layout: RunLayout, address: Address) -> MirrorTarget:
+    def open(self, layout: RunPaths, address: Address) -> MirrorTarget:
         self.opened += 1
         self._pass()
         return self
@@ -91,14 +91,18 @@ class FakeTarget:
 
 
 def faked(
-    run: RunDir, target: FakeTarget, said: Said, around: Around = Around(), patience: MirrorIntervals = QUICK
+    run: RunDir,
+    target: FakeTarget,
+    said: Said,
+    around: MirrorHooks = MirrorHooks(),
+    patience: MirrorIntervals = QUICK,
 ) -> MlflowMirror:
     around = replace(around, say=said)
     return MlflowMirror(run.root, SETTINGS, attempt=1, around=around, open_target=target.open, patience=patience)
 
 
 def mirrored(run: RunDir, said: Said, settings: MlflowTracking = SETTINGS, attempt: int = 1) -> MlflowMirror:
-    mirror = MlflowMirror(run.root, settings, attempt=attempt, around=Around(say=said), patience=QUICK)
+    mirror = MlflowMirror(run.root, settings, attempt=attempt, around=MirrorHooks(say=said), patience=QUICK)
     mirror.start()
     return mirror
 
@@ -148,7 +152,7 @@ def test_figures_of_the_machine_are_sent_while_it_trains_and_a_failure_of_theirs
         return {"gpu_0_utilization_percentage": 87.0}
 
     bare.step(1)
-    mirror = faked(bare, target, said, Around(gpus=gpus), replace(QUICK, measure_s=0.01))
+    mirror = faked(bare, target, said, MirrorHooks(gpus=gpus), replace(QUICK, measure_s=0.01))
     mirror.start()
     until(lambda: any(point.name == "system/gpu_0_utilization_percentage" for point in target.points_sent))
     bare.step(2)

@@ -16,10 +16,10 @@ from fakes.nvml import FakeNvml
 from fakes.sockets import fake_recipe, fake_sockets
 from ppoctl.batch.sealed import seal, unseal
 from ppoctl.data.token_text import TokenText
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.samples import StepRecords
-from ppoctl.tracking.around import Around
+from ppoctl.tracking.around import MirrorHooks
 from ppoctl.tracking.forwarder import Forwarder
 from ppoctl.tracking.inputs import DataInput, inputs
 from ppoctl.tracking.machine import SystemMetrics
@@ -208,7 +208,7 @@ def test_they_are_no_lines_of_the_journal_and_disturb_none(run: RunDir, mlflow: 
     """The run was made at 1763700000.5, so that 1763700100 is within its second 99; the journal is sent once."""
     address = address_of(SETTINGS, run.root.parent)
     run.step(1)
-    sender = Forwarder(RunLayout(run.root), MlflowRun(RunLayout(run.root), address))
+    sender = Forwarder(RunPaths(run.root), MlflowRun(RunPaths(run.root), address))
     sender.forward()
     sender.measure({"system/cpu_utilization_percentage": 50.0}, at=1_763_700_100.0)
     run.step(2)
@@ -240,7 +240,9 @@ def test_a_contract_is_told_in_figures_and_bounds(run: RunDir) -> None:
 
 
 def test_the_contract_is_told_of_a_run_that_did_all_its_steps(run: RunDir, mlflow: Mlflow) -> None:
-    told = Around(contract=lambda: {"ppoctl.contract": "unmet", "ppoctl.contract.a": "0.5 (at least 0.8): unmet"})
+    told = MirrorHooks(
+        contract=lambda: {"ppoctl.contract": "unmet", "ppoctl.contract.a": "0.5 (at least 0.8): unmet"}
+    )
     run.event("attempt_started")
     rebuild(run.root, SETTINGS, told)
     assert "ppoctl.contract" not in mlflow.run().data.tags
@@ -252,7 +254,7 @@ def test_the_contract_is_told_of_a_run_that_did_all_its_steps(run: RunDir, mlflo
 
 
 def test_a_report_is_kept_when_an_attempt_ends(run: RunDir, mlflow: Mlflow, said: Said) -> None:
-    around = Around(say=said, files=lambda: {"report.html": "<p>it</p>"})
+    around = MirrorHooks(say=said, files=lambda: {"report.html": "<p>it</p>"})
     run.step(1)
     mirror = MlflowMirror(run.root, SETTINGS, attempt=1, around=around, patience=MirrorIntervals())
     mirror.start()
@@ -268,7 +270,7 @@ def test_a_report_that_cannot_be_made_costs_a_line(run: RunDir, mlflow: Mlflow, 
 
     run.step(1)
     run.event("attempt_ended", status="finished", exit_code=0)
-    sent = rebuild(run.root, SETTINGS, Around(say=said, files=files))
+    sent = rebuild(run.root, SETTINGS, MirrorHooks(say=said, files=files))
     assert said.lines == ["mlflow: the report could not be made (no tokenizer); the run is not affected"]
     assert (sent.files, mlflow.run().info.status) == (2, "FINISHED")
 
@@ -278,7 +280,7 @@ def test_a_run_hands_its_mirror_the_contract_and_the_report(
 ) -> None:
     model = {"path": str(MODEL), "dtype": "float32"}
     recipe = fake_recipe(model=model, tracking={"kind": "mlflow"}, expect={"reward/score_mean": {"min": 2.0}})
-    layout = RunLayout(runs_dir / "fake")
+    layout = RunPaths(runs_dir / "fake")
     new_run.create(layout, recipe, {"model": "a" * 64, "data.train": "b" * 64}, command="train")
     session.attempt_run(session.OpenedRun(layout, {1: recipe}, fake_sockets(recipe), plan_resume(layout)))
     assert "mlflow:" not in capsys.readouterr().err

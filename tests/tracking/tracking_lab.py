@@ -12,7 +12,7 @@ from typing import Any
 from ppoctl.batch.sealed import seal, sealed_line
 from ppoctl.recipe.schema import MlflowTracking
 from ppoctl.store.journal import read_lines
-from ppoctl.store.layout import FORMAT, RunLayout
+from ppoctl.store.layout import FORMAT, RunPaths
 from ppoctl.tracking.forwarder import Sent
 
 SETTINGS = MlflowTracking(kind="mlflow")
@@ -26,7 +26,7 @@ class RunDir:
         self.root = root / name
         self.root.mkdir(parents=True)
         self.seq = 0
-        self.layout = RunLayout(self.root)
+        self.layout = RunPaths(self.root)
         identity = {"format": FORMAT, "name": name, "id": f"{len(name):032x}", "created": 1_763_700_000.5}
         self.layout.run_json.write_text(seal(identity, indent=1))
         self.layout.journal.touch()
@@ -106,7 +106,7 @@ class Mlflow:
 def journaled_points(run_dir: Path) -> Counter[tuple[str, int, float, int]]:
     """What MLflow must hold in the end, worked out from the journal without the code under test."""
     expected: Counter[tuple[str, int, float, int]] = Counter()
-    for line in read_lines(RunLayout(run_dir).journal):
+    for line in read_lines(RunPaths(run_dir).journal):
         for name, value in line.get("figures", {}).items():
             if not math.isfinite(value):
                 continue

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ppoctl.errors import EnvironmentProblemError, ProcessLostError, SenderLostError
 from ppoctl.weights import sharing
-from ppoctl.weights.sharing import Kept, OpenFile, Shared, Staging
+from ppoctl.weights.sharing import OpenFile, RetainedBuffers, Shared, SharedBuffers
 
 CPU = torch.device("cpu")
 
@@ -38,7 +38,7 @@ def assert_holds(shared: Shared, tensors: list[tuple[str, Tensor]]) -> None:
 
 
 def test_what_is_put_is_read_until_two_more_are_put() -> None:
-    staging = Staging(CPU)
+    staging = SharedBuffers(CPU)
     first, second = staging.put(named(1.0)), staging.put(named(2.0))
     assert_holds(first, named(1.0))
     assert_holds(second, named(2.0))
@@ -58,20 +58,20 @@ def test_memory_is_near_in_all_processes_of_its_machine_only() -> None:
 
 
 def test_a_reader_has_copies() -> None:
-    staging = Staging(CPU)
+    staging = SharedBuffers(CPU)
     [(_, kept), *_] = staging.put(named(1.0)).tensors()
     staging.put(named(2.0)), staging.put(named(3.0))
     assert kept.eq(1).all()
 
 
 def test_memory_grows_with_what_is_put() -> None:
-    staging = Staging(CPU)
+    staging = SharedBuffers(CPU)
     for value, rows in ((1.0, 3), (2.0, 3), (3.0, 5000), (4.0, 2), (5.0, 7)):
         assert_holds(staging.put(named(value, rows=rows)), named(value, rows=rows))
 
 
 def test_what_is_kept_is_read_until_the_next_transfer_which_fills_the_same_memory() -> None:
-    kept = Kept()
+    kept = RetainedBuffers()
     values = [(1.0, 3), (2.0, 5000), (3.0, 2)]
     first = [kept.put(named(value, rows=rows)) for value, rows in values]
     assert all(shared.lasts for shared in first)
@@ -87,7 +87,7 @@ def test_what_is_kept_is_read_until_the_next_transfer_which_fills_the_same_memor
 def test_memory_that_is_kept_grows_with_what_is_put(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buckets of any size lie where they do not touch, also in memory of the last transfer, which had others."""
     monkeypatch.setattr(sharing, "_MAPPED_BYTES", 2**16)
-    kept = Kept()
+    kept = RetainedBuffers()
     for rows in ([3, 5000, 2], [5000, 2, 4000, 4000, 7], [1], [3, 3, 9000]):
         kept.begin()
         put = [kept.put(named(float(number), rows=count)) for number, count in enumerate(rows)]
@@ -125,7 +125,7 @@ def test_a_reader_with_too_many_open_files_has_not_lost_the_sender(monkeypatch: 
 
 def test_memory_that_is_given_back_is_lost_and_files_are_closed() -> None:
     before = _open_files()
-    staging = Staging(CPU)
+    staging = SharedBuffers(CPU)
     shared = staging.put(named(1.0))
     del staging
     assert _open_files() == before
@@ -151,7 +151,7 @@ def _open_files() -> list[str]:
 
 
 def _own(pipe: Connection) -> None:
-    staging = Staging(CPU)
+    staging = SharedBuffers(CPU)
     pipe.send(staging.put(named(7.0)))
     signal.pause()
 

@@ -22,9 +22,9 @@ from fakes.device import (
 from fakes.job import Stops, Witness, open_run
 from fakes.sockets import CountingQuestions, EvenScorer, fake_recipe, fake_sockets
 from ppoctl.batch.prompts import Prompts
-from ppoctl.engines.megatron.ranks import TakingTurns, ThisProcess
+from ppoctl.engines.megatron.ranks import DeviceSharingRanks, ThisProcess
 from ppoctl.engines.megatron.trainer import trainer_side
-from ppoctl.engines.turns import Turns
+from ppoctl.engines.turns import DeviceSharing
 from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.errors import PreemptedError
 from ppoctl.loop.run import run
@@ -39,7 +39,7 @@ from ppoctl.weights.canary import Canary
 from ppoctl.weights.sync import EngineSide, Sync
 from ppoctl.wire.checkpoints import Checkpoint
 from ppoctl.wire.commands import evaluated
-from ppoctl.wire.sockets import Sockets
+from ppoctl.wire.sockets import Components
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 USABLE_GIB = {"80g": 80.0, "32g": 31.0, "24g": 22.5}
@@ -99,19 +99,19 @@ class Bench:
         [gpu] = self.memory.places
         return CountedDevice(sum(item.bytes for item in gpu.items if item.name.endswith(_ALWAYS)))
 
-    def sockets(self, device: CountedDevice, witness: Witness | None = None) -> Sockets:
+    def sockets(self, device: CountedDevice, witness: Witness | None = None) -> Components:
         """Engines that are not started yet, on this device."""
-        memory, turns = self.memory, Turns(leaving(self.recipe))
+        memory, turns = self.memory, DeviceSharing(leaving(self.recipe))
         buckets, told = memory.sending.buckets, witness or Witness()
 
         def trainer(role: str) -> CountedTrainer:
             rank = CountingRank(device, role, memory.roles[role].ranks[0], buckets)
-            return CountedTrainer(role, TakingTurns(ThisProcess(rank), role, turns), rank, told.on_minibatch)
+            return CountedTrainer(role, DeviceSharingRanks(ThisProcess(rank), role, turns), rank, told.on_minibatch)
 
         actor, scorer = trainer("actor"), EvenScorer()
         for role in map(dotted, reward_models(self.recipe)):
             own = CountingRewardRank(device, role, memory.scoring[role].ranks[0])
-            scorer = CountedScorer(TakingTurns(ThisProcess(own), role, turns))
+            scorer = CountedScorer(DeviceSharingRanks(ThisProcess(own), role, turns))
         engine = CountingEngine(device, memory.generator.weights + memory.generator.kv_cache, buckets)
         side = EngineSide([engine], list, turns=turns)
         canary = Canary.of("float32", max_model_len=64, tolerance=None)

@@ -14,7 +14,7 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.write import recipe_as_toml
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.outline import outlines_of
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.wire.changes import adopt, change
@@ -27,17 +27,17 @@ class StopError(Exception):
     """Ends a run where a test wants it."""
 
 
-def stopped_at(root: Path, moment: str, **tables: Any) -> RunLayout:
+def stopped_at(root: Path, moment: str, **tables: Any) -> RunPaths:
     def act(number: int, name: str) -> None:
         if name == moment:
             raise StopError
 
     with pytest.raises(StopError):
         play(root, fake_recipe(**tables), Witness(act=act))
-    return RunLayout(root)
+    return RunPaths(root)
 
 
-def starts(layout: RunLayout) -> list[int]:
+def starts(layout: RunPaths) -> list[int]:
     return sorted(run_dir.recipes(layout))
 
 
@@ -164,7 +164,7 @@ def laid_out(reshardable: str = "full", **parallel: object) -> Recipe:
 )
 def test_a_state_may_be_loaded_under_another_layout(tmp_path: Path, saved_as: str, asked: dict[str, Any]) -> None:
     play(tmp_path / "run", laid_out(saved_as))
-    change(RunLayout(tmp_path / "run"), laid_out(**asked))
+    change(RunPaths(tmp_path / "run"), laid_out(**asked))
 
 
 @pytest.mark.parametrize("asked", [{"tensor": 2}, {"pipeline": 2}, {"pipeline": 2, "first_stage_layers": 3}])
@@ -172,7 +172,7 @@ def test_a_state_for_some_layouts_names_the_command_that_saves_it_for_all(
     tmp_path: Path, asked: dict[str, Any]
 ) -> None:
     play(tmp_path / "run", laid_out("dp"))
-    layout = RunLayout(tmp_path / "run")
+    layout = RunPaths(tmp_path / "run")
     with pytest.raises(StorageError, match=r"actor's state of step 3 was saved under `actor\.parallel\.") as raised:
         change(layout, laid_out("full", **asked))
     assert raised.value.hint is not None
@@ -182,7 +182,7 @@ def test_a_state_for_some_layouts_names_the_command_that_saves_it_for_all(
 def test_no_state_fits_the_other_kind_of_optimizer(tmp_path: Path) -> None:
     play(tmp_path / "run", laid_out())
     with pytest.raises(StorageError, match=r"distributed_optimizer = true.*distributed_optimizer = false") as raised:
-        change(RunLayout(tmp_path / "run"), laid_out(distributed_optimizer=False))
+        change(RunPaths(tmp_path / "run"), laid_out(distributed_optimizer=False))
     assert raised.value.hint is not None
     assert "keep `distributed_optimizer`" in raised.value.hint
 

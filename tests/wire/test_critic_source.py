@@ -12,7 +12,7 @@ from ppoctl.errors import CorruptArtifactError, RecipeError
 from ppoctl.preflight.critic_state import require_kept
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import run_dir
-from ppoctl.store.layout import MANIFEST, RunLayout
+from ppoctl.store.layout import MANIFEST, RunPaths
 from ppoctl.store.manifest import Manifest
 from ppoctl.wire import new_run
 from ppoctl.wire.sources import COMPANIONS, CRITIC_COMPANIONS, model_digests
@@ -30,7 +30,7 @@ def base(tmp_path: Path) -> Path:
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
     """The critic that a run has saved at step 12."""
-    run = RunLayout(tmp_path / "runs/first")
+    run = RunPaths(tmp_path / "runs/first")
     folder = run.state("critic", 12)
     folder.mkdir(parents=True)
     run.run_json.write_text("{}", "ascii")
@@ -76,7 +76,7 @@ def test_a_saved_critic_that_is_not_as_it_was_written_is_no_start(base: Path, st
 def test_a_state_that_its_run_will_delete_is_no_start(
     base: Path, state: Path, tmp_path: Path, steps: int, keep_last: object, stays: bool
 ) -> None:
-    first = RunLayout(tmp_path / "runs/first")
+    first = RunPaths(tmp_path / "runs/first")
     theirs = fake_recipe(steps=steps, checkpoint={"keep_last": keep_last})
     first.recipes.mkdir()
     first.recipe_from(1).write_text(run_dir._sealed(as_recorded(theirs)), "ascii")
@@ -85,25 +85,25 @@ def test_a_state_that_its_run_will_delete_is_no_start(
         require_kept(recipe(base, state))
         return
     with pytest.raises(RecipeError, match=f"has done 12 of its {steps} steps") as raised:
-        new_run.create(RunLayout(tmp_path / "second"), recipe(base, state), {}, command="train")
+        new_run.create(RunPaths(tmp_path / "second"), recipe(base, state), {}, command="train")
     assert raised.value.hint == f"cp -a {state} critic-12  # and --set model.critic.path=critic-12"
     assert not (tmp_path / "second").exists()
     shutil.copytree(state, tmp_path / "critic-12")
     copied = recipe(base, tmp_path / "critic-12")
     require_kept(copied)
-    new_run.create(RunLayout(tmp_path / "second"), copied, {}, command="train")
+    new_run.create(RunPaths(tmp_path / "second"), copied, {}, command="train")
     # Whose it was is known, where it lay is not.
     told = {"run": None, "role": "critic", "step": 12, "lineage": "abc"}
-    assert run_dir.facts(RunLayout(tmp_path / "second"))["critic_from"] == told
+    assert run_dir.facts(RunPaths(tmp_path / "second"))["critic_from"] == told
 
 
 def test_a_new_run_writes_down_whose_critic_it_starts_from(base: Path, state: Path, tmp_path: Path) -> None:
     for name, critic in (("plain", None), ("other", base), ("saved", state)):
-        new_run.create(RunLayout(tmp_path / name), recipe(base, critic), {}, command="train")
-    assert run_dir.facts(RunLayout(tmp_path / "saved"))["critic_from"] == {
+        new_run.create(RunPaths(tmp_path / name), recipe(base, critic), {}, command="train")
+    assert run_dir.facts(RunPaths(tmp_path / "saved"))["critic_from"] == {
         "run": str(tmp_path / "runs/first"),
         "role": "critic",
         "step": 12,
         "lineage": "abc",
     }
-    assert all("critic_from" not in run_dir.facts(RunLayout(tmp_path / name)) for name in ("plain", "other"))
+    assert all("critic_from" not in run_dir.facts(RunPaths(tmp_path / name)) for name in ("plain", "other"))

@@ -17,14 +17,14 @@ from ppoctl.batch.records import Evaluation, State
 from ppoctl.errors import RewardError
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.write import recipe_as_toml
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.manifest import Manifest
 from ppoctl.wire import checkpoints, commands, engines
 from ppoctl.wire.checkpoints import Checkpoint
-from ppoctl.wire.sockets import Sockets
+from ppoctl.wire.sockets import Components
 
 
-def on_fakes(monkeypatch: pytest.MonkeyPatch, sockets: Sockets) -> None:
+def on_fakes(monkeypatch: pytest.MonkeyPatch, sockets: Components) -> None:
     """Let `evaluate` find fake engines."""
     monkeypatch.setattr(commands.preflight, "require", lambda recipe: None)
     monkeypatch.setattr(engines, "set_threads", lambda recipe: None)
@@ -102,7 +102,7 @@ def test_a_run_its_state_and_its_export_are_evaluated_as_the_run_did_itself(
     rows = {"format": "gsm8k", "path": "none"}
     table = {"samples_per_prompt": 2, "top_k": 3, "pass_at": [2]}
     recipe = fake_recipe(data={"train": rows, "eval": {"held": rows, "far": rows}}, eval=table, reward=GSM8K)
-    layout, export = RunLayout(tmp_path / "run"), tmp_path / "export"
+    layout, export = RunPaths(tmp_path / "run"), tmp_path / "export"
     play(layout.root, recipe)
     layout.recipe_toml.write_text(recipe_as_toml(recipe))
     export.mkdir()

@@ -15,11 +15,11 @@ from ppoctl.errors import StorageError
 from ppoctl.loop.run import run
 from ppoctl.store import run_dir
 from ppoctl.store.jobs import JobRecord, record
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.samples import StepRecords
 from ppoctl.wire.mirrored import contract_of, trained_on
 from ppoctl.wire.new_run import ROLLOUT, TRAIN, holds_only_rollouts, is_replaceable
-from ppoctl.wire.session import Watcher
+from ppoctl.wire.session import AttemptObserver
 from ppoctl.wire.sources import (
     COMPANIONS,
     CRITIC_COMPANIONS,
@@ -27,13 +27,13 @@ from ppoctl.wire.sources import (
     same_companions,
     weights_and_configs,
 )
-from ppoctl.wire.stages import read_by
+from ppoctl.wire.stages import stage_fingerprint
 from rewards.reward_models import QUICKSTART, reward_model
 from store.conftest import StopError
 
 
-def made(root: Path, **facts: Any) -> RunLayout:
-    layout = RunLayout(root)
+def made(root: Path, **facts: Any) -> RunPaths:
+    layout = RunPaths(root)
     run_dir.create(layout, recipe_toml="", resolved={"steps": 3, **PPO_STORIES}, facts=facts)
     return layout
 
@@ -44,7 +44,7 @@ def test_a_run_that_never_began_is_replaced_unless_a_job_may_wait_for_it(tmp_pat
     noted = made(tmp_path / "noted")
     record(noted, JobRecord("7", 1.0, "resume"))
     assert not is_replaceable(noted)
-    assert not is_replaceable(RunLayout(tmp_path / "nowhere"))
+    assert not is_replaceable(RunPaths(tmp_path / "nowhere"))
 
 
 @pytest.mark.parametrize(
@@ -99,13 +99,17 @@ def test_a_models_files_are_its_weights_and_what_decides_results(tmp_path: Path)
 
 def test_a_second_round_of_a_stage_reads_what_the_first_reads() -> None:
     recipe = fake_recipe()
-    assert read_by("rollout.2", recipe) == read_by("rollout", recipe) != ""
-    assert read_by("reward.2", recipe, "judge") == read_by("reward", recipe, "judge") != read_by("reward", recipe)
-    assert read_by("another", recipe) == ""
+    assert stage_fingerprint("rollout.2", recipe) == stage_fingerprint("rollout", recipe) != ""
+    assert (
+        stage_fingerprint("reward.2", recipe, "judge")
+        == stage_fingerprint("reward", recipe, "judge")
+        != stage_fingerprint("reward", recipe)
+    )
+    assert stage_fingerprint("another", recipe) == ""
 
 
 def test_the_time_of_starts_has_no_replays_in_it() -> None:
-    watcher = Watcher(SimpleNamespace(), None, lambda _: False)  # type: ignore[arg-type]
+    watcher = AttemptObserver(SimpleNamespace(), None, lambda _: False)  # type: ignore[arg-type]
     wall, work = watcher.began
     watcher.began = (wall - 10.0, work - 4.0)
     watcher.replayed_s = 2.0
@@ -119,7 +123,7 @@ def test_the_time_of_starts_has_no_replays_in_it() -> None:
 def test_mlflow_is_sent_samples_evenly_over_a_step(tmp_path: Path) -> None:
     rollout = {"prompts_per_step": 5, "samples_per_prompt": 4, "max_prompt_tokens": 4, "max_new_tokens": 6}
     play(tmp_path / "run", fake_recipe(steps=1, rollout=rollout))
-    layout = RunLayout(tmp_path / "run")
+    layout = RunPaths(tmp_path / "run")
     records = StepRecords.read(layout, 1)
     told = [(row["response"], row["reward"], row["mean advantage"]) for row in trained_on(layout, 1)]
     every = [(row.response, row.score, row.advantage) for row in records.rows()]
@@ -129,7 +133,7 @@ def test_mlflow_is_sent_samples_evenly_over_a_step(tmp_path: Path) -> None:
 
 
 def test_a_contract_is_judged_as_a_whole_after_the_last_step(tmp_path: Path) -> None:
-    layout = RunLayout(tmp_path / "run")
+    layout = RunPaths(tmp_path / "run")
     expect = {"reward/score_mean": {"min": 0.5}, "policy/lr": {"max": 0.5}}
     run_dir.create(layout, recipe_toml="", resolved={"steps": 2, "expect": expect, **PPO_STORIES}, facts={})
     lines = [

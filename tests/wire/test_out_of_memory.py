@@ -11,7 +11,7 @@ from fakes.sockets import fake_recipe, fake_sockets
 from ppoctl.errors import OutOfMemoryError
 from ppoctl.loop.stories import PPO, outline
 from ppoctl.store.journal import read_lines
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.wire import new_run, session
 from ppoctl.wire.out_of_memory import out_of_memory
@@ -46,7 +46,7 @@ class Full(Witness):
 
 
 def raised(folder: Path, stage: str, error: BaseException) -> OutOfMemoryError:
-    recipe, layout = fake_recipe(actor=TRAINED, critic=TRAINED), RunLayout(folder / "a run")
+    recipe, layout = fake_recipe(actor=TRAINED, critic=TRAINED), RunPaths(folder / "a run")
     new_run.create(layout, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
     sockets = fake_sockets(recipe)
     opened = session.OpenedRun(

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from fakes.sockets import fake_recipe
-from ppoctl.engines.megatron.ranks import TakingTurns
+from ppoctl.engines.megatron.ranks import DeviceSharingRanks
 from ppoctl.errors import RecipeError, StorageError
 from ppoctl.recipe.load import load
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import run_dir
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.wire.changes import change
 from ppoctl.wire.engines import place_roles
 from ppoctl.wire.sources import model_digests, require_same_sources, reward_digest
-from ppoctl.wire.stages import READS, read_by
+from ppoctl.wire.stages import READS, stage_fingerprint
 from ppoctl.wire.stories import as_recorded
 from rewards.reward_models import QUICKSTART, reward_model
 
@@ -48,12 +48,14 @@ def test_a_run_is_made_from_its_reward_models(judge: Path) -> None:
 
 def test_whoever_scores_reads_which_models_do() -> None:
     recipe = fake_recipe()
-    assert {stage for stage in READS if read_by(stage, recipe) != read_by(stage, recipe, "one")} == {"reward", "eval"}
-    assert read_by("reward", recipe, "one") != read_by("reward", recipe, "other")
+    assert {
+        stage for stage in READS if stage_fingerprint(stage, recipe) != stage_fingerprint(stage, recipe, "one")
+    } == {"reward", "eval"}
+    assert stage_fingerprint("reward", recipe, "one") != stage_fingerprint("reward", recipe, "other")
 
 
 def test_a_changed_reward_model_stops_a_resume(judge: Path, tmp_path: Path) -> None:
-    layout, recipe = RunLayout(tmp_path / "run"), judged(judge)
+    layout, recipe = RunPaths(tmp_path / "run"), judged(judge)
     run_dir.create(layout, recipe_toml="", resolved=as_recorded(recipe), facts={"sources": model_digests(recipe)})
     require_same_sources(layout, model_digests(recipe))
     config = json.loads((judge / "config.json").read_text("utf-8"))
@@ -63,7 +65,7 @@ def test_a_changed_reward_model_stops_a_resume(judge: Path, tmp_path: Path) -> N
 
 
 def test_a_run_keeps_its_reward_models_and_may_read_them_otherwise(judge: Path, tmp_path: Path) -> None:
-    layout, recipe = RunLayout(tmp_path / "run"), judged(judge)
+    layout, recipe = RunPaths(tmp_path / "run"), judged(judge)
     run_dir.create(layout, recipe_toml="", resolved=as_recorded(recipe), facts={})
     other = reward_model(tmp_path / "other")
     for changed, says in (
@@ -84,8 +86,8 @@ def test_a_reward_model_takes_turns_where_it_is_listed(judge: Path, listed: str,
     recipe = load([QUICKSTART_RECIPE], [reward, f"cluster.offload=['{listed}']", "generator.engines=2"], {}).recipe
     placed, left = place_roles(recipe), list[str]()
     [(role, ranks)] = placed.rewards.items()
-    assert isinstance(ranks, TakingTurns)
-    assert isinstance(placed.actor, TakingTurns)
+    assert isinstance(ranks, DeviceSharingRanks)
+    assert isinstance(placed.actor, DeviceSharingRanks)
     assert ranks.turns is placed.actor.turns
     for working in (role, "generator"):
         ranks.turns.take(working, lambda working=working: left.append(working))  # type: ignore[misc]

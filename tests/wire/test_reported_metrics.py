@@ -15,7 +15,7 @@ from ppoctl.metrics import METRICS, find, reported
 from ppoctl.recipe.metric_rules import metrics_that_are_watched_are_reported
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.journal import read_lines
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 
 HELD = {"eval": {"held": {"format": "gsm8k", "path": "none"}}, "train": {"format": "gsm8k", "path": "none"}}
 TESTS = Path(__file__).parents[1]
@@ -86,7 +86,7 @@ def names_of(setting: str) -> frozenset[str]:
     recipe = recipe_of(setting)
     with TemporaryDirectory() as folder:
         play(Path(folder) / "run", recipe)
-        lines = read_lines(RunLayout(Path(folder) / "run").journal)
+        lines = read_lines(RunPaths(Path(folder) / "run").journal)
     found = {name for line in lines for name in reported(line)}
     return frozenset(name for name in found if recipe.data.eval or "eval" not in name)
 

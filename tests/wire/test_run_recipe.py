@@ -9,7 +9,7 @@ from ppoctl.errors import RecipeError
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.write import recipe_as_toml
 from ppoctl.store import run_dir
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.wire.run_recipe import is_edited, recipe_of
 from ppoctl.wire.stories import as_recorded
 
@@ -24,15 +24,15 @@ def recipe(tmp_path: Path) -> Recipe:
 
 
 @pytest.fixture
-def run(tmp_path: Path, recipe: Recipe) -> RunLayout:
-    layout = RunLayout(tmp_path / "run")
+def run(tmp_path: Path, recipe: Recipe) -> RunPaths:
+    layout = RunPaths(tmp_path / "run")
     run_dir.create(layout, recipe_toml=recipe_as_toml(recipe), resolved=as_recorded(recipe), facts={})
     return layout
 
 
 @pytest.mark.parametrize(("said", "leave"), [("true", ("actor", "critic", "generator")), ("false", ())])
 def test_a_run_that_says_whether_roles_leave_goes_on_with_which(
-    run: RunLayout, said: str, leave: tuple[str, ...]
+    run: RunPaths, said: str, leave: tuple[str, ...]
 ) -> None:
     """What versions wrote in which `cluster.offload` was one word for all roles."""
     written = run.recipe_toml.read_text()
@@ -43,7 +43,7 @@ def test_a_run_that_says_whether_roles_leave_goes_on_with_which(
 
 @pytest.mark.parametrize("damage", [b"steps = [", b"steps = 7\xff\n", b"stpes = 7\n"], ids=["cut", "flipped", "key"])
 def test_a_wrong_file_is_named_with_the_way_to_what_was_recorded(
-    run: RunLayout, recipe: Recipe, damage: bytes
+    run: RunPaths, recipe: Recipe, damage: bytes
 ) -> None:
     run.recipe_toml.write_bytes(damage)
     with pytest.raises(RecipeError, match=r"recipe\.toml") as raised:
@@ -57,7 +57,7 @@ def test_a_wrong_file_is_named_with_the_way_to_what_was_recorded(
     assert run.recipe_toml.is_file()
 
 
-def test_a_file_is_edited_where_it_asks_for_something_else(run: RunLayout) -> None:
+def test_a_file_is_edited_where_it_asks_for_something_else(run: RunPaths) -> None:
     assert not is_edited(run)
     written = run.recipe_toml.read_text()
     run.recipe_toml.write_text(f"# a remark\n{written}")
@@ -68,7 +68,7 @@ def test_a_file_is_edited_where_it_asks_for_something_else(run: RunLayout) -> No
     assert not is_edited(run)
 
 
-def test_what_is_wrong_beside_the_file_is_not_blamed_on_it(run: RunLayout) -> None:
+def test_what_is_wrong_beside_the_file_is_not_blamed_on_it(run: RunPaths) -> None:
     with pytest.raises(RecipeError, match="unknown key `stpes`") as raised:
         recipe_of(run, ["stpes=9"])
     assert "recorded" not in str(raised.value.hint)

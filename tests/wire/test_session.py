@@ -19,12 +19,12 @@ from fakes.sockets import EvenScorer, fake_recipe, fake_sockets
 from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.errors import InterruptedByUserError, NonFiniteError, PreemptedError, RecipeError, StorageError
 from ppoctl.launch.signals import SignalGate
-from ppoctl.loop.expectations import Ended
+from ppoctl.loop.expectations import RunResult
 from ppoctl.recipe.schema import Recipe
-from ppoctl.store.hours import spent
+from ppoctl.store.hours import attempt_times
 from ppoctl.store.jobs import JobRecord, record
 from ppoctl.store.journal import read_lines
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.stop_request import request_stop
 from ppoctl.tracking.console import RunConsole
@@ -39,9 +39,9 @@ DIGESTS = {"model": "a" * 64, "data": "b" * 64}
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> RunLayout:
+def made(tmp_path: Path) -> RunPaths:
     """A run directory as `train` makes it."""
-    layout = RunLayout(tmp_path / "fake")
+    layout = RunPaths(tmp_path / "fake")
     new_run.create(layout, fake_recipe(), DIGESTS, command="train")
     return layout
 
@@ -61,32 +61,32 @@ class BrokenScorer(EvenScorer):
         self.is_closed = True
 
 
-def ends(layout: RunLayout) -> list[tuple[str, int]]:
+def ends(layout: RunPaths) -> list[tuple[str, int]]:
     lines = read_lines(layout.journal)
     return [(line["status"], line["exit_code"]) for line in lines if line.get("event") == "attempt_ended"]
 
 
-def attempt(layout: RunLayout, scorer: EvenScorer | None = None, recipe: Recipe | None = None) -> Ended:
+def attempt(layout: RunPaths, scorer: EvenScorer | None = None, recipe: Recipe | None = None) -> RunResult:
     chosen = recipe or fake_recipe()
     sockets = fake_sockets(chosen)
     sockets = replace(sockets, scorer=scorer or sockets.scorer)
     return session.attempt_run(session.OpenedRun(layout, {1: chosen}, sockets, plan=plan_resume(layout)))
 
 
-def test_sources_that_changed_are_named(made: RunLayout) -> None:
+def test_sources_that_changed_are_named(made: RunPaths) -> None:
     require_same_sources(made, DIGESTS)
     for name in DIGESTS:
         with pytest.raises(StorageError, match=f"`{name}` is not what run"):
             require_same_sources(made, {**DIGESTS, name: "c" * 64})
 
 
-def test_another_model_is_another_run(made: RunLayout) -> None:
+def test_another_model_is_another_run(made: RunPaths) -> None:
     assert change(made, fake_recipe()) is None
     with pytest.raises(RecipeError, match=r"`model.path` is `\"other\"` and the run was made from `\"bigram\"`"):
         change(made, fake_recipe(model={"path": "other", "dtype": "float32"}))
 
 
-def test_what_a_resume_cannot_change_is_refused_before_anything_is_opened(made: RunLayout) -> None:
+def test_what_a_resume_cannot_change_is_refused_before_anything_is_opened(made: RunPaths) -> None:
     """The model of this run is no folder: opening it would be another error."""
     gate, screen = SignalGate("ppoctl resume"), PlainScreen(StringIO())
     sets = ["seed=7", "data.train.instruction='The bare number, please.'"]
@@ -95,7 +95,7 @@ def test_what_a_resume_cannot_change_is_refused_before_anything_is_opened(made: 
     assert made.attempts() == []
 
 
-def test_an_attempt_that_did_everything_says_so(made: RunLayout) -> None:
+def test_an_attempt_that_did_everything_says_so(made: RunPaths) -> None:
     half = made.stage(1, "rollout").with_name("10-rollout.attempt-0")
     half.mkdir(parents=True)
     ended = attempt(made)
@@ -104,7 +104,7 @@ def test_an_attempt_that_did_everything_says_so(made: RunLayout) -> None:
     assert not half.exists()
 
 
-def test_an_attempt_says_in_which_job_it_began(made: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attempt_says_in_which_job_it_began(made: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     attempt(made)
     job = {"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2", "SLURM_JOB_NODELIST": "node[1-2]", "PATH": "/nowhere"}
     for name, value in job.items():
@@ -116,7 +116,7 @@ def test_an_attempt_says_in_which_job_it_began(made: RunLayout, monkeypatch: pyt
     assert (second["job"], second["restart"], second["nodes"]) == ("17", 2, "node[1-2]")
 
 
-def test_an_attempt_says_what_it_spent_on_work_that_it_did_not_commit(made: RunLayout) -> None:
+def test_an_attempt_says_what_it_spent_on_work_that_it_did_not_commit(made: RunPaths) -> None:
     class Dawdles(BrokenScorer):
         def submit(self, request: ScoreRequest) -> Future[Score]:
             time.sleep(0.2)  # the work that is lost
@@ -125,13 +125,13 @@ def test_an_attempt_says_what_it_spent_on_work_that_it_did_not_commit(made: RunL
     with pytest.raises(NonFiniteError):
         attempt(made, Dawdles(NonFiniteError("x")))
     attempt(made)
-    first, second = spent(read_lines(made.journal))
+    first, second = attempt_times(read_lines(made.journal))
     assert 0.2 <= first.lost_s < first.wall_s
     assert (second.lost_s, first.gpus) == (0.0, 0)
     assert 0 < second.kept_s < second.wall_s
 
 
-def test_a_request_to_stop_reaches_the_attempt_at_work(made: RunLayout) -> None:
+def test_a_request_to_stop_reaches_the_attempt_at_work(made: RunPaths) -> None:
     class Asks(EvenScorer):
         def submit(self, request: ScoreRequest) -> Future[Score]:
             request_stop(made, "step")
@@ -144,7 +144,7 @@ def test_a_request_to_stop_reaches_the_attempt_at_work(made: RunLayout) -> None:
 
 
 def test_the_console_knows_after_which_steps_the_run_evaluates(
-    made: RunLayout, monkeypatch: pytest.MonkeyPatch
+    made: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[list[bool]] = []
 
@@ -164,7 +164,7 @@ def test_a_full_disk_ends_an_attempt_with_what_is_free_and_what_the_run_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = fake_recipe(model={"path": str(QUICKSTART), "dtype": "float32"})
-    layout = RunLayout(tmp_path / "fake")
+    layout = RunPaths(tmp_path / "fake")
     new_run.create(layout, recipe, DIGESTS, command="train")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**28))
     # As the saves of Megatron-Core say it, which know neither the disk nor the recipe.
@@ -184,7 +184,7 @@ def test_a_full_disk_ends_an_attempt_with_what_is_free_and_what_the_run_needs(
     assert caught.value.hint == f"nothing committed is lost; make room, then resume: df -h {layout.root}"
 
 
-def test_a_disk_that_became_read_only_ends_an_attempt_with_the_command_that_continues(made: RunLayout) -> None:
+def test_a_disk_that_became_read_only_ends_an_attempt_with_the_command_that_continues(made: RunPaths) -> None:
     with pytest.raises(StorageError) as caught:
         attempt(made, BrokenScorer(OSError(errno.EROFS, "Read-only file system", str(made.journal))))
     assert caught.value.message == f"cannot use `{made.journal}`: the file system is read-only"
@@ -192,7 +192,7 @@ def test_a_disk_that_became_read_only_ends_an_attempt_with_the_command_that_cont
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
-def test_an_attempt_that_ends_leaves_no_draft(made: RunLayout, is_broken: bool) -> None:
+def test_an_attempt_that_ends_leaves_no_draft(made: RunPaths, is_broken: bool) -> None:
     if is_broken:
         with pytest.raises(NonFiniteError):
             attempt(made, BrokenScorer(NonFiniteError("x")))
@@ -201,40 +201,40 @@ def test_an_attempt_that_ends_leaves_no_draft(made: RunLayout, is_broken: bool) 
     assert list(made.drafts().iterdir()) == []
 
 
-def test_other_storage_errors_say_nothing_of_room(made: RunLayout) -> None:
+def test_other_storage_errors_say_nothing_of_room(made: RunPaths) -> None:
     with pytest.raises(StorageError) as caught:
         attempt(made, BrokenScorer(StorageError("cannot write `x`: Permission denied")))
     assert caught.value.message == "cannot write `x`: Permission denied"
 
 
-def test_a_hint_of_a_room_that_knows_no_run_names_the_run(made: RunLayout) -> None:
+def test_a_hint_of_a_room_that_knows_no_run_names_the_run(made: RunPaths) -> None:
     with pytest.raises(NonFiniteError) as caught:
         attempt(made, BrokenScorer(NonFiniteError("x", hint="ppoctl resume RUN  # RUNS are many")))
     assert caught.value.hint == f"ppoctl resume {made.root}  # RUNS are many"
 
 
-def test_a_run_that_was_submitted_is_to_be_submitted_again(made: RunLayout) -> None:
+def test_a_run_that_was_submitted_is_to_be_submitted_again(made: RunPaths) -> None:
     record(made, JobRecord("12", 1.0, "train"))
     with pytest.raises(NonFiniteError) as caught:
         attempt(made, BrokenScorer(NonFiniteError("x", hint="see RUN, then `ppoctl resume RUN --set steps=2`")))
     assert caught.value.hint == f"see {made.root}, then `ppoctl resume {made.root} --on slurm --set steps=2`"
 
 
-def test_a_contract_that_is_met_is_judged_by_what_this_attempt_did(made: RunLayout) -> None:
+def test_a_contract_that_is_met_is_judged_by_what_this_attempt_did(made: RunPaths) -> None:
     (verdict,) = attempt(made, recipe=fake_recipe(expect={"reward/score_mean": {"min": 0.01}})).verdicts
     assert (verdict.step, verdict.met) == (3, True)
     assert ends(made) == [("finished", 0)]
 
 
 def test_an_mlflow_that_cannot_be_reached_costs_nothing_but_a_line(
-    made: RunLayout, capsys: pytest.CaptureFixture[str]
+    made: RunPaths, capsys: pytest.CaptureFixture[str]
 ) -> None:
     attempt(made, recipe=fake_recipe(tracking={"kind": "mlflow", "uri": "http://127.0.0.1:9"}))
     assert ends(made) == [("finished", 0)]
     assert "mlflow:" in capsys.readouterr().err
 
 
-def test_an_unmet_contract_is_an_end_of_its_own(made: RunLayout) -> None:
+def test_an_unmet_contract_is_an_end_of_its_own(made: RunPaths) -> None:
     ended = attempt(made, recipe=fake_recipe(expect={"reward/score_mean": {"min": 2.0}}))
     assert [verdict.met for verdict in ended.verdicts] == [False]
     assert ends(made) == [("unmet", 5)]
@@ -252,7 +252,7 @@ class TwiceStopped(EvenScorer):
             raise RuntimeError(f"device gone: {error}") from error
 
 
-def test_a_second_signal_is_how_the_attempt_ended_whatever_a_library_makes_of_it(made: RunLayout) -> None:
+def test_a_second_signal_is_how_the_attempt_ended_whatever_a_library_makes_of_it(made: RunPaths) -> None:
     with pytest.raises(PreemptedError) as caught:
         attempt(made, TwiceStopped())
     assert caught.value.hint == f"ppoctl resume {made.root}"
@@ -269,7 +269,7 @@ def test_a_second_signal_is_how_the_attempt_ended_whatever_a_library_makes_of_it
     ids=["a named error", "our own bug", "no memory"],
 )
 def test_an_attempt_that_failed_says_so_and_closes_what_it_opened(
-    made: RunLayout, error: BaseException, end: tuple[str, int]
+    made: RunPaths, error: BaseException, end: tuple[str, int]
 ) -> None:
     scorer = BrokenScorer(error)
     with pytest.raises(Exception, match=r"nan|bug|allocate"):
@@ -282,7 +282,7 @@ def test_an_attempt_that_failed_says_so_and_closes_what_it_opened(
 
 
 def test_the_gate_knows_how_long_stages_took_in_this_very_attempt(
-    made: RunLayout, monkeypatch: pytest.MonkeyPatch
+    made: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known: list[Any] = []
     real = session.time_left

@@ -15,8 +15,8 @@ from ppoctl.stages.actor_update import ActorUpdateStage
 from ppoctl.stages.critic_update import CriticUpdateStage
 from ppoctl.stages.updates import MinibatchPlan
 from ppoctl.store import manifest as manifests
-from ppoctl.store.layout import RunLayout
-from ppoctl.wire.stages import READS, read_by
+from ppoctl.store.layout import RunPaths
+from ppoctl.wire.stages import READS, stage_fingerprint
 
 PPO = {"epochs": 2, "minibatch_seqs": 4, "kl": {"place": "reward", "coef": 0.05}}
 ROLLOUT = {"prompts_per_step": 4, "samples_per_prompt": 2, "max_prompt_tokens": 4, "max_new_tokens": 6}
@@ -72,12 +72,16 @@ def test_a_key_changes_the_fingerprints_of_the_stages_that_read_it_and_of_no_oth
     tables: dict[str, Any], readers: set[str]
 ) -> None:
     before, after = fake_recipe(), fake_recipe(**tables)
-    assert {stage for stage in READS if read_by(stage, before) != read_by(stage, after)} == readers
+    assert {
+        stage for stage in READS if stage_fingerprint(stage, before) != stage_fingerprint(stage, after)
+    } == readers
 
 
 def test_a_rate_reads_how_long_the_run_is_only_where_it_follows_that() -> None:
     def read(steps: int, **schedule: Any) -> str:
-        return read_by("actor_update", fake_recipe(steps=steps, actor={"optimizer": {"lr": 1.0, **schedule}}))
+        return stage_fingerprint(
+            "actor_update", fake_recipe(steps=steps, actor={"optimizer": {"lr": 1.0, **schedule}})
+        )
 
     for schedule, is_other in (
         ({}, False),
@@ -91,7 +95,9 @@ def test_a_rate_reads_how_long_the_run_is_only_where_it_follows_that() -> None:
 
 def test_a_rate_that_moves_with_steps_reads_which_is_the_first_and_how_many_updates_it_has() -> None:
     def read(ticks: str, **changes: Any) -> str:
-        return read_by("actor_update", fake_recipe(actor={"optimizer": {"lr": 1.0, "lr_ticks": ticks}}, **changes))
+        return stage_fingerprint(
+            "actor_update", fake_recipe(actor={"optimizer": {"lr": 1.0, "lr_ticks": ticks}}, **changes)
+        )
 
     as_is = {**ppo(), "rollout": ROLLOUT}
     for changed in (ppo(critic_only_steps=1), {"rollout": {**ROLLOUT, "samples_per_prompt": 4}}):
@@ -109,7 +115,9 @@ def test_a_loss_over_the_longest_length_reads_that_length_and_no_other_does() ->
         before, after = (
             fake_recipe(**ppo(**{loss: {"aggregation": kind}}), rollout=each) for each in (ROLLOUT, longer)
         )
-        assert {stage for stage in READS if read_by(stage, before) != read_by(stage, after)} == readers
+        assert {
+            stage for stage in READS if stage_fingerprint(stage, before) != stage_fingerprint(stage, after)
+        } == readers
 
 
 def test_a_penalty_of_long_responses_reads_the_longest_length_where_it_has_none_of_its_own() -> None:
@@ -117,7 +125,9 @@ def test_a_penalty_of_long_responses_reads_the_longest_length_where_it_has_none_
     for own, readers in (({}, {"rollout", "advantages"}), ({"max_tokens": 5}, {"rollout"})):
         reward = {"kind": "exact_match", "overlong": {**overlong, **own}}
         before, after = (fake_recipe(reward=reward, rollout=each) for each in (ROLLOUT, longer))
-        assert {stage for stage in READS if read_by(stage, before) != read_by(stage, after)} == readers
+        assert {
+            stage for stage in READS if stage_fingerprint(stage, before) != stage_fingerprint(stage, after)
+        } == readers
 
 
 def test_ids_are_left_out_in_rollouts_as_the_trainer_scores_them_and_not_in_evaluations(tmp_path: Path) -> None:
@@ -197,7 +207,7 @@ def test_an_evaluation_of_a_step_is_that_of_its_recipe(tmp_path: Path) -> None:
     assert [stage.fingerprint == found[0].fingerprint for stage in found if stage and found[0]] == [True] * 3 + [
         False
     ]
-    committed = manifests.read(RunLayout(tmp_path / "run").stage(3, "eval"))
+    committed = manifests.read(RunPaths(tmp_path / "run").stage(3, "eval"))
     assert committed is not None
     assert found[3] is not None
     assert committed.fingerprint == found[3].fingerprint

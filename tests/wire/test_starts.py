@@ -15,21 +15,21 @@ from ppoctl.loop.run import run
 from ppoctl.store import alive, run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.journal import Journal, read_lines
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.wire.new_run import is_replaceable
 from store.conftest import stop_at, working
 
 
-def started(layout: RunLayout, pid: int, *, host: str = "", at: float | None = None) -> None:
+def started(layout: RunPaths, pid: int, *, host: str = "", at: float | None = None) -> None:
     """The journal of an attempt of that process, which has not ended."""
     journal = Journal(layout, claim(layout))
     journal.event("attempt_started", pid=pid, host=host or platform.node(), **({} if at is None else {"at": at}))
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> RunLayout:
-    layout = RunLayout(tmp_path / "run")
+def made(tmp_path: Path) -> RunPaths:
+    layout = RunPaths(tmp_path / "run")
     run_dir.create(layout, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={"command": "train"})
     return layout
 
@@ -41,7 +41,7 @@ def parent() -> psutil.Process:
     return found
 
 
-def test_a_run_at_work_on_this_host_is_left_alone(made: RunLayout) -> None:
+def test_a_run_at_work_on_this_host_is_left_alone(made: RunPaths) -> None:
     started(made, parent().pid)
     with pytest.raises(RunAliveError, match=f"attempt 1 is process {parent().pid} here") as raised:
         alive.require_idle(made)
@@ -49,7 +49,7 @@ def test_a_run_at_work_on_this_host_is_left_alone(made: RunLayout) -> None:
     assert raised.value.hint.endswith(f"ppoctl resume {made.root} --take-over")
 
 
-def test_an_attempt_that_ended_or_is_this_process_or_elsewhere_is_in_nobodys_way(made: RunLayout) -> None:
+def test_an_attempt_that_ended_or_is_this_process_or_elsewhere_is_in_nobodys_way(made: RunPaths) -> None:
     started(made, os.getpid())
     started(made, parent().pid, host="another-host")
     started(made, parent().pid)
@@ -57,7 +57,7 @@ def test_an_attempt_that_ended_or_is_this_process_or_elsewhere_is_in_nobodys_way
     alive.require_idle(made)
 
 
-def test_a_damaged_journal_is_believed_where_it_is_whole(made: RunLayout) -> None:
+def test_a_damaged_journal_is_believed_where_it_is_whole(made: RunPaths) -> None:
     started(made, parent().pid)
     Journal(made, working(made, 1)).event("attempt_ended", status="failed", exit_code=3)
     data = bytearray(made.journal.read_bytes())
@@ -76,14 +76,14 @@ def test_a_journal_that_is_gone_is_not_in_the_way_of_what_brings_it_again(tmp_pa
     alive.require_idle(layout)
 
 
-def test_a_number_that_a_later_process_has_got_is_not_the_attempt(made: RunLayout) -> None:
+def test_a_number_that_a_later_process_has_got_is_not_the_attempt(made: RunPaths) -> None:
     started(made, parent().pid, at=parent().create_time() - 60)
     alive.require_idle(made)
     (attempt,) = alive.attempts(read_lines(made.journal))
     assert attempt["status"] == "killed"
 
 
-def test_a_start_that_failed_does_not_burn_the_name(made: RunLayout) -> None:
+def test_a_start_that_failed_does_not_burn_the_name(made: RunPaths) -> None:
     journal = Journal(made, claim(made))
     journal.event("attempt_started", pid=2**22 + 1, host=platform.node())
     assert is_replaceable(made)
@@ -99,11 +99,11 @@ def test_a_run_with_a_rollout_or_something_that_is_no_run_is_never_replaced(tmp_
     failed = stop_at(tmp_path / "failed", "1 rollout starts")
     assert not run_dir.has_begun(failed)
     assert is_replaceable(failed)
-    retired = RunLayout(tmp_path / "whole")
+    retired = RunPaths(tmp_path / "whole")
     play(retired.root, fake_recipe(steps=4, checkpoint={"keep_last": 2, "keep_rollouts_every_steps": 0}))
     assert not is_replaceable(retired)
     (tmp_path / "mine").mkdir()
-    assert not is_replaceable(RunLayout(tmp_path / "mine"))
+    assert not is_replaceable(RunPaths(tmp_path / "mine"))
 
 
 def test_after_a_health_stop_the_plan_offers_the_last_healthy_pair(
@@ -116,7 +116,7 @@ def test_after_a_health_stop_the_plan_offers_the_last_healthy_pair(
         run(open_run(root, fake_recipe(steps=4, health=rules), Witness()).job)
     assert raised.value.hint is not None
     assert f"ppoctl resume {root} --back-to 2" in raised.value.hint
-    plan = plan_resume(RunLayout(root))
+    plan = plan_resume(RunPaths(root))
     assert plan.start == 3
     assert plan.notes == (
         "a health rule stopped the run at step 3; it goes on from the states of that step",

@@ -18,7 +18,7 @@ from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.journal import JournalLine, read_lines
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.once import load_record
 from ppoctl.tracking.health import HealthMonitor
 from ppoctl.wire.job import RunHooks, assemble
@@ -64,7 +64,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def play(root: Path, clock: Clock, gate: Gate | None = None) -> None:
-    layout, recipe = RunLayout(root), RECIPE
+    layout, recipe = RunPaths(root), RECIPE
     if not root.exists():
         run_dir.create(layout, recipe_toml="", resolved=as_recorded(recipe), facts={})
     around = RunHooks(gate or Stops(), lambda text: None, lambda text: None, (), HealthMonitor(recipe.health), {})
@@ -73,7 +73,7 @@ def play(root: Path, clock: Clock, gate: Gate | None = None) -> None:
 
 
 def rollout_line(root: Path) -> JournalLine:
-    [line] = [line for line in read_lines(RunLayout(root).journal) if line.get("stage") == "rollout"]
+    [line] = [line for line in read_lines(RunPaths(root).journal) if line.get("stage") == "rollout"]
     return line
 
 
@@ -95,7 +95,7 @@ def test_recalled_samples_were_not_drawn(tmp_path: Path, clock: Clock) -> None:
     line, undisturbed = rollout_line(tmp_path / "run"), rollout_line(whole)
     assert line["figures"] == undisturbed["figures"]
     # The fake draws the last request first: five were kept, the first three are drawn here.
-    layout = RunLayout(tmp_path / "run")
+    layout = RunPaths(tmp_path / "run")
     manifest = manifests.read(layout.stage(1, "rollout"))
     assert manifest is not None
     rollouts = load_record(layout, 1, "rollout", manifest)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ppoctl.engines.megatron.ranks import TakingTurns, ThisProcess
+from ppoctl.engines.megatron.ranks import DeviceSharingRanks, ThisProcess
 from ppoctl.model.reading import read_shape
 from ppoctl.plan.memory.estimate import estimate
 from ppoctl.recipe.load import load
@@ -37,7 +37,7 @@ def test_weights_go_over_host_memory_where_a_gpus_may_not_be_opened() -> None:
     recipe = load([RECIPES / "quickstart.toml"], sets).recipe
     assert is_one_process(recipe)
     placed = place_roles(recipe)
-    assert isinstance(placed.actor, TakingTurns)
+    assert isinstance(placed.actor, DeviceSharingRanks)
     assert isinstance(placed.actor.ranks, ThisProcess)
     placed.actor.ranks.rank = RankOnGpu()  # type: ignore[assignment]
     placed.actor.ranks.bucket_bytes = 12

@@ -36,7 +36,7 @@ from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.loop.run import RunContext
 from ppoctl.ports import Actor, SampleRequest, SamplingParams
 from ppoctl.recipe.schema import Recipe
-from ppoctl.wire.sockets import Sockets
+from ppoctl.wire.sockets import Components
 from tolerance import STEP
 from wiring import book
 
@@ -305,7 +305,7 @@ def open_bench(
         made.append(LoggedGenerator(actor_at))
         return made[0]
 
-    sockets = Sockets(
+    sockets = Components(
         actor, critic, generator, scorer, questions, source_digests={"actor": "bench", "critic": "bench"}
     )
     job = open_run(folder / "run", recipe, witness or Witness(), sockets=sockets).job

@@ -32,7 +32,7 @@ from ppoctl.batch.records import Record
 from ppoctl.loop.run import run
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import JournalLine
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.once import load_record
 from wiring.bench import BASE, open_bench
 
@@ -60,7 +60,7 @@ class Reader(Witness):
     read: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def on_committed(self, line: JournalLine) -> None:
-        step, stage, layout = line["step"], line["stage"], RunLayout(self.root)
+        step, stage, layout = line["step"], line["stage"], RunPaths(self.root)
         manifest = manifests.read(layout.stage(step, stage))
         assert manifest is not None
         record = load_record(layout, step, stage, manifest)

@@ -10,9 +10,9 @@ import torch
 
 from ppoctl.batch.prompts import Message
 from ppoctl.engines.megatron.factory import reward_settings
-from ppoctl.engines.megatron.microbatches import Share
+from ppoctl.engines.megatron.microbatches import RankOutputs
 from ppoctl.engines.vllm.pooling import PoolingSettings
-from ppoctl.ports import Said
+from ppoctl.ports import TokenOutputs
 from ppoctl.recipe.schema import Recipe
 from ppoctl.wire.reward_models import RewardModelsOf, settings_of
 from rewards.asking import request
@@ -36,7 +36,7 @@ class Counting:
         if method != "reference_forward":
             return [None]
         lengths = given[0].prompt_lengths
-        return [Share(torch.arange(len(lengths)), Said(lengths.float()[:, None]))]
+        return [RankOutputs(torch.arange(len(lengths)), TokenOutputs(lengths.float()[:, None]))]
 
     def weights(self) -> Any:
         raise NotImplementedError

@@ -13,7 +13,7 @@ from fakes.bigram import END
 from ppoctl.batch.scores import Score
 from ppoctl.errors import RewardError
 from ppoctl.recipe.schema import Recipe
-from ppoctl.wire.stages import READS, read_by
+from ppoctl.wire.stages import READS, stage_fingerprint
 from wiring import bench, book
 from wiring.bench import BASE, STEP_NUMBER, found_in, open_bench, play_step, played_and_told, with_keys
 from wiring.cases import each_key, holds
@@ -175,7 +175,7 @@ def test_two_values_give_two_steps_each_as_the_book_says(key: str, value: Any) -
     recipes = [Recipe.model_validate(tables) for tables in (BASE, with_keys({key: value}))]
     for stage, (reads, makes) in MAKES.items():
         if different & set(makes) and not different & set(reads):
-            before, after = (read_by(stage, recipe) for recipe in recipes)
+            before, after = (stage_fingerprint(stage, recipe) for recipe in recipes)
             assert before != after, f"{stage} makes something else of the same, and its fingerprint does not tell"
 
 
@@ -210,7 +210,9 @@ def test_each_step_of_the_arithmetic_is_taken_as_its_table_says_beside_all_other
     assert {"shaped", "returns", "actor table", "critic table"} <= different
     assert "scores" not in different
     before, after = (Recipe.model_validate(each) for each in (tables, other))
-    assert {stage for stage in READS if read_by(stage, before) != read_by(stage, after)} == {"advantages"}
+    assert {stage for stage in READS if stage_fingerprint(stage, before) != stage_fingerprint(stage, after)} == {
+        "advantages"
+    }
 
 
 KL_KEYS = [f"ppo.kl.{name}" for name in ("place", "estimator", "coef")]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pyarrow
 
     from ppoctl.launch.signals import SignalGate
-    from ppoctl.loop.expectations import Ended
+    from ppoctl.loop.expectations import RunResult
     from ppoctl.tracking.screen import Screen
 
 RUNS = "runs"
@@ -41,11 +41,11 @@ def train(
     Raises ExpectationError where the recipe expects what the run does not reach, and what `ppoctl train` ends with.
     """
     from ppoctl.cli import preflight
-    from ppoctl.wire.ahead import engine_ahead
+    from ppoctl.wire.ahead import prestarted_engine
 
     with _talking("train") as (screen, gate):
         loaded = preflight.startable(_files(recipe), _sets(keys), Path(runs), force=force)
-        with engine_ahead(loaded.recipe):
+        with prestarted_engine(loaded.recipe):
             from ppoctl.wire import commands
 
             ended = commands.train(loaded, gate, runs=Path(runs), or_resume=or_resume, screen=screen)
@@ -58,11 +58,11 @@ def rollout(recipe: RecipeArgument, keys: Keys = None, *, runs: str | Path = RUN
     Raises what `ppoctl rollout` ends with.
     """
     from ppoctl.cli import preflight
-    from ppoctl.wire.ahead import engine_ahead
+    from ppoctl.wire.ahead import prestarted_engine
 
     with _talking("rollout") as (screen, gate):
         loaded = preflight.startable(_files(recipe), _sets(keys), Path(runs), force=force)
-        with engine_ahead(loaded.recipe):
+        with prestarted_engine(loaded.recipe):
             from ppoctl.wire import commands
 
             ended = commands.rollout(loaded, gate, runs=Path(runs), screen=screen)
@@ -77,14 +77,14 @@ def resume(run: str | Path | Run, keys: Keys = None, *, force: bool = False) -> 
     from ppoctl.cli import preflight
     from ppoctl.slurm.following import require_idle
     from ppoctl.store.resume_plan import plan_resume
-    from ppoctl.wire.ahead import engine_ahead
+    from ppoctl.wire.ahead import prestarted_engine
 
     layout = (run if isinstance(run, Run) else Run(run)).layout
     with _talking("resume") as (screen, gate):
         require_idle(layout)
         plan = plan_resume(layout)
         plan.require_whole(layout)
-        with engine_ahead(preflight.with_room_to_go_on(layout, _sets(keys), force=force)):
+        with prestarted_engine(preflight.require_space_to_resume(layout, _sets(keys), force=force)):
             from ppoctl.wire import commands
 
             ended = commands.resume(layout, plan, _sets(keys), gate, only=None, screen=screen)
@@ -115,13 +115,13 @@ def evaluate(checkpoint: str | Path | Run, recipe: RecipeArgument = (), keys: Ke
 
     Raises RecipeError where the checkpoint is none of these, and what `ppoctl eval` ends with.
     """
-    from ppoctl.wire.ahead import engine_ahead
+    from ppoctl.wire.ahead import prestarted_engine
     from ppoctl.wire.checkpoints import find_checkpoint
 
     path = checkpoint.path if isinstance(checkpoint, Run) else Path(checkpoint)
     with _talking("eval"):
         asked = find_checkpoint(path, _files(recipe), _sets(keys))
-        with engine_ahead(asked.recipe):
+        with prestarted_engine(asked.recipe):
             from ppoctl.wire import commands
 
             found = commands.evaluate(asked, _say)
@@ -144,7 +144,7 @@ def _talking(command: str) -> "Iterator[tuple[Screen, SignalGate]]":
             yield screen, SignalGate(goes_on)
 
 
-def _run_of(ended: "Ended") -> Run:
+def _run_of(ended: "RunResult") -> Run:
     from ppoctl.loop.expectations import require_met
 
     require_met(ended.verdicts)
@@ -164,4 +164,4 @@ def _sets(keys: Keys) -> list[str]:
 def _say(text: str) -> None:
     from ppoctl.cli import render
 
-    render.say(text)
+    render.print_stderr(text)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyarrow
 
-    from ppoctl.store.layout import RunLayout
+    from ppoctl.store.layout import RunPaths
 
 
 @dataclass(frozen=True, init=False)
@@ -25,11 +25,11 @@ class Run:
         run_dir.facts(self.layout)
 
     @property
-    def layout(self) -> "RunLayout":
+    def layout(self) -> "RunPaths":
         """Paths of everything in it."""
-        from ppoctl.store.layout import RunLayout
+        from ppoctl.store.layout import RunPaths
 
-        return RunLayout(self.path)
+        return RunPaths(self.path)
 
     @property
     def recipe(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def encode(kind: str, tensors: dict[str, Tensor], meta: dict[str, Any]) -> bytes
 
 def decode(data: bytes) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
     """Kind, tensors and metadata; raises ValueError on anything that is not such a file."""
-    kind, meta = headers.told(data)
+    kind, meta = headers.record_metadata(data)
     try:
         tensors = dict(load(data))
     except SafetensorError as error:

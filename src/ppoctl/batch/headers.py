@@ -7,7 +7,7 @@ KEY = "ppoctl"
 """The header's one entry that is ours, or the tensor that holds it where it is too long for a header."""
 
 
-def told(data: bytes) -> tuple[str, dict[str, Any]]:
+def record_metadata(data: bytes) -> tuple[str, dict[str, Any]]:
     """Kind and metadata in the bytes of a record's file. Raises ValueError on anything that is no such file."""
     start = 8 + int.from_bytes(data[:8], "little")
     try:

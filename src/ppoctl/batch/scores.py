@@ -70,7 +70,7 @@ class Score:
 
 
 @runtime_checkable
-class Settling(Protocol):
+class BatchScorer(Protocol):
     """A scorer that gathers what is submitted, to score it together."""
 
     def settle(self) -> None:

@@ -18,7 +18,7 @@ from ppoctl.errors import CorruptArtifactError, quoted
 _SEAL = re.compile(r',\s+"seal": "([0-9a-f]{16})"\s?\}\s?\Z')
 
 
-class BrokenSealError(ValueError):
+class ChecksumMismatchError(ValueError):
     """The text is not what was sealed, or was never sealed."""
 
 
@@ -42,9 +42,9 @@ def unseal(text: str) -> dict[str, Any]:
     """What was sealed. Raises BrokenSealError when the text was changed since."""
     found = _SEAL.search(text)
     if found is None:
-        raise BrokenSealError("it has no checksum at its end")
+        raise ChecksumMismatchError("it has no checksum at its end")
     if _checksum(text[: found.start()]) != found[1]:
-        raise BrokenSealError("it does not match its own checksum")
+        raise ChecksumMismatchError("it does not match its own checksum")
     body = dict(json.loads(text))
     del body["seal"]
     return body
@@ -71,9 +71,9 @@ def whole_lines(path: Path, data: bytes, *, offset: int = 0, line_number: int = 
         try:
             yield SealedLine(unseal(raw.decode("ascii")), offset)
         except ValueError as error:  # UnicodeDecodeError is one
-            why = error if isinstance(error, BrokenSealError) else "it is not ASCII"
+            why = error if isinstance(error, ChecksumMismatchError) else "it is not ASCII"
             raise CorruptArtifactError(
-                f"`{path}` is corrupt: line {number}: {why}", hint=how_to_mend(path.parent)
+                f"`{path}` is corrupt: line {number}: {why}", hint=repair_hint(path.parent)
             ) from error
 
 
@@ -86,7 +86,7 @@ def intact_lines(data: bytes) -> Iterator[dict[str, Any]]:
             continue
 
 
-def how_to_mend(run: Path) -> str:
+def repair_hint(run: Path) -> str:
     """The command that sets damage of a run aside and makes again what depends on it."""
     return f"set it aside and make again what depends on it: ppoctl resume {quoted(run)} --allow-missing"
 

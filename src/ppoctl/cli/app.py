@@ -172,7 +172,7 @@ class _Failure:
 
 def _tell(failure: _Failure, error: BaseException, *, debug: bool, as_json: bool) -> int:
     if debug:
-        render.say(_traceback(error).rstrip())
+        render.print_stderr(_traceback(error).rstrip())
     if as_json:
         render.json(failure.as_json())
     else:

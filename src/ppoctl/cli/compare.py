@@ -54,9 +54,9 @@ def _compare_runs(run: Path, other: Path, *, as_json: bool) -> bool:
     from ppoctl.cli import differences
     from ppoctl.store import run_dir
     from ppoctl.store.compare import compare as side_by_side
-    from ppoctl.store.layout import RunLayout
+    from ppoctl.store.layout import RunPaths
 
-    left, right = RunLayout(run), RunLayout(other)
+    left, right = RunPaths(run), RunPaths(other)
     for layout in (left, right):
         run_dir.facts(layout)
     found = differences.differences(left, right)

@@ -92,13 +92,13 @@ def convert_ckpt(
         parity=not no_parity,
         allow_pickle=allow_pickle,
     )
-    report = convert(asked, render.say)
+    report = convert(asked, render.print_stderr)
     if json:
         render.json({"out": str(out), **{name: value for name, value in report.items() if name != "tensors"}})
         return
     _tell(report)
     render.line(f"{'verified' if report['verified'] else 'NOT VERIFIED'}: {out}")
-    render.say(f"report: {out / REPORT}")
+    render.print_stderr(f"report: {out / REPORT}")
 
 
 def _tell(report: dict[str, Any]) -> None:

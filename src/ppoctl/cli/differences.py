@@ -9,7 +9,7 @@ from ppoctl.cli import render
 from ppoctl.cli.summary import key_figures
 
 if TYPE_CHECKING:
-    from ppoctl.store.layout import RunLayout
+    from ppoctl.store.layout import RunPaths
 
 ValuePair = tuple[Any, Any]
 """One thing in both runs; None where one of them does not have it."""
@@ -17,7 +17,7 @@ Point = tuple[int, float]
 
 
 @dataclass(frozen=True)
-class Figure:
+class MetricDifference:
     """One figure of two runs."""
 
     name: str
@@ -40,10 +40,10 @@ class Differences:
     keys: dict[str, ValuePair]
     sources: dict[str, ValuePair]
     versions: dict[str, ValuePair]
-    figures: list[Figure]
+    figures: list[MetricDifference]
 
 
-def differences(left: "RunLayout", right: "RunLayout") -> Differences:
+def differences(left: "RunPaths", right: "RunPaths") -> Differences:
     """The differences of two runs. Raises where one is no run, or where its recipe or journal is damaged."""
     from ppoctl.loop.expectations import history
     from ppoctl.recipe.fingerprint import differences as keys
@@ -74,7 +74,7 @@ def _of_each(name: str, facts: Sequence[Mapping[str, Any]]) -> dict[str, ValuePa
     return {key: values for key, values in both.items() if values[0] != values[1]}
 
 
-def _figure(name: str, series: Sequence[Sequence[Point]]) -> Figure:
+def _figure(name: str, series: Sequence[Sequence[Point]]) -> MetricDifference:
     from ppoctl.metrics import find
 
     left, right = map(dict, series)
@@ -85,7 +85,7 @@ def _figure(name: str, series: Sequence[Sequence[Point]]) -> Figure:
     points = [[point for point in each if point[1] == point[1]] if better else [] for each in series]
     best = [max(each, key=lambda point: (better * point[1], -point[0]), default=None) for each in points]
     at_step = (None, None) if step is None else (left[step], right[step])
-    return Figure(name, step, at_step, (best[0], best[1]))
+    return MetricDifference(name, step, at_step, (best[0], best[1]))
 
 
 def as_json(found: Differences) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def tell(found: Differences, runs: tuple[Path, Path]) -> None:
     render.line()
 
 
-def _tell_figures(figures: Sequence[Figure], sides: tuple[str, str]) -> None:
+def _tell_figures(figures: Sequence[MetricDifference], sides: tuple[str, str]) -> None:
     common = max((each.step for each in figures if each.step is not None), default=None)
     differing = [each for each in figures if each.differs]
     if differing:

@@ -11,7 +11,7 @@ from ppoctl.cli.options import JsonOption, Runs, Sets
 from ppoctl.errors import EnvironmentProblemError
 
 if TYPE_CHECKING:
-    from ppoctl.doctor.asked import Asked
+    from ppoctl.doctor.asked import IntendedRun
     from ppoctl.doctor.finding import Finding
 
 
@@ -33,10 +33,10 @@ def doctor(
         found = list(findings(this_machine(), runs, wanted, render.passing))
     finally:
         render.passing()
-    return told(found, json=json)
+    return print_findings(found, json=json)
 
 
-def told(found: "Sequence[Finding]", *, json: bool) -> int | None:
+def print_findings(found: "Sequence[Finding]", *, json: bool) -> int | None:
     """Print all findings; the exit code where one is wrong."""
     bad = [finding for finding in found if finding.verdict == "wrong"]
     error = None
@@ -51,7 +51,7 @@ def told(found: "Sequence[Finding]", *, json: bool) -> int | None:
     else:
         render.table([(finding.name, finding.verdict.value, _line(finding)) for finding in found])
         count = "nothing is wrong" if not bad else f"{len(bad)} of {len(found)} findings are wrong"
-        render.say(count)
+        render.print_stderr(count)
     return None if error is None else int(error.exit_code)
 
 
@@ -59,13 +59,13 @@ def _line(finding: "Finding") -> str:
     return finding.seen if finding.mend is None else f"{finding.seen}; mend it: {finding.mend}"
 
 
-def _asked(files: Sequence[Path], sets: Sequence[str]) -> "Asked":
+def _asked(files: Sequence[Path], sets: Sequence[str]) -> "IntendedRun":
     """The recipe with what it names and is not here. Raises RecipeError where it is wrong by itself."""
-    from ppoctl.doctor.asked import Asked
+    from ppoctl.doctor.asked import IntendedRun
     from ppoctl.recipe.load import examine
     from ppoctl.recipe.problems import as_error
 
     loaded, problems = examine(files, sets)
     if loaded is None:
         raise as_error([problem for problem in problems if not problem.is_missing])
-    return Asked(loaded.recipe, tuple(problems))
+    return IntendedRun(loaded.recipe, tuple(problems))

@@ -107,19 +107,19 @@ def _evaluated(checkpoint: Path, files: Sequence[Path], sets: Sequence[str]) -> 
             with loading("libraries"):
                 from ppoctl.wire import commands
 
-            return commands.evaluate(found, lambda text: render.say(render.printable(text)))
+            return commands.evaluate(found, lambda text: render.print_stderr(render.printable(text)))
 
 
 def _submit(ckpt: Path, files: Sequence[Path], sets: Sequence[str], out: Path | None, submission: Submission) -> None:
     from ppoctl.recipe.load import load
     from ppoctl.slurm.script import Work
-    from ppoctl.store.layout import RunLayout
+    from ppoctl.store.layout import RunPaths
     from ppoctl.wire.run_recipe import loaded_of
     from ppoctl.wire.sources import run_of
     from ppoctl.wire.submission import as_options
 
     root = ckpt if (ckpt / "run.json").is_file() else run_of(ckpt).root
-    layout = RunLayout(root.absolute())
+    layout = RunPaths(root.absolute())
     loaded = load(files, sets) if files else loaded_of(layout, sets)
     words = ["eval", *(str(file.absolute()) for file in files), "--ckpt", str(ckpt.absolute())]
     words += as_options(loaded, sets)

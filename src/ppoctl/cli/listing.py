@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ppoctl.slurm.run_state import RunFacts, RunState, Told
+    from ppoctl.slurm.run_state import RunFacts, RunState, SlurmSnapshot
     from ppoctl.store.journal import JournalLine
 
 BROKEN = "broken"
@@ -101,14 +101,14 @@ def listed(runs: Iterable[Path], wait_s: float | None = None) -> tuple[list[List
 def _read(run: Path) -> _Read:
     from ppoctl.slurm import following
     from ppoctl.store.journal import read_newest
-    from ppoctl.store.layout import RunLayout
+    from ppoctl.store.layout import RunPaths
 
-    layout = RunLayout(run)
+    layout = RunPaths(run)
     lines = read_newest(layout.journal)
     return _Read(following.facts(layout, lines), lines)
 
 
-def _row(run: Path, read: _Read, state: "RunState", told: "Told") -> Listed:
+def _row(run: Path, read: _Read, state: "RunState", told: "SlurmSnapshot") -> Listed:
     from ppoctl import metrics
     from ppoctl.slurm.run_state import AT_WORK, DONE, WAITING
     from ppoctl.store.outline import EVAL
@@ -157,8 +157,8 @@ def _size(run: Path) -> int:
 
 def _touched_at(run: Path) -> float:
     """When a run that says no time of its own was written to."""
-    from ppoctl.store.layout import RunLayout
+    from ppoctl.store.layout import RunPaths
 
-    layout = RunLayout(run)
+    layout = RunPaths(run)
     there = next((path for path in (layout.journal, layout.run_json) if path.exists()), run)
     return there.stat().st_mtime

@@ -12,7 +12,7 @@ from ppoctl.cli.options import JsonOption, RunArgument
 from ppoctl.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
-    from ppoctl.store.layout import RunLayout
+    from ppoctl.store.layout import RunPaths
     from ppoctl.store.logs import Tail
 
 LOOK_EVERY_S = 0.25
@@ -44,9 +44,9 @@ def logs(
     """Print what a run said. Its console, or by --what its engines, every rank or Slurm; --json prints the list of
     files."""
     from ppoctl.store import run_dir
-    from ppoctl.store.layout import RunLayout
+    from ppoctl.store.layout import RunPaths
 
-    layout = RunLayout(run)
+    layout = RunPaths(run)
     run_dir.facts(layout)
     if list_ or json:
         _list(layout, attempt, as_json=json)
@@ -68,7 +68,7 @@ def logs(
 class _LogReader:
     """The files that were asked for, as far as they were printed."""
 
-    def __init__(self, layout: "RunLayout", what: str, attempt: int | None, lines: int | None) -> None:
+    def __init__(self, layout: "RunPaths", what: str, attempt: int | None, lines: int | None) -> None:
         self.layout = layout
         self.tails: dict[Path, Tail] = {}
         self._what = what
@@ -125,11 +125,11 @@ def _follow(reader: _LogReader) -> None:
         time.sleep(LOOK_EVERY_S)
 
 
-def _is_over(layout: "RunLayout", events: list[LogLine], *, may_ask: bool) -> bool:
+def _is_over(layout: "RunPaths", events: list[LogLine], *, may_ask: bool) -> bool:
     """Whether nobody is at work and no job will go on with the run by itself. Slurm is asked only where the run does
     not say so: a job that was cancelled or killed may have written nothing."""
     from ppoctl.slurm.following import has_open_job
-    from ppoctl.slurm.turn import goes_on_after
+    from ppoctl.slurm.turn import is_resumable
     from ppoctl.store.alive import attempts
     from ppoctl.store.jobs import jobs
 
@@ -138,12 +138,12 @@ def _is_over(layout: "RunLayout", events: list[LogLine], *, may_ask: bool) -> bo
         return False
     if not jobs(layout):
         return newest is not None and not newest["status"].startswith("running")
-    if newest is not None and "exit_code" in newest and not goes_on_after(newest["exit_code"]):
+    if newest is not None and "exit_code" in newest and not is_resumable(newest["exit_code"]):
         return True
     return may_ask and not has_open_job(layout, events)
 
 
-def _list(layout: "RunLayout", attempt: int | None, *, as_json: bool) -> None:
+def _list(layout: "RunPaths", attempt: int | None, *, as_json: bool) -> None:
     from ppoctl.store.logs import of_attempt, of_slurm
 
     numbers = layout.attempts() if attempt is None else [attempt]
@@ -157,7 +157,7 @@ def _list(layout: "RunLayout", attempt: int | None, *, as_json: bool) -> None:
     render.table(rows, ("attempt", "file", "size"))
 
 
-def _require_known(layout: "RunLayout", attempt: int | None) -> None:
+def _require_known(layout: "RunPaths", attempt: int | None) -> None:
     there = layout.attempts()
     if attempt is not None and attempt not in there:
         known = ", ".join(map(str, there)) or "none yet"
@@ -167,7 +167,7 @@ def _require_known(layout: "RunLayout", attempt: int | None) -> None:
         )
 
 
-def _nothing(layout: "RunLayout", what: str, attempt: int | None) -> RecipeError:
+def _nothing(layout: "RunPaths", what: str, attempt: int | None) -> RecipeError:
     of = "" if attempt is None else f" of attempt {attempt}"
     return RecipeError(
         f"run `{layout.root}` has no log `{what}`{of} yet",

@@ -74,12 +74,12 @@ def _read(runs: Sequence[Path]) -> list[_Plotted]:
     from ppoctl.loop.expectations import history
     from ppoctl.store import run_dir
     from ppoctl.store.journal import events, read_lines
-    from ppoctl.store.layout import RunLayout
+    from ppoctl.store.layout import RunPaths
 
     found: list[_Plotted] = []
     names = [run.resolve().name for run in runs]
     for run, name in zip(runs, names, strict=True):
-        layout = RunLayout(run)
+        layout = RunPaths(run)
         run_dir.facts(layout)
         lines = read_lines(layout.journal)
         figures = history(lines)
@@ -195,7 +195,7 @@ def _print(panels: "Sequence[Panel]", runs: Sequence[_Plotted]) -> None:
         render.line("\n".join(lines) + ("\n" if number < len(panels) - 1 else ""))
     for run in runs:
         if run.events:
-            render.say(f"{run.name}: {_happened(run.events)}")
+            render.print_stderr(f"{run.name}: {_happened(run.events)}")
 
 
 def _happened(events: "Sequence[JournalEvent]") -> str:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from ppoctl import units
 from ppoctl.cli import render
-from ppoctl.doing import DOING, Act
+from ppoctl.doing import ACTIVITIES, Activity
 
 if TYPE_CHECKING:
     from ppoctl.preflight.check import OriginOf
     from ppoctl.recipe.load import Loaded
     from ppoctl.recipe.problems import Problem
     from ppoctl.recipe.schema import Recipe
-    from ppoctl.store.layout import RunLayout
+    from ppoctl.store.layout import RunPaths
 
 
 def examined(
@@ -28,7 +28,7 @@ def examined(
     from ppoctl.recipe.rules import violations
 
     notes: list[str] = []
-    act = Act("")
+    act = Activity("")
 
     def counted(name: str, rows: int) -> None:
         act.what = f"reading `data.{name}`: {rows:,} rows"
@@ -40,14 +40,14 @@ def examined(
         return found.problems
 
     try:
-        with DOING.at("checking the recipe, the model and the data") as act:
+        with ACTIVITIES.at("checking the recipe, the model and the data") as act:
             loaded, problems = examine(files, sets, judges=(violations, assets))
     finally:
         render.passing()
     notes += () if loaded is None else loaded.notes
     wrong, said = Findings(problems, notes).judged(strict=strict)
     for note in said:
-        render.say(f"note: {note}")
+        render.print_stderr(f"note: {note}")
     if wrong or loaded is None:
         raise as_error(wrong or problems)
     return loaded, said
@@ -63,7 +63,7 @@ def startable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: 
 
     loaded, _ = examined(files, sets, strict=True)
     require_capable(loaded.recipe)
-    require_room(loaded.recipe, runs / loaded.recipe.name, force=force)
+    require_disk_space(loaded.recipe, runs / loaded.recipe.name, force=force)
     return loaded
 
 
@@ -85,7 +85,7 @@ def submittable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force
     return loaded
 
 
-def require_room(recipe: "Recipe", run: Path, *, force: bool) -> None:
+def require_disk_space(recipe: "Recipe", run: Path, *, force: bool) -> None:
     """Raise StorageError where the run directory cannot be written or its disk is too small, EnvironmentProblemError
     where GPUs are closed to its processes, OutOfMemoryError where this machine is too small; with `force` sizes are
     not asked."""
@@ -103,14 +103,14 @@ def require_room(recipe: "Recipe", run: Path, *, force: bool) -> None:
     require_fit(recipe, *memory_of(recipe))
 
 
-def with_room_to_go_on(layout: "RunLayout", sets: Sequence[str], *, force: bool) -> "Recipe":
+def require_space_to_resume(layout: "RunPaths", sets: Sequence[str], *, force: bool) -> "Recipe":
     """The recipe that a run which is there goes on with. Raises as `require_same_run` and `require_room` do."""
     from ppoctl.wire.run_recipe import recipe_of
     from ppoctl.wire.same_run import require_same_run
 
     recipe = recipe_of(layout, sets)
     require_same_run(layout, recipe)
-    require_room(recipe, layout.root, force=force)
+    require_disk_space(recipe, layout.root, force=force)
     return recipe
 
 
@@ -127,4 +127,4 @@ class Reading:
         render.passing(text)
         if not render.on_terminal() and time.monotonic() - self._said > self.EVERY_S:
             self._said = time.monotonic()
-            render.say(text)
+            render.print_stderr(text)

@@ -57,7 +57,7 @@ def _print(found: "Preview") -> None:
         ]
     )
     for flag in found.flags:
-        render.say(f"note: {render.printable(flag)}")
+        render.print_stderr(f"note: {render.printable(flag)}")
 
 
 def _of_row(row: "PreviewedRow") -> Iterator[tuple[str, str]]:

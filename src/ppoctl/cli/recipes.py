@@ -94,7 +94,7 @@ def copy(
         return
     for _, new in pairs:
         render.line(str(new))
-    render.say(f"next: ppoctl validate {quoted(target)}")
+    render.print_stderr(f"next: ppoctl validate {quoted(target)}")
 
 
 @app.command(cls=Command)
@@ -237,7 +237,7 @@ def coming_from(
 
 def _tell(told: Sequence["Feature"], prefix: str = "") -> None:
     """Print what the page of algorithms says of some parts, below the table of their keys."""
-    from ppoctl.recipe.pages import told as lines_of
+    from ppoctl.recipe.pages import rendered_rows as lines_of
 
     for feature in told:
         render.line()

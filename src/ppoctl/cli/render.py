@@ -41,7 +41,7 @@ def printable(text: str) -> str:
     return safe.encode(encoding, "backslashreplace").decode(encoding)
 
 
-def say(text: str) -> None:
+def print_stderr(text: str) -> None:
     """Print a line of talk: progress, notes, what to type next."""
     if _through is None:
         print(text, file=sys.stderr, flush=True)

@@ -27,8 +27,8 @@ from ppoctl.errors import RecipeError, quoted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ppoctl.loop.expectations import Ended
-    from ppoctl.store.layout import RunLayout
+    from ppoctl.loop.expectations import RunResult
+    from ppoctl.store.layout import RunPaths
     from ppoctl.store.resume_plan import ResumePlan
 
 AllowMissing = Annotated[
@@ -65,9 +65,9 @@ def resume(
 ) -> int | None:
     """Continue a run from any instant. Changed keys (--set) hold from the first step that has no rollout yet."""
     from ppoctl.store import run_dir
-    from ppoctl.store.layout import RunLayout
+    from ppoctl.store.layout import RunPaths
 
-    layout = RunLayout(run)
+    layout = RunPaths(run)
     run_dir.facts(layout)
     if plan:
         _tell_plan(run, layout, sets or (), allow_missing=allow_missing, as_json=json)
@@ -86,7 +86,7 @@ def resume(
             _require_idle(layout, take_over=take_over)
             table = _made_whole(layout, back_to, allow_missing=allow_missing)
             _print(run, table, to_stderr=True)
-            with engine_ahead(preflight.with_room_to_go_on(layout, sets or (), force=force)):
+            with engine_ahead(preflight.require_space_to_resume(layout, sets or (), force=force)):
                 with loading("libraries"):
                     from ppoctl.wire import commands
 
@@ -97,7 +97,7 @@ def resume(
     return None
 
 
-def _set_aside_here(layout: "RunLayout", back_to: int | None, *, allow_missing: bool, take_over: bool) -> None:
+def _set_aside_here(layout: "RunPaths", back_to: int | None, *, allow_missing: bool, take_over: bool) -> None:
     """Set aside what was asked to be, once: a job that comes back would do it again. Raises RecipeError for what no
     job can do."""
     if take_over:
@@ -109,29 +109,29 @@ def _set_aside_here(layout: "RunLayout", back_to: int | None, *, allow_missing: 
         _made_whole(layout, back_to, allow_missing=allow_missing)
 
 
-def _turn_is_over(layout: "RunLayout") -> int | None:
+def _turn_is_over(layout: "RunPaths") -> int | None:
     """Exit code of a job that has nothing to do here; None: it has, or this is no job."""
     from ppoctl.slurm.allocation import allocation
-    from ppoctl.slurm.turn import begin
+    from ppoctl.slurm.turn import register_start
 
     here = allocation()
-    code = None if here is None else begin(layout, here)
+    code = None if here is None else register_start(layout, here)
     if code is not None:
-        render.say(f"the job before this one ended with exit code {code}: nothing is left to do")
+        render.print_stderr(f"the job before this one ended with exit code {code}: nothing is left to do")
     return code
 
 
-def _require_idle(layout: "RunLayout", *, take_over: bool = False) -> None:
+def _require_idle(layout: "RunPaths", *, take_over: bool = False) -> None:
     from ppoctl.slurm.following import require_idle
 
     if not take_over:
         require_idle(layout)
 
 
-def _as_it_ended(layout: "RunLayout") -> "Ended | None":
+def _as_it_ended(layout: "RunPaths") -> "RunResult | None":
     """The run as it stands, which is then told to be over; None where something is left to do. Raises StorageError
     where it is not whole."""
-    from ppoctl.loop.expectations import Ended, judge
+    from ppoctl.loop.expectations import RunResult, check_expectations
     from ppoctl.store.alive import attempts
     from ppoctl.store.journal import read_lines
     from ppoctl.store.resume_plan import plan_resume
@@ -149,28 +149,30 @@ def _as_it_ended(layout: "RunLayout") -> "Ended | None":
     steps = recipe.steps
     more = f"; more steps: ppoctl resume {quoted(layout.root)} --set steps={2 * steps}"
     # An unmet run ends with an error, whose hint is that command.
-    render.say("all steps are done: nothing is left to do" + (more if newest["status"] == "finished" else ""))
-    return Ended(layout, lines, judge(recipe.expect, lines))
+    render.print_stderr(
+        "all steps are done: nothing is left to do" + (more if newest["status"] == "finished" else "")
+    )
+    return RunResult(layout, lines, check_expectations(recipe.expect, lines))
 
 
-def _made_whole(layout: "RunLayout", back_to: int | None, *, allow_missing: bool) -> "ResumePlan":
+def _made_whole(layout: "RunPaths", back_to: int | None, *, allow_missing: bool) -> "ResumePlan":
     """The plan of a resume that finds all it needs, once what was asked to be set aside is."""
-    from ppoctl.store.discard import go_back, make_whole
+    from ppoctl.store.discard import repair, roll_back
     from ppoctl.store.resume_plan import plan_resume
 
     table, done = plan_resume(layout), list[str]()
     if back_to is not None:
-        table, done = go_back(layout, back_to)
+        table, done = roll_back(layout, back_to)
     if allow_missing:
-        table, mended = make_whole(layout, table)
+        table, mended = repair(layout, table)
         done += mended
     table.require_whole(layout)
     for text in done:
-        render.say(text)
+        render.print_stderr(text)
     return table
 
 
-def _tell_plan(run: Path, layout: "RunLayout", sets: "Sequence[str]", *, allow_missing: bool, as_json: bool) -> None:
+def _tell_plan(run: Path, layout: "RunPaths", sets: "Sequence[str]", *, allow_missing: bool, as_json: bool) -> None:
     """Print what a resume would do, and end as it would. Raises StorageError where the run is not whole."""
     from ppoctl.store.resume_plan import plan_resume
 
@@ -183,14 +185,14 @@ def _tell_plan(run: Path, layout: "RunLayout", sets: "Sequence[str]", *, allow_m
 def _print_plan(run: Path, table: "ResumePlan", sets: "Sequence[str]", *, as_json: bool) -> None:
     """Print what a resume would do, with the keys that would change."""
     from ppoctl.store import run_dir
-    from ppoctl.store.layout import RunLayout
+    from ppoctl.store.layout import RunPaths
 
     change = None
     if sets:
         from ppoctl.wire import commands
 
         change = commands.planned_change(run, sets)
-    recipes = run_dir.recipes(RunLayout(run))
+    recipes = run_dir.recipes(RunPaths(run))
     to_come = _to_come(table, change.steps if change else recipes[max(recipes)]["steps"])
     if as_json:
         items = [{"item": item.name, "action": item.action, "note": item.note} for item in table.items]
@@ -226,4 +228,4 @@ def _print(run: Path, table: "ResumePlan", *, to_stderr: bool) -> None:
     ]
     lines += [f"note: {note}" for note in table.notes]
     for text in lines:
-        (render.say if to_stderr else render.line)(text)
+        (render.print_stderr if to_stderr else render.line)(text)

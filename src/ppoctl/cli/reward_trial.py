@@ -21,7 +21,7 @@ def tried(recipe: "Recipe", rows: int) -> "list[Report]":
         render.passing()
 
 
-def told(reports: "Sequence[Report]") -> None:
+def print_reports(reports: "Sequence[Report]") -> None:
     """Print each report: a line for each kind of response, the findings, and how long it took."""
     for report in reports:
         render.heading(

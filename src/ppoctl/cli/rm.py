@@ -32,7 +32,7 @@ def rm(
     rows = _deletable(runs, wait)
     settings = [None if keep_tracking else _tracking(row.run) for row in rows]
     if not yes and not _agreed(rows, in_mlflow=any(settings)):
-        render.say("nothing was deleted")
+        render.print_stderr("nothing was deleted")
         return
     from ppoctl.tracking.mirror import kept_by_mlflow
 
@@ -58,12 +58,12 @@ def _deletable(runs: "Sequence[Path]", wait_s: float | None) -> list[Listed]:
     """What is known of the runs, each once. Raises where one is no run, or may be at work, or cannot be moved."""
     from ppoctl.store import run_dir
     from ppoctl.store.folders import require_writable
-    from ppoctl.store.layout import RunLayout
+    from ppoctl.store.layout import RunPaths
 
     known = {run.resolve(): run for run in reversed(runs)}
     for root, run in known.items():
         if not is_run(run):
-            run_dir.facts(RunLayout(run))
+            run_dir.facts(RunPaths(run))
         require_writable(root.parent)
     rows, _ = listed(reversed(known.values()), wait_s)
     for row in rows:
@@ -74,7 +74,7 @@ def _deletable(runs: "Sequence[Path]", wait_s: float | None) -> list[Listed]:
 def _require_idle(row: Listed) -> None:
     from ppoctl.slurm import following
     from ppoctl.slurm.run_state import AT_WORK, WAITING
-    from ppoctl.store.layout import RunLayout
+    from ppoctl.store.layout import RunPaths
 
     stop = f"ppoctl stop {quoted(row.run)}"
     if row.state in {*AT_WORK, *WAITING}:
@@ -83,7 +83,7 @@ def _require_idle(row: Listed) -> None:
         raise RunAliveError(f"run `{row.run}` may be at work: {row.says}", hint=stop)
     if row.state == BROKEN:
         try:
-            following.require_idle(RunLayout(row.run))
+            following.require_idle(RunPaths(row.run))
         except RunAliveError as error:
             raise RunAliveError(error.message, hint=stop) from error
 
@@ -93,9 +93,9 @@ def _tracking(run: Path) -> "MlflowTracking | None":
     from ppoctl.recipe.load import from_resolved
     from ppoctl.recipe.schema import MlflowTracking
     from ppoctl.store import run_dir
-    from ppoctl.store.layout import RunLayout
+    from ppoctl.store.layout import RunPaths
 
-    layout = RunLayout(run)
+    layout = RunPaths(run)
     try:
         run_dir.facts(layout)
         recipes = run_dir.recipes(layout)
@@ -115,7 +115,7 @@ def _agreed(rows: "Sequence[Listed]", *, in_mlflow: bool) -> bool:
     for row in rows:
         steps = "" if row.steps_planned is None else f", {row.steps_done} of {row.steps_planned} steps"
         evaluation = f", last evaluation {row.evaluated}" if row.evaluation else ""
-        render.say(f"{row.run}: {row.state}, {units.size(row.bytes)}{steps}{evaluation}")
+        render.print_stderr(f"{row.run}: {row.state}, {units.size(row.bytes)}{steps}{evaluation}")
     what = "it" if len(rows) == 1 else f"all {len(rows)}"
     besides = " and what MLflow has of it" if in_mlflow else ""
     return render.agreed(f"delete {what}{besides.replace('of it', 'of them') if len(rows) > 1 else besides}?")
@@ -123,9 +123,9 @@ def _agreed(rows: "Sequence[Listed]", *, in_mlflow: bool) -> bool:
 
 def _remove(run: Path) -> None:
     from ppoctl.store import run_dir
-    from ppoctl.store.layout import RunLayout
+    from ppoctl.store.layout import RunPaths
 
-    left = run_dir.remove(RunLayout(run.resolve()))
+    left = run_dir.remove(RunPaths(run.resolve()))
     if run.is_symlink():
         run.unlink()
     if left is not None:

@@ -64,11 +64,11 @@ def runs(
     if rows:
         _print(folder, rows)
     elif found:
-        render.say(f"none of {len(found)} runs in `{folder}` is {' or '.join(sorted(wanted))}")
+        render.print_stderr(f"none of {len(found)} runs in `{folder}` is {' or '.join(sorted(wanted))}")
     else:
-        render.say(f"no runs in `{folder}`")
+        render.print_stderr(f"no runs in `{folder}`")
     if silence is not None:
-        render.say(
+        render.print_stderr(
             f"note: Slurm says nothing of the jobs: {silence}; ask again: ppoctl runs {quoted(folder)} --wait 20"
         )
 
@@ -85,7 +85,7 @@ def _print(folder: Path, rows: "Sequence[Listed]") -> None:
     render.table(cells, ("run", "state", "steps", "reward", "evaluation", "size", "age", "at work"))
     for row in rows:
         if row.state == BROKEN:
-            render.say(f"note: {render.printable(row.says)}")
+            render.print_stderr(f"note: {render.printable(row.says)}")
 
 
 def _found(folder: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ppoctl.cli import render
 
 if TYPE_CHECKING:
-    from ppoctl.store.sample_list import Before, Question, Source, Wanted
+    from ppoctl.store.sample_list import Before, Question, SampleFilter, Source
     from ppoctl.store.samples import SampleRow
 
 Sort = Literal["row", "reward", "length", "advantage", "flipped"]
@@ -43,7 +43,7 @@ class _Flips:
     before: "dict[Question, Before]"
 
 
-def show(source: "Source", rows: "list[SampleRow]", wanted: "Wanted", form: Form, *, as_json: bool) -> None:
+def show(source: "Source", rows: "list[SampleRow]", wanted: "SampleFilter", form: Form, *, as_json: bool) -> None:
     """Print those of the rows that are wanted."""
     from ppoctl.store.sample_list import flips, ordered
 
@@ -61,11 +61,11 @@ def show(source: "Source", rows: "list[SampleRow]", wanted: "Wanted", form: Form
     what = ("the evaluation after ", "evaluations after ") if source.evaluations else ("", "")
     place = f"{what[len(steps) > 1]}{'steps' if len(steps) > 1 else 'step'} {_spans(steps)}"
     if not kept:
-        render.say(f"no sample is like that; {place} has {len(rows)}")
+        render.print_stderr(f"no sample is like that; {place} has {len(rows)}")
         return
     _print(kept[:limit], form, known, screen.columns if render.is_terminal() else None)
     further = f", {len(kept) - limit} more with --limit {len(kept)}" if len(kept) > limit else ""
-    render.say(f"{min(limit, len(kept))} of {len(rows)} samples of {place}{further}")
+    render.print_stderr(f"{min(limit, len(kept))} of {len(rows)} samples of {place}{further}")
 
 
 Column = tuple[str, Callable[["SampleRow"], object]]
@@ -87,7 +87,7 @@ def _print(rows: "Sequence[SampleRow]", form: Form, known: _Flips, width: int | 
     told = [(*(cell(row) for _, cell in columns), render.clipped(line, room)) for row, line in both]
     render.table(told, (*dict(columns), "response"))
     if left_out:
-        render.say(f"no room for: {', '.join(left_out)}")
+        render.print_stderr(f"no room for: {', '.join(left_out)}")
 
 
 def _columns(rows: "Sequence[SampleRow]", form: Form, known: _Flips) -> list[Column]:

@@ -10,8 +10,8 @@ from ppoctl.cli.options import JsonOption, RunArgument
 from ppoctl.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
-    from ppoctl.store.layout import RunLayout
-    from ppoctl.store.sample_list import Source, Wanted
+    from ppoctl.store.layout import RunPaths
+    from ppoctl.store.sample_list import SampleFilter, Source
     from ppoctl.store.samples import SampleRow
 
 # The names are those of `batch.scores`, which a test holds.
@@ -92,14 +92,14 @@ def show(
 ) -> None:
     """Show samples: what was drawn, what it scored, and what each token was worth. One sample, or with --list, a
     filter or --eval a list of them."""
-    from ppoctl.store.sample_list import Source, Wanted
+    from ppoctl.store.sample_list import SampleFilter, Source
 
     source = Source(_layout(run), evaluations=evaluation or set_ is not None)
     if manifest:
         step = source.last() if step is None else step
         render.json({"step": step, "manifests": _manifests(source.layout, step)})
         return
-    wanted = Wanted(finish, outcome, min_reward, max_reward, grep, prompt, set_)
+    wanted = SampleFilter(finish, outcome, min_reward, max_reward, grep, prompt, set_)
     one = [] if sample is None else ["--sample"]
     one += ["--worst"] * worst + ["--best"] * best
     several = ["--list"] * list_ + ["--sort"] * (sort != "row") + ["--reverse"] * reverse
@@ -110,7 +110,7 @@ def show(
         if extreme is not None:
             found = _extreme(_rows(source, step, wanted), wanted, extreme)
             sample_screen.show(source, found.step, found.row, by, as_json=json)
-        elif one or not (several or source.evaluations or wanted != Wanted()):
+        elif one or not (several or source.evaluations or wanted != SampleFilter()):
             at = source.last() if step is None else step
             sample_screen.show(source, at, sample or 0, by, as_json=json)
         else:
@@ -118,9 +118,9 @@ def show(
             sample_list.show(source, _rows(source, step, wanted), wanted, form, as_json=json)
 
 
-def _require_one_form(one: list[str], several: list[str], wanted: "Wanted") -> None:
+def _require_one_form(one: list[str], several: list[str], wanted: "SampleFilter") -> None:
     """Raise RecipeError unless one sample is asked for, or a list; a row by its number leaves nothing to filter."""
-    from ppoctl.store.sample_list import Wanted
+    from ppoctl.store.sample_list import SampleFilter
 
     asked = [*one, *several] if several else one
     if len(asked) > 1 and one:
@@ -128,11 +128,11 @@ def _require_one_form(one: list[str], several: list[str], wanted: "Wanted") -> N
     low, high = wanted.min_reward, wanted.max_reward
     if low is not None and high is not None and low > high:
         raise RecipeError(f"no reward is at least `{low:g}` and at most `{high:g}`", hint="ppoctl show --help")
-    if one == ["--sample"] and wanted != Wanted(set=wanted.set):
+    if one == ["--sample"] and wanted != SampleFilter(set=wanted.set):
         raise RecipeError("`--sample` names a row, and filters choose among all", hint="ppoctl show --help")
 
 
-def _rows(source: "Source", step: int | None, wanted: "Wanted") -> "list[SampleRow]":
+def _rows(source: "Source", step: int | None, wanted: "SampleFilter") -> "list[SampleRow]":
     """Samples among which to look: of a step, or of a prompt over all steps. Raises RecipeError where there are none,
     or none of the evaluation set that is asked for."""
     if wanted.prompt_id is not None and step is None:
@@ -148,7 +148,7 @@ def _rows(source: "Source", step: int | None, wanted: "Wanted") -> "list[SampleR
     return rows
 
 
-def _extreme(rows: "list[SampleRow]", wanted: "Wanted", extreme: Extreme) -> "SampleRow":
+def _extreme(rows: "list[SampleRow]", wanted: "SampleFilter", extreme: Extreme) -> "SampleRow":
     """The lowest or the highest score of those that are wanted. Raises RecipeError where none has one."""
     scored = [(row.score, row) for row in rows if row.score is not None and wanted.takes(row)]
     if not scored:
@@ -157,16 +157,16 @@ def _extreme(rows: "list[SampleRow]", wanted: "Wanted", extreme: Extreme) -> "Sa
     return (min if extreme == "worst" else max)(scored, key=lambda pair: pair[0])[1]
 
 
-def _layout(run: Path) -> "RunLayout":
+def _layout(run: Path) -> "RunPaths":
     from ppoctl.store import run_dir
-    from ppoctl.store.layout import RunLayout
+    from ppoctl.store.layout import RunPaths
 
-    layout = RunLayout(run)
+    layout = RunPaths(run)
     run_dir.facts(layout)
     return layout
 
 
-def _manifests(layout: "RunLayout", step: int) -> dict[str, Any]:
+def _manifests(layout: "RunPaths", step: int) -> dict[str, Any]:
     from dataclasses import asdict
 
     from ppoctl.store import manifest as manifests

@@ -13,10 +13,10 @@ from ppoctl.errors import quoted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ppoctl.slurm.run_state import RunFacts, Told
-    from ppoctl.store.hours import Spent
+    from ppoctl.slurm.run_state import RunFacts, SlurmSnapshot
+    from ppoctl.store.hours import AttemptTime
     from ppoctl.store.journal import JournalLine
-    from ppoctl.store.layout import RunLayout
+    from ppoctl.store.layout import RunPaths
 
 
 SHOWN_ATTEMPTS = 8
@@ -92,14 +92,14 @@ def _say_what_to_type(run: Path, report: dict[str, Any]) -> None:
     from ppoctl.store.jobs import resume_command
 
     if report["state"] in ("unknown", "submitted") and report["slurm_silent"]:
-        render.say(f"ask again, with more time for Slurm: ppoctl status {quoted(run)} --wait 20")
+        render.print_stderr(f"ask again, with more time for Slurm: ppoctl status {quoted(run)} --wait 20")
     elif report["state"] in {*AT_WORK, *WAITING}:
         if report["jobs"]:
-            render.say(f"stop it: ppoctl stop {quoted(run)}")
+            render.print_stderr(f"stop it: ppoctl stop {quoted(run)}")
     elif report["state"] == "unmet":
-        render.say(f"train longer: {resume_command(run)} --set steps={2 * report['steps_planned']}")
+        render.print_stderr(f"train longer: {resume_command(run)} --set steps={2 * report['steps_planned']}")
     elif report["state"] != "finished":
-        render.say(f"continue: {resume_command(run)}")
+        render.print_stderr(f"continue: {resume_command(run)}")
 
 
 def read_status(run: Path, wait_s: float | None = None) -> dict[str, Any]:
@@ -108,13 +108,13 @@ def read_status(run: Path, wait_s: float | None = None) -> dict[str, Any]:
     from ppoctl.slurm import following
     from ppoctl.slurm.run_state import attempts_as_known, run_state
     from ppoctl.store import run_dir
-    from ppoctl.store.hours import spent
+    from ppoctl.store.hours import attempt_times
     from ppoctl.store.journal import read_lines
-    from ppoctl.store.layout import RunLayout
+    from ppoctl.store.layout import RunPaths
     from ppoctl.store.outline import outlines_of
     from ppoctl.store.retention import saved_steps
 
-    layout = RunLayout(run)
+    layout = RunPaths(run)
     known = run_dir.facts(layout)
     lines = read_lines(layout.journal)
     facts = following.facts(layout, lines)
@@ -131,7 +131,7 @@ def read_status(run: Path, wait_s: float | None = None) -> dict[str, Any]:
         "last_stage": None if last is None else f"{last['stage']} of step {last['step']} ({last['seconds']:.1f} s)",
         "saved_steps": saved_steps(layout, outlines_of(layout).roles),
         "attempts": attempts_as_known(facts, told),
-        "spent": [_as_json(each) for each in spent(lines)],
+        "spent": [_as_json(each) for each in attempt_times(lines)],
         "jobs": _jobs(facts, told),
         "slurm_silent": told.silence,
         "figures": {k: v for line in stages if line["step"] == facts.steps_done for k, v in reported(line).items()},
@@ -139,11 +139,11 @@ def read_status(run: Path, wait_s: float | None = None) -> dict[str, Any]:
     }
 
 
-def _as_json(each: "Spent") -> dict[str, Any]:
+def _as_json(each: "AttemptTime") -> dict[str, Any]:
     return {**vars(each), "kept_gpu_hours": each.kept_gpu_hours, "lost_gpu_hours": each.lost_gpu_hours}
 
 
-def _jobs(facts: "RunFacts", told: "Told") -> list[dict[str, Any]]:
+def _jobs(facts: "RunFacts", told: "SlurmSnapshot") -> list[dict[str, Any]]:
     """What was submitted for the run, oldest first, with what Slurm says of it."""
     after = {job.id: job.after for job in facts.jobs}
     found = []
@@ -155,7 +155,7 @@ def _jobs(facts: "RunFacts", told: "Told") -> list[dict[str, Any]]:
     return found
 
 
-def _verdicts(layout: "RunLayout", lines: "Sequence[JournalLine]") -> list[dict[str, Any]]:
+def _verdicts(layout: "RunPaths", lines: "Sequence[JournalLine]") -> list[dict[str, Any]]:
     """A contract is judged when all steps are done; before that its figures are only on their way."""
     from ppoctl.store.run_dir import recipes
 
@@ -163,8 +163,8 @@ def _verdicts(layout: "RunLayout", lines: "Sequence[JournalLine]") -> list[dict[
     expect = asked[max(asked)]["expect"]
     if not expect:
         return []
-    from ppoctl.loop.expectations import judge
+    from ppoctl.loop.expectations import check_expectations
     from ppoctl.recipe.schema import Expectation
 
     wanted = {name: Expectation.model_validate(bounds) for name, bounds in expect.items()}
-    return [vars(verdict) for verdict in judge(wanted, lines)]
+    return [vars(verdict) for verdict in check_expectations(wanted, lines)]

@@ -36,9 +36,9 @@ def stop(
     from ppoctl.slurm import following, stopping
     from ppoctl.slurm.run_state import run_state
     from ppoctl.store import run_dir
-    from ppoctl.store.layout import RunLayout
+    from ppoctl.store.layout import RunPaths
 
-    layout = RunLayout(run)
+    layout = RunPaths(run)
     run_dir.facts(layout)
     done = stopping.stop(layout, after, following.slurm(wait))
     state = run_state(done.facts, done.told, now=time.time())

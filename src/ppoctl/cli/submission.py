@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ppoctl.recipe.schema import Recipe
     from ppoctl.slurm.request import Request
     from ppoctl.slurm.script import Work
-    from ppoctl.store.layout import RunLayout
+    from ppoctl.store.layout import RunPaths
     from ppoctl.wire.submission import Submitted
 
 
@@ -32,10 +32,10 @@ class Submission:
     ) -> None:
         """Submit the run of a recipe."""
         loaded = preflight.submittable(files, sets, runs, force=self.force)
-        from ppoctl.store.layout import RunLayout
+        from ppoctl.store.layout import RunPaths
         from ppoctl.wire import submission
 
-        layout = RunLayout((runs / loaded.recipe.name).absolute())
+        layout = RunPaths((runs / loaded.recipe.name).absolute())
         if or_resume and layout.run_json.is_file():
             _require_unchanged(layout, loaded.recipe)
             self.run_again(layout, ())
@@ -51,7 +51,7 @@ class Submission:
             self._tell_of_run(found, layout)
 
     def run_again(
-        self, layout: "RunLayout", sets: Sequence[str], *, rollout_only: bool = False, save_only: bool = False
+        self, layout: "RunPaths", sets: Sequence[str], *, rollout_only: bool = False, save_only: bool = False
     ) -> None:
         """Submit a run that is there."""
         from ppoctl.wire import submission
@@ -100,7 +100,7 @@ class Submission:
         else:
             render.line(f"Slurm would take it: {_with_a_date(says)}")
 
-    def _tell_of_run(self, found: "Submitted", layout: "RunLayout") -> None:
+    def _tell_of_run(self, found: "Submitted", layout: "RunPaths") -> None:
         run = _short(layout.root)
         if self.as_json:
             script = str(layout.job_script(found.ids[0]))
@@ -121,14 +121,14 @@ class Submission:
 
 def print_script(recipe: "Recipe", runs: Path) -> None:
     """Print the batch script as `train --on slurm` submits it, and nothing else."""
-    from ppoctl.store.layout import RunLayout
+    from ppoctl.store.layout import RunPaths
     from ppoctl.wire import submission
 
-    work = submission.work_of_run(RunLayout((runs / recipe.name).absolute()))
+    work = submission.work_of_run(RunPaths((runs / recipe.name).absolute()))
     render.line(submission.script_of(recipe, work).removesuffix("\n"))
 
 
-def _require_unchanged(layout: "RunLayout", recipe: "Recipe") -> None:
+def _require_unchanged(layout: "RunPaths", recipe: "Recipe") -> None:
     from ppoctl.recipe.explain import as_toml
     from ppoctl.recipe.fingerprint import differences
     from ppoctl.wire.run_recipe import recorded_recipes

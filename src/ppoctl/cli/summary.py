@@ -9,7 +9,7 @@ from ppoctl.errors import quoted
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ppoctl.loop.expectations import Ended
+    from ppoctl.loop.expectations import RunResult
 
 RUNS = Path("runs")
 """Default folder of run directories."""
@@ -32,7 +32,7 @@ def key_figures(series: "Mapping[str, Any]") -> dict[str, str]:
     return {label: name for label, name in {**shown, **passed}.items() if name in series}
 
 
-def print_summary(ended: "Ended", *, as_json: bool) -> None:
+def print_summary(ended: "RunResult", *, as_json: bool) -> None:
     """Print the final table, first step against last. Raises ExpectationError where the run does not reach what its
     recipe expects."""
     from ppoctl.loop.expectations import history, require_met
@@ -69,7 +69,7 @@ def expected_row(verdict: "Mapping[str, Any]") -> tuple[str, str, str, str]:
     return verdict["metric"], reached, verdict["bound"], "met" if verdict["met"] else "UNMET"
 
 
-def print_rollout(ended: "Ended", *, as_json: bool) -> None:
+def print_rollout(ended: "RunResult", *, as_json: bool) -> None:
     """Print the figures of the drawn samples, and where they lie."""
     lines = [line for line in ended.lines if line.get("stage") in ("rollout", "reward")]
     figures = {metric: value for line in lines for metric, value in line["figures"].items()}
@@ -79,4 +79,4 @@ def print_rollout(ended: "Ended", *, as_json: bool) -> None:
     render.table([(metric, f"{value:.4g}") for metric, value in sorted(figures.items())], ("figure", "value"))
     render.line()
     render.line(f"run: {ended.layout.root}")
-    render.say(f"look at a sample: ppoctl show {quoted(ended.layout.root)} --step 1")
+    render.print_stderr(f"look at a sample: ppoctl show {quoted(ended.layout.root)} --step 1")

@@ -11,11 +11,11 @@ def track(run: RunArgument, json: JsonOption = False) -> None:
     from ppoctl.recipe.load import from_resolved
     from ppoctl.recipe.schema import MlflowTracking
     from ppoctl.store import run_dir
-    from ppoctl.store.layout import RunLayout
+    from ppoctl.store.layout import RunPaths
     from ppoctl.tracking.mirror import rebuild as send
     from ppoctl.wire.mirrored import around
 
-    layout = RunLayout(run)
+    layout = RunPaths(run)
     run_dir.facts(layout)
     recipes = run_dir.recipes(layout)
     tracking = from_resolved(recipes[max(recipes)]).tracking
@@ -24,7 +24,7 @@ def track(run: RunArgument, json: JsonOption = False) -> None:
             f'run `{run}` has `tracking.kind = "none"`',
             hint=f"ppoctl resume {quoted(run)} --set tracking.kind=mlflow",
         )
-    sent = send(run, tracking, around(layout, render.say))
+    sent = send(run, tracking, around(layout, render.print_stderr))
     if json:
         render.json(vars(sent))
     else:

@@ -61,10 +61,10 @@ def train(
 
 
 def _require_way(run: Path, *, or_resume: bool) -> None:
-    from ppoctl.store.layout import RunLayout
+    from ppoctl.store.layout import RunPaths
     from ppoctl.wire.new_run import require_way
 
-    require_way(RunLayout(run), or_resume=or_resume)
+    require_way(RunPaths(run), or_resume=or_resume)
 
 
 def rollout(

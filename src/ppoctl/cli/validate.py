@@ -63,15 +63,15 @@ def validate(
         return
     if show:
         _show(loaded)
-    reward_trial.told(reports)
+    reward_trial.print_reports(reports)
     if staged is not None:
         sizes = ["" if asset.size is None else units.size(asset.size) for asset in staged]
         lines = [(asset.key, asset.where, size, asset.sha256[:12]) for asset, size in zip(staged, sizes, strict=True)]
         render.table(lines, ("asset", "where", "size", "sha256"))
     reward_trial.require_worth_training_on(reports)
     for note in notes_on(loaded.recipe):
-        render.say(f"note: {note}")
-    render.say(f"ok: {' + '.join(str(file) for file in files)}")
+        render.print_stderr(f"note: {note}")
+    render.print_stderr(f"ok: {' + '.join(str(file) for file in files)}")
 
 
 def _fetch(files: Sequence[Path], sets: Sequence[str]) -> None:
@@ -82,7 +82,7 @@ def _fetch(files: Sequence[Path], sets: Sequence[str]) -> None:
 
     loaded, _ = examine(files, sets, judges=(violations,))
     if loaded is not None:
-        staging.fetch(loaded.recipe, render.say)
+        staging.fetch(loaded.recipe, render.print_stderr)
 
 
 def _staged(loaded: "Loaded") -> "list[Asset]":

@@ -18,17 +18,17 @@ def engine_ahead(recipe: "Recipe") -> "AbstractContextManager[None]":
     """Context in which the engine of the recipe starts, beside libraries that are loaded and data that are read."""
     from ppoctl.wire import ahead
 
-    return ahead.engine_ahead(recipe)
+    return ahead.prestarted_engine(recipe)
 
 
 @contextmanager
 def screen(*, verbose: bool = False, quiet: bool = False) -> "Iterator[Screen]":
     """Context of a screen on stderr. What `render` says appears on it; what libraries print does not."""
     from ppoctl.tracking.screen import open_screen
-    from ppoctl.tracking.strays import STRAYS
+    from ppoctl.tracking.strays import LIBRARY_OUTPUT
 
     with (
-        STRAYS.kept_apart() as stream,
+        LIBRARY_OUTPUT.kept_apart() as stream,
         open_screen("quiet" if quiet else "stages" if verbose else "steps", stream) as opened,
         render.talking_through(opened.line),
     ):

@@ -11,7 +11,7 @@ from ppoctl.errors import EnvironmentProblemError, RecipeError, quoted
 from ppoctl.model.folder import model_folder, read_config
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.wire.run_recipe import recipe_of
 from ppoctl.wire.sources import run_of, same_companions
 
@@ -39,7 +39,7 @@ def find_source(path: str, *, like: str | None, role: Role | None, step: int | N
     was saved."""
     folder = Path(path)
     if (folder / "run.json").is_file():
-        return _state_of_run(RunLayout(folder), like, role or "actor", step)
+        return _state_of_run(RunPaths(folder), like, role or "actor", step)
     if step is not None:
         raise RecipeError(f"`--step {step}` is for a run, and `{path}` is none", hint="leave out --step")
     if (manifest := manifests.read(folder)) is not None and manifest.stage.startswith("state/"):
@@ -57,7 +57,7 @@ def find_source(path: str, *, like: str | None, role: Role | None, step: int | N
     return FoundCheckpoint("hf", folder, folder, role or _role_of_config(folder), f"Hugging Face folder {folder}")
 
 
-def _state_of_run(layout: RunLayout, like: str | None, role: Role, step: int | None) -> FoundCheckpoint:
+def _state_of_run(layout: RunPaths, like: str | None, role: Role, step: int | None) -> FoundCheckpoint:
     run_dir.facts(layout)
     steps = layout.saved_steps(role)
     if not steps:
@@ -75,7 +75,7 @@ def _state_of_run(layout: RunLayout, like: str | None, role: Role, step: int | N
     return _saved_state(layout, layout.state(role, wanted), like, role)
 
 
-def _saved_state(layout: RunLayout, folder: Path, like: str | None, role: Role | None) -> FoundCheckpoint:
+def _saved_state(layout: RunPaths, folder: Path, like: str | None, role: Role | None) -> FoundCheckpoint:
     manifest = manifests.read(folder)
     assert manifest is not None
     kept: Role = "critic" if manifest.stage == "state/critic" else "actor"
@@ -89,7 +89,7 @@ def _saved_state(layout: RunLayout, folder: Path, like: str | None, role: Role |
     )
 
 
-def _base(layout: RunLayout, role: Role) -> Path:
+def _base(layout: RunPaths, role: Role) -> Path:
     if not layout.recipe_toml.is_file():
         raise RecipeError(
             f"the state is in no run directory: `{layout.recipe_toml}` does not exist",

@@ -21,7 +21,7 @@ _TURN = re.compile(r"\n\n(Human|Assistant):")
 _SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 
 Question = str | tuple[Message, ...]
-Said = tuple[Question, str | None, dict[str, Json]]
+ParsedRow = tuple[Question, str | None, dict[str, Json]]
 """Question, ground truth and further fields of a row."""
 
 
@@ -48,7 +48,7 @@ def columns_read(table: SingleTable) -> tuple[str, ...] | None:
     return (columns.prompt, *([columns.answer] if columns.answer else []), *table.fields)
 
 
-def said(raw: Mapping[str, Any], place: Place, table: SingleTable, key: str) -> Said:
+def parse_row(raw: Mapping[str, Any], place: Place, table: SingleTable, key: str) -> ParsedRow:
     """What a raw row says. Raises DataError where it has not the columns asked for, or something in them that is no
     question, no answer or no JSON."""
     if isinstance(table, DialogueRows):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ppoctl.batch.prompts import Json, Message
 from ppoctl.data import loaders
-from ppoctl.data.formats import Question, columns_read, said
+from ppoctl.data.formats import Question, columns_read, parse_row
 from ppoctl.data.tables import Block, Place, read_jsonl, read_parquet
 from ppoctl.errors import DataError, RecipeError
 from ppoctl.recipe.row_files import PARQUET, files_of, in_an_epoch
@@ -145,7 +145,7 @@ def require_in_an_epoch(name: str, rows: int, weight: float) -> None:
 def _with_place(
     raw: Mapping[str, Json], place: Place, table: SingleTable, key: str
 ) -> tuple[Question, str | None, Mapping[str, Json], Place]:
-    return (*said(raw, place, table, key), place)
+    return (*parse_row(raw, place, table, key), place)
 
 
 def _blocks(table: SingleTable, key: str) -> Iterator[Block]:

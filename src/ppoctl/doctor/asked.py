@@ -28,7 +28,7 @@ _PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 
 
 @dataclass(frozen=True)
-class Asked:
+class IntendedRun:
     """What somebody wants to run here."""
 
     recipe: Recipe
@@ -41,7 +41,7 @@ class Asked:
         return None if is_one_process(self.recipe) else self.recipe.cluster.ray_address
 
 
-def model(asked: Asked, here: HostInfo) -> Iterator[Finding]:
+def model(asked: IntendedRun, here: HostInfo) -> Iterator[Finding]:
     """Whether model and tokenizer are here and can be trained. Rows of data are left to `validate`, which reads them
     all."""
     device = "gpu" if here.gpus else "cpu"
@@ -52,7 +52,7 @@ def model(asked: Asked, here: HostInfo) -> Iterator[Finding]:
         yield ok("model", f"`{asked.recipe.model.path}`, with its tokenizer")
 
 
-def layout(asked: Asked, here: HostInfo) -> Finding:
+def layout(asked: IntendedRun, here: HostInfo) -> Finding:
     """Whether there are GPUs enough for the layout."""
     needed, found = devices(asked.recipe), len(here.gpus)
     if asked.joins is not None:
@@ -66,7 +66,7 @@ def layout(asked: Asked, here: HostInfo) -> Finding:
     return ok("layout", f"{needed} of {found} GPUs")
 
 
-def memory(asked: Asked, here: HostInfo) -> Finding:
+def memory(asked: IntendedRun, here: HostInfo) -> Finding:
     """Whether the run fits, as `plan --here` says; nodes of a Ray that is joined are not judged from here."""
     if asked.joins is not None:
         return ok("memory", f"not judged from here: ppoctl train asks the Ray at `{asked.joins}`")
@@ -78,7 +78,7 @@ def memory(asked: Asked, here: HostInfo) -> Finding:
     return ok("memory", "every stage fits, as far as `ppoctl plan --here` knows")
 
 
-def saves(asked: Asked, runs: Path) -> Finding:
+def saves(asked: IntendedRun, runs: Path) -> Finding:
     """Whether the disk takes the saved states and records of the run, as `plan` counts them."""
     try:
         require_space(asked.recipe, runs / asked.recipe.name)
@@ -87,7 +87,7 @@ def saves(asked: Asked, runs: Path) -> Finding:
     return ok("saves", "the disk has room for what the run keeps")
 
 
-def joined_ray(asked: Asked) -> Finding:
+def joined_ray(asked: IntendedRun) -> Finding:
     """Whether something listens at `cluster.ray_address`. Ray itself is not asked: joining it takes long."""
     if asked.joins is None:
         return ok("Ray's address", "none is joined")
@@ -100,7 +100,7 @@ def joined_ray(asked: Asked) -> Finding:
     return ok("Ray's address", f"`{asked.joins}` answers")
 
 
-def mlflow(asked: Asked) -> Finding:
+def mlflow(asked: IntendedRun) -> Finding:
     """Whether MLflow can be reached; training goes on without, and sends what it lacks when it can."""
     tracking = asked.recipe.tracking
     if not isinstance(tracking, MlflowTracking):

@@ -29,7 +29,7 @@ OF_A_MACHINE = (
 OF_A_FOLDER = (folders.runs_folder, folders.disk)
 
 
-def checks(here: HostInfo, runs: Path, wanted: asked.Asked | None) -> dict[str, RunCheck]:
+def checks(here: HostInfo, runs: Path, wanted: asked.IntendedRun | None) -> dict[str, RunCheck]:
     """Every check by what it looks at, in the order in which findings are shown."""
     found: dict[str, RunCheck] = {check.__name__: partial(check, here) for check in OF_A_MACHINE}
     found |= {check.__name__: partial(check, runs) for check in OF_A_FOLDER}
@@ -46,7 +46,7 @@ def checks(here: HostInfo, runs: Path, wanted: asked.Asked | None) -> dict[str, 
 
 
 def findings(
-    here: HostInfo, runs: Path, wanted: asked.Asked | None = None, say: Callable[[str], None] = lambda _: None
+    here: HostInfo, runs: Path, wanted: asked.IntendedRun | None = None, say: Callable[[str], None] = lambda _: None
 ) -> Iterator[Finding]:
     """What every check found. A check that fails is a finding itself. `say`: told what is looked at."""
     for key, check in checks(here, runs, wanted).items():

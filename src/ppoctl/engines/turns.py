@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 
-class Turns:
+class DeviceSharing:
     """Who is in the memory of the devices, of the roles that leave it. One for all roles that share them."""
 
     def __init__(self, leaving: Collection[str] = ()) -> None:

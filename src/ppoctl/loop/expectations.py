@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ppoctl.errors import ExpectationError
 from ppoctl.metrics import reported
 from ppoctl.store.journal import JournalLine
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 
 if TYPE_CHECKING:
     from ppoctl.recipe.schema import Expectation
@@ -27,10 +27,10 @@ class ExpectationResult:
 
 
 @dataclass(frozen=True)
-class Ended:
+class RunResult:
     """How a run stands after an attempt that ended in order."""
 
-    layout: RunLayout
+    layout: RunPaths
     lines: list[JournalLine]
     verdicts: list[ExpectationResult]
 
@@ -44,7 +44,9 @@ def history(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, flo
     return {metric: sorted(points.items()) for metric, points in series.items()}
 
 
-def judge(expect: "Mapping[str, Expectation]", lines: Iterable[Mapping[str, Any]]) -> list[ExpectationResult]:
+def check_expectations(
+    expect: "Mapping[str, Expectation]", lines: Iterable[Mapping[str, Any]]
+) -> list[ExpectationResult]:
     """One verdict per expectation, in the recipe's order. A metric that never appeared is unmet."""
     series = history(lines)
     return [_judge_one(metric, wanted, series.get(metric, [])) for metric, wanted in expect.items()]

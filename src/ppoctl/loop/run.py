@@ -13,16 +13,16 @@ from ppoctl.errors import (
     PpoctlError,
     PreemptedError,
 )
-from ppoctl.loop.stories import Given, Outcome, Stages, Story
+from ppoctl.loop.stories import Stages, StepFunction, StepInputs, StepOutputs
 from ppoctl.metrics import eval_set
 from ppoctl.recipe.cadence import evaluates, saves
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.best import BestStates
 from ppoctl.store.jobs import resume_command
 from ppoctl.store.journal import Journal
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.ledger import Ledger
-from ppoctl.store.once import Once, Stage
+from ppoctl.store.once import Stage, StageRunner
 from ppoctl.store.outline import Outlines
 from ppoctl.store.retention import Retention, healthy_steps, saved_steps
 from ppoctl.store.states import Recorded, States, saved_state
@@ -56,10 +56,10 @@ class Health(Protocol):
 class RunContext:
     """Everything the loop needs, wired."""
 
-    layout: RunLayout
+    layout: RunPaths
     recipe: Recipe
     """The newest; stages and stories know the ones of before."""
-    once: Once
+    once: StageRunner
     journal: Journal
     ledger: Ledger
     states: States
@@ -67,7 +67,7 @@ class RunContext:
     best: BestStates | None
     """None: no best actor is kept."""
     health: Health
-    story: Callable[[int], Story]
+    story: Callable[[int], StepFunction]
     outlines: Outlines
     stages: Callable[[int], Stages]
     """Settings that were changed on the way hold from their step on."""
@@ -82,7 +82,7 @@ def run(job: RunContext) -> None:
     FinishedShortError when not all steps are on disk at the end, and whatever error stopped a stage; everything
     committed stays. States in flight are committed when the run ends or is asked to stop, and those in memory are
     saved then, where there is time; another error leaves them to the redo log."""
-    done = Done(*start_point(job))
+    done = CompletedStep(*start_point(job))
     try:
         _do_steps(job, done)
     except (PreemptedError, InterruptedByUserError):
@@ -112,7 +112,7 @@ def last_saved(job: RunContext) -> int:
 
 
 @dataclass
-class Done:
+class CompletedStep:
     """The last step that is done, saving included, and where it led."""
 
     step: int
@@ -120,7 +120,7 @@ class Done:
     carry: Carry
 
 
-def _do_steps(job: RunContext, done: Done) -> None:
+def _do_steps(job: RunContext, done: CompletedStep) -> None:
     step, states, carry = done.step, done.states, done.carry
     # Up to the saved step, not further: what is run again after it is judged again.
     job.health.replay(job.journal.history(up_to=step))
@@ -128,7 +128,7 @@ def _do_steps(job: RunContext, done: Done) -> None:
         _evaluate(job, 0, states["actor"])
     while step < job.recipe.steps:
         step += 1
-        given = Given(job.prompts(step), states, carry)
+        given = StepInputs(job.prompts(step), states, carry)
         outcome = job.story(step).tell(job.once.at(step), _keeping_best(job, step, job.stages(step)), given)
         waiting = {role: replace(state, step=step) for role, state in states.items() if role not in outcome.states}
         states = {**outcome.states, **waiting}
@@ -139,7 +139,7 @@ def _do_steps(job: RunContext, done: Done) -> None:
         done.step, done.states, done.carry = step, states, carry
 
 
-def _save_at_stop(job: RunContext, done: Done) -> None:
+def _save_at_stop(job: RunContext, done: CompletedStep) -> None:
     """Save what is in memory: as states of the last step where all engines are at it, so that the run goes on from
     there; what an engine is at within a step by itself, for the next attempt to load instead of replaying. A disk
     that does not take it, or an engine that cannot, changes nothing about the stop."""
@@ -165,7 +165,7 @@ def start_point(job: RunContext) -> tuple[int, dict[str, State], Carry]:
     return step, {role: state for role, (state, _) in saved.items()}, saved["actor"][1]
 
 
-def _used_by(outcome: Outcome) -> dict[str, str]:
+def _used_by(outcome: StepOutputs) -> dict[str, str]:
     """Role -> the lineage that the step's samples led it to."""
     return {role: state.lineage[:16] for role, state in outcome.states.items()}
 
@@ -189,7 +189,7 @@ def _judge_and_save(job: RunContext, step: int, states: Mapping[str, State], car
         for state in states.values():
             job.states.take_up(state)
         job.retention.drop_kept_at_stop(step)  # before the new ones come: a disk may have no room for both
-        _save(job, Done(step, states, carry), _recorded(job, step), healthy=not stops)
+        _save(job, CompletedStep(step, states, carry), _recorded(job, step), healthy=not stops)
     if stops:
         job.states.saves.finish()
         raise HealthStopError("; ".join(stops), hint=_after_health_stop(job))
@@ -200,7 +200,7 @@ def _recorded(job: RunContext, step: int) -> Recorded:
     return Recorded(job.journal.seq, job.ledger.end_of(step))
 
 
-def _save(job: RunContext, done: Done, lines: Recorded, *, healthy: bool) -> None:
+def _save(job: RunContext, done: CompletedStep, lines: Recorded, *, healthy: bool) -> None:
     for state in done.states.values():
         job.states.save(state, done.carry, job.journal.figures(done.step), lines, healthy=healthy)
 
@@ -219,7 +219,7 @@ def _keeping_best(job: RunContext, step: int, stages: Stages) -> Stages:
     """The stages of a step that keep the actor it was drawn from, where its figures are the best so far."""
     if not _is_measured_before_the_update(job, step):
         return stages
-    return replace(stages, actor_update=_BestBefore(stages.actor_update, job, step))
+    return replace(stages, actor_update=_SaveBestBeforeUpdate(stages.actor_update, job, step))
 
 
 def _is_measured_before_the_update(job: RunContext, step: int) -> bool:
@@ -231,7 +231,7 @@ def _is_measured_before_the_update(job: RunContext, step: int) -> bool:
 
 
 @dataclass(frozen=True)
-class _BestBefore:
+class _SaveBestBeforeUpdate:
     """The actor's update, which first keeps the actor it is given if that is the best so far and its figures stop
     nothing: all that measures it is committed by then, and afterwards its weights are gone."""
 

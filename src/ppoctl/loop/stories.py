@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ppoctl.recipe.schema import Recipe
-from ppoctl.store.outline import Outline, ToldStage
+from ppoctl.store.outline import Outline, OutlineEntry
 
 if TYPE_CHECKING:
     from ppoctl.batch.prompts import Prompts
@@ -41,7 +41,7 @@ class Stages:
 
 
 @dataclass(frozen=True)
-class Given:
+class StepInputs:
     """What a step begins with."""
 
     prompts: "Prompts"
@@ -51,7 +51,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepOutputs:
     """Where a step leads, and what the ledger records of it."""
 
     states: "Mapping[str, State]"
@@ -61,24 +61,24 @@ class Outcome:
     """Each round of drawing, with its scores."""
 
 
-class Once(Protocol):
+class RunStage(Protocol):
     """Whoever a story is told to: the memory of a run, or somebody who only listens."""
 
     def __call__(self, stage: "Stage[Result]", *inputs: "Identified") -> "Result": ...
 
 
-Tell = Callable[[Once, Stages, Given], Outcome]
+StepBody = Callable[[RunStage, Stages, StepInputs], StepOutputs]
 
 
 @dataclass(frozen=True)
-class Story:
+class StepFunction:
     """What a step is, and what it is called."""
 
     name: str
-    tell: Tell
+    tell: StepBody
 
 
-def _ppo(once: Once, stages: Stages, given: Given) -> Outcome:
+def _ppo(once: RunStage, stages: Stages, given: StepInputs) -> StepOutputs:
     """Draw, score, judge, learn."""
     actor, critic = given.states["actor"], given.states["critic"]
     rollouts = once(stages.rollout, actor, given.prompts)
@@ -88,10 +88,10 @@ def _ppo(once: Once, stages: Stages, given: Given) -> Outcome:
     advantages = once(stages.advantages, rollouts, rewards, values, logprobs, given.carry)
     critic = once(stages.critic_update, critic, rollouts, values, advantages)
     actor = once(stages.actor_update, actor, rollouts, logprobs, advantages)
-    return Outcome({"critic": critic, "actor": actor}, advantages.carry, ((rollouts, rewards),))
+    return StepOutputs({"critic": critic, "actor": actor}, advantages.carry, ((rollouts, rewards),))
 
 
-def _ppo_corrected(once: Once, stages: Stages, given: Given) -> Outcome:
+def _ppo_corrected(once: RunStage, stages: Stages, given: StepInputs) -> StepOutputs:
     """PPO in which a token weighs in the actor's loss what the sampler's log-prob says."""
     assert stages.correction is not None, "a story that corrects needs the stage that does"
     actor, critic = given.states["actor"], given.states["critic"]
@@ -103,10 +103,10 @@ def _ppo_corrected(once: Once, stages: Stages, given: Given) -> Outcome:
     advantages = once(stages.advantages, rollouts, rewards, values, logprobs, given.carry)
     critic = once(stages.critic_update, critic, rollouts, values, advantages)
     actor = once(stages.actor_update, actor, rollouts, logprobs, advantages, correction)
-    return Outcome({"critic": critic, "actor": actor}, advantages.carry, ((rollouts, rewards),))
+    return StepOutputs({"critic": critic, "actor": actor}, advantages.carry, ((rollouts, rewards),))
 
 
-def _critic_only(once: Once, stages: Stages, given: Given) -> Outcome:
+def _critic_only(once: RunStage, stages: Stages, given: StepInputs) -> StepOutputs:
     """PPO in which the actor waits until the critic knows something."""
     actor, critic = given.states["actor"], given.states["critic"]
     rollouts = once(stages.rollout, actor, given.prompts)
@@ -115,15 +115,15 @@ def _critic_only(once: Once, stages: Stages, given: Given) -> Outcome:
     logprobs = once(stages.logprobs, actor, rollouts)
     advantages = once(stages.advantages, rollouts, rewards, values, logprobs, given.carry)
     critic = once(stages.critic_update, critic, rollouts, values, advantages)
-    return Outcome({"critic": critic}, advantages.carry, ((rollouts, rewards),))
+    return StepOutputs({"critic": critic}, advantages.carry, ((rollouts, rewards),))
 
 
-PPO = Story("ppo", _ppo)
-PPO_CORRECTED = Story("ppo_corrected", _ppo_corrected)
-CRITIC_ONLY = Story("critic_only", _critic_only)
+PPO = StepFunction("ppo", _ppo)
+PPO_CORRECTED = StepFunction("ppo_corrected", _ppo_corrected)
+CRITIC_ONLY = StepFunction("critic_only", _critic_only)
 
 
-def story_at(recipe: Recipe, step: int) -> Story:
+def step_function_at(recipe: Recipe, step: int) -> StepFunction:
     """Which story a step tells. The critic may train alone for some steps; then the actor learns too, from corrected
     rollouts or plain ones."""
     if step <= recipe.ppo.critic_only_steps:
@@ -131,33 +131,35 @@ def story_at(recipe: Recipe, step: int) -> Story:
     return PPO_CORRECTED if recipe.ppo.corrects_rollouts else PPO
 
 
-def outline(story: Story) -> Outline:
+def outline(story: StepFunction) -> Outline:
     """The lines of the story, heard by telling it once to nobody."""
-    names: Any = _Names()
-    heard, outcome = _listen(story, names)
+    names: Any = _PlaceholderStages()
+    heard, outcome = _trace(story, names)
     trained = {str(state): role for role, state in outcome.states.items()}
-    return Outline(story.name, tuple(ToldStage(stage.name, reads, trained.get(stage.name)) for stage, reads in heard))
+    return Outline(
+        story.name, tuple(OutlineEntry(stage.name, reads, trained.get(stage.name)) for stage, reads in heard)
+    )
 
 
-def stage_of(story: Story, stages: Stages, name: str) -> "Stage[Any]":
+def stage_of(story: StepFunction, stages: Stages, name: str) -> "Stage[Any]":
     """The stage that the story tells by this name. Raises KeyError when it tells none."""
-    return {stage.name: stage for stage, _ in _listen(story, stages)[0]}[name]
+    return {stage.name: stage for stage, _ in _trace(story, stages)[0]}[name]
 
 
-def _listen(story: Story, stages: Stages) -> "tuple[list[tuple[Stage[Any], tuple[str, ...]]], Outcome]":
+def _trace(story: StepFunction, stages: Stages) -> "tuple[list[tuple[Stage[Any], tuple[str, ...]]], StepOutputs]":
     """Each stage with the names of what it is given, and what the story ends with; nothing is run."""
     heard: list[tuple[Any, tuple[str, ...]]] = []
 
     def once(stage: Any, *inputs: Any) -> Any:
         heard.append((stage, tuple(map(str, inputs))))
-        return _Heard(stage.name)
+        return _Placeholder(stage.name)
 
-    given: Any = Given(prompts=_Heard("prompts"), states=_Roles(), carry=_Heard("carry"))  # type: ignore[arg-type]
+    given: Any = StepInputs(prompts=_Placeholder("prompts"), states=_PlaceholderStates(), carry=_Placeholder("carry"))  # type: ignore[arg-type]
     return heard, story.tell(once, stages, given)
 
 
 @dataclass(frozen=True)
-class _Heard:
+class _Placeholder:
     """What stands for a result while a story is only listened to: the name of what gave it."""
 
     name: str
@@ -165,19 +167,19 @@ class _Heard:
     def __str__(self) -> str:
         return self.name
 
-    def __getattr__(self, part: str) -> "_Heard":
+    def __getattr__(self, part: str) -> "_Placeholder":
         return self if not part.startswith("__") else super().__getattribute__(part)
 
 
-class _Names:
+class _PlaceholderStages:
     """Stages that are names only; `dataclasses.replace` may give them others."""
 
-    def __getattr__(self, name: str) -> _Heard:
-        return _Heard(name)
+    def __getattr__(self, name: str) -> _Placeholder:
+        return _Placeholder(name)
 
 
-class _Roles(dict[str, _Heard]):
+class _PlaceholderStates(dict[str, _Placeholder]):
     """Every role that is asked for is there."""
 
-    def __missing__(self, role: str) -> _Heard:
-        return _Heard(role)
+    def __missing__(self, role: str) -> _Placeholder:
+        return _Placeholder(role)

@@ -10,7 +10,7 @@ from ppoctl.rewards.arithmetic import (
     RewardClip,
     RewardScale,
     RunningMoments,
-    Step,
+    ShapingTable,
     steps_of,
 )
 
@@ -27,7 +27,7 @@ def reward_steps(recipe: Recipe) -> Mapping[str, str]:
     return told | {"truncated": f"responses {TRUNCATED[recipe.ppo.truncated]}"}
 
 
-def _words(step: Step, longest: int) -> tuple[str, str]:
+def _words(step: ShapingTable, longest: int) -> tuple[str, str]:
     match step:
         case RewardScale():
             (low, high), (to_low, to_high) = step.from_, step.to

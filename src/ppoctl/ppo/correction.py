@@ -20,7 +20,7 @@ Level = Literal["token", "sequence_sum", "sequence_mean", "sequence_max"]
 
 
 @dataclass(frozen=True)
-class Weighed:
+class CorrectionWeights:
     """What tokens weigh."""
 
     weights: Float[Tensor, "B R"]
@@ -38,7 +38,7 @@ def log_ratios(
 
 def truncated_weights(
     log_ratio: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], *, min_ratio: float, max_ratio: float
-) -> Weighed:
+) -> CorrectionWeights:
     """Truncated importance sampling (TIS): each token weighs its ratio, held within the bounds.
 
     w = clip(exp(trainer - sampler), min_ratio, max_ratio)
@@ -48,7 +48,7 @@ def truncated_weights(
 
 def truncated_sequence_weights(
     log_ratio: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], *, min_ratio: float, max_ratio: float
-) -> Weighed:
+) -> CorrectionWeights:
     """Truncated importance sampling of whole sequences: each token weighs the ratio of its sequence, held within the
     bounds.
 
@@ -60,22 +60,22 @@ def truncated_sequence_weights(
 
 def inside_weights(
     log_ratio: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], *, min_ratio: float, max_ratio: float
-) -> Weighed:
+) -> CorrectionWeights:
     """IcePop: a token weighs its ratio where that lies within the bounds, and 0 elsewhere. It still counts: means
     divide by it too."""
     ratio = _ratio(log_ratio)
     outside = mask & ((ratio < min_ratio) | (ratio > max_ratio))
-    return Weighed(torch.where(mask & ~outside, ratio, 0), outside)
+    return CorrectionWeights(torch.where(mask & ~outside, ratio, 0), outside)
 
 
-def plain_weights(log_ratio: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Weighed:
+def plain_weights(log_ratio: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> CorrectionWeights:
     """Importance sampling without bounds, but for the 20 nats that keep exp finite: each token weighs its ratio."""
-    return Weighed(torch.where(mask, _ratio(log_ratio), 0), torch.zeros_like(mask))
+    return CorrectionWeights(torch.where(mask, _ratio(log_ratio), 0), torch.zeros_like(mask))
 
 
-def unit_weights(log_ratio: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Weighed:
+def unit_weights(log_ratio: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> CorrectionWeights:
     """Every token weighs 1: the sampler is trusted with what is kept."""
-    return Weighed(mask.to(log_ratio.dtype), torch.zeros_like(mask))
+    return CorrectionWeights(mask.to(log_ratio.dtype), torch.zeros_like(mask))
 
 
 def normalized(weights: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B R"]:
@@ -143,9 +143,9 @@ def _ratio(log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(max=MAX_LOG_RATIO).exp()
 
 
-def _within(ratio: Tensor, mask: Tensor, *, min_ratio: float, max_ratio: float) -> Weighed:
+def _within(ratio: Tensor, mask: Tensor, *, min_ratio: float, max_ratio: float) -> CorrectionWeights:
     outside = mask & ((ratio < min_ratio) | (ratio > max_ratio))
-    return Weighed(torch.where(mask, ratio.clamp(min_ratio, max_ratio), 0), outside)
+    return CorrectionWeights(torch.where(mask, ratio.clamp(min_ratio, max_ratio), 0), outside)
 
 
 def _at(x: Tensor, mask: Tensor, level: Level) -> Tensor:

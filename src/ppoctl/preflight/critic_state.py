@@ -8,7 +8,7 @@ from ppoctl.recipe.load import from_resolved
 from ppoctl.recipe.role_model import model_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import run_dir
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.retention import saved_steps
 from ppoctl.store.saved_by import SavedBy, saved_by
 
@@ -30,7 +30,7 @@ def require_kept(recipe: Recipe) -> None:
     theirs = _recipe_of(came)
     if came is None or came.run is None or theirs is None or theirs.checkpoint.keep_last is None:
         return
-    saved = saved_steps(RunLayout(Path(came.run)), ("actor", "critic"))
+    saved = saved_steps(RunPaths(Path(came.run)), ("actor", "critic"))
     if max(saved, default=0) >= theirs.steps:
         return
     copy = Path(f"critic-{came.step}")
@@ -47,7 +47,7 @@ def _recipe_of(came: SavedBy | None) -> Recipe | None:
     if came is None or came.run is None:
         return None
     try:
-        found = run_dir.recipes(RunLayout(Path(came.run)))
+        found = run_dir.recipes(RunPaths(Path(came.run)))
         return from_resolved(found[max(found)])
     except PpoctlError:
         return None

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from ppoctl.metrics import find
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.keys import REQUIRED, KeyLine, key_line
-from ppoctl.recipe.marks import Marked, marked
+from ppoctl.recipe.marks import DocstringFields, parse_docstring
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.schema import Recipe
 from ppoctl.table import RESULTS
@@ -74,7 +74,7 @@ class FeatureKey:
 
     names: tuple[str, ...]
     line: KeyLine
-    told: Marked
+    told: DocstringFields
     """The docstring of the key; of a part that is one key, all of it is said there already."""
 
 
@@ -91,7 +91,7 @@ class Feature:
     """What a person writes to have it: a table, an alternative (`ppo.kl.place = "loss"`), or a key."""
     is_default: bool
     """Whether it is the alternative that a recipe has which writes none."""
-    told: Marked
+    told: DocstringFields
     keys: tuple[FeatureKey, ...]
 
     @property
@@ -153,7 +153,7 @@ def features() -> list[Feature]:
             part.section,
             tuple(part.names),
             part.is_default,
-            marked(part.docstring),
+            parse_docstring(part.docstring),
             tuple(_merged(keys) for keys in part.keys.values()),
         )
         for part in ordered
@@ -196,7 +196,7 @@ def _add(parts: dict[object, _Part], place: _Place, path: KeyPath, new: _Part, *
             (owner, key.attribute), replace(new, docstring=key.field.description or "", is_key=True)
         )
         part.names[dotted(path)] = None
-        told = marked("")
+        told = parse_docstring("")
     else:
         part = parts.setdefault(owner, replace(new, docstring=owner.__doc__ or ""))
         is_whole = owner is _declared(place.table.model)

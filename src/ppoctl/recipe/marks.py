@@ -9,7 +9,7 @@ _MARK = re.compile(r"^(Formula|Table|Source|Default of|Figures):", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Marked:
+class DocstringFields:
     """A docstring in parts, each on one line; empty where it has no such part."""
 
     prose: str
@@ -22,7 +22,7 @@ class Marked:
     """Rows of cells, the head first; in the docstring rows end with `;` and cells with `/`."""
 
 
-def marked(docstring: str) -> Marked:
+def parse_docstring(docstring: str) -> DocstringFields:
     """The parts of a docstring. A part goes on until the next line that begins with a mark."""
     prose, *rest = _MARK.split(cleandoc(docstring))
     parts = {name: _line(text) for name, text in zip(rest[::2], rest[1::2], strict=True)}
@@ -30,7 +30,7 @@ def marked(docstring: str) -> Marked:
     formula, source, default_of = (parts.get(name, "") for name in ("Formula", "Source", "Default of"))
     rows = [row.split(" / ") for row in parts.get("Table", "").split(";")]
     table = tuple(tuple(cell.strip() for cell in row) for row in rows if len(row) > 1)
-    return Marked(_line(prose), formula, source, default_of, figures, table)
+    return DocstringFields(_line(prose), formula, source, default_of, figures, table)
 
 
 def _line(text: str) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from ppoctl.recipe.features import SECTIONS, Feature, FeatureKey, features
 from ppoctl.recipe.foreign import systems
 from ppoctl.recipe.keys import REQUIRED, KeyLine
-from ppoctl.recipe.marks import Marked
+from ppoctl.recipe.marks import DocstringFields
 
 HEAD = """# Algorithms
 
@@ -43,7 +43,7 @@ or ranks changes a gradient. Weights & Biases, TensorBoard, SwanLab and images a
 """
 
 
-def told(feature: Feature, prefix: str = "") -> list[tuple[str, str]]:
+def rendered_rows(feature: Feature, prefix: str = "") -> list[tuple[str, str]]:
     """What is said of a part, each with the word before it: formula, source, whose default, where it shows; then of
     those of its keys at or below a dotted key that say something of their own."""
     said = [("", feature.told.prose), *_marks(feature.told)]
@@ -54,7 +54,7 @@ def told(feature: Feature, prefix: str = "") -> list[tuple[str, str]]:
     return said
 
 
-def _marks(said: Marked) -> list[tuple[str, str]]:
+def _marks(said: DocstringFields) -> list[tuple[str, str]]:
     marks = {
         "formula": said.formula,
         "source": said.source,
@@ -108,7 +108,7 @@ def _feature(feature: Feature) -> list[str]:
     return lines if lines[-1] else lines[:-1]
 
 
-def _sentences(said: Marked) -> list[str]:
+def _sentences(said: DocstringFields) -> list[str]:
     """Source, whose default it is and where it shows, a sentence each."""
     told = {"Source": said.source, "Default of": said.default_of, "Shows in": coded(said.figures)}
     return [f"{word}: {text.rstrip('.')}." for word, text in told.items() if text]

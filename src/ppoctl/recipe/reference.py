@@ -54,11 +54,11 @@ def metrics() -> str:
         lines += [cells(_linked(metric), metric.unit, metric.says, metric.healthy) for metric in inside]
         for metric in inside:
             if found := guide(metric):
-                lines += ["", f"### `{metric.name}`", "", *told_of(metric, found, "- ")]
+                lines += ["", f"### `{metric.name}`", "", *metric_lines(metric, found, "- ")]
     return "\n".join(lines) + "\n"
 
 
-def told_of(metric: Metric, found: Guide, mark: str = "") -> list[str]:
+def metric_lines(metric: Metric, found: Guide, mark: str = "") -> list[str]:
     """The lines about a metric that a person steers by: how to read it, what is healthy, and what to do when."""
     healthy = f" Healthy: {metric.healthy}." if metric.healthy else ""
     return [found.read + healthy, "", *(f"{mark}**{sees}**: {do}." for sees, do in found.when)]

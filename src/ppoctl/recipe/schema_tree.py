@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, Discriminator, Tag
 from pydantic.fields import FieldInfo
 
-from ppoctl.recipe.marks import Marked, marked
+from ppoctl.recipe.marks import DocstringFields, parse_docstring
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.table import Effect, KindOr, word_for_none
 
@@ -54,9 +54,9 @@ class RecipeKey:
         return self.marked.prose
 
     @property
-    def marked(self) -> Marked:
+    def marked(self) -> DocstringFields:
         """The docstring of the key, in parts."""
-        return marked(self.field.description or "")
+        return parse_docstring(self.field.description or "")
 
     @property
     def required(self) -> bool:

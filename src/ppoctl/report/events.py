@@ -11,7 +11,7 @@ from ppoctl.recipe.schema import HealthTable
 from ppoctl.report.reading import ReadRun
 from ppoctl.report.recipe_keys import differences
 from ppoctl.report.words import moment, toml
-from ppoctl.store.hours import spent
+from ppoctl.store.hours import attempt_times
 from ppoctl.tracking.health import HealthAlarm, HealthMonitor
 
 Kind = Literal["resume", "stop", "health", "change"]
@@ -103,7 +103,7 @@ def _told(stretch: Sequence[HealthAlarm]) -> str:
 def attempt_rows(run: ReadRun, attempts: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """A row per attempt, under the headers `ATTEMPTS`."""
     ends = {line["attempt"]: line for line in run.lines if line.get("event") == "attempt_ended"}
-    spends = {each.attempt: each for each in spent(run.lines)}
+    spends = {each.attempt: each for each in attempt_times(run.lines)}
     found = []
     for attempt in attempts:
         number = attempt["attempt"]

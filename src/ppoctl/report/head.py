@@ -8,13 +8,13 @@ from typing import Any
 from ppoctl import metrics
 from ppoctl.clock import duration
 from ppoctl.errors import without_secrets
-from ppoctl.loop.expectations import judge
+from ppoctl.loop.expectations import check_expectations
 from ppoctl.recipe.schema import Expectation
 from ppoctl.report.reading import ReadRun
 from ppoctl.report.words import figure, moment
 from ppoctl.slurm import following
 from ppoctl.slurm.run_state import DONE, attempts_as_known, run_state
-from ppoctl.store.hours import spent
+from ppoctl.store.hours import attempt_times
 
 Json = dict[str, Any]
 
@@ -25,7 +25,7 @@ def head(run: ReadRun) -> Json:
     told = following.ask(following.slurm(), [facts])
     state = run_state(facts, told, now=time.time())
     attempts = attempts_as_known(facts, told)
-    spends = spent(run.lines)
+    spends = attempt_times(run.lines)
     wall_s = sum(each.wall_s for each in spends)
     gpus = max((each.gpus for each in spends), default=0)
     hosts = list(dict.fromkeys(str(each["host"]) for each in attempts))
@@ -113,7 +113,7 @@ def contract(run: ReadRun, *, is_done: bool) -> Json:
     """The recipe's `[expect]` and how it is met; before all steps are done, how it stands."""
     expect = run.recipe.get("expect") or {}
     wanted = {name: Expectation.model_validate(bounds) for name, bounds in expect.items()}
-    verdicts = judge(wanted, run.lines)
+    verdicts = check_expectations(wanted, run.lines)
     words = {True: "met", False: "unmet"} if is_done else {True: "met so far", False: "not yet met"}
     rows = [(each.metric, figure(each.value), each.bound, words[each.met], each.met) for each in verdicts]
     return {"rows": rows, "is_done": is_done}

@@ -8,7 +8,7 @@ from typing import Any
 from ppoctl.loop.expectations import history
 from ppoctl.store import run_dir
 from ppoctl.store.journal import JournalLine, read_lines
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.outline import Outlines, outlines_of
 
 History = Mapping[str, Sequence[tuple[int, float]]]
@@ -20,7 +20,7 @@ class ReadRun:
 
     label: str
     """Name under which the report speaks of it, unlike that of every other run in it."""
-    layout: RunLayout
+    layout: RunPaths
     facts: Mapping[str, Any]
     recipes: Mapping[int, Mapping[str, Any]]
     """Resolved recipes by the first step they hold for."""
@@ -42,13 +42,13 @@ class ReadRun:
 
 def read_runs(folders: Sequence[Path]) -> list[ReadRun]:
     """The runs in these folders. Raises RecipeError where one is no run, StorageError where it cannot be read."""
-    layouts = [RunLayout(folder.resolve()) for folder in folders]
+    layouts = [RunPaths(folder.resolve()) for folder in folders]
     facts = [run_dir.facts(layout) for layout in layouts]
     labels = _labels([str(each["name"]) for each in facts])
     return [_read(label, layout, known) for label, layout, known in zip(labels, layouts, facts, strict=True)]
 
 
-def _read(label: str, layout: RunLayout, facts: Mapping[str, Any]) -> ReadRun:
+def _read(label: str, layout: RunPaths, facts: Mapping[str, Any]) -> ReadRun:
     lines = read_lines(layout.journal)
     return ReadRun(label, layout, facts, run_dir.recipes(layout), lines, history(lines), outlines_of(layout))
 

@@ -7,7 +7,7 @@ from typing import Any
 from ppoctl.clock import duration
 from ppoctl.report.reading import ReadRun
 from ppoctl.report.words import rounded, share
-from ppoctl.store.hours import spent
+from ppoctl.store.hours import attempt_times
 from ppoctl.store.outline import EVAL
 
 Json = dict[str, Any]
@@ -46,7 +46,7 @@ def timeline(run: ReadRun, number: int) -> Json:
 
 def shares(run: ReadRun) -> Json:
     """All the time of all attempts by what it was for; the rows add up to the time that they took."""
-    spends = spent(run.lines)
+    spends = attempt_times(run.lines)
     ends = [line for line in run.lines if line.get("event") == "attempt_ended"]
     wall_s = sum(each.wall_s for each in spends)
     by_stage: dict[str, float] = defaultdict(float)

@@ -121,7 +121,7 @@ class LengthPenalty(Table):
     """Tokens that cost nothing."""
 
 
-class RewardArithmetic(Table):
+class RewardShaping(Table):
     """Steps from a score to the reward of training. Scores are stored as they are: a change of a step scores nothing
     again."""
 
@@ -146,11 +146,11 @@ class RewardArithmetic(Table):
     """Penalty of long responses; absent: none."""
 
 
-Step = RewardScale | RewardClip | RunningMoments | ReferenceMoments | float | OverlongPenalty | LengthPenalty
+ShapingTable = RewardScale | RewardClip | RunningMoments | ReferenceMoments | float | OverlongPenalty | LengthPenalty
 """One step, as its table has it; the factor of truncated responses is a number."""
 
 
-def steps_of(table: RewardArithmetic) -> Iterator[Step]:
+def steps_of(table: RewardShaping) -> Iterator[ShapingTable]:
     """The steps that the table asks for, in the one order in which they are taken."""
     place = None if table.clip is None else table.clip.place
     order = (

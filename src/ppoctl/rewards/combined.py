@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from threading import Lock
 
-from ppoctl.batch.scores import Score, Scorer, Settling
+from ppoctl.batch.scores import BatchScorer, Score, Scorer
 
 Scores = Mapping[str, Score]
 """Score of each part, by its name."""
@@ -49,7 +49,7 @@ def _settle(whole: Future[Score], parts: Mapping[str, Future[Score]], of: Callab
 def settle_all(scorers: Iterable[Scorer]) -> None:
     """Tell those that gather requests that there are no more for now."""
     for scorer in scorers:
-        if isinstance(scorer, Settling):
+        if isinstance(scorer, BatchScorer):
             scorer.settle()
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar
 
 from ppoctl.batch.prompts import Json
 from ppoctl.batch.scores import RewardModel, Scorer
-from ppoctl.rewards.arithmetic import RewardArithmetic
+from ppoctl.rewards.arithmetic import RewardShaping
 from ppoctl.rewards.function import ScorerSpec
 from ppoctl.table import RESULTS, SPEED, AtLeastOne, Fraction, Positive, Table
 
@@ -96,7 +96,7 @@ class ScorerTable(Table):
         return None
 
 
-class RewardTable(ScorerTable, RewardArithmetic):
+class RewardTable(ScorerTable, RewardShaping):
     """Keys that every reward has. A kind adds `kind`, a literal of its own."""
 
     max_error_frac: Annotated[float, RESULTS, Fraction] = 0.05

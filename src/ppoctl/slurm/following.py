@@ -7,12 +7,12 @@ from pathlib import Path
 from ppoctl.errors import RunAliveError, SlurmError, quoted, without_secrets
 from ppoctl.slurm.allocation import Allocation, allocation
 from ppoctl.slurm.client import Slurm, SlurmAbsentError, SlurmJob
-from ppoctl.slurm.run_state import RunFacts, Told
+from ppoctl.slurm.run_state import RunFacts, SlurmSnapshot
 from ppoctl.store import alive
 from ppoctl.store import jobs as jobs_of
 from ppoctl.store.append import intact
 from ppoctl.store.journal import JournalLine
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.outline import outlines_of
 from ppoctl.store.run_dir import recipes
 
@@ -23,7 +23,7 @@ TAIL_BYTES = 16384
 """Bytes at the end of a job's log in which its last error is searched."""
 
 
-def facts(layout: RunLayout, lines: Sequence[JournalLine]) -> RunFacts:
+def facts(layout: RunPaths, lines: Sequence[JournalLine]) -> RunFacts:
     """What the folder of a run says of it; `lines`: its journal. Raises StorageError where it cannot be read."""
     outlines, asked = outlines_of(layout), recipes(layout)
     recipe = asked[max(asked)]
@@ -50,20 +50,20 @@ def slurm(wait_s: float | None = None) -> Slurm:
     return Slurm(deadline_s=ANSWER_S if wait_s is None else wait_s)
 
 
-def ask(slurm: Slurm, runs: Iterable[RunFacts]) -> Told:
+def ask(slurm: Slurm, runs: Iterable[RunFacts]) -> SlurmSnapshot:
     """What Slurm says of the jobs of these runs; it is asked once, and only about jobs that may not be over."""
     runs = list(runs)
     # The newest of each besides: somebody may have put it back into the queue by hand.
     ids = dict.fromkeys(id for run in runs for id in (*run.open_jobs, *run.job_ids[-1:]))
     if not ids:
-        return Told()
+        return SlurmSnapshot()
     try:
-        return Told(slurm.jobs(list(ids)))
+        return SlurmSnapshot(slurm.jobs(list(ids)))
     except SlurmError as error:
-        return Told(silence=error.message)
+        return SlurmSnapshot(silence=error.message)
 
 
-def has_open_job(layout: RunLayout, lines: Sequence[JournalLine]) -> bool:
+def has_open_job(layout: RunPaths, lines: Sequence[JournalLine]) -> bool:
     """Whether Slurm has a job of the run that runs or waits; True, too, where it does not say. `lines`: the run's
     journal."""
     jobs = jobs_of.jobs(layout)
@@ -72,7 +72,7 @@ def has_open_job(layout: RunLayout, lines: Sequence[JournalLine]) -> bool:
     return told.silence is not None or bool(told.at_work(known) or told.waiting(known))
 
 
-def require_idle(layout: RunLayout) -> None:
+def require_idle(layout: RunPaths) -> None:
     """Raise RunAliveError while another process of this host, or a job of Slurm, is at work on the run. A job of it
     that waits is in the way as well, because it would take the run away when it begins; but not in the way of the
     run's other jobs. Raises SlurmError where all that is unknown."""
@@ -80,7 +80,7 @@ def require_idle(layout: RunLayout) -> None:
     alive.require_idle(layout, here=None if mine is None else (mine.id, mine.restarts))
     job = _other_job(layout, mine)
     if job is not None and job.is_at_work:
-        raise alive.at_work(layout, f"job {job.id} of Slurm is at work")
+        raise alive.in_use_error(layout, f"job {job.id} of Slurm is at work")
     if job is not None:
         raise RunAliveError(
             f"run `{layout.root}` has a job in Slurm: {job.id} is {job.state}",
@@ -88,7 +88,7 @@ def require_idle(layout: RunLayout) -> None:
         )
 
 
-def _other_job(layout: RunLayout, mine: Allocation | None) -> SlurmJob | None:
+def _other_job(layout: RunPaths, mine: Allocation | None) -> SlurmJob | None:
     """A job of the run that is in the way of this process, one at work first; None: none is.
 
     Raises SlurmError where Slurm is here and does not answer, unless this process is in a job itself: that begins
@@ -137,7 +137,7 @@ def _patience(recipe: JournalLine, stages: Sequence[JournalLine]) -> tuple[float
     return longest, min(longest, max(ten_times, deadlines.get("start_deadline_s", 0.0)))
 
 
-def _quiet(layout: RunLayout, lines: Sequence[JournalLine], attempts: Sequence[JournalLine]) -> float:
+def _quiet(layout: RunPaths, lines: Sequence[JournalLine], attempts: Sequence[JournalLine]) -> float:
     """Seconds since the journal or a console log was written."""
     written = [float(line["at"]) for line in lines[-1:]]
     logs = [layout.job_log(str(a["job"])) for a in attempts[-1:] if "job" in a]

@@ -35,7 +35,7 @@ from typing import Any
 from ppoctl.clock import duration
 from ppoctl.errors import ExitCode
 from ppoctl.slurm.client import SlurmJob
-from ppoctl.slurm.turn import goes_on_after
+from ppoctl.slurm.turn import is_resumable
 from ppoctl.store.jobs import JobRecord, ScriptEnd, last_end
 
 AT_WORK = frozenset({"running", "starting", "hung", "suspended"})
@@ -123,11 +123,11 @@ class RunFacts:
 
     def _is_over(self, id: str) -> bool:
         end = self.last_end(id)
-        return end is not None and not goes_on_after(end.code)
+        return end is not None and not is_resumable(end.code)
 
 
 @dataclass(frozen=True)
-class Told:
+class SlurmSnapshot:
     """What Slurm says of a run's jobs."""
 
     jobs: Mapping[str, SlurmJob] = field(default_factory=dict)
@@ -157,7 +157,7 @@ class RunState:
     """One sentence: where, since when, why."""
 
 
-def run_state(facts: RunFacts, told: Told, *, now: float) -> RunState:
+def run_state(facts: RunFacts, told: SlurmSnapshot, *, now: float) -> RunState:
     """The state of a run at `now`, in unix seconds; see the table above."""
     state = (
         _here(facts)
@@ -172,7 +172,7 @@ def run_state(facts: RunFacts, told: Told, *, now: float) -> RunState:
     return _with_what_is_unknown(state, facts, told)
 
 
-def attempts_as_known(facts: RunFacts, told: Told) -> list[dict[str, Any]]:
+def attempts_as_known(facts: RunFacts, told: SlurmSnapshot) -> list[dict[str, Any]]:
     """The attempts, where Slurm's word says of one on another host whether it runs or was killed."""
     running = [facts.attempt_of(job) for job in told.at_work(facts)]
     found = []
@@ -192,7 +192,7 @@ def _here(facts: RunFacts) -> RunState | None:
     return _working(facts, newest, f"as process {newest['pid']} of this host")
 
 
-def _in_a_job(facts: RunFacts, told: Told, now: float) -> RunState | None:
+def _in_a_job(facts: RunFacts, told: SlurmSnapshot, now: float) -> RunState | None:
     for job in told.at_work(facts):
         attempt = facts.attempt_of(job)
         where = f"job {job.id}" + (f" on {job.nodes}" if job.nodes else "")
@@ -225,7 +225,7 @@ def _all_done(facts: RunFacts) -> RunState | None:
     return _ended(newest, facts) if newest is not None and newest["status"] in DONE else None
 
 
-def _in_the_queue(facts: RunFacts, told: Told, now: float) -> RunState | None:
+def _in_the_queue(facts: RunFacts, told: SlurmSnapshot, now: float) -> RunState | None:
     waiting = told.waiting(facts)
     if not waiting:
         return None
@@ -242,7 +242,7 @@ def _in_the_queue(facts: RunFacts, told: Told, now: float) -> RunState | None:
     return RunState("requeued" if first.restarts else "pending", says)
 
 
-def _unheard(facts: RunFacts, told: Told) -> RunState | None:
+def _unheard(facts: RunFacts, told: SlurmSnapshot) -> RunState | None:
     newest = facts.newest
     if told.silence is None:
         return None
@@ -255,7 +255,7 @@ def _unheard(facts: RunFacts, told: Told) -> RunState | None:
     return None
 
 
-def _in_a_job_that_is_over(facts: RunFacts, told: Told) -> RunState | None:
+def _in_a_job_that_is_over(facts: RunFacts, told: SlurmSnapshot) -> RunState | None:
     newest, last = facts.newest, _last_without_attempt(facts)
     if last is not None and told.silence is None:
         return _over(last.id, facts, told, "no attempt of it began")
@@ -272,7 +272,7 @@ def _in_a_job_that_is_over(facts: RunFacts, told: Told) -> RunState | None:
     return None
 
 
-def _over(id: str, facts: RunFacts, told: Told, left: str) -> RunState:
+def _over(id: str, facts: RunFacts, told: SlurmSnapshot, left: str) -> RunState:
     """The state of a run whose last job is not there any more."""
     job, end = told.jobs.get(id), facts.last_end(id)
     if job is not None and job.state == "CANCELLED":
@@ -303,7 +303,7 @@ def _ended(attempt: Mapping[str, Any], facts: RunFacts) -> RunState:
     return RunState(status, f"{_name(attempt)} ended with {_code(int(attempt['exit_code']))}{_with_words(facts)}")
 
 
-def _with_what_is_unknown(state: RunState, facts: RunFacts, told: Told) -> RunState:
+def _with_what_is_unknown(state: RunState, facts: RunFacts, told: SlurmSnapshot) -> RunState:
     if told.silence is None or state.word in DONE or not facts.open_jobs:
         return state
     jobs = _jobs(facts.open_jobs)

@@ -8,10 +8,10 @@ from typing import Any
 from ppoctl.errors import ExitCode
 from ppoctl.slurm.client import DEADLINE_S, Slurm
 from ppoctl.slurm.following import ask, facts
-from ppoctl.slurm.run_state import RunFacts, Told
-from ppoctl.slurm.turn import goes_on_after
+from ppoctl.slurm.run_state import RunFacts, SlurmSnapshot
+from ppoctl.slurm.turn import is_resumable
 from ppoctl.store.append import intact
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.stop_request import After, request_stop
 
 
@@ -21,7 +21,7 @@ class Stopped:
 
     facts: RunFacts
     """What the run said of itself before."""
-    told: Told
+    told: SlurmSnapshot
     """What Slurm said last."""
     asked: Mapping[str, Any] | None
     """Attempt that was asked to stop; None: none is at work."""
@@ -38,7 +38,7 @@ class Stopped:
         return None if self.asked is None or "job" not in self.asked else str(self.asked["job"])
 
 
-def stop(layout: RunLayout, after: After, slurm: Slurm) -> Stopped:
+def stop(layout: RunPaths, after: After, slurm: Slurm) -> Stopped:
     """Ask the attempt that is at work to stop, and cancel the jobs of the run that wait, or hold nodes while no
     attempt is at work there.
 
@@ -79,10 +79,10 @@ def stop(layout: RunLayout, after: After, slurm: Slurm) -> Stopped:
 
 def _would_go_on(attempt: Mapping[str, Any] | None) -> bool:
     """Whether a job that it has ended in would begin or go back into the queue; None: it has not begun there."""
-    return attempt is None or goes_on_after(attempt.get("exit_code", ExitCode.PREEMPTED))
+    return attempt is None or is_resumable(attempt.get("exit_code", ExitCode.PREEMPTED))
 
 
-def _at_work(found: RunFacts, told: Told) -> Iterator[Mapping[str, Any]]:
+def _at_work(found: RunFacts, told: SlurmSnapshot) -> Iterator[Mapping[str, Any]]:
     """The attempt that is at work, or may be where nobody can tell."""
     newest = found.newest
     if newest is None or "exit_code" in newest or newest["status"] == "killed":

@@ -11,14 +11,14 @@ from torch import Tensor
 from ppoctl import metrics
 from ppoctl.batch.records import Advantages, Correction, Logprobs, Rollouts, State, Update
 from ppoctl.errors import RecipeError
-from ppoctl.ports import Asked, Minibatch, MinibatchResult
+from ppoctl.ports import Minibatch, MinibatchResult, OutputRequest
 from ppoctl.ppo.aggregation import Aggregation
 from ppoctl.ppo.diagnostics import policy_diagnostics, sampler_gap
 from ppoctl.ppo.masking import masked_mean
 from ppoctl.ppo.policy_loss import PolicyLoss
 from ppoctl.stages.correction import counted_after
-from ppoctl.stages.logprobs import KlPenalty, kl_figures, reference_of
-from ppoctl.stages.objective import Outputs, Term, Terms, TokenLoss
+from ppoctl.stages.logprobs import KlPenalty, kl_metrics, reference_of
+from ppoctl.stages.objective import LossInputs, Term, Terms, TokenLoss
 from ppoctl.stages.updates import UpdateStage
 
 MinibatchStep = tuple[Minibatch, MinibatchResult]
@@ -35,7 +35,7 @@ class Surrogate:
     kind: PolicyLoss
     needs_entropy: bool = False
 
-    def __call__(self, outputs: Outputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
+    def __call__(self, outputs: LossInputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
         old_logprobs = outputs.values if self.old_logprobs is None else outputs.of(self.old_logprobs)
         return self.kind.losses(outputs.values, old_logprobs, outputs.of(self.advantages), mask)
 
@@ -46,7 +46,7 @@ class NegativeLogLikelihood:
 
     needs_entropy: bool = False
 
-    def __call__(self, outputs: Outputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
+    def __call__(self, outputs: LossInputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
         return torch.where(mask, -outputs.values, 0)
 
 
@@ -56,7 +56,7 @@ class Entropy:
 
     needs_entropy: bool = True
 
-    def __call__(self, outputs: Outputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
+    def __call__(self, outputs: LossInputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
         assert outputs.entropy is not None, "an entropy bonus is on, and the entropies were not computed"
         return outputs.entropy.where(mask, 0.0)
 
@@ -72,19 +72,19 @@ class KlToReference:
     penalty: KlPenalty
     needs_entropy: bool = False
 
-    def __call__(self, outputs: Outputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
+    def __call__(self, outputs: LossInputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
         old = outputs.values if self.old_logprobs is None else outputs.of(self.old_logprobs)
         return self.penalty.losses(outputs.values, outputs.of(self.reference), old, mask)
 
 
 @dataclass(frozen=True)
-class WholeKlToReference:
+class FullKlToReference:
     """The KL divergence from the reference as the model's whole distribution says, in nats."""
 
     penalty: KlPenalty
     needs_entropy: bool = False
 
-    def __call__(self, outputs: Outputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
+    def __call__(self, outputs: LossInputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
         return self.penalty.exact(outputs.full_kl, mask).nats
 
 
@@ -92,7 +92,7 @@ class WholeKlToReference:
 class ActorUpdateStage(UpdateStage):
     """Every epoch of the actor. A correction says what tokens weigh, and which do not count."""
 
-    scored: Asked
+    scored: OutputRequest
     """How its log-probs are taken: as the generator drew."""
     loss: PolicyLoss
     aggregation: Aggregation
@@ -116,7 +116,7 @@ class ActorUpdateStage(UpdateStage):
         read = (rollouts, logprobs, advantages, *(() if correction is None else (correction,)))
         terms = self._terms(logprobs, weighted, mask, advantages.penalty_coef)
         if self.positive_nll_coef > 0:
-            good = mask & _earned_more_than_nothing(advantages)[:, None]
+            good = mask & _has_positive_reward(advantages)[:, None]
             terms.append(Term(NegativeLogLikelihood(), good, coef=self.positive_nll_coef, name="nll"))
         # Entropies are figures of every update: where no forward pass told them, the update itself does.
         asked = replace(self.scored, entropy=logprobs.entropy is None, full_kl=self._reads_full_kl)
@@ -149,7 +149,7 @@ class ActorUpdateStage(UpdateStage):
         if self.entropy_coef > 0:
             terms.append(averaged(Entropy(), coef=-self.entropy_coef, name="entropy"))
         if self.penalty is not None and self.penalty.place == "loss":
-            kl: TokenLoss = WholeKlToReference(self.penalty)
+            kl: TokenLoss = FullKlToReference(self.penalty)
             if self.penalty.estimator != "full":
                 kl = KlToReference(reference_of(logprobs), logprobs.actor, self.penalty)
             terms.append(averaged(kl, coef=kl_coef, name="kl"))
@@ -168,11 +168,11 @@ class ActorUpdateStage(UpdateStage):
         figures = {metrics.POLICY_ENTROPY_MEAN.name: float(masked_mean(entropy, counted))}
         if self.penalty is not None and self.penalty.before_update(logprobs, mask) is None:
             kl = self.penalty.in_update(said, logprobs, rows, mask[rows])
-            figures |= kl_figures(kl, mask[rows], advantages.penalty_coef)
+            figures |= kl_metrics(kl, mask[rows], advantages.penalty_coef)
         return figures
 
 
-def _earned_more_than_nothing(advantages: Advantages) -> Bool[Tensor, " B"]:
+def _has_positive_reward(advantages: Advantages) -> Bool[Tensor, " B"]:
     """The responses whose reward is above 0. Raises RecipeError where the record does not know what they earned."""
     if advantages.shaped is None:
         raise RecipeError(

@@ -13,15 +13,15 @@ from ppoctl.ppo.rewards import bootstrapped
 from ppoctl.stages.estimators import Estimator
 from ppoctl.stages.logprobs import KlPenalty
 from ppoctl.stages.penalty import penalised
-from ppoctl.stages.shaping import Earned, RewardStep, shape
-from ppoctl.stages.values import Truncated, behind_of
+from ppoctl.stages.shaping import ShapedRewards, ShapingStep, apply_shaping
+from ppoctl.stages.values import Truncated, bootstrap_values
 
 
 @dataclass(frozen=True)
 class AdvantagesStage:
     """What the updates read, from what the step has gathered."""
 
-    reward_steps: tuple[RewardStep, ...]
+    reward_steps: tuple[ShapingStep, ...]
     estimator: Estimator
     whitened: bool
     truncated: Truncated
@@ -33,7 +33,7 @@ class AdvantagesStage:
     def run(
         self, rollouts: Rollouts, rewards: Rewards, values: Values, logprobs: Logprobs, carry: Carry
     ) -> Advantages:
-        earned = shape(rewards, rollouts, carry, self.reward_steps)
+        earned = apply_shaping(rewards, rollouts, carry, self.reward_steps)
         mask, figures = self._counted(earned)
         kl = penalised(self.penalty, logprobs, mask, earned.carry)
         token_rewards = earned.per_token.where(mask, 0.0)
@@ -41,7 +41,7 @@ class AdvantagesStage:
             token_rewards = token_rewards - kl.in_reward
         goes_on = token_rewards
         if self.truncated == "bootstrap":
-            behind = behind_of(values).where(earned.valid, 0.0)
+            behind = bootstrap_values(values).where(earned.valid, 0.0)
             goes_on = bootstrapped(token_rewards, behind, mask, gamma=self.estimator.gamma)
             figures[metrics.ADVANTAGE_BOOTSTRAP_MEAN.name] = earned.mean(behind)
         found = self.estimator(goes_on, values.values, mask)
@@ -64,7 +64,7 @@ class AdvantagesStage:
             shaped=earned.per_response,
         )
 
-    def _counted(self, earned: Earned) -> tuple[Bool[Tensor, "B R"], dict[str, float]]:
+    def _counted(self, earned: ShapedRewards) -> tuple[Bool[Tensor, "B R"], dict[str, float]]:
         """Tokens that train, and what is left out. Raises RewardError where nothing is left."""
         if self.truncated != "filter":
             return earned.mask, {}

@@ -8,13 +8,13 @@ was begun with. What is committed is the same: which response has which score de
 from concurrent.futures import Future
 
 from ppoctl.batch.prompts import Prompt
-from ppoctl.batch.scores import Score, Scorer, ScoreRequest, Settling
+from ppoctl.batch.scores import BatchScorer, Score, Scorer, ScoreRequest
 from ppoctl.ports import Sample
 
 _Key = tuple[str, str, str, tuple[int, ...]]
 
 
-class ScoredBeside:
+class OverlappedScorer:
     """A scorer that is told of responses before it is asked for their scores."""
 
     def __init__(self, scorer: Scorer) -> None:
@@ -41,7 +41,7 @@ class ScoredBeside:
             for _, future in begun:
                 future.cancel()
         self._begun.clear()
-        if isinstance(self._scorer, Settling):
+        if isinstance(self._scorer, BatchScorer):
             self._scorer.settle()
 
     def close(self) -> None:

@@ -13,11 +13,11 @@ from torch import Tensor
 from ppoctl import metrics
 from ppoctl.batch.records import Correction, Logprobs, Rollouts
 from ppoctl.errors import MismatchError
-from ppoctl.ppo.correction import Weighed, log_ratios, normalized
+from ppoctl.ppo.correction import CorrectionWeights, log_ratios, normalized
 from ppoctl.ppo.masking import masked_mean
 from ppoctl.stages.logprobs import require_finite
 
-Weigh = Callable[[Float[Tensor, "B R"], Bool[Tensor, "B R"]], Weighed]
+Weigh = Callable[[Float[Tensor, "B R"], Bool[Tensor, "B R"]], CorrectionWeights]
 """(log-ratios trainer - sampler, mask of the tokens that count) -> what they weigh."""
 Keep = Callable[[Float[Tensor, "B R"], Bool[Tensor, "B R"]], Bool[Tensor, "B R"]]
 """(log-ratios trainer - sampler, mask) -> the tokens of the mask that are kept."""

@@ -10,7 +10,7 @@ from ppoctl.batch.records import Advantages, Rollouts, State, Update, Values
 from ppoctl.ppo.aggregation import Aggregation
 from ppoctl.ppo.diagnostics import explained_variance, value_diagnostics
 from ppoctl.ppo.value_loss import clipped_value_losses
-from ppoctl.stages.objective import Outputs, Term, Terms
+from ppoctl.stages.objective import LossInputs, Term, Terms
 from ppoctl.stages.updates import UpdateStage, UpdateTrace
 
 
@@ -23,7 +23,7 @@ class ClippedErrors:
     clip: float | None
     needs_entropy: bool = False
 
-    def __call__(self, outputs: Outputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
+    def __call__(self, outputs: LossInputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
         old_values, returns = outputs.of(self.old_values), outputs.of(self.returns)
         return clipped_value_losses(outputs.values, old_values, returns, mask, clip=self.clip)
 

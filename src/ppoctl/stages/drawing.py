@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 from ppoctl.batch.records import State
 from ppoctl.clock import WORK
-from ppoctl.doing import DOING
-from ppoctl.ports import DrawnFor, Gate, Generator, Sample, SampleParts, SampleRequest, SamplingParams, Stream
+from ppoctl.doing import ACTIVITIES
+from ppoctl.ports import FinishedSamples, Gate, Generator, Sample, SampleRequest, SampleSetKey, SamplingParams, Stream
 
 OnProgress = Callable[[int, int, int], None]
 """(finished samples, all samples, tokens drawn so far; recalled ones are not)."""
-Heard = Callable[[Sample], None]
+OnSample = Callable[[Sample], None]
 """Told of each finished sample, in the order in which they finish; those that are recalled first."""
 
 
-class Turn(NamedTuple):
+class RequestBatch(NamedTuple):
     """What is drawn with the same parameters."""
 
     params: SamplingParams
@@ -25,7 +25,7 @@ class Turn(NamedTuple):
     """What it is for, where a stage draws for several things."""
 
 
-def _both(first: Heard, then: Heard) -> Heard:
+def _both(first: OnSample, then: OnSample) -> OnSample:
     def told(sample: Sample) -> None:
         first(sample)
         then(sample)
@@ -33,12 +33,12 @@ def _both(first: Heard, then: Heard) -> Heard:
     return told
 
 
-def nobody(_: Sample) -> None:
+def ignore_sample(_: Sample) -> None:
     """Nobody is told."""
 
 
 @dataclass(frozen=True)
-class Drawn:
+class GenerationResult:
     """What a stage has drawn."""
 
     samples: Mapping[str, Sample]
@@ -50,18 +50,22 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Drawing:
+class SampleGeneration:
     """How a stage draws: finished samples survive a crash of it, and between two of them the job may be stopped."""
 
     generator: Generator
-    parts: SampleParts
+    parts: FinishedSamples
     gate: Gate
     progress: OnProgress
 
     @contextmanager
     def drawn(
-        self, turns: Sequence[Turn], drawn_for: DrawnFor, at: Callable[[], State], heard: Heard = nobody
-    ) -> Iterator[Drawn]:
+        self,
+        turns: Sequence[RequestBatch],
+        drawn_for: SampleSetKey,
+        at: Callable[[], State],
+        heard: OnSample = ignore_sample,
+    ) -> Iterator[GenerationResult]:
         """Samples of all turns, one turn after the other; keys are unique over all of them. Those that an earlier
         attempt kept are not drawn again, and where none is left to draw nobody asks for the state (`at`). Each sample
         is `heard` once it is kept.
@@ -74,19 +78,21 @@ class Drawing:
         missing = [turn._replace(requests=[one for one in turn.requests if one.key not in done]) for turn in turns]
         left = [turn for turn in missing if turn.requests]
         if not left:
-            yield Drawn(done)
+            yield GenerationResult(done)
             return
         with self.parts.keep(drawn_for) as keep:
             yield self._draw(left, done, _both(keep, heard), at)
 
-    def _draw(self, left: Sequence[Turn], done: dict[str, Sample], keep: Heard, at: Callable[[], State]) -> Drawn:
+    def _draw(
+        self, left: Sequence[RequestBatch], done: dict[str, Sample], keep: OnSample, at: Callable[[], State]
+    ) -> GenerationResult:
         total = len(done) + sum(len(turn.requests) for turn in left)
         self.generator.prepare(at())
         tokens, started = 0, WORK.now()
         self.progress(len(done), total, tokens)
         for params, requests, name in left:
-            named = DOING.at(name) if name else nullcontext()
-            with named, one_turn(self.generator, requests, params) as finished:
+            named = ACTIVITIES.at(name) if name else nullcontext()
+            with named, stream_samples(self.generator, requests, params) as finished:
                 for samples in finished:
                     for sample in samples:
                         done[sample.key] = sample
@@ -94,11 +100,11 @@ class Drawing:
                         keep(sample)
                         self.progress(len(done), total, tokens)
                     self.gate.between()  # all that finished together are kept by now
-        return Drawn(done, tokens, WORK.now() - started)
+        return GenerationResult(done, tokens, WORK.now() - started)
 
 
 @contextmanager
-def one_turn(
+def stream_samples(
     generator: Generator, requests: Sequence[SampleRequest], params: SamplingParams
 ) -> Iterator[Iterator[Sequence[Sample]]]:
     """Samples of these requests, in any order, those together that finished together. Nothing is drawn any more when

@@ -11,7 +11,7 @@ from ppoctl.ppo.masking import masked_mean
 
 
 @dataclass(frozen=True)
-class Estimated:
+class AdvantageEstimate:
     """Advantages before whitening, what the critic learns, and figures."""
 
     advantages: Float[Tensor, "B R"]
@@ -31,7 +31,7 @@ class Gae:
 
     def __call__(
         self, rewards: Float[Tensor, "B R"], values: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]
-    ) -> Estimated:
+    ) -> AdvantageEstimate:
         lam: float | Tensor = self.lam
         figures = {}
         if self.alpha is not None:
@@ -40,7 +40,7 @@ class Gae:
         advantages, returns = gae(rewards, values, mask, gamma=self.gamma, lam=lam)
         if self.alpha is not None or self.lam_value != self.lam:
             _, returns = gae(rewards, values, mask, gamma=self.gamma, lam=self.lam_value)
-        return Estimated(advantages, returns, figures)
+        return AdvantageEstimate(advantages, returns, figures)
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class MonteCarlo:
         rewards: Float[Tensor, "B R"],
         values: Float[Tensor, "B R"],  # noqa: ARG002 - for those that ask the critic
         mask: Bool[Tensor, "B R"],
-    ) -> Estimated:
+    ) -> AdvantageEstimate:
         returns = monte_carlo(rewards, mask, gamma=self.gamma)
-        return Estimated(returns.clone(), returns, {})
+        return AdvantageEstimate(returns.clone(), returns, {})
 
 
 Estimator = Gae | MonteCarlo

@@ -46,10 +46,10 @@ def summarise(name: str, mode: Mode, rows: Sequence[dict[str, Any]], wanted: Est
     for figure, least, estimate in _estimates(wanted, mode):
         if found := [estimate(of_prompt) for of_prompt in by_prompt.values() if len(of_prompt) >= least]:
             figures[figure], figures[f"{figure}_stderr"] = mean_and_error(found)
-    return {figure_name(name, mode, figure): value for figure, value in figures.items()}
+    return {eval_metric_name(name, mode, figure): value for figure, value in figures.items()}
 
 
-def figure_name(name: str, mode: Mode, figure: str) -> str:
+def eval_metric_name(name: str, mode: Mode, figure: str) -> str:
     """The metric that a figure of a pass over a set is. Raises KeyError where the registry has none."""
     return metrics.named(f"eval/{name}", f"greedy_{figure}" if mode == "greedy" else figure)
 

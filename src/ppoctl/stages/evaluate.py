@@ -12,10 +12,10 @@ from typing import Any
 from ppoctl.batch.prompts import Prompt, Prompts
 from ppoctl.batch.records import Evaluation, State
 from ppoctl.batch.scores import Score
-from ppoctl.ports import DrawnFor, Sample, SampleRequest, SamplingParams, Scorer
+from ppoctl.ports import Sample, SampleRequest, SampleSetKey, SamplingParams, Scorer
 from ppoctl.stages.beside import request_about
-from ppoctl.stages.drawing import Drawing, Turn
-from ppoctl.stages.eval_figures import UNSCORED, Estimates, Mode, Rows, figure_name, summarise
+from ppoctl.stages.drawing import RequestBatch, SampleGeneration
+from ppoctl.stages.eval_figures import UNSCORED, Estimates, Mode, Rows, eval_metric_name, summarise
 from ppoctl.stages.reward import score_all
 from ppoctl.stages.rollout import requests_of
 
@@ -40,7 +40,7 @@ def nobody(_: str) -> None:
 class EvaluateStage:
     """Scores of the actor on every evaluation set, greedy, sampled or both."""
 
-    drawing: Drawing
+    drawing: SampleGeneration
     scorer: Scorer
     sets: Mapping[str, Prompts]
     sampled: SamplingParams
@@ -66,8 +66,8 @@ class EvaluateStage:
         ]
         sets = (f"{name} {prompts.identity}" for name, prompts in self.sets.items())
         key = hashlib.sha256("\n".join((actor.identity, self.fingerprint, *sets)).encode()).hexdigest()
-        drawn_for = DrawnFor(actor.step, self.name, key)
-        turns = [Turn(one.params, one.requests, f"{one.set} {one.mode}") for one in passes]
+        drawn_for = SampleSetKey(actor.step, self.name, key)
+        turns = [RequestBatch(one.params, one.requests, f"{one.set} {one.mode}") for one in passes]
         summary: dict[str, float] = {}
         rows: list[dict[str, Any]] = []
         with self.drawing.drawn(turns, drawn_for, lambda: actor) as drawn:
@@ -103,7 +103,7 @@ class EvaluateStage:
     def _measured(self, drawn: _Pass, rows: Rows) -> dict[str, float]:
         given = [{**row, "fields": dict(prompt.fields)} for prompt, row in zip(drawn.prompts, rows, strict=True)]
         found = self.measured(given)
-        return {figure_name(drawn.set, drawn.mode, f"custom_{name}"): value for name, value in found.items()}
+        return {eval_metric_name(drawn.set, drawn.mode, f"custom_{name}"): value for name, value in found.items()}
 
 
 def _row(name: str, mode: str, prompt: Prompt, sample: Sample, score: Score | None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ppoctl import metrics
 from ppoctl.batch.records import Carry, Logprobs, Rollouts, State
 from ppoctl.errors import NonFiniteError
-from ppoctl.ports import Asked, Models, Said
+from ppoctl.ports import Models, OutputRequest, TokenOutputs
 from ppoctl.ppo.diagnostics import sampler_gap
 from ppoctl.ppo.kl import KlEstimator, KlGradient, KlKind
 from ppoctl.ppo.kl_coefficient import KlTarget
@@ -88,7 +88,7 @@ class KlPenalty:
         return None if logprobs.actor is None else self.estimates(logprobs.actor, reference_of(logprobs), mask)
 
     def in_update(
-        self, said: Said, logprobs: Logprobs, rows: Int[Tensor, " m"], mask: Bool[Tensor, "m R"]
+        self, said: TokenOutputs, logprobs: Logprobs, rows: Int[Tensor, " m"], mask: Bool[Tensor, "m R"]
     ) -> TokenKl:
         """The KL per token of m rows, as the update computed it of them."""
         if self.estimator == "full":
@@ -112,7 +112,7 @@ class LogprobsStage:
     """The old log-probs (by a forward pass: with entropies), and the reference's where a KL penalty reads them."""
 
     models: Models
-    scored: Asked
+    scored: OutputRequest
     """How log-probs are taken: as the generator drew. The reference is taken at that temperature, with all ids."""
     with_reference: bool
     fingerprint: str
@@ -126,13 +126,13 @@ class LogprobsStage:
         said = self._by_trainer(actor, rollouts) if self.source == "trainer" else self._without(actor, rollouts)
         if not self.with_reference:
             return said
-        engine, whole = self.models.actor_at(actor), Asked(temperature=self.scored.temperature)
+        engine, whole = self.models.actor_at(actor), OutputRequest(temperature=self.scored.temperature)
         reference = engine.reference_logprobs(rollouts.sequences, whole)
         require_finite(reference, rollouts.mask, "a log-prob of the reference")
         return replace(said, reference=reference.where(rollouts.mask, 0.0))
 
     @property
-    def _asked(self) -> Asked:
+    def _asked(self) -> OutputRequest:
         return replace(self.scored, entropy=True, full_kl=self.with_full_kl)
 
     def _by_trainer(self, actor: State, rollouts: Rollouts) -> Logprobs:
@@ -166,7 +166,7 @@ def reference_of(logprobs: Logprobs) -> Float[Tensor, "B R"]:
     return logprobs.reference
 
 
-def kl_figures(kl: TokenKl, mask: Bool[Tensor, "B R"], coef: float) -> dict[str, float]:
+def kl_metrics(kl: TokenKl, mask: Bool[Tensor, "B R"], coef: float) -> dict[str, float]:
     """The figures of a penalty: metric name -> number."""
     mean = float(masked_mean(kl.nats, mask))
     return {

@@ -13,12 +13,12 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ppoctl.ports import Asked, Said, Totals
+from ppoctl.ports import OutputRequest, TokenOutputs, Totals
 from ppoctl.ppo.aggregation import Aggregation, TokenMean
 
 
 @dataclass(frozen=True)
-class Outputs:
+class LossInputs:
     """What the model says of m rows of the step; the grids of the step are cut to them."""
 
     rows: Int[Tensor, " m"]
@@ -41,7 +41,7 @@ class TokenLoss(Protocol):
     @property
     def needs_entropy(self) -> bool: ...
 
-    def __call__(self, outputs: Outputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
+    def __call__(self, outputs: LossInputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
         """Exactly 0 under the mask, and so is its gradient."""
         ...
 
@@ -61,7 +61,7 @@ class Term:
     def total(self, rows: Int[Tensor, " M"]) -> int:
         return self.aggregation.total(self.mask[rows])
 
-    def share(self, outputs: Outputs, total: int) -> Float[Tensor, ""]:
+    def share(self, outputs: LossInputs, total: int) -> Float[Tensor, ""]:
         """What some rows add to the loss of a minibatch with this total."""
         mask = outputs.of(self.mask)
         return self.coef * (self.aggregation.summed(self.loss(outputs, mask), mask) / total)
@@ -72,21 +72,23 @@ class Terms:
     """An objective of these terms (`ports.Objective`)."""
 
     terms: Sequence[Term]
-    scored: Asked = field(default_factory=Asked)
+    scored: OutputRequest = field(default_factory=OutputRequest)
     """How the model is scored; entropies are asked for too where a term reads them."""
 
     @property
-    def asks(self) -> Asked:
+    def asks(self) -> OutputRequest:
         entropy = self.scored.entropy or any(term.loss.needs_entropy for term in self.terms)
         return replace(self.scored, entropy=entropy)
 
     def totals(self, rows: Int[Tensor, " M"]) -> Totals:
         return tuple(term.total(rows) for term in self.terms)
 
-    def __call__(self, rows: Int[Tensor, " m"], said: Said, totals: Totals) -> Float[Tensor, ""]:
+    def __call__(self, rows: Int[Tensor, " m"], said: TokenOutputs, totals: Totals) -> Float[Tensor, ""]:
         return sum((share for _, share in self.shares(rows, said, totals)), start=said.outputs.new_zeros(()))
 
-    def shares(self, rows: Int[Tensor, " m"], said: Said, totals: Totals) -> list[tuple[Term, Float[Tensor, ""]]]:
+    def shares(
+        self, rows: Int[Tensor, " m"], said: TokenOutputs, totals: Totals
+    ) -> list[tuple[Term, Float[Tensor, ""]]]:
         """Each term with what it adds to the loss; terms in which nothing of the minibatch counts are left out."""
-        seen = Outputs(rows, said.outputs, said.entropy, said.full_kl)
+        seen = LossInputs(rows, said.outputs, said.entropy, said.full_kl)
         return [(term, term.share(seen, total)) for term, total in zip(self.terms, totals, strict=True) if total]

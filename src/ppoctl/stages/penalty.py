@@ -7,11 +7,11 @@ from torch import Tensor
 
 from ppoctl import metrics
 from ppoctl.batch.records import Carry, Logprobs
-from ppoctl.stages.logprobs import KlPenalty, kl_figures
+from ppoctl.stages.logprobs import KlPenalty, kl_metrics
 
 
 @dataclass(frozen=True)
-class Penalised:
+class KlPenaltyResult:
     """A step's KL from the reference."""
 
     in_reward: Float[Tensor, "B R"] | None
@@ -22,18 +22,20 @@ class Penalised:
     figures: dict[str, float]
 
 
-def penalised(penalty: KlPenalty | None, logprobs: Logprobs, mask: Bool[Tensor, "B R"], carry: Carry) -> Penalised:
+def penalised(
+    penalty: KlPenalty | None, logprobs: Logprobs, mask: Bool[Tensor, "B R"], carry: Carry
+) -> KlPenaltyResult:
     """What this step's log-probs make of a penalty, in the reward or in the loss; None: there is none."""
     if penalty is None:
-        return Penalised(None, 0.0, 0.0, {})
+        return KlPenaltyResult(None, 0.0, 0.0, {})
     coef = following = penalty.coef_at(carry)
     kl = penalty.before_update(logprobs, mask)
     if kl is None:
         # The update says it, and reports the figures.
-        return Penalised(None, coef, coef, {})
-    figures = kl_figures(kl, mask, coef)
+        return KlPenaltyResult(None, coef, coef, {})
+    figures = kl_metrics(kl, mask, coef)
     if penalty.target is not None:
         measured = penalty.target.measured(kl.nats, mask)
         figures[metrics.KL_MEASURED.name] = measured
         following = penalty.target.next_coef(coef, measured, num_seqs=len(mask))
-    return Penalised(coef * kl.nats if penalty.place == "reward" else None, coef, following, figures)
+    return KlPenaltyResult(coef * kl.nats if penalty.place == "reward" else None, coef, following, figures)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ppoctl import metrics
 from ppoctl.batch.prompts import Prompts
 from ppoctl.batch.records import Rewards, Rollouts
-from ppoctl.batch.scores import FINISH_REASONS, REWARD_OUTCOMES, Score, ScoreRequest, Settling
+from ppoctl.batch.scores import FINISH_REASONS, REWARD_OUTCOMES, BatchScorer, Score, ScoreRequest
 from ppoctl.errors import NonFiniteError, RewardError
 from ppoctl.ports import Scorer
 
@@ -87,7 +87,7 @@ def score_all(scorer: Scorer, requests: Sequence[ScoreRequest], between: Callabl
     begun is not scored."""
     futures = [scorer.submit(request) for request in requests]
     try:
-        if isinstance(scorer, Settling):
+        if isinstance(scorer, BatchScorer):
             scorer.settle()
         return [_awaited(future, between) for future in futures]
     finally:

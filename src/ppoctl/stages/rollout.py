@@ -9,8 +9,8 @@ import torch
 from ppoctl.batch.prompts import Prompt, Prompts
 from ppoctl.batch.records import TERMINATED, TRUNCATED, Rollouts, State
 from ppoctl.batch.seeds import derive_seed
-from ppoctl.ports import DrawnFor, Models, Sample, SampleRequest, SamplingParams
-from ppoctl.stages.drawing import Drawing, Heard, Turn, nobody
+from ppoctl.ports import Models, Sample, SampleRequest, SampleSetKey, SamplingParams
+from ppoctl.stages.drawing import OnSample, RequestBatch, SampleGeneration, ignore_sample
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class RolloutStage:
     """Draws `samples_per_prompt` responses per prompt; finished ones survive a crash of the stage."""
 
     models: Models
-    drawing: Drawing
+    drawing: SampleGeneration
     params: SamplingParams
     samples_per_prompt: int
     seed: int
@@ -30,16 +30,16 @@ class RolloutStage:
     def run(self, actor: State, prompts: Prompts) -> Rollouts:
         requests = sample_requests(prompts, samples=self.samples_per_prompt, seed=self.seed, stage=self.name)
         key = hashlib.sha256("\n".join((actor.identity, prompts.identity, self.fingerprint)).encode()).hexdigest()
-        drawn_for = DrawnFor(prompts.step, self.name, key)
+        drawn_for = SampleSetKey(prompts.step, self.name, key)
         heard = self._heard(prompts, requests)
-        turns = [Turn(self.params, requests)]
+        turns = [RequestBatch(self.params, requests)]
         with self.drawing.drawn(turns, drawn_for, lambda: self.models.stamped(actor), heard) as drawn:
             record = assemble(prompts, requests, drawn.samples, samples=self.samples_per_prompt)
             return replace(record, drawing=(drawn.tokens, drawn.seconds))
 
-    def _heard(self, prompts: Prompts, requests: Sequence[SampleRequest]) -> Heard:
+    def _heard(self, prompts: Prompts, requests: Sequence[SampleRequest]) -> OnSample:
         if (told := self.heard) is None:
-            return nobody
+            return ignore_sample
         owners = (prompt for prompt in prompts.rows for _ in range(self.samples_per_prompt))
         prompt_of = {request.key: owner for request, owner in zip(requests, owners, strict=True)}
         return lambda sample: told(prompt_of[sample.key], sample)

@@ -26,7 +26,7 @@ from ppoctl.ppo.rewards import (
 
 
 @dataclass(frozen=True)
-class Earned:
+class ShapedRewards:
     """Rewards on their way from scores to training."""
 
     rewards: Float[Tensor, " B"] | Float[Tensor, "B R"]
@@ -61,7 +61,7 @@ class Earned:
             return self.rewards.where(self.valid, 0.0)
         return self.per_token.sum(dim=1)
 
-    def plus(self, amounts: Float[Tensor, " B"]) -> "Earned":
+    def plus(self, amounts: Float[Tensor, " B"]) -> "ShapedRewards":
         """Each response with so much more, at its last counted token where rewards are of tokens."""
         more = amounts if self.rewards.ndim == 1 else terminal_rewards(amounts, self.mask)
         return replace(self, rewards=self.rewards + more.to(self.rewards.dtype))
@@ -75,57 +75,57 @@ class Earned:
         """Mean over the responses that have a score."""
         return float(amounts[self.valid].mean())
 
-    def told(self, **changes: Any) -> "Earned":
+    def told(self, **changes: Any) -> "ShapedRewards":
         """The next of it, `figures` added to those of the steps before."""
         return replace(self, **{**changes, "figures": self.figures | changes["figures"]})
 
 
-RewardStep = Callable[[Earned], Earned]
+ShapingStep = Callable[[ShapedRewards], ShapedRewards]
 """One step of the arithmetic."""
 
 
-def shape(rewards: Rewards, rollouts: Rollouts, carry: Carry, steps: Sequence[RewardStep]) -> Earned:
+def apply_shaping(rewards: Rewards, rollouts: Rollouts, carry: Carry, steps: Sequence[ShapingStep]) -> ShapedRewards:
     """Scores after all steps, with the figure of each step and the mean of what came out."""
     scores = rewards.scores if rewards.token_scores is None else rewards.token_scores
-    earned = Earned(scores, rollouts, rewards.valid, carry)
+    earned = ShapedRewards(scores, rollouts, rewards.valid, carry)
     for step in steps:
         earned = step(earned)
     return earned.told(figures={metrics.REWARD_SHAPED_MEAN.name: earned.mean(earned.per_response)})
 
 
 @dataclass(frozen=True)
-class Scale:
+class ApplyScale:
     """Clamps to `source`, then maps linearly to `target`."""
 
     source: tuple[float, float]
     target: tuple[float, float]
 
-    def __call__(self, earned: Earned) -> Earned:
+    def __call__(self, earned: ShapedRewards) -> ShapedRewards:
         rewards = scaled(earned.rewards, source=self.source, target=self.target)
         outside = (earned.rewards < self.source[0]) | (earned.rewards > self.source[1])
         return earned.told(rewards=rewards, figures={metrics.REWARD_CLAMPED_FRAC.name: earned.share(outside)})
 
 
 @dataclass(frozen=True)
-class Clip:
+class ApplyClip:
     """Bounds every reward."""
 
     low: float
     high: float
 
-    def __call__(self, earned: Earned) -> Earned:
+    def __call__(self, earned: ShapedRewards) -> ShapedRewards:
         clipped = earned.rewards.clamp(self.low, self.high)
         hit = earned.share(clipped != earned.rewards)
         return earned.told(rewards=clipped, figures={metrics.REWARD_CLIPPED_FRAC.name: hit})
 
 
 @dataclass(frozen=True)
-class Running:
+class NormalizeByRunningStd:
     """Divides by the standard deviation of what all responses of the run have earned so far."""
 
     center: bool
 
-    def __call__(self, earned: Earned) -> Earned:
+    def __call__(self, earned: ShapedRewards) -> ShapedRewards:
         carry = earned.carry
         before = Moments(carry.reward_count, carry.reward_mean, carry.reward_m2)
         now = merged(before, moments_of(earned.per_response[earned.valid]))
@@ -134,13 +134,13 @@ class Running:
 
 
 @dataclass(frozen=True)
-class Reference:
+class NormalizeByReferenceStd:
     """Divides by `std`, or by the standard deviation of the first step whose rewards differ."""
 
     std: float | None
     center: bool
 
-    def __call__(self, earned: Earned) -> Earned:
+    def __call__(self, earned: ShapedRewards) -> ShapedRewards:
         carry = earned.carry
         if carry.reward_reference_std == 0:
             now = moments_of(earned.per_response[earned.valid])
@@ -152,7 +152,7 @@ class Reference:
         return _divided(replace(earned, carry=carry), carry.reward_reference_mean, std, center=self.center)
 
 
-def _divided(earned: Earned, mean: float, std: float, *, center: bool) -> Earned:
+def _divided(earned: ShapedRewards, mean: float, std: float, *, center: bool) -> ShapedRewards:
     """Rewards divided by `std`; as they are where that is 0, as all have been equal so far."""
     figures = {metrics.REWARD_MOMENTS_MEAN.name: mean, metrics.REWARD_MOMENTS_STD.name: std}
     if std == 0:
@@ -163,12 +163,12 @@ def _divided(earned: Earned, mean: float, std: float, *, center: bool) -> Earned
 
 
 @dataclass(frozen=True)
-class Unfinished:
+class ScaleTruncated:
     """Multiplies the rewards of truncated responses."""
 
     factor: float
 
-    def __call__(self, earned: Earned) -> Earned:
+    def __call__(self, earned: ShapedRewards) -> ShapedRewards:
         cut = earned.truncated if earned.rewards.ndim == 1 else earned.truncated[:, None]
         after = replace(earned, rewards=torch.where(cut, self.factor * earned.rewards, earned.rewards))
         change = earned.mean(after.per_response - earned.per_response)
@@ -176,7 +176,7 @@ class Unfinished:
 
 
 @dataclass(frozen=True)
-class Overlong:
+class PenalizeOverlong:
     """Takes from responses that come near a length."""
 
     max_tokens: int
@@ -184,7 +184,7 @@ class Overlong:
     penalty: float
     floor: bool
 
-    def __call__(self, earned: Earned) -> Earned:
+    def __call__(self, earned: ShapedRewards) -> ShapedRewards:
         amounts = overlong_penalty(
             earned.rollouts.lengths,
             max_tokens=self.max_tokens,
@@ -196,13 +196,13 @@ class Overlong:
 
 
 @dataclass(frozen=True)
-class Length:
+class PenalizeLength:
     """Takes from responses for each of their tokens."""
 
     per_token: float
     free_tokens: int
 
-    def __call__(self, earned: Earned) -> Earned:
+    def __call__(self, earned: ShapedRewards) -> ShapedRewards:
         lengths = earned.rollouts.lengths
         amounts = length_penalty(lengths, per_token=self.per_token, free_tokens=self.free_tokens)
         return earned.plus(amounts).told(figures={metrics.REWARD_LENGTH_MEAN.name: earned.mean(amounts)})

@@ -34,7 +34,7 @@ class ValuesStage:
             require_finite(values, rollouts.mask, "a value of the critic")
             return Values(values=values.where(rollouts.mask, 0.0), stamp=critic.stamp)
         cut = rollouts.finish == TRUNCATED
-        values = engine.values(one_token_longer(rollouts.sequences, cut))
+        values = engine.values(with_extra_token(rollouts.sequences, cut))
         width = rollouts.tokens.shape[1]
         # In the column behind a row's last token stands the value of the state in front of the token that was added.
         is_behind = cut[:, None] & (torch.arange(values.shape[1]) == rollouts.lengths[:, None])
@@ -46,7 +46,7 @@ class ValuesStage:
         )
 
 
-def one_token_longer(sequences: Sequences, rows: Bool[Tensor, " B"]) -> Sequences:
+def with_extra_token(sequences: Sequences, rows: Bool[Tensor, " B"]) -> Sequences:
     """Sequences in which these rows have one response token more, of id 0. No model reads it, as it is the last: it
     makes the model say something of the state in front of it."""
     lengths = sequences.lengths + rows.to(sequences.lengths.dtype)
@@ -55,7 +55,7 @@ def one_token_longer(sequences: Sequences, rows: Bool[Tensor, " B"]) -> Sequence
     return Sequences(sequences.prompt_tokens, sequences.prompt_lengths, tokens, lengths)
 
 
-def behind_of(values: Values) -> Float[Tensor, " B"]:
+def bootstrap_values(values: Values) -> Float[Tensor, " B"]:
     """Values of the states behind truncated responses, which a return that goes on cannot do without. Missing ones
     are a fault of the wiring."""
     assert values.behind is not None, "returns go on with values behind the last token, and they were not taken"

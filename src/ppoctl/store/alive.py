@@ -9,7 +9,7 @@ import psutil
 
 from ppoctl.errors import RunAliveError, quoted
 from ppoctl.store.append import intact
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 
 
 def attempts(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -34,17 +34,17 @@ def attempts(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def require_idle(layout: RunLayout, *, here: tuple[str, int] | None = None) -> None:
+def require_idle(layout: RunPaths, *, here: tuple[str, int] | None = None) -> None:
     """Raise RunAliveError when another process of this host is at work on the run. `here`: this process's job and how
     often that went back into the queue; what it left behind there before is in nobody's way. Nothing is known of
     other hosts. Intact lines of a damaged journal count; others say whether the damage stops the run."""
     for attempt in attempts(intact(layout.journal)):
         is_left_behind = here is not None and attempt.get("job") == here[0] and attempt.get("restart") != here[1]
         if attempt["status"] == "running" and attempt["pid"] != os.getpid() and not is_left_behind:
-            raise at_work(layout, f"attempt {attempt['attempt']} is process {attempt['pid']} here")
+            raise in_use_error(layout, f"attempt {attempt['attempt']} is process {attempt['pid']} here")
 
 
-def at_work(layout: RunLayout, who: str) -> RunAliveError:
+def in_use_error(layout: RunPaths, who: str) -> RunAliveError:
     """The error of a run that somebody is at work on."""
     return RunAliveError(
         f"run `{layout.root}` is at work: {who}",

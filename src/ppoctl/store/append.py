@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ppoctl.batch.sealed import how_to_mend, intact_lines
+from ppoctl.batch.sealed import intact_lines, repair_hint
 from ppoctl.errors import CorruptArtifactError
 from ppoctl.store.disk import storage_error
 
@@ -85,4 +85,4 @@ def intact(path: Path) -> list[dict[str, Any]]:
 
 def missing(path: Path) -> CorruptArtifactError:
     """The journal or the ledger was there when the run was created, and is gone."""
-    return CorruptArtifactError(f"`{path}` is missing: it was deleted", hint=how_to_mend(path.parent))
+    return CorruptArtifactError(f"`{path}` is missing: it was deleted", hint=repair_hint(path.parent))

@@ -25,7 +25,7 @@ from pathlib import Path
 from ppoctl.batch.digest import flush
 from ppoctl.errors import StorageError, SupersededError, quoted
 from ppoctl.store.disk import storage_error
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 """What a file server answers about a folder that was removed."""
@@ -40,7 +40,7 @@ SET_ASIDE = "discarded."
 class Attempt:
     """This process's turn on the run."""
 
-    layout: RunLayout
+    layout: RunPaths
     number: int
     key: str
     """Name of its own folder, which no other attempt ever has: a run of this name may be deleted and made again."""
@@ -176,7 +176,7 @@ class Attempt:
         return free
 
 
-def claim(layout: RunLayout) -> Attempt:
+def claim(layout: RunPaths) -> Attempt:
     """Take the next number and close all earlier attempts: when this returns, whatever they still do changes nothing.
     Making the folder is the claim: it fails for all but one of two racing processes.
 
@@ -199,7 +199,7 @@ def claim(layout: RunLayout) -> Attempt:
     return attempt
 
 
-def _require_one_disk(layout: RunLayout) -> None:
+def _require_one_disk(layout: RunPaths) -> None:
     """Raise StorageError where a folder of the run is on another file system: nothing can be renamed into it."""
     parts = (layout.steps, layout.states, layout.logs, layout.drafts(), layout.discarded(1).parent)
     for folder in parts:
@@ -210,7 +210,7 @@ def _require_one_disk(layout: RunLayout) -> None:
             )
 
 
-def _take_number(layout: RunLayout) -> Attempt:
+def _take_number(layout: RunPaths) -> Attempt:
     layout.logs.mkdir(parents=True, exist_ok=True)
     layout.drafts().mkdir(exist_ok=True)
     number = layout.newest_attempt

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ppoctl.batch.sealed import how_to_mend, sealed_line
+from ppoctl.batch.sealed import repair_hint, sealed_line
 from ppoctl.errors import CorruptArtifactError, RecipeError, StorageError, quoted
 from ppoctl.store import manifest as manifests
 from ppoctl.store.append import intact
 from ppoctl.store.attempt import Attempt, claim
-from ppoctl.store.journal import MENDED, stage_line
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.journal import REPAIRED, stage_line
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.ledger import whole_blocks
 from ppoctl.store.manifest import Manifest
 from ppoctl.store.outline import EVAL, outlines_of
@@ -20,7 +20,7 @@ from ppoctl.store.resume_plan import ResumePlan, plan_resume
 from ppoctl.store.retention import saved_steps
 
 
-def make_whole(layout: RunLayout, plan: ResumePlan) -> tuple[ResumePlan, list[str]]:
+def repair(layout: RunPaths, plan: ResumePlan) -> tuple[ResumePlan, list[str]]:
     """Set aside everything broken and all that came after it, until a resume finds nothing missing or corrupt.
 
     Returns the plan that holds then, and lines for people on what was done. Raises StorageError where an item is
@@ -39,7 +39,7 @@ def make_whole(layout: RunLayout, plan: ResumePlan) -> tuple[ResumePlan, list[st
     return plan, done
 
 
-def _require_new(layout: RunLayout, plan: ResumePlan, handled: set[str]) -> None:
+def _require_new(layout: RunPaths, plan: ResumePlan, handled: set[str]) -> None:
     """Raise StorageError where an item that was handled is broken again. Names of items are finite, so that this
     bounds the passes of `make_whole`."""
     again = [item.complaint for item in plan.broken if item.name in handled]
@@ -47,11 +47,11 @@ def _require_new(layout: RunLayout, plan: ResumePlan, handled: set[str]) -> None
         raise StorageError(
             f"{', '.join(again)} of `{layout.root}` is broken again after it was set aside: the file system returns "
             "an old listing, or another process writes into the run",
-            hint=how_to_mend(layout.root),
+            hint=repair_hint(layout.root),
         )
 
 
-def go_back(layout: RunLayout, step: int) -> tuple[ResumePlan, list[str]]:
+def roll_back(layout: RunPaths, step: int) -> tuple[ResumePlan, list[str]]:
     """Set aside everything after the saved states of `step`. Raises RecipeError when there is none.
 
     Returns the plan that holds then, and lines for people on what was done.
@@ -83,7 +83,7 @@ def _set_aside_broken(attempt: Attempt, plan: ResumePlan) -> list[str]:
     return done + _set_aside(attempt, names)
 
 
-def _states_from(layout: RunLayout, step: int) -> list[str]:
+def _states_from(layout: RunPaths, step: int) -> list[str]:
     folders = [layout.state(role, saved) for role, saved in layout.saved_states() if saved >= step]
     folders += [folder for folder in layout.best_states() if int(folder.name) >= step]
     folders += [layout.at_stop]  # of steps after the last saved one, all of them
@@ -116,7 +116,7 @@ def _rewrite_lines(attempt: Attempt, broken: set[str]) -> list[str]:
         lines = _with_committed(layout, lines)
     seq = max([_told_seq(layout), *(int(line["seq"]) for line in lines)])
     files = sorted(broken)
-    lines.append({"seq": seq + 1, "event": MENDED, "attempt": attempt.number, "at": time.time(), "files": files})
+    lines.append({"seq": seq + 1, "event": REPAIRED, "attempt": attempt.number, "at": time.time(), "files": files})
     said = _replace(attempt, layout.journal, lines)
     return [*done, said] if journal else done
 
@@ -130,7 +130,7 @@ def _replace(attempt: Attempt, path: Path, lines: list[dict[str, Any]]) -> str:
     return f"kept {len(lines)} lines of {path.name}; as it was: {aside}"
 
 
-def _with_committed(layout: RunLayout, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_committed(layout: RunPaths, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The journal's lines, and behind them those of committed stages that have lost theirs. Numbers are never used
     again where anybody still knows them: points in MLflow go by them."""
     seq = max([_told_seq(layout), *(int(line["seq"]) for line in lines)])
@@ -145,7 +145,7 @@ def _with_committed(layout: RunLayout, lines: list[dict[str, Any]]) -> list[dict
     return lines + again
 
 
-def _told_seq(layout: RunLayout) -> int:
+def _told_seq(layout: RunPaths) -> int:
     """Highest number of a journal line that a saved state knows of."""
     states = (_readable(layout.state(role, step)) for role, step in layout.saved_states())
     return max((int(state.extra["journal_seq"]) for state in states if state is not None), default=0)

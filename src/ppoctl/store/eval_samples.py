@@ -8,7 +8,7 @@ from typing import Any
 
 from ppoctl.errors import CorruptArtifactError, RecipeError, StorageError, quoted
 from ppoctl.store import run_dir
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.outline import EVAL
 from ppoctl.store.tables import as_table
 
@@ -45,7 +45,7 @@ def _file(path: Path) -> Path:
             f"`{path}` is not there: no run, no folder of an evaluation, and no file by `eval --out`",
             hint=f"ls {quoted(path.parent)}",
         )
-    layout = RunLayout(path)
+    layout = RunPaths(path)
     run_dir.facts(layout)
     found = [file for step in layout.committed_steps() if (file := layout.stage(step, EVAL) / SAMPLES).is_file()]
     if not found:

@@ -10,7 +10,7 @@ from ppoctl.store.journal import JournalLine
 
 
 @dataclass(frozen=True)
-class Spent:
+class AttemptTime:
     """What became of the time of one attempt. The rest of `wall_s` went into saving, evaluating what was kept, and
     what lies between stages."""
 
@@ -36,21 +36,21 @@ class Spent:
         return self.gpus * self.lost_s / 3600
 
 
-def spent(lines: Iterable[JournalLine]) -> list[Spent]:
+def attempt_times(lines: Iterable[JournalLine]) -> list[AttemptTime]:
     """The attempts that the lines of a journal tell of, oldest first."""
     lines = list(lines)
     starts = {line["attempt"]: line for line in lines if line.get("event") == "attempt_started"}
     return [_spent(number, start, lines) for number, start in starts.items()]
 
 
-def _spent(number: int, start: JournalLine, lines: list[JournalLine]) -> Spent:
+def _spent(number: int, start: JournalLine, lines: list[JournalLine]) -> AttemptTime:
     own = [line for line in lines if line.get("attempt") == number]
     end = next((line for line in own if line.get("event") == "attempt_ended"), {})
     counting = {(line["step"], line["stage"]): line["seq"] for line in lines if "stage" in line}  # the last one does
     work = [line for line in own if "stage" in line]
     kept = [line["seconds"] for line in work if counting[line["step"], line["stage"]] == line["seq"]]
     dropped_s = sum(line["seconds"] for line in work) - sum(kept)
-    return Spent(
+    return AttemptTime(
         attempt=number,
         gpus=start.get("gpus", 0),
         wall_s=max(line["at"] for line in own) - start["at"],

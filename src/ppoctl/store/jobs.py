@@ -10,7 +10,7 @@ from ppoctl.batch.sealed import seal, unseal
 from ppoctl.errors import CorruptArtifactError, quoted
 from ppoctl.store.artifact import write_atomically
 from ppoctl.store.disk import storage_error
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Start:
     """Seconds that there were until the time limit; 0: not known, or none."""
 
 
-def record(layout: RunLayout, job: JobRecord) -> None:
+def record(layout: RunPaths, job: JobRecord) -> None:
     """Write down that a job was submitted for the run. Raises StorageError."""
     try:
         layout.jobs.mkdir(exist_ok=True)
@@ -69,11 +69,11 @@ def record(layout: RunLayout, job: JobRecord) -> None:
 def resume_command(run: Path) -> str:
     """What to type to go on with the run where it ran before: as a job, if one was submitted for it, or may have
     been."""
-    layout = RunLayout(run)
+    layout = RunPaths(run)
     return f"ppoctl resume {quoted(run)}" + (" --on slurm" if layout.jobs.is_dir() else "")
 
 
-def jobs(layout: RunLayout) -> list[JobRecord]:
+def jobs(layout: RunPaths) -> list[JobRecord]:
     """The jobs that were submitted for the run, oldest first. Raises CorruptArtifactError naming a file that is not
     as it was written, StorageError where they cannot be read."""
     try:
@@ -86,7 +86,7 @@ def jobs(layout: RunLayout) -> list[JobRecord]:
     return sorted(map(_read, files), key=lambda job: (job.submitted_at, len(job.id), job.id))
 
 
-def ends(layout: RunLayout, id: str) -> list[ScriptEnd]:
+def ends(layout: RunPaths, id: str) -> list[ScriptEnd]:
     """Every end of the job's script, in the order of its restarts: behind a cut network an old one is written late.
     None where it wrote none. Lines that are not whole do not count. Raises StorageError where they cannot be read."""
     lines = _lines(layout.job_ended(id), r"(\d+) (\d+) (\d+) (\S+)")
@@ -100,7 +100,7 @@ def last_end(ends: Sequence[ScriptEnd], began: Iterable[int]) -> ScriptEnd | Non
     return ends[-1] if ends and ends[-1].restart >= max(began, default=0) else None
 
 
-def started(layout: RunLayout, id: str, start: Start) -> None:
+def started(layout: RunPaths, id: str, start: Start) -> None:
     """Write down that a job starts to work on the run. Raises StorageError."""
     path = layout.job_started(id)
     try:
@@ -110,7 +110,7 @@ def started(layout: RunLayout, id: str, start: Start) -> None:
         raise storage_error(path, error) from error
 
 
-def starts(layout: RunLayout, id: str) -> list[Start]:
+def starts(layout: RunPaths, id: str) -> list[Start]:
     """Every start of the job on the run, oldest first. Raises StorageError where they cannot be read."""
     found = _lines(layout.job_started(id), r"(\d+) (\d+) (\d+) (\d+)")
     return [Start(int(restart), int(progress), float(at), float(limit)) for restart, progress, at, limit in found]

@@ -14,12 +14,12 @@ from typing import Any
 from ppoctl.batch.sealed import is_as_sealed, sealed_line, unseal, whole_lines
 from ppoctl.store.append import GrowingFile, opened, read_whole
 from ppoctl.store.attempt import Attempt
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.manifest import Manifest
 
 JournalLine = dict[str, Any]
 
-MENDED = "mended"
+REPAIRED = "mended"
 """The event after journal or ledger lost lines to damage; states saved before it knew them longer."""
 
 
@@ -77,7 +77,7 @@ class Journal:
     It is read once; later only what was appended since, so that a step costs the same however long the run is.
     """
 
-    def __init__(self, layout: RunLayout, attempt: Attempt) -> None:
+    def __init__(self, layout: RunPaths, attempt: Attempt) -> None:
         self._path = layout.journal
         self._attempt = attempt
         self._lines: list[JournalLine] = []

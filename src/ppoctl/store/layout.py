@@ -33,7 +33,7 @@ RECORD = "record.safetensors"
 
 
 @dataclass(frozen=True)
-class RunLayout:
+class RunPaths:
     """Paths of one run directory."""
 
     root: Path

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 
 CONSOLE = "console"
 """Log of what an attempt said to whoever typed the command."""
@@ -19,20 +19,20 @@ BLOCK_BYTES = 1 << 20
 """Most bytes that are read at once."""
 
 
-def of_attempt(layout: RunLayout, number: int) -> list[Path]:
+def of_attempt(layout: RunPaths, number: int) -> list[Path]:
     """The log files of one attempt, the console first."""
     folder = layout.attempt(number)
     found = [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
     return sorted(found, key=lambda path: (path.name != f"{CONSOLE}.log", _by_number(path)))
 
 
-def of_slurm(layout: RunLayout) -> list[Path]:
+def of_slurm(layout: RunPaths) -> list[Path]:
     """The files that Slurm wrote, oldest job first."""
     found = layout.logs.glob("slurm-*.log") if layout.logs.is_dir() else ()
     return sorted((path for path in found if path.is_file()), key=_by_number)
 
 
-def chosen(layout: RunLayout, what: str, attempt: int | None) -> list[Path]:
+def chosen(layout: RunPaths, what: str, attempt: int | None) -> list[Path]:
     """The files that a word stands for: one of `KINDS`, `SLURM`, or the name of a file, with `.log` or without.
 
     Without a number those of the newest attempt that has any; and before any attempt has a console, what Slurm wrote

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppoctl.batch.digest import FileDigest, file_digest
-from ppoctl.batch.sealed import BrokenSealError, how_to_mend, seal, unseal
+from ppoctl.batch.sealed import ChecksumMismatchError, repair_hint, seal, unseal
 from ppoctl.errors import CorruptArtifactError, quoted
 from ppoctl.store.disk import require_format, storage_error
 from ppoctl.store.layout import FORMAT, MANIFEST
@@ -89,7 +89,7 @@ def read(folder: Path) -> Manifest | None:
         raw["files"] = {name: FileDigest(**entry) for name, entry in raw["files"].items()}
         raw["inputs"] = tuple(raw["inputs"])
         return Manifest(**raw)
-    except BrokenSealError as error:
+    except ChecksumMismatchError as error:
         raise _corrupt(path, str(error)) from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise _corrupt(path, f"not a manifest: {error}") from error
@@ -148,5 +148,5 @@ def _corrupt(path: Path, what: str) -> CorruptArtifactError:
     """The named error, with the command that mends a run, where the artifact is in one."""
     folder = path.parent
     runs = [parent for parent in folder.parents if (parent / "run.json").is_file()]
-    hint = how_to_mend(runs[0]) if runs else f"bring it again from where it was made: ls -la {quoted(folder)}"
+    hint = repair_hint(runs[0]) if runs else f"bring it again from where it was made: ls -la {quoted(folder)}"
     return CorruptArtifactError(f"`{path}` is corrupt: {what}", hint=hint)

@@ -18,7 +18,7 @@ from ppoctl.store import artifact, record_file
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.journal import Journal, JournalLine
-from ppoctl.store.layout import RECORD, RunLayout
+from ppoctl.store.layout import RECORD, RunPaths
 from ppoctl.store.manifest import Manifest
 
 Result = TypeVar("Result", covariant=True)
@@ -69,26 +69,26 @@ class Observer(Protocol):
 
 
 @dataclass(frozen=True)
-class Once:
+class StageRunner:
     """The memory of a run."""
 
-    layout: RunLayout
+    layout: RunPaths
     attempt: Attempt
     journal: Journal
     gate: Gate
     observers: Sequence[Observer] = ()
     versions: dict[str, str] = field(default_factory=dict)
 
-    def at(self, step: int) -> "OnceAt":
+    def at(self, step: int) -> "StepRunner":
         """`once` for the stages of one step."""
-        return OnceAt(self, step)
+        return StepRunner(self, step)
 
 
 @dataclass(frozen=True)
-class OnceAt:
+class StepRunner:
     """`once` of one step."""
 
-    once: Once
+    once: StageRunner
     step: int
 
     def __call__(self, stage: Stage[Result], *inputs: Identified) -> Result:
@@ -169,7 +169,7 @@ def moments(observers: Sequence[Observer], step: int, stage: str) -> artifact.Mo
     return tell
 
 
-def load_record(layout: RunLayout, step: int, stage: str, manifest: Manifest) -> Record[Any]:
+def load_record(layout: RunPaths, step: int, stage: str, manifest: Manifest) -> Record[Any]:
     """A committed record, verified against its manifest. Raises CorruptArtifactError naming the file, StorageError
     where another version of ppoctl wrote it."""
     data = record_file.verified(layout, step, stage, manifest)

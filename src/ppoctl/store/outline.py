@@ -8,14 +8,14 @@ from typing import Any
 
 from ppoctl.errors import CorruptArtifactError, quoted
 from ppoctl.store import run_dir
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 
 EVAL = "eval"
 """The stage that follows a step of any story when the recipe asks for an evaluation."""
 
 
 @dataclass(frozen=True)
-class ToldStage:
+class OutlineEntry:
     """One line of a story: a stage, what it is given, and which role comes out of it with new weights."""
 
     name: str
@@ -29,7 +29,7 @@ class Outline:
     """The lines of one story."""
 
     story: str
-    stages: tuple[ToldStage, ...]
+    stages: tuple[OutlineEntry, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -54,11 +54,11 @@ class Outline:
         read = [name for stage in self.stages for name in stage.reads if name not in made]
         return tuple(dict.fromkeys([*read, *sorted(role for role in trained if role is not None)]))
 
-    def __getitem__(self, name: str) -> ToldStage:
+    def __getitem__(self, name: str) -> OutlineEntry:
         """The line of a stage. Raises KeyError when the story has no such stage."""
         return {stage.name: stage for stage in self.stages}[name]
 
-    def training(self, role: str) -> ToldStage | None:
+    def training(self, role: str) -> OutlineEntry | None:
         """The line that trains the role; None where the story leaves it as it is."""
         return next((stage for stage in self.stages if stage.trains == role), None)
 
@@ -92,19 +92,19 @@ class Outlines:
         return Outlines({int(start): _outline(told) for start, told in found.items()})
 
 
-def outlines_of(layout: RunLayout) -> Outlines:
+def outlines_of(layout: RunPaths) -> Outlines:
     """What the steps of this run consist of: a recipe that was changed on the way tells its own stories from its
     first step on. Raises as `run_dir.facts` and `run_dir.asked` do."""
     run_dir.facts(layout)
     found: dict[int, Outline] = {}
-    for start, asked in sorted(run_dir.asked(layout).items()):
+    for start, asked in sorted(run_dir.read_recorded(layout).items()):
         told = _stories(layout, start, asked)
         found = {step: outline for step, outline in found.items() if step < start} | {start: told.at(start)}
         found |= {step: outline for step, outline in told.by_start.items() if step > start}
     return Outlines(found)
 
 
-def _stories(layout: RunLayout, start: int, asked: Mapping[str, Any]) -> Outlines:
+def _stories(layout: RunPaths, start: int, asked: Mapping[str, Any]) -> Outlines:
     try:
         return Outlines.from_json(asked[run_dir.STORIES])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -115,5 +115,5 @@ def _stories(layout: RunLayout, start: int, asked: Mapping[str, Any]) -> Outline
 
 
 def _outline(told: Mapping[str, Any]) -> Outline:
-    stages = (ToldStage(stage["name"], tuple(stage["reads"]), stage["trains"]) for stage in told["stages"])
+    stages = (OutlineEntry(stage["name"], tuple(stage["reads"]), stage["trains"]) for stage in told["stages"])
     return Outline(told["story"], tuple(stages))

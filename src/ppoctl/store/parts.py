@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 from ppoctl.batch import codec
-from ppoctl.ports import DrawnFor, Sample
+from ppoctl.ports import Sample, SampleSetKey
 from ppoctl.store.attempt import Attempt
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 
 KIND = "samples"
 FILES = "*.safetensors"
@@ -25,14 +25,14 @@ PER_TOKEN = ("tokens", "logprobs")
 
 
 @dataclass(frozen=True)
-class PartFiles:
+class FinishedSampleFiles:
     """Parts under `steps/N/10-rollout.parts/`, and under that of any other stage that draws."""
 
-    layout: RunLayout
+    layout: RunPaths
     attempt: Attempt
     every_s: float
 
-    def recall(self, drawn_for: DrawnFor) -> dict[str, Sample]:
+    def recall(self, drawn_for: SampleSetKey) -> dict[str, Sample]:
         found: dict[str, Sample] = {}
         folder = self.layout.parts(drawn_for.step, drawn_for.stage)
         for path in sorted(folder.glob(FILES)) if folder.is_dir() else []:
@@ -42,7 +42,7 @@ class PartFiles:
         return found
 
     @contextmanager
-    def keep(self, drawn_for: DrawnFor) -> Iterator[Callable[[Sample], None]]:
+    def keep(self, drawn_for: SampleSetKey) -> Iterator[Callable[[Sample], None]]:
         folder = self.layout.parts(drawn_for.step, drawn_for.stage)
         pending: list[Sample] = []
         written_at = time.monotonic()

@@ -9,7 +9,7 @@ from ppoctl.batch import headers
 from ppoctl.batch.digest import FileDigest
 from ppoctl.errors import StorageError, quoted
 from ppoctl.store import manifest as manifests
-from ppoctl.store.layout import RECORD, RunLayout
+from ppoctl.store.layout import RECORD, RunPaths
 from ppoctl.store.manifest import Manifest
 
 
@@ -43,7 +43,7 @@ FIELDS = {
 """Kinds that are read in this way, and fields that readers take for granted."""
 
 
-def read(layout: RunLayout, step: int, stage: str) -> PlainRecord | None:
+def read(layout: RunPaths, step: int, stage: str) -> PlainRecord | None:
     """The committed record of a stage; None where none is committed. Raises CorruptArtifactError naming the file,
     StorageError where another version of ppoctl wrote it."""
     manifest = manifests.read(layout.stage(step, stage))
@@ -51,7 +51,7 @@ def read(layout: RunLayout, step: int, stage: str) -> PlainRecord | None:
         return None
     data = verified(layout, step, stage, manifest)
     try:
-        kind, meta = headers.told(data)
+        kind, meta = headers.record_metadata(data)
         missing = FIELDS[kind] - (found := {**meta, **_arrays(data)}).keys() if kind in FIELDS else {kind}
         if missing:
             raise ValueError(f"a record of kind `{kind}` without `{min(missing)}`")
@@ -60,7 +60,7 @@ def read(layout: RunLayout, step: int, stage: str) -> PlainRecord | None:
     return PlainRecord(kind, found)
 
 
-def verified(layout: RunLayout, step: int, stage: str, manifest: Manifest) -> bytes:
+def verified(layout: RunPaths, step: int, stage: str, manifest: Manifest) -> bytes:
     """The bytes of a committed record, all files of its artifact compared with the manifest. Raises
     CorruptArtifactError naming the file that differs."""
     folder = layout.stage(step, stage)
@@ -73,7 +73,7 @@ def verified(layout: RunLayout, step: int, stage: str, manifest: Manifest) -> by
     return data
 
 
-def unknown(layout: RunLayout, step: int, stage: str, error: ValueError) -> StorageError:
+def unknown(layout: RunPaths, step: int, stage: str, error: ValueError) -> StorageError:
     """The error for a record that another version of ppoctl wrote."""
     path = layout.stage(step, stage) / RECORD
     return StorageError(

@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ppoctl.batch.sealed import how_to_mend
+from ppoctl.batch.sealed import repair_hint
 from ppoctl.errors import CorruptArtifactError, StorageError, quoted
 from ppoctl.store import manifest as manifests
-from ppoctl.store.journal import MENDED, read_lines
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.journal import REPAIRED, read_lines
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.ledger import end_of_blocks
 from ppoctl.store.outline import EVAL, Outline, outlines_of
 from ppoctl.store.retention import healthy_steps, is_healthy, saved_steps
 
 
 @dataclass(frozen=True)
-class Item:
+class ResumeItem:
     """One item of a resume plan."""
 
     name: str
@@ -40,7 +40,7 @@ class ResumePlan:
 
     start: int
     """Step of the saved states that the run goes on from; 0: the model source."""
-    items: tuple[Item, ...]
+    items: tuple[ResumeItem, ...]
     notes: tuple[str, ...] = ()
     """Notes that a person should know before the run goes on."""
 
@@ -50,10 +50,10 @@ class ResumePlan:
         return frozenset(item.name for item in self.items if item.action == "restored")
 
     @property
-    def broken(self) -> tuple[Item, ...]:
+    def broken(self) -> tuple[ResumeItem, ...]:
         return tuple(item for item in self.items if item.action in ("missing", "corrupt"))
 
-    def require_whole(self, layout: RunLayout) -> None:
+    def require_whole(self, layout: RunPaths) -> None:
         """Raise StorageError naming every missing or corrupt item."""
         if not self.broken:
             return
@@ -61,11 +61,11 @@ class ResumePlan:
         error = CorruptArtifactError if any(item.action == "corrupt" for item in self.broken) else StorageError
         raise error(
             f"cannot resume `{layout.root}` as it was: {names}",
-            hint=how_to_mend(layout.root),
+            hint=repair_hint(layout.root),
         )
 
 
-def plan_resume(layout: RunLayout) -> ResumePlan:
+def plan_resume(layout: RunPaths) -> ResumePlan:
     """The plan of a resume, from manifests and digests, without touching anything."""
     outlines = outlines_of(layout)
     roles = outlines.roles
@@ -81,7 +81,7 @@ def plan_resume(layout: RunLayout) -> ResumePlan:
     return ResumePlan(start=start, items=tuple(items), notes=notes)
 
 
-def _notes(layout: RunLayout, roles: Sequence[str], start: int) -> Sequence[str]:
+def _notes(layout: RunPaths, roles: Sequence[str], start: int) -> Sequence[str]:
     """Notes that a person should know before the run goes on."""
     try:
         if not start or is_healthy(layout, roles, start):
@@ -96,29 +96,29 @@ def _notes(layout: RunLayout, roles: Sequence[str], start: int) -> Sequence[str]
     return [note, f"to go on from the last healthy ones instead, and drop what came after: {back}"]
 
 
-def _lines_items(layout: RunLayout, saved: Sequence[str], start: int) -> list[Item]:
+def _lines_items(layout: RunPaths, saved: Sequence[str], start: int) -> list[ResumeItem]:
     """Items of journal and ledger, where they are damaged, gone, or end before what the saved states were told of
     them."""
-    items: list[Item] = []
+    items: list[ResumeItem] = []
     told_seq, told_bytes = _told_by_states(layout, saved, start)
     mended_seq = -1
     try:
         lines = read_lines(layout.journal)
-        mended_seq = max((line["seq"] for line in lines if line.get("event") == MENDED), default=-1)
+        mended_seq = max((line["seq"] for line in lines if line.get("event") == REPAIRED), default=-1)
         if (lines[-1]["seq"] if lines else 0) < told_seq:
-            items.append(Item(layout.journal.name, "corrupt", f"cut: line {told_seq} was there"))
+            items.append(ResumeItem(layout.journal.name, "corrupt", f"cut: line {told_seq} was there"))
     except CorruptArtifactError as error:
-        items.append(Item(layout.journal.name, "corrupt", error.message))
+        items.append(ResumeItem(layout.journal.name, "corrupt", error.message))
     try:
         end = end_of_blocks(layout.ledger)
         if end < told_bytes and mended_seq < told_seq:
-            items.append(Item(layout.ledger.name, "corrupt", f"cut: {end} bytes, {told_bytes} were there"))
+            items.append(ResumeItem(layout.ledger.name, "corrupt", f"cut: {end} bytes, {told_bytes} were there"))
     except CorruptArtifactError as error:
-        items.append(Item(layout.ledger.name, "corrupt", error.message))
+        items.append(ResumeItem(layout.ledger.name, "corrupt", error.message))
     return items
 
 
-def _told_by_states(layout: RunLayout, saved: Sequence[str], start: int) -> tuple[int, int]:
+def _told_by_states(layout: RunPaths, saved: Sequence[str], start: int) -> tuple[int, int]:
     """Number of the journal's last line and size of the ledger in bytes when the newest states were saved."""
     seq, size_bytes = 0, 0
     for role in saved:
@@ -131,10 +131,10 @@ def _told_by_states(layout: RunLayout, saved: Sequence[str], start: int) -> tupl
     return seq, size_bytes
 
 
-def _state_items(layout: RunLayout, roles: Sequence[str], start: int) -> list[Item]:
+def _state_items(layout: RunPaths, roles: Sequence[str], start: int) -> list[ResumeItem]:
     """Items of the saved states that the run goes on from, and of others that cannot be read: they are not needed,
     but whether they may go is read from them."""
-    found: list[Item] = []
+    found: list[ResumeItem] = []
     for role in roles:
         for step in layout.saved_steps(role):
             item = _item(layout, layout.state(role, step), "restored", is_needed=step == start)
@@ -143,7 +143,7 @@ def _state_items(layout: RunLayout, roles: Sequence[str], start: int) -> list[It
     return found
 
 
-def _step_items(layout: RunLayout, step: int, told: Outline, *, is_last: bool) -> list[Item]:
+def _step_items(layout: RunPaths, step: int, told: Outline, *, is_last: bool) -> list[ResumeItem]:
     """Items of the step's stages in the order of its story. A stage that is not there is a hole where later ones are,
     or where a later step is; an evaluation, which not every step has, never is."""
     stages = (*told.names, EVAL)
@@ -153,25 +153,27 @@ def _step_items(layout: RunLayout, step: int, told: Outline, *, is_last: bool) -
     }
     there = [number for number, stage in enumerate(stages) if items[stage].action != "run"]
     last_there = max(there, default=-1)
-    found: list[Item] = []
+    found: list[ResumeItem] = []
     for number, stage in enumerate(stages):
         item = items[stage]
         if item.action == "run" and stage == EVAL:
             continue
         is_hole = item.action == "run" and (number < last_there or not is_last)
-        found.append(Item(item.name, "missing") if is_hole else item)
+        found.append(ResumeItem(item.name, "missing") if is_hole else item)
     return found
 
 
-def _item(layout: RunLayout, folder: Path, action: str, absent: str = "missing", *, is_needed: bool = True) -> Item:
+def _item(
+    layout: RunPaths, folder: Path, action: str, absent: str = "missing", *, is_needed: bool = True
+) -> ResumeItem:
     """Item of an artifact, with the action on it if it can be had; files of one that is not needed are not read."""
     name = layout.inside(folder)
     try:
         manifest = manifests.read(folder)
         if manifest is None:
-            return Item(name, absent)
+            return ResumeItem(name, absent)
         if is_needed:
             manifests.verify(folder, manifest)
     except CorruptArtifactError as error:
-        return Item(name, "corrupt", error.message)
-    return Item(name, action)
+        return ResumeItem(name, "corrupt", error.message)
+    return ResumeItem(name, action)

@@ -9,26 +9,26 @@ from typing import Any
 from ppoctl.errors import CorruptArtifactError
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import Attempt
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.outline import Outlines
 
 
-def saved_steps(layout: RunLayout, roles: Sequence[str]) -> list[int]:
+def saved_steps(layout: RunPaths, roles: Sequence[str]) -> list[int]:
     """Steps at which every one of the roles has a committed state, oldest first."""
     return sorted(set.intersection(*(set(layout.saved_steps(role)) for role in roles)))
 
 
-def is_healthy(layout: RunLayout, roles: Sequence[str], step: int) -> bool:
+def is_healthy(layout: RunPaths, roles: Sequence[str], step: int) -> bool:
     """Whether no health rule stopped the run at this step, of which the states are saved."""
     return all(extra.get("healthy", True) for extra in extras_of(layout, roles, step))
 
 
-def extras_of(layout: RunLayout, roles: Sequence[str], step: int) -> list[dict[str, Any]]:
+def extras_of(layout: RunPaths, roles: Sequence[str], step: int) -> list[dict[str, Any]]:
     """What the manifests of a saved step's states say besides, one for each role."""
     return [manifests.require(layout.state(role, step)).extra for role in roles]
 
 
-def healthy_steps(layout: RunLayout, roles: Sequence[str]) -> list[int]:
+def healthy_steps(layout: RunPaths, roles: Sequence[str]) -> list[int]:
     """Saved steps at which no health rule stopped the run, oldest first."""
     return [step for step in saved_steps(layout, roles) if is_healthy(layout, roles, step)]
 

@@ -18,13 +18,13 @@ from ppoctl.batch.sealed import seal, unseal
 from ppoctl.errors import CorruptArtifactError, RecipeError, RunExistsError, quoted
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.disk import require_format, storage_error
-from ppoctl.store.layout import FORMAT, RunLayout
+from ppoctl.store.layout import FORMAT, RunPaths
 
 STORIES = "stories"
 """Beside the keys of a recorded recipe: the outlines of its steps (`store.outline`)."""
 
 
-def create(layout: RunLayout, *, recipe_toml: str, resolved: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+def create(layout: RunPaths, *, recipe_toml: str, resolved: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     """Make the run directory, complete or not at all. `resolved`: the recipe with its stories; `facts`: sources,
     versions, command.
 
@@ -35,7 +35,7 @@ def create(layout: RunLayout, *, recipe_toml: str, resolved: Mapping[str, Any], 
             f"run directory `{layout.root}` exists", hint=f"continue it: ppoctl resume {quoted(layout.root)}"
         )
     _sweep(layout)
-    aside = RunLayout(layout.root.with_name(f".{layout.root.name}.creating-{uuid.uuid4().hex[:8]}"))
+    aside = RunPaths(layout.root.with_name(f".{layout.root.name}.creating-{uuid.uuid4().hex[:8]}"))
     identity = {"format": FORMAT, "id": uuid.uuid4().hex, "name": layout.root.name, "created": time.time(), **facts}
     try:
         aside.recipes.mkdir(parents=True)
@@ -52,7 +52,7 @@ def create(layout: RunLayout, *, recipe_toml: str, resolved: Mapping[str, Any], 
         raise storage_error(layout.root, error) from error
 
 
-def _sweep(layout: RunLayout) -> None:
+def _sweep(layout: RunPaths) -> None:
     """What commands left that were killed: of making this run, where nobody needs an hour for that, and of removing
     any run of the folder."""
     for path in layout.root.parent.glob(".*.removing-*"):
@@ -63,7 +63,7 @@ def _sweep(layout: RunLayout) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def facts(layout: RunLayout) -> dict[str, Any]:
+def facts(layout: RunPaths) -> dict[str, Any]:
     """`run.json`. Raises RecipeError when the folder is no run directory, StorageError when another version of ppoctl
     made it, CorruptArtifactError when it is not as it was written."""
     if not layout.run_json.exists():
@@ -84,12 +84,14 @@ def complete(attempt: Attempt, digests: Mapping[str, str], rows: Mapping[str, Ma
         attempt.write(attempt.layout.run_json, _sealed(told).encode("ascii"))
 
 
-def recipes(layout: RunLayout) -> dict[int, dict[str, Any]]:
+def recipes(layout: RunPaths) -> dict[int, dict[str, Any]]:
     """Resolved recipes by the first step they hold for. Raises as `asked` does."""
-    return {start: {key: found[key] for key in found if key != STORIES} for start, found in asked(layout).items()}
+    return {
+        start: {key: found[key] for key in found if key != STORIES} for start, found in read_recorded(layout).items()
+    }
 
 
-def asked(layout: RunLayout) -> dict[int, dict[str, Any]]:
+def read_recorded(layout: RunPaths) -> dict[int, dict[str, Any]]:
     """Resolved recipes with the stories that they tell, by the first step they hold for.
 
     Raises CorruptArtifactError when one is not as it was written, or when the first is gone, StorageError when they
@@ -110,7 +112,7 @@ def asked(layout: RunLayout) -> dict[int, dict[str, Any]]:
     return found
 
 
-def _recipe_files(layout: RunLayout) -> list[Path]:
+def _recipe_files(layout: RunPaths) -> list[Path]:
     try:
         # Not `glob`, for which a folder that may not be read is an empty one.
         return sorted(path for path in layout.recipes.iterdir() if path.suffix == ".json")
@@ -131,7 +133,7 @@ def change_recipe(attempt: Attempt, resolved: Mapping[str, Any], *, from_step: i
     attempt.write(layout.recipe_resolved, _sealed(resolved).encode("ascii"))
 
 
-def remove(layout: RunLayout) -> Path | None:
+def remove(layout: RunPaths) -> Path | None:
     """Delete a run, its name first: a kill then leaves nothing in the way of the next one, and what it leaves goes
     with the next that is made or removed beside it. Returns where what could not be deleted lies; None: nowhere.
 
@@ -146,12 +148,12 @@ def remove(layout: RunLayout) -> Path | None:
     return aside if aside.exists() else None
 
 
-def has_begun(layout: RunLayout) -> bool:
+def has_begun(layout: RunPaths) -> bool:
     """Whether the run ever committed a stage of a step."""
     return bool(layout.saved_states()) or any(layout.has_committed(step) for step in layout.committed_steps() if step)
 
 
-def first_free_step(layout: RunLayout, *, after: int) -> int:
+def first_free_step(layout: RunPaths, *, after: int) -> int:
     """The first step later than `after` of which nothing is committed."""
     step = after + 1
     while layout.has_committed(step):

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ppoctl.errors import RecipeError, quoted
 from ppoctl.store import samples
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.samples import SampleRow, StepRecords
 
 SortKey = Literal["row", "reward", "length", "advantage", "flipped"]
@@ -17,7 +17,7 @@ Question = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SampleFilter:
     """What a sample must be like; None asks nothing."""
 
     finish: str | None = None
@@ -48,7 +48,7 @@ class Wanted:
 class Source:
     """Where samples are taken from: the steps of a run, or its evaluations."""
 
-    layout: RunLayout
+    layout: RunPaths
     evaluations: bool = False
 
     def steps(self) -> list[int]:

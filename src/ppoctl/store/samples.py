@@ -10,7 +10,7 @@ from ppoctl.batch.scores import FINISH_REASONS, REWARD_OUTCOMES
 from ppoctl.errors import RecipeError, quoted
 from ppoctl.store import manifest as manifests
 from ppoctl.store import record_file
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.outline import EVAL
 from ppoctl.store.record_file import PlainRecord
 
@@ -50,7 +50,7 @@ class StepRecords:
     advantages: PlainRecord | None
 
     @staticmethod
-    def read(layout: RunLayout, step: int, *, per_token: bool = True) -> "StepRecords":
+    def read(layout: RunPaths, step: int, *, per_token: bool = True) -> "StepRecords":
         """Read and verify them; without `per_token` only what a list says. Raises RecipeError where the step has no
         rollouts, and as `record_file.read` does."""
         rollouts = record_file.read(layout, step, "rollout")
@@ -122,12 +122,12 @@ class StepRecords:
         return float(counted.mean()) if len(counted) else None
 
 
-def steps_with_rollouts(layout: RunLayout) -> list[int]:
+def steps_with_rollouts(layout: RunPaths) -> list[int]:
     """Steps whose rollouts are still there, oldest first."""
     return [step for step in layout.committed_steps() if manifests.read(layout.stage(step, "rollout")) is not None]
 
 
-def last_step(layout: RunLayout) -> int:
+def last_step(layout: RunPaths) -> int:
     """The newest step with rollouts. Raises RecipeError where none has any."""
     kept = steps_with_rollouts(layout)
     if not kept:
@@ -135,7 +135,7 @@ def last_step(layout: RunLayout) -> int:
     return kept[-1]
 
 
-def no_rollouts(layout: RunLayout, step: int) -> RecipeError:
+def no_rollouts(layout: RunPaths, step: int) -> RecipeError:
     """The error for a step without rollouts: which steps have them."""
     kept = steps_with_rollouts(layout)
     if not kept:
@@ -147,12 +147,12 @@ def no_rollouts(layout: RunLayout, step: int) -> RecipeError:
     )
 
 
-def steps_with_evaluation(layout: RunLayout) -> list[int]:
+def steps_with_evaluation(layout: RunPaths) -> list[int]:
     """Steps that an evaluation was made after, oldest first; 0: before the first."""
     return [step for step in layout.committed_steps() if manifests.read(layout.stage(step, EVAL)) is not None]
 
 
-def evaluation_rows(layout: RunLayout, step: int) -> list[dict[str, Any]]:
+def evaluation_rows(layout: RunPaths, step: int) -> list[dict[str, Any]]:
     """Samples of the evaluation after a step as it recorded them. Raises RecipeError where there is none, and as
     `record_file.read` does."""
     record = record_file.read(layout, step, EVAL)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ppoctl.store import manifest as manifests
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.manifest import Manifest
 
 
@@ -26,7 +26,7 @@ def saved_by(folder: Path) -> SavedBy | None:
     if manifest is None:
         return None
     role, place = manifest.stage.partition("/")[2], folder.resolve()
-    layout = RunLayout(place.parent.parent.parent)
+    layout = RunPaths(place.parent.parent.parent)
     is_there = layout.run_json.is_file() and place == layout.state(role, manifest.step)
     return SavedBy(str(layout.root) if is_there else None, role, manifest.step, manifest.identity)
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from ppoctl.doing import DOING
+from ppoctl.doing import ACTIVITIES
 from ppoctl.ports import Gate, Saving, Trainer
 from ppoctl.store.artifact import Draft
 from ppoctl.store.manifest import Manifest
@@ -67,7 +67,7 @@ class Saves:
     def _publish(self, flight: InFlight) -> None:
         manifest, began = flight.manifest, time.monotonic()
         del self._in_flight[manifest.stage]
-        with DOING.at(f"saving the {manifest.stage.removeprefix('state/')}"), flight.draft.work():
+        with ACTIVITIES.at(f"saving the {manifest.stage.removeprefix('state/')}"), flight.draft.work():
             files = flight.saving.finish()
             flight.draft.publish(replace(manifest, seconds=time.monotonic() - flight.started), files)
         now = time.monotonic()

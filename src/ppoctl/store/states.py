@@ -24,7 +24,7 @@ from ppoctl.store import artifact
 from ppoctl.store import manifest as manifests
 from ppoctl.store.artifact import Draft
 from ppoctl.store.attempt import Attempt
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.manifest import Manifest
 from ppoctl.store.once import Observer, load_record, moments
 from ppoctl.store.outline import Outlines
@@ -70,7 +70,7 @@ class Recorded:
 class States:
     """States of all roles of one run."""
 
-    layout: RunLayout
+    layout: RunPaths
     outlines: Outlines
     attempt: Attempt
     engines: Mapping[str, Trainer]
@@ -356,7 +356,7 @@ def largest_gap(recorded: Mapping[str, list[float]], again: Mapping[str, list[fl
     return max((gap if math.isfinite(gap) else math.inf for gap in gaps), default=0.0) or math.ulp(0.0)
 
 
-def save_s(layout: RunLayout, roles: Sequence[str]) -> float | None:
+def save_s(layout: RunPaths, roles: Sequence[str]) -> float | None:
     """Seconds that saving the states of all these roles took the last time; None: one of them was never saved."""
     total_s = 0.0
     for role in roles:
@@ -368,7 +368,7 @@ def save_s(layout: RunLayout, roles: Sequence[str]) -> float | None:
     return total_s
 
 
-def saved_state(layout: RunLayout, role: str, step: int) -> tuple[State, Carry]:
+def saved_state(layout: RunPaths, role: str, step: int) -> tuple[State, Carry]:
     """The handle of a saved state and the carry that goes with it. Raises CorruptArtifactError when it is gone."""
     manifest = manifests.require(layout.state(role, step))
     state = State(role=role, step=step, updates=int(manifest.extra["updates"]), lineage=manifest.identity)

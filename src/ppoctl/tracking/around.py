@@ -10,7 +10,7 @@ def _silent(_: str) -> None:
 
 
 @dataclass(frozen=True)
-class Around:
+class MirrorHooks:
     """Functions that a mirror calls from its own thread. Where the files cannot be made that is said in a line, and
     figures of GPUs that cannot be read are missed by nobody."""
 

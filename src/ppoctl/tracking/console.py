@@ -10,7 +10,7 @@ from typing import Any
 from rich.text import Text
 
 from ppoctl.clock import duration
-from ppoctl.doing import DOING
+from ppoctl.doing import ACTIVITIES
 from ppoctl.tracking.screen import LogFile, PlainScreen, Screen, plain
 from ppoctl.tracking.view import Progress, RunView, key_figures, number, sparkline
 
@@ -103,7 +103,7 @@ class RunConsole:
 
     def _now(self) -> str:
         """The stage that runs, how far it is, for how long, and at which speed."""
-        view, act = self._view, DOING.now()
+        view, act = self._view, ACTIVITIES.now()
         if view.activity is None:
             return "" if act is None else plain(act.timed())
         words = [view.activity.stage]

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from ppoctl.batch.sealed import whole_lines
 from ppoctl.store import run_dir
 from ppoctl.store.journal import JournalLine, read_lines
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.outline import EVAL
 from ppoctl.store.samples import ADVANTAGES
 from ppoctl.tracking import outgoing
@@ -60,7 +60,7 @@ class Forwarder:
     """One opened target, and how far the journal has been read for it. After an error: throw it away, make a new
     one."""
 
-    def __init__(self, layout: RunLayout, target: MirrorTarget, samples: SamplesOf = lambda _: ()) -> None:
+    def __init__(self, layout: RunPaths, target: MirrorTarget, samples: SamplesOf = lambda _: ()) -> None:
         """`samples`: of which the tables of training are made."""
         self._layout = layout
         self._samples = samples

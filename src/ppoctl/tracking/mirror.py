@@ -20,15 +20,15 @@ from pathlib import Path
 from ppoctl.errors import EnvironmentProblemError, PpoctlError, quoted, without_secrets
 from ppoctl.recipe.schema import MlflowTracking
 from ppoctl.store.journal import read_lines
-from ppoctl.store.layout import RunLayout
-from ppoctl.tracking.around import Around
+from ppoctl.store.layout import RunPaths
+from ppoctl.tracking.around import MirrorHooks
 from ppoctl.tracking.forwarder import Forwarder, Sent
 from ppoctl.tracking.machine import SystemMetrics
 from ppoctl.tracking.mlflow_run import Address, KeptRuns, MirrorTarget, MlflowRun, address_of
 from ppoctl.tracking.outgoing import Ending, ending
 from ppoctl.versions import versions
 
-OpenTarget = Callable[[RunLayout, Address], MirrorTarget]
+OpenTarget = Callable[[RunPaths, Address], MirrorTarget]
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ class MlflowMirror:
         settings: MlflowTracking,
         *,
         attempt: int,
-        around: Around,
+        around: MirrorHooks,
         open_target: OpenTarget = MlflowRun,
         patience: MirrorIntervals = MirrorIntervals(),
     ) -> None:
         """Prepare to mirror this `attempt`; once a newer one has started, the status is that one's to set.
         `around.say` gets one line when MLflow goes away, one when it is back, from the mirror's thread."""
-        self._layout = RunLayout(run_dir.resolve())
+        self._layout = RunPaths(run_dir.resolve())
         self._address = address_of(settings, self._layout.root.parent)
         self._attempt = attempt
         self._around = around
@@ -183,13 +183,13 @@ class MlflowMirror:
         self._down = False
 
 
-def rebuild(run_dir: Path, settings: MlflowTracking, around: Around = Around()) -> Sent:
+def rebuild(run_dir: Path, settings: MlflowTracking, around: MirrorHooks = MirrorHooks()) -> Sent:
     """Send everything that MLflow lacks of a run, in the foreground; a second call sends its files again and nothing
     else.
 
     Raises RecipeError where the folder is no run directory, EnvironmentProblemError when MLflow cannot be reached.
     """
-    layout = RunLayout(run_dir.resolve())
+    layout = RunPaths(run_dir.resolve())
     address = address_of(settings, layout.root.parent)
     try:
         worker = Forwarder(layout, MlflowRun(layout, address), around.samples)
@@ -205,12 +205,12 @@ def rebuild(run_dir: Path, settings: MlflowTracking, around: Around = Around()) 
         ) from problem
 
 
-def _judged(found: Ending, around: Around) -> Ending:
+def _judged(found: Ending, around: MirrorHooks) -> Ending:
     """The ending with how its contract is met, where that is known."""
     return replace(found, contract=around.contract()) if found.is_judged else found
 
 
-def _made(around: Around, stop: Callable[[], bool] = lambda: False) -> Mapping[str, str]:
+def _made(around: MirrorHooks, stop: Callable[[], bool] = lambda: False) -> Mapping[str, str]:
     """Files that are made for MLflow; none, and a line, where they cannot be made; none once nobody waits."""
     if stop():
         return {}
@@ -223,7 +223,7 @@ def _made(around: Around, stop: Callable[[], bool] = lambda: False) -> Mapping[s
 
 def kept_by_mlflow(run_dir: Path, settings: MlflowTracking) -> KeptRuns:
     """What MLflow has of a run. Raises EnvironmentProblemError when MLflow cannot be reached."""
-    layout = RunLayout(run_dir.resolve())
+    layout = RunPaths(run_dir.resolve())
     address = address_of(settings, layout.root.parent)
     try:
         return KeptRuns(layout, address)

@@ -23,7 +23,7 @@ from ppoctl.errors import PpoctlError, without_secrets
 from ppoctl.recipe.paths import told_uri
 from ppoctl.recipe.schema import MlflowTracking
 from ppoctl.store import run_dir
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.tracking.inputs import DataInput
 from ppoctl.tracking.outgoing import MARKER, Ending, JournalBatch
 
@@ -127,7 +127,7 @@ def address_of(settings: MlflowTracking, runs_dir: Path) -> Address:
 class MlflowRun:
     """The MLflow run of one ppoctl run; found by its tag or created."""
 
-    def __init__(self, layout: RunLayout, address: Address) -> None:
+    def __init__(self, layout: RunPaths, address: Address) -> None:
         """Open the run. Imports mlflow, 0.5 to 0.9 s. Raises whatever MLflow raises when it cannot be reached."""
         self._facts = run_dir.facts(layout)
         self._address = address
@@ -242,7 +242,7 @@ class KeptRuns:
     """The MLflow runs of one ppoctl run, as they are: none is created. Of a copy those that tell of another directory
     that is there, with the same id, are not its own."""
 
-    def __init__(self, layout: RunLayout, address: Address) -> None:
+    def __init__(self, layout: RunPaths, address: Address) -> None:
         """Find them in all experiments. Raises whatever MLflow raises when it cannot be reached."""
         self.ids: list[str] = []
         if address.uri.startswith("sqlite:///") and not _sqlite_file(address).exists():
@@ -251,9 +251,9 @@ class KeptRuns:
         found = _tagged(self._client, self._client.search_experiments(), run_dir.facts(layout)["id"])
         self.ids = sorted(id for id in found if self._is_of(layout, id))
 
-    def _is_of(self, layout: RunLayout, id: str) -> bool:
+    def _is_of(self, layout: RunPaths, id: str) -> bool:
         tags = self._client.get_run(id).data.tags
-        told = RunLayout(Path(tags.get(RUN_DIR_TAG, layout.root)))
+        told = RunPaths(Path(tags.get(RUN_DIR_TAG, layout.root)))
         return told.root == layout.root or not _is_there(told, tags[RUN_ID_TAG])
 
     def delete(self) -> list[str]:
@@ -263,7 +263,7 @@ class KeptRuns:
         return self.ids
 
 
-def _is_there(layout: RunLayout, id: str) -> bool:
+def _is_there(layout: RunPaths, id: str) -> bool:
     """Whether a run directory is there and has this id."""
     with contextlib.suppress(PpoctlError):
         return bool(run_dir.facts(layout)["id"] == id)

@@ -23,7 +23,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from ppoctl.doing import DOING
+from ppoctl.doing import ACTIVITIES
 from ppoctl.errors import without_secrets
 
 Detail = Literal["quiet", "steps", "stages"]
@@ -88,7 +88,7 @@ class Waiting:
         return [Text(self.in_a_line())]
 
     def in_a_line(self) -> str:
-        act = DOING.now()
+        act = ACTIVITIES.now()
         return "" if act is None else plain(act.timed())
 
 
@@ -104,7 +104,7 @@ def open_screen(detail: Detail = "steps", stream: TextIO | None = None) -> Itera
     else:
         screen = PlainScreen(stream, detail)
     tells = detail != "quiet" and isinstance(screen, PlainScreen)
-    with contextlib.closing(screen), DOING.heard_by(screen.line) if tells else contextlib.nullcontext():
+    with contextlib.closing(screen), ACTIVITIES.heard_by(screen.line) if tells else contextlib.nullcontext():
         yield screen
 
 

@@ -12,7 +12,7 @@ from typing import BinaryIO, TextIO
 STDOUT, STDERR = 1, 2
 
 
-class Strays:
+class LibraryOutput:
     """What this process and its children write to stdout and stderr while a command works, C++ included."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Strays:
             self._log.unlink()
 
 
-STRAYS = Strays()
+LIBRARY_OUTPUT = LibraryOutput()
 """Those of this process."""
 
 

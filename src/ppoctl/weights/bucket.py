@@ -28,7 +28,7 @@ NamedTensors = Sequence[tuple[str, Tensor]]
 
 
 @runtime_checkable
-class Content(Protocol):
+class BucketLocation(Protocol):
     """One place where the tensors of a bucket lie."""
 
     @property
@@ -105,7 +105,7 @@ class Bucket:
 
     checksums: Mapping[str, TensorChecksum]
     """Checksum of each tensor by name, taken from the trainer's own before anything was copied."""
-    contents: tuple[Content, ...]
+    contents: tuple[BucketLocation, ...]
     """Equal copies of the tensors; a reader takes the first that is near."""
 
     def lasting(self) -> "Bucket":
@@ -124,7 +124,7 @@ class Bucket:
         )
 
 
-def bucket_of(tensors: NamedTensors, *contents: Content) -> Bucket:
+def bucket_of(tensors: NamedTensors, *contents: BucketLocation) -> Bucket:
     """Bucket of tensors of this process, which lie at `contents`; without any, they are read where they are."""
     return Bucket({name: checksum_of(tensor) for name, tensor in tensors}, contents or (LocalTensors(tensors),))
 

@@ -20,7 +20,7 @@ class Reply(Protocol):
 
 
 @dataclass(frozen=True)
-class Answered:
+class CompletedReply:
     """Answers that are there already."""
 
     found: list[Any]
@@ -68,7 +68,7 @@ class EngineLostError(ProcessLostError):
     """An engine died, and not a process of the trainer, which could not be brought back."""
 
 
-def ask(engines: Sequence[EngineHandle], method: str, *arguments: Any) -> list[Any]:
+def call_engines(engines: Sequence[EngineHandle], method: str, *arguments: Any) -> list[Any]:
     """Call a method of each engine; one answer per engine, since its tensor ranks say the same."""
     return wait([engine.begin(method, *arguments) for engine in engines])
 

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from ppoctl.weights.broadcast import BroadcastGroup, meeting
-from ppoctl.weights.calls import EngineHandle, ask
+from ppoctl.weights.calls import EngineHandle, call_engines
 from ppoctl.weights.sending import PipelineRankSender
 
 
@@ -49,7 +49,7 @@ class Links:
         return group
 
     def _is_whole(self, group: BroadcastGroup, sender: PipelineRankSender, engines: Sequence[EngineHandle]) -> bool:
-        return sender.is_linked(group) and all(ask(engines, "is_linked", group))
+        return sender.is_linked(group) and all(call_engines(engines, "is_linked", group))
 
     def end(self, sender: PipelineRankSender) -> None:
         """Let go whoever waits for others in the group of this sender; the next one is new."""

@@ -23,10 +23,10 @@ from torch import Tensor
 from ppoctl.batch.records import State
 from ppoctl.errors import WeightSyncError
 from ppoctl.weights.broadcast import BroadcastGroup, BroadcastSource, is_linked
-from ppoctl.weights.bucket import Bucket, Content, TensorSpec, bucket_of, flatten, in_buckets, planned_buckets
+from ppoctl.weights.bucket import Bucket, BucketLocation, TensorSpec, bucket_of, flatten, in_buckets, planned_buckets
 from ppoctl.weights.calls import Executor, Reply
 from ppoctl.weights.checksum import TensorChecksum, checksum_of
-from ppoctl.weights.sharing import Kept, Shared, Staging
+from ppoctl.weights.sharing import RetainedBuffers, Shared, SharedBuffers
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ class SendingRank(ABC):
 
     def __init__(self) -> None:
         self._gathered: Iterator[list[tuple[str, Tensor]]] = iter(())
-        self._places: list[Staging | Kept] = []
+        self._places: list[SharedBuffers | RetainedBuffers] = []
         """Where this rank puts buckets for others to read."""
-        self._kept: Kept | None = None
+        self._kept: RetainedBuffers | None = None
         self._stores = False
 
     @abstractmethod
@@ -98,9 +98,9 @@ class SendingRank(ABC):
         self._places, self._stores = [], rank in senders.storing
         # On a CPU engines read what is kept.
         if rank in senders.sharing and not (rank in senders.keeping and self.device.type == "cpu"):
-            self._places.append(Staging(self.device))
+            self._places.append(SharedBuffers(self.device))
         if rank in senders.keeping:
-            self._kept = self._kept or Kept()
+            self._kept = self._kept or RetainedBuffers()
             self._kept.begin()
             self._places.append(self._kept)
 
@@ -109,7 +109,7 @@ class SendingRank(ABC):
         tensors = next(self._gathered, [])
         if not tensors:
             return None  # and keep the memory: engines still read the last two buckets
-        contents: list[Content] = [place.put(tensors) for place in self._places]
+        contents: list[BucketLocation] = [place.put(tensors) for place in self._places]
         contents += [flatten(tensors)] if self._stores else []
         return bucket_of(tensors, *contents) if contents else None
 

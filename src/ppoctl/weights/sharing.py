@@ -54,7 +54,7 @@ class Shared:
         return views(self.handle.copied(packed_bytes(self.specs)), self.specs)
 
 
-class Staging:
+class SharedBuffers:
     """Two pieces of the sender's memory, filled in turn, each as large as the largest bucket that it has held."""
 
     def __init__(self, device: torch.device) -> None:
@@ -73,7 +73,7 @@ class Staging:
         return Shared(specs, piece.handle(), this_machine())
 
 
-class Kept:
+class RetainedBuffers:
     """Host memory of the sender for all buckets of one transfer, filled anew by the next."""
 
     def __init__(self) -> None:

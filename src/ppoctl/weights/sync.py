@@ -16,10 +16,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ppoctl.batch.records import State
-from ppoctl.engines.turns import Turns
+from ppoctl.engines.turns import DeviceSharing
 from ppoctl.errors import SenderLostError, WeightSyncError
 from ppoctl.weights.bucket import Bucket
-from ppoctl.weights.calls import EngineHandle, EngineLostError, Reply, ask, wait
+from ppoctl.weights.calls import EngineHandle, EngineLostError, Reply, call_engines, wait
 from ppoctl.weights.canary import Canary, CanaryScores
 from ppoctl.weights.checksum import LoadedWeight, SentChecksums, require_equal
 from ppoctl.weights.links import BroadcastWay, Links
@@ -54,7 +54,7 @@ class EngineSide:
     """Waits until at least one of these replies has come, well or not, and returns those that have."""
     broadcast: BroadcastWay | None = None
     """Absent: engines are handed weights bucket by bucket."""
-    turns: Turns = field(default_factory=Turns)
+    turns: DeviceSharing = field(default_factory=DeviceSharing)
     """Turns that the engines take with roles on the same devices."""
     exports: Callable[[], Path] | None = None
     """Says an existing folder that all engines see, where an export lasts; absent: it goes once engines are on it,
@@ -106,7 +106,7 @@ class Sync:
     def prepare(self, engines: Sequence[EngineHandle], trainer: TrainerSide, state: State) -> Published:
         """Have these engines hold the weights of the trainer, which is at `state`. Raises WeightSyncError where they
         do not afterwards, and EngineLostError when one of them dies."""
-        in_place = all(ask(engines, "takes_weights"))
+        in_place = all(call_engines(engines, "takes_weights"))
         weights = trainer.weights()
         if weights.state != state:
             raise WeightSyncError(f"the trainer gave the weights of `{weights.state.stamp}`, not of `{state.stamp}`")
@@ -116,7 +116,7 @@ class Sync:
                 sent, buckets = self._send(engines, weights)
             else:
                 sent, folder = self._export(engines, trainer, weights, kept)
-            (vocab_size, *_) = ask(engines, "vocab_size")
+            (vocab_size, *_) = call_engines(engines, "vocab_size")
             tokens = self.canary.tokens(vocab_size)
             expected = self._checked(engines, trainer, tokens)
             return Published(state, weights.names, sent, tokens, expected, buckets, folder, kept.pop_all().close)
@@ -129,9 +129,9 @@ class Sync:
         else:
             with _closed_if_it_fails(engines):
                 hand_over(engines, published.buckets)
-                loaded = ask(engines, "end_weights")
+                loaded = call_engines(engines, "end_weights")
         _require_all_equal(published.names, published.sent, loaded)
-        for found in ask(engines, "score", published.canary, self.canary.num_drawn):
+        for found in call_engines(engines, "score", published.canary, self.canary.num_drawn):
             self.canary.check(found, published.expected)
 
     def _send(self, engines: Sequence[EngineHandle], weights: NamedWeights) -> tuple[SentChecksums, list[Bucket]]:
@@ -140,7 +140,7 @@ class Sync:
         with _closed_if_it_fails(engines):
             if self.side.broadcast is None:
                 sent, buckets = hand_over(engines, weights.buckets())
-                loaded = ask(engines, "end_weights")
+                loaded = call_engines(engines, "end_weights")
             else:
                 sent = self.broadcast(engines, weights, self.side.broadcast)
                 reading_back = [engine.begin("end_weights") for engine in engines]
@@ -168,11 +168,11 @@ class Sync:
         if self.side.begin_on is not None:
             for engine in engines:
                 self.side.begin_on(engine, str(folder))
-        return ask(engines, "restart", str(folder))
+        return call_engines(engines, "restart", str(folder))
 
     def broadcast(self, engines: Sequence[EngineHandle], weights: NamedWeights, way: BroadcastWay) -> SentChecksums:
         """Send straight from processes of the trainer to those of the engines, one sender after the other."""
-        ask(engines, "begin_weights")
+        call_engines(engines, "begin_weights")
         sent = SentChecksums()
         for sender in weights.senders():
             sent.add(self._broadcast_from(sender, engines, way).checksums)
@@ -222,7 +222,7 @@ class Sync:
         """What the trainer says of the canary, once each engine has said the same. Engines most often draw the same
         tokens, and the trainer scores them once."""
         expected: dict[tuple[int, ...], CanaryScores] = {}
-        for found in ask(engines, "score", tokens, self.canary.num_drawn):
+        for found in call_engines(engines, "score", tokens, self.canary.num_drawn):
             if found.drawn not in expected:
                 scored = tuple(trainer.score(tokens + found.drawn))
                 last = len(tokens) - 1
@@ -250,7 +250,7 @@ def _require_all_equal(names: Sequence[str], sent: SentChecksums, loaded: Iterab
 def hand_over(engines: Sequence[EngineHandle], buckets: Iterable[Bucket]) -> tuple[SentChecksums, list[Bucket]]:
     """Have engines load weights bucket by bucket: one is loaded while the trainer makes the next. What was sent, and
     the buckets with the contents that last."""
-    ask(engines, "begin_weights")
+    call_engines(engines, "begin_weights")
     sent, lasting, loading, rest = SentChecksums(), list[Bucket](), list[Reply](), iter(buckets)
     try:
         for bucket in rest:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ppoctl import nvml
 from ppoctl.device import visible
-from ppoctl.engines.child.process import started_ahead
+from ppoctl.engines.child.process import prestarted
 from ppoctl.engines.vllm.own_process import engine_process
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.model.end_tokens import end_token_ids
@@ -35,7 +35,7 @@ def vllm_settings(recipe: Recipe, folder: Path) -> VllmSettings:
 
 
 @contextmanager
-def engine_ahead(recipe: Recipe) -> Iterator[None]:
+def prestarted_engine(recipe: Recipe) -> Iterator[None]:
     """Context in which the engine starts beside whatever this process does. Only on CPUs: on a GPU it measures what
     is free when it starts, and reward models are tried there before. Nothing is started for a model that is not
     here, which whoever reads it says."""
@@ -43,5 +43,5 @@ def engine_ahead(recipe: Recipe) -> Iterator[None]:
     if folder is None or not is_one_process(recipe) or visible(nvml.look(), os.environ):
         yield
         return
-    with started_ahead(engine_process(vllm_settings(recipe, folder), cpu_threads(recipe))):
+    with prestarted(engine_process(vllm_settings(recipe, folder), cpu_threads(recipe))):
         yield

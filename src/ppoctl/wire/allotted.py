@@ -10,7 +10,7 @@ from ppoctl.recipe.parallel import devices
 from ppoctl.recipe.schema import Recipe
 from ppoctl.slurm.allocation import allocation
 from ppoctl.store.journal import Journal
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.outline import Outlines
 from ppoctl.store.states import save_s
 
@@ -25,7 +25,7 @@ DRAWS = ("rollout", "eval")
 """Stages that draw: finished samples of these are kept, and they stop between two of them."""
 
 
-def time_left(layout: RunLayout, outlines: Outlines, journal: Journal) -> TimeLeft:
+def time_left(layout: RunPaths, outlines: Outlines, journal: Journal) -> TimeLeft:
     """The time of the job that this process runs in, and how long the work of the run has taken so far."""
     found, ends_at = allocation(), None
     if found is not None:

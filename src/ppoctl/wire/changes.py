@@ -17,12 +17,12 @@ from ppoctl.recipe.write import recipe_as_toml
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import Attempt
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.outline import EVAL, outlines_of
 from ppoctl.wire.run_recipe import recorded_recipes
 from ppoctl.wire.same_run import is_done, last_saved, require_same_run
 from ppoctl.wire.sources import recorded_reward_digest
-from ppoctl.wire.stages import read_by
+from ppoctl.wire.stages import stage_fingerprint
 from ppoctl.wire.stories import as_recorded
 
 OF_THE_WHOLE_RUN = ("seed", "data", "rollout")
@@ -44,7 +44,7 @@ class Change:
         return [f"{key} {shown(old)} -> {shown(new)} from step {self.from_step}" for key, old, new in self.keys]
 
 
-def change(layout: RunLayout, recipe: Recipe) -> Change | None:
+def change(layout: RunPaths, recipe: Recipe) -> Change | None:
     """What a resume with this recipe would change; None: nothing. Raises RecipeError for what no resume can do, or
     not yet, and StorageError when the recipe lays a role out as a saved state cannot be."""
     recipes = recorded_recipes(layout)
@@ -57,7 +57,7 @@ def change(layout: RunLayout, recipe: Recipe) -> Change | None:
     return found
 
 
-def _require_a_rate_that_goes_on(layout: RunLayout, recorded: Recipe, recipe: Recipe, done: int) -> None:
+def _require_a_rate_that_goes_on(layout: RunPaths, recorded: Recipe, recipe: Recipe, done: int) -> None:
     """Raise RecipeError where the actor's learning rate counts PPO steps, and the recipe has it count them from
     another one than the first that has trained or will train the actor."""
     was, asked = recorded.ppo.critic_only_steps, recipe.ppo.critic_only_steps
@@ -83,7 +83,7 @@ def adopt(attempt: Attempt, recipe: Recipe) -> Change | None:
     return found
 
 
-def _holds_from(layout: RunLayout, recorded: Recipe, recipe: Recipe) -> int:
+def _holds_from(layout: RunPaths, recorded: Recipe, recipe: Recipe) -> int:
     """The first step that a changed recipe would hold for. Raises RecipeError when it cannot hold yet."""
     start = last_saved(layout)
     step = run_dir.first_free_step(layout, after=start)
@@ -100,7 +100,7 @@ def _holds_from(layout: RunLayout, recorded: Recipe, recipe: Recipe) -> int:
     return step
 
 
-def _is_mendable(layout: RunLayout, step: int, recipe: Recipe) -> bool:
+def _is_mendable(layout: RunPaths, step: int, recipe: Recipe) -> bool:
     """The step is unfinished, and its committed stages read nothing that has changed."""
     if is_done(layout, step):
         return False
@@ -108,7 +108,8 @@ def _is_mendable(layout: RunLayout, step: int, recipe: Recipe) -> bool:
     committed = {name: manifests.read(layout.stage(step, name)) for name in names}
     scored_by = recorded_reward_digest(layout)
     return all(
-        item is None or item.fingerprint == read_by(name, recipe, scored_by) for name, item in committed.items()
+        item is None or item.fingerprint == stage_fingerprint(name, recipe, scored_by)
+        for name, item in committed.items()
     )
 
 

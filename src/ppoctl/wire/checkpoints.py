@@ -9,7 +9,7 @@ from ppoctl.errors import RecipeError, quoted
 from ppoctl.recipe.load import load
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import manifest as manifests
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.manifest import Manifest
 from ppoctl.store.outline import outlines_of
 from ppoctl.store.retention import saved_steps
@@ -48,10 +48,10 @@ def find_checkpoint(path: Path, files: Sequence[Path], sets: Sequence[str]) -> C
     Raises RecipeError when it is none of them, StorageError where a run's model source is not what it was.
     """
     if (path / "run.json").is_file():
-        saved = saved_steps(RunLayout(path), outlines_of(RunLayout(path)).roles)
+        saved = saved_steps(RunPaths(path), outlines_of(RunPaths(path)).roles)
         if not saved:
             raise RecipeError(f"run `{path}` has no saved state yet", hint=f"ppoctl status {quoted(path)}")
-        path = RunLayout(path).state("actor", saved[-1])
+        path = RunPaths(path).state("actor", saved[-1])
     manifest = manifests.read(path)
     if manifest is not None and manifest.stage == "state/actor":
         layout = run_of(path)

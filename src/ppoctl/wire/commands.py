@@ -11,19 +11,19 @@ from ppoctl.batch.prompts import Prompts
 from ppoctl.batch.records import Evaluation, State
 from ppoctl.errors import RecipeError, RunExistsError, quoted
 from ppoctl.launch.signals import SignalGate
-from ppoctl.loop.expectations import Ended
+from ppoctl.loop.expectations import RunResult
 from ppoctl.loop.run import RunContext, run, start_point
-from ppoctl.loop.stories import Given
-from ppoctl.ports import Actor, DrawnFor, Sample
+from ppoctl.loop.stories import StepInputs
+from ppoctl.ports import Actor, Sample, SampleSetKey
 from ppoctl.preflight import check as preflight
 from ppoctl.recipe.as_written import paths_as_written
 from ppoctl.recipe.load import Loaded
 from ppoctl.recipe.schema import Recipe
 from ppoctl.slurm.following import require_idle
-from ppoctl.stages.drawing import Drawing
+from ppoctl.stages.drawing import SampleGeneration
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.once import Identified, Result, Stage
 from ppoctl.store.resume_plan import ResumePlan, plan_resume
 from ppoctl.tracking.screen import Screen
@@ -40,7 +40,7 @@ from ppoctl.wire.new_run import (
 )
 from ppoctl.wire.run_recipe import recipe_of, recorded_recipes
 from ppoctl.wire.session import OpenedRun
-from ppoctl.wire.sockets import Sockets
+from ppoctl.wire.sockets import Components
 from ppoctl.wire.sources import require_same_sources
 from ppoctl.wire.stages import evaluation_stage
 
@@ -48,10 +48,10 @@ RunUntil = Literal["rollout", "save"]
 """One thing that a resume may stop after: rollouts of the next step, or a save of the newest states."""
 
 
-def train(loaded: Loaded, gate: SignalGate, *, runs: Path, or_resume: bool, screen: Screen) -> Ended:
+def train(loaded: Loaded, gate: SignalGate, *, runs: Path, or_resume: bool, screen: Screen) -> RunResult:
     """Create the run and do it. A directory that exists is refused, unless `or_resume`, or unless it holds nothing
     but the rollouts that `ppoctl rollout` drew for the same recipe, or not even one (see `is_replaceable`)."""
-    layout = RunLayout(runs / loaded.recipe.name)
+    layout = RunPaths(runs / loaded.recipe.name)
     if layout.root.exists() and not is_replaceable(layout):
         require_way(layout, or_resume=or_resume)
         return _continue(Opening(layout, loaded.recipe, gate, screen), _as_it_is(layout))
@@ -67,7 +67,7 @@ def train(loaded: Loaded, gate: SignalGate, *, runs: Path, or_resume: bool, scre
 class Opening:
     """A run that a command begins or goes on with."""
 
-    layout: RunLayout
+    layout: RunPaths
     recipe: Recipe
     gate: SignalGate
     screen: Screen
@@ -75,11 +75,11 @@ class Opening:
     """Paths of a new run as its recipe has them (`recipe.as_written`)."""
 
 
-def _new(layout: RunLayout, loaded: Loaded, gate: SignalGate, screen: Screen) -> Opening:
+def _new(layout: RunPaths, loaded: Loaded, gate: SignalGate, screen: Screen) -> Opening:
     return Opening(layout, loaded.recipe, gate, screen, paths_as_written(loaded))
 
 
-def _begin(opening: Opening, command: str, do: Callable[[RunContext], None]) -> Ended:
+def _begin(opening: Opening, command: str, do: Callable[[RunContext], None]) -> RunResult:
     layout, recipe = opening.layout, opening.recipe
     sockets, digests = session.prepare(recipe)
     with engines.closed_if_it_fails(sockets):
@@ -91,7 +91,7 @@ def _begin(opening: Opening, command: str, do: Callable[[RunContext], None]) -> 
     return session.attempt_run(opened, do, opening.gate, opening.screen)
 
 
-def _as_it_is(layout: RunLayout) -> ResumePlan:
+def _as_it_is(layout: RunPaths) -> ResumePlan:
     """The plan of a run that is continued without a question. Raises StorageError naming what is missing or corrupt,
     RunAliveError when somebody is at work on it."""
     run_dir.facts(layout)
@@ -102,14 +102,14 @@ def _as_it_is(layout: RunLayout) -> ResumePlan:
 
 
 def resume(
-    layout: RunLayout,
+    layout: RunPaths,
     plan: ResumePlan,
     sets: Sequence[str],
     gate: SignalGate,
     *,
     only: RunUntil | None,
     screen: Screen,
-) -> Ended:
+) -> RunResult:
     """Continue a run that was found whole, or do one thing only: draw the next rollouts, or save the newest
     pair of states again."""
     do = {"rollout": _draw_and_score, "save": _save_for_any_layout, None: run}[only]
@@ -119,13 +119,13 @@ def resume(
 def planned_change(root: Path, sets: Sequence[str]) -> changes.Change | None:
     """What a resume with these keys would change; None: nothing. Raises what it would raise before it starts
     anything."""
-    layout = RunLayout(root.resolve())
+    layout = RunPaths(root.resolve())
     return changes.change(layout, recipe_of(layout, sets))
 
 
-def rollout(loaded: Loaded, gate: SignalGate, *, runs: Path, screen: Screen) -> Ended:
+def rollout(loaded: Loaded, gate: SignalGate, *, runs: Path, screen: Screen) -> RunResult:
     """Draw and score the rollouts of the next step, and stop; `train` goes on from them."""
-    layout = RunLayout(runs / loaded.recipe.name)
+    layout = RunPaths(runs / loaded.recipe.name)
     if not layout.root.exists() or is_replaceable(layout):
         return _begin(_new(layout, loaded, gate, screen), ROLLOUT, _draw_and_score)
     if not holds_only_rollouts(layout):
@@ -139,18 +139,18 @@ def rollout(loaded: Loaded, gate: SignalGate, *, runs: Path, screen: Screen) -> 
 def _draw_and_score(job: RunContext) -> None:
     """Tell the story of the next step as far as it draws and scores."""
     step, states, carry = start_point(job)
-    once, given = job.once.at(step + 1), Given(job.prompts(step + 1), states, carry)
+    once, given = job.once.at(step + 1), StepInputs(job.prompts(step + 1), states, carry)
 
     def until_it_learns(stage: Stage[Result], *inputs: Identified) -> Result:
         if not draws_or_scores(stage.name):
-            raise _Enough
+            raise _StopStep
         return once(stage, *inputs)
 
-    with suppress(_Enough):
+    with suppress(_StopStep):
         job.story(step + 1).tell(until_it_learns, job.stages(step + 1), given)
 
 
-class _Enough(Exception):  # noqa: N818 - it ends a story, and is no error
+class _StopStep(Exception):  # noqa: N818 - it ends a story, and is no error
     """What was asked of a story has been told."""
 
 
@@ -163,7 +163,7 @@ def _save_for_any_layout(job: RunContext) -> None:
         )
 
 
-def _continue(opening: Opening, plan: ResumePlan, do: Callable[[RunContext], None] = run) -> Ended:
+def _continue(opening: Opening, plan: ResumePlan, do: Callable[[RunContext], None] = run) -> RunResult:
     layout, recipe = opening.layout, opening.recipe
     changes.change(layout, recipe)  # refuses what no resume can do before anything is opened
     sockets, digests = session.prepare(recipe)
@@ -192,7 +192,7 @@ def evaluate(checkpoint: Checkpoint, say: Callable[[str], None]) -> Evaluation:
 
 
 def evaluated(
-    checkpoint: Checkpoint, sockets: Sockets, sets: Mapping[str, Prompts], say: Callable[[str], None]
+    checkpoint: Checkpoint, sockets: Components, sets: Mapping[str, Prompts], say: Callable[[str], None]
 ) -> Evaluation:
     """The evaluation of a checkpoint on these sets, with these engines, which are closed afterwards."""
 
@@ -206,17 +206,17 @@ def evaluated(
         return sockets.actor
 
     with closing(sockets), closing(sockets.generator(actor_at, say, None)) as generator:
-        drawing = Drawing(generator, Nowhere(), Nowhere(), lambda *_: None)
+        drawing = SampleGeneration(generator, NullPorts(), NullPorts(), lambda *_: None)
         return evaluation_stage(checkpoint.recipe, drawing, sockets, sets, say).run(checkpoint.state)
 
 
-class Nowhere:
+class NullPorts:
     """The `SampleParts` and `Gate` ports of work that belongs to no run: nothing is kept, and nobody stops it."""
 
-    def recall(self, drawn_for: DrawnFor) -> dict[str, Sample]:  # noqa: ARG002 - the port's signature
+    def recall(self, drawn_for: SampleSetKey) -> dict[str, Sample]:  # noqa: ARG002 - the port's signature
         return {}
 
-    def keep(self, drawn_for: DrawnFor) -> AbstractContextManager[Callable[[Sample], None]]:  # noqa: ARG002 - as above
+    def keep(self, drawn_for: SampleSetKey) -> AbstractContextManager[Callable[[Sample], None]]:  # noqa: ARG002 - as above
         return nullcontext(lambda _: None)
 
     def before(self, step: int, stage: str) -> None:

@@ -23,7 +23,7 @@ from ppoctl.stages.reward import require_own_names
 from ppoctl.wire.ahead import cpu_threads, vllm_settings
 from ppoctl.wire.processes import Placed, Say, place
 from ppoctl.wire.reward_models import RewardModelsOf, settings_of
-from ppoctl.wire.sockets import Sockets
+from ppoctl.wire.sockets import Components
 from ppoctl.wire.sources import reward_digest
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def encoder(recipe: Recipe) -> Encode:
 
 
 @contextmanager
-def closed_if_it_fails(opened: Scorer | Sockets | Placed) -> Iterator[None]:
+def closed_if_it_fails(opened: Scorer | Components | Placed) -> Iterator[None]:
     """Context of what is done between opening something and handing it on."""
     try:
         yield
@@ -111,7 +111,7 @@ def set_threads(recipe: Recipe) -> None:
     torch.set_num_threads(threads)
 
 
-def open_engines(recipe: Recipe, questions: PromptSource, digests: Mapping[str, str]) -> Sockets:
+def open_engines(recipe: Recipe, questions: PromptSource, digests: Mapping[str, str]) -> Components:
     """Real engines, none of them at a state yet, and a scorer that was tried; `digests` of what the run is made from.
     Nothing heavy is built before it is first asked, but for reward models."""
     placed = place_roles(recipe)
@@ -123,7 +123,7 @@ def open_engines(recipe: Recipe, questions: PromptSource, digests: Mapping[str, 
 
 def build_engines(
     recipe: Recipe, questions: PromptSource, scorer: Scorer, placed: Placed, digests: Mapping[str, str]
-) -> Sockets:
+) -> Components:
     """Real engines where they are placed, with this scorer; see `open_engines`."""
     from ppoctl.engines.megatron.factory import trainer_settings
     from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, trainer_side
@@ -132,7 +132,7 @@ def build_engines(
     of_actor, of_critic = (trainer_settings(recipe, role) for role in ("actor", "critic"))
     settings = vllm_settings(recipe, model_folder(recipe.model.path))
     actor = MegatronActor(of_actor, placed.actor)
-    return Sockets(
+    return Components(
         actor=actor,
         critic=MegatronCritic(of_critic, placed.critic),
         generator=lambda actor_at, say, logs: _generator(

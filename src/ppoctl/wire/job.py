@@ -8,26 +8,26 @@ from typing import TypeVar
 from ppoctl.batch.lineage import initial_state
 from ppoctl.batch.records import Evaluation, State, Update
 from ppoctl.loop.run import Health, RunContext
-from ppoctl.loop.stories import Story, stage_of, story_at
+from ppoctl.loop.stories import StepFunction, stage_of, step_function_at
 from ppoctl.ports import Gate, Generator
 from ppoctl.recipe.metric_rules import is_lower_better
 from ppoctl.recipe.parallel import saved_layout
 from ppoctl.recipe.schema import Recipe
-from ppoctl.stages.beside import ScoredBeside
-from ppoctl.stages.drawing import Drawing, OnProgress
+from ppoctl.stages.beside import OverlappedScorer
+from ppoctl.stages.drawing import OnProgress, SampleGeneration
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.best import BestStates
 from ppoctl.store.journal import Journal
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.ledger import Ledger
-from ppoctl.store.once import Observer, Once, Stage, load_record
+from ppoctl.store.once import Observer, Stage, StageRunner, load_record
 from ppoctl.store.outline import Outlines, outlines_of
-from ppoctl.store.parts import PartFiles
+from ppoctl.store.parts import FinishedSampleFiles
 from ppoctl.store.retention import Retention
 from ppoctl.store.saves import PublishingGate, Saves
 from ppoctl.store.states import States
-from ppoctl.wire.sockets import Sockets
+from ppoctl.wire.sockets import Components
 from ppoctl.wire.stages import StageBuilder, evaluation_stage
 from ppoctl.wire.stories import StoryAt
 
@@ -50,12 +50,12 @@ class RunHooks:
 
 
 def assemble(
-    layout: RunLayout,
+    layout: RunPaths,
     attempt: Attempt,
     recipes: Mapping[int, Recipe],
-    sockets: Sockets,
+    sockets: Components,
     around: RunHooks,
-    choose: StoryAt = story_at,
+    choose: StoryAt = step_function_at,
 ) -> tuple[RunContext, Generator]:
     """A job on a run directory, and the generator, which must be closed after it. `recipes` by the first step they
     hold for; older ones are read for result keys."""
@@ -64,14 +64,14 @@ def assemble(
     states = _states(attempt, newest, outlines, sockets, around)
     gate = PublishingGate(states.saves, around.gate)
     generator = sockets.generator(states.actor_at, around.say, layout.attempt(attempt.number))
-    parts = PartFiles(layout, attempt, every_s=newest.rollout.keep_finished_every_s)
-    drawing = Drawing(generator, parts, gate, _to_all(around.observers))
-    scorer = ScoredBeside(sockets.scorer) if newest.reward.beside_drawing else sockets.scorer
+    parts = FinishedSampleFiles(layout, attempt, every_s=newest.rollout.keep_finished_every_s)
+    drawing = SampleGeneration(generator, parts, gate, _to_all(around.observers))
+    scorer = OverlappedScorer(sockets.scorer) if newest.reward.beside_drawing else sockets.scorer
     builder = StageBuilder(states, drawing, scorer, around.say, sockets.reward_digest)
     by_start = {start: builder.stages(recipe) for start, recipe in recipes.items()}
     stages = partial(_holding_at, by_start)
 
-    def story(step: int) -> Story:
+    def story(step: int) -> StepFunction:
         return choose(_holding_at(recipes, step), step)
 
     sets = sockets.questions.evaluation_sets()
@@ -83,7 +83,7 @@ def assemble(
     job = RunContext(
         layout=layout,
         recipe=newest,
-        once=Once(layout, attempt, journal, gate, around.observers, around.versions),
+        once=StageRunner(layout, attempt, journal, gate, around.observers, around.versions),
         journal=journal,
         ledger=Ledger(layout.ledger, attempt),
         states=states,
@@ -112,7 +112,7 @@ def _best(attempt: Attempt, recipe: Recipe, versions: Mapping[str, str]) -> Best
     return BestStates(attempt, checkpoint.best, is_lower_better(checkpoint), checkpoint.best_keep, versions)
 
 
-def _states(attempt: Attempt, recipe: Recipe, outlines: Outlines, sockets: Sockets, around: RunHooks) -> States:
+def _states(attempt: Attempt, recipe: Recipe, outlines: Outlines, sockets: Components, around: RunHooks) -> States:
     return States(
         layout=attempt.layout,
         outlines=outlines,
@@ -142,7 +142,7 @@ def _holding_at(by_start: Mapping[int, Held], step: int) -> Held:
 
 
 def _replayer(
-    layout: RunLayout, outlines: Outlines, stage: Callable[[int, str], Stage[State]]
+    layout: RunPaths, outlines: Outlines, stage: Callable[[int, str], Stage[State]]
 ) -> Callable[[int, str, State], Update]:
     """Re-runs a recorded update from the committed inputs of its step."""
 

@@ -8,13 +8,13 @@ from typing import Any
 from ppoctl import nvml
 from ppoctl.data.token_text import TokenText
 from ppoctl.errors import PpoctlError
-from ppoctl.loop.expectations import ExpectationResult, judge
+from ppoctl.loop.expectations import ExpectationResult, check_expectations
 from ppoctl.recipe.schema import Expectation
 from ppoctl.store import run_dir
 from ppoctl.store.journal import read_lines
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.samples import StepRecords
-from ppoctl.tracking.around import Around
+from ppoctl.tracking.around import MirrorHooks
 from ppoctl.tracking.outgoing import metric_name
 
 REPORT = "report.html"
@@ -24,9 +24,9 @@ STEPS_WITH_SAMPLES = 3
 """Steps of the report that have samples, as `ppoctl report` has them."""
 
 
-def around(layout: RunLayout, say: Callable[[str], None]) -> Around:
+def around(layout: RunPaths, say: Callable[[str], None]) -> MirrorHooks:
     """What the mirror of this run is given; each is looked up when the mirror asks for it."""
-    return Around(
+    return MirrorHooks(
         say=say,
         contract=lambda: contract_of(layout),
         files=lambda: {REPORT: _report(layout)},
@@ -35,7 +35,7 @@ def around(layout: RunLayout, say: Callable[[str], None]) -> Around:
     )
 
 
-def trained_on(layout: RunLayout, step: int) -> Sequence[dict[str, Any]]:
+def trained_on(layout: RunPaths, step: int) -> Sequence[dict[str, Any]]:
     """A few samples of a step, evenly over it; none where they are gone or damaged, which whoever resumes hears."""
     try:
         records = StepRecords.read(layout, step, per_token=False)
@@ -66,7 +66,7 @@ def _text_of(model: str) -> TokenText | None:
         return None
 
 
-def contract_of(layout: RunLayout) -> dict[str, str]:
+def contract_of(layout: RunPaths) -> dict[str, str]:
     """Tags that say of each expectation, and of all together, whether the run meets it; none where it expects
     nothing, or has not come to its last step."""
     recipes = run_dir.recipes(layout)
@@ -75,7 +75,7 @@ def contract_of(layout: RunLayout) -> dict[str, str]:
         return {}  # `ppoctl rollout` and a save end in order, too
     asked = recipe.get("expect") or {}
     wanted = {metric: Expectation.model_validate(bounds) for metric, bounds in asked.items()}
-    verdicts = judge(wanted, lines)
+    verdicts = check_expectations(wanted, lines)
     if not verdicts:
         return {}
     each = {f"ppoctl.contract.{metric_name(verdict.metric)}": _said(verdict) for verdict in verdicts}
@@ -95,7 +95,7 @@ def gpus_here() -> dict[str, float]:
     }
 
 
-def _report(layout: RunLayout) -> str:
+def _report(layout: RunPaths) -> str:
     from ppoctl.report.write import report_text
 
     return report_text(layout.root, steps=STEPS_WITH_SAMPLES)

@@ -15,7 +15,7 @@ from ppoctl.slurm.following import require_idle
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.jobs import jobs, resume_command
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.outline import outlines_of
 from ppoctl.store.saved_by import saved_by
 from ppoctl.versions import versions
@@ -26,7 +26,7 @@ TRAIN = "train"
 
 
 def create(
-    layout: RunLayout,
+    layout: RunPaths,
     recipe: Recipe,
     digests: Mapping[str, str],
     *,
@@ -55,7 +55,7 @@ def create(
     )
 
 
-def make_way(layout: RunLayout) -> None:
+def make_way(layout: RunPaths) -> None:
     """Remove a run that never began. Raises RunExistsError where there is another one."""
     if not layout.root.exists():
         return
@@ -64,7 +64,7 @@ def make_way(layout: RunLayout) -> None:
     run_dir.remove(layout)
 
 
-def exists(layout: RunLayout) -> RunExistsError:
+def exists(layout: RunPaths) -> RunExistsError:
     """The error of a name that is taken."""
     submitted = jobs(layout)
     by = f": submitted as job {submitted[-1].id}" if submitted else ""
@@ -75,7 +75,7 @@ def exists(layout: RunLayout) -> RunExistsError:
     )
 
 
-def is_replaceable(layout: RunLayout) -> bool:
+def is_replaceable(layout: RunPaths) -> bool:
     """Whether the corrected command may take the name: of a run without a rollout, which never began, and for which
     no job was submitted. Raises RunAliveError while somebody is at work on it."""
     if not layout.run_json.is_file() or run_dir.has_begun(layout) or jobs(layout):
@@ -86,13 +86,13 @@ def is_replaceable(layout: RunLayout) -> bool:
     return True
 
 
-def require_way(layout: RunLayout, *, or_resume: bool) -> None:
+def require_way(layout: RunPaths, *, or_resume: bool) -> None:
     """Raise RunExistsError where `train` neither begins a run of this name nor goes on with it."""
     if layout.root.exists() and not is_replaceable(layout) and not (or_resume or holds_only_rollouts(layout)):
         raise exists(layout)
 
 
-def holds_only_rollouts(layout: RunLayout) -> bool:
+def holds_only_rollouts(layout: RunPaths) -> bool:
     """Whether all that a run has is what `ppoctl rollout` drew."""
     if run_dir.facts(layout).get("command") != ROLLOUT:
         return False

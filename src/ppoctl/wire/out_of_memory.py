@@ -8,7 +8,7 @@ from ppoctl.errors import OutOfMemoryError, quoted
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import microbatch_limit
 from ppoctl.store.jobs import resume_command
-from ppoctl.store.outline import Outline, ToldStage
+from ppoctl.store.outline import Outline, OutlineEntry
 
 
 def out_of_memory(
@@ -17,7 +17,7 @@ def out_of_memory(
     """The named error for what a library said in a stage, given as its step and name, of a run in `root`."""
     step, name = at
     # Whatever the story does not tell is a start or an evaluation: both bring the generator to a state.
-    stage = told[name] if name in told.names else ToldStage(name, ("actor", "prompts"))
+    stage = told[name] if name in told.names else OutlineEntry(name, ("actor", "prompts"))
     words = next(iter(str(error).splitlines()), "") or "the host has no more"
     smaller = _smaller(recipe, told, stage, on_device=isinstance(error, torch.OutOfMemoryError))
     again = resume_command(root)
@@ -29,7 +29,7 @@ def out_of_memory(
     )
 
 
-def _smaller(recipe: Recipe, told: Outline, stage: ToldStage, *, on_device: bool) -> str | None:
+def _smaller(recipe: Recipe, told: Outline, stage: OutlineEntry, *, on_device: bool) -> str | None:
     """A setting with half of what the stage may take; None: no key bounds it."""
     roles = [read for read in stage.reads if read in told.roles]
     if not roles:

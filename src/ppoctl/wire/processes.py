@@ -8,7 +8,7 @@ import torch
 
 from ppoctl.device import on_gpu
 from ppoctl.doing import preparing
-from ppoctl.engines.turns import Turns
+from ppoctl.engines.turns import DeviceSharing
 from ppoctl.errors import EnvironmentProblemError, quoted
 from ppoctl.plan.memory.driver import object_store_bytes
 from ppoctl.recipe.parallel import is_one_process, leaving, processes
@@ -16,7 +16,7 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.slurm.allocation import allocation
 from ppoctl.slurm.script import in_container
 from ppoctl.wire.ahead import cpu_threads
-from ppoctl.wire.sockets import nothing_to_close
+from ppoctl.wire.sockets import no_op
 
 if TYPE_CHECKING:
     from ppoctl.engines.megatron.rank import TrainerSettings
@@ -45,8 +45,8 @@ class Placed:
     """Reward models by the key of their table."""
     generator: Callable[["VllmSettings", Say], "EngineSide"]
     """Lines about what is being waited for go to the second argument from then on."""
-    close: Callable[[], None] = nothing_to_close
-    start_ahead: Callable[[], None] = nothing_to_close
+    close: Callable[[], None] = no_op
+    start_ahead: Callable[[], None] = no_op
     """Starts all processes side by side, once the generator is made."""
 
 
@@ -56,21 +56,21 @@ def place(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
 
 
 def _here(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
-    from ppoctl.engines.megatron.ranks import OpenRank, TakingTurns, ThisProcess
+    from ppoctl.engines.megatron.ranks import DeviceSharingRanks, OpenRank, ThisProcess
     from ppoctl.engines.vllm.own_process import OwnProcess
     from ppoctl.engines.vllm.pooling import OwnPooling, PoolingSettings
     from ppoctl.weights.sync import EngineSide
 
-    turns, pooling, threads = Turns(leaving(recipe)), list[OwnPooling](), cpu_threads(recipe)
+    turns, pooling, threads = DeviceSharing(leaving(recipe)), list[OwnPooling](), cpu_threads(recipe)
 
     def ranks(settings: "RankSettings") -> "Ranks":
         if not isinstance(settings, PoolingSettings):
             rank = OpenRank(settings, recipe.cluster.start_deadline_s)(0, 1, "")
             table = recipe.cluster
             made = ThisProcess(rank, table.weights_bucket_mib * 2**20, shares=table.weights != "store")
-            return TakingTurns(made, settings.role, turns)
+            return DeviceSharingRanks(made, settings.role, turns)
         pooling.append(OwnPooling(settings, threads))
-        return TakingTurns(pooling[-1], settings.role, turns)
+        return DeviceSharingRanks(pooling[-1], settings.role, turns)
 
     def engine(settings: "VllmSettings", _: Say) -> "EngineSide":
         own = OwnProcess(settings, threads)
@@ -93,15 +93,15 @@ def _placed(
     roles: Mapping[str, "RankSettings"],
     ranks: "Callable[[RankSettings], Ranks]",
     generator: "Callable[[VllmSettings, Say], EngineSide]",
-    close: Callable[[], None] = nothing_to_close,
-    start_ahead: Callable[[], None] = nothing_to_close,
+    close: Callable[[], None] = no_op,
+    start_ahead: Callable[[], None] = no_op,
 ) -> Placed:
     found = {role: ranks(settings) for role, settings in roles.items()}
     return Placed(found.pop("actor"), found.pop("critic"), found, generator, close, start_ahead)
 
 
 def _in_ray(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
-    from ppoctl.engines.megatron.ranks import ManyProcesses, OpenRank, TakingTurns
+    from ppoctl.engines.megatron.ranks import DeviceSharingRanks, ManyProcesses, OpenRank
     from ppoctl.engines.ray.cluster import RayCluster
     from ppoctl.engines.ray.placement import DevicePlacement
     from ppoctl.engines.ray.processes import first_done
@@ -114,7 +114,7 @@ def _in_ray(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
     placement = DevicePlacement(sizes, colocated=table.placement == "colocated")
     where = table.ray_address or job_nodes(recipe)
     cluster = RayCluster(placement, where, table.start_deadline_s, object_store_bytes(recipe))
-    turns = Turns(leaving(recipe))
+    turns = DeviceSharing(leaving(recipe))
     fleet: list[RayProcesses] = []
     of_ranks: list[RayProcesses] = []
 
@@ -132,7 +132,7 @@ def _in_ray(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
         of_ranks.append(made)
         read_near = engine_nodes if table.weights != "store" else None
         bucket_bytes = table.weights_bucket_mib * 2**20
-        return TakingTurns(ManyProcesses(made, settings.parallel, bucket_bytes, read_near), role, turns)
+        return DeviceSharingRanks(ManyProcesses(made, settings.parallel, bucket_bytes, read_near), role, turns)
 
     def engines(settings: "VllmSettings", say: Say) -> "EngineSide":
         cluster.say, cluster.logs = say, settings.logs

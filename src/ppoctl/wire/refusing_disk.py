@@ -9,14 +9,14 @@ from ppoctl.plan.disk import storage_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.disk import READ_ONLY, free_bytes
 from ppoctl.store.jobs import resume_command
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.units import size
 
 _FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))
 """How the system says it; torch and Megatron-Core pass on the words alone."""
 
 
-def add_what_to_do(error: StorageError, layout: RunLayout, recipe: Recipe) -> None:
+def add_what_to_do(error: StorageError, layout: RunPaths, recipe: Recipe) -> None:
     """Where the error is of a full disk, let it say what is free there, what the records of a step and the next pair
     of states take, and what to do (estimates: `plan` has them too). Where the disk is read-only, let the hint have
     the command that continues."""

@@ -4,35 +4,44 @@ from ppoctl.rewards.arithmetic import (
     LengthPenalty,
     OverlongPenalty,
     ReferenceMoments,
-    RewardArithmetic,
     RewardClip,
     RewardScale,
+    RewardShaping,
     RunningMoments,
-    Step,
+    ShapingTable,
     steps_of,
 )
-from ppoctl.stages.shaping import Clip, Length, Overlong, Reference, RewardStep, Running, Scale, Unfinished
+from ppoctl.stages.shaping import (
+    ApplyClip,
+    ApplyScale,
+    NormalizeByReferenceStd,
+    NormalizeByRunningStd,
+    PenalizeLength,
+    PenalizeOverlong,
+    ScaleTruncated,
+    ShapingStep,
+)
 
 
-def reward_steps(table: RewardArithmetic, *, max_new_tokens: int) -> tuple[RewardStep, ...]:
+def reward_steps(table: RewardShaping, *, max_new_tokens: int) -> tuple[ShapingStep, ...]:
     """The steps that the table asks for, for responses of at most so many tokens."""
     return tuple(_step(step, max_new_tokens) for step in steps_of(table))
 
 
-def _step(step: Step, max_new_tokens: int) -> RewardStep:
+def _step(step: ShapingTable, max_new_tokens: int) -> ShapingStep:
     match step:
         case RewardScale():
-            return Scale(step.from_, step.to)
+            return ApplyScale(step.from_, step.to)
         case RewardClip():
-            return Clip(step.low, step.high)
+            return ApplyClip(step.low, step.high)
         case RunningMoments():
-            return Running(step.center)
+            return NormalizeByRunningStd(step.center)
         case ReferenceMoments():
-            return Reference(step.std, step.center)
+            return NormalizeByReferenceStd(step.std, step.center)
         case OverlongPenalty():
             length = step.max_tokens or max_new_tokens
-            return Overlong(length, step.buffer_tokens, step.penalty, step.floor)
+            return PenalizeOverlong(length, step.buffer_tokens, step.penalty, step.floor)
         case LengthPenalty():
-            return Length(step.per_token, step.free_tokens)
+            return PenalizeLength(step.per_token, step.free_tokens)
         case factor:
-            return Unfinished(factor)
+            return ScaleTruncated(factor)

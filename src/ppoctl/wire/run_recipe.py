@@ -7,15 +7,15 @@ from ppoctl.recipe.load import Loaded, from_resolved, load
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.write import recipe_as_toml
 from ppoctl.store import artifact, run_dir
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 
 
-def recipe_of(layout: RunLayout, sets: Sequence[str] = ()) -> Recipe:
+def recipe_of(layout: RunPaths, sets: Sequence[str] = ()) -> Recipe:
     """The run's recipe with `sets` over it. Raises RecipeError naming every wrong key."""
     return loaded_of(layout, sets).recipe
 
 
-def loaded_of(layout: RunLayout, sets: Sequence[str] = ()) -> Loaded:
+def loaded_of(layout: RunPaths, sets: Sequence[str] = ()) -> Loaded:
     """The run's recipe with `sets` over it, and where each of its values was set.
 
     Raises RecipeError naming every wrong key; of a wrong file, the hint goes on with what was recorded.
@@ -34,12 +34,12 @@ def loaded_of(layout: RunLayout, sets: Sequence[str] = ()) -> Loaded:
         raise RecipeError(error.message, hint=f"edit it, or go on with what was recorded: {command}") from error
 
 
-def recorded_recipes(layout: RunLayout) -> dict[int, Recipe]:
+def recorded_recipes(layout: RunPaths) -> dict[int, Recipe]:
     """The run's recipes by the first step they hold for."""
     return {start: from_resolved(resolved) for start, resolved in run_dir.recipes(layout).items()}
 
 
-def is_edited(layout: RunLayout) -> bool:
+def is_edited(layout: RunPaths) -> bool:
     """Whether somebody has changed what the run's file asks for since it was written down. A path in it may be
     relative, where no command made it absolute: the text is then what tells."""
     recorded = recorded_recipes(layout)
@@ -48,7 +48,7 @@ def is_edited(layout: RunLayout) -> bool:
     return file.exists() and file.read_text("utf-8") != recipe_as_toml(newest) and recipe_of(layout) != newest
 
 
-def _is_right(layout: RunLayout) -> bool:
+def _is_right(layout: RunPaths) -> bool:
     """Whether the file alone is a recipe; what is wrong is then in what was said beside it."""
     try:
         load([layout.recipe_toml], environ={})

@@ -8,13 +8,13 @@ from ppoctl.recipe.origins import dotted
 from ppoctl.recipe.parallel import reward_models, saved_layout, what_differs
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import manifest as manifests
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.outline import outlines_of
 from ppoctl.store.retention import saved_steps
 from ppoctl.wire.run_recipe import recorded_recipes
 
 
-def require_same_run(layout: RunLayout, recipe: Recipe) -> None:
+def require_same_run(layout: RunPaths, recipe: Recipe) -> None:
     """Raise RecipeError where the run cannot go on with this recipe at any step, and StorageError where the recipe
     lays a role out as a saved state cannot be."""
     recipes = recorded_recipes(layout)
@@ -22,12 +22,12 @@ def require_same_run(layout: RunLayout, recipe: Recipe) -> None:
     _require_fitting_states(layout, recipe)
 
 
-def last_saved(layout: RunLayout) -> int:
+def last_saved(layout: RunPaths) -> int:
     """The last step whose states are saved; 0: none."""
     return max(saved_steps(layout, outlines_of(layout).roles), default=0)
 
 
-def _require_the_same(layout: RunLayout, recorded: Recipe, recipe: Recipe) -> None:
+def _require_the_same(layout: RunPaths, recorded: Recipe, recipe: Recipe) -> None:
     """Raise RecipeError where a recipe renames the run, is for another model, or ends the run before a step that it
     has done."""
     if recipe.model != recorded.model:
@@ -60,12 +60,12 @@ def _require_the_same(layout: RunLayout, recorded: Recipe, recipe: Recipe) -> No
         )
 
 
-def is_done(layout: RunLayout, step: int) -> bool:
+def is_done(layout: RunPaths, step: int) -> bool:
     """Whether the last stage of a step is committed."""
     return manifests.read(layout.stage(step, outlines_of(layout).at(step).last)) is not None
 
 
-def _require_fitting_states(layout: RunLayout, recipe: Recipe) -> None:
+def _require_fitting_states(layout: RunPaths, recipe: Recipe) -> None:
     """Raise StorageError, before anything is started, when the recipe lays a role out as a saved state cannot be."""
     start = last_saved(layout)
     for role in outlines_of(layout).roles:
@@ -86,7 +86,7 @@ def _require_fitting_states(layout: RunLayout, recipe: Recipe) -> None:
             )
 
 
-def _how_to_load(layout: RunLayout, keys: list[str]) -> str:
+def _how_to_load(layout: RunPaths, keys: list[str]) -> str:
     if "distributed_optimizer" in keys:
         return "keep `distributed_optimizer` as it was; no state fits the other kind of optimizer"
     return (

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ppoctl.data.token_text import TokenText
 from ppoctl.errors import RecipeError
 from ppoctl.store import run_dir
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.samples import StepRecords
 
 
@@ -36,7 +36,7 @@ class ShownSample:
     """KL from the reference, of each token; None: the reference was not asked."""
 
 
-def read_samples(layout: RunLayout, step: int, rows: Iterable[int] | None = None) -> list[ShownSample]:
+def read_samples(layout: RunPaths, step: int, rows: Iterable[int] | None = None) -> list[ShownSample]:
     """Samples of a step, in their order; without `rows`, all. Raises RecipeError when it has no rollouts, or no such
     row."""
     records = StepRecords.read(layout, step)

@@ -26,7 +26,7 @@ from ppoctl.errors import (
     without_secrets,
 )
 from ppoctl.launch.signals import SignalGate, signal_gate
-from ppoctl.loop.expectations import Ended, judge
+from ppoctl.loop.expectations import RunResult, check_expectations
 from ppoctl.loop.run import RunContext, run
 from ppoctl.preflight import check as preflight
 from ppoctl.recipe.cadence import evaluates
@@ -39,7 +39,7 @@ from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.disk import refused
 from ppoctl.store.jobs import resume_command
 from ppoctl.store.journal import Journal, JournalLine
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.once import Observer
 from ppoctl.store.outline import Outlines, outlines_of
 from ppoctl.store.resume_plan import ResumePlan
@@ -49,7 +49,7 @@ from ppoctl.tracking.console import RunConsole, RunConsoles, open_log
 from ppoctl.tracking.health import HealthMonitor
 from ppoctl.tracking.mirror import MlflowMirror
 from ppoctl.tracking.screen import Screen, open_screen
-from ppoctl.tracking.strays import STRAYS
+from ppoctl.tracking.strays import LIBRARY_OUTPUT
 from ppoctl.tracking.view import RunView
 from ppoctl.versions import versions
 from ppoctl.wire import engines, mirrored
@@ -57,7 +57,7 @@ from ppoctl.wire.allotted import allotted, time_left
 from ppoctl.wire.job import RunHooks, assemble
 from ppoctl.wire.out_of_memory import out_of_memory
 from ppoctl.wire.refusing_disk import add_what_to_do
-from ppoctl.wire.sockets import Sockets
+from ppoctl.wire.sockets import Components
 from ppoctl.wire.sources import source_digests
 
 MIRROR_DEADLINE_S = 20.0
@@ -67,7 +67,7 @@ MIRROR_AFTER_S = 60.0
 
 
 @dataclass
-class Watcher:
+class AttemptObserver:
     """Hands what happens to the console and wakes the mirror."""
 
     console: RunConsoles
@@ -130,9 +130,9 @@ class Watcher:
 class OpenedRun:
     """A run directory and what its sources are, ready for an attempt."""
 
-    layout: RunLayout
+    layout: RunPaths
     recipes: Mapping[int, Recipe]
-    sockets: Sockets
+    sockets: Components
     plan: ResumePlan
     """What was found when the run was opened."""
     observers: tuple[Observer, ...] = ()
@@ -146,7 +146,7 @@ class OpenedRun:
         return self.recipes[max(self.recipes)]
 
 
-def prepare(recipe: Recipe) -> tuple[Sockets, dict[str, str]]:
+def prepare(recipe: Recipe) -> tuple[Components, dict[str, str]]:
     """The sockets, and the digests of the sources. Everything that can be wrong with these is found here, before a
     run directory is made."""
     if isinstance(recipe.tracking, MlflowTracking):
@@ -164,7 +164,7 @@ def attempt_run(
     do: Callable[[RunContext], None] = run,
     gate: SignalGate | None = None,
     screen: Screen | None = None,
-) -> Ended:
+) -> RunResult:
     """Run what is left. Raises the error that stopped it; the journal then has the attempt's end and exit code.
     `gate` and `screen`: those that have been there since the command began; without: its own.
 
@@ -211,16 +211,16 @@ def attempt_run(
             if do is run:
                 opened.sockets.start_ahead()
             do(job)
-        verdicts = judge(recipe.expect, journal.lines()) if do is run else []
+        verdicts = check_expectations(recipe.expect, journal.lines()) if do is run else []
         if not all(verdict.met for verdict in verdicts):
             watcher.exit_code = ExitCode.HEALTH  # the caller shows the table, then raises ExpectationError
-    return Ended(layout, journal.lines(), verdicts)
+    return RunResult(layout, journal.lines(), verdicts)
 
 
 @contextmanager
 def _watched(
     opened: OpenedRun, screen: Screen, told: Outlines, attempt: Attempt, journal: Journal
-) -> Iterator[Watcher]:
+) -> Iterator[AttemptObserver]:
     recipe, history = opened.recipe, journal.lines()
     views = [
         RunView(
@@ -229,7 +229,7 @@ def _watched(
         for _ in range(2)
     ]
     log = open_log(views[0], opened.layout.console_log(attempt.number), history=history)
-    STRAYS.into(opened.layout.attempt(attempt.number) / "libraries.log")
+    LIBRARY_OUTPUT.into(opened.layout.attempt(attempt.number) / "libraries.log")
     log.on_message(f"attempt {attempt.number} on {platform.node()}, process {os.getpid()}")
     console = RunConsoles(log, RunConsole(views[1], screen, history=history))
     mirror = None
@@ -238,7 +238,7 @@ def _watched(
         given = mirrored.around(opened.layout, console.on_message)
         mirror = MlflowMirror(opened.layout.root, tracking, attempt=attempt.number, around=given)
     try:
-        yield Watcher(console, mirror, lambda line: line["stage"] == told.at(line["step"]).last)
+        yield AttemptObserver(console, mirror, lambda line: line["stage"] == told.at(line["step"]).last)
     except BaseException as error:
         # The command shows it when all is closed; what it says by then is in no file of the run.
         says = error.message if isinstance(error, PpoctlError) else f"{type(error).__name__}: {error}"
@@ -249,7 +249,9 @@ def _watched(
 
 
 @contextmanager
-def _ending(recipe: Recipe, journal: Journal, told: Outlines, attempt: Attempt, watcher: Watcher) -> Iterator[None]:
+def _ending(
+    recipe: Recipe, journal: Journal, told: Outlines, attempt: Attempt, watcher: AttemptObserver
+) -> Iterator[None]:
     """Write down how the attempt ended, whatever ended it."""
     status, code = "failed", int(ExitCode.INTERNAL)
     try:

@@ -19,12 +19,12 @@ class PromptsByStep(Protocol):
     def evaluation_sets(self) -> Mapping[str, Prompts]: ...
 
 
-def nothing_to_close() -> None:
+def no_op() -> None:
     """Everything is in this process."""
 
 
 @dataclass(frozen=True)
-class Sockets:
+class Components:
     """What is plugged in: real engines in the product, fakes at these ports in tests."""
 
     actor: Actor
@@ -40,9 +40,9 @@ class Sockets:
     """Digest of the reward models; empty: there is none."""
     rows: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Numbers of rows that were read, repeated, too long, left out, cut and used, by the key of their table."""
-    close_trainers: Callable[[], None] = nothing_to_close
+    close_trainers: Callable[[], None] = no_op
     """Ends the processes of actor, critic and reward models that are not this one."""
-    start_ahead: Callable[[], None] = nothing_to_close
+    start_ahead: Callable[[], None] = no_op
     """Starts all processes that are not this one side by side, once there is a generator."""
 
     def close(self) -> None:

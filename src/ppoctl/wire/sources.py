@@ -13,7 +13,7 @@ from ppoctl.recipe.role_model import model_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.store.saved_by import state_manifest
 
 CONFIGS = ("config.json", "generation_config.json")
@@ -90,12 +90,12 @@ def weights_and_configs(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix in kinds or path.name in CONFIGS)
 
 
-def run_of(state: Path) -> RunLayout:
+def run_of(state: Path) -> RunPaths:
     """The run whose `states/ROLE/STEP` this folder is, wherever the command stands."""
-    return RunLayout(state.resolve().parent.parent.parent)
+    return RunPaths(state.resolve().parent.parent.parent)
 
 
-def require_same_sources(layout: RunLayout, digests: Mapping[str, str]) -> None:
+def require_same_sources(layout: RunPaths, digests: Mapping[str, str]) -> None:
     """Raise StorageError naming the source that is not what the run was made from."""
     for name, recorded in _recorded(layout).items():
         if digests.get(name) != recorded:
@@ -106,7 +106,7 @@ def require_same_sources(layout: RunLayout, digests: Mapping[str, str]) -> None:
             )
 
 
-def same_companions(layout: RunLayout, recipe: Recipe, role: str, *, otherwise: str = "") -> Path:
+def same_companions(layout: RunPaths, recipe: Recipe, role: str, *, otherwise: str = "") -> Path:
     """Folder of the model that the role started from. Raises StorageError where what lies beside its weights is no
     longer what the run was trained with: its states would be read under another configuration. `otherwise`: what else
     mends it."""
@@ -124,11 +124,11 @@ def same_companions(layout: RunLayout, recipe: Recipe, role: str, *, otherwise: 
     return folder
 
 
-def _recorded(layout: RunLayout) -> dict[str, str]:
+def _recorded(layout: RunPaths) -> dict[str, str]:
     found: dict[str, str] = run_dir.facts(layout).get("sources", {})
     return found
 
 
-def recorded_reward_digest(layout: RunLayout) -> str:
+def recorded_reward_digest(layout: RunPaths) -> str:
     """The `reward_digest` of what the run was made from."""
     return reward_digest(_recorded(layout))

@@ -9,7 +9,7 @@ from ppoctl.batch.prompts import Prompts
 from ppoctl.errors import RewardError
 from ppoctl.loop.stories import Stages
 from ppoctl.plan.schedule import learning_rate_of
-from ppoctl.ports import Asked, Models, OptimizerStep, SamplingParams, Scorer
+from ppoctl.ports import Models, OptimizerStep, OutputRequest, SamplingParams, Scorer
 from ppoctl.ppo.aggregation import aggregation
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.fingerprint import fingerprint
@@ -23,13 +23,13 @@ from ppoctl.recipe.sizes import (
     updates_per_tick,
     warmup_updates,
 )
-from ppoctl.rewards.arithmetic import RewardArithmetic
+from ppoctl.rewards.arithmetic import RewardShaping
 from ppoctl.rewards.metric_function import MetricFunction
 from ppoctl.stages.actor_update import ActorUpdateStage
 from ppoctl.stages.advantages import AdvantagesStage
-from ppoctl.stages.beside import ScoredBeside
+from ppoctl.stages.beside import OverlappedScorer
 from ppoctl.stages.critic_update import CriticUpdateStage
-from ppoctl.stages.drawing import Drawing
+from ppoctl.stages.drawing import SampleGeneration
 from ppoctl.stages.estimators import Estimator, Gae, MonteCarlo
 from ppoctl.stages.eval_figures import Estimates
 from ppoctl.stages.evaluate import EvaluateStage, nobody
@@ -42,22 +42,22 @@ from ppoctl.wire.corrections import correction_of
 from ppoctl.wire.losses import policy_loss
 from ppoctl.wire.penalties import penalty_of
 from ppoctl.wire.reward_steps import reward_steps
-from ppoctl.wire.sockets import Sockets
+from ppoctl.wire.sockets import Components
 
-ARITHMETIC = tuple(f"reward.{key}" for key in tree.of(RewardArithmetic).keys)
+SHAPING_KEYS = tuple(f"reward.{key}" for key in tree.of(RewardShaping).keys)
 """What becomes of scores: a change of it scores nothing again."""
 
 _SCORED_AS = ("temperature", "top_p", "top_k", "min_p", "min_new_tokens", "stop_token_ids")
-SCORED_AS = tuple(f"rollout.{key}" for key in _SCORED_AS)
+DISTRIBUTION_KEYS = tuple(f"rollout.{key}" for key in _SCORED_AS)
 """Which distribution was drawn from."""
 
 READS: dict[str, tuple[str, ...]] = {
     "rollout": ("seed", "model", "data.train", "rollout"),
     "reward": ("reward",),
     "values": ("model",),
-    "logprobs": ("model", *SCORED_AS, "ppo.kl", "ppo.old_logprobs"),
+    "logprobs": ("model", *DISTRIBUTION_KEYS, "ppo.kl", "ppo.old_logprobs"),
     "correction": ("ppo.rollout_correction", "ppo.rollout_rejection", "ppo.max_sequence_gap"),
-    "advantages": ("ppo.advantages", "ppo.truncated", "ppo.kl", *ARITHMETIC),
+    "advantages": ("ppo.advantages", "ppo.truncated", "ppo.kl", *SHAPING_KEYS),
     "critic_update": (
         "seed",
         "model",
@@ -73,7 +73,7 @@ READS: dict[str, tuple[str, ...]] = {
         "seed",
         "model",
         "actor.optimizer",
-        *SCORED_AS,
+        *DISTRIBUTION_KEYS,
         "ppo.epochs",
         "ppo.minibatch_seqs",
         "ppo.minibatch_order",
@@ -94,13 +94,13 @@ READS: dict[str, tuple[str, ...]] = {
 what is read besides."""
 
 
-def read_by(stage: str, recipe: Recipe, reward_digest: str = "") -> str:
+def stage_fingerprint(stage: str, recipe: Recipe, reward_digest: str = "") -> str:
     """Fingerprint of the result keys that a stage reads, and of the reward models where it scores; "" for one that no
     recipe describes."""
     stage = stage.partition(".")[0]
     if stage not in READS:
         return ""
-    without = () if stage == "advantages" else ARITHMETIC
+    without = () if stage == "advantages" else SHAPING_KEYS
     scored_by = [reward_digest] if reward_digest and stage in ("reward", "eval") else []
     return _hash(fingerprint(recipe, READS[stage], without=without), *_read_elsewhere(recipe, stage), *scored_by)
 
@@ -137,7 +137,7 @@ class StageBuilder:
     """Stages of a recipe, on the engines of this job."""
 
     models: Models
-    drawing: Drawing
+    drawing: SampleGeneration
     scorer: Scorer
     """Who scores; it hears of responses while others are drawn where it is one that does."""
     say: Callable[[str], None]
@@ -153,18 +153,18 @@ class StageBuilder:
                 params=_drawn(recipe),
                 samples_per_prompt=recipe.rollout.samples_per_prompt,
                 seed=recipe.seed,
-                fingerprint=read_by("rollout", recipe),
-                heard=self.scorer.heard if isinstance(self.scorer, ScoredBeside) else None,
+                fingerprint=stage_fingerprint("rollout", recipe),
+                heard=self.scorer.heard if isinstance(self.scorer, OverlappedScorer) else None,
             ),
             reward=RewardStage(
                 scorer=self.scorer,
                 max_error_frac=recipe.reward.max_error_frac,
-                fingerprint=read_by("reward", recipe, self.reward_digest),
+                fingerprint=stage_fingerprint("reward", recipe, self.reward_digest),
                 between=self.drawing.gate.between,
                 say=self.say,
             ),
             values=ValuesStage(
-                models=self.models, truncated=recipe.ppo.truncated, fingerprint=read_by("values", recipe)
+                models=self.models, truncated=recipe.ppo.truncated, fingerprint=stage_fingerprint("values", recipe)
             ),
             logprobs=LogprobsStage(
                 models=self.models,
@@ -172,16 +172,16 @@ class StageBuilder:
                 with_reference=penalty is not None and penalty.estimator != "full",
                 with_full_kl=penalty is not None and penalty.reads_full_kl_first,
                 source=recipe.ppo.old_logprobs,
-                fingerprint=read_by("logprobs", recipe),
+                fingerprint=stage_fingerprint("logprobs", recipe),
             ),
-            correction=correction_of(recipe, read_by("correction", recipe)),
+            correction=correction_of(recipe, stage_fingerprint("correction", recipe)),
             advantages=AdvantagesStage(
                 reward_steps=reward_steps(recipe.reward, max_new_tokens=recipe.rollout.max_new_tokens),
                 estimator=_estimator(recipe.ppo.advantages),
                 whitened=recipe.ppo.advantages.whiten,
                 truncated=recipe.ppo.truncated,
                 penalty=penalty,
-                fingerprint=read_by("advantages", recipe),
+                fingerprint=stage_fingerprint("advantages", recipe),
             ),
             critic_update=self._critic_update(recipe),
             actor_update=self._actor_update(recipe, penalty),
@@ -195,7 +195,7 @@ class StageBuilder:
             clip=ppo.value_loss.clip,
             scale=ppo.value_loss.scale,
             aggregation=aggregation(ppo.value_loss.aggregation, max_new_tokens=recipe.rollout.max_new_tokens),
-            fingerprint=read_by("critic_update", recipe),
+            fingerprint=stage_fingerprint("critic_update", recipe),
         )
 
     def _actor_update(self, recipe: Recipe, penalty: KlPenalty | None) -> ActorUpdateStage:
@@ -209,14 +209,14 @@ class StageBuilder:
             entropy_coef=ppo.policy_loss.entropy_coef,
             positive_nll_coef=ppo.policy_loss.positive_nll_coef,
             penalty=penalty,
-            fingerprint=read_by("actor_update", recipe),
+            fingerprint=stage_fingerprint("actor_update", recipe),
         )
 
 
 def evaluation_stage(
     recipe: Recipe,
-    drawing: Drawing,
-    sockets: Sockets,
+    drawing: SampleGeneration,
+    sockets: Components,
     sets: Mapping[str, Prompts],
     say: Callable[[str], None] = nobody,
 ) -> EvaluateStage:
@@ -232,7 +232,7 @@ def evaluation_stage(
         sampled=replace(plain, top_p=table.top_p, top_k=table.top_k, min_p=table.min_p),
         samples_per_prompt=table.samples_per_prompt,
         seed=recipe.seed,
-        fingerprint=_hash(read_by("eval", recipe, sockets.reward_digest), str(length), identities),
+        fingerprint=_hash(stage_fingerprint("eval", recipe, sockets.reward_digest), str(length), identities),
         modes=table.modes,
         estimates=Estimates(table.pass_at, table.maj_at, table.pass_score),
         needs_truth=lambda prompt: recipe.reward.of_row(prompt.fields).reads_truth,
@@ -286,9 +286,9 @@ def _sampling(recipe: Recipe, temperature: float, max_new_tokens: int) -> Sampli
     )
 
 
-def _scored(recipe: Recipe) -> Asked:
+def _scored(recipe: Recipe) -> OutputRequest:
     """How the trainer takes log-probs: of the distribution that the generator drew from."""
-    return Asked(**{key: getattr(recipe.rollout, key) for key in _SCORED_AS})
+    return OutputRequest(**{key: getattr(recipe.rollout, key) for key in _SCORED_AS})
 
 
 def _plan(recipe: Recipe, role: str) -> MinibatchPlan:

@@ -26,7 +26,7 @@ from ppoctl.slurm.script import Work, batch_script
 from ppoctl.store import run_dir
 from ppoctl.store.artifact import write_atomically
 from ppoctl.store.jobs import JobRecord, record
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.layout import RunPaths
 from ppoctl.wire.new_run import create, make_way
 from ppoctl.wire.sources import model_digests
 from ppoctl.wire.staging import job_faults
@@ -67,7 +67,7 @@ def program() -> list[str]:
     return [str(beside)] if beside.is_file() else [sys.executable, "-m", "ppoctl"]
 
 
-def work_of_run(layout: RunLayout, options: Sequence[str] = ()) -> Work:
+def work_of_run(layout: RunPaths, options: Sequence[str] = ()) -> Work:
     """What a job does with a run: it goes on from what is there."""
     return Work(("resume", str(layout.root), *options, "--on", "here"), layout.root, LOG, is_run=True)
 
@@ -86,7 +86,7 @@ def as_options(loaded: Loaded, sets: Sequence[str]) -> list[str]:
 
 def submit_new(
     loaded: Loaded,
-    layout: RunLayout,
+    layout: RunPaths,
     command: str,
     options: Sequence[str],
     *,
@@ -109,7 +109,7 @@ def submit_new(
 
 
 def submit_again(
-    layout: RunLayout, recipe: Recipe, command: str, options: Sequence[str], *, links: int = 1
+    layout: RunPaths, recipe: Recipe, command: str, options: Sequence[str], *, links: int = 1
 ) -> Submitted:
     """Submit a run that is there, with keys that change from now on. Raises RunAliveError while somebody is at
     work on it, or a job of it is not over."""
@@ -143,7 +143,7 @@ def outside() -> Slurm:
 
 
 def _submit_run(
-    slurm: Slurm, recipe: Recipe, layout: RunLayout, command: str, options: Sequence[str], links: int
+    slurm: Slurm, recipe: Recipe, layout: RunPaths, command: str, options: Sequence[str], links: int
 ) -> Submitted:
     work = work_of_run(layout, options)
     script, ids = script_of(recipe, work), list[str]()
@@ -176,7 +176,7 @@ def _taken_back(slurm: Slurm, ids: Sequence[str]) -> bool:
     return True
 
 
-def _unknown(error: BaseException, recipe: Recipe, layout: RunLayout) -> SlurmAwayError:
+def _unknown(error: BaseException, recipe: Recipe, layout: RunPaths) -> SlurmAwayError:
     """The error where a job may be in the queue that nobody wrote down: its run stays where it is."""
     return SlurmAwayError(
         f"whether Slurm took a job for `{layout.root}` is not known: {error}",

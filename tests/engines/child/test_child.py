@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ppoctl.engines.child.process import ChildFactory, ChildProcess, started_ahead, taken
+from ppoctl.engines.child.process import ChildFactory, ChildProcess, prestarted, taken
 from ppoctl.errors import ProcessLostError
 
 HERE = str(Path(__file__).parent)
@@ -122,7 +122,7 @@ def test_one_that_was_started_ahead_is_taken_once_and_the_others_are_ended(
     child: ChildProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = ChildProcess("another", ChildFactory("child_target:Counter", (1,), 3))
-    with started_ahead(child, other):
+    with prestarted(child, other):
         assert taken(ChildFactory("child_target:Counter", (2,), 3)) is None
         found = taken(COUNTER)
         assert found is child

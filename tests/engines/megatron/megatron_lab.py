@@ -35,11 +35,11 @@ from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
 from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, MegatronTrainer
 from ppoctl.engines.megatron.weights import parts_in
-from ppoctl.ports import Asked, Minibatch, OptimizerStep, Said
+from ppoctl.ports import Minibatch, OptimizerStep, OutputRequest, TokenOutputs
 from ppoctl.ppo.policy_loss import PolicyClip
 from ppoctl.recipe.schema import BySequences, ByTokens
 from ppoctl.stages.actor_update import Surrogate
-from ppoctl.stages.objective import Outputs, Term, Terms
+from ppoctl.stages.objective import LossInputs, Term, Terms
 from ppoctl.weights.bucket import tensors_of
 from tolerance import Level
 
@@ -256,7 +256,7 @@ class WeighedLogprobs:
     weights: Tensor
     needs_entropy: bool
 
-    def __call__(self, outputs: Outputs, mask: Tensor) -> Tensor:
+    def __call__(self, outputs: LossInputs, mask: Tensor) -> Tensor:
         losses = -outputs.values * self.weights[outputs.rows]
         if self.needs_entropy:
             assert outputs.entropy is not None
@@ -271,7 +271,7 @@ class SquaredDistance:
     returns: Tensor
     needs_entropy: bool = False
 
-    def __call__(self, outputs: Outputs, mask: Tensor) -> Tensor:
+    def __call__(self, outputs: LossInputs, mask: Tensor) -> Tensor:
         return torch.where(mask, 0.5 * (outputs.values - self.returns[outputs.rows]) ** 2, 0.0)
 
 
@@ -289,7 +289,9 @@ def policy_objective(
 ) -> Terms:
     """Weighed log-probs, with a share of the entropies where asked; one term."""
     weights = random_weights(rollouts) if weights is None else weights
-    return Terms((Term(WeighedLogprobs(weights, needs_entropy), rollouts.mask),), Asked(temperature=temperature))
+    return Terms(
+        (Term(WeighedLogprobs(weights, needs_entropy), rollouts.mask),), OutputRequest(temperature=temperature)
+    )
 
 
 def value_objective(rollouts: Drawn) -> Terms:
@@ -310,7 +312,7 @@ def expected_gradients(kind: str, rollouts: Drawn, objective: Terms) -> tuple[Te
         logprobs[row, :length] = log_p.gather(1, sequence[prompt:, None])[:, 0]
         entropy[row, :length] = -(log_p.exp() * log_p).sum(-1)
     every = torch.arange(rollouts.num_seqs)
-    loss = objective(every, Said(logprobs, entropy), objective.totals(every))
+    loss = objective(every, TokenOutputs(logprobs, entropy), objective.totals(every))
     loss.backward()
     return loss.detach(), on_disk({name: parameter.grad for name, parameter in model.named_parameters()})
 
@@ -355,7 +357,7 @@ def actor(folder: Path, *, dtype: str = "float32", batching: Batching | None = N
 
 def scores(trained: MegatronActor, rollouts: Sequences, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies."""
-    said = trained.logprobs(rollouts, Asked(temperature=temperature, entropy=True))
+    said = trained.logprobs(rollouts, OutputRequest(temperature=temperature, entropy=True))
     assert said.entropy is not None
     return said.outputs, said.entropy
 

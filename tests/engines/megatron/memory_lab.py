@@ -19,7 +19,7 @@ from ppoctl.engines.megatron import optimizer
 from ppoctl.engines.megatron.model import PackedModel
 from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
 from ppoctl.engines.megatron.rank import MegatronRank
-from ppoctl.ports import Asked, Said, Totals
+from ppoctl.ports import OutputRequest, TokenOutputs, Totals
 from ppoctl.weights.sending import SenderRanks
 
 
@@ -114,7 +114,7 @@ def peak(rank: MegatronRank, rollouts: lab.Drawn, call: str) -> int:
         if call == "update":
             rank.update(rollouts, [lab.minibatch(rollouts)], objective)
         else:
-            rank.forward(rollouts, Asked())
+            rank.forward(rollouts, OutputRequest())
     return live.peak
 
 
@@ -132,7 +132,7 @@ class _Watched:
         self.asks = inner.asks
         self.logits = 0
 
-    def __call__(self, rows: Tensor, said: Said, totals: Totals) -> Tensor:
+    def __call__(self, rows: Tensor, said: TokenOutputs, totals: Totals) -> Tensor:
         nodes, seen = [said.outputs.grad_fn], set()
         while nodes:
             node = nodes.pop()

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ppoctl.engines.loopback import environment
 from ppoctl.engines.megatron import process_group
-from ppoctl.engines.megatron.process_group import Patience, Place
+from ppoctl.engines.megatron.process_group import GroupTimeouts, RankInfo
 from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
 from ppoctl.engines.megatron.ranks import ManyProcesses
 from ppoctl.engines.megatron.weights import parts_in
@@ -42,9 +42,9 @@ class RankServer:
     def __init__(self) -> None:
         self.rank: MegatronRank | None = None
 
-    def open(self, place: Place, settings: TrainerSettings) -> None:
+    def open(self, place: RankInfo, settings: TrainerSettings) -> None:
         self.close()
-        process_group.join(place, Patience(TIMEOUT_S, TIMEOUT_S))
+        process_group.join(place, GroupTimeouts(TIMEOUT_S, TIMEOUT_S))
         self.rank = MegatronRank(settings)
 
     def close(self) -> None:
@@ -124,7 +124,7 @@ class RankPool:
         self._ask_all([("close",)] * len(self.pipes))
         self.used, self.parallel = settings.parallel.world_size, settings.parallel
         address = f"127.0.0.1:{_free_port()}"
-        places = [Place(rank, self.used, address) for rank in range(self.used)]
+        places = [RankInfo(rank, self.used, address) for rank in range(self.used)]
         self._ask_all([("open", place, replace(settings)) for place in places])
 
     def call(self, method: str, *arguments: Any) -> list[Any]:

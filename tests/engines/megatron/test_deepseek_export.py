@@ -14,7 +14,7 @@ from export_lab import check_export, vllm_settings
 from safetensors.torch import load_file
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
-from ppoctl.engines.vllm.engine import Draw, Engine
+from ppoctl.engines.vllm.engine import Engine, GenerationRequest
 from ppoctl.errors import RecipeError
 from ppoctl.ports import SamplingParams
 
@@ -76,7 +76,7 @@ def test_a_configuration_that_vllm_reads_otherwise_is_refused(tmp_path):
 
 def check_drawn_tokens(engine: Engine, model: torch.nn.Module) -> None:
     """Token by token, over the cache of keys and values: another way through the engine than a prompt's."""
-    draws = [Draw(str(n), tuple(range(3 + n, 9 + 3 * n)), seed=n) for n in range(3)]
+    draws = [GenerationRequest(str(n), tuple(range(3 + n, 9 + 3 * n)), seed=n) for n in range(3)]
     finished = engine.advance(draws, SamplingParams(temperature=1.0, max_new_tokens=20))
     while len(finished) < len(draws):
         finished += engine.advance([], SamplingParams(temperature=1.0, max_new_tokens=20))

@@ -28,7 +28,7 @@ from safetensors.torch import load_file
 from ppoctl.convert.tensors import weight_names
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.model.reading import read_shape
-from ppoctl.ports import Asked
+from ppoctl.ports import OutputRequest
 from ppoctl.recipe.schema import BySequences, ParallelTable
 
 LAYOUTS = {
@@ -192,5 +192,5 @@ def test_logprobs_match_transformers(pool, model, layout):
     found = lab.scores(actor, rollouts, 0.8)
     torch.testing.assert_close(found[0], expected, atol=1e-4, rtol=0)
     torch.testing.assert_close(found[1], entropy, atol=1e-4, rtol=0)
-    reference = actor.reference_logprobs(rollouts, Asked(temperature=0.8))
+    reference = actor.reference_logprobs(rollouts, OutputRequest(temperature=0.8))
     torch.testing.assert_close(reference, expected, atol=1e-4, rtol=0)

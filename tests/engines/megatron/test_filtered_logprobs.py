@@ -11,9 +11,15 @@ from ppoctl.batch.grid import pack
 from ppoctl.batch.sequences import Sequences
 from ppoctl.engines.megatron import logprobs as module
 from ppoctl.engines.megatron.filters import thresholds
-from ppoctl.engines.megatron.logprobs import Barred, FrozenOutputs, LogprobSettings, PositionOutputs, token_logprobs
+from ppoctl.engines.megatron.logprobs import (
+    ExcludedTokens,
+    FrozenOutputs,
+    LogprobSettings,
+    PositionOutputs,
+    token_logprobs,
+)
 from ppoctl.engines.megatron.packed_input import ReadSettings, packed_input
-from ppoctl.ports import Asked
+from ppoctl.ports import OutputRequest
 
 NUM, HIDDEN, VOCABULARY = 23, 8, 57
 FILTERS = {
@@ -27,7 +33,7 @@ FILTERS = {
 }
 
 
-def kept(logits: Tensor, asked: Asked) -> Tensor:
+def kept(logits: Tensor, asked: OutputRequest) -> Tensor:
     """Which ids stay, in vLLM's order: min-p, top-k, top-p of what is then left. [n V] bool"""
     probabilities = logits.softmax(-1)
     stay = probabilities >= asked.min_p * probabilities.amax(-1, keepdim=True)
@@ -41,7 +47,7 @@ def kept(logits: Tensor, asked: Asked) -> Tensor:
     return torch.zeros_like(stays).scatter(1, order, stays)
 
 
-def expected(logits: Tensor, others: Tensor, targets: Tensor, asked: Asked) -> tuple[Tensor, Tensor, Tensor]:
+def expected(logits: Tensor, others: Tensor, targets: Tensor, asked: OutputRequest) -> tuple[Tensor, Tensor, Tensor]:
     """Log-prob of the target, entropy and KL from the reference's whole distribution."""
     x = logits / asked.temperature
     stay = kept(x.detach(), asked)
@@ -63,8 +69,8 @@ def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, 
     return hidden, weight, 0.5 * hidden + 0.5 * other, moved, targets
 
 
-def asked_of(filters: str, **more: float) -> Asked:
-    return Asked(**{"temperature": 0.8, "entropy": True, "full_kl": True, **FILTERS[filters], **more})  # type: ignore[arg-type]
+def asked_of(filters: str, **more: float) -> OutputRequest:
+    return OutputRequest(**{"temperature": 0.8, "entropy": True, "full_kl": True, **FILTERS[filters], **more})  # type: ignore[arg-type]
 
 
 def by_the_engine(settings: LogprobSettings, hidden: Tensor, weight: Tensor) -> PositionOutputs:
@@ -113,7 +119,7 @@ def test_barred_ids_are_left_out_where_they_are_barred(filters):
     along = torch.randn(3, NUM, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     slope = torch.autograd.grad(sum(a @ w for a, w in zip(along, wanted, strict=True)), hidden)[0]
     leaf = hidden.detach().float().requires_grad_()
-    settings = LogprobSettings(asked, 5, barred=Barred(at, torch.cat([ids, torch.tensor([VOCABULARY + 7])])))
+    settings = LogprobSettings(asked, 5, barred=ExcludedTokens(at, torch.cat([ids, torch.tensor([VOCABULARY + 7])])))
     frozen = FrozenOutputs(other.float(), moved.float())
     found = token_logprobs(leaf, weight.float(), targets, settings, None, frozen)
     for one, of_it in zip(found, wanted, strict=True):
@@ -126,8 +132,8 @@ def test_barred_ids_are_left_out_where_they_are_barred(filters):
 
 
 def test_a_rank_bars_the_columns_that_it_has():
-    barred = Barred(torch.ones(2, dtype=torch.bool), torch.tensor([3, 11, 40]))
-    found = module._with_own_columns(LogprobSettings(Asked(), 5, barred=barred), 10, 20).barred
+    barred = ExcludedTokens(torch.ones(2, dtype=torch.bool), torch.tensor([3, 11, 40]))
+    found = module._with_own_columns(LogprobSettings(OutputRequest(), 5, barred=barred), 10, 20).barred
     assert found is not None
     assert found.ids.tolist() == [1]
 
@@ -141,11 +147,11 @@ def test_ends_are_barred_at_the_first_positions_of_each_response():
         torch.tensor([2, 4]),
     )
     packed = pack(sequences, torch.arange(2))
-    reading = ReadSettings(torch.device("cpu"), Asked(min_new_tokens=3), (1, 9))
+    reading = ReadSettings(torch.device("cpu"), OutputRequest(min_new_tokens=3), (1, 9))
     found = packed_input(packed, reading).barred
     assert found is not None
     assert (found.at.tolist(), found.ids.tolist()) == ([True, True, True, True, True, False], [1, 9])
-    assert packed_input(packed, ReadSettings(torch.device("cpu"), Asked())).barred is None
+    assert packed_input(packed, ReadSettings(torch.device("cpu"), OutputRequest())).barred is None
 
 
 @pytest.mark.parametrize("filters", FILTERS)
@@ -161,7 +167,7 @@ def test_what_is_not_asked_changes_nothing_else(filters):
 
 def test_a_model_is_at_no_distance_from_itself():
     hidden, weight, _, _, targets = inputs(torch.float32)
-    settings = LogprobSettings(Asked(full_kl=True), 5)
+    settings = LogprobSettings(OutputRequest(full_kl=True), 5)
     found = token_logprobs(hidden, weight.requires_grad_(), targets, settings, None, FrozenOutputs(hidden, weight))
     assert found.full_kl is not None
     assert found.full_kl.abs().max() < 1e-6
@@ -173,7 +179,7 @@ def test_a_filter_costs_at_least_the_share_of_the_reference_that_it_leaves():
     """KL(p || q) >= -log q(kept) (the data processing inequality), here with p filtered from q itself: equality."""
     hidden, weight, _, _, _ = inputs(torch.float32)
     likeliest = (hidden @ weight.T).argmax(-1)
-    asked = Asked(top_k=5, full_kl=True)
+    asked = OutputRequest(top_k=5, full_kl=True)
     found = token_logprobs(hidden, weight, likeliest, LogprobSettings(asked, 5), None, FrozenOutputs(hidden, weight))
     q = (hidden @ weight.T).double().softmax(-1)
     torch.testing.assert_close(found.full_kl.double(), -q.topk(5, -1).values.sum(-1).log(), atol=2e-6, rtol=0)
@@ -185,7 +191,7 @@ def test_four_ids_by_hand():
     logits = torch.tensor([[1 / 2, 1 / 4, 1 / 8, 1 / 8]]).log()
 
     def smallest(**filters: float) -> float:
-        return math.exp(float(thresholds(logits, Asked(**filters), num_ids=4, group=None)))  # type: ignore[arg-type]
+        return math.exp(float(thresholds(logits, OutputRequest(**filters), num_ids=4, group=None)))  # type: ignore[arg-type]
 
     assert 1 / 8 < smallest(top_p=0.7) <= 1 / 4 + 1e-6
     assert 1 / 4 < smallest(top_p=0.499) <= 1 / 2 + 1e-6
@@ -201,7 +207,7 @@ def test_four_ids_by_hand():
 def test_an_id_that_was_drawn_and_is_no_longer_likely_is_kept_with_all_that_are_likelier():
     """Chances 1/2, 1/4, 1/8, 1/8 and top_k 1: the second has 1/4 of 3/4."""
     hidden, weight = torch.ones(1, 1), torch.tensor([[1 / 2], [1 / 4], [1 / 8], [1 / 8]]).log()
-    settings = LogprobSettings(Asked(top_k=1, entropy=True), 4)
+    settings = LogprobSettings(OutputRequest(top_k=1, entropy=True), 4)
     found = token_logprobs(hidden, weight, torch.tensor([1]), settings)
     torch.testing.assert_close(found.outputs.exp(), torch.tensor([1 / 3]))
     found = token_logprobs(hidden, weight, torch.tensor([0]), settings)

@@ -9,9 +9,9 @@ from layout_lab import GRADIENT_GAP, STEP, gap, settings, trainer
 from torch import Tensor
 
 from ppoctl.engines.megatron.trainer import MegatronActor
-from ppoctl.ports import Asked
+from ppoctl.ports import OutputRequest
 from ppoctl.recipe.schema import ParallelTable
-from ppoctl.stages.objective import Outputs, Term, Terms
+from ppoctl.stages.objective import LossInputs, Term, Terms
 
 pytestmark = pytest.mark.engines
 
@@ -24,7 +24,7 @@ LAYOUTS = {
     "CP2 TP2": ParallelTable(context=2, tensor=2, sequence=True),
     "DP2": ParallelTable(data=2),
 }
-WHOLE = Asked(temperature=0.8, entropy=True, full_kl=True)
+WHOLE = OutputRequest(temperature=0.8, entropy=True, full_kl=True)
 FILTERED = replace(WHOLE, top_p=0.9, top_k=40, min_p=0.002, min_new_tokens=3, stop_token_ids=(7, 90))
 
 
@@ -35,7 +35,7 @@ class Everything:
     weights: Tensor
     needs_entropy: bool = True
 
-    def __call__(self, outputs: Outputs, mask: Tensor) -> Tensor:
+    def __call__(self, outputs: LossInputs, mask: Tensor) -> Tensor:
         assert outputs.entropy is not None
         assert outputs.full_kl is not None
         losses = outputs.full_kl - 0.2 * outputs.entropy - outputs.values * self.weights[outputs.rows]
@@ -48,7 +48,7 @@ def opened(pool, folder, parallel: ParallelTable) -> MegatronActor:
     return actor
 
 
-def told(pool, actor: MegatronActor, asked: Asked):
+def told(pool, actor: MegatronActor, asked: OutputRequest):
     """What an actor says, without gradient and then before an update, and the gradient of all of it."""
     rollouts = lab.make_rollouts()
     said = actor.logprobs(rollouts, asked)

@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ppoctl.engines.megatron import optimizer
-from ppoctl.engines.megatron.locked_memory import LockedMemory, Staging
-from ppoctl.engines.megatron.offload import HostMemory, side_by_side
+from ppoctl.engines.megatron.locked_memory import PinnedMemory, PinnedStaging
+from ppoctl.engines.megatron.offload import HostOffload, side_by_side
 from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronTrainer
 from ppoctl.errors import OutOfMemoryError
-from ppoctl.ports import Asked
+from ppoctl.ports import OutputRequest
 from ppoctl.recipe.schema import ParallelTable
 from tolerance import EXACT
 
@@ -31,7 +31,7 @@ DTYPES = ["float32", "bfloat16"]
 
 
 def test_views_find_their_numbers_again():
-    memory, buffer = HostMemory(), torch.arange(6.0)
+    memory, buffer = HostOffload(), torch.arange(6.0)
     view, whole = buffer[2:4], torch.nn.Parameter(torch.ones(3))
     memory.take("weights", [view, buffer, whole])
     assert [t.untyped_storage().nbytes() for t in (buffer, view, whole)] == [0, 0, 0]
@@ -45,7 +45,7 @@ def test_views_find_their_numbers_again():
 
 
 def test_what_shares_storage_comes_back_with_the_part_that_took_it():
-    memory, weight = HostMemory(), torch.ones(3)
+    memory, weight = HostOffload(), torch.ones(3)
     memory.take("weights", [weight])
     memory.take("training", [weight.view(3)])
     memory.bring_back("training")
@@ -55,14 +55,14 @@ def test_what_shares_storage_comes_back_with_the_part_that_took_it():
 
 
 def test_what_is_not_kept_comes_back_as_zeros():
-    memory, gradients = HostMemory(), torch.ones(3)
+    memory, gradients = HostOffload(), torch.ones(3)
     memory.take("training", [gradients], keep=False)
     memory.bring_back("training")
     assert gradients.tolist() == [0, 0, 0]
 
 
 def test_host_memory_is_taken_once_and_written_again_at_each_leave():
-    memory, weights = HostMemory(), [torch.arange(300.0), torch.ones(5)]
+    memory, weights = HostOffload(), [torch.arange(300.0), torch.ones(5)]
     for number in range(3):
         memory.take("weights", weights)
         assert memory.bytes == 1280 + 256, "300 and 5 float32, each from a multiple of 256 bytes on"
@@ -72,7 +72,7 @@ def test_host_memory_is_taken_once_and_written_again_at_each_leave():
 
 
 def test_a_part_that_has_grown_gets_larger_host_memory():
-    memory, first, later = HostMemory(), torch.full((64,), 3.0), torch.full((640,), 5.0)
+    memory, first, later = HostOffload(), torch.full((64,), 3.0), torch.full((640,), 5.0)
     memory.take("training", [first])
     memory.take("training", [first, later])  # made while the others were away
     memory.bring_back("training")
@@ -91,7 +91,7 @@ def test_a_7b_model_takes_the_host_memory_that_it_has_bytes():
     sizes = [2 * numbers for numbers in [vocabulary * hidden, *layer * 28, hidden, vocabulary * hidden]]
     needed = sum(sizes)
     assert needed / 2**30 == pytest.approx(3.55, abs=0.01)
-    asked = LockedMemory(side_by_side(sizes)[-1], torch.device("cpu")).bytes.nbytes
+    asked = PinnedMemory(side_by_side(sizes)[-1], torch.device("cpu")).bytes.nbytes
     assert needed <= asked <= 1.02 * needed
     assert sum(1 << (size - 1).bit_length() for size in sizes) > 1.1 * needed
 
@@ -115,7 +115,7 @@ class Cudart:
 def test_memory_for_a_gpu_is_locked_exactly_as_long_as_it_lives(monkeypatch):
     cuda = Cudart()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
-    memory = LockedMemory(5000, torch.device("cuda"))
+    memory = PinnedMemory(5000, torch.device("cuda"))
     assert cuda.locked == {memory.bytes.data_ptr(): 5000}
     del memory
     assert cuda.locked == {}
@@ -124,13 +124,13 @@ def test_memory_for_a_gpu_is_locked_exactly_as_long_as_it_lives(monkeypatch):
 def test_memory_that_cannot_be_locked_is_an_error_with_its_size(monkeypatch):
     monkeypatch.setattr(torch.cuda, "cudart", lambda: Cudart(code=2))
     with pytest.raises(OutOfMemoryError, match="no 5000 bytes for what leaves a GPU: CUDA error 2"):
-        LockedMemory(5000, torch.device("cuda"))
+        PinnedMemory(5000, torch.device("cuda"))
 
 
 @pytest.mark.parametrize("count", [1, 24, 25, 77])
 def test_what_goes_through_two_small_pieces_arrives_whole(count):
     tensor = torch.arange(2 * count, dtype=torch.bfloat16)[::2]
-    copy = Staging(torch.device("cpu"), size=48).copied(tensor)
+    copy = PinnedStaging(torch.device("cpu"), size=48).copied(tensor)
     assert torch.equal(copy, tensor)
     tensor += 1
     assert not torch.equal(copy, tensor), "a copy"
@@ -156,7 +156,7 @@ def lived(pool: RankPool, actor: MegatronTrainer, folder: Path, rest: Callable[[
         rest()
         found[f"{number} old"], found[f"{number} entropy"] = lab.scores(actor, rollouts, 0.8)
         rest()
-        found[f"{number} reference"] = actor.reference_logprobs(rollouts, Asked(temperature=0.8))
+        found[f"{number} reference"] = actor.reference_logprobs(rollouts, OutputRequest(temperature=0.8))
         rest()
         (result,) = actor.update(rollouts, [lab.minibatch(rollouts)], objective)
         found[f"{number} norm"] = torch.tensor(result.grad_norm)
@@ -208,7 +208,7 @@ def test_only_what_is_needed_comes_back(model):
     actor.update(rollouts, [lab.minibatch(rollouts)], lab.policy_objective(rollouts))
     assert bytes_here(rank) == everything
     rank.leave()
-    actor.reference_logprobs(rollouts, Asked())
+    actor.reference_logprobs(rollouts, OutputRequest())
     assert bytes_here(rank) == weights  # the reference's
     rank.leave()
     assert bytes_here(rank) == 0

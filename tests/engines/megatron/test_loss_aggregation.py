@@ -9,7 +9,7 @@ import torch
 from layout_lab import GRADIENT_GAP, STEP, cut_otherwise, gap, settings, trainer
 
 from ppoctl.engines.megatron.trainer import MegatronActor
-from ppoctl.ports import Asked, Minibatch
+from ppoctl.ports import Minibatch, OutputRequest
 from ppoctl.ppo.aggregation import AggregationKind, aggregation
 from ppoctl.ppo.policy_loss import Cispo, Gspo, PolicyClip, Reinforce
 from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable
@@ -26,7 +26,7 @@ LAYOUTS = {
 ROWS = torch.tensor([3, 0, 4, 1])
 CUTS = [BySequences(microbatch_seqs=4 // count) for count in (1, 2, 4)] + [ByTokens(max_tokens_per_microbatch=20)]
 """One, two and four microbatches, and a cap of tokens."""
-ASKED = Asked(temperature=0.8)
+ASKED = OutputRequest(temperature=0.8)
 KINDS = {
     "token_mean": PolicyClip(low=0.2, high=0.3, dual=3.0),
     "sequence_mean_token_mean": Gspo(low=0.2, high=0.3, gradient="sequence"),

@@ -24,7 +24,7 @@ from ppoctl.convert.tensors import weight_names
 from ppoctl.engines.megatron.rank import TrainerSettings
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.errors import NonFiniteError, StorageError
-from ppoctl.ports import Asked
+from ppoctl.ports import OutputRequest
 from ppoctl.recipe.schema import BySequences, ParallelTable
 
 LAYOUTS = {
@@ -291,7 +291,7 @@ def test_interleaved_stages_keep_their_order_and_their_microbatches(pool, model,
     for layout in (ParallelTable(), parallel):
         trained = trainer(pool, replace(settings(folder, "actor", layout), batching=batching))
         trained.start()
-        said = trained.forward("forward", rollouts, Asked(temperature=0.8))
+        said = trained.forward("forward", rollouts, OutputRequest(temperature=0.8))
         [result] = trained.update(rollouts, minibatches, objective)
         found.append((pool.gradients(), said.outputs, result.said.outputs))
     (expected, *outputs), (gradient, *others) = found
@@ -328,7 +328,10 @@ def test_logprobs_match_transformers(pool, model, layout):
     actor.start()
     rollouts = lab.make_rollouts()
     expected, entropy = lab.expected_logprobs(lab.hugging_face_model("qwen2-deep"), rollouts, 0.8)
-    for found in (lab.scores(actor, rollouts, 0.8)[0], actor.reference_logprobs(rollouts, Asked(temperature=0.8))):
+    for found in (
+        lab.scores(actor, rollouts, 0.8)[0],
+        actor.reference_logprobs(rollouts, OutputRequest(temperature=0.8)),
+    ):
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
     torch.testing.assert_close(lab.scores(actor, rollouts, 0.8)[1], entropy, atol=1e-4, rtol=0)
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from ppoctl.engines.megatron.modules import ValueHead
 from ppoctl.engines.megatron.trainer import MegatronActor
-from ppoctl.ports import Asked
+from ppoctl.ports import OutputRequest
 from ppoctl.recipe.schema import BySequences, ByTokens
 from tolerance import EXACT, FLOAT32
 
@@ -38,15 +38,15 @@ def test_what_ends_a_response_is_left_out_at_its_first_positions(model, tmp_path
     """The model's own ends and one more; not one that was drawn all the same. At the first position, where nothing
     that was drawn stands before it, their chances are missing in the sum."""
     folder = lab.with_ends(model("llama"), tmp_path / "model", (5, 33))
-    drawn, asked = lab.make_rollouts(), Asked(min_new_tokens=3, stop_token_ids=(9,))
+    drawn, asked = lab.make_rollouts(), OutputRequest(min_new_tokens=3, stop_token_ids=(9,))
     tokens = drawn.tokens.clone()
     tokens[1, 0] = 9
     rollouts, actor = replace(drawn, tokens=tokens), lab.actor(folder)
-    plain, said = actor.logprobs(rollouts, Asked()).outputs, actor.logprobs(rollouts, asked).outputs
+    plain, said = actor.logprobs(rollouts, OutputRequest()).outputs, actor.logprobs(rollouts, asked).outputs
     chances = {}
     for end in (5, 33, 9):
         tokens[:, 0] = end
-        chances[end] = actor.logprobs(replace(drawn, tokens=tokens.clone()), Asked()).outputs[:, 0].exp()
+        chances[end] = actor.logprobs(replace(drawn, tokens=tokens.clone()), OutputRequest()).outputs[:, 0].exp()
     missing = sum(chances.values())
     missing[1] -= chances[9][1]
     FLOAT32.check(said[:, 0], plain[:, 0] - torch.log1p(-missing))
@@ -132,7 +132,7 @@ def test_the_reference_runs_with_the_limit_of_forwards(model):
     batching = ByTokens(max_tokens_per_microbatch=8, forward_max_tokens_per_microbatch=40)
     trainer = lab.actor(model("qwen2"), batching=batching)  # a sequence of 11 tokens fits the second only
     rollouts = lab.make_rollouts()
-    reference = trainer.reference_logprobs(rollouts, Asked(temperature=0.9))
+    reference = trainer.reference_logprobs(rollouts, OutputRequest(temperature=0.9))
     FLOAT32.check(reference, lab.scores(trainer, rollouts, 0.9)[0])
 
 
@@ -157,12 +157,12 @@ def test_the_reference_stays_at_the_model_source_while_the_actor_trains(model, t
     trainer = lab.actor(model("qwen2"))
     before, _ = lab.scores(trainer, rollouts, 0.9)
     trainer.update(rollouts, [lab.minibatch(rollouts)], lab.policy_objective(rollouts, temperature=0.9))
-    EXACT.check(trainer.reference_logprobs(rollouts, Asked(temperature=0.9)), before)
+    EXACT.check(trainer.reference_logprobs(rollouts, OutputRequest(temperature=0.9)), before)
     assert not torch.equal(lab.scores(trainer, rollouts, 0.9)[0], before)
     lab.save(trainer, tmp_path)
     resumed = lab.actor(model("qwen2"))
     resumed.load(tmp_path)
-    EXACT.check(resumed.reference_logprobs(rollouts, Asked(temperature=0.9)), before)
+    EXACT.check(resumed.reference_logprobs(rollouts, OutputRequest(temperature=0.9)), before)
 
 
 def test_a_fresh_critic_says_exactly_zero(model):

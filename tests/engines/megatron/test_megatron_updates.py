@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from ppoctl.errors import NonFiniteError, OutOfMemoryError, RecipeError
-from ppoctl.ports import Asked, OptimizerStep
+from ppoctl.ports import OptimizerStep, OutputRequest
 from ppoctl.ppo.aggregation import SequenceMean
 from ppoctl.recipe.schema import BySequences, ByTokens
-from ppoctl.stages.objective import Outputs, Term, Terms
+from ppoctl.stages.objective import LossInputs, Term, Terms
 from tolerance import EXACT, FLOAT32
 
 CUTS = [
@@ -102,7 +102,7 @@ def test_whatever_a_term_divides_by_the_cut_into_microbatches_changes_nothing(mo
     whole = lab.actor(model("qwen2"), batching=BySequences(microbatch_seqs=9))
     [expected] = whole.update(rollouts, [batch], objective)
     counted, of_chosen = rollouts.mask[rows], chosen[rows]
-    by_token = losses(Outputs(rows, expected.said.outputs, None), counted)
+    by_token = losses(LossInputs(rows, expected.said.outputs, None), counted)
     by_sequence = torch.stack([by_token[row][counted[row]].mean() for row in range(4)])
     FLOAT32.check(expected.loss, 0.7 * by_sequence.mean() - 0.2 * by_token[of_chosen].mean())
     for cut in CUTS:
@@ -268,7 +268,7 @@ def test_a_sequence_beyond_the_token_cap_is_an_error_that_names_the_key(model):
 
 def test_running_out_of_device_memory_names_the_key_to_lower(model):
     class Hungry:
-        asks = Asked()
+        asks = OutputRequest()
 
         def totals(self, rows):
             return (len(rows),)

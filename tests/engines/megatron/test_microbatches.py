@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from ppoctl.batch.grid import input_lengths
-from ppoctl.engines.megatron.microbatches import Microbatch, MicrobatchPlan, Share, cut_rows, merge
+from ppoctl.engines.megatron.microbatches import Microbatch, MicrobatchPlan, RankOutputs, cut_rows, merge
 from ppoctl.engines.megatron.packed_input import ReadSettings
 from ppoctl.model.cost import TokenCost
-from ppoctl.ports import Said
+from ppoctl.ports import TokenOutputs
 from ppoctl.recipe.schema import BySequences, ByTokens
 
 ROWS = torch.tensor([4, 0, 3, 1, 2])
@@ -88,12 +88,14 @@ def test_sequence_parallelism_gets_a_multiple_of_its_ranks():
 
 def test_shares_come_back_in_the_order_of_the_minibatch():
     shares = [
-        Share(torch.tensor([2, 0]), Said(torch.tensor([[2.0], [0.0]]))),
-        Share(torch.tensor([1]), Said(torch.tensor([[1.0]]))),
+        RankOutputs(torch.tensor([2, 0]), TokenOutputs(torch.tensor([[2.0], [0.0]]))),
+        RankOutputs(torch.tensor([1]), TokenOutputs(torch.tensor([[1.0]]))),
     ]
     merged = merge(shares)
     assert merged.outputs.tolist() == [[0.0], [1.0], [2.0]]
     assert merged.entropy is None
-    with_entropy = merge([Share(share.places, Said(share.said.outputs, -share.said.outputs)) for share in shares])
+    with_entropy = merge(
+        [RankOutputs(share.places, TokenOutputs(share.said.outputs, -share.said.outputs)) for share in shares]
+    )
     assert with_entropy.entropy is not None
     assert with_entropy.entropy.tolist() == [[-0.0], [-1.0], [-2.0]]

@@ -9,7 +9,7 @@ from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from ppoctl.engines.megatron import process_group
-from ppoctl.engines.megatron.process_group import Patience, Place, ensure_process_group, join
+from ppoctl.engines.megatron.process_group import GroupTimeouts, RankInfo, ensure_process_group, join
 from ppoctl.engines.megatron.rank import TrainerSettings
 from ppoctl.engines.megatron.ranks import OpenRank
 from ppoctl.errors import EnvironmentProblemError
@@ -46,7 +46,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("address", "interface"), [(HERE, "lo"), ("localhost:7", "lo"), (ELSEWHERE, None)])
 def test_ranks_that_met_on_one_machine_stay_on_its_loopback_and_others_take_the_network(asked, address, interface):
-    join(Place(rank=1, world_size=2, address=address), Patience(meet_s=1.0, collective_s=1.0))
+    join(RankInfo(rank=1, world_size=2, address=address), GroupTimeouts(meet_s=1.0, collective_s=1.0))
     ensure_process_group(ParallelTable(data=2))
     assert (asked["world"], asked["groups"]) == (interface, interface)
     assert "GLOO_SOCKET_IFNAME" not in os.environ
@@ -66,7 +66,7 @@ def test_a_process_alone_is_on_its_loopback_and_has_groups_of_gloo_for_either_ro
 
 @pytest.mark.parametrize("is_split", [True, False])
 def test_ranks_have_groups_of_gloo_where_their_optimizer_is_split(asked, is_split):
-    join(Place(rank=1, world_size=2, address=ELSEWHERE), Patience(meet_s=1.0, collective_s=1.0))
+    join(RankInfo(rank=1, world_size=2, address=ELSEWHERE), GroupTimeouts(meet_s=1.0, collective_s=1.0))
     ensure_process_group(ParallelTable(data=2, distributed_optimizer=is_split))
     assert asked["gloo"] == is_split
 

@@ -19,7 +19,7 @@ from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.trainer import MegatronTrainer
 from ppoctl.model.cost import token_cost
-from ppoctl.ports import Asked
+from ppoctl.ports import OutputRequest
 from ppoctl.recipe.schema import BySequences, Recompute
 
 TOKENS = 38
@@ -96,8 +96,8 @@ def test_what_is_kept_shrinks_with_what_is_recomputed(model):
 def test_forwards_without_gradient_are_the_same(model):
     rollouts = lab.make_rollouts()
     keeping = lab.actor(model("qwen2"))
-    found = recomputing(keeping, "full").forward("forward", rollouts, Asked())
-    assert torch.equal(found.outputs, keeping.forward("forward", rollouts, Asked()).outputs)
+    found = recomputing(keeping, "full").forward("forward", rollouts, OutputRequest())
+    assert torch.equal(found.outputs, keeping.forward("forward", rollouts, OutputRequest()).outputs)
 
 
 def test_each_role_recomputes_what_its_table_says():

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ppoctl.engines.megatron import logprobs as module
 from ppoctl.engines.megatron.logprobs import LogprobSettings, token_logprobs
-from ppoctl.ports import Asked
+from ppoctl.ports import OutputRequest
 from tolerance import BFLOAT16, FLOAT32
 
 NUM, HIDDEN, VOCABULARY = 23, 8, 57
@@ -24,10 +24,12 @@ def inputs(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tens
 def test_two_ids_by_hand():
     """Logits 0 and ln 3 make probabilities 1/4 and 3/4; at temperature 2, 1 and sqrt 3 over their sum."""
     hidden, weight = torch.ones(1, 1), torch.tensor([[1.0], [3.0]]).log()
-    found, entropy, _ = token_logprobs(hidden, weight, torch.tensor([1]), LogprobSettings(Asked(entropy=True), 4))
+    found, entropy, _ = token_logprobs(
+        hidden, weight, torch.tensor([1]), LogprobSettings(OutputRequest(entropy=True), 4)
+    )
     FLOAT32.check(found.exp(), torch.tensor([0.75]))
     FLOAT32.check(entropy, torch.tensor([-0.75, -0.25]) @ torch.tensor([[0.75], [0.25]]).log())
-    found, *_ = token_logprobs(hidden, weight, torch.tensor([1]), LogprobSettings(Asked(temperature=2.0), 4))
+    found, *_ = token_logprobs(hidden, weight, torch.tensor([1]), LogprobSettings(OutputRequest(temperature=2.0), 4))
     FLOAT32.check(found.exp(), torch.tensor([3**0.5 / (1 + 3**0.5)]))
 
 
@@ -48,7 +50,7 @@ def test_values_and_gradients_are_those_of_the_plain_formula(
     picked = log_p.gather(1, targets[:, None])[:, 0]
     entropy = -(log_p.exp() * log_p).sum(-1) * with_entropy
     expected = torch.autograd.grad(along @ picked + along_entropy @ entropy, (hidden, weight))
-    settings = LogprobSettings(Asked(temperature, entropy=with_entropy), chunk_tokens, softcap)
+    settings = LogprobSettings(OutputRequest(temperature, entropy=with_entropy), chunk_tokens, softcap)
     found, found_entropy, _ = token_logprobs(hidden, weight, targets, settings)
     FLOAT32.check(found, picked)
     assert (found_entropy is not None) == with_entropy
@@ -64,7 +66,7 @@ def test_values_and_gradients_are_those_of_the_plain_formula(
 def test_a_weight_with_a_gradient_buffer_accumulates_there_in_float32(monkeypatch, dtype):
     monkeypatch.setattr(module, "_BAND_ELEMENTS", 10 * HIDDEN)
     hidden, weight, targets = inputs(dtype)
-    settings = LogprobSettings(Asked(), 5)
+    settings = LogprobSettings(OutputRequest(), 5)
     [expected] = torch.autograd.grad(token_logprobs(hidden, weight, targets, settings)[0].sum(), weight)
     weight.main_grad = torch.ones(VOCABULARY, HIDDEN)
     token_logprobs(hidden, weight, targets, settings)[0].sum().backward()
@@ -102,7 +104,7 @@ def test_memory_is_that_of_one_chunk_forward_and_backward(monkeypatch):
     weight.main_grad = torch.zeros(512, 4)
     chunk_bytes = 64 * 512 * 4
     with LargestTensor(at_least=4 * 512) as seen:
-        settings = LogprobSettings(Asked(entropy=True), 64)
+        settings = LogprobSettings(OutputRequest(entropy=True), 64)
         logprobs, entropy, _ = token_logprobs(hidden, weight, torch.zeros(2000, dtype=torch.int64), settings)
         (logprobs.sum() + entropy.sum()).backward()
     assert seen.largest == chunk_bytes

@@ -10,7 +10,7 @@ import pytest
 from ppoctl.batch.records import State
 from ppoctl.engines.megatron.factory import trainer_settings
 from ppoctl.engines.megatron.trainer import MegatronActor, trainer_side
-from ppoctl.engines.vllm.engine import Draw
+from ppoctl.engines.vllm.engine import GenerationRequest
 from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.ports import SamplingParams
@@ -92,7 +92,7 @@ def test_two_engines_get_weights_and_one_is_killed_over_it_and_one_while_it_draw
 
     monkeypatch.setattr(fleet._sync, "trainer_at", not_asked)
     fleet.open(SamplingParams(temperature=1.0, max_new_tokens=64))
-    fleet.submit([Draw(f"d{number}", (5, 6, 7), number) for number in range(8)])
+    fleet.submit([GenerationRequest(f"d{number}", (5, 6, 7), number) for number in range(8)])
     kill(0)
     drawn = [one for ended in iter(fleet.finished, []) for one in ended]
     assert {one.finished.id for one in drawn} == {f"d{number}" for number in range(8)}

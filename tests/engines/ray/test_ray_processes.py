@@ -23,17 +23,17 @@ from ray.exceptions import ActorDiedError, OutOfMemoryError, RaySystemError
 
 import ray_forks
 from ppoctl.batch.sequences import one_sequence
-from ppoctl.doing import DOING, counted
+from ppoctl.doing import ACTIVITIES, track_items
 from ppoctl.engines.megatron import process_group
 from ppoctl.engines.ray import processes as processes_module
 from ppoctl.engines.ray.cluster import RayCluster
 from ppoctl.engines.ray.placement import DevicePlacement
-from ppoctl.engines.ray.processes import Deadline, GroupSettings, Pending, RayProcesses, first_done
+from ppoctl.engines.ray.processes import Deadline, GroupSettings, PendingCall, RayProcesses, first_done
 from ppoctl.errors import EnvironmentProblemError, HangError, NonFiniteError, ProcessLostError
 from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
 from ppoctl.weights.bucket import Bucket, bucket_of, flatten
 from ppoctl.weights.checksum import TensorChecksum, checksum_of
-from ppoctl.weights.sharing import Shared, Staging
+from ppoctl.weights.sharing import Shared, SharedBuffers
 
 
 def worker() -> Callable[[int, int, str], Any]:  # noqa: C901 - a class of small methods
@@ -83,7 +83,7 @@ def worker() -> Callable[[int, int, str], Any]:  # noqa: C901 - a class of small
             return self.rank
 
         def count(self, go_on: Path) -> None:
-            for number, _ in counted("abc", "minibatch"):
+            for number, _ in track_items("abc", "minibatch"):
                 while number == 1 and not go_on.exists():
                     time.sleep(0.01)
 
@@ -92,7 +92,7 @@ def worker() -> Callable[[int, int, str], Any]:  # noqa: C901 - a class of small
             return replace(made, contents=(flatten(made.tensors()),))
 
         def shared_weights(self) -> Bucket:
-            self.staging = Staging(torch.device("cpu"))
+            self.staging = SharedBuffers(torch.device("cpu"))
             return bucket_of(tensors := [("a", torch.full((2**19,), float(self.rank)))], self.staging.put(tensors))
 
         def held(self, bucket: Bucket) -> dict[str, TensorChecksum]:
@@ -110,8 +110,8 @@ def worker() -> Callable[[int, int, str], Any]:  # noqa: C901 - a class of small
             raise RuntimeError("connection closed by peer")
 
         def meet(self) -> None:
-            patience = process_group.Patience(meet_s=60.0, collective_s=60.0)
-            process_group.join(process_group.Place(self.rank, self.size, self.address), patience)
+            patience = process_group.GroupTimeouts(meet_s=60.0, collective_s=60.0)
+            process_group.join(process_group.RankInfo(self.rank, self.size, self.address), patience)
 
         def reduce_without(self, rank: int, fate: str) -> None:
             """All ranks but one wait in a collective for the one, which hangs or dies there."""
@@ -306,11 +306,11 @@ def test_ranks_that_do_not_meet_say_so():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-    patience = process_group.Patience(meet_s=1.0, collective_s=60.0)
+    patience = process_group.GroupTimeouts(meet_s=1.0, collective_s=60.0)
     with pytest.raises(
         EnvironmentProblemError, match=rf"the 2 processes of a role have not met at {address} within 1 s"
     ):
-        process_group.join(process_group.Place(0, 2, address), patience)
+        process_group.join(process_group.RankInfo(0, 2, address), patience)
 
 
 def test_a_running_ray_that_is_too_small_is_explained(cluster, processes):
@@ -421,7 +421,7 @@ def test_whatever_ray_says_of_a_process_ends_the_question(group, monkeypatch, er
     killed = []
     alive = SimpleNamespace(require_alive=lambda: None, name_of=lambda role, rank: None)
     asked = SimpleNamespace(group=group, cluster=alive, kill=lambda: killed.append(1))
-    pending = Pending(asked, "update", {}, {"reference": 1})
+    pending = PendingCall(asked, "update", {}, {"reference": 1})
     pending.take(["reference"])
     with pytest.raises(expected, match=says):
         pending.answers()
@@ -451,7 +451,7 @@ def test_that_a_group_starts_and_what_its_first_process_counts_is_what_the_drive
     def look() -> None:
         until = time.monotonic() + 30
         while "minibatch 2/3" not in seen and time.monotonic() < until:
-            seen.append(str(DOING.now()))
+            seen.append(str(ACTIVITIES.now()))
             time.sleep(0.01)
         (tmp_path / "go on").touch()
 
@@ -461,7 +461,7 @@ def test_that_a_group_starts_and_what_its_first_process_counts_is_what_the_drive
     looking.join()
     assert seen[-1] == "minibatch 2/3"
     assert "starting the actor" in seen
-    assert DOING.now() is None
+    assert ACTIVITIES.now() is None
 
 
 def assert_gone(pids: list[int]) -> None:

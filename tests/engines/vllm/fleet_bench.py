@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ppoctl.batch.records import State
-from ppoctl.engines.turns import Turns
-from ppoctl.engines.vllm.engine import Draw, Finished
-from ppoctl.engines.vllm.fleet import Drawn, Fleet
+from ppoctl.engines.turns import DeviceSharing
+from ppoctl.engines.vllm.engine import GenerationOutput, GenerationRequest
+from ppoctl.engines.vllm.fleet import CompletedRequest, Fleet
 from ppoctl.errors import PpoctlError, ProcessLostError
 from ppoctl.ports import SamplingParams
 from ppoctl.weights.bucket import Bucket, NamedTensors, bucket_of, flatten
@@ -55,7 +55,7 @@ class CountingHost:
     """Raised when it is handed weights."""
     log: list[str] = field(default_factory=list)
     in_place: bool = True
-    open: list[Draw] = field(default_factory=list)
+    open: list[GenerationRequest] = field(default_factory=list)
     drew: list[str] = field(default_factory=list)
     calls: int = 0
     most_open: int = 0
@@ -80,7 +80,9 @@ class CountingHost:
         self.log.append("close")
         self.open, self.held = [], {}
 
-    def _advance(self, draws: Sequence[Draw], params: SamplingParams) -> list[Finished] | Exception:
+    def _advance(
+        self, draws: Sequence[GenerationRequest], params: SamplingParams
+    ) -> list[GenerationOutput] | Exception:
         assert params == PARAMS
         self.calls += 1
         self.open += draws
@@ -91,7 +93,7 @@ class CountingHost:
             return ProcessLostError("an engine died")
         ended, self.open = self.open[: self.speed], self.open[self.speed :]
         self.drew += [draw.id for draw in ended]
-        return [Finished(draw.id, (draw.seed,), (float(self.held["a"][0]),), "stop", ()) for draw in ended]
+        return [GenerationOutput(draw.id, (draw.seed,), (float(self.held["a"][0]),), "stop", ()) for draw in ended]
 
     def _abort(self) -> None:
         self.open = []
@@ -138,7 +140,7 @@ def tensor_at(state: State) -> Tensor:
 class OneTensorTrainer:
     """Plays the trainer; one that has moved on must not be asked."""
 
-    turns: Turns
+    turns: DeviceSharing
     left: list[str]
     """Told when it leaves the device."""
     keeps: bool = True
@@ -187,26 +189,28 @@ class FleetBench:
 def bench_of(
     *engines: CountingHost,
     seqs_together: int = 8,
-    turns: Turns | None = None,
+    turns: DeviceSharing | None = None,
     exports: Callable[[], Path] | None = None,
 ) -> FleetBench:
     said: list[str] = []
-    turns = turns or Turns()
+    turns = turns or DeviceSharing()
     trainer = OneTensorTrainer(turns, [])
     side = EngineSide(engines, first_done=list, turns=turns, exports=exports)
     return FleetBench(Fleet(side, Sync(trainer.at, side, CANARY), seqs_together, said.append), said, trainer)
 
 
-def fleet_of(*engines: CountingHost, seqs_together: int = 8, turns: Turns | None = None) -> tuple[Fleet, list[str]]:
+def fleet_of(
+    *engines: CountingHost, seqs_together: int = 8, turns: DeviceSharing | None = None
+) -> tuple[Fleet, list[str]]:
     bench = bench_of(*engines, seqs_together=seqs_together, turns=turns)
     return bench.fleet, bench.said
 
 
-def draws(count: int) -> list[Draw]:
-    return [Draw(f"d{number}", (1, 2), number) for number in range(count)]
+def draws(count: int) -> list[GenerationRequest]:
+    return [GenerationRequest(f"d{number}", (1, 2), number) for number in range(count)]
 
 
-def drawn_of(fleet: Fleet, count: int) -> list[Drawn]:
+def drawn_of(fleet: Fleet, count: int) -> list[CompletedRequest]:
     fleet.open(PARAMS)
     try:
         fleet.submit(draws(count))

@@ -8,7 +8,7 @@ import pytest
 from fleet_bench import EVERYONE, NEXT, PARAMS, STATE, CountingHost, bench_of, drawn_of, draws, fleet_of, run
 
 from ppoctl.batch.records import State
-from ppoctl.engines.turns import Turns
+from ppoctl.engines.turns import DeviceSharing
 from ppoctl.errors import HangError, ProcessLostError, SenderLostError, WeightSyncError
 from ppoctl.weights.bucket import Bucket, bucket_of
 from ppoctl.weights.calls import EngineHandle
@@ -55,7 +55,7 @@ def test_draws_that_two_engines_died_over_stop_the_run():
 def test_the_trainer_reaches_its_state_before_the_engines_have_the_device(monkeypatch, state: State):
     """A trainer that is built, loaded or updated takes memory that the engines would have: they start, or wake, when
     it has left."""
-    turns, engine = Turns(EVERYONE), CountingHost(speed=1)
+    turns, engine = DeviceSharing(EVERYONE), CountingHost(speed=1)
     bench = bench_of(engine, turns=turns)
     if state is NEXT:
         run(bench.fleet, 4)
@@ -137,7 +137,7 @@ def test_a_sender_that_dies_is_not_taken_for_an_engine(monkeypatch, buckets: int
 
 
 def test_an_engine_starts_anew_on_an_export_that_it_sees_when_the_trainer_has_left(monkeypatch, tmp_path):
-    turns, engine = Turns(EVERYONE), CountingHost(speed=1, in_place=False)
+    turns, engine = DeviceSharing(EVERYONE), CountingHost(speed=1, in_place=False)
     bench = bench_of(engine, turns=turns, exports=lambda: tmp_path)
     fleet, inner = bench.fleet, bench.trainer.export
 
@@ -153,7 +153,7 @@ def test_an_engine_starts_anew_on_an_export_that_it_sees_when_the_trainer_has_le
 
 
 def test_an_engine_that_died_starts_anew_when_the_trainer_has_left(monkeypatch):
-    turns, dying = Turns(EVERYONE), CountingHost(speed=1, dies_at=["end_weights"])
+    turns, dying = DeviceSharing(EVERYONE), CountingHost(speed=1, dies_at=["end_weights"])
     bench = bench_of(dying, turns=turns)
     inner = bench.trainer.weights
 
@@ -168,7 +168,7 @@ def test_an_engine_that_died_starts_anew_when_the_trainer_has_left(monkeypatch):
 
 
 def test_engines_sleep_when_another_role_has_its_turn_and_not_while_it_sends_weights():
-    turns, critic = Turns(EVERYONE), list[int]()
+    turns, critic = DeviceSharing(EVERYONE), list[int]()
     engines = [CountingHost(speed=1), CountingHost(speed=1)]
     bench = bench_of(*engines, turns=turns)
     fleet, actor = bench.fleet, bench.trainer.left
@@ -192,7 +192,7 @@ def test_engines_sleep_when_another_role_has_its_turn_and_not_while_it_sends_wei
 
 
 def test_engines_that_leave_alone_sleep_before_a_trainer_works_that_stays():
-    turns, engine = Turns(["generator"]), CountingHost(speed=1)
+    turns, engine = DeviceSharing(["generator"]), CountingHost(speed=1)
     bench = bench_of(engine, turns=turns)
     turns.take("critic", lambda: engine.log.append("the critic leaves"))
     run(bench.fleet, 4)
@@ -205,7 +205,7 @@ def test_engines_that_leave_alone_sleep_before_a_trainer_works_that_stays():
 
 
 def test_engines_at_work_do_not_sleep_while_another_is_restored():
-    turns = Turns(EVERYONE)
+    turns = DeviceSharing(EVERYONE)
     dying, other = CountingHost(speed=1, dies_in=[2]), CountingHost(speed=1)
     fleet, _ = fleet_of(dying, other, turns=turns)
     run(fleet, 8)
@@ -214,7 +214,7 @@ def test_engines_at_work_do_not_sleep_while_another_is_restored():
 
 
 def test_an_engine_that_dies_when_it_is_to_sleep_is_started_again_when_it_is_needed():
-    turns = Turns(EVERYONE)
+    turns = DeviceSharing(EVERYONE)
     dying, other = CountingHost(speed=1, dies_at=["sleep"]), CountingHost(speed=1)
     fleet, said = fleet_of(dying, other, turns=turns)
     run(fleet, 4)
@@ -225,7 +225,7 @@ def test_an_engine_that_dies_when_it_is_to_sleep_is_started_again_when_it_is_nee
 
 
 def test_engines_that_slept_where_nothing_is_kept_get_their_weights_from_the_trainer():
-    turns, engine = Turns(EVERYONE), CountingHost(speed=1)
+    turns, engine = DeviceSharing(EVERYONE), CountingHost(speed=1)
     bench = bench_of(engine, turns=turns)
     bench.trainer.keeps = False
     for _ in range(2):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fleet_bench import EVERYONE, NEXT, PARAMS, STATE, CountingHost, FleetBench, bench_of, draws, run
 
-from ppoctl.engines.turns import Turns
+from ppoctl.engines.turns import DeviceSharing
 from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.errors import ProcessLostError, SenderLostError, WeightSyncError
 from ppoctl.weights.bucket import Bucket
@@ -89,7 +89,7 @@ def test_bytes_that_are_gone_with_the_process_that_kept_them_end_the_run(opened:
 
 
 def test_an_engine_that_died_asleep_is_restored_without_the_trainers_place() -> None:
-    turns, left = Turns(EVERYONE), ["born"]
+    turns, left = DeviceSharing(EVERYONE), ["born"]
     bench = bench_of(CountingHost(speed=1, dies_at=["sleep"]), CountingHost(speed=1), turns=turns)
     run(bench.fleet, 4)
     turns.take("critic", lambda: left.append("critic"))
@@ -139,7 +139,7 @@ def test_after_a_transfer_that_failed_nothing_is_restored_from_the_one_before(
 
 @WAYS
 def test_in_one_process_nothing_is_kept_and_the_trainer_sends_again(in_place: bool) -> None:
-    turns = Turns(EVERYONE)
+    turns = DeviceSharing(EVERYONE)
     bench = bench_of(CountingHost(speed=1, dies_at=["sleep"], in_place=in_place), turns=turns)
     bench.trainer.keeps = False
     run(bench.fleet, 2)

@@ -6,7 +6,7 @@ import pytest
 from vllm_bench import END, FOLDER_EOS, WINDOW, Bench, prompts
 
 from ppoctl.errors import DataError, RecipeError
-from ppoctl.ports import Asked, SamplingParams
+from ppoctl.ports import OutputRequest, SamplingParams
 
 pytestmark = pytest.mark.engines
 
@@ -74,9 +74,9 @@ def test_nothing_ends_a_response_among_its_first_tokens(tied: Bench) -> None:
             abs(a - b) > 1e-3
             for request in prompts(16)
             for a, b in zip(
-                tied.trainer.logprobs(request.prompt_tokens + samples[request.key].tokens, Asked(whole.temperature))[
-                    len(request.prompt_tokens) - 1 :
-                ],
+                tied.trainer.logprobs(
+                    request.prompt_tokens + samples[request.key].tokens, OutputRequest(whole.temperature)
+                )[len(request.prompt_tokens) - 1 :],
                 samples[request.key].logprobs,
                 strict=True,
             )

@@ -3,7 +3,7 @@
 import pytest
 from vllm_bench import Bench, prompts
 
-from ppoctl.ports import Asked, SamplingParams
+from ppoctl.ports import OutputRequest, SamplingParams
 
 pytestmark = pytest.mark.engines
 
@@ -32,7 +32,9 @@ def test_logprobs_are_those_of_what_the_filters_leave(tied: Bench, filters: dict
     assert tied.worst_gap(prompts(4), params) < 1e-3
     # Else the filters would leave everything, and the comparison would be of nothing.
     samples = tied.draw(prompts(1), params)["p0"]
-    unfiltered = tied.trainer.logprobs(prompts(1)[0].prompt_tokens + samples.tokens, Asked(params.temperature))
+    unfiltered = tied.trainer.logprobs(
+        prompts(1)[0].prompt_tokens + samples.tokens, OutputRequest(params.temperature)
+    )
     ours = unfiltered[len(prompts(1)[0].prompt_tokens) - 1 :]
     assert max(abs(a - b) for a, b in zip(ours, samples.logprobs, strict=True)) > 0.1
 

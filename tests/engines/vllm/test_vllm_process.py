@@ -11,7 +11,7 @@ import pytest
 import torch
 from vllm_bench import Bench, prompts, settings_for
 
-from ppoctl.engines.vllm.engine import Engine, _start_error, drawing_error
+from ppoctl.engines.vllm.engine import Engine, _start_error, generation_error
 from ppoctl.engines.vllm.generator import VllmGenerator
 from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError, RecipeError, WeightSyncError
 from ppoctl.ports import SamplingParams
@@ -92,14 +92,14 @@ def test_reasons_not_to_start_name_what_to_change(
 
 def test_what_fails_in_a_forward_pass_is_named_with_its_key(tmp_path: Path) -> None:
     settings = settings_for(tmp_path)
-    found = drawing_error(settings, RuntimeError("Unsupported CPU attention configuration\nmore"))
+    found = generation_error(settings, RuntimeError("Unsupported CPU attention configuration\nmore"))
     assert isinstance(found, EnvironmentProblemError)
     assert found.message == (
         f"vLLM failed while it computed with `model.path` `{tmp_path}`: RuntimeError: Unsupported CPU attention "
         "configuration"
     )
     full = torch.OutOfMemoryError("CUDA out of memory")
-    assert drawing_error(settings, full) is full
+    assert generation_error(settings, full) is full
 
 
 def test_an_error_without_words_says_where_it_is_from(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from vllm_bench import Bench, prompts
 
-from ppoctl.engines.vllm.engine import FEWEST_STEPS, Engine, Finished
+from ppoctl.engines.vllm.engine import FEWEST_STEPS, Engine, GenerationOutput
 from ppoctl.errors import PpoctlError
 from ppoctl.ports import SamplingParams
 from vllm_guest import Here
@@ -40,7 +40,7 @@ def test_the_driver_asks_again_when_enough_has_ended_or_after_many_tokens(
     asked: list[int] = []
     advance = Engine.advance
 
-    def counted(engine: Engine, *args: Any) -> list[Finished]:
+    def counted(engine: Engine, *args: Any) -> list[GenerationOutput]:
         found = advance(engine, *args)
         asked.append(len(found))
         return found

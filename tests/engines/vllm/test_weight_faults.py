@@ -15,12 +15,12 @@ from vllm_bench import WINDOW, Bench, prompts, settings_for
 
 from ppoctl.batch.records import State
 from ppoctl.engines.vllm import weights as weights_module
-from ppoctl.engines.vllm.engine import Finished
+from ppoctl.engines.vllm.engine import GenerationOutput
 from ppoctl.engines.vllm.generator import VllmGenerator
 from ppoctl.engines.vllm.weights import Arrived, HostTransfer
 from ppoctl.errors import WeightSyncError
 from ppoctl.ports import SamplingParams
-from ppoctl.weights.calls import ask
+from ppoctl.weights.calls import call_engines
 from ppoctl.weights.canary import Canary, CanaryScores
 from ppoctl.weights.sending import NamedWeights
 from ppoctl.weights.sync import EngineSide
@@ -57,9 +57,9 @@ def test_an_engine_reads_no_weights_from_the_folder_before_the_first_transfer(ti
     side = EngineSide([host], list)
     generator = VllmGenerator(settings_for(folder), tied.trainer.at, side, print)
     try:
-        assert ask([host], "takes_weights") == [True]
+        assert call_engines([host], "takes_weights") == [True]
         with pytest.raises(WeightSyncError, match="was asked for tokens before it was sent weights"):
-            ask([host], "score", (5, 6, 7), 1)
+            call_engines([host], "score", (5, 6, 7), 1)
         bench = Bench(tied.trainer, generator, side)
         assert bench.worst_gap(prompts(4), DRAW) < 1e-3
     finally:
@@ -217,7 +217,7 @@ def test_a_cache_that_decoding_reads_wrong_is_caught_although_prompts_are_scored
     worker = engine._llm.engine_core.engine_core.model_executor.driver_worker
     step, caches = engine.step, worker.model_runner.kv_caches
 
-    def forgetful() -> list[Finished]:
+    def forgetful() -> list[GenerationOutput]:
         finished = step()
         caches[0].zero_()  # of the first layer, once the prompt has been scored from it
         return finished

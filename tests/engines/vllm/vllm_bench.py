@@ -11,9 +11,9 @@ from ppoctl.batch.records import State
 from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.generator import VllmGenerator
 from ppoctl.engines.vllm.settings import VllmSettings
-from ppoctl.ports import Asked, Sample, SampleRequest, SamplingParams, Stream
+from ppoctl.ports import OutputRequest, Sample, SampleRequest, SamplingParams, Stream
 from ppoctl.recipe.schema import GeneratorTable
-from ppoctl.stages.drawing import one_turn
+from ppoctl.stages.drawing import stream_samples
 from ppoctl.weights.bucket import Bucket, bucket_of
 from ppoctl.weights.checksum import SentChecksums, checksum_of
 from ppoctl.weights.sending import NamedWeights
@@ -107,17 +107,21 @@ class HfTrainer:
     def save(self, folder: Path) -> None:
         self.model.save_pretrained(folder)
 
-    def logprobs(self, tokens: tuple[int, ...], asked: Asked | None = None, prompt_tokens: int = 1) -> list[float]:
+    def logprobs(
+        self, tokens: tuple[int, ...], asked: OutputRequest | None = None, prompt_tokens: int = 1
+    ) -> list[float]:
         """Log-probs of tokens 1.. of a sequence; under filters as the Megatron engine takes them."""
-        ids, asked = torch.tensor([tokens]), asked or Asked()
+        ids, asked = torch.tensor([tokens]), asked or OutputRequest()
         with torch.no_grad():
             if asked.is_filtered or asked.min_new_tokens:
-                from ppoctl.engines.megatron.logprobs import Barred, LogprobSettings, token_logprobs
+                from ppoctl.engines.megatron.logprobs import ExcludedTokens, LogprobSettings, token_logprobs
 
                 hidden = self.model.model(ids).last_hidden_state[0, :-1]
                 # Tokens 1.. of the prompt come before the response's.
                 early = torch.arange(len(hidden)) < prompt_tokens - 1 + asked.min_new_tokens
-                settings = LogprobSettings(asked, 8, barred=Barred(early, torch.tensor([END, *asked.stop_token_ids])))
+                settings = LogprobSettings(
+                    asked, 8, barred=ExcludedTokens(early, torch.tensor([END, *asked.stop_token_ids]))
+                )
                 return token_logprobs(hidden, self.model.lm_head.weight, ids[0, 1:], settings).outputs.tolist()
             logits = self.model(ids).logits[0, :-1].float() / asked.temperature
         return torch.log_softmax(logits, -1).gather(1, ids[0, 1:, None])[:, 0].tolist()
@@ -173,7 +177,7 @@ class Bench:
 
     def draw(self, requests: list[SampleRequest], params: SamplingParams) -> dict[str, Sample]:
         self.generator.prepare(self.trainer.state)
-        with one_turn(self.generator, requests, params) as finished:
+        with stream_samples(self.generator, requests, params) as finished:
             return {sample.key: sample for together in finished for sample in together}
 
     def open(self, requests: list[SampleRequest], params: SamplingParams) -> Stream:
@@ -190,7 +194,7 @@ class Bench:
         for request in requests:
             sample = samples[request.key]
             filters = (params.top_p, params.top_k, params.min_p, params.min_new_tokens, params.stop_token_ids)
-            asked, prompt_tokens = Asked(params.temperature or 1.0, *filters), len(request.prompt_tokens)
+            asked, prompt_tokens = OutputRequest(params.temperature or 1.0, *filters), len(request.prompt_tokens)
             whole = self.trainer.logprobs(request.prompt_tokens + sample.tokens, asked, prompt_tokens)
             theirs = whole[len(request.prompt_tokens) - 1 :]
             worst = max(worst, max(abs(a - b) for a, b in zip(theirs, sample.logprobs, strict=True)))

@@ -96,13 +96,13 @@ class ChildProcess:
             with preparing(f"starting {self.name}"):
                 self._answer(START)
 
-    def begin(self, method: str, *arguments: Any) -> "Pending":
+    def begin(self, method: str, *arguments: Any) -> "ChildReply":
         """Ask, and go on, once the object is made."""
         self.wait_until_started()
         self._asked += 1
         self._methods[self._asked] = method
         self._send((self._asked, method, arguments))
-        return Pending(self, self._asked)
+        return ChildReply(self, self._asked)
 
     def call(self, method: str, *arguments: Any) -> Any:
         """The answer of a method."""
@@ -159,7 +159,7 @@ class ChildProcess:
 
 
 @dataclass(frozen=True)
-class Pending:
+class ChildReply:
     """An answer on its way (`weights.calls.Reply`)."""
 
     child: ChildProcess
@@ -174,7 +174,7 @@ _ahead: list[ChildProcess] = []
 
 
 @contextmanager
-def started_ahead(*children: ChildProcess) -> Iterator[None]:
+def prestarted(*children: ChildProcess) -> Iterator[None]:
     """Context in which these processes start beside whatever this one does, until `taken` finds them; at its end
     those that nobody took are gone."""
     try:

@@ -30,7 +30,7 @@ from ppoctl.batch.digest import FileDigest
 from ppoctl.convert.plain import why
 from ppoctl.convert.torch_dist import read_metadata
 from ppoctl.engines.megatron.data_only import CommonDataOnly, DataOnly, causes
-from ppoctl.engines.megatron.locked_memory import Staging
+from ppoctl.engines.megatron.locked_memory import PinnedStaging
 from ppoctl.engines.megatron.optimizer import blank_padding, own_step_counts
 from ppoctl.engines.megatron.state_writer import COMMON_FILES, RankSaving, StateWriter
 from ppoctl.errors import StorageError, quoted
@@ -130,7 +130,7 @@ def _copier(trained: TrainerState, state: dict[str, Any], reshardable: str) -> C
     parts = nested_values(state["optimizer"]) if is_gathered else ()
     gathered = {_place(part.data) for part in parts if isinstance(part, ShardedTensor | ShardedTensorFactory)}
     device = next(trained.stages[0].parameters()).device
-    staging = Staging(device) if device.type == "cuda" else None
+    staging = PinnedStaging(device) if device.type == "cuda" else None
 
     def copied(tensor: Tensor) -> Tensor:
         if _place(tensor) in gathered:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppoctl.ports import Asked
+from ppoctl.ports import OutputRequest
 
 RankGroup = torch.distributed.ProcessGroup | None
 """The ranks that have the other ids; None: there are none."""
@@ -22,7 +22,9 @@ _HALVINGS = 25
 """They bring an interval of some thirty nats below float32's resolution."""
 
 
-def thresholds(x: Float[Tensor, "n v"], asked: Asked, *, num_ids: int, group: RankGroup) -> Float[Tensor, " n"]:
+def thresholds(
+    x: Float[Tensor, "n v"], asked: OutputRequest, *, num_ids: int, group: RankGroup
+) -> Float[Tensor, " n"]:
     """Smallest logit that each position keeps, from divided logits of this rank's ids (there may be none).
 
     In vLLM's order: min-p, the ids at least `min_p` times as likely as the likeliest; of those the `top_k` likeliest;

@@ -16,7 +16,7 @@ from torch import Tensor
 from ppoctl.errors import OutOfMemoryError
 
 
-class LockedMemory:
+class PinnedMemory:
     """So many bytes of host memory, locked for `device` where that is a GPU, as long as this object lives."""
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -52,7 +52,7 @@ def _too_little(size: int, why: str) -> OutOfMemoryError:
 _STAGED_BYTES = 64 * 2**20
 
 
-class Staging:
+class PinnedStaging:
     """The way of a GPU's tensors into ordinary host memory, through two locked pieces: the GPU fills one while the
     CPU empties the other."""
 
@@ -60,7 +60,7 @@ class Staging:
         """Two pieces of `size` bytes."""
         self._device = device
         self._size = size
-        self._pieces = [LockedMemory(size, device) for _ in range(2)]
+        self._pieces = [PinnedMemory(size, device) for _ in range(2)]
 
     def copied(self, tensor: Tensor) -> Tensor:
         """A copy in host memory that is nobody else's."""

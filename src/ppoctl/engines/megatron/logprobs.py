@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ppoctl.engines.megatron.filters import LEFT_OUT, lowered_to, thresholds
-from ppoctl.ports import Asked
+from ppoctl.ports import OutputRequest
 
 _BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
 """Logits taken to float32 at a time: what stays in a core's cache on CPU, what keeps a GPU busy."""
@@ -24,7 +24,7 @@ _BAND_ELEMENTS = 2**22
 """Weight-gradient numbers in the model's dtype at a time, on their way to a float32 buffer."""
 
 
-class Barred(NamedTuple):
+class ExcludedTokens(NamedTuple):
     """Ids that could not be drawn at some positions."""
 
     at: Bool[Tensor, " n"]
@@ -36,12 +36,12 @@ class Barred(NamedTuple):
 class LogprobSettings(NamedTuple):
     """How the output layer is read."""
 
-    asked: Asked
+    asked: OutputRequest
     chunk_tokens: int
     """Positions whose logits exist at one time."""
     softcap: float | None = None
     """c of c tanh(logit / c), before the temperature (Gemma 2); None: logits as they are."""
-    barred: Barred | None = None
+    barred: ExcludedTokens | None = None
     """Ids that are left out before the filters; a target never is. None: all may be drawn."""
 
 
@@ -313,7 +313,7 @@ def _reduced(found: _Statistics, shard: VocabularyShard, settings: LogprobSettin
     return reduced._replace(other_peak=peaks[1], other_z=others[0], apart=others[1])
 
 
-def _distribution(found: _Statistics, asked: Asked) -> tuple[Tensor, Tensor, Tensor]:
+def _distribution(found: _Statistics, asked: OutputRequest) -> tuple[Tensor, Tensor, Tensor]:
     """log p(target), entropy and full KL; the latter 0 where not asked."""
     log_z, zero = found.z.log(), torch.zeros_like(found.z)
     entropy = log_z - found.moment / found.z if asked.entropy else zero

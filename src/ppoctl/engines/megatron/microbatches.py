@@ -17,7 +17,7 @@ from ppoctl.batch.sequences import Sequences
 from ppoctl.engines.megatron.packed_input import PackedInput, ReadSettings, packed_input
 from ppoctl.errors import RecipeError
 from ppoctl.model.cost import TokenCost
-from ppoctl.ports import Said, stacked
+from ppoctl.ports import TokenOutputs, concatenate_outputs
 from ppoctl.recipe.schema import BySequences, ByTokens
 from ppoctl.recipe.sizes import microbatch_limit
 
@@ -40,12 +40,12 @@ class Microbatch:
 
 
 @dataclass(frozen=True)
-class Share:
+class RankOutputs:
     """What one data-parallel rank says about its rows of a minibatch, on the CPU."""
 
     places: Int[Tensor, " m"]
     """Where those rows stand in the minibatch."""
-    said: Said
+    said: TokenOutputs
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _microbatch(sequences: Sequences, rows: Tensor, places: Tensor, cut: Microba
     return Microbatch(rows[places], places, packed, packed_input(packed, cut.reading))
 
 
-def merge(shares: Sequence[Share]) -> Said:
+def merge(shares: Sequence[RankOutputs]) -> TokenOutputs:
     """What all data-parallel ranks say, rows in the minibatch's order."""
     order = torch.argsort(torch.cat([share.places for share in shares]))
-    return stacked([share.said for share in shares]).each(lambda grid: grid[order])
+    return concatenate_outputs([share.said for share in shares]).each(lambda grid: grid[order])

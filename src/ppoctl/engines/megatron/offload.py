@@ -13,11 +13,11 @@ from itertools import accumulate
 import torch
 from torch import Tensor, UntypedStorage
 
-from ppoctl.engines.megatron.locked_memory import LockedMemory
+from ppoctl.engines.megatron.locked_memory import PinnedMemory
 
 
 @dataclass
-class _Away:
+class _OffloadedStorage:
     """One storage whose memory was given back."""
 
     storage: UntypedStorage
@@ -26,13 +26,13 @@ class _Away:
     """Its content; None: zeros will do."""
 
 
-class HostMemory:
+class HostOffload:
     """What has been moved to the host, by part. Each part's host memory stays its own and is written again when it
     leaves the next time."""
 
     def __init__(self) -> None:
-        self._away: dict[str, list[_Away]] = {}
-        self._kept: dict[str, list[LockedMemory]] = {}
+        self._away: dict[str, list[_OffloadedStorage]] = {}
+        self._kept: dict[str, list[PinnedMemory]] = {}
         """Host memory by part: a piece for each time that tensors left since the part was here."""
         self._filled: Counter[str] = Counter()
 
@@ -50,7 +50,7 @@ class HostMemory:
         for storage, host in zip(storages, hosts, strict=True):
             if host is not None:
                 host.copy_(_numbers(storage))
-            self._away.setdefault(part, []).append(_Away(storage, storage.nbytes(), host))
+            self._away.setdefault(part, []).append(_OffloadedStorage(storage, storage.nbytes(), host))
             storage.resize_(0)
 
     def bring_back(self, part: str) -> None:
@@ -75,7 +75,7 @@ class HostMemory:
         if number < len(pieces) and pieces[number].bytes.nbytes < places[-1]:
             del pieces[number:]  # before the larger one is there
         if number == len(pieces):
-            pieces.append(LockedMemory(places[-1], storages[0].device))
+            pieces.append(PinnedMemory(places[-1], storages[0].device))
         memory = pieces[number].bytes
         return [memory[place : place + size] for place, size in zip(places, sizes, strict=False)]
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ppoctl.batch.grid import Packed
 from ppoctl.engines.megatron.context_parallel import ContextShare, Piece, gathered_rows, pieces_of, places_of
-from ppoctl.engines.megatron.logprobs import Barred, FrozenOutputs
-from ppoctl.ports import Asked
+from ppoctl.engines.megatron.logprobs import ExcludedTokens, FrozenOutputs
+from ppoctl.ports import OutputRequest
 
 
 class RopeTables(NamedTuple):
@@ -46,9 +46,9 @@ class PackedInput(PackedSeqParams):
     """[n] packed positions whose output is wanted."""
     targets: Tensor
     """[n] ids those positions predict; not read by a critic."""
-    asked: Asked = field(default_factory=Asked)
+    asked: OutputRequest = field(default_factory=OutputRequest)
     """What the output layer is asked."""
-    barred: Barred | None = None
+    barred: ExcludedTokens | None = None
     """Ids that could not be drawn at some of those positions; None: none are asked to be left out."""
     reference: FrozenOutputs | None = None
     """What the reference's output layer reads at the same positions, where full KL is asked."""
@@ -65,7 +65,7 @@ class ReadSettings:
     """Where a microbatch is read, and what the output layer is asked."""
 
     device: torch.device
-    asked: Asked = field(default_factory=Asked)
+    asked: OutputRequest = field(default_factory=OutputRequest)
     end_token_ids: tuple[int, ...] = ()
     """Ids that end a response, where they could not be drawn at the first `asked.min_new_tokens` of its positions."""
     token_multiple: int = 1
@@ -110,11 +110,11 @@ def packed_input(packed: Packed, reading: ReadSettings) -> PackedInput:
     )
 
 
-def _barred(packed: Packed, read: Int[Tensor, " n"], reading: ReadSettings) -> Barred | None:
+def _barred(packed: Packed, read: Int[Tensor, " n"], reading: ReadSettings) -> ExcludedTokens | None:
     if not reading.end_token_ids:
         return None
     early = packed.column[read] < reading.asked.min_new_tokens
-    return Barred(early.to(reading.device), torch.tensor(reading.end_token_ids, device=reading.device))
+    return ExcludedTokens(early.to(reading.device), torch.tensor(reading.end_token_ids, device=reading.device))
 
 
 def _found_at(

@@ -24,7 +24,7 @@ _met_at = ""
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """Where a process stands among those of its role."""
 
     rank: int
@@ -34,7 +34,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Patience:
+class GroupTimeouts:
     """How long ranks wait for each other."""
 
     meet_s: float
@@ -44,7 +44,7 @@ class Patience:
     late: a collective only says that it failed."""
 
 
-def join(place: Place, patience: Patience) -> None:
+def join(place: RankInfo, patience: GroupTimeouts) -> None:
     """Make this process a rank of its role's process group. Returns when all ranks have come.
 
     Raises EnvironmentProblemError when they do not in time.

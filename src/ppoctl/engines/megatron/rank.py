@@ -24,11 +24,11 @@ from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.sequences import Sequences
 from ppoctl.convert.torch_dist import is_torch_dist
 from ppoctl.device import this_device
-from ppoctl.doing import counted
+from ppoctl.doing import track_items
 from ppoctl.engines.megatron import checkpoint, optimizer
 from ppoctl.engines.megatron.context_parallel import CHUNKS_PER_RANK
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
-from ppoctl.engines.megatron.microbatches import Microbatch, MicrobatchPlan, Share, cut_rows
+from ppoctl.engines.megatron.microbatches import Microbatch, MicrobatchPlan, RankOutputs, cut_rows
 from ppoctl.engines.megatron.model import (
     LogprobModel,
     ModelSettings,
@@ -37,13 +37,13 @@ from ppoctl.engines.megatron.model import (
     ValueModel,
     build_stages,
 )
-from ppoctl.engines.megatron.offload import HostMemory
+from ppoctl.engines.megatron.offload import HostOffload
 from ppoctl.engines.megatron.out_of_memory import named_out_of_memory
 from ppoctl.engines.megatron.packed_input import ReadSettings
 from ppoctl.engines.megatron.process_group import COLLECTIVE_S, ensure_process_group
 from ppoctl.engines.megatron.reference import ReferenceModel
 from ppoctl.engines.megatron.schedule import (
-    Found,
+    MicrobatchResult,
     ModelChunks,
     reduce_gradients,
     run_forward,
@@ -61,7 +61,7 @@ from ppoctl.model.folder import model_folder
 from ppoctl.model.labels import label_number, labels_of
 from ppoctl.model.reading import read_shape
 from ppoctl.model.shape import ModelShape
-from ppoctl.ports import Asked, Minibatch, Objective, Said
+from ppoctl.ports import Minibatch, Objective, OutputRequest, TokenOutputs
 from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable, Recompute
 from ppoctl.weights.bucket import TensorSpec
 from ppoctl.weights.sending import SendingRank
@@ -97,14 +97,14 @@ class TrainerSettings:
 
 
 @dataclass(frozen=True)
-class StepShare:
+class RankStepResult:
     """What a rank saw of one optimizer step."""
 
     loss: float
     """Loss of the whole minibatch."""
     grad_norm: float
     """Norm (2-norm) of the whole gradient, before clipping."""
-    share: Share | None
+    share: RankOutputs | None
     """Outputs, from the ranks that see them: the first tensor and context rank of the last pipeline stage."""
 
 
@@ -127,7 +127,7 @@ class MegatronRank(SendingRank):
         self._optimizer: MegatronOptimizer | None = None
         self._reference = ReferenceModel(self._build, self._read_source)
         self._saving: tuple[Path, RankSaving]
-        self._host = HostMemory()
+        self._host = HostOffload()
 
     def start(self) -> None:
         """Weights from the model source, a fresh optimizer.
@@ -172,7 +172,9 @@ class MegatronRank(SendingRank):
                 self._optimizer = optimizer.build_optimizer(self.stages, self.settings.dtype)
             checkpoint.load_state(self._trained(), folder)
 
-    def update(self, sequences: Sequences, minibatches: Sequence[Minibatch], objective: Objective) -> list[StepShare]:
+    def update(
+        self, sequences: Sequences, minibatches: Sequence[Minibatch], objective: Objective
+    ) -> list[RankStepResult]:
         """One optimizer step per minibatch, in order.
 
         Raises NonFiniteError before the step when a minibatch's loss or gradient is not finite.
@@ -181,15 +183,15 @@ class MegatronRank(SendingRank):
         with megatron_device():
             return [
                 self._minibatch_step(sequences, minibatch, objective, number)
-                for number, minibatch in counted(minibatches, "minibatch")
+                for number, minibatch in track_items(minibatches, "minibatch")
             ]
 
-    def forward(self, sequences: Sequences, asked: Asked) -> Share | None:
+    def forward(self, sequences: Sequences, asked: OutputRequest) -> RankOutputs | None:
         """What the model says about every response token of this data rank's rows, without gradient."""
         self._have("weights")
         return self._forward(self.stages, sequences, asked)
 
-    def reference_forward(self, sequences: Sequences, asked: Asked) -> Share | None:
+    def reference_forward(self, sequences: Sequences, asked: OutputRequest) -> RankOutputs | None:
         """Log-probs, or scores of a reward model, under the frozen initial weights (see `Reference`)."""
         stages = self._reference.stages()
         self._have("reference")
@@ -295,7 +297,7 @@ class MegatronRank(SendingRank):
             self.models[0].config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
         return self.models
 
-    def _cut(self, asked: Asked, *, with_gradient: bool) -> MicrobatchPlan:
+    def _cut(self, asked: OutputRequest, *, with_gradient: bool) -> MicrobatchPlan:
         parallel, data = self.settings.parallel, self.groups.dp
         split = self.groups.cp if parallel.context > 1 else None
         multiple = (parallel.tensor if parallel.sequence else 1) * (
@@ -311,13 +313,13 @@ class MegatronRank(SendingRank):
             with_gradient=with_gradient,
         )
 
-    def _ends(self, asked: Asked) -> tuple[int, ...]:
+    def _ends(self, asked: OutputRequest) -> tuple[int, ...]:
         """Ids that end a response, where that is asked about."""
         if asked.min_new_tokens == 0 or self.settings.role == "critic":
             return ()
         return (*end_token_ids(self.source[0]), *asked.stop_token_ids)
 
-    def _with_reference(self, microbatches: list[Microbatch], asked: Asked) -> list[Microbatch]:
+    def _with_reference(self, microbatches: list[Microbatch], asked: OutputRequest) -> list[Microbatch]:
         """The microbatches, with what the reference says of them where full KL is asked."""
         if not asked.full_kl:
             return microbatches
@@ -329,16 +331,16 @@ class MegatronRank(SendingRank):
         groups = self.groups
         return groups.pp.rank() == groups.pp.size() - 1 and groups.tp.rank() == groups.cp.rank() == 0
 
-    def _share(self, microbatches: Sequence[Microbatch], found: Sequence[Found]) -> Share | None:
+    def _share(self, microbatches: Sequence[Microbatch], found: Sequence[MicrobatchResult]) -> RankOutputs | None:
         return share_of(microbatches, found) if self._sees_outputs() else None
 
-    def _forward(self, stages: ModelChunks, sequences: Sequences, asked: Asked) -> Share | None:
+    def _forward(self, stages: ModelChunks, sequences: Sequences, asked: OutputRequest) -> RankOutputs | None:
         rows = torch.arange(sequences.num_seqs)
         microbatches = cut_rows(sequences, rows, self._cut(asked, with_gradient=False))
         # The reference's hidden states of a group are in memory together: as many as pipeline ranks have under way.
         role, batching = self.settings.role, self.settings.batching
         size = self.settings.parallel.pipeline if asked.full_kl else len(microbatches)
-        found: list[Found] = []
+        found: list[MicrobatchResult] = []
         with megatron_device(), named_out_of_memory(role, batching, with_gradient=False):
             for start in range(0, len(microbatches), size):
                 group = self._with_reference(microbatches[start : start + size], asked)
@@ -347,10 +349,10 @@ class MegatronRank(SendingRank):
 
     def _minibatch_step(
         self, sequences: Sequences, minibatch: Minibatch, objective: Objective, number: int
-    ) -> StepShare:
+    ) -> RankStepResult:
         microbatches = cut_rows(sequences, minibatch.rows, self._cut(objective.asks, with_gradient=True))
 
-        def loss_of(microbatch: Microbatch, said: Said) -> Float[Tensor, ""]:
+        def loss_of(microbatch: Microbatch, said: TokenOutputs) -> Float[Tensor, ""]:
             return objective(microbatch.rows, said, minibatch.totals)
 
         for stage in self.stages:
@@ -364,7 +366,7 @@ class MegatronRank(SendingRank):
         grad_norm = optimizer.gradient_norm(self.optimizer)
         self._require_finite("gradient norm", grad_norm, number)
         optimizer.step(self.optimizer, minibatch.step, grad_norm)
-        return StepShare(loss, grad_norm, self._share(microbatches, found))
+        return RankStepResult(loss, grad_norm, self._share(microbatches, found))
 
     def _whole(self, loss: float) -> float:
         """The sum over the data ranks, known to every rank, so that all of them go on or none."""

@@ -9,11 +9,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from ppoctl.cuda_memory import use_expandable_segments
 from ppoctl.device import on_gpu
-from ppoctl.engines.megatron.process_group import Patience, Place, join
+from ppoctl.engines.megatron.process_group import GroupTimeouts, RankInfo, join
 from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
-from ppoctl.engines.turns import Turns
+from ppoctl.engines.turns import DeviceSharing
 from ppoctl.recipe.schema import ParallelTable
-from ppoctl.weights.calls import Answered, Executor, Reply
+from ppoctl.weights.calls import CompletedReply, Executor, Reply
 from ppoctl.weights.sending import RankSource
 
 
@@ -48,7 +48,7 @@ class ThisProcess:
 
     def begin(self, method: str, *arguments: Any, ranks: Sequence[int]) -> Reply:
         """See `weights.calls.Executor`: it is answered before this returns."""
-        return Answered(self.ask(ranks, method, *arguments))
+        return CompletedReply(self.ask(ranks, method, *arguments))
 
     def nodes(self) -> Sequence[str]:
         """See `weights.calls.Executor`."""
@@ -92,11 +92,11 @@ def gathering_groups(layout: ParallelTable) -> list[list[range]]:
     ]
 
 
-class TakingTurns:
+class DeviceSharingRanks:
     """Ranks of a role that shares its devices: it has the others leave before it works, and its own gradients and
     optimizer before it only reads its weights."""
 
-    def __init__(self, ranks: Ranks, role: str, turns: Turns) -> None:
+    def __init__(self, ranks: Ranks, role: str, turns: DeviceSharing) -> None:
         self.ranks = ranks
         self.role = role
         self.turns = turns
@@ -144,6 +144,6 @@ class OpenRank:
         if on_gpu():
             use_expandable_segments()
         if world_size > 1:
-            patience = Patience(self.start_deadline_s, self.settings.collective_s)
-            join(Place(rank, world_size, address), patience)
+            patience = GroupTimeouts(self.start_deadline_s, self.settings.collective_s)
+            join(RankInfo(rank, world_size, address), patience)
         return MegatronRank(self.settings)

@@ -6,9 +6,9 @@ from itertools import chain
 import torch
 
 from ppoctl.batch.sequences import Sequences
-from ppoctl.engines.megatron.microbatches import Share, merge
+from ppoctl.engines.megatron.microbatches import RankOutputs, merge
 from ppoctl.engines.megatron.ranks import Ranks
-from ppoctl.ports import Asked
+from ppoctl.ports import OutputRequest
 
 
 class MegatronRewardModel:
@@ -24,7 +24,7 @@ class MegatronRewardModel:
 
     def scores(self, texts: Sequence[tuple[int, ...]]) -> list[float]:
         """What the head says at the last token of each text."""
-        shares: list[Share | None] = self.ranks.call("reference_forward", read_whole(texts), Asked())
+        shares: list[RankOutputs | None] = self.ranks.call("reference_forward", read_whole(texts), OutputRequest())
         found = merge([share for share in shares if share is not None])
         return [float(score) for score in found.outputs[:, 0]]
 

@@ -17,43 +17,45 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from ppoctl.engines.megatron.logprobs import FrozenOutputs, PositionOutputs
-from ppoctl.engines.megatron.microbatches import Microbatch, Share
+from ppoctl.engines.megatron.microbatches import Microbatch, RankOutputs
 from ppoctl.engines.megatron.model import LogprobModel
-from ppoctl.ports import Said, stacked
+from ppoctl.ports import TokenOutputs, concatenate_outputs
 
 ModelChunks = Sequence[torch.nn.Module]
 """This rank's pipeline stages."""
 
-LossOf = Callable[[Microbatch, Said], Float[Tensor, ""]]
+LossOf = Callable[[Microbatch, TokenOutputs], Float[Tensor, ""]]
 """The loss of a microbatch from what the model says of its rows."""
 
 
 @dataclass(frozen=True)
-class Found:
+class MicrobatchResult:
     """What a microbatch gave, on the CPU."""
 
-    said: Said
+    said: TokenOutputs
     loss: float = 0.0
 
 
-def run_forward(stages: ModelChunks, microbatches: Sequence[Microbatch]) -> list[Found]:
+def run_forward(stages: ModelChunks, microbatches: Sequence[Microbatch]) -> list[MicrobatchResult]:
     """What the model says about each microbatch, on the last pipeline stage (elsewhere nothing); no gradient."""
 
-    def collect(microbatch: Microbatch, outputs: PositionOutputs, **_: bool) -> Found:
-        return Found(_on_grid(microbatch, outputs))
+    def collect(microbatch: Microbatch, outputs: PositionOutputs, **_: bool) -> MicrobatchResult:
+        return MicrobatchResult(_on_grid(microbatch, outputs))
 
     with torch.no_grad():
         return _run(stages, microbatches, collect)
 
 
-def run_forward_backward(stages: ModelChunks, microbatches: Sequence[Microbatch], loss_of: LossOf) -> list[Found]:
+def run_forward_backward(
+    stages: ModelChunks, microbatches: Sequence[Microbatch], loss_of: LossOf
+) -> list[MicrobatchResult]:
     """What the model says about each microbatch, as `run_forward`; the gradient of the summed losses is left in the
     model's gradient buffers, reduced over all ranks."""
 
-    def loss_func(microbatch: Microbatch, outputs: PositionOutputs) -> tuple[Tensor, Tensor, Found]:
+    def loss_func(microbatch: Microbatch, outputs: PositionOutputs) -> tuple[Tensor, Tensor, MicrobatchResult]:
         said = _on_grid(microbatch, outputs)
         loss = 0.0 * outputs.outputs.sum() if microbatch.is_idle else loss_of(microbatch, said)
-        found = Found(said.each(Tensor.detach), float(loss.detach()))
+        found = MicrobatchResult(said.each(Tensor.detach), float(loss.detach()))
         # The middle entry is the token count to divide by; 0 is Megatron-Core's "do not divide".
         return loss, torch.zeros((), dtype=torch.int), found
 
@@ -79,10 +81,10 @@ def with_reference(stages: Sequence[LogprobModel], microbatches: Sequence[Microb
     ]
 
 
-def share_of(microbatches: Sequence[Microbatch], found: Sequence[Found]) -> Share:
+def share_of(microbatches: Sequence[Microbatch], found: Sequence[MicrobatchResult]) -> RankOutputs:
     """What was found about the microbatches as one share."""
     places = torch.cat([microbatch.places for microbatch in microbatches])
-    return Share(places, stacked([one.said for one in found]))
+    return RankOutputs(places, concatenate_outputs([one.said for one in found]))
 
 
 def reduce_gradients(model: list[torch.nn.Module], _: Tensor | None, **settings: Any) -> None:
@@ -111,7 +113,7 @@ def _run(
     return collected
 
 
-def _on_grid(microbatch: Microbatch, outputs: PositionOutputs) -> Said:
+def _on_grid(microbatch: Microbatch, outputs: PositionOutputs) -> TokenOutputs:
     def on_grid(values: Float[Tensor, " n"]) -> Float[Tensor, "m R"]:
         if microbatch.is_idle:
             return torch.zeros(0, microbatch.packed.num_columns)
@@ -119,4 +121,4 @@ def _on_grid(microbatch: Microbatch, outputs: PositionOutputs) -> Said:
         return microbatch.packed.to_grid(values.cpu())
 
     entropy, full_kl = (None if of is None else on_grid(of) for of in (outputs.entropy, outputs.full_kl))
-    return Said(on_grid(outputs.outputs), entropy, full_kl)
+    return TokenOutputs(on_grid(outputs.outputs), entropy, full_kl)

@@ -18,7 +18,7 @@ from ppoctl.engines.megatron.schedule import run_forward, share_of
 from ppoctl.engines.megatron.state_reader import load_torch_dist
 from ppoctl.model.cost import token_cost
 from ppoctl.model.shape import ModelShape
-from ppoctl.ports import Asked, Said
+from ppoctl.ports import OutputRequest, TokenOutputs
 from ppoctl.recipe.schema import BySequences, ParallelTable
 
 _CHUNK_TOKENS = 256
@@ -42,11 +42,11 @@ class CheckpointScorer:
         self._cost = token_cost(shape)
         self._device = device
 
-    def score(self, sequences: Sequences) -> Said:
+    def score(self, sequences: Sequences) -> TokenOutputs:
         """Log-probs of the response tokens with the entropies of their distributions, or values."""
         cut = MicrobatchPlan(
             batching=BySequences(microbatch_seqs=sequences.num_seqs, logits_chunk_tokens=_CHUNK_TOKENS),
-            reading=ReadSettings(self._device, Asked(entropy=True)),
+            reading=ReadSettings(self._device, OutputRequest(entropy=True)),
             cost=self._cost,
             with_gradient=False,
         )

@@ -18,14 +18,14 @@ from ppoctl.convert.destination import flush_all
 from ppoctl.convert.hugging_face import Spec
 from ppoctl.convert.safetensors_writer import SHARD_BYTES, SafetensorsWriter
 from ppoctl.convert.tensors import Role, placements, weight_names
-from ppoctl.engines.megatron.microbatches import Share, merge
-from ppoctl.engines.megatron.rank import StepShare, TrainerSettings
+from ppoctl.engines.megatron.microbatches import RankOutputs, merge
+from ppoctl.engines.megatron.rank import RankStepResult, TrainerSettings
 from ppoctl.engines.megatron.ranks import Ranks
 from ppoctl.errors import StorageError
 from ppoctl.model.folder import model_folder
 from ppoctl.model.reading import read_shape
 from ppoctl.model.shape import ModelShape
-from ppoctl.ports import Actor, Asked, Minibatch, MinibatchResult, Objective, Said
+from ppoctl.ports import Actor, Minibatch, MinibatchResult, Objective, OutputRequest, TokenOutputs
 from ppoctl.weights.checksum import SentChecksums
 from ppoctl.weights.sending import NamedWeights
 from ppoctl.weights.sync import TrainerAt, TrainerSide
@@ -112,7 +112,7 @@ class MegatronTrainer:
 
         Raises NonFiniteError before the step when a minibatch's loss or gradient is not finite.
         """
-        by_rank: list[list[StepShare]] = self.ranks.call("update", sequences, minibatches, objective)
+        by_rank: list[list[RankStepResult]] = self.ranks.call("update", sequences, minibatches, objective)
         return [_result(steps) for steps in zip(*by_rank, strict=True)]
 
     @cached_property
@@ -126,20 +126,20 @@ class MegatronTrainer:
         role: Role = "critic" if self.settings.role == "critic" else "actor"
         return Companions(self.source[0], role, self.settings.dtype)
 
-    def forward(self, method: str, sequences: Sequences, asked: Asked) -> Said:
+    def forward(self, method: str, sequences: Sequences, asked: OutputRequest) -> TokenOutputs:
         """What all ranks say about all rows."""
-        shares: list[Share | None] = self.ranks.call(method, sequences, asked)
+        shares: list[RankOutputs | None] = self.ranks.call(method, sequences, asked)
         return merge([share for share in shares if share is not None])
 
 
 class MegatronActor(MegatronTrainer):
     """A `ports.Actor`. The reference lives beside it, in the same processes."""
 
-    def logprobs(self, sequences: Sequences, asked: Asked) -> Said:
+    def logprobs(self, sequences: Sequences, asked: OutputRequest) -> TokenOutputs:
         """Log-prob of each response token, and what else is asked."""
         return self.forward("forward", sequences, asked)
 
-    def reference_logprobs(self, sequences: Sequences, asked: Asked) -> Float[Tensor, "B R"]:
+    def reference_logprobs(self, sequences: Sequences, asked: OutputRequest) -> Float[Tensor, "B R"]:
         """Log-prob of each response token under the frozen initial weights."""
         return self.forward("reference_forward", sequences, asked).outputs
 
@@ -154,10 +154,10 @@ class MegatronCritic(MegatronTrainer):
 
     def values(self, sequences: Sequences) -> Float[Tensor, "B R"]:
         """V of the state before each response token."""
-        return self.forward("forward", sequences, Asked()).outputs
+        return self.forward("forward", sequences, OutputRequest()).outputs
 
 
-def _result(steps: Sequence[StepShare]) -> MinibatchResult:
+def _result(steps: Sequence[RankStepResult]) -> MinibatchResult:
     """One optimizer step, from what each rank saw of it."""
     said = merge([step.share for step in steps if step.share is not None])
     return MinibatchResult(steps[0].loss, steps[0].grad_norm, said)
@@ -179,7 +179,7 @@ def trainer_side(actor: Sender, actor_at: Callable[[State], Actor]) -> TrainerAt
         at_state = actor_at(state)
 
         def score(tokens: tuple[int, ...]) -> list[float]:
-            said = at_state.logprobs(one_sequence(tokens), Asked())
+            said = at_state.logprobs(one_sequence(tokens), OutputRequest())
             return [float(value) for value in said.outputs[0]]
 
         return TrainerSide(partial(actor.weights, state), score, actor.export)

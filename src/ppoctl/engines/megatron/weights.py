@@ -29,7 +29,7 @@ from ppoctl.engines.megatron.model import PackedModel, ValueModel
 
 
 @dataclass(frozen=True)
-class Part:
+class ParameterShard:
     """One Hugging Face tensor, or this tensor rank's slice of it, inside a Megatron parameter."""
 
     name: str
@@ -93,14 +93,14 @@ class Part:
         return (*self.shape[: self.split], count, *self.shape[self.split + 1 :])
 
 
-def parts_of(model: PackedModel) -> list[Part]:
+def parts_of(model: PackedModel) -> list[ParameterShard]:
     """All parameters of a pipeline stage, and the buffers beside them, as Hugging Face tensors, in the order of the
     layers."""
     held = {name: weight.detach() for name, weight in model.named_parameters()}
     return parts_in(held | dict(model.named_buffers()), model)
 
 
-def parts_in(parameters: Mapping[str, Tensor], model: PackedModel) -> list[Part]:
+def parts_in(parameters: Mapping[str, Tensor], model: PackedModel) -> list[ParameterShard]:
     """Tensors under Megatron's parameter names (weights, gradients) as Hugging Face tensors. A buffer has no
     gradient."""
     parts, found = [], set()
@@ -145,14 +145,14 @@ def _name_in(parameters: Mapping[str, Tensor], placement: Placement, model: Pack
     return transformer_engine_name(name, has_experts=has_experts, is_latent=is_latent)
 
 
-def _part(placement: Placement, parameter: Tensor, model: PackedModel) -> Part:
+def _part(placement: Placement, parameter: Tensor, model: PackedModel) -> ParameterShard:
     view = part_of(parameter, placement.place, model.settings.shape)
     if placement.expert is None:
-        return Part(placement.name, view, placement.shape, placement.split)
+        return ParameterShard(placement.name, view, placement.shape, placement.split)
     holder, _ = _held_at(placement.expert, model)
     if holder != model.pg_collection.ep.rank():
         view = parameter.new_empty(0)
-    return Part(placement.name, view, placement.shape, placement.split, holder)
+    return ParameterShard(placement.name, view, placement.shape, placement.split, holder)
 
 
 def _held_at(expert: int, model: PackedModel) -> tuple[int, int]:
@@ -170,7 +170,7 @@ def gathered_weights(stages: Sequence[PackedModel]) -> Iterator[tuple[str, Tenso
             yield part.name, part.read(stage.pg_collection)
 
 
-def sent_parts(stage: PackedModel) -> list[Part]:
+def sent_parts(stage: PackedModel) -> list[ParameterShard]:
     """Tensors that a pipeline stage sends: all but the copy of a tied embedding."""
     return [part for part in parts_of(stage) if part.name != EMBEDDING or stage.pre_process]
 

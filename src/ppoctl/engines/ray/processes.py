@@ -18,9 +18,9 @@ import ray
 from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from ppoctl.clock import WORK
-from ppoctl.doing import Act, preparing
+from ppoctl.doing import Activity, preparing
 from ppoctl.engines.ray import segments
-from ppoctl.engines.ray.acts import Watched
+from ppoctl.engines.ray.acts import RemoteActivity
 from ppoctl.engines.ray.cluster import RayCluster
 from ppoctl.engines.ray.worker import MakeTarget, Started, Worker
 from ppoctl.errors import EnvironmentProblemError, HangError, PpoctlError, ProcessLostError
@@ -96,7 +96,7 @@ class RayProcesses:
         with preparing(f"starting the {self.group.name}"):
             self._starting = self._begin_start() or self._starting
 
-    def begin(self, method: str, *arguments: Any, ranks: Sequence[int] | None = None) -> "Pending":
+    def begin(self, method: str, *arguments: Any, ranks: Sequence[int] | None = None) -> "PendingCall":
         """Ask these ranks (all of them), and go on. Raises only when the processes cannot be started."""
         with preparing(f"starting the {self.group.name}") if not self.ranks else nullcontext():
             starting, self._starting = self._begin_start() or self._starting, {}
@@ -105,7 +105,7 @@ class RayProcesses:
         given = ray.put(tuple(map(self.cluster.sent_once, arguments)))
         asked = range(self.group.size) if ranks is None else ranks
         waiting = {_working(self.ranks[rank].call).remote(method, given): rank for rank in asked}
-        return Pending(self, method, starting, waiting)
+        return PendingCall(self, method, starting, waiting)
 
     def nodes(self) -> list[str]:
         """Nodes on which the processes run: complete once all have answered something."""
@@ -184,7 +184,7 @@ class RayProcesses:
             ) from error
 
 
-class Pending:
+class PendingCall:
     """A question to a group, and the answers so far. The first thing that goes wrong decides."""
 
     def __init__(
@@ -316,13 +316,13 @@ def _lost(processes: RayProcesses, rank: int, method: str, how: RayError) -> Pro
     )
 
 
-def first_done(pendings: Sequence[Pending]) -> list[Pending]:
+def first_done(pendings: Sequence[PendingCall]) -> list[PendingCall]:
     """Questions that are done, well or not; waits until there is at least one."""
-    with closing(Watched()) as watched:
+    with closing(RemoteActivity()) as watched:
         return _first_done(pendings, watched)
 
 
-def _first_done(pendings: Sequence[Pending], watched: Watched) -> list[Pending]:
+def _first_done(pendings: Sequence[PendingCall], watched: RemoteActivity) -> list[PendingCall]:
     say_at = time.monotonic() + SAY_EVERY_S
     while True:
         done = [pending for pending in pendings if pending.is_done]
@@ -332,7 +332,7 @@ def _first_done(pendings: Sequence[Pending], watched: Watched) -> list[Pending]:
         until = min(say_at, time.monotonic() + LOOK_EVERY_S, *(pending.look_again_at for pending in pendings))
         starting = [pending.processes.group.name for pending in pendings if pending.is_starting]
         if starting:
-            watched.show(Act(f"starting the {starting[0]}"))
+            watched.show(Activity(f"starting the {starting[0]}"))
         with WORK.stopped() if starting else nullcontext():
             ready, _ = ray.wait(references, timeout=max(0.0, until - time.monotonic()))
         for pending in pendings:

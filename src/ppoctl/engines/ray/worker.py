@@ -14,11 +14,11 @@ import torch
 from ray.exceptions import RayError
 from torch import Tensor
 
-from ppoctl.doing import DOING, Act
+from ppoctl.doing import ACTIVITIES, Activity
 from ppoctl.engines.child.output import write_into
 from ppoctl.engines.ray import segments
 from ppoctl.errors import EnvironmentProblemError, SenderLostError
-from ppoctl.weights.bucket import Bucket, Content, FlatTensors
+from ppoctl.weights.bucket import Bucket, BucketLocation, FlatTensors
 
 MakeTarget = Callable[[int, int, str], Any]
 """Factory of the object that answers in a process, given rank, number of ranks, and the `host:port` where rank 0
@@ -80,9 +80,9 @@ class Worker:
                 return " < ".join(reversed(inner[-6:]))
         return "not at work"
 
-    def act(self) -> Act | None:
+    def act(self) -> Activity | None:
         """What this process says it is doing."""
-        return DOING.now()
+        return ACTIVITIES.now()
 
     def free_address(self, host: str | None) -> str:
         """Address `host:port` that is free on this process's node; `host` where it is known."""
@@ -123,7 +123,7 @@ def _received(argument: Any) -> Any:
     return ray.get(argument) if isinstance(argument, ray.ObjectRef) else argument
 
 
-def _stored(content: Content) -> Content:
+def _stored(content: BucketLocation) -> BucketLocation:
     """The content as other processes find it: host memory of this process goes into the store."""
     return InStore(ray.put(content)) if isinstance(content, FlatTensors) else content
 

@@ -29,13 +29,13 @@ from ppoctl.weights.receiving import ReceivingEngine
 FEWEST_STEPS, MOST_STEPS = 16, 64
 """Engine steps of one `advance`. In between, an engine answers when `ENOUGH` has ended. Steps and not seconds, so
 that the tensor ranks of an engine do the same."""
-ENOUGH = 1 / 8
+FLUSH_FRACTION = 1 / 8
 """Share of its draws that an engine tells the driver of at once. While long responses are drawn hardly any end, and a
 driver of hundreds of engines has no time to ask each of them every few tokens."""
 
 
 @dataclass(frozen=True)
-class Draw:
+class GenerationRequest:
     """One response to draw. The prompt's ids must be in the vocabulary: nobody checks them here."""
 
     id: str
@@ -44,7 +44,7 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class Finished:
+class GenerationOutput:
     """A draw that ended."""
 
     id: str
@@ -137,12 +137,12 @@ class Engine(ReceivingEngine):
             raise WeightSyncError("the generator kept keys and values of the old weights: its cache is in use")
         return list(loaded)
 
-    def advance(self, draws: Sequence[Draw], params: SamplingParams) -> list[Finished]:
+    def advance(self, draws: Sequence[GenerationRequest], params: SamplingParams) -> list[GenerationOutput]:
         """Queue these, go on with all that are queued for some steps, and say which ended."""
         for draw in draws:
             self._add(draw, params)
-        finished: list[Finished] = []
-        enough = ENOUGH * self._llm.get_num_unfinished_requests()
+        finished: list[GenerationOutput] = []
+        enough = FLUSH_FRACTION * self._llm.get_num_unfinished_requests()
         for steps in range(1, MOST_STEPS + 1):
             if not self._llm.has_unfinished_requests():
                 break
@@ -151,7 +151,7 @@ class Engine(ReceivingEngine):
                 break
         return finished
 
-    def _add(self, draw: Draw, params: SamplingParams) -> None:
+    def _add(self, draw: GenerationRequest, params: SamplingParams) -> None:
         from vllm import SamplingParams as VllmParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -211,12 +211,12 @@ class Engine(ReceivingEngine):
         self._llm.add_request(id, request, params)
         self._open.add(id)
 
-    def step(self) -> list[Finished]:
+    def step(self) -> list[GenerationOutput]:
         """One forward pass over the running requests; those that ended with it."""
         try:
             outputs = self._llm.step()
         except (RuntimeError, ValueError, NotImplementedError, AssertionError) as error:
-            raise drawing_error(self._settings, error) from error
+            raise generation_error(self._settings, error) from error
         finished = [_finished(output) for output in outputs if output.finished]
         self._open.difference_update(one.id for one in finished)
         return finished
@@ -306,7 +306,7 @@ def _start_error(settings: VllmSettings, error: Exception) -> PpoctlError:
     )
 
 
-def drawing_error(settings: VllmSettings, error: Exception) -> Exception:
+def generation_error(settings: VllmSettings, error: Exception) -> Exception:
     """What vLLM's own error in a forward pass is to a person; one of memory stays what it is."""
     if isinstance(error, torch.OutOfMemoryError):
         return error
@@ -325,12 +325,12 @@ def _in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {text}"
 
 
-def _finished(output: Any) -> Finished:
+def _finished(output: Any) -> GenerationOutput:
     (completion,) = output.outputs
     tokens = tuple(int(token) for token in completion.token_ids)
     rows = completion.logprobs or ()
     prompt_rows = list(zip(output.prompt_logprobs or (), output.prompt_token_ids, strict=False))[1:]
-    return Finished(
+    return GenerationOutput(
         id=str(output.request_id),
         tokens=tokens,
         logprobs=tuple(float(row[token].logprob) for row, token in zip(rows, tokens, strict=True)),

@@ -12,37 +12,37 @@ from math import ceil
 from typing import Any, TypeVar
 
 from ppoctl.batch.records import State
-from ppoctl.engines.vllm.engine import Draw, Finished
+from ppoctl.engines.vllm.engine import GenerationOutput, GenerationRequest
 from ppoctl.errors import HangError, PpoctlError, ProcessLostError
 from ppoctl.ports import SamplingParams
-from ppoctl.weights.calls import EngineHandle, EngineLostError, ask
+from ppoctl.weights.calls import EngineHandle, EngineLostError, call_engines
 from ppoctl.weights.sync import GENERATOR, EngineSide, Published, Sync
 
 Brought = TypeVar("Brought")
 
-MOST_SENDS = 2
+MAX_SENDS = 2
 """A draw that has been with so many engines when they died is not sent to another: it may be what kills them."""
-AHEAD = 1.25
+QUEUE_FACTOR = 1.25
 """Draws an engine is given, as a multiple of those it decodes together: the next are there when one ends."""
 
 
 @dataclass(frozen=True)
-class Drawn:
+class CompletedRequest:
     """A draw that ended."""
 
-    finished: Finished
+    finished: GenerationOutput
     sends: int
     """How many engines it was sent to: more than one where an engine died."""
 
 
 @dataclass
-class _Seat:
+class _EngineSlot:
     """One engine and what it has been given."""
 
     engine: EngineHandle
     is_proven: bool = False
     """Whether it holds what was published; False where it has died, or forgot it in sleep."""
-    given: dict[str, Draw] = field(default_factory=dict)
+    given: dict[str, GenerationRequest] = field(default_factory=dict)
     answer: Any = None
     """`Reply`, while it advances."""
 
@@ -53,12 +53,12 @@ class Fleet:
     def __init__(self, side: EngineSide, sync: Sync, seqs_together: int, say: Callable[[str], None]) -> None:
         self._side = side
         self._sync = sync
-        self._capacity = ceil(seqs_together * AHEAD)
+        self._capacity = ceil(seqs_together * QUEUE_FACTOR)
         self._say = say
-        self._seats = [_Seat(engine) for engine in side.engines]
+        self._seats = [_EngineSlot(engine) for engine in side.engines]
         self._published: Published | None = None
-        self._queue: deque[Draw] = deque()
-        self._answered: deque[_Seat] = deque()
+        self._queue: deque[GenerationRequest] = deque()
+        self._answered: deque[_EngineSlot] = deque()
         """Engines whose answers have come and are not looked at yet."""
         self._sends: dict[str, int] = {}
         self._vocab_size: int | None = None
@@ -100,7 +100,7 @@ class Fleet:
         if lost:
             self._retried(lambda engines: self._sync.restore(engines, published), lost)
 
-    def _retried(self, bring: Callable[[Sequence[EngineHandle]], Brought], seats: Sequence[_Seat]) -> Brought:
+    def _retried(self, bring: Callable[[Sequence[EngineHandle]], Brought], seats: Sequence[_EngineSlot]) -> Brought:
         """Try again when an engine dies meanwhile, as often as there are engines. They are proven when it is done."""
         tries_left = len(seats)
         while True:
@@ -130,7 +130,7 @@ class Fleet:
 
     def vocab_size(self) -> int:
         if self._vocab_size is None:
-            self._vocab_size = int(ask([self._seats[0].engine], "vocab_size")[0])
+            self._vocab_size = int(call_engines([self._seats[0].engine], "vocab_size")[0])
         return self._vocab_size
 
     def open(self, params: SamplingParams) -> None:
@@ -140,13 +140,13 @@ class Fleet:
         self._params = params
         self._sends.clear()
 
-    def submit(self, draws: Sequence[Draw]) -> None:
+    def submit(self, draws: Sequence[GenerationRequest]) -> None:
         """Begin to draw these too, each with an id of its own; engines that wait for work are given it at once."""
         self._queue.extend(draws)
         self._sends.update(dict.fromkeys((draw.id for draw in draws), 0))
         self._hand_out()
 
-    def finished(self) -> list[Drawn]:
+    def finished(self) -> list[CompletedRequest]:
         """Draws that have ended, at least one; none when none is open.
 
         Tokens do not depend on which engine drew them. Draws of an engine that dies go back into the queue. Raises
@@ -158,7 +158,7 @@ class Fleet:
                 self._answered.extend(self._that_answered())
             # One at a time: an error of the next must not cost what this one has finished.
             if found := self._finished(self._answered.popleft()):
-                return [Drawn(ended, self._sends[ended.id]) for ended in found]
+                return [CompletedRequest(ended, self._sends[ended.id]) for ended in found]
         return []
 
     @property
@@ -188,17 +188,17 @@ class Fleet:
             if seat.given:
                 seat.answer = seat.engine.begin("advance", draws, self._params)
 
-    def _that_answered(self) -> list[_Seat]:
+    def _that_answered(self) -> list[_EngineSlot]:
         """Wait for whichever engine answers first."""
         waiting = {id(seat.answer): seat for seat in self._seats if seat.answer is not None}
         done = self._side.first_done([seat.answer for seat in waiting.values()])
         return [waiting[id(reply)] for reply in done]
 
-    def _finished(self, seat: _Seat) -> list[Finished]:
+    def _finished(self, seat: _EngineSlot) -> list[GenerationOutput]:
         """What this engine has finished; nothing where it died, and is started again."""
         reply, seat.answer = seat.answer, None
         try:
-            found: list[Finished] = reply.answers()[0]
+            found: list[GenerationOutput] = reply.answers()[0]
         except Exception as error:
             # Whatever it was, that engine is gone.
             lost, seat.given, seat.is_proven = list(seat.given.values()), {}, False
@@ -206,7 +206,7 @@ class Fleet:
                 samples = ", ".join(draw.id for draw in lost[:8])
                 raise HangError(f"{error.message}\n  {len(lost)} samples: {samples}", hint=error.hint) from error
             is_restorable = self._published is not None and self._published.can_restore
-            if not isinstance(error, ProcessLostError) or not is_restorable or self._sends_of(lost) >= MOST_SENDS:
+            if not isinstance(error, ProcessLostError) or not is_restorable or self._sends_of(lost) >= MAX_SENDS:
                 raise
             self._say(f"{error.message}; started again, and its {len(lost)} samples are drawn again")
             self._queue.extendleft(reversed(lost))
@@ -216,7 +216,7 @@ class Fleet:
             seat.given.pop(ended.id)
         return found
 
-    def _sends_of(self, draws: Sequence[Draw]) -> int:
+    def _sends_of(self, draws: Sequence[GenerationRequest]) -> int:
         return max((self._sends[draw.id] for draw in draws), default=0)
 
     def abort(self) -> None:
@@ -224,7 +224,7 @@ class Fleet:
         busy = [seat for seat in self._seats if seat.given or seat.answer is not None]
         self._forget()
         try:
-            ask([seat.engine for seat in busy], "abort")
+            call_engines([seat.engine for seat in busy], "abort")
         except PpoctlError:  # what stops the stream is on its way already
             for seat in busy:
                 seat.is_proven = False

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 from ppoctl.batch.records import State
 from ppoctl.engines.vllm.detokenizer import Detokenizer
-from ppoctl.engines.vllm.engine import Draw
-from ppoctl.engines.vllm.fleet import Drawn, Fleet
+from ppoctl.engines.vllm.engine import GenerationRequest
+from ppoctl.engines.vllm.fleet import CompletedRequest, Fleet
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.errors import DataError, NonFiniteError, PpoctlError, RecipeError
 from ppoctl.ports import Sample, SampleRequest, SamplingParams
@@ -95,7 +95,9 @@ class VllmStream:
                 raise ValueError(f"two requests have the key `{request.key}`")
             keys.add(request.key)
         self._keys = keys
-        self._fleet.submit([Draw(request.key, request.prompt_tokens, request.seed) for request in requests])
+        self._fleet.submit(
+            [GenerationRequest(request.key, request.prompt_tokens, request.seed) for request in requests]
+        )
 
     def finished(self) -> Sequence[Sample]:
         """See `ports.Stream`. Raises NonFiniteError where the weights give log-probs that are not finite."""
@@ -141,7 +143,7 @@ class VllmStream:
                 hint="the data were tokenised for another model: check `model.path`",
             )
 
-    def _sample(self, drawn: Drawn) -> Sample:
+    def _sample(self, drawn: CompletedRequest) -> Sample:
         finished = drawn.finished
         if finished.reason not in ("stop", "length"):
             raise PpoctlError(f"vLLM ended sample `{finished.id}` with `{finished.reason}`")

@@ -4,7 +4,7 @@ driver has imported anything that takes long."""
 from dataclasses import replace
 from typing import Any
 
-from ppoctl.engines.child.process import ChildFactory, ChildProcess, Pending, taken
+from ppoctl.engines.child.process import ChildFactory, ChildProcess, ChildReply, taken
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.errors import PpoctlError
 
@@ -25,7 +25,7 @@ class OwnProcess:
         self.folder: str | None = None
         """Folder on whose weights the next process begins; absent: on the model's own."""
 
-    def begin(self, method: str, *arguments: Any) -> Pending:
+    def begin(self, method: str, *arguments: Any) -> ChildReply:
         """See `weights.calls.EngineHandle`."""
         if self._child is None or not self._child.is_running:
             self._child = self._started_ahead() or engine_process(self.settings, self._threads, self.folder)

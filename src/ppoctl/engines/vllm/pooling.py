@@ -8,7 +8,7 @@ import torch
 
 from ppoctl.device import on_gpu
 from ppoctl.engines.child.process import ChildFactory, ChildProcess
-from ppoctl.engines.vllm.engine import drawing_error, end, started
+from ppoctl.engines.vllm.engine import end, generation_error, started
 from ppoctl.engines.vllm.log import write_log
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.recipe.schema import ParallelTable
@@ -75,7 +75,7 @@ class PoolingEngine:
             while self._llm.has_unfinished_requests():
                 said.update((int(one.request_id), one.outputs.data) for one in self._llm.step() if one.finished)
         except (RuntimeError, ValueError, NotImplementedError, AssertionError) as error:
-            raise drawing_error(self._settings.engine, error) from error
+            raise generation_error(self._settings.engine, error) from error
         heads = torch.stack([said[number].flatten().float() for number in range(len(texts))])
         label = self._settings.label
         return [float(score) for score in (heads[:, 0] if label is None else heads.softmax(1)[:, label])]

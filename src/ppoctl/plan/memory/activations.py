@@ -19,7 +19,7 @@ residuals too: then S = T, else S = 1), b bytes of a number of the model.
 from dataclasses import replace
 
 from ppoctl.plan.memory import attention, mlp
-from ppoctl.plan.memory.part import MicrobatchShape, Part, SavedActivations
+from ppoctl.plan.memory.part import MicrobatchShape, ModelShard, SavedActivations
 
 BLOCK_LOGITS = {"cpu": 2**19, "gpu": 2**26}
 """Logits taken to float32 at a time (`engines.megatron.logprobs`), by device."""
@@ -30,7 +30,7 @@ FILTER_BYTES = 5
 in a byte (`engines.megatron.filters`)."""
 
 
-def saved(part: Part, batch: MicrobatchShape) -> SavedActivations:
+def saved(part: ModelShard, batch: MicrobatchShape) -> SavedActivations:
     """Bytes that one microbatch keeps in the layers of this part until its backward pass."""
     shape, tokens = part.shape, batch.tokens
     layers = part.stage.layers
@@ -64,7 +64,7 @@ def saved(part: Part, batch: MicrobatchShape) -> SavedActivations:
     return replace(found, norms=found.norms - behind, projections=found.projections - routers, mlp=0, experts=0)
 
 
-def backward_bytes(part: Part, batch: MicrobatchShape) -> int:
+def backward_bytes(part: ModelShard, batch: MicrobatchShape) -> int:
     """Peak bytes beyond what is kept, late in the forward or early in the backward pass: in the output layer, in the
     final norm (on a CPU three float32 numbers beside a gradient), or in a layer (those of the end are not there
     then)."""
@@ -78,12 +78,12 @@ def backward_bytes(part: Part, batch: MicrobatchShape) -> int:
     return max(layer - gone, norm, _head_at_work(part, batch))
 
 
-def gather_bytes(part: Part, batch: MicrobatchShape) -> int:
+def gather_bytes(part: ModelShard, batch: MicrobatchShape) -> int:
     """Bytes of Megatron-Core's buffer in which sequence parallelism gathers the inputs of projections; it stays."""
     return batch.tokens * part.precision.weight * part.shape.hidden_size if part.shares > 1 else 0
 
 
-def forward_bytes(part: Part, batch: MicrobatchShape) -> int:
+def forward_bytes(part: ModelShard, batch: MicrobatchShape) -> int:
     """Peak bytes of a pass without gradient: in attention (beside the stage's input, the layer's and its norm), in an
     MLP or a norm (these, with what attention made of them), or in the output layer."""
     shape, weight, tokens = part.shape, part.precision.weight, batch.tokens
@@ -98,14 +98,14 @@ def forward_bytes(part: Part, batch: MicrobatchShape) -> int:
     return max(layer, head + _head_at_work(part, batch))
 
 
-def _kinds(part: Part) -> list[int]:
+def _kinds(part: ModelShard) -> list[int]:
     """The last layer of each kind that the part has."""
     shape = part.shape
     alike = {(shape.has_experts(layer), shape.keeps_scores(layer)): layer for layer in part.stage.layers}
     return list(alike.values())
 
 
-def _layer_at_work(part: Part, batch: MicrobatchShape) -> int:
+def _layer_at_work(part: ModelShard, batch: MicrobatchShape) -> int:
     """Peak bytes of a layer beyond what is kept: the last layer's, or, where layers are computed again in the
     backward pass, those of the layer that takes most."""
     if part.recompute == "none":
@@ -113,7 +113,7 @@ def _layer_at_work(part: Part, batch: MicrobatchShape) -> int:
     return max(mlp.update_bytes(part, batch, layer) + _made_again(part, batch, layer) for layer in _kinds(part))
 
 
-def _made_again(part: Part, batch: MicrobatchShape, layer: int) -> int:
+def _made_again(part: ModelShard, batch: MicrobatchShape, layer: int) -> int:
     """Bytes that the backward pass of a layer computes again, all of them before it goes back through the layer."""
     stage = replace(part.stage, layers=(layer,), is_first=False, is_last=False)
     whole = saved(replace(part, stage=stage, recompute="none"), batch)
@@ -122,7 +122,7 @@ def _made_again(part: Part, batch: MicrobatchShape, layer: int) -> int:
     return whole.total - saved(replace(part, stage=stage), batch).total
 
 
-def beside_bytes(part: Part, batch: MicrobatchShape, microbatches: int) -> int:
+def beside_bytes(part: ModelShard, batch: MicrobatchShape, microbatches: int) -> int:
     """Bytes of the reference where the whole KL from it is taken: a second chunk of logits, and the hidden states of
     the positions read in all these microbatches."""
     if not part.stage.is_last:
@@ -131,7 +131,7 @@ def beside_bytes(part: Part, batch: MicrobatchShape, microbatches: int) -> int:
     return _chunk(part, batch) * weight + microbatches * batch.read * part.shape.hidden_size * weight
 
 
-def _projections(part: Part, batch: MicrobatchShape, layer: int) -> int:
+def _projections(part: ModelShard, batch: MicrobatchShape, layer: int) -> int:
     """Bytes of the inputs of a layer's projections."""
     latent = part.shape.latent
     numbers = 2 * part.shape.hidden_size + (0 if latent is None else latent.kv_rank + (latent.query_rank or 0))
@@ -139,7 +139,7 @@ def _projections(part: Part, batch: MicrobatchShape, layer: int) -> int:
     return total + (_router_input(part, batch) if part.shape.has_experts(layer) else 0)
 
 
-def _router_input(part: Part, batch: MicrobatchShape) -> int:
+def _router_input(part: ModelShard, batch: MicrobatchShape) -> int:
     """Bytes of the float32 copies that a sigmoid router takes of its input and its weight; 0 in a float32 model."""
     experts = part.shape.experts
     if experts is None or experts.sigmoid is None or part.precision.weight == 4:
@@ -147,12 +147,12 @@ def _router_input(part: Part, batch: MicrobatchShape) -> int:
     return 4 * part.shape.hidden_size * (batch.tokens // part.shares + experts.count)
 
 
-def _final_norm(part: Part) -> int:
+def _final_norm(part: ModelShard) -> int:
     """Bytes per token that the final norm keeps."""
     return attention.norm_bytes(part, part.shape.hidden_size) // part.shares
 
 
-def _read(part: Part) -> int:
+def _read(part: ModelShard) -> int:
     """Bytes per position read that the output layer keeps besides logits."""
     # Where the position is; of all context ranks' its row and column of the response grid.
     places = 8 + 2 * 8 * part.layout.context
@@ -162,14 +162,14 @@ def _read(part: Part) -> int:
     return part.precision.weight * part.shape.hidden_size + places + ids_and_statistics
 
 
-def _chunk(part: Part, batch: MicrobatchShape) -> int:
+def _chunk(part: ModelShard, batch: MicrobatchShape) -> int:
     """Logits of one chunk, which exist at one time."""
     if part.role == "critic" or not part.stage.is_last:
         return 0
     return min(batch.logits_chunk, batch.read) * part.logit_rows
 
 
-def _head_at_work(part: Part, batch: MicrobatchShape) -> int:
+def _head_at_work(part: ModelShard, batch: MicrobatchShape) -> int:
     """Bytes of the output layer at work: float32 copies of some logits, and one number for each hidden number read,
     which is that number or its gradient."""
     number = 4 if part.role == "critic" else part.precision.weight

@@ -26,17 +26,17 @@ them turned, V channels of a head's values.
   square. Norms over heads are counted with attention.
 """
 
-from ppoctl.plan.memory.part import MicrobatchShape, Part
+from ppoctl.plan.memory.part import MicrobatchShape, ModelShard
 
 
-def norm_bytes(part: Part, width: int) -> int:
+def norm_bytes(part: ModelShard, width: int) -> int:
     """Bytes per token that one norm of this width keeps."""
     if not part.on_gpu:
         return 2 * 4 * width + 4
     return (4 if part.shape.norm_offset else part.precision.weight) * width + 4
 
 
-def norms_bytes(part: Part) -> int:
+def norms_bytes(part: ModelShard) -> int:
     """Bytes per token that the norms of a layer keep: over the hidden state, and over latents."""
     shape, weight = part.shape, part.precision.weight
     total = shape.hidden_norms * norm_bytes(part, shape.hidden_size)
@@ -49,7 +49,7 @@ def norms_bytes(part: Part) -> int:
     return total // part.shares
 
 
-def _head_norms_bytes(part: Part) -> int:
+def _head_norms_bytes(part: ModelShard) -> int:
     """Bytes per token that a layer's norms over heads keep on all tensor ranks together. On a GPU, and in float32,
     the keys' input is a view of the fused projection, which is counted; so is the queries' where a rank has one group
     of heads."""
@@ -61,7 +61,7 @@ def _head_norms_bytes(part: Part) -> int:
     return total - weight * (shape.key_channels + (shape.query_channels if is_one_group else 0))
 
 
-def norm_at_work(part: Part) -> int:
+def norm_at_work(part: ModelShard) -> int:
     """Bytes per token of a norm at work, without gradient: copies in float32; behind attention also what its output
     was made of."""
     shape, weight = part.shape, part.precision.weight
@@ -72,7 +72,7 @@ def norm_at_work(part: Part) -> int:
     return total
 
 
-def attention_bytes(part: Part, batch: MicrobatchShape, layer: int) -> int:
+def attention_bytes(part: ModelShard, batch: MicrobatchShape, layer: int) -> int:
     """Bytes that the attention of a layer keeps."""
     shape, weight = part.shape, part.precision.weight
     queries, values = shape.query_channels, shape.output_channels
@@ -91,14 +91,14 @@ def attention_bytes(part: Part, batch: MicrobatchShape, layer: int) -> int:
     return total // part.layout.tensor
 
 
-def pair_bytes(part: Part) -> int:
+def pair_bytes(part: ModelShard) -> int:
     """Bytes that a layer which keeps its scores keeps of each two tokens of a sequence: weights, their copy, the tanh
     of a cap, and a mask."""
     copies = 1 + (part.shape.attention_softcap is not None)
     return part.shape.num_heads * (4 + part.precision.weight * copies) // part.layout.tensor + 1
 
 
-def _read_bytes(part: Part, batch: MicrobatchShape, layer: int) -> int:
+def _read_bytes(part: ModelShard, batch: MicrobatchShape, layer: int) -> int:
     """Bytes of the keys and values that a layer keeps on all tensor ranks together: all tokens that are read, where
     context ranks gather them; in latent attention, and in a bfloat16 model on a CPU, the copies that are attended to;
     else keys, and values inside the fused projection."""
@@ -112,7 +112,7 @@ def _read_bytes(part: Part, batch: MicrobatchShape, layer: int) -> int:
     return batch.tokens * weight * (shape.query_channels + 3 * shape.key_channels)
 
 
-def attention_at_work(part: Part, batch: MicrobatchShape, layer: int) -> int:
+def attention_at_work(part: ModelShard, batch: MicrobatchShape, layer: int) -> int:
     """Peak bytes of a layer's attention, without gradient: the projections, queries laid together, both rotated; the
     output. On a CPU outputs of single sequences and all of them in float32, in a bfloat16 model beside float32
     inputs. Where attention is written out, the scores of one sequence in a few copies. Keys and values that context

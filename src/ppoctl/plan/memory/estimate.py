@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ppoctl.errors import OutOfMemoryError
-from ppoctl.loop.stories import outline, story_at
+from ppoctl.loop.stories import outline, step_function_at
 from ppoctl.model.shape import ModelShape
 from ppoctl.plan.memory.assumed import GIB
 from ppoctl.plan.memory.attention import pair_bytes
 from ppoctl.plan.memory.driver import batch_of, driver_bytes, records_of
 from ppoctl.plan.memory.generator import TransferBytes, bucket_bytes, copies_of, generator_bytes
 from ppoctl.plan.memory.items import Sizes
-from ppoctl.plan.memory.part import MicrobatchShape, Part, Precision
+from ppoctl.plan.memory.part import MicrobatchShape, ModelShard, Precision
 from ppoctl.plan.memory.pipeline import stages_of
 from ppoctl.plan.memory.pools import Pool, StageBytes, fullest_node, gpu_pools, machine_pool
 from ppoctl.plan.memory.residency import schedule_of
@@ -98,7 +98,7 @@ def estimate(
         for role, own in (("actor", shape), ("critic", critic or shape))
     }
     at = models["actor"].at
-    told = outline(story_at(recipe, recipe.ppo.critic_only_steps + 1))  # when all learn
+    told = outline(step_function_at(recipe, recipe.ppo.critic_only_steps + 1))  # when all learn
     batch, room = batch_of(recipe), None if gpu_gib is None else int(gpu_gib * GIB)
     window = generator_window(recipe)
     sizes = Sizes(
@@ -207,7 +207,7 @@ def _warnings(recipe: Recipe, models: Mapping[str, "_Computed"], room: int | Non
         keeps = max(sum(map(shape.keeps_scores, stage.layers)) for stage in stages)
         if room is None or not keeps:
             continue
-        pair = pair_bytes(Part(shape, role, layout, stages[0], at, recompute))
+        pair = pair_bytes(ModelShard(shape, role, layout, stages[0], at, recompute))
         layers = 1 if recompute == "full" else keeps
         most = isqrt(room * layout.context // (pair * layers))
         if longest <= most:

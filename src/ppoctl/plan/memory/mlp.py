@@ -20,15 +20,15 @@ one (`expert_tensor`), F' width of the MLP beside them; p bytes of a routing wei
   there together.
 """
 
-from ppoctl.plan.memory.part import MicrobatchShape, Part
+from ppoctl.plan.memory.part import MicrobatchShape, ModelShard
 
 
-def mlp_bytes(part: Part, width: int) -> int:
+def mlp_bytes(part: ModelShard, width: int) -> int:
     """Bytes per token that one MLP of this width keeps."""
     return 5 * part.precision.weight * width // part.layout.tensor
 
 
-def experts_bytes(part: Part) -> int:
+def experts_bytes(part: ModelShard) -> int:
     """Bytes per token of all tensor ranks together that a layer's experts keep, with routing and the MLP beside
     them."""
     experts, weight, layout = part.shape.experts, part.precision.weight, part.layout
@@ -43,7 +43,7 @@ def experts_bytes(part: Part) -> int:
     return mlp_bytes(part, experts.shared_width) + (routing + experts.per_token * of_copy + gate) // part.shares
 
 
-def forward_bytes(part: Part, batch: MicrobatchShape, layer: int) -> int:
+def forward_bytes(part: ModelShard, batch: MicrobatchShape, layer: int) -> int:
     """Peak bytes of a forward pass without gradient. Each MoE layer's token dispatcher keeps its last routing
     metadata."""
     if not part.shape.has_experts(layer):
@@ -56,7 +56,7 @@ def forward_bytes(part: Part, batch: MicrobatchShape, layer: int) -> int:
     return sorted_once + _experts_at_work(part, batch) + batch.tokens * known // part.shares
 
 
-def update_bytes(part: Part, batch: MicrobatchShape, layer: int) -> int:
+def update_bytes(part: ModelShard, batch: MicrobatchShape, layer: int) -> int:
     """Peak bytes of an update beyond what is kept. Experts have theirs at the end of the forward pass, beside the
     layer's input; an MLP when the backward pass comes to it: gradients of its output, and of gate and up."""
     hidden = batch.tokens * part.hidden_bytes
@@ -65,7 +65,7 @@ def update_bytes(part: Part, batch: MicrobatchShape, layer: int) -> int:
     return hidden + batch.tokens * 2 * part.precision.weight * part.shape.ffn_hidden_size // part.layout.tensor
 
 
-def _experts_at_work(part: Part, batch: MicrobatchShape) -> int:
+def _experts_at_work(part: ModelShard, batch: MicrobatchShape) -> int:
     """Bytes of experts at work, beside tokens in the order of the experts: tokens as they were sent and, where ranks
     exchange them, as they came, or as they go back; outputs of the experts, and these in the order of the tokens; the
     output of the MLP beside them."""
@@ -73,7 +73,7 @@ def _experts_at_work(part: Part, batch: MicrobatchShape) -> int:
     return times * _copies(part, batch) + batch.tokens * part.hidden_bytes
 
 
-def _copies(part: Part, batch: MicrobatchShape) -> int:
+def _copies(part: ModelShard, batch: MicrobatchShape) -> int:
     """Bytes of all copies of this rank's tokens."""
     assert part.shape.experts is not None
     return batch.tokens * part.hidden_bytes * part.shape.experts.per_token

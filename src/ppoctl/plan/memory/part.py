@@ -18,7 +18,7 @@ class Precision:
 
 
 @dataclass(frozen=True)
-class Part:
+class ModelShard:
     """One rank's part of a model."""
 
     shape: ModelShape

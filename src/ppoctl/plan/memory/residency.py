@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ppoctl.store.outline import EVAL, Outline, ToldStage
+from ppoctl.store.outline import EVAL, Outline, OutlineEntry
 
 MemoryPlace = Literal["device", "host"]
 
@@ -44,9 +44,12 @@ def schedule_of(
     (`scores`). Roles are saved and, by a resume, loaded one after the other. The actor's update may read the
     reference."""
     saves, loads = (
-        [ToldStage(f"{role}_{does}", (role,), role) for role in outline.roles] for does in ("save", "load")
+        [OutlineEntry(f"{role}_{does}", (role,), role) for role in outline.roles] for does in ("save", "load")
     )
-    evaluation = [ToldStage(EVAL, ("actor", "prompts")), *([ToldStage(EVAL_SCORES, ("prompts",))] if scores else [])]
+    evaluation = [
+        OutlineEntry(EVAL, ("actor", "prompts")),
+        *([OutlineEntry(EVAL_SCORES, ("prompts",))] if scores else []),
+    ]
     stages = (*outline.stages, *evaluation, *saves, *loads)
     parts = defaultdict[str, list[str]](list)
     staying: tuple[str, ...] = ()

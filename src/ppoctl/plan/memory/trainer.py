@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 
 from ppoctl.model.shape import ModelShape
 from ppoctl.plan.memory.activations import backward_bytes, beside_bytes, forward_bytes, gather_bytes, saved
-from ppoctl.plan.memory.part import MicrobatchShape, Part, Precision, SavedActivations
+from ppoctl.plan.memory.part import MicrobatchShape, ModelShard, Precision, SavedActivations
 from ppoctl.plan.memory.pipeline import Parameters, rank_parameters, runs_of, stages_of, whole_model
 from ppoctl.recipe.schema import ParallelTable, Recompute
 
@@ -142,7 +142,7 @@ def _rank(training: Training, number: int) -> RankBytes:
     stage = stages_of(training.shape, layout)[number]
     filtered = training.filtered
     whole, *runs = (
-        Part(training.shape, training.role, layout, each, training.precision, training.recompute, filtered)
+        ModelShard(training.shape, training.role, layout, each, training.precision, training.recompute, filtered)
         for each in (stage, *runs_of(stage, layout))
     )
     keeps = [saved(run, training.microbatch) for run in runs]
