@@ -48,7 +48,7 @@ class Objective:
         return (int(self.mask[rows].sum()),)
 
     def __call__(self, rows: Tensor, said: TokenOutputs, totals: Totals) -> Tensor:
-        total = (said.outputs * self.mask[rows]).sum()
+        total = (said.primary * self.mask[rows]).sum()
         return (total if said.entropy is None else total + said.entropy.sum()) / totals[0]
 
 

@@ -43,7 +43,7 @@ class Objective:
         return (len(rows) * RESPONSE,)
 
     def __call__(self, rows: Tensor, said: TokenOutputs, totals: Totals) -> Tensor:
-        return (said.outputs * (rows[:, None] >= 0)).sum() / totals[0]
+        return (said.primary * (rows[:, None] >= 0)).sum() / totals[0]
 
 
 def model_of_10m(folder: Path) -> Path:

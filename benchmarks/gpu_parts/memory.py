@@ -92,11 +92,11 @@ def pinned():
     for turn in range(3):
         sync()
         start = time.perf_counter()
-        host.take("x", tensors)
+        host.offload("x", tensors)
         sync()
         out = time.perf_counter() - start
         start = time.perf_counter()
-        host.bring_back("x")
+        host.reload("x")
         sync()
         back = time.perf_counter() - start
         say(

@@ -81,7 +81,7 @@ def rank():
         free = free_gib() or 0
         sync()
         start = time.perf_counter()
-        one.leave()
+        one.offload()
         sync()
         out = time.perf_counter() - start
         gone = free_gib() or 0

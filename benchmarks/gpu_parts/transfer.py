@@ -93,13 +93,13 @@ def _play(way: str, bench: Bench, sequences: Sequences) -> None:
     held = bench.child.call("values")
     # The engine forgets its weights, and is restored from what was published while the trainer stays away.
     awake = _free()
-    bench.turns.clear_for("nobody")
+    bench.turns.offload_others("nobody")
     _report_freed(way, "engine", gib(bench.child.call("forgotten")), awake, _free())
     asleep = bench.child.call("values")
     restored = bench.prepare(2)
     say("transfer", way=way, restored_s=round(restored, 2), right=bench.child.call("values") == held != asleep)
     # The engine has died, and the next process is brought to the state.
-    bench.turns.clear_for("nobody")
+    bench.turns.offload_others("nobody")
     bench.child.close()
     again = bench.prepare(2)
     say("transfer", way=way, started_again_s=round(again, 2), right=bench.child.call("values") == held)

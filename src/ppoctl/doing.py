@@ -55,7 +55,7 @@ class Activities:
             return self._acts[-1] if self._acts else None
 
     @contextmanager
-    def at(self, what: str, total: int | None = None) -> Iterator[Activity]:
+    def track(self, what: str, total: int | None = None) -> Iterator[Activity]:
         """Context of an act; whoever works in it may count."""
         act = Activity(what, total)
         with self._lock:
@@ -67,7 +67,7 @@ class Activities:
                 self._acts = [each for each in self._acts if each is not act]
 
     @contextmanager
-    def heard_by(self, heard: OnPreparing) -> Iterator[None]:
+    def notifying(self, heard: OnPreparing) -> Iterator[None]:
         """Context in which `heard` is told in words of each thing that is prepared, when it begins."""
         self._heard.append(heard)
         try:
@@ -75,7 +75,7 @@ class Activities:
         finally:
             self._heard.remove(heard)
 
-    def tell(self, what: str) -> None:
+    def notify(self, what: str) -> None:
         """Tell whoever hears what is being prepared."""
         for heard in list(self._heard):
             heard(what)
@@ -89,8 +89,8 @@ ACTIVITIES = Activities()
 def preparing(what: str) -> Iterator[Activity]:
     """Context of what must be there before work can begin: an engine, a trainer, data. The clock of work stands
     still."""
-    ACTIVITIES.tell(what)
-    with WORK.stopped(), ACTIVITIES.at(what) as act:
+    ACTIVITIES.notify(what)
+    with WORK.stopped(), ACTIVITIES.track(what) as act:
         yield act
 
 
@@ -110,7 +110,7 @@ def loading(what: str) -> Iterator[Activity]:
 
 def track_items(items: Sequence[Item], what: str) -> Iterator[tuple[int, Item]]:
     """The items with their numbers, from 0, as an act that counts the one that is worked on."""
-    with ACTIVITIES.at(what, len(items)) as act:
+    with ACTIVITIES.track(what, len(items)) as act:
         for number, item in enumerate(items):
             act.done = number + 1
             yield number, item

@@ -18,7 +18,7 @@ class Metric:
 
     name: str
     unit: str
-    says: str
+    description: str
     healthy: str = ""
     """What to expect; empty: depends on the task."""
     better: Literal["higher", "lower"] | None = None

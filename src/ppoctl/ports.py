@@ -180,24 +180,24 @@ class TokenOutputs:
     """What a model says about the response tokens of some rows, on their response grid; float32, 0 where not
     present."""
 
-    outputs: Float[Tensor, "m R"]
+    primary: Float[Tensor, "m R"]
     """Actor: log-probs. Critic: values of the states before the tokens."""
     entropy: Float[Tensor, "m R"] | None = None
     """Nats; absent where it was not asked for."""
     full_kl: Float[Tensor, "m R"] | None = None
     """KL(model || reference) of the whole distributions, in nats; absent where it was not asked for."""
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> "TokenOutputs":
+    def map(self, change: Callable[[Tensor], Tensor]) -> "TokenOutputs":
         """What a function makes of each grid that is there."""
         entropy, full_kl = (None if grid is None else change(grid) for grid in (self.entropy, self.full_kl))
-        return TokenOutputs(change(self.outputs), entropy, full_kl)
+        return TokenOutputs(change(self.primary), entropy, full_kl)
 
 
 def concatenate_outputs(parts: Sequence[TokenOutputs]) -> TokenOutputs:
     """The rows of all parts, one part after the other; all were asked the same."""
     entropies = [part.entropy for part in parts if part.entropy is not None]
     full_kls = [part.full_kl for part in parts if part.full_kl is not None]
-    outputs = torch.cat([part.outputs for part in parts])
+    outputs = torch.cat([part.primary for part in parts])
     return TokenOutputs(outputs, *(torch.cat(grids) if grids else None for grids in (entropies, full_kls)))
 
 
@@ -217,7 +217,7 @@ class Objective(Protocol):
     """The loss of some rows as a pure function of the model's token outputs; closes over the step's data."""
 
     @property
-    def asks(self) -> OutputRequest:
+    def request(self) -> OutputRequest:
         """What it reads of the model."""
         ...
 
@@ -331,11 +331,11 @@ class SampleSetKey:
 class FinishedSamples(Protocol):
     """Finished samples of a stage that is not committed yet, kept over a crash; dropped when it is."""
 
-    def recall(self, drawn_for: SampleSetKey) -> dict[str, Sample]:
+    def load(self, drawn_for: SampleSetKey) -> dict[str, Sample]:
         """Samples that an earlier attempt finished for the same, by key."""
         ...
 
-    def keep(self, drawn_for: SampleSetKey) -> AbstractContextManager[Callable[[Sample], None]]:
+    def writer(self, drawn_for: SampleSetKey) -> AbstractContextManager[Callable[[Sample], None]]:
         """A function that takes each finished sample; written out in groups, and when the context fails."""
         ...
 

@@ -217,7 +217,7 @@ def test_figures_of_rewards_are_those_of_the_rows_that_have_a_score() -> None:
 
 
 def test_other_figures_are_the_summaries_in_order() -> None:
-    found = {type(record).__name__: list(record.figures().items()) for record in WHOLE}
+    found = {type(record).__name__: list(record.metrics().items()) for record in WHOLE}
     assert found["Logprobs"] == [("mismatch/gap_mean_abs", 0.5)]
     assert found["Correction"] == [("correction/weight_mean", 1.25)]
     assert found["Advantages"] == [("a", 1.0), ("b", 2.0)]

@@ -59,7 +59,7 @@ def trained(expect: dict[str, Any], act: Act = lambda role, number, said: None, 
     said = io.StringIO()
 
     def on_minibatch(role: str, number: int) -> None:
-        with ACTIVITIES.at("minibatch", 2) as at:
+        with ACTIVITIES.track("minibatch", 2) as at:
             at.done = number
             time.sleep(0.02)  # in which the status is drawn
             act(role, number, said)

@@ -176,7 +176,7 @@ def test_a_critic_with_a_shorter_window_is_refused(model: Model, reward: Path, t
     made = recipe(model("qwen2"), reward, tmp_path)
 
     def said() -> list[str]:
-        return [problem.says for problem in check(made, rows=False).problems if "window" in problem.says]
+        return [problem.message for problem in check(made, rows=False).problems if "window" in problem.message]
 
     edit_json(reward / "config.json", max_position_embeddings=33)  # 20 of a prompt and 13 of a response
     assert said() == []

@@ -23,29 +23,29 @@ def leaves(left: list[str]) -> Callable[[str], Callable[[], None]]:
 def test_the_others_leave_once_before_a_role_works(left, leaves):
     turns = DeviceSharing(EVERYONE)
     for role in ("actor", "actor", "critic", "critic", "actor"):
-        turns.take(role, leaves(role))
+        turns.acquire(role, leaves(role))
     assert left == ["actor", "critic"]
 
 
 def test_nobody_leaves_while_two_work_together_and_both_do_afterwards(left, leaves):
     turns = DeviceSharing(EVERYONE)
-    turns.take("generator", leaves("generator"))
-    with turns.shared():
-        turns.take("actor", leaves("actor"))
-        turns.take("generator", leaves("generator"))
+    turns.acquire("generator", leaves("generator"))
+    with turns.keep_all():
+        turns.acquire("actor", leaves("actor"))
+        turns.acquire("generator", leaves("generator"))
     assert left == []
-    turns.take("critic", leaves("critic"))
+    turns.acquire("critic", leaves("critic"))
     assert sorted(left) == ["actor", "generator"]
 
 
 def test_the_others_leave_also_while_two_work_together_when_all_the_memory_is_asked_for(left, leaves):
     turns = DeviceSharing(EVERYONE)
-    with turns.shared():
-        turns.take("generator", leaves("generator"))
-        turns.take("actor", leaves("actor"))
-        turns.clear_for("generator")
+    with turns.keep_all():
+        turns.acquire("generator", leaves("generator"))
+        turns.acquire("actor", leaves("actor"))
+        turns.offload_others("generator")
     assert left == ["actor"]
-    turns.take("critic", leaves("critic"))
+    turns.acquire("critic", leaves("critic"))
     assert left == ["actor", "generator"]
 
 
@@ -53,13 +53,13 @@ def test_an_error_while_two_work_together_ends_that(left, leaves):
     turns = DeviceSharing(EVERYONE)
 
     def fails_together() -> None:
-        with turns.shared():
-            turns.take("actor", leaves("actor"))
+        with turns.keep_all():
+            turns.acquire("actor", leaves("actor"))
             raise KeyError
 
     with pytest.raises(KeyError):
         fails_together()
-    turns.take("critic", leaves("critic"))
+    turns.acquire("critic", leaves("critic"))
     assert left == ["actor"]
 
 
@@ -68,17 +68,17 @@ def test_whoever_fails_to_leave_is_not_asked_again(left, leaves):
         raise OSError
 
     turns = DeviceSharing(EVERYONE)
-    turns.take("actor", fails)
+    turns.acquire("actor", fails)
     with pytest.raises(OSError):
-        turns.take("critic", leaves("critic"))
-    turns.take("critic", leaves("critic"))
+        turns.acquire("critic", leaves("critic"))
+    turns.acquire("critic", leaves("critic"))
     assert left == []
 
 
 def test_without_turns_everyone_stays(left, leaves):
     turns = DeviceSharing()
     for role in ("actor", "critic", "generator"):
-        turns.take(role, leaves(role))
+        turns.acquire(role, leaves(role))
     assert left == []
 
 
@@ -86,8 +86,8 @@ def test_only_listed_roles_leave_whoever_works(left, leaves):
     turns = DeviceSharing(["generator"])
     assert [role for role in EVERYONE if turns.leaves(role)] == ["generator"]
     for role in ("actor", "generator", "critic", "actor", "generator"):
-        turns.take(role, leaves(role))
-    turns.clear_for("actor")
+        turns.acquire(role, leaves(role))
+    turns.offload_others("actor")
     assert left == ["generator", "generator"]
 
 
@@ -120,7 +120,7 @@ def test_ranks_that_another_role_has_had_leave_do_not_leave_again():
     ranks, turns = CalledRanks(), DeviceSharing(EVERYONE)
     actor = DeviceSharingRanks(ranks, "actor", turns)
     actor.call("update")
-    turns.take("generator", lambda: None)
+    turns.acquire("generator", lambda: None)
     actor.call("forward")
     assert ranks.calls == ["update", "leave", "forward"]
 

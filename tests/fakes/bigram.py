@@ -161,11 +161,11 @@ class BigramTrainer:
 
     def reference_logprobs(self, sequences: Sequences, asked: OutputRequest) -> Tensor:
         with torch.no_grad():
-            return self._said(sequences, torch.arange(sequences.num_seqs), initial_table("actor"), asked).outputs
+            return self._said(sequences, torch.arange(sequences.num_seqs), initial_table("actor"), asked).primary
 
     def values(self, sequences: Sequences) -> Tensor:
         with torch.no_grad():
-            return self._said(sequences, torch.arange(sequences.num_seqs), self.table, OutputRequest()).outputs
+            return self._said(sequences, torch.arange(sequences.num_seqs), self.table, OutputRequest()).primary
 
     def update(
         self, sequences: Sequences, minibatches: Sequence[Minibatch], objective: Objective
@@ -178,7 +178,7 @@ class BigramTrainer:
 
     def _step(self, sequences: Sequences, minibatch: Minibatch, objective: Objective) -> MinibatchResult:
         table = self.table.clone().requires_grad_()
-        said = self._said(sequences, minibatch.rows, table, objective.asks)
+        said = self._said(sequences, minibatch.rows, table, objective.request)
         loss = objective(minibatch.rows, said, minibatch.totals)
         loss.backward()  # type: ignore[no-untyped-call]
         assert table.grad is not None
@@ -188,7 +188,7 @@ class BigramTrainer:
         limit = minibatch.step.grad_clip
         clipped = table.grad * min(1.0, limit / (float(norm) + 1e-6)) if limit > 0 else table.grad
         self._adam(clipped, minibatch)
-        return MinibatchResult(float(loss.detach()), float(norm), said.each(Tensor.detach))
+        return MinibatchResult(float(loss.detach()), float(norm), said.map(Tensor.detach))
 
     def _adam(self, gradient: Tensor, minibatch: Minibatch) -> None:
         step = minibatch.step

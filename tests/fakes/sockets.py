@@ -148,7 +148,7 @@ def fake_sockets(
         critic=trainer("critic"),
         generator=lambda actor_at, say, logs: BigramGenerator(actor_at),
         scorer=EvenScorer(other_reading=_other_reading(recipe)),
-        questions=CountingQuestions(recipe.rollout.prompts_per_step),
+        prompts=CountingQuestions(recipe.rollout.prompts_per_step),
         source_digests={"actor": "bigram", "critic": "bigram"},
     )
 

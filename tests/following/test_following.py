@@ -115,16 +115,16 @@ def test_many_runs_are_one_question(cluster: FakeSlurm) -> None:
 
 
 def test_nobody_is_asked_for_a_run_without_jobs(cluster: FakeSlurm) -> None:
-    assert following.ask(Slurm(), [RunFacts()]).silence is None
+    assert following.ask(Slurm(), [RunFacts()]).no_answer_reason is None
     assert cluster.asked == []
 
 
 def test_silence_is_told_with_its_reason(cluster: FakeSlurm) -> None:
     run = RunFacts(jobs=(JobRecord("12", 1.0, "resume"),))
     cluster.goes_away()
-    assert following.ask(following.slurm(0.2), [run]).silence == "`squeue` gave no answer within 0.2 s"
+    assert following.ask(following.slurm(0.2), [run]).no_answer_reason == "`squeue` gave no answer within 0.2 s"
     absent = following.ask(Slurm({"PATH": "/nowhere"}), [run])
-    assert absent.silence == "no `squeue` here: this machine has no Slurm"
+    assert absent.no_answer_reason == "no `squeue` here: this machine has no Slurm"
 
 
 def test_a_run_whose_job_is_at_work_is_left_alone(layout: RunPaths, cluster: FakeSlurm) -> None:

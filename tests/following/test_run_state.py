@@ -143,21 +143,21 @@ CASES = [
                                                   ends={"12": [ScriptEnd(0, 8, NOW)]}), told(), "lost",
          "no end of it is written; attempt 2 left no word"),
     # No answer.
-    Case("submitted, no answer", facts(), SlurmSnapshot(silence=SILENT), "submitted",
+    Case("submitted, no answer", facts(), SlurmSnapshot(no_answer_reason=SILENT), "submitted",
          f"has not begun, as far as the run knows; what becomes of job 12 is unknown: {SILENT}"),
-    Case("at work, no answer", facts(attempt(**in_job())), SlurmSnapshot(silence=SILENT), "unknown",
+    Case("at work, no answer", facts(attempt(**in_job())), SlurmSnapshot(no_answer_reason=SILENT), "unknown",
          "attempt 1 began in job 12 on node1, and last wrote 5.0s ago; what becomes of job 12 is unknown"),
-    Case("alive here, no answer", facts(attempt(status="running", **in_job())), SlurmSnapshot(silence=SILENT), "running",
+    Case("alive here, no answer", facts(attempt(status="running", **in_job())), SlurmSnapshot(no_answer_reason=SILENT), "running",
          SILENT),
-    Case("dead here, no answer", facts(attempt(status="killed", **in_job())), SlurmSnapshot(silence=SILENT), "killed", SILENT),
-    Case("ended, no answer", facts(ended(**in_job()), jobs=(JOB, NEXT)), SlurmSnapshot(silence=SILENT), "preempted",
+    Case("dead here, no answer", facts(attempt(status="killed", **in_job())), SlurmSnapshot(no_answer_reason=SILENT), "killed", SILENT),
+    Case("ended, no answer", facts(ended(**in_job()), jobs=(JOB, NEXT)), SlurmSnapshot(no_answer_reason=SILENT), "preempted",
          f"what becomes of jobs 12, 13 is unknown: {SILENT}"),
-    Case("finished, no answer", facts(ended(status="finished", code=0, **in_job())), SlurmSnapshot(silence=SILENT), "finished",
+    Case("finished, no answer", facts(ended(status="finished", code=0, **in_job())), SlurmSnapshot(no_answer_reason=SILENT), "finished",
          "all steps are done"),
     Case("killed, written, no answer", facts(attempt(**in_job()), ends={"12": [ScriptEnd(0, 1, NOW)]}),
-         SlurmSnapshot(silence=SILENT), "failed", "the script of job 12 ended with exit code 1 (internal)"),
+         SlurmSnapshot(no_answer_reason=SILENT), "failed", "the script of job 12 ended with exit code 1 (internal)"),
     Case("a later job, no answer", facts(ended(status="failed", code=4, **in_job()), jobs=(JOB, LATER)),
-         SlurmSnapshot(silence=SILENT), "submitted", "job 20 was submitted"),
+         SlurmSnapshot(no_answer_reason=SILENT), "submitted", "job 20 was submitted"),
 ]  # fmt: skip
 
 
@@ -165,7 +165,7 @@ CASES = [
 def test_the_state_of_a_run(case: Case) -> None:
     found = run_state(case.facts, case.told, now=NOW)
     assert found.word == case.word
-    assert case.says in found.says
+    assert case.says in found.description
 
 
 def test_every_word_of_the_table_has_a_case() -> None:
@@ -181,7 +181,7 @@ def test_every_word_of_the_table_has_a_case() -> None:
 
 def test_a_time_to_come_is_told_by_the_clock_and_by_how_long() -> None:
     def waits_until(at: float) -> str:
-        return run_state(facts(), told(job("PENDING", starts_at=at)), now=NOW).says
+        return run_state(facts(), told(job("PENDING", starts_at=at)), now=NOW).description
 
     assert waits_until(NOW + 90).endswith("(in 1m 30s)")
     assert "on 1970-01-1" in waits_until(NOW + 86400)

@@ -42,7 +42,7 @@ def played(root: Path, best: str, health: HealthTable | None = None, **changes: 
 
 
 def series(job: RunContext, name: str) -> list[float]:
-    return [job.journal.figures(step)[name] for step in range(1, 5)]
+    return [job.journal.metrics(step)[name] for step in range(1, 5)]
 
 
 def lineage(root: Path, step: int) -> str:

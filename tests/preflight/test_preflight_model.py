@@ -223,7 +223,7 @@ def test_a_wrong_model_is_refused_in_one_sentence(folder: Path, case: str) -> No
     damage(folder / "base")
     problems = check(load([Path("r.toml")]).recipe, device="cpu").problems
     wanted = says.format(base=folder / "base", here=folder)
-    [found] = [problem for problem in problems if wanted in problem.says]
+    [found] = [problem for problem in problems if wanted in problem.message]
     assert found.kind.exit_code == code
     assert found.hint
 
@@ -264,9 +264,9 @@ def test_the_device_decides_about_head_sizes() -> None:
 
 def test_head_sizes_are_asked_of_the_model(folder: Path) -> None:
     edit(folder / "base/config.json", head_dim=16)
-    says = [problem.says for problem in check(load([Path("r.toml")]).recipe, device="cpu", rows=False).problems]
+    says = [problem.message for problem in check(load([Path("r.toml")]).recipe, device="cpu", rows=False).problems]
     assert sum("whose heads have 16 channels" in text for text in says) == 1
-    says = [problem.says for problem in check(load([Path("r.toml")]).recipe, device="gpu", rows=False).problems]
+    says = [problem.message for problem in check(load([Path("r.toml")]).recipe, device="gpu", rows=False).problems]
     assert not any("channels" in text for text in says)
 
 

@@ -62,7 +62,7 @@ def test_a_wrong_row_is_refused_by_its_line(folder: Path, case: str) -> None:
     file = folder / "train.jsonl"
     file.write_bytes(content.encode() if isinstance(content, str) else content)
     [found] = check(load([Path("r.toml")]).recipe).problems
-    assert says.format(file=file) in found.says
+    assert says.format(file=file) in found.message
     assert (found.kind, bool(found.hint)) == (DataError, True)
 
 
@@ -72,8 +72,8 @@ def test_rows_that_no_scorer_is_for_are_counted(folder: Path) -> None:
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     sets = [columns, "reward={kind='choose', by='of', cases={b={kind='gsm8k'}}}"]
     [found] = check(load([Path("r.toml")], sets).recipe).problems
-    assert "of [data.train]: 4 rows, first `train/000001-" in found.says
-    assert "`of` is `a`, and no case of the reward is called so (cases: `b`)" in found.says
+    assert "of [data.train]: 4 rows, first `train/000001-" in found.message
+    assert "`of` is `a`, and no case of the reward is called so (cases: `b`)" in found.message
     assert found.kind is RewardError
     assert not check(load([Path("r.toml")], [*sets, "reward.cases.a.kind=gsm8k"]).recipe).problems
 
@@ -100,13 +100,13 @@ def test_rows_of_an_evaluation_that_have_no_score_are_counted(folder: Path) -> N
 def test_the_file_of_a_reward_is_there_and_the_one_that_was_read(folder: Path) -> None:
     sets = ["reward={kind='python', function='mine.py:score'}"]
     [found] = check(load([Path("r.toml")], sets).recipe).problems
-    assert f"there is no file `{folder}/mine.py`" in found.says
+    assert f"there is no file `{folder}/mine.py`" in found.message
     (folder / "mine.py").write_text("def score(sample): return 1.0\n")
     recipe = load([Path("r.toml")], sets).recipe
     assert not check(recipe).problems
     (folder / "mine.py").write_text("def score(sample): return 2.0\n")
     [found] = check(recipe).problems
-    assert "the reward's function has changed" in found.says
+    assert "the reward's function has changed" in found.message
     parts = load([Path("r.toml")], ["reward={kind='sum', parts={mine={kind='python', function='mine.py:score'}}}"])
     (folder / "mine.py").write_text("def score(sample): return 3.0\n")
     [found] = check(parts.recipe).problems
@@ -116,7 +116,7 @@ def test_the_file_of_a_reward_is_there_and_the_one_that_was_read(folder: Path) -
 def test_the_file_of_a_metric_function_is_there_and_the_one_that_was_read(folder: Path) -> None:
     sets = ["eval.metrics=mine.py:measure"]
     [found] = check(load([Path("r.toml")], sets).recipe).problems
-    assert f"the evaluation's function is `{folder}/mine.py:measure`, and there is no file" in found.says
+    assert f"the evaluation's function is `{folder}/mine.py:measure`, and there is no file" in found.message
     (folder / "mine.py").write_text("def measure(samples): return {}\n")
     recipe = load([Path("r.toml")], [*sets, "eval.metrics.timeout_s=5"]).recipe
     assert recipe.eval.metrics is not None
@@ -124,7 +124,7 @@ def test_the_file_of_a_metric_function_is_there_and_the_one_that_was_read(folder
     assert not check(recipe).problems
     (folder / "mine.py").write_text("def measure(samples): return {'n': 1}\n")
     [found] = check(recipe, lambda path: ".".join(path)).problems
-    assert (found.where, "has changed" in found.says) == ("eval.metrics.function", True)
+    assert (found.where, "has changed" in found.message) == ("eval.metrics.function", True)
     assert f"--set eval.metrics.function={folder}/mine.py:measure`" in (found.hint or "")
 
 

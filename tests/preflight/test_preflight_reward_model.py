@@ -69,7 +69,7 @@ def said(folder: Path, *sets: str) -> list[tuple[str, str]]:
     reward = "reward={kind='model', path='judge', label='good'}"
     loaded = load([folder / "r.toml"], [reward, *sets], {})
     problems = check(loaded.recipe, lambda path: loaded.origins[".".join(path)], rows=False).problems
-    return [(problem.says, problem.hint or "") for problem in problems]
+    return [(problem.message, problem.hint or "") for problem in problems]
 
 
 def test_a_reward_model_that_can_score_is_right(folder: Path) -> None:

@@ -36,7 +36,7 @@ def told(write: Write, keys: Sequence[str], *files: Path) -> dict[str, str]:
     """What is said of each key of a configuration that is pasted as TOML, behind some recipes."""
     pasted = write("".join(f"{key} = 1\n" for key in keys), "pasted.toml")
     _, problems = examine([*files, pasted], (), {})
-    found = [re.fullmatch(r"unknown key `([^`]+)`(?:; )?(.*)", problem.says, re.DOTALL) for problem in problems]
+    found = [re.fullmatch(r"unknown key `([^`]+)`(?:; )?(.*)", problem.message, re.DOTALL) for problem in problems]
     return {each.group(1): each.group(2) for each in found if each}
 
 

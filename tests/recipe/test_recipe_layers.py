@@ -343,7 +343,7 @@ def test_a_bound_can_be_taken_away_and_stays_away(smallest: Path, write: Write) 
 
 def test_a_bound_that_is_off_is_no_text_to_the_rules_of_a_recipe_with_errors(smallest: Path) -> None:
     _, problems = examine([smallest], ['health.kl.max="off"', "health.kl.min=0.1", "steps=x"], {})
-    assert [problem.says for problem in problems] == ['`steps` is `"x"`: must be a whole number']
+    assert [problem.message for problem in problems] == ['`steps` is `"x"`: must be a whole number']
 
 
 def test_a_variable_is_merged_into_a_table_from_another_variable(smallest: Path) -> None:

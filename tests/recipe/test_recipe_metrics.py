@@ -17,7 +17,7 @@ from ppoctl.tracking import health
 def test_names_are_unique_and_explained() -> None:
     names = [metric.name for metric in METRICS]
     assert len(names) == len(set(names))
-    assert all(metric.unit and metric.says for metric in METRICS)
+    assert all(metric.unit and metric.description for metric in METRICS)
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)

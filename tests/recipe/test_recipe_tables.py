@@ -21,7 +21,7 @@ ALTERNATIVES = [
 
 def told(file: Path, *settings: str) -> list[str]:
     _, problems = examine([file], settings, {})
-    return [problem.says for problem in problems]
+    return [problem.message for problem in problems]
 
 
 def test_a_value_in_the_place_of_a_table_is_named(smallest: Path) -> None:

@@ -76,7 +76,7 @@ class Talking(hand.Engine):
     """Says entropies where it is asked for them: 1 in the first minibatch, 2 in the second."""
 
     def update(self, sequences: object, minibatches: list[Minibatch], objective: object) -> list[MinibatchResult]:
-        assert cast(Terms, objective).asks.entropy
+        assert cast(Terms, objective).request.entropy
         self.asked["objective"], self.first = objective, minibatches[0].rows
         return [
             MinibatchResult(0.0, 1.0, TokenOutputs(self.outputs[m.rows] + place, torch.full((1, 3), 1.0 + place)))
@@ -129,7 +129,7 @@ def test_a_trainer_that_was_asked_is_not_asked_for_entropies_again() -> None:
     stage = actor_stage(plan=plan(epochs=2))
     record = stage.run(STATES["actor"], ROLLOUTS, hand.logprobs(), hand.advantages())
     assert record.gap is None
-    assert not cast(Terms, cast(Any, stage.models).engine.asked["objective"]).asks.entropy
+    assert not cast(Terms, cast(Any, stage.models).engine.asked["objective"]).request.entropy
 
 
 @pytest.mark.parametrize("term", [NegativeLogLikelihood(), Entropy()], ids=["nll", "entropy"])
@@ -141,7 +141,7 @@ def test_terms_have_the_gradient_of_their_formula(term: NegativeLogLikelihood | 
     def losses(logits: torch.Tensor) -> torch.Tensor:
         logp = logits.log_softmax(-1)
         said = TokenOutputs(logp[..., 2], -(logp.exp() * logp).sum(-1))
-        return term(LossInputs(torch.arange(3), said.outputs, said.entropy), mask)
+        return term(LossInputs(torch.arange(3), said.primary, said.entropy), mask)
 
     assert torch.autograd.gradcheck(losses, (logits,))
     assert not losses(logits)[~mask].any()

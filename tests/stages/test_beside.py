@@ -32,8 +32,8 @@ def test_equal_responses_have_one_score_each() -> None:
     scorer = Waits()
     beside = OverlappedScorer(scorer)
     request = request_about(PROMPT, SAMPLE)
-    beside.heard(PROMPT, SAMPLE)
-    beside.heard(PROMPT, replace(SAMPLE, key="a#1"))
+    beside.start(PROMPT, SAMPLE)
+    beside.start(PROMPT, replace(SAMPLE, key="a#1"))
     futures = [beside.submit(request) for _ in range(3)]
     assert len({id(future) for future in futures}) == 3
     assert futures == [future for _, future in scorer.given]
@@ -54,7 +54,7 @@ def test_equal_responses_have_one_score_each() -> None:
 def test_a_response_that_differs_in_anything_is_scored_by_itself(change: dict[str, object]) -> None:
     scorer = Waits()
     beside = OverlappedScorer(scorer)
-    beside.heard(PROMPT, SAMPLE)
+    beside.start(PROMPT, SAMPLE)
     other = replace(request_about(PROMPT, SAMPLE), **change)  # type: ignore[arg-type]
     assert beside.submit(other) is scorer.given[1][1]
     assert scorer.given[1][0] == other
@@ -68,8 +68,8 @@ def test_what_was_not_asked_for_is_cancelled_before_the_scorer_settles() -> None
 
     scorer = Settles()
     beside = OverlappedScorer(scorer)
-    beside.heard(PROMPT, SAMPLE)
-    beside.heard(PROMPT, replace(SAMPLE, text="3"))
+    beside.start(PROMPT, SAMPLE)
+    beside.start(PROMPT, replace(SAMPLE, text="3"))
     wanted = beside.submit(request_about(PROMPT, SAMPLE))
     beside.settle()
     assert scorer.left == [False, True]

@@ -262,11 +262,11 @@ def test_lambda_by_length_is_the_policys_and_the_critics_stays() -> None:
     found = advantages(estimator=Gae(1.0, 1.0, 1.0, 1.0)).run(*inputs)
     FLOAT32.check(found.advantages, torch.tensor([[0.0, 0.0, 0.0], [4 / 9, 2 / 3, 1.0]]))
     FLOAT32.check(found.returns, torch.tensor([[1.0, 1.0, 0.0], [2.0, 2.0, 2.0]]))
-    assert found.figures()["advantage/lambda_mean"] == pytest.approx((1 / 2 + 2 / 3) / 2)
+    assert found.metrics()["advantage/lambda_mean"] == pytest.approx((1 / 2 + 2 / 3) / 2)
     # A response without a score has no lambda.
     unscored = (inputs[0], hand.rewards(0.0, 2.0, outcomes=(2, 0)), *inputs[2:])
     found = advantages(estimator=Gae(1.0, 1.0, 1.0, 1.0)).run(*unscored)
-    assert found.figures()["advantage/lambda_mean"] == pytest.approx(2 / 3)
+    assert found.metrics()["advantage/lambda_mean"] == pytest.approx(2 / 3)
 
 
 def test_monte_carlo_asks_no_critic() -> None:
@@ -292,7 +292,7 @@ def test_the_return_of_a_truncated_response_goes_on_with_the_value_behind_it(est
     FLOAT32.check(found.returns, returns)
     FLOAT32.check(found.advantages, (returns + first) * hand.MASK)
     FLOAT32.check(found.token_rewards, torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 2.0]]))
-    assert found.figures()["advantage/bootstrap_mean"] == 4.0
+    assert found.metrics()["advantage/bootstrap_mean"] == 4.0
 
 
 def test_a_truncated_response_that_is_shorter_than_others_goes_on_behind_its_own_last_token() -> None:
@@ -309,7 +309,7 @@ def test_a_truncated_response_without_a_score_goes_on_nowhere() -> None:
     drawn, unscored = hand.rollouts(finish=CUT), hand.rewards(1.0, 0.0, outcomes=(0, 2))
     found = advantages(truncated="bootstrap").run(drawn, unscored, values, hand.logprobs(), Carry(0.0))
     FLOAT32.check(found.returns, torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]))
-    assert found.figures()["advantage/bootstrap_mean"] == 0.0
+    assert found.metrics()["advantage/bootstrap_mean"] == 0.0
 
 
 def test_values_behind_the_last_token_are_not_forgotten_silently() -> None:
@@ -331,7 +331,7 @@ def test_truncated_responses_may_be_left_out_of_everything() -> None:
     assert found.shaped is not None
     assert found.shaped.tolist() == [1.0, 2.0]
     assert (found.carry.trained_seqs, found.carry.trained_tokens) == (1, 2)
-    figures = found.figures()
+    figures = found.metrics()
     assert figures["advantage/filtered_frac"] == 0.5
     # k1 of row 0: 0.5 and -0.5.
     assert figures["kl/reference_mean"] == pytest.approx(0.0)
@@ -398,8 +398,8 @@ def test_a_coefficient_that_adapts_is_the_one_before_in_its_step_and_the_next_in
             found = advantages(penalty=penalty).run(*GATHERED[:-1], Carry(carried))
             following = used * (1 + min(measured / target - 1, 0.2) * 2 / 20)
             assert found.carry.kl_coef == pytest.approx(following)
-            assert found.penalty_coef == found.figures()["kl/coef"] == used
-            assert found.figures()["kl/measured"] == pytest.approx(measured)
+            assert found.penalty_coef == found.metrics()["kl/coef"] == used
+            assert found.metrics()["kl/measured"] == pytest.approx(measured)
             FLOAT32.check(found.token_rewards[0], torch.tensor([-0.5 * used, 1 - 0.5 * used, 0.0]))
             assert found.carry.kl_first_coef == 0.1
         # It goes on while the recipe has what it began from, and begins anew where that was changed.
@@ -410,13 +410,13 @@ def test_a_coefficient_that_adapts_is_the_one_before_in_its_step_and_the_next_in
     penalty = replace(fixed, target=KlTarget(1.0, "sequence", 20))
     unscored = (GATHERED[0], hand.rewards(0.0, 2.0, outcomes=(2, 0)), *GATHERED[2:-1], Carry())
     found = advantages(penalty=penalty).run(*unscored)
-    assert found.figures()["kl/measured"] == pytest.approx(1.5)
+    assert found.metrics()["kl/measured"] == pytest.approx(1.5)
     assert found.carry.kl_coef == pytest.approx(0.1 * (1 + 0.2 * 2 / 20))
     # A fixed one is the recipe's, whatever was.
     found = advantages(penalty=fixed).run(*GATHERED[:-1], Carry(0.4))
     assert (found.carry.kl_coef, found.kl_coef, found.penalty_coef) == (0.1, None, 0.1)
     assert found.carry.kl_first_coef == 0.0
-    assert "kl/measured" not in found.figures()
+    assert "kl/measured" not in found.metrics()
 
 
 def test_what_has_trained_is_counted_on_from_the_steps_before() -> None:
@@ -425,8 +425,8 @@ def test_what_has_trained_is_counted_on_from_the_steps_before() -> None:
         inputs = (hand.rollouts(), hand.rewards(1.0, 0.0, outcomes=outcomes), hand.values(), hand.logprobs())
         found = advantages().run(*inputs, Carry(trained_seqs=7.0, trained_tokens=90.0))
         assert (found.carry.trained_seqs, found.carry.trained_tokens) == (7 + seqs, 90 + tokens)
-        assert found.figures()["trained/seqs"] == 7 + seqs
-        assert found.figures()["trained/tokens"] == 90 + tokens
+        assert found.metrics()["trained/seqs"] == 7 + seqs
+        assert found.metrics()["trained/tokens"] == 90 + tokens
 
 
 def test_clamps_hold_the_penalty_in_the_reward() -> None:
@@ -457,7 +457,7 @@ def test_whitening_is_a_choice() -> None:
     whitened = found.advantages[hand.MASK]
     FLOAT32.check(torch.stack([whitened.mean(), whitened.std()]), torch.tensor([0.0, 1.0]))
     # Figures are of the advantages before: 1, 1, 2, 2, 2.
-    raw = {name: found.figures()[f"advantage/raw_{name}"] for name in ("mean", "std", "abs_max")}
+    raw = {name: found.metrics()[f"advantage/raw_{name}"] for name in ("mean", "std", "abs_max")}
     assert raw == pytest.approx({"mean": 1.6, "std": torch.tensor([1.0, 1, 2, 2, 2]).std().item(), "abs_max": 2.0})
 
 

@@ -153,7 +153,7 @@ def test_what_has_no_score_never_enters_moments(step: ShapingStep) -> None:
 
 def test_reference_moments_are_of_the_first_step_whose_rewards_differ() -> None:
     step = NormalizeByReferenceStd(None, center=False)
-    first = step(step(earned([3.0, 3.0])).told(rewards=torch.tensor([1.0, 3.0]), figures={}))
+    first = step(step(earned([3.0, 3.0])).with_metrics(rewards=torch.tensor([1.0, 3.0]), figures={}))
     assert first.carry == Carry(reward_reference_mean=2.0, reward_reference_std=2**0.5)
     assert first.rewards.tolist() == pytest.approx([1 / 2**0.5, 3 / 2**0.5])
     later = step(earned([10.0, 30.0], carry=first.carry))

@@ -137,9 +137,9 @@ def test_the_loss_has_the_coefficient_of_its_step_and_not_that_of_the_next() -> 
 
 
 def test_a_bonus_without_entropies_is_no_update_without_a_bonus() -> None:
-    assert not objective_of(actor_stage()).asks.entropy
+    assert not objective_of(actor_stage()).request.entropy
     rewarded = objective_of(actor_stage(entropy_coef=0.3))
-    assert rewarded.asks.entropy
+    assert rewarded.request.entropy
     with pytest.raises(AssertionError, match="the entropies were not computed"):
         rewarded(BOTH, TokenOutputs(hand.ACTOR), (5, 5))
 
@@ -164,7 +164,7 @@ def test_nothing_under_the_mask_reaches_a_loss_or_a_gradient(garbage: float) -> 
             assert outputs.grad is not None
             found.append((loss.item(), outputs.grad.tolist()))
         assert found[0] == found[1]
-    assert not asked_of(critic).asks.entropy
+    assert not asked_of(critic).request.entropy
 
 
 def test_a_penalty_in_the_reward_is_not_in_the_loss() -> None:
@@ -200,7 +200,7 @@ def test_a_correction_weighs_a_token_by_its_ratio_up_to_the_largest_weight() -> 
     found = TIS.run(rollouts, hand.logprobs())
     FLOAT32.check(found.weights, torch.tensor([[1.5, 3.0, 0.0], [1.0, 0.5, 2.0]]))
     assert torch.equal(found.mask, hand.MASK)
-    assert found.figures() == pytest.approx({"correction/weight_mean": 8 / 5, "correction/capped_frac": 1 / 5})
+    assert found.metrics() == pytest.approx({"correction/weight_mean": 8 / 5, "correction/capped_frac": 1 / 5})
 
 
 def test_a_correction_weighs_the_advantages_and_says_which_tokens_count() -> None:
@@ -243,7 +243,7 @@ def test_a_response_without_a_counted_token_is_not_dropped() -> None:
     below = partial(kept_by_ratio, level="token", min_ratio=None, max_ratio=3.0)
     stage = CorrectionStage(plain_weights, False, (below,), False, "keys")
     found = stage.run(hand.rollouts(mask=mask, sampler_logprobs=hand.ACTOR * mask), hand.logprobs())
-    assert found.figures()["correction/dropped_seqs"] == 0.0
+    assert found.metrics()["correction/dropped_seqs"] == 0.0
 
 
 def test_weights_are_normalized_over_what_is_left() -> None:

@@ -77,7 +77,7 @@ def test_the_hinted_recovery_ends_as_if_nothing_had_been_damaged(
     assert unsaid or plan.broken, plan
     if plan.broken:
         with pytest.raises(StorageError) as raised:
-            plan.require_whole(layout)
+            plan.require_intact(layout)
         assert raised.value.hint is not None
         assert raised.value.hint.endswith(f"ppoctl resume {layout.root} --allow-missing")
         mended, _ = repair(layout, plan)
@@ -99,9 +99,9 @@ def test_a_damaged_journal_or_ledger_is_named_and_what_is_intact_is_kept(
     plan = plan_resume(layout)
     assert [item.name for item in plan.broken] == [name]
     with pytest.raises(CorruptArtifactError, match=name):
-        plan.require_whole(layout)
+        plan.require_intact(layout)
     with pytest.raises(CorruptArtifactError, match=name):
-        play(layout.root, fake_recipe(**SAVES[saves])) if how != "halve" else plan.require_whole(layout)
+        play(layout.root, fake_recipe(**SAVES[saves])) if how != "halve" else plan.require_intact(layout)
     _, done = repair(layout, plan)
     assert any(name in text for text in done)
     if how != "delete":

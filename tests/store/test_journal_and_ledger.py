@@ -78,7 +78,7 @@ def test_a_stage_that_came_out_otherwise_has_its_new_figures_in_the_journal(
     assert journal.ensure(old) is not None
     assert journal.ensure(new) is not None
     assert Journal(layout, working(layout, 1)).ensure(new) is None
-    assert journal.figures(1) == {"value/mean": 2.0}
+    assert journal.metrics(1) == {"value/mean": 2.0}
 
 
 def samples_of(layout: RunPaths, step: int) -> tuple[Rollouts, Rewards]:
@@ -176,7 +176,7 @@ def test_a_dropped_step_that_is_drawn_again_with_another_seed_is_what_ledger_and
     whole = RunPaths(tmp_path / "whole")
     assert layout.ledger.read_bytes() == whole.ledger.read_bytes()
     again, expected = (Journal(run, claim(run)) for run in (layout, whole))
-    assert [again.figures(step) for step in (1, 2, 3)] == [expected.figures(step) for step in (1, 2, 3)]
+    assert [again.metrics(step) for step in (1, 2, 3)] == [expected.metrics(step) for step in (1, 2, 3)]
 
 
 def test_a_journal_tells_the_figures_of_whole_steps_and_not_those_of_an_evaluation_before_the_first(

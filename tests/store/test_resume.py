@@ -68,7 +68,7 @@ def test_finished_samples_of_a_rollout_that_stopped_are_not_drawn_again(tmp_path
     wiring = open_run(layout.root, fake_recipe(steps=1, eval={"at_start": False}), Witness())
     generator = cast(BigramGenerator, wiring.generator)
     stages, actor = wiring.job.stages(1), wiring.job.states.initial["actor"]
-    wiring.job.once.at(1)(stages.rollout, actor, wiring.job.prompts(1))
+    wiring.job.runner.at(1)(stages.rollout, actor, wiring.job.prompts(1))
     assert generator.drawn == 4
     run(wiring.job)
     play(tmp_path / "whole", fake_recipe(steps=1))
@@ -101,7 +101,7 @@ def test_an_evaluation_that_stopped_goes_on_with_what_is_missing(tmp_path: Path)
     generator = cast(BigramGenerator, wiring.generator)
     stage = wiring.job.evaluate(0)
     assert stage is not None
-    wiring.job.once.at(0)(stage, wiring.job.states.initial["actor"])
+    wiring.job.runner.at(0)(stage, wiring.job.states.initial["actor"])
     assert generator.drawn == EVALUATED - EVALUATED // 2
     assert not layout.parts(0, "eval").exists()
     run(wiring.job)
@@ -141,21 +141,21 @@ def test_an_evaluation_whose_scorer_fails_keeps_all_that_was_drawn(tmp_path: Pat
 
 def test_samples_are_recalled_for_what_they_were_drawn_for_and_only_unaltered(layout: RunPaths) -> None:
     parts = FinishedSampleFiles(layout, claim(layout), every_s=1e-9)
-    with parts.keep(ONE) as keep:
+    with parts.writer(ONE) as keep:
         keep(a_sample("p#0"))
-    assert parts.recall(ONE) == {"p#0": a_sample("p#0")}
-    assert parts.recall(replace(ONE, fingerprint="other")) == {}
+    assert parts.load(ONE) == {"p#0": a_sample("p#0")}
+    assert parts.load(replace(ONE, fingerprint="other")) == {}
     (path,) = layout.parts(1, "rollout").iterdir()
     whole = path.read_bytes()
     for torn in (whole.replace(b"\2\0\0\0\1\0\0\0", b"\3\0\0\0\1\0\0\0"), whole[:-1], b""):
         assert torn != whole
         path.write_bytes(torn)
-        assert parts.recall(ONE) == {}
+        assert parts.load(ONE) == {}
 
 
 def test_a_sample_is_in_one_part(layout: RunPaths) -> None:
     parts = FinishedSampleFiles(layout, claim(layout), every_s=1e-9)
-    with parts.keep(ONE) as keep:
+    with parts.writer(ONE) as keep:
         for number in range(3):
             keep(a_sample(f"p#{number}"))
     written = [decoded(path.read_bytes(), ONE.fingerprint) for path in sorted(layout.parts(1, "rollout").iterdir())]
@@ -164,7 +164,7 @@ def test_a_sample_is_in_one_part(layout: RunPaths) -> None:
 
 def test_samples_that_a_kill_left_beside_their_stage_go_when_it_is_recalled(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "1 reward starts", steps=1)
-    with FinishedSampleFiles(layout, claim(layout), every_s=1e-9).keep(ONE) as keep:
+    with FinishedSampleFiles(layout, claim(layout), every_s=1e-9).writer(ONE) as keep:
         keep(a_sample("p#0"))
     assert layout.parts(1, "rollout").exists()
     play(layout.root, fake_recipe(steps=1))
@@ -174,11 +174,11 @@ def test_samples_that_a_kill_left_beside_their_stage_go_when_it_is_recalled(tmp_
 def test_samples_come_back_from_a_part_as_they_were(layout: RunPaths) -> None:
     odd = Sample("p#1", (151_000,), (-1 / 3,), False, 'an "\u00e4"\n\U0001f600', "actor@0:aa+r1", sends=2)
     parts = FinishedSampleFiles(layout, claim(layout), every_s=float("inf"))
-    with suppress(StopError), parts.keep(ONE) as keep:
+    with suppress(StopError), parts.writer(ONE) as keep:
         keep(a_sample("p#0"))
         keep(odd)
         raise StopError
-    found = parts.recall(ONE)
+    found = parts.load(ONE)
     # A record holds its log-probs as float32, too.
     assert found == {"p#0": a_sample("p#0"), "p#1": replace(odd, logprobs=found["p#1"].logprobs)}
     assert found["p#1"].logprobs == tuple(torch.tensor(odd.logprobs).tolist())
@@ -199,7 +199,7 @@ def test_parts_as_they_were_written_before_are_drawn_again(tmp_path: Path) -> No
 def test_a_superseded_attempt_keeps_no_samples(layout: RunPaths) -> None:
     parts = FinishedSampleFiles(layout, claim(layout), every_s=1e-9)
     claim(layout)
-    with pytest.raises(SupersededError), parts.keep(ONE) as keep:
+    with pytest.raises(SupersededError), parts.writer(ONE) as keep:
         keep(a_sample("p#0"))
     assert not layout.parts(1, "rollout").exists()
 
@@ -210,7 +210,7 @@ def test_a_hole_is_named_and_everything_after_it_is_set_aside(tmp_path: Path) ->
     plan = plan_resume(layout)
     assert [(item.name, item.action) for item in plan.broken] == [("steps/000001/30-values", "missing")]
     with pytest.raises(StorageError, match=r"`steps/000001/30-values` \(missing\)"):
-        plan.require_whole(layout)
+        plan.require_intact(layout)
     whole, moved = repair(layout, plan)
     names = outline(PPO).names
     after = [f"steps/000001/{layout.stage(1, name).name}" for name in names[3:]]

@@ -70,10 +70,10 @@ def test_a_state_remembers_its_updates_its_carry_and_the_kl_of_its_step(tmp_path
 def test_what_has_trained_is_counted_over_all_steps_and_resumes(tmp_path: Path, moment: str) -> None:
     layout = stop_at(tmp_path / "run", moment, **EVERY_SECOND)
     journal = play(layout.root, fake_recipe(**EVERY_SECOND)).job.journal
-    drawn = [journal.figures(step)["rollout/tokens"] for step in range(1, 5)]
-    counted = [journal.figures(step)["trained/tokens"] for step in range(1, 5)]
+    drawn = [journal.metrics(step)["rollout/tokens"] for step in range(1, 5)]
+    counted = [journal.metrics(step)["trained/tokens"] for step in range(1, 5)]
     assert counted == [sum(drawn[: step + 1]) for step in range(4)]
-    assert [journal.figures(step)["trained/seqs"] for step in range(1, 5)] == [8, 16, 24, 32]
+    assert [journal.metrics(step)["trained/seqs"] for step in range(1, 5)] == [8, 16, 24, 32]
     assert saved_state(layout, "actor", 4)[1].trained_tokens == counted[-1]
 
 

@@ -221,7 +221,7 @@ def test_what_a_stop_left_is_loaded_by_the_same_layout_only(tmp_path: Path, shar
 def test_the_best_actor_is_kept_as_weights_only(tmp_path: Path) -> None:
     recipe = fake_recipe(steps=4, checkpoint={"best": "reward/score_mean"})
     wiring = play(tmp_path / "run", recipe)
-    scores = [wiring.job.journal.figures(step)["reward/score_mean"] for step in range(1, 5)]
+    scores = [wiring.job.journal.metrics(step)["reward/score_mean"] for step in range(1, 5)]
     (kept,) = (tmp_path / "run/states/best").iterdir()
     # What is drawn in step n measures the actor that it began with, the one of step n - 1.
     assert int(kept.name) == max(range(4), key=lambda i: (scores[i], i))

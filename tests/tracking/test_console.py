@@ -310,7 +310,7 @@ def test_what_lies_between_steps_is_in_what_is_left() -> None:
 def test_acts_lie_within_each_other_and_may_end_in_any_order() -> None:
     doing, heard = Activities(), list[str]()
     assert doing.now() is None
-    first, second = doing.at("saving"), doing.at("drawing", 8)
+    first, second = doing.track("saving"), doing.track("drawing", 8)
     first.__enter__()
     act = second.__enter__()
     act.done = 2
@@ -319,9 +319,9 @@ def test_acts_lie_within_each_other_and_may_end_in_any_order() -> None:
     assert str(doing.now()) == "drawing 2/8"
     second.__exit__(None, None, None)
     assert doing.now() is None
-    with doing.heard_by(heard.append):
-        doing.tell("reading")
-    doing.tell("gone")
+    with doing.notifying(heard.append):
+        doing.notify("reading")
+    doing.notify("gone")
     assert heard == ["reading"]
 
 
@@ -360,7 +360,7 @@ class Redrawing(PlainScreen):
         redrawing.start()
         redrawing.join(5.0)
         assert not redrawing.is_alive(), "each waits for the other"
-        super().figures(parts)
+        super().metrics(parts)
 
 
 def test_a_line_and_the_status_do_not_wait_for_each_other() -> None:

@@ -11,7 +11,7 @@ EV = "value/explained_variance"
 
 
 def acted(monitor: HealthMonitor, series: dict[int, dict[str, float]]) -> list[tuple[int, str, int]]:
-    return [(v.step, v.key, v.num_steps) for step, figures in series.items() for v in monitor.judge(step, figures)]
+    return [(v.step, v.key, v.num_steps) for step, figures in series.items() for v in monitor.check(step, figures)]
 
 
 def test_every_rule_of_the_recipe_reads_a_metric() -> None:
@@ -20,39 +20,39 @@ def test_every_rule_of_the_recipe_reads_a_metric() -> None:
 
 def test_a_healthy_step_says_nothing_and_bounds_themselves_are_healthy() -> None:
     monitor = HealthMonitor(HealthTable())
-    assert monitor.judge(1, {"policy/approx_kl": 0.5, "rollout/truncated_frac": 0.5, EV: -9.0}) == []
+    assert monitor.check(1, {"policy/approx_kl": 0.5, "rollout/truncated_frac": 0.5, EV: -9.0}) == []
 
 
 def test_a_verdict_names_metric_value_bound_and_key() -> None:
-    (verdict,) = HealthMonitor(HealthTable()).judge(1, {"policy/approx_kl": 0.73})
+    (verdict,) = HealthMonitor(HealthTable()).check(1, {"policy/approx_kl": 0.73})
     assert verdict.action == "warn"
     assert verdict.text == "step 1: policy/approx_kl is 0.73, above 0.5 (`health.kl.max`)"
 
 
 def test_a_step_whose_scores_are_all_equal_is_warned_of() -> None:
     monitor = HealthMonitor(HealthTable())
-    assert monitor.judge(1, {"reward/score_std": 0.001}) == []
-    (verdict,) = monitor.judge(2, {"reward/score_std": 0.0})
+    assert monitor.check(1, {"reward/score_std": 0.001}) == []
+    (verdict,) = monitor.check(2, {"reward/score_std": 0.0})
     assert (verdict.action, verdict.key) == ("warn", "health.reward_spread.min")
 
 
 def test_a_sampler_that_computes_something_else_stops_the_run_unless_somebody_raises_the_bound() -> None:
     gap, k3 = "mismatch/gap_mean_abs", "mismatch/gap_k3"
     monitor = HealthMonitor(HealthTable())
-    assert monitor.judge(1, {gap: 0.2, k3: 0.045}) == []  # what bfloat16 reaches
-    assert monitor.judge(2, {gap: 0.03, k3: 0.3}) == []  # one token, perhaps
-    (verdict,) = monitor.judge(3, {gap: 0.03, k3: 0.3})
+    assert monitor.check(1, {gap: 0.2, k3: 0.045}) == []  # what bfloat16 reaches
+    assert monitor.check(2, {gap: 0.03, k3: 0.3}) == []  # one token, perhaps
+    (verdict,) = monitor.check(3, {gap: 0.03, k3: 0.3})
     assert (verdict.action, verdict.key, verdict.num_steps) == ("stop", "health.mismatch_k3.max", 2)
-    (verdict,) = monitor.judge(4, {gap: 0.31, k3: 0.03})
+    (verdict,) = monitor.check(4, {gap: 0.31, k3: 0.03})
     assert (verdict.action, verdict.key) == ("stop", "health.mismatch_abs.max")
     off = HealthTable(mismatch_abs=HealthRule(), mismatch_k3=HealthRule(max=1.0))
-    assert HealthMonitor(off).judge(1, {gap: 0.9, k3: 0.9}) == []
+    assert HealthMonitor(off).check(1, {gap: 0.9, k3: 0.9}) == []
 
 
 def test_errors_and_timeouts_of_the_reward_are_added() -> None:
     monitor = HealthMonitor(HealthTable())
-    assert monitor.judge(1, {"reward/error_frac": 0.006, "reward/timeout_frac": 0.004}) == []
-    (verdict,) = monitor.judge(2, {"reward/error_frac": 0.006, "reward/timeout_frac": 0.005})
+    assert monitor.check(1, {"reward/error_frac": 0.006, "reward/timeout_frac": 0.004}) == []
+    (verdict,) = monitor.check(2, {"reward/error_frac": 0.006, "reward/timeout_frac": 0.005})
     assert verdict.text == (
         "step 2: reward/error_frac + reward/timeout_frac is 0.011, above 0.01 (`health.reward_errors.max`)"
     )
@@ -70,8 +70,8 @@ def test_from_step_and_for_steps_by_hand() -> None:
 def test_the_text_says_for_how_many_steps() -> None:
     rules = HealthTable(explained_variance=HealthRule(min=0.0, for_steps=2, action="stop"))
     monitor = HealthMonitor(rules)
-    assert monitor.judge(1, {EV: -0.25}) == []
-    (verdict,) = monitor.judge(2, {EV: -0.5})
+    assert monitor.check(1, {EV: -0.25}) == []
+    (verdict,) = monitor.check(2, {EV: -0.5})
     assert verdict.action == "stop"
     assert verdict.text == f"step 2: {EV} is -0.5, below 0 for 2 steps (`health.explained_variance.min`)"
 
@@ -79,12 +79,12 @@ def test_the_text_says_for_how_many_steps() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_breaks_a_bound(value: float) -> None:
     rules = HealthTable(kl=HealthRule(min=0.0, max=0.5))
-    (verdict,) = HealthMonitor(rules).judge(1, {"policy/approx_kl": value})
+    (verdict,) = HealthMonitor(rules).check(1, {"policy/approx_kl": value})
     assert f"is {value}, not within" in verdict.text
 
 
 def test_a_rule_without_bounds_never_acts() -> None:
-    assert HealthMonitor(HealthTable()).judge(1, {"policy/entropy_mean": math.nan, "kl/reference_mean": 1e9}) == []
+    assert HealthMonitor(HealthTable()).check(1, {"policy/entropy_mean": math.nan, "kl/reference_mean": 1e9}) == []
 
 
 def test_an_absent_figure_neither_counts_nor_interrupts() -> None:
@@ -96,10 +96,10 @@ def test_an_absent_figure_neither_counts_nor_interrupts() -> None:
 def test_judging_a_step_again_gives_the_same_answer_and_counts_once() -> None:
     monitor = HealthMonitor(HealthTable(kl=HealthRule(max=0.5, for_steps=2)))
     bad = {"policy/approx_kl": 1.0}
-    assert monitor.judge(1, bad) == monitor.judge(1, bad) == []
-    assert monitor.judge(2, bad) == monitor.judge(2, bad) != []
+    assert monitor.check(1, bad) == monitor.check(1, bad) == []
+    assert monitor.check(2, bad) == monitor.check(2, bad) != []
     with pytest.raises(ValueError, match="step 1 is judged after step 2"):
-        monitor.judge(1, bad)
+        monitor.check(1, bad)
 
 
 @pytest.mark.parametrize("killed_in_step", range(1, 18))
@@ -107,9 +107,9 @@ def test_a_resumed_run_judges_as_the_uninterrupted_one(killed_in_step: int) -> N
     values = {step: -2.0 if step not in (12,) else 0.0 for step in range(1, 18)}
     history = [(step, {"rollout/truncated_frac": 0.9, EV: value}) for step, value in values.items()]
     whole = HealthMonitor(HealthTable())
-    expected = [whole.judge(step, figures) for step, figures in history]
+    expected = [whole.check(step, figures) for step, figures in history]
     resumed = HealthMonitor(HealthTable())
     resumed.replay(history[: killed_in_step - 1])
-    rest = [resumed.judge(step, figures) for step, figures in history[killed_in_step - 1 :]]
+    rest = [resumed.check(step, figures) for step, figures in history[killed_in_step - 1 :]]
     assert rest == expected[killed_in_step - 1 :]
     assert any(expected)

@@ -194,7 +194,7 @@ def eval_alone(bench: Bench, root: Path) -> CountedDevice:
     device.stage = "eval"
     sockets = bench.sockets(device)
     found = Checkpoint(bench.played, folder, manifests.require(folder))
-    evaluated(found, sockets, sockets.questions.evaluation_sets(), print)
+    evaluated(found, sockets, sockets.prompts.evaluation_sets(), print)
     return device
 
 

@@ -48,7 +48,7 @@ def test_a_change_holds_from_the_first_step_without_a_rollout(tmp_path: Path) ->
     assert starts(layout) == [1, 3]
     wiring = open_run(layout.root, fake_recipe(**REDO), Witness(), recipes={1: fake_recipe(**REDO), 3: faster})
     run(wiring.job)
-    rates = {step: wiring.job.journal.figures(step)["policy/lr"] for step in range(1, 6)}
+    rates = {step: wiring.job.journal.metrics(step)["policy/lr"] for step in range(1, 6)}
     assert rates == {1: 0.05, 2: 0.05, 3: 0.1, 4: 0.1, 5: 0.1}
 
 
@@ -79,7 +79,7 @@ def test_a_changed_coefficient_is_used_from_its_step_on(tmp_path: Path) -> None:
     second = fake_recipe(steps=4, ppo=ppo)
     wiring = open_run(tmp_path / "run", first, Witness(), recipes={1: first, 3: second})
     run(wiring.job)
-    assert [wiring.job.journal.figures(step)["kl/coef"] for step in (1, 2, 3, 4)] == [0.05, 0.05, 0.5, 0.5]
+    assert [wiring.job.journal.metrics(step)["kl/coef"] for step in (1, 2, 3, 4)] == [0.05, 0.05, 0.5, 0.5]
 
 
 @pytest.mark.parametrize(("moment", "corrected"), [("2 values starts", [2, 3]), ("3 rollout starts", [3])])
@@ -94,7 +94,7 @@ def test_a_changed_key_tells_another_story_from_its_step_on(
     wiring = open_run(layout.root, first, Witness(), recipes={1: first, corrected[0]: second})
     run(wiring.job)
     assert [step for step in (1, 2, 3) if "correction" in outlines_of(layout).at(step).names] == corrected
-    assert [step for step in (1, 2, 3) if wiring.job.journal.figures(step).get("correction/weight_mean")] == corrected
+    assert [step for step in (1, 2, 3) if wiring.job.journal.metrics(step).get("correction/weight_mean")] == corrected
     assert not plan_resume(layout).broken
 
 

@@ -28,7 +28,7 @@ def on_fakes(monkeypatch: pytest.MonkeyPatch, sockets: Components) -> None:
     """Let `evaluate` find fake engines."""
     monkeypatch.setattr(commands.preflight, "require", lambda recipe: None)
     monkeypatch.setattr(engines, "set_threads", lambda recipe: None)
-    monkeypatch.setattr(engines, "read_questions", lambda recipe: sockets.questions)
+    monkeypatch.setattr(engines, "read_questions", lambda recipe: sockets.prompts)
     monkeypatch.setattr(engines, "open_engines", lambda *_: sockets)
 
 
@@ -57,7 +57,7 @@ def test_the_actor_is_brought_to_the_state_once_when_the_generator_asks_for_it(
 
     on_fakes(monkeypatch, replace(sockets, generator=lambda actor_at, *_: Starting(actor_at)))
     found = commands.evaluate(Checkpoint(recipe, Path("states"), saved), print)
-    assert found.figures
+    assert found.metrics
     assert found.stamp.startswith("actor@0:" if saved is None else "actor@2:lineage")
     assert order[:2] == ["generator prepares", "actor starts" if saved is None else "actor loads states"]
     assert sum(line.startswith("actor") for line in order) == 1
@@ -117,6 +117,6 @@ def test_a_run_its_state_and_its_export_are_evaluated_as_the_run_did_itself(
     evaluated: Evaluation = commands.evaluate(found, print)
     samples = (layout.stage(3, "eval") / "samples.jsonl").read_text().splitlines()
     assert [dict(row) for row in evaluated.rows] == [json.loads(line) for line in samples]
-    assert {name.split("/")[1] for name in evaluated.figures()} == {"held", "far"}
+    assert {name.split("/")[1] for name in evaluated.metrics()} == {"held", "far"}
     before = [json.loads(line) for line in (layout.stage(0, "eval") / "samples.jsonl").read_text().splitlines()]
     assert [row["response"] for row in before] != [row["response"] for row in evaluated.rows]

@@ -90,5 +90,5 @@ def test_a_reward_model_takes_turns_where_it_is_listed(judge: Path, listed: str,
     assert isinstance(placed.actor, DeviceSharingRanks)
     assert ranks.turns is placed.actor.turns
     for working in (role, "generator"):
-        ranks.turns.take(working, lambda working=working: left.append(working))  # type: ignore[misc]
+        ranks.turns.acquire(working, lambda working=working: left.append(working))  # type: ignore[misc]
     assert left == leaves

@@ -131,7 +131,7 @@ def test_the_address_of_mlflow_reaches_the_job(tmp_path: Path, given: str) -> No
 def test_a_submission_asks_for_what_only_a_job_would_notice(tmp_path: Path) -> None:
     loaded = recipe(f"slurm.secrets={secrets(tmp_path, mode=0o644)}", f"data.eval.heldout.path={tmp_path}/none")
     assert [problem.where for problem in staging.job_faults(loaded)] == ["--set"]
-    assert "others may read it" in staging.job_faults(loaded)[0].says
+    assert "others may read it" in staging.job_faults(loaded)[0].message
 
 
 class Hub(BaseHTTPRequestHandler):

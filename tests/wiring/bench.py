@@ -363,10 +363,10 @@ def found_in(played: Played) -> dict[str, np.ndarray]:
     """The numbers of a step under the names that the book gives them."""
     advantages, figures = played.advantages, {}
     for record in (played.rollouts, played.rewards, played.logprobs, advantages):
-        figures |= record.figures()
+        figures |= record.metrics()
     if played.correction is not None:
         figures |= {"weights": played.correction.weights, "kept": played.correction.mask}
-        figures |= played.correction.figures()
+        figures |= played.correction.metrics()
     found: dict[str, Any] = {
         "scores": played.rewards.scores,
         "shaped": advantages.shaped,

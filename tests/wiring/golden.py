@@ -64,7 +64,7 @@ class Reader(Witness):
         manifest = manifests.read(layout.stage(step, stage))
         assert manifest is not None
         record = load_record(layout, step, stage, manifest)
-        assert line["figures"] == manifest.figures == record.figures()
+        assert line["figures"] == manifest.figures == record.metrics()
         told = self.read.setdefault(f"step {step}", {})
         told[stage] = {**_fields(record), "figures": _plain(line["figures"])}
 

@@ -63,14 +63,14 @@ def test_each_set_is_drawn_as_the_recipe_says(tmp_path: Path, key: str, value: A
 
 @holds("eval.pass_at", "eval.pass_score", "eval.maj_at")
 def test_estimates_are_those_that_the_recipe_asks_for(tmp_path: Path) -> None:
-    plain = set(evaluated(tmp_path / "plain", eval__passes="sampled")[1].figures())
+    plain = set(evaluated(tmp_path / "plain", eval__passes="sampled")[1].metrics())
     for key, value, more in (
         ("pass_at", [2, 3], {"pass_at_2", "pass_at_3"}),
         ("maj_at", [2], {"maj_at_2"}),
         ("pass_score", 0.5, {"score_mean"}),
     ):
         changes = {"eval__passes": "sampled", f"eval__{key}": value}
-        figures = evaluated(tmp_path / key, **changes)[1].figures()
+        figures = evaluated(tmp_path / key, **changes)[1].metrics()
         sets, endings = ("held", "far"), ("", "_stderr")
         assert set(figures) - plain == {f"eval/{name}/{m}{end}" for name in sets for m in more for end in endings}
         passed = figures["eval/far/pass_at_1"] * 15
@@ -129,7 +129,7 @@ def test_figures_of_ones_own_are_of_the_samples_of_each_set_and_pass(tmp_path: P
     for name in ("held", "far"):
         for mode, prefix in (("greedy", "greedy_"), ("sampled", "")):
             words = [len(row["response"].split()) for row in record.rows if (row["set"], row["mode"]) == (name, mode)]
-            assert record.figures()[f"eval/{name}/{prefix}custom_words"] == pytest.approx(
+            assert record.metrics()[f"eval/{name}/{prefix}custom_words"] == pytest.approx(
                 np.mean(words) / (unit or 1)
             )
 
@@ -159,7 +159,7 @@ def test_figures_of_ones_own_that_fail_are_left_out_and_said(tmp_path: Path) -> 
     sockets = replace(fake_sockets(recipe), scorer=stage.scorer)
     stage = evaluation_stage(recipe, stage.drawing, sockets, stage.sets, told.append)
     figures = stage.run(played.state("actor")).figures()
-    assert set(figures) == set(evaluated(tmp_path / "plain")[1].figures())
+    assert set(figures) == set(evaluated(tmp_path / "plain")[1].metrics())
     assert [text.rpartition("; ")[2] for text in told] == [
         f"its figures of `{name}` {mode} are left out" for name in ("held", "far") for mode in ("greedy", "sampled")
     ]
@@ -250,7 +250,7 @@ def test_figures_of_an_evaluation_are_those_of_its_samples(tmp_path: Path) -> No
             told[f"eval/{name}/{prefix}truncated_frac"] = float(np.mean([not row["terminated"] for row in rows]))
             assert all(len(row["response"].split()) <= row["response_tokens"] for row in rows)
             assert {row["response_tokens"] for row in rows if not row["terminated"]} <= {4}
-    assert record.figures() == pytest.approx(told)
+    assert record.metrics() == pytest.approx(told)
     assert len({value for name, value in told.items() if name.endswith("pass_at_1")}) == 4
 
 

@@ -475,7 +475,7 @@ def test_a_carry_goes_from_step_to_step_with_the_recipes_coefficient(tmp_path: P
 def test_without_a_penalty_no_reference_is_read() -> None:
     played, _ = played_and_told(with_keys({"ppo.kl": {"place": "none"}}))
     assert played.logprobs.reference is None
-    assert not [name for name in played.advantages.figures() if name.startswith("kl/")]
+    assert not [name for name in played.advantages.metrics() if name.startswith("kl/")]
 
 
 def test_figures_of_responses_and_scores_are_those_of_the_records() -> None:

@@ -83,7 +83,7 @@ def resume(run: str | Path | Run, keys: Keys = None, *, force: bool = False) -> 
     with _talking("resume") as (screen, gate):
         require_idle(layout)
         plan = plan_resume(layout)
-        plan.require_whole(layout)
+        plan.require_intact(layout)
         with prestarted_engine(preflight.require_space_to_resume(layout, _sets(keys), force=force)):
             from ppoctl.wire import commands
 
@@ -125,7 +125,7 @@ def evaluate(checkpoint: str | Path | Run, recipe: RecipeArgument = (), keys: Ke
             from ppoctl.wire import commands
 
             found = commands.evaluate(asked, _say)
-    return Evaluated(found.stamp, found.figures(), found.rows)
+    return Evaluated(found.stamp, found.metrics(), found.rows)
 
 
 @contextmanager

@@ -74,13 +74,13 @@ class Record(Generic[Result]):
         """What a story gets to hold of it: itself, or what it leads to."""
         return cast(Result, self)
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """What a person wants to see of this record: metric name -> number; its `summary`, where it has one.
         Journaled when it is committed."""
         summary: dict[str, float] = getattr(self, "summary", {})
         return dict(sorted(summary.items()))
 
-    def clocked(self) -> dict[str, float]:
+    def timing_metrics(self) -> dict[str, float]:
         """Figures of how it was made, which a clock decides: metric name -> number. Never part of the record."""
         return {}
 
@@ -346,7 +346,7 @@ class Update(Record[State]):
         return State(role=self.role, step=self.step, updates=self.updates, lineage=self.lineage)
 
     def figures(self) -> dict[str, float]:
-        return {**super().figures(), **_gap_figures(self.gap or {})}
+        return {**super().metrics(), **_gap_figures(self.gap or {})}
 
 
 @dataclass(frozen=True)

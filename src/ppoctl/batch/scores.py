@@ -73,7 +73,7 @@ class Score:
 class BatchScorer(Protocol):
     """A scorer that gathers what is submitted, to score it together."""
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Score what was submitted: whoever waits for it submits nothing before it is there."""
         ...
 

@@ -95,7 +95,7 @@ def listed(runs: Iterable[Path], wait_s: float | None = None) -> tuple[list[List
         else:
             state = run_state(read.facts, told, now=time.time())
             rows.append(_row(run, read, state, told))
-    return rows, told.silence
+    return rows, told.no_answer_reason
 
 
 def _read(run: Path) -> _Read:
@@ -122,11 +122,11 @@ def _row(run: Path, read: _Read, state: "RunState", told: "SlurmSnapshot") -> Li
     in_queue = (
         [*(job.id for job in told.waiting(read.facts)), *read.facts.job_ids[-1:]] if state.word in WAITING else []
     )
-    unheard = told.silence is not None and state.word not in DONE and bool(read.facts.open_jobs)
+    unheard = told.no_answer_reason is not None and state.word not in DONE and bool(read.facts.open_jobs)
     return Listed(
         run=run,
         state=state.word,
-        says=state.says,
+        says=state.description,
         bytes=_size(run),
         written_at=read.lines[-1]["at"] if read.lines else _touched_at(run),
         steps_done=read.facts.steps_done,

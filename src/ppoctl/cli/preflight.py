@@ -40,7 +40,7 @@ def examined(
         return found.problems
 
     try:
-        with ACTIVITIES.at("checking the recipe, the model and the data") as act:
+        with ACTIVITIES.track("checking the recipe, the model and the data") as act:
             loaded, problems = examine(files, sets, judges=(violations, assets))
     finally:
         render.passing()

@@ -168,7 +168,7 @@ def metrics(
         raise RecipeError(unknown(name), hint="ppoctl recipes metrics")
     told = [feature for feature in features() if len(chosen) == 1 and feature.shows_in(chosen[0].name)]
     if json:
-        fields = [{"name": m.name, "unit": m.unit, "says": m.says, "healthy": m.healthy} for m in chosen]
+        fields = [{"name": m.name, "unit": m.unit, "says": m.description, "healthy": m.healthy} for m in chosen]
         guides = [{"read": found.read, "when": dict(found.when)} if (found := guide(m)) else {} for m in chosen]
         both = [{**field, **more} for field, more in zip(fields, guides, strict=True)]
         render.json({"metrics": both, "parts": [_as_json(feature) for feature in told]})
@@ -176,7 +176,9 @@ def metrics(
         _tell_metric(chosen[0])
         _tell(told)
     else:
-        render.table([(m.name, m.unit, m.says, m.healthy) for m in chosen], ("metric", "unit", "meaning", "healthy"))
+        render.table(
+            [(m.name, m.unit, m.description, m.healthy) for m in chosen], ("metric", "unit", "meaning", "healthy")
+        )
 
 
 def _print_page(text: str, *, json: bool) -> None:
@@ -191,7 +193,7 @@ def _tell_metric(metric: "Metric") -> None:
     from ppoctl.recipe.guides import guide
 
     render.heading(metric.name)
-    render.prose(f"  {metric.says} ({metric.unit})")
+    render.prose(f"  {metric.description} ({metric.unit})")
     if metric.healthy:
         render.prose(f"  healthy: {metric.healthy}")
     if found := guide(metric):

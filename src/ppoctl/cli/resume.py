@@ -143,7 +143,7 @@ def _as_it_ended(layout: "RunPaths") -> "RunResult | None":
         return None
     if is_edited(layout):
         return None
-    plan_resume(layout).require_whole(layout)
+    plan_resume(layout).require_intact(layout)
     recorded = recorded_recipes(layout)
     recipe = recorded[max(recorded)]
     steps = recipe.steps
@@ -166,7 +166,7 @@ def _made_whole(layout: "RunPaths", back_to: int | None, *, allow_missing: bool)
     if allow_missing:
         table, mended = repair(layout, table)
         done += mended
-    table.require_whole(layout)
+    table.require_intact(layout)
     for text in done:
         render.print_stderr(text)
     return table
@@ -179,7 +179,7 @@ def _tell_plan(run: Path, layout: "RunPaths", sets: "Sequence[str]", *, allow_mi
     table = plan_resume(layout)
     _print_plan(run, table, sets, as_json=as_json)
     if not allow_missing:
-        table.require_whole(layout)
+        table.require_intact(layout)
 
 
 def _print_plan(run: Path, table: "ResumePlan", sets: "Sequence[str]", *, as_json: bool) -> None:

@@ -125,7 +125,7 @@ def read_status(run: Path, wait_s: float | None = None) -> dict[str, Any]:
     return {
         "name": known["name"],
         "state": state.word,
-        "says": state.says,
+        "says": state.description,
         "steps_done": facts.steps_done,
         "steps_planned": facts.steps_planned,
         "last_stage": None if last is None else f"{last['stage']} of step {last['step']} ({last['seconds']:.1f} s)",
@@ -133,7 +133,7 @@ def read_status(run: Path, wait_s: float | None = None) -> dict[str, Any]:
         "attempts": attempts_as_known(facts, told),
         "spent": [_as_json(each) for each in attempt_times(lines)],
         "jobs": _jobs(facts, told),
-        "slurm_silent": told.silence,
+        "slurm_silent": told.no_answer_reason,
         "figures": {k: v for line in stages if line["step"] == facts.steps_done for k, v in reported(line).items()},
         "expect": _verdicts(layout, lines) if state.word in ("finished", "unmet") else [],
     }

@@ -54,7 +54,7 @@ def stop(
         jobs = " ".join(done.unheard)
         raise SlurmError(
             f"whether Slurm still has job {jobs.replace(' ', ', ')} of this run is unknown, and none was cancelled: "
-            f"{done.told.silence}",
+            f"{done.told.no_answer_reason}",
             hint=f"on a login node: ppoctl stop {quoted(run)} --wait 20",
         )
 
@@ -68,9 +68,9 @@ def _says(run: Path, after: str, done: "Stopped", state: "RunState") -> "Iterato
         if done.signalled is not None:
             yield f"job {done.signalled} was told as well (TERM)"
         if state.word == "hung":
-            yield f"but {state.says}; if it does not end: {_by_force(done)}"
+            yield f"but {state.description}; if it does not end: {_by_force(done)}"
         if state.word == "suspended":
-            yield f"but {state.says}; it ends when it goes on: scontrol resume {done.job}"
+            yield f"but {state.description}; it ends when it goes on: scontrol resume {done.job}"
     for id in done.cancelled:
         yield f"job {id} is cancelled"
     if done.asked is not None:
@@ -78,7 +78,7 @@ def _says(run: Path, after: str, done: "Stopped", state: "RunState") -> "Iterato
     if done.asked is not None or done.cancelled:
         yield f"go on later: {resume_command(run)}"
     elif not done.unheard:
-        yield f"nothing of it is at work or waits: {state.word}, {state.says}"
+        yield f"nothing of it is at work or waits: {state.word}, {state.description}"
 
 
 def _where(done: "Stopped") -> str:

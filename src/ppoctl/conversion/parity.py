@@ -64,11 +64,11 @@ def check_parity(pair: ModelPair, weights: Weights) -> list[Check]:
     found = {}
     for name, head in heads.items():
         ours.use_head(head)
-        found[name] = ours.score(sequences).outputs
+        found[name] = ours.score(sequences).primary
     if pair.role == "actor":
         scored = ours.score(sequences)
         assert scored.entropy is not None
-        found = {"log-probs": scored.outputs, "entropies": scored.entropy}
+        found = {"log-probs": scored.primary, "entropies": scored.entropy}
     return [_compared(name, found[name], wanted[name], sequences, pair) for name in wanted]
 
 

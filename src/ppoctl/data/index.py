@@ -124,7 +124,7 @@ class _Numbering:
             self.found.id_ends.append(content.id_end)
         truth = content.digest + json.dumps(content.answer).encode()
         pair = self.pairs.setdefault(_short(truth), len(self.pairs))
-        key = _short(content.told.encode())
+        key = _short(content.digest_input.encode())
         if (number := self.contents.get(key)) is None:
             asked = json.loads(content.canonical)
             told = [asked, content.answer, dict(content.fields), content.place]
@@ -183,7 +183,7 @@ def _read_set(table: SingleTable, name: str, source: str, counted: Counted | Non
             seen.append(0)
         found.repeats.append(seen[pair])
         seen[pair] = 1
-        told.update(f'["{begin}{position:06d}{content.id_end}{content.told}'.encode())
+        told.update(f'["{begin}{position:06d}{content.id_end}{content.digest_input}'.encode())
         if counted is not None and (position + 1) % EVERY_ROWS == 0:
             counted(name, position + 1)
     found.digest = _with_further_files(told.hexdigest(), table, name)

@@ -62,7 +62,7 @@ class Content:
         return f"-{self.digest[:4].hex()}"
 
     @cached_property
-    def told(self) -> str:
+    def digest_input(self) -> str:
         """What the digest of a dataset takes of a row, behind its id."""
         further = f", {json.dumps(dict(self.fields), sort_keys=True)}" if self.fields else ""
         return f'", {self.canonical}, {json.dumps(self.answer)}{further}]'

@@ -18,7 +18,7 @@ from ppoctl.preflight.check import check
 from ppoctl.preflight.fit import require_fit
 from ppoctl.preflight.space import require_space
 from ppoctl.recipe.parallel import devices, is_one_process
-from ppoctl.recipe.paths import told_uri
+from ppoctl.recipe.paths import resolved_uri
 from ppoctl.recipe.problems import Problem
 from ppoctl.recipe.schema import MlflowTracking, Recipe
 
@@ -47,7 +47,7 @@ def model(asked: IntendedRun, here: HostInfo) -> Iterator[Finding]:
     device = "gpu" if here.gpus else "cpu"
     problems = [*asked.missing, *check(asked.recipe, rows=False, device=device).problems]
     for problem in problems:
-        yield wrong("model", problem.says, problem.hint or "ppoctl recipes keys")
+        yield wrong("model", problem.message, problem.hint or "ppoctl recipes keys")
     if not problems:
         yield ok("model", f"`{asked.recipe.model.path}`, with its tokenizer")
 
@@ -106,7 +106,7 @@ def mlflow(asked: IntendedRun) -> Finding:
     if not isinstance(tracking, MlflowTracking):
         return ok("MLflow", "none is asked for")
     try:
-        uri = told_uri(tracking.uri)
+        uri = resolved_uri(tracking.uri)
     except PpoctlError as error:
         return refused("MLflow", error)
     if uri is None:

@@ -20,22 +20,22 @@ class DeviceSharing:
         """Whether the role is one of those that leave."""
         return role in self._leaving
 
-    def take(self, role: str, leave: Callable[[], None]) -> None:
+    def acquire(self, role: str, leave: Callable[[], None]) -> None:
         """`role` is about to work; `leave` will move it out when another one is, if it is to leave. It comes back by
         itself when it is used."""
         if not self._is_shared:
-            self.clear_for(role)
+            self.offload_others(role)
         if role in self._leaving:
             self._here[role] = leave
 
-    def clear_for(self, role: str) -> None:
+    def offload_others(self, role: str) -> None:
         """All others that are to leave do so, also where the devices are shared: what comes next takes all the memory
         it is to have."""
         for other in [name for name in self._here if name != role]:
             self._here.pop(other)()
 
     @contextmanager
-    def shared(self) -> Iterator[None]:
+    def keep_all(self) -> Iterator[None]:
         """Within, whoever comes is beside those that are here: weights go from one to the other."""
         before, self._is_shared = self._is_shared, True
         try:

@@ -47,7 +47,7 @@ class Health(Protocol):
         """Count the steps before the one that the run goes on from."""
         ...
 
-    def judge(self, step: int, figures: Mapping[str, float]) -> Sequence[Alarm]: ...
+    def check(self, step: int, figures: Mapping[str, float]) -> Sequence[Alarm]: ...
 
     def would_stop(self, step: int, figures: Mapping[str, float]) -> bool: ...
 
@@ -59,7 +59,7 @@ class RunContext:
     layout: RunPaths
     recipe: Recipe
     """The newest; stages and stories know the ones of before."""
-    once: StageRunner
+    runner: StageRunner
     journal: Journal
     ledger: Ledger
     states: States
@@ -74,7 +74,7 @@ class RunContext:
     prompts: Callable[[int], Prompts]
     evaluate: Callable[[int], Stage[Evaluation]]
     """Asked for steps that are evaluated only."""
-    say: Callable[[str], None]
+    notify: Callable[[str], None]
 
 
 def run(job: RunContext) -> None:
@@ -87,7 +87,7 @@ def run(job: RunContext) -> None:
         _do_steps(job, done)
     except (PreemptedError, InterruptedByUserError):
         job.states.saves.finish()
-        if job.once.gate.may_save():
+        if job.runner.gate.may_save():
             _save_at_stop(job, done)
         raise
     job.states.saves.finish()
@@ -129,7 +129,7 @@ def _do_steps(job: RunContext, done: CompletedStep) -> None:
     while step < job.recipe.steps:
         step += 1
         given = StepInputs(job.prompts(step), states, carry)
-        outcome = job.story(step).tell(job.once.at(step), _keeping_best(job, step, job.stages(step)), given)
+        outcome = job.story(step).run(job.runner.at(step), _keeping_best(job, step, job.stages(step)), given)
         waiting = {role: replace(state, step=step) for role, state in states.items() if role not in outcome.states}
         states = {**outcome.states, **waiting}
         carry = outcome.carry
@@ -153,7 +153,7 @@ def _save_at_stop(job: RunContext, done: CompletedStep) -> None:
     except (PreemptedError, InterruptedByUserError):
         raise
     except (PpoctlError, RuntimeError, MemoryError) as error:  # of torch, too
-        job.say(f"what is in memory could not be saved: {error}")
+        job.notify(f"what is in memory could not be saved: {error}")
 
 
 def start_point(job: RunContext) -> tuple[int, dict[str, State], Carry]:
@@ -172,14 +172,14 @@ def _used_by(outcome: StepOutputs) -> dict[str, str]:
 
 def _evaluate(job: RunContext, step: int, actor: State) -> None:
     if evaluates(job.recipe, step):
-        job.once.at(step)(job.evaluate(step), actor)
+        job.runner.at(step)(job.evaluate(step), actor)
 
 
 def _judge_and_save(job: RunContext, step: int, states: Mapping[str, State], carry: Carry) -> None:
-    figures = job.journal.figures(step)
-    verdicts = job.health.judge(step, figures)
+    figures = job.journal.metrics(step)
+    verdicts = job.health.check(step, figures)
     for verdict in verdicts:
-        job.say(f"{verdict.action}: {verdict.text}")
+        job.notify(f"{verdict.action}: {verdict.text}")
     stops = [verdict.text for verdict in verdicts if verdict.action == "stop"]
     if not stops and not _is_measured_before_the_update(job, step):
         _save_best(job, states["actor"], figures)
@@ -202,7 +202,7 @@ def _recorded(job: RunContext, step: int) -> Recorded:
 
 def _save(job: RunContext, done: CompletedStep, lines: Recorded, *, healthy: bool) -> None:
     for state in done.states.values():
-        job.states.save(state, done.carry, job.journal.figures(done.step), lines, healthy=healthy)
+        job.states.save(state, done.carry, job.journal.metrics(done.step), lines, healthy=healthy)
 
 
 def _after_health_stop(job: RunContext) -> str:
@@ -248,7 +248,7 @@ class _SaveBestBeforeUpdate:
         return self.update.fingerprint
 
     def run(self, actor: State, *inputs: Any) -> Record[State]:
-        figures = self.job.journal.figures(self.step)
+        figures = self.job.journal.metrics(self.step)
         if not self.job.health.would_stop(self.step, figures):
             _save_best(self.job, actor, figures)
         return self.update.run(actor, *inputs)

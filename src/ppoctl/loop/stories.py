@@ -75,7 +75,7 @@ class StepFunction:
     """What a step is, and what it is called."""
 
     name: str
-    tell: StepBody
+    run: StepBody
 
 
 def _ppo(once: RunStage, stages: Stages, given: StepInputs) -> StepOutputs:
@@ -155,7 +155,7 @@ def _trace(story: StepFunction, stages: Stages) -> "tuple[list[tuple[Stage[Any],
         return _Placeholder(stage.name)
 
     given: Any = StepInputs(prompts=_Placeholder("prompts"), states=_PlaceholderStates(), carry=_Placeholder("carry"))  # type: ignore[arg-type]
-    return heard, story.tell(once, stages, given)
+    return heard, story.run(once, stages, given)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from ppoctl.preflight.prompts import RowChecks
 from ppoctl.recipe.capabilities import says, wanting
 from ppoctl.recipe.generator_limits import device_of_the_build
 from ppoctl.recipe.origins import KeyPath, dotted
-from ppoctl.recipe.paths import told_uri
+from ppoctl.recipe.paths import resolved_uri
 from ppoctl.recipe.problems import Problem, as_error
 from ppoctl.recipe.rows import StoredRows, sources_of
 from ppoctl.recipe.schema import AnyRows, Recipe
@@ -43,7 +43,7 @@ class Findings:
         """Errors and notes; unless `strict`, what is only missing on this machine is a note."""
         wrong = [problem for problem in self.problems if strict or not problem.is_missing]
         missing = [problem for problem in self.problems if problem not in wrong]
-        return wrong, [*(f"{problem.says}; not checked" for problem in missing), *self.notes]
+        return wrong, [*(f"{problem.message}; not checked" for problem in missing), *self.notes]
 
 
 def check(
@@ -87,7 +87,7 @@ def check(
         _try(found, place(("eval", "metrics", "function")), measures.require_there)
     if rows:
         uri = getattr(getattr(recipe, "tracking", None), "uri", None)
-        _try(found, place(("tracking", "uri")), lambda: told_uri(uri))
+        _try(found, place(("tracking", "uri")), lambda: resolved_uri(uri))
         folder = local_folder(path) if isinstance(path, str) else None
         checks = RowChecks(folder, template, getattr(rollout, "max_prompt_tokens", None), counted)
         for key, table in _datasets(recipe):
@@ -131,7 +131,7 @@ def _template(path: object, found: Findings, place: OriginOf) -> ChatTemplate | 
     try:
         template = ChatTemplate(folder)
     except PpoctlError as error:
-        if error.message not in {problem.says for problem in found.problems}:
+        if error.message not in {problem.message for problem in found.problems}:
             found.problems.append(_problem(error, place(("model", "path"))))
         return None
     if template.text is None:

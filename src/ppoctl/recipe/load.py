@@ -106,7 +106,7 @@ def from_resolved(resolved: Mapping[str, Any]) -> Recipe:
     except ValidationError as error:
         layers = Layers((Path("recipe.resolved.json"),), (), {}, written=dict(resolved))
         hint = "resume it with the version of ppoctl that wrote it (run.json names it)"
-        message = "\n".join(f"recipe.resolved.json: {problem.says}" for problem in problems_of(error, layers))
+        message = "\n".join(f"recipe.resolved.json: {problem.message}" for problem in problems_of(error, layers))
         raise RecipeError(message, hint=hint) from None
 
 

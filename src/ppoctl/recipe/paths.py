@@ -112,7 +112,7 @@ def matching(data: Any, pattern: KeyPath, path: KeyPath = ()) -> Iterator[tuple[
             yield from matching(data[name], pattern[1:], (*path, name))
 
 
-def told_uri(uri: str | None) -> str | None:
+def resolved_uri(uri: str | None) -> str | None:
     """The tracking URI as MLflow is told it. A variable stays a name until here, so that its value is written
     nowhere. Raises MissingAssetError where it is not set."""
     return None if uri is None else _expanded("tracking.uri", uri, os.environ)

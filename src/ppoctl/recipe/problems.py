@@ -14,10 +14,10 @@ from ppoctl.recipe.schema import Recipe, TrainedTable
 class Conflict:
     """A contradiction between keys. The first key is the one to change."""
 
-    says: str
+    message: str
     keys: tuple[KeyPath, ...]
     hint: str | None = None
-    hides: bool = False
+    hides_values: bool = False
     """Whether the values of the keys are left out of what is said."""
 
 
@@ -48,13 +48,13 @@ class Problem:
     or change that mends it."""
 
     where: str
-    says: str
+    message: str
     hint: str | None = None
     kind: type[PpoctlError] = RecipeError
     """The error class that this problem raises, which decides the exit code."""
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.says}" if self.where else self.says
+        return f"{self.where}: {self.message}" if self.where else self.message
 
     @property
     def is_missing(self) -> bool:

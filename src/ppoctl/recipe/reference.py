@@ -51,7 +51,7 @@ def metrics() -> str:
     for group, says in groups().items():
         inside = [metric for metric in METRICS if metric.name.startswith(f"{group}/")]
         lines += ["", f"## {group}", "", says, "", "| metric | unit | what it is | healthy |", "|---|---|---|---|"]
-        lines += [cells(_linked(metric), metric.unit, metric.says, metric.healthy) for metric in inside]
+        lines += [cells(_linked(metric), metric.unit, metric.description, metric.healthy) for metric in inside]
         for metric in inside:
             if found := guide(metric):
                 lines += ["", f"### `{metric.name}`", "", *metric_lines(metric, found, "- ")]

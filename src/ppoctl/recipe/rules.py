@@ -237,13 +237,13 @@ def _problem(conflict: Conflict, recipe: Recipe, place: Callable[[KeyPath], str]
     settings = []
     for key in conflict.keys:
         value = _value_at(recipe, key)
-        if value is not None and not conflict.hides:
+        if value is not None and not conflict.hides_values:
             settings.append(f"`{dotted(key)}` = `{shown(value)}` ({place(key)})")
     changed = next((place(key) for key in conflict.keys if place(key) != DEFAULT), "")
     hint = conflict.hint
     if hint is not None and hint.startswith("--set"):
         hint = f"change the recipe, or add `{hint}`"
-    says = conflict.says + (f": {', '.join(settings)}" if settings else "")
+    says = conflict.message + (f": {', '.join(settings)}" if settings else "")
     return Problem(changed, says, hint)
 
 

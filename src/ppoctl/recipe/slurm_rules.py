@@ -111,7 +111,7 @@ def a_job_is_given_no_secret(recipe: Recipe) -> Iterator[Conflict]:
     for name, value in recipe.slurm.environment.items():
         if value and _names_a_secret(name):
             says = f"variable `{name}` looks like a secret, and the script would show it"
-            yield Conflict(says, (("slurm", "environment", name),), _SECRET_HINT, hides=True)
+            yield Conflict(says, (("slurm", "environment", name),), _SECRET_HINT, hides_values=True)
     for name in recipe.slurm.pass_on:
         if _names_a_secret(name):
             says = f"variable `{name}` looks like a secret, and Slurm would keep it with the job"
@@ -121,7 +121,7 @@ def a_job_is_given_no_secret(recipe: Recipe) -> Iterator[Conflict]:
         if found is not None or holds_secret(line):
             what = f"`{found}`" if found else "a URI"
             says = f"a line of `slurm.setup` holds a secret ({what}), and the script would show it"
-            yield Conflict(says, (("slurm", "setup"),), _SECRET_HINT, hides=True)
+            yield Conflict(says, (("slurm", "setup"),), _SECRET_HINT, hides_values=True)
 
 
 def a_time_limit_is_one_of_slurms_forms(recipe: Recipe) -> Iterator[Conflict]:

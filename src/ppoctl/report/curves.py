@@ -132,7 +132,7 @@ def chart(name: str, runs: Sequence[ReadRun], steps: Steps, *, fewest: int = FEW
     return {
         "name": name,
         "unit": "" if metric is None else metric.unit,
-        "says": "" if metric is None else metric.says,
+        "says": "" if metric is None else metric.description,
         "healthy": "" if metric is None else metric.healthy,
         "band": band.says if band is not None and has_band else "",
         "is_thinned": is_thinned,

@@ -92,7 +92,7 @@ def _judged(run: ReadRun) -> Iterator[HealthAlarm]:
         ends = min((later for later in run.recipes if later > start), default=math.inf)
         monitor = HealthMonitor(HealthTable.model_validate(run.recipes[start]["health"]))
         for step in sorted(step for step in figures if 0 < step < ends):
-            yield from (alarm for alarm in monitor.judge(step, figures[step]) if step >= start)
+            yield from (alarm for alarm in monitor.check(step, figures[step]) if step >= start)
 
 
 def _told(stretch: Sequence[HealthAlarm]) -> str:

@@ -30,7 +30,7 @@ def head(run: ReadRun) -> Json:
     gpus = max((each.gpus for each in spends), default=0)
     hosts = list(dict.fromkeys(str(each["host"]) for each in attempts))
     rows = [
-        ("state", f"{state.word}: {without_secrets(state.says)}"),
+        ("state", f"{state.word}: {without_secrets(state.description)}"),
         ("steps", f"{facts.steps_done} of {facts.steps_planned}"),
         ("when", _when(run, wall_s)),
         ("where", ", ".join(hosts) + f", {gpus} GPU{'s' * (gpus != 1)}" * (gpus > 0) or "nowhere yet"),

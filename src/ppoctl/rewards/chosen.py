@@ -45,7 +45,7 @@ class ChooseReward(RewardTable):
 
     @property
     def beside_drawing(self) -> bool:
-        return all(scorer.beside_drawing for scorer in self.singles)
+        return all(scorer.overlaps_generation for scorer in self.singles)
 
     @property
     def reads_truth(self) -> bool:

@@ -50,7 +50,7 @@ def settle_all(scorers: Iterable[Scorer]) -> None:
     """Tell those that gather requests that there are no more for now."""
     for scorer in scorers:
         if isinstance(scorer, BatchScorer):
-            scorer.settle()
+            scorer.flush()
 
 
 def close_all(scorers: Iterable[Scorer]) -> None:

@@ -42,7 +42,7 @@ class SumReward(RewardTable):
 
     @property
     def beside_drawing(self) -> bool:
-        return all(scorer.beside_drawing for scorer in self.singles)
+        return all(scorer.overlaps_generation for scorer in self.singles)
 
     @property
     def reads_truth(self) -> bool:

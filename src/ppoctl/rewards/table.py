@@ -65,7 +65,7 @@ class ScorerTable(Table):
         return self.finds_answers
 
     @property
-    def beside_drawing(self) -> bool:
+    def overlaps_generation(self) -> bool:
         """Whether responses may be scored while others are still drawn; not where that takes the generator's
         devices."""
         return True

@@ -60,7 +60,7 @@ def ask(slurm: Slurm, runs: Iterable[RunFacts]) -> SlurmSnapshot:
     try:
         return SlurmSnapshot(slurm.jobs(list(ids)))
     except SlurmError as error:
-        return SlurmSnapshot(silence=error.message)
+        return SlurmSnapshot(no_answer_reason=error.message)
 
 
 def has_open_job(layout: RunPaths, lines: Sequence[JournalLine]) -> bool:
@@ -69,7 +69,7 @@ def has_open_job(layout: RunPaths, lines: Sequence[JournalLine]) -> bool:
     jobs = jobs_of.jobs(layout)
     known = RunFacts(alive.attempts(lines), jobs, {job.id: jobs_of.ends(layout, job.id) for job in jobs})
     told = ask(slurm(), [known])
-    return told.silence is not None or bool(told.at_work(known) or told.waiting(known))
+    return told.no_answer_reason is not None or bool(told.at_work(known) or told.waiting(known))
 
 
 def require_idle(layout: RunPaths) -> None:

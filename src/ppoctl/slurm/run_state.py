@@ -132,7 +132,7 @@ class SlurmSnapshot:
 
     jobs: Mapping[str, SlurmJob] = field(default_factory=dict)
     """Those that it knows of, by id."""
-    silence: str | None = None
+    no_answer_reason: str | None = None
     """Why it says nothing; None: it answered."""
 
     def at_work(self, facts: RunFacts) -> list[SlurmJob]:
@@ -153,7 +153,7 @@ class RunState:
 
     word: str
     """One of the states of the table above."""
-    says: str
+    description: str
     """One sentence: where, since when, why."""
 
 
@@ -177,7 +177,7 @@ def attempts_as_known(facts: RunFacts, told: SlurmSnapshot) -> list[dict[str, An
     running = [facts.attempt_of(job) for job in told.at_work(facts)]
     found = []
     for attempt in facts.attempts:
-        is_known = told.silence is None or not _may_be_at_work(attempt, facts)
+        is_known = told.no_answer_reason is None or not _may_be_at_work(attempt, facts)
         if "job" in attempt and _is_open(attempt) and attempt["status"] not in ("running", "killed") and is_known:
             found.append({**attempt, "status": "running" if attempt in running else "killed"})
         else:
@@ -208,7 +208,7 @@ def _in_a_job(facts: RunFacts, told: SlurmSnapshot, now: float) -> RunState | No
         if _is_open(attempt):
             return _working(facts, attempt, f"in {where}{_until(job, now)}")
         ended = _ended(attempt, facts)
-        return RunState(ended.word, f"{ended.says}; job {job.id} is about to end")
+        return RunState(ended.word, f"{ended.description}; job {job.id} is about to end")
     return None
 
 
@@ -244,7 +244,7 @@ def _in_the_queue(facts: RunFacts, told: SlurmSnapshot, now: float) -> RunState 
 
 def _unheard(facts: RunFacts, told: SlurmSnapshot) -> RunState | None:
     newest = facts.newest
-    if told.silence is None:
+    if told.no_answer_reason is None:
         return None
     if newest is not None and _is_open(newest) and newest["status"] != "killed" and _may_be_at_work(newest, facts):
         where = f"in job {newest['job']} on {newest['host']}"
@@ -257,13 +257,13 @@ def _unheard(facts: RunFacts, told: SlurmSnapshot) -> RunState | None:
 
 def _in_a_job_that_is_over(facts: RunFacts, told: SlurmSnapshot) -> RunState | None:
     newest, last = facts.newest, _last_without_attempt(facts)
-    if last is not None and told.silence is None:
+    if last is not None and told.no_answer_reason is None:
         return _over(last.id, facts, told, "no attempt of it began")
     if newest is None or "job" not in newest:
         return None
     id = str(newest["job"])
     if _is_open(newest):
-        if told.silence is not None and _may_be_at_work(newest, facts):
+        if told.no_answer_reason is not None and _may_be_at_work(newest, facts):
             return None
         return _over(id, facts, told, f"{_name(newest)} left no word")
     was_cancelled = id in told.jobs and told.jobs[id].state == "CANCELLED"
@@ -304,10 +304,10 @@ def _ended(attempt: Mapping[str, Any], facts: RunFacts) -> RunState:
 
 
 def _with_what_is_unknown(state: RunState, facts: RunFacts, told: SlurmSnapshot) -> RunState:
-    if told.silence is None or state.word in DONE or not facts.open_jobs:
+    if told.no_answer_reason is None or state.word in DONE or not facts.open_jobs:
         return state
     jobs = _jobs(facts.open_jobs)
-    return RunState(state.word, f"{state.says}; what becomes of {jobs} is unknown: {told.silence}")
+    return RunState(state.word, f"{state.description}; what becomes of {jobs} is unknown: {told.no_answer_reason}")
 
 
 def _last_without_attempt(facts: RunFacts) -> JobRecord | None:

@@ -63,7 +63,7 @@ def stop(layout: RunPaths, after: After, slurm: Slurm) -> Stopped:
     idle = [job.id for job in told.at_work(found) if job.id in own and _would_go_on(found.attempt_of(job))]
     for id in idle:
         patient.cancel(id)
-    is_told = after == "now" and mine in {job.id for job in found.jobs} and told.silence is None
+    is_told = after == "now" and mine in {job.id for job in found.jobs} and told.no_answer_reason is None
     if is_told and mine is not None:
         patient.signal(mine, "TERM")
     over = {id for id in waiting if id not in told.jobs or told.jobs[id].is_over}
@@ -73,7 +73,7 @@ def stop(layout: RunPaths, after: After, slurm: Slurm) -> Stopped:
         asked=asked,
         signalled=mine if is_told else None,
         cancelled=tuple(id for id in found.job_ids if id in over or id in idle),
-        unheard=tuple(id for id in found.open_jobs if id != mine) if told.silence is not None else (),
+        unheard=tuple(id for id in found.open_jobs if id != mine) if told.no_answer_reason is not None else (),
     )
 
 
@@ -88,5 +88,9 @@ def _at_work(found: RunFacts, told: SlurmSnapshot) -> Iterator[Mapping[str, Any]
     if newest is None or "exit_code" in newest or newest["status"] == "killed":
         return
     in_a_job = "job" in newest and newest["status"] != "running"
-    if not in_a_job or told.silence is not None or newest in [found.attempt_of(job) for job in told.at_work(found)]:
+    if (
+        not in_a_job
+        or told.no_answer_reason is not None
+        or newest in [found.attempt_of(job) for job in told.at_work(found)]
+    ):
         yield newest

@@ -124,15 +124,15 @@ class ActorUpdateStage(UpdateStage):
         trained = self.train(actor, rollouts, objective, read=read)
         diagnostics = [
             policy_diagnostics(
-                result.said.outputs,
-                result.said.outputs if logprobs.actor is None else logprobs.actor[minibatch.rows],
+                result.said.primary,
+                result.said.primary if logprobs.actor is None else logprobs.actor[minibatch.rows],
                 advantages.advantages[minibatch.rows],
                 mask[minibatch.rows],
                 loss=self.loss,
             )
             for minibatch, result in trained.steps
         ]
-        of_the_step = self._of_the_step(trained.steps[0], logprobs, advantages, mask)
+        of_the_step = self._pre_update_metrics(trained.steps[0], logprobs, advantages, mask)
         of_the_step |= _loss_by_term(objective, trained.steps)
         record = trained.record("policy", diagnostics, of_the_step=of_the_step)
         return record if logprobs.entropy is not None else replace(record, gap=_gap(trained.steps[0], rollouts))
@@ -155,7 +155,7 @@ class ActorUpdateStage(UpdateStage):
             terms.append(averaged(kl, coef=kl_coef, name="kl"))
         return terms
 
-    def _of_the_step(
+    def _pre_update_metrics(
         self, first: MinibatchStep, logprobs: Logprobs, advantages: Advantages, mask: Bool[Tensor, "B R"]
     ) -> dict[str, float]:
         """Figures of the actor before its update. Where no forward pass has told them, its first minibatch does,
@@ -201,4 +201,4 @@ def _gap(first: MinibatchStep, rollouts: Rollouts) -> dict[str, float]:
     """Sampler against trainer, in the first minibatch."""
     minibatch, seen = first
     sampler, drawn = (grid[minibatch.rows] for grid in (rollouts.sampler_logprobs, rollouts.mask))
-    return sampler_gap(seen.said.outputs, sampler, drawn)
+    return sampler_gap(seen.said.primary, sampler, drawn)

@@ -21,7 +21,7 @@ class OverlappedScorer:
         self._scorer = scorer
         self._begun: dict[_Key, list[tuple[ScoreRequest, Future[Score]]]] = {}
 
-    def heard(self, prompt: Prompt, sample: Sample) -> None:
+    def start(self, prompt: Prompt, sample: Sample) -> None:
         """Begin to score a response that is finished."""
         request = request_about(prompt, sample)
         self._begun.setdefault(_key(request), []).append((request, self._scorer.submit(request)))
@@ -42,7 +42,7 @@ class OverlappedScorer:
                 future.cancel()
         self._begun.clear()
         if isinstance(self._scorer, BatchScorer):
-            self._scorer.settle()
+            self._scorer.flush()
 
     def close(self) -> None:
         self._scorer.close()

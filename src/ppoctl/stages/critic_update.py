@@ -43,7 +43,7 @@ class CriticUpdateStage(UpdateStage):
         trained = self.train(critic, rollouts, objective, read=(rollouts, values, advantages))
         diagnostics = [
             value_diagnostics(
-                result.said.outputs,
+                result.said.primary,
                 values.values[minibatch.rows],
                 advantages.returns[minibatch.rows],
                 advantages.mask[minibatch.rows],
@@ -69,5 +69,5 @@ def _explained_as_last_seen(trained: UpdateTrace, values: Values, advantages: Ad
     update made would cost a pass over all rows."""
     seen = values.values.clone()
     for minibatch, result in trained.steps:
-        seen[minibatch.rows] = result.said.outputs.to(seen)
+        seen[minibatch.rows] = result.said.primary.to(seen)
     return float(explained_variance(seen, advantages.returns, advantages.mask))

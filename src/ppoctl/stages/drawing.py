@@ -59,7 +59,7 @@ class SampleGeneration:
     progress: OnProgress
 
     @contextmanager
-    def drawn(
+    def run(
         self,
         turns: Sequence[RequestBatch],
         drawn_for: SampleSetKey,
@@ -72,7 +72,7 @@ class SampleGeneration:
 
         What the stage does with them belongs into the context: where that fails, the last ones are kept, too.
         """
-        done = self.parts.recall(drawn_for)
+        done = self.parts.load(drawn_for)
         for sample in done.values():
             heard(sample)
         missing = [turn._replace(requests=[one for one in turn.requests if one.key not in done]) for turn in turns]
@@ -80,7 +80,7 @@ class SampleGeneration:
         if not left:
             yield GenerationResult(done)
             return
-        with self.parts.keep(drawn_for) as keep:
+        with self.parts.writer(drawn_for) as keep:
             yield self._draw(left, done, _both(keep, heard), at)
 
     def _draw(
@@ -91,7 +91,7 @@ class SampleGeneration:
         tokens, started = 0, WORK.now()
         self.progress(len(done), total, tokens)
         for params, requests, name in left:
-            named = ACTIVITIES.at(name) if name else nullcontext()
+            named = ACTIVITIES.track(name) if name else nullcontext()
             with named, stream_samples(self.generator, requests, params) as finished:
                 for samples in finished:
                     for sample in samples:

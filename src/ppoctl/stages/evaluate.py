@@ -70,7 +70,7 @@ class EvaluateStage:
         turns = [RequestBatch(one.params, one.requests, f"{one.set} {one.mode}") for one in passes]
         summary: dict[str, float] = {}
         rows: list[dict[str, Any]] = []
-        with self.drawing.drawn(turns, drawn_for, lambda: actor) as drawn:
+        with self.drawing.run(turns, drawn_for, lambda: actor) as drawn:
             for one in passes:
                 found = self._scored(one, [drawn.samples[request.key] for request in one.requests])
                 summary.update(summarise(one.set, one.mode, found, self.estimates))

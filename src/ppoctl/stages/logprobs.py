@@ -93,7 +93,7 @@ class KlPenalty:
         """The KL per token of m rows, as the update computed it of them."""
         if self.estimator == "full":
             return self.exact(said.full_kl, mask)
-        return self.estimates(said.outputs, reference_of(logprobs)[rows], mask)
+        return self.estimates(said.primary, reference_of(logprobs)[rows], mask)
 
     def coef_at(self, carry: Carry) -> float:
         """The coefficient of a step that begins with this carry: one that adapts goes on from the step before, unless
@@ -137,7 +137,7 @@ class LogprobsStage:
 
     def _by_trainer(self, actor: State, rollouts: Rollouts) -> Logprobs:
         said = self.models.actor_at(actor).logprobs(rollouts.sequences, self._asked)
-        logprobs, entropy = said.outputs, said.entropy
+        logprobs, entropy = said.primary, said.entropy
         assert entropy is not None, "entropies were asked for"
         require_finite(logprobs, rollouts.mask, "a log-prob of the actor")
         full_kl = said.full_kl

@@ -76,7 +76,7 @@ class Terms:
     """How the model is scored; entropies are asked for too where a term reads them."""
 
     @property
-    def asks(self) -> OutputRequest:
+    def request(self) -> OutputRequest:
         entropy = self.scored.entropy or any(term.loss.needs_entropy for term in self.terms)
         return replace(self.scored, entropy=entropy)
 
@@ -84,11 +84,11 @@ class Terms:
         return tuple(term.total(rows) for term in self.terms)
 
     def __call__(self, rows: Int[Tensor, " m"], said: TokenOutputs, totals: Totals) -> Float[Tensor, ""]:
-        return sum((share for _, share in self.shares(rows, said, totals)), start=said.outputs.new_zeros(()))
+        return sum((share for _, share in self.shares(rows, said, totals)), start=said.primary.new_zeros(()))
 
     def shares(
         self, rows: Int[Tensor, " m"], said: TokenOutputs, totals: Totals
     ) -> list[tuple[Term, Float[Tensor, ""]]]:
         """Each term with what it adds to the loss; terms in which nothing of the minibatch counts are left out."""
-        seen = LossInputs(rows, said.outputs, said.entropy, said.full_kl)
+        seen = LossInputs(rows, said.primary, said.entropy, said.full_kl)
         return [(term, term.share(seen, total)) for term, total in zip(self.terms, totals, strict=True) if total]

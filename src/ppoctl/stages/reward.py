@@ -88,7 +88,7 @@ def score_all(scorer: Scorer, requests: Sequence[ScoreRequest], between: Callabl
     futures = [scorer.submit(request) for request in requests]
     try:
         if isinstance(scorer, BatchScorer):
-            scorer.settle()
+            scorer.flush()
         return [_awaited(future, between) for future in futures]
     finally:
         for future in futures:

@@ -33,7 +33,7 @@ class RolloutStage:
         drawn_for = SampleSetKey(prompts.step, self.name, key)
         heard = self._heard(prompts, requests)
         turns = [RequestBatch(self.params, requests)]
-        with self.drawing.drawn(turns, drawn_for, lambda: self.models.stamped(actor), heard) as drawn:
+        with self.drawing.run(turns, drawn_for, lambda: self.models.stamped(actor), heard) as drawn:
             record = assemble(prompts, requests, drawn.samples, samples=self.samples_per_prompt)
             return replace(record, drawing=(drawn.tokens, drawn.seconds))
 

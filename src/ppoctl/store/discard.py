@@ -42,7 +42,7 @@ def repair(layout: RunPaths, plan: ResumePlan) -> tuple[ResumePlan, list[str]]:
 def _require_new(layout: RunPaths, plan: ResumePlan, handled: set[str]) -> None:
     """Raise StorageError where an item that was handled is broken again. Names of items are finite, so that this
     bounds the passes of `make_whole`."""
-    again = [item.complaint for item in plan.broken if item.name in handled]
+    again = [item.description for item in plan.broken if item.name in handled]
     if again:
         raise StorageError(
             f"{', '.join(again)} of `{layout.root}` is broken again after it was set aside: the file system returns "

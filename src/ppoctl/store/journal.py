@@ -115,7 +115,7 @@ class Journal:
             self._catch_up(file)
         return list(self._lines)
 
-    def figures(self, step: int) -> dict[str, float]:
+    def metrics(self, step: int) -> dict[str, float]:
         """All figures of one step, over its stages; of a stage that was made again, the later ones."""
         merged: dict[str, float] = {}
         for line in self._by_step.get(step, ()):
@@ -124,7 +124,7 @@ class Journal:
 
     def history(self, *, up_to: int) -> list[tuple[int, dict[str, float]]]:
         """All figures of each step from 1 to `up_to` that has any, oldest first."""
-        return [(step, self.figures(step)) for step in sorted(self._by_step) if 0 < step <= up_to]
+        return [(step, self.metrics(step)) for step in sorted(self._by_step) if 0 < step <= up_to]
 
     def recent_s(self, stage: str) -> float | None:
         """The most seconds that the stage took in the last few steps that have it; None: no step has."""

@@ -125,9 +125,9 @@ class StepRunner:
             seconds=WORK.now() - started,
             committed_at=time.time(),
             attempt=self.once.attempt.number,
-            figures=record.figures(),
+            figures=record.metrics(),
             versions=self.once.versions,
-            extra={"clocked": record.clocked()},
+            extra={"clocked": record.timing_metrics()},
         )
         folder = self.once.layout.stage(self.step, stage.name)
         files = {RECORD: record.encoded, **record.readable_files()}

@@ -32,7 +32,7 @@ class FinishedSampleFiles:
     attempt: Attempt
     every_s: float
 
-    def recall(self, drawn_for: SampleSetKey) -> dict[str, Sample]:
+    def load(self, drawn_for: SampleSetKey) -> dict[str, Sample]:
         found: dict[str, Sample] = {}
         folder = self.layout.parts(drawn_for.step, drawn_for.stage)
         for path in sorted(folder.glob(FILES)) if folder.is_dir() else []:
@@ -42,7 +42,7 @@ class FinishedSampleFiles:
         return found
 
     @contextmanager
-    def keep(self, drawn_for: SampleSetKey) -> Iterator[Callable[[Sample], None]]:
+    def writer(self, drawn_for: SampleSetKey) -> Iterator[Callable[[Sample], None]]:
         folder = self.layout.parts(drawn_for.step, drawn_for.stage)
         pending: list[Sample] = []
         written_at = time.monotonic()

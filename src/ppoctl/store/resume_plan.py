@@ -29,7 +29,7 @@ class ResumeItem:
     note: str = ""
 
     @property
-    def complaint(self) -> str:
+    def description(self) -> str:
         """The item and what is wrong with it, for a person."""
         return f"`{self.name}` ({self.action}{': ' + self.note if self.note else ''})"
 
@@ -53,11 +53,11 @@ class ResumePlan:
     def broken(self) -> tuple[ResumeItem, ...]:
         return tuple(item for item in self.items if item.action in ("missing", "corrupt"))
 
-    def require_whole(self, layout: RunPaths) -> None:
+    def require_intact(self, layout: RunPaths) -> None:
         """Raise StorageError naming every missing or corrupt item."""
         if not self.broken:
             return
-        names = ", ".join(item.complaint for item in self.broken)
+        names = ", ".join(item.description for item in self.broken)
         error = CorruptArtifactError if any(item.action == "corrupt" for item in self.broken) else StorageError
         raise error(
             f"cannot resume `{layout.root}` as it was: {names}",

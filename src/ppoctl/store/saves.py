@@ -67,7 +67,7 @@ class Saves:
     def _publish(self, flight: InFlight) -> None:
         manifest, began = flight.manifest, time.monotonic()
         del self._in_flight[manifest.stage]
-        with ACTIVITIES.at(f"saving the {manifest.stage.removeprefix('state/')}"), flight.draft.work():
+        with ACTIVITIES.track(f"saving the {manifest.stage.removeprefix('state/')}"), flight.draft.work():
             files = flight.saving.finish()
             flight.draft.publish(replace(manifest, seconds=time.monotonic() - flight.started), files)
         now = time.monotonic()

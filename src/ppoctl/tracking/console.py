@@ -123,7 +123,7 @@ class RunConsole:
         """Show lines, each of several parts. Not while the lock is held: a screen that redraws itself holds a lock of
         its own while it asks for `rows`, and wants it for a line."""
         for parts in told:
-            self._screen.figures(parts)
+            self._screen.metrics(parts)
 
     def _report(self, step: int) -> list[list[str]]:
         """The line of a step that is over, once."""

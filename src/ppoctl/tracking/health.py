@@ -58,7 +58,7 @@ class HealthMonitor:
         self._step = 0
         self._alarms: list[HealthAlarm] = []
 
-    def judge(self, step: int, figures: Mapping[str, float]) -> list[HealthAlarm]:
+    def check(self, step: int, figures: Mapping[str, float]) -> list[HealthAlarm]:
         """Alarms of the rules that act at this step, given all its figures; the same answer when asked again about
         the same step.
 
@@ -84,7 +84,7 @@ class HealthMonitor:
     def replay(self, history: Iterable[tuple[int, Mapping[str, float]]]) -> None:
         """Take in the figures of earlier steps, oldest first; no alarm is given."""
         for step, figures in history:
-            self.judge(step, figures)
+            self.check(step, figures)
 
     def _judge_rule(self, name: str, step: int, figures: Mapping[str, float]) -> HealthAlarm | None:
         rule = self._rules[name]

@@ -20,7 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
 from ppoctl.errors import PpoctlError, without_secrets
-from ppoctl.recipe.paths import told_uri
+from ppoctl.recipe.paths import resolved_uri
 from ppoctl.recipe.schema import MlflowTracking
 from ppoctl.store import run_dir
 from ppoctl.store.layout import RunPaths
@@ -117,7 +117,7 @@ def address_of(settings: MlflowTracking, runs_dir: Path) -> Address:
     Raises EnvironmentProblemError where the URI is a variable that is not set."""
     folder = runs_dir.resolve()
     file = folder / "mlflow.db" if settings.uri is None else None
-    uri = told_uri(settings.uri) or f"sqlite:///{file}"
+    uri = resolved_uri(settings.uri) or f"sqlite:///{file}"
     # A server knows where its artifacts go; for a database MLflow would take the current directory.
     by_server = urlsplit(uri).scheme in ("http", "https", "databricks", "databricks-uc", "uc")
     artifacts = None if by_server else (folder / "mlflow-artifacts").as_uri()

@@ -68,7 +68,7 @@ class Screen(Protocol):
         """Show one line that stays."""
         ...
 
-    def figures(self, parts: list[str]) -> None:
+    def metrics(self, parts: list[str]) -> None:
         """Show a line of parts that stays, with as many of them as there is room for."""
         ...
 
@@ -104,7 +104,7 @@ def open_screen(detail: Detail = "steps", stream: TextIO | None = None) -> Itera
     else:
         screen = PlainScreen(stream, detail)
     tells = detail != "quiet" and isinstance(screen, PlainScreen)
-    with contextlib.closing(screen), ACTIVITIES.heard_by(screen.line) if tells else contextlib.nullcontext():
+    with contextlib.closing(screen), ACTIVITIES.notifying(screen.line) if tells else contextlib.nullcontext():
         yield screen
 
 
@@ -152,7 +152,7 @@ class PlainScreen:
             self._stream.write(plain(text) + "\n")
             self._stream.flush()
 
-    def figures(self, parts: list[str]) -> None:
+    def metrics(self, parts: list[str]) -> None:
         self.line("  ".join(parts))
 
     def follow(self, status: Status) -> None:
@@ -199,7 +199,7 @@ class LiveScreen:
         with contextlib.suppress(*GONE):
             self._console.print(Text(plain(text)), soft_wrap=True)  # a command in it can be copied
 
-    def figures(self, parts: list[str]) -> None:
+    def metrics(self, parts: list[str]) -> None:
         while len(parts) > 2 and len("  ".join(parts)) > self._console.width:
             parts = parts[:-1]
         self.line("  ".join(parts))

@@ -51,7 +51,7 @@ class Executor(Protocol):
         """Call a method of all ranks; their answers, in order."""
         ...
 
-    def ask(self, ranks: Sequence[int], method: str, *arguments: Any) -> list[Any]:
+    def call_ranks(self, ranks: Sequence[int], method: str, *arguments: Any) -> list[Any]:
         """Call a method of these ranks; their answers, in order."""
         ...
 

@@ -176,8 +176,8 @@ class RankSource:
 
     def _handed_out(self, groups: Sequence[Sequence[int]], senders: SenderRanks) -> Iterator[Bucket]:
         ranks = [rank for group in groups if senders.has(group[0]) for rank in group]
-        self.executor.ask(ranks, "open_weights", self.bucket_bytes, senders)
-        while found := [bucket for bucket in self.executor.ask(ranks, "next_weights") if bucket is not None]:
+        self.executor.call_ranks(ranks, "open_weights", self.bucket_bytes, senders)
+        while found := [bucket for bucket in self.executor.call_ranks(ranks, "next_weights") if bucket is not None]:
             yield _merged(found)
 
     def senders(self) -> Sequence["PipelineRankSender"]:
@@ -197,13 +197,13 @@ class PipelineRankSender:
 
     def plan(self) -> list[list[TensorSpec]]:
         """The tensors that will be sent, bucket by bucket."""
-        [planned] = self.executor.ask(self.ranks[:1], "planned_weights", self.bucket_bytes)
+        [planned] = self.executor.call_ranks(self.ranks[:1], "planned_weights", self.bucket_bytes)
         buckets: list[list[TensorSpec]] = planned
         return buckets
 
     def is_linked(self, group: BroadcastGroup) -> bool:
         """Whether the rank that sends is in the group."""
-        [answer] = self.executor.ask(self.ranks[:1], "is_linked", group)
+        [answer] = self.executor.call_ranks(self.ranks[:1], "is_linked", group)
         return bool(answer)
 
     def begin(self, group: BroadcastGroup) -> Reply:

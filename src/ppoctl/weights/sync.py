@@ -157,7 +157,7 @@ class Sync:
         parent = None if self.side.exports is None else self.side.exports()
         folder = Path(kept.enter_context(TemporaryDirectory(prefix="ppoctl-export-", dir=parent)))
         sent = trainer.export(folder)
-        self.side.turns.clear_for(GENERATOR)  # an engine takes its share of the memory when it starts
+        self.side.turns.offload_others(GENERATOR)  # an engine takes its share of the memory when it starts
         _require_all_equal(weights.names, sent, self._restarted(engines, folder))
         if parent is None:
             kept.close()

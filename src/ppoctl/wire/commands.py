@@ -97,7 +97,7 @@ def _as_it_is(layout: RunPaths) -> ResumePlan:
     run_dir.facts(layout)
     require_idle(layout)
     plan = plan_resume(layout)
-    plan.require_whole(layout)
+    plan.require_intact(layout)
     return plan
 
 
@@ -139,7 +139,7 @@ def rollout(loaded: Loaded, gate: SignalGate, *, runs: Path, screen: Screen) -> 
 def _draw_and_score(job: RunContext) -> None:
     """Tell the story of the next step as far as it draws and scores."""
     step, states, carry = start_point(job)
-    once, given = job.once.at(step + 1), StepInputs(job.prompts(step + 1), states, carry)
+    once, given = job.runner.at(step + 1), StepInputs(job.prompts(step + 1), states, carry)
 
     def until_it_learns(stage: Stage[Result], *inputs: Identified) -> Result:
         if not draws_or_scores(stage.name):
@@ -147,7 +147,7 @@ def _draw_and_score(job: RunContext) -> None:
         return once(stage, *inputs)
 
     with suppress(_StopStep):
-        job.story(step + 1).tell(until_it_learns, job.stages(step + 1), given)
+        job.story(step + 1).run(until_it_learns, job.stages(step + 1), given)
 
 
 class _StopStep(Exception):  # noqa: N818 - it ends a story, and is no error
@@ -213,10 +213,10 @@ def evaluated(
 class NullPorts:
     """The `SampleParts` and `Gate` ports of work that belongs to no run: nothing is kept, and nobody stops it."""
 
-    def recall(self, drawn_for: SampleSetKey) -> dict[str, Sample]:  # noqa: ARG002 - the port's signature
+    def load(self, drawn_for: SampleSetKey) -> dict[str, Sample]:  # noqa: ARG002 - the port's signature
         return {}
 
-    def keep(self, drawn_for: SampleSetKey) -> AbstractContextManager[Callable[[Sample], None]]:  # noqa: ARG002 - as above
+    def writer(self, drawn_for: SampleSetKey) -> AbstractContextManager[Callable[[Sample], None]]:  # noqa: ARG002 - as above
         return nullcontext(lambda _: None)
 
     def before(self, step: int, stage: str) -> None:

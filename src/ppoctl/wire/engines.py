@@ -139,13 +139,13 @@ def build_engines(
             replace(settings, logs=logs), placed, trainer_side(actor, actor_at), say
         ),
         scorer=scorer,
-        questions=questions,
+        prompts=questions,
         # The digest is of both models' files. A dtype is the role's own.
         source_digests={role: f"{digests['model']}:{model_of(recipe, role).dtype}" for role in ("actor", "critic")},
         reward_digest=reward_digest(digests),
         rows={name: counts.as_dict() for name, counts in questions.counts.items()},
         close_trainers=placed.close,
-        start_ahead=placed.start_ahead,
+        prestart=placed.start_ahead,
     )
 
 

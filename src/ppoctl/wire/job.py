@@ -66,7 +66,7 @@ def assemble(
     generator = sockets.generator(states.actor_at, around.say, layout.attempt(attempt.number))
     parts = FinishedSampleFiles(layout, attempt, every_s=newest.rollout.keep_finished_every_s)
     drawing = SampleGeneration(generator, parts, gate, _to_all(around.observers))
-    scorer = OverlappedScorer(sockets.scorer) if newest.reward.beside_drawing else sockets.scorer
+    scorer = OverlappedScorer(sockets.scorer) if newest.reward.overlaps_generation else sockets.scorer
     builder = StageBuilder(states, drawing, scorer, around.say, sockets.reward_digest)
     by_start = {start: builder.stages(recipe) for start, recipe in recipes.items()}
     stages = partial(_holding_at, by_start)
@@ -74,7 +74,7 @@ def assemble(
     def story(step: int) -> StepFunction:
         return choose(_holding_at(recipes, step), step)
 
-    sets = sockets.questions.evaluation_sets()
+    sets = sockets.prompts.evaluation_sets()
 
     def evaluate(step: int) -> Stage[Evaluation]:
         return evaluation_stage(_holding_at(recipes, step), drawing, sockets, sets, around.say)
@@ -83,7 +83,7 @@ def assemble(
     job = RunContext(
         layout=layout,
         recipe=newest,
-        once=StageRunner(layout, attempt, journal, gate, around.observers, around.versions),
+        runner=StageRunner(layout, attempt, journal, gate, around.observers, around.versions),
         journal=journal,
         ledger=Ledger(layout.ledger, attempt),
         states=states,
@@ -98,9 +98,9 @@ def assemble(
         story=story,
         outlines=outlines,
         stages=stages,
-        prompts=sockets.questions.prompts_for,
+        prompts=sockets.prompts.prompts_for,
         evaluate=evaluate,
-        say=around.say,
+        notify=around.say,
     )
     return job, generator
 

@@ -31,7 +31,7 @@ from ppoctl.loop.run import RunContext, run
 from ppoctl.preflight import check as preflight
 from ppoctl.recipe.cadence import evaluates
 from ppoctl.recipe.capabilities import require_capable
-from ppoctl.recipe.paths import told_uri
+from ppoctl.recipe.paths import resolved_uri
 from ppoctl.recipe.rules import notes_on
 from ppoctl.recipe.schema import MlflowTracking, Recipe
 from ppoctl.store import artifact, run_dir
@@ -150,7 +150,7 @@ def prepare(recipe: Recipe) -> tuple[Components, dict[str, str]]:
     """The sockets, and the digests of the sources. Everything that can be wrong with these is found here, before a
     run directory is made."""
     if isinstance(recipe.tracking, MlflowTracking):
-        told_uri(recipe.tracking.uri)
+        resolved_uri(recipe.tracking.uri)
     require_capable(recipe)
     preflight.require(recipe)
     engines.set_threads(recipe)
@@ -209,7 +209,7 @@ def attempt_run(
             watcher.counting_replays(job.states),
         ):
             if do is run:
-                opened.sockets.start_ahead()
+                opened.sockets.prestart()
             do(job)
         verdicts = check_expectations(recipe.expect, journal.lines()) if do is run else []
         if not all(verdict.met for verdict in verdicts):

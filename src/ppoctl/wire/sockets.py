@@ -33,7 +33,7 @@ class Components:
     """The generator asks the first argument for the actor when it has to be at another state; it says what went wrong
     and was mended, and what is being waited for, to the second; its engines write their logs into the folder."""
     scorer: Scorer
-    questions: PromptsByStep
+    prompts: PromptsByStep
     source_digests: Mapping[str, str]
     """Digest of the model source that the initial state of each role descends from."""
     reward_digest: str = ""
@@ -42,7 +42,7 @@ class Components:
     """Numbers of rows that were read, repeated, too long, left out, cut and used, by the key of their table."""
     close_trainers: Callable[[], None] = no_op
     """Ends the processes of actor, critic and reward models that are not this one."""
-    start_ahead: Callable[[], None] = no_op
+    prestart: Callable[[], None] = no_op
     """Starts all processes that are not this one side by side, once there is a generator."""
 
     def close(self) -> None:

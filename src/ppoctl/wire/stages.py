@@ -154,7 +154,7 @@ class StageBuilder:
                 samples_per_prompt=recipe.rollout.samples_per_prompt,
                 seed=recipe.seed,
                 fingerprint=stage_fingerprint("rollout", recipe),
-                heard=self.scorer.heard if isinstance(self.scorer, OverlappedScorer) else None,
+                heard=self.scorer.start if isinstance(self.scorer, OverlappedScorer) else None,
             ),
             reward=RewardStage(
                 scorer=self.scorer,

@@ -308,7 +308,7 @@ def expected_gradients(kind: str, rollouts: Drawn, objective: Terms) -> tuple[Te
     for row, sequence in enumerate(rollouts.unpadded()):
         prompt, length = int(rollouts.prompt_lengths[row]), int(rollouts.lengths[row])
         logits = model(input_ids=sequence[None]).logits[0, prompt - 1 : prompt + length - 1]
-        log_p = (logits / objective.asks.temperature).log_softmax(-1)
+        log_p = (logits / objective.request.temperature).log_softmax(-1)
         logprobs[row, :length] = log_p.gather(1, sequence[prompt:, None])[:, 0]
         entropy[row, :length] = -(log_p.exp() * log_p).sum(-1)
     every = torch.arange(rollouts.num_seqs)
@@ -359,7 +359,7 @@ def scores(trained: MegatronActor, rollouts: Sequences, temperature: float = 1.0
     """Log-probs and entropies."""
     said = trained.logprobs(rollouts, OutputRequest(temperature=temperature, entropy=True))
     assert said.entropy is not None
-    return said.outputs, said.entropy
+    return said.primary, said.entropy
 
 
 def critic(folder: Path, *, dtype: str = "float32", batching: Batching | None = None) -> MegatronCritic:

@@ -133,7 +133,7 @@ class _Watched:
         self.logits = 0
 
     def __call__(self, rows: Tensor, said: TokenOutputs, totals: Totals) -> Tensor:
-        nodes, seen = [said.outputs.grad_fn], set()
+        nodes, seen = [said.primary.grad_fn], set()
         while nodes:
             node = nodes.pop()
             if node is None or node in seen:

@@ -33,11 +33,11 @@ DTYPES = ["float32", "bfloat16"]
 def test_views_find_their_numbers_again():
     memory, buffer = HostOffload(), torch.arange(6.0)
     view, whole = buffer[2:4], torch.nn.Parameter(torch.ones(3))
-    memory.take("weights", [view, buffer, whole])
+    memory.offload("weights", [view, buffer, whole])
     assert [t.untyped_storage().nbytes() for t in (buffer, view, whole)] == [0, 0, 0]
-    memory.bring_back("training")  # nothing went there
-    memory.bring_back("weights")
-    memory.bring_back("weights")  # it is here
+    memory.reload("training")  # nothing went there
+    memory.reload("weights")
+    memory.reload("weights")  # it is here
     assert buffer.tolist() == [0, 1, 2, 3, 4, 5]
     assert view.tolist() == [2, 3]
     assert view.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
@@ -46,38 +46,38 @@ def test_views_find_their_numbers_again():
 
 def test_what_shares_storage_comes_back_with_the_part_that_took_it():
     memory, weight = HostOffload(), torch.ones(3)
-    memory.take("weights", [weight])
-    memory.take("training", [weight.view(3)])
-    memory.bring_back("training")
+    memory.offload("weights", [weight])
+    memory.offload("training", [weight.view(3)])
+    memory.reload("training")
     assert weight.untyped_storage().nbytes() == 0
-    memory.bring_back("weights")
+    memory.reload("weights")
     assert weight.tolist() == [1, 1, 1]
 
 
 def test_what_is_not_kept_comes_back_as_zeros():
     memory, gradients = HostOffload(), torch.ones(3)
-    memory.take("training", [gradients], keep=False)
-    memory.bring_back("training")
+    memory.offload("training", [gradients], keep=False)
+    memory.reload("training")
     assert gradients.tolist() == [0, 0, 0]
 
 
 def test_host_memory_is_taken_once_and_written_again_at_each_leave():
     memory, weights = HostOffload(), [torch.arange(300.0), torch.ones(5)]
     for number in range(3):
-        memory.take("weights", weights)
+        memory.offload("weights", weights)
         assert memory.bytes == 1280 + 256, "300 and 5 float32, each from a multiple of 256 bytes on"
-        memory.bring_back("weights")
+        memory.reload("weights")
         assert weights[0].tolist() == [index + number for index in range(300)]
         weights[0] += 1
 
 
 def test_a_part_that_has_grown_gets_larger_host_memory():
     memory, first, later = HostOffload(), torch.full((64,), 3.0), torch.full((640,), 5.0)
-    memory.take("training", [first])
-    memory.take("training", [first, later])  # made while the others were away
-    memory.bring_back("training")
-    memory.take("training", [later, first])
-    memory.bring_back("training")
+    memory.offload("training", [first])
+    memory.offload("training", [first, later])  # made while the others were away
+    memory.reload("training")
+    memory.offload("training", [later, first])
+    memory.reload("training")
     assert memory.bytes == 2560 + 256
     assert (first.unique().tolist(), later.unique().tolist()) == ([3.0], [5.0])
 
@@ -202,15 +202,15 @@ def test_only_what_is_needed_comes_back(model):
     weights = sum(weight.nbytes for weight in rank.models[0].parameters())
     # Float32: gradients, two moments, and a step count per parameter beside the weights.
     assert everything == 4 * weights + 4 * len(list(rank.models[0].parameters()))
-    rank.leave()
+    rank.offload()
     lab.scores(actor, rollouts)
     assert bytes_here(rank) == weights
     actor.update(rollouts, [lab.minibatch(rollouts)], lab.policy_objective(rollouts))
     assert bytes_here(rank) == everything
-    rank.leave()
+    rank.offload()
     actor.reference_logprobs(rollouts, OutputRequest())
     assert bytes_here(rank) == weights  # the reference's
-    rank.leave()
+    rank.offload()
     assert bytes_here(rank) == 0
 
 
@@ -219,11 +219,11 @@ def test_a_role_may_start_anew_while_it_is_away(model):
     rank, rollouts, expected = lab.rank_of(actor), lab.make_rollouts(), lab.weights_of(actor)
     actor.update(rollouts, [lab.minibatch(rollouts)], lab.policy_objective(rollouts))
     everything = bytes_here(rank)
-    rank.leave()
+    rank.offload()
     actor.start()
     lab.check_all(EXACT, lab.weights_of(actor), expected)
     assert bytes_here(rank) == everything
 
 
 def test_a_role_that_was_never_at_a_state_has_nothing_to_leave(model):
-    lab.rank_of(lab.unstarted(lab.actor(model("qwen2")))).leave()
+    lab.rank_of(lab.unstarted(lab.actor(model("qwen2")))).offload()

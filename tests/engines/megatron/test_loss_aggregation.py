@@ -76,7 +76,7 @@ def whole(pool, model):
     assert isinstance(actor, MegatronActor)
     actor.start()
     rollouts = lab.make_rollouts()
-    old = actor.logprobs(rollouts, ASKED).outputs + 0.2 * lab.random_weights(rollouts)
+    old = actor.logprobs(rollouts, ASKED).primary + 0.2 * lab.random_weights(rollouts)
     found = gradients_of(pool, model("qwen2-deep"), "one process", CUTS[:1], old)
     return old, {kind: gradient for (kind, _), gradient in found.items()}
 

@@ -49,7 +49,7 @@ def test_a_resumed_actor_ends_as_one_that_never_stopped(model, tmp_path, dtype, 
     found = resumed.update(rollouts, batches, objective)
     for one, other in zip(found, expected, strict=True):
         assert (one.loss, one.grad_norm) == (other.loss, other.grad_norm)
-        EXACT.check(one.said.outputs, other.said.outputs)
+        EXACT.check(one.said.primary, other.said.primary)
     lab.check_all(EXACT, lab.weights_of(resumed), lab.weights_of(straight))
 
 

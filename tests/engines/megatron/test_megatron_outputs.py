@@ -42,11 +42,11 @@ def test_what_ends_a_response_is_left_out_at_its_first_positions(model, tmp_path
     tokens = drawn.tokens.clone()
     tokens[1, 0] = 9
     rollouts, actor = replace(drawn, tokens=tokens), lab.actor(folder)
-    plain, said = actor.logprobs(rollouts, OutputRequest()).outputs, actor.logprobs(rollouts, asked).outputs
+    plain, said = actor.logprobs(rollouts, OutputRequest()).primary, actor.logprobs(rollouts, asked).primary
     chances = {}
     for end in (5, 33, 9):
         tokens[:, 0] = end
-        chances[end] = actor.logprobs(replace(drawn, tokens=tokens.clone()), OutputRequest()).outputs[:, 0].exp()
+        chances[end] = actor.logprobs(replace(drawn, tokens=tokens.clone()), OutputRequest()).primary[:, 0].exp()
     missing = sum(chances.values())
     missing[1] -= chances[9][1]
     FLOAT32.check(said[:, 0], plain[:, 0] - torch.log1p(-missing))

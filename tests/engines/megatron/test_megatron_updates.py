@@ -67,9 +67,9 @@ def test_the_cut_into_microbatches_changes_nothing(model, kind, needs_entropy):
             lab.GRADIENT.check(gradient, lab.gradients_of(whole)[name])
         FLOAT32.check(found.loss, expected.loss)
         FLOAT32.check(found.grad_norm, expected.grad_norm)
-        FLOAT32.check(found.said.outputs, expected.said.outputs)
+        FLOAT32.check(found.said.primary, expected.said.primary)
         # Outputs are of the state before the step, rows in the minibatch's order.
-        FLOAT32.check(found.said.outputs, before[rows])
+        FLOAT32.check(found.said.primary, before[rows])
         if found.said.entropy is not None:
             FLOAT32.check(found.said.entropy, entropy_before[rows])
 
@@ -82,7 +82,7 @@ def test_the_critic_too_does_not_depend_on_the_cut(model):
     for found in results[1:]:
         for one, expected in zip(found, results[0], strict=True):
             FLOAT32.check(one.loss, expected.loss)
-            FLOAT32.check(one.said.outputs, expected.said.outputs)
+            FLOAT32.check(one.said.primary, expected.said.primary)
 
 
 def test_whatever_a_term_divides_by_the_cut_into_microbatches_changes_nothing(model):
@@ -102,7 +102,7 @@ def test_whatever_a_term_divides_by_the_cut_into_microbatches_changes_nothing(mo
     whole = lab.actor(model("qwen2"), batching=BySequences(microbatch_seqs=9))
     [expected] = whole.update(rollouts, [batch], objective)
     counted, of_chosen = rollouts.mask[rows], chosen[rows]
-    by_token = losses(LossInputs(rows, expected.said.outputs, None), counted)
+    by_token = losses(LossInputs(rows, expected.said.primary, None), counted)
     by_sequence = torch.stack([by_token[row][counted[row]].mean() for row in range(4)])
     FLOAT32.check(expected.loss, 0.7 * by_sequence.mean() - 0.2 * by_token[of_chosen].mean())
     for cut in CUTS:

@@ -92,10 +92,10 @@ def test_shares_come_back_in_the_order_of_the_minibatch():
         RankOutputs(torch.tensor([1]), TokenOutputs(torch.tensor([[1.0]]))),
     ]
     merged = merge(shares)
-    assert merged.outputs.tolist() == [[0.0], [1.0], [2.0]]
+    assert merged.primary.tolist() == [[0.0], [1.0], [2.0]]
     assert merged.entropy is None
     with_entropy = merge(
-        [RankOutputs(share.places, TokenOutputs(share.said.outputs, -share.said.outputs)) for share in shares]
+        [RankOutputs(share.places, TokenOutputs(share.said.primary, -share.said.primary)) for share in shares]
     )
     assert with_entropy.entropy is not None
     assert with_entropy.entropy.tolist() == [[-0.0], [-1.0], [-2.0]]

@@ -71,7 +71,7 @@ def test_gradients_are_the_same_bit_for_bit(model, kind, role, dtype, recompute)
     keeping = getattr(lab, role)(model(kind), dtype=dtype)
     found, expected = recomputing(keeping, recompute), keeping
     results = [one.update(rollouts, [lab.minibatch(rollouts)], objective) for one in (found, expected)]
-    assert torch.equal(results[0][0].said.outputs, results[1][0].said.outputs)
+    assert torch.equal(results[0][0].said.primary, results[1][0].said.primary)
     gradients, wanted = lab.gradients_of(found), lab.gradients_of(expected)
     assert gradients.keys() == wanted.keys()
     assert all(torch.equal(gradients[name], wanted[name]) for name in wanted)
@@ -97,7 +97,7 @@ def test_forwards_without_gradient_are_the_same(model):
     rollouts = lab.make_rollouts()
     keeping = lab.actor(model("qwen2"))
     found = recomputing(keeping, "full").forward("forward", rollouts, OutputRequest())
-    assert torch.equal(found.outputs, keeping.forward("forward", rollouts, OutputRequest()).outputs)
+    assert torch.equal(found.primary, keeping.forward("forward", rollouts, OutputRequest()).primary)
 
 
 def test_each_role_recomputes_what_its_table_says():

@@ -100,6 +100,6 @@ def test_it_is_moved_out_of_the_devices_memory_and_back(reward: Callable[..., Pa
     model = MegatronRewardModel(ThisProcess(rank))
     model.start()
     before = model.scores(TEXTS)
-    rank.leave()
+    rank.offload()
     assert not any(weight.untyped_storage().nbytes() for weight in rank._reference.weights())
     assert model.scores(TEXTS) == before

@@ -168,7 +168,7 @@ class OneTensorTrainer:
 
     def score(self, state: State, tokens: tuple[int, ...]) -> list[float]:
         assert not self.has_moved_on
-        self.turns.take("actor", lambda: self.left.append("leave"))
+        self.turns.acquire("actor", lambda: self.left.append("leave"))
         return [0.0] * (len(tokens) - 1)
 
     def export(self, state: State, folder: Path) -> SentChecksums:

@@ -61,7 +61,7 @@ def test_the_trainer_reaches_its_state_before_the_engines_have_the_device(monkey
         run(bench.fleet, 4)
 
     def reach(_: State) -> None:
-        turns.take("actor", lambda: engine.log.append("the actor leaves"))
+        turns.acquire("actor", lambda: engine.log.append("the actor leaves"))
         engine.log.append("the actor is at its state")
 
     monkeypatch.setattr(bench.trainer, "reach", reach)
@@ -143,7 +143,7 @@ def test_an_engine_starts_anew_on_an_export_that_it_sees_when_the_trainer_has_le
 
     def export(state: State, folder: Path) -> SentChecksums:
         assert folder.parent == tmp_path
-        turns.take("actor", lambda: engine.log.append("the actor leaves"))
+        turns.acquire("actor", lambda: engine.log.append("the actor leaves"))
         return inner(state, folder)
 
     monkeypatch.setattr(bench.trainer, "export", export)
@@ -158,7 +158,7 @@ def test_an_engine_that_died_starts_anew_when_the_trainer_has_left(monkeypatch):
     inner = bench.trainer.weights
 
     def weights(state: State) -> NamedWeights:
-        turns.take("actor", lambda: dying.log.append("the actor leaves"))
+        turns.acquire("actor", lambda: dying.log.append("the actor leaves"))
         return inner(state)
 
     monkeypatch.setattr(bench.trainer, "weights", weights)
@@ -172,13 +172,13 @@ def test_engines_sleep_when_another_role_has_its_turn_and_not_while_it_sends_wei
     engines = [CountingHost(speed=1), CountingHost(speed=1)]
     bench = bench_of(*engines, turns=turns)
     fleet, actor = bench.fleet, bench.trainer.left
-    turns.take("critic", lambda: critic.append(len(engines[0].log)))
+    turns.acquire("critic", lambda: critic.append(len(engines[0].log)))
     fleet.prepare(STATE)
     assert critic == [0]  # it left before the engines start, which ask how much memory is free
     assert actor == ["leave"]  # once it has sent its weights and answered the canary
     run(fleet, 4)
     assert "sleep" not in engines[0].log
-    turns.take("critic", lambda: critic.append(-1))
+    turns.acquire("critic", lambda: critic.append(-1))
     assert [engine.log[-1] for engine in engines] == ["sleep", "sleep"]
     log = list(engines[0].log)
     bench.trainer.has_moved_on = True
@@ -187,17 +187,17 @@ def test_engines_sleep_when_another_role_has_its_turn_and_not_while_it_sends_wei
     assert engines[0].log[len(log) :][:5] == ["begin_weights", "take_weights", "end_weights", "score", "advance"]
     assert engines[1].log.count("end_weights") == 2
     fleet.close()
-    turns.take("critic", lambda: None)
+    turns.acquire("critic", lambda: None)
     assert engines[0].log[-1] == "close"  # and is not started to be put to sleep
 
 
 def test_engines_that_leave_alone_sleep_before_a_trainer_works_that_stays():
     turns, engine = DeviceSharing(["generator"]), CountingHost(speed=1)
     bench = bench_of(engine, turns=turns)
-    turns.take("critic", lambda: engine.log.append("the critic leaves"))
+    turns.acquire("critic", lambda: engine.log.append("the critic leaves"))
     run(bench.fleet, 4)
     assert engine.log[-1] == "advance"
-    turns.take("critic", lambda: engine.log.append("the critic leaves"))
+    turns.acquire("critic", lambda: engine.log.append("the critic leaves"))
     assert engine.log[-1] == "sleep"
     run(bench.fleet, 4)
     assert bench.trainer.left == []
@@ -218,7 +218,7 @@ def test_an_engine_that_dies_when_it_is_to_sleep_is_started_again_when_it_is_nee
     dying, other = CountingHost(speed=1, dies_at=["sleep"]), CountingHost(speed=1)
     fleet, said = fleet_of(dying, other, turns=turns)
     run(fleet, 4)
-    turns.take("critic", lambda: None)
+    turns.acquire("critic", lambda: None)
     assert said == ["an engine died"]
     run(fleet, 4)
     assert dying.log.count("begin_weights") == other.log.count("begin_weights") == 2
@@ -230,7 +230,7 @@ def test_engines_that_slept_where_nothing_is_kept_get_their_weights_from_the_tra
     bench.trainer.keeps = False
     for _ in range(2):
         run(bench.fleet, 4)
-        turns.take("critic", lambda: None)
+        turns.acquire("critic", lambda: None)
     assert engine.log.count("end_weights") == 2
     run(bench.fleet, 4)
     run(bench.fleet, 4)  # evaluated, then drawn, without a turn of anybody in between
@@ -265,7 +265,7 @@ def test_draws_may_come_while_others_run_and_idle_engines_get_them_at_once():
     fleet.submit(draws(6)[1:])
     assert engines[1].log[-1] == "advance"
     ended = list(fleet.finished())
-    assert fleet.open_draws == 6 - len(ended)
+    assert fleet.open_requests == 6 - len(ended)
     fleet.submit(draws(8)[6:])
     ended += [one for drawn in iter(fleet.finished, []) for one in drawn]
     assert sorted(one.finished.id for one in ended) == [draw.id for draw in draws(8)]

@@ -92,7 +92,7 @@ def test_an_engine_that_died_asleep_is_restored_without_the_trainers_place() -> 
     turns, left = DeviceSharing(EVERYONE), ["born"]
     bench = bench_of(CountingHost(speed=1, dies_at=["sleep"]), CountingHost(speed=1), turns=turns)
     run(bench.fleet, 4)
-    turns.take("critic", lambda: left.append("critic"))
+    turns.acquire("critic", lambda: left.append("critic"))
     bench.trainer.has_moved_on = True
     run(bench.fleet, 4)
     assert left == ["born", "critic"]
@@ -146,7 +146,7 @@ def test_in_one_process_nothing_is_kept_and_the_trainer_sends_again(in_place: bo
     published = bench.fleet._published
     assert published is not None
     assert not published.can_restore
-    turns.take("critic", lambda: None)
+    turns.acquire("critic", lambda: None)
     run(bench.fleet, 2)
     assert bench.fleet._published is not published
 

@@ -116,4 +116,4 @@ def _microbatch(sequences: Sequences, rows: Tensor, places: Tensor, cut: Microba
 def merge(shares: Sequence[RankOutputs]) -> TokenOutputs:
     """What all data-parallel ranks say, rows in the minibatch's order."""
     order = torch.argsort(torch.cat([share.places for share in shares]))
-    return concatenate_outputs([share.said for share in shares]).each(lambda grid: grid[order])
+    return concatenate_outputs([share.said for share in shares]).map(lambda grid: grid[order])

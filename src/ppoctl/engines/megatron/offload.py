@@ -41,7 +41,7 @@ class HostOffload:
         """Size of all host memory."""
         return sum(piece.bytes.nbytes for pieces in self._kept.values() for piece in pieces)
 
-    def take(self, part: str, tensors: Iterable[Tensor], *, keep: bool = True) -> None:
+    def offload(self, part: str, tensors: Iterable[Tensor], *, keep: bool = True) -> None:
         """Free the device's memory of these tensors, which nobody may then read. Without `keep` they come back as
         zeros. Tensors that share storage go together, with the first part that has them. Raises OutOfMemoryError."""
         found = {storage.data_ptr(): storage for storage in (tensor.untyped_storage() for tensor in tensors)}
@@ -53,7 +53,7 @@ class HostOffload:
             self._away.setdefault(part, []).append(_OffloadedStorage(storage, storage.nbytes(), host))
             storage.resize_(0)
 
-    def bring_back(self, part: str) -> None:
+    def reload(self, part: str) -> None:
         """Everything as it was; nothing where it is here."""
         for one in self._away.pop(part, []):
             one.storage.resize_(one.bytes)

@@ -207,16 +207,16 @@ class MegatronRank(SendingRank):
         parts = [part for model in self.models for part in sent_parts(model)]
         return [TensorSpec(part.name, part.view.dtype, part.shape) for part in parts]
 
-    def leave(self) -> None:
+    def offload(self) -> None:
         """Move everything to the host, for others to use this device's memory; what is needed comes back when it is
         used. Gradients, which every minibatch begins with zeros, are dropped."""
         self.stop_sharing()
         if self._optimizer is not None:
-            self._host.take("weights", (weight for model in self.models for weight in model.parameters()))
+            self._host.offload("weights", (weight for model in self.models for weight in model.parameters()))
             self._optimizer.zero_grad()
-            self._host.take("training", optimizer.gradient_buffers(self.stages), keep=False)
-            self._host.take("training", optimizer.held_tensors(self._optimizer))
-        self._host.take("reference", self._reference.weights())
+            self._host.offload("training", optimizer.gradient_buffers(self.stages), keep=False)
+            self._host.offload("training", optimizer.held_tensors(self._optimizer))
+        self._host.offload("reference", self._reference.weights())
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # other processes want it, not only others of this one
 
@@ -225,7 +225,7 @@ class MegatronRank(SendingRank):
         read what was shared with them."""
         self.stop_sharing()
         for part in parts:
-            self._host.bring_back(part)
+            self._host.reload(part)
 
     @property
     def source(self) -> tuple[Path, ModelShape]:
@@ -324,7 +324,7 @@ class MegatronRank(SendingRank):
         if not asked.full_kl:
             return microbatches
         stages = self._reference.stages()
-        self._host.bring_back("reference")
+        self._host.reload("reference")
         return with_reference(stages, microbatches)
 
     def _sees_outputs(self) -> bool:
@@ -350,7 +350,7 @@ class MegatronRank(SendingRank):
     def _minibatch_step(
         self, sequences: Sequences, minibatch: Minibatch, objective: Objective, number: int
     ) -> RankStepResult:
-        microbatches = cut_rows(sequences, minibatch.rows, self._cut(objective.asks, with_gradient=True))
+        microbatches = cut_rows(sequences, minibatch.rows, self._cut(objective.request, with_gradient=True))
 
         def loss_of(microbatch: Microbatch, said: TokenOutputs) -> Float[Tensor, ""]:
             return objective(microbatch.rows, said, minibatch.totals)
@@ -359,7 +359,7 @@ class MegatronRank(SendingRank):
             stage.zero_grad_buffer()
         self.optimizer.zero_grad()
         with named_out_of_memory(self.settings.role, self.settings.batching, with_gradient=True):
-            microbatches = self._with_reference(microbatches, objective.asks)
+            microbatches = self._with_reference(microbatches, objective.request)
             found = run_forward_backward(self.stages, microbatches, loss_of)
         loss = self._whole(sum(one.loss for one in found))
         self._require_finite("loss", loss, number)

@@ -42,13 +42,13 @@ class ThisProcess:
     def call(self, method: str, *arguments: Any) -> list[Any]:
         return [getattr(self.rank, method)(*arguments)]
 
-    def ask(self, ranks: Sequence[int], method: str, *arguments: Any) -> list[Any]:  # noqa: ARG002 - there is one
+    def call_ranks(self, ranks: Sequence[int], method: str, *arguments: Any) -> list[Any]:  # noqa: ARG002 - there is one
         """See `weights.calls.Executor`."""
         return self.call(method, *arguments)
 
     def begin(self, method: str, *arguments: Any, ranks: Sequence[int]) -> Reply:
         """See `weights.calls.Executor`: it is answered before this returns."""
-        return CompletedReply(self.ask(ranks, method, *arguments))
+        return CompletedReply(self.call_ranks(ranks, method, *arguments))
 
     def nodes(self) -> Sequence[str]:
         """See `weights.calls.Executor`."""
@@ -113,7 +113,7 @@ class DeviceSharingRanks:
         return self.ranks.weights()
 
     def _take(self, *, whole: bool) -> None:
-        self.turns.take(self.role, self._leave)
+        self.turns.acquire(self.role, self._leave)
         if self._is_whole and not whole and self.turns.leaves(self.role):
             self._leave()  # the ranks bring back the weights alone
         self._is_whole = self._is_whole or whole

@@ -26,7 +26,7 @@ class MegatronRewardModel:
         """What the head says at the last token of each text."""
         shares: list[RankOutputs | None] = self.ranks.call("reference_forward", read_whole(texts), OutputRequest())
         found = merge([share for share in shares if share is not None])
-        return [float(score) for score in found.outputs[:, 0]]
+        return [float(score) for score in found.primary[:, 0]]
 
 
 def read_whole(texts: Sequence[Sequence[int]]) -> Sequences:

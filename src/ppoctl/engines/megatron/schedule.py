@@ -55,7 +55,7 @@ def run_forward_backward(
     def loss_func(microbatch: Microbatch, outputs: PositionOutputs) -> tuple[Tensor, Tensor, MicrobatchResult]:
         said = _on_grid(microbatch, outputs)
         loss = 0.0 * outputs.outputs.sum() if microbatch.is_idle else loss_of(microbatch, said)
-        found = MicrobatchResult(said.each(Tensor.detach), float(loss.detach()))
+        found = MicrobatchResult(said.map(Tensor.detach), float(loss.detach()))
         # The middle entry is the token count to divide by; 0 is Megatron-Core's "do not divide".
         return loss, torch.zeros((), dtype=torch.int), found
 

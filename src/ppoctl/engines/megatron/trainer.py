@@ -141,7 +141,7 @@ class MegatronActor(MegatronTrainer):
 
     def reference_logprobs(self, sequences: Sequences, asked: OutputRequest) -> Float[Tensor, "B R"]:
         """Log-prob of each response token under the frozen initial weights."""
-        return self.forward("reference_forward", sequences, asked).outputs
+        return self.forward("reference_forward", sequences, asked).primary
 
     def weights(self, state: State) -> NamedWeights:
         """All weights, to be sent to engines; `state` is the state that this actor is at."""
@@ -154,7 +154,7 @@ class MegatronCritic(MegatronTrainer):
 
     def values(self, sequences: Sequences) -> Float[Tensor, "B R"]:
         """V of the state before each response token."""
-        return self.forward("forward", sequences, OutputRequest()).outputs
+        return self.forward("forward", sequences, OutputRequest()).primary
 
 
 def _result(steps: Sequence[RankStepResult]) -> MinibatchResult:
@@ -180,7 +180,7 @@ def trainer_side(actor: Sender, actor_at: Callable[[State], Actor]) -> TrainerAt
 
         def score(tokens: tuple[int, ...]) -> list[float]:
             said = at_state.logprobs(one_sequence(tokens), OutputRequest())
-            return [float(value) for value in said.outputs[0]]
+            return [float(value) for value in said.primary[0]]
 
         return TrainerSide(partial(actor.weights, state), score, actor.export)
 

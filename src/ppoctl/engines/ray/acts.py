@@ -32,7 +32,7 @@ class RemoteActivity:
         """Show this act in place of the one before; None: show none."""
         if act is None or self._act is None or (act.what, act.total) != (self._act.what, self._act.total):
             self._shown.close()
-            self._act = None if act is None else self._shown.enter_context(ACTIVITIES.at(act.what, act.total))
+            self._act = None if act is None else self._shown.enter_context(ACTIVITIES.track(act.what, act.total))
         if act is not None and self._act is not None:
             self._act.done = act.done
 

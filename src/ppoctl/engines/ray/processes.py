@@ -83,9 +83,9 @@ class RayProcesses:
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """Answers of all ranks."""
-        return self.ask(range(self.group.size), method, *arguments)
+        return self.call_ranks(range(self.group.size), method, *arguments)
 
-    def ask(self, ranks: Sequence[int], method: str, *arguments: Any) -> list[Any]:
+    def call_ranks(self, ranks: Sequence[int], method: str, *arguments: Any) -> list[Any]:
         """Answers of these ranks, in order. Raises the error of the first rank that has one, HangError, or
         ProcessLostError; the group is then gone."""
         return self.begin(method, *arguments, ranks=ranks).answers()
@@ -240,12 +240,12 @@ class PendingCall:
             try:
                 answer = ray.get(reference)
             except RayTaskError as error:
-                self._hear(_as_raised(error))
+                self._record_error(_as_raised(error))
             except (RayActorError, OutOfMemoryError) as error:
                 method = "start" if reference in self._starting else self.method
-                self._hear(self._lost(rank, method, error))
+                self._record_error(self._lost(rank, method, error))
             except RayError as error:
-                self._hear(error)
+                self._record_error(error)
             else:
                 if reference in self._asked:
                     self._answers[rank] = answer
@@ -264,9 +264,9 @@ class PendingCall:
         try:
             self.processes.cluster.require_alive()
         except ProcessLostError as error:
-            self._hear(error)
+            self._record_error(error)
 
-    def _hear(self, error: Exception) -> None:
+    def _record_error(self, error: Exception) -> None:
         """Take note of an error. The first of ours decides; another one only where none follows."""
         if not isinstance(self._error, PpoctlError):
             foreign = not isinstance(error, PpoctlError)

@@ -66,16 +66,16 @@ class Fleet:
     def prepare(self, state: State) -> None:
         """Have all engines hold the weights of `state`; costs nothing where they do. Raises WeightSyncError."""
         if self._has_published(state):
-            self._side.turns.take(GENERATOR, self._leave)
+            self._side.turns.acquire(GENERATOR, self._leave)
             self._restore()
             return
         # First: a trainer that is built, loaded or updated takes memory that the engines would have by then.
         trainer = self._sync.trainer_at(state)
-        self._side.turns.take(GENERATOR, self._leave)
+        self._side.turns.acquire(GENERATOR, self._leave)
         self._drop()
-        with self._side.turns.shared():
+        with self._side.turns.keep_all():
             self._published = self._retried(lambda engines: self._sync.prepare(engines, trainer, state), self._seats)
-        self._side.turns.take(GENERATOR, self._leave)  # the trainer, which sent them, leaves
+        self._side.turns.acquire(GENERATOR, self._leave)  # the trainer, which sent them, leaves
 
     def _has_published(self, state: State) -> bool:
         published = self._published
@@ -111,7 +111,7 @@ class Fleet:
                     raise
                 tries_left -= 1
                 self._say(f"{error.message}; started again")
-                self._side.turns.clear_for(GENERATOR)  # the trainer, which was about to send
+                self._side.turns.offload_others(GENERATOR)  # the trainer, which was about to send
             else:
                 for seat in seats:
                     seat.is_proven = True
@@ -135,7 +135,7 @@ class Fleet:
 
     def open(self, params: SamplingParams) -> None:
         """Get ready to draw from the state that was prepared last."""
-        self._side.turns.take(GENERATOR, self._leave)
+        self._side.turns.acquire(GENERATOR, self._leave)
         self._restore()
         self._params = params
         self._sends.clear()
@@ -144,7 +144,7 @@ class Fleet:
         """Begin to draw these too, each with an id of its own; engines that wait for work are given it at once."""
         self._queue.extend(draws)
         self._sends.update(dict.fromkeys((draw.id for draw in draws), 0))
-        self._hand_out()
+        self._dispatch()
 
     def finished(self) -> list[CompletedRequest]:
         """Draws that have ended, at least one; none when none is open.
@@ -152,8 +152,8 @@ class Fleet:
         Tokens do not depend on which engine drew them. Draws of an engine that dies go back into the queue. Raises
         ProcessLostError when a draw was with two engines that died, HangError naming what was being drawn.
         """
-        while self.open_draws:
-            self._hand_out()
+        while self.open_requests:
+            self._dispatch()
             if not self._answered:
                 self._answered.extend(self._that_answered())
             # One at a time: an error of the next must not cost what this one has finished.
@@ -162,7 +162,7 @@ class Fleet:
         return []
 
     @property
-    def open_draws(self) -> int:
+    def open_requests(self) -> int:
         """Draws that were submitted and have not ended."""
         return len(self._queue) + sum(len(seat.given) for seat in self._seats)
 
@@ -174,9 +174,9 @@ class Fleet:
         for seat in self._seats:
             seat.engine.close()
 
-    def _hand_out(self) -> None:
+    def _dispatch(self) -> None:
         """Each engine that waits gets its even part of what is open, up to what it has room for."""
-        even = ceil(self.open_draws / len(self._seats))
+        even = ceil(self.open_requests / len(self._seats))
         for seat in self._seats:
             if seat.answer is not None:
                 continue

@@ -114,7 +114,7 @@ class VllmStream:
         """The engines are about to be closed under it."""
         if self.is_open:
             self.is_open = False
-            self._lost = self._fleet.open_draws
+            self._lost = self._fleet.open_requests
 
     def _require_open(self) -> None:
         if not self.is_open:
