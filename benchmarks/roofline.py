@@ -42,7 +42,7 @@ class Objective:
     """A sum over all present tokens: the cheapest loss there is."""
 
     mask: Tensor
-    asks: OutputRequest
+    request: OutputRequest
 
     def totals(self, rows: Tensor) -> Totals:
         return (int(self.mask[rows].sum()),)

@@ -37,7 +37,7 @@ SEQUENCES, PROMPT, RESPONSE = 16, 32, 224
 class Objective:
     """A sum over all tokens: the cheapest loss there is."""
 
-    asks: OutputRequest = field(default_factory=OutputRequest)
+    request: OutputRequest = field(default_factory=OutputRequest)
 
     def totals(self, rows: Tensor) -> Totals:
         return (len(rows) * RESPONSE,)

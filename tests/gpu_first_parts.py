@@ -6,11 +6,11 @@ import subprocess
 import sys
 import time
 
-from gpu_parts.lines import JOB, Skipped, say
+from gpu_parts.lines import JOB, Skipped, notify
 
 
 def works() -> None:
-    say("works", right=True, number=7)
+    notify("works", right=True, number=7)
 
 
 def hangs() -> None:
@@ -23,12 +23,12 @@ def waits_for_ever() -> None:
 
 def hangs_with_a_process() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    say("hangs_with_a_process", pid=child.pid)
+    notify("hangs_with_a_process", pid=child.pid)
     waits_for_ever()
 
 
 def crashes() -> None:
-    say("crashes", right=True)
+    notify("crashes", right=True)
     faulthandler._sigsegv()
 
 
@@ -43,7 +43,7 @@ def fails() -> None:
 
 
 def measures_wrongly() -> None:
-    say("ipc", right=False)
+    notify("ipc", right=False)
 
 
 def skips() -> None:

@@ -11,7 +11,7 @@ import sys
 import traceback
 from typing import TextIO
 
-from gpu_parts.lines import JOB, Job, Skipped, say
+from gpu_parts.lines import JOB, Job, Skipped, notify
 
 DUMP_BEFORE_S = 5.0
 """Seconds between the stack dump and the limit; a quarter of a limit that is short."""
@@ -37,9 +37,9 @@ def _run(job: Job, dump: TextIO) -> int:
         module, _, name = job.entry.partition(":")
         getattr(importlib.import_module(module), name)()
     except Skipped as reason:
-        say(job.part, skipped=str(reason))
+        notify(job.part, skipped=str(reason))
     except Exception as error:  # noqa: BLE001 - any error of a part is a line of it
-        say(job.part, error=f"{type(error).__name__}: {str(error)[:400]}")
+        notify(job.part, error=f"{type(error).__name__}: {str(error)[:400]}")
         traceback.print_exc(file=dump)
         dump.flush()
         if type(error).__name__ == "OutOfMemoryError":
@@ -68,9 +68,9 @@ def _dump_memory(job: Job) -> None:
     try:
         torch.cuda.memory._dump_snapshot(file)
     except Exception as error:  # noqa: BLE001 - the error of the part is what matters
-        say(job.part, snapshot=f"{type(error).__name__}: {error}")
+        notify(job.part, snapshot=f"{type(error).__name__}: {error}")
     else:
-        say(job.part, snapshot=file)
+        notify(job.part, snapshot=file)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from gpu_parts.lines import JOB, say
+from gpu_parts.lines import JOB, notify
 from gpu_parts.measure import CUDA, TINY, free_gib
 from gpu_parts.models import QUICKSTART
 from ppoctl.engines.vllm.engine import Engine, GenerationRequest
@@ -50,16 +50,16 @@ def start() -> None:
         config = engine._llm.vllm_config
         blocks, size = config.cache_config.num_gpu_blocks, config.cache_config.block_size
         eager = bool(config.model_config.enforce_eager)
-        say("start", start_s=seconds, blocks=blocks, block_tokens=size, eager=eager)
+        notify("start", start_s=seconds, blocks=blocks, block_tokens=size, eager=eager)
     log = Path(JOB.out) / f"vllm-{JOB.part}.log"
     text = log.read_text(encoding="utf-8") if log.exists() else ""
     told = [line for line in text.splitlines() if TOLD.search(line)]
     for line in told:
-        say("start", log=line[:300])
+        notify("start", log=line[:300])
     backend = re.search(r"Using (\w+)(?: attention)? backend", text)
-    say("start", backend=backend[1] if backend else None)
+    notify("start", backend=backend[1] if backend else None)
     if CUDA:
-        say("start", graphs=any("graph" in line.lower() and "captur" in line.lower() for line in told))
+        notify("start", graphs=any("graph" in line.lower() and "captur" in line.lower() for line in told))
 
 
 def draw() -> None:
@@ -68,11 +68,11 @@ def draw() -> None:
     new_tokens = 8 if TINY else 128
     for compiled in (None, False) if CUDA else (None,):
         with engine_of(settings_of(compiled=compiled)) as (engine, seconds):
-            say("draw", start_s=seconds, eager=compiled is False)
+            notify("draw", start_s=seconds, eager=compiled is False)
             for seqs in (1, 8) if TINY else (1, 32, 256):
                 _generate(engine, seqs, new_tokens)  # kernels and graphs of this size
                 steps, took = _generate(engine, seqs, new_tokens)
-                say(
+                notify(
                     "draw",
                     seqs=seqs,
                     eager=compiled is False,
@@ -106,7 +106,7 @@ def sleep() -> None:
         asleep, slept = free_gib(), time.perf_counter()
         engine.begin_weights()
         woken = time.perf_counter()
-        say(
+        notify(
             "sleep",
             before_gib=before,
             awake_gib=awake,

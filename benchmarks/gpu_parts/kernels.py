@@ -4,7 +4,7 @@ from unittest.mock import patch
 
 import torch
 
-from gpu_parts.lines import say
+from gpu_parts.lines import notify
 from gpu_parts.measure import BF16, CUDA, DEV, TINY, fix_varlen, gap, gib, seconds
 
 
@@ -68,7 +68,7 @@ def attention():
         found = torch.autograd.grad(out, (q, fused), grad)
         expected_out = _reference(q, k, v, packed)
         expected = torch.autograd.grad(expected_out, (q, fused), grad.double())
-        say(
+        notify(
             "attention",
             shape=(heads, groups, dim),
             lengths=lengths,
@@ -80,12 +80,12 @@ def attention():
         backward, both_s = _attention_speed(kernel, heads, groups)
     if CUDA:  # equal inputs, equal bits?
         grads = [backward() for _ in range(2)]
-        say("attention", backward_repeats=[bool(torch.equal(x, y)) for x, y in zip(*grads, strict=True)])
+        notify("attention", backward_repeats=[bool(torch.equal(x, y)) for x, y in zip(*grads, strict=True)])
         torch.use_deterministic_algorithms(True, warn_only=True)
         slow_s = seconds(backward)
         grads = [backward() for _ in range(2)]
         torch.use_deterministic_algorithms(False)
-        say(
+        notify(
             "attention",
             deterministic=[bool(torch.equal(x, y)) for x, y in zip(*grads, strict=True)],
             slower=round(slow_s / both_s, 2),
@@ -111,7 +111,7 @@ def _attention_speed(kernel, heads, groups):
     if CUDA:
         line |= _dense_speed(q, k, v, grad, flops)
     rounded = {name: round(value, 1) if isinstance(value, float) else value for name, value in line.items()}
-    say("attention", tokens=n, heads=heads, **rounded)
+    notify("attention", tokens=n, heads=heads, **rounded)
     return backward, both_s
 
 
@@ -171,7 +171,7 @@ def logprobs():
                 both()
                 once = weight.main_grad.clone()
                 took = seconds(both, repeats=3, warm=0)
-            say(
+            notify(
                 "logprobs",
                 chunk=chunk,
                 how=name,
@@ -197,7 +197,7 @@ def capped():
     out = ours.attend_pieces(q, k, v, packed)
     g = torch.randn_like(out)
     took = seconds(lambda: torch.autograd.grad(ours.attend_pieces(q, k, v, packed), (q, k, v), g), repeats=2, warm=1)
-    say(
+    notify(
         "capped",
         how="written out",
         ms=round(took * 1e3, 1),
@@ -219,7 +219,7 @@ def capped():
     found = run()
     torch.cuda.reset_peak_memory_stats()
     took = seconds(lambda: torch.autograd.grad(run(), (q, k, v), g), repeats=3, warm=1)
-    say(
+    notify(
         "capped",
         how="flex",
         ms=round(took * 1e3, 1),
@@ -252,6 +252,6 @@ def experts():
     flops = 2 * n * top * hidden * inner * 3
     for name, run in (("loop", loop), ("grouped", grouped)):
         took = seconds(run)
-        say(
+        notify(
             "experts", how=name, ms=round(took * 1e3, 2), tflops=round(flops / took / 1e12, 1), gap=gap(run(), loop())
         )

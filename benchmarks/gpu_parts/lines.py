@@ -64,7 +64,7 @@ class Job:
 JOB = Job.of_this_process()
 
 
-def say(part: str, **what: Any) -> None:
+def notify(part: str, **what: Any) -> None:
     """Write one line, or print it where there is no job. A process that is killed afterwards has written it."""
     if JOB.part:
         write(JOB.file, {"part": part} | what)

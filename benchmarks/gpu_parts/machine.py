@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from gpu_parts.lines import say
+from gpu_parts.lines import notify
 from gpu_parts.measure import BF16, CUDA, DEV, fix_allocator, fix_varlen, gib, seconds
 
 SMI = (
@@ -22,10 +22,12 @@ SMI = (
 def env():
     """What this machine and its packages are, and how fast it multiplies and copies."""
     _host()
-    say("env", torch=torch.__version__, cuda=torch.version.cuda, python=sys.version.split()[0], cores=os.cpu_count())
+    notify(
+        "env", torch=torch.__version__, cuda=torch.version.cuda, python=sys.version.split()[0], cores=os.cpu_count()
+    )
     if CUDA:
         properties = torch.cuda.get_device_properties(0)
-        say(
+        notify(
             "env",
             gpu=properties.name,
             gib=gib(properties.total_memory),
@@ -35,10 +37,10 @@ def env():
             cudnn=torch.backends.cudnn.version(),
         )
         a, b = (torch.randn(8192, 8192, device=DEV, dtype=BF16) for _ in range(2))
-        say("env", matmul_tflops=round(2 * 8192**3 / seconds(lambda: a @ b) / 1e12))
+        notify("env", matmul_tflops=round(2 * 8192**3 / seconds(lambda: a @ b) / 1e12))
         x = torch.empty(2**31, dtype=torch.uint8, device=DEV)
-        say("env", copy_tb_s=round(2 * x.numel() / seconds(lambda: x.clone()) / 1e12, 2))
-    say(
+        notify("env", copy_tb_s=round(2 * x.numel() / seconds(lambda: x.clone()) / 1e12, 2))
+    notify(
         "env",
         varlen=fix_varlen(),
         allocator=fix_allocator(),
@@ -51,13 +53,13 @@ def env():
     import megatron.core  # isort: skip
 
     hidden = sys.modules.get("transformer_engine") is None
-    say("env", ppoctl="imports", megatron=megatron.core.__version__, te=not hidden)
+    notify("env", ppoctl="imports", megatron=megatron.core.__version__, te=not hidden)
     _doctor()
 
 
 def _host():
     """Report the machine around the GPU: driver, memory, limits, and what a compiler needs."""
-    say(
+    notify(
         "env",
         smi=_printed("nvidia-smi", f"--query-gpu={SMI}", "--format=csv,noheader"),
         free=_printed("free", "-g"),
@@ -90,7 +92,7 @@ def _doctor():
         from ppoctl.doctor.examine import findings
         from ppoctl.doctor.machine import this_machine
     except ImportError as error:
-        say("env", doctor=f"not asked: {error}")
+        notify("env", doctor=f"not asked: {error}")
         return
     for found in findings(this_machine(), Path.cwd()):
-        say("env", doctor=found.name, finding=found.verdict.value, seen=found.seen)
+        notify("env", doctor=found.name, finding=found.verdict.value, seen=found.seen)

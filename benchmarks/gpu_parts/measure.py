@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from gpu_parts.lines import JOB, say
+from gpu_parts.lines import JOB, notify
 
 TINY = JOB.tiny
 CUDA = torch.cuda.is_available()
@@ -17,7 +17,7 @@ HOPPER_FLOPS = 989e12
 """FLOP/s of an H100 or H200 in bfloat16, dense (data sheet)."""
 
 
-say(JOB.part, device=DEV.type)  # which verdicts depend on
+notify(JOB.part, device=DEV.type)  # which verdicts depend on
 
 
 def sync():

@@ -5,7 +5,7 @@ import time
 
 import torch
 
-from gpu_parts.lines import say
+from gpu_parts.lines import notify
 from gpu_parts.measure import BF16, CUDA, DEV, TINY, fix_allocator, gib, seconds, sync
 
 
@@ -21,7 +21,7 @@ def prints():
             before = torch.cuda.memory_allocated()
         took = seconds(lambda tensor=tensor: checksum_of(tensor))
         peak = gib(torch.cuda.max_memory_allocated() - before) if CUDA else None
-        say(
+        notify(
             "prints",
             shape=shape,
             ms=round(took * 1e3, 3),
@@ -71,11 +71,13 @@ def ipc():
             ours.send(shared)
             answer = ours.recv() if ours.poll(60) else "no answer in 60 s"
             right = isinstance(answer, list) and answer[0][1] == size * value and answer[1][1] == value
-            say("ipc", conf=conf, right=right, put_ms=round(put * 1e3, 2), answer=answer if not right else answer[-1])
+            notify(
+                "ipc", conf=conf, right=right, put_ms=round(put * 1e3, 2), answer=answer if not right else answer[-1]
+            )
         del staging, shared
         if CUDA:
             torch.cuda.empty_cache()
-            say("ipc", conf=conf, free_after=gib(torch.cuda.mem_get_info()[0]))
+            notify("ipc", conf=conf, free_after=gib(torch.cuda.mem_get_info()[0]))
         ours.send(None)
         process.join(10)
     if CUDA:
@@ -99,7 +101,7 @@ def pinned():
         host.reload("x")
         sync()
         back = time.perf_counter() - start
-        say(
+        notify(
             "pinned",
             turn=turn,
             bytes=sum(sizes),

@@ -8,7 +8,7 @@ from tempfile import mkdtemp
 
 import torch
 
-from gpu_parts.lines import JOB, say
+from gpu_parts.lines import JOB, notify
 from gpu_parts.measure import BF16, CUDA, DEV, TINY, sync
 
 MODELS = {
@@ -69,7 +69,7 @@ def folder(kind):
         del model
         if CUDA:
             torch.cuda.empty_cache()
-        say(JOB.part, model=kind, made_s=round(time.perf_counter() - began, 1))
+        notify(JOB.part, model=kind, made_s=round(time.perf_counter() - began, 1))
     return path
 
 
@@ -91,7 +91,7 @@ def open_rank(kind, role="actor", *, most=16384, chunk=1024, recompute="none"):
     start = time.perf_counter()
     rank.start()
     sync()
-    say("open", kind=kind, role=role, start_s=round(time.perf_counter() - start, 1))
+    notify("open", kind=kind, role=role, start_s=round(time.perf_counter() - start, 1))
     return rank
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from gpu_parts.lines import JOB, say
+from gpu_parts.lines import JOB, notify
 from gpu_parts.measure import CUDA, DEV, TINY, gib
 from gpu_parts.models import QUICKSTART, folder
 from ppoctl import nvml
@@ -44,7 +44,7 @@ def order() -> None:
     with used:
         runs = Path(JOB.models) / "runs"
         ended = _run("train", str(RECIPE), *sets, "--runs", str(runs))
-    say(
+    notify(
         "order",
         code=ended.returncode,
         output=(ended.stdout + ended.stderr)[-600:] if ended.returncode else "",

@@ -3,7 +3,7 @@
 import time
 
 from gpu_parts.engines import WINDOW, settings_of
-from gpu_parts.lines import say
+from gpu_parts.lines import notify
 from gpu_parts.measure import TINY, fix_varlen
 from gpu_parts.measure import sync as finished
 from gpu_parts.models import QUICKSTART, minibatch_of, objective_of
@@ -42,7 +42,7 @@ def _three_transfers(dtype: str, engine: OwnProcess) -> None:
     canary = Canary.of(dtype, WINDOW, None)
     side = trainer_side(actor, lambda _: actor)
     weights = Sync(side, EngineSide([engine], list), canary)
-    fleet = Fleet(EngineSide([engine], list), weights, 8, lambda text: say("sync", said=text))
+    fleet = Fleet(EngineSide([engine], list), weights, 8, lambda text: notify("sync", said=text))
     sequences = roofline.made_up_sequences(4 if TINY else 32, 16, 64, 500)
     for number in range(1, 4):
         actor.update(sequences, [minibatch_of(sequences)], objective_of(sequences))
@@ -54,9 +54,9 @@ def _three_transfers(dtype: str, engine: OwnProcess) -> None:
         tokens = canary.tokens(fleet.vocab_size())
         found: CanaryScores = engine.begin("score", tokens, canary.num_drawn).answers()[0]
         theirs = found.prompt + found.logprobs
-        ours = side(state).score(tokens + found.drawn)
+        ours = side(state).score(tokens + found.sampled)
         gaps = [abs(one - other) for one, other in zip(theirs, ours, strict=True)]
-        say(
+        notify(
             "sync",
             dtype=dtype,
             transfer=number,

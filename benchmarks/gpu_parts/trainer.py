@@ -8,7 +8,7 @@ from unittest.mock import patch
 import torch
 
 from gpu_parts.kernels import addmm_in_float32
-from gpu_parts.lines import JOB, say
+from gpu_parts.lines import JOB, notify
 from gpu_parts.measure import CUDA, HOPPER_FLOPS, TINY, fix_varlen, free_gib, gib, record_history, seconds, sync
 from gpu_parts.models import (
     close_rank,
@@ -33,7 +33,7 @@ def _timed_update(part, kind, rank, sequences, **extra):
     if CUDA:
         peak["peak_gib"] = gib(torch.cuda.max_memory_allocated())
         peak["reserved_gib"] = gib(torch.cuda.max_memory_reserved())
-    say(
+    notify(
         part,
         kind=kind,
         tokens=tokens,
@@ -65,7 +65,7 @@ def rank():
     plan = ranks_of(
         Training("actor", read_shape(folder("1.5b")), ParallelTable(), Precision(2, "gpu"), batch, batch, 8)
     )[0]
-    say(
+    notify(
         "rank",
         plan_resident=gib(plan.resident),
         plan_update=gib(plan.update),
@@ -73,7 +73,7 @@ def rank():
         measured_peak=peak,
     )
     forward = seconds(lambda: one.forward(sequences, OutputRequest(entropy=True)), repeats=2, warm=1)
-    say("rank", forward_s=round(forward, 3))
+    notify("rank", forward_s=round(forward, 3))
     if CUDA:
         _profiled(one)
     before = {name: t.detach().cpu() for name, t in one.weights()}
@@ -89,7 +89,7 @@ def rank():
         one._have("weights", "training")
         sync()
         back = time.perf_counter() - start
-        say(
+        notify(
             "rank",
             leave_s=round(out, 2),
             back_s=round(back, 2),
@@ -98,16 +98,16 @@ def rank():
             turn=turn,
             host_gib=gib(one._host.bytes),
         )
-    say("rank", same_after=all(torch.equal(t.detach().cpu(), before[name]) for name, t in one.weights()))
+    notify("rank", same_after=all(torch.equal(t.detach().cpu(), before[name]) for name, t in one.weights()))
     with tempfile.TemporaryDirectory() as name:
         start = time.perf_counter()
         one.begin_save(Path(name), True)
         copied = time.perf_counter() - start
         one.finish_save()
-        say("rank", save_copied_s=round(copied, 2), save_s=round(time.perf_counter() - start, 2))
+        notify("rank", save_copied_s=round(copied, 2), save_s=round(time.perf_counter() - start, 2))
         one.update(sequences, [minibatch_of(sequences)], objective_of(sequences))
         one.load(Path(name))
-        say("rank", same_after_load=all(torch.equal(t.detach().cpu(), before[name]) for name, t in one.weights()))
+        notify("rank", same_after_load=all(torch.equal(t.detach().cpu(), before[name]) for name, t in one.weights()))
     close_rank(one)
 
 
@@ -174,7 +174,7 @@ def variants():
     longest = 0.0
     for name, changes, how, head in cases:
         if JOB.seconds_left() < 1.3 * longest:
-            say("variants", variant=name, left_out=f"{JOB.seconds_left():.0f} s are left, one takes {longest:.0f}")
+            notify("variants", variant=name, left_out=f"{JOB.seconds_left():.0f} s are left, one takes {longest:.0f}")
             continue
         began = time.perf_counter()
         try:
@@ -192,7 +192,7 @@ def variants():
                 )
                 close_rank(one)
         except Exception as error:  # noqa: BLE001 - a variant that this torch cannot do is a line of the table
-            say("variants", variant=name, error=f"{type(error).__name__}: {str(error)[:300]}")
+            notify("variants", variant=name, error=f"{type(error).__name__}: {str(error)[:300]}")
         longest = max(longest, time.perf_counter() - began)
 
 
@@ -204,7 +204,7 @@ def soak():
     longest = 0.0
     for turn in range(2 if TINY else 12):
         if JOB.seconds_left() < 1.3 * longest:
-            say("soak", turn=turn, left_out=f"{JOB.seconds_left():.0f} s are left, one takes {longest:.0f}")
+            notify("soak", turn=turn, left_out=f"{JOB.seconds_left():.0f} s are left, one takes {longest:.0f}")
             break
         torch.manual_seed(turn)
         sequences = sequences_of("1.5b", 24, 300 + 97 * turn, 8192)
@@ -220,5 +220,5 @@ def soak():
                 "reserved": gib(stats["reserved_bytes.all.current"]),
                 "retries": stats["num_alloc_retries"],
             }
-        say("soak", turn=turn, **line)
+        notify("soak", turn=turn, **line)
     close_rank(one)

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from gpu_parts.lines import say
+from gpu_parts.lines import notify
 from gpu_parts.measure import BF16, CUDA, TINY, fix_allocator, fix_varlen, free_gib, gib, sync
 from gpu_parts.models import close_rank, folder, minibatch_of, objective_of, sequences_of
 from ppoctl.batch.records import State
@@ -48,13 +48,13 @@ class Bench:
         ranks = ThisProcess(rank, bucket_mib * 2**20, shares=way == "shared")
         actor = MegatronActor(settings, DeviceSharingRanks(ranks, "actor", turns))
         child = ChildProcess("the receiver", ChildFactory("gpu_parts.receiver:Receiver", (), 1))
-        side = EngineSide([child], list, turns=turns)
+        side = EngineSide([child], list, sharing=turns)
 
         def trainer_at(state: State) -> TrainerSide:
             return TrainerSide(partial(actor.weights, state), lambda tokens: [0.0] * (len(tokens) - 1), actor.export)
 
         sync = Sync(trainer_at, side, Canary.of("float32", 64, None))
-        return Bench(rank, actor, child, Fleet(side, sync, 8, lambda text: say("transfer", said=text)), turns)
+        return Bench(rank, actor, child, Fleet(side, sync, 8, lambda text: notify("transfer", said=text)), turns)
 
     def prepare(self, number: int) -> float:
         """Bring the receiver to this state; seconds that it takes."""
@@ -67,7 +67,7 @@ class Bench:
 def transfer() -> None:
     """Two transfers, an update between them, restored engines, and what each side frees when it leaves; over memory
     that the GPU shares, and over host memory (`cluster.weights = "store"`)."""
-    say("transfer", allocator=fix_allocator(), varlen=fix_varlen())
+    notify("transfer", allocator=fix_allocator(), varlen=fix_varlen())
     sequences = sequences_of("1.5b", 4, 2048, 4096)
     for way in ("shared", "store"):
         _over(way, sequences)
@@ -97,12 +97,12 @@ def _play(way: str, bench: Bench, sequences: Sequences) -> None:
     _report_freed(way, "engine", gib(bench.child.call("forgotten")), awake, _free())
     asleep = bench.child.call("values")
     restored = bench.prepare(2)
-    say("transfer", way=way, restored_s=round(restored, 2), right=bench.child.call("values") == held != asleep)
+    notify("transfer", way=way, restored_s=round(restored, 2), right=bench.child.call("values") == held != asleep)
     # The engine has died, and the next process is brought to the state.
     bench.turns.offload_others("nobody")
     bench.child.close()
     again = bench.prepare(2)
-    say("transfer", way=way, started_again_s=round(again, 2), right=bench.child.call("values") == held)
+    notify("transfer", way=way, started_again_s=round(again, 2), right=bench.child.call("values") == held)
     bench.fleet.close()
     took = None if nothing_here is None or trainer_here is None else round(nothing_here - trainer_here, 2)
     _report_freed(way, "trainer", took, trainer_here, _free())
@@ -121,7 +121,7 @@ def _free() -> float | None:
 
 def _report_transfer(way: str, bench: Bench, seconds: float, which: str) -> None:
     size = bench.child.call("size")
-    say(
+    notify(
         "transfer",
         way=way,
         which=which,
@@ -136,4 +136,4 @@ def _report_transfer(way: str, bench: Bench, seconds: float, which: str) -> None
 def _report_freed(way: str, who: str, took: float | None, before: float | None, after: float | None) -> None:
     """Report what one side took of the GPU, and what of it was free when it had left."""
     freed = None if before is None or after is None else round(after - before, 2)
-    say("transfer", way=way, who=who, took_gib=took, freed_gib=freed)
+    notify("transfer", way=way, who=who, took_gib=took, freed_gib=freed)

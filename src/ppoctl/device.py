@@ -48,7 +48,7 @@ def on_gpu() -> bool:
     wheel = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs only"
     driver = f"of version {found.version}" if isinstance(found, nvml.Driver) else f"none answers ({found.reason})"
     raise EnvironmentProblemError(
-        f"{expected.says}, and torch `{torch.__version__}`, built for {wheel}, cannot use it: {why_no_gpu()}; NVIDIA "
+        f"{expected.description}, and torch `{torch.__version__}`, built for {wheel}, cannot use it: {why_no_gpu()}; NVIDIA "
         f"driver: {driver}. To compute on CPUs all the same: `{expected.to_cpu}`",
         hint="ppoctl doctor" if torch.version.cuda else f"make setup-gpu  # or on CPUs: {expected.to_cpu}",
     )
@@ -58,7 +58,7 @@ def on_gpu() -> bool:
 class Expected:
     """Why a process should compute on a GPU."""
 
-    says: str
+    description: str
     to_cpu: str = f"export {VISIBLE}="
     """The command after which it is to compute on CPUs."""
 

@@ -187,7 +187,7 @@ def test_a_sequence_is_its_prompt_and_its_own_tokens() -> None:
 
 
 def test_figures_of_rollouts_by_hand() -> None:
-    figures = rollouts().figures()
+    figures = rollouts().metrics()
     assert figures["rollout/response_tokens_mean"] == pytest.approx(7 / 3)
     assert figures["rollout/response_tokens_max"] == 3
     assert figures["rollout/truncated_frac"] == pytest.approx(1 / 3)
@@ -195,25 +195,25 @@ def test_figures_of_rollouts_by_hand() -> None:
 
 
 def test_the_speed_of_a_rollout_is_of_what_was_drawn_here() -> None:
-    assert rollouts(drawing=(12, 4.0)).clocked() == {"throughput/generated_tokens_per_s": 3.0}
-    assert rollouts(drawing=(1, 0.5)).clocked() == {"throughput/generated_tokens_per_s": 2.0}
+    assert rollouts(drawing=(12, 4.0)).timing_metrics() == {"throughput/generated_tokens_per_s": 3.0}
+    assert rollouts(drawing=(1, 0.5)).timing_metrics() == {"throughput/generated_tokens_per_s": 2.0}
     for nothing in ((0, 0.0), (0, 3.0), (5, 0.0), None):
-        assert rollouts(drawing=nothing).clocked() == {}
+        assert rollouts(drawing=nothing).timing_metrics() == {}
 
 
 def test_figures_of_rewards_are_those_of_the_rows_that_have_a_score() -> None:
     assert rewards().valid.tolist() == [True, False, False, True]
-    assert rewards().figures() == {
+    assert rewards().metrics() == {
         "reward/error_frac": 0.25,
         "reward/timeout_frac": 0.25,
         "reward/score_mean": 0.75,
         "reward/score_std": 0.25,
         "reward/words_mean": 2.5,
     }
-    more_errors = rewards(outcomes=torch.tensor([0, 2, 2, 0])).figures()
+    more_errors = rewards(outcomes=torch.tensor([0, 2, 2, 0])).metrics()
     assert (more_errors["reward/error_frac"], more_errors["reward/timeout_frac"]) == (0.5, 0.0)
     none = rewards(scores=torch.zeros(4), outcomes=torch.tensor([1, 2, 1, 1]))
-    assert none.figures() == {"reward/error_frac": 0.25, "reward/timeout_frac": 0.75}
+    assert none.metrics() == {"reward/error_frac": 0.25, "reward/timeout_frac": 0.75}
 
 
 def test_other_figures_are_the_summaries_in_order() -> None:

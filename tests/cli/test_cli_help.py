@@ -217,7 +217,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_read(ask:
 
 
 def test_figures_are_printed_whatever_happens_to_the_samples(ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
-    found = SimpleNamespace(stamp="actor@3", figures=lambda: {"eval/held/pass_at_1": 0.5}, rows=[{"set": "held"}])
+    found = SimpleNamespace(stamp="actor@3", metrics=lambda: {"eval/held/pass_at_1": 0.5}, rows=[{"set": "held"}])
     Path("out").mkdir()
     with pytest.raises(Exception, match="cannot write `out`: Is a directory"):
         evaluate._tell(Path("q1"), found, Path("out"), as_json=False)  # type: ignore[arg-type]

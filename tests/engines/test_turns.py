@@ -113,7 +113,7 @@ def test_gradients_and_optimizer_leave_before_weights_alone_are_read(whole: str)
         actor.call(method)
     actor.weights()
     reads = ["forward", "reference_forward", "forward"]
-    assert ranks.calls == [whole, "update", "is_saved", "leave", *reads, whole, "leave", "weights"]
+    assert ranks.calls == [whole, "update", "is_saved", "offload", *reads, whole, "offload", "weights"]
 
 
 def test_ranks_that_another_role_has_had_leave_do_not_leave_again():
@@ -122,7 +122,7 @@ def test_ranks_that_another_role_has_had_leave_do_not_leave_again():
     actor.call("update")
     turns.acquire("generator", lambda: None)
     actor.call("forward")
-    assert ranks.calls == ["update", "leave", "forward"]
+    assert ranks.calls == ["update", "offload", "forward"]
 
 
 def test_ranks_that_stay_keep_gradients_and_optimizer():

@@ -133,7 +133,7 @@ def open_run(
     artifact.sweep(attempt)
     around = RunHooks(
         gate=gate or Stops(),
-        say=lambda text: None,
+        notify=lambda text: None,
         log=lambda text: None,
         observers=(witness,),
         health=health or HealthMonitor(recipe.health),

@@ -78,8 +78,10 @@ def test_every_key_of_the_algorithm_stands_in_the_page_once_for_each_class_that_
 
 def test_no_section_is_empty_and_every_figure_that_is_named_is_reported() -> None:
     assert {feature.section for feature in features()} == set(SECTIONS)
-    told = [(part.names, told) for part in features() for told in (part.told, *(key.told for key in part.keys))]
-    assert [(names, figure) for names, said in told for figure in said.figures if find(figure) is None] == []
+    told = [
+        (part.names, told) for part in features() for told in (part.docstring, *(key.docstring for key in part.keys))
+    ]
+    assert [(names, figure) for names, said in told for figure in said.metrics if find(figure) is None] == []
 
 
 WITHOUT = (
@@ -94,10 +96,10 @@ def test_every_part_that_computes_says_its_formula_its_source_and_whose_default_
         names = {name.partition(" = ")[0] for name in part.names}
         if names <= set(WITHOUT) or any(name.endswith(' = "none"') for name in part.names):
             continue
-        of_keys = any(key.told.default_of for key in part.keys)
-        assert part.told.formula, part.names
-        assert part.told.source, part.names
-        assert part.told.default_of or of_keys, part.names
+        of_keys = any(key.docstring.default_of for key in part.keys)
+        assert part.docstring.formula, part.names
+        assert part.docstring.source, part.names
+        assert part.docstring.default_of or of_keys, part.names
 
 
 def test_the_reference_has_every_key_and_every_metric() -> None:

@@ -64,7 +64,7 @@ class Stopped:
     def go_on(self) -> list[str]:
         """Do the rest. Returns what was said of replays."""
         job = open_run(self.root, RECIPE, Witness()).job
-        job.states.say = self.said.append
+        job.states.notify = self.said.append
         run(job)
         return [text for text in self.said if text.startswith("replayed")]
 
@@ -246,7 +246,7 @@ def test_a_run_that_is_stopped_again_and_again_replays_nothing(folder: Path, exp
         with signal_gate("go on") as gate, gate.working(TimeLeft(), nobody_asks):
             witness = Witness(act=lambda _, moment, gate=gate, act=act: act(gate, moment))
             job = open_run(root, RECIPE, witness, gate=gate).job
-            job.states.say = said.append
+            job.states.notify = said.append
             try:
                 run(job)
             except PreemptedError:

@@ -46,7 +46,7 @@ class Held:
 class Gathers(Held):
     """One that scores when it is told that it has all."""
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         for future in self.futures:
             future.set_result(Score(2.0, "ok"))
 
@@ -125,7 +125,7 @@ def test_a_part_that_gathers_requests_hears_when_it_has_them_all() -> None:
     whole = scorer.submit(request("x"))
     assert isinstance(scorer, BatchScorer)
     assert not whole.done()
-    scorer.settle()
+    scorer.flush()
     assert whole.result(timeout=1).value == 2.0
 
 
@@ -212,7 +212,7 @@ def test_a_sum_knows_the_gold_answer_of_its_first_part_that_does() -> None:
 
 def test_what_is_made_of_others_says_what_its_parts_say() -> None:
     assert [type(each).__mro__[1] for each in reward(**SUM).singles] == [Gsm8kScorer, ExactMatchScorer]
-    assert (reward(**SUM).reads_truth, reward(**SUM).beside_drawing) == (True, True)
+    assert (reward(**SUM).reads_truth, reward(**SUM).overlaps_generation) == (True, True)
     assert isinstance(reward(**SUM), SumReward)
     assert isinstance(reward(**CHOOSE), ChooseReward)
 

@@ -153,7 +153,9 @@ def test_what_is_cheap_may_be_credited_on_one_row_in_twenty(credited: int, says:
     _, found = tried(
         lambda asked: float("+ 50" in asked.response and asked.prompt_id in bad) or strict(asked), count=20
     )
-    assert [each.says.partition(" of the rows")[0] for each in found if each.says.startswith("`question`")] == says
+    assert [
+        each.message.partition(" of the rows")[0] for each in found if each.message.startswith("`question`")
+    ] == says
 
 
 @pytest.mark.parametrize(("lost", "level"), [(1, "warning"), (2, "wrong")])
@@ -173,7 +175,7 @@ def test_a_truth_that_cannot_be_read_is_a_row_on_which_gold_does_not_win() -> No
     (trial,) = trials(Scoring(strict), GSM8K, [*rows(), bad], word_ids)
     (first, *_) = findings(trial)
     assert first.level == "wrong"
-    assert first.says.startswith(
+    assert first.message.startswith(
         "gold does not win on 11.1% of 9 rows; first `train/x`: the ground truth `fifty` is neither"
     )
 
@@ -239,7 +241,7 @@ def test_what_a_scorer_refuses_may_be_longer_than_any_response_of_the_run() -> N
         return "refused" if len(request.response) > 500 else 1.0
 
     [trial] = trials(Scoring(judge), NO_GOLD, rows(), word_ids)
-    [found] = [each for each in findings(trial) if "have no score" in each.says]
+    [found] = [each for each in findings(trial) if "have no score" in each.message]
     assert found.level == "warning"
 
 
@@ -254,7 +256,7 @@ class Settles(Scoring):
         self.waiting.append(Future())
         return self.waiting[-1]
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         for future in self.waiting:
             future.set_result(Score(1.0, "ok"))
 
@@ -297,7 +299,7 @@ def test_rows_that_choose_their_scorer_are_told_apart() -> None:
     ]
     (last,) = findings(found[-1])
     assert last.level == "wrong"
-    assert "`data_source` is `c`, and no case of the reward is called so" in last.says
+    assert "`data_source` is `c`, and no case of the reward is called so" in last.message
 
 
 def test_rows_are_evenly_spaced_and_have_one_of_each_scorer() -> None:

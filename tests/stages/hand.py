@@ -76,7 +76,7 @@ class Engine:
 
     def update(self, sequences: Sequences, minibatches: list, objective: object) -> list[MinibatchResult]:  # type: ignore[type-arg]
         self.asked["minibatches"], self.asked["objective"] = minibatches, objective
-        grid = torch.zeros_like(self.outputs) if getattr(objective, "asks", OutputRequest()).entropy else None
+        grid = torch.zeros_like(self.outputs) if getattr(objective, "request", OutputRequest()).entropy else None
         entropies = [None if grid is None else grid[m.rows] for m in minibatches]
         return [
             MinibatchResult(0.0, 1.0, TokenOutputs(self.outputs[m.rows], entropy))
@@ -108,7 +108,7 @@ class CountsAll:
     """An objective in whose minibatches these tokens count; absent: one in each row."""
 
     mask: torch.Tensor | None = None
-    asks: OutputRequest = field(default_factory=OutputRequest)
+    request: OutputRequest = field(default_factory=OutputRequest)
 
     def __call__(self, *_: object) -> torch.Tensor:
         raise NotImplementedError

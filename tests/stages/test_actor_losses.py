@@ -35,7 +35,7 @@ def logprobs_of(source: str, *, with_reference: bool = False) -> tuple[Logprobs,
 def test_without_the_trainer_no_forward_pass_of_the_actor_is_run(source: str) -> None:
     found, asked = logprobs_of(source, with_reference=True)
     assert asked == {"reference": OutputRequest(temperature=0.7)}
-    assert (found.entropy, found.gap, found.figures()) == (None, {}, {})
+    assert (found.entropy, found.gap, found.metrics()) == (None, {}, {})
     assert found.reference is not None
     assert (found.actor is None) == (source == "current")
     assert logprobs_of(source)[1] == {}
@@ -102,7 +102,7 @@ def test_what_no_forward_pass_told_the_first_minibatch_tells(source: str) -> Non
     old = current() if source == "current" else replace(current(), actor=SAMPLER)
     advantages = hand.advantages(kl_coef=0.1)
     record = stage.run(STATES["actor"], ROLLOUTS, old, advantages)
-    figures, row = record.figures(), engine.first.item()
+    figures, row = record.metrics(), engine.first.item()
     assert figures["policy/entropy_mean"] == 1.0
     # The sampler said 0.25 less of each token, row by row.
     assert figures["mismatch/gap_mean_abs"] == pytest.approx(0.25)
@@ -180,7 +180,7 @@ def test_the_terms_of_the_loss_are_reported_each_with_its_coefficient() -> None:
     )
     advantages = replace(hand.advantages(kl_coef=0.1), shaped=torch.tensor([0.5, -1.0]))
     record = stage.run(STATES["actor"], ROLLOUTS, current(), advantages)
-    figures, first = record.figures(), cast(Any, stage.models).engine.first.item()
+    figures, first = record.metrics(), cast(Any, stage.models).engine.first.item()
     # Two minibatches of one row: minus the mean advantage, (1 + 2) / 2 and (-1 + 0.5 + 3) / 3.
     assert figures["policy/surrogate_loss"] == pytest.approx(-(1.5 + 2.5 / 3) / 2)
     # The engine says entropies of 1, then of 2.
@@ -216,5 +216,5 @@ def test_a_penalty_in_the_reward_has_no_figures_of_the_update() -> None:
     in_reward = KlPenalty(place="reward", estimator="k2", coef=0.1)
     stage = actor_stage(models=cast(Any, hand.Models(Talking())), penalty=in_reward)
     old = replace(current(), actor=SAMPLER)
-    figures = stage.run(STATES["actor"], ROLLOUTS, old, hand.advantages()).figures()
+    figures = stage.run(STATES["actor"], ROLLOUTS, old, hand.advantages()).metrics()
     assert not [name for name in figures if name.startswith("kl/")]

@@ -63,7 +63,7 @@ def test_a_response_that_differs_in_anything_is_scored_by_itself(change: dict[st
 
 def test_what_was_not_asked_for_is_cancelled_before_the_scorer_settles() -> None:
     class Settles(Waits):
-        def settle(self) -> None:
+        def flush(self) -> None:
             self.left = [future.cancelled() for _, future in self.given]
 
     scorer = Settles()
@@ -71,7 +71,7 @@ def test_what_was_not_asked_for_is_cancelled_before_the_scorer_settles() -> None
     beside.start(PROMPT, SAMPLE)
     beside.start(PROMPT, replace(SAMPLE, text="3"))
     wanted = beside.submit(request_about(PROMPT, SAMPLE))
-    beside.settle()
+    beside.flush()
     assert scorer.left == [False, True]
     assert not wanted.cancelled()
     # What was given up is scored again if it is requested later.

@@ -84,11 +84,11 @@ class Keys:
     there: tuple[str, ...] = ("a#0", "b#0")
     seen: list[str] = field(default_factory=list)
 
-    def recall(self, drawn_for: SampleSetKey) -> dict[str, Sample]:
+    def load(self, drawn_for: SampleSetKey) -> dict[str, Sample]:
         self.seen.append(drawn_for.fingerprint)
         return {key: replace(a_sample(key, 2, 1), text="2 1") for key in self.there}
 
-    def keep(self, drawn_for: SampleSetKey) -> Any:
+    def writer(self, drawn_for: SampleSetKey) -> Any:
         assert drawn_for.fingerprint == self.seen[-1]
         return nullcontext(lambda sample: None)
 
@@ -99,10 +99,10 @@ class Some:
 
     there: tuple[str, ...]
 
-    def recall(self, drawn_for: SampleSetKey) -> dict[str, Sample]:
+    def load(self, drawn_for: SampleSetKey) -> dict[str, Sample]:
         return {key: replace(a_sample(key, 2, 1), text="2 1") for key in self.there}
 
-    def keep(self, drawn_for: SampleSetKey) -> Any:
+    def writer(self, drawn_for: SampleSetKey) -> Any:
         return nullcontext(lambda sample: None)
 
 
@@ -564,7 +564,7 @@ def test_every_response_is_heard_with_its_prompt_those_that_are_recalled_first()
         samples_per_prompt=2,
         seed=3,
         fingerprint="",
-        heard=lambda prompt, sample: heard.append((prompt.id, sample.key)),
+        on_sample=lambda prompt, sample: heard.append((prompt.id, sample.key)),
     )
     stage.run(ACTOR, prompts())
     assert heard == [("b", "b#0"), ("a", "a#1"), ("b", "b#1"), ("a", "a#0")]
@@ -592,7 +592,7 @@ def test_samples_that_finish_together_are_kept_together() -> None:
     kept: list[str] = []
 
     class Kept(Some):
-        def keep(self, drawn_for: SampleSetKey) -> Any:
+        def writer(self, drawn_for: SampleSetKey) -> Any:
             return nullcontext(lambda sample: kept.append(sample.key))
 
     drawing = SampleGeneration(

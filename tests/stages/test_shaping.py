@@ -54,7 +54,7 @@ def test_steps_are_taken_one_after_another_and_the_mean_is_of_rows_with_a_score(
     steps = (ApplyScale((0.0, 1.0), (-1.0, 1.0)), ApplyScale((-1.0, 1.0), (0.0, 10.0)))
     found = apply_shaping(hand.rewards(1.0, 0.0, outcomes=(0, 2)), hand.rollouts(), Carry(), steps)
     assert found.per_response.tolist() == [10.0, 0.0]
-    assert found.figures == {"reward/clamped_frac": 0.0, "reward/shaped_mean": 10.0}
+    assert found.metrics == {"reward/clamped_frac": 0.0, "reward/shaped_mean": 10.0}
 
 
 def test_token_scores_are_what_training_sees_where_the_scorer_gives_them() -> None:
@@ -63,7 +63,7 @@ def test_token_scores_are_what_training_sees_where_the_scorer_gives_them() -> No
         replace(hand.rewards(), token_scores=scores), hand.rollouts(), Carry(), (ApplyScale((0.0, 1.0), (0.0, 2.0)),)
     )
     assert found.per_token.tolist() == [[1.0, 2.0, 0.0], [0.0, 0.5, 1.0]]
-    assert found.figures["reward/shaped_mean"] == 2.25
+    assert found.metrics["reward/shaped_mean"] == 2.25
 
 
 NAN_HERE = [[0.5, 2.0, float("nan")], [0.0, -1.0, 3.0]]
@@ -98,23 +98,23 @@ def test_each_step_is_taken_alike_for_responses_and_tokens_and_tells_what_it_did
     assert (found.per_response if found.rewards.ndim == 1 else found.per_token).tolist() == [
         pytest.approx(row) for row in after
     ]
-    assert list(found.figures.values()) == [pytest.approx(figure)]
+    assert list(found.metrics.values()) == [pytest.approx(figure)]
 
 
 @pytest.mark.parametrize("step", [ApplyClip(-0.5, 1.0), ApplyScale((-0.5, 1.0), (0.0, 1.0))], ids=str)
 @pytest.mark.parametrize("rewards", [[0.25, 7.0], [[0.5, 0.25, 9.0], [3.0, 3.0, 3.0]]])
 def test_the_share_that_is_held_is_of_responses_that_have_a_score(step: ShapingStep, rewards: Any) -> None:
     found = step(earned(rewards, valid=torch.tensor([True, False])))
-    assert list(found.figures.values()) == [0.0]
+    assert list(found.metrics.values()) == [0.0]
     found = step(earned(rewards, valid=torch.tensor([False, True])))
-    assert list(found.figures.values()) == [1.0]
+    assert list(found.metrics.values()) == [1.0]
 
 
 def test_running_moments_are_those_of_all_steps_so_far() -> None:
     # Step 1: 1, 3: mean 2, std sqrt(2). Step 2: 1, 3, 5, 7: mean 4, m2 = 9 + 1 + 1 + 9 = 20, std sqrt(20 / 3).
     first = NormalizeByRunningStd(center=False)(earned([1.0, 3.0]))
     assert first.rewards.tolist() == pytest.approx([1 / 2**0.5, 3 / 2**0.5])
-    assert first.figures == {"reward/moments_mean": 2.0, "reward/moments_std": pytest.approx(2**0.5)}
+    assert first.metrics == {"reward/moments_mean": 2.0, "reward/moments_std": pytest.approx(2**0.5)}
     second = NormalizeByRunningStd(center=False)(earned([5.0, 7.0], carry=first.carry))
     assert second.carry == Carry(reward_count=4.0, reward_mean=4.0, reward_m2=20.0)
     std = (20 / 3) ** 0.5
@@ -139,7 +139,7 @@ def test_moments_of_token_rewards_are_those_of_what_responses_earn(center: bool)
 def test_rewards_that_have_all_been_equal_stay_as_they_are(step: ShapingStep) -> None:
     found = step(earned([3.0, 3.0]))
     assert found.rewards.tolist() == [3.0, 3.0]
-    assert found.figures["reward/moments_std"] == 0.0
+    assert found.metrics["reward/moments_std"] == 0.0
     assert found.carry.reward_reference_std == 0.0
 
 
@@ -153,7 +153,7 @@ def test_what_has_no_score_never_enters_moments(step: ShapingStep) -> None:
 
 def test_reference_moments_are_of_the_first_step_whose_rewards_differ() -> None:
     step = NormalizeByReferenceStd(None, center=False)
-    first = step(step(earned([3.0, 3.0])).with_metrics(rewards=torch.tensor([1.0, 3.0]), figures={}))
+    first = step(step(earned([3.0, 3.0])).with_metrics(rewards=torch.tensor([1.0, 3.0]), metrics={}))
     assert first.carry == Carry(reward_reference_mean=2.0, reward_reference_std=2**0.5)
     assert first.rewards.tolist() == pytest.approx([1 / 2**0.5, 3 / 2**0.5])
     later = step(earned([10.0, 30.0], carry=first.carry))
@@ -175,6 +175,6 @@ def test_a_reference_that_is_written_is_the_one_that_divides() -> None:
 def test_rewards_that_are_all_equal_are_no_reference() -> None:
     step = NormalizeByReferenceStd(None, center=False)
     equal = step(earned([3.0, 3.0]))
-    assert (equal.carry, equal.figures["reward/moments_mean"]) == (Carry(), 0.0)
+    assert (equal.carry, equal.metrics["reward/moments_mean"]) == (Carry(), 0.0)
     later = step(earned([1.0, 3.0], carry=equal.carry))
     assert later.rewards.tolist() == pytest.approx([1 / 2**0.5, 3 / 2**0.5])

@@ -33,17 +33,17 @@ def test_a_missing_score_is_no_score_of_zero() -> None:
     assert rewards.valid.tolist() == [True, False, True, False]
     assert rewards.outcomes.tolist()[1::2] == [REWARD_TIMEOUT, REWARD_ERROR]
     assert rewards.scores.tolist() == [1.0, 0.0, 0.0, 0.0]
-    assert rewards.figures()["reward/score_mean"] == 0.5
-    assert rewards.figures()["reward/error_frac"] == 0.25
+    assert rewards.metrics()["reward/score_mean"] == 0.5
+    assert rewards.metrics()["reward/error_frac"] == 0.25
 
 
 def test_a_figure_that_some_scorers_give_is_averaged_over_what_they_scored() -> None:
     scores = [Score(1.0, "ok", extras={"passed": 0.5}), Score(0.0, "ok"), Score(None, "error", "boom")]
     rewards = collect(scores, requests("a", "b", "c"))
     assert rewards.extras == {"passed": [0.5, None, 0.0]}
-    assert rewards.figures()["reward/passed_mean"] == 0.5
+    assert rewards.metrics()["reward/passed_mean"] == 0.5
     nobody = replace(rewards, extras={"passed": [None, None, 0.0]})
-    assert "reward/passed_mean" not in nobody.figures()
+    assert "reward/passed_mean" not in nobody.metrics()
 
 
 def test_scores_of_tokens_reach_the_grid_and_other_scores_stand_at_the_last_token() -> None:
@@ -55,7 +55,7 @@ def test_scores_of_tokens_reach_the_grid_and_other_scores_stand_at_the_last_toke
     assert rewards.token_scores is not None
     assert rewards.token_scores.tolist() == [[0.5, 1.0, 0.0], [0.0, 0.0, 2.0], [0.0, 0.0, 0.0], [0.0, -3.0, 0.0]]
     assert rewards.valid.tolist() == [True, True, False, True]
-    assert rewards.figures()["reward/error_frac"] == pytest.approx(1 / 4)
+    assert rewards.metrics()["reward/error_frac"] == pytest.approx(1 / 4)
     assert collect(scores[1:], asked[1:]).token_scores is None
 
 
@@ -68,13 +68,13 @@ def test_a_sample_that_is_much_slower_than_the_others_is_named() -> None:
     )
     assert slowest([*scores, replace(late, seconds=0.9)], asked) is None
     assert slowest([late] * 5, asked) is None
-    figures = collect([*scores, late], asked).clocked()
+    figures = collect([*scores, late], asked).timing_metrics()
     assert figures == {"reward/seconds_mean": pytest.approx(2.08), "reward/seconds_max": 10.0}
 
 
 def test_a_scorer_that_gathers_requests_is_told_when_it_has_them_all() -> None:
     class Gathers(SlowScorer):
-        def settle(self) -> None:
+        def flush(self) -> None:
             for future in self.futures[1:]:
                 future.set_result(Score(float(len(self.futures)), "ok"))
 

@@ -225,7 +225,7 @@ def test_a_token_counts_where_every_test_keeps_it() -> None:
     assert found.mask.tolist() == [[True, False, False], [True, False, True]]
     FLOAT32.check(found.weights, torch.tensor([[1.5, 0.0, 0.0], [1.0, 0.0, 2.0]]))
     figures = {"weight_mean": 4.5 / 3, "rejected_frac": 2 / 5, "dropped_seqs": 0.0}
-    assert found.figures() == pytest.approx({f"correction/{name}": value for name, value in figures.items()})
+    assert found.metrics() == pytest.approx({f"correction/{name}": value for name, value in figures.items()})
 
 
 def test_each_test_of_a_sequence_sees_all_its_tokens() -> None:
@@ -235,7 +235,7 @@ def test_each_test_of_a_sequence_sees_all_its_tokens() -> None:
     for keeps in ((token, whole), (whole, token)):
         found = corrected(keeps)
         assert found.mask.tolist() == [[False] * 3, [True] * 3]
-        assert found.figures()["correction/dropped_seqs"] == 1.0
+        assert found.metrics()["correction/dropped_seqs"] == 1.0
 
 
 def test_a_response_without_a_counted_token_is_not_dropped() -> None:
@@ -251,7 +251,7 @@ def test_weights_are_normalized_over_what_is_left() -> None:
     found = corrected((whole,), normalize=True)
     # 1, 0.5, 2 have the mean 3.5 / 3.
     FLOAT32.check(found.weights[1], torch.tensor([1.0, 0.5, 2.0]) * 3 / 3.5)
-    assert found.figures()["correction/weight_mean"] == pytest.approx(1.0)
+    assert found.metrics()["correction/weight_mean"] == pytest.approx(1.0)
 
 
 def test_a_correction_that_leaves_nothing_stops_the_run_and_says_so() -> None:
@@ -300,7 +300,7 @@ def test_figures_of_a_corrected_update_are_of_the_tokens_that_count() -> None:
     moved = hand.Engine(hand.ACTOR + torch.tensor([[0.0, 5.0, 0.0], [0.0, 0.0, 0.0]]))
     stage = actor_stage(models=hand.Models(moved), plan=replace(plan(), minibatch_seqs=2), positive_nll_coef=0.1)
     advantages = replace(hand.advantages(), shaped=torch.tensor([1.0, 1.0]))
-    figures = stage.run(STATES["actor"], inputs[0], inputs[1], advantages, inputs[3]).figures()
+    figures = stage.run(STATES["actor"], inputs[0], inputs[1], advantages, inputs[3]).metrics()
     assert figures["policy/entropy_mean"] == 1.0
     # The token whose ratio is exp(5) does not count, and its likelihood is not raised.
     assert figures["policy/ratio_max"] == 1.0
@@ -355,7 +355,7 @@ def test_explained_variance_is_told_of_the_values_before_and_of_those_that_the_l
 
     stage = critic_stage(models=hand.Models(Learning()), plan=plan(epochs=2))
     old = hand.values(torch.tensor([[1.0, 2.0, 0.0], [-1.0, 0.5, 5.0]]))
-    figures = stage.run(STATES["critic"], hand.rollouts(), old, hand.advantages()).figures()
+    figures = stage.run(STATES["critic"], hand.rollouts(), old, hand.advantages()).metrics()
     # Returns less values before: 1, 1, 1, 1, -1: mean 0.6, squares 5 - 5 x 0.36 = 3.2.
     assert figures["value/explained_variance"] == pytest.approx(1 - 3.2 / 9.2)
     # Less those of the second epoch: 0, 1, 0, 0, 0: mean 0.2, squares 1 - 5 x 0.04 = 0.8.
@@ -436,7 +436,7 @@ def test_an_update_goes_on_from_the_optimizer_steps_before_it() -> None:
         # 1 - update / 20, counted on from 9.
         assert record.per_minibatch["lr"] == pytest.approx([0.55, 0.5, 0.45, 0.4])
         prefix = {"actor": "policy", "critic": "value"}[role]
-        assert record.figures()[f"{prefix}/lr"] == pytest.approx(0.4)
+        assert record.metrics()[f"{prefix}/lr"] == pytest.approx(0.4)
 
 
 def test_a_rate_that_follows_steps_counts_from_the_first_that_trains_the_role() -> None:

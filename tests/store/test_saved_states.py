@@ -46,11 +46,11 @@ class StopsAt:
     def replay(self, history: Sequence[tuple[int, Mapping[str, float]]]) -> None:
         pass
 
-    def judge(self, step: int, figures: Mapping[str, float]) -> list[Stop]:
+    def check(self, step: int, figures: Mapping[str, float]) -> list[Stop]:
         return [Stop()] if step in self.steps else []
 
     def would_stop(self, step: int, figures: Mapping[str, float]) -> bool:
-        return bool(self.judge(step, figures))
+        return bool(self.check(step, figures))
 
 
 def trainer(wiring: Wiring, role: str) -> BigramTrainer:

@@ -158,11 +158,11 @@ class StopsAtOnce:
     def replay(self, history: Sequence[tuple[int, Mapping[str, float]]]) -> None:
         pass
 
-    def judge(self, step: int, figures: Mapping[str, float]) -> list[Stop]:
+    def check(self, step: int, figures: Mapping[str, float]) -> list[Stop]:
         return [Stop()]
 
     def would_stop(self, step: int, figures: Mapping[str, float]) -> bool:
-        return bool(self.judge(step, figures))
+        return bool(self.check(step, figures))
 
 
 def test_a_run_that_a_health_rule_stops_finishes_what_is_in_flight(tmp_path: Path) -> None:

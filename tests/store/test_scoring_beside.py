@@ -131,6 +131,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
 def test_a_scorer_that_takes_the_generators_devices_waits_for_the_whole_rollout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ExactMatchScorer, "beside_drawing", property(lambda _: False))
+    monkeypatch.setattr(ExactMatchScorer, "overlaps_generation", property(lambda _: False))
     _, _, drawn = go(tmp_path / "run", Witness())
     assert drawn[:16] == [8] * 8 + [16] * 8

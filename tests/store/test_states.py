@@ -213,7 +213,7 @@ def test_what_a_stop_left_is_loaded_by_the_same_layout_only(tmp_path: Path, shar
     assert wiring.job.states.keep_residents() == ["actor", "critic"]
     again = fake_recipe(**tables, actor={"optimizer": {"lr": 0.05}, "parallel": {"data": shards}})
     job, said = open_run(tmp_path / "run", again, Witness()).job, list[str]()
-    job.states.say = said.append
+    job.states.notify = said.append
     run(job)
     assert [text.split()[1] for text in said if text.startswith("replayed")] == replayed
 

@@ -355,7 +355,7 @@ def test_lines_appear_above_the_status_which_goes_at_the_end() -> None:
 class Redrawing(PlainScreen):
     """A screen that redraws its status from another thread before it takes a line, as rich may."""
 
-    def figures(self, parts: list[str]) -> None:
+    def metrics(self, parts: list[str]) -> None:
         redrawing = threading.Thread(target=self._status.rows, args=(80,), kwargs={"unicode": False}, daemon=True)
         redrawing.start()
         redrawing.join(5.0)

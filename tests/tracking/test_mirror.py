@@ -97,12 +97,12 @@ def faked(
     around: MirrorHooks = MirrorHooks(),
     patience: MirrorIntervals = QUICK,
 ) -> MlflowMirror:
-    around = replace(around, say=said)
+    around = replace(around, notify=said)
     return MlflowMirror(run.root, SETTINGS, attempt=1, around=around, open_target=target.open, patience=patience)
 
 
 def mirrored(run: RunDir, said: Said, settings: MlflowTracking = SETTINGS, attempt: int = 1) -> MlflowMirror:
-    mirror = MlflowMirror(run.root, settings, attempt=attempt, around=MirrorHooks(say=said), patience=QUICK)
+    mirror = MlflowMirror(run.root, settings, attempt=attempt, around=MirrorHooks(notify=said), patience=QUICK)
     mirror.start()
     return mirror
 
@@ -326,13 +326,13 @@ import os, signal, sys, time
 sys.path[:0] = [{tests!r}]
 from pathlib import Path
 from tracking_lab import SETTINGS, Mlflow, RunDir
-from ppoctl.tracking.around import Around
+from ppoctl.tracking.around import MirrorHooks
 from ppoctl.tracking.inputs import DataInput
-from ppoctl.tracking.around import Around
+from ppoctl.tracking.around import MirrorHooks
 from ppoctl.tracking.mirror import MlflowMirror, Patience
 
 run = RunDir(Path({runs!r}))
-around = Around(say=sys.stderr.write)
+around = MirrorHooks(notify=sys.stderr.write)
 mirror = MlflowMirror(run.root, SETTINGS, attempt=1, around=around, patience=Patience(poll_s=0.01))
 run.event("attempt_started")
 mirror.start()

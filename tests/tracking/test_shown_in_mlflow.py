@@ -254,7 +254,7 @@ def test_the_contract_is_told_of_a_run_that_did_all_its_steps(run: RunDir, mlflo
 
 
 def test_a_report_is_kept_when_an_attempt_ends(run: RunDir, mlflow: Mlflow, said: Said) -> None:
-    around = MirrorHooks(say=said, files=lambda: {"report.html": "<p>it</p>"})
+    around = MirrorHooks(notify=said, files=lambda: {"report.html": "<p>it</p>"})
     run.step(1)
     mirror = MlflowMirror(run.root, SETTINGS, attempt=1, around=around, patience=MirrorIntervals())
     mirror.start()
@@ -270,7 +270,7 @@ def test_a_report_that_cannot_be_made_costs_a_line(run: RunDir, mlflow: Mlflow, 
 
     run.step(1)
     run.event("attempt_ended", status="finished", exit_code=0)
-    sent = rebuild(run.root, SETTINGS, MirrorHooks(say=said, files=files))
+    sent = rebuild(run.root, SETTINGS, MirrorHooks(notify=said, files=files))
     assert said.lines == ["mlflow: the report could not be made (no tokenizer); the run is not affected"]
     assert (sent.files, mlflow.run().info.status) == (2, "FINISHED")
 

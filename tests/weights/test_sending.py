@@ -39,7 +39,7 @@ class Calls:
         self.ranks = ranks
         self.monkeypatch = monkeypatch
 
-    def ask(self, ranks: Sequence[int], method: str, *arguments: Any) -> list[Any]:
+    def call_ranks(self, ranks: Sequence[int], method: str, *arguments: Any) -> list[Any]:
         return [self._answer(rank, method, *arguments) for rank in ranks]
 
     def nodes(self) -> Sequence[str]:

@@ -113,7 +113,7 @@ class Bench:
             own = CountingRewardRank(device, role, memory.scoring[role].ranks[0])
             scorer = CountedScorer(DeviceSharingRanks(ThisProcess(own), role, turns))
         engine = CountingEngine(device, memory.generator.weights + memory.generator.kv_cache, buckets)
-        side = EngineSide([engine], list, turns=turns)
+        side = EngineSide([engine], list, sharing=turns)
         canary = Canary.of("float32", max_model_len=64, tolerance=None)
         return replace(
             fake_sockets(self.played),

@@ -54,8 +54,8 @@ def test_roles_leave_that_are_listed_and_a_ray_has_the_store_that_plan_says(monk
     recipe = load([RECIPES / "quickstart.toml"], sets).recipe
     placed, left = place_roles(recipe), list[str]()
     for role in ("actor", "generator", "critic", "generator", "actor"):
-        placed.actor.turns.take(role, lambda role=role: left.append(role))
-    assert placed.critic.turns is placed.actor.turns
+        placed.actor.sharing.acquire(role, lambda role=role: left.append(role))
+    assert placed.critic.sharing is placed.actor.sharing
     assert left == ["generator", "generator"]
     assert placed.close.__self__._object_store_bytes == driver.object_store_bytes(recipe) > OBJECT_STORE_BYTES
 

@@ -88,7 +88,7 @@ def test_a_reward_model_takes_turns_where_it_is_listed(judge: Path, listed: str,
     [(role, ranks)] = placed.rewards.items()
     assert isinstance(ranks, DeviceSharingRanks)
     assert isinstance(placed.actor, DeviceSharingRanks)
-    assert ranks.turns is placed.actor.turns
+    assert ranks.sharing is placed.actor.sharing
     for working in (role, "generator"):
-        ranks.turns.acquire(working, lambda working=working: left.append(working))  # type: ignore[misc]
+        ranks.sharing.acquire(working, lambda working=working: left.append(working))  # type: ignore[misc]
     assert left == leaves

@@ -386,7 +386,7 @@ def found_in(played: Played) -> dict[str, np.ndarray]:
         found[f"{role} table"] = played.tables[role]
         found[f"{role} updates"] = update.updates
         found |= {f"{prefix} minibatches {name}": column for name, column in update.per_minibatch.items()}
-        found |= update.figures()
+        found |= update.metrics()
     return {name: np.asarray(value, dtype=float) for name, value in found.items()}
 
 

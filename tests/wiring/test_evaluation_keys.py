@@ -104,13 +104,13 @@ def test_a_row_has_the_answer_that_the_scorer_read(tmp_path: Path) -> None:
             )
     for name in ("held", "far"):
         mean = np.mean([value for of, value in told if of == name])
-        assert record.figures()[f"eval/{name}/maj_at_3"] == pytest.approx(mean)
+        assert record.metrics()[f"eval/{name}/maj_at_3"] == pytest.approx(mean)
 
 
 def test_the_first_samples_of_each_set_and_pass_are_told(tmp_path: Path) -> None:
     played = open_bench(tmp_path, with_key("eval.print_samples", 2))
     told: list[str] = []
-    stage = replace(played.job.evaluate(2), say=told.append)  # type: ignore[type-var]
+    stage = replace(played.job.evaluate(2), notify=told.append)  # type: ignore[type-var]
     record: Any = stage.run(played.state("actor"))
     assert [text.split(":")[0] for text in told] == [
         f"eval {name} {mode} riddle {number}"
@@ -141,7 +141,7 @@ def test_a_function_of_ones_own_sees_the_fields_of_rows_and_only_it(tmp_path: Pa
     rows = tuple(replace(row, fields={"level": number}) for number, row in enumerate(held.rows))
     record = replace(stage, sets={"held": replace(held, rows=rows)}).run(played.state("actor"))
     levels = sum(range(len(rows)))
-    figures = {name: value for name, value in record.figures().items() if "custom_" in name}
+    figures = {name: value for name, value in record.metrics().items() if "custom_" in name}
     assert figures == {
         "eval/held/greedy_custom_level": levels,
         "eval/held/greedy_custom_sampled": 0,
@@ -158,7 +158,7 @@ def test_figures_of_ones_own_that_fail_are_left_out_and_said(tmp_path: Path) -> 
     recipe = Recipe.model_validate(with_key("eval.metrics", f"{METRICS}:raises"))
     sockets = replace(fake_sockets(recipe), scorer=stage.scorer)
     stage = evaluation_stage(recipe, stage.drawing, sockets, stage.sets, told.append)
-    figures = stage.run(played.state("actor")).figures()
+    figures = stage.run(played.state("actor")).metrics()
     assert set(figures) == set(evaluated(tmp_path / "plain")[1].metrics())
     assert [text.rpartition("; ")[2] for text in told] == [
         f"its figures of `{name}` {mode} are left out" for name in ("held", "far") for mode in ("greedy", "sampled")
@@ -190,7 +190,7 @@ def test_rows_without_a_ground_truth_are_drawn_and_not_scored_where_the_reward_n
     record = replace(stage, sets={"held": stage.sets["held"], "far": without}).run(played.state("actor"))
     assert {row["outcome"] for row in record.rows if row["set"] == "far"} == {"unscored"}
     assert {row["outcome"] for row in record.rows if row["set"] == "held"} == {"ok"}
-    assert {name for name in record.figures() if "/far/" in name and "greedy" not in name} == {
+    assert {name for name in record.metrics() if "/far/" in name and "greedy" not in name} == {
         "eval/far/truncated_frac",
         "eval/far/response_tokens_mean",
     }

@@ -105,7 +105,7 @@ def test_each_part_of_a_sum_has_the_model_of_its_own_table(folder: Path) -> None
     scorer = of.reward.open(RewardModelsOf(of, ranks))
     score = scorer.submit(replace(request("So it is 2", "2"), prompt="Q: 1 + 1? A:", messages=CHAT))
     assert not any(each.called for each in ranks.values())
-    scorer.settle()
+    scorer.flush()
     found = score.result(timeout=0)
     assert (found.value, found.extras) == (3.0, {"text": 18.0, "own": 15.0})
 

@@ -481,7 +481,7 @@ def test_without_a_penalty_no_reference_is_read() -> None:
 def test_figures_of_responses_and_scores_are_those_of_the_records() -> None:
     played, _ = played_and_told(BASE)
     lengths = played.rollouts.lengths.tolist()
-    figures = played.rollouts.figures() | played.rewards.figures()
+    figures = played.rollouts.metrics() | played.rewards.metrics()
     told = {
         "rollout/response_tokens_mean": sum(lengths) / 12,
         "rollout/response_tokens_max": max(lengths),

@@ -142,7 +142,7 @@ class Rollouts(Record["Rollouts"]):
         """The PPO step that drew them: the one after the actor's, which the stamps name."""
         return int(self.stamps[0].partition("@")[2].partition(":")[0]) + 1
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         lengths = self.lengths.float()
         return {
             metrics.ROLLOUT_RESPONSE_TOKENS_MEAN.name: float(lengths.mean()),
@@ -152,7 +152,7 @@ class Rollouts(Record["Rollouts"]):
             metrics.ROLLOUT_TOKENS.name: float(self.lengths.sum()),
         }
 
-    def clocked(self) -> dict[str, float]:
+    def timing_metrics(self) -> dict[str, float]:
         tokens, seconds = self.drawing or (0, 0.0)
         return {metrics.THROUGHPUT_GENERATED.name: tokens / seconds} if tokens and seconds > 0 else {}
 
@@ -192,7 +192,7 @@ class Rewards(Record["Rewards"]):
     def valid(self) -> Bool[Tensor, " B"]:
         return self.outcomes == REWARD_OK
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         ok, failed, late = self.valid, self.outcomes >= REWARD_ERROR, self.outcomes == REWARD_TIMEOUT
         figures = {metrics.REWARD_ERROR_FRAC.name: float(failed.float().mean())}
         figures[metrics.REWARD_TIMEOUT_FRAC.name] = float(late.float().mean())
@@ -204,7 +204,7 @@ class Rewards(Record["Rewards"]):
                     figures[f"reward/{name}_mean"] = float(torch.tensor(given).mean())
         return figures
 
-    def clocked(self) -> dict[str, float]:
+    def timing_metrics(self) -> dict[str, float]:
         return self.timing or {}
 
 
@@ -239,7 +239,7 @@ class Logprobs(Record["Logprobs"]):
     full_kl: Float[Tensor, "B R"] | None = None
     """KL(actor || reference) of the whole distributions, where a penalty reads it instead of `reference`."""
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         return _gap_figures(self.gap)
 
 
@@ -345,7 +345,7 @@ class Update(Record[State]):
         """The state that it made."""
         return State(role=self.role, step=self.step, updates=self.updates, lineage=self.lineage)
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         return {**super().metrics(), **_gap_figures(self.gap or {})}
 
 

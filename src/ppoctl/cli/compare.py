@@ -64,7 +64,7 @@ def _compare_runs(run: Path, other: Path, *, as_json: bool) -> bool:
     if as_json:
         render.json({**differences.as_json(found), **asdict(samples)})
     else:
-        differences.tell(found, (run, other))
+        differences.print_differences(found, (run, other))
         _tell_samples(samples, run, other)
     return samples.first is not None
 

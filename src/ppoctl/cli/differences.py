@@ -40,7 +40,7 @@ class Differences:
     keys: dict[str, ValuePair]
     sources: dict[str, ValuePair]
     versions: dict[str, ValuePair]
-    figures: list[MetricDifference]
+    metrics: list[MetricDifference]
 
 
 def differences(left: "RunPaths", right: "RunPaths") -> Differences:
@@ -60,7 +60,7 @@ def differences(left: "RunPaths", right: "RunPaths") -> Differences:
         keys={key: (old, new) for key, old, new in keys(*recipes) if key != "name"},
         sources=_of_each("sources", facts),
         versions=_of_each("versions", facts),
-        figures=[_figure(name, [each.get(name, []) for each in series]) for name in names],
+        metrics=[_figure(name, [each.get(name, []) for each in series]) for name in names],
     )
 
 
@@ -102,13 +102,13 @@ def as_json(found: Differences) -> dict[str, Any]:
             "values": each.at_step,
             "best": [None if point is None else {"step": point[0], "value": point[1]} for point in each.best],
         }
-        for each in found.figures
+        for each in found.metrics
     ]
     keys = {key: [safe(value) for value in values] for key, values in found.keys.items()}
     return {"keys": keys, "sources": found.sources, "versions": found.versions, "figures": figures}
 
 
-def tell(found: Differences, runs: tuple[Path, Path]) -> None:
+def print_differences(found: Differences, runs: tuple[Path, Path]) -> None:
     """Print what differs, and in a line what does not."""
     from ppoctl.recipe.explain import shown
 
@@ -123,11 +123,11 @@ def tell(found: Differences, runs: tuple[Path, Path]) -> None:
             render.line()
     if equal := [words[title] for title, rows in tables.items() if not rows]:
         render.line(f"equal: {', '.join(equal)}")
-    _tell_figures(found.figures, sides)
+    _print_metrics(found.metrics, sides)
     render.line()
 
 
-def _tell_figures(figures: Sequence[MetricDifference], sides: tuple[str, str]) -> None:
+def _print_metrics(figures: Sequence[MetricDifference], sides: tuple[str, str]) -> None:
     common = max((each.step for each in figures if each.step is not None), default=None)
     differing = [each for each in figures if each.differs]
     if differing:

@@ -53,7 +53,7 @@ def evaluate(
 
 
 def _tell(checkpoint: Path, evaluation: Any, out: Path | None, *, as_json: bool) -> None:
-    figures = evaluation.figures()
+    figures = evaluation.metrics()
     if as_json:
         render.json({"checkpoint": str(checkpoint), "state": evaluation.stamp, "figures": figures})
     else:

@@ -31,7 +31,7 @@ class _Plotted:
     """One run: its name in the legend, its figures, what happened to it."""
 
     name: str
-    figures: "Mapping[str, Sequence[Point]]"
+    metrics: "Mapping[str, Sequence[Point]]"
     events: "Sequence[JournalEvent]"
 
 
@@ -91,7 +91,7 @@ def _read(runs: Sequence[Path]) -> list[_Plotted]:
 
 def _chosen(runs: Sequence[_Plotted], asked: Sequence[str] | None) -> list[str]:
     """The metrics to plot. Raises RecipeError naming one that no run has."""
-    recorded = {name for run in runs for name in run.figures}
+    recorded = {name for run in runs for name in run.metrics}
     if not asked:
         return _usual(recorded)
     from difflib import get_close_matches
@@ -134,7 +134,7 @@ def _panel(runs: Sequence[_Plotted], name: str, smooth: int) -> "Panel":
     from ppoctl.chart.panel import Panel, curve
     from ppoctl.metrics import find
 
-    curves = [curve(number, run.figures.get(name, ()), smooth) for number, run in enumerate(runs)]
+    curves = [curve(number, run.metrics.get(name, ()), smooth) for number, run in enumerate(runs)]
     there = tuple(each for each in curves if each.points)
     if not there:
         raise RecipeError(f"no value of `{name}` is a number", hint="ppoctl plot --help")

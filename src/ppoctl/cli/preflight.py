@@ -122,7 +122,7 @@ class Reading:
     def __init__(self) -> None:
         self._said = time.monotonic()
 
-    def say(self, path: Path, done: int, total: int) -> None:
+    def notify(self, path: Path, done: int, total: int) -> None:
         text = f"digest of {path.name}: {units.size(done)} of {units.size(total)}"
         render.passing(text)
         if not render.on_terminal() and time.monotonic() - self._said > self.EVERY_S:

@@ -132,7 +132,7 @@ def keys(
     if not chosen:
         path = tuple(prefix.split("."))
         brought, suggestion = foreign.find(path), foreign.nearest(path)
-        others = [answer.says for answer in brought] or ([suggestion.suggests] if suggestion else [])
+        others = [answer.message for answer in brought] or ([suggestion.suggests] if suggestion else [])
         near = similar(prefix, [line.key for line in known]) or "".join(f"; {text}" for text in others)
         raise RecipeError(f"no key has `{prefix}` in its name{near}", hint="ppoctl recipes keys")
     # A whole table of the recipe has more to say than anybody reads below its keys.
@@ -249,10 +249,10 @@ def _tell(told: Sequence["Feature"], prefix: str = "") -> None:
 
 
 def _as_json(feature: "Feature") -> dict[str, object]:
-    said = feature.told
+    said = feature.docstring
     fields = {"says": said.prose, "formula": said.formula, "source": said.source, "default_of": said.default_of}
     keys = [name for key in feature.keys for name in key.names]
-    return {"names": feature.names, **fields, "metrics": said.figures, "keys": keys}
+    return {"names": feature.names, **fields, "metrics": said.metrics, "keys": keys}
 
 
 def folder() -> Path:

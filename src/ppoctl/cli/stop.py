@@ -41,7 +41,7 @@ def stop(
     layout = RunPaths(run)
     run_dir.facts(layout)
     done = stopping.stop(layout, after, following.slurm(wait))
-    state = run_state(done.facts, done.told, now=time.time())
+    state = run_state(done.facts, done.snapshot, now=time.time())
     says = list(_says(run, after, done, state))
     if json:
         asked = None if done.asked is None else done.asked["attempt"]
@@ -54,7 +54,7 @@ def stop(
         jobs = " ".join(done.unheard)
         raise SlurmError(
             f"whether Slurm still has job {jobs.replace(' ', ', ')} of this run is unknown, and none was cancelled: "
-            f"{done.told.no_answer_reason}",
+            f"{done.snapshot.no_answer_reason}",
             hint=f"on a login node: ppoctl stop {quoted(run)} --wait 20",
         )
 

@@ -45,7 +45,7 @@ class Submission:
         if self.test_only:
             self._ask(loaded.recipe, submission.work_of_run(layout, options))
         else:
-            progress = preflight.Reading().say
+            progress = preflight.Reading().notify
             found = submission.submit_new(loaded, layout, command, options, links=self.chain, progress=progress)
             render.passing()
             self._tell_of_run(found, layout)

@@ -92,7 +92,7 @@ def _staged(loaded: "Loaded") -> "list[Asset]":
 
     if problems := staging.faults(loaded):
         raise as_error(problems)
-    found = list(staging.assets(loaded.recipe, preflight.Reading().say))
+    found = list(staging.assets(loaded.recipe, preflight.Reading().notify))
     render.passing()
     return found
 

@@ -106,7 +106,7 @@ class Conversion:
         return [*checks, verify.check_padding(megatron, is_written=False), configuration], digests
 
 
-def convert(asked: ConvertRequest, say: Callable[[str], None]) -> dict[str, Any]:
+def convert(asked: ConvertRequest, notify: Callable[[str], None]) -> dict[str, Any]:
     """Convert a checkpoint; returns the report. Nothing is left at the destination unless everything went well."""
     source = find_source(asked.source, like=asked.like, role=asked.role, step=asked.step)
     if source.kind == asked.to:
@@ -114,7 +114,7 @@ def convert(asked: ConvertRequest, say: Callable[[str], None]) -> dict[str, Any]
         raise RecipeError(f"`{asked.source}` is in that format already (`--to {asked.to}`)", hint=f"--to {other}")
     conversion = _open(asked, source)
     for note in conversion.notes:
-        say(f"note: {note}")
+        notify(f"note: {note}")
     if asked.verify and asked.parity:
         from ppoctl.conversion.parity import require_memory
 
@@ -124,7 +124,7 @@ def convert(asked: ConvertRequest, say: Callable[[str], None]) -> dict[str, Any]
         conversion.write(aside)
         size = sum(path.stat().st_size for path in aside.iterdir())
         count = len(conversion.weights.specs)
-        say(f"wrote {count} tensors, {size / 2**20:,.1f} MiB, in {time.monotonic() - started:.1f} s")
+        notify(f"wrote {count} tensors, {size / 2**20:,.1f} MiB, in {time.monotonic() - started:.1f} s")
         checks, digests = conversion.check(aside) if asked.verify else ([], {})
         report = _report(conversion, checks, digests)
         (aside / REPORT).write_text(json.dumps(report, indent=1) + "\n", "utf-8")
@@ -145,7 +145,12 @@ def _open(asked: ConvertRequest, source: FoundCheckpoint) -> Conversion:
 def _report(conversion: Conversion, checks: list[Check], digests: dict[str, Any]) -> dict[str, Any]:
     asked, source = conversion.asked, conversion.source
     return {
-        "source": {"kind": source.kind, "path": str(source.folder), "config": str(source.like), "says": source.says},
+        "source": {
+            "kind": source.kind,
+            "path": str(source.folder),
+            "config": str(source.like),
+            "says": source.description,
+        },
         "to": asked.to,
         "role": source.role,
         "family": conversion.shape.family,

@@ -27,7 +27,7 @@ class FoundCheckpoint:
     like: Path
     """Folder with config.json and tokenizer."""
     role: Role
-    says: str
+    description: str
     """The checkpoint in words, for people."""
     notes: tuple[str, ...] = ()
     """Notes that people should know besides."""

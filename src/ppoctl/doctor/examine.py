@@ -46,12 +46,15 @@ def checks(here: HostInfo, runs: Path, wanted: asked.IntendedRun | None) -> dict
 
 
 def findings(
-    here: HostInfo, runs: Path, wanted: asked.IntendedRun | None = None, say: Callable[[str], None] = lambda _: None
+    here: HostInfo,
+    runs: Path,
+    wanted: asked.IntendedRun | None = None,
+    notify: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Finding]:
     """What every check found. A check that fails is a finding itself. `say`: told what is looked at."""
     for key, check in checks(here, runs, wanted).items():
         name = key.replace("_", " ")
-        say(f"looking at {name}")
+        notify(f"looking at {name}")
         try:
             found = check()
             yield from [found] if isinstance(found, Finding) else found

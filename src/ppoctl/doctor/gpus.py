@@ -83,11 +83,11 @@ def torch(here: HostInfo) -> Finding:
         return ok("torch", built)
     if here.torch.cuda is None:
         mend = INSTALL if here.gpu_count else expected.to_cpu
-        return wrong("torch", f"{built}, and {expected.says}", mend)
+        return wrong("torch", f"{built}, and {expected.description}", mend)
     view = here.view()
     if view.gpus == 0:
         mend = f"unset {VISIBLE}" if VISIBLE in here.environ else "python -c 'import torch; torch.cuda.init()'"
-        return wrong("torch", f"{built}, finds no GPU, and {expected.says}: {view.reason}", mend)
+        return wrong("torch", f"{built}, finds no GPU, and {expected.description}: {view.reason}", mend)
     return ok("torch", f"{built}, finds {view.gpus} of {here.gpu_count} GPUs")
 
 

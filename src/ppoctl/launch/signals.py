@@ -68,7 +68,7 @@ class SignalGate:
     """The running stage does not finish."""
     at: str = " before the first stage"
     """Where the job is, for whoever is told of the stop."""
-    say: Callable[[str], None] = lambda _: None
+    notify: Callable[[str], None] = lambda _: None
     """Tells a person at once that a signal was heard; called from a thread of its own."""
     _time: TimeLeft = field(default_factory=TimeLeft)
     _asked: Callable[[], str | None] = unknown
@@ -177,15 +177,17 @@ class SignalGate:
         if times > 1 and self._is_repeated(number):
             return
         if times > 1 or self.request == "now":
-            self.say(f"{name} again: the running stage is abandoned")
+            self.notify(f"{name} again: the running stage is abandoned")
         elif running is None or not self._is_working:
-            self.say(f"{name}: stopping" + (" when what is begun is saved" if self._has_worked else ""))
+            self.notify(f"{name}: stopping" + (" when what is begun is saved" if self._has_worked else ""))
         elif running.draws:
-            self.say(f"{name}: stopping; finished samples of `{running.stage}` are kept")
+            self.notify(f"{name}: stopping; finished samples of `{running.stage}` are kept")
         else:
             left = None if running.expected_s is None else running.began + running.expected_s - self.clock()
             about = "" if left is None else f", about {duration(max(left, 1.0))} more"
-            self.say(f"{name}: stopping after `{running.stage}` of step {running.step}{about}; once more abandons it")
+            self.notify(
+                f"{name}: stopping after `{running.stage}` of step {running.step}{about}; once more abandons it"
+            )
 
     def _is_repeated(self, number: int) -> bool:
         """Whether this is the same message once more: Slurm tells every process, and its script passes it on."""
@@ -230,11 +232,11 @@ class SignalGate:
 
 
 @contextmanager
-def signal_gate(goes_on: str, say: Callable[[str], None] = lambda _: None) -> Iterator[SignalGate]:
+def signal_gate(goes_on: str, notify: Callable[[str], None] = lambda _: None) -> Iterator[SignalGate]:
     """A gate that signals shut, and that answers them with `say`; earlier handlers come back afterwards. A
     SIGHUP that is ignored, as under `nohup`,
     stays ignored."""
-    gate = SignalGate(goes_on, say=say)
+    gate = SignalGate(goes_on, notify=notify)
     heard = [number for number in _WORDS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
     earlier = {number: signal.signal(number, gate._handle) for number in heard}
     unraisable = sys.unraisablehook

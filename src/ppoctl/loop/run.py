@@ -67,7 +67,7 @@ class RunContext:
     best: BestStates | None
     """None: no best actor is kept."""
     health: Health
-    story: Callable[[int], StepFunction]
+    step_function: Callable[[int], StepFunction]
     outlines: Outlines
     stages: Callable[[int], Stages]
     """Settings that were changed on the way hold from their step on."""
@@ -129,7 +129,7 @@ def _do_steps(job: RunContext, done: CompletedStep) -> None:
     while step < job.recipe.steps:
         step += 1
         given = StepInputs(job.prompts(step), states, carry)
-        outcome = job.story(step).run(job.runner.at(step), _keeping_best(job, step, job.stages(step)), given)
+        outcome = job.step_function(step).run(job.runner.at(step), _keeping_best(job, step, job.stages(step)), given)
         waiting = {role: replace(state, step=step) for role, state in states.items() if role not in outcome.states}
         states = {**outcome.states, **waiting}
         carry = outcome.carry

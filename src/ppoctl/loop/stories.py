@@ -78,43 +78,43 @@ class StepFunction:
     run: StepBody
 
 
-def _ppo(once: RunStage, stages: Stages, given: StepInputs) -> StepOutputs:
+def _ppo(run_stage: RunStage, stages: Stages, inputs: StepInputs) -> StepOutputs:
     """Draw, score, judge, learn."""
-    actor, critic = given.states["actor"], given.states["critic"]
-    rollouts = once(stages.rollout, actor, given.prompts)
-    rewards = once(stages.reward, given.prompts, rollouts)
-    values = once(stages.values, critic, rollouts)
-    logprobs = once(stages.logprobs, actor, rollouts)
-    advantages = once(stages.advantages, rollouts, rewards, values, logprobs, given.carry)
-    critic = once(stages.critic_update, critic, rollouts, values, advantages)
-    actor = once(stages.actor_update, actor, rollouts, logprobs, advantages)
+    actor, critic = inputs.states["actor"], inputs.states["critic"]
+    rollouts = run_stage(stages.rollout, actor, inputs.prompts)
+    rewards = run_stage(stages.reward, inputs.prompts, rollouts)
+    values = run_stage(stages.values, critic, rollouts)
+    logprobs = run_stage(stages.logprobs, actor, rollouts)
+    advantages = run_stage(stages.advantages, rollouts, rewards, values, logprobs, inputs.carry)
+    critic = run_stage(stages.critic_update, critic, rollouts, values, advantages)
+    actor = run_stage(stages.actor_update, actor, rollouts, logprobs, advantages)
     return StepOutputs({"critic": critic, "actor": actor}, advantages.carry, ((rollouts, rewards),))
 
 
-def _ppo_corrected(once: RunStage, stages: Stages, given: StepInputs) -> StepOutputs:
+def _ppo_corrected(run_stage: RunStage, stages: Stages, inputs: StepInputs) -> StepOutputs:
     """PPO in which a token weighs in the actor's loss what the sampler's log-prob says."""
     assert stages.correction is not None, "a story that corrects needs the stage that does"
-    actor, critic = given.states["actor"], given.states["critic"]
-    rollouts = once(stages.rollout, actor, given.prompts)
-    rewards = once(stages.reward, given.prompts, rollouts)
-    values = once(stages.values, critic, rollouts)
-    logprobs = once(stages.logprobs, actor, rollouts)
-    correction = once(stages.correction, rollouts, logprobs)
-    advantages = once(stages.advantages, rollouts, rewards, values, logprobs, given.carry)
-    critic = once(stages.critic_update, critic, rollouts, values, advantages)
-    actor = once(stages.actor_update, actor, rollouts, logprobs, advantages, correction)
+    actor, critic = inputs.states["actor"], inputs.states["critic"]
+    rollouts = run_stage(stages.rollout, actor, inputs.prompts)
+    rewards = run_stage(stages.reward, inputs.prompts, rollouts)
+    values = run_stage(stages.values, critic, rollouts)
+    logprobs = run_stage(stages.logprobs, actor, rollouts)
+    correction = run_stage(stages.correction, rollouts, logprobs)
+    advantages = run_stage(stages.advantages, rollouts, rewards, values, logprobs, inputs.carry)
+    critic = run_stage(stages.critic_update, critic, rollouts, values, advantages)
+    actor = run_stage(stages.actor_update, actor, rollouts, logprobs, advantages, correction)
     return StepOutputs({"critic": critic, "actor": actor}, advantages.carry, ((rollouts, rewards),))
 
 
-def _critic_only(once: RunStage, stages: Stages, given: StepInputs) -> StepOutputs:
+def _critic_only(run_stage: RunStage, stages: Stages, inputs: StepInputs) -> StepOutputs:
     """PPO in which the actor waits until the critic knows something."""
-    actor, critic = given.states["actor"], given.states["critic"]
-    rollouts = once(stages.rollout, actor, given.prompts)
-    rewards = once(stages.reward, given.prompts, rollouts)
-    values = once(stages.values, critic, rollouts)
-    logprobs = once(stages.logprobs, actor, rollouts)
-    advantages = once(stages.advantages, rollouts, rewards, values, logprobs, given.carry)
-    critic = once(stages.critic_update, critic, rollouts, values, advantages)
+    actor, critic = inputs.states["actor"], inputs.states["critic"]
+    rollouts = run_stage(stages.rollout, actor, inputs.prompts)
+    rewards = run_stage(stages.reward, inputs.prompts, rollouts)
+    values = run_stage(stages.values, critic, rollouts)
+    logprobs = run_stage(stages.logprobs, actor, rollouts)
+    advantages = run_stage(stages.advantages, rollouts, rewards, values, logprobs, inputs.carry)
+    critic = run_stage(stages.critic_update, critic, rollouts, values, advantages)
     return StepOutputs({"critic": critic}, advantages.carry, ((rollouts, rewards),))
 
 
@@ -131,31 +131,36 @@ def step_function_at(recipe: Recipe, step: int) -> StepFunction:
     return PPO_CORRECTED if recipe.ppo.corrects_rollouts else PPO
 
 
-def outline(story: StepFunction) -> Outline:
+def outline(step_function: StepFunction) -> Outline:
     """The lines of the story, heard by telling it once to nobody."""
     names: Any = _PlaceholderStages()
-    heard, outcome = _trace(story, names)
-    trained = {str(state): role for role, state in outcome.states.items()}
+    recorded, outputs = _trace(step_function, names)
+    trained = {str(state): role for role, state in outputs.states.items()}
     return Outline(
-        story.name, tuple(OutlineEntry(stage.name, reads, trained.get(stage.name)) for stage, reads in heard)
+        step_function.name,
+        tuple(OutlineEntry(stage.name, reads, trained.get(stage.name)) for stage, reads in recorded),
     )
 
 
-def stage_of(story: StepFunction, stages: Stages, name: str) -> "Stage[Any]":
+def stage_of(step_function: StepFunction, stages: Stages, name: str) -> "Stage[Any]":
     """The stage that the story tells by this name. Raises KeyError when it tells none."""
-    return {stage.name: stage for stage, _ in _trace(story, stages)[0]}[name]
+    return {stage.name: stage for stage, _ in _trace(step_function, stages)[0]}[name]
 
 
-def _trace(story: StepFunction, stages: Stages) -> "tuple[list[tuple[Stage[Any], tuple[str, ...]]], StepOutputs]":
+def _trace(
+    step_function: StepFunction, stages: Stages
+) -> "tuple[list[tuple[Stage[Any], tuple[str, ...]]], StepOutputs]":
     """Each stage with the names of what it is given, and what the story ends with; nothing is run."""
-    heard: list[tuple[Any, tuple[str, ...]]] = []
+    recorded: list[tuple[Any, tuple[str, ...]]] = []
 
-    def once(stage: Any, *inputs: Any) -> Any:
-        heard.append((stage, tuple(map(str, inputs))))
+    def run_stage(stage: Any, *inputs: Any) -> Any:
+        recorded.append((stage, tuple(map(str, inputs))))
         return _Placeholder(stage.name)
 
-    given: Any = StepInputs(prompts=_Placeholder("prompts"), states=_PlaceholderStates(), carry=_Placeholder("carry"))  # type: ignore[arg-type]
-    return heard, story.run(once, stages, given)
+    inputs: Any = StepInputs(
+        prompts=_Placeholder("prompts"), states=_PlaceholderStates(), carry=_Placeholder("carry")
+    )  # type: ignore[arg-type]
+    return recorded, step_function.run(run_stage, stages, inputs)
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,7 @@ def _brought_along(path: KeyPath, value: Any, layers: Layers) -> list[Problem]:
     problems = []
     for key, found in answers.items():
         suggestion = suggestions[key]
-        said = [answer.says + _off(answer, _in(value, key, path)) for answer in found]
+        said = [answer.message + _off(answer, _in(value, key, path)) for answer in found]
         said += [suggestion.suggests] if suggestion else []
         ours = next((answer.ours[0] for answer in (*found, suggestion) if answer and answer.ours), None)
         hint = f"ppoctl recipes keys {quoted(ours.partition(' = ')[0])}" if ours else None

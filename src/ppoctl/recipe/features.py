@@ -74,7 +74,7 @@ class FeatureKey:
 
     names: tuple[str, ...]
     line: KeyLine
-    told: DocstringFields
+    docstring: DocstringFields
     """The docstring of the key; of a part that is one key, all of it is said there already."""
 
 
@@ -91,7 +91,7 @@ class Feature:
     """What a person writes to have it: a table, an alternative (`ppo.kl.place = "loss"`), or a key."""
     is_default: bool
     """Whether it is the alternative that a recipe has which writes none."""
-    told: DocstringFields
+    docstring: DocstringFields
     keys: tuple[FeatureKey, ...]
 
     @property
@@ -109,7 +109,7 @@ class Feature:
     def shows_in(self, metric: str) -> bool:
         """Whether the docstring of the part, or of one of its keys, names the metric."""
         known = find(metric)
-        figures = (*self.told.figures, *(name for key in self.keys for name in key.told.figures))
+        figures = (*self.docstring.metrics, *(name for key in self.keys for name in key.docstring.metrics))
         return known is not None and known in map(find, figures)
 
 
@@ -209,7 +209,9 @@ def _add(parts: dict[object, _Part], place: _Place, path: KeyPath, new: _Part, *
 
 
 def _merged(keys: list[FeatureKey]) -> FeatureKey:
-    return FeatureKey(tuple(dict.fromkeys(name for key in keys for name in key.names)), keys[0].line, keys[0].told)
+    return FeatureKey(
+        tuple(dict.fromkeys(name for key in keys for name in key.names)), keys[0].line, keys[0].docstring
+    )
 
 
 def _owner(model: type[BaseModel], attribute: str) -> type:

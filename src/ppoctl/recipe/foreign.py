@@ -74,7 +74,7 @@ class KeyAnswer:
     note: str
 
     @property
-    def says(self) -> str:
+    def message(self) -> str:
         """The rest of a sentence about an unknown key that is theirs."""
         whose = f"{self.system}'s" if self.system != OTHERS else f"of {OTHERS}"
         return f"it is {whose}, and {self._here}"

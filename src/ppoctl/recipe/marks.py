@@ -16,7 +16,7 @@ class DocstringFields:
     formula: str
     source: str
     default_of: str
-    figures: tuple[str, ...]
+    metrics: tuple[str, ...]
     """Names of metrics in which the setting can be seen at work."""
     table: tuple[tuple[str, ...], ...] = ()
     """Rows of cells, the head first; in the docstring rows end with `;` and cells with `/`."""

@@ -46,9 +46,9 @@ or ranks changes a gradient. Weights & Biases, TensorBoard, SwanLab and images a
 def rendered_rows(feature: Feature, prefix: str = "") -> list[tuple[str, str]]:
     """What is said of a part, each with the word before it: formula, source, whose default, where it shows; then of
     those of its keys at or below a dotted key that say something of their own."""
-    said = [("", feature.told.prose), *_marks(feature.told)]
+    said = [("", feature.docstring.prose), *_marks(feature.docstring)]
     for key in feature.keys:
-        marks = "; ".join(f"{word}: {text.rstrip('.')}" for word, text in _marks(key.told))
+        marks = "; ".join(f"{word}: {text.rstrip('.')}" for word, text in _marks(key.docstring))
         if marks and any(f"{name}.".startswith(f"{prefix}.") or not prefix for name in key.names):
             said.append((key.names[0].rpartition(".")[2], marks))
     return said
@@ -59,7 +59,7 @@ def _marks(said: DocstringFields) -> list[tuple[str, str]]:
         "formula": said.formula,
         "source": said.source,
         "default of": said.default_of,
-        "shows in": ", ".join(said.figures),
+        "shows in": ", ".join(said.metrics),
     }
     return [(word, text) for word, text in marks.items() if text]
 
@@ -90,14 +90,17 @@ def _chosen(names: Iterable[str]) -> str:
 
 
 def _feature(feature: Feature) -> list[str]:
-    lines = [f"\n### {coded(feature.names)}{' (the default)' if feature.is_default else ''}\n", feature.told.prose]
-    if feature.told.formula:
-        lines += ["", *(f"    {part}" for part in feature.told.formula.split("; "))]
-    if feature.told.table:
-        head, *rows = feature.told.table
+    lines = [
+        f"\n### {coded(feature.names)}{' (the default)' if feature.is_default else ''}\n",
+        feature.docstring.prose,
+    ]
+    if feature.docstring.formula:
+        lines += ["", *(f"    {part}" for part in feature.docstring.formula.split("; "))]
+    if feature.docstring.table:
+        head, *rows = feature.docstring.table
         lines += ["", cells(*head), "|" + "---|" * len(head), *(cells(*row) for row in rows)]
     lines.append("")
-    lines += [f"{text}  " for text in _sentences(feature.told)]
+    lines += [f"{text}  " for text in _sentences(feature.docstring)]
     if feature.is_one_key:
         line = feature.keys[0].line
         usual = REQUIRED if line.default == REQUIRED else f"default: `{line.default}`"
@@ -110,12 +113,12 @@ def _feature(feature: Feature) -> list[str]:
 
 def _sentences(said: DocstringFields) -> list[str]:
     """Source, whose default it is and where it shows, a sentence each."""
-    told = {"Source": said.source, "Default of": said.default_of, "Shows in": coded(said.figures)}
+    told = {"Source": said.source, "Default of": said.default_of, "Shows in": coded(said.metrics)}
     return [f"{word}: {text.rstrip('.')}." for word, text in told.items() if text]
 
 
 def _row(key: FeatureKey) -> str:
-    says = " ".join([key.line.meaning, *_sentences(key.told)])
+    says = " ".join([key.line.meaning, *_sentences(key.docstring)])
     return cells(coded(key.names), f"`{key.line.default}`", _allowed(key.line), says)
 
 

@@ -42,7 +42,7 @@ class Band:
 
     low: str
     high: str
-    says: str
+    description: str
     is_spread: bool = False
     """Both are the same distance from the figure, not values."""
 
@@ -134,7 +134,7 @@ def chart(name: str, runs: Sequence[ReadRun], steps: Steps, *, fewest: int = FEW
         "unit": "" if metric is None else metric.unit,
         "says": "" if metric is None else metric.description,
         "healthy": "" if metric is None else metric.healthy,
-        "band": band.says if band is not None and has_band else "",
+        "band": band.description if band is not None and has_band else "",
         "is_thinned": is_thinned,
         "told": told,
         "data": {"name": name, "dots": metrics.eval_set(name) is not None, "series": data},

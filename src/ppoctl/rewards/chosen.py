@@ -9,7 +9,7 @@ from pydantic import Field
 from ppoctl.batch.prompts import Json
 from ppoctl.batch.scores import Score, Scorer, ScoreRequest
 from ppoctl.errors import RewardError
-from ppoctl.rewards.combined import close_all, settle_all
+from ppoctl.rewards.combined import close_all, flush_all_scorers
 from ppoctl.rewards.kinds import SCORERS
 from ppoctl.rewards.table import RewardModels, RewardTable, ScorerTable, no_models
 from ppoctl.table import RESULTS
@@ -44,7 +44,7 @@ class ChooseReward(RewardTable):
         return found if self.otherwise is None else {**found, ("otherwise",): self.otherwise}
 
     @property
-    def beside_drawing(self) -> bool:
+    def overlaps_generation(self) -> bool:
         return all(scorer.overlaps_generation for scorer in self.singles)
 
     @property
@@ -103,8 +103,8 @@ class ChoosingScorer:
             failed.set_result(Score(None, "error", error.message))
         return failed
 
-    def settle(self) -> None:
-        settle_all(self._scorers)
+    def flush(self) -> None:
+        flush_all_scorers(self._scorers)
 
     def close(self) -> None:
         close_all(self._scorers)

@@ -21,7 +21,7 @@ class Collected(Future[Score]):
     def result(self, timeout: float | None = None) -> Score:
         """The score. Raises what kept the model from scoring."""
         if not self.done():
-            self._scorer.settle()
+            self._scorer.flush()
         return super().result(timeout)
 
 
@@ -38,7 +38,7 @@ class CollectingScorer:
         self._waiting.append((future, request))
         return future
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Score what waits. A text that the model cannot read has no score; what else goes wrong is the error of all,
         and raised."""
         waiting, self._waiting = self._waiting, []

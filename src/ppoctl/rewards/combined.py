@@ -46,7 +46,7 @@ def _settle(whole: Future[Score], parts: Mapping[str, Future[Score]], of: Callab
             whole.set_exception(error)
 
 
-def settle_all(scorers: Iterable[Scorer]) -> None:
+def flush_all_scorers(scorers: Iterable[Scorer]) -> None:
     """Tell those that gather requests that there are no more for now."""
     for scorer in scorers:
         if isinstance(scorer, BatchScorer):

@@ -21,7 +21,7 @@ class RewardFinding:
     """One sentence about a reward. `wrong` is what no run should start with."""
 
     level: Level
-    says: str
+    message: str
     hint: str | None = None
     """What mends it, where that is known."""
 

@@ -44,7 +44,7 @@ class MetricFunction(Table):
         """Raise RewardError where the function cannot be imported, or does not take what it will be given."""
         self._asked({})
 
-    def figures(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    def compute(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """What the function says of these samples. Raises RewardError where it fails, takes too long, or returns
         something else than finite numbers by name."""
         found = self._asked({"samples": list(samples)})

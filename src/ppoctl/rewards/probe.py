@@ -15,7 +15,7 @@ from itertools import islice
 from ppoctl.batch.prompts import Prompt
 from ppoctl.batch.scores import Finish, Score, Scorer, ScoreRequest
 from ppoctl.errors import NonFiniteError, RewardError, ServiceLostError
-from ppoctl.rewards.combined import settle_all
+from ppoctl.rewards.combined import flush_all_scorers
 from ppoctl.rewards.function import is_trainable
 from ppoctl.rewards.table import ScorerTable
 
@@ -77,7 +77,7 @@ def probe(scorer: Scorer, reward: ScorerTable, prompts: Sequence[Prompt], encode
         {name: scorer.submit(_ended(prompt, text, encode)) for name, text in texts.items()}
         for prompt, texts in zip(prompts, tried, strict=True)
     ]
-    settle_all([scorer])
+    flush_all_scorers([scorer])
     return [
         ProbeRow(prompt.id, prompt.answer, texts, {name: result_of(each, reward) for name, each in futures.items()})
         for prompt, texts, futures in zip(prompts, tried, asked, strict=True)

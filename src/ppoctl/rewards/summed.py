@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Union
 from pydantic import Field
 
 from ppoctl.batch.scores import Score, Scorer, ScoreRequest
-from ppoctl.rewards.combined import Scores, close_all, combined, settle_all
+from ppoctl.rewards.combined import Scores, close_all, combined, flush_all_scorers
 from ppoctl.rewards.kinds import PARTS
 from ppoctl.rewards.model import ModelScorer
 from ppoctl.rewards.table import Candidates, PartTable, RewardModels, RewardTable, ScorerTable, no_models
@@ -41,7 +41,7 @@ class SumReward(RewardTable):
         return {("parts", name): part for name, part in parts}
 
     @property
-    def beside_drawing(self) -> bool:
+    def overlaps_generation(self) -> bool:
         return all(scorer.overlaps_generation for scorer in self.singles)
 
     @property
@@ -79,8 +79,8 @@ class SumScorer:
         parts = {name: scorer.submit(request) for name, scorer in self._scorers.items()}
         return combined(parts, partial(summed, self._weights, tokens=len(request.token_ids)))
 
-    def settle(self) -> None:
-        settle_all(self._scorers.values())
+    def flush(self) -> None:
+        flush_all_scorers(self._scorers.values())
 
     def close(self) -> None:
         close_all(self._scorers.values())

@@ -18,7 +18,7 @@ from ppoctl.batch.prompts import Prompt
 from ppoctl.batch.scores import Finish, Score, Scorer, ScoreRequest
 from ppoctl.errors import RewardError
 from ppoctl.rewards.boxed import stated
-from ppoctl.rewards.combined import settle_all
+from ppoctl.rewards.combined import flush_all_scorers
 from ppoctl.rewards.probe import Encode, probed_rows, result_of
 from ppoctl.rewards.table import Candidates, ScorerTable
 
@@ -136,7 +136,7 @@ def _trial(scorer: Scorer, name: str, prompts: Sequence[Prompt], encode: Encode,
             request = ScoreRequest.about(prompt, text, finish, encode(text, finish))
             asked.append((prompt.id, kind, text, scorer.submit(request)))
         is_first = False
-    settle_all([scorer])
+    flush_all_scorers([scorer])
     tried = tuple(Tried(row, kind, text, result_of(future, reward)) for row, kind, text, future in asked)
     return Trial(name, has_gold, tuple(prompt.id for prompt in prompts), tried, faults)
 

@@ -53,7 +53,7 @@ class _RequestFault:
 
     key: str
     """The key in `[slurm]` to change; its origin begins the line."""
-    says: str
+    message: str
     nearest: Nearest
 
 
@@ -97,7 +97,7 @@ def _as_error(faults: Sequence[_RequestFault], loaded: Loaded) -> RecipeError:
     sets: Nearest = {}
     for fault in faults:
         words = _sets(fault.nearest)
-        says = f"{fault.says}; nearest: `{words}`" if words else fault.says
+        says = f"{fault.message}; nearest: `{words}`" if words else fault.message
         lines.append(str(Problem(loaded.origins[f"slurm.{fault.key}"], says)))
         sets |= fault.nearest
     return RecipeError("\n".join(lines), hint=f"change the recipe, or add `{_sets(sets)}`" if sets else "sinfo")

@@ -21,7 +21,7 @@ class Stopped:
 
     facts: RunFacts
     """What the run said of itself before."""
-    told: SlurmSnapshot
+    snapshot: SlurmSnapshot
     """What Slurm said last."""
     asked: Mapping[str, Any] | None
     """Attempt that was asked to stop; None: none is at work."""
@@ -69,7 +69,7 @@ def stop(layout: RunPaths, after: After, slurm: Slurm) -> Stopped:
     over = {id for id in waiting if id not in told.jobs or told.jobs[id].is_over}
     return Stopped(
         facts=found,
-        told=told,
+        snapshot=told,
         asked=asked,
         signalled=mine if is_told else None,
         cancelled=tuple(id for id in found.job_ids if id in over or id in idle),

@@ -60,7 +60,7 @@ class AdvantagesStage:
             mask=mask,
             carry_out=carry.as_dict(),
             kl_coef=None if kl.coef == kl.next_coef else kl.coef,
-            summary=earned.figures | figures | found.figures | _summary(raw, mask, carry) | kl.figures,
+            summary=earned.metrics | figures | found.metrics | _summary(raw, mask, carry) | kl.metrics,
             shaped=earned.per_response,
         )
 

@@ -35,7 +35,7 @@ class OverlappedScorer:
                 return future
         return self._scorer.submit(request)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Nothing is submitted until what was is scored. What nobody has asked for is given up."""
         for begun in self._begun.values():
             for _, future in begun:

@@ -61,7 +61,7 @@ class SampleGeneration:
     @contextmanager
     def run(
         self,
-        turns: Sequence[RequestBatch],
+        batches: Sequence[RequestBatch],
         drawn_for: SampleSetKey,
         at: Callable[[], State],
         heard: OnSample = ignore_sample,
@@ -75,7 +75,7 @@ class SampleGeneration:
         done = self.parts.load(drawn_for)
         for sample in done.values():
             heard(sample)
-        missing = [turn._replace(requests=[one for one in turn.requests if one.key not in done]) for turn in turns]
+        missing = [turn._replace(requests=[one for one in turn.requests if one.key not in done]) for turn in batches]
         left = [turn for turn in missing if turn.requests]
         if not left:
             yield GenerationResult(done)

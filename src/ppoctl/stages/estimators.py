@@ -16,7 +16,7 @@ class AdvantageEstimate:
 
     advantages: Float[Tensor, "B R"]
     returns: Float[Tensor, "B R"]
-    figures: dict[str, float]
+    metrics: dict[str, float]
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class EvaluateStage:
     """Figures of one's own of the rows of a set and pass; these have the `fields` of the data besides."""
     printed: int = 0
     """Responses of each set and pass that are told to `say`."""
-    say: Callable[[str], None] = nobody
+    notify: Callable[[str], None] = nobody
 
     def run(self, actor: State) -> Evaluation:
         passes = [
@@ -76,7 +76,7 @@ class EvaluateStage:
                 summary.update(summarise(one.set, one.mode, found, self.estimates))
                 summary.update(self._measured(one, found))
                 for row in islice(found, self.printed):
-                    self.say(_told(row))
+                    self.notify(_told(row))
                 rows += found
         return Evaluation(stamp=actor.stamp, summary=summary, rows=rows)
 

@@ -19,7 +19,7 @@ class KlPenaltyResult:
     coef: float
     """The coefficient of this step; 0 without a penalty."""
     next_coef: float
-    figures: dict[str, float]
+    metrics: dict[str, float]
 
 
 def penalised(

@@ -38,7 +38,7 @@ class RewardStage:
     fingerprint: str
     between: Callable[[], None]
     """Called while scores are waited for; raises when the job is to stop."""
-    say: Callable[[str], None] = nobody
+    notify: Callable[[str], None] = nobody
     """Told of a sample that took much longer than the others."""
     name: str = "reward"
 
@@ -46,7 +46,7 @@ class RewardStage:
         requests = requests_about(prompts, rollouts)
         scores = score_all(self.scorer, requests, self.between)
         if (told := slowest(scores, requests)) is not None:
-            self.say(f"step {rollouts.step}: {told}")
+            self.notify(f"step {rollouts.step}: {told}")
         self._require_few_errors(scores, requests, rollouts)
         return collect(scores, requests)
 

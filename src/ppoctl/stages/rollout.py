@@ -23,7 +23,7 @@ class RolloutStage:
     samples_per_prompt: int
     seed: int
     fingerprint: str
-    heard: Callable[[Prompt, Sample], None] | None = None
+    on_sample: Callable[[Prompt, Sample], None] | None = None
     """Told of each finished response; None: nobody is."""
     name: str = "rollout"
 
@@ -38,7 +38,7 @@ class RolloutStage:
             return replace(record, drawing=(drawn.tokens, drawn.seconds))
 
     def _heard(self, prompts: Prompts, requests: Sequence[SampleRequest]) -> OnSample:
-        if (told := self.heard) is None:
+        if (told := self.on_sample) is None:
             return ignore_sample
         owners = (prompt for prompt in prompts.rows for _ in range(self.samples_per_prompt))
         prompt_of = {request.key: owner for request, owner in zip(requests, owners, strict=True)}

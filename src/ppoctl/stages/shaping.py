@@ -35,7 +35,7 @@ class ShapedRewards:
     valid: Bool[Tensor, " B"]
     """Responses that have a score."""
     carry: Carry
-    figures: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
 
     @property
     def mask(self) -> Bool[Tensor, "B R"]:
@@ -76,8 +76,8 @@ class ShapedRewards:
         return float(amounts[self.valid].mean())
 
     def with_metrics(self, **changes: Any) -> "ShapedRewards":
-        """The next of it, `figures` added to those of the steps before."""
-        return replace(self, **{**changes, "figures": self.figures | changes["figures"]})
+        """The next of it, `metrics` added to those of the steps before."""
+        return replace(self, **{**changes, "metrics": self.metrics | changes["metrics"]})
 
 
 ShapingStep = Callable[[ShapedRewards], ShapedRewards]
@@ -90,7 +90,7 @@ def apply_shaping(rewards: Rewards, rollouts: Rollouts, carry: Carry, steps: Seq
     earned = ShapedRewards(scores, rollouts, rewards.valid, carry)
     for step in steps:
         earned = step(earned)
-    return earned.with_metrics(figures={metrics.REWARD_SHAPED_MEAN.name: earned.mean(earned.per_response)})
+    return earned.with_metrics(metrics={metrics.REWARD_SHAPED_MEAN.name: earned.mean(earned.per_response)})
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class ApplyScale:
     def __call__(self, earned: ShapedRewards) -> ShapedRewards:
         rewards = scaled(earned.rewards, source=self.source, target=self.target)
         outside = (earned.rewards < self.source[0]) | (earned.rewards > self.source[1])
-        return earned.with_metrics(rewards=rewards, figures={metrics.REWARD_CLAMPED_FRAC.name: earned.share(outside)})
+        return earned.with_metrics(rewards=rewards, metrics={metrics.REWARD_CLAMPED_FRAC.name: earned.share(outside)})
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class ApplyClip:
     def __call__(self, earned: ShapedRewards) -> ShapedRewards:
         clipped = earned.rewards.clamp(self.low, self.high)
         hit = earned.share(clipped != earned.rewards)
-        return earned.with_metrics(rewards=clipped, figures={metrics.REWARD_CLIPPED_FRAC.name: hit})
+        return earned.with_metrics(rewards=clipped, metrics={metrics.REWARD_CLIPPED_FRAC.name: hit})
 
 
 @dataclass(frozen=True)
@@ -156,10 +156,10 @@ def _divided(earned: ShapedRewards, mean: float, std: float, *, center: bool) ->
     """Rewards divided by `std`; as they are where that is 0, as all have been equal so far."""
     figures = {metrics.REWARD_MOMENTS_MEAN.name: mean, metrics.REWARD_MOMENTS_STD.name: std}
     if std == 0:
-        return earned.with_metrics(figures=figures)
+        return earned.with_metrics(metrics=figures)
     if center:
         earned = earned.plus(torch.full_like(earned.per_response, -mean))
-    return earned.with_metrics(rewards=earned.rewards / std, figures=figures)
+    return earned.with_metrics(rewards=earned.rewards / std, metrics=figures)
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class ScaleTruncated:
         cut = earned.truncated if earned.rewards.ndim == 1 else earned.truncated[:, None]
         after = replace(earned, rewards=torch.where(cut, self.factor * earned.rewards, earned.rewards))
         change = earned.mean(after.per_response - earned.per_response)
-        return after.with_metrics(figures={metrics.REWARD_UNFINISHED_MEAN.name: change})
+        return after.with_metrics(metrics={metrics.REWARD_UNFINISHED_MEAN.name: change})
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class PenalizeOverlong:
             penalty=self.penalty,
             floor=self.floor,
         )
-        return earned.plus(amounts).with_metrics(figures={metrics.REWARD_OVERLONG_MEAN.name: earned.mean(amounts)})
+        return earned.plus(amounts).with_metrics(metrics={metrics.REWARD_OVERLONG_MEAN.name: earned.mean(amounts)})
 
 
 @dataclass(frozen=True)
@@ -205,4 +205,4 @@ class PenalizeLength:
     def __call__(self, earned: ShapedRewards) -> ShapedRewards:
         lengths = earned.rollouts.lengths
         amounts = length_penalty(lengths, per_token=self.per_token, free_tokens=self.free_tokens)
-        return earned.plus(amounts).with_metrics(figures={metrics.REWARD_LENGTH_MEAN.name: earned.mean(amounts)})
+        return earned.plus(amounts).with_metrics(metrics={metrics.REWARD_LENGTH_MEAN.name: earned.mean(amounts)})

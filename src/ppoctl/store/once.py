@@ -88,7 +88,7 @@ class StageRunner:
 class StepRunner:
     """`once` of one step."""
 
-    once: StageRunner
+    runner: StageRunner
     step: int
 
     def __call__(self, stage: Stage[Result], *inputs: Identified) -> Result:
@@ -96,22 +96,22 @@ class StepRunner:
 
         Raises StorageError when a committed artifact was made from something else: nothing is overwritten.
         """
-        folder = self.once.layout.stage(self.step, stage.name)
+        folder = self.runner.layout.stage(self.step, stage.name)
         identities = tuple(item.identity for item in inputs)
         manifest = manifests.read(folder)
         if manifest is None:
             record = self._run(stage, inputs, identities)
         else:
             self._require_same(stage, manifest, identities)
-            self.once.journal.ensure(manifest)
-            record = load_record(self.once.layout, self.step, stage.name, manifest)
+            self.runner.journal.ensure(manifest)
+            record = load_record(self.runner.layout, self.step, stage.name, manifest)
         # Where it is recalled, too: a kill may have come between the commit and this.
-        self.once.attempt.remove(self.once.layout.parts(self.step, stage.name))
+        self.runner.attempt.remove(self.runner.layout.parts(self.step, stage.name))
         return record.result
 
     def _run(self, stage: Stage[Result], inputs: Sequence[Identified], identities: tuple[str, ...]) -> Record[Result]:
-        self.once.gate.before(self.step, stage.name)
-        for observer in self.once.observers:
+        self.runner.gate.before(self.step, stage.name)
+        for observer in self.runner.observers:
             observer.on_stage(self.step, stage.name)
         started = WORK.now()
         record = stage.run(*inputs)
@@ -124,28 +124,28 @@ class StepRunner:
             files={},
             seconds=WORK.now() - started,
             committed_at=time.time(),
-            attempt=self.once.attempt.number,
+            attempt=self.runner.attempt.number,
             figures=record.metrics(),
-            versions=self.once.versions,
+            versions=self.runner.versions,
             extra={"clocked": record.timing_metrics()},
         )
-        folder = self.once.layout.stage(self.step, stage.name)
+        folder = self.runner.layout.stage(self.step, stage.name)
         files = {RECORD: record.encoded, **record.readable_files()}
         committed = artifact.commit(
             folder,
             artifact.write_bytes(files),
             manifest,
-            self.once.attempt,
-            moments(self.once.observers, self.step, stage.name),
+            self.runner.attempt,
+            moments(self.runner.observers, self.step, stage.name),
         )
-        line = self.once.journal.ensure(committed)
-        for observer in self.once.observers:
+        line = self.runner.journal.ensure(committed)
+        for observer in self.runner.observers:
             if line is not None:
                 observer.on_committed(line)
         return record
 
     def _require_same(self, stage: Stage[Any], manifest: Manifest, identities: tuple[str, ...]) -> None:
-        folder = self.once.layout.stage(self.step, stage.name)
+        folder = self.runner.layout.stage(self.step, stage.name)
         if manifest.inputs != identities:
             changed = [old for old, new in zip(manifest.inputs, identities, strict=False) if old != new]
             what = f"from other inputs (it has `{(changed or ['another number of them'])[0][:24]}`)"

@@ -32,7 +32,7 @@ class InFlight:
 class Saves:
     """Saves in flight, at most one for each role."""
 
-    say: Callable[[str], None]
+    notify: Callable[[str], None]
     in_background: bool
     _in_flight: dict[str, InFlight] = field(default_factory=dict)
 
@@ -72,7 +72,7 @@ class Saves:
             flight.draft.publish(replace(manifest, seconds=time.monotonic() - flight.started), files)
         now = time.monotonic()
         role, waited_s = manifest.stage.removeprefix("state/"), flight.waited_s + now - began
-        self.say(
+        self.notify(
             f"saved {role} at step {manifest.step} in {now - flight.started:.2f} s; training waited {waited_s:.2f} s"
         )
 

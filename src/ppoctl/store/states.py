@@ -82,7 +82,7 @@ class States:
     replay: Replay | None = None
     """Set by wire once the stages exist."""
     observers: tuple[Observer, ...] = ()
-    say: Callable[[str], None] = no_listener
+    notify: Callable[[str], None] = no_listener
     """Told of saves, restores and replays."""
     verified: frozenset[str] = frozenset()
     """Folders of states, within the run's, whose files were compared with their manifests when the run was opened."""
@@ -194,7 +194,7 @@ class States:
                 files = self.engines[role].save(draft.aside, in_background=False).finish()
                 manifest = replace(self._manifest(f"at-stop/{role}", state, extra), seconds=time.monotonic() - began)
                 draft.publish(manifest, files, in_place_of=True)
-            self.say(f"kept {role} as it is at step {state.step}")
+            self.notify(f"kept {role} as it is at step {state.step}")
             kept.append(role)
         return kept
 
@@ -216,7 +216,7 @@ class States:
             with draft.work():
                 draft.open()
                 draft.publish(again, engine.save(draft.aside, in_background=False).finish(), in_place_of=True)
-            self.say(f"saved {role} at step {step} again, to be loaded under any layout")
+            self.notify(f"saved {role} at step {step} again, to be loaded under any layout")
             resharded.append(role)
         return resharded
 
@@ -285,7 +285,7 @@ class States:
                 manifests.verify(folder, manifest)
                 self._proven[state.role] = state.lineage
         except CorruptArtifactError as error:
-            self.say(f"{error.message}; it is made again")
+            self.notify(f"{error.message}; it is made again")
             self.attempt.remove(folder)
             return None
         return folder
@@ -302,7 +302,7 @@ class States:
             manifests.verify(folder, manifest)
         engine.load(folder)
         self._resident[state.role].replay = int(manifest.extra.get("replay", 0))
-        self.say(f"restored {state.role} at step {state.step}")
+        self.notify(f"restored {state.role} at step {state.step}")
 
     def _replay_one(self, recorded: Update) -> None:
         assert self.replay is not None
@@ -325,7 +325,7 @@ class States:
             )
         if gap > 0:
             self._resident[recorded.role].replay += 1
-        self.say(f"replayed {recorded.role} update of step {recorded.step} (largest gap {gap:.2g})")
+        self.notify(f"replayed {recorded.role} update of step {recorded.step} (largest gap {gap:.2g})")
 
     def _update_that_made(self, state: State) -> Update | None:
         """The recorded update that leads to a state. Older steps than it takes are not read: nothing needs them."""

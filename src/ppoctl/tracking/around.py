@@ -14,7 +14,7 @@ class MirrorHooks:
     """Functions that a mirror calls from its own thread. Where the files cannot be made that is said in a line, and
     figures of GPUs that cannot be read are missed by nobody."""
 
-    say: Callable[[str], None] = _silent
+    notify: Callable[[str], None] = _silent
     """Takes one line for a person."""
     contract: Callable[[], Mapping[str, str]] = dict
     """Gives tags that say how `[expect]` is met, of a run that did all its steps."""

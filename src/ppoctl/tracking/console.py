@@ -12,7 +12,7 @@ from rich.text import Text
 from ppoctl.clock import duration
 from ppoctl.doing import ACTIVITIES
 from ppoctl.tracking.screen import LogFile, PlainScreen, Screen, plain
-from ppoctl.tracking.view import Progress, RunView, key_figures, number, sparkline
+from ppoctl.tracking.view import Progress, RunView, key_metrics, number, sparkline
 
 JournalFields = Mapping[str, Any]
 
@@ -133,7 +133,7 @@ class RunConsole:
         if self._detail == "quiet":
             return []
         view = self._view
-        figures = [f"{word} {value}" for word, value in key_figures(view.step_figures(step))]
+        figures = [f"{word} {value}" for word, value in key_metrics(view.step_figures(step))]
         times = [duration(view.step_seconds(step)), f"eta {duration(view.eta_s)}"]
         return [[self._place(step), *figures, f"{number(view.tokens_per_s)} tok/s", *times]]
 

@@ -69,7 +69,7 @@ class HealthMonitor:
             raise ValueError(f"step {step} is judged after step {self._step}")
         if step > self._step:
             self._step = step
-            found = [self._judge_rule(name, step, figures) for name in METRICS]
+            found = [self._check_rule(name, step, figures) for name in METRICS]
             self._alarms = [alarm for alarm in found if alarm is not None]
         return list(self._alarms)
 
@@ -77,7 +77,7 @@ class HealthMonitor:
         """Whether `judge` would find a rule that stops, were these all the figures of a step that it has not judged;
         changes nothing."""
         counts = dict(self._counts)
-        alarms = [self._judge_rule(name, step, figures) for name in METRICS]
+        alarms = [self._check_rule(name, step, figures) for name in METRICS]
         self._counts = counts
         return any(alarm is not None and alarm.action == "stop" for alarm in alarms)
 
@@ -86,7 +86,7 @@ class HealthMonitor:
         for step, figures in history:
             self.check(step, figures)
 
-    def _judge_rule(self, name: str, step: int, figures: Mapping[str, float]) -> HealthAlarm | None:
+    def _check_rule(self, name: str, step: int, figures: Mapping[str, float]) -> HealthAlarm | None:
         rule = self._rules[name]
         value = _value(METRICS[name], figures)
         if value is None or step < rule.from_step:

@@ -61,12 +61,12 @@ class MlflowMirror:
         patience: MirrorIntervals = MirrorIntervals(),
     ) -> None:
         """Prepare to mirror this `attempt`; once a newer one has started, the status is that one's to set.
-        `around.say` gets one line when MLflow goes away, one when it is back, from the mirror's thread."""
+        `around.notify` gets one line when MLflow goes away, one when it is back, from the mirror's thread."""
         self._layout = RunPaths(run_dir.resolve())
         self._address = address_of(settings, self._layout.root.parent)
         self._attempt = attempt
         self._around = around
-        self._say = around.say
+        self._say = around.notify
         self._open_target = open_target
         self._patience = patience
         self._wake = threading.Event()
@@ -217,7 +217,7 @@ def _made(around: MirrorHooks, stop: Callable[[], bool] = lambda: False) -> Mapp
     try:
         return around.files()
     except Exception as problem:  # noqa: BLE001 - whatever it is: the run is whole without them
-        around.say(f"mlflow: the report could not be made ({_reason(problem)}); the run is not affected")
+        around.notify(f"mlflow: the report could not be made ({_reason(problem)}); the run is not affected")
         return {}
 
 

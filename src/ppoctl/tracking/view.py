@@ -55,7 +55,7 @@ class RunView:
         self.evaluates = evaluates
         self.activity: RunningStage | None = None
         self.progress: Progress | None = None
-        self.figures: dict[str, float] = {}
+        self.metrics: dict[str, float] = {}
         """Newest value of each figure; those of the step before stay until their successors come."""
         self.rewards: deque[float] = deque(maxlen=REWARDS_SHOWN)
         self.finished_step = 0
@@ -95,7 +95,7 @@ class RunView:
             self._attempt, self._last_end = line["attempt"], None
         self.activity = None
         self.progress = None
-        self.figures.update(figures)
+        self.metrics.update(figures)
         self._by_step = {near: self._by_step[near] for near in self._by_step if near >= step - 1}
         self._by_step.setdefault(step, {}).update(figures)
         if line["stage"] == "eval":
@@ -155,7 +155,7 @@ class RunView:
         return steps_s + (to_come * sum(evaluations) / len(evaluations) if evaluations else 0.0)
 
 
-def key_figures(figures: Mapping[str, float]) -> list[tuple[str, str]]:
+def key_metrics(figures: Mapping[str, float]) -> list[tuple[str, str]]:
     """Words and numbers of the figures that every step shows; figures that a run does not have are left out."""
     return [(word, number(figures[metric])) for word, metric in metrics.ON_THE_CONSOLE.items() if metric in figures]
 

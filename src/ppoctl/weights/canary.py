@@ -25,7 +25,7 @@ class CanaryScores:
 
     prompt: tuple[float, ...]
     """Log-probs of tokens 1.. of the prompt."""
-    drawn: tuple[int, ...]
+    sampled: tuple[int, ...]
     """Ids of the tokens that an engine drew after it."""
     logprobs: tuple[float, ...]
     """Log-probs of those."""
@@ -71,10 +71,10 @@ class Canary:
         nearly equally likely, the last ones compared are the first that differ, as both are the most likely; and the
         prompt's are compared with them once more, since a mean over few tokens says little."""
         self._compare(generator.prompt, trainer.prompt, "tokens", _OF_THE_PROMPT)
-        pairs = zip(generator.drawn, trainer.drawn, strict=False)
+        pairs = zip(generator.sampled, trainer.sampled, strict=False)
         same = 1 + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         drawn, scored, what = generator.logprobs[:same], trainer.logprobs[:same], "tokens that the generator drew"
-        if same < len(generator.drawn):
+        if same < len(generator.sampled):
             drawn, scored = generator.prompt + drawn, trainer.prompt + scored
             what = "tokens of the prompt and the first that the generator drew"
         self._compare(drawn, scored, what, _OF_DRAWING)

@@ -54,7 +54,7 @@ class EngineSide:
     """Waits until at least one of these replies has come, well or not, and returns those that have."""
     broadcast: BroadcastWay | None = None
     """Absent: engines are handed weights bucket by bucket."""
-    turns: DeviceSharing = field(default_factory=DeviceSharing)
+    sharing: DeviceSharing = field(default_factory=DeviceSharing)
     """Turns that the engines take with roles on the same devices."""
     exports: Callable[[], Path] | None = None
     """Says an existing folder that all engines see, where an export lasts; absent: it goes once engines are on it,
@@ -157,7 +157,7 @@ class Sync:
         parent = None if self.side.exports is None else self.side.exports()
         folder = Path(kept.enter_context(TemporaryDirectory(prefix="ppoctl-export-", dir=parent)))
         sent = trainer.export(folder)
-        self.side.turns.offload_others(GENERATOR)  # an engine takes its share of the memory when it starts
+        self.side.sharing.offload_others(GENERATOR)  # an engine takes its share of the memory when it starts
         _require_all_equal(weights.names, sent, self._restarted(engines, folder))
         if parent is None:
             kept.close()

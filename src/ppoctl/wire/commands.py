@@ -147,7 +147,7 @@ def _draw_and_score(job: RunContext) -> None:
         return once(stage, *inputs)
 
     with suppress(_StopStep):
-        job.story(step + 1).run(until_it_learns, job.stages(step + 1), given)
+        job.step_function(step + 1).run(until_it_learns, job.stages(step + 1), given)
 
 
 class _StopStep(Exception):  # noqa: N818 - it ends a story, and is no error
@@ -178,7 +178,7 @@ def _continue(opening: Opening, plan: ResumePlan, do: Callable[[RunContext], Non
     return session.attempt_run(opened, do, opening.gate, opening.screen)
 
 
-def evaluate(checkpoint: Checkpoint, say: Callable[[str], None]) -> Evaluation:
+def evaluate(checkpoint: Checkpoint, notify: Callable[[str], None]) -> Evaluation:
     """The evaluation that `train` does every N steps, of any checkpoint. It only reads a run, which may be at work:
     finished samples are kept nowhere, and a signal ends it at once."""
     recipe = checkpoint.recipe
@@ -188,11 +188,11 @@ def evaluate(checkpoint: Checkpoint, say: Callable[[str], None]) -> Evaluation:
     sets = questions.evaluation_sets()
     if not sets:
         raise RecipeError("the recipe has no table under `[data.eval]`", hint="ppoctl recipes keys data.eval")
-    return evaluated(checkpoint, engines.open_engines(recipe, questions, {"model": ""}), sets, say)
+    return evaluated(checkpoint, engines.open_engines(recipe, questions, {"model": ""}), sets, notify)
 
 
 def evaluated(
-    checkpoint: Checkpoint, sockets: Components, sets: Mapping[str, Prompts], say: Callable[[str], None]
+    checkpoint: Checkpoint, sockets: Components, sets: Mapping[str, Prompts], notify: Callable[[str], None]
 ) -> Evaluation:
     """The evaluation of a checkpoint on these sets, with these engines, which are closed afterwards."""
 
@@ -205,9 +205,9 @@ def evaluated(
             sockets.actor.load(checkpoint.folder)
         return sockets.actor
 
-    with closing(sockets), closing(sockets.generator(actor_at, say, None)) as generator:
+    with closing(sockets), closing(sockets.generator(actor_at, notify, None)) as generator:
         drawing = SampleGeneration(generator, NullPorts(), NullPorts(), lambda *_: None)
-        return evaluation_stage(checkpoint.recipe, drawing, sockets, sets, say).run(checkpoint.state)
+        return evaluation_stage(checkpoint.recipe, drawing, sockets, sets, notify).run(checkpoint.state)
 
 
 class NullPorts:

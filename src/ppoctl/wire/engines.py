@@ -145,11 +145,11 @@ def build_engines(
         reward_digest=reward_digest(digests),
         rows={name: counts.as_dict() for name, counts in questions.counts.items()},
         close_trainers=placed.close,
-        prestart=placed.start_ahead,
+        prestart=placed.prestart,
     )
 
 
-def _generator(settings: "VllmSettings", placed: Placed, trainer_at: "TrainerAt", say: Say) -> Generator:
+def _generator(settings: "VllmSettings", placed: Placed, trainer_at: "TrainerAt", notify: Say) -> Generator:
     from ppoctl.engines.vllm.generator import VllmGenerator
 
-    return VllmGenerator(settings, trainer_at, placed.generator(settings, say), say)
+    return VllmGenerator(settings, trainer_at, placed.generator(settings, notify), notify)

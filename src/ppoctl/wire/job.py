@@ -39,7 +39,7 @@ class RunHooks:
     """Who watches, and who may stop the job."""
 
     gate: Gate
-    say: Callable[[str], None]
+    notify: Callable[[str], None]
     log: Callable[[str], None]
     """Takes what is for a log only."""
     observers: tuple[Observer, ...]
@@ -63,23 +63,23 @@ def assemble(
     journal, outlines = Journal(layout, attempt), outlines_of(layout)
     states = _states(attempt, newest, outlines, sockets, around)
     gate = PublishingGate(states.saves, around.gate)
-    generator = sockets.generator(states.actor_at, around.say, layout.attempt(attempt.number))
+    generator = sockets.generator(states.actor_at, around.notify, layout.attempt(attempt.number))
     parts = FinishedSampleFiles(layout, attempt, every_s=newest.rollout.keep_finished_every_s)
     drawing = SampleGeneration(generator, parts, gate, _to_all(around.observers))
     scorer = OverlappedScorer(sockets.scorer) if newest.reward.overlaps_generation else sockets.scorer
-    builder = StageBuilder(states, drawing, scorer, around.say, sockets.reward_digest)
+    builder = StageBuilder(states, drawing, scorer, around.notify, sockets.reward_digest)
     by_start = {start: builder.stages(recipe) for start, recipe in recipes.items()}
     stages = partial(_holding_at, by_start)
 
-    def story(step: int) -> StepFunction:
+    def step_function(step: int) -> StepFunction:
         return choose(_holding_at(recipes, step), step)
 
     sets = sockets.prompts.evaluation_sets()
 
     def evaluate(step: int) -> Stage[Evaluation]:
-        return evaluation_stage(_holding_at(recipes, step), drawing, sockets, sets, around.say)
+        return evaluation_stage(_holding_at(recipes, step), drawing, sockets, sets, around.notify)
 
-    states.replay = _replayer(layout, outlines, lambda step, name: stage_of(story(step), stages(step), name))
+    states.replay = _replayer(layout, outlines, lambda step, name: stage_of(step_function(step), stages(step), name))
     job = RunContext(
         layout=layout,
         recipe=newest,
@@ -95,12 +95,12 @@ def assemble(
         ),
         best=_best(attempt, newest, around.versions),
         health=around.health,
-        story=story,
+        step_function=step_function,
         outlines=outlines,
         stages=stages,
         prompts=sockets.prompts.prompts_for,
         evaluate=evaluate,
-        notify=around.say,
+        notify=around.notify,
     )
     return job, generator
 
@@ -123,7 +123,7 @@ def _states(attempt: Attempt, recipe: Recipe, outlines: Outlines, sockets: Compo
         saves=Saves(around.log, recipe.checkpoint.asynchronous),
         versions=around.versions,
         observers=around.observers,
-        say=around.say,
+        notify=around.notify,
         verified=around.verified,
     )
 

@@ -24,10 +24,10 @@ STEPS_WITH_SAMPLES = 3
 """Steps of the report that have samples, as `ppoctl report` has them."""
 
 
-def around(layout: RunPaths, say: Callable[[str], None]) -> MirrorHooks:
+def around(layout: RunPaths, notify: Callable[[str], None]) -> MirrorHooks:
     """What the mirror of this run is given; each is looked up when the mirror asks for it."""
     return MirrorHooks(
-        say=say,
+        notify=notify,
         contract=lambda: contract_of(layout),
         files=lambda: {REPORT: _report(layout)},
         samples=lambda step: trained_on(layout, step),

@@ -46,7 +46,7 @@ class Placed:
     generator: Callable[["VllmSettings", Say], "EngineSide"]
     """Lines about what is being waited for go to the second argument from then on."""
     close: Callable[[], None] = no_op
-    start_ahead: Callable[[], None] = no_op
+    prestart: Callable[[], None] = no_op
     """Starts all processes side by side, once the generator is made."""
 
 
@@ -80,7 +80,7 @@ def _here(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
                 own.close()
                 own.folder = folder
 
-        return EngineSide([own], list, turns=turns, begin_on=begin_on if settings.sleeps else None)
+        return EngineSide([own], list, sharing=turns, begin_on=begin_on if settings.sleeps else None)
 
     def close() -> None:
         for process in pooling:
@@ -134,8 +134,8 @@ def _in_ray(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
         bucket_bytes = table.weights_bucket_mib * 2**20
         return DeviceSharingRanks(ManyProcesses(made, settings.parallel, bucket_bytes, read_near), role, turns)
 
-    def engines(settings: "VllmSettings", say: Say) -> "EngineSide":
-        cluster.say, cluster.logs = say, settings.logs
+    def engines(settings: "VllmSettings", notify: Say) -> "EngineSide":
+        cluster.notify, cluster.logs = notify, settings.logs
         size = recipe.generator.tensor
         opened = [OpenEngine(settings, number) for number in range(recipe.generator.engines)]
         fleet[:] = [
@@ -169,7 +169,7 @@ def _side_by_side(cluster: "RayCluster", groups: "list[RayProcesses]") -> None:
         cluster.start()
     if not (cluster.placement.colocated and cluster.has_gpus()):
         for group in groups:
-            group.start_ahead()
+            group.prestart()
 
 
 def job_nodes(recipe: Recipe) -> "JobNodes | None":

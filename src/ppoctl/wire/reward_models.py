@@ -108,4 +108,4 @@ class RewardModelsOf:
         """Move all of them to the host: an engine that starts finds its GPU free. They come back when used."""
         if on_gpu():  # on a CPU that would be the same memory, with a copy in it
             for ranks in self._ranks.values():
-                ranks.call("leave")
+                ranks.call("offload")

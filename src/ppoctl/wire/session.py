@@ -191,7 +191,7 @@ def attempt_run(
     ):
         around = RunHooks(
             gate=gate,
-            say=watcher.console.on_message,
+            notify=watcher.console.on_message,
             log=watcher.console.on_detail,
             observers=(watcher, *opened.observers),
             health=HealthMonitor(recipe.health),

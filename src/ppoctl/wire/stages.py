@@ -140,7 +140,7 @@ class StageBuilder:
     drawing: SampleGeneration
     scorer: Scorer
     """Who scores; it hears of responses while others are drawn where it is one that does."""
-    say: Callable[[str], None]
+    notify: Callable[[str], None]
     reward_digest: str = ""
     """Digest of the reward models; empty: there is none."""
 
@@ -154,14 +154,14 @@ class StageBuilder:
                 samples_per_prompt=recipe.rollout.samples_per_prompt,
                 seed=recipe.seed,
                 fingerprint=stage_fingerprint("rollout", recipe),
-                heard=self.scorer.start if isinstance(self.scorer, OverlappedScorer) else None,
+                on_sample=self.scorer.start if isinstance(self.scorer, OverlappedScorer) else None,
             ),
             reward=RewardStage(
                 scorer=self.scorer,
                 max_error_frac=recipe.reward.max_error_frac,
                 fingerprint=stage_fingerprint("reward", recipe, self.reward_digest),
                 between=self.drawing.gate.between,
-                say=self.say,
+                notify=self.notify,
             ),
             values=ValuesStage(
                 models=self.models, truncated=recipe.ppo.truncated, fingerprint=stage_fingerprint("values", recipe)
@@ -218,7 +218,7 @@ def evaluation_stage(
     drawing: SampleGeneration,
     sockets: Components,
     sets: Mapping[str, Prompts],
-    say: Callable[[str], None] = nobody,
+    notify: Callable[[str], None] = nobody,
 ) -> EvaluateStage:
     """The evaluation of the given sets (there must be some)."""
     identities = "".join(prompts.identity for prompts in sets.values())
@@ -236,14 +236,14 @@ def evaluation_stage(
         modes=table.modes,
         estimates=Estimates(table.pass_at, table.maj_at, table.pass_score),
         needs_truth=lambda prompt: recipe.reward.of_row(prompt.fields).reads_truth,
-        measured=_measured(table.metrics, say),
+        measured=_measured(table.metrics, notify),
         printed=table.print_samples,
-        say=say,
+        notify=notify,
     )
 
 
 def _measured(
-    function: MetricFunction | None, say: Callable[[str], None]
+    function: MetricFunction | None, notify: Callable[[str], None]
 ) -> Callable[[Sequence[dict[str, Any]]], Mapping[str, float]]:
     """Figures of one's own, if there are any. Where they fail that is said: an evaluation that took hours is worth
     more than they are, and its samples are kept."""
@@ -252,9 +252,9 @@ def _measured(
         if function is None:
             return {}
         try:
-            return function.figures(rows)
+            return function.compute(rows)
         except RewardError as error:
-            say(f"warning: {error.message}; its figures of `{rows[0]['set']}` {rows[0]['mode']} are left out")
+            notify(f"warning: {error.message}; its figures of `{rows[0]['set']}` {rows[0]['mode']} are left out")
             return {}
 
     return figures

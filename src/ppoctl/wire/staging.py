@@ -46,15 +46,15 @@ class Asset:
     """Digest of the file, or of the names and digests of a folder's files; empty: it is no file, or a secret one."""
 
 
-def fetch(recipe: Recipe, say: Callable[[str], None]) -> None:
+def fetch(recipe: Recipe, notify: Callable[[str], None]) -> None:
     """Fetch the hub models and data sets that are not here. Raises MissingAssetError where one cannot be had."""
     for key, path in _models(recipe):
         if local_folder(path) is None and is_hub_id(path):
-            say(f"fetching `{path}`")
+            notify(f"fetching `{path}`")
             _download(key, path)
     for key, table in tables_of_rows(recipe):
         if isinstance(table, StoredRows) and table.dataset is not None:
-            say(f"fetching `{table.dataset.path}`")
+            notify(f"fetching `{table.dataset.path}`")
             load_dataset(table.dataset, dotted(key))
 
 

@@ -129,7 +129,7 @@ class _Watched:
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
-        self.asks = inner.asks
+        self.request = inner.request
         self.logits = 0
 
     def __call__(self, rows: Tensor, said: TokenOutputs, totals: Totals) -> Tensor:

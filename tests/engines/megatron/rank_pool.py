@@ -134,7 +134,7 @@ class RankPool:
         """What a function finds in each process; it lies in a module that can be imported there."""
         return self._ask_all([("examine", look, *arguments)] * self.used)
 
-    def ask(self, ranks: Sequence[int], method: str, *arguments: Any) -> list[Any]:
+    def call_ranks(self, ranks: Sequence[int], method: str, *arguments: Any) -> list[Any]:
         """As an `Executor`."""
         return self.begin(method, *arguments, ranks=ranks).answers()
 

@@ -187,7 +187,7 @@ def test_leaving_after_each_call_changes_nothing(pool, model, tmp_path, layout, 
     left = []
 
     def leave() -> None:
-        pool.call("leave")
+        pool.call("offload")
         left.append(max(pool.examine(bytes_here)))
 
     found = lived(pool, trainer(pool, made_from), tmp_path / "leaves", leave)

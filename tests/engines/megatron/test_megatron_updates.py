@@ -268,7 +268,7 @@ def test_a_sequence_beyond_the_token_cap_is_an_error_that_names_the_key(model):
 
 def test_running_out_of_device_memory_names_the_key_to_lower(model):
     class Hungry:
-        asks = OutputRequest()
+        request = OutputRequest()
 
         def totals(self, rows):
             return (len(rows),)

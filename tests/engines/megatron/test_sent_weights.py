@@ -331,7 +331,7 @@ def test_an_engine_is_restored_to_what_was_sent_from_ranks_that_have_moved_on_an
     pool.examine(change)
     engines[1].close()
     with monkeypatch.context() as moved_on:
-        for method in ("call", "ask", "begin"):
+        for method in ("call", "call_ranks", "begin"):
             moved_on.delattr(RankPool, method)
         fleet._sync.restore([engines[1]], published)
     assert_all_hold(engines, folder)

@@ -208,7 +208,7 @@ def test_a_ray_that_is_not_up_in_time_names_the_nodes_that_are_awaited(folder, m
     """And says so before: the program of a node takes longer than this to begin."""
     monkeypatch.setattr(steps, "SAY_EVERY_S", 0.0)
     late, said = cluster_of(folder, "node1", "node2"), []
-    late.start_deadline_s, late.say = 0.05, said.append
+    late.start_deadline_s, late.notify = 0.05, said.append
     with pytest.raises(EnvironmentProblemError, match=r"did not start on `node1` of job 7 within `cluster\.start_"):
         late.start()
     late.close()

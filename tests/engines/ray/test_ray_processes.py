@@ -55,7 +55,7 @@ def worker() -> Callable[[int, int, str], Any]:  # noqa: C901 - a class of small
         def folder(self) -> str:
             return os.getcwd()  # noqa: PTH109 - a method must not import
 
-        def say(self) -> None:
+        def notify(self) -> None:
             print(f"python {self.rank}")
             os.system(f"echo child {self.rank}")
             os.write(2, f"library {self.rank}\n".encode())
@@ -171,7 +171,7 @@ def test_what_many_calls_are_given_is_put_into_the_store_once(processes, cluster
 
 def test_all_are_asked_and_answer_in_the_order_of_their_ranks(processes):
     assert processes.call("who", "hello") == [("hello", 0, 2), ("hello", 1, 2)]
-    assert processes.ask([1], "who", "you") == [("you", 1, 2)]
+    assert processes.call_ranks([1], "who", "you") == [("you", 1, 2)]
     assert processes.call("threads") == [2, 2], "of the node's 5"
     places = processes.call("meeting_place")
     assert len(set(places)) == 1
@@ -293,10 +293,10 @@ def test_groups_that_are_started_ahead_start_side_by_side_and_say_what_went_wron
     fine, wrong = (RayProcesses(replace(group, make=make), cluster) for make in (group.make, broken))
     with closing(fine), closing(wrong):
         for each in (wrong, fine):
-            each.start_ahead()
+            each.prestart()
         ranks = list(fine.ranks)
         assert fine.call("who", "hello") == [("hello", rank, group.size) for rank in range(group.size)]
-        fine.start_ahead()
+        fine.prestart()
         assert fine.ranks == ranks  # not anew
         with pytest.raises(NonFiniteError, match="cannot be made"):
             wrong.call("who", "hello")

@@ -195,7 +195,7 @@ def bench_of(
     said: list[str] = []
     turns = turns or DeviceSharing()
     trainer = OneTensorTrainer(turns, [])
-    side = EngineSide(engines, first_done=list, turns=turns, exports=exports)
+    side = EngineSide(engines, first_done=list, sharing=turns, exports=exports)
     return FleetBench(Fleet(side, Sync(trainer.at, side, CANARY), seqs_together, said.append), said, trainer)
 
 

@@ -84,8 +84,8 @@ def test_a_skipped_load_is_caught_where_the_canary_cannot_see_it(
     canary = Canary.of("float32", WINDOW, tolerance=None)
     tokens = canary.tokens(engine.vocab_size())
     heard = engine.score(tokens, canary.num_drawn)
-    scored = tuple(bench.trainer.logprobs(tokens + heard.drawn))
-    canary.check(heard, CanaryScores(scored[: len(tokens) - 1], heard.drawn, scored[len(tokens) - 1 :]))
+    scored = tuple(bench.trainer.logprobs(tokens + heard.sampled))
+    canary.check(heard, CanaryScores(scored[: len(tokens) - 1], heard.sampled, scored[len(tokens) - 1 :]))
     for name in ("start_weight_update", "finish_weight_update"):
         monkeypatch.setattr(HostTransfer, name, lambda self: None)
     monkeypatch.setattr(HostTransfer, "receive_weights", lambda self, arrived: None)

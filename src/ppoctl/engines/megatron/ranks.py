@@ -96,10 +96,10 @@ class DeviceSharingRanks:
     """Ranks of a role that shares its devices: it has the others leave before it works, and its own gradients and
     optimizer before it only reads its weights."""
 
-    def __init__(self, ranks: Ranks, role: str, turns: DeviceSharing) -> None:
+    def __init__(self, ranks: Ranks, role: str, sharing: DeviceSharing) -> None:
         self.ranks = ranks
         self.role = role
-        self.turns = turns
+        self.sharing = sharing
         self._is_whole = False
         """Whether gradients and optimizer are on the device."""
 
@@ -113,14 +113,14 @@ class DeviceSharingRanks:
         return self.ranks.weights()
 
     def _take(self, *, whole: bool) -> None:
-        self.turns.acquire(self.role, self._leave)
-        if self._is_whole and not whole and self.turns.leaves(self.role):
+        self.sharing.acquire(self.role, self._leave)
+        if self._is_whole and not whole and self.sharing.leaves(self.role):
             self._leave()  # the ranks bring back the weights alone
         self._is_whole = self._is_whole or whole
 
     def _leave(self) -> None:
         self._is_whole = False
-        self.ranks.call("leave")
+        self.ranks.call("offload")
 
 
 _WHOLE = frozenset({"start", "load", "update", "begin_save"})

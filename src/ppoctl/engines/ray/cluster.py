@@ -47,7 +47,7 @@ class RayCluster:
         self.job_nodes = where if isinstance(where, JobNodes) else None
         self.start_deadline_s = start_deadline_s
         self._object_store_bytes = object_store_bytes
-        self.say: Callable[[str], None] = _say_nothing
+        self.notify: Callable[[str], None] = _ignore
         """Callback that hears what is being waited for."""
         self.logs: Path | None = None
         """Folder of the attempt's logs, which all nodes see: a file of each process; None: what they print is seen
@@ -185,7 +185,7 @@ class RayCluster:
         assert self._steps is not None
         self._steps.lost = node
         says = f"node `{node}` is lost ({why}), and with it {', '.join(there) or 'no process yet'}"
-        self.say(says)
+        self.notify(says)
         return ProcessLostError(
             says,
             hint="everything finished is committed: `ppoctl resume RUN`; see `sinfo -R` for the node",
@@ -272,8 +272,8 @@ class RayCluster:
         self._own.enter_context(_token_in(token))
         _set_up_workers()
         steps = NodeSteps(nodes, logs)
-        self._own.callback(steps.end, self.say)
-        address = steps.start(self.placement.processes, self._object_store_bytes, until, self.say)
+        self._own.callback(steps.end, self.notify)
+        address = steps.start(self.placement.processes, self._object_store_bytes, until, self.notify)
         host = address.rpartition(":")[0]
         try:
             with _on_loopback() if host == LOOPBACK else nullcontext(), _keeping_signal_handler():
@@ -318,7 +318,7 @@ def join(address: str) -> None:
 
 def _silence() -> None:
     # Ray prints what happens to its processes into our output, in colour; it comes as our errors instead.
-    ray._private.worker.print_to_stdstream = _say_nothing
+    ray._private.worker.print_to_stdstream = _ignore
     # So does an error that nobody asks for any more, because another one has ended the question.
     os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"
 
@@ -344,7 +344,7 @@ def _alive() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
 
 
-def _say_nothing(*_: Any, **__: Any) -> None:
+def _ignore(*_: Any, **__: Any) -> None:
     """Stand-in for Ray's function that prints messages to the driver, and for `say` until somebody listens."""
 
 

@@ -90,7 +90,7 @@ class RayProcesses:
         ProcessLostError; the group is then gone."""
         return self.begin(method, *arguments, ranks=ranks).answers()
 
-    def start_ahead(self) -> None:
+    def prestart(self) -> None:
         """Start the processes where they are not running; whoever asks them first waits until they can answer, and is
         told what went wrong."""
         with preparing(f"starting the {self.group.name}"):
@@ -346,7 +346,7 @@ def _first_done(pendings: Sequence[PendingCall], watched: RemoteActivity) -> lis
             say_at += SAY_EVERY_S
             for pending in pendings:
                 if not pending.is_done:
-                    pending.processes.cluster.say(pending.describe())
+                    pending.processes.cluster.notify(pending.describe())
 
 
 def _as_raised(error: RayTaskError) -> Exception:

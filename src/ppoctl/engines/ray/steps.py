@@ -143,18 +143,18 @@ class NodeSteps:
             for name in sorted(nodes.addresses, key=lambda name: name != nodes.here)
         ]
 
-    def start(self, slots: int, object_store_bytes: int, until: float, say: Callable[[str], None]) -> str:
+    def start(self, slots: int, object_store_bytes: int, until: float, notify: Callable[[str], None]) -> str:
         """Start Ray on all nodes; returns its address. Raises EnvironmentProblemError when a node's program ends, or
         has not started Ray by then."""
         head, *others = self._steps
         towards = self.nodes.addresses[others[0].name]
         head.order(NodeOrder(head.name, towards, None, slots, object_store_bytes))
-        address = self._wait_for([head], until, say)
+        address = self._wait_for([head], until, notify)
         for step in others:
             step.order(NodeOrder(step.name, address.rpartition(":")[0], address, slots, object_store_bytes))
-        return self._wait_for(others, until, say)
+        return self._wait_for(others, until, notify)
 
-    def _wait_for(self, steps: list[NodeStep], until: float, say: Callable[[str], None]) -> str:
+    def _wait_for(self, steps: list[NodeStep], until: float, notify: Callable[[str], None]) -> str:
         """Address that these nodes have started Ray at."""
         say_at = time.monotonic() + SAY_EVERY_S
         while waiting := [step for step in steps if step.started is None]:
@@ -171,7 +171,7 @@ class NodeSteps:
                 )
             if time.monotonic() >= say_at:
                 say_at += SAY_EVERY_S
-                say(f"waiting for Ray on {names} of {len(self._steps)} nodes")
+                notify(f"waiting for Ray on {names} of {len(self._steps)} nodes")
             outputs = {_pipe(step.process.stdout): step for step in waiting}
             for output in select.select(list(outputs), [], [], LOOK_EVERY_S)[0]:
                 outputs[output].read()
@@ -183,7 +183,7 @@ class NodeSteps:
         """A node whose `srun` has ended; None: all are there."""
         return next((step for step in self._steps if step.process.poll() is not None), None)
 
-    def end(self, say: Callable[[str], None]) -> None:
+    def end(self, notify: Callable[[str], None]) -> None:
         """End Ray on all nodes, and wait until nothing of it is left there. Where that takes long, `say` gets a
         line."""
         for step in self._steps:
@@ -194,7 +194,7 @@ class NodeSteps:
         for step in waited_for:
             _wait(step.process, say_at)
         if late := [f"`{step.name}`" for step in waited_for if step.process.poll() is None]:
-            say(f"waiting for Ray to end on {', '.join(late)}, at most {END_DEADLINE_S + KILL_AFTER_S:g} s in all")
+            notify(f"waiting for Ray to end on {', '.join(late)}, at most {END_DEADLINE_S + KILL_AFTER_S:g} s in all")
         for step in waited_for:
             _wait(step.process, until)
         for step in self._steps:

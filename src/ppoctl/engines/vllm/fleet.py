@@ -42,7 +42,7 @@ class _EngineSlot:
     engine: EngineHandle
     is_proven: bool = False
     """Whether it holds what was published; False where it has died, or forgot it in sleep."""
-    given: dict[str, GenerationRequest] = field(default_factory=dict)
+    requests: dict[str, GenerationRequest] = field(default_factory=dict)
     answer: Any = None
     """`Reply`, while it advances."""
 
@@ -50,11 +50,11 @@ class _EngineSlot:
 class Fleet:
     """Engines of one generator, started by the first `prepare`; one stream of draws at a time."""
 
-    def __init__(self, side: EngineSide, sync: Sync, seqs_together: int, say: Callable[[str], None]) -> None:
+    def __init__(self, side: EngineSide, sync: Sync, seqs_together: int, notify: Callable[[str], None]) -> None:
         self._side = side
         self._sync = sync
         self._capacity = ceil(seqs_together * QUEUE_FACTOR)
-        self._say = say
+        self._say = notify
         self._seats = [_EngineSlot(engine) for engine in side.engines]
         self._published: Published | None = None
         self._queue: deque[GenerationRequest] = deque()
@@ -66,16 +66,16 @@ class Fleet:
     def prepare(self, state: State) -> None:
         """Have all engines hold the weights of `state`; costs nothing where they do. Raises WeightSyncError."""
         if self._has_published(state):
-            self._side.turns.acquire(GENERATOR, self._leave)
+            self._side.sharing.acquire(GENERATOR, self._leave)
             self._restore()
             return
         # First: a trainer that is built, loaded or updated takes memory that the engines would have by then.
         trainer = self._sync.trainer_at(state)
-        self._side.turns.acquire(GENERATOR, self._leave)
+        self._side.sharing.acquire(GENERATOR, self._leave)
         self._drop()
-        with self._side.turns.keep_all():
+        with self._side.sharing.keep_all():
             self._published = self._retried(lambda engines: self._sync.prepare(engines, trainer, state), self._seats)
-        self._side.turns.acquire(GENERATOR, self._leave)  # the trainer, which sent them, leaves
+        self._side.sharing.acquire(GENERATOR, self._leave)  # the trainer, which sent them, leaves
 
     def _has_published(self, state: State) -> bool:
         published = self._published
@@ -111,7 +111,7 @@ class Fleet:
                     raise
                 tries_left -= 1
                 self._say(f"{error.message}; started again")
-                self._side.turns.offload_others(GENERATOR)  # the trainer, which was about to send
+                self._side.sharing.offload_others(GENERATOR)  # the trainer, which was about to send
             else:
                 for seat in seats:
                     seat.is_proven = True
@@ -135,7 +135,7 @@ class Fleet:
 
     def open(self, params: SamplingParams) -> None:
         """Get ready to draw from the state that was prepared last."""
-        self._side.turns.acquire(GENERATOR, self._leave)
+        self._side.sharing.acquire(GENERATOR, self._leave)
         self._restore()
         self._params = params
         self._sends.clear()
@@ -164,7 +164,7 @@ class Fleet:
     @property
     def open_requests(self) -> int:
         """Draws that were submitted and have not ended."""
-        return len(self._queue) + sum(len(seat.given) for seat in self._seats)
+        return len(self._queue) + sum(len(seat.requests) for seat in self._seats)
 
     def close(self) -> None:
         """End all engines. A later `prepare` starts them again."""
@@ -180,12 +180,12 @@ class Fleet:
         for seat in self._seats:
             if seat.answer is not None:
                 continue
-            room = min(even, self._capacity) - len(seat.given)
+            room = min(even, self._capacity) - len(seat.requests)
             draws = [self._queue.popleft() for _ in range(min(room, len(self._queue)))]
             for draw in draws:
-                seat.given[draw.id] = draw
+                seat.requests[draw.id] = draw
                 self._sends[draw.id] += 1
-            if seat.given:
+            if seat.requests:
                 seat.answer = seat.engine.begin("advance", draws, self._params)
 
     def _that_answered(self) -> list[_EngineSlot]:
@@ -201,7 +201,7 @@ class Fleet:
             found: list[GenerationOutput] = reply.answers()[0]
         except Exception as error:
             # Whatever it was, that engine is gone.
-            lost, seat.given, seat.is_proven = list(seat.given.values()), {}, False
+            lost, seat.requests, seat.is_proven = list(seat.requests.values()), {}, False
             if isinstance(error, HangError):
                 samples = ", ".join(draw.id for draw in lost[:8])
                 raise HangError(f"{error.message}\n  {len(lost)} samples: {samples}", hint=error.hint) from error
@@ -213,7 +213,7 @@ class Fleet:
             self._restore()
             return []
         for ended in found:
-            seat.given.pop(ended.id)
+            seat.requests.pop(ended.id)
         return found
 
     def _sends_of(self, draws: Sequence[GenerationRequest]) -> int:
@@ -221,7 +221,7 @@ class Fleet:
 
     def abort(self) -> None:
         """Leave no draw behind in any engine."""
-        busy = [seat for seat in self._seats if seat.given or seat.answer is not None]
+        busy = [seat for seat in self._seats if seat.requests or seat.answer is not None]
         self._forget()
         try:
             call_engines([seat.engine for seat in busy], "abort")
@@ -235,4 +235,4 @@ class Fleet:
         self._answered.clear()
         for seat in self._seats:
             seat.answer = None
-            seat.given.clear()
+            seat.requests.clear()

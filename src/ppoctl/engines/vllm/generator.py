@@ -21,12 +21,12 @@ class VllmGenerator:
     """Engines that are started by the first `prepare`, in this process or in others."""
 
     def __init__(
-        self, settings: VllmSettings, trainer_at: TrainerAt, side: EngineSide, say: Callable[[str], None]
+        self, settings: VllmSettings, trainer_at: TrainerAt, side: EngineSide, notify: Callable[[str], None]
     ) -> None:
         self._settings = settings
         self._detokenizer = Detokenizer(settings.model, settings.eos_token_ids)
         canary = Canary.of(settings.dtype, settings.max_model_len, settings.table.canary_tolerance)
-        self._fleet = Fleet(side, Sync(trainer_at, side, canary), settings.table.max_concurrent_seqs, say)
+        self._fleet = Fleet(side, Sync(trainer_at, side, canary), settings.table.max_concurrent_seqs, notify)
         self._stamp = ""
         self._stream: VllmStream | None = None
 
