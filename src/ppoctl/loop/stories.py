@@ -157,9 +157,9 @@ def _trace(
         recorded.append((stage, tuple(map(str, inputs))))
         return _Placeholder(stage.name)
 
-    inputs: Any = StepInputs(
-        prompts=_Placeholder("prompts"), states=_PlaceholderStates(), carry=_Placeholder("carry")
-    )  # type: ignore[arg-type]
+    stand_in: Any = _Placeholder
+    states: Any = _PlaceholderStates()
+    inputs = StepInputs(prompts=stand_in("prompts"), states=states, carry=stand_in("carry"))
     return recorded, step_function.run(run_stage, stages, inputs)
 
 
