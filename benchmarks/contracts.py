@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ppoctl import nvml
 from ppoctl.errors import ExitCode
-from ppoctl.recipe.head import head_of
-from ppoctl.recipe.load import load
+from ppoctl.loading.load import load
+from ppoctl.machine import nvml
+from ppoctl.manual.header import head_of
 from ppoctl.recipe.parallel import devices
 
 RECIPES = Path(__file__).parents[1] / "recipes"

@@ -22,7 +22,7 @@ from ppoctl.batch.records import Rollouts
 from ppoctl.ports import Sample
 from ppoctl.stages.rollout import assemble, sample_requests
 from ppoctl.store.artifact import write_atomically
-from ppoctl.store.parts import decoded, encoded
+from ppoctl.store.finished_samples import decoded, encoded
 
 ROWS, TOKENS = 64, 4096
 TEXT = "word" * TOKENS

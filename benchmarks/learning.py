@@ -131,11 +131,11 @@ def judged(results: dict[Cell, Result]) -> int:
 
 def run(cell: Cell, folder: Path, steps: int) -> None:
     """Train in this process, and write the result."""
+    from ppoctl.loading.load import load
     from ppoctl.loop.expectations import history
-    from ppoctl.recipe.load import load
-    from ppoctl.store.layout import RunPaths
+    from ppoctl.runs import new_run, session
     from ppoctl.store.resume_plan import plan_resume
-    from ppoctl.wire import new_run, session
+    from ppoctl.store.run_paths import RunPaths
 
     told = [f"seed={cell.seed}", f"name={cell.name}", f"steps={steps}", f"eval.every_steps={steps}", "expect={}"]
     fixed = ["tracking={kind='none'}", "cluster.threads=1", f"checkpoint.every_steps={steps}"]

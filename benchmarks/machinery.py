@@ -26,14 +26,14 @@ from typing import Any
 
 import torch
 
-from ppoctl.recipe.load import load
+from ppoctl.loading.load import load
+from ppoctl.runs import new_run, session
 from ppoctl.stages import reward as reward_module
 from ppoctl.store import artifact
-from ppoctl.store.layout import RunPaths
 from ppoctl.store.resume_plan import plan_resume
+from ppoctl.store.run_paths import RunPaths
 from ppoctl.weights import sync as sync_module
 from ppoctl.weights.bucket import Bucket, tensors_of
-from ppoctl.wire import new_run, session
 
 RECIPE = Path(__file__).parents[1] / "recipes/quickstart.toml"
 SHAPE = {"hidden_size": 320, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 5}

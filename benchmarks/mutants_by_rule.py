@@ -49,7 +49,7 @@ LIMIT_S = 300
 FILES = (
     *(f"stages/{path.name}" for path in sorted((PACKAGE / "stages").glob("[a-z]*.py"))),
     "wire/stages.py",
-    "wire/job.py",
+    "wire/run_context.py",
     "wire/losses.py",
     "wire/corrections.py",
     "wire/penalties.py",

@@ -24,7 +24,7 @@ from typing import Any
 
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.schema import Recipe
-from ppoctl.table import Effect
+from ppoctl.recipe_table import Effect
 
 Change = tuple[ast.AST, str]
 """A node and the source that stands there instead."""

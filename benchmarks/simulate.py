@@ -25,10 +25,11 @@ from ppoctl import units
 from ppoctl.cli import render
 from ppoctl.engines.vllm.engine import MOST_STEPS
 from ppoctl.errors import PpoctlError, RecipeError
+from ppoctl.loading.load import load
 from ppoctl.model.cost import count_parameters, forward_flops
-from ppoctl.model.reading import shape_if_known
 from ppoctl.model.shape import ModelShape
-from ppoctl.plan.memory.assumed import GIB
+from ppoctl.model.shape_reader import shape_if_known
+from ppoctl.plan.memory.assumptions import GIB
 from ppoctl.plan.memory.driver import (
     StepBatch,
     batch_of,
@@ -39,7 +40,6 @@ from ppoctl.plan.memory.driver import (
 )
 from ppoctl.plan.memory.generator import bucket_bytes, generator_bytes
 from ppoctl.plan.memory.trainer import state_bytes
-from ppoctl.recipe.load import load
 from ppoctl.recipe.parallel import GPUS_PER_NODE, devices, layouts
 from ppoctl.recipe.schema import ParallelTable, Recipe
 from ppoctl.recipe.sizes import updates_per_step

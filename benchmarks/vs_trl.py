@@ -134,10 +134,10 @@ def our_side(job: Mapping[str, Any], result: Path) -> None:
     from dataclasses import replace
 
     from ppoctl.batch.scores import Score, ScoreRequest
-    from ppoctl.recipe.load import load
-    from ppoctl.store.layout import NUMBERS, RunPaths
+    from ppoctl.loading.load import load
+    from ppoctl.runs import new_run, session
     from ppoctl.store.resume_plan import plan_resume
-    from ppoctl.wire import new_run, session
+    from ppoctl.store.run_paths import NUMBERS, RunPaths
 
     class ShareOfLetter:
         def submit(self, request: ScoreRequest) -> Future[Score]:

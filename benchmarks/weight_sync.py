@@ -34,10 +34,10 @@ from ppoctl.engines.megatron.factory import trainer_settings
 from ppoctl.engines.megatron.trainer import MegatronActor, trainer_side
 from ppoctl.engines.ray.worker import InStore
 from ppoctl.engines.vllm.settings import VllmSettings
-from ppoctl.recipe.load import load
+from ppoctl.loading.load import load
 from ppoctl.weights.bucket import Bucket, bucket_of, flatten
-from ppoctl.weights.calls import call_engines
 from ppoctl.weights.canary import Canary
+from ppoctl.weights.engine_calls import call_engines
 from ppoctl.weights.sending import SenderRanks
 from ppoctl.weights.sync import BroadcastWay, Sync, hand_over
 from ppoctl.wire.processes import Placed, place

@@ -90,7 +90,7 @@ def _doctor():
     """Report what `ppoctl doctor` finds: gcc and Python.h are among it."""
     try:
         from ppoctl.doctor.examine import findings
-        from ppoctl.doctor.machine import this_machine
+        from ppoctl.machine.host_info import this_machine
     except ImportError as error:
         notify("env", doctor=f"not asked: {error}")
         return

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ppoctl.device import this_device
+from ppoctl.machine.device import this_device
 from ppoctl.weights.bucket import Bucket, NamedTensors
 from ppoctl.weights.canary import CanaryScores
 from ppoctl.weights.checksum import LoadedWeight, checksum_of

@@ -51,8 +51,8 @@ def rank():
     """A whole update, its memory next to what `plan` estimates, its kernels, moving out, saving and loading."""
     fix_varlen()
     record_history()
-    from ppoctl.model.reading import read_shape
-    from ppoctl.plan.memory.part import MicrobatchShape, Precision
+    from ppoctl.model.shape_reader import read_shape
+    from ppoctl.plan.memory.shard import MicrobatchShape, Precision
     from ppoctl.plan.memory.trainer import Training, ranks_of
     from ppoctl.ports import OutputRequest
     from ppoctl.recipe.schema import ParallelTable

@@ -16,10 +16,10 @@ from gpu_parts.models import close_rank, folder, minibatch_of, objective_of, seq
 from ppoctl.batch.records import State
 from ppoctl.batch.sequences import Sequences
 from ppoctl.engines.child.process import ChildFactory, ChildProcess
+from ppoctl.engines.device_sharing import DeviceSharing
 from ppoctl.engines.megatron.rank import MegatronRank, TrainerSettings
 from ppoctl.engines.megatron.ranks import DeviceSharingRanks, OpenRank, ThisProcess
 from ppoctl.engines.megatron.trainer import MegatronActor
-from ppoctl.engines.turns import DeviceSharing
 from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.recipe.schema import ByTokens
 from ppoctl.weights.canary import Canary

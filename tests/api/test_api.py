@@ -11,9 +11,9 @@ import ppoctl
 from fakes.sockets import fake_recipe, fake_sockets
 from ppoctl.errors import ExpectationError, RecipeError, RunExistsError
 from ppoctl.recipe.schema import Recipe
-from ppoctl.store.layout import RunPaths
+from ppoctl.runs import new_run, session
 from ppoctl.store.resume_plan import ResumePlan
-from ppoctl.wire import new_run, session
+from ppoctl.store.run_paths import RunPaths
 
 QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"
 LITTLE = {

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.batch.sealed import intact_lines, seal, sealed_line, unseal, whole_lines
+from ppoctl.batch.sealed_json import intact_lines, seal, sealed_line, unseal, whole_lines
 from ppoctl.errors import CorruptArtifactError
 
 BODY = {"step": 3, "figures": {"value/mean": -0.25, "nothing": None}, "by": ["a", "b"], "is": True}

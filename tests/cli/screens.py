@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ppoctl.batch.sealed import ChecksumMismatchError, seal, unseal
+from ppoctl.batch.sealed_json import ChecksumMismatchError, seal, unseal
 from ppoctl.cli.app import run
 
 ROOT = Path(__file__).parents[2]

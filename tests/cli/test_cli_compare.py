@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from ppoctl.batch.sealed import seal, sealed_line, unseal
+from ppoctl.batch.sealed_json import seal, sealed_line, unseal
 from ppoctl.cli.app import run
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import run_dir
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 from recipe.conftest import SMALLEST
 
 EQUAL = {"seed": 1, "tokens": "aa", "finish": "terminated", "outcome": "ok", "score": 1.0, "sends": 1}

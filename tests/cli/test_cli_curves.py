@@ -11,9 +11,9 @@ import pytest
 
 from cli.conftest import Ask, Said
 from house.test_house_light import front
-from ppoctl.batch.sealed import seal, sealed_line
+from ppoctl.batch.sealed_json import seal, sealed_line
 from ppoctl.store.journal import JournalEvent, events
-from ppoctl.store.layout import FORMAT
+from ppoctl.store.run_paths import FORMAT
 
 REWARD, PASS = "reward/score_mean", "eval/held/pass_at_1"
 

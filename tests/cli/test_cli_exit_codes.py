@@ -20,7 +20,7 @@ from ppoctl.cli import app as app_module
 from ppoctl.cli import render
 from ppoctl.cli.app import app, run
 from ppoctl.cli.options import JsonOption
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 from recipe.conftest import SMALLEST
 
 FAMILIES = [

@@ -16,7 +16,7 @@ from fakes.sockets import fake_recipe
 from ppoctl.store.attempt import claim
 from ppoctl.store.jobs import JobRecord, record
 from ppoctl.store.journal import Journal
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stop_request import stop_requested
 
 

@@ -15,13 +15,13 @@ from cli.conftest import Ask, Said
 from fakes.job import play
 from fakes.slurm import FakeSlurm
 from fakes.sockets import fake_recipe
-from ppoctl.batch.sealed import seal, unseal
+from ppoctl.batch.sealed_json import seal, unseal
 from ppoctl.cli.options import found_run, run_folders
 from ppoctl.store.attempt import claim
 from ppoctl.store.jobs import JobRecord, record
 from ppoctl.store.journal import NEWEST, Journal, read_lines, read_newest
-from ppoctl.store.layout import RunPaths
 from ppoctl.store.manifest import Manifest
+from ppoctl.store.run_paths import RunPaths
 
 
 @pytest.fixture(scope="module")

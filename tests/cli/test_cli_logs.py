@@ -20,14 +20,14 @@ from fakes.slurm import FakeSlurm
 from fakes.sockets import fake_recipe, fake_sockets
 from ppoctl.cli.logs import _is_over
 from ppoctl.errors import DataError
+from ppoctl.runs import new_run, session
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.jobs import JobRecord, record
 from ppoctl.store.journal import Journal
-from ppoctl.store.layout import RunPaths
 from ppoctl.store.logs import Tail
 from ppoctl.store.resume_plan import ResumePlan
-from ppoctl.wire import new_run, session
+from ppoctl.store.run_paths import RunPaths
 
 STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  "
 

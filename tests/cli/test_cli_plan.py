@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from ppoctl.cli.app import run
-from ppoctl.plan.memory import driver, estimate
+from ppoctl.machine import memory
+from ppoctl.plan.memory import driver
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = str(ROOT / "recipes" / "quickstart.toml")
@@ -21,7 +22,7 @@ LAYOUT = ["--set", f"actor.parallel={SPLIT}", "--set", f"critic.parallel={SPLIT}
 
 @pytest.fixture(autouse=True)
 def _a_machine_of_8_gib(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate, "machine_bytes", lambda: 8 * 2**30)
+    monkeypatch.setattr(memory, "machine_bytes", lambda: 8 * 2**30)
     monkeypatch.setattr(driver, "free_shared_memory", lambda: 2**40)
     monkeypatch.setenv("PPOCTL_DATA", "/data")
 

@@ -13,10 +13,10 @@ from ppoctl.cli import train as train_module
 from ppoctl.cli.app import app, run
 from ppoctl.loop.expectations import RunResult
 from ppoctl.recipe.schema import Recipe
-from ppoctl.store.layout import RunPaths
+from ppoctl.runs import new_run, session
+from ppoctl.runs.samples import ShownSample
 from ppoctl.store.resume_plan import ResumePlan
-from ppoctl.wire import new_run, session
-from ppoctl.wire.samples import ShownSample
+from ppoctl.store.run_paths import RunPaths
 
 UNMET = {"reward/score_mean": {"min": 2.0}, "value/clip_frac": {"max": 1.0}}
 

@@ -12,8 +12,8 @@ from ppoctl import errors
 from ppoctl.cli import app as app_module
 from ppoctl.cli.app import run
 from ppoctl.errors import holds_secret, quoted, without_secrets
-from ppoctl.recipe.load import load
-from ppoctl.recipe.write import recipe_as_toml
+from ppoctl.loading.load import load
+from ppoctl.loading.write import recipe_as_toml
 from recipe.conftest import SMALLEST
 
 URI = "http://me:hunter2@host:5000/x"

@@ -20,16 +20,16 @@ from ppoctl.batch.scores import FINISH_REASONS, REWARD_OUTCOMES
 from ppoctl.cli import pager, render, sample_list, sample_screen, show
 from ppoctl.cli.app import run
 from ppoctl.errors import RecipeError
+from ppoctl.runs import new_run, session
+from ppoctl.runs.samples import read_samples
 from ppoctl.store import record_file
 from ppoctl.store import sample_list as lists
-from ppoctl.store.layout import RunPaths
 from ppoctl.store.manifest import require
-from ppoctl.store.once import load_record
 from ppoctl.store.resume_plan import ResumePlan
+from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.sample_list import Before, SampleFilter, flips, ordered
 from ppoctl.store.samples import SampleRow, StepRecords, spans
-from ppoctl.wire import new_run, session
-from ppoctl.wire.samples import read_samples
+from ppoctl.store.stage_runner import load_record
 
 MODEL = Path(__file__).parents[2] / "recipes/quickstart/model"
 

@@ -10,7 +10,7 @@ from fakes.job import Witness, play
 from fakes.sockets import fake_recipe
 from fakes.stories import NO_CRITIC, TWO_ROUNDS
 from ppoctl.cli.app import run
-from ppoctl.loop.stories import StepFunction
+from ppoctl.loop.step_functions import StepFunction
 
 
 class StopError(Exception):

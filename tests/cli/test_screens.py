@@ -16,17 +16,17 @@ from rich.console import Console as RichConsole
 
 from cli.screens import PAGE, SCREENS, blocks, captured, kind, unpack
 from fakes.sockets import fake_recipe, fake_sockets
+from ppoctl.activity import ACTIVITIES
 from ppoctl.cli import summary
 from ppoctl.cli.app import run
-from ppoctl.doing import ACTIVITIES
 from ppoctl.errors import ExpectationError, InterruptedByUserError
-from ppoctl.launch.signals import signal_gate
-from ppoctl.metrics import find
-from ppoctl.store.layout import RunPaths
+from ppoctl.metric_registry import find
+from ppoctl.runs import new_run, session
+from ppoctl.shutdown.signals import signal_gate
 from ppoctl.store.resume_plan import ResumePlan
+from ppoctl.store.run_paths import RunPaths
 from ppoctl.tracking.forwarder import Sent
 from ppoctl.tracking.screen import LiveScreen
-from ppoctl.wire import new_run, session
 
 ON_FAKES = ("train", "terminal", "narrow", "verbose", "quiet", "stop", "stop-twice", "resume", "rollout")
 """Screens of a training: what engines say while they start is held by the story of the quickstart."""

@@ -13,7 +13,7 @@ import torch
 from ppoctl.convert.hugging_face import Spec
 from ppoctl.convert.safetensors_writer import SafetensorsWriter
 from ppoctl.convert.tensors import placements
-from ppoctl.model.reading import read_shape
+from ppoctl.model.shape_reader import read_shape
 
 CONFIG = {
     "model_type": "qwen2",
@@ -53,7 +53,7 @@ def forget_peak() -> None:
 
 
 def main() -> None:
-    from ppoctl.conversion.command import ConvertRequest, convert
+    from ppoctl.convert.command.convert_ckpt import ConvertRequest, convert
 
     source, out, to = sys.argv[1:]
     read_shape(Path(source))  # what imports take is none of the model's business

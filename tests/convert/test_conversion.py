@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from convert.conftest import edit_json
-from ppoctl.conversion import parity
-from ppoctl.conversion.command import REPORT, Conversion, ConvertRequest, convert
-from ppoctl.convert import parameters, parts, written
-from ppoctl.convert.rows import FusedPart
-from ppoctl.engines.megatron.scoring import CheckpointScorer
+from ppoctl.convert import fused_views, parameters, writers
+from ppoctl.convert.command import parity
+from ppoctl.convert.command.convert_ckpt import REPORT, Conversion, ConvertRequest, convert
+from ppoctl.convert.tensor_mapping import FusedPart
+from ppoctl.engines.megatron.checkpoint_scoring import CheckpointScorer
 from ppoctl.errors import ConversionError, EnvironmentProblemError, OutOfMemoryError, RecipeError
 from ppoctl.model.rope import Rope
 from ppoctl.model.shape import ModelShape
@@ -213,7 +213,7 @@ def test_a_table_that_is_wrong_both_ways_is_found_by_what_the_model_says(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keys where values belong: they have the same shape, and come back bit for bit."""
-    part_of, other = parts.part_of, {FusedPart.KEY: FusedPart.VALUE, FusedPart.VALUE: FusedPart.KEY}
+    part_of, other = fused_views.part_of, {FusedPart.KEY: FusedPart.VALUE, FusedPart.VALUE: FusedPart.KEY}
     monkeypatch.setattr(
         parameters, "part_of", lambda whole, place, shape: part_of(whole, other.get(place, place), shape)
     )
@@ -253,7 +253,7 @@ def test_padding_that_is_not_zero_is_found(model: Model, tmp_path: Path, monkeyp
         whole[parameter.rows :] = 1
         return whole
 
-    monkeypatch.setattr(written, "assembled", padded_with_ones)
+    monkeypatch.setattr(writers, "assembled", padded_with_ones)
     with pytest.raises(ConversionError, match=r"padding rows of Megatron's `embedding\.word_embeddings\.weight`"):
         run(model("qwen2"), "megatron", tmp_path / "out")
     run(model("qwen2"), "megatron", tmp_path / "trained", verify=False)

@@ -17,11 +17,11 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from cli.conftest import Ask, Said, asking
 from fakes.job import PPO_STORIES
 from ppoctl.batch.digest import flushed_digest
-from ppoctl.convert.companions import companions_digest
+from ppoctl.convert.model_files import companions_digest
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
-from ppoctl.store.layout import MANIFEST, RunPaths
 from ppoctl.store.manifest import Manifest
+from ppoctl.store.run_paths import MANIFEST, RunPaths
 from ppoctl.wire.sources import COMPANIONS, CRITIC_COMPANIONS
 from recipe.conftest import SMALLEST
 

@@ -19,15 +19,15 @@ from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.ranks import ThisProcess
 from ppoctl.engines.megatron.trainer import MegatronCritic
 from ppoctl.errors import EnvironmentProblemError, RecipeError
-from ppoctl.model.reading import read_shape
+from ppoctl.loading.load import load
+from ppoctl.model.shape_reader import read_shape
 from ppoctl.preflight.check import check
 from ppoctl.preflight.model import require_critic
-from ppoctl.recipe.load import load
 from ppoctl.recipe.schema import CriticModelTable, Recipe
 from ppoctl.store import run_dir
-from ppoctl.store.layout import MANIFEST, RunPaths
 from ppoctl.store.manifest import Manifest
-from ppoctl.wire.stories import as_recorded
+from ppoctl.store.run_paths import MANIFEST, RunPaths
+from ppoctl.wire.outlines import as_recorded
 from recipe.conftest import SMALLEST
 
 Model = Callable[[str], Path]

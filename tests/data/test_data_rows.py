@@ -12,8 +12,8 @@ import pytest
 
 from ppoctl.batch.prompts import Message
 from ppoctl.data.index import read_set
+from ppoctl.data.row_blocks import columns_of, lookup
 from ppoctl.data.rows import read_rows, require_enough, tables_of
-from ppoctl.data.tables import columns_of, lookup
 from ppoctl.errors import DataError, ExitCode, MissingAssetError, RecipeError
 from ppoctl.recipe.schema import ColumnRows, DataTable, Gsm8kRows
 

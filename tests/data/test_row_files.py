@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from ppoctl.data.index import read_set
+from ppoctl.data.row_blocks import blocks_of
 from ppoctl.data.rows import DatasetRow, read_rows
-from ppoctl.data.tables import blocks_of
 from ppoctl.data.template import PromptTemplate
 from ppoctl.errors import DataError, MissingAssetError
 from ppoctl.recipe.row_files import rows_of

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from fakes.nvml import FakeNvml
-from ppoctl import nvml
-from ppoctl.device import CudaView
 from ppoctl.doctor.finding import Finding
-from ppoctl.doctor.machine import UNLIMITED, HostInfo, TorchBuild
+from ppoctl.machine import nvml
+from ppoctl.machine.device import CudaView
+from ppoctl.machine.host_info import UNLIMITED, HostInfo, TorchBuild
 
 REQUIRES = (
     "typer>=0.29",

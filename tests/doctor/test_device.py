@@ -11,8 +11,8 @@ import torch
 from doctor.machines import driver
 from fakes.nvml import NO_LIBRARY, FakeNvml
 from house.conftest import ROOT, trees
-from ppoctl import device
 from ppoctl.errors import EnvironmentProblemError
+from ppoctl.machine import device
 
 CPU = torch.device("cpu")
 
@@ -46,7 +46,7 @@ def test_a_gpu_that_only_the_kernel_knows_is_expected_by_a_torch_that_was_built_
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nvml: FakeNvml
 ) -> None:
     nvml.plant(monkeypatch)
-    monkeypatch.setattr("ppoctl.nvml._DEVICES", tmp_path)
+    monkeypatch.setattr("ppoctl.machine.nvml._DEVICES", tmp_path)
     (tmp_path / "nvidiactl").touch()
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert device.this_device() == CPU

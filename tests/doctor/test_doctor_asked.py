@@ -15,11 +15,11 @@ import pytest
 from doctor.machines import driver, node
 from fakes.hostile import BROKEN, SLOW, hostile
 from fakes.nvml import FakeNvml
-from ppoctl import nvml
-from ppoctl.doctor import asked
-from ppoctl.doctor.asked import IntendedRun
+from ppoctl.doctor import recipe_checks
 from ppoctl.doctor.finding import Verdict
-from ppoctl.recipe.load import load
+from ppoctl.doctor.recipe_checks import IntendedRun
+from ppoctl.loading.load import load
+from ppoctl.machine import nvml
 from preflight.conftest import MODEL, ROWS
 from recipe.conftest import SMALLEST
 
@@ -52,36 +52,36 @@ def closed() -> str:
 
 
 def test_a_model_without_a_tokenizer_is_wrong(ask: Ask) -> None:
-    [found] = asked.model(ask(), LAPTOP)
+    [found] = recipe_checks.model(ask(), LAPTOP)
     assert found.verdict == Verdict.OK
     for file in Path("base").glob("tokenizer*"):
         file.unlink()
-    [found] = asked.model(ask(), LAPTOP)
+    [found] = recipe_checks.model(ask(), LAPTOP)
     assert found.verdict == Verdict.WRONG
     assert "has no tokenizer" in found.seen
 
 
 def test_a_layout_of_more_gpus_than_there_are_is_wrong(ask: Ask) -> None:
     wanted = ask("generator.engines=4")
-    found = asked.layout(wanted, node())
+    found = recipe_checks.layout(wanted, node())
     assert (found.verdict, found.seen) == (Verdict.WRONG, "the recipe needs 4 GPUs, and this machine shows 2")
-    assert asked.layout(wanted, replace(node(), driver=driver(FakeNvml(count=8)))).seen == "4 of 8 GPUs"
+    assert recipe_checks.layout(wanted, replace(node(), driver=driver(FakeNvml(count=8)))).seen == "4 of 8 GPUs"
     hidden = replace(node(), driver=driver(FakeNvml(count=8)), environ={"CUDA_VISIBLE_DEVICES": "5,6,7"})
-    assert asked.layout(wanted, hidden).seen.endswith("this machine shows 3 of 8 (`CUDA_VISIBLE_DEVICES`)")
-    assert asked.layout(wanted, LAPTOP).seen == "4 processes on CPUs"
+    assert recipe_checks.layout(wanted, hidden).seen.endswith("this machine shows 3 of 8 (`CUDA_VISIBLE_DEVICES`)")
+    assert recipe_checks.layout(wanted, LAPTOP).seen == "4 processes on CPUs"
     joined = ask("generator.engines=4", "cluster.ray_address='head:6379'")
-    assert asked.layout(joined, node()).verdict == Verdict.OK
+    assert recipe_checks.layout(joined, node()).verdict == Verdict.OK
 
 
 def test_memory_and_disk_are_told_as_a_start_tells_them(
     ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert asked.memory(ask(), LAPTOP).verdict == Verdict.OK
+    assert recipe_checks.memory(ask(), LAPTOP).verdict == Verdict.OK
     tiny = replace(node(), driver=driver(FakeNvml(memory=(64 << 20, 0))))
-    assert "needs" in asked.memory(ask(), tiny).seen
-    assert asked.saves(ask(), tmp_path / "runs").verdict == Verdict.OK
+    assert "needs" in recipe_checks.memory(ask(), tiny).seen
+    assert recipe_checks.saves(ask(), tmp_path / "runs").verdict == Verdict.OK
     monkeypatch.setattr("shutil.disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 40, 1 << 10))
-    found = asked.saves(ask(), tmp_path / "runs")
+    found = recipe_checks.saves(ask(), tmp_path / "runs")
     assert found.verdict == Verdict.WRONG
     assert "has 1 KiB free, and the run needs" in found.seen
 
@@ -89,10 +89,12 @@ def test_memory_and_disk_are_told_as_a_start_tells_them(
 def test_a_ray_that_does_not_answer_is_wrong_where_it_is_joined(ask: Ask, listening: str) -> None:
     several = "generator.engines=2"
     address = closed()
-    assert asked.joined_ray(ask(f"cluster.ray_address='{address}'")).verdict == Verdict.OK, "one process needs none"
-    found = asked.joined_ray(ask(several, f"cluster.ray_address='{address}'"))
+    assert recipe_checks.joined_ray(ask(f"cluster.ray_address='{address}'")).verdict == Verdict.OK, (
+        "one process needs none"
+    )
+    found = recipe_checks.joined_ray(ask(several, f"cluster.ray_address='{address}'"))
     assert (found.verdict, found.mend) == (Verdict.WRONG, f"ray status --address {address}")
-    assert asked.joined_ray(ask(several, f"cluster.ray_address='{listening}'")).verdict == Verdict.OK
+    assert recipe_checks.joined_ray(ask(several, f"cluster.ray_address='{listening}'")).verdict == Verdict.OK
 
 
 def test_mlflow_that_is_not_reached_is_a_warning_as_training_goes_on(
@@ -101,17 +103,17 @@ def test_mlflow_that_is_not_reached_is_a_warning_as_training_goes_on(
     def at(uri: str) -> IntendedRun:
         return ask(f"tracking={{kind='mlflow', uri='{uri}'}}")
 
-    assert asked.mlflow(ask()).seen == "a sqlite file in the runs folder"
+    assert recipe_checks.mlflow(ask()).seen == "a sqlite file in the runs folder"
     address = closed()
-    found = asked.mlflow(at(f"http://{address}"))
+    found = recipe_checks.mlflow(at(f"http://{address}"))
     assert (found.verdict, found.mend) == (Verdict.WARNING, f"curl -sS -o /dev/null http://{address}")
-    assert asked.mlflow(at("sqlite:////nowhere/at/all.db")).verdict == Verdict.WARNING
+    assert recipe_checks.mlflow(at("sqlite:////nowhere/at/all.db")).verdict == Verdict.WARNING
     monkeypatch.setenv("WHERE", f"postgresql://me:secret@{address}")
-    found = asked.mlflow(at("$WHERE/db"))
+    found = recipe_checks.mlflow(at("$WHERE/db"))
     assert found.verdict == Verdict.WARNING
     assert "secret" not in found.seen
     monkeypatch.delenv("WHERE")
-    assert asked.mlflow(at("$WHERE/db")).verdict == Verdict.WRONG, "a start refuses that"
+    assert recipe_checks.mlflow(at("$WHERE/db")).verdict == Verdict.WRONG, "a start refuses that"
 
 
 @contextmanager
@@ -138,12 +140,12 @@ def test_a_server_is_reached_with_the_user_of_its_uri_whose_password_is_not_told
     tracked = ask("tracking={kind='mlflow', uri='$WHERE'}")
     with server(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n") as (address, heard):
         monkeypatch.setenv("WHERE", f"http://me:gehe%40im@{address}/base/")
-        assert asked.mlflow(tracked).verdict == Verdict.OK
+        assert recipe_checks.mlflow(tracked).verdict == Verdict.OK
     assert heard[0].startswith(b"GET /base/health ")
     assert f"Authorization: Basic {base64.b64encode(b'me:gehe@im').decode()}".encode() in heard[0]
     with server(b"220 mail.example ready\r\n") as (address, _):
         monkeypatch.setenv("WHERE", f"http://{address}")
-        assert "what answers there does not speak HTTP" in asked.mlflow(tracked).seen
+        assert "what answers there does not speak HTTP" in recipe_checks.mlflow(tracked).seen
 
 
 @pytest.mark.timeout(60)
@@ -151,8 +153,8 @@ def test_a_server_is_reached_with_the_user_of_its_uri_whose_password_is_not_told
 def test_a_server_that_misuses_http_is_a_warning_in_time(ask: Ask, name: str) -> None:
     began = time.monotonic()
     with hostile((SLOW | BROKEN)[name]) as url:
-        found = asked.mlflow(ask(f"tracking={{kind='mlflow', uri='{url}'}}"))
-    assert time.monotonic() - began < asked.ANSWER_S + 2
+        found = recipe_checks.mlflow(ask(f"tracking={{kind='mlflow', uri='{url}'}}"))
+    assert time.monotonic() - began < recipe_checks.ANSWER_S + 2
     only_body = {"less than its length", "a chunk of less than its length"}
     in_time = {name for name in (SLOW | BROKEN) if "body" in name or "chunk" in name or "trailers" in name}
     assert found.verdict == (Verdict.OK if name in only_body | in_time else Verdict.WARNING)
@@ -168,7 +170,7 @@ def test_a_server_behind_a_proxy_is_reached_through_it(
 ) -> None:
     with server(b"HTTP/1.1 " + status + b" So\r\nContent-Length: 0\r\n\r\n") as (address, heard):
         monkeypatch.setenv(f"{scheme}_proxy", f"http://us:er@{address}")
-        found = asked.mlflow(ask(f"tracking={{kind='mlflow', uri='{scheme}://mlflow.example:5000/base'}}"))
+        found = recipe_checks.mlflow(ask(f"tracking={{kind='mlflow', uri='{scheme}://mlflow.example:5000/base'}}"))
     assert heard[0].startswith(line)
     assert b"Proxy-Authorization: Basic " + base64.b64encode(b"us:er") in heard[0]
     # An answer of the server is enough, and a proxy passes it on; a tunnel that is refused ends at no server.
@@ -180,11 +182,11 @@ def test_a_uri_that_cannot_be_read_is_a_warning_without_its_words(
     ask: Ask, monkeypatch: pytest.MonkeyPatch, uri: str
 ) -> None:
     monkeypatch.setenv("WHERE", uri)
-    found = asked.mlflow(ask("tracking={kind='mlflow', uri='$WHERE'}"))
+    found = recipe_checks.mlflow(ask("tracking={kind='mlflow', uri='$WHERE'}"))
     assert found.verdict == Verdict.WARNING
     assert found.seen.endswith("is not reached: it cannot be read as a URI; training goes on without")
 
 
 def test_a_database_that_listens_is_reached(ask: Ask, listening: str) -> None:
-    found = asked.mlflow(ask(f"tracking={{kind='mlflow', uri='postgresql+psycopg2://{listening}/db'}}"))
+    found = recipe_checks.mlflow(ask(f"tracking={{kind='mlflow', uri='postgresql+psycopg2://{listening}/db'}}"))
     assert (found.verdict, found.seen) == (Verdict.OK, f"`postgresql+psycopg2://{listening}/db`")

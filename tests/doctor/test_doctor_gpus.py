@@ -8,12 +8,12 @@ import pytest
 
 from doctor.machines import VERSIONS, driver, node
 from fakes.nvml import FakeNvml
-from ppoctl import nvml
-from ppoctl.device import CudaView
 from ppoctl.doctor import gpus, host
 from ppoctl.doctor.examine import findings
 from ppoctl.doctor.finding import Verdict
-from ppoctl.doctor.machine import HostInfo, TorchBuild, built_for
+from ppoctl.machine import nvml
+from ppoctl.machine.device import CudaView
+from ppoctl.machine.host_info import HostInfo, TorchBuild, built_for
 
 NO_DRIVER = nvml.NoDriver("NVML Shared Library Not Found")
 BROKEN_DRIVER = nvml.NoDriver("GPU is lost", is_broken=True)

@@ -14,7 +14,7 @@ from ppoctl.cli.app import run
 from ppoctl.cli.doctor import print_findings
 from ppoctl.doctor.examine import OF_A_MACHINE, checks, findings
 from ppoctl.doctor.finding import Finding, Verdict
-from ppoctl.doctor.machine import HostInfo, TorchBuild, this_machine
+from ppoctl.machine.host_info import HostInfo, TorchBuild, this_machine
 from recipe.conftest import SMALLEST
 
 NAMES = [

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fakes.nvml import NO_LIBRARY, FakeNvml, NVMLError
-from ppoctl import nvml
+from ppoctl.machine import nvml
 
 
 def test_driver_gpus_and_who_reads_whom_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
+from ppoctl.engines.device_sharing import DeviceSharing
 from ppoctl.engines.megatron.ranks import DeviceSharingRanks
-from ppoctl.engines.turns import DeviceSharing
 
 EVERYONE = ("actor", "critic", "generator")
 

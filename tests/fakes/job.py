@@ -8,20 +8,20 @@ from pathlib import Path
 from fakes.sockets import fake_recipe, fake_sockets
 from ppoctl.errors import PreemptedError
 from ppoctl.loop.run import Health, RunContext, run
-from ppoctl.loop.stories import PPO, outline, step_function_at
+from ppoctl.loop.step_functions import PPO, outline, step_function_at
 from ppoctl.ports import Gate, Generator
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import artifact, run_dir
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.journal import JournalLine, read_lines
-from ppoctl.store.layout import RunPaths
 from ppoctl.store.outline import Outlines, outlines_of
 from ppoctl.store.retention import saved_steps
 from ppoctl.store.run_dir import STORIES
+from ppoctl.store.run_paths import RunPaths
 from ppoctl.tracking.health import HealthMonitor
-from ppoctl.wire.job import RunHooks, assemble
-from ppoctl.wire.sockets import Components
-from ppoctl.wire.stories import StoryAt, as_recorded
+from ppoctl.wire.components import Components
+from ppoctl.wire.outlines import StoryAt, as_recorded
+from ppoctl.wire.run_context import RunHooks, assemble
 
 
 @dataclass

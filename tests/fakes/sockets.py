@@ -13,8 +13,8 @@ from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.ports import Actor, OutputRequest, Sample, SampleRequest, SamplingParams
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.gsm8k import Gsm8kScorer
-from ppoctl.rewards.summed import SumReward
-from ppoctl.wire.sockets import Components
+from ppoctl.rewards.sum import SumReward
+from ppoctl.wire.components import Components
 
 
 class FakeStream:

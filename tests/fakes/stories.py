@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from ppoctl.batch.records import Advantages, Carry, Rewards, Rollouts
-from ppoctl.loop.stories import RunStage, Stages, StepFunction, StepInputs, StepOutputs
+from ppoctl.loop.step_functions import RunStage, Stages, StepFunction, StepInputs, StepOutputs
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from fakes.job import play
 from fakes.slurm import FakeSlurm
 from fakes.sockets import fake_recipe
 from ppoctl.errors import RunAliveError, SlurmError
-from ppoctl.slurm import following
+from ppoctl.slurm import run_status
 from ppoctl.slurm.client import Slurm
 from ppoctl.slurm.run_state import RunFacts
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.jobs import JobRecord, ScriptEnd, record
 from ppoctl.store.journal import Journal, read_lines
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def begun(layout: RunPaths, **where: object) -> Attempt:
 
 
 def facts(layout: RunPaths) -> RunFacts:
-    return following.facts(layout, read_lines(layout.journal))
+    return run_status.facts(layout, read_lines(layout.journal))
 
 
 def age(path: Path, seconds: float) -> None:
@@ -70,7 +70,7 @@ def test_patience_is_ten_of_the_longest_stage_between_a_start_and_the_longest_de
 
     def after_a_stage_of(seconds: float) -> float:
         lines = [line | ({"seconds": seconds} if "stage" in line else {}) for line in read_lines(layout.journal)]
-        return following.facts(layout, lines).patience_s
+        return run_status.facts(layout, lines).patience_s
 
     assert [after_a_stage_of(seconds) for seconds in (4.0, 7.0, 300.0)] == [50.0, 70.0, 1000.0]
 
@@ -82,7 +82,7 @@ def test_journal_console_and_the_log_of_the_job_are_each_a_sign_of_life(layout: 
     lines = [line | {"at": time.time() - 1000} for line in lines] + [started | {"job": "12"}]
 
     def quiet() -> int:
-        return round(following.facts(layout, lines).quiet_s, -1)
+        return round(run_status.facts(layout, lines).quiet_s, -1)
 
     assert quiet() == 900
     age(layout.job_log("12"), 300)
@@ -93,15 +93,15 @@ def test_journal_console_and_the_log_of_the_job_are_each_a_sign_of_life(layout: 
 
 def test_the_last_error_of_a_log_is_told_on_one_line_without_secrets(tmp_path: Path) -> None:
     log = tmp_path / "slurm-12.log"
-    assert following.last_error(log) == ""
-    log.write_text("error: an old one\nstep 1\n" + "x" * following.TAIL_BYTES)
-    assert following.last_error(log) == ""
+    assert run_status.last_error(log) == ""
+    log.write_text("error: an old one\nstep 1\n" + "x" * run_status.TAIL_BYTES)
+    assert run_status.last_error(log) == ""
     with log.open("a") as file:
         file.write("\nerror: cannot reach `https://user:word@host/x`\n\nhint: ls\n")
-    assert following.last_error(log) == "cannot reach `https://host/x`"
+    assert run_status.last_error(log) == "cannot reach `https://host/x`"
     with log.open("a") as file:
         file.write("slurmstepd: error: *** JOB 12 ON node1 CANCELLED DUE TO TIME LIMIT ***\n")
-    assert following.last_error(log) == "*** JOB 12 ON node1 CANCELLED DUE TO TIME LIMIT ***"
+    assert run_status.last_error(log) == "*** JOB 12 ON node1 CANCELLED DUE TO TIME LIMIT ***"
 
 
 def test_many_runs_are_one_question(cluster: FakeSlurm) -> None:
@@ -109,21 +109,21 @@ def test_many_runs_are_one_question(cluster: FakeSlurm) -> None:
     done = RunFacts(jobs=(JobRecord("7", 1.0, "x"), JobRecord("8", 2.0, "x")), ends={"7": [ScriptEnd(0, 0, 1.0)]})
     cluster.has("12", "RUNNING")
     cluster.has("13", "PENDING")
-    told = following.ask(Slurm(), [*runs, done])
+    told = run_status.ask(Slurm(), [*runs, done])
     assert "--jobs=12,13,8 " in cluster.asked[0]
     assert [job.id for run in runs for job in (*told.at_work(run), *told.waiting(run))] == ["12", "13"]
 
 
 def test_nobody_is_asked_for_a_run_without_jobs(cluster: FakeSlurm) -> None:
-    assert following.ask(Slurm(), [RunFacts()]).no_answer_reason is None
+    assert run_status.ask(Slurm(), [RunFacts()]).no_answer_reason is None
     assert cluster.asked == []
 
 
 def test_silence_is_told_with_its_reason(cluster: FakeSlurm) -> None:
     run = RunFacts(jobs=(JobRecord("12", 1.0, "resume"),))
     cluster.goes_away()
-    assert following.ask(following.slurm(0.2), [run]).no_answer_reason == "`squeue` gave no answer within 0.2 s"
-    absent = following.ask(Slurm({"PATH": "/nowhere"}), [run])
+    assert run_status.ask(run_status.slurm(0.2), [run]).no_answer_reason == "`squeue` gave no answer within 0.2 s"
+    absent = run_status.ask(Slurm({"PATH": "/nowhere"}), [run])
     assert absent.no_answer_reason == "no `squeue` here: this machine has no Slurm"
 
 
@@ -131,20 +131,20 @@ def test_a_run_whose_job_is_at_work_is_left_alone(layout: RunPaths, cluster: Fak
     begun(layout, job="12", restart=0)
     cluster.has("12", "RUNNING", nodes="node1")
     with pytest.raises(RunAliveError, match=r"is at work: job 12 of Slurm is at work") as raised:
-        following.require_idle(layout)
+        run_status.require_idle(layout)
     assert raised.value.hint is not None
     assert raised.value.hint.endswith(f"ppoctl resume {layout.root} --take-over")
     cluster.has("12", "NODE_FAIL")
-    following.require_idle(layout)
+    run_status.require_idle(layout)
     cluster.forgets("12")
-    following.require_idle(layout)
+    run_status.require_idle(layout)
 
 
 def test_a_job_that_begins_is_at_work_before_its_attempt_is(layout: RunPaths, cluster: FakeSlurm) -> None:
     record(layout, JobRecord("12", 1.0, "resume"))
     cluster.has("12", "CONFIGURING")
     with pytest.raises(RunAliveError, match="job 12"):
-        following.require_idle(layout)
+        run_status.require_idle(layout)
 
 
 def test_a_job_that_waits_would_take_the_run_from_whoever_begins_now(
@@ -157,17 +157,17 @@ def test_a_job_that_waits_would_take_the_run_from_whoever_begins_now(
     for id in ("", "99"):  # a login node, and a shell in a job of its own
         monkeypatch.setenv("SLURM_JOB_ID", id)
         with pytest.raises(RunAliveError, match="has a job in Slurm: 13 is PENDING") as raised:
-            following.require_idle(layout)
+            run_status.require_idle(layout)
         assert raised.value.hint is not None
         assert raised.value.hint.endswith(f"end it: ppoctl stop {layout.root}")
     monkeypatch.setenv("SLURM_JOB_ID", "12")  # 13 waits for its end
-    following.require_idle(layout)
+    run_status.require_idle(layout)
     cluster.has("12", "PENDING", restarts=1)
     monkeypatch.setenv("SLURM_JOB_ID", "13")  # somebody put 12 back into the queue
-    following.require_idle(layout)
+    run_status.require_idle(layout)
     cluster.has("12", "RUNNING", restarts=1)
     with pytest.raises(RunAliveError, match="job 12 of Slurm is at work"):
-        following.require_idle(layout)
+        run_status.require_idle(layout)
 
 
 def test_the_job_that_this_process_is_in_is_not_in_its_own_way(
@@ -177,10 +177,10 @@ def test_the_job_that_this_process_is_in_is_not_in_its_own_way(
     cluster.has("12", "RUNNING")
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node1")
-    following.require_idle(layout)
+    run_status.require_idle(layout)
     monkeypatch.setenv("SLURM_JOB_ID", "13")
     with pytest.raises(RunAliveError, match="job 12"):
-        following.require_idle(layout)
+        run_status.require_idle(layout)
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -192,10 +192,10 @@ def test_when_slurm_does_not_answer_a_person_is_asked_and_a_job_goes_on(
     if inside:
         monkeypatch.setenv("SLURM_JOB_ID", "13")
         monkeypatch.setenv("SLURM_JOB_NODELIST", "node1")
-        following.require_idle(layout)
+        run_status.require_idle(layout)
         return
     with pytest.raises(SlurmError, match=r"whether a job is at work on run `.*` is unknown") as raised:
-        following.require_idle(layout)
+        run_status.require_idle(layout)
     assert raised.value.hint is not None
     assert raised.value.hint.endswith("--take-over")
 
@@ -205,11 +205,11 @@ def test_a_machine_without_slurm_takes_a_run_over_as_before(
 ) -> None:
     begun(layout, job="12", restart=0)
     monkeypatch.setenv("PATH", "/nowhere")
-    following.require_idle(layout)
+    run_status.require_idle(layout)
 
 
 def test_nobody_asks_slurm_about_a_run_that_never_had_a_job(layout: RunPaths, cluster: FakeSlurm) -> None:
-    following.require_idle(layout)
+    run_status.require_idle(layout)
     assert cluster.asked == []
 
 
@@ -219,7 +219,7 @@ def test_a_process_of_this_host_is_named_before_its_job(layout: RunPaths, cluste
     begun(layout, job="12", restart=0, pid=parent.pid, host=platform.node())
     cluster.has("12", "RUNNING")
     with pytest.raises(RunAliveError, match=f"attempt . is process {parent.pid} here"):
-        following.require_idle(layout)
+        run_status.require_idle(layout)
 
 
 def test_an_attempt_that_this_very_job_left_behind_on_this_host_is_taken_over(
@@ -232,9 +232,9 @@ def test_an_attempt_that_this_very_job_left_behind_on_this_host_is_taken_over(
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node1")
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    following.require_idle(layout)
+    run_status.require_idle(layout)
     for id, restarts in (("12", "0"), ("13", "1")):  # two shells of one job, another job of this host
         monkeypatch.setenv("SLURM_JOB_ID", id)
         monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
         with pytest.raises(RunAliveError, match="is process"):
-            following.require_idle(layout)
+            run_status.require_idle(layout)

@@ -8,12 +8,12 @@ from fakes.job import PPO_STORIES
 from ppoctl.errors import InterruptedByUserError
 from ppoctl.slurm.allocation import Allocation
 from ppoctl.slurm.client import Slurm
-from ppoctl.slurm.turn import register_start
+from ppoctl.slurm.job_start import register_start
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.jobs import JobRecord, record
 from ppoctl.store.journal import Journal
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stop_request import request_stop
 
 

@@ -18,10 +18,10 @@ from ppoctl.recipe.schema import Recipe
 
 ASKED = {
     Path("recipe/sizes.py"): ("microbatch_limit", "epochs", "minibatch_seqs", "updates_per_tick", "warmup_updates"),
-    Path("recipe/capabilities.py"): ("wanting",),
+    Path("loading/capabilities.py"): ("wanting",),
     Path("recipe/cadence.py"): ("evaluates", "saves"),
-    Path("recipe/metric_rules.py"): ("is_lower_better",),
-    Path("plan/schedule.py"): ("learning_rate_of",),
+    Path("loading/rules/metrics.py"): ("is_lower_better",),
+    Path("plan/learning_rate.py"): ("learning_rate_of",),
 }
 """The functions of `recipe/` and `plan/` that engines, wiring and loop ask for a key."""
 

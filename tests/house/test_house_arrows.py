@@ -3,7 +3,7 @@
 import ast
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from every import of_every
@@ -12,62 +12,63 @@ from house.conftest import trees
 # Room -> rooms it may import. Its own is always allowed, and `ppoctl.__version__` to everyone.
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
-    "model": {"errors"},
-    "metrics": set(),
     "clock": set(),
-    "doing": {"clock"},
-    "versions": set(),
     "units": set(),
-    "table": set(),
-    "chart": set(),
-    "nvml": set(),
-    "device": {"nvml", "errors"},
-    "cuda_memory": set(),
+    "metric_registry": set(),
+    "recipe_table": set(),
     "http_client": set(),
-    "recipe": {"rewards", "table", "model", "metrics", "errors"},
-    "plan": {"loop", "store", "convert", "ppo", "rewards", "recipe", "table", "model", "errors"},
-    "launch": {"clock", "errors"},
-    "slurm": {"recipe", "store", "clock", "errors"},
+    "chart": set(),
     "ppo": set(),
-    "batch": {"model", "metrics", "errors"},
+    "activity": {"clock"},
+    "machine": {"errors"},
+    "model": {"errors"},
+    "shutdown": {"clock", "errors"},
+    "batch": {"model", "metric_registry", "errors"},
     "ports": {"batch"},
-    "stages": {"ports", "batch", "ppo", "clock", "doing", "metrics", "errors"},
-    "store": {"ports", "batch", "clock", "doing", "units", "errors"},
-    "loop": {"store", "batch", "recipe", "metrics", "errors"},
+    "rewards": {"batch", "recipe_table", "http_client", "units", "errors"},
+    "recipe": {"rewards", "recipe_table", "model", "errors"},
+    "loading": {"recipe", "rewards", "recipe_table", "model", "metric_registry", "errors"},
+    "manual": {"loading", "recipe", "recipe_table", "metric_registry"},
+    "convert": {"batch", "model", "errors"},
     "data": {"batch", "recipe", "model", "errors"},
-    "rewards": {"batch", "table", "http_client", "units", "errors"},
-    "tracking": {"store", "batch", "recipe", "clock", "doing", "metrics", "versions", "errors"},
-    "engines.turns": set(),
+    "stages": {"ports", "batch", "ppo", "activity", "clock", "metric_registry", "errors"},
+    "store": {"ports", "batch", "activity", "clock", "units", "errors"},
+    "loop": {"store", "batch", "recipe", "metric_registry", "errors"},
+    "plan": {
+        "loop", "store", "convert", "ppo", "rewards", "recipe", "recipe_table", "machine", "model", "errors",
+    },
+    "slurm": {"loading", "recipe", "store", "clock", "errors"},
+    "tracking": {"store", "batch", "recipe", "activity", "clock", "machine", "metric_registry", "errors"},
+    "engines.device_sharing": set(),
     "engines.loopback": set(),
-    "engines.child": {"doing", "errors"},
-    "weights": {"cuda_memory", "device", "engines.loopback", "engines.turns", "batch", "errors"},
+    "engines.child": {"activity", "errors"},
+    "weights": {"machine", "engines.device_sharing", "engines.loopback", "batch", "errors"},
     "engines.megatron": {
-        "convert", "cuda_memory", "device", "doing", "weights", "engines.loopback", "engines.turns", "ports", "batch",
+        "convert", "activity", "machine", "weights", "engines.device_sharing", "engines.loopback", "ports", "batch",
         "recipe", "model", "errors",
     },
-    "engines.vllm": {
-        "device", "weights", "engines.child", "engines.loopback", "ports", "batch", "recipe", "errors",
-    },
-    "engines.ray": {"clock", "doing", "weights", "engines.child", "errors"},
-    "convert": {"batch", "model", "errors"},
+    "engines.vllm": {"machine", "weights", "engines.child", "engines.loopback", "ports", "batch", "recipe", "errors"},
+    "engines.ray": {"activity", "clock", "weights", "engines.child", "errors"},
     "preflight": {
-        "batch", "convert", "data", "plan", "recipe", "rewards", "store", "model", "device", "nvml", "units",
+        "batch", "convert", "data", "loading", "plan", "recipe", "rewards", "store", "model", "machine", "units",
         "errors",
     },
-    "doctor": {"preflight", "recipe", "store", "device", "http_client", "nvml", "errors"},
-    "conversion": {
-        "convert", "engines.megatron", "store", "wire", "batch", "model", "versions", "errors",
-    },
+    "doctor": {"preflight", "loading", "recipe", "store", "machine", "http_client", "errors"},
     "wire": {
-        "convert", "data", "plan", "preflight", "engines.child", "engines.megatron", "engines.ray", "engines.turns",
-        "engines.vllm", "launch", "loop", "rewards", "slurm", "stages", "store", "tracking", "weights", "ports",
-        "batch", "ppo", "recipe", "report", "model", "clock", "device", "doing", "nvml", "units", "versions",
+        "convert", "data", "plan", "engines.child", "engines.megatron", "engines.ray", "engines.device_sharing",
+        "engines.vllm", "loading", "loop", "rewards", "slurm", "stages", "store", "weights", "ports", "batch", "ppo",
+        "recipe", "model", "activity", "machine", "errors",
+    },
+    "report": {"loading", "loop", "metric_registry", "recipe", "slurm", "store", "tracking", "clock", "errors"},
+    "runs": {
+        "wire", "data", "engines.ray", "loading", "loop", "plan", "preflight", "report", "rewards", "shutdown",
+        "slurm", "stages", "store", "tracking", "ports", "batch", "recipe", "model", "clock", "machine", "units",
         "errors",
     },
-    "report": {
-        "loop", "metrics", "recipe", "slurm", "store", "tracking", "clock", "errors",
+    "convert.command": {
+        "convert", "engines.megatron", "runs", "store", "wire", "batch", "machine", "model", "errors",
     },
-    "cli": {"doing", "units", "errors"},
+    "cli": {"activity", "units", "errors"},
     "api": set(),
     "__main__": {"cli"},
 }  # fmt: skip
@@ -75,11 +76,11 @@ ARROWS: dict[str, set[str]] = {
 # What a command may import inside its function, when it has been chosen.
 LATE: dict[str, set[str]] = {
     "cli": {
-        "chart", "clock", "conversion", "doctor", "launch", "loop", "metrics", "model", "plan", "preflight", "recipe",
-        "report", "slurm", "store", "tracking", "wire",
+        "chart", "clock", "convert.command", "doctor", "loading", "loop", "machine", "manual", "metric_registry",
+        "model", "plan", "preflight", "recipe", "report", "runs", "shutdown", "slurm", "store", "tracking", "wire",
     },
-    "report": {"wire"},
-    "api": {"batch", "cli", "launch", "loop", "recipe", "slurm", "store", "tracking", "wire"},
+    "report": {"runs"},
+    "api": {"batch", "cli", "loading", "loop", "runs", "shutdown", "slurm", "store", "tracking", "wire"},
 }  # fmt: skip
 
 # Foreign packages by room; the standard library is allowed to all.
@@ -87,14 +88,16 @@ FOREIGN: dict[str, set[str]] = {
     "errors": set(),
     "model": set(),
     "plan": set(),
-    "launch": set(),
+    "shutdown": set(),
     "slurm": set(),
     "chart": {"PIL"},
     "preflight": set(),
-    "device": {"torch"},
+    "machine": {"torch", "pynvml", "psutil"},
     "doctor": {"packaging"},
-    "recipe": {"pydantic", "pydantic_core", "pydantic_settings", "pyarrow"},
-    "table": {"pydantic"},
+    "recipe": {"pydantic", "pyarrow"},
+    "loading": {"pydantic", "pydantic_core", "pydantic_settings", "pyarrow"},
+    "manual": {"pydantic"},
+    "recipe_table": {"pydantic"},
     "rewards": {"pydantic", "torch", "jaxtyping", "math_verify"},
     "report": {"jinja2", "markupsafe"},
     "cli": {"typer", "rich"},
@@ -113,14 +116,20 @@ HOMES = {
     "ray": {"engines.ray"},
     "mlflow": {"tracking"},
     "typer": {"cli"},
-    "pynvml": {"nvml"},
+    "pynvml": {"machine"},
     "math_verify": {"rewards"},
 }
 
 
 def room(module: Path) -> str:
     parts = module.with_suffix("").parts
-    return ".".join(parts[:2]) if parts[0] == "engines" and parts[1] != "__init__" else parts[0]
+    return package_of(parts)
+
+
+def package_of(parts: Sequence[str]) -> str:
+    """The package of a dotted name: one level, and two where a part of a package has imports of its own."""
+    is_split = parts[0] == "engines" and parts[1:2] != ("__init__",) or tuple(parts[:2]) == ("convert", "command")
+    return ".".join(parts[:2]) if is_split else parts[0]
 
 
 def imports(tree: ast.AST, *, is_late: bool = False) -> Iterator[tuple[str, bool]]:
@@ -146,7 +155,7 @@ def rooms_imported(module: Path) -> Iterator[tuple[str, str, bool]]:
     for name, is_late in imports(trees()[module]):
         first, *rest = name.split(".")
         if first == "ppoctl" and rest not in ([], ["__version__"]):
-            yield ".".join(rest[:2]) if rest[0] == "engines" else rest[0], name, is_late
+            yield package_of(rest), name, is_late
 
 
 @of_every(MODULES)

@@ -10,15 +10,16 @@ import pytest
 
 from house.conftest import PACKAGE, ROOT
 from ppoctl.errors import ExitCode
-from ppoctl.metrics import METRICS, find
-from ppoctl.recipe import foreign, pages, reference
+from ppoctl.manual import algorithm_pages, reference_pages
+from ppoctl.manual.features import SECTIONS, features
+from ppoctl.manual.guides import groups
+from ppoctl.manual.keys import key_lines
+from ppoctl.metric_registry import METRICS, find
+from ppoctl.recipe import key_mappings
 from ppoctl.recipe import schema_tree as tree
-from ppoctl.recipe.features import SECTIONS, features
-from ppoctl.recipe.guides import groups
-from ppoctl.recipe.keys import key_lines
 from ppoctl.recipe.origins import dotted
 from ppoctl.recipe.schema import Recipe
-from ppoctl.table import RESULTS
+from ppoctl.recipe_table import RESULTS
 
 ALGORITHM = ("ppo", "reward", "rollout", "model", "actor.optimizer", "critic.optimizer")
 """Where a key that changes results is one of the algorithm."""
@@ -26,7 +27,7 @@ ALGORITHM = ("ppo", "reward", "rollout", "model", "actor.optimizer", "critic.opt
 
 @pytest.mark.parametrize(
     "page",
-    [pages.algorithms, pages.coming_from, reference.recipe, reference.metrics],
+    [algorithm_pages.algorithms, algorithm_pages.coming_from, reference_pages.recipe, reference_pages.metrics],
     ids=["algorithms", "coming-from", "recipe", "metrics"],
 )
 def test_a_page_is_what_is_made(page: Callable[[], str]) -> None:
@@ -36,7 +37,7 @@ def test_a_page_is_what_is_made(page: Callable[[], str]) -> None:
 
 def rows() -> list[str]:
     """Every key of the tables of docs/algorithms.md, and every key and alternative that a heading names."""
-    lines = pages.algorithms().splitlines()
+    lines = algorithm_pages.algorithms().splitlines()
     in_rows = [name for line in lines if line.startswith("| `") for name in _coded(line.split(" | ")[0])]
     headings = [name for line in lines if line.startswith("### ") for name in _coded(line)]
     return in_rows + [name.partition(" = ")[0] for name in headings]
@@ -103,7 +104,7 @@ def test_every_part_that_computes_says_its_formula_its_source_and_whose_default_
 
 
 def test_the_reference_has_every_key_and_every_metric() -> None:
-    recipe, metrics = reference.recipe(), reference.metrics()
+    recipe, metrics = reference_pages.recipe(), reference_pages.metrics()
     names = {line.key.rpartition(".")[2] for line in key_lines()}
     assert len(names) > 150
     assert [name for name in sorted(names) if f"\n| `{name}` |" not in recipe] == []
@@ -111,7 +112,7 @@ def test_the_reference_has_every_key_and_every_metric() -> None:
 
 
 def test_a_default_that_differs_between_tables_is_told_for_each() -> None:
-    page = reference.recipe()
+    page = reference_pages.recipe()
     assert "\n| `from_step` | whole number, at least 1 | `1`; `explained_variance`: `10` | reporting |" in page
     assert '\n| `gae_lambda` | `kind = "gae"` | number, at least 0, at most 1 | `1.0` | results |' in page
 
@@ -196,7 +197,7 @@ def test_every_row_says_something() -> None:
 
 
 def test_every_list_of_keys_without_a_meaning_has_a_reason() -> None:
-    assert {table["name"] for table in FOREIGN} == {system.name for system in foreign.systems()}
+    assert {table["name"] for table in FOREIGN} == {system.name for system in key_mappings.systems()}
     for table in FOREIGN:
         for each in table.get("unused", []):
             assert set(each) == {"keys", "why"}, table["name"]
@@ -208,13 +209,13 @@ def test_every_list_of_keys_without_a_meaning_has_a_reason() -> None:
 def test_every_key_is_answered_by_its_own_row() -> None:
     rows = [
         (row, their, ours)
-        for s in foreign.systems()
+        for s in key_mappings.systems()
         for row in s.rows
         for their, ours in zip(row.theirs, row.ours, strict=True)
     ]
     for row, their, ours in rows:
-        answers = foreign.find(tuple(their.removesuffix(".*").split(".")))
-        own = foreign.KeyAnswer(row.system, their, ours, row.note)
+        answers = key_mappings.find(tuple(their.removesuffix(".*").split(".")))
+        own = key_mappings.KeyAnswer(row.system, their, ours, row.note)
         assert own in answers, their
         # A key that several systems have is the same key of ours.
         assert {answer.ours for answer in answers if answer.ours} <= {ours}, their

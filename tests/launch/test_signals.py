@@ -14,9 +14,9 @@ from textwrap import dedent
 import pytest
 
 from ppoctl.errors import EnvironmentProblemError, InterruptedByUserError, PpoctlError, PreemptedError
-from ppoctl.launch import signals
-from ppoctl.launch.signals import SignalGate, signal_gate
-from ppoctl.launch.time_left import ENDING_S, KILL_WAIT_S, TimeLeft, unknown
+from ppoctl.shutdown import signals
+from ppoctl.shutdown.signals import SignalGate, signal_gate
+from ppoctl.shutdown.time_left import ENDING_S, KILL_WAIT_S, TimeLeft, unknown
 
 GOES_ON = "ppoctl resume runs/mine"
 
@@ -160,7 +160,7 @@ def test_signals_end_a_process_that_has_heard_of_the_gate_only_with_its_code() -
     program = """
 import os, signal, sys
 from ppoctl.errors import PpoctlError
-from ppoctl.launch.signals import signal_gate
+from ppoctl.shutdown.signals import signal_gate
 try:
     with signal_gate("again"):
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -391,7 +391,7 @@ def test_a_signal_is_answered_in_the_middle_of_a_call_that_does_not_return() -> 
     """A library that works for long without Python: here in one call of OpenSSL, for a minute or so."""
     script = dedent("""
         import hashlib
-        from ppoctl.launch.signals import signal_gate
+        from ppoctl.shutdown.signals import signal_gate
         with signal_gate("again", lambda text: print(text, flush=True)):
             print("ready", flush=True)
             hashlib.pbkdf2_hmac("sha256", b"", b"", 100_000_000)

@@ -13,7 +13,7 @@ from ppoctl.loop.run import RunContext, run
 from ppoctl.recipe.schema import HealthRule, HealthTable
 from ppoctl.store import manifest as manifests
 from ppoctl.store.discard import roll_back
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.states import saved_state
 from ppoctl.tracking.health import HealthMonitor
 from store.conftest import stop_at

@@ -18,7 +18,7 @@ from ppoctl.recipe.cadence import saves
 from ppoctl.recipe.schema import Expectation
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import read_lines
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.states import saved_state
 
 

@@ -14,12 +14,12 @@ import pytest
 from fakes.job import Witness, open_run, result, saved_pairs
 from fakes.sockets import fake_recipe
 from ppoctl.errors import InterruptedByUserError, PpoctlError, PreemptedError
-from ppoctl.launch import signals
-from ppoctl.launch.signals import SignalGate, signal_gate
-from ppoctl.launch.time_left import TimeLeft
 from ppoctl.loop.run import run
+from ppoctl.shutdown import signals
+from ppoctl.shutdown.signals import SignalGate, signal_gate
+from ppoctl.shutdown.time_left import TimeLeft
 from ppoctl.store import manifest as manifests
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 
 BEFORE_TRAINING = ("rollout", "reward", "values", "logprobs", "advantages")
 STAGES = (*BEFORE_TRAINING, "critic_update", "actor_update", "eval")

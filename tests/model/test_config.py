@@ -10,7 +10,7 @@ from transformers import AutoConfig
 from ppoctl.errors import RecipeError
 from ppoctl.model.config import completed
 from ppoctl.model.families import FAMILIES
-from ppoctl.model.reading import shape_of
+from ppoctl.model.shape_reader import shape_of
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,8 +8,8 @@ from ppoctl.model.shape import ExpertShape, LatentShape, ModelShape, SigmoidRout
 from ppoctl.plan.memory import generator
 from ppoctl.plan.memory.activations import backward_bytes, forward_bytes, saved
 from ppoctl.plan.memory.attention import attention_at_work, norm_at_work
-from ppoctl.plan.memory.part import MicrobatchShape, ModelShard, Precision
 from ppoctl.plan.memory.pipeline import Parameters, rank_parameters, stages_of, whole_model
+from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision
 from ppoctl.plan.memory.trainer import Training, ranks_of
 from ppoctl.recipe.schema import GeneratorTable, ParallelTable
 

@@ -9,17 +9,17 @@ import pytest
 from fakes.stories import NO_CRITIC
 from plan.small_model import SMALL as DENSE
 from ppoctl.engines.ray.placement import DevicePlacement
-from ppoctl.loop.stories import PPO, outline
-from ppoctl.model.reading import read_shape
+from ppoctl.loading.load import load
+from ppoctl.loop.step_functions import PPO, outline
+from ppoctl.model.shape_reader import read_shape
 from ppoctl.plan.memory import driver, generator, pools
 from ppoctl.plan.memory.activations import backward_bytes, forward_bytes, saved
 from ppoctl.plan.memory.driver import StepBatch, batch_of, driver_bytes, records_of, update_input_bytes
 from ppoctl.plan.memory.estimate import Memory, estimate, misfit, training_of
-from ppoctl.plan.memory.part import MicrobatchShape, ModelShard, Precision
 from ppoctl.plan.memory.pipeline import rank_parameters, stages_of
 from ppoctl.plan.memory.residency import MemoryItem, resident, schedule_of
+from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision
 from ppoctl.plan.memory.trainer import Training, ranks_of, runs_under_way, state_bytes
-from ppoctl.recipe.load import load
 from ppoctl.recipe.parallel import devices, is_one_process, processes
 from ppoctl.recipe.schema import ClusterTable, GeneratorTable, ParallelTable, Recipe, Recompute
 

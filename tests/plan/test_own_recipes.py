@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from ppoctl.loading.load import load
 from ppoctl.plan.memory.estimate import Memory, estimate_here, misfit
-from ppoctl.recipe.load import load
 from ppoctl.recipe.schema import ByTokens, Recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from ppoctl.plan.arithmetic import plan
-from ppoctl.plan.schedule import learning_rate_of
-from ppoctl.plan.work import WorkPlan
-from ppoctl.recipe.load import load
+from ppoctl.loading.load import load
+from ppoctl.plan.flops import WorkPlan
+from ppoctl.plan.learning_rate import learning_rate_of
+from ppoctl.plan.run_plan import plan
 from ppoctl.recipe.sizes import planned_updates
-from ppoctl.store.layout import MANIFEST, RunPaths
 from ppoctl.store.manifest import Manifest
+from ppoctl.store.run_paths import MANIFEST, RunPaths
 from ppoctl.store.saved_by import SavedBy, saved_by
 from ppoctl.wire.reward_steps import reward_steps
 from recipe.conftest import Write

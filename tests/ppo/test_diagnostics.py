@@ -6,7 +6,7 @@ import pytest
 import torch
 from grids import GARBAGE, holey_mask, normal, poisoned
 
-from ppoctl.metrics import find
+from ppoctl.metric_registry import find
 from ppoctl.ppo.diagnostics import nearest_rank, policy_diagnostics, sampler_gap, value_diagnostics
 from ppoctl.ppo.policy_loss import PolicyClip
 from tolerance import EXACT, FLOAT32

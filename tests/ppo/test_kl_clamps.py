@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from ppoctl.ppo.kl import KlEstimator
+from ppoctl.recipe.docstring_fields import parse_docstring
 from ppoctl.recipe.kl import KlInLoss
-from ppoctl.recipe.marks import parse_docstring
 from tolerance import FLOAT32
 
 KINDS = ("k1", "k2", "k3", "abs")

@@ -11,11 +11,11 @@ import pytest
 
 from ppoctl.cli.app import run
 from ppoctl.errors import RecipeError
+from ppoctl.loading.load import load
 from ppoctl.model.folder import fetched
 from ppoctl.preflight.check import check
 from ppoctl.preflight.model import find_model
 from ppoctl.recipe.generator_limits import require_head_size
-from ppoctl.recipe.load import load
 from preflight.conftest import edit, edit_header
 
 Break = Callable[[Path], None]

@@ -25,7 +25,8 @@ from ppoctl.errors import (
     RewardError,
     StorageError,
 )
-from ppoctl.plan.memory import estimate
+from ppoctl.loading.load import load
+from ppoctl.machine import memory
 from ppoctl.preflight import space
 from ppoctl.preflight.check import check
 from ppoctl.preflight.fit import gpu_gib_here, require_fit
@@ -33,7 +34,6 @@ from ppoctl.preflight.gpus import require_gpus
 from ppoctl.preflight.model import find_model
 from ppoctl.preflight.prompts import RowChecks
 from ppoctl.preflight.space import require_space
-from ppoctl.recipe.load import load
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.folders import require_new, require_writable
 from preflight.conftest import ROWS
@@ -237,7 +237,7 @@ def test_nothing_is_left_where_a_folder_was_tried(tmp_path: Path) -> None:
 def test_outputs_are_looked_at_before_engines(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "ppoctl.wire.commands", None)  # importing it would fail
+    monkeypatch.setitem(sys.modules, "ppoctl.runs.commands", None)  # importing it would fail
     (folder / "there").touch()
     assert run(["eval", "r.toml", "--ckpt", "base", "--out", "there"]) == 2
     assert run(["convert-ckpt", "base", "there", "--to", "megatron"]) == 2
@@ -256,9 +256,9 @@ def small(folder: Path) -> Recipe:
 
 
 def test_a_machine_that_is_too_small_is_refused(small: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate, "machine_bytes", lambda: 8 * 2**30)
+    monkeypatch.setattr(memory, "machine_bytes", lambda: 8 * 2**30)
     require_fit(small, None)
-    monkeypatch.setattr(estimate, "machine_bytes", lambda: 2**29)
+    monkeypatch.setattr(memory, "machine_bytes", lambda: 2**29)
     with pytest.raises(OutOfMemoryError) as caught:
         require_fit(small, None)
     assert "GiB on this machine with all processes, which has 0.5; most of it is libraries" in caught.value.message
@@ -276,7 +276,7 @@ def test_a_cache_without_room_for_a_sequence_is_refused(small: Recipe) -> None:
 def test_plan_and_validate_judge_what_they_are_told(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(estimate, "machine_bytes", lambda: 2**29)
+    monkeypatch.setattr(memory, "machine_bytes", lambda: 2**29)
     FakeNvml(count=0).plant(monkeypatch)
     for command in ("validate", "plan"):
         assert run([command, "r.toml"]) == 0
@@ -312,17 +312,17 @@ def test_train_looks_at_disk_and_memory_and_can_be_told_not_to(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from ppoctl.cli import preflight
-    from ppoctl.wire import machines  # noqa: F401 - asked before the start
+    from ppoctl.runs import available_memory  # noqa: F401 - asked before the start
 
-    monkeypatch.setitem(sys.modules, "ppoctl.wire.commands", None)  # nothing starts, whatever is let through
+    monkeypatch.setitem(sys.modules, "ppoctl.runs.commands", None)  # nothing starts, whatever is let through
     usage = type(shutil.disk_usage(folder))
     monkeypatch.setattr(space.shutil, "disk_usage", lambda _: usage(2**40, 0, 1000))
     assert run(["train", "r.toml"]) == 8
     assert "free, and the run needs" in capsys.readouterr().err
     monkeypatch.undo()
     monkeypatch.chdir(folder)
-    monkeypatch.setitem(sys.modules, "ppoctl.wire.commands", None)
-    monkeypatch.setattr(estimate, "machine_bytes", lambda: 2**29)
+    monkeypatch.setitem(sys.modules, "ppoctl.runs.commands", None)
+    monkeypatch.setattr(memory, "machine_bytes", lambda: 2**29)
     assert run(["train", "r.toml"]) == 7
     assert "stage `" in capsys.readouterr().err
     loaded = preflight.startable([Path("r.toml")], [], Path("runs"), force=True)
@@ -332,11 +332,11 @@ def test_train_looks_at_disk_and_memory_and_can_be_told_not_to(
 
 def test_a_container_has_what_it_may_have(tmp_path: Path) -> None:
     limit = tmp_path / "memory.max"
-    physical = estimate.machine_bytes(limit)
+    physical = memory.machine_bytes(limit)
     assert physical > 2**28
     for said, wanted in (("max\n", physical), (f"{2**28}\n", 2**28), (f"{2**60}\n", physical)):
         limit.write_text(said, "ascii")
-        assert estimate.machine_bytes(limit) == wanted
+        assert memory.machine_bytes(limit) == wanted
 
 
 @pytest.mark.parametrize(

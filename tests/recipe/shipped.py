@@ -7,8 +7,8 @@ that changes is one line of `[all]`, and one of each recipe that keeps the old v
 from collections import Counter
 from pathlib import Path
 
+from ppoctl.loading.load import load
 from ppoctl.recipe import schema_tree as tree
-from ppoctl.recipe.load import load
 from ppoctl.recipe.origins import dotted
 
 RECIPES = Path(__file__).parents[2] / "recipes"

@@ -7,9 +7,9 @@ import pytest
 from ppoctl.cli.app import run
 from ppoctl.cli.options import with_accepted
 from ppoctl.errors import RecipeError
-from ppoctl.recipe.capabilities import NOT_YET, require_capable, wanting
-from ppoctl.recipe.load import load
-from ppoctl.wire.session import prepare
+from ppoctl.loading.capabilities import NOT_YET, require_capable, wanting
+from ppoctl.loading.load import load
+from ppoctl.runs.session import prepare
 from recipe.conftest import SMALLEST, Write
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"

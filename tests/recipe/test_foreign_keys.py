@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from house.conftest import PACKAGE
+from ppoctl.loading.load import examine
 from ppoctl.recipe import schema_tree as tree
-from ppoctl.recipe.load import examine
 from ppoctl.recipe.schema import Recipe
 from recipe.conftest import Write
 
@@ -42,7 +42,7 @@ def told(write: Write, keys: Sequence[str], *files: Path) -> dict[str, str]:
 
 def answers(name: str) -> tuple[str, dict[str, str], dict[str, str]]:
     """The system, and what is to be said of its keys: by row, and by pattern of a list; from the file itself."""
-    file = tomllib.loads((PACKAGE / "recipe" / "foreign_keys" / f"{name}.toml").read_text("utf-8"))
+    file = tomllib.loads((PACKAGE / "recipe" / "other_systems" / f"{name}.toml").read_text("utf-8"))
     rows, lists = {}, {}
     for key, row in file["keys"].items():
         for theirs, ours in (file["roles"] if "ROLE" in key else {"": ""}).items():

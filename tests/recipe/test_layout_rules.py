@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from ppoctl.errors import RecipeError, quoted
-from ppoctl.recipe.layout_rules import LAYOUT_RULES
-from ppoctl.recipe.load import load
+from ppoctl.loading.load import load
+from ppoctl.loading.rules.layout import LAYOUT_RULES
 from ppoctl.recipe.parallel import layouts, processes
 from ppoctl.recipe.schema import ParallelTable
 

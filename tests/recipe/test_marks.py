@@ -1,6 +1,6 @@
 """The lines of a docstring that begin with a mark."""
 
-from ppoctl.recipe.marks import DocstringFields, parse_docstring
+from ppoctl.recipe.docstring_fields import DocstringFields, parse_docstring
 
 
 def test_a_part_goes_on_until_the_next_mark() -> None:

@@ -7,10 +7,10 @@ import pytest
 
 from house.conftest import ROOT
 from ppoctl.errors import ExitCode, MissingAssetError, RecipeError
+from ppoctl.loading.layers import NESTED, NO_KEYS, PREFIX
+from ppoctl.loading.layers import ROOT as ROOT_TABLE
+from ppoctl.loading.load import load
 from ppoctl.recipe import schema_tree as tree
-from ppoctl.recipe.layers import NESTED, NO_KEYS, PREFIX
-from ppoctl.recipe.layers import ROOT as ROOT_TABLE
-from ppoctl.recipe.load import load
 from recipe.conftest import SMALLEST, Write
 
 

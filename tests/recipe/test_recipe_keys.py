@@ -6,10 +6,10 @@ from typing import Annotated, Any
 from pydantic import TypeAdapter, ValidationError
 
 from every import of_every
+from ppoctl.loading.explain import as_toml
+from ppoctl.loading.load import load
+from ppoctl.manual.keys import REQUIRED, KeyLine, key_lines
 from ppoctl.recipe import schema_tree as tree
-from ppoctl.recipe.explain import as_toml
-from ppoctl.recipe.keys import REQUIRED, KeyLine, key_lines
-from ppoctl.recipe.load import load
 from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted
 from ppoctl.recipe.schema import Recipe
 

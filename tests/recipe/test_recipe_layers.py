@@ -11,8 +11,9 @@ from pydantic_settings import (
 )
 
 from ppoctl.errors import MissingAssetError, RecipeError
-from ppoctl.recipe.layers import EnvironmentLayer, FileLayer, Layers, SetLayer, WrittenRecipe
-from ppoctl.recipe.load import examine, from_resolved, load
+from ppoctl.loading.layers import EnvironmentLayer, FileLayer, Layers, SetLayer, WrittenRecipe
+from ppoctl.loading.load import examine, from_resolved, load
+from ppoctl.loading.write import recipe_as_toml
 from ppoctl.recipe.schema import (
     BySequences,
     ByTokens,
@@ -28,7 +29,6 @@ from ppoctl.recipe.schema import (
     ParallelTable,
     Recipe,
 )
-from ppoctl.recipe.write import recipe_as_toml
 from recipe.conftest import SMALLEST, Write
 
 

@@ -7,9 +7,9 @@ import re
 import pytest
 
 from house.conftest import trees
-from ppoctl.metrics import METRICS, ON_THE_CONSOLE, Metric, eval_set, find, named, unknown
+from ppoctl.manual.guides import groups, guide, guided
+from ppoctl.metric_registry import METRICS, ON_THE_CONSOLE, Metric, eval_set, find, named, unknown
 from ppoctl.recipe import schema_tree as tree
-from ppoctl.recipe.guides import groups, guide, guided
 from ppoctl.recipe.schema import Recipe
 from ppoctl.tracking import health
 

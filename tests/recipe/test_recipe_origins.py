@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ppoctl.loading.write import as_toml
 from ppoctl.recipe.origins import dotted, lines_of
-from ppoctl.recipe.write import as_toml
 
 DOCUMENT = '''\
 # [not.a.table] = 1

@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from ppoctl.errors import RecipeError
-from ppoctl.recipe import cadence, rules
-from ppoctl.recipe.layout_rules import LAYOUT_RULES
-from ppoctl.recipe.load import load
-from ppoctl.recipe.metric_rules import is_lower_better
+from ppoctl.loading.load import load
+from ppoctl.loading.rules import across_tables
+from ppoctl.loading.rules.layout import LAYOUT_RULES
+from ppoctl.loading.rules.metrics import is_lower_better
+from ppoctl.loading.rules.slurm import SLURM_RULES
+from ppoctl.recipe import cadence
 from ppoctl.recipe.sizes import warmup_updates
-from ppoctl.recipe.slurm_rules import SLURM_RULES
 from recipe.conftest import SMALLEST, Write
 
 EVAL = "data.eval.e={format='gsm8k', path='e.jsonl'}"
@@ -691,12 +692,12 @@ def test_a_broken_rule_says_so(smallest: Path, rule: str, sets: list[str], line:
     with pytest.raises(RecipeError) as caught:
         load([smallest], sets, {})
     assert caught.value.message == line
-    assert rule in {known.__name__ for known in rules.RULES}
+    assert rule in {known.__name__ for known in across_tables.RULES}
 
 
 def test_every_rule_is_broken_by_some_case() -> None:
     assert {name for name, _, _ in CASES} == {
-        rule.__name__ for rule in {*rules.RULES} - {*LAYOUT_RULES, *SLURM_RULES}
+        rule.__name__ for rule in {*across_tables.RULES} - {*LAYOUT_RULES, *SLURM_RULES}
     }
 
 
@@ -817,21 +818,21 @@ def test_evaluations_happen_at_start_at_intervals_and_at_the_end(smallest: Path)
 
 def test_a_ray_that_nothing_would_use_is_noted(smallest: Path) -> None:
     address = "cluster.ray_address=head:6379"
-    [note] = rules.unused(load([smallest], [address], {}).recipe)
+    [note] = across_tables.unused(load([smallest], [address], {}).recipe)
     assert note.startswith("`cluster.ray_address` (`head:6379`) is not used: each role is one process")
-    assert rules.unused(load([smallest], [address, "actor.parallel={data=2}"], {}).recipe) == []
-    assert rules.unused(load([smallest], [], {}).recipe) == []
+    assert across_tables.unused(load([smallest], [address, "actor.parallel={data=2}"], {}).recipe) == []
+    assert across_tables.unused(load([smallest], [], {}).recipe) == []
 
 
 def test_monte_carlo_returns_that_go_on_with_the_critics_values_are_noted(smallest: Path) -> None:
     both = ["ppo.advantages={kind='monte_carlo'}", "ppo.truncated=bootstrap"]
-    assert rules.doubtful(load([smallest], both, {}).recipe) == [
+    assert across_tables.doubtful(load([smallest], both, {}).recipe) == [
         "`ppo.truncated` (`bootstrap`) adds the critic's value to the return of each truncated response, and "
         "`ppo.advantages.kind` (`monte_carlo`) uses no values elsewhere; for returns without the critic: --set "
         "ppo.truncated=terminal"
     ]
     for others in (both[:1], both[1:], [both[0], "ppo.truncated=filter"]):
-        assert rules.doubtful(load([smallest], others, {}).recipe) == []
+        assert across_tables.doubtful(load([smallest], others, {}).recipe) == []
 
 
 @pytest.mark.parametrize(
@@ -848,14 +849,14 @@ def test_monte_carlo_returns_that_go_on_with_the_critics_values_are_noted(smalle
 def test_a_plain_policy_gradient_with_several_updates_a_step_is_noted(
     smallest: Path, sets: list[str], updates: int
 ) -> None:
-    notes = rules.doubtful(load([smallest], ["ppo.policy_loss.kind=reinforce", *sets], {}).recipe)
+    notes = across_tables.doubtful(load([smallest], ["ppo.policy_loss.kind=reinforce", *sets], {}).recipe)
     assert len(notes) == (updates > 1)
     assert all(f"the actor makes {updates} updates per step" in note for note in notes)
-    assert rules.doubtful(load([smallest], sets, {}).recipe) == []
+    assert across_tables.doubtful(load([smallest], sets, {}).recipe) == []
 
 
 def test_the_notes_on_a_recipe_are_all_of_them(smallest: Path) -> None:
     sets = ["cluster.ray_address=head:6379", "ppo.policy_loss.kind=reinforce"]
     recipe = load([smallest], sets, {}).recipe
-    assert rules.notes_on(recipe) == [*rules.unused(recipe), *rules.doubtful(recipe)]
-    assert len(rules.notes_on(recipe)) == 2
+    assert across_tables.notes_on(recipe) == [*across_tables.unused(recipe), *across_tables.doubtful(recipe)]
+    assert len(across_tables.notes_on(recipe)) == 2

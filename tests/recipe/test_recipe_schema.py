@@ -3,12 +3,12 @@
 from typing import Any
 
 from every import of_every
+from ppoctl.loading.explain import EXAMPLES, TERMS
 from ppoctl.recipe import schema_tree as tree
-from ppoctl.recipe.explain import EXAMPLES, TERMS
-from ppoctl.recipe.marks import parse_docstring
+from ppoctl.recipe.docstring_fields import parse_docstring
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import Recipe
-from ppoctl.table import Effect, word_for_none
+from ppoctl.recipe_table import Effect, word_for_none
 
 KEYS = list(tree.walk(tree.of(Recipe)))
 LEAVES = [(path, key) for path, key in KEYS if isinstance(key.node, tree.Leaf)]

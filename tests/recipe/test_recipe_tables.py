@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from ppoctl.loading.load import examine
 from ppoctl.recipe import schema_tree as tree
-from ppoctl.recipe.load import examine
 from ppoctl.recipe.origins import dotted
 from ppoctl.recipe.schema import Recipe
 

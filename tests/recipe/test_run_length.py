@@ -7,8 +7,8 @@ import pytest
 from pyarrow import parquet
 
 from ppoctl.errors import DataError, MissingAssetError, RecipeError
-from ppoctl.recipe.load import examine, load
-from ppoctl.recipe.write import recipe_as_toml
+from ppoctl.loading.load import examine, load
+from ppoctl.loading.write import recipe_as_toml
 from recipe.conftest import SMALLEST, Write
 
 IN_EPOCHS = SMALLEST.replace("steps = 10", "epochs = 3")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ppoctl.cli.recipes import shipped
-from ppoctl.recipe.head import head_of, page
-from ppoctl.recipe.load import load
+from ppoctl.loading.load import load
+from ppoctl.manual.header import head_of, page
 from ppoctl.recipe.parallel import devices
 from recipe import shipped as shipped_text
 from recipe.conftest import SMALLEST

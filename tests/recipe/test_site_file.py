@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from ppoctl.errors import PpoctlError
-from ppoctl.recipe.load import load
-from ppoctl.recipe.write import recipe_as_toml
+from ppoctl.loading.load import load
+from ppoctl.loading.write import recipe_as_toml
 from recipe.conftest import SMALLEST, Write
 
 SITE = """\

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from ppoctl.errors import RecipeError
-from ppoctl.recipe.load import load
+from ppoctl.loading.load import load
+from ppoctl.loading.rules.slurm import OWNED, SLURM_RULES
 from ppoctl.recipe.slurm import is_image_file, limit_s, memory_mib
-from ppoctl.recipe.slurm_rules import OWNED, SLURM_RULES
 
 CASES: list[tuple[str, str, str, str | None]] = [
     (

@@ -10,7 +10,7 @@ import pytest
 import ppoctl
 from fakes.sockets import fake_sockets
 from ppoctl.recipe.schema import Recipe
-from ppoctl.wire import session
+from ppoctl.runs import session
 
 QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"
 HOSTILE = "</script></pre><img src=x onerror=\"document.title='owned'\"><!--<script>"

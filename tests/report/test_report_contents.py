@@ -10,18 +10,18 @@ import pytest
 
 import ppoctl
 from fakes.sockets import fake_recipe
-from ppoctl.batch.sealed import seal, unseal
+from ppoctl.batch.sealed_json import seal, unseal
 from ppoctl.loop.expectations import history
-from ppoctl.report import curves, events, samples, spent
+from ppoctl.report import curves, events, samples, time_use
 from ppoctl.report.contents import contents, fit
-from ppoctl.report.head import contract, head
-from ppoctl.report.page import html
-from ppoctl.report.reading import ReadRun, read_runs
+from ppoctl.report.overview import contract, head
 from ppoctl.report.recipe_keys import differences, side_by_side
-from ppoctl.store.layout import RunPaths
+from ppoctl.report.render_page import html
+from ppoctl.report.run_reader import ReadRun, read_runs
+from ppoctl.runs import new_run
+from ppoctl.runs.samples import ShownSample
 from ppoctl.store.outline import Outline, OutlineEntry, Outlines
-from ppoctl.wire import new_run
-from ppoctl.wire.samples import ShownSample
+from ppoctl.store.run_paths import RunPaths
 
 STORY = Outlines(
     {1: Outline("two", (OutlineEntry("rollout", ("actor",)), OutlineEntry("actor_update", ("actor",), "actor")))}
@@ -105,7 +105,7 @@ def test_a_band_is_the_spread_around_the_mean() -> None:
 def test_all_time_is_told_and_adds_up() -> None:
     """40 s and 4 s of attempts. Kept: 2 + 3 of step 1, 5 + 6 of step 2; the rollout of 4 s was done again; starting
     10, replayed 1, abandoned 2; what is left of 44 s: 11."""
-    told = spent.shares(by_hand())
+    told = time_use.shares(by_hand())
     took = {row["name"]: row["took"] for row in told["rows"]}
     assert told["whole"] == "44s"
     assert took == {
@@ -117,7 +117,7 @@ def test_all_time_is_told_and_adds_up() -> None:
 
 
 def test_the_timeline_has_the_seconds_of_each_stage_of_each_step() -> None:
-    assert spent.timeline(by_hand(), 0) == {
+    assert time_use.timeline(by_hand(), 0) == {
         "run": 0, "stages": ["rollout", "actor_update"],
         "bars": [[1, 1], [2, 2]], "seconds": [[2.0, 5.0], [3.0, 6.0]],
     }  # fmt: skip
@@ -126,7 +126,7 @@ def test_the_timeline_has_the_seconds_of_each_stage_of_each_step() -> None:
 def test_many_steps_are_few_bars_of_their_mean() -> None:
     run = by_hand()
     lines = [line(step, step, "rollout", float(step)) for step in range(1, 301)]
-    found = spent.timeline(ReadRun("", run.layout, {}, run.recipes, lines, history(lines), STORY), 0)
+    found = time_use.timeline(ReadRun("", run.layout, {}, run.recipes, lines, history(lines), STORY), 0)
     assert (len(found["bars"]), found["bars"][0], found["bars"][-1]) == (100, [1, 3], [298, 300])
     assert found["seconds"][0][:2] == [2.0, 5.0]
 

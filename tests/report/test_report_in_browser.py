@@ -12,8 +12,8 @@ import pytest
 
 import debian
 from ppoctl.report.contents import contents
-from ppoctl.report.page import html
-from ppoctl.report.reading import read_runs
+from ppoctl.report.render_page import html
+from ppoctl.report.run_reader import read_runs
 from ppoctl.report.write import write_report
 from report.browser import Browser
 

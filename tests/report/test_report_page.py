@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ppoctl.cli.app import run
-from ppoctl.report import page, write
-from ppoctl.report.page import FILES, SCRIPTS, inert
+from ppoctl.report import render_page, write
+from ppoctl.report.render_page import FILES, SCRIPTS, inert
 from ppoctl.report.write import MOST_BYTES, write_report
 from report.conftest import HOSTILE
 
@@ -261,4 +261,4 @@ def test_runs_differ_in_their_dashes_too() -> None:
     style = (FILES / "style.css").read_text()
     dashes = [re.findall(rf"\.r{at} \{{[^}}]*?stroke-dasharray: ([\d ]+)", style) for at in range(write.MOST_RUNS)]
     assert len({str(each) for each in dashes}) == write.MOST_RUNS
-    assert page.SCRIPTS[0] == "start.js"
+    assert render_page.SCRIPTS[0] == "start.js"

@@ -6,7 +6,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from ppoctl.batch.scores import RewardModel, ScoreRequest
-from ppoctl.rewards.collecting import CollectingScorer
+from ppoctl.rewards.batched_model import CollectingScorer
 
 
 class Lengths:

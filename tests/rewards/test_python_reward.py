@@ -11,11 +11,11 @@ import pytest
 
 from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.errors import MissingAssetError, RecipeError, RewardError
-from ppoctl.recipe.load import load
-from ppoctl.recipe.write import recipe_as_toml
-from ppoctl.rewards.child import judge
+from ppoctl.loading.load import load
+from ppoctl.loading.write import recipe_as_toml
 from ppoctl.rewards.python import PythonScorer
-from ppoctl.rewards.python_child import opened
+from ppoctl.rewards.scorer_main import judge
+from ppoctl.rewards.user_function import opened
 from rewards.asking import request, scores
 
 FILE = Path(__file__).parent / "users_functions.py"

@@ -11,15 +11,15 @@ from pydantic import TypeAdapter
 from ppoctl.batch.prompts import Json, Prompt
 from ppoctl.batch.scores import BatchScorer, Score, ScoreRequest
 from ppoctl.errors import NonFiniteError, RecipeError, RewardError
+from ppoctl.loading.load import load
 from ppoctl.recipe.fingerprint import fingerprint
-from ppoctl.recipe.load import load
-from ppoctl.rewards.chosen import ChooseReward, ChoosingScorer
+from ppoctl.rewards.choose import ChooseReward, ChoosingScorer
 from ppoctl.rewards.exact_match import ExactMatchScorer
 from ppoctl.rewards.gsm8k import Gsm8kScorer
 from ppoctl.rewards.probe import probe, probed_rows
 from ppoctl.rewards.reward import Reward
 from ppoctl.rewards.rows import RowCheck
-from ppoctl.rewards.summed import SumReward, SumScorer, summed
+from ppoctl.rewards.sum import SumReward, SumScorer, summed
 from ppoctl.rewards.table import RewardTable
 from rewards.asking import request, scores, word_ids
 

@@ -19,7 +19,7 @@ from ppoctl.rewards.http import HttpScorer
 from ppoctl.rewards.pool import ScorerPool
 from ppoctl.rewards.probe import ProbeRow, probe, require_sound, result_of
 from ppoctl.rewards.python import PythonScorer
-from ppoctl.rewards.summed import SumReward
+from ppoctl.rewards.sum import SumReward
 from ppoctl.rewards.table import Candidates, ProcessScorer
 from rewards.asking import word_ids
 

@@ -10,6 +10,7 @@ from ppoctl.batch.prompts import Message, Prompt
 from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.errors import RewardError
 from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe_table import RESULTS
 from ppoctl.rewards import gsm8k
 from ppoctl.rewards.findings import RewardFinding, findings
 from ppoctl.rewards.function import RewardValue
@@ -18,7 +19,6 @@ from ppoctl.rewards.length import LengthScorer
 from ppoctl.rewards.probe import MEND
 from ppoctl.rewards.table import ScorerTable
 from ppoctl.rewards.trial import ATTACKS, Trial, chosen_rows, trials
-from ppoctl.table import RESULTS
 from rewards.asking import word_ids
 from wiring.bench import with_keys
 

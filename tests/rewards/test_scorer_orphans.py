@@ -49,7 +49,7 @@ def test_children_are_not_in_the_parents_process_group() -> None:
 
 
 def test_a_child_whose_parent_is_another_than_announced_leaves_at_once() -> None:
-    child = [sys.executable, "-m", "ppoctl.rewards.child", '{"entry": "drill_scorers:score", "parent": 1}']
+    child = [sys.executable, "-m", "ppoctl.rewards.scorer_main", '{"entry": "drill_scorers:score", "parent": 1}']
     done = subprocess.run(child, stdin=subprocess.PIPE, capture_output=True, env=_environment(), timeout=30)
     assert (done.returncode, done.stdout) == (1, b"")
 

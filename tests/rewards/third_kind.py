@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ppoctl.batch.scores import ScoreRequest
+from ppoctl.recipe_table import RESULTS
 from ppoctl.rewards import kinds
 from ppoctl.rewards.function import RewardValue, ScorerSpec
 from ppoctl.rewards.table import ProcessScorer
-from ppoctl.table import RESULTS
 
 
 class FewWordsScorer(ProcessScorer):
@@ -52,7 +52,7 @@ def main(folder: Path) -> dict[str, Any]:
     from ppoctl.data.framing import Framing
     from ppoctl.data.rows import read_rows
     from ppoctl.errors import RecipeError
-    from ppoctl.recipe.load import load
+    from ppoctl.loading.load import load
     from ppoctl.rewards.probe import probe, require_sound
 
     file = folder / "few_words.toml"

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fakes.job import result
-from ppoctl.store.hours import attempt_times
 from ppoctl.store.journal import JournalLine, read_lines
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
+from ppoctl.store.time_use import attempt_times
 from slurm.lab import Lab, wait_for_text
 
 ROOT = Path(__file__).parents[2]

@@ -17,11 +17,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from fakes.sockets import fake_sockets
 from ppoctl.loop.expectations import RunResult
 from ppoctl.recipe.schema import Recipe
+from ppoctl.runs import session
 from ppoctl.store import run_dir
 from ppoctl.store.journal import JournalLine
-from ppoctl.store.layout import RunPaths
-from ppoctl.wire import session
-from ppoctl.wire.sockets import Components
+from ppoctl.store.run_paths import RunPaths
+from ppoctl.wire.components import Components
 
 GIVES_UP_S = 120.0
 

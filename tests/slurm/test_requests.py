@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ppoctl.errors import RecipeError, SlurmError
-from ppoctl.recipe.load import Loaded, load
+from ppoctl.loading.load import Loaded, load
 from ppoctl.slurm.client import Slurm
 from ppoctl.slurm.partitions import partitions_in
 from ppoctl.slurm.request import request_of, require_request

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ppoctl.store.journal import read_lines
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 from slurm.drill import TABLE, Drill, row_of
 from slurm.lab import Lab
 from story.real_drill import outcome

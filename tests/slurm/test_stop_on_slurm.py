@@ -13,7 +13,7 @@ from ppoctl.cli.app import run
 from ppoctl.slurm.client import Slurm
 from ppoctl.store import run_dir
 from ppoctl.store.jobs import JobRecord, record
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 from slurm.lab import Lab, wait_for_text
 
 ATTEMPT = """
@@ -21,7 +21,7 @@ import os, sys, time
 from ppoctl.slurm.allocation import allocation
 from ppoctl.store.attempt import claim
 from ppoctl.store.journal import Journal
-from ppoctl.store.layout import RunLayout
+from ppoctl.store.run_paths import RunLayout
 from ppoctl.store.stop_request import stop_requested
 layout, here = RunLayout(__import__("pathlib").Path(sys.argv[1])), allocation()
 attempt = claim(layout)

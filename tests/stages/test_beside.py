@@ -8,7 +8,7 @@ import pytest
 from ppoctl.batch.prompts import Prompt
 from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.ports import Sample
-from ppoctl.stages.beside import OverlappedScorer, request_about
+from ppoctl.stages.overlapped_scoring import OverlappedScorer, request_about
 
 PROMPT = Prompt("a", (5,), "[user] why?", "x")
 SAMPLE = Sample("a#0", (2, 1), (-0.5, -1.0), True, "2", "actor@0")

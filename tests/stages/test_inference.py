@@ -20,9 +20,9 @@ from ppoctl.errors import NonFiniteError, PreemptedError, RewardError
 from ppoctl.ports import OutputRequest, Sample, SampleRequest, SampleSetKey, SamplingParams, TokenOutputs
 from ppoctl.ppo.kl_coefficient import KlTarget
 from ppoctl.stages.advantages import AdvantagesStage
-from ppoctl.stages.drawing import SampleGeneration
 from ppoctl.stages.estimators import Gae, MonteCarlo
 from ppoctl.stages.evaluate import EvaluateStage
+from ppoctl.stages.generation import SampleGeneration
 from ppoctl.stages.logprobs import KlPenalty, LogprobsStage
 from ppoctl.stages.rollout import RolloutStage, assemble, sample_requests
 from ppoctl.stages.values import ValuesStage

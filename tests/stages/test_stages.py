@@ -17,7 +17,7 @@ from ppoctl.errors import NonFiniteError, PreemptedError, RewardError
 from ppoctl.loop.run import RunContext, run
 from ppoctl.ports import OptimizerStep
 from ppoctl.ppo.learning_rate import LearningRate
-from ppoctl.stages.eval_figures import Estimates, summarise
+from ppoctl.stages.eval_metrics import Estimates, summarise
 from ppoctl.stages.reward import RewardStage, collect, score_all, slowest
 from ppoctl.stages.updates import MinibatchPlan, OptimizerSchedule
 from stages import hand

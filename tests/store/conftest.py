@@ -14,8 +14,8 @@ from fakes.job import PPO_STORIES, Witness, play
 from fakes.sockets import fake_recipe
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import Attempt, claim
-from ppoctl.store.layout import RunPaths
 from ppoctl.store.manifest import Manifest
+from ppoctl.store.run_paths import RunPaths
 
 Disk = Callable[[int], AbstractContextManager[None]]
 

@@ -17,7 +17,7 @@ if __name__ == "__main__":
 from fakes.job import Witness, play
 from fakes.sockets import fake_recipe
 from ppoctl.recipe.schema import Recipe
-from ppoctl.store.layout import FORMAT
+from ppoctl.store.run_paths import FORMAT
 
 FOLDER = Path(__file__).parent / f"format-{FORMAT}"
 STOPS = {"finished": "", "stopped in mid-step": "3 actor_update starts"}

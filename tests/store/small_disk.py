@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from fakes.job import play, result
 from fakes.sockets import fake_recipe
 from ppoctl.errors import StorageError
-from ppoctl.store.layout import RunPaths
 from ppoctl.store.resume_plan import plan_resume
+from ppoctl.store.run_paths import RunPaths
 
 
 def main(folder: Path, kib: int) -> None:

@@ -15,7 +15,7 @@ from ppoctl.store import manifest as manifests
 from ppoctl.store.append import opened
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.disk import size_of
-from ppoctl.store.layout import MANIFEST, RunPaths
+from ppoctl.store.run_paths import MANIFEST, RunPaths
 from store.conftest import Disk, Stale, a_manifest, working
 
 

@@ -16,8 +16,8 @@ from ppoctl.cli.app import run
 from ppoctl.errors import CorruptArtifactError, RecipeError, StorageError
 from ppoctl.store import eval_samples
 from ppoctl.store.compare_evaluations import compare_evaluations
-from ppoctl.store.layout import RunPaths
 from ppoctl.store.paired import paired
+from ppoctl.store.run_paths import RunPaths
 
 
 def rows(scores: dict[str, list[float | None]], set: str = "held", mode: str = "sampled") -> list[dict[str, Any]]:

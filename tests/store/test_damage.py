@@ -13,8 +13,8 @@ from ppoctl.errors import CorruptArtifactError, RecipeError, StorageError
 from ppoctl.store.compare import compare
 from ppoctl.store.discard import repair, roll_back
 from ppoctl.store.journal import REPAIRED, read_lines
-from ppoctl.store.layout import RunPaths
 from ppoctl.store.resume_plan import plan_resume
+from ppoctl.store.run_paths import RunPaths
 from store.conftest import stop_at
 
 SAVES = {

@@ -18,7 +18,7 @@ from ppoctl.loop.run import run
 from ppoctl.store import artifact, run_dir
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.journal import Journal
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 from store.conftest import Stale, a_manifest, working
 from story.drill import side_by_side
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ppoctl.store.hours import AttemptTime, attempt_times
 from ppoctl.store.journal import JournalLine
+from ppoctl.store.time_use import AttemptTime, attempt_times
 
 
 def started(attempt: int, at: float, **more: object) -> JournalLine:

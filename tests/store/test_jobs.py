@@ -17,7 +17,7 @@ from ppoctl.store.jobs import (
     started,
     starts,
 )
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 
 
 def test_a_run_that_was_never_submitted_has_no_jobs(layout: RunPaths) -> None:

@@ -12,15 +12,15 @@ from fakes.job import Witness, open_run, play, result
 from fakes.sockets import fake_recipe
 from ppoctl.batch.records import Rewards, Rollouts
 from ppoctl.batch.scores import REWARD_OUTCOMES
-from ppoctl.batch.sealed import sealed_line
+from ppoctl.batch.sealed_json import sealed_line
 from ppoctl.errors import SupersededError
 from ppoctl.loop.run import run
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import claim
 from ppoctl.store.journal import NEWEST, Journal, JournalEvent, events, read_lines, read_newest
-from ppoctl.store.layout import RunPaths
 from ppoctl.store.ledger import Ledger, whole_blocks
-from ppoctl.store.once import load_record
+from ppoctl.store.run_paths import RunPaths
+from ppoctl.store.stage_runner import load_record
 from store.conftest import a_manifest, stop_at, working
 
 REDO = {"checkpoint": {"every_steps": 5}}

@@ -7,11 +7,11 @@ import pytest
 
 from fakes.job import play
 from ppoctl.cli.app import run
+from ppoctl.runs.run_recipe import recorded_recipes
 from ppoctl.store.journal import read_lines
-from ppoctl.store.layout import RunPaths
 from ppoctl.store.outline import outlines_of
 from ppoctl.store.resume_plan import plan_resume
-from ppoctl.wire.run_recipe import recorded_recipes
+from ppoctl.store.run_paths import RunPaths
 from store.kept_runs import STOPS, bring, recipe
 
 

@@ -9,7 +9,7 @@ from ppoctl.errors import CorruptArtifactError, StorageError
 from ppoctl.store import manifest as manifests
 from ppoctl.store.artifact import require_covered
 from ppoctl.store.attempt import Attempt
-from ppoctl.store.layout import MANIFEST, RunPaths
+from ppoctl.store.run_paths import MANIFEST, RunPaths
 
 
 @pytest.mark.parametrize("written", [2, 4])

@@ -12,17 +12,17 @@ import pytest
 
 from fakes.job import Witness, open_run, play
 from fakes.sockets import fake_recipe
-from ppoctl.batch.sealed import seal, unseal
+from ppoctl.batch.sealed_json import seal, unseal
 from ppoctl.errors import CorruptArtifactError, StorageError, SupersededError
 from ppoctl.loop.run import run
-from ppoctl.loop.stories import PPO, outline
+from ppoctl.loop.step_functions import PPO, outline
 from ppoctl.store import attempt as attempts
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.discard import repair
 from ppoctl.store.journal import Journal, read_lines
-from ppoctl.store.layout import FORMAT, MANIFEST, RunPaths
 from ppoctl.store.resume_plan import plan_resume
+from ppoctl.store.run_paths import FORMAT, MANIFEST, RunPaths
 from store.conftest import stop_at
 
 SAVES_AT_THE_END = {"checkpoint": {"every_steps": 3}}

@@ -16,17 +16,17 @@ from fakes.job import Stops, Witness, open_run, play, result
 from fakes.sockets import BigramGenerator, EvenScorer, fake_recipe, fake_sockets
 from ppoctl.cli.app import run as run_command
 from ppoctl.errors import CorruptArtifactError, PreemptedError, StorageError, SupersededError
-from ppoctl.launch.signals import signal_gate
-from ppoctl.launch.time_left import TimeLeft, unknown
 from ppoctl.loop.run import run
-from ppoctl.loop.stories import PPO, outline
+from ppoctl.loop.step_functions import PPO, outline
 from ppoctl.ports import Sample, SampleSetKey
+from ppoctl.shutdown.signals import signal_gate
+from ppoctl.shutdown.time_left import TimeLeft, unknown
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.discard import repair
-from ppoctl.store.layout import MANIFEST, RunPaths
-from ppoctl.store.parts import FinishedSampleFiles, decoded
+from ppoctl.store.finished_samples import FinishedSampleFiles, decoded
 from ppoctl.store.resume_plan import plan_resume
+from ppoctl.store.run_paths import MANIFEST, RunPaths
 from store.conftest import StopError, stop_at
 
 REDO = {"checkpoint": {"every_steps": 5}}

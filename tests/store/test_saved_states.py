@@ -18,10 +18,10 @@ from ppoctl.loop.run import run, start_point
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import claim
 from ppoctl.store.discard import repair
-from ppoctl.store.layout import MANIFEST, RunPaths
 from ppoctl.store.outline import outlines_of
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.retention import Retention
+from ppoctl.store.run_paths import MANIFEST, RunPaths
 from ppoctl.store.states import Recorded, saved_state
 from store.conftest import stop_at
 

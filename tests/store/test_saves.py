@@ -17,7 +17,7 @@ from ppoctl.loop.run import run
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import artifact
 from ppoctl.store import manifest as manifests
-from ppoctl.store.layout import MANIFEST, RunPaths
+from ppoctl.store.run_paths import MANIFEST, RunPaths
 from store.conftest import a_manifest, stop_at, working
 
 STEPS = 5

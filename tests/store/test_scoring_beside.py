@@ -17,8 +17,8 @@ from ppoctl.loop.run import run
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.exact_match import ExactMatchScorer
 from ppoctl.store import manifest as manifests
-from ppoctl.store.layout import RunPaths
-from ppoctl.store.once import load_record
+from ppoctl.store.run_paths import RunPaths
+from ppoctl.store.stage_runner import load_record
 from store.conftest import StopError
 
 RECIPE = {"steps": 2, "checkpoint": {"every_steps": 2}, "eval": {"every_steps": 0, "at_start": False}}

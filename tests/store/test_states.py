@@ -11,11 +11,11 @@ from fakes.job import Stops, Witness, open_run, play, result, saved_pairs
 from fakes.sockets import fake_recipe
 from ppoctl.errors import PreemptedError, StorageError
 from ppoctl.loop.run import run, start_point
-from ppoctl.loop.stories import PPO, outline
+from ppoctl.loop.step_functions import PPO, outline
 from ppoctl.recipe.parallel import saved_layout
 from ppoctl.store import manifest as manifests
-from ppoctl.store.layout import RunPaths
 from ppoctl.store.resume_plan import plan_resume
+from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.states import largest_gap
 
 EVERY_SECOND = {"checkpoint": {"every_steps": 2}, "steps": 4}

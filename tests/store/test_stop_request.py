@@ -6,7 +6,7 @@ import pytest
 
 from ppoctl.errors import StorageError
 from ppoctl.store.attempt import claim
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stop_request import After, request_stop, stop_requested
 
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from ppoctl.store.arrow_tables import as_table
 from ppoctl.store.samples import StepRecords
-from ppoctl.store.tables import as_table
 
 
 def test_each_row_has_its_own_prompt() -> None:

@@ -10,7 +10,7 @@ from fakes.job import PPO_STORIES
 from ppoctl.errors import PpoctlError
 from ppoctl.store import run_dir
 from ppoctl.store.disk import refused
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 
 
 def told_to_nobody(look: Callable[[], object]) -> str:

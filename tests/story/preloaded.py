@@ -22,8 +22,8 @@ import ray_forks
 from vllm_inspection import inspect_in_this_process
 
 HEAVY = (
-    "ppoctl.wire.commands",
-    "ppoctl.wire.samples",
+    "ppoctl.runs.commands",
+    "ppoctl.runs.samples",
     "ppoctl.engines.megatron.factory",
     "transformers",
     "vllm.v1.engine.llm_engine",

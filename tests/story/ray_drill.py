@@ -23,8 +23,8 @@ import ray_forks
 from ppoctl.errors import ExitCode, PpoctlError
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.journal import JournalLine
-from ppoctl.store.layout import RunPaths
 from ppoctl.store.resume_plan import plan_resume
+from ppoctl.store.run_paths import RunPaths
 from story.drill import in_a_process, kill_self
 from story.preloaded import preload
 from story.real_drill import outcome, real_recipe
@@ -95,8 +95,8 @@ def _has_title(process: psutil.Process, title: str) -> bool:
 def attempt(root: Path, recipe: Recipe, kills: list[str]) -> None:
     ray_forks.start()
     ray_forks.show_ray()
-    from ppoctl.wire import new_run, session
-    from ppoctl.wire.run_recipe import recorded_recipes
+    from ppoctl.runs import new_run, session
+    from ppoctl.runs.run_recipe import recorded_recipes
 
     layout = RunPaths(root)
     sockets, digests = session.prepare(recipe)

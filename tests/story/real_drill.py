@@ -14,12 +14,12 @@ import threading
 from pathlib import Path
 
 import ray_forks
-from ppoctl.loop.stories import PPO, outline
+from ppoctl.loop.step_functions import PPO, outline
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import JournalLine, read_lines
-from ppoctl.store.layout import RunPaths
 from ppoctl.store.resume_plan import plan_resume
+from ppoctl.store.run_paths import RunPaths
 from story.drill import in_a_process, kill_self
 from story.preloaded import preload
 
@@ -85,8 +85,8 @@ class Executioner:
 
 
 def go_on(root: Path, recipe: Recipe, moment: str | None) -> None:
-    from ppoctl.wire import new_run, session
-    from ppoctl.wire.run_recipe import recorded_recipes
+    from ppoctl.runs import new_run, session
+    from ppoctl.runs.run_recipe import recorded_recipes
 
     layout = RunPaths(root)
     sockets, digests = session.prepare(recipe)

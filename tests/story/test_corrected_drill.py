@@ -19,7 +19,7 @@ from fakes.sockets import BigramGenerator, fake_recipe, fake_sockets
 from ppoctl.loop.run import run
 from ppoctl.ports import Sample, SampleRequest, SamplingParams
 from ppoctl.store.journal import read_lines
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 from story.drill import side_by_side
 from story.test_kill_drill import KEEPS_EACH, Walk
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.recipe.write import recipe_as_toml
+from ppoctl.loading.write import recipe_as_toml
 from ppoctl.store.journal import read_lines
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 from story.real_drill import real_recipe
 from story.tiny_models import tiny_model
 from story.typed import Forked

@@ -28,8 +28,8 @@ import pytest
 from fakes.job import Witness, play, result, saved_pairs
 from fakes.sockets import fake_recipe
 from fakes.stories import NO_CRITIC, TWO_ROUNDS
-from ppoctl.loop.stories import step_function_at
-from ppoctl.store.layout import RunPaths
+from ppoctl.loop.step_functions import step_function_at
+from ppoctl.store.run_paths import RunPaths
 from story.drill import in_a_process, killer, side_by_side
 
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from ppoctl.batch.records import Rollouts
-from ppoctl.recipe.write import recipe_as_toml
+from ppoctl.loading.write import recipe_as_toml
 from ppoctl.store import manifest as manifests
-from ppoctl.store.layout import RunPaths
-from ppoctl.store.once import load_record
+from ppoctl.store.run_paths import RunPaths
+from ppoctl.store.stage_runner import load_record
 from story.ray_drill import ENDS
 from story.real_drill import real_recipe
 from story.typed import TESTS, Forked

@@ -13,9 +13,9 @@ from fakes.job import Witness, open_run, result
 from fakes.sockets import fake_recipe, fake_sockets
 from ppoctl.batch.scores import ScoreRequest
 from ppoctl.loop.run import run
-from ppoctl.rewards.collecting import CollectingScorer
+from ppoctl.rewards.batched_model import CollectingScorer
 from ppoctl.store.journal import read_lines
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 from story.drill import side_by_side
 from story.test_kill_drill import KEEPS_EACH, Walk
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.recipe.write import recipe_as_toml
+from ppoctl.loading.write import recipe_as_toml
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.journal import read_lines
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 from story.real_drill import ROOT, real_recipe
 from story.test_families import tiny_model
 from story.typed import Forked

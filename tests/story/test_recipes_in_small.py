@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from ppoctl.model.reading import shape_if_known
-from ppoctl.recipe.load import load
+from ppoctl.loading.load import load
+from ppoctl.loading.rules.rows import tables_of_rows
+from ppoctl.model.shape_reader import shape_if_known
 from ppoctl.recipe.origins import dotted
-from ppoctl.recipe.row_rules import tables_of_rows
 from ppoctl.recipe.rows import DialogueRows, SingleTable, VerlRows
 from ppoctl.recipe.schema import ByTokens, ColumnRows, Gsm8kRows, Recipe
-from ppoctl.rewards.chosen import ChooseReward
+from ppoctl.rewards.choose import ChooseReward
 from ppoctl.rewards.code import CodeScorer
 from ppoctl.rewards.model import ModelScorer
 from ppoctl.rewards.table import RewardTable

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.recipe.write import recipe_as_toml
+from ppoctl.loading.write import recipe_as_toml
 from ppoctl.store.journal import read_lines
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 from rewards.reward_models import reward_model
 from story.real_drill import ROOT, real_recipe
 from story.test_real_engines import reached, start_drill

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ppoctl.recipe.write import recipe_as_toml
+from ppoctl.loading.write import recipe_as_toml
 from ppoctl.store import manifest as manifests
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 from story.real_drill import real_recipe
 from story.typed import fresh
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from ppoctl.slurm.job_start import is_resumable
 from ppoctl.slurm.request import request_of
 from ppoctl.slurm.script import GOES_ON, Work, batch_script
-from ppoctl.slurm.turn import is_resumable
 from submission.conftest import Programs, recipe_with
 
 ODD = "a b'c\"d$e\\f\ng"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.recipe.load import Loaded, load
+from ppoctl.loading.load import Loaded, load
 from ppoctl.slurm.request import request_of
 from ppoctl.slurm.script import Work, batch_script
 

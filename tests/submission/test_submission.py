@@ -10,7 +10,7 @@ from house.test_house_light import HEAVY, front
 from ppoctl.cli.app import run
 from ppoctl.store import run_dir
 from ppoctl.store.jobs import jobs
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 from submission.conftest import MODEL, Programs, write_short_quickstart
 
 RECIPE = "quickstart.toml"

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.batch.sealed import seal
+from ppoctl.batch.sealed_json import seal
 from ppoctl.errors import FinishedShortError
 from ppoctl.slurm.allocation import Allocation
 from ppoctl.slurm.client import Slurm
-from ppoctl.slurm.turn import MAX_STARTS_WITHOUT_PROGRESS, register_start
+from ppoctl.slurm.job_start import MAX_STARTS_WITHOUT_PROGRESS, register_start
 from ppoctl.store.jobs import JobRecord, Start, jobs, record, started, starts
-from ppoctl.store.layout import FORMAT, RunPaths
+from ppoctl.store.run_paths import FORMAT, RunPaths
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console as RichConsole
 
+from ppoctl.activity import Activities, preparing, track_items
 from ppoctl.clock import WorkClock, duration
-from ppoctl.doing import Activities, preparing, track_items
 from ppoctl.tracking.console import RunConsole
 from ppoctl.tracking.screen import Detail, LiveScreen, PlainScreen, Screen, open_screen, plain
 from ppoctl.tracking.view import Progress, RunView, number, sparkline

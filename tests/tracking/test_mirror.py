@@ -14,14 +14,14 @@ from tracking_lab import SETTINGS, Mlflow, RunDir, Said, figures_and_status, jou
 
 from ppoctl.errors import quoted
 from ppoctl.recipe.schema import MlflowTracking
-from ppoctl.store.layout import RunPaths
-from ppoctl.tracking.around import MirrorHooks
+from ppoctl.store.run_paths import RunPaths
 from ppoctl.tracking.forwarder import Forwarder
 from ppoctl.tracking.inputs import DataInput
 from ppoctl.tracking.mirror import MirrorIntervals, MlflowMirror, rebuild
+from ppoctl.tracking.mirror_hooks import MirrorHooks
+from ppoctl.tracking.mlflow_payloads import Ending, JournalBatch, MetricPoint
 from ppoctl.tracking.mlflow_run import Address, Marker, MirrorTarget
-from ppoctl.tracking.outgoing import Ending, JournalBatch, MetricPoint
-from ppoctl.tracking.tables import MOST_OF_TRAINING
+from ppoctl.tracking.mlflow_tables import MOST_OF_TRAINING
 
 QUICK = MirrorIntervals(poll_s=0.05, first_retry_s=0.01, longest_retry_s=0.02)
 DEADLINE_S = 60.0
@@ -326,9 +326,9 @@ import os, signal, sys, time
 sys.path[:0] = [{tests!r}]
 from pathlib import Path
 from tracking_lab import SETTINGS, Mlflow, RunDir
-from ppoctl.tracking.around import MirrorHooks
+from ppoctl.tracking.mirror_hooks import MirrorHooks
 from ppoctl.tracking.inputs import DataInput
-from ppoctl.tracking.around import MirrorHooks
+from ppoctl.tracking.mirror_hooks import MirrorHooks
 from ppoctl.tracking.mirror import MlflowMirror, Patience
 
 run = RunDir(Path({runs!r}))

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from tracking_lab import SETTINGS, Mlflow, RunDir, figures_and_status, journaled_points
 
-from ppoctl.batch.sealed import sealed_line, unseal
+from ppoctl.batch.sealed_json import sealed_line, unseal
 from ppoctl.errors import EnvironmentProblemError, RecipeError, quoted
 from ppoctl.recipe.schema import MlflowTracking
 from ppoctl.tracking.mirror import kept_by_mlflow, rebuild
-from ppoctl.tracking.tables import ROWS_PER_TABLE
+from ppoctl.tracking.mlflow_tables import ROWS_PER_TABLE
 
 TABLE = '{"columns": ["row"], "data": [[0], [1]]}'
 
@@ -317,7 +317,7 @@ def test_killed_at_any_transaction_nothing_is_doubled_and_nothing_is_missing(
     runs_dir: Path, mlflow: Mlflow, monkeypatch: pytest.MonkeyPatch, is_made_anew: bool, first: int
 ) -> None:
     # Two points in a batch at most: several small transactions instead of one.
-    monkeypatch.setattr("ppoctl.tracking.outgoing.POINTS_PER_BATCH", 2)
+    monkeypatch.setattr("ppoctl.tracking.mlflow_payloads.POINTS_PER_BATCH", 2)
     kills = 0
     for number in range(first, 200, 2):
         run = RunDir(runs_dir, "k" * number)

@@ -14,18 +14,20 @@ from tracking_lab import SETTINGS, Mlflow, RunDir, Said, figures_and_status, jou
 
 from fakes.nvml import FakeNvml
 from fakes.sockets import fake_recipe, fake_sockets
-from ppoctl.batch.sealed import seal, unseal
+from ppoctl.batch.sealed_json import seal, unseal
 from ppoctl.data.token_text import TokenText
-from ppoctl.store.layout import RunPaths
+from ppoctl.machine.system_metrics import SystemMetrics
+from ppoctl.runs import new_run, session
+from ppoctl.runs.mlflow_extras import contract_of, gpus_here, trained_on
 from ppoctl.store.resume_plan import plan_resume
+from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.samples import StepRecords
-from ppoctl.tracking.around import MirrorHooks
 from ppoctl.tracking.forwarder import Forwarder
 from ppoctl.tracking.inputs import DataInput, inputs
-from ppoctl.tracking.machine import SystemMetrics
 from ppoctl.tracking.mirror import MirrorIntervals, MlflowMirror, rebuild
+from ppoctl.tracking.mirror_hooks import MirrorHooks
 from ppoctl.tracking.mlflow_run import MlflowRun, address_of
-from ppoctl.tracking.tables import (
+from ppoctl.tracking.mlflow_tables import (
     MOST_OF_TRAINING,
     MOST_TABLES,
     table,
@@ -33,8 +35,6 @@ from ppoctl.tracking.tables import (
     training_table_name,
     with_tables,
 )
-from ppoctl.wire import new_run, session
-from ppoctl.wire.mirrored import contract_of, gpus_here, trained_on
 
 MODEL = Path(__file__).parents[2] / "recipes" / "quickstart" / "model"
 DATA = {

@@ -8,7 +8,7 @@ from textwrap import dedent
 BEGIN = """
     import os, subprocess, sys
     from pathlib import Path
-    from ppoctl.tracking.strays import STRAYS
+    from ppoctl.tracking.library_output import STRAYS
 
     def library(word):
         print(word, "by Python")

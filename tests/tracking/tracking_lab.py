@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ppoctl.batch.sealed import seal, sealed_line
+from ppoctl.batch.sealed_json import seal, sealed_line
 from ppoctl.recipe.schema import MlflowTracking
 from ppoctl.store.journal import read_lines
-from ppoctl.store.layout import FORMAT, RunPaths
+from ppoctl.store.run_paths import FORMAT, RunPaths
 from ppoctl.tracking.forwarder import Sent
 
 SETTINGS = MlflowTracking(kind="mlflow")

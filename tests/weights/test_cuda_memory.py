@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ppoctl.cuda_memory import fixed_segments, use_expandable_segments
+from ppoctl.machine.cuda_memory import fixed_segments, use_expandable_segments
 from ppoctl.weights import sharing
 
 ROUNDING = "roundup_power2_divisions:[256:1,512:2,>:4]"

@@ -22,24 +22,24 @@ from fakes.device import (
 from fakes.job import Stops, Witness, open_run
 from fakes.sockets import CountingQuestions, EvenScorer, fake_recipe, fake_sockets
 from ppoctl.batch.prompts import Prompts
+from ppoctl.engines.device_sharing import DeviceSharing
 from ppoctl.engines.megatron.ranks import DeviceSharingRanks, ThisProcess
 from ppoctl.engines.megatron.trainer import trainer_side
-from ppoctl.engines.turns import DeviceSharing
 from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.errors import PreemptedError
+from ppoctl.loading.load import load
 from ppoctl.loop.run import run
-from ppoctl.plan.memory.assumed import GIB
+from ppoctl.plan.memory.assumptions import GIB
 from ppoctl.plan.memory.estimate import Memory, estimate_here
-from ppoctl.recipe.load import load
 from ppoctl.recipe.origins import dotted
 from ppoctl.recipe.parallel import leaving, reward_models
 from ppoctl.recipe.schema import Recipe
+from ppoctl.runs.commands import evaluated
+from ppoctl.runs.eval_target import Checkpoint
 from ppoctl.store import manifest as manifests
 from ppoctl.weights.canary import Canary
 from ppoctl.weights.sync import EngineSide, Sync
-from ppoctl.wire.checkpoints import Checkpoint
-from ppoctl.wire.commands import evaluated
-from ppoctl.wire.sockets import Components
+from ppoctl.wire.components import Components
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 USABLE_GIB = {"80g": 80.0, "32g": 31.0, "24g": 22.5}

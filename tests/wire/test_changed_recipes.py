@@ -9,15 +9,15 @@ from fakes.job import Witness, open_run, play
 from fakes.sockets import fake_recipe
 from ppoctl.cli.app import run as app
 from ppoctl.errors import RecipeError, StorageError
+from ppoctl.loading.write import recipe_as_toml
 from ppoctl.loop.run import run
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.write import recipe_as_toml
+from ppoctl.runs.changed_settings import adopt, change
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
-from ppoctl.store.layout import RunPaths
 from ppoctl.store.outline import outlines_of
 from ppoctl.store.resume_plan import plan_resume
-from ppoctl.wire.changes import adopt, change
+from ppoctl.store.run_paths import RunPaths
 
 PPO = {"epochs": 2, "minibatch_seqs": 4}
 REDO = {"checkpoint": {"every_steps": 5}, "steps": 5}

@@ -11,12 +11,12 @@ from ppoctl.batch.digest import flushed_digest
 from ppoctl.errors import CorruptArtifactError, RecipeError
 from ppoctl.preflight.critic_state import require_kept
 from ppoctl.recipe.schema import Recipe
+from ppoctl.runs import new_run
 from ppoctl.store import run_dir
-from ppoctl.store.layout import MANIFEST, RunPaths
 from ppoctl.store.manifest import Manifest
-from ppoctl.wire import new_run
+from ppoctl.store.run_paths import MANIFEST, RunPaths
+from ppoctl.wire.outlines import as_recorded
 from ppoctl.wire.sources import COMPANIONS, CRITIC_COMPANIONS, model_digests
-from ppoctl.wire.stories import as_recorded
 
 
 @pytest.fixture

@@ -15,13 +15,13 @@ from ppoctl.batch.scores import Score
 from ppoctl.engines.megatron.factory import trainer_settings
 from ppoctl.engines.ray.processes import RayProcesses
 from ppoctl.errors import RewardError
+from ppoctl.loading.load import load
 from ppoctl.plan.memory import driver
-from ppoctl.recipe.load import load
 from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
 from ppoctl.rewards.probe import ProbeRow
 from ppoctl.wire import engines, processes
-from ppoctl.wire.ahead import cpu_threads, vllm_settings
 from ppoctl.wire.engines import build_engines, encoder, place_roles
+from ppoctl.wire.prestart import cpu_threads, vllm_settings
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

@@ -15,13 +15,14 @@ from fakes.sockets import BigramGenerator, CountingQuestions, fake_recipe, fake_
 from ppoctl.batch.prompts import Prompts
 from ppoctl.batch.records import Evaluation, State
 from ppoctl.errors import RewardError
+from ppoctl.loading.write import recipe_as_toml
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.write import recipe_as_toml
-from ppoctl.store.layout import RunPaths
+from ppoctl.runs import commands, eval_target
+from ppoctl.runs.eval_target import Checkpoint
 from ppoctl.store.manifest import Manifest
-from ppoctl.wire import checkpoints, commands, engines
-from ppoctl.wire.checkpoints import Checkpoint
-from ppoctl.wire.sockets import Components
+from ppoctl.store.run_paths import RunPaths
+from ppoctl.wire import engines
+from ppoctl.wire.components import Components
 
 
 def on_fakes(monkeypatch: pytest.MonkeyPatch, sockets: Components) -> None:
@@ -98,7 +99,7 @@ def test_a_run_its_state_and_its_export_are_evaluated_as_the_run_did_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: str
 ) -> None:
     monkeypatch.setattr(fakes.sockets, "CountingQuestions", TwoSets)
-    monkeypatch.setattr(checkpoints, "same_companions", lambda *_: None)
+    monkeypatch.setattr(eval_target, "same_companions", lambda *_: None)
     rows = {"format": "gsm8k", "path": "none"}
     table = {"samples_per_prompt": 2, "top_k": 3, "pass_at": [2]}
     recipe = fake_recipe(data={"train": rows, "eval": {"held": rows, "far": rows}}, eval=table, reward=GSM8K)
@@ -111,7 +112,7 @@ def test_a_run_its_state_and_its_export_are_evaluated_as_the_run_did_itself(
     trained.load(layout.state("actor", 3))
     trained.save_weights(export)
     place = {"run": layout.root, "state": layout.state("actor", 3), "export": export}[checkpoint]
-    found = checkpoints.find_checkpoint(place, [layout.recipe_toml] if checkpoint == "export" else [], [])
+    found = eval_target.find_checkpoint(place, [layout.recipe_toml] if checkpoint == "export" else [], [])
     sockets = fake_sockets(found.recipe)
     on_fakes(monkeypatch, replace(sockets, actor=FromFolder(found.recipe)))
     evaluated: Evaluation = commands.evaluate(found, print)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.engines.ray.steps import is_of_tasks
+from ppoctl.engines.ray.srun import is_of_tasks
 from ppoctl.errors import EnvironmentProblemError
 from ppoctl.wire.processes import job_nodes
 from submission.conftest import recipe_with

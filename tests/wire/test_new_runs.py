@@ -8,18 +8,18 @@ import pytest
 
 from fakes.job import PPO_STORIES, Witness, open_run, play
 from fakes.sockets import fake_recipe
-from ppoctl.batch.sealed import sealed_line
+from ppoctl.batch.sealed_json import sealed_line
 from ppoctl.clock import WORK
-from ppoctl.convert.companions import companions_digest
+from ppoctl.convert.model_files import companions_digest
 from ppoctl.errors import StorageError
 from ppoctl.loop.run import run
+from ppoctl.runs.mlflow_extras import contract_of, trained_on
+from ppoctl.runs.new_run import ROLLOUT, TRAIN, holds_only_rollouts, is_replaceable
+from ppoctl.runs.session import AttemptObserver
 from ppoctl.store import run_dir
 from ppoctl.store.jobs import JobRecord, record
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.samples import StepRecords
-from ppoctl.wire.mirrored import contract_of, trained_on
-from ppoctl.wire.new_run import ROLLOUT, TRAIN, holds_only_rollouts, is_replaceable
-from ppoctl.wire.session import AttemptObserver
 from ppoctl.wire.sources import (
     COMPANIONS,
     CRITIC_COMPANIONS,

@@ -9,12 +9,12 @@ import torch
 from fakes.job import Witness
 from fakes.sockets import fake_recipe, fake_sockets
 from ppoctl.errors import OutOfMemoryError
-from ppoctl.loop.stories import PPO, outline
+from ppoctl.loop.step_functions import PPO, outline
+from ppoctl.runs import new_run, session
+from ppoctl.runs.resource_errors import out_of_memory
 from ppoctl.store.journal import read_lines
-from ppoctl.store.layout import RunPaths
 from ppoctl.store.resume_plan import plan_resume
-from ppoctl.wire import new_run, session
-from ppoctl.wire.out_of_memory import out_of_memory
+from ppoctl.store.run_paths import RunPaths
 
 LIMITS = {"max_tokens_per_microbatch": 600, "forward_max_tokens_per_microbatch": 1000}
 TRAINED = {"optimizer": {"lr": 1.0}, "batching": LIMITS}

@@ -9,15 +9,15 @@ import pytest
 from fakes.sockets import fake_recipe
 from ppoctl.engines.megatron.ranks import DeviceSharingRanks
 from ppoctl.errors import RecipeError, StorageError
-from ppoctl.recipe.load import load
+from ppoctl.loading.load import load
 from ppoctl.recipe.schema import Recipe
+from ppoctl.runs.changed_settings import change
 from ppoctl.store import run_dir
-from ppoctl.store.layout import RunPaths
-from ppoctl.wire.changes import change
+from ppoctl.store.run_paths import RunPaths
 from ppoctl.wire.engines import place_roles
+from ppoctl.wire.outlines import as_recorded
 from ppoctl.wire.sources import model_digests, require_same_sources, reward_digest
 from ppoctl.wire.stages import READS, stage_fingerprint
-from ppoctl.wire.stories import as_recorded
 from rewards.reward_models import QUICKSTART, reward_model
 
 QUICKSTART_RECIPE = QUICKSTART.parents[1] / "quickstart.toml"

@@ -11,11 +11,11 @@ import pytest
 
 from fakes.job import play
 from fakes.sockets import fake_recipe
-from ppoctl.metrics import METRICS, find, reported
-from ppoctl.recipe.metric_rules import metrics_that_are_watched_are_reported
+from ppoctl.loading.rules.metrics import metrics_that_are_watched_are_reported
+from ppoctl.metric_registry import METRICS, find, reported
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.journal import read_lines
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 
 HELD = {"eval": {"held": {"format": "gsm8k", "path": "none"}}, "train": {"format": "gsm8k", "path": "none"}}
 TESTS = Path(__file__).parents[1]

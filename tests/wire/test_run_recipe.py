@@ -6,12 +6,12 @@ import pytest
 
 from fakes.sockets import fake_recipe
 from ppoctl.errors import RecipeError
+from ppoctl.loading.write import recipe_as_toml
 from ppoctl.recipe.schema import Recipe
-from ppoctl.recipe.write import recipe_as_toml
+from ppoctl.runs.run_recipe import is_edited, recipe_of
 from ppoctl.store import run_dir
-from ppoctl.store.layout import RunPaths
-from ppoctl.wire.run_recipe import is_edited, recipe_of
-from ppoctl.wire.stories import as_recorded
+from ppoctl.store.run_paths import RunPaths
+from ppoctl.wire.outlines import as_recorded
 
 
 @pytest.fixture

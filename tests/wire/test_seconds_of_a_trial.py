@@ -6,7 +6,7 @@ from typing import Any
 from fakes.sockets import fake_recipe
 from ppoctl.batch.scores import Score
 from ppoctl.rewards.trial import ATTACKS
-from ppoctl.wire.reward_trial import _seconds
+from ppoctl.runs.reward_trial import _seconds
 
 
 def test_all_workers_score_a_step_at_the_mean_of_what_was_tried() -> None:

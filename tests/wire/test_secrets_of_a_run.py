@@ -8,9 +8,9 @@ import pytest
 
 from fakes.sockets import fake_recipe
 from ppoctl.errors import EnvironmentProblemError
-from ppoctl.recipe.load import load
+from ppoctl.loading.load import load
+from ppoctl.runs import session
 from ppoctl.store.outline import Outlines
-from ppoctl.wire import session
 from recipe.conftest import SMALLEST
 
 

@@ -18,20 +18,20 @@ import pytest
 from fakes.sockets import EvenScorer, fake_recipe, fake_sockets
 from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.errors import InterruptedByUserError, NonFiniteError, PreemptedError, RecipeError, StorageError
-from ppoctl.launch.signals import SignalGate
 from ppoctl.loop.expectations import RunResult
 from ppoctl.recipe.schema import Recipe
-from ppoctl.store.hours import attempt_times
+from ppoctl.runs import commands, new_run, session
+from ppoctl.runs.changed_settings import change
+from ppoctl.shutdown.signals import SignalGate
 from ppoctl.store.jobs import JobRecord, record
 from ppoctl.store.journal import read_lines
-from ppoctl.store.layout import RunPaths
 from ppoctl.store.resume_plan import plan_resume
+from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stop_request import request_stop
+from ppoctl.store.time_use import attempt_times
 from ppoctl.tracking.console import RunConsole
 from ppoctl.tracking.screen import PlainScreen
 from ppoctl.tracking.view import RunView
-from ppoctl.wire import commands, new_run, session
-from ppoctl.wire.changes import change
 from ppoctl.wire.sources import require_same_sources
 
 QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart/model"

@@ -8,11 +8,11 @@ import pytest
 from fakes.job import Witness, open_run
 from fakes.sockets import fake_recipe
 from ppoctl.ppo.kl_coefficient import KlTarget
+from ppoctl.runs.resources import time_left
 from ppoctl.store.outline import Outlines
-from ppoctl.wire.allotted import time_left
 from ppoctl.wire.corrections import correction_of
-from ppoctl.wire.job import _holding_at
 from ppoctl.wire.penalties import penalty_of
+from ppoctl.wire.run_context import _holding_at
 from ppoctl.wire.stages import _estimator
 
 PPO = {"epochs": 2, "minibatch_seqs": 4}

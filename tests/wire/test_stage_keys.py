@@ -15,7 +15,7 @@ from ppoctl.stages.actor_update import ActorUpdateStage
 from ppoctl.stages.critic_update import CriticUpdateStage
 from ppoctl.stages.updates import MinibatchPlan
 from ppoctl.store import manifest as manifests
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 from ppoctl.wire.stages import READS, stage_fingerprint
 
 PPO = {"epochs": 2, "minibatch_seqs": 4, "kl": {"place": "reward", "coef": 0.05}}

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from ppoctl.recipe.load import Loaded, load
-from ppoctl.wire import staging
+from ppoctl.loading.load import Loaded, load
+from ppoctl.runs import staging
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "recipes" / "quickstart.toml"

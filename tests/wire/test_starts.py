@@ -12,12 +12,12 @@ from fakes.job import PPO_STORIES, Witness, open_run, play
 from fakes.sockets import fake_recipe
 from ppoctl.errors import HealthStopError, RunAliveError
 from ppoctl.loop.run import run
-from ppoctl.store import alive, run_dir
+from ppoctl.runs.new_run import is_replaceable
+from ppoctl.store import liveness, run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.journal import Journal, read_lines
-from ppoctl.store.layout import RunPaths
 from ppoctl.store.resume_plan import plan_resume
-from ppoctl.wire.new_run import is_replaceable
+from ppoctl.store.run_paths import RunPaths
 from store.conftest import stop_at, working
 
 
@@ -44,7 +44,7 @@ def parent() -> psutil.Process:
 def test_a_run_at_work_on_this_host_is_left_alone(made: RunPaths) -> None:
     started(made, parent().pid)
     with pytest.raises(RunAliveError, match=f"attempt 1 is process {parent().pid} here") as raised:
-        alive.require_idle(made)
+        liveness.require_idle(made)
     assert raised.value.hint is not None
     assert raised.value.hint.endswith(f"ppoctl resume {made.root} --take-over")
 
@@ -54,7 +54,7 @@ def test_an_attempt_that_ended_or_is_this_process_or_elsewhere_is_in_nobodys_way
     started(made, parent().pid, host="another-host")
     started(made, parent().pid)
     Journal(made, working(made, 3)).event("attempt_ended", status="failed", exit_code=3)
-    alive.require_idle(made)
+    liveness.require_idle(made)
 
 
 def test_a_damaged_journal_is_believed_where_it_is_whole(made: RunPaths) -> None:
@@ -64,22 +64,22 @@ def test_a_damaged_journal_is_believed_where_it_is_whole(made: RunPaths) -> None
     data[-10] ^= 1  # in the second line: nobody knows that the first attempt ended
     made.journal.write_bytes(data)
     with pytest.raises(RunAliveError, match="attempt 1"):
-        alive.require_idle(made)
+        liveness.require_idle(made)
     data[10] ^= 1
     made.journal.write_bytes(data)
-    alive.require_idle(made)
+    liveness.require_idle(made)
 
 
 def test_a_journal_that_is_gone_is_not_in_the_way_of_what_brings_it_again(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "2 values starts", steps=3, checkpoint={"every_steps": 1})
     layout.journal.unlink()
-    alive.require_idle(layout)
+    liveness.require_idle(layout)
 
 
 def test_a_number_that_a_later_process_has_got_is_not_the_attempt(made: RunPaths) -> None:
     started(made, parent().pid, at=parent().create_time() - 60)
-    alive.require_idle(made)
-    (attempt,) = alive.attempts(read_lines(made.journal))
+    liveness.require_idle(made)
+    (attempt,) = liveness.attempts(read_lines(made.journal))
     assert attempt["status"] == "killed"
 
 

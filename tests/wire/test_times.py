@@ -18,11 +18,11 @@ from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import claim
 from ppoctl.store.journal import JournalLine, read_lines
-from ppoctl.store.layout import RunPaths
-from ppoctl.store.once import load_record
+from ppoctl.store.run_paths import RunPaths
+from ppoctl.store.stage_runner import load_record
 from ppoctl.tracking.health import HealthMonitor
-from ppoctl.wire.job import RunHooks, assemble
-from ppoctl.wire.stories import as_recorded
+from ppoctl.wire.outlines import as_recorded
+from ppoctl.wire.run_context import RunHooks, assemble
 
 RECIPE = fake_recipe(steps=1, eval={"at_start": False})
 """Eight samples a step."""

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ppoctl.engines.megatron.ranks import DeviceSharingRanks, ThisProcess
-from ppoctl.model.reading import read_shape
+from ppoctl.loading.load import load
+from ppoctl.model.shape_reader import read_shape
 from ppoctl.plan.memory.estimate import estimate
-from ppoctl.recipe.load import load
 from ppoctl.recipe.parallel import is_one_process
 from ppoctl.weights.bucket import TensorSpec
 from ppoctl.weights.sending import SendingRank

@@ -36,7 +36,7 @@ from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.loop.run import RunContext
 from ppoctl.ports import Actor, SampleRequest, SamplingParams
 from ppoctl.recipe.schema import Recipe
-from ppoctl.wire.sockets import Components
+from ppoctl.wire.components import Components
 from tolerance import STEP
 from wiring import book
 

@@ -32,8 +32,8 @@ from ppoctl.batch.records import Record
 from ppoctl.loop.run import run
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import JournalLine
-from ppoctl.store.layout import RunPaths
-from ppoctl.store.once import load_record
+from ppoctl.store.run_paths import RunPaths
+from ppoctl.store.stage_runner import load_record
 from wiring.bench import BASE, open_bench
 
 FILE = Path(__file__).parent / "golden_run.json"

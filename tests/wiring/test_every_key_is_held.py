@@ -9,7 +9,7 @@ import pytest
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.schema import Recipe
-from ppoctl.table import Effect
+from ppoctl.recipe_table import Effect
 from wiring.cases import HELD
 
 for file in sorted(Path(__file__).parent.glob("test_*_keys.py")):

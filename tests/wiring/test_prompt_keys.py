@@ -14,7 +14,7 @@ from ppoctl.batch.prompts import Prompts
 from ppoctl.data.source import PromptSource
 from ppoctl.data.template import PromptTemplate
 from ppoctl.errors import DataError
-from ppoctl.recipe.row_rules import a_weight_is_of_a_source_that_trains
+from ppoctl.loading.rules.rows import a_weight_is_of_a_source_that_trains
 from ppoctl.recipe.schema import Recipe
 from wiring.bench import BASE
 from wiring.cases import each_key, holds

@@ -14,8 +14,8 @@ from ppoctl.api.run import Run
 if TYPE_CHECKING:
     import pyarrow
 
-    from ppoctl.launch.signals import SignalGate
     from ppoctl.loop.expectations import RunResult
+    from ppoctl.shutdown.signals import SignalGate
     from ppoctl.tracking.screen import Screen
 
 RUNS = "runs"
@@ -41,12 +41,12 @@ def train(
     Raises ExpectationError where the recipe expects what the run does not reach, and what `ppoctl train` ends with.
     """
     from ppoctl.cli import preflight
-    from ppoctl.wire.ahead import prestarted_engine
+    from ppoctl.wire.prestart import prestarted_engine
 
     with _talking("train") as (screen, gate):
         loaded = preflight.startable(_files(recipe), _sets(keys), Path(runs), force=force)
         with prestarted_engine(loaded.recipe):
-            from ppoctl.wire import commands
+            from ppoctl.runs import commands
 
             ended = commands.train(loaded, gate, runs=Path(runs), or_resume=or_resume, screen=screen)
     return _run_of(ended)
@@ -58,12 +58,12 @@ def rollout(recipe: RecipeArgument, keys: Keys = None, *, runs: str | Path = RUN
     Raises what `ppoctl rollout` ends with.
     """
     from ppoctl.cli import preflight
-    from ppoctl.wire.ahead import prestarted_engine
+    from ppoctl.wire.prestart import prestarted_engine
 
     with _talking("rollout") as (screen, gate):
         loaded = preflight.startable(_files(recipe), _sets(keys), Path(runs), force=force)
         with prestarted_engine(loaded.recipe):
-            from ppoctl.wire import commands
+            from ppoctl.runs import commands
 
             ended = commands.rollout(loaded, gate, runs=Path(runs), screen=screen)
     return Run(ended.layout.root)
@@ -75,9 +75,9 @@ def resume(run: str | Path | Run, keys: Keys = None, *, force: bool = False) -> 
     Raises StorageError where something that it needs is missing or corrupt, and what `ppoctl resume` ends with.
     """
     from ppoctl.cli import preflight
-    from ppoctl.slurm.following import require_idle
+    from ppoctl.slurm.run_status import require_idle
     from ppoctl.store.resume_plan import plan_resume
-    from ppoctl.wire.ahead import prestarted_engine
+    from ppoctl.wire.prestart import prestarted_engine
 
     layout = (run if isinstance(run, Run) else Run(run)).layout
     with _talking("resume") as (screen, gate):
@@ -85,7 +85,7 @@ def resume(run: str | Path | Run, keys: Keys = None, *, force: bool = False) -> 
         plan = plan_resume(layout)
         plan.require_intact(layout)
         with prestarted_engine(preflight.require_space_to_resume(layout, _sets(keys), force=force)):
-            from ppoctl.wire import commands
+            from ppoctl.runs import commands
 
             ended = commands.resume(layout, plan, _sets(keys), gate, only=None, screen=screen)
     return _run_of(ended)
@@ -104,7 +104,7 @@ class Evaluated:
 
     def samples(self) -> "pyarrow.Table":
         """One row per sample; `.to_pandas()` makes a data frame of it."""
-        from ppoctl.store.tables import as_table
+        from ppoctl.store.arrow_tables import as_table
 
         return as_table(self.rows)
 
@@ -115,14 +115,14 @@ def evaluate(checkpoint: str | Path | Run, recipe: RecipeArgument = (), keys: Ke
 
     Raises RecipeError where the checkpoint is none of these, and what `ppoctl eval` ends with.
     """
-    from ppoctl.wire.ahead import prestarted_engine
-    from ppoctl.wire.checkpoints import find_checkpoint
+    from ppoctl.runs.eval_target import find_checkpoint
+    from ppoctl.wire.prestart import prestarted_engine
 
     path = checkpoint.path if isinstance(checkpoint, Run) else Path(checkpoint)
     with _talking("eval"):
         asked = find_checkpoint(path, _files(recipe), _sets(keys))
         with prestarted_engine(asked.recipe):
-            from ppoctl.wire import commands
+            from ppoctl.runs import commands
 
             found = commands.evaluate(asked, _say)
     return Evaluated(found.stamp, found.metrics(), found.rows)
@@ -132,7 +132,7 @@ def evaluate(checkpoint: str | Path | Run, recipe: RecipeArgument = (), keys: Ke
 def _talking(command: str) -> "Iterator[tuple[Screen, SignalGate]]":
     """A screen on stderr, and a gate that signals shut; signals reach the main thread only, so that elsewhere nobody
     shuts it."""
-    from ppoctl.launch.signals import SignalGate, signal_gate
+    from ppoctl.shutdown.signals import SignalGate, signal_gate
     from ppoctl.tracking.screen import open_screen
 
     goes_on = f"call ppoctl.{command} again"
@@ -156,7 +156,7 @@ def _files(recipe: RecipeArgument) -> list[Path]:
 
 
 def _sets(keys: Keys) -> list[str]:
-    from ppoctl.recipe.explain import as_toml
+    from ppoctl.loading.explain import as_toml
 
     return [f"{key}={as_toml(value)}" for key, value in (keys or {}).items()]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyarrow
 
-    from ppoctl.store.layout import RunPaths
+    from ppoctl.store.run_paths import RunPaths
 
 
 @dataclass(frozen=True, init=False)
@@ -27,7 +27,7 @@ class Run:
     @property
     def layout(self) -> "RunPaths":
         """Paths of everything in it."""
-        from ppoctl.store.layout import RunPaths
+        from ppoctl.store.run_paths import RunPaths
 
         return RunPaths(self.path)
 
@@ -50,8 +50,8 @@ class Run:
         """One row per step, one column per figure (`ppoctl recipes metrics` says what each is); null where a step
         has none. Step 0 is the evaluation before the first step."""
         from ppoctl.loop.expectations import history
+        from ppoctl.store.arrow_tables import as_table
         from ppoctl.store.journal import read_lines
-        from ppoctl.store.tables import as_table
 
         rows: dict[int, dict[str, float]] = {}
         for name, points in history(read_lines(self.layout.journal)).items():
@@ -67,9 +67,9 @@ class Run:
 
     def ledger(self) -> "pyarrow.Table":
         """One row per sample and step: what it was drawn with, and which updates used it."""
-        from ppoctl.batch.sealed import whole_lines
+        from ppoctl.batch.sealed_json import whole_lines
         from ppoctl.store.append import read_whole
-        from ppoctl.store.tables import as_table
+        from ppoctl.store.arrow_tables import as_table
 
         path = self.layout.ledger
         return as_table([line.body for line in whole_lines(path, read_whole(path))])
@@ -84,8 +84,8 @@ class Run:
         """One row per response of a step (absent: of the last with rollouts), with prompt, reward and, per token,
         ids, log-probs, values, advantages and KL from the reference as far as the step has come. Raises RecipeError
         where it has no rollouts."""
-        from ppoctl.store.tables import as_table
-        from ppoctl.wire.samples import read_samples
+        from ppoctl.runs.samples import read_samples
+        from ppoctl.store.arrow_tables import as_table
 
         if step is None:
             step = max(self.steps_with_samples(), default=1)
@@ -93,8 +93,8 @@ class Run:
 
     def evaluations(self) -> "pyarrow.Table":
         """One row per sample of every evaluation that is there, with the step that it was made after."""
+        from ppoctl.store.arrow_tables import as_table
         from ppoctl.store.samples import evaluation_rows, steps_with_evaluation
-        from ppoctl.store.tables import as_table
 
         layout = self.layout
         steps = steps_with_evaluation(layout)

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from ppoctl.batch import headers
+from ppoctl.batch import record_header
 
 
 def encode(kind: str, tensors: dict[str, Tensor], meta: dict[str, Any]) -> bytes:
@@ -21,19 +21,21 @@ def encode(kind: str, tensors: dict[str, Tensor], meta: dict[str, Any]) -> bytes
     header = json.dumps({"kind": kind, "meta": meta}, sort_keys=True, ensure_ascii=True, allow_nan=True)
     plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     try:
-        return bytes(save(plain, {headers.KEY: header}))
+        return bytes(save(plain, {record_header.KEY: header}))
     except SafetensorError:
-        return bytes(save({**plain, headers.KEY: torch.frombuffer(bytearray(header, "ascii"), dtype=torch.uint8)}))
+        return bytes(
+            save({**plain, record_header.KEY: torch.frombuffer(bytearray(header, "ascii"), dtype=torch.uint8)})
+        )
 
 
 def decode(data: bytes) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
     """Kind, tensors and metadata; raises ValueError on anything that is not such a file."""
-    kind, meta = headers.record_metadata(data)
+    kind, meta = record_header.record_metadata(data)
     try:
         tensors = dict(load(data))
     except SafetensorError as error:
         raise ValueError("not a record file") from error
-    tensors.pop(headers.KEY, None)
+    tensors.pop(record_header.KEY, None)
     return kind, tensors, meta
 
 

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ppoctl import metrics
+from ppoctl import metric_registry
 from ppoctl.batch import codec
 from ppoctl.batch.carry import Carry as Carry
 from ppoctl.batch.sequences import Sequences, require
@@ -145,16 +145,16 @@ class Rollouts(Record["Rollouts"]):
     def metrics(self) -> dict[str, float]:
         lengths = self.lengths.float()
         return {
-            metrics.ROLLOUT_RESPONSE_TOKENS_MEAN.name: float(lengths.mean()),
-            metrics.ROLLOUT_RESPONSE_TOKENS_MAX.name: float(lengths.max()),
-            metrics.ROLLOUT_TRUNCATED_FRAC.name: float((self.finish == TRUNCATED).float().mean()),
-            metrics.ROLLOUT_RESENT_SEQS.name: float(sum(sends > 1 for sends in self.sends)),
-            metrics.ROLLOUT_TOKENS.name: float(self.lengths.sum()),
+            metric_registry.ROLLOUT_RESPONSE_TOKENS_MEAN.name: float(lengths.mean()),
+            metric_registry.ROLLOUT_RESPONSE_TOKENS_MAX.name: float(lengths.max()),
+            metric_registry.ROLLOUT_TRUNCATED_FRAC.name: float((self.finish == TRUNCATED).float().mean()),
+            metric_registry.ROLLOUT_RESENT_SEQS.name: float(sum(sends > 1 for sends in self.sends)),
+            metric_registry.ROLLOUT_TOKENS.name: float(self.lengths.sum()),
         }
 
     def timing_metrics(self) -> dict[str, float]:
         tokens, seconds = self.drawing or (0, 0.0)
-        return {metrics.THROUGHPUT_GENERATED.name: tokens / seconds} if tokens and seconds > 0 else {}
+        return {metric_registry.THROUGHPUT_GENERATED.name: tokens / seconds} if tokens and seconds > 0 else {}
 
 
 @dataclass(frozen=True)
@@ -194,11 +194,11 @@ class Rewards(Record["Rewards"]):
 
     def metrics(self) -> dict[str, float]:
         ok, failed, late = self.valid, self.outcomes >= REWARD_ERROR, self.outcomes == REWARD_TIMEOUT
-        figures = {metrics.REWARD_ERROR_FRAC.name: float(failed.float().mean())}
-        figures[metrics.REWARD_TIMEOUT_FRAC.name] = float(late.float().mean())
+        figures = {metric_registry.REWARD_ERROR_FRAC.name: float(failed.float().mean())}
+        figures[metric_registry.REWARD_TIMEOUT_FRAC.name] = float(late.float().mean())
         if bool(ok.any()):
-            figures[metrics.REWARD_SCORE_MEAN.name] = float(self.scores[ok].mean())
-            figures[metrics.REWARD_SCORE_STD.name] = float(self.scores[ok].std(unbiased=False))
+            figures[metric_registry.REWARD_SCORE_MEAN.name] = float(self.scores[ok].mean())
+            figures[metric_registry.REWARD_SCORE_STD.name] = float(self.scores[ok].std(unbiased=False))
             for name, column in sorted(self.extras.items()):
                 if given := [each for each, fine in zip(column, ok, strict=True) if fine and each is not None]:
                     figures[f"reward/{name}_mean"] = float(torch.tensor(given).mean())
@@ -365,7 +365,7 @@ class Evaluation(Record["Evaluation"]):
 
 
 def _gap_figures(gap: dict[str, float]) -> dict[str, float]:
-    return {metrics.named("mismatch", name): value for name, value in sorted(gap.items())}
+    return {metric_registry.named("mismatch", name): value for name, value in sorted(gap.items())}
 
 
 RECORDS: dict[str, type[Record[Any]]] = {

@@ -54,7 +54,7 @@ def _compare_runs(run: Path, other: Path, *, as_json: bool) -> bool:
     from ppoctl.cli import differences
     from ppoctl.store import run_dir
     from ppoctl.store.compare import compare as side_by_side
-    from ppoctl.store.layout import RunPaths
+    from ppoctl.store.run_paths import RunPaths
 
     left, right = RunPaths(run), RunPaths(other)
     for layout in (left, right):

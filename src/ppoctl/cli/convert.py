@@ -77,7 +77,7 @@ def convert_ckpt(
     from ppoctl.store.folders import require_new
 
     require_new(out, "folder")  # before what follows is imported, which takes seconds
-    from ppoctl.conversion.command import REPORT, ConvertRequest, convert
+    from ppoctl.convert.command.convert_ckpt import REPORT, ConvertRequest, convert
 
     asked = ConvertRequest(
         source=source,

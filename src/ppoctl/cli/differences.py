@@ -9,7 +9,7 @@ from ppoctl.cli import render
 from ppoctl.cli.summary import key_figures
 
 if TYPE_CHECKING:
-    from ppoctl.store.layout import RunPaths
+    from ppoctl.store.run_paths import RunPaths
 
 ValuePair = tuple[Any, Any]
 """One thing in both runs; None where one of them does not have it."""
@@ -45,9 +45,9 @@ class Differences:
 
 def differences(left: "RunPaths", right: "RunPaths") -> Differences:
     """The differences of two runs. Raises where one is no run, or where its recipe or journal is damaged."""
+    from ppoctl.loading.load import from_resolved
     from ppoctl.loop.expectations import history
     from ppoctl.recipe.fingerprint import differences as keys
-    from ppoctl.recipe.load import from_resolved
     from ppoctl.store import run_dir
     from ppoctl.store.journal import read_lines
 
@@ -75,7 +75,7 @@ def _of_each(name: str, facts: Sequence[Mapping[str, Any]]) -> dict[str, ValuePa
 
 
 def _figure(name: str, series: Sequence[Sequence[Point]]) -> MetricDifference:
-    from ppoctl.metrics import find
+    from ppoctl.metric_registry import find
 
     left, right = map(dict, series)
     step = max(left.keys() & right.keys(), default=None)
@@ -110,7 +110,7 @@ def as_json(found: Differences) -> dict[str, Any]:
 
 def print_differences(found: Differences, runs: tuple[Path, Path]) -> None:
     """Print what differs, and in a line what does not."""
-    from ppoctl.recipe.explain import shown
+    from ppoctl.loading.explain import shown
 
     sides = (runs[0].name, runs[1].name) if runs[0].name != runs[1].name else (str(runs[0]), str(runs[1]))
     keys = {key: tuple(None if each is None else shown(each) for each in pair) for key, pair in found.keys.items()}

@@ -11,8 +11,8 @@ from ppoctl.cli.options import JsonOption, Runs, Sets
 from ppoctl.errors import EnvironmentProblemError
 
 if TYPE_CHECKING:
-    from ppoctl.doctor.asked import IntendedRun
     from ppoctl.doctor.finding import Finding
+    from ppoctl.doctor.recipe_checks import IntendedRun
 
 
 def doctor(
@@ -26,7 +26,7 @@ def doctor(
     """Find out whether this machine can run. Driver, packages, GPUs, limits and disks, a line each: what is wrong,
     and the command that mends it. Changes nothing. Exit code 3 where something is wrong."""
     from ppoctl.doctor.examine import findings
-    from ppoctl.doctor.machine import this_machine
+    from ppoctl.machine.host_info import this_machine
 
     wanted = _asked(files, sets or ()) if files else None
     try:
@@ -61,9 +61,9 @@ def _line(finding: "Finding") -> str:
 
 def _asked(files: Sequence[Path], sets: Sequence[str]) -> "IntendedRun":
     """The recipe with what it names and is not here. Raises RecipeError where it is wrong by itself."""
-    from ppoctl.doctor.asked import IntendedRun
-    from ppoctl.recipe.load import examine
-    from ppoctl.recipe.problems import as_error
+    from ppoctl.doctor.recipe_checks import IntendedRun
+    from ppoctl.loading.load import examine
+    from ppoctl.loading.problems import as_error
 
     loaded, problems = examine(files, sets)
     if loaded is None:

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
+from ppoctl.activity import loading
 from ppoctl.cli import render
+from ppoctl.cli.long_command import engine_ahead, working
 from ppoctl.cli.options import JsonOption, On, Sets, TestOnly, as_typed, found_run, run_names
 from ppoctl.cli.submission import Submission
-from ppoctl.cli.working import engine_ahead, working
-from ppoctl.doing import loading
 from ppoctl.errors import RecipeError, quoted
 
 _OF_A_RUN = ("run.json", "manifest.json")
@@ -100,23 +100,23 @@ def _require_known(path: Path, files: Sequence[Path]) -> None:
 def _evaluated(checkpoint: Path, files: Sequence[Path], sets: Sequence[str]) -> Any:
     with working(as_typed("eval", [checkpoint, *files], sets)) as (_, gate):
         gate.at, gate.keeps = "", "an evaluation keeps nothing before it is done"
-        from ppoctl.wire.checkpoints import find_checkpoint
+        from ppoctl.runs.eval_target import find_checkpoint
 
         found = find_checkpoint(checkpoint, files, sets)
         with engine_ahead(found.recipe):
             with loading("libraries"):
-                from ppoctl.wire import commands
+                from ppoctl.runs import commands
 
             return commands.evaluate(found, lambda text: render.print_stderr(render.printable(text)))
 
 
 def _submit(ckpt: Path, files: Sequence[Path], sets: Sequence[str], out: Path | None, submission: Submission) -> None:
-    from ppoctl.recipe.load import load
+    from ppoctl.loading.load import load
+    from ppoctl.runs.run_recipe import loaded_of
+    from ppoctl.runs.submission import as_options
     from ppoctl.slurm.script import Work
-    from ppoctl.store.layout import RunPaths
-    from ppoctl.wire.run_recipe import loaded_of
+    from ppoctl.store.run_paths import RunPaths
     from ppoctl.wire.sources import run_of
-    from ppoctl.wire.submission import as_options
 
     root = ckpt if (ckpt / "run.json").is_file() else run_of(ckpt).root
     layout = RunPaths(root.absolute())

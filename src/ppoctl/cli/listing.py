@@ -76,7 +76,7 @@ def listed(runs: Iterable[Path], wait_s: float | None = None) -> tuple[list[List
     import time
 
     from ppoctl.errors import PpoctlError
-    from ppoctl.slurm import following
+    from ppoctl.slurm import run_status
     from ppoctl.slurm.run_state import run_state
 
     found: list[tuple[Path, _Read | str]] = []
@@ -87,7 +87,7 @@ def listed(runs: Iterable[Path], wait_s: float | None = None) -> tuple[list[List
             found.append((run, error.message))
         except OSError as error:
             found.append((run, f"`{error.filename}`: {(error.strerror or str(error)).lower()}"))
-    told = following.ask(following.slurm(wait_s), [read.facts for _, read in found if isinstance(read, _Read)])
+    told = run_status.ask(run_status.slurm(wait_s), [read.facts for _, read in found if isinstance(read, _Read)])
     rows = []
     for run, read in found:
         if isinstance(read, str):
@@ -99,22 +99,22 @@ def listed(runs: Iterable[Path], wait_s: float | None = None) -> tuple[list[List
 
 
 def _read(run: Path) -> _Read:
-    from ppoctl.slurm import following
+    from ppoctl.slurm import run_status
     from ppoctl.store.journal import read_newest
-    from ppoctl.store.layout import RunPaths
+    from ppoctl.store.run_paths import RunPaths
 
     layout = RunPaths(run)
     lines = read_newest(layout.journal)
-    return _Read(following.facts(layout, lines), lines)
+    return _Read(run_status.facts(layout, lines), lines)
 
 
 def _row(run: Path, read: _Read, state: "RunState", told: "SlurmSnapshot") -> Listed:
-    from ppoctl import metrics
+    from ppoctl import metric_registry
     from ppoctl.slurm.run_state import AT_WORK, DONE, WAITING
     from ppoctl.store.outline import EVAL
 
     stages = [line for line in read.lines if "stage" in line]
-    reward = metrics.REWARD_SCORE_MEAN.name
+    reward = metric_registry.REWARD_SCORE_MEAN.name
     rewards = [line["figures"][reward] for line in stages if reward in line["figures"]]
     evaluation: JournalLine = next((line for line in reversed(stages) if line["stage"] == EVAL), {})
     attempt = read.facts.newest if state.word in {*AT_WORK, "unknown"} else None
@@ -142,7 +142,7 @@ def _row(run: Path, read: _Read, state: "RunState", told: "SlurmSnapshot") -> Li
 
 
 def _by_set(figures: dict[str, float]) -> dict[str, float]:
-    from ppoctl.metrics import eval_set
+    from ppoctl.metric_registry import eval_set
 
     sets = dict.fromkeys(filter(None, map(eval_set, figures)))
     names = {each: [name for of in SHOWN_OF_A_SET if (name := f"eval/{each}/{of}") in figures] for each in sets}
@@ -157,7 +157,7 @@ def _size(run: Path) -> int:
 
 def _touched_at(run: Path) -> float:
     """When a run that says no time of its own was written to."""
-    from ppoctl.store.layout import RunPaths
+    from ppoctl.store.run_paths import RunPaths
 
     layout = RunPaths(run)
     there = next((path for path in (layout.journal, layout.run_json) if path.exists()), run)

@@ -12,8 +12,8 @@ from ppoctl.cli.options import JsonOption, RunArgument
 from ppoctl.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
-    from ppoctl.store.layout import RunPaths
     from ppoctl.store.logs import Tail
+    from ppoctl.store.run_paths import RunPaths
 
 LOOK_EVERY_S = 0.25
 ASK_EVERY_S = 10.0
@@ -44,7 +44,7 @@ def logs(
     """Print what a run said. Its console, or by --what its engines, every rank or Slurm; --json prints the list of
     files."""
     from ppoctl.store import run_dir
-    from ppoctl.store.layout import RunPaths
+    from ppoctl.store.run_paths import RunPaths
 
     layout = RunPaths(run)
     run_dir.facts(layout)
@@ -128,10 +128,10 @@ def _follow(reader: _LogReader) -> None:
 def _is_over(layout: "RunPaths", events: list[LogLine], *, may_ask: bool) -> bool:
     """Whether nobody is at work and no job will go on with the run by itself. Slurm is asked only where the run does
     not say so: a job that was cancelled or killed may have written nothing."""
-    from ppoctl.slurm.following import has_open_job
-    from ppoctl.slurm.turn import is_resumable
-    from ppoctl.store.alive import attempts
+    from ppoctl.slurm.job_start import is_resumable
+    from ppoctl.slurm.run_status import has_open_job
     from ppoctl.store.jobs import jobs
+    from ppoctl.store.liveness import attempts
 
     newest = next(reversed(attempts(events)), None)
     if newest is not None and newest["status"] == "running":

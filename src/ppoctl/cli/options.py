@@ -52,7 +52,7 @@ Recipes = Annotated[
 
 def key_names(incomplete: str) -> list[str]:
     """The keys of a recipe that begin so, and the tables they are in, which is where a KEY may end."""
-    from ppoctl.recipe.keys import key_lines
+    from ppoctl.manual.keys import key_lines
 
     keys = [line.key for line in key_lines()]
     tables = {key.rpartition(".")[0] for key in keys} - {""}
@@ -61,7 +61,7 @@ def key_names(incomplete: str) -> list[str]:
 
 def _settings(incomplete: str) -> list[str]:
     """What may be typed behind `--set`, up to the value."""
-    from ppoctl.recipe.keys import key_lines
+    from ppoctl.manual.keys import key_lines
 
     return sorted({f"{line.key}=" for line in key_lines() if line.key.startswith(incomplete)})
 

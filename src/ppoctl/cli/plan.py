@@ -11,7 +11,7 @@ from ppoctl.cli.options import Assets, GpuGib, Here, JsonOption, Recipes, Runs, 
 from ppoctl.cli.plan_memory import print_memory
 
 if TYPE_CHECKING:
-    from ppoctl.plan.arithmetic import CriticStart, DataPlan, Plan, RewardModelPlan, RolePlan
+    from ppoctl.plan.run_plan import CriticStart, DataPlan, Plan, RewardModelPlan, RolePlan
     from ppoctl.recipe.schema import Recipe
 
 PlanRow = tuple[str, str]
@@ -31,8 +31,8 @@ def plan(
 ) -> int | None:
     """Print what a run will take, and start nothing. Batch arithmetic, schedules, evaluations, disk and memory; exit
     code 7 where the run does not fit what --gpu-gib or --here name."""
-    from ppoctl.plan.arithmetic import plan as plan_of
     from ppoctl.plan.memory.estimate import misfit
+    from ppoctl.plan.run_plan import plan as plan_of
 
     if here and gpu_gib is None:
         from ppoctl.preflight.fit import gpu_gib_here

@@ -74,7 +74,7 @@ def _read(runs: Sequence[Path]) -> list[_Plotted]:
     from ppoctl.loop.expectations import history
     from ppoctl.store import run_dir
     from ppoctl.store.journal import events, read_lines
-    from ppoctl.store.layout import RunPaths
+    from ppoctl.store.run_paths import RunPaths
 
     found: list[_Plotted] = []
     names = [run.resolve().name for run in runs]
@@ -96,7 +96,7 @@ def _chosen(runs: Sequence[_Plotted], asked: Sequence[str] | None) -> list[str]:
         return _usual(recorded)
     from difflib import get_close_matches
 
-    from ppoctl.metrics import find, unknown
+    from ppoctl.metric_registry import find, unknown
 
     for name in asked:
         if name not in recorded:
@@ -112,15 +112,15 @@ def _chosen(runs: Sequence[_Plotted], asked: Sequence[str] | None) -> list[str]:
 
 def _usual(recorded: set[str]) -> list[str]:
     """What is plotted unless something is asked for: those of the usual figures that are recorded."""
-    from ppoctl import metrics
+    from ppoctl import metric_registry
 
-    passed = sorted(name for name in recorded if metrics.find(name) is metrics.EVAL_PASS_AT_1)
+    passed = sorted(name for name in recorded if metric_registry.find(name) is metric_registry.EVAL_PASS_AT_1)
     kinds = (
-        [metrics.REWARD_SCORE_MEAN.name],
+        [metric_registry.REWARD_SCORE_MEAN.name],
         passed,
-        [metrics.KL_REFERENCE_MEAN.name, metrics.POLICY_APPROX_KL.name],
-        [metrics.VALUE_EXPLAINED_VARIANCE.name],
-        [metrics.POLICY_ENTROPY_MEAN.name, metrics.ROLLOUT_RESPONSE_TOKENS_MEAN.name],
+        [metric_registry.KL_REFERENCE_MEAN.name, metric_registry.POLICY_APPROX_KL.name],
+        [metric_registry.VALUE_EXPLAINED_VARIANCE.name],
+        [metric_registry.POLICY_ENTROPY_MEAN.name, metric_registry.ROLLOUT_RESPONSE_TOKENS_MEAN.name],
     )
     there = [[name for name in kind if name in recorded] for kind in kinds]
     found = [
@@ -132,7 +132,7 @@ def _usual(recorded: set[str]) -> list[str]:
 def _panel(runs: Sequence[_Plotted], name: str, smooth: int) -> "Panel":
     """All curves of a figure. Raises RecipeError where none of its values is a number."""
     from ppoctl.chart.panel import Panel, curve
-    from ppoctl.metrics import find
+    from ppoctl.metric_registry import find
 
     curves = [curve(number, run.metrics.get(name, ()), smooth) for number, run in enumerate(runs)]
     there = tuple(each for each in curves if each.points)

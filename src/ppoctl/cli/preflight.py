@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ppoctl import units
+from ppoctl.activity import ACTIVITIES, Activity
 from ppoctl.cli import render
-from ppoctl.doing import ACTIVITIES, Activity
 
 if TYPE_CHECKING:
+    from ppoctl.loading.load import Loaded
+    from ppoctl.loading.problems import Problem
     from ppoctl.preflight.check import OriginOf
-    from ppoctl.recipe.load import Loaded
-    from ppoctl.recipe.problems import Problem
     from ppoctl.recipe.schema import Recipe
-    from ppoctl.store.layout import RunPaths
+    from ppoctl.store.run_paths import RunPaths
 
 
 def examined(
@@ -22,10 +22,10 @@ def examined(
 ) -> "tuple[Loaded, list[str]]":
     """The recipe, and notes on what it names. Raises all problems of both as one error; unless `strict`, something
     only missing on this machine is a note. `device`: what the generator will compute on."""
+    from ppoctl.loading.load import examine
+    from ppoctl.loading.problems import as_error
+    from ppoctl.loading.rules.across_tables import violations
     from ppoctl.preflight.check import Findings, check
-    from ppoctl.recipe.load import examine
-    from ppoctl.recipe.problems import as_error
-    from ppoctl.recipe.rules import violations
 
     notes: list[str] = []
     act = Activity("")
@@ -59,7 +59,7 @@ def startable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: 
     from ppoctl.store.folders import require_writable
 
     require_writable(runs)  # before rows are read, which may take minutes
-    from ppoctl.recipe.capabilities import require_capable
+    from ppoctl.loading.capabilities import require_capable
 
     loaded, _ = examined(files, sets, strict=True)
     require_capable(loaded.recipe)
@@ -73,8 +73,8 @@ def submittable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force
     from ppoctl.store.folders import require_writable
 
     require_writable(runs)
+    from ppoctl.loading.capabilities import require_capable
     from ppoctl.preflight.space import require_space
-    from ppoctl.recipe.capabilities import require_capable
 
     loaded, _ = examined(files, sets, strict=True)
     require_capable(loaded.recipe)
@@ -92,8 +92,8 @@ def require_disk_space(recipe: "Recipe", run: Path, *, force: bool) -> None:
     from ppoctl.preflight.fit import require_fit
     from ppoctl.preflight.gpus import require_gpus
     from ppoctl.preflight.space import require_space
+    from ppoctl.runs.available_memory import memory_of
     from ppoctl.store.folders import require_writable
-    from ppoctl.wire.machines import memory_of
 
     require_writable(run)
     require_gpus(recipe)
@@ -105,8 +105,8 @@ def require_disk_space(recipe: "Recipe", run: Path, *, force: bool) -> None:
 
 def require_space_to_resume(layout: "RunPaths", sets: Sequence[str], *, force: bool) -> "Recipe":
     """The recipe that a run which is there goes on with. Raises as `require_same_run` and `require_room` do."""
-    from ppoctl.wire.run_recipe import recipe_of
-    from ppoctl.wire.same_run import require_same_run
+    from ppoctl.runs.resume_checks import require_same_run
+    from ppoctl.runs.run_recipe import recipe_of
 
     recipe = recipe_of(layout, sets)
     require_same_run(layout, recipe)

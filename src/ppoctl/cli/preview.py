@@ -25,8 +25,8 @@ def preview(
     json: JsonOption = False,
 ) -> None:
     """See rows as the model gets them. Text, tokens, stop tokens, and how many are too long, cut or repeated."""
+    from ppoctl.loading.load import load
     from ppoctl.preflight.preview import preview as look
-    from ppoctl.recipe.load import load
 
     loaded = load(files, sets or ())
     try:

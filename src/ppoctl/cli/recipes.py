@@ -13,8 +13,8 @@ from ppoctl.cli.options import JsonOption, key_names
 from ppoctl.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
-    from ppoctl.metrics import Metric
-    from ppoctl.recipe.features import Feature
+    from ppoctl.manual.features import Feature
+    from ppoctl.metric_registry import Metric
 
 app = typer.Typer(
     cls=Commands,
@@ -37,7 +37,7 @@ Name = Annotated[
 @app.command("list", cls=Command)
 def list_(json: JsonOption = False) -> None:
     """Print the name and purpose of each recipe."""
-    from ppoctl.recipe.head import head_of
+    from ppoctl.manual.header import head_of
 
     found = {name: head_of(path.read_text("utf-8")) for name, path in shipped().items()}
     if json:
@@ -50,7 +50,7 @@ def list_(json: JsonOption = False) -> None:
 @app.command("table", cls=Command)
 def table() -> None:
     """Print the page of the shipped recipes (docs/recipes.md)."""
-    from ppoctl.recipe.head import page
+    from ppoctl.manual.header import page
 
     render.line(page(shipped()).rstrip("\n"))
 
@@ -114,13 +114,13 @@ def keys(
     of the algorithm also formula, source and whose default it is. With --page: docs/recipe.md."""
     from dataclasses import asdict
 
-    from ppoctl.recipe import foreign
-    from ppoctl.recipe.explain import similar
-    from ppoctl.recipe.features import features
-    from ppoctl.recipe.keys import key_lines
+    from ppoctl.loading.explain import similar
+    from ppoctl.manual.features import features
+    from ppoctl.manual.keys import key_lines
+    from ppoctl.recipe import key_mappings
 
     if page:
-        from ppoctl.recipe.reference import recipe
+        from ppoctl.manual.reference_pages import recipe
 
         _print_page(recipe(), json=json)
         return
@@ -131,7 +131,7 @@ def keys(
     chosen = chosen or [line for line in known if word in line.meaning.lower()]
     if not chosen:
         path = tuple(prefix.split("."))
-        brought, suggestion = foreign.find(path), foreign.nearest(path)
+        brought, suggestion = key_mappings.find(path), key_mappings.nearest(path)
         others = [answer.message for answer in brought] or ([suggestion.suggests] if suggestion else [])
         near = similar(prefix, [line.key for line in known]) or "".join(f"; {text}" for text in others)
         raise RecipeError(f"no key has `{prefix}` in its name{near}", hint="ppoctl recipes keys")
@@ -153,12 +153,12 @@ def metrics(
 ) -> None:
     """Print every metric that `[expect]` and `checkpoint.best` may name. Of one also how to read it, what to do when
     it is not healthy, and the settings it shows. With --page: docs/metrics.md."""
-    from ppoctl.metrics import METRICS, find, unknown
-    from ppoctl.recipe.features import features
-    from ppoctl.recipe.guides import guide
+    from ppoctl.manual.features import features
+    from ppoctl.manual.guides import guide
+    from ppoctl.metric_registry import METRICS, find, unknown
 
     if page:
-        from ppoctl.recipe.reference import metrics
+        from ppoctl.manual.reference_pages import metrics
 
         _print_page(metrics(), json=json)
         return
@@ -190,7 +190,7 @@ def _print_page(text: str, *, json: bool) -> None:
 
 def _tell_metric(metric: "Metric") -> None:
     """Print all that is known of one metric."""
-    from ppoctl.recipe.guides import guide
+    from ppoctl.manual.guides import guide
 
     render.heading(metric.name)
     render.prose(f"  {metric.description} ({metric.unit})")
@@ -206,8 +206,8 @@ def _tell_metric(metric: "Metric") -> None:
 def algorithms(json: JsonOption = False) -> None:
     """Print the page of algorithms (docs/algorithms.md). Every setting with formula, source and whose default it
     is."""
-    from ppoctl.recipe.features import features
-    from ppoctl.recipe.pages import algorithms
+    from ppoctl.manual.algorithm_pages import algorithms
+    from ppoctl.manual.features import features
 
     if json:
         render.json({"parts": [_as_json(feature) for feature in features()]})
@@ -223,9 +223,9 @@ def coming_from(
     """Print what the keys of other systems are here, and the trap each had (docs/coming-from.md)."""
     from dataclasses import asdict
 
-    from ppoctl.recipe.explain import similar
-    from ppoctl.recipe.foreign import systems
-    from ppoctl.recipe.pages import coming_from
+    from ppoctl.loading.explain import similar
+    from ppoctl.manual.algorithm_pages import coming_from
+    from ppoctl.recipe.key_mappings import systems
 
     chosen = [each for each in systems() if system.lower() in ("", each.name.lower())]
     if not chosen:
@@ -239,7 +239,7 @@ def coming_from(
 
 def _tell(told: Sequence["Feature"], prefix: str = "") -> None:
     """Print what the page of algorithms says of some parts, below the table of their keys."""
-    from ppoctl.recipe.pages import rendered_rows as lines_of
+    from ppoctl.manual.algorithm_pages import rendered_rows as lines_of
 
     for feature in told:
         render.line()
@@ -257,7 +257,7 @@ def _as_json(feature: "Feature") -> dict[str, object]:
 
 def folder() -> Path:
     """Folder of the shipped recipes. Raises RecipeError where there is none."""
-    from ppoctl.model.carried import recipes_folder
+    from ppoctl.model.bundled_configs import recipes_folder
 
     if (found := recipes_folder()) is None:
         raise RecipeError("this installation has no recipes", hint="pip install --force-reinstall ppoctl")
@@ -276,7 +276,7 @@ def find(name: str) -> Path:
     known, wanted = shipped(), name.removesuffix(".toml")
     if wanted in known:
         return known[wanted]
-    from ppoctl.recipe.explain import similar
+    from ppoctl.loading.explain import similar
 
     # A script of another system is called as its recipe, but for what it runs.
     bare = wanted.rpartition("/")[2].removeprefix("run_").removesuffix(".sh")

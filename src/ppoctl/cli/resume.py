@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ppoctl.activity import loading
 from ppoctl.cli import preflight, render, summary
+from ppoctl.cli.long_command import engine_ahead, working
 from ppoctl.cli.options import (
     Chain,
     Force,
@@ -20,16 +22,14 @@ from ppoctl.cli.options import (
     as_typed,
 )
 from ppoctl.cli.submission import Submission
-from ppoctl.cli.working import engine_ahead, working
-from ppoctl.doing import loading
 from ppoctl.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ppoctl.loop.expectations import RunResult
-    from ppoctl.store.layout import RunPaths
     from ppoctl.store.resume_plan import ResumePlan
+    from ppoctl.store.run_paths import RunPaths
 
 AllowMissing = Annotated[
     bool,
@@ -65,7 +65,7 @@ def resume(
 ) -> int | None:
     """Continue a run from any instant. Changed keys (--set) hold from the first step that has no rollout yet."""
     from ppoctl.store import run_dir
-    from ppoctl.store.layout import RunPaths
+    from ppoctl.store.run_paths import RunPaths
 
     layout = RunPaths(run)
     run_dir.facts(layout)
@@ -88,7 +88,7 @@ def resume(
             _print(run, table, to_stderr=True)
             with engine_ahead(preflight.require_space_to_resume(layout, sets or (), force=force)):
                 with loading("libraries"):
-                    from ppoctl.wire import commands
+                    from ppoctl.runs import commands
 
                 only: commands.RunUntil | None = "save" if save_only else "rollout" if rollout_only else None
                 ended = commands.resume(layout, table, sets or (), gate, only=only, screen=screen)
@@ -112,7 +112,7 @@ def _set_aside_here(layout: "RunPaths", back_to: int | None, *, allow_missing: b
 def _turn_is_over(layout: "RunPaths") -> int | None:
     """Exit code of a job that has nothing to do here; None: it has, or this is no job."""
     from ppoctl.slurm.allocation import allocation
-    from ppoctl.slurm.turn import register_start
+    from ppoctl.slurm.job_start import register_start
 
     here = allocation()
     code = None if here is None else register_start(layout, here)
@@ -122,7 +122,7 @@ def _turn_is_over(layout: "RunPaths") -> int | None:
 
 
 def _require_idle(layout: "RunPaths", *, take_over: bool = False) -> None:
-    from ppoctl.slurm.following import require_idle
+    from ppoctl.slurm.run_status import require_idle
 
     if not take_over:
         require_idle(layout)
@@ -132,10 +132,10 @@ def _as_it_ended(layout: "RunPaths") -> "RunResult | None":
     """The run as it stands, which is then told to be over; None where something is left to do. Raises StorageError
     where it is not whole."""
     from ppoctl.loop.expectations import RunResult, check_expectations
-    from ppoctl.store.alive import attempts
+    from ppoctl.runs.run_recipe import is_edited, recorded_recipes
     from ppoctl.store.journal import read_lines
+    from ppoctl.store.liveness import attempts
     from ppoctl.store.resume_plan import plan_resume
-    from ppoctl.wire.run_recipe import is_edited, recorded_recipes
 
     lines = read_lines(layout.journal)
     newest = next(reversed(attempts(lines)), None)
@@ -185,11 +185,11 @@ def _tell_plan(run: Path, layout: "RunPaths", sets: "Sequence[str]", *, allow_mi
 def _print_plan(run: Path, table: "ResumePlan", sets: "Sequence[str]", *, as_json: bool) -> None:
     """Print what a resume would do, with the keys that would change."""
     from ppoctl.store import run_dir
-    from ppoctl.store.layout import RunPaths
+    from ppoctl.store.run_paths import RunPaths
 
     change = None
     if sets:
-        from ppoctl.wire import commands
+        from ppoctl.runs import commands
 
         change = commands.planned_change(run, sets)
     recipes = run_dir.recipes(RunPaths(run))

@@ -7,12 +7,12 @@ from ppoctl.cli import render
 
 if TYPE_CHECKING:
     from ppoctl.recipe.schema import Recipe
-    from ppoctl.wire.reward_trial import Report
+    from ppoctl.runs.reward_trial import Report
 
 
 def tried(recipe: "Recipe", rows: int) -> "list[Report]":
     """What came of trying the reward on so many rows."""
-    from ppoctl.wire.reward_trial import try_reward
+    from ppoctl.runs.reward_trial import try_reward
 
     render.passing(f"trying the reward on {rows} rows")
     try:
@@ -55,7 +55,7 @@ def is_worth_training_on(reports: "Sequence[Report]") -> bool:
 def require_worth_training_on(reports: "Sequence[Report]") -> None:
     """Raises RewardError where a finding is wrong."""
     if reports:
-        from ppoctl.wire.reward_trial import require_worth_training_on
+        from ppoctl.runs.reward_trial import require_worth_training_on
 
         require_worth_training_on(reports)
 

@@ -58,7 +58,7 @@ def _deletable(runs: "Sequence[Path]", wait_s: float | None) -> list[Listed]:
     """What is known of the runs, each once. Raises where one is no run, or may be at work, or cannot be moved."""
     from ppoctl.store import run_dir
     from ppoctl.store.folders import require_writable
-    from ppoctl.store.layout import RunPaths
+    from ppoctl.store.run_paths import RunPaths
 
     known = {run.resolve(): run for run in reversed(runs)}
     for root, run in known.items():
@@ -72,9 +72,9 @@ def _deletable(runs: "Sequence[Path]", wait_s: float | None) -> list[Listed]:
 
 
 def _require_idle(row: Listed) -> None:
-    from ppoctl.slurm import following
+    from ppoctl.slurm import run_status
     from ppoctl.slurm.run_state import AT_WORK, WAITING
-    from ppoctl.store.layout import RunPaths
+    from ppoctl.store.run_paths import RunPaths
 
     stop = f"ppoctl stop {quoted(row.run)}"
     if row.state in {*AT_WORK, *WAITING}:
@@ -83,17 +83,17 @@ def _require_idle(row: Listed) -> None:
         raise RunAliveError(f"run `{row.run}` may be at work: {row.description}", hint=stop)
     if row.state == BROKEN:
         try:
-            following.require_idle(RunPaths(row.run))
+            run_status.require_idle(RunPaths(row.run))
         except RunAliveError as error:
             raise RunAliveError(error.message, hint=stop) from error
 
 
 def _tracking(run: Path) -> "MlflowTracking | None":
     """Where the run is mirrored to; None: nowhere. Raises StorageError where it cannot be told."""
-    from ppoctl.recipe.load import from_resolved
+    from ppoctl.loading.load import from_resolved
     from ppoctl.recipe.schema import MlflowTracking
     from ppoctl.store import run_dir
-    from ppoctl.store.layout import RunPaths
+    from ppoctl.store.run_paths import RunPaths
 
     layout = RunPaths(run)
     try:
@@ -123,7 +123,7 @@ def _agreed(rows: "Sequence[Listed]", *, in_mlflow: bool) -> bool:
 
 def _remove(run: Path) -> None:
     from ppoctl.store import run_dir
-    from ppoctl.store.layout import RunPaths
+    from ppoctl.store.run_paths import RunPaths
 
     left = run_dir.remove(RunPaths(run.resolve()))
     if run.is_symlink():

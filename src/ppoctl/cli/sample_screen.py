@@ -8,9 +8,9 @@ from ppoctl.cli import render
 from ppoctl.errors import RecipeError
 
 if TYPE_CHECKING:
+    from ppoctl.runs.samples import ShownSample
     from ppoctl.store.sample_list import Source
     from ppoctl.store.samples import SampleRow
-    from ppoctl.wire.samples import ShownSample
 
 TokenMetric = Literal["advantage", "value", "kl"]
 LEGENDS: dict[TokenMetric, str] = {
@@ -22,7 +22,7 @@ LEGENDS: dict[TokenMetric, str] = {
 
 def show(source: "Source", step: int, row: int, by: TokenMetric, *, as_json: bool) -> None:
     """Print a sample of a step, or of an evaluation. Raises RecipeError where there is none."""
-    from ppoctl.wire.samples import read_samples, require_row
+    from ppoctl.runs.samples import read_samples, require_row
 
     if not source.evaluations:
         [sample] = read_samples(source.layout, step, [row])

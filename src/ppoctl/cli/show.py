@@ -10,7 +10,7 @@ from ppoctl.cli.options import JsonOption, RunArgument
 from ppoctl.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
-    from ppoctl.store.layout import RunPaths
+    from ppoctl.store.run_paths import RunPaths
     from ppoctl.store.sample_list import SampleFilter, Source
     from ppoctl.store.samples import SampleRow
 
@@ -159,7 +159,7 @@ def _extreme(rows: "list[SampleRow]", wanted: "SampleFilter", extreme: Extreme) 
 
 def _layout(run: Path) -> "RunPaths":
     from ppoctl.store import run_dir
-    from ppoctl.store.layout import RunPaths
+    from ppoctl.store.run_paths import RunPaths
 
     layout = RunPaths(run)
     run_dir.facts(layout)

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ppoctl.slurm.run_state import RunFacts, SlurmSnapshot
-    from ppoctl.store.hours import AttemptTime
     from ppoctl.store.journal import JournalLine
-    from ppoctl.store.layout import RunPaths
+    from ppoctl.store.run_paths import RunPaths
+    from ppoctl.store.time_use import AttemptTime
 
 
 SHOWN_ATTEMPTS = 8
@@ -104,21 +104,21 @@ def _say_what_to_type(run: Path, report: dict[str, Any]) -> None:
 
 def read_status(run: Path, wait_s: float | None = None) -> dict[str, Any]:
     """Object that `status --json` prints. Slurm has `wait_s` seconds to answer; None: its default."""
-    from ppoctl.metrics import reported
-    from ppoctl.slurm import following
+    from ppoctl.metric_registry import reported
+    from ppoctl.slurm import run_status
     from ppoctl.slurm.run_state import attempts_as_known, run_state
     from ppoctl.store import run_dir
-    from ppoctl.store.hours import attempt_times
     from ppoctl.store.journal import read_lines
-    from ppoctl.store.layout import RunPaths
     from ppoctl.store.outline import outlines_of
     from ppoctl.store.retention import saved_steps
+    from ppoctl.store.run_paths import RunPaths
+    from ppoctl.store.time_use import attempt_times
 
     layout = RunPaths(run)
     known = run_dir.facts(layout)
     lines = read_lines(layout.journal)
-    facts = following.facts(layout, lines)
-    told = following.ask(following.slurm(wait_s), [facts])
+    facts = run_status.facts(layout, lines)
+    told = run_status.ask(run_status.slurm(wait_s), [facts])
     state = run_state(facts, told, now=time.time())
     stages = [line for line in lines if "stage" in line]
     last = max(stages, key=lambda line: line["seq"], default=None)

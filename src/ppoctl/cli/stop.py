@@ -33,14 +33,14 @@ def stop(
 ) -> None:
     """Stop a run in order, here or in a job. Everything finished stays, and `resume` goes on from it. Jobs of the
     run that wait are cancelled."""
-    from ppoctl.slurm import following, stopping
+    from ppoctl.slurm import run_status, stopping
     from ppoctl.slurm.run_state import run_state
     from ppoctl.store import run_dir
-    from ppoctl.store.layout import RunPaths
+    from ppoctl.store.run_paths import RunPaths
 
     layout = RunPaths(run)
     run_dir.facts(layout)
-    done = stopping.stop(layout, after, following.slurm(wait))
+    done = stopping.stop(layout, after, run_status.slurm(wait))
     state = run_state(done.facts, done.snapshot, now=time.time())
     says = list(_says(run, after, done, state))
     if json:

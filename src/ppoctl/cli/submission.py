@@ -10,12 +10,12 @@ from ppoctl.cli import preflight, render
 from ppoctl.errors import RecipeError, quoted
 
 if TYPE_CHECKING:
-    from ppoctl.recipe.load import Loaded
+    from ppoctl.loading.load import Loaded
     from ppoctl.recipe.schema import Recipe
+    from ppoctl.runs.submission import Submitted
     from ppoctl.slurm.request import Request
     from ppoctl.slurm.script import Work
-    from ppoctl.store.layout import RunPaths
-    from ppoctl.wire.submission import Submitted
+    from ppoctl.store.run_paths import RunPaths
 
 
 class Submission:
@@ -32,8 +32,8 @@ class Submission:
     ) -> None:
         """Submit the run of a recipe."""
         loaded = preflight.submittable(files, sets, runs, force=self.force)
-        from ppoctl.store.layout import RunPaths
-        from ppoctl.wire import submission
+        from ppoctl.runs import submission
+        from ppoctl.store.run_paths import RunPaths
 
         layout = RunPaths((runs / loaded.recipe.name).absolute())
         if or_resume and layout.run_json.is_file():
@@ -54,8 +54,8 @@ class Submission:
         self, layout: "RunPaths", sets: Sequence[str], *, rollout_only: bool = False, save_only: bool = False
     ) -> None:
         """Submit a run that is there."""
-        from ppoctl.wire import submission
-        from ppoctl.wire.run_recipe import loaded_of
+        from ppoctl.runs import submission
+        from ppoctl.runs.run_recipe import loaded_of
 
         loaded = loaded_of(layout, sets)
         submission.require_accepted(loaded, force=self.force)
@@ -75,7 +75,7 @@ class Submission:
 
     def other(self, loaded: "Loaded", work: "Work") -> None:
         """Submit what works on no run."""
-        from ppoctl.wire import submission
+        from ppoctl.runs import submission
 
         recipe = loaded.recipe
         submission.require_accepted(loaded, force=self.force)
@@ -92,7 +92,7 @@ class Submission:
         render.table([("follow:", f"tail -F {quoted(log)}"), ("stop:", f"scancel {id}")])
 
     def _ask(self, recipe: "Recipe", work: "Work") -> None:
-        from ppoctl.wire import submission
+        from ppoctl.runs import submission
 
         says = submission.would_accept(recipe, work)
         if self.as_json:
@@ -121,17 +121,17 @@ class Submission:
 
 def print_script(recipe: "Recipe", runs: Path) -> None:
     """Print the batch script as `train --on slurm` submits it, and nothing else."""
-    from ppoctl.store.layout import RunPaths
-    from ppoctl.wire import submission
+    from ppoctl.runs import submission
+    from ppoctl.store.run_paths import RunPaths
 
     work = submission.work_of_run(RunPaths((runs / recipe.name).absolute()))
     render.line(submission.script_of(recipe, work).removesuffix("\n"))
 
 
 def _require_unchanged(layout: "RunPaths", recipe: "Recipe") -> None:
-    from ppoctl.recipe.explain import as_toml
+    from ppoctl.loading.explain import as_toml
     from ppoctl.recipe.fingerprint import differences
-    from ppoctl.wire.run_recipe import recorded_recipes
+    from ppoctl.runs.run_recipe import recorded_recipes
 
     recipes = recorded_recipes(layout)
     if changed := differences(recipes[max(recipes)], recipe):

@@ -18,15 +18,15 @@ RUNS = Path("runs")
 def key_figures(series: "Mapping[str, Any]") -> dict[str, str]:
     """The figures by which a run is told, of those that there are: what each is called, and its metric. Evaluations
     come last, under their own names."""
-    from ppoctl import metrics
+    from ppoctl import metric_registry
 
     shown = {
-        "reward": metrics.REWARD_SCORE_MEAN.name,
-        "truncated": metrics.ROLLOUT_TRUNCATED_FRAC.name,
-        "kl per step": metrics.POLICY_APPROX_KL.name,
-        "entropy": metrics.POLICY_ENTROPY_MEAN.name,
-        "explained variance": metrics.VALUE_EXPLAINED_VARIANCE.name,
-        "sampler gap": metrics.MISMATCH_GAP_MAX_ABS.name,
+        "reward": metric_registry.REWARD_SCORE_MEAN.name,
+        "truncated": metric_registry.ROLLOUT_TRUNCATED_FRAC.name,
+        "kl per step": metric_registry.POLICY_APPROX_KL.name,
+        "entropy": metric_registry.POLICY_ENTROPY_MEAN.name,
+        "explained variance": metric_registry.VALUE_EXPLAINED_VARIANCE.name,
+        "sampler gap": metric_registry.MISMATCH_GAP_MAX_ABS.name,
     }
     passed = {name: name for name in sorted(series) if name.endswith("pass_at_1")}
     return {label: name for label, name in {**shown, **passed}.items() if name in series}

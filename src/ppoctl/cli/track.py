@@ -8,12 +8,12 @@ from ppoctl.errors import RecipeError, quoted
 def track(run: RunArgument, json: JsonOption = False) -> None:
     """Send MLflow what it lacks of a run. The journal is the truth, and MLflow its mirror: a second time sends files
     again and nothing else."""
-    from ppoctl.recipe.load import from_resolved
+    from ppoctl.loading.load import from_resolved
     from ppoctl.recipe.schema import MlflowTracking
+    from ppoctl.runs.mlflow_extras import around
     from ppoctl.store import run_dir
-    from ppoctl.store.layout import RunPaths
+    from ppoctl.store.run_paths import RunPaths
     from ppoctl.tracking.mirror import rebuild as send
-    from ppoctl.wire.mirrored import around
 
     layout = RunPaths(run)
     run_dir.facts(layout)

@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
+from ppoctl.activity import loading
 from ppoctl.cli import preflight, summary
+from ppoctl.cli.long_command import engine_ahead, working
 from ppoctl.cli.options import (
     Chain,
     Force,
@@ -22,8 +24,6 @@ from ppoctl.cli.options import (
     with_accepted,
 )
 from ppoctl.cli.submission import Submission
-from ppoctl.cli.working import engine_ahead, working
-from ppoctl.doing import loading
 
 
 def train(
@@ -54,15 +54,15 @@ def train(
         _require_way(runs / loaded.recipe.name, or_resume=or_resume)
         with engine_ahead(loaded.recipe):
             with loading("libraries"):
-                from ppoctl.wire import commands
+                from ppoctl.runs import commands
 
             ended = commands.train(loaded, gate, runs=runs, or_resume=or_resume, screen=screen)
     summary.print_summary(ended, as_json=json)
 
 
 def _require_way(run: Path, *, or_resume: bool) -> None:
-    from ppoctl.store.layout import RunPaths
-    from ppoctl.wire.new_run import require_way
+    from ppoctl.runs.new_run import require_way
+    from ppoctl.store.run_paths import RunPaths
 
     require_way(RunPaths(run), or_resume=or_resume)
 
@@ -89,7 +89,7 @@ def rollout(
         loaded = preflight.startable(files, sets, runs, force=force)
         with engine_ahead(loaded.recipe):
             with loading("libraries"):
-                from ppoctl.wire import commands
+                from ppoctl.runs import commands
 
             ended = commands.rollout(loaded, gate, runs=runs, screen=screen)
     summary.print_rollout(ended, as_json=json)

@@ -12,8 +12,8 @@ from ppoctl.cli import preflight, render, reward_trial
 from ppoctl.cli.options import Assets, GpuGib, Here, JsonOption, Recipes, Sets
 
 if TYPE_CHECKING:
-    from ppoctl.recipe.load import Loaded
-    from ppoctl.wire.staging import Asset
+    from ppoctl.loading.load import Loaded
+    from ppoctl.runs.staging import Asset
 
 
 def validate(
@@ -34,8 +34,8 @@ def validate(
 ) -> None:
     """Check a recipe, and tell all that is wrong with it at once. Keys, values, rules across tables, every row of
     data, and whether the model can be trained."""
+    from ppoctl.loading.rules.across_tables import notes_on
     from ppoctl.preflight.fit import gpu_gib_here, require_fit
-    from ppoctl.recipe.rules import notes_on
 
     if stage:
         _fetch(files, sets or ())
@@ -76,9 +76,9 @@ def validate(
 
 def _fetch(files: Sequence[Path], sets: Sequence[str]) -> None:
     """Fetch what the recipe names and is not here. What is wrong with the recipe is told by who reads it next."""
-    from ppoctl.recipe.load import examine
-    from ppoctl.recipe.rules import violations
-    from ppoctl.wire import staging
+    from ppoctl.loading.load import examine
+    from ppoctl.loading.rules.across_tables import violations
+    from ppoctl.runs import staging
 
     loaded, _ = examine(files, sets, judges=(violations,))
     if loaded is not None:
@@ -87,8 +87,8 @@ def _fetch(files: Sequence[Path], sets: Sequence[str]) -> None:
 
 def _staged(loaded: "Loaded") -> "list[Asset]":
     """What a job needs, all of it here. Raises all that is wrong with it as one error."""
-    from ppoctl.recipe.problems import as_error
-    from ppoctl.wire import staging
+    from ppoctl.loading.problems import as_error
+    from ppoctl.runs import staging
 
     if problems := staging.faults(loaded):
         raise as_error(problems)
@@ -98,8 +98,8 @@ def _staged(loaded: "Loaded") -> "list[Asset]":
 
 
 def _show(loaded: "Loaded") -> None:
+    from ppoctl.loading.explain import shown
     from ppoctl.recipe import schema_tree as tree
-    from ppoctl.recipe.explain import shown
     from ppoctl.recipe.origins import dotted
 
     rows = []

@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ppoctl.convert.headers import PICKLE, SAFETENSORS, Header, has_weights, headers, unreadable, weight_files
-from ppoctl.convert.plain import load_plain
+from ppoctl.convert.safe_pickle import load_plain
 from ppoctl.errors import EnvironmentProblemError, quoted
 
 DTYPES = {

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ppoctl.convert.fused_views import part_of
 from ppoctl.convert.hugging_face import Spec, Weights
-from ppoctl.convert.parts import part_of
 from ppoctl.convert.tensors import EMBEDDING, LM_HEAD, Placement, Role, placements
 from ppoctl.convert.torch_dist import TorchDist
 from ppoctl.convert.transformer_engine import transformer_engine_name

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-from ppoctl.convert.rows import FusedPart, TensorMapping
-from ppoctl.convert.tables import layer_rows
+from ppoctl.convert.family_mappings import layer_rows
+from ppoctl.convert.tensor_mapping import FusedPart, TensorMapping
 from ppoctl.model.shape import LatentShape, ModelShape
 
 Role = Literal["actor", "critic"]

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.utils import _create_file_view
 
-from ppoctl.convert.plain import load_plain, why
+from ppoctl.convert.safe_pickle import load_plain, why
 from ppoctl.errors import StorageError, quoted
 
 METADATA = ".metadata"

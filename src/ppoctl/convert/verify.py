@@ -25,8 +25,8 @@ from torch import Tensor
 from ppoctl.convert.hugging_face import Spec, Weights
 from ppoctl.convert.parameters import MegatronWeights, assembled
 from ppoctl.errors import ConversionError, EnvironmentProblemError, RecipeError, StorageError, quoted
-from ppoctl.model.reading import read_shape
 from ppoctl.model.shape import ModelShape
+from ppoctl.model.shape_reader import read_shape
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppoctl.batch.prompts import Json, Message
-from ppoctl.data.tables import Place, columns_of, lookup
+from ppoctl.data.row_blocks import Place, columns_of, lookup
 from ppoctl.errors import DataError
 from ppoctl.recipe.rows import ColumnRows, DialogueRows, Gsm8kRows, PythonRows, SingleTable, VerlRows
 

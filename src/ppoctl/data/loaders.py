@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ppoctl.data.tables import BLOCK_ROWS, Block, blocks_of
+from ppoctl.data.row_blocks import BLOCK_ROWS, Block, blocks_of
 from ppoctl.errors import DataError, EnvironmentProblemError, MissingAssetError, PpoctlError, RecipeError, quoted
 from ppoctl.recipe.rows import DatasetTable, PythonRows
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from ppoctl.batch.prompts import Json, Message
 from ppoctl.data import loaders
 from ppoctl.data.formats import Question, columns_read, parse_row
-from ppoctl.data.tables import Block, Place, read_jsonl, read_parquet
+from ppoctl.data.row_blocks import Block, Place, read_jsonl, read_parquet
 from ppoctl.errors import DataError, RecipeError
 from ppoctl.recipe.row_files import PARQUET, files_of, in_an_epoch
 from ppoctl.recipe.rows import AnyRows, DataTable, Gsm8kRows, MixRows, PythonRows, SingleTable, sources_of

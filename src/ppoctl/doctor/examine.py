@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from ppoctl.doctor import asked, folders, gpus, host
+from ppoctl.doctor import folders, gpus, host, recipe_checks
 from ppoctl.doctor.finding import Finding, Verdict
-from ppoctl.doctor.machine import HostInfo
 from ppoctl.errors import without_secrets
+from ppoctl.machine.host_info import HostInfo
 
 RunCheck = Callable[[], Finding | Iterable[Finding]]
 
@@ -29,18 +29,18 @@ OF_A_MACHINE = (
 OF_A_FOLDER = (folders.runs_folder, folders.disk)
 
 
-def checks(here: HostInfo, runs: Path, wanted: asked.IntendedRun | None) -> dict[str, RunCheck]:
+def checks(here: HostInfo, runs: Path, wanted: recipe_checks.IntendedRun | None) -> dict[str, RunCheck]:
     """Every check by what it looks at, in the order in which findings are shown."""
     found: dict[str, RunCheck] = {check.__name__: partial(check, here) for check in OF_A_MACHINE}
     found |= {check.__name__: partial(check, runs) for check in OF_A_FOLDER}
     if wanted is not None:
         found |= {
-            "model": partial(asked.model, wanted, here),
-            "layout": partial(asked.layout, wanted, here),
-            "memory": partial(asked.memory, wanted, here),
-            "saves": partial(asked.saves, wanted, runs),
-            "joined_ray": partial(asked.joined_ray, wanted),
-            "mlflow": partial(asked.mlflow, wanted),
+            "model": partial(recipe_checks.model, wanted, here),
+            "layout": partial(recipe_checks.layout, wanted, here),
+            "memory": partial(recipe_checks.memory, wanted, here),
+            "saves": partial(recipe_checks.saves, wanted, runs),
+            "joined_ray": partial(recipe_checks.joined_ray, wanted),
+            "mlflow": partial(recipe_checks.mlflow, wanted),
         }
     return found
 
@@ -48,7 +48,7 @@ def checks(here: HostInfo, runs: Path, wanted: asked.IntendedRun | None) -> dict
 def findings(
     here: HostInfo,
     runs: Path,
-    wanted: asked.IntendedRun | None = None,
+    wanted: recipe_checks.IntendedRun | None = None,
     notify: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Finding]:
     """What every check found. A check that fails is a finding itself. `say`: told what is looked at."""

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from ppoctl import nvml
-from ppoctl.device import VISIBLE, gpu_expected
 from ppoctl.doctor.finding import Finding, ok, warning, wrong
-from ppoctl.doctor.machine import HostInfo
 from ppoctl.errors import EnvironmentProblemError, quoted
+from ppoctl.machine import nvml
+from ppoctl.machine.device import VISIBLE, gpu_expected
+from ppoctl.machine.host_info import HostInfo
 from ppoctl.preflight.gpus import require_shareable
 
 NONE = "no GPU here"

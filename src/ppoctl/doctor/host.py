@@ -10,8 +10,8 @@ from packaging.requirements import Requirement
 
 from ppoctl.doctor import gpus
 from ppoctl.doctor.finding import Finding, Verdict, ok, warning, wrong
-from ppoctl.doctor.machine import UNLIMITED, HostInfo
 from ppoctl.errors import quoted
+from ppoctl.machine.host_info import UNLIMITED, HostInfo
 from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
 
 LOOPBACK = "127.0.0.1"

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ppoctl.errors import ExpectationError
-from ppoctl.metrics import reported
+from ppoctl.metric_registry import reported
 from ppoctl.store.journal import JournalLine
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 
 if TYPE_CHECKING:
     from ppoctl.recipe.schema import Expectation

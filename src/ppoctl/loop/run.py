@@ -13,18 +13,18 @@ from ppoctl.errors import (
     PpoctlError,
     PreemptedError,
 )
-from ppoctl.loop.stories import Stages, StepFunction, StepInputs, StepOutputs
-from ppoctl.metrics import eval_set
+from ppoctl.loop.step_functions import Stages, StepFunction, StepInputs, StepOutputs
+from ppoctl.metric_registry import eval_set
 from ppoctl.recipe.cadence import evaluates, saves
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.best import BestStates
 from ppoctl.store.jobs import resume_command
 from ppoctl.store.journal import Journal
-from ppoctl.store.layout import RunPaths
 from ppoctl.store.ledger import Ledger
-from ppoctl.store.once import Stage, StageRunner
 from ppoctl.store.outline import Outlines
 from ppoctl.store.retention import Retention, healthy_steps, saved_steps
+from ppoctl.store.run_paths import RunPaths
+from ppoctl.store.stage_runner import Stage, StageRunner
 from ppoctl.store.states import Recorded, States, saved_state
 
 

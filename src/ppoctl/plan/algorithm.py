@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from ppoctl.recipe.schema import NoKl, Recipe
-from ppoctl.table import Table
+from ppoctl.recipe_table import Table
 
 OLD_LOGPROBS = {
     "trainer": "the actor's, by a forward pass before its update",

@@ -7,16 +7,16 @@ from functools import partial
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.data.index import Counted
 from ppoctl.errors import PpoctlError
-from ppoctl.model.carried import carried_folder, source_of
+from ppoctl.loading.capabilities import says, wanting
+from ppoctl.loading.problems import Problem, as_error
+from ppoctl.model.bundled_configs import carried_folder, source_of
 from ppoctl.model.folder import local_folder
-from ppoctl.model.reading import shape_if_known
+from ppoctl.model.shape_reader import shape_if_known
 from ppoctl.preflight.model import model_faults, require_critic, require_reward_model
 from ppoctl.preflight.prompts import RowChecks
-from ppoctl.recipe.capabilities import says, wanting
 from ppoctl.recipe.generator_limits import device_of_the_build
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.paths import resolved_uri
-from ppoctl.recipe.problems import Problem, as_error
 from ppoctl.recipe.rows import StoredRows, sources_of
 from ppoctl.recipe.schema import AnyRows, Recipe
 from ppoctl.recipe.schema_tree import values

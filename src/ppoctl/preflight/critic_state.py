@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from ppoctl.errors import PpoctlError, RecipeError, quoted
+from ppoctl.loading.load import from_resolved
 from ppoctl.model.folder import local_folder, model_folder
-from ppoctl.recipe.load import from_resolved
 from ppoctl.recipe.role_model import model_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import run_dir
-from ppoctl.store.layout import RunPaths
 from ppoctl.store.retention import saved_steps
+from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.saved_by import SavedBy, saved_by
 
 

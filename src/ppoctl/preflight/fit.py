@@ -1,6 +1,6 @@
 """Whether the recipe fits the memory that it is to run in."""
 
-from ppoctl import nvml
+from ppoctl.machine import nvml
 from ppoctl.plan.memory.estimate import estimate_here, misfit
 from ppoctl.recipe.schema import Recipe
 

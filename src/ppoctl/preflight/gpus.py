@@ -3,9 +3,9 @@
 import os
 from collections.abc import Collection
 
-from ppoctl import nvml
-from ppoctl.device import visible
 from ppoctl.errors import EnvironmentProblemError
+from ppoctl.machine import nvml
+from ppoctl.machine.device import visible
 from ppoctl.recipe.schema import Recipe
 
 

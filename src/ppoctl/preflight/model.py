@@ -7,17 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ppoctl.convert.account import account, not_part_of, not_tied
 from ppoctl.convert.headers import PICKLE, SAFETENSORS, Header, has_weights, headers
+from ppoctl.convert.tensor_accounting import account, not_part_of, not_tied
 from ppoctl.convert.tensors import EMBEDDING, LM_HEAD, VALUE_HEAD
 from ppoctl.data.chat import ChatTemplate
 from ppoctl.errors import EnvironmentProblemError, MissingAssetError, PpoctlError, RecipeError, quoted
-from ppoctl.model.carried import carried_folder
+from ppoctl.model.bundled_configs import carried_folder
 from ppoctl.model.end_tokens import end_token_ids
 from ppoctl.model.folder import hub_cache, is_hub_id, is_url, local_folder, read_config, read_json_object
 from ppoctl.model.labels import label_number, labels_of
-from ppoctl.model.reading import read_shape
 from ppoctl.model.shape import ModelShape
+from ppoctl.model.shape_reader import read_shape
 from ppoctl.preflight.critic_state import tokenizer_folder
 from ppoctl.recipe.generator_limits import require_head_size, unread_router_bias
 from ppoctl.rewards.model import ModelScorer

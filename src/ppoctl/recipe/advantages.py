@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ppoctl.table import RESULTS, Fraction, Positive, Table
+from ppoctl.recipe_table import RESULTS, Fraction, Positive, Table
 
 
 class GaeAdvantages(Table):

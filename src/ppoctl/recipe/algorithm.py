@@ -13,8 +13,8 @@ from ppoctl.recipe.correction import AboveOne, CorrectionTable, NoCorrection, No
 from ppoctl.recipe.kl import Kl, NoKl
 from ppoctl.recipe.losses import AnyPolicyLossTable, ClippedLoss, OldLogprobs, ValueLossTable
 from ppoctl.recipe.optimizer import OptimizerTable
-from ppoctl.table import RESULTS, SPEED, AtLeastOne, NotNegative, Table
-from ppoctl.table import ParallelTable as ParallelTable
+from ppoctl.recipe_table import RESULTS, SPEED, AtLeastOne, NotNegative, Table
+from ppoctl.recipe_table import ParallelTable as ParallelTable
 
 
 class PpoTable(Table):

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ppoctl.table import RESULTS, Positive, Table
+from ppoctl.recipe_table import RESULTS, Positive, Table
 
 BelowOne = Field(gt=0, lt=1)
 AboveOne = Field(gt=1)

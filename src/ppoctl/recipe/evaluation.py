@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from ppoctl.recipe_table import REPORTING, RESULTS, Array, AtLeastOne, NotNegative, Positive, Table
 from ppoctl.rewards.metric_function import MetricFunction
-from ppoctl.table import REPORTING, RESULTS, Array, AtLeastOne, NotNegative, Positive, Table
 
 FunctionOrTable = BeforeValidator(lambda value: {"function": value} if isinstance(value, str) else value)
 """A table that may be written as its function alone."""

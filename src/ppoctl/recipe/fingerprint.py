@@ -8,7 +8,7 @@ from typing import Any
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.schema import Recipe
-from ppoctl.table import Effect
+from ppoctl.recipe_table import Effect
 
 _KNOWN_AS = {"model.critic.path": "model.critic"}
 """Keys that have another name in fingerprints: what they were called when there were runs."""

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from ppoctl.table import RESULTS, AtLeastOne, Positive, Table
+from ppoctl.recipe_table import RESULTS, AtLeastOne, Positive, Table
 
 
 class AdaptivePerToken(Table):

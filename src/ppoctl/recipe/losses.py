@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from ppoctl.table import RESULTS, KindOr, NotNegative, Positive, Table
+from ppoctl.recipe_table import RESULTS, KindOr, NotNegative, Positive, Table
 
 AggregationName = Literal["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "fixed_length"]
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ppoctl.table import RESULTS, AtLeastOne, Fraction, NotNegative, Positive, Table
+from ppoctl.recipe_table import RESULTS, AtLeastOne, Fraction, NotNegative, Positive, Table
 
 
 class OptimizerTable(Table):

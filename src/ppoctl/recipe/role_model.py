@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from ppoctl.model.reading import shape_if_known
 from ppoctl.model.shape import ModelShape
+from ppoctl.model.shape_reader import shape_if_known
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.parallel import reward_models
 from ppoctl.recipe.schema import Recipe

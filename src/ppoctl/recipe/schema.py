@@ -48,9 +48,9 @@ from ppoctl.recipe.rows import PythonRows as PythonRows
 from ppoctl.recipe.rows import SingleTable as SingleTable
 from ppoctl.recipe.rows import VerlRows as VerlRows
 from ppoctl.recipe.slurm import SlurmTable as SlurmTable
+from ppoctl.recipe_table import REPORTING, RESULTS, SPEED, Array, AtLeastOne, NotNegative, OrAll, OrOff, Positive
+from ppoctl.recipe_table import Table as Table
 from ppoctl.rewards.reward import Reward
-from ppoctl.table import REPORTING, RESULTS, SPEED, Array, AtLeastOne, NotNegative, OrAll, OrOff, Positive
-from ppoctl.table import Table as Table
 
 
 class CriticModelTable(Table):

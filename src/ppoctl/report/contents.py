@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppoctl.errors import EnvironmentProblemError
-from ppoctl.report import curves, samples, spent
+from ppoctl.report import curves, samples, time_use
 from ppoctl.report.events import ATTEMPTS, ChartEvent, attempt_rows, changes, events
-from ppoctl.report.head import head
-from ppoctl.report.reading import ReadRun
+from ppoctl.report.formatting import moment, toml
+from ppoctl.report.overview import head
 from ppoctl.report.recipe_keys import as_text, side_by_side
-from ppoctl.report.words import moment, toml
+from ppoctl.report.run_reader import ReadRun
 
 Json = dict[str, Any]
 
@@ -46,7 +46,7 @@ def contents(runs: Sequence[ReadRun], *, steps: int, room: int) -> Contents:
         "steps": lists.lists,
         "charts": [chart.pop("data") for chart in charts],
         "marks": [mark for number, found in enumerate(happened) for mark in _marks(number, found)],
-        "stages": [spent.timeline(run, number) for number, run in enumerate(runs)],
+        "stages": [time_use.timeline(run, number) for number, run in enumerate(runs)],
     }
     words = {
         "title": " and ".join(run.label for run in runs) if len(runs) < 3 else f"{len(runs)} runs compared",
@@ -55,7 +55,7 @@ def contents(runs: Sequence[ReadRun], *, steps: int, room: int) -> Contents:
         "events": happened,
         "groups": grouped,
         "further": curves.FURTHER,
-        "shares": [spent.shares(run) for run in runs],
+        "shares": [time_use.shares(run) for run in runs],
         "attempts": [attempt_rows(run, told["attempts"]) for run, told in zip(runs, heads, strict=True)],
         "attempt_headers": ATTEMPTS,
         "changes": [[(step, key, toml(a), toml(b)) for step, key, a, b in changes(run)] for run in runs],

@@ -5,28 +5,40 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from ppoctl import metrics
-from ppoctl.report.reading import History, ReadRun
-from ppoctl.report.words import figure, rounded
+from ppoctl import metric_registry
+from ppoctl.report.formatting import figure, rounded
+from ppoctl.report.run_reader import History, ReadRun
 
 Json = dict[str, Any]
 Points = Sequence[tuple[int, float]]
 
-GROUPS: dict[str, tuple[metrics.Metric, ...]] = {
-    "Reward": (metrics.REWARD_SCORE_MEAN, metrics.REWARD_PART_MEAN, metrics.REWARD_ERROR_FRAC),
+GROUPS: dict[str, tuple[metric_registry.Metric, ...]] = {
+    "Reward": (
+        metric_registry.REWARD_SCORE_MEAN,
+        metric_registry.REWARD_PART_MEAN,
+        metric_registry.REWARD_ERROR_FRAC,
+    ),
     "Evaluation": (),
     "How far the actor moves": (
-        metrics.POLICY_APPROX_KL,
-        metrics.KL_REFERENCE_MEAN,
-        metrics.POLICY_CLIP_FRAC,
-        metrics.POLICY_ENTROPY_MEAN,
-        metrics.POLICY_RATIO_P50,
-        metrics.POLICY_GRAD_NORM,
+        metric_registry.POLICY_APPROX_KL,
+        metric_registry.KL_REFERENCE_MEAN,
+        metric_registry.POLICY_CLIP_FRAC,
+        metric_registry.POLICY_ENTROPY_MEAN,
+        metric_registry.POLICY_RATIO_P50,
+        metric_registry.POLICY_GRAD_NORM,
     ),
-    "What the critic knows": (metrics.VALUE_EXPLAINED_VARIANCE, metrics.VALUE_ERROR, metrics.VALUE_LOSS),
-    "Responses": (metrics.ROLLOUT_RESPONSE_TOKENS_MEAN, metrics.ROLLOUT_TRUNCATED_FRAC),
-    "Learning rates and speed": (metrics.POLICY_LR, metrics.VALUE_LR, metrics.THROUGHPUT_GENERATED),
-    "Sampler against trainer": (metrics.MISMATCH_GAP_K3, metrics.MISMATCH_GAP_MEAN_ABS),
+    "What the critic knows": (
+        metric_registry.VALUE_EXPLAINED_VARIANCE,
+        metric_registry.VALUE_ERROR,
+        metric_registry.VALUE_LOSS,
+    ),
+    "Responses": (metric_registry.ROLLOUT_RESPONSE_TOKENS_MEAN, metric_registry.ROLLOUT_TRUNCATED_FRAC),
+    "Learning rates and speed": (
+        metric_registry.POLICY_LR,
+        metric_registry.VALUE_LR,
+        metric_registry.THROUGHPUT_GENERATED,
+    ),
+    "Sampler against trainer": (metric_registry.MISMATCH_GAP_K3, metric_registry.MISMATCH_GAP_MEAN_ABS),
 }
 """Headings of the curves, and the figures under each that come first; those of evaluations say so themselves."""
 FURTHER = "Further figures"
@@ -49,19 +61,19 @@ class Band:
 
 _ERROR = "bars: one standard error on either side"
 BANDS = {
-    metrics.REWARD_SCORE_MEAN.name: Band(
-        metrics.REWARD_SCORE_STD.name,
-        metrics.REWARD_SCORE_STD.name,
+    metric_registry.REWARD_SCORE_MEAN.name: Band(
+        metric_registry.REWARD_SCORE_STD.name,
+        metric_registry.REWARD_SCORE_STD.name,
         "shaded: mean +- spread of the scores",
         is_spread=True,
     ),
-    metrics.ROLLOUT_RESPONSE_TOKENS_MEAN.name: Band(
-        metrics.ROLLOUT_RESPONSE_TOKENS_MEAN.name,
-        metrics.ROLLOUT_RESPONSE_TOKENS_MAX.name,
+    metric_registry.ROLLOUT_RESPONSE_TOKENS_MEAN.name: Band(
+        metric_registry.ROLLOUT_RESPONSE_TOKENS_MEAN.name,
+        metric_registry.ROLLOUT_RESPONSE_TOKENS_MAX.name,
         "shaded: from the mean up to the longest",
     ),
-    metrics.POLICY_RATIO_P50.name: Band(
-        metrics.POLICY_RATIO_P01.name, metrics.POLICY_RATIO_P99.name, "shaded: 1st to 99th percentile"
+    metric_registry.POLICY_RATIO_P50.name: Band(
+        metric_registry.POLICY_RATIO_P01.name, metric_registry.POLICY_RATIO_P99.name, "shaded: 1st to 99th percentile"
     ),
 }
 
@@ -91,7 +103,7 @@ def groups(runs: Sequence[ReadRun]) -> list[tuple[str, list[str]]]:
         if title == "Evaluation":
             here = [name for name in names if _is_key_evaluation(name)]
         else:
-            here = [name for metric in wanted for name in names if metrics.find(name) == metric]
+            here = [name for metric in wanted for name in names if metric_registry.find(name) == metric]
         found.append((title, here))
     placed = {name for _, here in found for name in here}
     around = {part for name in placed if (band := band_of(name)) is not None for part in (band.low, band.high)}
@@ -100,20 +112,20 @@ def groups(runs: Sequence[ReadRun]) -> list[tuple[str, list[str]]]:
 
 
 def _is_key_evaluation(name: str) -> bool:
-    metric = metrics.find(name)
-    return metrics.eval_set(name) is not None and metric is not None and metric.better == "higher"
+    metric = metric_registry.find(name)
+    return metric_registry.eval_set(name) is not None and metric is not None and metric.better == "higher"
 
 
 def band_of(name: str) -> Band | None:
     """What surrounds a figure; None: nothing does."""
-    if metrics.eval_set(name) is not None:
+    if metric_registry.eval_set(name) is not None:
         return Band(f"{name}_stderr", f"{name}_stderr", _ERROR, is_spread=True)
     return BANDS.get(name)
 
 
 def chart(name: str, runs: Sequence[ReadRun], steps: Steps, *, fewest: int = FEWEST) -> Json:
     """A figure as the page shows it: what it is, a sentence for each run, and its points under `data`."""
-    metric, band = metrics.find(name), band_of(name)
+    metric, band = metric_registry.find(name), band_of(name)
     limit = max(POINTS // len(runs), fewest)
     told, data, is_thinned, has_band = [], [], False, False
     for number, run in enumerate(runs):
@@ -137,7 +149,7 @@ def chart(name: str, runs: Sequence[ReadRun], steps: Steps, *, fewest: int = FEW
         "band": band.description if band is not None and has_band else "",
         "is_thinned": is_thinned,
         "told": told,
-        "data": {"name": name, "dots": metrics.eval_set(name) is not None, "series": data},
+        "data": {"name": name, "dots": metric_registry.eval_set(name) is not None, "series": data},
     }
 
 

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from ppoctl.clock import duration
 from ppoctl.recipe.schema import HealthTable
-from ppoctl.report.reading import ReadRun
+from ppoctl.report.formatting import moment, toml
 from ppoctl.report.recipe_keys import differences
-from ppoctl.report.words import moment, toml
-from ppoctl.store.hours import attempt_times
+from ppoctl.report.run_reader import ReadRun
+from ppoctl.store.time_use import attempt_times
 from ppoctl.tracking.health import HealthAlarm, HealthMonitor
 
 Kind = Literal["resume", "stop", "health", "change"]

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ppoctl.errors import without_secrets
-from ppoctl.recipe.load import from_resolved
-from ppoctl.recipe.write import recipe_as_toml
-from ppoctl.report.words import toml
+from ppoctl.loading.load import from_resolved
+from ppoctl.loading.write import recipe_as_toml
+from ppoctl.report.formatting import toml
 
 
 def flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

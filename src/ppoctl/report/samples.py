@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ppoctl.report.reading import ReadRun
-from ppoctl.report.words import rounded
+from ppoctl.report.formatting import rounded
+from ppoctl.report.run_reader import ReadRun
 from ppoctl.store import eval_samples
 from ppoctl.store import manifest as manifests
 from ppoctl.store.outline import EVAL
 
 if TYPE_CHECKING:
-    from ppoctl.wire.samples import ShownSample
+    from ppoctl.runs.samples import ShownSample
 
 Json = dict[str, Any]
 
@@ -41,7 +41,7 @@ def rollouts(run: ReadRun, number: int, count: int) -> list[Json]:
 
 
 def _of_step(run: ReadRun, number: int, step: int) -> Json:
-    from ppoctl.wire.samples import read_samples
+    from ppoctl.runs.samples import read_samples
 
     found = read_samples(run.layout, step)
     chosen = _chosen(found)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ppoctl.errors import RecipeError, StorageError, quoted
 from ppoctl.report.contents import Contents, contents
-from ppoctl.report.page import MARK, html
-from ppoctl.report.reading import read_runs
+from ppoctl.report.render_page import MARK, html
+from ppoctl.report.run_reader import read_runs
 
 MOST_RUNS = 8
 """Runs that colours and dashes tell apart."""

@@ -10,13 +10,13 @@ from pydantic import Field
 
 from ppoctl.batch.scores import Scorer, ScoreRequest
 from ppoctl.errors import RewardError
+from ppoctl.recipe_table import RESULTS, SPEED, AtLeastOne, Positive
 from ppoctl.rewards.function import BatchFunction, NoScoreError, RewardValue, ScorerSpec
 from ppoctl.rewards.programs import Test, program_of, tests_of
 from ppoctl.rewards.sandbox import fusion
 from ppoctl.rewards.sandbox.client import Sandbox, require
 from ppoctl.rewards.sandbox.job import EXIT_SLACK_S, Limits, Ran, SandboxJob
 from ppoctl.rewards.table import Candidates, ProcessScorer, RewardModels, no_models
-from ppoctl.table import RESULTS, SPEED, AtLeastOne, Positive
 
 Place = Literal["namespaces", "user", "fusion"]
 FIGURES = ("passed", "programs", "late")

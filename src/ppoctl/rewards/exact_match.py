@@ -4,9 +4,9 @@ from typing import Annotated, ClassVar, Literal
 
 from ppoctl.batch.scores import ScoreRequest
 from ppoctl.errors import RewardError
+from ppoctl.recipe_table import RESULTS
 from ppoctl.rewards.function import RewardValue, ScorerSpec
 from ppoctl.rewards.table import Candidates, ProcessScorer
-from ppoctl.table import RESULTS
 
 
 class ExactMatchScorer(ProcessScorer):

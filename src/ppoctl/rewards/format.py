@@ -14,9 +14,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator
 
 from ppoctl.batch.scores import ScoreRequest
+from ppoctl.recipe_table import RESULTS
 from ppoctl.rewards.function import RewardValue, ScorerSpec
 from ppoctl.rewards.table import ProcessScorer
-from ppoctl.table import RESULTS
 
 
 def _compiles(pattern: str) -> str:

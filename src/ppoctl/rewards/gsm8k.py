@@ -20,9 +20,9 @@ from typing import Annotated, ClassVar, Literal
 
 from ppoctl.batch.scores import ScoreRequest
 from ppoctl.errors import RewardError
+from ppoctl.recipe_table import RESULTS, AtLeastOne
 from ppoctl.rewards.function import RewardValue, ScorerSpec, ending
 from ppoctl.rewards.table import Candidates, ProcessScorer
-from ppoctl.table import RESULTS, AtLeastOne
 
 MARK = "####"
 

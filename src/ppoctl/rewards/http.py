@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from ppoctl.batch.scores import Scorer
+from ppoctl.recipe_table import RESULTS, SPEED, AtLeastOne, NotNegative, Positive
 from ppoctl.rewards.table import RewardModels, ScorerTable, no_models
-from ppoctl.table import RESULTS, SPEED, AtLeastOne, NotNegative, Positive
 
 
 def _readable(url: str) -> str:

@@ -15,10 +15,10 @@ not, and is as fast for a long response as for a short one.
 from typing import Annotated, ClassVar, Literal
 
 from ppoctl.errors import RewardError
+from ppoctl.recipe_table import RESULTS, AtLeastOne
 from ppoctl.rewards.boxed import other_answer, stated
 from ppoctl.rewards.function import ScorerSpec
 from ppoctl.rewards.table import Candidates, ProcessScorer
-from ppoctl.table import RESULTS, AtLeastOne
 
 
 class MathScorer(ProcessScorer):

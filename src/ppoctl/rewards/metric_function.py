@@ -12,9 +12,9 @@ from pydantic import Field
 
 from ppoctl.batch.scores import ScoreRequest
 from ppoctl.errors import RewardError, quoted
+from ppoctl.recipe_table import RESULTS, SPEED, Positive, Table
 from ppoctl.rewards.function import ScorerSpec
 from ppoctl.rewards.python import file_of, require_function
-from ppoctl.table import RESULTS, SPEED, Positive, Table
 
 _KEY = "eval.metrics"
 
@@ -79,7 +79,7 @@ class MetricFunction(Table):
     @property
     def _spec(self) -> ScorerSpec:
         options = {"function": self.function, "options": dict(self.options), "limit_s": self.timeout_s}
-        return ScorerSpec("ppoctl.rewards.python_child:opened_metrics", options, opens=True, known_as=self.function)
+        return ScorerSpec("ppoctl.rewards.user_function:opened_metrics", options, opens=True, known_as=self.function)
 
     def _fault(self, says: str) -> RewardError:
         file = file_of(self.function)

@@ -8,8 +8,8 @@ The recipe imports this file, so the model itself is opened by whoever places it
 from typing import Annotated, Literal
 
 from ppoctl.batch.scores import Scorer
+from ppoctl.recipe_table import RESULTS, AtLeastOne, ParallelTable
 from ppoctl.rewards.table import RewardModels, ScorerTable, no_models
-from ppoctl.table import RESULTS, AtLeastOne, ParallelTable
 
 USUAL_TOKENS = 4096
 """Most tokens of a text where the table does not say, and the model has as many positions."""
@@ -42,6 +42,6 @@ class ModelScorer(ScorerTable):
 
     def open(self, models: RewardModels = no_models) -> Scorer:
         """A scorer that collects texts and has the model score them together."""
-        from ppoctl.rewards.collecting import CollectingScorer
+        from ppoctl.rewards.batched_model import CollectingScorer
 
         return CollectingScorer(models(self))

@@ -15,7 +15,7 @@ from itertools import islice
 from ppoctl.batch.prompts import Prompt
 from ppoctl.batch.scores import Finish, Score, Scorer, ScoreRequest
 from ppoctl.errors import NonFiniteError, RewardError, ServiceLostError
-from ppoctl.rewards.combined import flush_all_scorers
+from ppoctl.rewards.combined_scores import flush_all_scorers
 from ppoctl.rewards.function import is_trainable
 from ppoctl.rewards.table import ScorerTable
 

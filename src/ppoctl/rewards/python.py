@@ -14,9 +14,9 @@ from pydantic import Field
 
 from ppoctl.batch.scores import Scorer
 from ppoctl.errors import MissingAssetError, RewardError, quoted
+from ppoctl.recipe_table import RESULTS, SPEED, AtLeastOne
 from ppoctl.rewards.function import ScorerSpec
 from ppoctl.rewards.table import ProcessScorer, RewardModels, no_models
-from ppoctl.table import RESULTS, SPEED, AtLeastOne
 
 
 class PythonScorer(ProcessScorer):
@@ -54,7 +54,7 @@ class PythonScorer(ProcessScorer):
         }
         file = file_of(self.function)
         return ScorerSpec(
-            "ppoctl.rewards.python_child:opened",
+            "ppoctl.rewards.user_function:opened",
             options,
             opens=True,
             batch_size=self.batch_samples,

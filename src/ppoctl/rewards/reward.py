@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Annotated, Union
 
 from pydantic import Field
 
-from ppoctl.rewards.chosen import ChooseReward
+from ppoctl.rewards.choose import ChooseReward
 from ppoctl.rewards.kinds import SCORERS, joined
-from ppoctl.rewards.summed import SumReward
+from ppoctl.rewards.sum import SumReward
 from ppoctl.rewards.table import RewardTable
 
 KINDS: tuple[type[RewardTable], ...] = (

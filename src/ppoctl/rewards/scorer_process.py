@@ -126,7 +126,7 @@ class ScorerProcess:
             try:
                 self._output = Output(self._dropped)
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "ppoctl.rewards.child", json.dumps(spec)],
+                    [sys.executable, "-m", "ppoctl.rewards.scorer_main", json.dumps(spec)],
                     stdin=theirs.fileno(),
                     stdout=theirs.fileno(),
                     stderr=self._output.writing,

@@ -14,9 +14,9 @@ from typing import Annotated, ClassVar
 
 from ppoctl.batch.prompts import Json
 from ppoctl.batch.scores import RewardModel, Scorer
-from ppoctl.rewards.arithmetic import RewardShaping
+from ppoctl.recipe_table import RESULTS, SPEED, AtLeastOne, Fraction, Positive, Table
 from ppoctl.rewards.function import ScorerSpec
-from ppoctl.table import RESULTS, SPEED, AtLeastOne, Fraction, Positive, Table
+from ppoctl.rewards.shaping import RewardShaping
 
 
 @dataclass(frozen=True)

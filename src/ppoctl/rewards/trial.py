@@ -18,7 +18,7 @@ from ppoctl.batch.prompts import Prompt
 from ppoctl.batch.scores import Finish, Score, Scorer, ScoreRequest
 from ppoctl.errors import RewardError
 from ppoctl.rewards.boxed import stated
-from ppoctl.rewards.combined import flush_all_scorers
+from ppoctl.rewards.combined_scores import flush_all_scorers
 from ppoctl.rewards.probe import Encode, probed_rows, result_of
 from ppoctl.rewards.table import Candidates, ScorerTable
 

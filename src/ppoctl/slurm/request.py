@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from ppoctl.errors import RecipeError, quoted
-from ppoctl.recipe.load import Loaded
+from ppoctl.loading.load import Loaded
+from ppoctl.loading.problems import Problem
 from ppoctl.recipe.parallel import devices, processes
-from ppoctl.recipe.problems import Problem
 from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.slurm import limit_s, memory_mib
 from ppoctl.slurm.client import Slurm

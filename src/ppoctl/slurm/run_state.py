@@ -35,7 +35,7 @@ from typing import Any
 from ppoctl.clock import duration
 from ppoctl.errors import ExitCode
 from ppoctl.slurm.client import SlurmJob
-from ppoctl.slurm.turn import is_resumable
+from ppoctl.slurm.job_start import is_resumable
 from ppoctl.store.jobs import JobRecord, ScriptEnd, last_end
 
 AT_WORK = frozenset({"running", "starting", "hung", "suspended"})

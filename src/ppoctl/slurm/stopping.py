@@ -7,11 +7,11 @@ from typing import Any
 
 from ppoctl.errors import ExitCode
 from ppoctl.slurm.client import DEADLINE_S, Slurm
-from ppoctl.slurm.following import ask, facts
+from ppoctl.slurm.job_start import is_resumable
 from ppoctl.slurm.run_state import RunFacts, SlurmSnapshot
-from ppoctl.slurm.turn import is_resumable
+from ppoctl.slurm.run_status import ask, facts
 from ppoctl.store.append import intact
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stop_request import After, request_stop
 
 

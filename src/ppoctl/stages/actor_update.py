@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ppoctl import metrics
+from ppoctl import metric_registry
 from ppoctl.batch.records import Advantages, Correction, Logprobs, Rollouts, State, Update
 from ppoctl.errors import RecipeError
 from ppoctl.ports import Minibatch, MinibatchResult, OutputRequest
@@ -165,7 +165,7 @@ class ActorUpdateStage(UpdateStage):
         if entropy is None:
             assert said.entropy is not None, "entropies are to be reported, and were not computed"
             entropy, counted = said.entropy, mask[rows]
-        figures = {metrics.POLICY_ENTROPY_MEAN.name: float(masked_mean(entropy, counted))}
+        figures = {metric_registry.POLICY_ENTROPY_MEAN.name: float(masked_mean(entropy, counted))}
         if self.penalty is not None and self.penalty.before_update(logprobs, mask) is None:
             kl = self.penalty.in_update(said, logprobs, rows, mask[rows])
             figures |= kl_metrics(kl, mask[rows], advantages.penalty_coef)
@@ -190,10 +190,10 @@ def _loss_by_term(objective: Terms, steps: Sequence[MinibatchStep]) -> dict[str,
     for minibatch, result in steps:
         for term, share in objective.shares(minibatch.rows, result.said, minibatch.totals):
             sums[term.name] += float(share)
-    figures = {metrics.named("policy", f"{name}_loss"): total / len(steps) for name, total in sums.items()}
+    figures = {metric_registry.named("policy", f"{name}_loss"): total / len(steps) for name, total in sums.items()}
     for term in objective.terms:
         if term.name == "nll":
-            figures[metrics.POLICY_NLL_TOKENS.name] = float(term.mask.sum())
+            figures[metric_registry.POLICY_NLL_TOKENS.name] = float(term.mask.sum())
     return figures
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ppoctl import metrics
+from ppoctl import metric_registry
 from ppoctl.batch.records import Advantages, Carry, Logprobs, Rewards, Rollouts, Values
 from ppoctl.errors import RewardError
 from ppoctl.ppo.masking import masked_mean, masked_variance, whiten
@@ -43,7 +43,7 @@ class AdvantagesStage:
         if self.truncated == "bootstrap":
             behind = bootstrap_values(values).where(earned.valid, 0.0)
             goes_on = bootstrapped(token_rewards, behind, mask, gamma=self.estimator.gamma)
-            figures[metrics.ADVANTAGE_BOOTSTRAP_MEAN.name] = earned.mean(behind)
+            figures[metric_registry.ADVANTAGE_BOOTSTRAP_MEAN.name] = earned.mean(behind)
         found = self.estimator(goes_on, values.values, mask)
         raw = found.advantages
         carry = replace(
@@ -75,14 +75,14 @@ class AdvantagesStage:
                 "`ppo.truncated` = `filter` leaves them out: there is nothing to learn from",
                 hint="ppoctl resume RUN --set ppo.truncated=terminal",
             )
-        return mask, {metrics.ADVANTAGE_FILTERED_FRAC.name: earned.mean(earned.truncated.float())}
+        return mask, {metric_registry.ADVANTAGE_FILTERED_FRAC.name: earned.mean(earned.truncated.float())}
 
 
 def _summary(raw: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], carry: Carry) -> dict[str, float]:
     return {
-        metrics.ADVANTAGE_RAW_MEAN.name: float(masked_mean(raw, mask)),
-        metrics.ADVANTAGE_RAW_STD.name: float(masked_variance(raw, mask).sqrt()),
-        metrics.ADVANTAGE_RAW_ABS_MAX.name: float(raw.where(mask, 0.0).abs().max()),
-        metrics.TRAINED_SEQS.name: carry.trained_seqs,
-        metrics.TRAINED_TOKENS.name: carry.trained_tokens,
+        metric_registry.ADVANTAGE_RAW_MEAN.name: float(masked_mean(raw, mask)),
+        metric_registry.ADVANTAGE_RAW_STD.name: float(masked_variance(raw, mask).sqrt()),
+        metric_registry.ADVANTAGE_RAW_ABS_MAX.name: float(raw.where(mask, 0.0).abs().max()),
+        metric_registry.TRAINED_SEQS.name: carry.trained_seqs,
+        metric_registry.TRAINED_TOKENS.name: carry.trained_tokens,
     }

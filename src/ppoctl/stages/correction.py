@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ppoctl import metrics
+from ppoctl import metric_registry
 from ppoctl.batch.records import Correction, Logprobs, Rollouts
 from ppoctl.errors import MismatchError
 from ppoctl.ppo.correction import CorrectionWeights, log_ratios, normalized
@@ -58,13 +58,13 @@ class CorrectionStage:
                 hint=_HINT,
             )
         weights = normalized(weights, mask) if self.normalize else weights
-        figures = {metrics.CORRECTION_WEIGHT_MEAN.name: float(masked_mean(weights, mask))}
+        figures = {metric_registry.CORRECTION_WEIGHT_MEAN.name: float(masked_mean(weights, mask))}
         if self.bounded:
-            figures[metrics.CORRECTION_CAPPED_FRAC.name] = float(masked_mean(outside.float(), mask))
+            figures[metric_registry.CORRECTION_CAPPED_FRAC.name] = float(masked_mean(outside.float(), mask))
         if self.keeps:
-            figures[metrics.CORRECTION_REJECTED_FRAC.name] = float(masked_mean((~mask).float(), drawn))
+            figures[metric_registry.CORRECTION_REJECTED_FRAC.name] = float(masked_mean((~mask).float(), drawn))
             dropped = drawn.any(1) & ~mask.any(1)
-            figures[metrics.CORRECTION_DROPPED_SEQS.name] = float(dropped.sum())
+            figures[metric_registry.CORRECTION_DROPPED_SEQS.name] = float(dropped.sum())
         return Correction(weights=weights, mask=mask, summary=figures)
 
 

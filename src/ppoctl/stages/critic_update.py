@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ppoctl import metrics
+from ppoctl import metric_registry
 from ppoctl.batch.records import Advantages, Rollouts, State, Update, Values
 from ppoctl.ppo.aggregation import Aggregation
 from ppoctl.ppo.diagnostics import explained_variance, value_diagnostics
@@ -53,7 +53,9 @@ class CriticUpdateStage(UpdateStage):
         ]
         of_the_step = {
             **self._before_the_update(values, advantages),
-            metrics.VALUE_EXPLAINED_VARIANCE_LAST_EPOCH.name: _explained_as_last_seen(trained, values, advantages),
+            metric_registry.VALUE_EXPLAINED_VARIANCE_LAST_EPOCH.name: _explained_as_last_seen(
+                trained, values, advantages
+            ),
         }
         return trained.record("value", diagnostics, of_the_step=of_the_step)
 
@@ -61,7 +63,7 @@ class CriticUpdateStage(UpdateStage):
         """Explained variance and the like over all tokens of the step at once, from the values before the update."""
         whole = value_diagnostics(values.values, values.values, advantages.returns, advantages.mask, clip=self.clip)
         kept = ("explained_variance", "value_mean", "return_mean", "return_std", "value_error")
-        return {metrics.named("value", name): whole[name] for name in kept}
+        return {metric_registry.named("value", name): whole[name] for name in kept}
 
 
 def _explained_as_last_seen(trained: UpdateTrace, values: Values, advantages: Advantages) -> float:

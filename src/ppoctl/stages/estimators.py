@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ppoctl import metrics
+from ppoctl import metric_registry
 from ppoctl.ppo.advantages import gae, length_adaptive_lambda, monte_carlo
 from ppoctl.ppo.masking import masked_mean
 
@@ -36,7 +36,7 @@ class Gae:
         figures = {}
         if self.alpha is not None:
             lam = length_adaptive_lambda(mask, alpha=self.alpha)
-            figures[metrics.ADVANTAGE_LAMBDA_MEAN.name] = float(masked_mean(lam, mask.any(dim=1)))
+            figures[metric_registry.ADVANTAGE_LAMBDA_MEAN.name] = float(masked_mean(lam, mask.any(dim=1)))
         advantages, returns = gae(rewards, values, mask, gamma=self.gamma, lam=lam)
         if self.alpha is not None or self.lam_value != self.lam:
             _, returns = gae(rewards, values, mask, gamma=self.gamma, lam=self.lam_value)

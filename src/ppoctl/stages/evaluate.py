@@ -13,9 +13,9 @@ from ppoctl.batch.prompts import Prompt, Prompts
 from ppoctl.batch.records import Evaluation, State
 from ppoctl.batch.scores import Score
 from ppoctl.ports import Sample, SampleRequest, SampleSetKey, SamplingParams, Scorer
-from ppoctl.stages.beside import request_about
-from ppoctl.stages.drawing import RequestBatch, SampleGeneration
-from ppoctl.stages.eval_figures import UNSCORED, Estimates, Mode, Rows, eval_metric_name, summarise
+from ppoctl.stages.eval_metrics import UNSCORED, Estimates, Mode, Rows, eval_metric_name, summarise
+from ppoctl.stages.generation import RequestBatch, SampleGeneration
+from ppoctl.stages.overlapped_scoring import request_about
 from ppoctl.stages.reward import score_all
 from ppoctl.stages.rollout import requests_of
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ppoctl import metrics
+from ppoctl import metric_registry
 from ppoctl.batch.records import Carry, Logprobs, Rollouts, State
 from ppoctl.errors import NonFiniteError
 from ppoctl.ports import Models, OutputRequest, TokenOutputs
@@ -170,10 +170,10 @@ def kl_metrics(kl: TokenKl, mask: Bool[Tensor, "B R"], coef: float) -> dict[str,
     """The figures of a penalty: metric name -> number."""
     mean = float(masked_mean(kl.nats, mask))
     return {
-        metrics.KL_REFERENCE_MEAN.name: mean,
-        metrics.KL_CLAMPED_FRAC.name: float(masked_mean(kl.held.float(), mask)),
-        metrics.KL_COEF.name: coef,
-        metrics.KL_PENALTY_MEAN.name: coef * mean,
+        metric_registry.KL_REFERENCE_MEAN.name: mean,
+        metric_registry.KL_CLAMPED_FRAC.name: float(masked_mean(kl.held.float(), mask)),
+        metric_registry.KL_COEF.name: coef,
+        metric_registry.KL_PENALTY_MEAN.name: coef * mean,
     }
 
 

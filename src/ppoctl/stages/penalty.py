@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ppoctl import metrics
+from ppoctl import metric_registry
 from ppoctl.batch.records import Carry, Logprobs
 from ppoctl.stages.logprobs import KlPenalty, kl_metrics
 
@@ -36,6 +36,6 @@ def penalised(
     figures = kl_metrics(kl, mask, coef)
     if penalty.target is not None:
         measured = penalty.target.measured(kl.nats, mask)
-        figures[metrics.KL_MEASURED.name] = measured
+        figures[metric_registry.KL_MEASURED.name] = measured
         following = penalty.target.next_coef(coef, measured, num_seqs=len(mask))
     return KlPenaltyResult(coef * kl.nats if penalty.place == "reward" else None, coef, following, figures)

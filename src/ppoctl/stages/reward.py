@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ppoctl import metrics
+from ppoctl import metric_registry
 from ppoctl.batch.prompts import Prompts
 from ppoctl.batch.records import Rewards, Rollouts
 from ppoctl.batch.scores import FINISH_REASONS, REWARD_OUTCOMES, BatchScorer, Score, ScoreRequest
@@ -127,7 +127,7 @@ def collect(scores: list[Score], requests: list[ScoreRequest]) -> Rewards:
 def require_own_names(scores: Iterable[Score]) -> None:
     """Raise RewardError where a figure beside a score would be reported by the name of another one."""
     names = {name for score in scores for name in score.extras}
-    if taken := sorted(name for name in names if not metrics.is_of_a_scorer(name)):
+    if taken := sorted(name for name in names if not metric_registry.is_of_a_scorer(name)):
         plain = re.sub(r"[^A-Za-z0-9_-]+", "_", taken[0]).strip("_")
         raise RewardError(
             f"the reward gives a figure `{taken[0]}` beside its score, and `reward/{taken[0]}_mean` is the name of "
@@ -144,7 +144,7 @@ def _extra(score: Score, name: str) -> float | None:
 
 def _timing(seconds: Sequence[float]) -> dict[str, float]:
     mean = sum(seconds) / len(seconds)
-    return {metrics.REWARD_SECONDS_MEAN.name: mean, metrics.REWARD_SECONDS_MAX.name: max(seconds)}
+    return {metric_registry.REWARD_SECONDS_MEAN.name: mean, metric_registry.REWARD_SECONDS_MAX.name: max(seconds)}
 
 
 def slowest(scores: Sequence[Score], requests: Sequence[ScoreRequest]) -> str | None:

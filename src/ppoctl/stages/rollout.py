@@ -10,7 +10,7 @@ from ppoctl.batch.prompts import Prompt, Prompts
 from ppoctl.batch.records import TERMINATED, TRUNCATED, Rollouts, State
 from ppoctl.batch.seeds import derive_seed
 from ppoctl.ports import Models, Sample, SampleRequest, SampleSetKey, SamplingParams
-from ppoctl.stages.drawing import OnSample, RequestBatch, SampleGeneration, ignore_sample
+from ppoctl.stages.generation import OnSample, RequestBatch, SampleGeneration, ignore_sample
 
 
 @dataclass(frozen=True)

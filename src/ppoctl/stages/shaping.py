@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ppoctl import metrics
+from ppoctl import metric_registry
 from ppoctl.batch.records import TRUNCATED, Carry, Rewards, Rollouts
 from ppoctl.ppo.masking import masked_mean
 from ppoctl.ppo.rewards import (
@@ -90,7 +90,7 @@ def apply_shaping(rewards: Rewards, rollouts: Rollouts, carry: Carry, steps: Seq
     earned = ShapedRewards(scores, rollouts, rewards.valid, carry)
     for step in steps:
         earned = step(earned)
-    return earned.with_metrics(metrics={metrics.REWARD_SHAPED_MEAN.name: earned.mean(earned.per_response)})
+    return earned.with_metrics(metrics={metric_registry.REWARD_SHAPED_MEAN.name: earned.mean(earned.per_response)})
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,9 @@ class ApplyScale:
     def __call__(self, earned: ShapedRewards) -> ShapedRewards:
         rewards = scaled(earned.rewards, source=self.source, target=self.target)
         outside = (earned.rewards < self.source[0]) | (earned.rewards > self.source[1])
-        return earned.with_metrics(rewards=rewards, metrics={metrics.REWARD_CLAMPED_FRAC.name: earned.share(outside)})
+        return earned.with_metrics(
+            rewards=rewards, metrics={metric_registry.REWARD_CLAMPED_FRAC.name: earned.share(outside)}
+        )
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class ApplyClip:
     def __call__(self, earned: ShapedRewards) -> ShapedRewards:
         clipped = earned.rewards.clamp(self.low, self.high)
         hit = earned.share(clipped != earned.rewards)
-        return earned.with_metrics(rewards=clipped, metrics={metrics.REWARD_CLIPPED_FRAC.name: hit})
+        return earned.with_metrics(rewards=clipped, metrics={metric_registry.REWARD_CLIPPED_FRAC.name: hit})
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ class NormalizeByReferenceStd:
 
 def _divided(earned: ShapedRewards, mean: float, std: float, *, center: bool) -> ShapedRewards:
     """Rewards divided by `std`; as they are where that is 0, as all have been equal so far."""
-    figures = {metrics.REWARD_MOMENTS_MEAN.name: mean, metrics.REWARD_MOMENTS_STD.name: std}
+    figures = {metric_registry.REWARD_MOMENTS_MEAN.name: mean, metric_registry.REWARD_MOMENTS_STD.name: std}
     if std == 0:
         return earned.with_metrics(metrics=figures)
     if center:
@@ -172,7 +174,7 @@ class ScaleTruncated:
         cut = earned.truncated if earned.rewards.ndim == 1 else earned.truncated[:, None]
         after = replace(earned, rewards=torch.where(cut, self.factor * earned.rewards, earned.rewards))
         change = earned.mean(after.per_response - earned.per_response)
-        return after.with_metrics(metrics={metrics.REWARD_UNFINISHED_MEAN.name: change})
+        return after.with_metrics(metrics={metric_registry.REWARD_UNFINISHED_MEAN.name: change})
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,9 @@ class PenalizeOverlong:
             penalty=self.penalty,
             floor=self.floor,
         )
-        return earned.plus(amounts).with_metrics(metrics={metrics.REWARD_OVERLONG_MEAN.name: earned.mean(amounts)})
+        return earned.plus(amounts).with_metrics(
+            metrics={metric_registry.REWARD_OVERLONG_MEAN.name: earned.mean(amounts)}
+        )
 
 
 @dataclass(frozen=True)
@@ -205,4 +209,6 @@ class PenalizeLength:
     def __call__(self, earned: ShapedRewards) -> ShapedRewards:
         lengths = earned.rollouts.lengths
         amounts = length_penalty(lengths, per_token=self.per_token, free_tokens=self.free_tokens)
-        return earned.plus(amounts).with_metrics(metrics={metrics.REWARD_LENGTH_MEAN.name: earned.mean(amounts)})
+        return earned.plus(amounts).with_metrics(
+            metrics={metric_registry.REWARD_LENGTH_MEAN.name: earned.mean(amounts)}
+        )

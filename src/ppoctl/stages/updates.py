@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ppoctl import metrics
+from ppoctl import metric_registry
 from ppoctl.batch.lineage import next_lineage
 from ppoctl.batch.records import Record, Rollouts, State, Update
 from ppoctl.batch.seeds import derive_seed
@@ -76,7 +76,9 @@ class UpdateTrace:
         for name in diagnostics[0] if diagnostics else ():
             per_minibatch[name] = [figures[name] for figures in diagnostics]
         summary = {
-            metrics.named(prefix, name): _summarise(name, column) for name, column in per_minibatch.items() if column
+            metric_registry.named(prefix, name): _summarise(name, column)
+            for name, column in per_minibatch.items()
+            if column
         }
         return Update(
             role=self.after.role,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ppoctl.batch.sealed import intact_lines, repair_hint
+from ppoctl.batch.sealed_json import intact_lines, repair_hint
 from ppoctl.errors import CorruptArtifactError
 from ppoctl.store.disk import storage_error
 

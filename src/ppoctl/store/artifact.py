@@ -14,8 +14,8 @@ from ppoctl.batch.digest import FileDigest, flush, flushed_digest
 from ppoctl.errors import StorageError, quoted
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.disk import storage_error
-from ppoctl.store.layout import MANIFEST, folders
 from ppoctl.store.manifest import Manifest
+from ppoctl.store.run_paths import MANIFEST, folders
 
 Moment = Callable[[str], None]
 """Told where a commit is: `writing`, `written`, `renamed`. Drills kill the process there."""

@@ -25,7 +25,7 @@ from pathlib import Path
 from ppoctl.batch.digest import flush
 from ppoctl.errors import StorageError, SupersededError, quoted
 from ppoctl.store.disk import storage_error
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 """What a file server answers about a folder that was removed."""

@@ -6,18 +6,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ppoctl.batch.sealed import repair_hint, sealed_line
+from ppoctl.batch.sealed_json import repair_hint, sealed_line
 from ppoctl.errors import CorruptArtifactError, RecipeError, StorageError, quoted
 from ppoctl.store import manifest as manifests
 from ppoctl.store.append import intact
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.journal import REPAIRED, stage_line
-from ppoctl.store.layout import RunPaths
 from ppoctl.store.ledger import whole_blocks
 from ppoctl.store.manifest import Manifest
 from ppoctl.store.outline import EVAL, outlines_of
 from ppoctl.store.resume_plan import ResumePlan, plan_resume
 from ppoctl.store.retention import saved_steps
+from ppoctl.store.run_paths import RunPaths
 
 
 def repair(layout: RunPaths, plan: ResumePlan) -> tuple[ResumePlan, list[str]]:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ppoctl.errors import StorageError, quoted
-from ppoctl.store.layout import FORMAT
+from ppoctl.store.run_paths import FORMAT
 from ppoctl.units import size
 
 FULL = (errno.ENOSPC, errno.EDQUOT)

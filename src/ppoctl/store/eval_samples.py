@@ -8,9 +8,9 @@ from typing import Any
 
 from ppoctl.errors import CorruptArtifactError, RecipeError, StorageError, quoted
 from ppoctl.store import run_dir
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.arrow_tables import as_table
 from ppoctl.store.outline import EVAL
-from ppoctl.store.tables import as_table
+from ppoctl.store.run_paths import RunPaths
 
 SampleDict = dict[str, Any]
 SAMPLES = "samples.jsonl"

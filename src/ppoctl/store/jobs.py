@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ppoctl.batch.sealed import seal, unseal
+from ppoctl.batch.sealed_json import seal, unseal
 from ppoctl.errors import CorruptArtifactError, quoted
 from ppoctl.store.artifact import write_atomically
 from ppoctl.store.disk import storage_error
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 
 
 @dataclass(frozen=True)

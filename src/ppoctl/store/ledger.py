@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppoctl.batch.scores import FINISH_REASONS, REWARD_OUTCOMES
-from ppoctl.batch.sealed import sealed_line, whole_lines
+from ppoctl.batch.sealed_json import sealed_line, whole_lines
 from ppoctl.store.append import GrowingFile, opened, read_whole
 from ppoctl.store.attempt import Attempt
 

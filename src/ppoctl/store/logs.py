@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 
 CONSOLE = "console"
 """Log of what an attempt said to whoever typed the command."""

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppoctl.batch.digest import FileDigest, file_digest
-from ppoctl.batch.sealed import ChecksumMismatchError, repair_hint, seal, unseal
+from ppoctl.batch.sealed_json import ChecksumMismatchError, repair_hint, seal, unseal
 from ppoctl.errors import CorruptArtifactError, quoted
 from ppoctl.store.disk import require_format, storage_error
-from ppoctl.store.layout import FORMAT, MANIFEST
+from ppoctl.store.run_paths import FORMAT, MANIFEST
 
 if TYPE_CHECKING:
     from ppoctl.batch.records import State

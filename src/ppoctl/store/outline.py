@@ -8,7 +8,7 @@ from typing import Any
 
 from ppoctl.errors import CorruptArtifactError, quoted
 from ppoctl.store import run_dir
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 
 EVAL = "eval"
 """The stage that follows a step of any story when the recipe asks for an evaluation."""

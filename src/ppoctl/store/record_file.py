@@ -5,12 +5,12 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from ppoctl.batch import headers
+from ppoctl.batch import record_header
 from ppoctl.batch.digest import FileDigest
 from ppoctl.errors import StorageError, quoted
 from ppoctl.store import manifest as manifests
-from ppoctl.store.layout import RECORD, RunPaths
 from ppoctl.store.manifest import Manifest
+from ppoctl.store.run_paths import RECORD, RunPaths
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def read(layout: RunPaths, step: int, stage: str) -> PlainRecord | None:
         return None
     data = verified(layout, step, stage, manifest)
     try:
-        kind, meta = headers.record_metadata(data)
+        kind, meta = record_header.record_metadata(data)
         missing = FIELDS[kind] - (found := {**meta, **_arrays(data)}).keys() if kind in FIELDS else {kind}
         if missing:
             raise ValueError(f"a record of kind `{kind}` without `{min(missing)}`")
@@ -88,6 +88,6 @@ def _arrays(data: bytes) -> dict[str, Any]:
     from safetensors.numpy import load
 
     try:
-        return {name: array for name, array in load(data).items() if name != headers.KEY}
+        return {name: array for name, array in load(data).items() if name != record_header.KEY}
     except SafetensorError as error:
         raise ValueError("not a record file") from error

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ppoctl.batch.sealed import repair_hint
+from ppoctl.batch.sealed_json import repair_hint
 from ppoctl.errors import CorruptArtifactError, StorageError, quoted
 from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import REPAIRED, read_lines
-from ppoctl.store.layout import RunPaths
 from ppoctl.store.ledger import end_of_blocks
 from ppoctl.store.outline import EVAL, Outline, outlines_of
 from ppoctl.store.retention import healthy_steps, is_healthy, saved_steps
+from ppoctl.store.run_paths import RunPaths
 
 
 @dataclass(frozen=True)

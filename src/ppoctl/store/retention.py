@@ -9,8 +9,8 @@ from typing import Any
 from ppoctl.errors import CorruptArtifactError
 from ppoctl.store import manifest as manifests
 from ppoctl.store.attempt import Attempt
-from ppoctl.store.layout import RunPaths
 from ppoctl.store.outline import Outlines
+from ppoctl.store.run_paths import RunPaths
 
 
 def saved_steps(layout: RunPaths, roles: Sequence[str]) -> list[int]:

@@ -14,11 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ppoctl.batch.sealed import seal, unseal
+from ppoctl.batch.sealed_json import seal, unseal
 from ppoctl.errors import CorruptArtifactError, RecipeError, RunExistsError, quoted
 from ppoctl.store.attempt import Attempt
 from ppoctl.store.disk import require_format, storage_error
-from ppoctl.store.layout import FORMAT, RunPaths
+from ppoctl.store.run_paths import FORMAT, RunPaths
 
 STORIES = "stories"
 """Beside the keys of a recorded recipe: the outlines of its steps (`store.outline`)."""

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ppoctl.errors import RecipeError, quoted
 from ppoctl.store import samples
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.samples import SampleRow, StepRecords
 
 SortKey = Literal["row", "reward", "length", "advantage", "flipped"]

@@ -10,9 +10,9 @@ from ppoctl.batch.scores import FINISH_REASONS, REWARD_OUTCOMES
 from ppoctl.errors import RecipeError, quoted
 from ppoctl.store import manifest as manifests
 from ppoctl.store import record_file
-from ppoctl.store.layout import RunPaths
 from ppoctl.store.outline import EVAL
 from ppoctl.store.record_file import PlainRecord
+from ppoctl.store.run_paths import RunPaths
 
 ADVANTAGES = "advantages"
 """Stage with which all that a list says of a step's samples is there."""

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ppoctl.store import manifest as manifests
-from ppoctl.store.layout import RunPaths
 from ppoctl.store.manifest import Manifest
+from ppoctl.store.run_paths import RunPaths
 
 
 @dataclass(frozen=True)

@@ -16,19 +16,19 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
+from ppoctl.activity import preparing
 from ppoctl.batch.records import Carry, State, Update
-from ppoctl.doing import preparing
 from ppoctl.errors import CorruptArtifactError, StorageError, quoted
 from ppoctl.ports import Actor, Critic, Trainer
 from ppoctl.store import artifact
 from ppoctl.store import manifest as manifests
 from ppoctl.store.artifact import Draft
 from ppoctl.store.attempt import Attempt
-from ppoctl.store.layout import RunPaths
 from ppoctl.store.manifest import Manifest
-from ppoctl.store.once import Observer, load_record, moments
 from ppoctl.store.outline import Outlines
+from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.saves import Saves
+from ppoctl.store.stage_runner import Observer, load_record, moments
 
 Replay = Callable[[int, str, State], Update]
 """(step, role, parent) -> the update as it came out this time; the engine is at `parent` before and at the next

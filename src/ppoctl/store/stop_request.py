@@ -4,9 +4,9 @@ Light."""
 import time
 from typing import Literal, get_args
 
-from ppoctl.batch.sealed import seal, unseal
+from ppoctl.batch.sealed_json import seal, unseal
 from ppoctl.store.artifact import write_atomically
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 
 After = Literal["stage", "step", "now"]
 """What the attempt may still finish: its present stage, its present step with all that belongs to it, or nothing."""

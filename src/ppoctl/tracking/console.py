@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.text import Text
 
+from ppoctl.activity import ACTIVITIES
 from ppoctl.clock import duration
-from ppoctl.doing import ACTIVITIES
 from ppoctl.tracking.screen import LogFile, PlainScreen, Screen, plain
 from ppoctl.tracking.view import Progress, RunView, key_metrics, number, sparkline
 

@@ -12,17 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from ppoctl.batch.sealed import whole_lines
+from ppoctl.batch.sealed_json import whole_lines
 from ppoctl.store import run_dir
 from ppoctl.store.journal import JournalLine, read_lines
-from ppoctl.store.layout import RunPaths
 from ppoctl.store.outline import EVAL
+from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.samples import ADVANTAGES
-from ppoctl.tracking import outgoing
+from ppoctl.tracking import mlflow_payloads
 from ppoctl.tracking.inputs import inputs
+from ppoctl.tracking.mlflow_payloads import Ending, JournalBatch, MetricPoint
 from ppoctl.tracking.mlflow_run import RUN_DIR_TAG, MirrorTarget
-from ppoctl.tracking.outgoing import Ending, JournalBatch, MetricPoint
-from ppoctl.tracking.tables import (
+from ppoctl.tracking.mlflow_tables import (
     MOST_OF_TRAINING,
     TAG,
     table,
@@ -81,11 +81,11 @@ class Forwarder:
         """Send params, tags and data inputs that the target lacks or has otherwise."""
         recorded, had = self._target.params(), self._target.tags()
         recipes = run_dir.recipes(self._layout)
-        asked = {start: outgoing.params(recipe) for start, recipe in recipes.items()}
+        asked = {start: mlflow_payloads.params(recipe) for start, recipe in recipes.items()}
         now = asked[max(asked)]
         params = {key: value for key, value in now.items() if key not in recorded}
         ours = {key: value for key, value in recorded.items() if any(key in each for each in asked.values())}
-        changed = outgoing.changed_params(ours, now, had)
+        changed = mlflow_payloads.changed_params(ours, now, had)
         wanted = {**more_tags, RUN_DIR_TAG: str(self._layout.root), **changed}
         tags = {key: value for key, value in wanted.items() if had.get(key) != value}
         if params or tags:
@@ -99,7 +99,7 @@ class Forwarder:
     def forward(self, *, stop: Callable[[], bool] = lambda: False) -> Sent:
         """Send the journal lines that the target lacks; `stop` is asked between batches."""
         total = Sent()
-        for batch in outgoing.batches(self._new_lines(), after=self.seq):
+        for batch in mlflow_payloads.batches(self._new_lines(), after=self.seq):
             self._target.send(batch)
             total += Sent(lines=batch.num_lines, points=len(batch.points) - 1)
             self.seq = batch.last_seq

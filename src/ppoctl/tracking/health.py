@@ -9,19 +9,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ppoctl import metrics
+from ppoctl import metric_registry
 from ppoctl.recipe.schema import HealthRule, HealthTable
 
 METRICS: dict[str, tuple[str, ...]] = {
-    "kl": (metrics.POLICY_APPROX_KL.name,),
-    "reference_kl": (metrics.KL_REFERENCE_MEAN.name,),
-    "entropy": (metrics.POLICY_ENTROPY_MEAN.name,),
-    "truncated": (metrics.ROLLOUT_TRUNCATED_FRAC.name,),
-    "explained_variance": (metrics.VALUE_EXPLAINED_VARIANCE.name,),
-    "reward_errors": (metrics.REWARD_ERROR_FRAC.name, metrics.REWARD_TIMEOUT_FRAC.name),
-    "reward_spread": (metrics.REWARD_SCORE_STD.name,),
-    "mismatch_k3": (metrics.MISMATCH_GAP_K3.name,),
-    "mismatch_abs": (metrics.MISMATCH_GAP_MEAN_ABS.name,),
+    "kl": (metric_registry.POLICY_APPROX_KL.name,),
+    "reference_kl": (metric_registry.KL_REFERENCE_MEAN.name,),
+    "entropy": (metric_registry.POLICY_ENTROPY_MEAN.name,),
+    "truncated": (metric_registry.ROLLOUT_TRUNCATED_FRAC.name,),
+    "explained_variance": (metric_registry.VALUE_EXPLAINED_VARIANCE.name,),
+    "reward_errors": (metric_registry.REWARD_ERROR_FRAC.name, metric_registry.REWARD_TIMEOUT_FRAC.name),
+    "reward_spread": (metric_registry.REWARD_SCORE_STD.name,),
+    "mismatch_k3": (metric_registry.MISMATCH_GAP_K3.name,),
+    "mismatch_abs": (metric_registry.MISMATCH_GAP_MEAN_ABS.name,),
 }
 """Which metrics each rule of `[health]` reads; several are added up."""
 

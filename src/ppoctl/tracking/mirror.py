@@ -18,15 +18,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ppoctl.errors import EnvironmentProblemError, PpoctlError, quoted, without_secrets
+from ppoctl.machine.system_metrics import SystemMetrics
+from ppoctl.machine.versions import versions
 from ppoctl.recipe.schema import MlflowTracking
 from ppoctl.store.journal import read_lines
-from ppoctl.store.layout import RunPaths
-from ppoctl.tracking.around import MirrorHooks
+from ppoctl.store.run_paths import RunPaths
 from ppoctl.tracking.forwarder import Forwarder, Sent
-from ppoctl.tracking.machine import SystemMetrics
+from ppoctl.tracking.mirror_hooks import MirrorHooks
+from ppoctl.tracking.mlflow_payloads import Ending, ending
 from ppoctl.tracking.mlflow_run import Address, KeptRuns, MirrorTarget, MlflowRun, address_of
-from ppoctl.tracking.outgoing import Ending, ending
-from ppoctl.versions import versions
 
 OpenTarget = Callable[[RunPaths, Address], MirrorTarget]
 

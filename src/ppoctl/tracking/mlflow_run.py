@@ -23,9 +23,9 @@ from ppoctl.errors import PpoctlError, without_secrets
 from ppoctl.recipe.paths import resolved_uri
 from ppoctl.recipe.schema import MlflowTracking
 from ppoctl.store import run_dir
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 from ppoctl.tracking.inputs import DataInput
-from ppoctl.tracking.outgoing import MARKER, Ending, JournalBatch
+from ppoctl.tracking.mlflow_payloads import MARKER, Ending, JournalBatch
 
 RUN_ID_TAG = "ppoctl.run_id"
 RUN_DIR_TAG = "ppoctl.run_dir"

@@ -23,7 +23,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from ppoctl.doing import ACTIVITIES
+from ppoctl.activity import ACTIVITIES
 from ppoctl.errors import without_secrets
 
 Detail = Literal["quiet", "steps", "stages"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ppoctl import metrics
+from ppoctl import metric_registry
 from ppoctl.clock import WORK
 
 REWARDS_SHOWN = 20
@@ -103,10 +103,10 @@ class RunView:
             self._last_end = None if self._last_end is None else self._last_end + line["seconds"]
         else:
             self._seconds[step] = self._seconds.get(step, 0.0) + line["seconds"]
-        if metrics.REWARD_SCORE_MEAN.name in figures:
-            self.rewards.append(figures[metrics.REWARD_SCORE_MEAN.name])
+        if metric_registry.REWARD_SCORE_MEAN.name in figures:
+            self.rewards.append(figures[metric_registry.REWARD_SCORE_MEAN.name])
         if line["stage"].partition(".")[0] == "rollout":
-            self._tokens_per_s = line.get("clocked", {}).get(metrics.THROUGHPUT_GENERATED.name)
+            self._tokens_per_s = line.get("clocked", {}).get(metric_registry.THROUGHPUT_GENERATED.name)
         if line["stage"] == self.last_stage(step):
             if self._last_end is None:
                 self._firsts.add(step)
@@ -157,7 +157,11 @@ class RunView:
 
 def key_metrics(figures: Mapping[str, float]) -> list[tuple[str, str]]:
     """Words and numbers of the figures that every step shows; figures that a run does not have are left out."""
-    return [(word, number(figures[metric])) for word, metric in metrics.ON_THE_CONSOLE.items() if metric in figures]
+    return [
+        (word, number(figures[metric]))
+        for word, metric in metric_registry.ON_THE_CONSOLE.items()
+        if metric in figures
+    ]
 
 
 def number(value: float | None) -> str:

@@ -13,7 +13,7 @@ All tensor ranks of an engine are called alike, and answer the same.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from ppoctl.device import this_device
+from ppoctl.machine.device import this_device
 from ppoctl.weights.broadcast import BroadcastGroup, is_linked, received
 from ppoctl.weights.bucket import Bucket, NamedTensors, TensorSpec
 from ppoctl.weights.checksum import LoadedWeight

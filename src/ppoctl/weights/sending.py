@@ -24,8 +24,8 @@ from ppoctl.batch.records import State
 from ppoctl.errors import WeightSyncError
 from ppoctl.weights.broadcast import BroadcastGroup, BroadcastSource, is_linked
 from ppoctl.weights.bucket import Bucket, BucketLocation, TensorSpec, bucket_of, flatten, in_buckets, planned_buckets
-from ppoctl.weights.calls import Executor, Reply
 from ppoctl.weights.checksum import TensorChecksum, checksum_of
+from ppoctl.weights.engine_calls import Executor, Reply
 from ppoctl.weights.sharing import RetainedBuffers, Shared, SharedBuffers
 
 

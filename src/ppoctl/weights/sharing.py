@@ -20,8 +20,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ppoctl.cuda_memory import fixed_segments
 from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, SenderLostError
+from ppoctl.machine.cuda_memory import fixed_segments
 from ppoctl.weights.bucket import NamedTensors, TensorSpec, pack, packed_bytes, specs_of, views
 
 

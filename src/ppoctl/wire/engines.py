@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ppoctl.activity import loading, preparing
 from ppoctl.batch.scores import Finish
 from ppoctl.data.source import PromptSource
 from ppoctl.data.template import PromptTemplate, load_tokenizer
-from ppoctl.doing import loading, preparing
 from ppoctl.ports import Generator, Scorer
 from ppoctl.recipe.origins import dotted
 from ppoctl.recipe.parallel import reward_models
@@ -20,10 +20,10 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.probe import Encode, ProbeRow, probe, probed_rows, require_sound
 from ppoctl.rewards.rows import RowCheck
 from ppoctl.stages.reward import require_own_names
-from ppoctl.wire.ahead import cpu_threads, vllm_settings
+from ppoctl.wire.components import Components
+from ppoctl.wire.prestart import cpu_threads, vllm_settings
 from ppoctl.wire.processes import Placed, Say, place
 from ppoctl.wire.reward_models import RewardModelsOf, settings_of
-from ppoctl.wire.sockets import Components
 from ppoctl.wire.sources import reward_digest
 
 if TYPE_CHECKING:

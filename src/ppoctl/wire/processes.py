@@ -6,27 +6,27 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ppoctl.device import on_gpu
-from ppoctl.doing import preparing
-from ppoctl.engines.turns import DeviceSharing
+from ppoctl.activity import preparing
+from ppoctl.engines.device_sharing import DeviceSharing
 from ppoctl.errors import EnvironmentProblemError, quoted
+from ppoctl.machine.device import on_gpu
 from ppoctl.plan.memory.driver import object_store_bytes
 from ppoctl.recipe.parallel import is_one_process, leaving, processes
 from ppoctl.recipe.schema import Recipe
 from ppoctl.slurm.allocation import allocation
 from ppoctl.slurm.script import in_container
-from ppoctl.wire.ahead import cpu_threads
-from ppoctl.wire.sockets import no_op
+from ppoctl.wire.components import no_op
+from ppoctl.wire.prestart import cpu_threads
 
 if TYPE_CHECKING:
     from ppoctl.engines.megatron.rank import TrainerSettings
     from ppoctl.engines.megatron.ranks import Ranks
     from ppoctl.engines.ray.cluster import RayCluster
     from ppoctl.engines.ray.processes import Deadline, RayProcesses
-    from ppoctl.engines.ray.steps import JobNodes
+    from ppoctl.engines.ray.srun import JobNodes
     from ppoctl.engines.vllm.pooling import PoolingSettings
     from ppoctl.engines.vllm.settings import VllmSettings
-    from ppoctl.weights.calls import EngineHandle
+    from ppoctl.weights.engine_calls import EngineHandle
     from ppoctl.weights.sync import EngineSide
 
     RankSettings = TrainerSettings | PoolingSettings
@@ -105,9 +105,9 @@ def _in_ray(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
     from ppoctl.engines.ray.cluster import RayCluster
     from ppoctl.engines.ray.placement import DevicePlacement
     from ppoctl.engines.ray.processes import first_done
-    from ppoctl.engines.vllm.hosts import OpenEngine
+    from ppoctl.engines.vllm.engine_factories import OpenEngine
     from ppoctl.engines.vllm.pooling import OpenPooling, PoolingSettings
-    from ppoctl.weights.links import BroadcastWay
+    from ppoctl.weights.broadcast_groups import BroadcastWay
     from ppoctl.weights.sync import EngineSide
 
     table, sizes = recipe.cluster, processes(recipe)
@@ -175,7 +175,7 @@ def _side_by_side(cluster: "RayCluster", groups: "list[RayProcesses]") -> None:
 def job_nodes(recipe: Recipe) -> "JobNodes | None":
     """Nodes of the job of Slurm that this process is in; None: it is in none, or in one of a single node. Raises
     SlurmError, and EnvironmentProblemError where this process is on none of the job's nodes."""
-    from ppoctl.engines.ray.steps import JobNodes
+    from ppoctl.engines.ray.srun import JobNodes
 
     job = allocation()
     if job is None or job.node_count == 1:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from ppoctl.batch.scores import RewardModel, ScoreRequest
 from ppoctl.data.reward_text import RewardText
-from ppoctl.device import on_gpu
+from ppoctl.machine.device import on_gpu
 from ppoctl.model.folder import model_folder
 from ppoctl.model.labels import label_number
-from ppoctl.model.reading import read_shape
+from ppoctl.model.shape_reader import read_shape
 from ppoctl.plan.memory.scoring import VLLM_TEXTS, cache_bytes, step_tokens
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.parallel import reward_models

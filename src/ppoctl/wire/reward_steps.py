@@ -1,6 +1,6 @@
 """The recipe's arithmetic of rewards -> its steps."""
 
-from ppoctl.rewards.arithmetic import (
+from ppoctl.rewards.shaping import (
     LengthPenalty,
     OverlongPenalty,
     ReferenceMoments,

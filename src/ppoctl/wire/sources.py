@@ -13,7 +13,7 @@ from ppoctl.recipe.role_model import model_of
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store import manifest as manifests
 from ppoctl.store import run_dir
-from ppoctl.store.layout import RunPaths
+from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.saved_by import state_manifest
 
 CONFIGS = ("config.json", "generation_config.json")
@@ -36,7 +36,7 @@ def source_digests(recipe: Recipe, questions: PromptSource) -> dict[str, str]:
 def model_digests(recipe: Recipe, digest_of_file: Digest = file_digest) -> dict[str, str]:
     """Digests of the files of both roles' models, of those beside their weights, and of each reward model. Raises
     CorruptArtifactError where one of them is a saved state that is not as it was written."""
-    from ppoctl.convert.companions import companions_digest
+    from ppoctl.convert.model_files import companions_digest
     from ppoctl.model.folder import model_folder
 
     folder = model_folder(recipe.model.path)
@@ -55,7 +55,7 @@ def model_digests(recipe: Recipe, digest_of_file: Digest = file_digest) -> dict[
 
 def _reward_model_digests(recipe: Recipe, digest_of_file: Digest) -> dict[str, str]:
     """Digest of each reward model with what lies beside its weights, by the key of its path."""
-    from ppoctl.convert.companions import companions_digest
+    from ppoctl.convert.model_files import companions_digest
     from ppoctl.model.folder import model_folder
 
     digests: dict[str, str] = {}
@@ -110,7 +110,7 @@ def same_companions(layout: RunPaths, recipe: Recipe, role: str, *, otherwise: s
     """Folder of the model that the role started from. Raises StorageError where what lies beside its weights is no
     longer what the run was trained with: its states would be read under another configuration. `otherwise`: what else
     mends it."""
-    from ppoctl.convert.companions import companions_digest
+    from ppoctl.convert.model_files import companions_digest
     from ppoctl.model.folder import model_folder
 
     model = model_of(recipe, role)

@@ -7,8 +7,8 @@ from typing import Any
 
 from ppoctl.batch.prompts import Prompts
 from ppoctl.errors import RewardError
-from ppoctl.loop.stories import Stages
-from ppoctl.plan.schedule import learning_rate_of
+from ppoctl.loop.step_functions import Stages
+from ppoctl.plan.learning_rate import learning_rate_of
 from ppoctl.ports import Models, OptimizerStep, OutputRequest, SamplingParams, Scorer
 from ppoctl.ppo.aggregation import aggregation
 from ppoctl.recipe import schema_tree as tree
@@ -23,26 +23,26 @@ from ppoctl.recipe.sizes import (
     updates_per_tick,
     warmup_updates,
 )
-from ppoctl.rewards.arithmetic import RewardShaping
 from ppoctl.rewards.metric_function import MetricFunction
+from ppoctl.rewards.shaping import RewardShaping
 from ppoctl.stages.actor_update import ActorUpdateStage
 from ppoctl.stages.advantages import AdvantagesStage
-from ppoctl.stages.beside import OverlappedScorer
 from ppoctl.stages.critic_update import CriticUpdateStage
-from ppoctl.stages.drawing import SampleGeneration
 from ppoctl.stages.estimators import Estimator, Gae, MonteCarlo
-from ppoctl.stages.eval_figures import Estimates
+from ppoctl.stages.eval_metrics import Estimates
 from ppoctl.stages.evaluate import EvaluateStage, nobody
+from ppoctl.stages.generation import SampleGeneration
 from ppoctl.stages.logprobs import KlPenalty, LogprobsStage
+from ppoctl.stages.overlapped_scoring import OverlappedScorer
 from ppoctl.stages.reward import RewardStage
 from ppoctl.stages.rollout import RolloutStage
 from ppoctl.stages.updates import MinibatchPlan, OptimizerSchedule
 from ppoctl.stages.values import ValuesStage
+from ppoctl.wire.components import Components
 from ppoctl.wire.corrections import correction_of
 from ppoctl.wire.losses import policy_loss
 from ppoctl.wire.penalties import penalty_of
 from ppoctl.wire.reward_steps import reward_steps
-from ppoctl.wire.sockets import Components
 
 SHAPING_KEYS = tuple(f"reward.{key}" for key in tree.of(RewardShaping).keys)
 """What becomes of scores: a change of it scores nothing again."""

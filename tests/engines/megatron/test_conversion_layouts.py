@@ -6,7 +6,7 @@ import torch
 from layout_lab import settings, trainer
 from safetensors.torch import load_file
 
-from ppoctl.conversion.command import ConvertRequest, convert
+from ppoctl.convert.command.convert_ckpt import ConvertRequest, convert
 from ppoctl.recipe.schema import ParallelTable
 
 DENSE = {

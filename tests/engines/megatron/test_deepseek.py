@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from ppoctl.errors import EnvironmentProblemError, RecipeError
 from ppoctl.model.cost import token_cost
-from ppoctl.model.reading import read_shape
 from ppoctl.model.rope import Rope, YarnScaling
 from ppoctl.model.shape import ExpertShape, LatentShape, SigmoidRouting
+from ppoctl.model.shape_reader import read_shape
 from ppoctl.ports import OptimizerStep
 from ppoctl.recipe.schema import BySequences, ByTokens
 from tolerance import EXACT, FLOAT32

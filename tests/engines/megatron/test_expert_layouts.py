@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 
 from ppoctl.convert.tensors import weight_names
 from ppoctl.engines.megatron.trainer import MegatronActor
-from ppoctl.model.reading import read_shape
+from ppoctl.model.shape_reader import read_shape
 from ppoctl.ports import OutputRequest
 from ppoctl.recipe.schema import BySequences, ParallelTable
 

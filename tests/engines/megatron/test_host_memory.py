@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ppoctl.engines.megatron import optimizer
-from ppoctl.engines.megatron.locked_memory import PinnedMemory, PinnedStaging
 from ppoctl.engines.megatron.offload import HostOffload, side_by_side
+from ppoctl.engines.megatron.pinned_memory import PinnedMemory, PinnedStaging
 from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.trainer import MegatronActor, MegatronTrainer
 from ppoctl.errors import OutOfMemoryError

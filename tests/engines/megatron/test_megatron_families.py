@@ -12,9 +12,9 @@ from ppoctl.errors import EnvironmentProblemError, RecipeError
 from ppoctl.model.cost import token_cost
 from ppoctl.model.families import FAMILIES
 from ppoctl.model.folder import model_folder
-from ppoctl.model.reading import read_shape
 from ppoctl.model.rope import Llama3Scaling, Rope
 from ppoctl.model.shape import ExpertShape
+from ppoctl.model.shape_reader import read_shape
 from ppoctl.recipe.schema import ParallelTable
 
 LLAMA3 = Rope(500000.0, Llama3Scaling(32.0, 1.0, 4.0, 8192))

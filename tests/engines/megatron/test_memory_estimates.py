@@ -14,9 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ppoctl.engines.megatron import logprobs
 from ppoctl.engines.megatron.rank import TrainerSettings
-from ppoctl.model.reading import read_shape
+from ppoctl.model.shape_reader import read_shape
 from ppoctl.plan.memory import activations
-from ppoctl.plan.memory.part import MicrobatchShape, Precision
+from ppoctl.plan.memory.shard import MicrobatchShape, Precision
 from ppoctl.plan.memory.trainer import RankBytes, Training, ranks_of, state_bytes
 from ppoctl.recipe.schema import ByTokens, ParallelTable, Recompute
 

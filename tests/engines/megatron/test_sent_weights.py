@@ -24,11 +24,11 @@ from ppoctl.engines.megatron.rank import MegatronRank
 from ppoctl.engines.megatron.trainer import MegatronActor
 from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.errors import ProcessLostError, WeightSyncError
-from ppoctl.model.reading import read_shape
+from ppoctl.model.shape_reader import read_shape
 from ppoctl.recipe.schema import ParallelTable
-from ppoctl.weights import broadcast, links
+from ppoctl.weights import broadcast, broadcast_groups
+from ppoctl.weights.broadcast_groups import BroadcastWay
 from ppoctl.weights.canary import Canary
-from ppoctl.weights.links import BroadcastWay
 from ppoctl.weights.sending import SenderRanks
 from ppoctl.weights.sync import EngineSide, Sync, TrainerSide
 
@@ -118,7 +118,7 @@ def test_members_stay_linked_until_one_of_them_is_started_again(pool, model, eng
             made.append(address)
             yield address
 
-    monkeypatch.setattr(links, "meeting", counted)
+    monkeypatch.setattr(broadcast_groups, "meeting", counted)
     fleet, said = fleet_of(engines, actor, "broadcast")
     for step in (1, 2, 3):
         fleet.prepare(State("actor", step, step, f"state {step}"))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ppoctl.engines.ray import node, segments
+from ppoctl.engines.ray import node, shared_memory
 from ppoctl.engines.ray.private_folder import PrivateFolder, sweep, write_token
 
 
@@ -38,7 +38,7 @@ def left_in(parent: Path) -> Path:
 @pytest.fixture
 def memory(tmp_path, monkeypatch):
     """Stands for /dev/shm."""
-    monkeypatch.setattr(segments, "SHARED_MEMORY", tmp_path / "shm")
+    monkeypatch.setattr(shared_memory, "SHARED_MEMORY", tmp_path / "shm")
     (tmp_path / "shm").mkdir()
     return tmp_path / "shm"
 
@@ -68,8 +68,8 @@ def test_what_a_killed_process_left_goes_with_its_shared_memory_and_a_live_one_s
     live, dead = PrivateFolder(parent), left_in(parent)
     (memory / "psm_1").touch()
     (memory / "psm_2").touch()
-    segments.note(dead, ["psm_1"])
-    segments.note(live.path, ["psm_2"])
+    shared_memory.note(dead, ["psm_1"])
+    shared_memory.note(live.path, ["psm_2"])
     sweep(parent)
     assert list(parent.iterdir()) == [live.path]
     assert [file.name for file in memory.iterdir()] == ["psm_2"]
@@ -81,7 +81,7 @@ def test_folders_of_another_user_are_left_alone(tmp_path, memory, monkeypatch):
     parent.mkdir()
     planted = left_in(parent)
     (memory / "mine").touch()
-    segments.note(planted, ["mine"])
+    shared_memory.note(planted, ["mine"])
     monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
     sweep(parent)
     assert planted.exists()
@@ -94,14 +94,14 @@ def test_names_that_lead_out_of_shared_memory_remove_nothing(tmp_path, memory, n
     kept = [tmp_path / "kept", memory / "inner" / "kept"]
     for file in kept:
         file.touch()
-    segments.remove([name.format(folder=tmp_path)])
+    shared_memory.remove([name.format(folder=tmp_path)])
     assert all(file.exists() for file in kept)
 
 
 def test_shared_memory_of_another_user_is_left_alone(memory, monkeypatch):
     (memory / "psm_1").touch()
     monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
-    segments.remove(["psm_1"])
+    shared_memory.remove(["psm_1"])
     assert (memory / "psm_1").exists()
 
 
@@ -109,7 +109,7 @@ def test_a_link_in_the_place_of_a_folder_is_not_followed(tmp_path, memory):
     target = tmp_path / "target"
     target.mkdir(mode=0o700)
     (memory / "mine").touch()
-    segments.note(target, ["mine"])
+    shared_memory.note(target, ["mine"])
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp" / "ppoctl-ray-abcdefgh").symlink_to(target)
     sweep(tmp_path / "tmp")

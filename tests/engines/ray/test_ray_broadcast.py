@@ -13,8 +13,8 @@ from ppoctl.engines.megatron.trainer import MegatronActor, trainer_side
 from ppoctl.engines.vllm.engine import GenerationRequest
 from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.engines.vllm.settings import VllmSettings
+from ppoctl.loading.load import load
 from ppoctl.ports import SamplingParams
-from ppoctl.recipe.load import load
 from ppoctl.weights.canary import Canary
 from ppoctl.weights.sync import EngineSide, Sync
 from ppoctl.wire.processes import Placed, place

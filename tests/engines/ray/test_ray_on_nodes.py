@@ -16,11 +16,11 @@ import psutil
 import pytest
 import ray
 
-from ppoctl.engines.ray import steps
+from ppoctl.engines.ray import srun
 from ppoctl.engines.ray.cluster import RayCluster
 from ppoctl.engines.ray.placement import DevicePlacement
 from ppoctl.engines.ray.processes import GroupSettings, RayProcesses
-from ppoctl.engines.ray.steps import JobNodes
+from ppoctl.engines.ray.srun import JobNodes
 from ppoctl.errors import EnvironmentProblemError, ProcessLostError
 from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
 
@@ -206,7 +206,7 @@ def assert_nothing_left(folder: Path) -> None:
 
 def test_a_ray_that_is_not_up_in_time_names_the_nodes_that_are_awaited(folder, monkeypatch):
     """And says so before: the program of a node takes longer than this to begin."""
-    monkeypatch.setattr(steps, "SAY_EVERY_S", 0.0)
+    monkeypatch.setattr(srun, "SAY_EVERY_S", 0.0)
     late, said = cluster_of(folder, "node1", "node2"), []
     late.start_deadline_s, late.notify = 0.05, said.append
     with pytest.raises(EnvironmentProblemError, match=r"did not start on `node1` of job 7 within `cluster\.start_"):
@@ -253,8 +253,8 @@ def test_an_end_that_takes_long_says_which_node_is_waited_for(
     (tmp_path / "srun").write_text("#!/bin/sh\ncase $* in *nodelist=deaf*) exec sleep 60 ;; esac\n")
     (tmp_path / "srun").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(steps, "SAY_EVERY_S", 0.5)
-    monkeypatch.setattr(steps, "END_DEADLINE_S", 1.0)
+    monkeypatch.setattr(srun, "SAY_EVERY_S", 0.5)
+    monkeypatch.setattr(srun, "END_DEADLINE_S", 1.0)
     said = list[str]()
-    steps.NodeSteps(JobNodes("7", "here", {"here": "127.0.0.1", "deaf": "127.0.0.1"}), tmp_path).end(said.append)
+    srun.NodeSteps(JobNodes("7", "here", {"here": "127.0.0.1", "deaf": "127.0.0.1"}), tmp_path).end(said.append)
     assert said == ["waiting for Ray to end on `deaf`, at most 6 s in all"]

@@ -22,8 +22,8 @@ import torch
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RaySystemError
 
 import ray_forks
+from ppoctl.activity import ACTIVITIES, track_items
 from ppoctl.batch.sequences import one_sequence
-from ppoctl.doing import ACTIVITIES, track_items
 from ppoctl.engines.megatron import process_group
 from ppoctl.engines.ray import processes as processes_module
 from ppoctl.engines.ray.cluster import RayCluster

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ppoctl.batch.records import State
-from ppoctl.engines.turns import DeviceSharing
+from ppoctl.engines.device_sharing import DeviceSharing
 from ppoctl.engines.vllm.engine import GenerationOutput, GenerationRequest
 from ppoctl.engines.vllm.fleet import CompletedRequest, Fleet
 from ppoctl.errors import PpoctlError, ProcessLostError

@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 import torch
 
-from ppoctl.engines.vllm import arguments, environment, hosts
+from ppoctl.engines.vllm import arguments, engine_factories, environment
 from ppoctl.engines.vllm import engine as engine_module
 from ppoctl.engines.vllm.arguments import engine_arguments
 from ppoctl.engines.vllm.engine import Engine
+from ppoctl.engines.vllm.engine_factories import OpenEngine
 from ppoctl.engines.vllm.environment import compiles, prepare_environment
-from ppoctl.engines.vllm.hosts import OpenEngine
 from ppoctl.engines.vllm.log import close_log, keep_log, where_it_says_more, write_log
 from ppoctl.engines.vllm.settings import VllmSettings
-from ppoctl.recipe.load import load
+from ppoctl.loading.load import load
 from ppoctl.recipe.schema import GeneratorTable
 
 ROOT = Path(__file__).parents[3]
@@ -149,7 +149,7 @@ def _rank(rank: int, devices: str, port: int, said: Any, all_said: Any) -> None:
     """A tensor rank in a process of its own, which notes what torch and the engine would see."""
     seen: list[str | None] = []
     torch.cuda.is_available = lambda: bool(seen.append(os.environ.get("CUDA_VISIBLE_DEVICES")))
-    hosts.Engine = lambda *_, **__: torch.cuda.is_available()  # type: ignore[assignment,misc]
+    engine_factories.Engine = lambda *_, **__: torch.cuda.is_available()  # type: ignore[assignment,misc]
     os.environ["CUDA_VISIBLE_DEVICES"] = devices
     try:
         OpenEngine(settings_of(tensor=2))(rank, 2, f"127.0.0.1:{port}")

@@ -8,11 +8,11 @@ import pytest
 from fleet_bench import EVERYONE, NEXT, PARAMS, STATE, CountingHost, bench_of, drawn_of, draws, fleet_of, run
 
 from ppoctl.batch.records import State
-from ppoctl.engines.turns import DeviceSharing
+from ppoctl.engines.device_sharing import DeviceSharing
 from ppoctl.errors import HangError, ProcessLostError, SenderLostError, WeightSyncError
 from ppoctl.weights.bucket import Bucket, bucket_of
-from ppoctl.weights.calls import EngineHandle
 from ppoctl.weights.checksum import SentChecksums
+from ppoctl.weights.engine_calls import EngineHandle
 from ppoctl.weights.sending import NamedWeights
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fleet_bench import EVERYONE, NEXT, PARAMS, STATE, CountingHost, FleetBench, bench_of, draws, run
 
-from ppoctl.engines.turns import DeviceSharing
+from ppoctl.engines.device_sharing import DeviceSharing
 from ppoctl.engines.vllm.fleet import Fleet
 from ppoctl.errors import ProcessLostError, SenderLostError, WeightSyncError
 from ppoctl.weights.bucket import Bucket

@@ -20,8 +20,8 @@ from ppoctl.engines.vllm.generator import VllmGenerator
 from ppoctl.engines.vllm.weights import Arrived, HostTransfer
 from ppoctl.errors import WeightSyncError
 from ppoctl.ports import SamplingParams
-from ppoctl.weights.calls import call_engines
 from ppoctl.weights.canary import Canary, CanaryScores
+from ppoctl.weights.engine_calls import call_engines
 from ppoctl.weights.sending import NamedWeights
 from ppoctl.weights.sync import EngineSide
 from vllm_guest import Here

@@ -13,7 +13,7 @@ from ppoctl.engines.vllm.generator import VllmGenerator
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.ports import OutputRequest, Sample, SampleRequest, SamplingParams, Stream
 from ppoctl.recipe.schema import GeneratorTable
-from ppoctl.stages.drawing import stream_samples
+from ppoctl.stages.generation import stream_samples
 from ppoctl.weights.bucket import Bucket, bucket_of
 from ppoctl.weights.checksum import SentChecksums, checksum_of
 from ppoctl.weights.sending import NamedWeights

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import ppoctl
-from ppoctl.doing import preparing
+from ppoctl.activity import preparing
 from ppoctl.errors import ProcessLostError
 
 START = 0

@@ -27,11 +27,11 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from ppoctl.batch.digest import FileDigest
-from ppoctl.convert.plain import why
+from ppoctl.convert.safe_pickle import why
 from ppoctl.convert.torch_dist import read_metadata
-from ppoctl.engines.megatron.data_only import CommonDataOnly, DataOnly, causes
-from ppoctl.engines.megatron.locked_memory import PinnedStaging
 from ppoctl.engines.megatron.optimizer import blank_padding, own_step_counts
+from ppoctl.engines.megatron.pinned_memory import PinnedStaging
+from ppoctl.engines.megatron.safe_loader import CommonDataOnly, DataOnly, causes
 from ppoctl.engines.megatron.state_writer import COMMON_FILES, RankSaving, StateWriter
 from ppoctl.errors import StorageError, quoted
 from ppoctl.recipe.parallel import what_differs

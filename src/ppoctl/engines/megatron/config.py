@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from ppoctl.device import on_gpu
 from ppoctl.errors import RecipeError
+from ppoctl.machine.device import on_gpu
 from ppoctl.model.shape import ExpertShape, ModelShape
 from ppoctl.recipe.schema import ParallelTable, Recompute
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ppoctl.device import on_gpu
+from ppoctl.machine.device import on_gpu
 
 
 class _CpuInsteadOfCuda(TorchFunctionMode):

@@ -4,7 +4,7 @@ import torch
 
 from ppoctl.engines.megatron.rank import TrainerSettings
 from ppoctl.model.folder import model_folder
-from ppoctl.model.reading import read_shape
+from ppoctl.model.shape_reader import read_shape
 from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.parallel import layouts, reward_models, saved_layout
 from ppoctl.recipe.role_model import model_of

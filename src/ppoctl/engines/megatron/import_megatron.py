@@ -3,8 +3,8 @@
 import sys
 import warnings
 
-from ppoctl.device import on_gpu
 from ppoctl.errors import EnvironmentProblemError
+from ppoctl.machine.device import on_gpu
 
 _SWAPPED_IN = ("transformer_engine", "apex")
 

@@ -13,7 +13,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor, UntypedStorage
 
-from ppoctl.engines.megatron.locked_memory import PinnedMemory
+from ppoctl.engines.megatron.pinned_memory import PinnedMemory
 
 
 @dataclass

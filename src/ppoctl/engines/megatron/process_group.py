@@ -11,10 +11,10 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]  # public, not re-exported
 
-from ppoctl.device import on_gpu
 from ppoctl.engines.loopback import gloo_on_loopback, is_loopback, open_store
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.errors import EnvironmentProblemError
+from ppoctl.machine.device import on_gpu
 from ppoctl.recipe.schema import ParallelTable
 
 COLLECTIVE_S = 600.0

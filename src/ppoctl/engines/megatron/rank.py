@@ -20,11 +20,10 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
+from ppoctl.activity import track_items
 from ppoctl.batch.digest import FileDigest
 from ppoctl.batch.sequences import Sequences
 from ppoctl.convert.torch_dist import is_torch_dist
-from ppoctl.device import this_device
-from ppoctl.doing import track_items
 from ppoctl.engines.megatron import checkpoint, optimizer
 from ppoctl.engines.megatron.context_parallel import CHUNKS_PER_RANK
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
@@ -55,12 +54,13 @@ from ppoctl.engines.megatron.state_reader import load_torch_dist
 from ppoctl.engines.megatron.state_writer import RankSaving
 from ppoctl.engines.megatron.weights import gathered_weights, load_weights, sent_parts
 from ppoctl.errors import EnvironmentProblemError, NonFiniteError
+from ppoctl.machine.device import this_device
 from ppoctl.model.cost import token_cost
 from ppoctl.model.end_tokens import end_token_ids
 from ppoctl.model.folder import model_folder
 from ppoctl.model.labels import label_number, labels_of
-from ppoctl.model.reading import read_shape
 from ppoctl.model.shape import ModelShape
+from ppoctl.model.shape_reader import read_shape
 from ppoctl.ports import Minibatch, Objective, OutputRequest, TokenOutputs
 from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable, Recompute
 from ppoctl.weights.bucket import TensorSpec

@@ -16,10 +16,10 @@ from megatron.core.dist_checkpointing.mapping import apply_factories
 from torch.distributed.checkpoint.api import CheckpointException
 
 from ppoctl.convert.parameters import MegatronWeights, layers_alike
-from ppoctl.convert.plain import why
+from ppoctl.convert.safe_pickle import why
 from ppoctl.convert.torch_dist import TorchDist
-from ppoctl.engines.megatron.data_only import DataOnly, causes
 from ppoctl.engines.megatron.model import PackedModel, ValueModel
+from ppoctl.engines.megatron.safe_loader import DataOnly, causes
 from ppoctl.errors import StorageError, quoted
 from ppoctl.model.shape import ModelShape
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from ppoctl.batch.digest import FileDigest, flushed_digest
 from ppoctl.batch.records import State
 from ppoctl.batch.sequences import Sequences, one_sequence
-from ppoctl.convert.companions import CONFIG, Companions
 from ppoctl.convert.destination import flush_all
 from ppoctl.convert.hugging_face import Spec
+from ppoctl.convert.model_files import CONFIG, Companions
 from ppoctl.convert.safetensors_writer import SHARD_BYTES, SafetensorsWriter
 from ppoctl.convert.tensors import Role, placements, weight_names
 from ppoctl.engines.megatron.microbatches import RankOutputs, merge
@@ -23,8 +23,8 @@ from ppoctl.engines.megatron.rank import RankStepResult, TrainerSettings
 from ppoctl.engines.megatron.ranks import Ranks
 from ppoctl.errors import StorageError
 from ppoctl.model.folder import model_folder
-from ppoctl.model.reading import read_shape
 from ppoctl.model.shape import ModelShape
+from ppoctl.model.shape_reader import read_shape
 from ppoctl.ports import Actor, Minibatch, MinibatchResult, Objective, OutputRequest, TokenOutputs
 from ppoctl.weights.checksum import SentChecksums
 from ppoctl.weights.sending import NamedWeights

@@ -14,9 +14,9 @@ import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
-from ppoctl.convert.accounted import Accounted
+from ppoctl.convert.accounted_tensors import Accounted
+from ppoctl.convert.fused_views import part_of
 from ppoctl.convert.hugging_face import open_weights
-from ppoctl.convert.parts import part_of
 from ppoctl.convert.tensors import (
     EMBEDDING,
     Placement,

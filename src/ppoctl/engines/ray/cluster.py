@@ -15,11 +15,11 @@ from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from ppoctl.engines.ray import segments
+from ppoctl.engines.ray import shared_memory
 from ppoctl.engines.ray.answering import require_answer
 from ppoctl.engines.ray.placement import DevicePlacement
 from ppoctl.engines.ray.private_folder import PARENT, PrivateFolder, sweep, write_token
-from ppoctl.engines.ray.steps import JobNodes, NodeSteps
+from ppoctl.engines.ray.srun import JobNodes, NodeSteps
 from ppoctl.errors import EnvironmentProblemError, ProcessLostError, quoted
 
 LOOPBACK = "127.0.0.1"
@@ -244,8 +244,8 @@ class RayCluster:
         self.folder = private.path
         write_token(private.token)
         self._own.enter_context(_token_in(private.token))
-        os.environ[segments.FOLDER] = str(private.path)
-        self._own.callback(os.environ.pop, segments.FOLDER, None)
+        os.environ[shared_memory.FOLDER] = str(private.path)
+        self._own.callback(os.environ.pop, shared_memory.FOLDER, None)
         _set_up_workers()
         try:
             with _on_loopback(), _keeping_signal_handler():

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import psutil
 
-from ppoctl.engines.ray import segments
+from ppoctl.engines.ray import shared_memory
 from ppoctl.engines.ray.private_folder import PrivateFolder, sweep
 
 SET_CHILD_SUBREAPER = 36
@@ -135,7 +135,7 @@ def _command(order: NodeOrder, ip: str, folder: PrivateFolder) -> list[str]:
 
 def _environment(ip: str, folder: PrivateFolder) -> dict[str, str]:
     """Environment of Ray's part on this node, and so of all processes of the run there."""
-    found = {**os.environ, segments.FOLDER: str(folder.path)}
+    found = {**os.environ, shared_memory.FOLDER: str(folder.path)}
     found.pop("RAY_ADDRESS", None)
     interface = next((name for name, its in psutil.net_if_addrs().items() if any(a.address == ip for a in its)), None)
     if interface is not None:  # gloo's own choice is what the node's name resolves to, which may be loopback

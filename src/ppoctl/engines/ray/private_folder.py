@@ -18,7 +18,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from ppoctl.engines.ray import segments
+from ppoctl.engines.ray import shared_memory
 
 PREFIX = "ppoctl-ray-"
 """No other folder's name begins so: one that is not locked is swept away."""
@@ -86,5 +86,5 @@ def _locked(folder: Path) -> int | None:
 
 
 def _remove(folder: Path) -> None:
-    segments.remove(segments.noted(folder))
+    shared_memory.remove(shared_memory.noted(folder))
     shutil.rmtree(folder, ignore_errors=True)

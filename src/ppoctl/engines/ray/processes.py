@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import ray
 from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 
+from ppoctl.activity import Activity, preparing
 from ppoctl.clock import WORK
-from ppoctl.doing import Activity, preparing
-from ppoctl.engines.ray import segments
-from ppoctl.engines.ray.acts import RemoteActivity
+from ppoctl.engines.ray import shared_memory
+from ppoctl.engines.ray.activity import RemoteActivity
 from ppoctl.engines.ray.cluster import RayCluster
 from ppoctl.engines.ray.worker import MakeTarget, Started, Worker
 from ppoctl.errors import EnvironmentProblemError, HangError, PpoctlError, ProcessLostError
@@ -125,7 +125,7 @@ class RayProcesses:
         ranks, self.ranks, self._starting = self.ranks, [], {}
         for rank in ranks:
             ray.kill(rank)
-        segments.remove(self._segments)
+        shared_memory.remove(self._segments)
         self._segments = []
 
     def started(self, rank: int, says: Started) -> None:

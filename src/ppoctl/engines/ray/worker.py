@@ -14,9 +14,9 @@ import torch
 from ray.exceptions import RayError
 from torch import Tensor
 
-from ppoctl.doing import ACTIVITIES, Activity
+from ppoctl.activity import ACTIVITIES, Activity
 from ppoctl.engines.child.output import write_into
-from ppoctl.engines.ray import segments
+from ppoctl.engines.ray import shared_memory
 from ppoctl.errors import EnvironmentProblemError, SenderLostError
 from ppoctl.weights.bucket import Bucket, BucketLocation, FlatTensors
 
@@ -97,11 +97,11 @@ class Worker:
         if self._log is not None:
             write_into(self._log)
         torch.set_num_threads(self._threads)
-        before = set(segments.mapped())
+        before = set(shared_memory.mapped())
         self._target = make(rank, size, address)
         node = str(ray.get_runtime_context().get_node_id())
-        made = [name for name in segments.mapped() if name not in before]
-        segments.note(os.environ.get(segments.FOLDER), made)
+        made = [name for name in shared_memory.mapped() if name not in before]
+        shared_memory.note(os.environ.get(shared_memory.FOLDER), made)
         return Started(node, made)
 
     def end(self) -> None:

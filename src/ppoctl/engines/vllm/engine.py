@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from ppoctl.device import on_gpu
 from ppoctl.engines.vllm.arguments import engine_arguments
 from ppoctl.engines.vllm.detokenizer import Detokenizer
 from ppoctl.engines.vllm.environment import prepare_environment, store_in_memory
 from ppoctl.engines.vllm.log import where_it_says_more, write_logs_alone
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError, WeightSyncError
+from ppoctl.machine.device import on_gpu
 from ppoctl.ports import SamplingParams
 from ppoctl.recipe.generator_limits import too_long_a_window, unread_router_bias
 from ppoctl.weights.bucket import NamedTensors

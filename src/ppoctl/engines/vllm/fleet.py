@@ -15,7 +15,7 @@ from ppoctl.batch.records import State
 from ppoctl.engines.vllm.engine import GenerationOutput, GenerationRequest
 from ppoctl.errors import HangError, PpoctlError, ProcessLostError
 from ppoctl.ports import SamplingParams
-from ppoctl.weights.calls import EngineHandle, EngineLostError, call_engines
+from ppoctl.weights.engine_calls import EngineHandle, EngineLostError, call_engines
 from ppoctl.weights.sync import GENERATOR, EngineSide, Published, Sync
 
 Brought = TypeVar("Brought")

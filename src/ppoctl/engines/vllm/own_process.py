@@ -11,7 +11,9 @@ from ppoctl.errors import PpoctlError
 
 def engine_process(settings: VllmSettings, threads: int, folder: str | None = None) -> ChildProcess:
     """The process of an engine, which begins on the weights of `folder` where there is one."""
-    return ChildProcess("vLLM", ChildFactory("ppoctl.engines.vllm.hosts:open_alone", (settings, folder), threads))
+    return ChildProcess(
+        "vLLM", ChildFactory("ppoctl.engines.vllm.engine_factories:open_alone", (settings, folder), threads)
+    )
 
 
 class OwnProcess:

@@ -6,11 +6,11 @@ from typing import Any, NoReturn
 
 import torch
 
-from ppoctl.device import on_gpu
 from ppoctl.engines.child.process import ChildFactory, ChildProcess
 from ppoctl.engines.vllm.engine import end, generation_error, started
 from ppoctl.engines.vllm.log import write_log
 from ppoctl.engines.vllm.settings import VllmSettings
+from ppoctl.machine.device import on_gpu
 from ppoctl.recipe.schema import ParallelTable
 
 

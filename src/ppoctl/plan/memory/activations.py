@@ -19,7 +19,7 @@ residuals too: then S = T, else S = 1), b bytes of a number of the model.
 from dataclasses import replace
 
 from ppoctl.plan.memory import attention, mlp
-from ppoctl.plan.memory.part import MicrobatchShape, ModelShard, SavedActivations
+from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, SavedActivations
 
 BLOCK_LOGITS = {"cpu": 2**19, "gpu": 2**26}
 """Logits taken to float32 at a time (`engines.megatron.logprobs`), by device."""

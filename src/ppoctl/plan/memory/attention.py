@@ -26,7 +26,7 @@ them turned, V channels of a head's values.
   square. Norms over heads are counted with attention.
 """
 
-from ppoctl.plan.memory.part import MicrobatchShape, ModelShard
+from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard
 
 
 def norm_bytes(part: ModelShard, width: int) -> int:

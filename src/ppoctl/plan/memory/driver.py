@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from ppoctl.plan.memory.assumed import TEXT_BYTES_PER_TOKEN
+from ppoctl.plan.memory.assumptions import TEXT_BYTES_PER_TOKEN
 from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
 from ppoctl.recipe.schema import KlInLoss, NoKl, Recipe
 from ppoctl.recipe.sizes import sequences_per_step

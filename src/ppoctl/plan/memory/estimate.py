@@ -1,26 +1,25 @@
 """The memory estimate of a recipe: roles rank by rank, generator, driver, and what each stage needs of a GPU or
 machine."""
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from math import ceil, isqrt
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ppoctl.errors import OutOfMemoryError
-from ppoctl.loop.stories import outline, step_function_at
+from ppoctl.loop.step_functions import outline, step_function_at
+from ppoctl.machine import memory as machine_memory
 from ppoctl.model.shape import ModelShape
-from ppoctl.plan.memory.assumed import GIB
+from ppoctl.plan.memory.assumptions import GIB
 from ppoctl.plan.memory.attention import pair_bytes
 from ppoctl.plan.memory.driver import batch_of, driver_bytes, records_of
 from ppoctl.plan.memory.generator import TransferBytes, bucket_bytes, copies_of, generator_bytes
 from ppoctl.plan.memory.items import Sizes
-from ppoctl.plan.memory.part import MicrobatchShape, ModelShard, Precision
 from ppoctl.plan.memory.pipeline import stages_of
 from ppoctl.plan.memory.pools import Pool, StageBytes, fullest_node, gpu_pools, machine_pool
 from ppoctl.plan.memory.residency import schedule_of
 from ppoctl.plan.memory.scoring import ScoringBytes, scoring_bytes
+from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision
 from ppoctl.plan.memory.trainer import Training, role_bytes
 from ppoctl.plan.microbatches import microbatches, most_tokens
 from ppoctl.recipe.origins import dotted
@@ -61,16 +60,6 @@ class _Computed(NamedTuple):
 
     shape: ModelShape
     at: Precision
-
-
-def machine_bytes(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
-    """Bytes of this machine's physical memory, or of the part that its container may have (the file `limit` says
-    so)."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        return min(physical, int(limit.read_text("ascii")))
-    except (OSError, ValueError):  # `max`: all of it
-        return physical
 
 
 def estimate_here(recipe: Recipe, gpu_gib: float | None = None, ray_bytes: int | None = None) -> Memory | None:
@@ -117,7 +106,7 @@ def estimate(
         scoring=dict(_scoring(recipe, device)),
     )
     if room is None:
-        host = machine_bytes() if recipe.cluster.ray_address is None else ray_bytes
+        host = machine_memory.machine_bytes() if recipe.cluster.ray_address is None else ray_bytes
         places, least = [machine_pool(recipe, sizes, host)], None
     else:
         places = gpu_pools(recipe, sizes, room, leaving(recipe))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from ppoctl.plan.memory.assumed import (
+from ppoctl.plan.memory.assumptions import (
     COMMUNICATOR_BYTES,
     COMMUNICATORS,
     CUDA_CONTEXT_BYTES,

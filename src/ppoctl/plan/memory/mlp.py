@@ -20,7 +20,7 @@ one (`expert_tensor`), F' width of the MLP beside them; p bytes of a routing wei
   there together.
 """
 
-from ppoctl.plan.memory.part import MicrobatchShape, ModelShard
+from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard
 
 
 def mlp_bytes(part: ModelShard, width: int) -> int:

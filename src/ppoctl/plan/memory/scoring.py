@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from ppoctl.model.shape import ModelShape
-from ppoctl.plan.memory.part import MicrobatchShape, Precision
+from ppoctl.plan.memory.shard import MicrobatchShape, Precision
 from ppoctl.plan.memory.trainer import RankBytes, Training, ranks_of
 from ppoctl.recipe.origins import KeyPath
 from ppoctl.recipe.parallel import reward_models

@@ -14,8 +14,8 @@ from dataclasses import dataclass, fields
 
 from ppoctl.model.shape import ModelShape
 from ppoctl.plan.memory.activations import backward_bytes, beside_bytes, forward_bytes, gather_bytes, saved
-from ppoctl.plan.memory.part import MicrobatchShape, ModelShard, Precision, SavedActivations
 from ppoctl.plan.memory.pipeline import Parameters, rank_parameters, runs_of, stages_of, whole_model
+from ppoctl.plan.memory.shard import MicrobatchShape, ModelShard, Precision, SavedActivations
 from ppoctl.recipe.schema import ParallelTable, Recompute
 
 FLOAT32 = 4

@@ -1,0 +1,167 @@
+"""The command `convert-ckpt`: find the source, write the other format aside, check it, and only then name it."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from ppoctl.convert import verify
+from ppoctl.convert.accounted_tensors import Accounted
+from ppoctl.convert.command.source import FoundCheckpoint, find_source
+from ppoctl.convert.destination import destination
+from ppoctl.convert.hugging_face import Weights, open_weights
+from ppoctl.convert.model_files import Companions
+from ppoctl.convert.parameters import MegatronWeights
+from ppoctl.convert.tensors import EMBEDDING, Role
+from ppoctl.convert.torch_dist import TorchDist
+from ppoctl.convert.verify import Check
+from ppoctl.convert.writers import write_hugging_face, write_megatron
+from ppoctl.errors import RecipeError
+from ppoctl.machine.versions import versions
+from ppoctl.model.shape import ModelShape
+from ppoctl.model.shape_reader import read_shape
+
+REPORT = "ppoctl-conversion.json"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class ConvertRequest:
+    """The conversion that the command line asks for."""
+
+    source: str
+    to: Literal["hf", "megatron"]
+    out: Path
+    role: Role | None = None
+    step: int | None = None
+    like: str | None = None
+    dtype: str | None = None
+    shard_gib: float = 4.0
+    verify: bool = True
+    parity: bool = True
+    allow_pickle: bool = False
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """Options that leave checks out."""
+        return ("--no-verify",) if not self.verify else ("--no-parity",) if not self.parity else ()
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """One checkpoint on its way to the other format."""
+
+    asked: ConvertRequest
+    source: FoundCheckpoint
+    shape: ModelShape
+    weights: Weights
+    """Weights of the source, in the dtype of the output."""
+    notes: tuple[str, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of most of the model."""
+        return self.weights.specs[EMBEDDING].dtype
+
+    def write(self, folder: Path) -> None:
+        """Write all files but the report."""
+        shard_bytes = int(self.asked.shard_gib * 2**30)
+        if self.asked.to == "hf":
+            write_hugging_face(self.weights, folder, shard_bytes)
+        else:
+            write_megatron(self.weights, self.shape, self.source.role, folder, shard_bytes)
+        Companions(self.source.like, self.source.role, self.dtype).write(folder)
+
+    def check(self, folder: Path) -> tuple[list[Check], dict[str, Any]]:
+        """Checks that the files in `folder` passed, and the digest of every tensor. Raises ConversionError."""
+        with verify.naming_the_output():
+            checks, digests = self._check_files(folder)
+            record = self.source.folder / REPORT
+            if self.asked.dtype is None and record.is_file():
+                checks.append(verify.check_record(record, digests))
+            if self.asked.parity:
+                from ppoctl.convert.command.parity import ModelPair, check_parity
+
+                to_hf = self.asked.to == "hf"
+                hugging_face, megatron = (folder, self.source.folder) if to_hf else (self.source.folder, folder)
+                rounded_to = DTYPES[self.asked.dtype] if self.asked.dtype else None
+                pair = ModelPair(hugging_face, megatron, self.shape, self.source.role, rounded_to)
+                checks += check_parity(pair, self.weights)
+        return checks, digests
+
+    def _check_files(self, folder: Path) -> tuple[list[Check], dict[str, Any]]:
+        configuration = verify.check_configuration(folder, self.shape)
+        if self.asked.to == "megatron":
+            megatron = MegatronWeights(TorchDist(folder), self.shape, self.source.role)
+            checks, digests = verify.check_tensors(self.weights, megatron)
+            return [*checks, verify.check_padding(megatron, is_written=True), configuration], digests
+        written = open_weights(folder, allow_pickle=False)
+        checks, digests = verify.check_tensors(self.weights, written)
+        megatron = MegatronWeights(TorchDist(self.source.folder), self.shape, self.source.role)
+        checks.append(verify.check_round_trip(megatron, written, self.shape))
+        return [*checks, verify.check_padding(megatron, is_written=False), configuration], digests
+
+
+def convert(asked: ConvertRequest, notify: Callable[[str], None]) -> dict[str, Any]:
+    """Convert a checkpoint; returns the report. Nothing is left at the destination unless everything went well."""
+    source = find_source(asked.source, like=asked.like, role=asked.role, step=asked.step)
+    if source.kind == asked.to:
+        other = "megatron" if asked.to == "hf" else "hf"
+        raise RecipeError(f"`{asked.source}` is in that format already (`--to {asked.to}`)", hint=f"--to {other}")
+    conversion = _open(asked, source)
+    for note in conversion.notes:
+        notify(f"note: {note}")
+    if asked.verify and asked.parity:
+        from ppoctl.convert.command.parity import require_memory
+
+        require_memory(conversion.weights)
+    with destination(asked.out) as aside:
+        started = time.monotonic()
+        conversion.write(aside)
+        size = sum(path.stat().st_size for path in aside.iterdir())
+        count = len(conversion.weights.specs)
+        notify(f"wrote {count} tensors, {size / 2**20:,.1f} MiB, in {time.monotonic() - started:.1f} s")
+        checks, digests = conversion.check(aside) if asked.verify else ([], {})
+        report = _report(conversion, checks, digests)
+        (aside / REPORT).write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+    return report
+
+
+def _open(asked: ConvertRequest, source: FoundCheckpoint) -> Conversion:
+    shape = read_shape(source.like)
+    dtype = DTYPES[asked.dtype] if asked.dtype else None
+    if source.kind == "hf":
+        given: Weights = open_weights(source.folder, allow_pickle=asked.allow_pickle)
+    else:
+        given = MegatronWeights(TorchDist(source.folder), shape, source.role)
+    weights = Accounted(given, source.folder, shape, source.role, dtype)
+    return Conversion(asked, source, shape, weights, (*source.notes, *weights.notes))
+
+
+def _report(conversion: Conversion, checks: list[Check], digests: dict[str, Any]) -> dict[str, Any]:
+    asked, source = conversion.asked, conversion.source
+    return {
+        "source": {
+            "kind": source.kind,
+            "path": str(source.folder),
+            "config": str(source.like),
+            "says": source.description,
+        },
+        "to": asked.to,
+        "role": source.role,
+        "family": conversion.shape.family,
+        "parameters": sum(torch.Size(spec.shape).numel() for spec in conversion.weights.specs.values()),
+        "dtype": str(conversion.dtype).removeprefix("torch."),
+        "cast": asked.dtype is not None,
+        "verified": not asked.skipped,
+        "skipped": list(asked.skipped),
+        "checks": [asdict(check) for check in checks],
+        "notes": list(conversion.notes),
+        "versions": versions(),
+        "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "tensors": digests,
+    }

@@ -1,0 +1,22 @@
+"""The place of one Hugging Face tensor inside the Megatron parameter that it is part of."""
+
+from torch import Tensor
+
+from ppoctl.convert.tensor_mapping import FusedPart
+from ppoctl.model.shape import ModelShape
+
+
+def part_of(parameter: Tensor, place: FusedPart, shape: ModelShape) -> Tensor:
+    """View of one tensor's numbers in a parameter, or in a tensor rank's slice of it, in the tensor's order. Rows of
+    fused queries, keys and values are seen as three dimensions: groups, heads of a group, channels."""
+    if place is FusedPart.WHOLE:
+        return parameter
+    if place in (FusedPart.GATE, FusedPart.UP):
+        half = len(parameter) // 2
+        return parameter[:half] if place is FusedPart.GATE else parameter[half:]
+    queries = shape.num_heads // shape.num_kv_heads
+    groups = parameter.view(-1, queries + 2, shape.head_dim, *parameter.shape[1:])
+    start, heads = {FusedPart.QUERY: (0, queries), FusedPart.KEY: (queries, 1), FusedPart.VALUE: (queries + 1, 1)}[
+        place
+    ]
+    return groups[:, start : start + heads]

@@ -1,0 +1,60 @@
+"""What a checkpoint says about some sequences, in float32, without an optimizer: for comparing checkpoints."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ppoctl.batch.sequences import Sequences
+from ppoctl.convert.tensors import Role
+from ppoctl.convert.transformers_model import round_parameters
+from ppoctl.engines.megatron.cpu_adaptation import megatron_device
+from ppoctl.engines.megatron.microbatches import MicrobatchPlan, cut_rows
+from ppoctl.engines.megatron.model import LogprobModel, ModelSettings, PackedModel, ValueModel, build_stages
+from ppoctl.engines.megatron.packed_input import ReadSettings
+from ppoctl.engines.megatron.process_group import ensure_process_group
+from ppoctl.engines.megatron.schedule import run_forward, share_of
+from ppoctl.engines.megatron.state_reader import load_torch_dist
+from ppoctl.machine.device import this_device
+from ppoctl.model.cost import token_cost
+from ppoctl.model.shape import ModelShape
+from ppoctl.ports import OutputRequest, TokenOutputs
+from ppoctl.recipe.schema import BySequences, ParallelTable
+
+_CHUNK_TOKENS = 256
+
+
+class CheckpointScorer:
+    """A torch_dist checkpoint as a model of one process, whatever layout it was saved under. `rounded_to`: weights
+    are rounded to that dtype first."""
+
+    def __init__(self, folder: Path, shape: ModelShape, role: Role, rounded_to: torch.dtype | None) -> None:
+        device = this_device()
+        parallel = ParallelTable()
+        settings = ModelSettings(shape, torch.float32, device, _CHUNK_TOKENS, parallel)
+        groups = ensure_process_group(parallel)
+        model_class: type[PackedModel] = ValueModel if role == "critic" else LogprobModel
+        with megatron_device():
+            self._stages = build_stages(model_class, settings, groups)
+            load_torch_dist(self._stages, folder)
+        if rounded_to is not None:
+            round_parameters(self._stages[0], rounded_to)
+        self._cost = token_cost(shape)
+        self._device = device
+
+    def score(self, sequences: Sequences) -> TokenOutputs:
+        """Log-probs of the response tokens with the entropies of their distributions, or values."""
+        cut = MicrobatchPlan(
+            batching=BySequences(microbatch_seqs=sequences.num_seqs, logits_chunk_tokens=_CHUNK_TOKENS),
+            reading=ReadSettings(self._device, OutputRequest(entropy=True)),
+            cost=self._cost,
+            with_gradient=False,
+        )
+        microbatches = cut_rows(sequences, torch.arange(sequences.num_seqs), cut)
+        with megatron_device():
+            return share_of(microbatches, run_forward(self._stages, microbatches)).said
+
+    def use_head(self, weight: Tensor) -> None:
+        """Values by another head. [1 hidden]"""
+        with torch.no_grad():
+            self._stages[0].output_layer.weight.copy_(weight)

@@ -1,0 +1,83 @@
+"""What a recipe needs that ppoctl cannot do yet: it is judged and planned all the same, and trained once somebody
+accepts that it is done without."""
+
+import re
+from collections.abc import Iterator
+
+from ppoctl.errors import RecipeError
+from ppoctl.loading.problems import Conflict, rules_of
+from ppoctl.recipe.origins import KeyPath
+from ppoctl.recipe.schema import Recipe
+
+NOT_YET = {
+    "async": "asynchronous training, in which a step learns from responses of an earlier actor",
+    "critic-free": "algorithms without a critic (GRPO, RLOO, REINFORCE++, ReMax)",
+    "dynamic-sampling": "sampling again until the responses to a prompt have different scores",
+    "freezing": "layers of the actor that do not train",
+    "lora": "LoRA and other adapters, which train in place of the weights",
+    "pf-ppo": "rollouts drawn again by their score before the update (PF-PPO)",
+    "sft-start": "supervised fine-tuning (SFT) of the model that a run starts from: `model.path` names its result",
+    "tools": "responses of several turns, with tools or an environment",
+}
+"""Capabilities that a recipe may require, and what each is."""
+
+_KEYS = {
+    "async": ("async", "async_ppo", "max_staleness", "partial_rollout"),
+    "critic-free": ("critic_free", "grpo", "rloo", "remax"),
+    "dynamic-sampling": ("dynamic_sampling", "use_dynamic_sampling", "dynamic_filtering", "filter_groups"),
+    "freezing": ("freeze", "freezing", "frozen", "num_layers_unfrozen", "freeze_moe_router"),
+    "lora": ("lora", "lora_rank", "lora_alpha", "peft", "peft_config", "adapter", "adapters", "qlora", "dora"),
+    "pf-ppo": ("pf_ppo", "use_pf_ppo"),
+    "tools": ("tools", "tool", "multi_turn", "max_turns", "environments"),
+}
+"""Names that a key of each might have, once it is there."""
+
+_ESTIMATORS = re.compile(
+    r"(dr_?)?grpo(_\w+)?|group_norm|rloo(_\w+)?|reinforce(_plus_plus|\+\+)?(_baseline)?|remax|opo|gpg"
+)
+"""Values of `ppo.advantages.kind` in other systems that need no critic."""
+
+
+def planned_key(name: str) -> str | None:
+    """What a key is that is not there yet, by its name; None where nothing of that name is planned."""
+    return next((NOT_YET[capability] for capability, names in _KEYS.items() if name.lower() in names), None)
+
+
+def planned_value(path: KeyPath, value: object) -> str | None:
+    """What a value of a key chooses that is not there yet; None where nothing of that name is planned."""
+    is_estimator = path == ("ppo", "advantages", "kind") and isinstance(value, str)
+    return NOT_YET["critic-free"] if is_estimator and _ESTIMATORS.fullmatch(str(value).lower()) else None
+
+
+def wanting(recipe: Recipe) -> tuple[str, ...]:
+    """Names of what the recipe requires, and neither is there nor is done without."""
+    return tuple(name for name in recipe.requires if name in NOT_YET and name not in recipe.without)
+
+
+def require_capable(recipe: Recipe) -> None:
+    """Raise RecipeError where training would be something else than the recipe says, and nobody has accepted that."""
+    if names := wanting(recipe):
+        raise RecipeError(
+            "\n".join(says(name) for name in names),
+            hint=f"{' '.join(f'--without {name}' for name in names)}  # accepts that the run deviates",
+        )
+
+
+def says(name: str) -> str:
+    """A sentence on one capability that is required."""
+    return f"`requires` names `{name}`, which ppoctl cannot do yet: {NOT_YET[name]}"
+
+
+def what_is_required_is_known(recipe: Recipe) -> Iterator[Conflict]:
+    for name in recipe.requires:
+        if name not in NOT_YET:
+            yield Conflict(f"nothing is called `{name}`; known are {', '.join(NOT_YET)}", (("requires",),))
+
+
+def only_what_is_required_is_done_without(recipe: Recipe) -> Iterator[Conflict]:
+    for name in recipe.without:
+        if name not in recipe.requires:
+            yield Conflict(f"the recipe does not require `{name}`", (("without",), ("requires",)))
+
+
+CAPABILITY_RULES = rules_of(globals())

@@ -1,0 +1,383 @@
+"""Pydantic's findings in a recipe, told in the words of the person who wrote it.
+
+Each problem names where the value was set, the dotted key, the value, and what would be right: a similar key, the
+section where the key belongs, the allowed values, or a line to add.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from ppoctl.errors import quoted, without_secrets
+from ppoctl.loading.capabilities import planned_key, planned_value
+from ppoctl.loading.layers import Layers
+from ppoctl.loading.problems import Problem
+from ppoctl.recipe import key_mappings
+from ppoctl.recipe import schema_tree as tree
+from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted, paths_in, quoted_text
+from ppoctl.recipe.schema import Recipe
+
+ROOT = tree.of(Recipe)
+
+# A line to add, for keys that have no default and whose value cannot be guessed from their type.
+EXAMPLES = {
+    "name": '"my-run"',
+    "steps": "100",
+    "path": '"path/from/this/file"',
+    "function": '"rows.py:rows"',
+    "url": '"http://127.0.0.1:8000/score"',
+    "pattern": "'(?s)<think>.*</think>.*'",
+    "prompt": '"question"',
+    "answer": '"answer"',
+    "image": '"/images/ppoctl.sqsh"',
+    "prompts_per_step": "64",
+    "max_prompt_tokens": "512",
+    "max_new_tokens": "1024",
+    "minibatch_seqs": "32",
+    "lr": "1e-6",
+    "coef": "0.001",
+    "target_per_token": "0.1",
+    "target_per_sequence": "6.0",
+    "min_ratio": "0.999",
+    "max_ratio": "1.001",
+    "level": '"sequence_mean"',
+    "from": "[0, 1]",
+    "to": "[-1, 1]",
+    "low": "-10",
+    "high": "10",
+    "buffer_tokens": "512",
+    "per_token": "0.001",
+    "microbatch_seqs": "4",
+    "max_tokens_per_microbatch": "16384",
+}
+
+_TERM = re.compile(r"(?:Megatron-Core|vLLM)'s\s+`(\w+)`")
+_OURS = {path[-1] for path, _ in tree.walk(ROOT)}
+TERMS = {
+    term: path[-1]
+    for path, key in tree.walk(ROOT)
+    for term in _TERM.findall(key.field.description or "")
+    if term not in _OURS
+}
+"""Keys of ours by the names that Megatron-Core and vLLM have for them, which the keys' docstrings give; not those
+that another key of ours has."""
+
+_KNOWN = "a known feature that is not available yet"
+
+_TYPES = {
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be `true` or `false`",
+    "string_type": "must be text, in quotes (with --set: 'key=\"text\"')",
+    "finite_number": "must be finite",
+    "tuple_type": "must be an array",
+    "union_tag_not_found": "must be a table",
+    "model_type": "must be a table",
+    "model_attributes_type": "must be a table",
+    "dict_type": "must be a table",
+    "string_pattern_mismatch": "must be letters, digits, `.`, `_` and `-`, and begin with a letter or digit",
+}
+
+_BOUNDS = {
+    "greater_than": ("must be greater than", "gt"),
+    "greater_than_equal": ("must be at least", "ge"),
+    "less_than": ("must be less than", "lt"),
+    "less_than_equal": ("must be at most", "le"),
+}
+
+
+def problems_of(error: ValidationError, layers: Layers) -> list[Problem]:
+    """Every finding of pydantic as a problem, in the order of the schema."""
+    found = error.errors(include_url=False)
+    if "epochs" in layers.written:  # which says how long the run is, once it can be counted
+        found = [details for details in found if details["loc"] != ("steps",)]
+    return [problem for details in found for problem in _explain(details, layers)]
+
+
+def as_toml(value: Any) -> str:
+    """A Python value as TOML text, whole; `absent` for None."""
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "absent"}[value]
+    if isinstance(value, str):
+        return quoted_text(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{dotted((str(key),))} = {as_toml(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(as_toml(inner) for inner in value) + "]"
+    return str(value)
+
+
+def shown(value: Any) -> str:
+    """A Python value as TOML text, cut when long, without the secrets of URIs."""
+    text = without_secrets(as_toml(value))
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def similar(name: str, known: Sequence[str]) -> str:
+    """The words `; did you mean ...?` with the nearest known name, or nothing."""
+    close = get_close_matches(name, known, n=1, cutoff=0.7) or get_close_matches(name.lower(), known, n=1, cutoff=0.7)
+    return f"; did you mean `{close[0]}`?" if close else ""
+
+
+def section(path: KeyPath) -> str:
+    """The place of a table as a person finds it: `[actor.optimizer]`, or the top of the file."""
+    return f"[{dotted(path)}]" if path else "the top of the file, before the first [section]"
+
+
+def _explain(details: ErrorDetails, layers: Layers) -> Sequence[Problem]:
+    path = tree.without_tags(ROOT, details["loc"])
+    kind = details["type"]
+    if kind == "missing" and not isinstance(details["loc"][-1], int):
+        return [_missing(path, layers)]
+    is_ours = bool(tree.keys_at(ROOT, path))  # of another alternative
+    if kind == "extra_forbidden" and not is_ours and (brought := _brought_along(path, details["input"], layers)):
+        return brought
+    tell = _TELLERS.get(kind)
+    says = tell(path, details, layers) if tell else _wrong_value(path, details)
+    choice = tree.at(ROOT, path, layers.written)
+    tag = (choice.tag,) if kind == "union_tag_invalid" and isinstance(choice, tree.Choice) and choice.tag else ()
+    place = layers.place((*path, *tag))
+    # A key of an alternative may be absent, and the table around it is what was written.
+    place = layers.place(path[:-1]) if place == DEFAULT and len(path) > 1 else place
+    hidden = _brought_into(path, choice, layers) if kind.startswith("union_tag") else []
+    return [Problem(place, says, _look_up(path)), *hidden]
+
+
+def _brought_along(path: KeyPath, value: Any, layers: Layers) -> list[Problem]:
+    """A problem for each key that stands at or below an unknown one, where some of them are another system's, or one
+    for a feature that is planned; else none."""
+    inside = list(paths_in(value)) if isinstance(value, Mapping) else []
+    tables = {other[:-1] for other in inside}
+    keys = [(*path, *inner) for inner in inside if inner not in tables] or [path]
+    answers = {key: key_mappings.find(key) for key in keys}
+    if not any(answers.values()) and (planned := planned_key(path[-1])):
+        says = f"unknown key `{dotted(path)}`; it is {_KNOWN}: {planned}"
+        return [Problem(layers.place(path), says, "ppoctl recipes keys requires")]
+    # What is nearly spelled like a key of this table is a slip, and no suggestion from elsewhere.
+    near = similar(path[-1], _keys_at(path[:-1], layers))
+    suggestions = {key: None if answers[key] or near else key_mappings.nearest(key) for key in keys}
+    if not any(answers.values()) and not any(suggestions.values()):
+        return []
+    problems = []
+    for key, found in answers.items():
+        suggestion = suggestions[key]
+        said = [answer.message + _off(answer, _in(value, key, path)) for answer in found]
+        said += [suggestion.suggests] if suggestion else []
+        ours = next((answer.ours[0] for answer in (*found, suggestion) if answer and answer.ours), None)
+        hint = f"ppoctl recipes keys {quoted(ours.partition(' = ')[0])}" if ours else None
+        problems.append(Problem(layers.place(key), "; ".join([f"unknown key `{dotted(key)}`", *said]), hint))
+    return problems
+
+
+def _brought_into(path: KeyPath, choice: tree.Node | None, layers: Layers) -> list[Problem]:
+    """Problems for keys of other systems in a table whose kind is not known, where pydantic looks at no key."""
+    known = (
+        {name for table in choice.tables.values() for name in table.keys} if isinstance(choice, tree.Choice) else {}
+    )
+    keys = [((*path, name), value) for name, value in _written(path, layers).items() if name not in known]
+    return [problem for key, value in keys for problem in _brought_along(key, value, layers)]
+
+
+def _in(value: Any, key: KeyPath, path: KeyPath) -> Any:
+    """The value at a key, where that at `path`, which is at or above it, is known."""
+    for name in key[len(path) :]:
+        value = value[name]
+    return value
+
+
+def _off(found: key_mappings.KeyAnswer, value: Any) -> str:
+    """The end of the sentence where the value is false or 0, and what it switches off is off here by default."""
+    if not found.ours or isinstance(value, Mapping) or value != 0:
+        return ""
+    name, chosen, _ = found.ours[0].partition(" = ")
+    usual = [key.field.default for key in tree.keys_at(ROOT, tuple(name.split(".")))]
+    is_off = bool(chosen) or name.endswith("coef") or any(default in (None, False, 0) for default in usual)
+    return f"; as it is `{shown(value)}`, leave it out" if is_off else ""
+
+
+def _look_up(path: KeyPath) -> str:
+    return f"ppoctl recipes keys {path[0]}" if path and path[0] in ROOT.keys else "ppoctl recipes keys"
+
+
+def _wrong_value(path: KeyPath, details: ErrorDetails) -> str:
+    kind, context = details["type"], details.get("ctx", {})
+    if kind in _BOUNDS:
+        words, bound = _BOUNDS[kind]
+        wrong = f"{words} {context[bound]}"
+    elif kind == "too_long":
+        wrong = f"must have {context['max_length']} entries"
+    elif kind == "missing":  # pydantic names the entry that is not there
+        return f"`{dotted(path[:-1])}` is `{shown(details['input'])}`: must have more entries"
+    elif kind == "string_pattern_mismatch" and path[-1] == "function":
+        place = details["input"].rpartition(":")[0] or details["input"]
+        wrong = f"does not name a function; write `{place.rstrip(':')}:score`"
+    elif kind == "string_pattern_mismatch" and path[-1] == "url":
+        wrong = "must begin with `http://` or `https://` and the name of a host"
+    else:
+        said = details["msg"].removeprefix("Value error, ")  # by a validator of ours
+        wrong = _TYPES.get(kind) or said[0].lower() + said[1:]
+    return f"`{dotted(path)}` is `{shown(details['input'])}`: {wrong}"
+
+
+def _wrong_literal(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:
+    table = tree.at(ROOT, path[:-1], layers.written)
+    if isinstance(table, tree.Choice):
+        table = table.table(_written(path[:-1], layers))
+    return _not_one_of(path, details["input"], _literals(table, path[-1]))
+
+
+def _literals(table: tree.Node | None, name: str) -> list[str]:
+    """Values that a key of a table may have, where the schema lists them; else none."""
+    key = table.keys.get(name) if isinstance(table, tree.TableNode) else None
+    return [str(value) for value in tree.allowed(key.field.annotation)] if key else []
+
+
+def _wrong_tag(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:
+    choice = tree.at(ROOT, path, layers.written)
+    if not isinstance(choice, tree.Choice) or choice.tag is None:
+        return _wrong_value(path, details)
+    written = details["input"][choice.tag] if isinstance(details["input"], Mapping) else details["input"]
+    if planned := planned_value((*path, choice.tag), written):
+        return f"`{dotted((*path, choice.tag))}` is `{shown(written)}`, {_KNOWN}: {planned}"
+    return _not_one_of((*path, choice.tag), written, list(choice.tables))
+
+
+def _no_tag(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:
+    choice = tree.at(ROOT, path, layers.written)
+    if not isinstance(choice, tree.Choice) or choice.tag is None:
+        return _wrong_value(path, details)
+    return f"{section(path)} needs `{choice.tag}`: {_one_of(list(choice.tables))}"
+
+
+def _not_one_of(path: KeyPath, value: Any, allowed: list[str]) -> str:
+    near = similar(value, allowed) if isinstance(value, str) else ""
+    return f"`{dotted(path)}` is `{shown(value)}`: must be {_one_of(allowed)}{near}"
+
+
+def _one_of(allowed: Sequence[str]) -> str:
+    names = [f'`"{name}"`' for name in allowed]
+    return names[0] if len(names) == 1 else "one of " + ", ".join(names)
+
+
+def _unknown(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:
+    """The sentence about an unknown key: why it is unknown here, and where it is known."""
+    name, table = path[-1], path[:-1]
+    here = _keys_at(table, layers)
+    excluded = _excluded_by(name, table, layers)
+    if excluded:
+        return excluded
+    ours = TERMS.get(name, name)
+    wrong = f"unknown key `{dotted(path)}`"
+    joined = [dotted(known) for known, _ in tree.walk(ROOT) if "_".join(known) == "_".join(path)]
+    if joined:  # a variable with one underscore where two are between tables
+        return f"{wrong}; did you mean `{joined[0]}`?"
+    if ours in here:
+        return f"{wrong}; did you mean `{ours}`?"
+    elsewhere = [known[:-1] for known, _ in tree.walk(ROOT) if known[-1] == ours]
+    # A key that is nearly spelled like one of this table is a slip, whatever other tables have.
+    near = similar(name, here)
+    if () in elsewhere and not near and not isinstance(ROOT.keys[ours].node, tree.Leaf):
+        inside, beside = details["input"], [(*table, known) for known in here]
+        if _fits(inside, (ours,), layers) or not any(_fits(inside, known, layers) for known in beside):
+            return f"{wrong}; [{ours}] is a table of its own"
+    elif elsewhere and not near:
+        places = " or ".join(dict.fromkeys(section(place) for place in elsewhere[:4]))
+        return f"{wrong}; `{ours}` belongs {'at' if not elsewhere[0] else 'under'} {places}"
+    known = ", ".join(f"`{key}`" for key in here)
+    return wrong + (near or f"; {section(table) if table else 'the top of a recipe'} has {known}")
+
+
+def _fits(written: Any, table: KeyPath, layers: Layers) -> bool:
+    """Whether what was written is a table whose keys this one has: then it was meant to be one of that kind."""
+    return isinstance(written, Mapping) and bool(written) and {*written} <= {*_keys_at(table, layers)}
+
+
+def _keys_at(table: KeyPath, layers: Layers) -> list[str]:
+    here = tree.at(ROOT, table, layers.written)
+    if isinstance(here, tree.Choice):
+        here = here.table(_written(table, layers))
+    return list(here.keys) if isinstance(here, tree.TableNode) else []
+
+
+def _excluded_by(name: str, table: KeyPath, layers: Layers) -> str | None:
+    """The sentence about a key that belongs to another alternative of the same table; None where it does not."""
+    choice = tree.at(ROOT, table, layers.written)
+    if not isinstance(choice, tree.Choice):
+        return None
+    owners = [tag for tag, other in choice.tables.items() if name in other.keys]
+    if not owners:
+        return None
+    if choice.tag is None:
+        friends = {key for owner in owners for key in choice.tables[owner].keys}
+        rivals = [key for key in _written(table, layers) if key not in friends and _is_own(key, choice)]
+        return f"`{dotted((*table, name))}` excludes `{'`, `'.join(rivals)}`: keep one of them"
+    chosen = choice.chosen(_written(table, layers)) or choice.usual
+    needed = " or ".join(f'`{choice.tag} = "{owner}"`' for owner in owners)
+    return f'`{dotted((*table, name))}` goes with {needed}, and `{dotted((*table, choice.tag))}` is `"{chosen}"`'
+
+
+def _is_own(key: str, choice: tree.Choice) -> bool:
+    """Whether some alternatives have the key, and others do not."""
+    return {key in table.keys for table in choice.tables.values()} == {True, False}
+
+
+def _written(path: KeyPath, layers: Layers) -> Mapping[str, Any]:
+    here: Any = layers.written
+    for name in path:
+        here = here.get(name) if isinstance(here, Mapping) else None
+    return here if isinstance(here, Mapping) else {}
+
+
+def _missing(path: KeyPath, layers: Layers) -> Problem:
+    """A required key or table, with a line to add."""
+    table, name = path[:-1], path[-1]
+    place = layers.place(table) if table else DEFAULT
+    where = place if place != DEFAULT else " + ".join(str(file) for file in layers.files)
+    return Problem(where, f"missing {_to_add(table, name, layers)}", _look_up(path))
+
+
+def _to_add(table: KeyPath, name: str, layers: Layers) -> str:
+    known = tree.at(ROOT, (*table, name), layers.written)
+    if isinstance(known, tree.Choice):
+        first = next(iter(known.tables))
+        return (
+            f"table {section((*table, name))}; its `{known.tag}` is {_one_of(list(known.tables))}, "
+            f'e.g. `{known.tag} = "{first}"`'
+        )
+    if isinstance(known, tree.TableNode):
+        needed = [dotted((*table, name, *key)) for key in _required(known)]
+        return f"table {section((*table, name))}; it needs `{'`, `'.join(needed)}`"
+    if isinstance(known, tree.NamedTables):
+        return f"table {section((*table, name))}; add {section((*table, name, 'NAME'))} with a name of your choice"
+    where = "under" if table else "at"
+    return f"`{dotted((*table, name))}`; add it {where} {section(table)}, e.g. `{name} = {_example(known, name)}`"
+
+
+def _example(known: tree.Node | None, name: str) -> str:
+    values = tree.allowed(known.annotation) if isinstance(known, tree.Leaf) else ()
+    return as_toml(values[0]) if values else EXAMPLES[name]
+
+
+def _required(table: tree.TableNode) -> list[KeyPath]:
+    found: list[KeyPath] = []
+    for name, key in table.keys.items():
+        if key.required and isinstance(key.node, tree.TableNode):
+            found += [(name, *inner) for inner in _required(key.node)]
+        elif key.required and isinstance(key.node, tree.Choice):
+            found.append((name, key.node.tag) if key.node.tag else (name,))
+        elif key.required:
+            found.append((name,))
+    return found
+
+
+_TELLERS: dict[str, Callable[[KeyPath, ErrorDetails, Layers], str]] = {
+    "extra_forbidden": _unknown,
+    "literal_error": _wrong_literal,
+    "union_tag_invalid": _wrong_tag,
+    "union_tag_not_found": _no_tag,
+}

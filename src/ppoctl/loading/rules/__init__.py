@@ -1,0 +1,1 @@
+"""Rules between keys, one file per subject; `across_tables` runs all of them."""

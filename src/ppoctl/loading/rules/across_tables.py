@@ -1,0 +1,265 @@
+"""Rules across tables, which no single key can hold. Each is a function named as the sentence it holds.
+
+A rule yields conflicts; it never corrects. All rules are judged in one pass, and each conflict names its keys, their
+values and where they were set. A rule may meet a recipe with missing values (see `partial`): reading one raises
+AttributeError, and the rule is then not judged.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ppoctl.errors import holds_secret
+from ppoctl.loading.capabilities import CAPABILITY_RULES
+from ppoctl.loading.explain import shown
+from ppoctl.loading.problems import Conflict, Problem, rules_of, trained_roles
+from ppoctl.loading.rules.correction import CORRECTION_RULES
+from ppoctl.loading.rules.evaluation import EVALUATION_RULES
+from ppoctl.loading.rules.kl import KL_RULES
+from ppoctl.loading.rules.layout import LAYOUT_RULES
+from ppoctl.loading.rules.losses import LOSS_RULES
+from ppoctl.loading.rules.metrics import METRIC_RULES
+from ppoctl.loading.rules.rewards import REWARD_RULES
+from ppoctl.loading.rules.rows import ROW_RULES, has_truth, tables_of_rows
+from ppoctl.loading.rules.sampling import SAMPLING_RULES
+from ppoctl.loading.rules.schedule import SCHEDULE_RULES
+from ppoctl.loading.rules.slurm import SLURM_RULES
+from ppoctl.recipe import schema_tree as tree
+from ppoctl.recipe.origins import DEFAULT, KeyPath, dotted
+from ppoctl.recipe.parallel import is_one_process
+from ppoctl.recipe.schema import ByTokens, DialogueRows, Gsm8kRows, HealthRule, Recipe
+from ppoctl.recipe.sizes import (
+    longest_sequence,
+    microbatch_limit,
+    minibatch_seqs,
+    sequences_per_step,
+    updates_per_step,
+)
+from ppoctl.rewards.choose import ChooseReward
+from ppoctl.rewards.exact_match import ExactMatchScorer
+
+
+def sequences_of_a_step_fill_whole_minibatches(recipe: Recipe) -> Iterator[Conflict]:
+    sequences = sequences_per_step(recipe)
+    for key in (_MINIBATCH, _CRITIC_MINIBATCH):
+        minibatch = getattr(recipe.ppo, key[-1])
+        if minibatch is not None and sequences % minibatch:
+            yield Conflict(
+                f"the {sequences} sequences of a step do not divide into minibatches of {minibatch}",
+                (key, _PROMPTS, _SAMPLES),
+                f"--set {dotted(key)}={_nearest_divisor(sequences, minibatch)}",
+            )
+
+
+def a_microbatch_is_no_larger_than_its_minibatch(recipe: Recipe) -> Iterator[Conflict]:
+    for role, table in trained_roles(recipe):
+        size, minibatch = getattr(table.batching, "microbatch_seqs", 0), minibatch_seqs(recipe, role)
+        if size > minibatch:
+            has_own = role == "critic" and recipe.ppo.critic_minibatch_seqs is not None
+            yield Conflict(
+                f"a microbatch of {size} sequences is larger than its minibatch of {minibatch}",
+                ((role, "batching", "microbatch_seqs"), _CRITIC_MINIBATCH if has_own else _MINIBATCH),
+                f"--set {role}.batching.microbatch_seqs={minibatch}",
+            )
+
+
+def a_microbatch_holds_the_longest_sequence(recipe: Recipe) -> Iterator[Conflict]:
+    for role, table in trained_roles(recipe):
+        if not isinstance(table.batching, ByTokens):
+            continue
+        for name in ("max_tokens_per_microbatch", "forward_max_tokens_per_microbatch"):
+            # A truncated response is read to its end where its return goes on with the critic's value of it.
+            to_the_end = recipe.ppo.truncated == "bootstrap" and role == "critic"
+            scores = microbatch_limit(table.batching, with_gradient=False)[0] == name
+            longest = longest_sequence(recipe) + (to_the_end and scores)
+            cap = getattr(table.batching, name)
+            if cap is not None and cap < longest:
+                key = (role, "batching", name)
+                yield Conflict(
+                    f"a microbatch of {cap} tokens cannot hold a sequence of "
+                    f"{longest} (prompt + response{_LAST_TOKEN[to_the_end and scores]})",
+                    (key, _PROMPT_TOKENS, _NEW_TOKENS),
+                    f"--set {dotted(key)}={longest}",
+                )
+
+
+def the_actor_trains_in_some_step(recipe: Recipe) -> Iterator[Conflict]:
+    if recipe.ppo.critic_only_steps >= recipe.steps:
+        yield Conflict(
+            f"the actor never trains: {recipe.ppo.critic_only_steps} critic-only steps of {recipe.steps}",
+            (("ppo", "critic_only_steps"), ("steps",)),
+        )
+
+
+def whitening_has_more_than_one_sequence(recipe: Recipe) -> Iterator[Conflict]:
+    """One sequence with lambda and gamma 1 has advantages of one sign; whitening would give half of them the other
+    sign."""
+    sequences = sequences_per_step(recipe)
+    if recipe.ppo.advantages.whiten and sequences == 1:
+        yield Conflict(
+            "whitening the advantages of one sequence removes its reward",
+            (("ppo", "advantages", "whiten"), _PROMPTS, _SAMPLES),
+            "--set ppo.advantages.whiten=false",
+        )
+
+
+def the_reward_can_read_the_answers(recipe: Recipe) -> Iterator[Conflict]:
+    """GSM8K's rows hold the number behind `####`, which a whole response hardly ever equals."""
+    for path, table in tables_of_rows(recipe):
+        if recipe.reward.reads_truth and path[1] == "train" and not has_truth(table):
+            is_chat = isinstance(table, DialogueRows)
+            yield Conflict(
+                f"the reward compares with a ground truth, and [{dotted(path)}] "
+                + ("has none: it is made of dialogues" if is_chat else "names no column that has it"),
+                ((*path, "format"), ("reward", "kind")),
+                None if is_chat else f"--set {dotted(path)}.answer=COLUMN",
+            )
+    is_bare = isinstance(recipe.data.train, Gsm8kRows) and not recipe.data.train.instruction
+    scorers = () if isinstance(recipe.reward, ChooseReward) else recipe.reward.singles
+    if is_bare and any(isinstance(scorer, ExactMatchScorer) for scorer in scorers):
+        yield Conflict(
+            "an exact match with GSM8K's bare number needs an instruction that asks for the bare number",
+            (("reward", "kind"), ("data", "train", "format"), ("data", "train", "instruction")),
+            "--set reward.kind=gsm8k",
+        )
+
+
+def bounds_of_a_health_rule_are_in_order(recipe: Recipe) -> Iterator[Conflict]:
+    for name in tree.of(type(recipe.health)).keys:
+        rule: HealthRule = getattr(recipe.health, name)
+        if rule.min is not None and rule.max is not None and rule.min > rule.max:
+            yield Conflict(
+                f"nothing is at least {rule.min} and at most {rule.max}",
+                (("health", name, "min"), ("health", name, "max")),
+            )
+
+
+def a_rule_that_stops_has_a_bound(recipe: Recipe) -> Iterator[Conflict]:
+    for name in tree.of(type(recipe.health)).keys:
+        rule: HealthRule = getattr(recipe.health, name)
+        if rule.action == "stop" and rule.min is None and rule.max is None:
+            yield Conflict(
+                f"[health.{name}] would stop the run and has neither `min` nor `max`", (("health", name, "action"),)
+            )
+
+
+def no_value_holds_a_secret(recipe: Recipe) -> Iterator[Conflict]:
+    """A recipe is kept in the run directory and sent to MLflow, so it must hold no secret."""
+    for found in tree.values(recipe):
+        if isinstance(found.value, str) and holds_secret(found.value):
+            yield Conflict(
+                f"`{dotted(found.path)}` holds a password or a token, and a recipe is kept and sent on",
+                (found.path,),
+                _SECRET_URI if found.path == ("tracking", "uri") else None,
+            )
+
+
+RULES = (
+    *rules_of(globals()),
+    *CAPABILITY_RULES,
+    *REWARD_RULES,
+    *ROW_RULES,
+    *SCHEDULE_RULES,
+    *KL_RULES,
+    *LOSS_RULES,
+    *CORRECTION_RULES,
+    *METRIC_RULES,
+    *EVALUATION_RULES,
+    *SAMPLING_RULES,
+    *LAYOUT_RULES,
+    *SLURM_RULES,
+)
+
+_LAST_TOKEN = {
+    False: " - 1: the last token is predicted and not read",
+    True: ": the critic values what comes after a truncated one",
+}
+_MINIBATCH: KeyPath = ("ppo", "minibatch_seqs")
+_CRITIC_MINIBATCH: KeyPath = ("ppo", "critic_minibatch_seqs")
+_PROMPTS: KeyPath = ("rollout", "prompts_per_step")
+_SAMPLES: KeyPath = ("rollout", "samples_per_prompt")
+_PROMPT_TOKENS: KeyPath = ("rollout", "max_prompt_tokens")
+_NEW_TOKENS: KeyPath = ("rollout", "max_new_tokens")
+_SECRET_URI = (
+    "export MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (of a server), or the whole URI under a name of "
+    'your own and write `tracking.uri = "$NAME"`'
+)
+
+
+def violations(recipe: Recipe, place: Callable[[KeyPath], str]) -> list[Problem]:
+    """Every conflict in a recipe, with the values of its keys and where each was set."""
+    found: list[Problem] = []
+    for rule in RULES:
+        try:
+            found.extend(_problem(conflict, recipe, place) for conflict in rule(recipe))
+        except AttributeError:
+            # A value is missing, so this rule cannot be judged. In a whole recipe it is a defect of the rule.
+            if _is_whole(recipe):
+                raise
+    return found
+
+
+def notes_on(recipe: Recipe) -> list[str]:
+    """Everything about a right recipe that may not be what was meant."""
+    return [*unused(recipe), *doubtful(recipe)]
+
+
+def doubtful(recipe: Recipe) -> list[str]:
+    """Notes on settings that are read, and together compute what few people mean."""
+    notes = []
+    ppo, updates = recipe.ppo, updates_per_step(recipe, "actor")
+    if ppo.advantages.kind == "monte_carlo" and ppo.truncated == "bootstrap":
+        notes.append(
+            "`ppo.truncated` (`bootstrap`) adds the critic's value to the return of each truncated response, and "
+            "`ppo.advantages.kind` (`monte_carlo`) uses no values elsewhere; for returns without the critic: --set "
+            "ppo.truncated=terminal"
+        )
+    if ppo.policy_loss.kind == "reinforce" and updates > 1:
+        notes.append(
+            "`ppo.policy_loss.kind` (`reinforce`) has no ratio to the policy that generated the responses, and the "
+            f"actor makes {updates} updates per step (`ppo.epochs` = `{ppo.epochs}`, `ppo.minibatch_seqs` = "
+            f"`{ppo.minibatch_seqs}`): all but the first are off-policy; for one update: --set ppo.epochs=1 --set "
+            f"ppo.minibatch_seqs={sequences_per_step(recipe)}"
+        )
+    return notes
+
+
+def unused(recipe: Recipe) -> list[str]:
+    """Notes on settings that nothing would read: they are not wrong, and may not be what was meant either."""
+    if recipe.cluster.ray_address is not None and is_one_process(recipe):
+        return [
+            f"`cluster.ray_address` (`{recipe.cluster.ray_address}`) is not used: each role is one process, and all "
+            "live on this machine, without Ray; more of them: --set 'actor.parallel={data=2}'"
+        ]
+    return []
+
+
+def _problem(conflict: Conflict, recipe: Recipe, place: Callable[[KeyPath], str]) -> Problem:
+    settings = []
+    for key in conflict.keys:
+        value = _value_at(recipe, key)
+        if value is not None and not conflict.hides_values:
+            settings.append(f"`{dotted(key)}` = `{shown(value)}` ({place(key)})")
+    changed = next((place(key) for key in conflict.keys if place(key) != DEFAULT), "")
+    hint = conflict.hint
+    if hint is not None and hint.startswith("--set"):
+        hint = f"change the recipe, or add `{hint}`"
+    says = conflict.message + (f": {', '.join(settings)}" if settings else "")
+    return Problem(changed, says, hint)
+
+
+def _value_at(recipe: Recipe, key: KeyPath) -> Any:
+    here: Any = recipe
+    for name in key:
+        here = here.get(name) if isinstance(here, dict) else getattr(here, {"from": "from_"}.get(name, name), None)
+    return list(here) if isinstance(here, tuple) else here if isinstance(here, str | int | float) else None
+
+
+def _nearest_divisor(number: int, wanted: int) -> int:
+    return min((size for size in range(1, number + 1) if number % size == 0), key=lambda size: abs(size - wanted))
+
+
+def _is_whole(recipe: Recipe) -> bool:
+    try:
+        return all(True for _ in tree.values(recipe))
+    except AttributeError:
+        return False

@@ -1,0 +1,36 @@
+"""Rules about what is rejected where sampler and trainer lie apart. See `rules`."""
+
+from collections.abc import Iterator
+
+from ppoctl.loading.problems import Conflict, rules_of
+from ppoctl.recipe.origins import KeyPath
+from ppoctl.recipe.schema import RatioRejection, Recipe
+
+_TABLE: KeyPath = ("ppo", "rollout_rejection")
+_RATIO_BOUNDS = ("min_ratio", "max_ratio")
+
+
+def a_rejection_has_the_bounds_of_its_statistic(recipe: Recipe) -> Iterator[Conflict]:
+    table = recipe.ppo.rollout_rejection
+    if not isinstance(table, RatioRejection):
+        return
+    own, others = (_RATIO_BOUNDS, ("max",)) if table.statistic == "k1" else (("max",), _RATIO_BOUNDS)
+    for name in others:
+        if getattr(table, name) is not None:
+            yield Conflict(
+                f"{table.statistic} is bounded by {_words(own)}, and `{name}` would not be read",
+                ((*_TABLE, name), (*_TABLE, "statistic")),
+            )
+    if all(getattr(table, name) is None for name in own):
+        yield Conflict(
+            f"nothing bounds {table.statistic}: it takes {_words(own)}",
+            ((*_TABLE, "statistic"), (*_TABLE, "kind")),
+            f"--set ppo.rollout_rejection.{own[-1]}={2.0 if table.statistic == 'k1' else 0.01}",
+        )
+
+
+def _words(names: tuple[str, ...]) -> str:
+    return " or ".join(f"`{name}`" for name in names)
+
+
+CORRECTION_RULES = rules_of(globals())

@@ -1,0 +1,259 @@
+"""Rules on parallel layouts that the model cannot take, judged on config.json alone before any process is started."""
+
+import re
+from collections.abc import Iterator
+from math import gcd
+
+from ppoctl.errors import quoted
+from ppoctl.loading.explain import as_toml
+from ppoctl.loading.problems import Conflict, rules_of
+from ppoctl.model.shape import ModelShape
+from ppoctl.recipe.origins import KeyPath, dotted
+from ppoctl.recipe.parallel import layouts, reward_models
+from ppoctl.recipe.role_model import RoleModel, model_of, reward_model_of
+from ppoctl.recipe.schema import ParallelTable, Recipe
+
+_END_KEYS = ("first_stage_layers", "last_stage_layers")
+
+
+def tensor_ranks_divide_the_model(recipe: Recipe) -> Iterator[Conflict]:
+    asked: list[tuple[KeyPath, int, RoleModel]] = [
+        ((*role, "parallel", "tensor"), table.tensor, model) for role, table, model in _laid_out(recipe)
+    ]
+    for key, tensor, model in [*asked, (("generator", "tensor"), recipe.generator.tensor, model_of(recipe, "actor"))]:
+        parts = {} if model.shape is None else _what_tensor_ranks_split(model.shape)
+        for name, count in parts.items():
+            if count % tensor:
+                fits = max(size for size in range(1, tensor + 1) if not any(each % size for each in parts.values()))
+                yield Conflict(
+                    f"{tensor} tensor ranks do not divide the model's {count} {name}",
+                    (key, model.key),
+                    _with_key(recipe, key, fits),
+                )
+                break
+
+
+def every_pipeline_rank_has_layers(recipe: Recipe) -> Iterator[Conflict]:
+    for role, table, model, shape in _with_shapes(recipe):
+        layers = shape.num_layers
+        says = _pipeline_problem(table, layers)
+        if says is None:
+            continue
+        ends = [key for key in _END_KEYS if getattr(table, key) is not None]
+        keys = tuple((*role, "parallel", key) for key in (*ends, "pipeline"))
+        fits = max(size for size in range(1, table.pipeline + 1) if layers % size == 0)
+        hint = None if ends else _with_key(recipe, (*role, "parallel", "pipeline"), fits)
+        yield Conflict(says, (*keys, model.key), hint)
+
+
+def taking_turns_needs_a_shared_device(recipe: Recipe) -> Iterator[Conflict]:
+    if recipe.cluster.offload and recipe.cluster.placement == "apart":
+        yield Conflict(
+            "each process has a device of its own: nobody would take the place of what is moved out",
+            (("cluster", "offload"), ("cluster", "placement")),
+            "--set cluster.offload=[]",
+        )
+
+
+def broadcasting_needs_devices_of_ones_own(recipe: Recipe) -> Iterator[Conflict]:
+    if recipe.cluster.weights == "broadcast" and recipe.cluster.placement == "colocated":
+        yield Conflict(
+            "a device takes part in a broadcast once, and roles that share it would twice",
+            (("cluster", "weights"), ("cluster", "placement")),
+            "--set cluster.weights=shared",
+        )
+
+
+def a_running_ray_is_named_by_host_and_port(recipe: Recipe) -> Iterator[Conflict]:
+    address = recipe.cluster.ray_address
+    if address is not None and re.fullmatch(r"[^\s/]+:\d+", address) is None:
+        yield Conflict(
+            f"`{address}` is no `host:port`: where `ray start --head` said that others connect",
+            (("cluster", "ray_address"),),
+            "--set cluster.ray_address=HOST:6379",
+        )
+
+
+def layers_of_an_end_need_a_pipeline(recipe: Recipe) -> Iterator[Conflict]:
+    for role, table in _written(recipe):
+        for key in _END_KEYS:
+            if getattr(table, key) is not None and table.pipeline == 1:
+                yield Conflict(
+                    "one pipeline rank has all layers", ((*role, "parallel", key), (*role, "parallel", "pipeline"))
+                )
+
+
+def several_stages_per_rank_need_a_pipeline(recipe: Recipe) -> Iterator[Conflict]:
+    for role, table in _written(recipe):
+        if table.stages_per_rank > 1 and table.pipeline == 1:
+            yield Conflict(
+                "one pipeline rank has nobody to interleave with",
+                ((*role, "parallel", "stages_per_rank"), (*role, "parallel", "pipeline")),
+                f"--set {dotted(role)}.parallel.stages_per_rank=1",
+            )
+
+
+def stages_of_a_rank_have_the_same_number_of_layers(recipe: Recipe) -> Iterator[Conflict]:
+    for role, table, model, shape in _with_shapes(recipe):
+        if _pipeline_problem(table, shape.num_layers) is not None:
+            continue
+        for count in _layers_of_ranks(table, shape.num_layers):
+            if count % table.stages_per_rank:
+                yield Conflict(
+                    f"{count} layers of a pipeline rank do not divide into {table.stages_per_rank} stages",
+                    ((*role, "parallel", "stages_per_rank"), (*role, "parallel", "pipeline"), model.key),
+                )
+                break
+
+
+def sequence_parallelism_needs_tensor_ranks(recipe: Recipe) -> Iterator[Conflict]:
+    for role, table in _written(recipe):
+        if table.sequence and table.tensor == 1:
+            yield Conflict(
+                "sequence parallelism splits over the tensor ranks, and there is one",
+                ((*role, "parallel", "sequence"), (*role, "parallel", "tensor")),
+                f"--set {dotted(role)}.parallel.sequence=false",
+            )
+
+
+def states_that_fit_fewer_layouts_have_a_distributed_optimizer(recipe: Recipe) -> Iterator[Conflict]:
+    roles = layouts(recipe)
+    if recipe.checkpoint.reshardable == "dp" and not any(table.distributed_optimizer for table in roles.values()):
+        yield Conflict(
+            "neither role has a distributed optimizer, and any other is saved for every layout as it is",
+            (("checkpoint", "reshardable"),),
+            "--set checkpoint.reshardable=full",
+        )
+
+
+def only_experts_are_shared(recipe: Recipe) -> Iterator[Conflict]:
+    for role, table, model, shape in _with_shapes(recipe):
+        key = "expert" if table.expert > 1 else "expert_tensor"
+        if shape.experts is None and table.expert_ranks > 1:
+            yield Conflict(
+                f"the model has no experts for {getattr(table, key)} ranks to share",
+                ((*role, "parallel", key), model.key),
+                _with_key(recipe, (*role, "parallel", key), 1),
+            )
+
+
+def expert_ranks_divide_the_experts(recipe: Recipe) -> Iterator[Conflict]:
+    for role, table, model, shape in _with_shapes(recipe):
+        if shape.experts is None:
+            continue
+        sizes = (
+            ("expert", "expert ranks", shape.experts.count, "experts of a layer"),
+            ("expert_tensor", "expert tensor ranks", shape.experts.ffn_hidden_size, "columns of an expert"),
+        )
+        for key, ranks, count, what in sizes:
+            size = getattr(table, key)
+            if count % size:
+                fits = max(fit for fit in range(1, size + 1) if count % fit == 0)
+                yield Conflict(
+                    f"{size} {ranks} do not divide the model's {count} {what}",
+                    ((*role, "parallel", key), model.key),
+                    _with_key(recipe, (*role, "parallel", key), fits),
+                )
+
+
+def expert_ranks_are_made_of_the_other_ranks(recipe: Recipe) -> Iterator[Conflict]:
+    for role, table in _written(recipe):
+        if table.stage_ranks % table.expert_ranks:
+            keys = ("expert", "expert_tensor", "tensor", "context", "data")
+            # The smallest factor of data ranks with which the expert ranks divide them.
+            missing = table.expert_ranks // gcd(table.expert_ranks, table.stage_ranks)
+            yield Conflict(
+                f"{table.expert} expert ranks of {table.expert_tensor} each do not divide the {table.tensor} tensor "
+                f"x {table.context} context x {table.data} data ranks they are made of",
+                tuple((*role, "parallel", key) for key in keys),
+                f"--set {dotted(role)}.parallel.data={table.data * missing}",
+            )
+
+
+def experts_beside_tensor_ranks_need_sequence_parallelism(recipe: Recipe) -> Iterator[Conflict]:
+    """Without sequence parallelism every tensor rank would send every token to the experts, and count its gradient
+    again."""
+    for role, table, model, shape in _with_shapes(recipe):
+        if shape.experts is not None and table.tensor > 1 and not table.sequence:
+            yield Conflict(
+                f"the model has experts, and {table.tensor} tensor ranks that do not split the tokens would all send "
+                "them the same ones",
+                ((*role, "parallel", "sequence"), (*role, "parallel", "tensor"), model.key),
+                _with_key(recipe, (*role, "parallel", "sequence"), value=True),
+            )
+
+
+LAYOUT_RULES = rules_of(globals())
+
+
+def _with_key(recipe: Recipe, key: KeyPath, value: object) -> str:
+    """The setting that changes one key of a layout. A critic that follows the actor gets a table of its own by it,
+    which names the other keys too."""
+    if key[0] != "critic" or recipe.critic.parallel is not None:
+        return f"--set {'.'.join(key)}={as_toml(value)}"
+    usual = ParallelTable()
+    table = layouts(recipe)["critic"].model_copy(update={key[-1]: value}).model_dump()
+    unusual = {name: number for name, number in table.items() if number != getattr(usual, name)} or {key[-1]: value}
+    pairs = ", ".join(f"{name}={as_toml(number)}" for name, number in unusual.items())
+    return f"--set {quoted(f'critic.parallel={{{pairs}}}')}"
+
+
+def _written(recipe: Recipe) -> Iterator[tuple[KeyPath, ParallelTable]]:
+    """Parallel tables that the recipe writes down, by the key of their role; a critic that follows the actor has no
+    problem of its own."""
+    for role in ("actor", "critic"):
+        table = getattr(getattr(recipe, role, None), "parallel", None)
+        if table is not None:
+            yield (role,), table
+    try:
+        models = reward_models(recipe)
+    except AttributeError:  # the reward is not whole, and says nothing about the others
+        models = {}
+    yield from ((key, scorer.parallel) for key, scorer in models.items() if scorer.parallel is not None)
+
+
+def _laid_out(recipe: Recipe) -> Iterator[tuple[KeyPath, ParallelTable, RoleModel]]:
+    """Parallel tables that the recipe writes down, by role, each with the model that is laid out so; and the actor's
+    where a critic of another model follows it."""
+    written = dict(_written(recipe))
+    if ("actor",) in written and recipe.model.critic is not None:
+        written.setdefault(("critic",), written[("actor",)])
+    for role, table in written.items():
+        yield role, table, reward_model_of(recipe, role) if role[0] == "reward" else model_of(recipe, role[0])
+
+
+def _with_shapes(recipe: Recipe) -> Iterator[tuple[KeyPath, ParallelTable, RoleModel, ModelShape]]:
+    """The tables of `_laid_out`, each with the architecture of its model; none of a model that is not here."""
+    for role, table, model in _laid_out(recipe):
+        if (shape := model.shape) is not None:
+            yield role, table, model, shape
+
+
+def _what_tensor_ranks_split(shape: ModelShape) -> dict[str, int]:
+    """Numbers of the model's parts that tensor ranks split, by name. Experts have ranks of their own."""
+    parts = {"attention heads": shape.num_heads, "key/value heads": shape.num_kv_heads}
+    if shape.experts is None:
+        parts["columns of an MLP"] = shape.ffn_hidden_size
+    return {**parts, "rows of the embedding, padded": shape.padded_vocab_size}
+
+
+def _ends(table: ParallelTable) -> list[int]:
+    return [count for count in (getattr(table, key) for key in _END_KEYS) if count is not None]
+
+
+def _pipeline_problem(table: ParallelTable, layers: int) -> str | None:
+    if table.pipeline == 1:
+        return None
+    ends = _ends(table)
+    rest, ranks = layers - sum(ends), table.pipeline - len(ends)
+    if (ranks == 0 and rest == 0) or (ranks > 0 and rest > 0 and rest % ranks == 0):
+        return None
+    written = f", {sum(ends)} of them on the first and last rank as written here," if ends else ""
+    return f"the model's {layers} layers{written} do not divide over {table.pipeline} pipeline ranks"
+
+
+def _layers_of_ranks(table: ParallelTable, layers: int) -> list[int]:
+    """Layers of the written ends, and of one rank between them, where the layers divide over the ranks."""
+    ends = _ends(table)
+    between = table.pipeline - len(ends)
+    return [*ends, (layers - sum(ends)) // between] if between else ends

@@ -1,0 +1,56 @@
+"""Rules about the actor's loss and the log-probs that it takes ratios to. See `rules`."""
+
+from collections.abc import Iterator
+
+from ppoctl.loading.problems import Conflict, rules_of
+from ppoctl.recipe.origins import KeyPath
+from ppoctl.recipe.schema import ClippedLoss, Recipe
+from ppoctl.recipe.sizes import sequences_per_step, updates_per_step
+
+_OLD: KeyPath = ("ppo", "old_logprobs")
+
+
+def a_dual_clip_lies_outside_the_clip(recipe: Recipe) -> Iterator[Conflict]:
+    loss = recipe.ppo.policy_loss
+    if isinstance(loss, ClippedLoss) and loss.dual_clip is not None and loss.dual_clip <= 1 + loss.clip_high:
+        yield Conflict(
+            f"a dual clip of {loss.dual_clip} lies inside the clip at 1 + {loss.clip_high}",
+            (("ppo", "policy_loss", "dual_clip"), ("ppo", "policy_loss", "clip_high")),
+        )
+
+
+def a_ratio_of_one_has_one_update_a_step(recipe: Recipe) -> Iterator[Conflict]:
+    updates = updates_per_step(recipe, "actor")
+    if recipe.ppo.old_logprobs == "current" and updates > 1:
+        yield Conflict(
+            f"the actor has {updates} updates a step, and the current log-probs are the old ones in the first alone",
+            (_OLD, ("ppo", "epochs"), ("ppo", "minibatch_seqs")),
+            f"--set ppo.epochs=1 --set ppo.minibatch_seqs={sequences_per_step(recipe)}",
+        )
+
+
+def a_penalty_in_the_reward_has_log_probs_before_the_update(recipe: Recipe) -> Iterator[Conflict]:
+    if recipe.ppo.old_logprobs == "current" and recipe.ppo.kl.place == "reward":
+        yield Conflict(
+            "a KL penalty in the reward needs the actor's log-probs before its update, and nothing computes them",
+            (("ppo", "kl", "place"), _OLD),
+            "--set ppo.old_logprobs=trainer",
+        )
+
+
+def a_correction_compares_the_sampler_with_the_trainer(recipe: Recipe) -> Iterator[Conflict]:
+    if recipe.ppo.old_logprobs != "trainer" and recipe.ppo.corrects_rollouts:
+        tables = {
+            "rollout_correction": recipe.ppo.rollout_correction,
+            "rollout_rejection": recipe.ppo.rollout_rejection,
+        }
+        asked: list[KeyPath] = [("ppo", name, "kind") for name, table in tables.items() if table.kind != "none"]
+        asked += [("ppo", "max_sequence_gap")] if recipe.ppo.max_sequence_gap is not None else []
+        yield Conflict(
+            "a correction compares the sampler's log-probs with the trainer's, and nothing computes those",
+            (*asked, _OLD),
+            "--set ppo.old_logprobs=trainer",
+        )
+
+
+LOSS_RULES = rules_of(globals())

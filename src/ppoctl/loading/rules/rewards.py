@@ -1,0 +1,136 @@
+"""Rules about the arithmetic of rewards and about truncated responses: no step without an effect, no empty range. See
+`rules`."""
+
+import json
+import re
+from collections.abc import Iterator
+
+from ppoctl import metric_registry
+from ppoctl.loading.problems import Conflict, rules_of
+from ppoctl.recipe.origins import KeyPath, dotted
+from ppoctl.recipe.parallel import reward_models
+from ppoctl.recipe.schema import Recipe
+from ppoctl.rewards.code import CodeScorer
+from ppoctl.rewards.sum import SumReward
+
+_PART = re.compile(r"[A-Za-z0-9_-]+")
+_NEW_TOKENS: KeyPath = ("rollout", "max_new_tokens")
+
+
+def a_reward_scale_has_two_ends(recipe: Recipe) -> Iterator[Conflict]:
+    scale = recipe.reward.scale
+    if scale is not None and scale.from_[0] >= scale.from_[1]:
+        yield Conflict("the lowest score is not below the highest", (("reward", "scale", "from"),))
+    if scale is not None and scale.to[0] == scale.to[1]:
+        yield Conflict("all scores become the same reward", (("reward", "scale", "to"),))
+
+
+def the_bounds_of_rewards_are_in_order(recipe: Recipe) -> Iterator[Conflict]:
+    clip = recipe.reward.clip
+    if clip is not None and clip.low >= clip.high:
+        yield Conflict(
+            "the lowest reward is not below the highest", (("reward", "clip", "low"), ("reward", "clip", "high"))
+        )
+
+
+def an_overlong_response_can_be_drawn(recipe: Recipe) -> Iterator[Conflict]:
+    overlong, longest = recipe.reward.overlong, recipe.rollout.max_new_tokens
+    if overlong is None:
+        return
+    key: KeyPath = ("reward", "overlong", "buffer_tokens")
+    length = overlong.max_tokens or longest
+    keys = (key, ("reward", "overlong", "max_tokens"), _NEW_TOKENS)
+    if overlong.buffer_tokens > length:
+        says = f"a buffer of {overlong.buffer_tokens} tokens is longer than a response of {length}"
+        yield Conflict(says, keys, f"--set reward.overlong.buffer_tokens={length}")
+    elif length - overlong.buffer_tokens >= longest:
+        says = f"no response of at most {longest} tokens comes into the buffer, which begins at "
+        yield Conflict(f"{says}{length - overlong.buffer_tokens}", keys)
+
+
+def a_length_that_costs_can_be_drawn(recipe: Recipe) -> Iterator[Conflict]:
+    penalty = recipe.reward.length_penalty
+    if penalty is not None and penalty.free_tokens >= recipe.rollout.max_new_tokens:
+        yield Conflict(
+            f"no response of at most {recipe.rollout.max_new_tokens} tokens has more than the "
+            f"{penalty.free_tokens} that cost nothing",
+            (("reward", "length_penalty", "free_tokens"), _NEW_TOKENS),
+        )
+
+
+def responses_that_are_left_out_have_no_factor(recipe: Recipe) -> Iterator[Conflict]:
+    if recipe.ppo.truncated == "filter" and recipe.reward.unfinished_factor != 1:
+        yield Conflict(
+            "truncated responses are left out, so that no factor of their rewards has an effect",
+            (("reward", "unfinished_factor"), ("ppo", "truncated")),
+            "--set reward.unfinished_factor=1.0",
+        )
+
+
+def a_factor_of_truncated_responses_takes_from_them(recipe: Recipe) -> Iterator[Conflict]:
+    """Less of a negative reward is more."""
+    reward, keys = recipe.reward, [KeyPath(("reward", "unfinished_factor"))]
+    if reward.unfinished_factor >= 1:
+        return
+    if reward.scale is not None and min(reward.scale.to) < 0:
+        keys.append(("reward", "scale", "to"))
+    if getattr(reward.moments, "center", False):
+        keys.append(("reward", "moments", "center"))
+    if len(keys) > 1:
+        says = f"a factor of {reward.unfinished_factor:g} makes the negative reward of a truncated response better"
+        yield Conflict(says, tuple(keys), "--set reward.unfinished_factor=1.0")
+
+
+def some_response_can_be_good(recipe: Recipe) -> Iterator[Conflict]:
+    scale, coef = recipe.reward.scale, recipe.ppo.policy_loss.positive_nll_coef
+    if coef > 0 and scale is not None and max(scale.to) <= 0:
+        yield Conflict(
+            "the likelihood of responses with a reward above 0 is raised, and none can have one",
+            (("ppo", "policy_loss", "positive_nll_coef"), ("reward", "scale", "to")),
+        )
+
+
+def a_part_is_reported_under_a_name_of_its_own(recipe: Recipe) -> Iterator[Conflict]:
+    for name in recipe.reward.parts if isinstance(recipe.reward, SumReward) else ():
+        key: KeyPath = ("reward", "parts", name)
+        if not _PART.fullmatch(name):
+            yield Conflict(f"`{name}` names a part of the reward, and may hold letters, digits, `_` and `-`", (key,))
+        elif metric_registry.reward_part(f"reward/{name}_mean") is None:
+            yield Conflict(f"`reward/{name}_mean` is the name of another figure", (key,))
+
+
+def programs_have_a_place_to_run(recipe: Recipe) -> Iterator[Conflict]:
+    for below, scorer in recipe.reward.scorers.items():
+        if not isinstance(scorer, CodeScorer):
+            continue
+        key = KeyPath(("reward", *below))
+        place, url = (*key, "sandbox"), (*key, "url")
+        if scorer.sandbox == "fusion" and scorer.url is None:
+            says = "an endpoint that runs programs needs its address"
+            yield Conflict(says, (place, url), f"--set {dotted(url)}=http://HOST:8080/run_code")
+        elif scorer.sandbox != "fusion" and scorer.url is not None:
+            says = "programs run on this machine, and no endpoint is asked"
+            yield Conflict(says, (place, url), f"--set {dotted(place)}=fusion")
+        if scorer.sandbox != "fusion" and scorer.language != "python":
+            says = f"programs in `{scorer.language}` run at an endpoint only"
+            yield Conflict(says, (place, (*key, "language")), f"--set {dotted(place)}=fusion")
+
+
+def a_reward_model_in_vllm_is_one_process(recipe: Recipe) -> Iterator[Conflict]:
+    for key, table in reward_models(recipe).items():
+        if table.engine == "vllm" and table.parallel is not None and table.parallel.world_size > 1:
+            says = "vLLM runs a reward model in one process; Megatron-Core in as many as its layout has"
+            yield Conflict(says, ((*key, "engine"), (*key, "parallel")), f"--set {dotted(key)}.engine=megatron")
+
+
+def a_reward_without_a_model_leaves_no_device(recipe: Recipe) -> Iterator[Conflict]:
+    if "reward" in recipe.cluster.offload and not reward_models(recipe):
+        listed = [role for role in recipe.cluster.offload if role != "reward"]
+        yield Conflict(
+            "the reward has no model that could leave",
+            (("cluster", "offload"), ("reward", "kind")),
+            f"--set 'cluster.offload={json.dumps(listed)}'",
+        )
+
+
+REWARD_RULES = rules_of(globals())

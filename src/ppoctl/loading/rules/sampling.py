@@ -1,0 +1,40 @@
+"""Rules about how responses are drawn: limits of their length leave room for each other. See `rules`."""
+
+from collections.abc import Iterator
+
+from ppoctl.loading.problems import Conflict, rules_of
+from ppoctl.recipe.origins import KeyPath
+from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.sizes import generator_window
+
+_PROMPT: KeyPath = ("rollout", "max_prompt_tokens")
+_NEW: KeyPath = ("rollout", "max_new_tokens")
+_FEWEST: KeyPath = ("rollout", "min_new_tokens")
+_WINDOW: KeyPath = ("rollout", "max_window_tokens")
+
+
+def a_response_has_room_for_its_fewest_tokens(recipe: Recipe) -> Iterator[Conflict]:
+    rollout = recipe.rollout
+    if rollout.min_new_tokens > rollout.max_new_tokens:
+        yield Conflict("a response has more tokens at least than it has at most", (_FEWEST, _NEW))
+    window = rollout.max_window_tokens
+    if window is not None and window - rollout.max_prompt_tokens < max(rollout.min_new_tokens, 1):
+        says = "the window has no room for the longest prompt and the shortest response"
+        fewest = rollout.max_prompt_tokens + max(rollout.min_new_tokens, 1)
+        yield Conflict(says, (_WINDOW, _PROMPT, _FEWEST), f"--set rollout.max_window_tokens={fewest}")
+
+
+def a_window_is_reached_by_some_sequence(recipe: Recipe) -> Iterator[Conflict]:
+    window = recipe.rollout.max_window_tokens
+    if window is not None and generator_window(recipe) < window:
+        yield Conflict("no prompt and response are as long as the window together", (_WINDOW, _PROMPT, _NEW))
+
+
+def a_token_that_ends_a_response_is_an_id(recipe: Recipe) -> Iterator[Conflict]:
+    ids = recipe.rollout.stop_token_ids
+    if any(token < 0 for token in ids) or len(set(ids)) != len(ids):
+        says = "a token that ends a response is an id, from 0, and stands there once"
+        yield Conflict(says, (("rollout", "stop_token_ids"),))
+
+
+SAMPLING_RULES = rules_of(globals())

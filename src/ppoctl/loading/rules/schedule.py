@@ -1,0 +1,93 @@
+"""Rules about learning rates: warm-up, decay, and how often the rate moves. See `rules`."""
+
+from collections.abc import Iterator
+from math import ceil
+
+from ppoctl.loading.problems import Conflict, rules_of, trained_roles
+from ppoctl.recipe.origins import KeyPath
+from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe.sizes import planned_updates, updates_per_tick, warmup_updates
+
+
+def a_warm_up_is_written_in_one_way(recipe: Recipe) -> Iterator[Conflict]:
+    for role, table in trained_roles(recipe):
+        optimizer = table.optimizer
+        if optimizer.lr_warmup_frac is not None and optimizer.lr_warmup_updates:
+            yield Conflict(
+                f"the warm-up of the {role} is a share of the run and a number of updates",
+                _keys(role, "lr_warmup_frac", "lr_warmup_updates"),
+                f"--set {role}.optimizer.lr_warmup_updates=0",
+            )
+        has_one = optimizer.lr_warmup_frac or optimizer.lr_warmup_updates
+        if optimizer.lr_warmup_init_frac is not None and not has_one:
+            yield Conflict(
+                f"`{role}.optimizer.lr_warmup_init_frac` is set, and there is no warm-up",
+                _keys(role, "lr_warmup_init_frac", "lr_warmup_updates"),
+                f"--set {role}.optimizer.lr_warmup_frac=0.05",
+            )
+
+
+def a_share_of_warm_up_is_some_updates(recipe: Recipe) -> Iterator[Conflict]:
+    for role, table in trained_roles(recipe):
+        if table.optimizer.lr_warmup_frac and not warmup_updates(recipe, role):
+            planned, per_tick = planned_updates(recipe, role), updates_per_tick(recipe, role)
+            yield Conflict(
+                f"the warm-up of the {role} is none: the nearest number of updates to this share of {planned} is 0",
+                _keys(role, "lr_warmup_frac"),
+                f"--set {role}.optimizer.lr_warmup_frac={ceil(100 * per_tick / max(planned, per_tick)) / 100}",
+            )
+
+
+def a_rate_that_moves_with_steps_moves_after_whole_ones(recipe: Recipe) -> Iterator[Conflict]:
+    for role, table in trained_roles(recipe):
+        per_tick = updates_per_tick(recipe, role)
+        for name in ("lr_warmup_updates", "lr_decay_updates"):
+            length = getattr(table.optimizer, name)
+            if length is not None and length % per_tick:
+                yield Conflict(
+                    f"the learning rate of the {role} moves every {per_tick} updates, and {length} are no whole "
+                    "number of these",
+                    _keys(role, name, "lr_ticks"),
+                    f"--set {role}.optimizer.{name}={ceil(length / per_tick) * per_tick}",
+                )
+
+
+def a_warm_up_ends_before_the_run_does(recipe: Recipe) -> Iterator[Conflict]:
+    for role, table in trained_roles(recipe):
+        planned, warmup = planned_updates(recipe, role), table.optimizer.lr_warmup_updates
+        if warmup > planned:
+            yield Conflict(
+                f"a warm-up of {warmup} updates never ends: the run has {planned} updates of the {role}",
+                ((role, "optimizer", "lr_warmup_updates"), ("steps",)),
+                f"--set {role}.optimizer.lr_warmup_updates={planned // 10}",
+            )
+
+
+def a_decay_ends_after_its_warm_up(recipe: Recipe) -> Iterator[Conflict]:
+    for role, table in trained_roles(recipe):
+        decay, warmup = table.optimizer.lr_decay_updates, warmup_updates(recipe, role)
+        if decay is not None and decay <= warmup:
+            written = "lr_warmup_updates" if table.optimizer.lr_warmup_frac is None else "lr_warmup_frac"
+            yield Conflict(
+                f"the decay is over at update {decay}, before the warm-up is (update {warmup})",
+                _keys(role, "lr_decay_updates", written),
+            )
+
+
+def a_constant_rate_has_no_decay(recipe: Recipe) -> Iterator[Conflict]:
+    for role, table in trained_roles(recipe):
+        optimizer = table.optimizer
+        for name in ("lr_decay_updates", "lr_min_frac"):
+            if optimizer.lr_schedule == "constant" and getattr(optimizer, name):
+                yield Conflict(
+                    f"`{role}.optimizer.{name}` is set, and a constant learning rate never decays",
+                    _keys(role, name, "lr_schedule"),
+                    f"--set {role}.optimizer.lr_schedule=linear",
+                )
+
+
+SCHEDULE_RULES = rules_of(globals())
+
+
+def _keys(role: str, *names: str) -> tuple[KeyPath, ...]:
+    return tuple((role, "optimizer", name) for name in names)

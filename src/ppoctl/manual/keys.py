@@ -1,0 +1,138 @@
+"""Every key a recipe may have, as `ppoctl recipes keys` prints it: type, default, range, effect, meaning."""
+
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from ppoctl.loading.explain import as_toml, section
+from ppoctl.recipe import schema_tree as tree
+from ppoctl.recipe.origins import KeyPath
+from ppoctl.recipe.schema import Recipe
+from ppoctl.recipe_table import word_for_none
+
+REQUIRED = "required"
+
+
+@dataclass(frozen=True)
+class KeyLine:
+    """One line a person may write."""
+
+    key: str
+    only: str
+    """The alternative that the key belongs to, `place = "loss"`, or the table that must be written; empty: the key is
+    always there."""
+    type: str
+    default: str
+    """Value of the key where it is not written, as TOML; `absent`, or `required`."""
+    range: str
+    changes: str
+    meaning: str
+
+
+def key_lines() -> list[KeyLine]:
+    """Every key of a recipe, in the order of the schema."""
+    return list(_of_table(tree.of(Recipe), (), None))
+
+
+def _of_table(table: tree.TableNode, path: KeyPath, default: BaseModel | None) -> Iterator[KeyLine]:
+    for name, key in table.keys.items():
+        inner, value = (*path, name), _default(key, default)
+        if key.each is not None:
+            yield key_line((*inner, tree.ANY_NAME), key.each, None)
+        elif isinstance(key.node, tree.Leaf):
+            yield key_line(inner, key, value)
+        elif isinstance(key.node, tree.NamedTables):
+            yield from _of_shape(key.node.each, (*inner, tree.ANY_NAME), None)
+        else:
+            lines = _of_shape(key.node, inner, value if isinstance(value, BaseModel) else None)
+            # A table that may be absent says nothing until it is written; whoever names its kind has written it.
+            yield from (
+                lines
+                if value is not None
+                else (line if " = " in line.only else replace(line, only=section(inner)) for line in lines)
+            )
+
+
+def _of_shape(here: tree.Node, path: KeyPath, default: BaseModel | None) -> Iterator[KeyLine]:
+    if isinstance(here, tree.TableNode):
+        yield from _of_table(here, path, default)
+    elif isinstance(here, tree.Choice):
+        yield from _of_choice(here, path, default)
+
+
+def _of_choice(choice: tree.Choice, path: KeyPath, default: BaseModel | None) -> Iterator[KeyLine]:
+    """Lines of all alternatives; a line that is the same in all of them comes once, without naming one."""
+    if choice.tag is not None:
+        yield _tag_line(choice, (*path, choice.tag), default)
+    # Keys of one name may differ between alternatives, in their range or meaning: each such line stands.
+    owners: dict[KeyLine, list[str]] = {}
+    for name, table in choice.tables.items():
+        for line in _of_table(table, path, default if isinstance(default, table.model) else None):
+            if line.key != ".".join((*path, choice.tag or "")):  # the tables around it are alternatives too
+                owners.setdefault(line, []).append(name)
+    usual = [name for name, table in choice.tables.items() if isinstance(default, table.model)]
+    for line, names in owners.items():
+        is_in_all = len(names) == len(choice.tables)
+        yield line if is_in_all or line.only else replace(line, only=_alternatives(choice.tag, names, usual))
+
+
+def _alternatives(tag: str | None, names: list[str], usual: list[str]) -> str:
+    if tag is None:  # no key has a line that says which one is the default
+        return f"by {names[0]}" + (" (the default)" if names == usual else "")
+    return f"{tag} = " + " or ".join(f'"{name}"' for name in names)
+
+
+def _tag_line(choice: tree.Choice, path: KeyPath, default: BaseModel | None) -> KeyLine:
+    """The line of the key that names the alternative."""
+    assert choice.tag is not None
+    keys = {name: table.keys[choice.tag] for name, table in choice.tables.items()}
+    first = next(iter(keys.values()))
+    meaning = " ".join(f"{name}: {key.description}" for name, key in keys.items())
+    value = REQUIRED if default is None else as_toml(getattr(default, first.attribute))
+    effect = first.effect.value if first.effect else ""
+    return KeyLine(".".join(path), "", " | ".join(f'"{name}"' for name in keys), value, "", effect, meaning)
+
+
+def _default(key: tree.RecipeKey, table: BaseModel | None) -> Any:
+    if table is not None:
+        return getattr(table, key.attribute)
+    return REQUIRED if key.required else key.default
+
+
+def key_line(path: KeyPath, key: tree.RecipeKey, value: Any) -> KeyLine:
+    """The line of a key with one value, whose default is `value`."""
+    default = REQUIRED if key.required and value is REQUIRED else as_toml(value)
+    effect = key.effect.value if key.effect else ""
+    annotation = key.field.annotation if path[-1] != tree.ANY_NAME else get_args(key.field.annotation)[1]
+    return KeyLine(".".join(path), "", _type(annotation), default, _range(key), effect, key.description)
+
+
+def _type(annotation: Any) -> str:
+    """The type of a key in a person's words."""
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    if get_origin(annotation) in (Union, types.UnionType):
+        return " | ".join(_type(member) for member in get_args(annotation) if member is not type(None))
+    allowed = tree.allowed(annotation)
+    if allowed:
+        return " | ".join(f'"{value}"' for value in allowed)
+    if get_origin(annotation) is tuple:
+        first, *rest = get_args(annotation)
+        return f"array of {_type(first)}" if rest == [...] else f"array of {1 + len(rest)} {_type(first)}s"
+    return {bool: "true | false", int: "whole number", float: "number", str: "text", Any: "any value"}[annotation]
+
+
+def _range(key: tree.RecipeKey) -> str:
+    """The bounds that pydantic holds a key to, beyond its type."""
+    words = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
+    parts = []
+    for constraint in key.field.metadata:
+        parts += [f"{word} {getattr(constraint, bound)}" for bound, word in words if hasattr(constraint, bound)]
+        if getattr(constraint, "pattern", None):
+            parts.append(f"matches {constraint.pattern}")
+    if word := word_for_none(key.field.metadata):
+        parts.append(f'or "{word}"')
+    return ", ".join(parts)

@@ -1,0 +1,75 @@
+"""The one place where a configuration is read: config.json -> `ModelShape`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ppoctl.errors import EnvironmentProblemError, PpoctlError, RecipeError
+from ppoctl.model.bundled_configs import carried_folder
+from ppoctl.model.config import NOT_OF_THE_MODEL, InvalidFieldError, completed
+from ppoctl.model.families import FAMILIES
+from ppoctl.model.fields import Family, UnsupportedValueError
+from ppoctl.model.folder import local_folder, read_config
+from ppoctl.model.shape import ModelShape
+
+
+def shape_if_known(path: str) -> ModelShape | None:
+    """The model at a path of a recipe, by its own config.json or by the one that ships with ppoctl; None where there
+    is neither, or it cannot be trained, which `preflight` reports."""
+    folder = local_folder(path) or carried_folder(path)
+    try:
+        return None if folder is None else read_shape(folder)
+    except PpoctlError:
+        return None
+
+
+def read_shape(folder: Path) -> ModelShape:
+    """The model that `config.json` in `folder` describes.
+
+    Raises EnvironmentProblemError when there is no such file or it cannot be read, RecipeError naming the field when
+    it asks for something this trainer does not compute.
+    """
+    if not (folder / "config.json").is_file():
+        raise EnvironmentProblemError(f"no `config.json` in model folder `{folder}`", hint="check `model.path`")
+    written = read_config(folder)
+    kind = written.get("model_type")
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    if family is None:
+        raise RecipeError(
+            f"model family `{kind}` is not supported (config.json of `{folder}`)",
+            hint=f"choose a model of {', '.join(sorted(FAMILIES))}",
+        )
+    try:
+        config = completed(written, family)
+    except InvalidFieldError as error:
+        raise EnvironmentProblemError(f"config.json of `{folder}`: {error}", hint="fetch the model again") from error
+    return shape_of(config, folder)
+
+
+def shape_of(config: Mapping[str, Any], folder: Path) -> ModelShape:
+    """The model of a completed configuration of a known family. Raises what `read_shape` raises for a field."""
+    family = FAMILIES[config["model_type"]]
+    _refuse_unsupported(config, family, folder)
+    found = {}
+    for name, source in family.reads.items():
+        try:
+            found[name] = source(config)
+        except UnsupportedValueError as supported:
+            said = ", ".join(f"`{field} = {config.get(field)}`" for field in dict.fromkeys(source.fields))
+            raise _refusal(said, config, folder, str(supported)) from supported
+    return ModelShape(family=config["model_type"], **found, **family.constants)
+
+
+def _refuse_unsupported(config: Mapping[str, Any], family: Family, folder: Path) -> None:
+    known = family.fields_read | family.ignores | NOT_OF_THE_MODEL
+    required = [field for field in family.requires if field in config]  # switches before what they turn on
+    for field in dict.fromkeys((*required, *config)):
+        value = config[field]
+        supported = family.requires[field](value) if field in family.requires else field in known
+        if not supported:
+            hint = "choose another model; a copy with this field edited would be another model"
+            raise _refusal(f"`{field} = {value}`", config, folder, hint)
+
+
+def _refusal(said: str, config: Mapping[str, Any], folder: Path, hint: str) -> RecipeError:
+    return RecipeError(f"{said} is not supported for `{config['model_type']}` (config.json of `{folder}`)", hint=hint)

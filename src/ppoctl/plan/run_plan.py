@@ -1,0 +1,257 @@
+"""The plan of a run in numbers, made before the run. It reads a config.json and counts lines; it writes nothing.
+
+Bytes are estimates from the model's config.json and say so; everything else is exact arithmetic.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any
+
+from ppoctl.model.cost import count_parameters
+from ppoctl.model.folder import local_folder
+from ppoctl.plan.algorithm import algorithm
+from ppoctl.plan.disk import StoragePlan, storage_of
+from ppoctl.plan.flops import WorkPlan, work_of
+from ppoctl.plan.learning_rate import learning_rate_of
+from ppoctl.plan.memory.estimate import Memory, estimate_here, with_totals
+from ppoctl.plan.microbatches import microbatches
+from ppoctl.plan.reward_shaping import reward_steps
+from ppoctl.recipe import sizes
+from ppoctl.recipe.cadence import evaluates
+from ppoctl.recipe.origins import KeyPath, dotted
+from ppoctl.recipe.parallel import devices, is_one_process, layouts, processes, reward_models
+from ppoctl.recipe.role_model import model_of, reward_model_of
+from ppoctl.recipe.row_files import rows_of
+from ppoctl.recipe.schema import ParallelTable, Recipe, TrainedTable
+from ppoctl.store.saved_by import SavedBy, saved_by
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """The batch of one PPO step."""
+
+    steps: int
+    prompts_per_step: int
+    samples_per_prompt: int
+    sequences_per_step: int
+    window_tokens: int
+    """Tokens of the longest prompt and the longest response together."""
+    new_tokens_per_step_max: int
+    tokens_per_step_max: int
+    """Tokens of all prompts and responses of a step, each of full length."""
+
+
+@dataclass(frozen=True)
+class RolePlan:
+    """Work of one role in the whole run: updates, learning rates, microbatches."""
+
+    layout: str
+    """Parallel layout of the role, in words."""
+    data_ranks: int
+    epochs: int
+    minibatch_seqs: int
+    minibatches_per_epoch: int
+    updates_per_step: int
+    updates_total: int
+    warmup_updates: int
+    warmup_steps: float
+    lr_first: float
+    lr_peak: float
+    lr_last: float
+    microbatches_per_minibatch_min: int
+    microbatches_per_minibatch_max: int
+    """Microbatches of each data rank in a minibatch when all sequences are of full length."""
+    recompute: str
+    forward_microbatch: str
+    """Most that a microbatch of log-probs, reference or values holds, in words."""
+    replayed_updates_max: int
+    """Updates that a resume repeats at worst: those since the last saved state."""
+
+
+@dataclass(frozen=True)
+class CriticStart:
+    """The model of its own that the critic starts from."""
+
+    path: str
+    dtype: str
+    family: str | None
+    """Family of the model; None: it is not on this machine."""
+    parameters: int | None
+    saved_by: SavedBy | None
+    """The run that saved it as a state; None: it is no saved state."""
+
+
+@dataclass(frozen=True)
+class RewardModelPlan:
+    """A reward model, and its work in a step."""
+
+    path: str
+    dtype: str
+    layout: str
+    """Parallel layout, in words."""
+    family: str | None
+    """Family of the model; None: it is not on this machine, and what follows is not known."""
+    parameters: int | None
+    max_tokens: int | None
+    """Most tokens of a text, and of the texts of one pass."""
+    passes_per_step_max: int | None
+    """Passes of each data rank in a step whose texts are of full length."""
+
+
+@dataclass(frozen=True)
+class DataPlan:
+    """Size and use of one dataset. Rows are None where counting them needs more than reading lines."""
+
+    path: str
+    rows: int | None
+    prompts_total: int | None = None
+    """Prompts drawn from the dataset in the whole run."""
+    epochs: float | None = None
+    """Passes over the dataset in the whole run."""
+
+
+@dataclass(frozen=True)
+class EvalPlan:
+    """Evaluations of the whole run."""
+
+    at_steps: tuple[int, ...]
+    responses_per_evaluation: int | None
+    """Responses of one evaluation, greedy and sampled, over all sets."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a whole run."""
+
+    name: str
+    batch: BatchPlan
+    actor: RolePlan
+    critic: RolePlan
+    critic_start: CriticStart | None
+    """Start of a critic with a model of its own; None: it starts from the actor's, its head at zero."""
+    reward_models: Mapping[str, RewardModelPlan]
+    """Models that score, by the key of their table."""
+    processes: Mapping[str, int]
+    """Processes of each role; the generator's are those of all engines together."""
+    is_one_process: bool
+    """Whether all roles live in the process of the command; otherwise they are processes of Ray."""
+    devices: int
+    """GPUs, or slots on CPUs, that the processes take."""
+    algorithm: Mapping[str, str]
+    """What was chosen of the mathematics, each choice in words."""
+    rewards: Mapping[str, str]
+    """Steps from a score to the reward of training, in their order, each in words."""
+    train: DataPlan
+    eval_sets: dict[str, DataPlan]
+    evaluation: EvalPlan
+    work: WorkPlan | None
+    """FLOPs of one step; None where the model is not here."""
+    storage: StoragePlan
+    memory: Memory | None
+    """Estimated bytes of the run; None for a model that is not a local folder of a known family."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan as JSON can have it, sums included."""
+        return dict(with_totals(self))
+
+
+def plan(recipe: Recipe, gpu_gib: float | None = None) -> Plan:
+    """The plan of a recipe that keeps the rules, for GPUs of `gpu_gib` GiB or for this machine's CPU."""
+    rows, drawn = rows_of(recipe.data.train), recipe.steps * recipe.rollout.prompts_per_step
+    eval_sets = {name: DataPlan(table.named, rows_of(table)) for name, table in recipe.data.eval.items()}
+    return Plan(
+        name=recipe.name,
+        batch=_batch(recipe),
+        actor=_role(recipe, "actor", recipe.actor),
+        critic=_role(recipe, "critic", recipe.critic),
+        critic_start=_critic_start(recipe),
+        reward_models={dotted(key): _reward_model(recipe, key) for key in reward_models(recipe)},
+        processes=processes(recipe),
+        is_one_process=is_one_process(recipe),
+        devices=devices(recipe),
+        algorithm=algorithm(recipe),
+        rewards=reward_steps(recipe),
+        train=DataPlan(recipe.data.train.named, rows, drawn, drawn / rows if rows else None),
+        eval_sets=eval_sets,
+        evaluation=_evaluation(recipe, eval_sets),
+        work=work_of(recipe),
+        storage=storage_of(recipe),
+        memory=estimate_here(recipe, gpu_gib),
+    )
+
+
+def _critic_start(recipe: Recipe) -> CriticStart | None:
+    if recipe.model.critic is None:
+        return None
+    model = model_of(recipe, "critic")
+    folder, shape = local_folder(model.path), model.shape
+    came = None if folder is None else saved_by(folder)
+    if shape is None:
+        return CriticStart(model.path, model.dtype, None, None, came)
+    # As of a model whose output layer is its embedding, with a row of values.
+    parameters = count_parameters(replace(shape, tied_embeddings=True)) + shape.hidden_size
+    return CriticStart(model.path, model.dtype, shape.family, parameters, came)
+
+
+def _reward_model(recipe: Recipe, key: KeyPath) -> RewardModelPlan:
+    table, model = reward_models(recipe)[key], reward_model_of(recipe, key)
+    layout, shape = table.parallel or ParallelTable(), model.shape
+    if shape is None:
+        return RewardModelPlan(model.path, model.dtype, layout.describe(), None, None, table.max_tokens, None)
+    # Texts of a step are about as long as its sequences, in the words of another tokenizer.
+    most = sizes.reward_tokens(table, shape)
+    at_once = max(most // min(sizes.longest_sequence(recipe) + 1, most), 1)
+    passes = ceil(ceil(sizes.sequences_per_step(recipe) / layout.data) / at_once)
+    count = count_parameters(replace(shape, tied_embeddings=True)) + shape.hidden_size
+    return RewardModelPlan(model.path, model.dtype, layout.describe(), shape.family, count, most, passes)
+
+
+def _batch(recipe: Recipe) -> BatchPlan:
+    rollout = recipe.rollout
+    sequences = sizes.sequences_per_step(recipe)
+    window = sizes.window_tokens(rollout, rollout.max_new_tokens)
+    return BatchPlan(
+        steps=recipe.steps,
+        prompts_per_step=rollout.prompts_per_step,
+        samples_per_prompt=rollout.samples_per_prompt,
+        sequences_per_step=sequences,
+        window_tokens=window,
+        new_tokens_per_step_max=sequences * rollout.max_new_tokens,
+        tokens_per_step_max=sequences * window,
+    )
+
+
+def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
+    per_step, total = sizes.updates_per_step(recipe, role), sizes.planned_updates(recipe, role)
+    minibatch = sizes.minibatch_seqs(recipe, role)
+    layout = layouts(recipe)[role]
+    fewest, most = microbatches(recipe, role, sizes.longest_sequence(recipe))
+    key, held = sizes.microbatch_limit(table.batching, with_gradient=False)
+    rate, warmup = learning_rate_of(recipe, role), sizes.warmup_updates(recipe, role)
+    return RolePlan(
+        layout=layout.describe(),
+        data_ranks=layout.data,
+        epochs=sizes.epochs(recipe, role),
+        minibatch_seqs=minibatch,
+        minibatches_per_epoch=sizes.sequences_per_step(recipe) // minibatch,
+        updates_per_step=per_step,
+        updates_total=total,
+        warmup_updates=warmup,
+        warmup_steps=warmup / per_step,
+        lr_first=rate.at(0),
+        lr_peak=rate.peak,
+        lr_last=rate.at((total - 1) // sizes.updates_per_tick(recipe, role)),
+        microbatches_per_minibatch_min=fewest,
+        microbatches_per_minibatch_max=most,
+        recompute=table.recompute,
+        forward_microbatch=f"{held:,} {'tokens' if 'tokens' in key else 'sequences'}",
+        replayed_updates_max=per_step * min(recipe.checkpoint.every_steps, recipe.steps),
+    )
+
+
+def _evaluation(recipe: Recipe, sets: dict[str, DataPlan]) -> EvalPlan:
+    rows = [table.rows for table in sets.values()]
+    known = [number for number in rows if number is not None]
+    responses = sum(known) * recipe.eval.responses_per_prompt if len(known) == len(rows) else None
+    return EvalPlan(tuple(step for step in range(recipe.steps + 1) if evaluates(recipe, step)), responses)

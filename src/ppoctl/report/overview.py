@@ -1,0 +1,130 @@
+"""The head of a report: for each run what was trained from what, how far it came, where and when."""
+
+import time
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from ppoctl import metric_registry
+from ppoctl.clock import duration
+from ppoctl.errors import without_secrets
+from ppoctl.loop.expectations import check_expectations
+from ppoctl.recipe.schema import Expectation
+from ppoctl.report.formatting import figure, moment
+from ppoctl.report.run_reader import ReadRun
+from ppoctl.slurm import run_status
+from ppoctl.slurm.run_state import DONE, attempts_as_known, run_state
+from ppoctl.store.time_use import attempt_times
+
+Json = dict[str, Any]
+
+
+def head(run: ReadRun) -> Json:
+    """What the page says of a run before it shows anything."""
+    facts = run_status.facts(run.layout, run.lines)
+    told = run_status.ask(run_status.slurm(), [facts])
+    state = run_state(facts, told, now=time.time())
+    attempts = attempts_as_known(facts, told)
+    spends = attempt_times(run.lines)
+    wall_s = sum(each.wall_s for each in spends)
+    gpus = max((each.gpus for each in spends), default=0)
+    hosts = list(dict.fromkeys(str(each["host"]) for each in attempts))
+    rows = [
+        ("state", f"{state.word}: {without_secrets(state.description)}"),
+        ("steps", f"{facts.steps_done} of {facts.steps_planned}"),
+        ("when", _when(run, wall_s)),
+        ("where", ", ".join(hosts) + f", {gpus} GPU{'s' * (gpus != 1)}" * (gpus > 0) or "nowhere yet"),
+        ("seed", str(run.recipe["seed"])),
+        *_last(run),
+    ]
+    return {
+        "label": run.label,
+        "state": state.word,
+        "sentence": sentence(run),
+        "rows": rows,
+        "attempts": attempts,
+        "contract": contract(run, is_done=state.word in DONE),
+        "identity": _identity(run),
+    }
+
+
+def sentence(run: ReadRun) -> str:
+    """What was trained from what, in one sentence."""
+    recipe, rows, written = run.recipe, run.facts.get("rows", {}), run.facts.get("written", {})
+    used = rows.get("data.train", {}).get("used")
+    drawn = recipe["rollout"]
+    counted = f"{used} prompts of " if used is not None else ""
+    return without_secrets(
+        f"{_short(recipe['model']['path'], written)}, "
+        f"trained with PPO on {counted}{_data(recipe['data']['train'], written)}, "
+        f"rewarded by {recipe['reward'].get('kind', 'a reward of its own')}: "
+        f"{drawn['prompts_per_step']} prompts x {drawn['samples_per_prompt']} responses a step, "
+        f"of at most {drawn['max_new_tokens']} tokens."
+    )
+
+
+def _short(path: Any, written: Mapping[str, str]) -> str:
+    """The path as the recipe has it; as it is recorded where that is not known."""
+    return written.get(str(path), str(path))
+
+
+def _data(table: Mapping[str, Any], written: Mapping[str, str]) -> str:
+    """Where prompts come from: files, a data set, a function, or the sources of a mix."""
+    sources = table.get("sources") or {}
+    if sources:
+        return "a mix of " + ", ".join(f"{name} ({_data(source, written)})" for name, source in sources.items())
+    paths = table.get("path")
+    named = table.get("function") or (table.get("dataset") or {}).get("path")
+    found = [paths] if isinstance(paths, str) else paths or [named or table["format"]]
+    return ", ".join(_short(each, written) for each in found)
+
+
+def _when(run: ReadRun, wall_s: float) -> str:
+    times = [float(line["at"]) for line in run.lines]
+    if not times:
+        return f"made {moment(float(run.facts['created']))}, not begun"
+    return f"{moment(times[0])} to {moment(times[-1])}; at work for {duration(wall_s)}"
+
+
+def _last(run: ReadRun) -> list[tuple[str, str]]:
+    """The last reward, and the last figure of each evaluation that says which actor is better."""
+    found = []
+    reward = run.series.get(metric_registry.REWARD_SCORE_MEAN.name)
+    if reward:
+        found.append(("reward", _ends(reward)))
+    for name in sorted(run.series):
+        metric = metric_registry.find(name)
+        if not name.startswith("eval/") or metric is None or metric.better != "higher":
+            continue
+        errors = dict(run.series.get(f"{name}_stderr", ()))
+        found.append((name.removeprefix("eval/"), _ends(run.series[name], errors)))
+    return found
+
+
+def _ends(points: Sequence[tuple[int, float]], errors: Mapping[int, float] = MappingProxyType({})) -> str:
+    """The last figure, with its standard error where there is one, and the first."""
+    (first_step, first), (step, value) = points[0], points[-1]
+    spread = f" +- {figure(errors[step])}" if step in errors else ""
+    before = "" if step == first_step else f", {figure(first)} at step {first_step}"
+    return f"{figure(value)}{spread} at step {step}{before}"
+
+
+def contract(run: ReadRun, *, is_done: bool) -> Json:
+    """The recipe's `[expect]` and how it is met; before all steps are done, how it stands."""
+    expect = run.recipe.get("expect") or {}
+    wanted = {name: Expectation.model_validate(bounds) for name, bounds in expect.items()}
+    verdicts = check_expectations(wanted, run.lines)
+    words = {True: "met", False: "unmet"} if is_done else {True: "met so far", False: "not yet met"}
+    rows = [(each.metric, figure(each.value), each.bound, words[each.met], each.met) for each in verdicts]
+    return {"rows": rows, "is_done": is_done}
+
+
+def _identity(run: ReadRun) -> list[tuple[str, str]]:
+    """What the run is and was made from: id, versions, digests of its sources."""
+    facts = run.facts
+    return [
+        ("id", str(facts["id"])),
+        ("made", moment(float(facts["created"]))),
+        *((f"version of {name}", str(version)) for name, version in sorted(facts.get("versions", {}).items())),
+        *((f"sha256 of {name}", str(digest)) for name, digest in sorted(facts.get("sources", {}).items())),
+    ]

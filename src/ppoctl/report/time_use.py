@@ -1,0 +1,82 @@
+"""Where the time of a run went: its stages over the steps, and all of its attempts' time by what it was for.
+Light."""
+
+from collections import defaultdict
+from typing import Any
+
+from ppoctl.clock import duration
+from ppoctl.report.formatting import rounded, share
+from ppoctl.report.run_reader import ReadRun
+from ppoctl.store.outline import EVAL
+from ppoctl.store.time_use import attempt_times
+
+Json = dict[str, Any]
+
+BARS = 120
+"""Most bars of a timeline; where there are more steps, a bar is the mean of several."""
+
+
+def stages_of(run: ReadRun) -> list[str]:
+    """The stages that the run has committed, in the order in which its stories tell them."""
+    told = [name for outline in run.outlines.by_start.values() for name in outline.names]
+    done = {str(line["stage"]) for line in run.stage_lines}
+    return [name for name in dict.fromkeys([*told, EVAL]) if name in done]
+
+
+def timeline(run: ReadRun, number: int) -> Json:
+    """Seconds of each stage in each step, for the page's chart."""
+    names = stages_of(run)
+    seconds: dict[int, dict[str, float]] = defaultdict(dict)
+    for line in run.stage_lines:
+        seconds[int(line["step"])][str(line["stage"])] = float(line["seconds"])
+    steps = sorted(seconds)
+    per_bar = -(-len(steps) // BARS) or 1
+    bars = [steps[at : at + per_bar] for at in range(0, len(steps), per_bar)]
+
+    def mean(stage: str, bar: list[int]) -> float | None:
+        return rounded(sum(seconds[step].get(stage, 0.0) for step in bar) / len(bar))
+
+    return {
+        "run": number,
+        "stages": names,
+        "bars": [[bar[0], bar[-1]] for bar in bars],
+        "seconds": [[mean(name, bar) for bar in bars] for name in names],
+    }
+
+
+def shares(run: ReadRun) -> Json:
+    """All the time of all attempts by what it was for; the rows add up to the time that they took."""
+    spends = attempt_times(run.lines)
+    ends = [line for line in run.lines if line.get("event") == "attempt_ended"]
+    wall_s = sum(each.wall_s for each in spends)
+    by_stage: dict[str, float] = defaultdict(float)
+    for line in run.stage_lines:
+        by_stage[str(line["stage"])] += float(line["seconds"])
+    replayed, abandoned = (sum(float(end.get(key, 0.0)) for end in ends) for key in ("replayed_s", "abandoned_s"))
+    lost = sum(each.lost_s for each in spends)
+    starting = sum(each.starting_s for each in spends)
+    rest = max(wall_s - sum(by_stage.values()) - starting - lost, 0.0)
+    rows = [(name, by_stage[name]) for name in stages_of(run)]
+    rows += [
+        ("starting", starting),
+        ("replayed", replayed),
+        ("abandoned", abandoned),
+        ("done again", max(lost - replayed - abandoned, 0.0)),
+        ("saving, and between stages", rest),
+    ]
+    whole = sum(seconds for _, seconds in rows)
+    gpu_hours = sum(each.kept_gpu_hours for each in spends), sum(each.lost_gpu_hours for each in spends)
+    return {
+        "label": run.label,
+        "whole": duration(wall_s),
+        "gpu_hours": "" if sum(gpu_hours) <= 0 else f"{gpu_hours[0]:.3g} GPU-hours kept, {gpu_hours[1]:.3g} lost",
+        "rows": [
+            {"name": name, "took": duration(seconds), "share": share(seconds, whole), "width": _width(seconds, whole)}
+            for name, seconds in rows
+            if seconds > 0
+        ],
+    }
+
+
+def _width(seconds: float, whole: float) -> str:
+    return f"{100 * seconds / whole:.2f}%" if whole > 0 else "0%"

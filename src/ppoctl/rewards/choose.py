@@ -1,0 +1,123 @@
+"""A reward that is another one for each kind of row: mixed data, each row scored by its own rule."""
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Annotated, Literal, Union
+
+from pydantic import Field
+
+from ppoctl.batch.prompts import Json
+from ppoctl.batch.scores import Score, Scorer, ScoreRequest
+from ppoctl.errors import RewardError
+from ppoctl.recipe_table import RESULTS
+from ppoctl.rewards.combined_scores import close_all, flush_all_scorers
+from ppoctl.rewards.kinds import SCORERS
+from ppoctl.rewards.table import RewardModels, RewardTable, ScorerTable, no_models
+
+if TYPE_CHECKING:
+    Case = ScorerTable
+else:
+    Case = Annotated[Union[SCORERS], Field(discriminator="kind")]  # noqa: UP007 - the members are known by now only
+
+
+class ChooseReward(RewardTable):
+    """The score of the scorer that a row's field chooses: mixed data, each row by its own rule.
+
+    Default of: verl chooses by `data_source`
+    """
+
+    kind: Annotated[Literal["choose"], RESULTS]
+    """One of several, chosen by a field of the row."""
+    by: Annotated[str, RESULTS] = "data_source"
+    """Field of the row that chooses; `source` is the name of its source in a mix, and rows of no mix have none."""
+    cases: dict[str, Case] = Field(min_length=1)
+    """Scorers by the value of the field."""
+    otherwise: Case | None = None
+    """Scorer of rows with any other value, or without the field; absent: such a row is an error at start."""
+
+    @property
+    def scorers(self) -> dict[tuple[str, ...], ScorerTable]:
+        # A case that is wrong is None (`recipe.partial`).
+        found: dict[tuple[str, ...], ScorerTable] = {
+            ("cases", name): case for name, case in self.cases.items() if case is not None
+        }
+        return found if self.otherwise is None else {**found, ("otherwise",): self.otherwise}
+
+    @property
+    def overlaps_generation(self) -> bool:
+        return all(scorer.overlaps_generation for scorer in self.singles)
+
+    @property
+    def reads_truth(self) -> bool:
+        return all(scorer.reads_truth for scorer in self.singles)
+
+    @property
+    def reads_answers(self) -> bool:
+        return any(scorer.reads_answers for scorer in self.singles)
+
+    def reports(self, figure: str) -> bool:
+        return any(scorer.reports(figure) for scorer in self.singles)
+
+    def of_row(self, fields: Mapping[str, Json]) -> ScorerTable:
+        """The scorer of a row with these fields. Raises RewardError where it has none."""
+        value = fields.get(self.by)
+        chosen = self.cases.get(_named(value), self.otherwise)
+        if chosen is not None:
+            return chosen
+        if self.by not in fields:
+            has = ", ".join(f"`{name}`" for name in fields) or "none"
+            mend = f'write `fields = ["{self.by}"]` in the table of the data'
+            if self.by == "source":
+                mend = 'make the set a mix: no other names the `source` of its rows (`format = "mix"`, `sources`)'
+            raise RewardError(
+                f"there is no field `{self.by}`, by which the reward is chosen (fields of the row: {has})",
+                hint=f"{mend}, or write a table [reward.otherwise]",
+            )
+        cases = ", ".join(f"`{name}`" for name in self.cases)
+        raise RewardError(
+            f"`{self.by}` is `{_named(value)}`, and no case of the reward is called so (cases: {cases})",
+            hint=f"write a table [reward.cases.{_quoted(_named(value))}], or [reward.otherwise]",
+        )
+
+    def open(self, models: RewardModels = no_models) -> Scorer:
+        otherwise = None if self.otherwise is None else self.otherwise.open(models)
+        return ChoosingScorer(self, {name: case.open(models) for name, case in self.cases.items()}, otherwise)
+
+
+class ChoosingScorer:
+    """Scores each response by the case of its row."""
+
+    def __init__(self, table: ChooseReward, cases: Mapping[str, Scorer], otherwise: Scorer | None) -> None:
+        self._by, self._cases, self._otherwise = table.by, cases, otherwise
+        self._of_row = table.of_row
+
+    def submit(self, request: ScoreRequest) -> Future[Score]:
+        """The score by the scorer of the request's row; an error where it has none."""
+        scorer = self._cases.get(_named(request.fields.get(self._by)), self._otherwise)
+        if scorer is not None:
+            return scorer.submit(request)
+        failed: Future[Score] = Future()
+        try:
+            self._of_row(request.fields)
+        except RewardError as error:
+            failed.set_result(Score(None, "error", error.message))
+        return failed
+
+    def flush(self) -> None:
+        flush_all_scorers(self._scorers)
+
+    def close(self) -> None:
+        close_all(self._scorers)
+
+    @property
+    def _scorers(self) -> tuple[Scorer, ...]:
+        return (*self._cases.values(), *(() if self._otherwise is None else (self._otherwise,)))
+
+
+def _named(value: Json) -> str:
+    """A value as the name of a case: text as it is; numbers and switches as JSON has them."""
+    return value if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _quoted(name: str) -> str:
+    return name if name.replace("-", "_").isidentifier() else f'"{name}"'

@@ -1,0 +1,1 @@
+"""The life of a run: creation, changed settings, attempts, commands, submission to Slurm, and how an attempt fails."""

@@ -1,0 +1,69 @@
+"""What `eval` measures, found by the path that was typed. Light."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ppoctl.errors import RecipeError, quoted
+from ppoctl.loading.load import load
+from ppoctl.recipe.schema import Recipe
+from ppoctl.runs.run_recipe import recipe_of
+from ppoctl.store import manifest as manifests
+from ppoctl.store.manifest import Manifest
+from ppoctl.store.outline import outlines_of
+from ppoctl.store.retention import saved_steps
+from ppoctl.store.run_paths import RunPaths
+from ppoctl.wire.sources import run_of, same_companions
+
+if TYPE_CHECKING:
+    from ppoctl.batch.records import State
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What `eval --ckpt` evaluates: weights in a folder, and the recipe that says how."""
+
+    recipe: Recipe
+    folder: Path
+    """A saved Megatron state, or a model folder, which is the recipe's model source then."""
+    manifest: Manifest | None
+    """The state's; None for a model folder."""
+
+    @property
+    def state(self) -> "State":
+        """The state that is evaluated."""
+        from ppoctl.batch.lineage import initial_state
+        from ppoctl.batch.records import State
+
+        saved = self.manifest
+        if saved is None:
+            return initial_state("actor", str(self.folder))
+        return State("actor", saved.step, int(saved.extra["updates"]), saved.identity)
+
+
+def find_checkpoint(path: Path, files: Sequence[Path], sets: Sequence[str]) -> Checkpoint:
+    """A run directory (its newest state), a `states/actor/N` folder of one, or a Hugging Face folder with a recipe.
+
+    Raises RecipeError when it is none of them, StorageError where a run's model source is not what it was.
+    """
+    if (path / "run.json").is_file():
+        saved = saved_steps(RunPaths(path), outlines_of(RunPaths(path)).roles)
+        if not saved:
+            raise RecipeError(f"run `{path}` has no saved state yet", hint=f"ppoctl status {quoted(path)}")
+        path = RunPaths(path).state("actor", saved[-1])
+    manifest = manifests.read(path)
+    if manifest is not None and manifest.stage == "state/actor":
+        layout = run_of(path)
+        recipe = load(files, sets, environ={}).recipe if files else recipe_of(layout, sets)
+        manifests.verify(path, manifest)
+        if layout.run_json.is_file():
+            same_companions(layout, recipe, "actor")
+        return Checkpoint(recipe, path, manifest)
+    if (path / "config.json").is_file():
+        recipe = load(files, [*sets, f"model.path={path.resolve()}"]).recipe
+        return Checkpoint(recipe, path.resolve(), None)
+    raise RecipeError(
+        f"`{path}` is no run, no saved actor state and no model folder",
+        hint=f"see what is there: ls {quoted(path)}",
+    )

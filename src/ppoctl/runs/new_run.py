@@ -1,0 +1,111 @@
+"""The directory of a new run: what is written down before anything starts, and whether a name is free. Light: a login
+node makes it for a job that starts days later."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from types import MappingProxyType
+from typing import Any
+
+from ppoctl.errors import RunExistsError, quoted
+from ppoctl.loading.write import recipe_as_toml
+from ppoctl.machine.versions import versions
+from ppoctl.model.folder import model_folder
+from ppoctl.preflight.critic_state import require_kept
+from ppoctl.recipe.schema import Recipe
+from ppoctl.slurm.run_status import require_idle
+from ppoctl.store import manifest as manifests
+from ppoctl.store import run_dir
+from ppoctl.store.jobs import jobs, resume_command
+from ppoctl.store.outline import outlines_of
+from ppoctl.store.run_paths import RunPaths
+from ppoctl.store.saved_by import saved_by
+from ppoctl.wire.outlines import as_recorded
+
+ROLLOUT = "rollout"
+TRAIN = "train"
+
+
+def create(
+    layout: RunPaths,
+    recipe: Recipe,
+    digests: Mapping[str, str],
+    *,
+    command: str,
+    on: str | None = None,
+    known: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> None:
+    """Make the run directory of a new run. `on`: the cluster's kind that it is made for, `slurm`; None: it runs at
+    once. `known`: further facts, of which empty ones are left out: `rows` of each table, and paths as the recipe's
+    files have them (`written`, see `recipe.as_written`). Where the critic starts from a state that a run has saved,
+    run.json says from which; raises RecipeError where that run deletes it."""
+    require_kept(recipe)
+    came = saved_by(model_folder(recipe.model.critic.path)) if recipe.model.critic is not None else None
+    run_dir.create(
+        layout,
+        recipe_toml=recipe_as_toml(recipe),
+        resolved=as_recorded(recipe),
+        facts={
+            "sources": dict(digests),
+            "versions": versions(),
+            "command": command,
+            **{name: dict(fact) for name, fact in known.items() if fact},
+            **({} if on is None else {"on": on}),
+            **({} if came is None else {"critic_from": asdict(came)}),
+        },
+    )
+
+
+def make_way(layout: RunPaths) -> None:
+    """Remove a run that never began. Raises RunExistsError where there is another one."""
+    if not layout.root.exists():
+        return
+    if not is_replaceable(layout):
+        raise exists(layout)
+    run_dir.remove(layout)
+
+
+def exists(layout: RunPaths) -> RunExistsError:
+    """The error of a name that is taken."""
+    submitted = jobs(layout)
+    by = f": submitted as job {submitted[-1].id}" if submitted else ""
+    return RunExistsError(
+        f"run directory `{layout.root}` exists{by}",
+        hint=(f"see it: ppoctl status {quoted(layout.root)}; " if by else "")
+        + f"continue it: {resume_command(layout.root)}",
+    )
+
+
+def is_replaceable(layout: RunPaths) -> bool:
+    """Whether the corrected command may take the name: of a run without a rollout, which never began, and for which
+    no job was submitted. Raises RunAliveError while somebody is at work on it."""
+    if not layout.run_json.is_file() or run_dir.has_begun(layout) or jobs(layout):
+        return False
+    if "on" in run_dir.facts(layout):  # a job may be waiting that nobody could write down
+        return False
+    require_idle(layout)
+    return True
+
+
+def require_way(layout: RunPaths, *, or_resume: bool) -> None:
+    """Raise RunExistsError where `train` neither begins a run of this name nor goes on with it."""
+    if layout.root.exists() and not is_replaceable(layout) and not (or_resume or holds_only_rollouts(layout)):
+        raise exists(layout)
+
+
+def holds_only_rollouts(layout: RunPaths) -> bool:
+    """Whether all that a run has is what `ppoctl rollout` drew."""
+    if run_dir.facts(layout).get("command") != ROLLOUT:
+        return False
+    outlines = outlines_of(layout)
+    later = (
+        layout.stage(step, name)
+        for step in layout.committed_steps()
+        for name in outlines.at(step).names
+        if not draws_or_scores(name)
+    )
+    return all(manifests.read(folder) is None for folder in later)
+
+
+def draws_or_scores(stage: str) -> bool:
+    """Whether a stage of this name is one that `ppoctl rollout` runs."""
+    return stage.partition(".")[0] in ("rollout", "reward")

@@ -1,0 +1,63 @@
+"""The process groups of broadcasts as the driver sees them: where members meet, and how long they stay together."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from ppoctl.weights.broadcast import BroadcastGroup, meeting
+from ppoctl.weights.engine_calls import EngineHandle, call_engines
+from ppoctl.weights.sending import PipelineRankSender
+
+
+@dataclass(frozen=True)
+class BroadcastWay:
+    """How processes of the trainer and of engines form process groups."""
+
+    host: Callable[[], str]
+    """Address at which both find the driver, where they meet."""
+    timeout_s: float
+    """Seconds that a member waits for the others to come, and for each broadcast."""
+    engine_ranks: int
+    """Processes of each engine."""
+
+
+@dataclass(frozen=True)
+class _Link:
+    group: BroadcastGroup
+    open: ExitStack
+    """The store in which the members have met, which NCCL goes on asking."""
+
+
+class Links:
+    """One process group for each sender, kept from transfer to transfer."""
+
+    def __init__(self) -> None:
+        self._links: dict[int, _Link] = {}
+
+    def group(self, sender: PipelineRankSender, engines: Sequence[EngineHandle], way: BroadcastWay) -> BroadcastGroup:
+        """The group of this sender and these engines: the one that they are in, or one that they are to join. Raises
+        EngineLostError, ProcessLostError."""
+        size = 1 + way.engine_ranks * len(engines)
+        link = self._links.get(sender.ranks[0])
+        if link is not None and link.group.size == size and self._is_whole(link.group, sender, engines):
+            return link.group
+        self.end(sender)
+        with ExitStack() as made:
+            address = made.enter_context(meeting(way.host(), way.timeout_s))
+            group = BroadcastGroup(sender.ranks[0], address, size, way.timeout_s)
+            self._links[sender.ranks[0]] = _Link(group, made.pop_all())
+        return group
+
+    def _is_whole(self, group: BroadcastGroup, sender: PipelineRankSender, engines: Sequence[EngineHandle]) -> bool:
+        return sender.is_linked(group) and all(call_engines(engines, "is_linked", group))
+
+    def end(self, sender: PipelineRankSender) -> None:
+        """Let go whoever waits for others in the group of this sender; the next one is new."""
+        link = self._links.pop(sender.ranks[0], None)
+        if link is not None:
+            link.open.close()
+
+    def close(self) -> None:
+        """End all."""
+        while self._links:
+            self._links.popitem()[1].open.close()
