@@ -67,9 +67,9 @@ WIRING = (
 )
 TESTS = {
     "ppo": ("ppo", *WIRING),
-    "batch": ("batch/test_record_laws.py", "batch/test_records.py", *WIRING, "store/test_once.py"),
-    "stages": (*WIRING, "store/test_once.py"),
-    "wire": (*WIRING, "loop", "wire/test_changed_recipes.py", "store/test_states.py", "store/test_resume.py"),
+    "batch": ("batch/test_record_invariants.py", "batch/test_records.py", *WIRING, "store/test_stage_runner.py"),
+    "stages": (*WIRING, "store/test_stage_runner.py"),
+    "wire": (*WIRING, "loop", "runs/test_changed_settings.py", "store/test_states.py", "store/test_resume.py"),
 }
 """Folder of the broken file -> tests that are asked, in this order."""
 

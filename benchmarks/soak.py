@@ -284,7 +284,9 @@ class Soak:
             told.append(f"{words[0]}{' --plan' * ('--plan' in words)} {self.looked(case, words, how).code}")
         outcome = self.mend(case, resume, damage, how)
         if outcome == "unharmed" and soak_damage.put_back(root, original, hurt):
-            outcome = "asleep"  # nothing that goes on reads it; whoever shows it names it (`store/test_once.py`)
+            outcome = (
+                "asleep"  # nothing that goes on reads it; whoever shows it names it (`store/test_stage_runner.py`)
+            )
         told.append(outcome)
         lost = damage.lost if outcome == "mended" else {}
         if "journal.jsonl" in lost:

@@ -10,7 +10,7 @@ import pytest
 from jaxtyping import install_import_hook
 
 sys.path.insert(0, str(Path(__file__).parent))
-from sampling import Cell, draw
+from case_subset import Cell, draw
 
 os.environ["PPOCTL_SITE"] = ""  # nobody's own site decides a test; processes of the tests inherit it
 
@@ -68,12 +68,12 @@ def _leave_samples(items: list[pytest.Item]) -> None:
         kept = {int((number + start) * stride) for number in range(count)}
         for number, item in enumerate(grid):
             if number not in kept:
-                item.add_marker(pytest.mark.story)
+                item.add_marker(pytest.mark.slow)
 
 
 def _draw_stories(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the stories that this seed draws, and what is no story."""
-    stories = {item.nodeid: item for item in items if item.get_closest_marker("story") is not None}
+    stories = {item.nodeid: item for item in items if item.get_closest_marker("slow") is not None}
     drawn = draw([_cell(item) for item in stories.values()], config.option.seed, config.option.one_in)
     left_out = [item for name, item in stories.items() if name not in drawn]
     config.hook.pytest_deselected(items=left_out)
@@ -89,7 +89,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
     """What was drawn, and how to draw it again."""
     if config.option.one_in == 1:
         return []
-    again = f"make story-sample SEED={config.option.seed}"
+    again = f"make test-slow-sample SEED={config.option.seed}"
     return [f"drawn, one in {config.option.one_in} ({again}):", *(f"  {item.nodeid}" for item in items)]
 
 

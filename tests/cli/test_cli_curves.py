@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cli.conftest import Ask, Said
-from house.test_house_light import front
+from conventions.test_lightweight_imports import front
 from ppoctl.batch.sealed_json import seal, sealed_line
 from ppoctl.store.journal import JournalEvent, events
 from ppoctl.store.run_paths import FORMAT

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from conventions.conftest import ROOT
+from fakes.components import fake_recipe
 from fakes.job import play
-from fakes.sockets import fake_recipe
-from house.conftest import ROOT
 from ppoctl import errors
 from ppoctl.cli import app as app_module
 from ppoctl.cli import render

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Ask, Said
+from fakes.components import fake_recipe
 from fakes.job import play
 from fakes.slurm import FakeSlurm
-from fakes.sockets import fake_recipe
 from ppoctl.batch.sealed_json import seal, unseal
 from ppoctl.cli.options import found_run, run_folders
 from ppoctl.store.attempt import claim

@@ -15,9 +15,9 @@ import pytest
 
 from cli.conftest import Ask, Said
 from cli.test_cli_runs import trained
+from fakes.components import fake_recipe, fake_sockets
 from fakes.job import PPO_STORIES
 from fakes.slurm import FakeSlurm
-from fakes.sockets import fake_recipe, fake_sockets
 from ppoctl.cli.logs import _is_over
 from ppoctl.errors import DataError
 from ppoctl.runs import new_run, session

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from house.conftest import ROOT
+from conventions.conftest import ROOT
 from ppoctl.cli.app import run
 
 Ask = Callable[..., str]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cli.conftest import Ask
-from fakes.sockets import fake_recipe, fake_sockets
+from fakes.components import fake_recipe, fake_sockets
 from ppoctl.cli import resume, sample_screen, summary
 from ppoctl.cli import train as train_module
 from ppoctl.cli.app import app, run

@@ -14,8 +14,8 @@ from typing import Any, get_args
 import pytest
 
 from cli.conftest import Ask, Said
-from fakes.sockets import fake_recipe, fake_sockets
-from house.test_house_light import front
+from conventions.test_lightweight_imports import front
+from fakes.components import fake_recipe, fake_sockets
 from ppoctl.batch.scores import FINISH_REASONS, REWARD_OUTCOMES
 from ppoctl.cli import pager, render, sample_list, sample_screen, show
 from ppoctl.cli.app import run

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from fakes.components import fake_recipe
 from fakes.job import play
-from fakes.sockets import fake_recipe
 from ppoctl.cli.app import run
 from ppoctl.tracking.forwarder import Sent
 

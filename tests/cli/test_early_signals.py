@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from house.conftest import ROOT
+from conventions.conftest import ROOT
 
 ENDS = {signal.SIGUSR1: 75, signal.SIGTERM: 75, signal.SIGHUP: 75, signal.SIGINT: 130}
 

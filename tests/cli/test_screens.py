@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console as RichConsole
 
 from cli.screens import PAGE, SCREENS, blocks, captured, kind, unpack
-from fakes.sockets import fake_recipe, fake_sockets
+from fakes.components import fake_recipe, fake_sockets
 from ppoctl.activity import ACTIVITIES
 from ppoctl.cli import summary
 from ppoctl.cli.app import run

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fakes.bigram import VOCABULARY, BigramSaving, BigramTrainer, Tell, tell_nobody
-from fakes.sockets import BigramGenerator, EvenScorer, FakeStream
+from fakes.components import BigramGenerator, EvenScorer, FakeStream
 from ppoctl.batch.records import State
 from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.batch.sequences import Sequences

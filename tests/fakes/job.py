@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fakes.sockets import fake_recipe, fake_sockets
+from fakes.components import fake_recipe, fake_sockets
 from ppoctl.errors import PreemptedError
 from ppoctl.loop.run import Health, RunContext, run
 from ppoctl.loop.step_functions import PPO, outline, step_function_at

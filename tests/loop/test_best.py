@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fakes.bigram import initial_table
+from fakes.components import fake_recipe
 from fakes.job import Witness, open_run, play
-from fakes.sockets import fake_recipe
 from ppoctl.errors import HealthStopError
 from ppoctl.loop.run import RunContext, run
 from ppoctl.recipe.schema import HealthRule, HealthTable

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
+from fakes.components import fake_recipe
 from fakes.job import Witness, open_run, play
-from fakes.sockets import fake_recipe
 from ppoctl.batch.records import Carry
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from fakes.components import BigramGenerator, fake_recipe, fake_sockets
 from fakes.job import Witness, open_run, play
-from fakes.sockets import BigramGenerator, fake_recipe, fake_sockets
 from ppoctl.batch.records import Carry, State
 from ppoctl.errors import ExpectationError, FinishedShortError, HealthStopError
 from ppoctl.loop import run as run_module

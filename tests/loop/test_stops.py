@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from fakes.components import fake_recipe
 from fakes.job import Witness, open_run, result, saved_pairs
-from fakes.sockets import fake_recipe
 from ppoctl.errors import InterruptedByUserError, PpoctlError, PreemptedError
 from ppoctl.loop.run import run
 from ppoctl.shutdown import signals

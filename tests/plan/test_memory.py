@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fakes.stories import NO_CRITIC
+from fakes.step_functions import NO_CRITIC
 from plan.small_model import SMALL as DENSE
 from ppoctl.engines.ray.placement import DevicePlacement
 from ppoctl.loading.load import load

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from house.conftest import PACKAGE
+from conventions.conftest import PACKAGE
 from ppoctl.loading.load import examine
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.schema import Recipe

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from house.conftest import ROOT
+from conventions.conftest import ROOT
 from ppoctl.errors import ExitCode, MissingAssetError, RecipeError
 from ppoctl.loading.layers import NESTED, NO_KEYS, PREFIX
 from ppoctl.loading.layers import ROOT as ROOT_TABLE

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from every import of_every
+from for_each import for_each
 from ppoctl.loading.explain import as_toml
 from ppoctl.loading.load import load
 from ppoctl.manual.keys import REQUIRED, KeyLine, key_lines
@@ -157,7 +157,7 @@ NUMBERS = [
 ]
 
 
-@of_every(NUMBERS)
+@for_each(NUMBERS)
 def test_every_range_is_what_is_refused(line: KeyLine, key: tree.RecipeKey) -> None:
     tiny = 1 if line.type == "whole number" else 1e-6
     number = int if line.type == "whole number" else float

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from house.conftest import trees
+from conventions.conftest import trees
 from ppoctl.manual.guides import groups, guide, guided
 from ppoctl.metric_registry import METRICS, ON_THE_CONSOLE, Metric, eval_set, find, named, unknown
 from ppoctl.recipe import schema_tree as tree

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from every import of_every
+from for_each import for_each
 from ppoctl.loading.explain import EXAMPLES, TERMS
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.docstring_fields import parse_docstring
@@ -15,7 +15,7 @@ LEAVES = [(path, key) for path, key in KEYS if isinstance(key.node, tree.Leaf)]
 TABLES = [(path, key) for path, key in KEYS if not isinstance(key.node, tree.Leaf)]
 
 
-@of_every(LEAVES)
+@for_each(LEAVES)
 def test_every_key_has_one_docstring_and_one_effect(path: KeyPath, key: tree.RecipeKey) -> None:
     effects = [item for item in key.field.metadata if isinstance(item, Effect)]
     assert len(effects) == 1
@@ -24,7 +24,7 @@ def test_every_key_has_one_docstring_and_one_effect(path: KeyPath, key: tree.Rec
     assert doc[0].isupper() or not doc[0].isalpha() or doc.split()[0].rstrip(":,") in ("k1", "stop", "kl", "policy")
 
 
-@of_every(TABLES)
+@for_each(TABLES)
 def test_a_table_declares_no_effect_of_its_own(path: KeyPath, key: tree.RecipeKey) -> None:
     assert key.each is not None or not [item for item in key.field.metadata if isinstance(item, Effect)]
 

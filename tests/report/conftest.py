@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import ppoctl
-from fakes.sockets import fake_sockets
+from fakes.components import fake_sockets
 from ppoctl.recipe.schema import Recipe
 from ppoctl.runs import session
 

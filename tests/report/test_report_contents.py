@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import ppoctl
-from fakes.sockets import fake_recipe
+from fakes.components import fake_recipe
 from ppoctl.batch.sealed_json import seal, unseal
 from ppoctl.loop.expectations import history
 from ppoctl.report import curves, events, samples, time_use

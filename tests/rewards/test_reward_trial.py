@@ -20,7 +20,7 @@ from ppoctl.rewards.probe import MEND
 from ppoctl.rewards.table import ScorerTable
 from ppoctl.rewards.trial import ATTACKS, Trial, chosen_rows, trials
 from rewards.asking import word_ids
-from wiring.bench import with_keys
+from wiring.harness import with_keys
 
 GSM8K = Gsm8kScorer(kind="gsm8k")
 LENIENT = Gsm8kScorer(kind="gsm8k", strict=False)

@@ -54,7 +54,7 @@ def test_a_run_that_is_told_of_the_limit_goes_on_after_it(lab: Lab, tmp_path: Pa
     warn_in_the_middle_of(STAGES[::3], lab, tmp_path, whole)
 
 
-@pytest.mark.story
+@pytest.mark.slow
 @pytest.mark.minutes(2)
 def test_a_run_that_is_told_of_the_limit_in_any_stage_goes_on_after_it(
     lab: Lab, tmp_path: Path, whole: Drill
@@ -62,7 +62,7 @@ def test_a_run_that_is_told_of_the_limit_in_any_stage_goes_on_after_it(
     warn_in_the_middle_of(STAGES, lab, tmp_path, whole)
 
 
-@pytest.mark.story
+@pytest.mark.slow
 @pytest.mark.minutes(1)
 def test_a_run_that_is_pushed_out_goes_on_behind_who_pushed_it(lab: Lab, tmp_path: Path, whole: Drill) -> None:
     drills = {name: Drill(lab, tmp_path / name) for name in ("graced", "main")}
@@ -79,7 +79,7 @@ def test_a_run_that_is_pushed_out_goes_on_behind_who_pushed_it(lab: Lab, tmp_pat
     require_whole("pushed out at once", drills["main"], whole, [75, 0])
 
 
-@pytest.mark.story
+@pytest.mark.slow
 @pytest.mark.minutes(2)
 def test_a_run_that_is_cancelled_goes_on_when_it_is_submitted_again(lab: Lab, tmp_path: Path, whole: Drill) -> None:
     cancelled, killed = Drill(lab, tmp_path / "cancelled"), Drill(lab, tmp_path / "killed")
@@ -101,7 +101,7 @@ def test_a_run_that_is_cancelled_goes_on_when_it_is_submitted_again(lab: Lab, tm
     require_whole("killed with its script, resumed by hand", killed, whole, [0])
 
 
-@pytest.mark.story
+@pytest.mark.slow
 @pytest.mark.minutes(3)
 @pytest.mark.usefixtures("may_make_hosts")
 def test_a_run_whose_node_is_lost_goes_on_elsewhere_and_the_old_attempt_changes_nothing(whole: Drill) -> None:
@@ -148,7 +148,7 @@ def test_a_controller_that_restarts_is_not_noticed(lab: Lab, tmp_path: Path, who
     require_whole("slurmctld restarted", drill, whole, [0])
 
 
-@pytest.mark.story
+@pytest.mark.slow
 @pytest.mark.minutes(2)
 def test_a_job_that_goes_back_into_the_queue_waits_for_a_controller_that_is_away(
     lab: Lab, tmp_path: Path, whole: Drill
@@ -165,7 +165,7 @@ def test_a_job_that_goes_back_into_the_queue_waits_for_a_controller_that_is_away
     require_whole("slurmctld away when the job goes back", drill, whole, [75, 0])
 
 
-@pytest.mark.story
+@pytest.mark.slow
 @pytest.mark.minutes(2)
 def test_a_warning_in_start_up_is_survived_however_often(lab: Lab, tmp_path: Path, whole: Drill) -> None:
     once, always = Drill(lab, tmp_path / "once"), Drill(lab, tmp_path / "always")
@@ -178,11 +178,11 @@ def test_a_warning_in_start_up_is_survived_however_often(lab: Lab, tmp_path: Pat
             lab.ask("scancel", "--batch", "--signal=USR1", drill.jobs[0])
             drill.let_go(f"start-{restart}")
     require_whole("told in start-up", once, whole, [75, 0])
-    # Whoever is pushed out is not to blame; a limit that is too short is (tests/submission/test_turn.py).
+    # Whoever is pushed out is not to blame; a limit that is too short is (tests/submission/test_job_start.py).
     require_whole("told in start-up three times", always, whole, [75, 75, 75, 0])
 
 
-@pytest.mark.story
+@pytest.mark.slow
 @pytest.mark.minutes(5)
 def test_a_run_longer_than_its_limit_goes_on_by_itself(lab: Lab, tmp_path: Path, whole: Drill) -> None:
     drill = Drill(lab, tmp_path / "drill", stage_s=6.0)

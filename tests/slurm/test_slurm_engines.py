@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from end_to_end.real_drill import outcome
 from ppoctl.store.journal import read_lines
 from ppoctl.store.run_paths import RunPaths
 from slurm.drill import TABLE, Drill, row_of
 from slurm.lab import Lab
-from story.real_drill import outcome
 
 COMPILED = f"/tmp/torchinductor_{getpass.getuser()}"
 """What torch compiled, for whoever comes next."""
@@ -46,7 +46,7 @@ def _lines(journal: Path) -> list[dict[str, object]]:
 
 
 @pytest.mark.engines
-@pytest.mark.story
+@pytest.mark.slow
 @pytest.mark.minutes(5)
 @pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("may_make_hosts")
@@ -77,7 +77,7 @@ def test_real_engines_end_as_if_nothing_had_happened_and_leave_nothing_on_any_no
 
 
 @pytest.mark.engines
-@pytest.mark.story
+@pytest.mark.slow
 @pytest.mark.minutes(4)
 @pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("may_make_hosts")

@@ -25,7 +25,7 @@ def test_what_a_job_leaves_is_found(lab: Lab, log: Path) -> None:
     assert lab.left() == []
 
 
-@pytest.mark.story
+@pytest.mark.slow
 def test_a_job_that_is_pushed_out_is_told_and_goes_back_into_the_queue(lab: Lab, log: Path) -> None:
     told = "trap 'echo told' USR1; echo ready $SLURM_RESTART_COUNT; while :; do sleep 0.1; done"
     id = lab.submit(told, log, "-N2", "--exclusive", "--partition=graced", "--signal=B:USR1@60", "--requeue")
@@ -50,7 +50,7 @@ def test_several_labs_stand_side_by_side(lab: Lab, log: Path) -> None:
     assert not other.folder.exists()
 
 
-@pytest.mark.story
+@pytest.mark.slow
 @pytest.mark.usefixtures("may_make_hosts")
 def test_a_host_whose_network_is_cut_loses_its_job_to_another_and_lives_on() -> None:
     name = "echo on $(hostname) $SLURM_RESTART_COUNT; touch /tmp/mine"

@@ -15,16 +15,16 @@ from ppoctl.ppo.kl_coefficient import KlTarget
 from ppoctl.stages.actor_update import Entropy, NegativeLogLikelihood
 from ppoctl.stages.logprobs import KlPenalty, LogprobsStage
 from ppoctl.stages.objective import LossInputs, Terms
-from stages import hand
+from stages import stub_models
 from stages.test_updates import BOTH, IN_LOSS, STATES, actor_stage, objective_of, plan
 from tolerance import EXACT, FLOAT32
 
-SAMPLER = (hand.ACTOR - 0.25) * hand.MASK
-ROLLOUTS = hand.rollouts(sampler_logprobs=SAMPLER)
+SAMPLER = (stub_models.ACTOR - 0.25) * stub_models.MASK
+ROLLOUTS = stub_models.rollouts(sampler_logprobs=SAMPLER)
 
 
 def logprobs_of(source: str, *, with_reference: bool = False) -> tuple[Logprobs, dict[str, object]]:
-    models = hand.Models()
+    models = stub_models.Models()
     stage = LogprobsStage(
         cast(Any, models), OutputRequest(temperature=0.7), with_reference, fingerprint="", source=cast(Any, source)
     )
@@ -50,11 +50,11 @@ def test_the_samplers_log_probs_are_committed_as_they_were_measured() -> None:
 
 
 def test_a_samplers_log_prob_that_is_none_stops() -> None:
-    models, broken = hand.Models(), SAMPLER.clone()
+    models, broken = stub_models.Models(), SAMPLER.clone()
     broken[1, 2] = math.nan
     stage = LogprobsStage(cast(Any, models), OutputRequest(), with_reference=False, fingerprint="", source="sampler")
     with pytest.raises(NonFiniteError, match=r"log-prob of the sampler .*sequence 1, response token 2"):
-        stage.run(STATES["actor"], hand.rollouts(sampler_logprobs=broken))
+        stage.run(STATES["actor"], stub_models.rollouts(sampler_logprobs=broken))
 
 
 def test_the_whole_divergence_is_held_from_above() -> None:
@@ -63,16 +63,16 @@ def test_the_whole_divergence_is_held_from_above() -> None:
         (None, [[0.5, 3.0, 0.0], [0.25, 1.5, 2.0]], []),
         (1.5, [[0.5, 1.5, 0.0], [0.25, 1.5, 1.5]], [[0, 1], [1, 2]]),
     ):
-        found = KlPenalty("loss", "full", 0.1, output_clamp=clamp).exact(full, hand.MASK)
+        found = KlPenalty("loss", "full", 0.1, output_clamp=clamp).exact(full, stub_models.MASK)
         assert found.nats.tolist() == nats
         assert found.held.nonzero().tolist() == held
 
 
 def current() -> Logprobs:
-    return replace(hand.logprobs(), actor=None, entropy=None)
+    return replace(stub_models.logprobs(), actor=None, entropy=None)
 
 
-class Talking(hand.Engine):
+class Talking(stub_models.Engine):
     """Says entropies where it is asked for them: 1 in the first minibatch, 2 in the second."""
 
     def update(self, sequences: object, minibatches: list[Minibatch], objective: object) -> list[MinibatchResult]:
@@ -85,8 +85,8 @@ class Talking(hand.Engine):
 
 
 def test_current_log_probs_have_a_ratio_of_one_wherever_the_actor_is() -> None:
-    objective = objective_of(actor_stage(models=cast(Any, hand.Models(Talking()))), logprobs=current())
-    outputs = (hand.ACTOR * 1.7 - 3).requires_grad_()
+    objective = objective_of(actor_stage(models=cast(Any, stub_models.Models(Talking()))), logprobs=current())
+    outputs = (stub_models.ACTOR * 1.7 - 3).requires_grad_()
     loss = objective(BOTH, TokenOutputs(outputs), objective.totals(BOTH))
     loss.backward()  # type: ignore[no-untyped-call]
     # Minus the advantages 1, 2, -1, 0.5, 3 over five tokens.
@@ -98,9 +98,9 @@ def test_current_log_probs_have_a_ratio_of_one_wherever_the_actor_is() -> None:
 @pytest.mark.parametrize("source", ["sampler", "current"])
 def test_what_no_forward_pass_told_the_first_minibatch_tells(source: str) -> None:
     engine = Talking()
-    stage = actor_stage(models=cast(Any, hand.Models(engine)), penalty=IN_LOSS)
+    stage = actor_stage(models=cast(Any, stub_models.Models(engine)), penalty=IN_LOSS)
     old = current() if source == "current" else replace(current(), actor=SAMPLER)
-    advantages = hand.advantages(kl_coef=0.1)
+    advantages = stub_models.advantages(kl_coef=0.1)
     record = stage.run(STATES["actor"], ROLLOUTS, old, advantages)
     figures, row = record.metrics(), engine.first.item()
     assert figures["policy/entropy_mean"] == 1.0
@@ -117,17 +117,17 @@ def test_what_no_forward_pass_told_the_first_minibatch_tells(source: str) -> Non
 def test_the_whole_divergence_is_read_before_the_update_where_rewards_or_a_target_read_it() -> None:
     alone = KlPenalty("loss", "full", 0.1)
     followed = replace(alone, target=KlTarget(0.1, "token", 100))
-    said = hand.logprobs(reference=None)
+    said = stub_models.logprobs(reference=None)
     assert [p.reads_full_kl_first for p in (alone, followed, replace(alone, place="reward"))] == [False, True, True]
     assert alone.before_update(said, ROLLOUTS.mask) is None
     first = followed.before_update(replace(said, full_kl=torch.full((2, 3), 0.5)), ROLLOUTS.mask)
     assert first is not None
-    EXACT.check(first.nats, 0.5 * hand.MASK)
+    EXACT.check(first.nats, 0.5 * stub_models.MASK)
 
 
 def test_a_trainer_that_was_asked_is_not_asked_for_entropies_again() -> None:
     stage = actor_stage(plan=plan(epochs=2))
-    record = stage.run(STATES["actor"], ROLLOUTS, hand.logprobs(), hand.advantages())
+    record = stage.run(STATES["actor"], ROLLOUTS, stub_models.logprobs(), stub_models.advantages())
     assert record.gap is None
     assert not cast(Terms, cast(Any, stage.models).engine.asked["objective"]).request.entropy
 
@@ -155,7 +155,7 @@ def test_entropy_and_penalty_are_averaged_as_the_loss_is() -> None:
     # Means of two tokens and of three, over two sequences; k2 as above.
     loss = -((1 + 2) / 2 + (-1 + 0.5 + 3) / 3) / 2
     bonus, kl = (3 / 2 + 2 / 3) / 2, (0.25 / 2 + 0.625 / 3) / 2
-    found = objective(BOTH, TokenOutputs(hand.ACTOR, entropy), (2, 2, 2))
+    found = objective(BOTH, TokenOutputs(stub_models.ACTOR, entropy), (2, 2, 2))
     FLOAT32.check(found, loss - 0.3 * bonus + 0.1 * kl)
 
 
@@ -164,21 +164,21 @@ def test_good_responses_are_made_likelier_over_the_count_of_all_their_tokens() -
         ([0.5, -1.0], 2, (0.5 + 2.5) / 2),
         ([1.0, 2.0], 5, (0.5 + 2.5 + 3 + 1 + 1.5) / 5),
     ):
-        advantages = replace(hand.advantages(kl_coef=0.1), shaped=torch.tensor(shaped))
+        advantages = replace(stub_models.advantages(kl_coef=0.1), shaped=torch.tensor(shaped))
         # The average of the loss is another; the count of good tokens is not.
         stage = actor_stage(positive_nll_coef=0.2, aggregation=SequenceMean())
         objective = objective_of(stage, advantages=advantages)
         only = replace(objective, terms=[t for t in objective.terms if isinstance(t.loss, NegativeLogLikelihood)])
         assert only.totals(BOTH) == (tokens,)
-        shares = [only(BOTH[[row]], TokenOutputs(hand.ACTOR[[row]]), (tokens,)) for row in (0, 1)]
+        shares = [only(BOTH[[row]], TokenOutputs(stub_models.ACTOR[[row]]), (tokens,)) for row in (0, 1)]
         FLOAT32.check(shares[0] + shares[1], 0.2 * expected)
 
 
 def test_the_terms_of_the_loss_are_reported_each_with_its_coefficient() -> None:
     stage = actor_stage(
-        models=cast(Any, hand.Models(Talking())), entropy_coef=0.3, positive_nll_coef=0.2, penalty=IN_LOSS
+        models=cast(Any, stub_models.Models(Talking())), entropy_coef=0.3, positive_nll_coef=0.2, penalty=IN_LOSS
     )
-    advantages = replace(hand.advantages(kl_coef=0.1), shaped=torch.tensor([0.5, -1.0]))
+    advantages = replace(stub_models.advantages(kl_coef=0.1), shaped=torch.tensor([0.5, -1.0]))
     record = stage.run(STATES["actor"], ROLLOUTS, current(), advantages)
     figures, first = record.metrics(), cast(Any, stage.models).engine.first.item()
     # Two minibatches of one row: minus the mean advantage, (1 + 2) / 2 and (-1 + 0.5 + 3) / 3.
@@ -200,21 +200,23 @@ def test_the_terms_of_the_loss_are_reported_each_with_its_coefficient() -> None:
 
 @pytest.mark.parametrize("shaped", [[0.0, -1.0], [-0.5, 0.0]])
 def test_where_no_response_is_good_nothing_is_made_likelier(shaped: list[float]) -> None:
-    advantages = replace(hand.advantages(kl_coef=0.1), shaped=torch.tensor(shaped))
+    advantages = replace(stub_models.advantages(kl_coef=0.1), shaped=torch.tensor(shaped))
     with_nll = objective_of(actor_stage(positive_nll_coef=0.2), advantages=advantages)
     without = objective_of(actor_stage(), advantages=advantages)
     assert with_nll.totals(BOTH) == (5, 0)
-    EXACT.check(with_nll(BOTH, TokenOutputs(hand.ACTOR), (5, 0)), without(BOTH, TokenOutputs(hand.ACTOR), (5,)))
+    EXACT.check(
+        with_nll(BOTH, TokenOutputs(stub_models.ACTOR), (5, 0)), without(BOTH, TokenOutputs(stub_models.ACTOR), (5,))
+    )
 
 
 def test_good_responses_are_not_guessed_where_nobody_kept_what_they_earned() -> None:
     with pytest.raises(RecipeError, match="of a version that did not keep it"):
-        objective_of(actor_stage(positive_nll_coef=0.2), advantages=hand.advantages())
+        objective_of(actor_stage(positive_nll_coef=0.2), advantages=stub_models.advantages())
 
 
 def test_a_penalty_in_the_reward_has_no_figures_of_the_update() -> None:
     in_reward = KlPenalty(place="reward", estimator="k2", coef=0.1)
-    stage = actor_stage(models=cast(Any, hand.Models(Talking())), penalty=in_reward)
+    stage = actor_stage(models=cast(Any, stub_models.Models(Talking())), penalty=in_reward)
     old = replace(current(), actor=SAMPLER)
-    figures = stage.run(STATES["actor"], ROLLOUTS, old, hand.advantages()).metrics()
+    figures = stage.run(STATES["actor"], ROLLOUTS, old, stub_models.advantages()).metrics()
     assert not [name for name in figures if name.startswith("kl/")]

@@ -19,18 +19,18 @@ from ppoctl.stages.shaping import (
     ShapingStep,
     apply_shaping,
 )
-from stages import hand
+from stages import stub_models
 
 
 def earned(rewards: Any, **changes: Any) -> ShapedRewards:
     """Two responses, of two and three tokens."""
-    keys = {"rollouts": hand.rollouts(), "valid": torch.tensor([True, True]), "carry": Carry()}
+    keys = {"rollouts": stub_models.rollouts(), "valid": torch.tensor([True, True]), "carry": Carry()}
     return ShapedRewards(torch.tensor(rewards), **{**keys, **changes})
 
 
 def test_a_reward_of_a_response_stands_at_its_last_counted_token() -> None:
     mask = torch.tensor([[True, True, False], [True, True, False]])
-    rollouts = hand.rollouts(mask=mask, sampler_logprobs=hand.ACTOR * mask)
+    rollouts = stub_models.rollouts(mask=mask, sampler_logprobs=stub_models.ACTOR * mask)
     found = earned([1.0, 2.0], rollouts=rollouts)
     assert found.per_token.tolist() == [[0.0, 1.0, 0.0], [0.0, 2.0, 0.0]]
     assert found.per_response.tolist() == [1.0, 2.0]
@@ -52,7 +52,7 @@ def test_what_has_no_score_earns_nothing(rewards: Any) -> None:
 def test_steps_are_taken_one_after_another_and_the_mean_is_of_rows_with_a_score() -> None:
     # 1 -> -1 + 2 = 1 -> 10; the other has no score.
     steps = (ApplyScale((0.0, 1.0), (-1.0, 1.0)), ApplyScale((-1.0, 1.0), (0.0, 10.0)))
-    found = apply_shaping(hand.rewards(1.0, 0.0, outcomes=(0, 2)), hand.rollouts(), Carry(), steps)
+    found = apply_shaping(stub_models.rewards(1.0, 0.0, outcomes=(0, 2)), stub_models.rollouts(), Carry(), steps)
     assert found.per_response.tolist() == [10.0, 0.0]
     assert found.metrics == {"reward/clamped_frac": 0.0, "reward/shaped_mean": 10.0}
 
@@ -60,7 +60,10 @@ def test_steps_are_taken_one_after_another_and_the_mean_is_of_rows_with_a_score(
 def test_token_scores_are_what_training_sees_where_the_scorer_gives_them() -> None:
     scores = torch.tensor([[0.5, 1.0, 0.0], [0.0, 0.25, 0.5]])
     found = apply_shaping(
-        replace(hand.rewards(), token_scores=scores), hand.rollouts(), Carry(), (ApplyScale((0.0, 1.0), (0.0, 2.0)),)
+        replace(stub_models.rewards(), token_scores=scores),
+        stub_models.rollouts(),
+        Carry(),
+        (ApplyScale((0.0, 1.0), (0.0, 2.0)),),
     )
     assert found.per_token.tolist() == [[1.0, 2.0, 0.0], [0.0, 0.5, 1.0]]
     assert found.metrics["reward/shaped_mean"] == 2.25
@@ -94,7 +97,7 @@ NAN_HERE = [[0.5, 2.0, float("nan")], [0.0, -1.0, 3.0]]
 def test_each_step_is_taken_alike_for_responses_and_tokens_and_tells_what_it_did(
     step: ShapingStep, rewards: Any, after: Any, figure: float
 ) -> None:
-    found = step(earned(rewards, rollouts=hand.rollouts(finish=torch.tensor([0, 1]))))
+    found = step(earned(rewards, rollouts=stub_models.rollouts(finish=torch.tensor([0, 1]))))
     assert (found.per_response if found.rewards.ndim == 1 else found.per_token).tolist() == [
         pytest.approx(row) for row in after
     ]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from fakes.components import EvenScorer, fake_recipe
 from fakes.job import Stops, Witness, open_run
-from fakes.sockets import EvenScorer, fake_recipe
 from ppoctl.batch.prompts import Message, Prompt, Prompts
 from ppoctl.batch.records import REWARD_ERROR, REWARD_TIMEOUT, Carry, Rewards, State
 from ppoctl.batch.scores import Score, ScoreRequest
@@ -20,7 +20,7 @@ from ppoctl.ppo.learning_rate import LearningRate
 from ppoctl.stages.eval_metrics import Estimates, summarise
 from ppoctl.stages.reward import RewardStage, collect, score_all, slowest
 from ppoctl.stages.updates import MinibatchPlan, OptimizerSchedule
-from stages import hand
+from stages import stub_models
 
 
 def requests(*ids: str) -> list[ScoreRequest]:
@@ -111,7 +111,7 @@ def test_the_scorer_is_told_all_that_is_known_of_a_response() -> None:
     row = Prompt("a", (5,), "[user] why?", "x", (Message("user", "why?"),), {"level": 3})
     scorer = AskedScorer()
     stage = RewardStage(scorer, max_error_frac=0.0, fingerprint="", between=Stops().between)
-    drawn = hand.rollouts(finish=torch.tensor([0, 1]), prompt_ids=["b", "a"])
+    drawn = stub_models.rollouts(finish=torch.tensor([0, 1]), prompt_ids=["b", "a"])
     rewards = stage.run(Prompts(1, (row, replace(row, id="b", answer=None, fields={}))), drawn)
     assert scorer.asked == [
         ScoreRequest("b", "[user] why?", (Message("user", "why?"),), "2 1", None, {}, "terminated", (2, 1)),
@@ -202,7 +202,7 @@ def test_a_gradient_that_is_no_number_stops_the_run_and_nothing_is_committed(tmp
 def test_each_epoch_has_its_own_order_and_every_row_comes_once_per_epoch() -> None:
     plan = plan_of(epochs=2)
     state = State("actor", 0, 0, "x")
-    minibatches = plan.minibatches(state, 8, hand.CountsAll(torch.ones(8, 3)))
+    minibatches = plan.minibatches(state, 8, stub_models.CountsAll(torch.ones(8, 3)))
     assert [m.totals for m in minibatches] == [(12,)] * 4
     epochs = [torch.cat([m.rows for m in minibatches[i : i + 2]]) for i in (0, 2)]
     assert all(sorted(rows.tolist()) == list(range(8)) for rows in epochs)
@@ -213,12 +213,12 @@ def test_each_epoch_has_its_own_order_and_every_row_comes_once_per_epoch() -> No
 def test_a_minibatch_without_a_counted_token_is_left_out() -> None:
     mask = torch.zeros(8, 3, dtype=torch.bool)
     mask[0, 0] = True
-    (only,) = plan_of(epochs=1).minibatches(State("actor", 0, 0, "x"), 8, hand.CountsAll(mask))
+    (only,) = plan_of(epochs=1).minibatches(State("actor", 0, 0, "x"), 8, stub_models.CountsAll(mask))
     assert only.totals == (1,)
 
 
 def test_a_minibatch_in_which_one_term_counts_something_is_trained_on() -> None:
-    class SecondOnly(hand.CountsAll):
+    class SecondOnly(stub_models.CountsAll):
         def totals(self, rows: torch.Tensor) -> tuple[int, ...]:
             return (0, len(rows))
 

@@ -28,7 +28,7 @@ from ppoctl.stages.critic_update import CriticUpdateStage
 from ppoctl.stages.logprobs import KlPenalty
 from ppoctl.stages.objective import Terms
 from ppoctl.stages.updates import MinibatchPlan, OptimizerSchedule
-from stages import hand
+from stages import stub_models
 from tolerance import FLOAT32
 
 CLIP = PolicyClip(0.2, 0.2, None)
@@ -45,7 +45,7 @@ def plan(*, epochs: int = 1) -> MinibatchPlan:
 
 def actor_stage(**changes: Any) -> ActorUpdateStage:
     stage = ActorUpdateStage(
-        models=cast(Any, hand.Models()),
+        models=cast(Any, stub_models.Models()),
         plan=plan(),
         scored=OutputRequest(temperature=0.7),
         loss=CLIP,
@@ -59,7 +59,7 @@ def actor_stage(**changes: Any) -> ActorUpdateStage:
 
 
 def critic_stage(**changes: Any) -> CriticUpdateStage:
-    models = cast(Any, hand.Models())
+    models = cast(Any, stub_models.Models())
     stage = CriticUpdateStage(
         models=models, plan=plan(), clip=None, scale=0.5, aggregation=TokenMean(), fingerprint="keys"
     )
@@ -67,13 +67,17 @@ def critic_stage(**changes: Any) -> CriticUpdateStage:
 
 
 def objective_of(stage: ActorUpdateStage, **changes: Any) -> Terms:
-    inputs = {"rollouts": hand.rollouts(), "logprobs": hand.logprobs(), "advantages": hand.advantages(kl_coef=0.1)}
+    inputs = {
+        "rollouts": stub_models.rollouts(),
+        "logprobs": stub_models.logprobs(),
+        "advantages": stub_models.advantages(kl_coef=0.1),
+    }
     stage.run(STATES["actor"], **(inputs | changes))
     return asked_of(stage)
 
 
 def asked_of(stage: ActorUpdateStage | CriticUpdateStage) -> Terms:
-    return cast(Terms, cast(hand.Models, stage.models).engine.asked["objective"])
+    return cast(Terms, cast(stub_models.Models, stage.models).engine.asked["objective"])
 
 
 def losses_of(objective: Terms) -> list[type]:
@@ -83,9 +87,9 @@ def losses_of(objective: Terms) -> list[type]:
 def test_the_policy_loss_is_that_of_its_rows_over_the_global_count() -> None:
     objective = objective_of(actor_stage())
     # Unmoved, the ratio is 1: minus the advantages. Row 1: -(-1 + 0.5 + 3) / 5; row 0: -(1 + 2) / 5.
-    FLOAT32.check(objective(torch.tensor([1]), TokenOutputs(hand.ACTOR[[1]]), (5,)), -0.5)
-    FLOAT32.check(objective(torch.tensor([0]), TokenOutputs(hand.ACTOR[[0]]), (5,)), -0.6)
-    moved = hand.ACTOR[[1]] + torch.tensor([[0.1, 0.0, 0.0]])
+    FLOAT32.check(objective(torch.tensor([1]), TokenOutputs(stub_models.ACTOR[[1]]), (5,)), -0.5)
+    FLOAT32.check(objective(torch.tensor([0]), TokenOutputs(stub_models.ACTOR[[0]]), (5,)), -0.6)
+    moved = stub_models.ACTOR[[1]] + torch.tensor([[0.1, 0.0, 0.0]])
     FLOAT32.check(objective(torch.tensor([1]), TokenOutputs(moved), (5,)), (math.exp(0.1) - 0.5 - 3) / 5)
 
 
@@ -93,7 +97,7 @@ def test_entropy_is_rewarded_and_distance_from_the_reference_is_punished() -> No
     stage = actor_stage(entropy_coef=0.3, penalty=IN_LOSS)
     entropy = torch.tensor([[1.0, 2.0, 50.0], [0.0, 1.0, 1.0]])
     # k2 = d^2 / 2 of d = 0.5, -0.5; 0, 0.5, -1: 0.125 * 2 + 0 + 0.125 + 0.5 = 0.875.
-    masked = hand.ACTOR.clone()
+    masked = stub_models.ACTOR.clone()
     masked[0, 2] = 77.0
     expected = -(1 + 2 - 1 + 0.5 + 3) / 5 - 0.3 * 5 / 5 + 0.1 * 0.875 / 5
     objective = objective_of(stage)
@@ -108,13 +112,13 @@ def test_entropy_is_rewarded_and_distance_from_the_reference_is_punished() -> No
 def test_a_penalty_in_the_loss_has_the_gradient_it_asks_for() -> None:
     # logp - ref = 0.5, -0.5; 0, 0.5, -1, each over five tokens, times the coefficient; log-probs as they were.
     away = torch.tensor([[0.5, -0.5, 0.0], [0.0, 0.5, -1.0]])
-    ones = hand.MASK.float()
+    ones = stub_models.MASK.float()
     pulls = {"estimator": ones, "k2": away, "score_function": ones + away, "importance": ones + away}
     for gradient, expected in pulls.items():
         penalty = replace(IN_LOSS, estimator="k1", gradient=gradient)
-        nothing = hand.advantages(torch.zeros(2, 3), kl_coef=0.1)
+        nothing = stub_models.advantages(torch.zeros(2, 3), kl_coef=0.1)
         objective = objective_of(actor_stage(penalty=penalty), advantages=nothing)
-        logprobs = hand.ACTOR.clone().requires_grad_()
+        logprobs = stub_models.ACTOR.clone().requires_grad_()
         loss = objective(BOTH, TokenOutputs(logprobs), (5, 5))
         loss.backward()
         FLOAT32.check(loss, 0.1 * float(away.sum()) / 5)
@@ -123,15 +127,15 @@ def test_a_penalty_in_the_loss_has_the_gradient_it_asks_for() -> None:
     # Only importance knows where the actor was: it has moved by log 2 since.
     objective = objective_of(
         actor_stage(penalty=replace(IN_LOSS, estimator="k1", gradient="importance")),
-        logprobs=hand.logprobs(hand.ACTOR - math.log(2) * hand.MASK),
+        logprobs=stub_models.logprobs(stub_models.ACTOR - math.log(2) * stub_models.MASK),
         advantages=nothing,
     )
-    FLOAT32.check(objective(BOTH, TokenOutputs(hand.ACTOR), (5, 5)), 2 * 0.1 * float(away.sum()) / 5)
+    FLOAT32.check(objective(BOTH, TokenOutputs(stub_models.ACTOR), (5, 5)), 2 * 0.1 * float(away.sum()) / 5)
 
 
 def test_the_loss_has_the_coefficient_of_its_step_and_not_that_of_the_next() -> None:
-    adapting = replace(hand.advantages(kl_coef=0.7), kl_coef=0.1)
-    for found in (adapting, hand.advantages(kl_coef=0.1)):
+    adapting = replace(stub_models.advantages(kl_coef=0.7), kl_coef=0.1)
+    for found in (adapting, stub_models.advantages(kl_coef=0.1)):
         terms = objective_of(actor_stage(penalty=IN_LOSS), advantages=found).terms
         assert [term.coef for term in terms] == [1.0, 0.1]
 
@@ -141,23 +145,25 @@ def test_a_bonus_without_entropies_is_no_update_without_a_bonus() -> None:
     rewarded = objective_of(actor_stage(entropy_coef=0.3))
     assert rewarded.request.entropy
     with pytest.raises(AssertionError, match="the entropies were not computed"):
-        rewarded(BOTH, TokenOutputs(hand.ACTOR), (5, 5))
+        rewarded(BOTH, TokenOutputs(stub_models.ACTOR), (5, 5))
 
 
 @pytest.mark.parametrize("garbage", [math.nan, math.inf, 1e30])
 def test_nothing_under_the_mask_reaches_a_loss_or_a_gradient(garbage: float) -> None:
-    kept = hand.MASK & torch.tensor([[True, False, False], [True, True, False]])
+    kept = stub_models.MASK & torch.tensor([[True, False, False], [True, True, False]])
     ones = torch.ones(2, 3)
-    actor = objective_of(actor_stage(entropy_coef=0.3, penalty=IN_LOSS), correction=hand.correction(ones, kept))
+    actor = objective_of(
+        actor_stage(entropy_coef=0.3, penalty=IN_LOSS), correction=stub_models.correction(ones, kept)
+    )
     critic = critic_stage(clip=0.1)
-    advantages = replace(hand.advantages(), mask=kept, **{
-        name: getattr(hand.advantages(), name) * kept for name in ("advantages", "returns", "token_rewards")
+    advantages = replace(stub_models.advantages(), mask=kept, **{
+        name: getattr(stub_models.advantages(), name) * kept for name in ("advantages", "returns", "token_rewards")
     })  # fmt: skip
-    critic.run(STATES["critic"], hand.rollouts(), hand.values(), advantages)
+    critic.run(STATES["critic"], stub_models.rollouts(), stub_models.values(), advantages)
     for objective, entropy in ((actor, ones), (asked_of(critic), None)):
         found = []
         for under in (7.0, garbage):
-            outputs = hand.ACTOR.where(kept, under).requires_grad_()
+            outputs = stub_models.ACTOR.where(kept, under).requires_grad_()
             of_rows = None if entropy is None else entropy.where(kept, under)
             loss = objective(BOTH, TokenOutputs(outputs, of_rows), objective.totals(BOTH))
             loss.backward()  # type: ignore[no-untyped-call]
@@ -175,14 +181,14 @@ def test_a_penalty_in_the_reward_is_not_in_the_loss() -> None:
 
 
 def test_a_penalty_without_a_reference_is_no_update_without_a_penalty() -> None:
-    without = hand.logprobs(reference=None)
+    without = stub_models.logprobs(reference=None)
     with pytest.raises(AssertionError, match="the reference's log-probs were not taken"):
         objective_of(actor_stage(penalty=IN_LOSS), logprobs=without)
     assert losses_of(objective_of(actor_stage(), logprobs=without)) == [Surrogate]
 
 
 def test_rows_without_a_score_train_nothing() -> None:
-    advantages, second = hand.advantages(), hand.MASK & torch.tensor([[False], [True]])
+    advantages, second = stub_models.advantages(), stub_models.MASK & torch.tensor([[False], [True]])
     grids = {name: getattr(advantages, name) * second for name in ("advantages", "returns", "token_rewards")}
     only_second = replace(advantages, mask=second, **grids)
     # Entropies 7 in the row without a score, 1 in the other.
@@ -190,32 +196,34 @@ def test_rows_without_a_score_train_nothing() -> None:
     objective = objective_of(actor_stage(entropy_coef=0.3), advantages=only_second)
     assert objective.totals(BOTH) == (3, 3)
     assert objective.totals(BOTH[:1]) == (0, 0)
-    FLOAT32.check(objective(BOTH, TokenOutputs(hand.ACTOR, entropy), (3, 3)), -2.5 / 3 - 0.3)
+    FLOAT32.check(objective(BOTH, TokenOutputs(stub_models.ACTOR, entropy), (3, 3)), -2.5 / 3 - 0.3)
 
 
 def test_a_correction_weighs_a_token_by_its_ratio_up_to_the_largest_weight() -> None:
     # trainer - sampler: log 1.5, log 4 in row 0; 0, -log 2, log 2 in row 1.
     gap = torch.tensor([[math.log(1.5), math.log(4), 0.0], [0.0, -math.log(2), math.log(2)]])
-    rollouts = hand.rollouts(sampler_logprobs=(hand.ACTOR - gap) * hand.MASK)
-    found = TIS.run(rollouts, hand.logprobs())
+    rollouts = stub_models.rollouts(sampler_logprobs=(stub_models.ACTOR - gap) * stub_models.MASK)
+    found = TIS.run(rollouts, stub_models.logprobs())
     FLOAT32.check(found.weights, torch.tensor([[1.5, 3.0, 0.0], [1.0, 0.5, 2.0]]))
-    assert torch.equal(found.mask, hand.MASK)
+    assert torch.equal(found.mask, stub_models.MASK)
     assert found.metrics() == pytest.approx({"correction/weight_mean": 8 / 5, "correction/capped_frac": 1 / 5})
 
 
 def test_a_correction_weighs_the_advantages_and_says_which_tokens_count() -> None:
-    kept = hand.MASK & torch.tensor([[True, False, False], [True, True, True]])
-    corrected = objective_of(actor_stage(), correction=hand.correction(torch.full((2, 3), 1.5), kept))
+    kept = stub_models.MASK & torch.tensor([[True, False, False], [True, True, True]])
+    corrected = objective_of(actor_stage(), correction=stub_models.correction(torch.full((2, 3), 1.5), kept))
     # Row 0: -1 x 1.5; its second token does not count.
     assert corrected.totals(BOTH) == (4,)
-    FLOAT32.check(corrected(BOTH[:1], TokenOutputs(hand.ACTOR[:1]), (4,)), -1.5 / 4)
+    FLOAT32.check(corrected(BOTH[:1], TokenOutputs(stub_models.ACTOR[:1]), (4,)), -1.5 / 4)
 
 
 def corrected(keeps: Any, *, normalize: bool = False, bounded: bool = False) -> Any:
     """The correction of ratios 1.5, 4; 1, 0.5, 2, each its own weight where it is kept."""
     gap = torch.tensor([[math.log(1.5), math.log(4), 0.0], [0.0, -math.log(2), math.log(2)]])
-    rollouts = hand.rollouts(sampler_logprobs=(hand.ACTOR - gap) * hand.MASK, stamps=["actor@4:a"] * 2)
-    return CorrectionStage(plain_weights, bounded, keeps, normalize, "keys").run(rollouts, hand.logprobs())
+    rollouts = stub_models.rollouts(
+        sampler_logprobs=(stub_models.ACTOR - gap) * stub_models.MASK, stamps=["actor@4:a"] * 2
+    )
+    return CorrectionStage(plain_weights, bounded, keeps, normalize, "keys").run(rollouts, stub_models.logprobs())
 
 
 def test_a_token_counts_where_every_test_keeps_it() -> None:
@@ -239,10 +247,12 @@ def test_each_test_of_a_sequence_sees_all_its_tokens() -> None:
 
 
 def test_a_response_without_a_counted_token_is_not_dropped() -> None:
-    mask = hand.MASK & torch.tensor([[False], [True]])
+    mask = stub_models.MASK & torch.tensor([[False], [True]])
     below = partial(kept_by_ratio, level="token", min_ratio=None, max_ratio=3.0)
     stage = CorrectionStage(plain_weights, False, (below,), False, "keys")
-    found = stage.run(hand.rollouts(mask=mask, sampler_logprobs=hand.ACTOR * mask), hand.logprobs())
+    found = stage.run(
+        stub_models.rollouts(mask=mask, sampler_logprobs=stub_models.ACTOR * mask), stub_models.logprobs()
+    )
     assert found.metrics()["correction/dropped_seqs"] == 0.0
 
 
@@ -262,20 +272,24 @@ def test_a_correction_that_leaves_nothing_stops_the_run_and_says_so() -> None:
     # All count, and none weighs anything.
     weighs_nothing = replace(TIS, weigh=partial(inside_weights, min_ratio=8.0, max_ratio=9.0))
     with pytest.raises(MismatchError, match="leaves `0` of the 5 tokens"):
-        weighs_nothing.run(hand.rollouts(stamps=["actor@4:a"] * 2), hand.logprobs())
+        weighs_nothing.run(stub_models.rollouts(stamps=["actor@4:a"] * 2), stub_models.logprobs())
     # The row that is kept has no score.
     kept = torch.tensor([[True, True, False], [False, False, False]])
-    unscored = replace(hand.advantages(torch.zeros(2, 3)), mask=~kept & hand.MASK, returns=torch.zeros(2, 3))
+    unscored = replace(
+        stub_models.advantages(torch.zeros(2, 3)), mask=~kept & stub_models.MASK, returns=torch.zeros(2, 3)
+    )
     with pytest.raises(MismatchError, match=r"leaves `0` of the 3 tokens that have an advantage"):
-        objective_of(actor_stage(), advantages=unscored, correction=hand.correction(torch.ones(2, 3), kept))
+        objective_of(actor_stage(), advantages=unscored, correction=stub_models.correction(torch.ones(2, 3), kept))
 
 
 def test_a_sequence_weighs_the_ratio_of_all_its_tokens_whichever_are_rejected() -> None:
     above = partial(kept_by_ratio, level="token", min_ratio=0.8, max_ratio=None)
     gap = torch.tensor([[math.log(1.5), math.log(4), 0.0], [0.0, -math.log(2), math.log(2)]])
-    rollouts = hand.rollouts(sampler_logprobs=(hand.ACTOR - gap) * hand.MASK, stamps=["actor@4:a"] * 2)
+    rollouts = stub_models.rollouts(
+        sampler_logprobs=(stub_models.ACTOR - gap) * stub_models.MASK, stamps=["actor@4:a"] * 2
+    )
     weigh = partial(truncated_sequence_weights, min_ratio=0.0, max_ratio=9.0)
-    found = CorrectionStage(weigh, True, (above,), False, "keys").run(rollouts, hand.logprobs())
+    found = CorrectionStage(weigh, True, (above,), False, "keys").run(rollouts, stub_models.logprobs())
     # 1.5 x 4; 1 x 0.5 x 2, of which the second token does not count.
     FLOAT32.check(found.weights, torch.tensor([[6.0, 6.0, 0.0], [1.0, 0.0, 1.0]]))
     assert found.mask.tolist() == [[True, True, False], [True, False, True]]
@@ -283,23 +297,30 @@ def test_a_sequence_weighs_the_ratio_of_all_its_tokens_whichever_are_rejected() 
 
 def test_tokens_that_weigh_nothing_are_nothing_to_learn_from() -> None:
     with pytest.raises(MismatchError, match=r"leaves `0` of the 5 tokens that have an advantage"):
-        objective_of(actor_stage(), correction=hand.correction(torch.zeros(2, 3), hand.MASK))
+        objective_of(actor_stage(), correction=stub_models.correction(torch.zeros(2, 3), stub_models.MASK))
 
 
 def test_a_samplers_log_prob_that_is_no_number_is_named() -> None:
-    bad = hand.ACTOR.clone()
+    bad = stub_models.ACTOR.clone()
     bad[1, 2] = math.nan
     with pytest.raises(NonFiniteError, match=r"log-prob of the sampler is `nan` .*sequence 1, response token 2"):
-        TIS.run(hand.rollouts(sampler_logprobs=bad), hand.logprobs())
+        TIS.run(stub_models.rollouts(sampler_logprobs=bad), stub_models.logprobs())
 
 
 def test_figures_of_a_corrected_update_are_of_the_tokens_that_count() -> None:
-    kept = hand.MASK & torch.tensor([[True, False, False], [True, True, True]])
-    logprobs = replace(hand.logprobs(), entropy=torch.tensor([[1.0, 9.0, 0.0], [1.0, 1.0, 1.0]]))
-    inputs = (hand.rollouts(), logprobs, hand.advantages(), hand.correction(torch.ones(2, 3), kept))
-    moved = hand.Engine(hand.ACTOR + torch.tensor([[0.0, 5.0, 0.0], [0.0, 0.0, 0.0]]))
-    stage = actor_stage(models=hand.Models(moved), plan=replace(plan(), minibatch_seqs=2), positive_nll_coef=0.1)
-    advantages = replace(hand.advantages(), shaped=torch.tensor([1.0, 1.0]))
+    kept = stub_models.MASK & torch.tensor([[True, False, False], [True, True, True]])
+    logprobs = replace(stub_models.logprobs(), entropy=torch.tensor([[1.0, 9.0, 0.0], [1.0, 1.0, 1.0]]))
+    inputs = (
+        stub_models.rollouts(),
+        logprobs,
+        stub_models.advantages(),
+        stub_models.correction(torch.ones(2, 3), kept),
+    )
+    moved = stub_models.Engine(stub_models.ACTOR + torch.tensor([[0.0, 5.0, 0.0], [0.0, 0.0, 0.0]]))
+    stage = actor_stage(
+        models=stub_models.Models(moved), plan=replace(plan(), minibatch_seqs=2), positive_nll_coef=0.1
+    )
+    advantages = replace(stub_models.advantages(), shaped=torch.tensor([1.0, 1.0]))
     figures = stage.run(STATES["actor"], inputs[0], inputs[1], advantages, inputs[3]).metrics()
     assert figures["policy/entropy_mean"] == 1.0
     # The token whose ratio is exp(5) does not count, and its likelihood is not raised.
@@ -309,8 +330,8 @@ def test_figures_of_a_corrected_update_are_of_the_tokens_that_count() -> None:
 
 def test_the_value_loss_is_that_of_its_rows_and_scaled() -> None:
     stage = critic_stage(scale=0.5)
-    returns = hand.advantages(torch.tensor([[8.0, 8.0, 0.0], [0.0, 1.0, 2.0]]))  # of which it is one more
-    stage.run(STATES["critic"], hand.rollouts(), hand.values(), returns)
+    returns = stub_models.advantages(torch.tensor([[8.0, 8.0, 0.0], [0.0, 1.0, 2.0]]))  # of which it is one more
+    stage.run(STATES["critic"], stub_models.rollouts(), stub_models.values(), returns)
     # Squared errors of row 1: 1, 0, 4; half of their sum over 5 tokens, scaled.
     found = asked_of(stage)(torch.tensor([1]), TokenOutputs(torch.tensor([[0.0, 2.0, 1.0]])), (5,))
     FLOAT32.check(found, 0.5 * 5 / 2 / 5)
@@ -330,8 +351,8 @@ def test_the_value_loss_is_that_of_its_rows_and_scaled() -> None:
 )
 def test_the_value_loss_is_averaged_as_the_recipe_says(aggregation: Any, total: int, expected: float) -> None:
     stage = critic_stage(scale=0.5, aggregation=aggregation)
-    returns = hand.advantages(torch.tensor([[8.0, 8.0, 0.0], [0.0, 1.0, 2.0]]))  # of which it is one more
-    stage.run(STATES["critic"], hand.rollouts(), hand.values(), returns)
+    returns = stub_models.advantages(torch.tensor([[8.0, 8.0, 0.0], [0.0, 1.0, 2.0]]))  # of which it is one more
+    stage.run(STATES["critic"], stub_models.rollouts(), stub_models.values(), returns)
     objective = asked_of(stage)
     assert objective.totals(BOTH) == (total,)
     seen = torch.tensor([[7.0, 8.0, 5.0], [0.0, 2.0, 1.0]])
@@ -341,21 +362,21 @@ def test_the_value_loss_is_averaged_as_the_recipe_says(aggregation: Any, total: 
 
 
 def test_explained_variance_is_told_of_the_values_before_and_of_those_that_the_last_epoch_saw() -> None:
-    goals = hand.advantages().returns  # 2, 3 | 0, 1.5, 4: mean 2.1, squares 31.25 - 5 x 2.1^2 = 9.2
+    goals = stub_models.advantages().returns  # 2, 3 | 0, 1.5, 4: mean 2.1, squares 31.25 - 5 x 2.1^2 = 9.2
 
-    class Learning(hand.Engine):
+    class Learning(stub_models.Engine):
         """Half of the way to the returns in its first epoch, at them but for one token in the second."""
 
         def update(self, sequences: object, minibatches: list[Minibatch], objective: object) -> list[MinibatchResult]:
-            nearly = goals - torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]) + 7.0 * ~hand.MASK
+            nearly = goals - torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]) + 7.0 * ~stub_models.MASK
             seen = [goals / 2, goals / 2, nearly, nearly]
             return [
                 MinibatchResult(0.0, 1.0, TokenOutputs(one[m.rows])) for one, m in zip(seen, minibatches, strict=True)
             ]
 
-    stage = critic_stage(models=hand.Models(Learning()), plan=plan(epochs=2))
-    old = hand.values(torch.tensor([[1.0, 2.0, 0.0], [-1.0, 0.5, 5.0]]))
-    figures = stage.run(STATES["critic"], hand.rollouts(), old, hand.advantages()).metrics()
+    stage = critic_stage(models=stub_models.Models(Learning()), plan=plan(epochs=2))
+    old = stub_models.values(torch.tensor([[1.0, 2.0, 0.0], [-1.0, 0.5, 5.0]]))
+    figures = stage.run(STATES["critic"], stub_models.rollouts(), old, stub_models.advantages()).metrics()
     # Returns less values before: 1, 1, 1, 1, -1: mean 0.6, squares 5 - 5 x 0.36 = 3.2.
     assert figures["value/explained_variance"] == pytest.approx(1 - 3.2 / 9.2)
     # Less those of the second epoch: 0, 1, 0, 0, 0: mean 0.2, squares 1 - 5 x 0.04 = 0.8.
@@ -373,20 +394,20 @@ def lineage_of_the_actor(changed: str) -> str:
     state = replace(STATES["actor"], lineage="other") if changed == "parent" else STATES["actor"]
     record = actor_stage(fingerprint="others" if changed == "fingerprint" else "keys").run(
         state,
-        hand.rollouts(seeds=torch.tensor([3, 4])) if changed == "rollouts" else hand.rollouts(),
-        hand.logprobs(hand.ACTOR * 1.5) if changed == "logprobs" else hand.logprobs(),
-        hand.advantages(hand.ACTOR) if changed == "advantages" else hand.advantages(),
+        stub_models.rollouts(seeds=torch.tensor([3, 4])) if changed == "rollouts" else stub_models.rollouts(),
+        stub_models.logprobs(stub_models.ACTOR * 1.5) if changed == "logprobs" else stub_models.logprobs(),
+        stub_models.advantages(stub_models.ACTOR) if changed == "advantages" else stub_models.advantages(),
     )
     return record.lineage
 
 
 def test_the_samplers_log_probs_enter_a_lineage_only_by_a_correction() -> None:
     def lineages(*, corrects: bool) -> set[str]:
-        found = (hand.rollouts(), hand.rollouts(sampler_logprobs=hand.ACTOR * 1.5))
+        found = (stub_models.rollouts(), stub_models.rollouts(sampler_logprobs=stub_models.ACTOR * 1.5))
         made = {}
         for rollouts in found:
-            inputs = [rollouts, hand.logprobs(), hand.advantages()]
-            inputs += [TIS.run(rollouts, hand.logprobs())] if corrects else []
+            inputs = [rollouts, stub_models.logprobs(), stub_models.advantages()]
+            inputs += [TIS.run(rollouts, stub_models.logprobs())] if corrects else []
             made[actor_stage().run(STATES["actor"], *inputs).lineage] = rollouts
         return set(made)
 
@@ -402,17 +423,22 @@ def lineage_of_the_critic(changed: str) -> str:
     state = replace(STATES["critic"], lineage="other") if changed == "parent" else STATES["critic"]
     record = critic_stage(fingerprint="others" if changed == "fingerprint" else "keys").run(
         state,
-        hand.rollouts(seeds=torch.tensor([3, 4])) if changed == "rollouts" else hand.rollouts(),
-        hand.values(hand.ACTOR) if changed == "values" else hand.values(),
-        hand.advantages(hand.ACTOR) if changed == "advantages" else hand.advantages(),
+        stub_models.rollouts(seeds=torch.tensor([3, 4])) if changed == "rollouts" else stub_models.rollouts(),
+        stub_models.values(stub_models.ACTOR) if changed == "values" else stub_models.values(),
+        stub_models.advantages(stub_models.ACTOR) if changed == "advantages" else stub_models.advantages(),
     )
     return record.lineage
 
 
 def test_a_lineage_is_the_same_for_all_time() -> None:
     """A run in progress is resumed by it: not one of these may move to another place."""
-    rollouts, logprobs, values, advantages = hand.rollouts(), hand.logprobs(), hand.values(), hand.advantages()
-    corrected = hand.correction(torch.full((2, 3), 1.5))
+    rollouts, logprobs, values, advantages = (
+        stub_models.rollouts(),
+        stub_models.logprobs(),
+        stub_models.values(),
+        stub_models.advantages(),
+    )
+    corrected = stub_models.correction(torch.full((2, 3), 1.5))
     found = {
         "actor": actor_stage().run(STATES["actor"], rollouts, logprobs, advantages).lineage,
         "corrected": actor_stage().run(STATES["actor"], rollouts, logprobs, advantages, corrected).lineage,
@@ -429,9 +455,12 @@ def test_a_lineage_is_the_same_for_all_time() -> None:
 
 
 def test_an_update_goes_on_from_the_optimizer_steps_before_it() -> None:
-    inputs = {"actor": (hand.logprobs(), hand.advantages()), "critic": (hand.values(), hand.advantages())}
+    inputs = {
+        "actor": (stub_models.logprobs(), stub_models.advantages()),
+        "critic": (stub_models.values(), stub_models.advantages()),
+    }
     for role, stage in (("actor", actor_stage(plan=plan(epochs=2))), ("critic", critic_stage(plan=plan(epochs=2)))):
-        record = stage.run(STATES[role], hand.rollouts(), *inputs[role])
+        record = stage.run(STATES[role], stub_models.rollouts(), *inputs[role])
         assert (record.step, record.updates, record.parent) == (5, 9 + 4, "parent")
         # 1 - update / 20, counted on from 9.
         assert record.per_minibatch["lr"] == pytest.approx([0.55, 0.5, 0.45, 0.4])
@@ -448,7 +477,7 @@ def test_a_rate_that_follows_steps_counts_from_the_first_that_trains_the_role() 
 def test_the_order_of_rows_is_another_in_every_epoch_step_and_role() -> None:
     def orders(role: str, step: int) -> list[tuple[int, ...]]:
         state = replace(STATES[role], step=step - 1)
-        found: list[Minibatch] = plan(epochs=2).minibatches(state, 64, cast(Any, hand.CountsAll()))
+        found: list[Minibatch] = plan(epochs=2).minibatches(state, 64, cast(Any, stub_models.CountsAll()))
         rows = [int(minibatch.rows) for minibatch in found]
         return [tuple(rows[:64]), tuple(rows[64:])]
 

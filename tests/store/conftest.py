@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from fakes.components import fake_recipe
 from fakes.job import PPO_STORIES, Witness, play
-from fakes.sockets import fake_recipe
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.manifest import Manifest

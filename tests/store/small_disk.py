@@ -13,8 +13,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from fakes.components import fake_recipe
 from fakes.job import play, result
-from fakes.sockets import fake_recipe
 from ppoctl.errors import StorageError
 from ppoctl.store.resume_plan import plan_resume
 from ppoctl.store.run_paths import RunPaths

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fakes.components import fake_recipe
 from fakes.job import play
-from fakes.sockets import fake_recipe
 from ppoctl.cli.app import run
 from ppoctl.errors import CorruptArtifactError, RecipeError, StorageError
 from ppoctl.store import eval_samples

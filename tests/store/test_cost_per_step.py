@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from fakes.components import fake_recipe
 from fakes.job import Witness, play
-from fakes.sockets import fake_recipe
 
 FILE_EVENTS = ("open", "os.", "shutil.")
 
@@ -50,7 +50,7 @@ class Operations:
         return counted
 
 
-@pytest.mark.parametrize("last", [40, pytest.param(2000, marks=[pytest.mark.story, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("last", [40, pytest.param(2000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
 def test_a_late_step_asks_as_much_of_the_disk_as_an_early_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int
 ) -> None:

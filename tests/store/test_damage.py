@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fakes.components import fake_recipe
 from fakes.job import play, result, saved_pairs
-from fakes.sockets import fake_recipe
 from ppoctl.errors import CorruptArtifactError, RecipeError, StorageError
 from ppoctl.store.compare import compare
 from ppoctl.store.discard import repair, roll_back

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from end_to_end.drill import side_by_side
+from fakes.components import fake_recipe
 from fakes.job import PPO_STORIES, Witness, open_run, play, result
-from fakes.sockets import fake_recipe
 from ppoctl.errors import StorageError, SupersededError
 from ppoctl.loop.run import run
 from ppoctl.store import artifact, run_dir
@@ -20,7 +21,6 @@ from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.journal import Journal
 from ppoctl.store.run_paths import RunPaths
 from store.conftest import Stale, a_manifest, working
-from story.drill import side_by_side
 
 RECIPE = {
     "steps": 3,

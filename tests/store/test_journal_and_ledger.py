@@ -8,8 +8,8 @@ from shutil import copytree, rmtree
 
 import pytest
 
+from fakes.components import fake_recipe
 from fakes.job import Witness, open_run, play, result
-from fakes.sockets import fake_recipe
 from ppoctl.batch.records import Rewards, Rollouts
 from ppoctl.batch.scores import REWARD_OUTCOMES
 from ppoctl.batch.sealed_json import sealed_line

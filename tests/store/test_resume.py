@@ -12,8 +12,8 @@ from typing import Any, cast
 import pytest
 import torch
 
+from fakes.components import BigramGenerator, EvenScorer, fake_recipe, fake_sockets
 from fakes.job import Stops, Witness, open_run, play, result
-from fakes.sockets import BigramGenerator, EvenScorer, fake_recipe, fake_sockets
 from ppoctl.cli.app import run as run_command
 from ppoctl.errors import CorruptArtifactError, PreemptedError, StorageError, SupersededError
 from ppoctl.loop.run import run

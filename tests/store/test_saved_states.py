@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from fakes.bigram import BigramTrainer
+from fakes.components import fake_recipe
 from fakes.job import Wiring, Witness, open_run, play, result, saved_pairs
-from fakes.sockets import fake_recipe
 from ppoctl.batch.records import Carry, State
 from ppoctl.errors import HealthStopError, StorageError
 from ppoctl.loop.run import run, start_point

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fakes.bigram import BigramSaving
+from fakes.components import fake_recipe
 from fakes.job import Stops, Witness, open_run, play, result, saved_pairs
-from fakes.sockets import fake_recipe
 from ppoctl.batch.digest import FileDigest
 from ppoctl.errors import HealthStopError, PreemptedError, StorageError
 from ppoctl.loop.run import run

@@ -7,8 +7,8 @@ from typing import cast
 import pytest
 
 from fakes.bigram import BigramTrainer
+from fakes.components import fake_recipe
 from fakes.job import Stops, Witness, open_run, play, result, saved_pairs
-from fakes.sockets import fake_recipe
 from ppoctl.errors import PreemptedError, StorageError
 from ppoctl.loop.run import run, start_point
 from ppoctl.loop.step_functions import PPO, outline

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from house.test_house_light import HEAVY, front
+from conventions.test_lightweight_imports import HEAVY, front
 from ppoctl.cli.app import run
 from ppoctl.store import run_dir
 from ppoctl.store.jobs import jobs

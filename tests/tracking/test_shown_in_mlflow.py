@@ -12,8 +12,8 @@ import psutil
 import pytest
 from tracking_lab import SETTINGS, Mlflow, RunDir, Said, figures_and_status, journaled_points
 
+from fakes.components import fake_recipe, fake_sockets
 from fakes.nvml import FakeNvml
-from fakes.sockets import fake_recipe, fake_sockets
 from ppoctl.batch.sealed_json import seal, unseal
 from ppoctl.data.token_text import TokenText
 from ppoctl.machine.system_metrics import SystemMetrics

@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from fakes.components import CountingQuestions, EvenScorer, fake_recipe, fake_sockets
 from fakes.device import (
     CountedDevice,
     CountedGenerator,
@@ -20,7 +21,6 @@ from fakes.device import (
     CountingRewardRank,
 )
 from fakes.job import Stops, Witness, open_run
-from fakes.sockets import CountingQuestions, EvenScorer, fake_recipe, fake_sockets
 from ppoctl.batch.prompts import Prompts
 from ppoctl.engines.device_sharing import DeviceSharing
 from ppoctl.engines.megatron.ranks import DeviceSharingRanks, ThisProcess

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fakes.sockets import fake_recipe
+from fakes.components import fake_recipe
 from ppoctl.batch.digest import flushed_digest
 from ppoctl.errors import CorruptArtifactError, RecipeError
 from ppoctl.preflight.critic_state import require_kept

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from fakes.sockets import EvenScorer, fake_recipe, fake_sockets
+from fakes.components import EvenScorer, fake_recipe, fake_sockets
 from ppoctl.batch.scores import Score
 from ppoctl.engines.megatron.factory import trainer_settings
 from ppoctl.engines.ray.processes import RayProcesses

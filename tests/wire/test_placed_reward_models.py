@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fakes.sockets import fake_recipe
+from fakes.components import fake_recipe
 from ppoctl.engines.megatron.ranks import DeviceSharingRanks
 from ppoctl.errors import RecipeError, StorageError
 from ppoctl.loading.load import load

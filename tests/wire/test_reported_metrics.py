@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from fakes.components import fake_recipe
 from fakes.job import play
-from fakes.sockets import fake_recipe
 from ppoctl.loading.rules.metrics import metrics_that_are_watched_are_reported
 from ppoctl.metric_registry import METRICS, find, reported
 from ppoctl.recipe.schema import Recipe

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from fakes.components import fake_recipe
 from fakes.job import Witness, open_run
-from fakes.sockets import fake_recipe
 from ppoctl.ppo.kl_coefficient import KlTarget
 from ppoctl.runs.resources import time_left
 from ppoctl.store.outline import Outlines

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from fakes.components import fake_recipe
 from fakes.job import Witness, open_run, play
-from fakes.sockets import fake_recipe
 from ppoctl.batch.records import State
 from ppoctl.loop.run import run
 from ppoctl.ppo.aggregation import SequenceSum

@@ -34,7 +34,7 @@ from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import JournalLine
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stage_runner import load_record
-from wiring.bench import BASE, open_bench
+from wiring.harness import BASE, open_bench
 
 FILE = Path(__file__).parent / "golden_run.json"
 DIGESTS = ("used_by", "tokens", "seal")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakes.sockets import fake_sockets
+from fakes.components import fake_sockets
 from ppoctl.batch.records import Evaluation
 from ppoctl.batch.scores import Score
 from ppoctl.errors import RewardError
@@ -16,9 +16,9 @@ from ppoctl.ports import SamplingParams
 from ppoctl.recipe.schema import Recipe
 from ppoctl.rewards.python import digest_of
 from ppoctl.wire.stages import evaluation_stage
-from wiring import book
-from wiring.bench import Bench, open_bench, riddle, with_key, with_keys
+from wiring import textbook
 from wiring.cases import each_key, holds
+from wiring.harness import Bench, open_bench, riddle, with_key, with_keys
 
 METRICS = Path(__file__).parents[1] / "rewards" / "users_metrics.py"
 LOST = {1: Score(None, "error", "no number"), 2: Score(None, "timeout", "10 s")}
@@ -56,7 +56,7 @@ def test_each_set_is_drawn_as_the_recipe_says(tmp_path: Path, key: str, value: A
         for mode, times, params in (("greedy", 1, plain), ("sampled", count, replace(plain, **filters))):
             for prompt in prompts.rows if told["eval.passes"] in (mode, "both") else ():
                 for index in range(times):
-                    drawn = book.derived(seed, "eval", mode, prompt.id, index)
+                    drawn = textbook.derived(seed, "eval", mode, prompt.id, index)
                     wanted.append((f"{name}/{mode}/{prompt.id}#{index}", prompt.token_ids, drawn, params))
     assert [(r.key, r.prompt_tokens, r.seed, p) for r, p, _ in played.generator.asked] == wanted
 

@@ -6,8 +6,8 @@ import torch
 
 from ppoctl.engines.megatron.factory import trainer_settings
 from ppoctl.recipe.schema import Recipe
-from wiring.bench import with_keys
 from wiring.cases import each_key
+from wiring.harness import with_keys
 
 
 @each_key(

@@ -16,8 +16,8 @@ from ppoctl.data.template import PromptTemplate
 from ppoctl.errors import DataError
 from ppoctl.loading.rules.rows import a_weight_is_of_a_source_that_trains
 from ppoctl.recipe.schema import Recipe
-from wiring.bench import BASE
 from wiring.cases import each_key, holds
+from wiring.harness import BASE
 
 COLUMNS = {"format": "columns", "path": "columns.jsonl", "prompt": "q", "answer": "a.gold"}
 GSM8K = {"format": "gsm8k", "path": "gsm8k.jsonl"}

@@ -20,8 +20,8 @@ from ppoctl.rewards.table import ProcessScorer, no_models
 from rewards.asking import request
 from rewards.endpoint import ended, endpoint
 from rewards.scoring_service import serving
-from wiring.bench import with_keys
 from wiring.cases import holds
+from wiring.harness import with_keys
 
 EXACT = {"kind": "exact_match"}
 GSM8K = {"kind": "gsm8k"}

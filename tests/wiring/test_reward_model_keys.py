@@ -17,8 +17,8 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.wire.reward_models import RewardModelsOf, settings_of
 from rewards.asking import request
 from rewards.reward_models import reward_model
-from wiring.bench import with_keys
 from wiring.cases import holds
+from wiring.harness import with_keys
 
 CHAT = (Message("user", "1 + 1?"),)
 

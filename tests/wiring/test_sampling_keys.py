@@ -9,8 +9,8 @@ import torch
 from fakes.bigram import END
 from ppoctl.batch.records import TRUNCATED
 from tolerance import STEP
-from wiring.bench import STEP_NUMBER, open_bench, with_keys
 from wiring.cases import holds
+from wiring.harness import STEP_NUMBER, open_bench, with_keys
 
 KEYS = ("min_new_tokens", "stop_token_ids", "max_window_tokens")
 

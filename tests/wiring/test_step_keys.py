@@ -14,9 +14,9 @@ from ppoctl.batch.scores import Score
 from ppoctl.errors import RewardError
 from ppoctl.recipe.schema import Recipe
 from ppoctl.wire.stages import READS, stage_fingerprint
-from wiring import bench, book
-from wiring.bench import BASE, STEP_NUMBER, found_in, open_bench, play_step, played_and_told, with_keys
+from wiring import harness, textbook
 from wiring.cases import each_key, holds
+from wiring.harness import BASE, STEP_NUMBER, found_in, open_bench, play_step, played_and_told, with_keys
 
 CLAMPS = {"input_clamp": None, "output_clamp": None}
 LOSS = {"place": "loss", "estimator": "k3", **CLAMPS, "gradient": "estimator", "coef": 0.4, "adaptive": None}
@@ -163,14 +163,14 @@ MAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 def numbers(tables: Mapping[str, Any]) -> dict[str, np.ndarray]:
     played, told = played_and_told(tables)
-    bench.require_told(found_in(played), told)
+    harness.require_told(found_in(played), told)
     return told | {"drawn": played.rollouts.tokens.double().numpy()}
 
 
 @each_key("key, value", CASES)
 def test_two_values_give_two_steps_each_as_the_book_says(key: str, value: Any) -> None:
     as_is, other = numbers(BASE), numbers(with_keys({key: value}))
-    different = bench.differing(as_is, other)
+    different = harness.differing(as_is, other)
     assert different, f"the case is too weak: nothing depends on `{key}`"
     recipes = [Recipe.model_validate(tables) for tables in (BASE, with_keys({key: value}))]
     for stage, (reads, makes) in MAKES.items():
@@ -206,7 +206,7 @@ def test_each_step_of_the_arithmetic_is_taken_as_its_table_says_beside_all_other
         tables["reward"]["overlong"] = {**OVERLONG, "max_tokens": 4}
     other = deepcopy(tables)
     (other["reward"] if table is None else other["reward"][table])[name] = value
-    different = bench.differing(numbers(tables), numbers(other))
+    different = harness.differing(numbers(tables), numbers(other))
     assert {"shaped", "returns", "actor table", "critic table"} <= different
     assert "scores" not in different
     before, after = (Recipe.model_validate(each) for each in (tables, other))
@@ -225,7 +225,7 @@ def test_the_penalty_is_where_the_recipe_puts_it(place: str, estimator: str) -> 
     coefs = (0.2, 0.7)
     kls = [{**PLACES[place], "estimator": estimator, "coef": coef} for coef in coefs]
     found = [numbers(with_keys({"ppo.kl": kl})) for kl in kls]
-    different = bench.differing(*found)
+    different = harness.differing(*found)
     assert ("token_rewards" in different) == (place == "reward")
     assert "policy minibatches loss" in different
     assert [float(told["kl/coef"]) for told in found] == list(coefs)
@@ -238,8 +238,8 @@ def test_advantages_are_of_the_kind_that_the_recipe_names() -> None:
     whole = {"kind": "gae", "gae_lambda": 1.0, "gae_lambda_value": None, "length_adaptive_alpha": None, **kept}
     found.append(numbers(with_keys({"ppo.advantages": whole})))
     # The returns of lambda 1 are the discounted rewards, whatever the critic says.
-    assert bench.differing(*found) >= {"advantages", "actor table"}
-    assert "returns" not in bench.differing(*found)
+    assert harness.differing(*found) >= {"advantages", "actor table"}
+    assert "returns" not in harness.differing(*found)
 
 
 @holds("ppo.policy_loss.kind", "ppo.policy_loss.ratio_gradient")
@@ -256,7 +256,7 @@ def test_advantages_are_of_the_kind_that_the_recipe_names() -> None:
 )
 def test_each_policy_loss_has_its_own_bounds_and_gradient(table: dict[str, Any], key: str, value: Any) -> None:
     found = [numbers(with_keys({"ppo.policy_loss": each})) for each in (table, {**table, key: value})]
-    assert "actor table" in bench.differing(*found)
+    assert "actor table" in harness.differing(*found)
 
 
 @pytest.mark.parametrize("table", POLICY_LOSSES, ids=lambda table: table["kind"])
@@ -270,11 +270,11 @@ def test_each_policy_loss_is_averaged_with_its_entropy_and_its_penalty(table: di
 def test_old_log_probs_are_whose_the_recipe_says() -> None:
     plain = {"ppo.rollout_correction": {"kind": "none"}}
     trainer, sampler = (numbers(with_keys({**plain, "ppo.old_logprobs": by})) for by in ("trainer", "sampler"))
-    assert bench.differing(trainer, sampler) >= {"logprobs", "entropy", "actor table", "token_rewards"}
+    assert harness.differing(trainer, sampler) >= {"logprobs", "entropy", "actor table", "token_rewards"}
     once = {**plain, "ppo.kl": LOSS, "ppo.epochs": 1, "ppo.minibatch_seqs": 12}
     trainer, current = (numbers(with_keys({**once, "ppo.old_logprobs": by})) for by in ("trainer", "current"))
     # With one update, the old log-probs are the current ones: nothing else is another.
-    assert bench.differing(trainer, current) == {"logprobs", "entropy"}
+    assert harness.differing(trainer, current) == {"logprobs", "entropy"}
     assert current["policy/ratio_max"] == 1.0
 
 
@@ -293,7 +293,7 @@ def test_a_penalty_in_the_loss_pulls_as_the_recipe_says(estimator: str) -> None:
             is_k2 = gradient == "k2" or (by_itself and clamps == CLAMPS)
             found.append((is_k2, numbers(with_keys({"ppo.kl": kl}))))
     for (one_is_k2, one), (other_is_k2, other) in combinations(found, 2):
-        assert ("actor table" in bench.differing(one, other)) != (one_is_k2 and other_is_k2)
+        assert ("actor table" in harness.differing(one, other)) != (one_is_k2 and other_is_k2)
 
 
 @holds("ppo.kl.adaptive.target_per_token", "ppo.kl.adaptive.target_per_sequence", "ppo.kl.adaptive.horizon_seqs")
@@ -306,8 +306,8 @@ def test_a_coefficient_that_adapts_goes_on_from_the_carry_and_hands_on_the_next(
         cases = [(near / 1.1, 300), (near / 1.1, 100), (near / 0.95, 300), *((target, 300) for target in targets)]
         for target, horizon in cases:
             told = numbers(with_keys({"ppo.kl": adapting(place, unit, target, horizon)}))
-            assert told["kl/coef"] == bench.CARRIED_COEF
-            followed.append(float(told["next kl/coef"]) / bench.CARRIED_COEF)
+            assert told["kl/coef"] == harness.CARRIED_COEF
+            followed.append(float(told["next kl/coef"]) / harness.CARRIED_COEF)
     # 12 sequences: e = 0.1, 0.1, -0.05, 0.2, -0.2.
     changes = [1 + 0.1 * 12 / 300, 1 + 0.1 * 12 / 100, 1 - 0.05 * 12 / 300, 1 + 0.2 * 12 / 300, 1 - 0.2 * 12 / 300]
     assert followed == pytest.approx(changes * 2, abs=1e-4)
@@ -341,8 +341,8 @@ def test_what_is_rejected_is_what_the_recipe_says() -> None:
     # Advantages and returns are as without a rejection: no terminal reward is lost with its token.
     as_is = numbers(BASE)
     for told in found:
-        assert not bench.differing(as_is, told) & {"advantages", "returns", "critic table", "token_rewards"}
-        assert {"kept", "actor table"} <= bench.differing(as_is, told)
+        assert not harness.differing(as_is, told) & {"advantages", "returns", "critic table", "token_rewards"}
+        assert {"kept", "actor table"} <= harness.differing(as_is, told)
 
 
 def test_all_corrections_at_once_are_all_made() -> None:
@@ -351,7 +351,7 @@ def test_all_corrections_at_once_are_all_made() -> None:
         "ppo.rollout_rejection": RATIO,
     }
     found = [numbers(with_keys({**changes, "ppo.max_sequence_gap": gap})) for gap in (None, 1.2)]
-    assert {"kept", "weights", "actor table"} <= bench.differing(*found)
+    assert {"kept", "weights", "actor table"} <= harness.differing(*found)
     trusted = {"kind": "none"}
     alone = numbers(with_keys({"ppo.rollout_correction": trusted, "ppo.max_sequence_gap": 1.2}))
     assert set(np.unique(alone["weights"])) == {0.0, 1.0}
@@ -363,8 +363,8 @@ def test_the_actors_decay_is_over_when_its_last_update_is() -> None:
         open_end = {"actor.optimizer.lr_decay_updates": None, "actor.optimizer.lr_schedule": decay}
         found = [numbers(with_keys({**open_end, "ppo.critic_only_steps": waits})) for waits in (1, 2)]
         # Four updates a step, warm-up of three: over after (4 - 1) * 4 and (4 - 2) * 4 updates.
-        assert bench.differing(*found) >= {"policy minibatches lr", "actor table"}
-        assert "critic table" not in bench.differing(*found)
+        assert harness.differing(*found) >= {"policy minibatches lr", "actor table"}
+        assert "critic table" not in harness.differing(*found)
 
 
 @holds("actor.optimizer.lr_ticks", "critic.optimizer.lr_ticks")
@@ -378,7 +378,7 @@ def test_a_rate_that_moves_with_steps_is_that_of_the_step_for_all_its_updates(de
         moving = {**lengths, "ppo.critic_only_steps": waits}
         ticked = {**moving, "actor.optimizer.lr_ticks": "step", "critic.optimizer.lr_ticks": "step"}
         found = [numbers(with_keys(keys)) for keys in (moving, ticked)]
-        assert bench.differing(*found) >= {"policy minibatches lr", "value minibatches lr", "actor table"}
+        assert harness.differing(*found) >= {"policy minibatches lr", "value minibatches lr", "actor table"}
         # The peak is 0.4 after two ticks of warm-up; the critic's 0.2 after one.
         assert found[1]["policy minibatches lr"].tolist() == [rate] * 4
         assert found[1]["value minibatches lr"].tolist() == [0.2] * 6
@@ -387,7 +387,7 @@ def test_a_rate_that_moves_with_steps_is_that_of_the_step_for_all_its_updates(de
 def test_a_decay_without_an_end_is_over_with_the_run() -> None:
     open_end = {"critic.optimizer.lr_decay_updates": None}
     found = [numbers(with_keys({**open_end, "steps": steps})) for steps in (4, 6)]
-    assert bench.differing(*found) >= {"value minibatches lr", "critic table"}
+    assert harness.differing(*found) >= {"value minibatches lr", "critic table"}
 
 
 @holds("reward.max_error_frac")
@@ -419,7 +419,7 @@ def test_samples_are_drawn_for_their_prompt_with_seeds_of_the_run(tmp_path: Path
         assert rollouts.prompt_ids == [prompt.id for prompt, _ in owners]
         assert rollouts.sample_indices == [index for _, index in owners]
         assert rollouts.prompt_tokens.tolist() == [token for prompt, _ in owners for token in prompt.token_ids]
-        assert rollouts.seeds.tolist() == [book.derived(seed, 2, "rollout", p.id, index) for p, index in owners]
+        assert rollouts.seeds.tolist() == [textbook.derived(seed, 2, "rollout", p.id, index) for p, index in owners]
         requests = {request.key: (request, params) for request, params, _ in played.generator.asked}
         assert list(requests) == [f"{prompt.id}#{index}" for prompt, index in owners]
         for row, (request, params) in enumerate(requests.values()):
@@ -496,12 +496,12 @@ def test_figures_of_responses_and_scores_are_those_of_the_records() -> None:
     assert played.rewards.outcomes.tolist() == [{3: 2, 6: 1}.get(place, 0) for place in range(12)]
 
 
-def tokens_of(played: bench.Played) -> list[tuple[int, list[int]]]:
+def tokens_of(played: harness.Played) -> list[tuple[int, list[int]]]:
     lengths = played.rollouts.lengths.tolist()
     return [(n, played.rollouts.tokens[row, :n].tolist()) for row, n in enumerate(lengths)]
 
 
-def words_of(played: bench.Played) -> list[int]:
+def words_of(played: harness.Played) -> list[int]:
     return [len(text.split()) for text in played.rollouts.texts]
 
 
@@ -524,4 +524,4 @@ def test_the_bench_is_not_blind() -> None:
 def test_the_book_notices_advantages_of_other_rows() -> None:
     played, told = played_and_told(BASE)
     with pytest.raises(AssertionError, match="advantages"):
-        bench.require_told(found_in(played), {"advantages": told["advantages"][::-1].copy()})
+        harness.require_told(found_in(played), {"advantages": told["advantages"][::-1].copy()})

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 from ppoctl.engines.vllm.engine import Engine
 from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.recipe.schema import GeneratorTable
-from vllm_guest import engines_are_guests
-from vllm_inspection import inspect_in_this_process
+from vllm_in_process import engines_are_guests
+from vllm_model_registry import inspect_in_this_process
 
 
 def vllm_settings(folder: Path) -> VllmSettings:

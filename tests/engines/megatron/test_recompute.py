@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fakes.sockets import fake_recipe
+from fakes.components import fake_recipe
 from ppoctl.engines.megatron.cpu_adaptation import megatron_device
 from ppoctl.engines.megatron.factory import trainer_settings
 from ppoctl.engines.megatron.microbatches import MicrobatchPlan, cut_rows

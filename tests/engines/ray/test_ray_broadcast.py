@@ -65,7 +65,7 @@ def not_asked(*arguments: Any) -> Any:
     raise AssertionError("the trainer has moved on")
 
 
-@pytest.mark.story
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_two_engines_get_weights_and_one_is_killed_over_it_and_one_while_it_draws(
     placed, monkeypatch: pytest.MonkeyPatch

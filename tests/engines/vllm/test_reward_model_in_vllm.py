@@ -16,7 +16,7 @@ from ppoctl.wire.engines import place_roles
 from ppoctl.wire.reward_models import RewardModelsOf, settings_of
 from rewards.asking import request
 from rewards.reward_models import reward_model
-from wiring.bench import with_keys
+from wiring.harness import with_keys
 
 pytestmark = pytest.mark.engines
 

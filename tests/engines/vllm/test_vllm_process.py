@@ -16,7 +16,7 @@ from ppoctl.engines.vllm.generator import VllmGenerator
 from ppoctl.errors import EnvironmentProblemError, OutOfMemoryError, PpoctlError, RecipeError, WeightSyncError
 from ppoctl.ports import SamplingParams
 from ppoctl.weights.sync import EngineSide
-from vllm_guest import Here
+from vllm_in_process import Here
 
 pytestmark = pytest.mark.engines
 

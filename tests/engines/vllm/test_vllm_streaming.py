@@ -11,7 +11,7 @@ from vllm_bench import Bench, prompts
 from ppoctl.engines.vllm.engine import FEWEST_STEPS, Engine, GenerationOutput
 from ppoctl.errors import PpoctlError
 from ppoctl.ports import SamplingParams
-from vllm_guest import Here
+from vllm_in_process import Here
 
 pytestmark = pytest.mark.engines
 

@@ -24,7 +24,7 @@ from ppoctl.weights.canary import Canary, CanaryScores
 from ppoctl.weights.engine_calls import call_engines
 from ppoctl.weights.sending import NamedWeights
 from ppoctl.weights.sync import EngineSide
-from vllm_guest import Here
+from vllm_in_process import Here
 
 pytestmark = pytest.mark.engines
 

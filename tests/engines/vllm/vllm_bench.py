@@ -18,8 +18,8 @@ from ppoctl.weights.bucket import Bucket, bucket_of
 from ppoctl.weights.checksum import SentChecksums, checksum_of
 from ppoctl.weights.sending import NamedWeights
 from ppoctl.weights.sync import EngineSide, TrainerSide
-from vllm_guest import Here, engines_are_guests
-from vllm_inspection import inspect_in_this_process
+from vllm_in_process import Here, engines_are_guests
+from vllm_model_registry import inspect_in_this_process
 
 END = 41
 """Ends a response: an ordinary token, not the end-of-sequence token of the model folder."""

@@ -1,0 +1,74 @@
+"""Commands that read a run directory know its story from the directory alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.components import fake_recipe
+from fakes.job import Witness, play
+from fakes.step_functions import NO_CRITIC, TWO_ROUNDS
+from ppoctl.cli.app import run
+from ppoctl.loop.step_functions import StepFunction
+
+
+class StopError(Exception):
+    """Ends a run where a test wants it."""
+
+
+def stopped(root: Path, story: StepFunction, moment: str) -> None:
+    """A run that saves every second step, stopped in its third."""
+
+    def act(number: int, name: str) -> None:
+        if name == moment:
+            raise StopError
+
+    with pytest.raises(StopError):
+        play(root, fake_recipe(checkpoint={"every_steps": 2}), Witness(act=act), lambda recipe, step: story)
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> Any:
+    assert run([*words, "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+STORIES = {
+    "no critic": (NO_CRITIC, "actor_update", ["states/actor/000002"]),
+    "two rounds": (TWO_ROUNDS, "rollout.2", ["states/actor/000002", "states/critic/000002"]),
+}
+"""The story, the stage before which the run is stopped, and the states it has saved."""
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_a_run_with_another_story_is_read_like_any_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    story, begins, states = STORIES[name]
+    stopped(tmp_path / "r", story, f"3 {begins} starts")
+    status = told(capsys, "status", str(tmp_path / "r"))
+    assert (status["steps_done"], status["saved_steps"]) == (2, [2])
+    plan = told(capsys, "resume", str(tmp_path / "r"), "--plan")
+    assert plan["from_step"] == 2
+    actions = {item["item"]: item["action"] for item in plan["items"]}
+    assert [item for item, action in actions.items() if action == "restored"] == states
+    updates = [item for item, action in actions.items() if action == "replayed"]
+    assert updates == (["steps/000003/60-critic_update"] if name == "two rounds" else [])
+    assert {item for item, action in actions.items() if action == "run"} >= {"steps/000003/70-actor_update"}
+    shown = told(capsys, "show", str(tmp_path / "r"), "--manifest", "--step", "3")
+    assert len(shown["manifests"]) == sum(action in ("recalled", "replayed") for action in actions.values())
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_a_stage_that_is_gone_is_a_hole_in_that_story(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    story, begins, _ = STORIES[name]
+    stopped(tmp_path / "r", story, f"3 {begins} starts")
+    (tmp_path / "r/steps/000003/10-rollout/manifest.json").unlink()
+    plan = told(capsys, "resume", str(tmp_path / "r"), "--plan", code=8)
+    missing = [item["item"] for item in plan["items"] if item["action"] == "missing"]
+    assert missing == ["steps/000003/10-rollout"]
+    assert "`steps/000003/10-rollout` (missing)" in plan["error"]["message"]
+    assert plan["error"]["hint"].endswith(f"ppoctl resume {tmp_path}/r --allow-missing")
+    assert "error" not in told(capsys, "resume", str(tmp_path / "r"), "--plan", "--allow-missing")

@@ -1,0 +1,323 @@
+"""`ppoctl status` and `ppoctl stop` of runs in jobs, as a person meets them: a Slurm that is a folder of programs."""
+
+import json
+import platform
+import shutil
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cli.conftest import Ask, Said
+from fakes.components import fake_recipe
+from fakes.job import play
+from fakes.slurm import FakeSlurm
+from ppoctl.store.attempt import claim
+from ppoctl.store.jobs import JobRecord, record
+from ppoctl.store.journal import Journal
+from ppoctl.store.run_paths import RunPaths
+from ppoctl.store.stop_request import stop_requested
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("played") / "my"
+    play(root, fake_recipe(steps=1))
+    return root
+
+
+@pytest.fixture
+def layout(played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
+    """The run `my` in the present folder."""
+    shutil.copytree(played, tmp_path / "my")
+    monkeypatch.chdir(tmp_path)
+    return RunPaths(Path("my"))
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    found = FakeSlurm(tmp_path / "slurm")
+    found.use(monkeypatch)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    return found
+
+
+def submitted(layout: RunPaths, id: str = "12", after: str | None = None) -> None:
+    record(layout, JobRecord(id, time.time(), "resume", after=after))
+
+
+def begun(layout: RunPaths, **where: object) -> Journal:
+    """The journal of an attempt on a node of the cluster."""
+    journal = Journal(layout, claim(layout))
+    journal.event("attempt_started", **{"pid": 2**22 + 1, "host": "node1", **where})
+    return journal
+
+
+def test_a_run_in_the_queue(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+    submitted(layout)
+    cluster.has("12", "PENDING", reason="Resources")
+    said = ask("status", "my")
+    assert said.code == 0
+    assert said.out.splitlines()[:3] == ["my: pending", "job 12 waits for `Resources`", ""]
+    assert [line for line in said.out.splitlines() if line.startswith(("steps", "attempts", "jobs"))] == [
+        "steps        1 of 1",
+        "attempts     none",
+        "jobs         12 pending",
+    ]
+    assert said.err == "stop it: ppoctl stop my\n"
+
+
+def test_a_run_at_work_in_a_job(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+    submitted(layout)
+    begun(layout, job="12", restart=0)
+    cluster.has("12", "RUNNING", nodes="node[1-2]", start="1795403470")
+    lines = ask("status", "my").out.splitlines()
+    assert lines[0] == "my: running"
+    assert lines[1].startswith("attempt 2 is at work in job 12 on node[1-2]; it last wrote 0.")
+    assert "attempts     2 running" in lines
+    cluster.has("12", "NODE_FAIL")
+    assert "attempts     2 killed" in ask("status", "my").out.splitlines()
+    cluster.goes_away()
+    assert "attempts     2 running or killed on node1" in ask("status", "my", "--wait", "0.1").out.splitlines()
+
+
+def test_everything_is_in_the_one_object(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+    submitted(layout)
+    submitted(layout, "13", after="12")
+    begun(layout, job="12", restart=0).event("attempt_ended", status="preempted", exit_code=75)
+    layout.job_ended("12").write_text("0 75 7 USR1\n")
+    cluster.has("12", "PENDING", reason="BeginTime", restarts=1, start="4102444800")
+    cluster.has("13", "PENDING", reason="Dependency")
+    told = json.loads(ask("status", "my", "--json").out)
+    assert (told["state"], told["slurm_silent"]) == ("requeued", None)
+    assert told["says"].startswith("job 12 is back in the queue, for the 1st time, for `BeginTime`: ")
+    first, second = told["jobs"]
+    assert {key: first[key] for key in ("id", "state", "reason", "restarts", "starts_at", "ends")} == {
+        "id": "12",
+        "state": "PENDING",
+        "reason": "BeginTime",
+        "restarts": 1,
+        "starts_at": 4102444800.0,
+        "ends": [{"restart": 0, "exit_code": 75, "at": 7.0}],
+    }
+    assert (second["id"], second["after"]) == ("13", "12")
+    assert told["attempts"][-1]["job"] == "12"
+
+
+def test_a_controller_that_is_away_is_waited_for_shortly(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+    submitted(layout)
+    cluster.goes_away()
+    said = ask("status", "my", "--wait", "0.1")
+    assert said.out.splitlines()[:2] == [
+        "my: submitted",
+        "job 12 was submitted and has not begun, as far as the run knows; what becomes of job 12 is unknown: "
+        "`squeue` gave no answer within 0.1 s",
+    ]
+    assert said.err == "ask again, with more time for Slurm: ppoctl status my --wait 20\n"
+    assert "within 0.5 s" in ask("status", "my").out
+
+
+def test_the_words_of_a_job_that_failed_reach_no_terminal_as_a_command(
+    layout: RunPaths, cluster: FakeSlurm, ask: Ask
+) -> None:
+    submitted(layout)
+    cluster.has("12", "FAILED", status="2048")
+    layout.job_log("12").write_text("error: no \x1b]0;owned\x07 disk\n")
+    said = ask("status", "my")
+    assert said.out.splitlines()[1] == (
+        "job 12 ended with `FAILED`, exit code 8:0; no attempt of it began: no \\x1b]0;owned\\x07 disk"
+    )
+    assert said.err == "continue: ppoctl resume my --on slurm\n"
+
+
+def test_each_job_is_told_with_its_own_end(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+    for id in ("7", "8", "9"):
+        submitted(layout, id)
+    layout.job_ended("8").write_text("0 4 100 -\n")
+    cluster.has("9", "COMPLETED")
+    assert "jobs         7 unknown, 8 ended with 4, 9 completed" in ask("status", "my").out.splitlines()
+
+
+def test_what_became_of_the_time_of_each_attempt_is_a_line(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+    for number in range(10):
+        journal = begun(layout, at=1000.0 * number, gpus=4 if number == 9 else 0)
+        ended = {"status": "preempted", "exit_code": 75, "starting_s": 20.0, "abandoned_s": 30.0}
+        journal.event("attempt_ended", at=1000.0 * number + 90, **ended)
+    lines = ask("status", "my").out.splitlines()
+    first = lines.index("attempt  took     kept  starting  lost    GPU-hours kept  lost")
+    assert lines[first + 1].split() == ["4", "1m", "30s", "0.0s", "20s", "30s", "0", "0"]
+    assert lines[first + 8].split() == ["11", "1m", "30s", "0.0s", "20s", "30s", "0", "0.0333"]
+    assert lines[first + 9].split() == ["all", "15m", "00s", "0.0s", "3m", "20s", "5m", "00s", "0", "0.0333"]
+    told = json.loads(ask("status", "my", "--json").out)["spent"]
+    assert len(told) == 10
+    assert (told[0]["attempt"], told[0]["wall_s"], told[0]["lost_s"]) == (2, 90.0, 30.0)
+
+
+def test_resume_leaves_a_run_at_work_in_a_job_alone(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+    submitted(layout)
+    cluster.has("12", "RUNNING", nodes="node1")
+    said = ask("resume", "my")
+    assert said.code == 8
+    assert said.err.startswith("error: run `my` is at work: job 12 of Slurm is at work\n")
+    assert "ppoctl status my" in said.err
+
+
+def test_a_job_at_work_is_asked_to_stop_and_what_waits_behind_it_is_cancelled_last_one_first(
+    layout: RunPaths, cluster: FakeSlurm, ask: Ask
+) -> None:
+    for id, after in (("12", None), ("13", "12"), ("14", "13")):
+        submitted(layout, id, after)
+    begun(layout, job="12", restart=0)
+    cluster.has("12", "RUNNING", nodes="node1")
+    cluster.has("13", "PENDING", reason="Dependency")
+    cluster.has("14", "PENDING", reason="Dependency")
+    said = ask("stop", "my")
+    assert said == Said(
+        0,
+        """\
+attempt 2 in job 12 on node1 is asked to stop when its present stage is done
+job 13 is cancelled
+job 14 is cancelled
+it ends with exit code 130; see it: ppoctl status my
+go on later: ppoctl resume my --on slurm
+""",
+        "",
+    )
+    assert stop_requested(layout, 2) == "stage"
+    assert [call for call in cluster.asked if call.startswith("scancel")] == [
+        "scancel --state=PENDING 14",
+        "scancel --state=PENDING 13",
+    ]
+
+
+def test_after_now_the_job_is_signalled_when_the_request_is_written(
+    layout: RunPaths, cluster: FakeSlurm, ask: Ask
+) -> None:
+    submitted(layout)
+    begun(layout, job="12", restart=0)
+    cluster.has("12", "RUNNING", nodes="node1")
+    told = json.loads(ask("stop", "my", "--after", "now", "--json").out)
+    assert (told["asked"], told["after"], told["signalled"], told["cancelled"]) == (2, "now", "12", [])
+    assert stop_requested(layout, 2) == "now"
+    assert cluster.asked[-1] == "scancel --batch --signal=TERM 12"
+
+
+def test_a_job_in_which_somebody_works_by_hand_is_left_alone(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+    """A desktop, a notebook, an allocation: the run was not submitted as this job, and others may be in it."""
+    begun(layout, job="77", restart=0).event("attempt_ended", status="failed", exit_code=3)
+    cluster.has("77", "RUNNING", nodes="node1")
+    assert ask("stop", "my", "--after", "now").code == 0
+    begun(layout, job="77", restart=0)
+    assert ask("stop", "my", "--after", "now").code == 0
+    assert not [call for call in cluster.asked if call.startswith("scancel")]
+    assert stop_requested(layout, 3) == "now"
+
+
+def test_a_run_in_the_queue_is_taken_out_of_it(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+    submitted(layout)
+    cluster.has("12", "PENDING", restarts=2)
+    begun(layout, job="12", restart=1).event("attempt_ended", status="preempted", exit_code=75)
+    assert ask("stop", "my") == Said(0, "job 12 is cancelled\ngo on later: ppoctl resume my --on slurm\n", "")
+    assert cluster.state("12") == "CANCELLED"
+    assert not layout.stop_request.exists()
+
+
+def test_a_job_that_begins_while_it_is_cancelled_is_cancelled_all_the_same(
+    layout: RunPaths, cluster: FakeSlurm, ask: Ask
+) -> None:
+    submitted(layout)
+    submitted(layout, "13", after="12")
+    cluster.has("12", "PENDING")
+    cluster.has("13", "PENDING")
+    cluster.begins_when_cancelled("12", cancelled="13")
+    assert ask("stop", "my").out.splitlines()[:2] == ["job 12 is cancelled", "job 13 is cancelled"]
+    assert (cluster.state("12"), cluster.state("13")) == ("CANCELLED", "CANCELLED")
+
+
+@pytest.mark.parametrize(("code", "state"), [(75, "CANCELLED"), (0, "COMPLETING")])
+def test_a_job_whose_attempt_has_ended_is_cancelled_only_if_it_would_come_back(
+    layout: RunPaths, cluster: FakeSlurm, ask: Ask, code: int, state: str
+) -> None:
+    submitted(layout)
+    status = "preempted" if code else "finished"
+    begun(layout, job="12", restart=0).event("attempt_ended", status=status, exit_code=code)
+    cluster.has("12", "COMPLETING")
+    assert ask("stop", "my").code == 0
+    assert cluster.state("12") == state
+
+
+def test_a_run_of_this_host_is_asked_and_slurm_is_not(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+    parent = psutil.Process().parent()
+    assert parent is not None
+    begun(layout, host=platform.node(), pid=parent.pid)
+    said = ask("stop", "my", "--after", "step")
+    assert said.out.splitlines()[0] == (
+        f"attempt 2 (process {parent.pid} here) is asked to stop when its present step is done"
+    )
+    assert stop_requested(layout, 2) == "step"
+    assert cluster.asked == []
+
+
+def test_a_run_on_another_host_gets_the_request_alone(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+    begun(layout)
+    assert ask("stop", "my", "--after", "now").out.splitlines() == [
+        "attempt 2 on node1, if it is still there, is asked to stop now: its present stage is lost, but for finished "
+        "samples",
+        "it ends with exit code 130; see it: ppoctl status my",
+        "go on later: ppoctl resume my",
+    ]
+    assert cluster.asked == []
+
+
+def test_a_run_that_is_over_is_left_alone_and_that_is_no_error(
+    layout: RunPaths, cluster: FakeSlurm, ask: Ask
+) -> None:
+    submitted(layout)
+    begun(layout, job="12", restart=0)
+    cluster.has("12", "NODE_FAIL")
+    assert ask("stop", "my") == Said(
+        0, "nothing of it is at work or waits: failed, job 12 ended with `NODE_FAIL`; attempt 2 left no word\n", ""
+    )
+    assert not layout.stop_request.exists()
+
+
+def test_without_an_answer_of_slurm_the_request_is_written_and_the_rest_is_told(
+    layout: RunPaths, cluster: FakeSlurm, ask: Ask
+) -> None:
+    submitted(layout)
+    begun(layout, job="12", restart=0)
+    cluster.goes_away()
+    said = ask("stop", "my", "--after", "now", "--wait", "0.1")
+    assert (said.code, said.err) == (0, "")
+    assert stop_requested(layout, 2) == "now"
+    submitted(layout, "13", after="12")
+    said = ask("stop", "my", "--wait", "0.1")
+    assert said.code == 3
+    assert said.err == (
+        "error: whether Slurm still has job 13 of this run is unknown, and none was cancelled: `squeue` gave no "
+        "answer within 0.1 s\n\nhint: on a login node: ppoctl stop my --wait 20\n"
+    )
+    assert stop_requested(layout, 2) == "stage"
+
+
+def test_a_request_that_cannot_be_written_cancels_nothing(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+    submitted(layout)
+    submitted(layout, "13", after="12")
+    begun(layout, job="12", restart=0)
+    cluster.has("12", "RUNNING", nodes="node1")
+    cluster.has("13", "PENDING")
+    layout.stop_request.mkdir()
+    assert ask("stop", "my").code == 8
+    assert cluster.state("13") == "PENDING"
+
+
+def test_a_suspended_or_hung_run_is_told_what_the_request_does_there(
+    layout: RunPaths, cluster: FakeSlurm, ask: Ask
+) -> None:
+    submitted(layout)
+    begun(layout, job="12", restart=0, at=time.time() - 99999)
+    cluster.has("12", "RUNNING", nodes="node1")
+    assert ask("stop", "my").out.splitlines()[1].endswith("; if it does not end: scancel 12")
+    cluster.has("12", "SUSPENDED", nodes="node1")
+    assert ask("stop", "my").out.splitlines()[1].endswith("; it ends when it goes on: scontrol resume 12")

@@ -1,0 +1,25 @@
+"""A docstring makes sense in an editor's tooltip, without the name beside it: it says what it is about."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from conventions.conftest import trees
+from for_each import for_each
+
+BEGINNINGS = ("Of ", "By ", "The same", "As ", "From ", "With ")
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and text of every string that stands alone: of the module, its classes, functions, and their fields."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value
+
+
+@for_each(sorted(trees()))
+def test_a_docstring_names_what_it_is_about(module: Path) -> None:
+    found = [
+        f"{module}:{line} {text[:60]}" for line, text in docstrings(trees()[module]) if text.startswith(BEGINNINGS)
+    ]
+    assert found == []

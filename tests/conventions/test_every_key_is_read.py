@@ -1,0 +1,81 @@
+"""A recipe key that nothing reads is a promise that nobody keeps.
+
+A key counts as read when code outside `recipe/`, `plan/` and `cli/` takes an attribute of that name, or names it in a
+string (`getattr`). A tag (`kind`, `place`, `format`) is read by whoever asks for the class of its table. Names that
+are common words (`path`, `name`, `min`) are found easily: this test is a net with wide meshes, not a proof.
+"""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from inspect import get_annotations
+from pathlib import Path
+
+from conventions.conftest import trees
+from for_each import for_each
+from ppoctl.recipe import schema_tree as tree
+from ppoctl.recipe.schema import Recipe
+
+ASKED = {
+    Path("recipe/sizes.py"): ("microbatch_limit", "epochs", "minibatch_seqs", "updates_per_tick", "warmup_updates"),
+    Path("loading/capabilities.py"): ("wanting",),
+    Path("recipe/cadence.py"): ("evaluates", "saves"),
+    Path("loading/rules/metrics.py"): ("is_lower_better",),
+    Path("plan/learning_rate.py"): ("learning_rate_of",),
+}
+"""The functions of `recipe/` and `plan/` that engines, wiring and loop ask for a key."""
+
+
+def doing() -> Iterator[ast.AST]:
+    """The files that do something, and the functions of `recipe/` and `plan/` that they ask."""
+    for module, parsed in trees().items():
+        if functions := ASKED.get(module):
+            yield from (node for node in parsed.body if isinstance(node, ast.FunctionDef) and node.name in functions)
+        elif module.parts[0] not in ("recipe", "plan", "cli"):
+            yield parsed
+
+
+@cache
+def read_names() -> frozenset[str]:
+    """Attributes that are read, and strings, in the parts of the product that do something."""
+    names: set[str] = set()
+    for part in doing():
+        for node in ast.walk(part):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                names.add(node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                names.add(node.value)
+            elif isinstance(node, ast.Name):
+                names.add(node.id)
+            elif isinstance(node, ast.ImportFrom):
+                names |= {alias.name for alias in node.names}
+    return frozenset(names)
+
+
+def alternatives() -> list[tuple[str, str]]:
+    """(key, class) of every table that is one of several; a class without keys of its own joins the class that is
+    meant with what it is used as."""
+    found: list[tuple[str, str]] = []
+    for path, key in tree.walk(tree.of(Recipe)):
+        choice = key.node.each if isinstance(key.node, tree.NamedTables) else key.node
+        if isinstance(choice, tree.Choice):
+            for table in choice.tables.values():
+                written = next(each for each in table.model.__mro__ if get_annotations(each))
+                found.append((".".join(path), written.__name__))
+    return found
+
+
+TAGS = {"kind", "place", "format"}
+KEYS = sorted({(".".join(path), key.attribute) for path, key in tree.walk(tree.of(Recipe)) if path[-1] not in TAGS})
+# The class for "nothing of the kind": whatever is none of the others.
+ABSENCE = {"NoKl", "NoCorrection", "NoRejection", "NoTracking"}
+
+
+@for_each(KEYS)
+def test_something_reads_the_key(key: str, attribute: str) -> None:
+    assert attribute in read_names(), f"nothing that does something reads `{key}`"
+
+
+@for_each(alternatives())
+def test_something_asks_for_each_alternative(key: str, table: str) -> None:
+    assert table in read_names() | ABSENCE, f"nothing that does something asks for `{table}` of `{key}`"

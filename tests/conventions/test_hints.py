@@ -1,0 +1,48 @@
+"""A hint is pasted into a shell: whatever a person or a machine named stands in it as `errors.quoted` writes it."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from conventions.conftest import trees
+from for_each import for_each
+
+COMMAND = re.compile(r"\b(ppoctl|ls|rm|mv|cp|df|less|mkdir|export) [^`:]*$")
+"""A command that has begun, and goes on with what is filled in."""
+
+PLAIN = {
+    "name", "role", "step", "of_critic", "steps[-1]", "recorded.step", "path[0]", "version_of('ppoctl')", "PARENT",
+    "2 * steps", "2 * report['steps_planned']", "healthy[-1]", "FORMAT", "done", "max(most // 2, 1)", "key",
+    "nearest", "VISIBLE", "TEMPORARY", "','.join(map(str, usable))", "math.ceil(share * 100) / 100",
+    "' '.join(map(quoted, redo))",
+}  # fmt: skip
+"""What is filled in without a need: names of Python's kind, numbers and our own words."""
+
+NOT_YET = ("data/",)
+
+
+def unquoted(tree: ast.AST) -> Iterator[str]:
+    """What stands in a command of a text, and may hold anything."""
+    for text in (node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)):
+        before = ""
+        for part in text.values:
+            if isinstance(part, ast.Constant):
+                before += str(part.value)
+            elif isinstance(part, ast.FormattedValue):
+                told = ast.unparse(part.value)
+                if COMMAND.search(before) and not told.startswith("quoted(") and told not in PLAIN:
+                    yield f"line {text.lineno}: {told}"
+                before += "WORD"
+
+
+@for_each(sorted(trees()))
+def test_words_of_a_command_are_quoted(module: Path) -> None:
+    if str(module).startswith(NOT_YET):
+        return
+    assert not list(unquoted(trees()[module]))
+
+
+def test_the_law_sees_a_path_in_a_command() -> None:
+    assert list(unquoted(ast.parse('hint = f"look: rm -r {a} and {quoted(b)}"'))) == ["line 1: a"]
+    assert not list(unquoted(ast.parse('message = f"`{a}` is gone; ls {quoted(b)}"')))

@@ -1,0 +1,228 @@
+"""Imports go one way. The table is the law of DESIGN section 2; a new arrow is a decision made here."""
+
+import ast
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from conventions.conftest import trees
+from for_each import for_each
+
+# Room -> rooms it may import. Its own is always allowed, and `ppoctl.__version__` to everyone.
+ARROWS: dict[str, set[str]] = {
+    "errors": set(),
+    "clock": set(),
+    "units": set(),
+    "metric_registry": set(),
+    "recipe_table": set(),
+    "http_client": set(),
+    "chart": set(),
+    "ppo": set(),
+    "activity": {"clock"},
+    "machine": {"errors"},
+    "model": {"errors"},
+    "shutdown": {"clock", "errors"},
+    "batch": {"model", "metric_registry", "errors"},
+    "ports": {"batch"},
+    "rewards": {"batch", "recipe_table", "http_client", "units", "errors"},
+    "recipe": {"rewards", "recipe_table", "model", "errors"},
+    "loading": {"recipe", "rewards", "recipe_table", "model", "metric_registry", "errors"},
+    "manual": {"loading", "recipe", "recipe_table", "metric_registry"},
+    "convert": {"batch", "model", "errors"},
+    "data": {"batch", "recipe", "model", "errors"},
+    "stages": {"ports", "batch", "ppo", "activity", "clock", "metric_registry", "errors"},
+    "store": {"ports", "batch", "activity", "clock", "units", "errors"},
+    "loop": {"store", "batch", "recipe", "metric_registry", "errors"},
+    "plan": {
+        "loop", "store", "convert", "ppo", "rewards", "recipe", "recipe_table", "machine", "model", "errors",
+    },
+    "slurm": {"loading", "recipe", "store", "clock", "errors"},
+    "tracking": {"store", "batch", "recipe", "activity", "clock", "machine", "metric_registry", "errors"},
+    "engines.device_sharing": set(),
+    "engines.loopback": set(),
+    "engines.child": {"activity", "errors"},
+    "weights": {"machine", "engines.device_sharing", "engines.loopback", "batch", "errors"},
+    "engines.megatron": {
+        "convert", "activity", "machine", "weights", "engines.device_sharing", "engines.loopback", "ports", "batch",
+        "recipe", "model", "errors",
+    },
+    "engines.vllm": {"machine", "weights", "engines.child", "engines.loopback", "ports", "batch", "recipe", "errors"},
+    "engines.ray": {"activity", "clock", "weights", "engines.child", "errors"},
+    "preflight": {
+        "batch", "convert", "data", "loading", "plan", "recipe", "rewards", "store", "model", "machine", "units",
+        "errors",
+    },
+    "doctor": {"preflight", "loading", "recipe", "store", "machine", "http_client", "errors"},
+    "wire": {
+        "convert", "data", "plan", "engines.child", "engines.megatron", "engines.ray", "engines.device_sharing",
+        "engines.vllm", "loading", "loop", "rewards", "slurm", "stages", "store", "weights", "ports", "batch", "ppo",
+        "recipe", "model", "activity", "machine", "errors",
+    },
+    "report": {"loading", "loop", "metric_registry", "recipe", "slurm", "store", "tracking", "clock", "errors"},
+    "runs": {
+        "wire", "data", "engines.ray", "loading", "loop", "plan", "preflight", "report", "rewards", "shutdown",
+        "slurm", "stages", "store", "tracking", "ports", "batch", "recipe", "model", "clock", "machine", "units",
+        "errors",
+    },
+    "convert.command": {
+        "convert", "engines.megatron", "runs", "store", "wire", "batch", "machine", "model", "errors",
+    },
+    "cli": {"activity", "units", "errors"},
+    "api": set(),
+    "__main__": {"cli"},
+}  # fmt: skip
+
+# What a command may import inside its function, when it has been chosen.
+LATE: dict[str, set[str]] = {
+    "cli": {
+        "chart", "clock", "convert.command", "doctor", "loading", "loop", "machine", "manual", "metric_registry",
+        "model", "plan", "preflight", "recipe", "report", "runs", "shutdown", "slurm", "store", "tracking", "wire",
+    },
+    "report": {"runs"},
+    "api": {"batch", "cli", "loading", "loop", "runs", "shutdown", "slurm", "store", "tracking", "wire"},
+}  # fmt: skip
+
+# Foreign packages by room; the standard library is allowed to all.
+FOREIGN: dict[str, set[str]] = {
+    "errors": set(),
+    "model": set(),
+    "plan": set(),
+    "shutdown": set(),
+    "slurm": set(),
+    "chart": {"PIL"},
+    "preflight": set(),
+    "machine": {"torch", "pynvml", "psutil"},
+    "doctor": {"packaging"},
+    "recipe": {"pydantic", "pyarrow"},
+    "loading": {"pydantic", "pydantic_core", "pydantic_settings", "pyarrow"},
+    "manual": {"pydantic"},
+    "recipe_table": {"pydantic"},
+    "rewards": {"pydantic", "torch", "jaxtyping", "math_verify"},
+    "report": {"jinja2", "markupsafe"},
+    "cli": {"typer", "rich"},
+    "ppo": {"torch", "jaxtyping"},
+    "ports": {"torch", "jaxtyping"},
+    "stages": {"torch", "jaxtyping", "numpy"},
+    "loop": {"torch", "jaxtyping"},
+    "batch": {"torch", "jaxtyping", "safetensors"},
+    "weights": {"torch"},
+}
+
+# Foreign packages that live in one place only.
+HOMES = {
+    "megatron": {"engines.megatron"},
+    "vllm": {"engines.vllm"},
+    "ray": {"engines.ray"},
+    "mlflow": {"tracking"},
+    "typer": {"cli"},
+    "pynvml": {"machine"},
+    "math_verify": {"rewards"},
+}
+
+
+def room(module: Path) -> str:
+    parts = module.with_suffix("").parts
+    return package_of(parts)
+
+
+def package_of(parts: Sequence[str]) -> str:
+    """The package of a dotted name: one level, and two where a part of a package has imports of its own."""
+    is_split = parts[0] == "engines" and parts[1:2] != ("__init__",) or tuple(parts[:2]) == ("convert", "command")
+    return ".".join(parts[:2]) if is_split else parts[0]
+
+
+def imports(tree: ast.AST, *, is_late: bool = False) -> Iterator[tuple[str, bool]]:
+    """Every imported name, fully dotted, and whether a function imports it (type checking counts as late: it never
+    runs)."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, is_late) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield from ((f"{node.module}.{alias.name}", is_late) for alias in node.names)
+        else:
+            checked = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            inner = is_late or checked or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            yield from imports(node, is_late=inner)
+
+
+MODULES = sorted(trees())
+
+
+def rooms_imported(module: Path) -> Iterator[tuple[str, str, bool]]:
+    """Room, name, and whether late, of every import of the product by a file."""
+    for name, is_late in imports(trees()[module]):
+        first, *rest = name.split(".")
+        if first == "ppoctl" and rest not in ([], ["__version__"]):
+            yield package_of(rest), name, is_late
+
+
+@for_each(MODULES)
+def test_imports_follow_the_arrows(module: Path) -> None:
+    here = room(module)
+    if here in ("__init__", "engines"):
+        of_api = {name for name, is_late in imports(trees()[module]) if is_late and name.startswith("ppoctl.api.")}
+        assert {name for name, _ in imports(trees()[module])} <= of_api | {"typing.TYPE_CHECKING", "typing.Any"} | {
+            "importlib.import_module"
+        }, f"{module} is a name, not a room"
+        return
+    assert here in ARROWS, f"a new room `{here}`: say in ARROWS what it may import"
+    for there, name, is_late in rooms_imported(module):
+        allowed = ARROWS[here] | {here} | (LATE.get(here, set()) if is_late else set())
+        assert there in allowed, f"{module} imports {name}"
+
+
+def test_an_allowed_arrow_is_used() -> None:
+    """What nobody needs is not allowed: the table is how the rooms are, not how they might be."""
+    at_once, late = defaultdict(set), defaultdict(set)
+    for module in MODULES:
+        for there, _, is_late in rooms_imported(module):
+            here = room(module)
+            (late if is_late and there not in ARROWS.get(here, set()) else at_once)[here].add(there)
+    for used, table in ((at_once, ARROWS), (late, LATE)):
+        assert {(here, there) for here, allowed in table.items() for there in allowed - used[here]} == set()
+
+
+def test_no_file_imports_itself_over_others() -> None:
+    """Late and type-only imports included: a circle of files is one file in pieces."""
+    edges = {dotted(module): set(files_imported(module)) for module in MODULES}
+    while leaves := {file for file, there in edges.items() if not there & edges.keys()}:
+        edges = {file: there for file, there in edges.items() if file not in leaves}
+    assert {file: sorted(there & edges.keys()) for file, there in edges.items()} == {}
+
+
+def dotted(module: Path) -> str:
+    return ".".join(("ppoctl", *module.with_suffix("").parts)).removesuffix(".__init__")
+
+
+def files_imported(module: Path) -> Iterator[str]:
+    """The modules that a file imports; of `from package import name` the module `name`, if it is one, else the
+    package. Its own package is no import: it runs before the file does."""
+    known = {dotted(other) for other in MODULES} - {"ppoctl"}
+    for name, _ in imports(trees()[module]):
+        found = name if name in known else name.rpartition(".")[0]
+        if found in known:
+            yield found
+
+
+@for_each(MODULES)
+def test_foreign_packages_stay_at_home(module: Path) -> None:
+    here = room(module)
+    for name, _ in imports(trees()[module]):
+        package = name.split(".")[0]
+        if package == "ppoctl" or package in sys.stdlib_module_names:
+            continue
+        assert here not in FOREIGN or package in FOREIGN[here], f"{module} imports {name}"
+        assert package not in HOMES or here in HOMES[package], f"{module} imports {name}"
+
+
+def test_the_arrows_never_turn_back() -> None:
+    """No room reaches itself over others."""
+    for start in ARROWS:
+        seen: set[str] = set()
+        edge = set(ARROWS[start])
+        while edge:
+            seen |= edge
+            edge = {there for here in edge for there in ARROWS[here]} - seen
+        assert start not in seen, start

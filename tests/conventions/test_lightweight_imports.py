@@ -1,0 +1,130 @@
+"""The front is light: commands that only read answer without any engine, and soon."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conventions.conftest import PACKAGE, ROOT
+
+HEAVY = (
+    "torch",
+    "ray",
+    "vllm",
+    "megatron",
+    "mlflow",
+    "transformers",
+    "numpy",
+    "pyarrow",
+    "huggingface_hub",
+    "jaxtyping",
+)
+RECIPE = str(ROOT / "recipes" / "quickstart.toml")
+SCRIPT = """
+import json, sys
+from ppoctl.cli.app import run
+seen = set()
+for words in json.loads(sys.argv[1]):
+    code = run(words)
+    loaded = {name.split(".")[0] for name in sys.modules}
+    print("\\n" + json.dumps({"words": words, "code": code, "loaded": sorted(loaded - seen)}))
+    seen = loaded
+"""
+
+
+def front(*commands: tuple[str, ...]) -> dict[tuple[str, ...], dict[str, object]]:
+    """What each of the commands returned, and what it imported that none before it had."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PPOCTL_DATA": "/nowhere"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps(commands)], capture_output=True, text=True, env=env, check=False
+    )
+    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"words": ')]
+    assert len(told) == len(commands), done.stderr
+    return {tuple(each["words"]): each for each in told}
+
+
+COMMANDS: list[tuple[tuple[str, ...], int | None]] = [
+    (("--help",), 0),
+    (("train", "--help"), 0),
+    (("validate", RECIPE, "--set", "model.path=org/name"), None),
+    (("validate", RECIPE), 0),
+    (("validate", RECIPE, "--here"), None),
+    (("validate", RECIPE, "--stage"), 0),
+    (("plan", RECIPE), 0),
+    (("preview", RECIPE), 0),
+    (("train", RECIPE, "--set", "ppo.minibatch_seqs=3"), 2),
+    (("train", RECIPE, "--set", "model.path=org/name"), 3),
+    (("rollout", RECIPE, "--set", "data.train.path=none.jsonl"), 3),
+    (("eval", RECIPE, "--ckpt", RECIPE, "--out", RECIPE), 2),
+    (("convert-ckpt", "/nowhere", RECIPE, "--to", "hf"), 2),
+    (("status", "/nowhere"), None),
+    (("logs", "/nowhere"), 2),
+    (("runs", "/nowhere"), 2),
+    (("runs", "/"), 0),
+    (("stop", "/nowhere"), 2),
+    (("report", "/nowhere"), 2),
+    (("doctor",), None),
+    (("recipes", "list"), 0),
+    (("recipes", "algorithms"), 0),
+]
+
+TRIAL = ("validate", RECIPE, "--reward", "--rows", "2")
+
+
+@pytest.fixture(scope="module")
+def commands() -> dict[tuple[str, ...], dict[str, object]]:
+    """All of them in one process, one after the other."""
+    return front(*(words for words, _ in COMMANDS), TRIAL)
+
+
+@pytest.mark.parametrize(("words", "code"), COMMANDS, ids=lambda value: value[0] if isinstance(value, tuple) else "")
+def test_reading_commands_import_no_engine(
+    commands: dict[tuple[str, ...], dict[str, object]], words: tuple[str, ...], code: int | None
+) -> None:
+    found = commands[words]
+    assert code is None or found["code"] == code
+    assert isinstance(found["loaded"], list)
+    assert not set(HEAVY) & set(found["loaded"])
+
+
+def test_a_rule_is_tried_without_megatron(commands: dict[tuple[str, ...], dict[str, object]]) -> None:
+    found = commands[TRIAL]
+    assert found["code"] == 0
+    assert isinstance(found["loaded"], list)
+    assert not {"megatron", "vllm", "ray"} & set(found["loaded"])
+
+
+def test_help_needs_no_schema() -> None:
+    loaded = front(("--help",))["--help",]["loaded"]
+    assert isinstance(loaded, list)
+    assert not {"pydantic", "rich"} & set(loaded)
+
+
+def test_every_package_the_recipes_and_the_batch_script_are_shipped() -> None:
+    """An installed wheel has what a checkout has. `packages` is written out because recipes/ lies outside src/."""
+    import tomllib
+
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
+    source = ROOT / "src"
+    packages = {".".join(file.parent.relative_to(source).parts) for file in source.rglob("__init__.py")}
+    tables = {
+        file for pattern in settings["package-data"]["ppoctl.recipe"] for file in PACKAGE.glob(f"recipe/{pattern}")
+    }
+    assert tables == set(PACKAGE.glob("recipe/**/*.toml"))
+    assert len(tables) == 7
+    outside = {"ppoctl._recipes": ROOT / "recipes", "ppoctl._slurm": ROOT / "slurm"}
+    assert set(settings["packages"]) == packages | set(outside)
+    for package, folder in outside.items():
+        assert settings["package-dir"][package] == folder.name
+        patterns = settings["package-data"][package]
+        shipped = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
+        assert shipped >= {file for file in folder.rglob("*") if file.is_file() and file.suffix != ".pyc"}
+
+
+def test_paths_of_the_tests_are_the_checkout() -> None:
+    import ppoctl
+
+    assert Path(ppoctl.__file__).parent == ROOT / "src" / "ppoctl"

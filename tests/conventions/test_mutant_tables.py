@@ -1,0 +1,17 @@
+"""Planted defects speak of the code as it is: `benchmarks/mutants.py` could not plant them otherwise."""
+
+import tomllib
+
+import pytest
+
+from conventions.conftest import ROOT
+
+TABLES = sorted((ROOT / "benchmarks" / "mutants").glob("*.toml"))
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda path: path.stem)
+def test_every_defect_has_its_one_place(table) -> None:
+    for mutant in tomllib.loads(table.read_text("utf-8")).get("mutant", []):
+        text = (ROOT / "src" / "ppoctl" / mutant["file"]).read_text("utf-8")
+        assert text.count(mutant["old"]) == 1, f"{mutant['defect']}: {mutant['file']}"
+        assert text.replace(mutant["old"], mutant["new"]) != text, mutant["defect"]

@@ -1,0 +1,31 @@
+"""Each part of `make test` collects its own folders: a test that starts engines lies where they are looked for. All
+of them check shapes."""
+
+from pathlib import Path
+
+import jaxtyping
+import pytest
+import torch
+
+from conventions.conftest import ROOT
+from ppoctl.ppo.masking import masked_sum
+
+MARK = ".".join(["mark", "engines"])  # not itself found in this file
+
+
+def test_tests_that_start_engines_are_in_the_folders_of_their_parts() -> None:
+    files = [file.relative_to(ROOT / "tests") for file in (ROOT / "tests").rglob("*.py") if marks_engines(file)]
+    assert {file.parts[0] for file in files} == {"engines", "slurm", "end_to_end"}
+    commands = (ROOT / "Makefile").read_text("utf-8")
+    assert '-m "engines and not slow" tests/engines $(addprefix' in commands
+    assert "\nWHOLE = tests/end_to_end tests/engines/ray\n" in commands
+
+
+def marks_engines(file: Path) -> bool:
+    return MARK in file.read_text("utf-8")
+
+
+def test_shapes_are_checked_wherever_they_are_said() -> None:
+    # The mask has another shape than the numbers, which torch would broadcast.
+    with pytest.raises(jaxtyping.TypeCheckError):
+        masked_sum(torch.ones(2, 3), torch.ones(3, dtype=torch.bool))

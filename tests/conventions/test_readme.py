@@ -1,0 +1,15 @@
+"""The README names what a new user types first."""
+
+import re
+
+from conventions.conftest import ROOT
+
+
+def test_the_readme_names_the_commands_that_need_nothing_before_them_side_by_side() -> None:
+    """A new user types one of the two on a clean checkout: each makes the environment first."""
+    blocks = re.findall(r"(?:^    .+\n)+", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
+    [block] = [block for block in blocks if re.search(r"^    make quickstart\b", block, re.MULTILINE)]
+    assert re.findall(r"^    (make \w+)", block, re.MULTILINE) == ["make quickstart", "make test"]
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    for target in ("quickstart", "test"):
+        assert f"\n{target}: setup " in makefile

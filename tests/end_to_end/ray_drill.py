@@ -1,0 +1,169 @@
+"""A run in processes of Ray, of which one is killed: python -m story.ray_drill FOLDER WHOLE LAYOUT KILLS (JSON).
+
+Like `real_drill`, one chain of attempts: in each, processes are killed at moments of a list, `STEP STAGE WHO`, when
+the stage starts or a moment after; WHO is a rank of the actor, the critic, an engine, this driver, or the
+raylet. An engine is started again and the attempt goes on; the others end it with their exit code. After the last
+attempt ledger, states and figures must be those of the run that was not killed, and nothing of any attempt may be
+left. That run is in WHOLE; where it is not there yet it is made. Prints how each attempt ended.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+import ray_forks
+from end_to_end.drill import in_a_process, kill_self
+from end_to_end.fork_server import preload
+from end_to_end.real_drill import outcome, real_recipe
+from ppoctl.errors import ExitCode, PpoctlError
+from ppoctl.recipe.schema import Recipe
+from ppoctl.store.journal import JournalLine
+from ppoctl.store.resume_plan import plan_resume
+from ppoctl.store.run_paths import RunPaths
+
+SET_CHILD_SUBREAPER = 36
+TITLES = {"actor": "ray::actor", "critic": "ray::critic", "engine": "ray::generator_engine", "raylet": "raylet"}
+ENDS = {
+    "driver": -signal.SIGKILL,
+    "engine": 0,
+    "actor": int(ExitCode.ENVIRONMENT),
+    "critic": int(ExitCode.ENVIRONMENT),
+    "raylet": int(ExitCode.ENVIRONMENT),
+}
+"""How an attempt ends in which this one was killed."""
+LEFT_DEADLINE_S = 90.0
+
+
+class Killer:
+    """Kills at these moments, as they come; each once. Where the process is not there yet when its stage starts, it
+    is killed as soon as it is."""
+
+    def __init__(self, kills: list[str]) -> None:
+        self.kills = list(kills)
+
+    def on_stage(self, step: int, stage: str) -> None:
+        for kill in [kill for kill in self.kills if kill.startswith(f"{step} {stage} ")]:
+            self.kills.remove(kill)
+            who = kill.split(" ")[2]
+            if not strike(who):
+                threading.Thread(target=_strike_when_there, args=(who,), daemon=True).start()
+
+    def on_moment(self, step: int, stage: str, moment: str) -> None:
+        pass
+
+    def on_progress(self, done: int, total: int, tokens: int) -> None:
+        pass
+
+    def on_committed(self, line: JournalLine) -> None:
+        pass
+
+
+def strike(who: str) -> bool:
+    """SIGKILL, and wait until the process is gone (Ray may not have noticed yet). False where there is none."""
+    if who == "driver":
+        kill_self()
+    mine = psutil.Process().children(recursive=True)
+    victim = next((process for process in mine if _has_title(process, TITLES[who])), None)
+    if victim is None:
+        return False
+    victim.kill()
+    psutil.wait_procs([victim], timeout=10)
+    print(f"killed {who}", file=sys.stderr, flush=True)
+    return True
+
+
+def _strike_when_there(who: str) -> None:
+    while not strike(who):
+        time.sleep(0.02)
+
+
+def _has_title(process: psutil.Process, title: str) -> bool:
+    try:
+        return title in process.cmdline()[0]
+    except (psutil.Error, IndexError):
+        return False
+
+
+def attempt(root: Path, recipe: Recipe, kills: list[str]) -> None:
+    ray_forks.start()
+    ray_forks.show_ray()
+    from ppoctl.runs import new_run, session
+    from ppoctl.runs.run_recipe import recorded_recipes
+
+    layout = RunPaths(root)
+    sockets, digests = session.prepare(recipe)
+    try:
+        if not root.exists():
+            new_run.create(layout, recipe, digests, command="train")
+        recipes = recorded_recipes(layout)
+        session.attempt_run(session.OpenedRun(layout, recipes, sockets, plan_resume(layout), (Killer(kills),)))
+    except PpoctlError as error:
+        print(f"{type(error).__name__}: {error.message}", file=sys.stderr, flush=True)
+        os._exit(int(error.exit_code))
+
+
+def drill(root: Path, recipe: Recipe, attempts: list[list[str]]) -> list[int]:
+    """The kills of each attempt, then one that ends the run; how each ended (signals negative)."""
+    ends = []
+    for kills in [*attempts, []]:
+        print(f"== attempt with kills {kills}", file=sys.stderr, flush=True)
+        ends.append(in_a_process(lambda kills=kills: attempt(root, recipe, kills), exits=True))
+    return ends
+
+
+def adopt() -> None:
+    """Be told of every process that a driver leaves behind: it becomes a child of this one."""
+    assert ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1) == 0
+
+
+def left_behind(*, deadline_s: float = LEFT_DEADLINE_S) -> list[str]:
+    """Processes that outlive what this one has run, after a while."""
+    until = time.monotonic() + deadline_s
+    while True:
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        left = psutil.Process().children(recursive=True)
+        if not left or time.monotonic() > until:
+            return [" ".join(process.cmdline())[:120] for process in left]
+        time.sleep(0.2)
+
+
+def segments() -> set[Path]:
+    """Named shared memory. (Folders there are other tests' run directories.)"""
+    return {path for path in Path("/dev/shm").iterdir() if not path.is_dir()}
+
+
+def main(folder: Path, whole_run: Path, layout: dict[str, object], attempts: list[list[str]]) -> None:
+    adopt()
+    shared = segments()
+    preload()
+    recipe = real_recipe(every_steps=1, **layout)
+    if not whole_run.exists():
+        assert drill(whole_run, recipe, []) == [0]
+    ends = drill(folder / "killed", recipe, attempts)
+    killed, whole = outcome(folder / "killed"), outcome(whole_run)
+    for part in whole:
+        assert _told(killed[part]) == _told(whole[part]), f"{part} differ:\n{killed[part]}\n{whole[part]}"
+    assert left_behind() == []
+    assert segments() <= shared
+    print(json.dumps(ends))
+
+
+def _told(part: object) -> object:
+    """Without the count of samples that were sent to a second engine."""
+    if isinstance(part, dict):
+        return {key: _told(value) for key, value in part.items() if key not in ("sends", "rollout/resent_seqs")}
+    return [_told(value) for value in part] if isinstance(part, list) else part
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]), json.loads(sys.argv[4]))

@@ -1,0 +1,154 @@
+"""A run on the real engines, killed and resumed: python -m story.real_drill FOLDER WHOLE TABLES MOMENTS (JSON), with
+tables that take the place of the recipe's.
+
+One chain of attempts: each is killed at the next moment on the list, the last one ends the run. Then ledger, final
+Megatron states (weights and optimizer, every file) and the figures of every stage must be those of the run that was
+never killed. That run is in WHOLE; where it is not there yet it is made (how often it saves changes none of these).
+Prints the moments that were reached.
+"""
+
+import json
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import ray_forks
+from end_to_end.drill import in_a_process, kill_self
+from end_to_end.fork_server import preload
+from ppoctl.loop.step_functions import PPO, outline
+from ppoctl.recipe.schema import Recipe
+from ppoctl.store import manifest as manifests
+from ppoctl.store.journal import JournalLine, read_lines
+from ppoctl.store.resume_plan import plan_resume
+from ppoctl.store.run_paths import RunPaths
+
+ROOT = Path(__file__).parents[2]
+STEPS = 3
+MOMENTS = ("starts", "inside", "writing", "written", "renamed")
+
+
+def real_recipe(*, every_steps: int, **changes: object) -> Recipe:
+    quickstart = ROOT / "recipes/quickstart"
+    rows = {"format": "gsm8k", "path": str(quickstart / "test.jsonl"), "max_rows": 4}
+    tables = {
+        "name": "drill",
+        "steps": STEPS,
+        "model": {"path": str(quickstart / "model"), "dtype": "float32"},
+        "data": {"train": {"format": "gsm8k", "path": str(quickstart / "train.jsonl")}, "eval": {"test": rows}},
+        "rollout": {
+            "prompts_per_step": 8,
+            "max_prompt_tokens": 96,
+            "max_new_tokens": 24,
+            "keep_finished_every_s": 1e-9,
+        },
+        "reward": {"kind": "gsm8k"},
+        "ppo": {"minibatch_seqs": 4, "kl": {"place": "loss", "coef": 0.01}},
+        "actor": {"optimizer": {"lr": 1e-3}},
+        "critic": {"optimizer": {"lr": 1e-3}},
+        "checkpoint": {"every_steps": every_steps},
+        "eval": {"every_steps": 2, "at_start": False},
+        "tracking": {"kind": "none"},
+        "cluster": {"threads": 1},
+    }
+    return Recipe.model_validate({**tables, **changes})
+
+
+LONG = ("rollout", "values", "logprobs", "critic_update", "actor_update", "eval")
+"""Stages that last long enough to be killed in the middle: each builds or moves a model in a new process."""
+
+
+class Executioner:
+    """Kills the process at one moment, `STEP STAGE MOMENT`; `inside` is milliseconds after a stage has started, or
+    half-way through a rollout."""
+
+    def __init__(self, moment: str | None) -> None:
+        self.moment = moment
+
+    def on_stage(self, step: int, stage: str) -> None:
+        if self.moment == f"{step} {stage} starts":
+            kill_self()
+        if self.moment == f"{step} {stage} inside" and stage != "rollout":
+            threading.Timer(0.003, kill_self).start()
+        self.at = f"{step} {stage}"
+
+    def on_moment(self, step: int, stage: str, moment: str) -> None:
+        if self.moment == f"{step} {stage} {moment}":
+            kill_self()
+
+    def on_progress(self, done: int, total: int, tokens: int) -> None:
+        if self.at.endswith("rollout") and self.moment == f"{self.at} inside" and done == total // 2:
+            kill_self()
+
+    def on_committed(self, line: JournalLine) -> None:
+        pass
+
+
+def go_on(root: Path, recipe: Recipe, moment: str | None) -> None:
+    from ppoctl.runs import new_run, session
+    from ppoctl.runs.run_recipe import recorded_recipes
+
+    layout = RunPaths(root)
+    sockets, digests = session.prepare(recipe)
+    if not root.exists():
+        new_run.create(layout, recipe, digests, command="train")
+    recipes = recorded_recipes(layout)
+    session.attempt_run(session.OpenedRun(layout, recipes, sockets, plan_resume(layout), (Executioner(moment),)))
+
+
+def drill(root: Path, recipe: Recipe, moments: list[str]) -> list[str]:
+    """Kill at each moment in turn, then end the run; returns the moments that were reached."""
+    reached = [m for m in moments if in_a_process(lambda m=m: go_on(root, recipe, m)) == signal.SIGKILL]
+    assert in_a_process(lambda: go_on(root, recipe, None)) == 0
+    return reached
+
+
+def outcome(root: Path) -> dict[str, object]:
+    layout = RunPaths(root)
+    states = {}
+    for role in ("actor", "critic"):
+        manifest = manifests.read(layout.state(role, STEPS))
+        assert manifest is not None
+        # `.metadata` is torch's index of the tensor files; it differs from process to process, they must not.
+        files = {name: digest.sha256 for name, digest in manifest.files.items() if name != ".metadata"}
+        states[role] = (manifest.identity, files)
+    stages = [line for line in read_lines(layout.journal) if "stage" in line]
+    assert len({(line["step"], line["stage"]) for line in stages}) == len(stages)
+    figures = {f"{line['step']} {line['stage']}": line["figures"] for line in stages}
+    ledger = [json.loads(line) for line in layout.ledger.read_text().splitlines()]
+    return {"states": states, "figures": figures, "ledger": ledger}
+
+
+def moments_of_the_grid(every_steps: int) -> list[str]:
+    """Every moment of every stage and state of the run, in the order in which they come when training waits
+    for saves."""
+    grid: list[str] = []
+    for step in range(1, STEPS + 1):
+        stages = [*outline(PPO).names, *(["eval"] if step in (2, 3) else [])]
+        grid += [
+            f"{step} {stage} {moment}"
+            for stage in stages
+            for moment in MOMENTS
+            if moment != "inside" or stage in LONG
+        ]
+        if step % every_steps == 0:
+            grid += [f"{step} state/{role} {moment}" for role in ("critic", "actor") for moment in MOMENTS[2:]]
+    return grid
+
+
+def main(folder: Path, whole_run: Path, tables: dict[str, object], moments: list[str]) -> None:
+    preload()  # the imports cost more than a whole attempt; nothing computes in this process
+    ray_forks.start()
+    ray_forks.show_ray()
+    recipe = real_recipe(every_steps=1, **tables)
+    if not whole_run.exists():
+        drill(whole_run, recipe, [])
+    reached = drill(folder / "killed", recipe, moments)
+    killed, whole = outcome(folder / "killed"), outcome(whole_run)
+    for part in whole:
+        assert killed[part] == whole[part], f"{part} differ:\n{killed[part]}\n{whole[part]}"
+    print(json.dumps(reached))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]), json.loads(sys.argv[4]))

@@ -1,0 +1,162 @@
+"""The product as it is typed: one process per command, real engines, real GSM8K rows.
+
+Commands that are light (`status`, `resume --plan`) and one whole `train` start from nothing; the others are forked
+from a process that has the imports behind it (`preloaded.py`).
+"""
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from end_to_end.cli_process import Forked, fresh
+
+ROOT = Path(__file__).parents[2]
+SMOKE = ROOT / "recipes/gsm8k-smoke.toml"
+OURS = ("step ", "loading ", "reading ", "trying ", "starting ", "replaying ", "restored ", "warn")
+"""How lines of a run that goes well begin."""
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def answer(command: Command, cwd: Path, *words: str) -> dict[str, Any]:
+    done = command(cwd, *words, "--json")
+    assert done.returncode == 0, done.stderr + done.stdout
+    return dict(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize(
+    "words", [["--version"], ["plan", str(SMOKE)], ["train", str(SMOKE), "--set", 'steps="two"']]
+)
+def test_a_forked_command_says_and_ends_as_a_fresh_one(tmp_path: Path, forked: Forked, words: list[str]) -> None:
+    one, other = forked(tmp_path, *words), fresh(tmp_path, *words)
+    assert (one.returncode, one.stdout, one.stderr) == (other.returncode, other.stdout, other.stderr)
+    assert one.stdout + one.stderr
+
+
+def test_rollout_train_show_eval_and_resume(tmp_path: Path, ppoctl_data: Path, forked: Forked) -> None:
+    drawn = answer(forked, tmp_path, "rollout", str(SMOKE))
+    assert drawn["figures"]["reward/error_frac"] == 0
+    trained = fresh(tmp_path, "train", str(SMOKE))
+    assert trained.returncode == 0, trained.stderr
+    assert "step 2/2" in trained.stderr
+    assert "Traceback" not in trained.stderr
+    # Nothing but our own lines: no warning of a library, no control character.
+    assert all(line.startswith(OURS) for line in trained.stderr.splitlines())
+
+    status = answer(fresh, tmp_path, "status", "runs/gsm8k-smoke")
+    assert (status["state"], status["steps_done"], status["saved_steps"]) == ("finished", 2, [1, 2])
+    assert [attempt["status"] for attempt in status["attempts"]] == ["finished", "finished"]
+
+    sample = answer(forked, tmp_path, "show", "runs/gsm8k-smoke", "--step", "2", "--best")
+    assert len(sample["tokens"]) == len(sample["advantages"]) == len(sample["logprobs"]) == len(sample["pieces"])
+    assert "".join(sample["pieces"]).startswith(sample["response"][:5])
+
+    evaluated = answer(forked, tmp_path, "eval", "--ckpt", "runs/gsm8k-smoke", "--out", "samples.jsonl")
+    last = status["figures"]
+    assert evaluated["figures"]["eval/gsm8k/pass_at_1"] == last["eval/gsm8k/pass_at_1"]
+    assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 2 * 16
+    assert forked(tmp_path, "convert-ckpt", "runs/gsm8k-smoke", "trained", "--to", "hf").returncode == 0
+    exported = answer(forked, tmp_path, "eval", str(SMOKE), "--ckpt", "trained", "--out", "exported.jsonl")
+    assert exported["figures"] == evaluated["figures"]
+    assert (tmp_path / "exported.jsonl").read_bytes() == (tmp_path / "samples.jsonl").read_bytes()
+
+    plan = answer(fresh, tmp_path, "resume", "runs/gsm8k-smoke", "--plan")
+    assert plan == {
+        "from_step": 2,
+        "items": [
+            {"item": f"states/{role}/000002", "action": "restored", "note": ""} for role in ("actor", "critic")
+        ],
+        "notes": [],
+        "steps_to_come": [],
+    }
+    refused = forked(tmp_path, "train", str(SMOKE))
+    assert refused.returncode == 2
+    assert refused.stderr == (
+        "error: run directory `runs/gsm8k-smoke` exists\n\nhint: continue it: ppoctl resume runs/gsm8k-smoke\n"
+    )
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_run_in_order(
+    tmp_path: Path, number: int, code: int, ppoctl_data: Path, forked: Forked
+) -> None:
+    words = ["train", str(SMOKE), "-v", "--set", "steps=50", "--set", "expect={}"]
+    with forked.running(tmp_path, *words) as process:
+        for line in process.stderr:
+            if line.startswith("step 2/50  values"):
+                assert processes_in(tmp_path)
+                process.send_signal(number)
+                break
+        rest = process.stderr.read()
+    assert process.returncode == code
+    assert "everything finished is committed" in rest
+    assert "Traceback" not in rest
+    status = answer(fresh, tmp_path, "status", "runs/gsm8k-smoke")
+    assert status["state"] == ("preempted" if number == signal.SIGTERM else "interrupted")
+    deadline = time.monotonic() + 10
+    while processes_in(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert processes_in(tmp_path) == []
+
+
+def processes_in(folder: Path) -> list[psutil.Process]:
+    """Those that work in this folder or were told of it; a run's scorers inherit its folder."""
+    found = psutil.process_iter(["cwd", "cmdline"])
+    return [
+        process
+        for process in found
+        if process.info["cwd"] == str(folder) or str(folder) in " ".join(process.info["cmdline"] or ())
+    ]
+
+
+BAD_INPUT = [
+    (["model.path=nowhere/model"], 3, "model.path"),
+    (["data.train.path=missing.jsonl"], 3, "missing.jsonl"),
+    (["rollout.max_prompt_tokens=20"], 4, "`rollout.max_prompt_tokens` is 20; 64 of 64 rows"),
+    (["rollout.prompts_per_step=128"], 4, "64"),
+    (["rollout.promts_per_step=8"], 2, "did you mean `prompts_per_step`"),
+    (['steps="two"'], 2, "steps"),
+]
+
+
+@pytest.mark.parametrize(("sets", "code", "says"), BAD_INPUT)
+def test_bad_input_is_one_clear_error_and_leaves_nothing(
+    tmp_path: Path, ppoctl_data: Path, forked: Forked, sets: list[str], code: int, says: str
+) -> None:
+    done = forked(tmp_path, "train", str(SMOKE), *(word for item in sets for word in ("--set", item)))
+    assert done.returncode == code, done.stderr
+    assert says in done.stderr
+    assert "hint:" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs/gsm8k-smoke").exists()
+
+
+def test_an_empty_dataset_and_a_runs_folder_that_is_a_file(tmp_path: Path, ppoctl_data: Path, forked: Forked) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    empty = forked(tmp_path, "train", str(SMOKE), "--set", f"data.train.path={tmp_path}/empty.jsonl")
+    assert empty.returncode == 4
+    assert "empty.jsonl" in empty.stderr
+    (tmp_path / "runs").write_text("in the way")
+    blocked = forked(tmp_path, "train", str(SMOKE))
+    assert blocked.returncode == 8
+    assert "runs` is a file" in blocked.stderr
+    assert "Traceback" not in blocked.stderr
+
+
+@pytest.mark.slow  # on fakes every day: `tests/runs/test_session.py`
+def test_an_mlflow_that_cannot_be_reached_costs_nothing(tmp_path: Path, ppoctl_data: Path, forked: Forked) -> None:
+    uri = 'tracking={kind="mlflow", uri="http://127.0.0.1:9"}'
+    done = forked(tmp_path, "train", str(SMOKE), "--set", uri, "--set", "steps=1", "--set", "eval.at_start=false")
+    assert done.returncode == 0, done.stderr
+    assert "mlflow:" in done.stderr
+    assert answer(fresh, tmp_path, "status", "runs/gsm8k-smoke")["state"] == "finished"

@@ -1,0 +1,122 @@
+"""The drill of `test_kill_drill` with all that adapts and all that is decided from the sampler's log-probs at once.
+
+The sampler sees things otherwise than the trainer, so that every bound bites. With `rounding` it also says of a token
+that it draws again something else in the last digits, as engines do.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from end_to_end.drill import side_by_side
+from end_to_end.test_kill_drill import KEEPS_EACH, Walk
+from fakes.components import BigramGenerator, fake_recipe, fake_sockets
+from fakes.job import Witness, open_run, result
+from ppoctl.loop.run import run
+from ppoctl.ports import Sample, SampleRequest, SamplingParams
+from ppoctl.store.journal import read_lines
+from ppoctl.store.run_paths import RunPaths
+
+EVERYTHING = {
+    "epochs": 2,
+    "minibatch_seqs": 4,
+    "kl": {
+        "place": "loss",
+        "estimator": "k3",
+        "coef": 0.05,
+        "gradient": "importance",
+        "output_clamp": 0.4,
+        "adaptive": {"target_per_token": 0.001, "horizon_seqs": 50},
+    },
+    "rollout_correction": {"kind": "icepop", "min_ratio": 0.75, "max_ratio": 1.3, "normalize": True},
+    "rollout_rejection": {"kind": "ratio", "level": "token", "max_ratio": 1.4},
+    "max_sequence_gap": 1.35,
+}
+RECIPE = fake_recipe(checkpoint={"every_steps": 3}, rollout={**KEEPS_EACH, "prompts_per_step": 4}, ppo=EVERYTHING)
+
+
+class SkewedGenerator(BigramGenerator):
+    """Says other log-probs than the trainer does, the same of a sample whenever it draws it, but for the rounding."""
+
+    def __init__(self, actor_at: Any, rounding: float) -> None:
+        super().__init__(actor_at)
+        self.rounding = rounding
+
+    def draw(self, request: SampleRequest, params: SamplingParams) -> Sample:
+        sample = super().draw(request, params)
+        places = torch.arange(len(sample.logprobs)) + request.seed % 97
+        gap = 0.4 * torch.sin(0.9 * places) + self.rounding * torch.cos(places)
+        return replace(sample, logprobs=tuple((torch.tensor(sample.logprobs) + gap).tolist()))
+
+
+def play(root: Path, witness: Witness | None = None, *, rounding: float = 0.0) -> None:
+    def generator(actor_at: Any, say: Any, logs: Any) -> SkewedGenerator:
+        return SkewedGenerator(actor_at, rounding)
+
+    seen = witness or Witness()
+    sockets = replace(fake_sockets(RECIPE, on_minibatch=seen.on_minibatch, on_file=seen.on_file), generator=generator)
+    run(open_run(root, RECIPE, seen, sockets=sockets).job)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    parent = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="ppoctl-drill-", dir=parent) as name:
+        yield Path(name)
+
+
+def figures(root: Path) -> dict[str, list[float]]:
+    """Of all steps, by name."""
+    found: dict[str, list[float]] = {}
+    for line in read_lines(RunPaths(root).journal):
+        for name, figure in line.get("figures", {}).items():
+            found.setdefault(name, []).append(figure)
+    return found
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("half", [0, 1])
+def test_a_corrected_run_whose_coefficient_adapts_survives_a_kill_at_any_moment(folder: Path, half: int) -> None:
+    whole = Walk(folder / "whole")
+    play(whole.root, Witness(act=whole.on_moment))
+    expected, seen = result(whole.root), figures(whole.root)
+    assert all(0 < share < 1 for name in ("capped", "rejected") for share in seen[f"correction/{name}_frac"])
+    assert max(seen["correction/dropped_seqs"]) > 0
+    assert len(set(seen["kl/coef"])) == 3
+
+    def go_on(number: int) -> None:
+        root = folder / f"{number}"
+        whole.all[number].restore(root)
+        play(root)
+        assert result(root) == expected, f"killed at: {whole.all[number].moments}"
+
+    side_by_side([partial(go_on, number) for number in range(half, len(whole.all), 2)])
+
+
+def test_what_was_decided_of_a_rollout_that_a_resume_finished_stays_decided(folder: Path) -> None:
+    """The last rollout is drawn in two attempts whose log-probs differ in the last digits, so that the actor ends
+    elsewhere. What is killed after its commit ends there too, with engines that would say something else again."""
+    first = Walk(folder / "first")
+    play(first.root, Witness(act=first.on_moment))
+    last = [left for left in first.all if left.moments[0].startswith("inside rollout after")][-1]
+    second = Walk(folder / "second")
+    last.restore(second.root)
+    play(second.root, Witness(act=second.on_moment), rounding=1e-6)
+    expected = result(second.root)
+    assert expected["states"] != result(first.root)["states"], "the rounding reaches nothing"
+    names = [left.moments[0] for left in second.all]
+    committed = next(place for place, name in enumerate(names) if name.startswith("3 reward"))
+
+    def go_on(number: int) -> None:
+        root = folder / f"{number}"
+        second.all[number].restore(root)
+        play(root, rounding=-3e-6)
+        assert result(root) == expected, f"killed at: {second.all[number].moments}"
+
+    side_by_side([partial(go_on, number) for number in range(committed, len(names))])

@@ -1,0 +1,23 @@
+"""A drill in Ray says that nothing of any attempt is left: would it see a process that is?"""
+
+import subprocess
+
+import psutil
+
+from end_to_end.drill import in_a_process
+from end_to_end.ray_drill import adopt, left_behind
+
+
+def leave_a_process_behind() -> None:
+    adopt()
+    # In a session of its own, with an environment that says nothing, and its parent is gone.
+    subprocess.run(["/bin/sh", "-c", "setsid sleep 100 &"], env={}, check=True)
+    (left,) = left_behind(deadline_s=0.3)
+    assert left == "sleep 100"
+    (sleeping,) = psutil.Process().children()
+    sleeping.kill()
+    assert left_behind(deadline_s=10.0) == []
+
+
+def test_a_process_that_was_left_behind_is_found_whatever_its_session_and_environment() -> None:
+    assert in_a_process(leave_a_process_behind) == 0

@@ -1,0 +1,151 @@
+"""A run whose roles are several processes each: any of them killed at any stage, resumed, laid out anew."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from end_to_end.cli_process import TESTS, Forked
+from end_to_end.ray_drill import ENDS
+from end_to_end.real_drill import real_recipe
+from ppoctl.batch.records import Rollouts
+from ppoctl.loading.write import recipe_as_toml
+from ppoctl.store import manifest as manifests
+from ppoctl.store.run_paths import RunPaths
+from ppoctl.store.stage_runner import load_record
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]
+
+OPTIMIZER = {"lr": 1e-3}
+ACTOR = {"optimizer": OPTIMIZER, "parallel": {"tensor": 2, "sequence": True}}
+CRITIC = {"optimizer": OPTIMIZER, "parallel": {"data": 2, "distributed_optimizer": True}}
+LAYOUT = {
+    "actor": ACTOR,
+    "critic": CRITIC,
+    "checkpoint": {"every_steps": 1, "keep_rollouts_every_steps": 1},
+    "cluster": {"threads": 1, "offload": ["actor", "critic", "generator"]},
+}
+
+GRID = {"actor": ACTOR, "critic": {"optimizer": OPTIMIZER, "parallel": {"data": 1}}}
+"""Fewer processes, for more attempts."""
+
+SAMPLE = [["1 values engine", "2 actor_update actor"]]
+"""One that the run outlives, and one that it does not. Each attempt starts five processes, most of a minute on two
+cores."""
+BEFORE_THE_CHANGE = [["1 critic_update critic"]]
+"""What happens to a run that then goes on in another layout."""
+
+PATIENCE_S = 3500.0
+"""A drill is one command of many attempts: as patient as the tests themselves."""
+
+STAGES = ("rollout", "reward", "values", "logprobs", "advantages", "critic_update", "actor_update", "eval")
+
+
+@pytest.fixture(scope="module")
+def wholes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs that nobody kills: one for each layout, made by the first drill that needs it."""
+    return tmp_path_factory.mktemp("wholes")
+
+
+def run_drill(
+    forked: Forked, folder: Path, whole: Path, layout: dict[str, object], attempts: list[list[str]]
+) -> list[int]:
+    """How each attempt ended; fails when the killed run did not end as the whole one, or left something behind."""
+    words = ["story.ray_drill", str(folder), str(whole), json.dumps(layout), json.dumps(attempts)]
+    with (folder / "out").open("w") as out, (folder / "log").open("w") as log:
+        pid = forked.start(TESTS, words, out, log)
+    assert forked.wait(pid, timeout_s=PATIENCE_S) == 0, (folder / "log").read_text()[-4000:]
+    ends: list[int] = json.loads((folder / "out").read_text().splitlines()[-1])
+    return ends
+
+
+def expected_ends(attempts: list[list[str]]) -> list[int]:
+    """An attempt ends as the last process that was killed in it lets it; the one after them ends well."""
+    return [*(ENDS[kills[-1].split(" ")[2]] for kills in attempts), 0]
+
+
+def test_any_process_may_be_killed_and_the_run_ends_as_if_it_had_not_been(
+    tmp_path: Path, wholes: Path, forked: Forked
+) -> None:
+    assert run_drill(forked, tmp_path, wholes / "grid", GRID, SAMPLE) == expected_ends(SAMPLE)
+
+
+@pytest.mark.slow
+@pytest.mark.minutes(2)
+def test_a_killed_run_goes_on_in_another_layout(tmp_path: Path, wholes: Path, forked: Forked) -> None:
+    whole = wholes / "both"
+    assert run_drill(forked, tmp_path, whole, LAYOUT, BEFORE_THE_CHANGE) == expected_ends(BEFORE_THE_CHANGE)
+    # The tokens of the first step are those of one process, and the last state goes on in another layout.
+    recipe = real_recipe(every_steps=1, name="alone", checkpoint={"keep_rollouts_every_steps": 1})
+    (tmp_path / "alone.toml").write_text(recipe_as_toml(recipe), encoding="utf-8")
+    alone = forked(tmp_path, "rollout", "alone.toml")
+    assert alone.returncode == 0, alone.stderr
+    assert torch.equal(first_tokens(tmp_path / "runs/alone"), first_tokens(whole))
+    layout = ["--set", "actor.parallel={pipeline=2}", "--set", "critic.parallel={data=1,distributed_optimizer=true}"]
+    longer = forked(tmp_path, "resume", "killed", "--set", "steps=4", *layout)
+    assert longer.returncode == 0, longer.stderr
+    assert "restored actor at step 3" in longer.stderr
+
+
+def first_tokens(folder: Path) -> Tensor:
+    """Of the first step's rollouts."""
+    layout = RunPaths(folder)
+    manifest = manifests.read(layout.stage(1, "rollout"))
+    assert manifest is not None
+    rollouts = load_record(layout, 1, "rollout", manifest)
+    assert isinstance(rollouts, Rollouts)
+    return rollouts.tokens
+
+
+@pytest.mark.slow
+@pytest.mark.minutes(4)
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("who", ["actor", "critic", "raylet", "driver"])
+def test_the_whole_grid_of_kills_that_end_an_attempt(tmp_path: Path, wholes: Path, forked: Forked, who: str) -> None:
+    # Every stage once, in an attempt of its own; three steps in turn, in the order in which they come.
+    moments = sorted((1 + number % 3, number, stage) for number, stage in enumerate(STAGES) if stage != "eval")
+    attempts = [[f"{step} {stage} {who}"] for step, _, stage in [*moments, (3, 9, "eval")]]
+    assert run_drill(forked, tmp_path, wholes / "grid", GRID, attempts) == expected_ends(attempts)
+
+
+@pytest.mark.slow
+@pytest.mark.minutes(2)
+@pytest.mark.parametrize("weights", ["shared", "broadcast"])
+def test_the_whole_grid_of_kills_of_an_engine_in_one_attempt(
+    tmp_path: Path, wholes: Path, forked: Forked, weights: str
+) -> None:
+    # Two engines, roles apart: what one had is drawn by the other, or by itself again.
+    kills = [
+        f"{step} {stage} engine"
+        for step, stages in ((1, STAGES[:3]), (2, STAGES[3:6]), (3, STAGES[6:]))
+        for stage in stages
+    ]
+    layout = {
+        "actor": {"optimizer": OPTIMIZER},
+        "critic": {"optimizer": OPTIMIZER},
+        "generator": {"engines": 2},
+        "cluster": {"threads": 1, "placement": "apart", "weights": weights},
+    }
+    assert run_drill(forked, tmp_path, wholes / weights, layout, [kills]) == [0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.minutes(2)
+def test_actor_tp2_critic_dp2_and_two_engines_colocated_draw_the_same_as_one_process(
+    tmp_path: Path, forked: Forked
+) -> None:
+    for name, tables in (
+        ("alone", {}),
+        ("many", {**LAYOUT, "generator": {"engines": 2}}),
+        ("split", {"generator": {"tensor": 2}}),
+    ):
+        kept = {"checkpoint": {"keep_rollouts_every_steps": 1}}
+        recipe = real_recipe(every_steps=1, **{"name": name, **kept, **tables})
+        (tmp_path / f"{name}.toml").write_text(recipe_as_toml(recipe), encoding="utf-8")
+        done = forked(tmp_path, "train", f"{name}.toml", "--set", "steps=1")
+        assert done.returncode == 0, done.stderr
+    expected = first_tokens(tmp_path / "runs/alone")
+    for name in ("many", "split"):
+        assert torch.equal(first_tokens(tmp_path / "runs" / name), expected)

@@ -1,0 +1,77 @@
+"""The drill of `test_kill_drill` with a reward model for a scorer: it is told of responses as they are drawn, scores
+them in one batch, and may be killed while it does."""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from end_to_end.drill import side_by_side
+from end_to_end.test_kill_drill import KEEPS_EACH, Walk
+from fakes.components import fake_recipe, fake_sockets
+from fakes.job import Witness, open_run, result
+from ppoctl.batch.scores import ScoreRequest
+from ppoctl.loop.run import run
+from ppoctl.rewards.batched_model import CollectingScorer
+from ppoctl.store.journal import read_lines
+from ppoctl.store.run_paths import RunPaths
+
+JUDGED = {"kind": "model", "path": "judge", "max_error_frac": 0.5}
+AT_THE_END = {"every_steps": 2, "at_start": False}
+RECIPE = fake_recipe(steps=2, checkpoint={"every_steps": 2}, rollout=KEEPS_EACH, reward=JUDGED, eval=AT_THE_END)
+
+
+class Judge:
+    """A reward model that likes even tokens, and rounds by who shares its batch: so that a run which asked in another
+    order, or in other batches, would end elsewhere."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self.tell = tell
+
+    def tokens(self, request: ScoreRequest) -> tuple[int, ...]:
+        if len(request.token_ids) == 1:
+            raise ValueError("too short to judge")
+        return request.token_ids
+
+    def scores(self, texts: Sequence[tuple[int, ...]]) -> list[float]:
+        self.tell("inside reward before the model scores")
+        beside = zip(texts, [texts[-1], *texts], strict=False)
+        found = [sum(id % 2 == 0 for id in text) / len(text) + 1e-3 * sum(other) for text, other in beside]
+        self.tell("inside reward after the model has scored")
+        return found
+
+
+def play(root: Path, witness: Witness) -> None:
+    sockets = fake_sockets(RECIPE, on_minibatch=witness.on_minibatch, on_file=witness.on_file)
+    sockets = replace(sockets, scorer=CollectingScorer(Judge(witness.tell)), reward_digest="judge")
+    run(open_run(root, RECIPE, witness, sockets=sockets).job)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    parent = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="ppoctl-drill-", dir=parent) as name:
+        yield Path(name)
+
+
+def test_a_run_that_a_model_scores_survives_a_kill_at_any_moment(folder: Path) -> None:
+    whole = Walk(folder / "whole")
+    play(whole.root, Witness(act=whole.on_moment))
+    expected = result(whole.root)
+    names = [name for left in whole.all for name in left.moments]
+    # Two steps, and the evaluation at the end, with a greedy and a sampled pass.
+    assert names.count("inside reward before the model scores") == 2 + 2
+    told = [line["figures"] for line in read_lines(RunPaths(whole.root).journal) if line.get("stage") == "reward"]
+    assert all(figures["reward/score_std"] > 0 for figures in told)
+    assert any(figures["reward/error_frac"] > 0 for figures in told)
+
+    def go_on(number: int) -> None:
+        root = folder / f"{number}"
+        whole.all[number].restore(root)
+        play(root, Witness())
+        assert result(root) == expected, f"killed at: {whole.all[number].moments}"
+
+    side_by_side([partial(go_on, number) for number in range(len(whole.all))])

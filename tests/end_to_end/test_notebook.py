@@ -1,0 +1,27 @@
+"""The notebook of docs/ runs, and says what it says."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+NOTEBOOK = Path(__file__).parents[2] / "docs/python.ipynb"
+
+pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.mark.minutes(1)
+def test_the_notebook_runs(tmp_path: Path) -> None:
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    codes = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    said = ["".join(str(out.get("text") or out["data"]["text/plain"]) for out in cell.outputs) for cell in codes]
+    for text in said:
+        print(text)
+    assert "eval/heldout/pass_at_1" in said[1]
+    assert said[4].startswith("(64,")
+    assert "(2, 'sampled'): " in said[4]
+    assert 0 <= float(said[5].splitlines()[-1]) <= 1
+    assert "temprature" in said[6]
+    assert "temperature" in said[6]

@@ -1,0 +1,36 @@
+"""The quickstart learns what its recipe says, from one command."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.screens import PAGE, blocks, kinds
+from ppoctl.loop.expectations import history
+from ppoctl.store.journal import read_lines
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+@pytest.mark.one_each_time
+@pytest.mark.minutes(6)
+def test_the_quickstart_reaches_what_it_promises(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "ppoctl", "train", str(ROOT / "recipes/quickstart.toml"), "--json"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    expected = json.loads(done.stdout)["expect"]
+    assert [verdict["met"] for verdict in expected] == [True, True]
+    screen = blocks(PAGE.read_text("utf-8"))["train"]
+    talk = screen.partition("\n")[2].partition("\nfigure ")[0]
+    assert kinds(done.stderr.splitlines()) == kinds(talk.splitlines()), "docs/screens.md"
+    lines = read_lines(tmp_path / "runs/quickstart/journal.jsonl")
+    (_, first), *_, (_, last) = history(lines)["eval/heldout/pass_at_1"]
+    assert first <= 0.5
+    assert last - first >= 0.3
+    assert last >= 0.8
+    minutes = sum(line.get("seconds", 0.0) for line in lines) / 60
+    print(f"\nheld-out pass@1 {first:.3f} -> {last:.3f} in {minutes:.1f} minutes of stages")

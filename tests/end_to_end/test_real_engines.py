@@ -1,0 +1,87 @@
+"""The life of a run on the real engines: SIGKILL at every kind of moment, then resume. See `real_drill.py`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from end_to_end.cli_process import TESTS, Forked
+from end_to_end.real_drill import moments_of_the_grid
+
+pytestmark = pytest.mark.engines
+
+SAMPLE = [
+    "1 rollout inside",
+    "1 critic_update inside",
+    "2 values starts",
+    "2 actor_update inside",
+    "3 actor_update renamed",
+    "3 state/actor written",
+]
+"""The stages in which an engine is at work, and what is found again of each: samples, records, updates, states. Every
+stage and moment is in the grid, and on fakes in `test_kill_drill.py`."""
+
+
+BEHIND = [
+    "1 state/actor writing",
+    "1 state/critic written",
+    "1 state/actor renamed",
+    "2 state/critic writing",
+    "2 state/actor written",
+]
+"""Of saves in the background: while one is written, between its manifest and its name, after one of a pair."""
+
+
+PATIENCE_S = 1700.0
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nobody kills, made by the first drill."""
+    return tmp_path_factory.mktemp("whole") / "run"
+
+
+def start_drill(
+    forked: Forked, folder: Path, whole: Path, checkpoint: dict[str, object], moments: list[str], **tables: object
+) -> int:
+    """In a process of its own, because this one may hold engines whose threads do not survive a fork."""
+    changed = json.dumps({"checkpoint": checkpoint, **tables})
+    words = ["story.real_drill", str(folder), str(whole), changed, json.dumps(moments)]
+    with (folder / "out").open("w") as out, (folder / "log").open("w") as log:
+        return forked.start(TESTS, words, out, log)
+
+
+def reached(forked: Forked, folder: Path, pid: int) -> list[str]:
+    """The moments at which it killed; fails when the killed run did not end as the other."""
+    assert forked.wait(pid, timeout_s=PATIENCE_S) == 0, (folder / "log").read_text()[-4000:]
+    return list(json.loads((folder / "out").read_text().splitlines()[-1]))
+
+
+@pytest.mark.timeout(900)
+def test_a_run_killed_where_engines_work_ends_as_if_it_had_not_been(
+    tmp_path: Path, whole: Path, forked: Forked
+) -> None:
+    assert reached(forked, tmp_path, start_drill(forked, tmp_path, whole, {"every_steps": 3}, SAMPLE)) == SAMPLE
+
+
+@pytest.mark.timeout(900)
+def test_a_run_killed_while_states_are_written_behind_it_ends_as_if_it_had_not_been(
+    tmp_path: Path, whole: Path, forked: Forked
+) -> None:
+    assert reached(forked, tmp_path, start_drill(forked, tmp_path, whole, {"every_steps": 1}, BEHIND)) == BEHIND
+
+
+PARTS = 4
+
+
+@pytest.mark.slow
+@pytest.mark.one_each_time
+@pytest.mark.minutes(3)
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("every_steps", [1, 3])
+def test_the_whole_grid_of_kills(tmp_path: Path, whole: Path, forked: Forked, every_steps: int, part: int) -> None:
+    """Every moment of a run is in one of the parts, which have them in turn."""
+    moments = moments_of_the_grid(every_steps)[part::PARTS]
+    checkpoint = {"every_steps": every_steps, "asynchronous": False}
+    assert reached(forked, tmp_path, start_drill(forked, tmp_path, whole, checkpoint, moments)) == moments

@@ -1,0 +1,133 @@
+"""Every shipped recipe trains for two steps on a CPU: its algorithm and reward as they are, with a tiny model of its
+family in place of its own, few rows, short responses and one process."""
+
+import json
+import re
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from end_to_end.cli_process import Forked, fresh
+from end_to_end.real_drill import ROOT
+from end_to_end.tiny_models import tiny_model
+from ppoctl.loading.load import load
+from ppoctl.loading.rules.rows import tables_of_rows
+from ppoctl.model.shape_reader import shape_if_known
+from ppoctl.recipe.origins import dotted
+from ppoctl.recipe.rows import DialogueRows, SingleTable, VerlRows
+from ppoctl.recipe.schema import ByTokens, ColumnRows, Gsm8kRows, Recipe
+from ppoctl.rewards.choose import ChooseReward
+from ppoctl.rewards.code import CodeScorer
+from ppoctl.rewards.model import ModelScorer
+from ppoctl.rewards.table import RewardTable
+from ppoctl.store.journal import read_lines
+from rewards.reward_models import reward_model
+
+RECIPES = ROOT / "recipes"
+FILES = (RECIPES / "dsr1-7b.toml", *sorted(RECIPES.glob("*/*.toml")))
+NAMES = [file.relative_to(RECIPES).with_suffix("").as_posix() for file in FILES]
+"""All but the quickstart, which has stories of its own, and the smoke recipe, which is in small."""
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
+
+
+def rows_for(table: SingleTable, reward: RewardTable, folder: Path) -> Path:
+    """A file with a few rows in the format of a table; where a field chooses the reward, of each of its values."""
+    pairs = [(f"{n} + {n}", str(2 * n)) for n in range(1, 9)]
+    if isinstance(table, Gsm8kRows):
+        file = folder / "rows.jsonl"
+        lines = [json.dumps({"question": asks, "answer": f"so\n#### {says}"}) for asks, says in pairs]
+        file.write_text("\n".join(lines), "utf-8")
+        return file
+    if isinstance(table, DialogueRows):
+        file = folder / "dialogues.jsonl"
+        asked = [(f"\n\nHuman: {asks}\n\nAssistant:", says) for asks, says in pairs]
+        lines = [json.dumps({"chosen": f"{text} {says}", "rejected": f"{text} no"}) for text, says in asked]
+        file.write_text("\n".join(lines), "utf-8")
+        return file
+    assert isinstance(table, ColumnRows | VerlRows), table
+    file = folder / "rows.parquet"
+    cases = cycle(reward.cases.items() if isinstance(reward, ChooseReward) else [("any", reward)])
+    tests = {"inputs": ["1\n"], "outputs": ["1\n"]}
+    rows: list[dict[str, Any]] = [
+        {
+            "data_source": source,
+            "prompt": [{"role": "user", "content": asks}],
+            "reward_model": {"ground_truth": json.dumps(tests) if isinstance(case, CodeScorer) else says},
+        }
+        for (asks, says), (source, case) in zip(pairs, cases, strict=False)
+    ]
+    parquet.write_table(pa.Table.from_pylist(rows), file)
+    return file
+
+
+def in_small(recipe: Recipe, model: Path, folder: Path) -> dict[str, str]:
+    """Settings that change sizes and places, and nothing that says what is learned from what."""
+    samples = min(recipe.rollout.samples_per_prompt, 2)
+    small = {
+        "steps": "2", "model.path": str(model), "model.dtype": "float32", "expect": "{}", "tracking": '{kind="none"}',
+        "rollout.prompts_per_step": "8", "rollout.samples_per_prompt": str(samples),
+        "rollout.max_prompt_tokens": "220", "rollout.max_new_tokens": "16", "rollout.stop_strings": '["e"]',
+        "ppo.minibatch_seqs": str(4 * samples), "generator.engines": "1",
+        "generator.tensor": "1", "checkpoint.every_steps": "2", "eval.every_steps": "2",
+        "checkpoint.reshardable": "full",
+    }  # fmt: skip
+    for key, table in tables_of_rows(recipe):
+        small[dotted((*key, "path"))] = str(rows_for(table, recipe.reward, folder))
+    for role in (recipe.actor, recipe.critic):
+        of = "actor" if role is recipe.actor else "critic"
+        small[f"{of}.batching"] = (
+            "{max_tokens_per_microbatch=512}" if isinstance(role.batching, ByTokens) else "{microbatch_seqs=2}"
+        )
+        small[f"{of}.parallel"] = "{}"
+        if role.optimizer.lr_warmup_updates:
+            small[f"{of}.optimizer.lr_warmup_updates"] = "2"
+        if role.optimizer.lr_warmup_frac:
+            small[f"{of}.optimizer.lr_warmup_frac"] = "0.5"
+    for below, scorer in recipe.reward.scorers.items():
+        key = ("reward", *below)
+        if isinstance(scorer, ModelScorer):
+            judge = {"path": str(reward_model(folder / "judge")), "dtype": "float32", "max_tokens": "256"}
+            small |= {dotted((*key, name)): value for name, value in {**judge, "parallel": "{}"}.items()}
+        else:
+            small[dotted((*key, "workers"))] = "1"
+    if recipe.rollout.max_window_tokens is not None:
+        small["rollout.max_window_tokens"] = "230"
+    if recipe.reward.overlong is not None:
+        small |= {"reward.overlong.max_tokens": "12", "reward.overlong.buffer_tokens": "8"}
+    return small
+
+
+def without_service(file: Path, folder: Path) -> Path:
+    """The recipe, whose programs run in a sandbox of this machine where it asks a service."""
+    text, found = re.subn(r'(?m)^sandbox *= "fusion"\nurl .*$', 'sandbox = "namespaces"', file.read_text("utf-8"))
+    if found:
+        file = folder / file.name
+        file.write_text(text, "utf-8")
+    return file
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.minutes(0.5)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_trains_in_small(tmp_path: Path, forked: Forked, name: str) -> None:
+    file = without_service(RECIPES / f"{name}.toml", tmp_path)
+    recipe = load([file], (), {"PPOCTL_DATA": "/data"}).recipe
+    shape = shape_if_known(recipe.model.path)
+    assert shape is not None
+    model = tiny_model(shape.family, tmp_path / "model")
+    sets = [word for key, value in in_small(recipe, model, tmp_path).items() for word in ("--set", f"{key}={value}")]
+    without = [word for each in recipe.requires for word in ("--without", each)]
+    has_programs = any(isinstance(scorer, CodeScorer) for scorer in recipe.reward.scorers.values())
+    # A sandbox starts the interpreter that it finds itself in, and of a forked one that is a stand-in.
+    done = (fresh if has_programs else forked)(tmp_path, "train", str(file), *sets, *without)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in read_lines(tmp_path / "runs" / recipe.name / "journal.jsonl") if "stage" in line]
+    assert {line["step"] for line in lines if line["stage"] == "actor_update"} == {1, 2}
+    figures = {metric: value for line in lines for metric, value in line["figures"].items()}
+    # The engine that drew step 2 held what step 1 trained.
+    assert figures["mismatch/gap_max_abs"] < 1e-3

@@ -1,0 +1,37 @@
+"""A share of the soak of `benchmarks/soak.py`: signals and damage on real engines, hints executed, ends compared.
+
+Cells are cut by number of case, not by a clock, so that each is the same on any machine; all share one folder, which
+has the undisturbed runs they are held to.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOAK = Path(__file__).parents[2] / "benchmarks" / "soak.py"
+SEED = 11
+KILLS, DAMAGES, A_CELL = 8, 24, 4
+
+
+def cells(kind: str, count: int) -> list[str]:
+    """Names of the cases of each cell, in one string."""
+    names = [f"{kind}-{number}" for number in range(1, count + 1)]
+    return [" ".join(names[start : start + A_CELL]) for start in range(0, count, A_CELL)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("soak")
+
+
+@pytest.mark.engines
+@pytest.mark.slow
+@pytest.mark.minutes(3)
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("cell", [*cells("kill", KILLS), *cells("damage", DAMAGES)])
+def test_a_run_that_is_struck_or_damaged_ends_as_if_it_had_not_been(folder: Path, cell: str) -> None:
+    command = [sys.executable, str(SOAK), "--folder", str(folder), "--seed", str(SEED), "--only", *cell.split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

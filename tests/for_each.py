@@ -1,0 +1,28 @@
+"""A law of many things, as one test that names all that break it: many tests would cost more than the law itself."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+
+def for_each(things: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[[], None]]:
+    """`@for_each(modules)` above `def test_it_is_short(module)`; a tuple is several arguments, named by the first."""
+    listed = [thing if isinstance(thing, tuple) else (thing,) for thing in things]
+
+    def tested(law: Callable[..., None]) -> Callable[[], None]:
+        def test() -> None:
+            broken = []
+            for thing in listed:
+                try:
+                    law(*thing)
+                except AssertionError as error:
+                    broken.append(f"{thing[0]}: {error}")
+                except Exception as error:
+                    error.add_note(f"of {thing[0]}")
+                    raise
+            assert listed, "there is nothing to look at"
+            assert not broken, "\n".join(broken)
+
+        test.__name__, test.__doc__ = law.__name__, law.__doc__
+        return test
+
+    return tested

@@ -1,0 +1,148 @@
+"""One place decides the device: a GPU that is there and cannot be used is an error, never a silent CPU run."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from conventions.conftest import ROOT, trees
+from doctor.machines import driver
+from fakes.nvml import NO_LIBRARY, FakeNvml
+from ppoctl.errors import EnvironmentProblemError
+from ppoctl.machine import device
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process that has not decided yet, and a torch without CUDA."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    device.on_gpu.cache_clear()
+    yield
+    device.on_gpu.cache_clear()
+
+
+def test_a_machine_without_a_driver_computes_on_its_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNvml(fault=NO_LIBRARY).plant(monkeypatch)
+    assert device.this_device() == CPU
+
+
+@pytest.mark.parametrize("fault", ["Driver Not Loaded", "Driver/library version mismatch", "GPU is lost"])
+def test_a_driver_that_is_broken_is_no_reason_for_a_cpu(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    FakeNvml(fault=fault).plant(monkeypatch)
+    with pytest.raises(EnvironmentProblemError, match=rf"driver that is broken.*none answers \({fault}\).*`export"):
+        device.this_device()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert device.this_device() == CPU
+
+
+@pytest.mark.parametrize("nvml", [FakeNvml(fault=NO_LIBRARY), FakeNvml(count=0)])
+def test_a_gpu_that_only_the_kernel_knows_is_expected_by_a_torch_that_was_built_for_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nvml: FakeNvml
+) -> None:
+    nvml.plant(monkeypatch)
+    monkeypatch.setattr("ppoctl.machine.nvml._DEVICES", tmp_path)
+    (tmp_path / "nvidiactl").touch()
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert device.this_device() == CPU
+    device.on_gpu.cache_clear()
+    (tmp_path / "nvidia0").touch()
+    with pytest.raises(EnvironmentProblemError, match="has a GPU that is not shown to us"):
+        device.this_device()
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert device.this_device() == CPU, "a container without GPUs"
+
+
+def test_a_driver_without_gpus_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNvml(count=0).plant(monkeypatch)
+    assert device.this_device() == CPU
+
+
+def test_a_gpu_that_torch_cannot_use_is_an_error_with_driver_and_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNvml(driver="535.104.05", cuda=12020).plant(monkeypatch)
+    with pytest.raises(EnvironmentProblemError) as error:
+        device.this_device()
+    assert error.value.message == (
+        f"this machine has 2 GPUs, and torch `{torch.__version__}`, built for CPUs only, cannot use it: Torch not "
+        "compiled with CUDA enabled; NVIDIA driver: of version 535.104.05. To compute on CPUs all the same: "
+        "`export CUDA_VISIBLE_DEVICES=`"
+    )
+    assert error.value.hint == "make setup-gpu  # or on CPUs: export CUDA_VISIBLE_DEVICES="
+
+
+def test_a_gpu_that_ray_gave_is_there_although_no_driver_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNvml(fault=NO_LIBRARY).plant(monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    says = r"given GPU `3` \(`CUDA_VISIBLE_DEVICES`\).*none answers \(NVML.*the same: `unset CUDA_VISIBLE_DEVICES`"
+    with pytest.raises(EnvironmentProblemError, match=says):
+        device.this_device()
+
+
+@pytest.mark.parametrize("shown", ["", " ", "-1", "NoDevFiles"])
+def test_who_shows_no_gpu_wants_a_cpu(monkeypatch: pytest.MonkeyPatch, shown: str) -> None:
+    FakeNvml().plant(monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    assert device.this_device() == CPU
+
+
+@pytest.mark.parametrize(
+    ("environ", "indices"),
+    [
+        ({}, [0, 1, 2]),
+        ({"CUDA_VISIBLE_DEVICES": ""}, []),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, []),
+        ({"CUDA_VISIBLE_DEVICES": "9"}, []),
+        ({"CUDA_VISIBLE_DEVICES": "1, 0,7,2"}, [2, 1]),
+        ({"CUDA_VISIBLE_DEVICES": "1,0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, [1, 0]),
+        ({"CUDA_VISIBLE_DEVICES": "2"}, [0]),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-2c0ffee,GPU-0c0ffee0-0000"}, [2, 0]),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-"}, []),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-0"}, [0, 1, 2]),
+    ],
+)
+def test_the_gpus_shown_are_those_that_cuda_shows(environ: dict[str, str], indices: list[int]) -> None:
+    """GPU 0 is the oldest: to CUDA it is the last."""
+    found = driver(FakeNvml(count=3, first=(7, 0)))
+    assert [gpu.index for gpu in device.visible(found, environ)] == indices
+
+
+def test_it_is_decided_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNvml(count=0).plant(monkeypatch)
+    assert not device.on_gpu()
+    FakeNvml().plant(monkeypatch)
+    assert not device.on_gpu()
+
+
+def test_vllm_does_not_make_torch_believe_a_driver_that_it_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`import vllm` sets the variable, and `is_available` then counts what NVML sees."""
+    import os
+
+    FakeNvml().plant(monkeypatch)
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK") == "1")
+    with pytest.raises(EnvironmentProblemError, match="this machine has 2 GPUs"):
+        device.this_device()
+    assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1", "it is as vLLM left it"
+
+
+def test_where_cuda_answers_the_current_gpu_is_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert device.this_device() == torch.device("cuda", 1)
+
+
+def test_nobody_else_asks_torch_for_cuda() -> None:
+    asks = [str(path) for path in trees() if "is_available()" in (ROOT / "src/ppoctl" / path).read_text("utf-8")]
+    assert asks == ["device.py"]
+
+
+def test_vllm_still_sets_that_variable() -> None:
+    """Read from its source, as importing it takes ten seconds."""
+    where = "import importlib.util as u; print(u.find_spec('vllm').submodule_search_locations[0])"
+    folder = subprocess.run([sys.executable, "-c", where], capture_output=True, text=True, check=True).stdout.strip()
+    assert '"PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"' in (Path(folder) / "env_override.py").read_text("utf-8")

@@ -1,0 +1,240 @@
+"""What a run's folder says of it, and the question to Slurm."""
+
+import os
+import platform
+import shutil
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fakes.components import fake_recipe
+from fakes.job import play
+from fakes.slurm import FakeSlurm
+from ppoctl.errors import RunAliveError, SlurmError
+from ppoctl.slurm import run_status
+from ppoctl.slurm.client import Slurm
+from ppoctl.slurm.run_state import RunFacts
+from ppoctl.store.attempt import Attempt, claim
+from ppoctl.store.jobs import JobRecord, ScriptEnd, record
+from ppoctl.store.journal import Journal, read_lines
+from ppoctl.store.run_paths import RunPaths
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("played") / "run"
+    play(root, fake_recipe(steps=2, cluster={"call_deadline_s": 1000, "start_deadline_s": 50}))
+    return root
+
+
+@pytest.fixture
+def layout(played: Path, tmp_path: Path) -> RunPaths:
+    shutil.copytree(played, tmp_path / "run")
+    return RunPaths(tmp_path / "run")
+
+
+def begun(layout: RunPaths, **where: object) -> Attempt:
+    """The journal of an attempt on another host that has not ended."""
+    attempt = claim(layout)
+    Journal(layout, attempt).event("attempt_started", **{"pid": 2**22 + 1, "host": "node1", **where})
+    return attempt
+
+
+def facts(layout: RunPaths) -> RunFacts:
+    return run_status.facts(layout, read_lines(layout.journal))
+
+
+def age(path: Path, seconds: float) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    os.utime(path, (time.time() - seconds,) * 2)
+
+
+def test_a_folder_says_what_was_done_and_what_was_submitted(layout: RunPaths) -> None:
+    begun(layout, job="12", restart=1)
+    record(layout, JobRecord("12", 5.0, "resume"))
+    layout.job_ended("12").write_text("0 75 7 USR1\n")
+    found = facts(layout)
+    assert (found.steps_done, found.steps_planned) == (2, 2)
+    assert found.ends == {"12": [ScriptEnd(0, 75, 7.0, "USR1")]}
+    assert found.job_ids == ("12",)
+    assert found.newest is not None
+    assert (found.newest["job"], found.newest["restart"], found.newest["host"]) == ("12", 1, "node1")
+
+
+def test_patience_is_ten_of_the_longest_stage_between_a_start_and_the_longest_deadline(layout: RunPaths) -> None:
+    assert facts(layout).start_patience_s == 1000.0
+    assert facts(layout).patience_s == 50.0
+
+    def after_a_stage_of(seconds: float) -> float:
+        lines = [line | ({"seconds": seconds} if "stage" in line else {}) for line in read_lines(layout.journal)]
+        return run_status.facts(layout, lines).patience_s
+
+    assert [after_a_stage_of(seconds) for seconds in (4.0, 7.0, 300.0)] == [50.0, 70.0, 1000.0]
+
+
+def test_journal_console_and_the_log_of_the_job_are_each_a_sign_of_life(layout: RunPaths) -> None:
+    lines = read_lines(layout.journal)
+    layout_of_now = claim(layout).number
+    started = {"event": "attempt_started", "attempt": layout_of_now, "at": time.time() - 900, "pid": 1, "host": "x"}
+    lines = [line | {"at": time.time() - 1000} for line in lines] + [started | {"job": "12"}]
+
+    def quiet() -> int:
+        return round(run_status.facts(layout, lines).quiet_s, -1)
+
+    assert quiet() == 900
+    age(layout.job_log("12"), 300)
+    assert quiet() == 300
+    age(layout.console_log(layout_of_now), 40)
+    assert quiet() == 40
+
+
+def test_the_last_error_of_a_log_is_told_on_one_line_without_secrets(tmp_path: Path) -> None:
+    log = tmp_path / "slurm-12.log"
+    assert run_status.last_error(log) == ""
+    log.write_text("error: an old one\nstep 1\n" + "x" * run_status.TAIL_BYTES)
+    assert run_status.last_error(log) == ""
+    with log.open("a") as file:
+        file.write("\nerror: cannot reach `https://user:word@host/x`\n\nhint: ls\n")
+    assert run_status.last_error(log) == "cannot reach `https://host/x`"
+    with log.open("a") as file:
+        file.write("slurmstepd: error: *** JOB 12 ON node1 CANCELLED DUE TO TIME LIMIT ***\n")
+    assert run_status.last_error(log) == "*** JOB 12 ON node1 CANCELLED DUE TO TIME LIMIT ***"
+
+
+def test_many_runs_are_one_question(cluster: FakeSlurm) -> None:
+    runs = [RunFacts(jobs=(JobRecord(id, 1.0, "resume"),)) for id in ("12", "13")]
+    done = RunFacts(jobs=(JobRecord("7", 1.0, "x"), JobRecord("8", 2.0, "x")), ends={"7": [ScriptEnd(0, 0, 1.0)]})
+    cluster.has("12", "RUNNING")
+    cluster.has("13", "PENDING")
+    told = run_status.ask(Slurm(), [*runs, done])
+    assert "--jobs=12,13,8 " in cluster.asked[0]
+    assert [job.id for run in runs for job in (*told.at_work(run), *told.waiting(run))] == ["12", "13"]
+
+
+def test_nobody_is_asked_for_a_run_without_jobs(cluster: FakeSlurm) -> None:
+    assert run_status.ask(Slurm(), [RunFacts()]).no_answer_reason is None
+    assert cluster.asked == []
+
+
+def test_silence_is_told_with_its_reason(cluster: FakeSlurm) -> None:
+    run = RunFacts(jobs=(JobRecord("12", 1.0, "resume"),))
+    cluster.goes_away()
+    assert run_status.ask(run_status.slurm(0.2), [run]).no_answer_reason == "`squeue` gave no answer within 0.2 s"
+    absent = run_status.ask(Slurm({"PATH": "/nowhere"}), [run])
+    assert absent.no_answer_reason == "no `squeue` here: this machine has no Slurm"
+
+
+def test_a_run_whose_job_is_at_work_is_left_alone(layout: RunPaths, cluster: FakeSlurm) -> None:
+    begun(layout, job="12", restart=0)
+    cluster.has("12", "RUNNING", nodes="node1")
+    with pytest.raises(RunAliveError, match=r"is at work: job 12 of Slurm is at work") as raised:
+        run_status.require_idle(layout)
+    assert raised.value.hint is not None
+    assert raised.value.hint.endswith(f"ppoctl resume {layout.root} --take-over")
+    cluster.has("12", "NODE_FAIL")
+    run_status.require_idle(layout)
+    cluster.forgets("12")
+    run_status.require_idle(layout)
+
+
+def test_a_job_that_begins_is_at_work_before_its_attempt_is(layout: RunPaths, cluster: FakeSlurm) -> None:
+    record(layout, JobRecord("12", 1.0, "resume"))
+    cluster.has("12", "CONFIGURING")
+    with pytest.raises(RunAliveError, match="job 12"):
+        run_status.require_idle(layout)
+
+
+def test_a_job_that_waits_would_take_the_run_from_whoever_begins_now(
+    layout: RunPaths, cluster: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for id in ("12", "13"):
+        record(layout, JobRecord(id, float(id), "rollout"))
+    cluster.has("13", "PENDING")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "node1")
+    for id in ("", "99"):  # a login node, and a shell in a job of its own
+        monkeypatch.setenv("SLURM_JOB_ID", id)
+        with pytest.raises(RunAliveError, match="has a job in Slurm: 13 is PENDING") as raised:
+            run_status.require_idle(layout)
+        assert raised.value.hint is not None
+        assert raised.value.hint.endswith(f"end it: ppoctl stop {layout.root}")
+    monkeypatch.setenv("SLURM_JOB_ID", "12")  # 13 waits for its end
+    run_status.require_idle(layout)
+    cluster.has("12", "PENDING", restarts=1)
+    monkeypatch.setenv("SLURM_JOB_ID", "13")  # somebody put 12 back into the queue
+    run_status.require_idle(layout)
+    cluster.has("12", "RUNNING", restarts=1)
+    with pytest.raises(RunAliveError, match="job 12 of Slurm is at work"):
+        run_status.require_idle(layout)
+
+
+def test_the_job_that_this_process_is_in_is_not_in_its_own_way(
+    layout: RunPaths, cluster: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun(layout, job="12", restart=0)
+    cluster.has("12", "RUNNING")
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "node1")
+    run_status.require_idle(layout)
+    monkeypatch.setenv("SLURM_JOB_ID", "13")
+    with pytest.raises(RunAliveError, match="job 12"):
+        run_status.require_idle(layout)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_when_slurm_does_not_answer_a_person_is_asked_and_a_job_goes_on(
+    layout: RunPaths, cluster: FakeSlurm, monkeypatch: pytest.MonkeyPatch, inside: bool
+) -> None:
+    begun(layout, job="12", restart=0)
+    cluster.refuses("squeue", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+    if inside:
+        monkeypatch.setenv("SLURM_JOB_ID", "13")
+        monkeypatch.setenv("SLURM_JOB_NODELIST", "node1")
+        run_status.require_idle(layout)
+        return
+    with pytest.raises(SlurmError, match=r"whether a job is at work on run `.*` is unknown") as raised:
+        run_status.require_idle(layout)
+    assert raised.value.hint is not None
+    assert raised.value.hint.endswith("--take-over")
+
+
+def test_a_machine_without_slurm_takes_a_run_over_as_before(
+    layout: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun(layout, job="12", restart=0)
+    monkeypatch.setenv("PATH", "/nowhere")
+    run_status.require_idle(layout)
+
+
+def test_nobody_asks_slurm_about_a_run_that_never_had_a_job(layout: RunPaths, cluster: FakeSlurm) -> None:
+    run_status.require_idle(layout)
+    assert cluster.asked == []
+
+
+def test_a_process_of_this_host_is_named_before_its_job(layout: RunPaths, cluster: FakeSlurm) -> None:
+    parent = psutil.Process().parent()
+    assert parent is not None
+    begun(layout, job="12", restart=0, pid=parent.pid, host=platform.node())
+    cluster.has("12", "RUNNING")
+    with pytest.raises(RunAliveError, match=f"attempt . is process {parent.pid} here"):
+        run_status.require_idle(layout)
+
+
+def test_an_attempt_that_this_very_job_left_behind_on_this_host_is_taken_over(
+    layout: RunPaths, cluster: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = psutil.Process().parent()
+    assert parent is not None
+    begun(layout, job="12", restart=0, pid=parent.pid, host=platform.node())
+    cluster.has("12", "RUNNING", restarts=1)
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "node1")
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    run_status.require_idle(layout)
+    for id, restarts in (("12", "0"), ("13", "1")):  # two shells of one job, another job of this host
+        monkeypatch.setenv("SLURM_JOB_ID", id)
+        monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+        with pytest.raises(RunAliveError, match="is process"):
+            run_status.require_idle(layout)

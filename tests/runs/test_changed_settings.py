@@ -1,0 +1,271 @@
+"""Resuming with other keys: from which step they hold, and when they cannot."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.components import fake_recipe
+from fakes.job import Witness, open_run, play
+from ppoctl.cli.app import run as app
+from ppoctl.errors import RecipeError, StorageError
+from ppoctl.loading.write import recipe_as_toml
+from ppoctl.loop.run import run
+from ppoctl.recipe.schema import Recipe
+from ppoctl.runs.changed_settings import adopt, change
+from ppoctl.store import run_dir
+from ppoctl.store.attempt import claim
+from ppoctl.store.outline import outlines_of
+from ppoctl.store.resume_plan import plan_resume
+from ppoctl.store.run_paths import RunPaths
+
+PPO = {"epochs": 2, "minibatch_seqs": 4}
+REDO = {"checkpoint": {"every_steps": 5}, "steps": 5}
+
+
+class StopError(Exception):
+    """Ends a run where a test wants it."""
+
+
+def stopped_at(root: Path, moment: str, **tables: Any) -> RunPaths:
+    def act(number: int, name: str) -> None:
+        if name == moment:
+            raise StopError
+
+    with pytest.raises(StopError):
+        play(root, fake_recipe(**tables), Witness(act=act))
+    return RunPaths(root)
+
+
+def starts(layout: RunPaths) -> list[int]:
+    return sorted(run_dir.recipes(layout))
+
+
+def test_a_change_holds_from_the_first_step_without_a_rollout(tmp_path: Path) -> None:
+    layout = stopped_at(tmp_path / "run", "3 rollout starts", **REDO)
+    faster = fake_recipe(**REDO, actor={"optimizer": {"lr": 0.1}})
+    adopt(claim(layout), faster)
+    assert starts(layout) == [1, 3]
+    wiring = open_run(layout.root, fake_recipe(**REDO), Witness(), recipes={1: fake_recipe(**REDO), 3: faster})
+    run(wiring.job)
+    rates = {step: wiring.job.journal.metrics(step)["policy/lr"] for step in range(1, 6)}
+    assert rates == {1: 0.05, 2: 0.05, 3: 0.1, 4: 0.1, 5: 0.1}
+
+
+def test_the_step_that_failed_can_be_mended(tmp_path: Path) -> None:
+    layout = stopped_at(tmp_path / "run", "3 actor_update starts", **REDO)
+    adopt(claim(layout), fake_recipe(**REDO, actor={"optimizer": {"lr": 0.01}}))
+    assert starts(layout) == [1, 3]
+
+
+def test_a_step_whose_committed_stages_read_the_key_keeps_its_recipe(tmp_path: Path) -> None:
+    layout = stopped_at(tmp_path / "run", "3 actor_update starts", **REDO)
+    adopt(claim(layout), fake_recipe(**REDO, critic={"optimizer": {"lr": 0.01}}))
+    assert starts(layout) == [1, 4]
+
+
+def test_what_decides_prompts_waits_for_the_next_saved_pair_and_nothing_is_written(tmp_path: Path) -> None:
+    layout = stopped_at(tmp_path / "run", "3 values starts", **REDO)
+    before = layout.recipe_resolved.read_bytes()
+    with pytest.raises(RecipeError, match="`seed` cannot change now"):
+        adopt(claim(layout), fake_recipe(**REDO, seed=9))
+    assert (starts(layout), layout.recipe_resolved.read_bytes()) == ([1], before)
+
+
+def test_a_changed_coefficient_is_used_from_its_step_on(tmp_path: Path) -> None:
+    first = fake_recipe(steps=2)
+    play(tmp_path / "run", first)
+    ppo = {"epochs": 2, "minibatch_seqs": 4, "kl": {"place": "reward", "coef": 0.5}}
+    second = fake_recipe(steps=4, ppo=ppo)
+    wiring = open_run(tmp_path / "run", first, Witness(), recipes={1: first, 3: second})
+    run(wiring.job)
+    assert [wiring.job.journal.metrics(step)["kl/coef"] for step in (1, 2, 3, 4)] == [0.05, 0.05, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(("moment", "corrected"), [("2 values starts", [2, 3]), ("3 rollout starts", [3])])
+def test_a_changed_key_tells_another_story_from_its_step_on(
+    tmp_path: Path, moment: str, corrected: list[int]
+) -> None:
+    redo = {"checkpoint": {"every_steps": 5}, "steps": 3}
+    first = fake_recipe(**redo)
+    second = fake_recipe(**redo, ppo={**PPO, "rollout_correction": {"kind": "tis"}})
+    layout = stopped_at(tmp_path / "run", moment, **redo)
+    adopt(claim(layout), second)
+    wiring = open_run(layout.root, first, Witness(), recipes={1: first, corrected[0]: second})
+    run(wiring.job)
+    assert [step for step in (1, 2, 3) if "correction" in outlines_of(layout).at(step).names] == corrected
+    assert [step for step in (1, 2, 3) if wiring.job.journal.metrics(step).get("correction/weight_mean")] == corrected
+    assert not plan_resume(layout).broken
+
+
+def test_critic_only_steps_may_be_added_on_the_way(tmp_path: Path) -> None:
+    first, second = fake_recipe(steps=3), fake_recipe(steps=3, ppo={**PPO, "critic_only_steps": 2})
+    layout = stopped_at(tmp_path / "run", "2 rollout starts", steps=3)
+    adopt(claim(layout), second)
+    run(open_run(layout.root, first, Witness(), recipes={1: first, 2: second}).job)
+    assert [outlines_of(layout).at(step).story for step in (1, 2, 3)] == ["ppo", "critic_only", "ppo"]
+    assert not layout.stage(2, "actor_update").exists()
+    assert not plan_resume(layout).broken
+
+
+@pytest.mark.parametrize(
+    ("was", "asked", "fits"),
+    [
+        (0, 0, None),
+        (0, 2, 0),  # after a step that trained the actor, its first would be another one
+        (3, 1, 2),  # two steps are done: it begins no earlier than in the third
+        (3, 2, None),
+        (3, 5, None),
+    ],
+)
+def test_a_rate_that_counts_steps_counts_them_from_the_first_that_trains(
+    tmp_path: Path, was: int, asked: int, fits: int | None
+) -> None:
+    counted = {"optimizer": {"lr": 0.05, "lr_schedule": "linear", "lr_ticks": "step"}}
+    constant = {"optimizer": {"lr": 0.05, "lr_ticks": "step"}}
+
+    def recipe(steps: int, actor: dict[str, Any]) -> Recipe:
+        return fake_recipe(**REDO, ppo={**PPO, "critic_only_steps": steps}, actor=actor)
+
+    tables = recipe(was, counted).model_dump(mode="json", by_alias=True)
+    layout = stopped_at(tmp_path / "run", "3 rollout starts", **{**REDO, "ppo": tables["ppo"], "actor": counted})
+    if fits is None:
+        change(layout, recipe(asked, counted))
+        return
+    with pytest.raises(RecipeError, match=f"`{asked}`, was `{was}`, and 2 steps are done") as raised:
+        change(layout, recipe(asked, counted))
+    assert raised.value.hint.endswith(f"--set ppo.critic_only_steps={fits}")
+    change(layout, recipe(fits, counted))
+    change(layout, recipe(asked, constant))
+    # A warm-up alone moves the rate, too.
+    warmed = {"optimizer": {"lr": 0.05, "lr_ticks": "step", "lr_warmup_updates": 8}}
+    with pytest.raises(RecipeError, match="2 steps are done"):
+        change(layout, recipe(asked, warmed))
+
+
+def test_equal_recipes_change_nothing(tmp_path: Path) -> None:
+    layout = stopped_at(tmp_path / "run", "2 values starts", **REDO)
+    adopt(claim(layout), fake_recipe(**REDO))
+    assert starts(layout) == [1]
+
+
+def laid_out(reshardable: str = "full", **parallel: object) -> Recipe:
+    actor = {"optimizer": {"lr": 0.05}, "parallel": {"distributed_optimizer": True, **parallel}}
+    return fake_recipe(actor=actor, checkpoint={"reshardable": reshardable})
+
+
+@pytest.mark.parametrize(
+    ("saved_as", "asked"),
+    [
+        ("full", {"tensor": 2, "pipeline": 2, "data": 3}),
+        ("dp", {"data": 3}),
+        ("dp", {}),
+    ],
+)
+def test_a_state_may_be_loaded_under_another_layout(tmp_path: Path, saved_as: str, asked: dict[str, Any]) -> None:
+    play(tmp_path / "run", laid_out(saved_as))
+    change(RunPaths(tmp_path / "run"), laid_out(**asked))
+
+
+@pytest.mark.parametrize("asked", [{"tensor": 2}, {"pipeline": 2}, {"pipeline": 2, "first_stage_layers": 3}])
+def test_a_state_for_some_layouts_names_the_command_that_saves_it_for_all(
+    tmp_path: Path, asked: dict[str, Any]
+) -> None:
+    play(tmp_path / "run", laid_out("dp"))
+    layout = RunPaths(tmp_path / "run")
+    with pytest.raises(StorageError, match=r"actor's state of step 3 was saved under `actor\.parallel\.") as raised:
+        change(layout, laid_out("full", **asked))
+    assert raised.value.hint is not None
+    assert raised.value.hint.endswith(f"resume {layout.root} --save-only --set checkpoint.reshardable=full")
+
+
+def test_no_state_fits_the_other_kind_of_optimizer(tmp_path: Path) -> None:
+    play(tmp_path / "run", laid_out())
+    with pytest.raises(StorageError, match=r"distributed_optimizer = true.*distributed_optimizer = false") as raised:
+        change(RunPaths(tmp_path / "run"), laid_out(distributed_optimizer=False))
+    assert raised.value.hint is not None
+    assert "keep `distributed_optimizer`" in raised.value.hint
+
+
+def read_from(folder: Path) -> dict[str, Any]:
+    """What a recipe must have to be written into a file and read again."""
+    return {
+        "reward": {"kind": "gsm8k"},
+        "model": {"path": str(folder), "dtype": "float32"},
+        "data": {"train": {"format": "gsm8k", "path": str(folder / "none")}},
+    }
+
+
+def test_the_plan_of_a_resume_says_from_where_a_change_would_hold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables = {**REDO, **read_from(tmp_path)}
+    layout = stopped_at(tmp_path / "run", "3 rollout starts", **tables)
+    layout.recipe_toml.write_text(recipe_as_toml(fake_recipe(**tables)))
+    before = layout.recipe_toml.read_bytes()
+    for key, end in [
+        ("actor.optimizer.lr=0.1", "\n  steps 3 to 5  run\n  actor.optimizer.lr 0.05 -> 0.1 from step 3\n"),
+        ("steps=9", "\n  steps 3 to 9  run\n  steps 5 -> 9 from step 3\n"),
+        ("actor.optimizer.lr=0.05", "\n  steps 3 to 5  run\n  --set changes nothing\n"),
+    ]:
+        code = app(["resume", str(layout.root), "--plan", "--set", key])
+        assert code == 0, capsys.readouterr().err
+        assert capsys.readouterr().out.endswith(end)
+    assert layout.recipe_toml.read_bytes() == before
+    assert starts(layout) == [1]
+
+
+def test_a_change_says_each_key_with_both_values(tmp_path: Path) -> None:
+    layout = stopped_at(tmp_path / "run", "3 rollout starts", **REDO)
+    faster = fake_recipe(**{**REDO, "ppo": {"minibatch_seqs": 2, "epochs": 2}}, actor={"optimizer": {"lr": 0.1}})
+    change = adopt(claim(layout), faster)
+    assert change is not None
+    assert change.lines() == [
+        "ppo.minibatch_seqs 4 -> 2 from step 3",
+        'ppo.kl.place "reward" -> "none" from step 3',
+        'ppo.kl.estimator "k1" -> absent from step 3',
+        "ppo.kl.coef 0.05 -> absent from step 3",
+        "actor.optimizer.lr 0.05 -> 0.1 from step 3",
+    ]
+    assert adopt(claim(layout), faster) is None
+
+
+def test_a_run_is_not_renamed_and_does_not_end_before_what_it_has_done(tmp_path: Path) -> None:
+    layout = stopped_at(tmp_path / "run", "4 rollout starts", **REDO)
+    before = fake_recipe(**REDO)
+    with pytest.raises(RecipeError, match="`name` is `other`, and this run is `fake`: a run keeps its name"):
+        adopt(claim(layout), before.model_copy(update={"name": "other"}))
+    with pytest.raises(RecipeError, match="`steps` is `2`, and 3 steps of the run are done") as caught:
+        adopt(claim(layout), before.model_copy(update={"steps": 2}))
+    assert caught.value.hint == f"ppoctl resume {layout.root} --set steps=3"
+    assert starts(layout) == [1]
+    assert adopt(claim(layout), before.model_copy(update={"steps": 3})) is not None
+
+
+@pytest.mark.parametrize(
+    ("key", "code", "says"),
+    [
+        ("actor.wieghts=3", 2, "unknown key `actor.wieghts`"),
+        ("seed=9", 2, "`seed` cannot change now"),
+        ("actor.parallel={distributed_optimizer=true}", 8, "cannot be loaded under"),
+    ],
+)
+def test_the_plan_of_a_resume_refuses_what_the_resume_would(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, code: int, says: str
+) -> None:
+    tables = {"checkpoint": {"every_steps": 2}, "steps": 5, **read_from(tmp_path)}
+    layout = stopped_at(tmp_path / "run", "4 actor_update starts", **tables)
+    layout.recipe_toml.write_text(recipe_as_toml(fake_recipe(**tables)))
+    assert app(["resume", str(layout.root), "--plan", "--set", key]) == code
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("key", "code"), [("steps=2", 2), ("actor.parallel={distributed_optimizer=true}", 8)])
+def test_what_no_resume_can_change_is_refused_before_libraries_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, code: int
+) -> None:
+    tables = {"checkpoint": {"every_steps": 2}, "steps": 5, **read_from(tmp_path)}
+    layout = stopped_at(tmp_path / "run", "4 actor_update starts", **tables)
+    layout.recipe_toml.write_text(recipe_as_toml(fake_recipe(**tables)))
+    monkeypatch.delattr("ppoctl.cli.resume.loading")
+    assert app(["resume", str(layout.root), "--set", key]) == code

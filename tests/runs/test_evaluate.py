@@ -1,0 +1,123 @@
+"""`eval`: in which order what it needs is asked for, and that all ways to one actor end in one evaluation."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fakes.components
+from fakes.bigram import BigramTrainer
+from fakes.components import BigramGenerator, CountingQuestions, fake_recipe, fake_sockets
+from fakes.job import play
+from ppoctl.batch.prompts import Prompts
+from ppoctl.batch.records import Evaluation, State
+from ppoctl.errors import RewardError
+from ppoctl.loading.write import recipe_as_toml
+from ppoctl.recipe.schema import Recipe
+from ppoctl.runs import commands, eval_target
+from ppoctl.runs.eval_target import Checkpoint
+from ppoctl.store.manifest import Manifest
+from ppoctl.store.run_paths import RunPaths
+from ppoctl.wire import engines
+from ppoctl.wire.components import Components
+
+
+def on_fakes(monkeypatch: pytest.MonkeyPatch, sockets: Components) -> None:
+    """Let `evaluate` find fake engines."""
+    monkeypatch.setattr(commands.preflight, "require", lambda recipe: None)
+    monkeypatch.setattr(engines, "set_threads", lambda recipe: None)
+    monkeypatch.setattr(engines, "read_questions", lambda recipe: sockets.prompts)
+    monkeypatch.setattr(engines, "open_engines", lambda *_: sockets)
+
+
+SAVED = Manifest("state/actor", 2, "lineage", (), "", {}, 0.0, 0.0, 1, extra={"updates": 4})
+
+
+@pytest.mark.parametrize("saved", [None, SAVED], ids=["the model source", "a saved state"])
+def test_the_actor_is_brought_to_the_state_once_when_the_generator_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch, saved: Manifest | None
+) -> None:
+    recipe, order = fake_recipe(), list[str]()
+    sockets = fake_sockets(recipe)
+    start = sockets.actor.start
+
+    def begin(says: str) -> None:
+        order.append(says)
+        start()
+
+    monkeypatch.setattr(sockets.actor, "start", lambda: begin("actor starts"))
+    monkeypatch.setattr(sockets.actor, "load", lambda found: begin(f"actor loads {found}"))
+
+    class Starting(BigramGenerator):
+        def prepare(self, state: State) -> None:
+            order.append("generator prepares")
+            super().prepare(state)
+
+    on_fakes(monkeypatch, replace(sockets, generator=lambda actor_at, *_: Starting(actor_at)))
+    found = commands.evaluate(Checkpoint(recipe, Path("states"), saved), print)
+    assert found.metrics
+    assert found.stamp.startswith("actor@0:" if saved is None else "actor@2:lineage")
+    assert order[:2] == ["generator prepares", "actor starts" if saved is None else "actor loads states"]
+    assert sum(line.startswith("actor") for line in order) == 1
+
+
+GSM8K = {"kind": "gsm8k"}
+
+
+def test_a_metric_function_is_tried_before_engines_start() -> None:
+    function = Path(__file__).parents[1] / "rewards" / "users_metrics.py"
+    not_asked: Any = None
+    with pytest.raises(RewardError, match="has no `missing`"):
+        engines.open_scorer(fake_recipe(eval={"metrics": f"{function}:missing"}), not_asked, not_asked)
+
+
+class TwoSets(CountingQuestions):
+    """A set more than a fake run has."""
+
+    def evaluation_sets(self) -> dict[str, Prompts]:
+        return {**super().evaluation_sets(), "far": self.prompts_for(9)}
+
+
+class FromFolder(BigramTrainer):
+    """An actor whose model source is a folder that `save_weights` wrote."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__("actor")
+        self.folder = Path(recipe.model.path)
+
+    def start(self) -> None:
+        super().start()
+        table = torch.frombuffer(bytearray((self.folder / "table.bin").read_bytes()), dtype=torch.float32)
+        self.table = table.reshape(self.table.shape).clone()
+
+
+@pytest.mark.parametrize("checkpoint", ["run", "state", "export"])
+def test_a_run_its_state_and_its_export_are_evaluated_as_the_run_did_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: str
+) -> None:
+    monkeypatch.setattr(fakes.sockets, "CountingQuestions", TwoSets)
+    monkeypatch.setattr(eval_target, "same_companions", lambda *_: None)
+    rows = {"format": "gsm8k", "path": "none"}
+    table = {"samples_per_prompt": 2, "top_k": 3, "pass_at": [2]}
+    recipe = fake_recipe(data={"train": rows, "eval": {"held": rows, "far": rows}}, eval=table, reward=GSM8K)
+    layout, export = RunPaths(tmp_path / "run"), tmp_path / "export"
+    play(layout.root, recipe)
+    layout.recipe_toml.write_text(recipe_as_toml(recipe))
+    export.mkdir()
+    (export / "config.json").write_text("{}")
+    trained = BigramTrainer("actor")
+    trained.load(layout.state("actor", 3))
+    trained.save_weights(export)
+    place = {"run": layout.root, "state": layout.state("actor", 3), "export": export}[checkpoint]
+    found = eval_target.find_checkpoint(place, [layout.recipe_toml] if checkpoint == "export" else [], [])
+    sockets = fake_sockets(found.recipe)
+    on_fakes(monkeypatch, replace(sockets, actor=FromFolder(found.recipe)))
+    evaluated: Evaluation = commands.evaluate(found, print)
+    samples = (layout.stage(3, "eval") / "samples.jsonl").read_text().splitlines()
+    assert [dict(row) for row in evaluated.rows] == [json.loads(line) for line in samples]
+    assert {name.split("/")[1] for name in evaluated.metrics()} == {"held", "far"}
+    before = [json.loads(line) for line in (layout.stage(0, "eval") / "samples.jsonl").read_text().splitlines()]
+    assert [row["response"] for row in before] != [row["response"] for row in evaluated.rows]

@@ -1,0 +1,149 @@
+"""Which name is free, what a run was made from, and what MLflow is told of it."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fakes.components import fake_recipe
+from fakes.job import PPO_STORIES, Witness, open_run, play
+from ppoctl.batch.sealed_json import sealed_line
+from ppoctl.clock import WORK
+from ppoctl.convert.model_files import companions_digest
+from ppoctl.errors import StorageError
+from ppoctl.loop.run import run
+from ppoctl.runs.mlflow_extras import contract_of, trained_on
+from ppoctl.runs.new_run import ROLLOUT, TRAIN, holds_only_rollouts, is_replaceable
+from ppoctl.runs.session import AttemptObserver
+from ppoctl.store import run_dir
+from ppoctl.store.jobs import JobRecord, record
+from ppoctl.store.run_paths import RunPaths
+from ppoctl.store.samples import StepRecords
+from ppoctl.wire.sources import (
+    COMPANIONS,
+    CRITIC_COMPANIONS,
+    require_same_sources,
+    same_companions,
+    weights_and_configs,
+)
+from ppoctl.wire.stages import stage_fingerprint
+from rewards.reward_models import QUICKSTART, reward_model
+from store.conftest import StopError
+
+
+def made(root: Path, **facts: Any) -> RunPaths:
+    layout = RunPaths(root)
+    run_dir.create(layout, recipe_toml="", resolved={"steps": 3, **PPO_STORIES}, facts=facts)
+    return layout
+
+
+def test_a_run_that_never_began_is_replaced_unless_a_job_may_wait_for_it(tmp_path: Path) -> None:
+    assert is_replaceable(made(tmp_path / "new"))
+    assert not is_replaceable(made(tmp_path / "submitted", on="slurm"))
+    noted = made(tmp_path / "noted")
+    record(noted, JobRecord("7", 1.0, "resume"))
+    assert not is_replaceable(noted)
+    assert not is_replaceable(RunPaths(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("command", "moment", "only"),
+    [
+        (ROLLOUT, "1 values starts", True),
+        (ROLLOUT, "1 logprobs starts", False),
+        (ROLLOUT, "1 advantages starts", False),
+        (TRAIN, "1 values starts", False),
+    ],
+)
+def test_a_run_holds_only_rollouts_that_a_command_drew_and_nobody_trained_on(
+    tmp_path: Path, command: str, moment: str, only: bool
+) -> None:
+    def act(number: int, name: str) -> None:
+        if name == moment:
+            raise StopError
+
+    layout = made(tmp_path / "run", command=command)
+    with pytest.raises(StopError):
+        run(open_run(layout.root, fake_recipe(), Witness(act=act)).job)
+    assert holds_only_rollouts(layout) == only
+
+
+def test_a_source_that_changed_or_is_gone_is_named(tmp_path: Path) -> None:
+    layout = made(tmp_path / "run", sources={"model": "a" * 64, "data.train": "b" * 64})
+    require_same_sources(layout, {"model": "a" * 64, "data.train": "b" * 64, "tokenizer": "c" * 64})
+    with pytest.raises(StorageError, match=r"`data\.train` is not what .* \(digest cccccccccccc, recorded bbb"):
+        require_same_sources(layout, {"model": "a" * 64, "data.train": "c" * 64})
+    with pytest.raises(StorageError, match=r"`data\.train` is not what .* \(digest absent, recorded bbb"):
+        require_same_sources(layout, {"model": "a" * 64})
+
+
+def test_what_lies_beside_weights_is_compared_role_by_role(tmp_path: Path) -> None:
+    critic = reward_model(tmp_path / "critic")
+    recipe = fake_recipe(model={"path": str(QUICKSTART), "dtype": "float32", "critic": {"path": str(critic)}})
+    digests = {COMPANIONS: companions_digest(QUICKSTART), CRITIC_COMPANIONS: companions_digest(critic)}
+    layout = made(tmp_path / "run", sources=digests)
+    assert [same_companions(layout, recipe, role) for role in ("actor", "critic")] == [QUICKSTART, critic]
+    (critic / "config.json").write_text("{}", "utf-8")
+    same_companions(layout, recipe, "actor")
+    with pytest.raises(StorageError, match="is not what run"):
+        same_companions(layout, recipe, "critic")
+
+
+def test_a_models_files_are_its_weights_and_what_decides_results(tmp_path: Path) -> None:
+    for name in ("b.safetensors", "a.distcp", "config.json", "generation_config.json", "tokenizer.json", "notes.md"):
+        (tmp_path / name).write_text("x", "utf-8")
+    names = [path.name for path in weights_and_configs(tmp_path)]
+    assert names == ["a.distcp", "b.safetensors", "config.json", "generation_config.json"]
+
+
+def test_a_second_round_of_a_stage_reads_what_the_first_reads() -> None:
+    recipe = fake_recipe()
+    assert stage_fingerprint("rollout.2", recipe) == stage_fingerprint("rollout", recipe) != ""
+    assert (
+        stage_fingerprint("reward.2", recipe, "judge")
+        == stage_fingerprint("reward", recipe, "judge")
+        != stage_fingerprint("reward", recipe)
+    )
+    assert stage_fingerprint("another", recipe) == ""
+
+
+def test_the_time_of_starts_has_no_replays_in_it() -> None:
+    watcher = AttemptObserver(SimpleNamespace(), None, lambda _: False)  # type: ignore[arg-type]
+    wall, work = watcher.began
+    watcher.began = (wall - 10.0, work - 4.0)
+    watcher.replayed_s = 2.0
+    lost = watcher.lost()
+    assert (lost["starting_s"], lost["replayed_s"]) == (pytest.approx(4.0, abs=0.5), 2.0)
+    assert lost["abandoned_s"] == 0.0
+    watcher.unkept_since = WORK.now() - 3.0
+    assert watcher.lost()["abandoned_s"] == pytest.approx(3.0, abs=0.5)
+
+
+def test_mlflow_is_sent_samples_evenly_over_a_step(tmp_path: Path) -> None:
+    rollout = {"prompts_per_step": 5, "samples_per_prompt": 4, "max_prompt_tokens": 4, "max_new_tokens": 6}
+    play(tmp_path / "run", fake_recipe(steps=1, rollout=rollout))
+    layout = RunPaths(tmp_path / "run")
+    records = StepRecords.read(layout, 1)
+    told = [(row["response"], row["reward"], row["mean advantage"]) for row in trained_on(layout, 1)]
+    every = [(row.response, row.score, row.advantage) for row in records.rows()]
+    # Eight of twenty.
+    assert told == [every[row] for row in (0, 2, 5, 7, 10, 12, 15, 17)]
+    assert trained_on(layout, 2) == ()
+
+
+def test_a_contract_is_judged_as_a_whole_after_the_last_step(tmp_path: Path) -> None:
+    layout = RunPaths(tmp_path / "run")
+    expect = {"reward/score_mean": {"min": 0.5}, "policy/lr": {"max": 0.5}}
+    run_dir.create(layout, recipe_toml="", resolved={"steps": 2, "expect": expect, **PPO_STORIES}, facts={})
+    lines = [
+        {"seq": step, "step": step, "stage": stage, "seconds": 1.0, "figures": figures, "clocked": {}}
+        for step in (1, 2)
+        for stage, figures in (("reward", {"reward/score_mean": 1.0}), ("actor_update", {"policy/lr": 0.9}))
+    ]
+    layout.journal.write_bytes(b"".join(map(sealed_line, lines[:2])))
+    assert contract_of(layout) == {}
+    layout.journal.write_bytes(b"".join(map(sealed_line, lines)))
+    found = contract_of(layout)
+    assert found.pop("ppoctl.contract") == "unmet"
+    assert sorted(verdict.rpartition(": ")[2] for verdict in found.values()) == ["met", "unmet"]

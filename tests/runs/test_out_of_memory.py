@@ -1,0 +1,87 @@
+"""What an attempt that ran out of memory says to lower, stage by stage."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from fakes.components import fake_recipe, fake_sockets
+from fakes.job import Witness
+from ppoctl.errors import OutOfMemoryError
+from ppoctl.loop.step_functions import PPO, outline
+from ppoctl.runs import new_run, session
+from ppoctl.runs.resource_errors import out_of_memory
+from ppoctl.store.journal import read_lines
+from ppoctl.store.resume_plan import plan_resume
+from ppoctl.store.run_paths import RunPaths
+
+LIMITS = {"max_tokens_per_microbatch": 600, "forward_max_tokens_per_microbatch": 1000}
+TRAINED = {"optimizer": {"lr": 1.0}, "batching": LIMITS}
+ON_HOST, ON_DEVICE = MemoryError(), torch.OutOfMemoryError("CUDA out of memory. Tried\nmore")
+LOWER = {
+    "start": "generator.kv_cache_mib=128",
+    "rollout": "generator.kv_cache_mib=128",
+    "reward": None,
+    "values": "critic.batching.forward_max_tokens_per_microbatch=500",
+    "logprobs": "actor.batching.forward_max_tokens_per_microbatch=500",
+    "advantages": None,
+    "critic_update": "critic.batching.max_tokens_per_microbatch=300",
+    "actor_update": "actor.batching.max_tokens_per_microbatch=300",
+    "eval": "generator.kv_cache_mib=128",
+}
+"""Stage -> the setting of the hint; None where no key bounds what it takes."""
+
+
+@dataclass
+class Full(Witness):
+    """Finds no memory where a stage starts."""
+
+    fails_in: str = ""
+    error: BaseException = ON_HOST
+
+    def on_stage(self, step: int, stage: str) -> None:
+        if stage == self.fails_in:
+            raise self.error
+
+
+def raised(folder: Path, stage: str, error: BaseException) -> OutOfMemoryError:
+    recipe, layout = fake_recipe(actor=TRAINED, critic=TRAINED), RunPaths(folder / "a run")
+    new_run.create(layout, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
+    sockets = fake_sockets(recipe)
+    opened = session.OpenedRun(
+        layout, {1: recipe}, sockets, plan_resume(layout), (Full(fails_in=stage, error=error),)
+    )
+
+    def begin(job: object) -> None:
+        raise error
+
+    with pytest.raises(OutOfMemoryError) as caught:
+        session.attempt_run(opened, **({"do": begin} if stage == "start" else {}))
+    assert read_lines(layout.journal)[-1]["exit_code"] == 7
+    return caught.value
+
+
+@pytest.mark.parametrize("stage", LOWER)
+def test_the_hint_resumes_with_half_of_what_bounds_the_stage(tmp_path: Path, stage: str) -> None:
+    found, step = raised(tmp_path, stage, ON_HOST), 0 if stage in ("start", "eval") else 1
+    assert found.message == f"out of memory in stage `{stage}` of step {step}: the host has no more"
+    command, _, why = str(found.hint).partition("  # ")
+    settings = f" --set {LOWER[stage]}" if LOWER[stage] else ""
+    assert command == f"ppoctl resume '{tmp_path}/a run'{settings}"
+    assert why.startswith("all before it is committed")
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_a_suggested_microbatch_holds_a_sequence(tmp_path: Path, most: int) -> None:
+    batching = {"microbatch_seqs": most, "forward_microbatch_seqs": 7}
+    recipe = fake_recipe(critic={"optimizer": {"lr": 1.0}, "batching": batching})
+    for stage, setting in (("critic_update", "microbatch_seqs=1"), ("values", "forward_microbatch_seqs=3")):
+        error = out_of_memory(tmp_path / "run", recipe, outline(PPO), (1, stage), ON_HOST)
+        assert f" --set critic.batching.{setting}  # " in str(error.hint)
+
+
+def test_an_engine_on_a_gpu_is_given_less_of_it(tmp_path: Path) -> None:
+    found = raised(tmp_path, "rollout", ON_DEVICE)
+    assert found.message == "out of memory in stage `rollout` of step 1: CUDA out of memory. Tried"
+    assert " --set generator.gpu_memory_frac=0.3  # " in str(found.hint)

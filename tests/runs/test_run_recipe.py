@@ -1,0 +1,74 @@
+"""Which recipe a run goes on with, and what is said where its file was damaged."""
+
+from pathlib import Path
+
+import pytest
+
+from fakes.components import fake_recipe
+from ppoctl.errors import RecipeError
+from ppoctl.loading.write import recipe_as_toml
+from ppoctl.recipe.schema import Recipe
+from ppoctl.runs.run_recipe import is_edited, recipe_of
+from ppoctl.store import run_dir
+from ppoctl.store.run_paths import RunPaths
+from ppoctl.wire.outlines import as_recorded
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Recipe:
+    (tmp_path / "rows.jsonl").write_text("")
+    rows = {"format": "gsm8k", "path": str(tmp_path / "rows.jsonl")}
+    return fake_recipe(
+        steps=7, model={"path": str(tmp_path), "dtype": "float32"}, data={"train": rows}, reward={"kind": "gsm8k"}
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path, recipe: Recipe) -> RunPaths:
+    layout = RunPaths(tmp_path / "run")
+    run_dir.create(layout, recipe_toml=recipe_as_toml(recipe), resolved=as_recorded(recipe), facts={})
+    return layout
+
+
+@pytest.mark.parametrize(("said", "leave"), [("true", ("actor", "critic", "generator")), ("false", ())])
+def test_a_run_that_says_whether_roles_leave_goes_on_with_which(
+    run: RunPaths, said: str, leave: tuple[str, ...]
+) -> None:
+    """What versions wrote in which `cluster.offload` was one word for all roles."""
+    written = run.recipe_toml.read_text()
+    assert "offload = []" in written
+    run.recipe_toml.write_text(written.replace("offload = []", f"offload = {said}"))
+    assert recipe_of(run, []).cluster.offload == leave
+
+
+@pytest.mark.parametrize("damage", [b"steps = [", b"steps = 7\xff\n", b"stpes = 7\n"], ids=["cut", "flipped", "key"])
+def test_a_wrong_file_is_named_with_the_way_to_what_was_recorded(
+    run: RunPaths, recipe: Recipe, damage: bytes
+) -> None:
+    run.recipe_toml.write_bytes(damage)
+    with pytest.raises(RecipeError, match=r"recipe\.toml") as raised:
+        recipe_of(run, ["steps=9"])
+    assert raised.value.hint is not None
+    aside = f"mv {run.recipe_toml} {run.root}/recipe.toml.wrong && ppoctl resume {run.root}"
+    assert raised.value.hint == f"edit it, or go on with what was recorded: {aside}"
+    run.recipe_toml.rename(run.root / "recipe.toml.wrong")
+    assert recipe_of(run, ["steps=9"]) == recipe.model_copy(update={"steps": 9})
+    assert recipe_of(run) == recipe
+    assert run.recipe_toml.is_file()
+
+
+def test_a_file_is_edited_where_it_asks_for_something_else(run: RunPaths) -> None:
+    assert not is_edited(run)
+    written = run.recipe_toml.read_text()
+    run.recipe_toml.write_text(f"# a remark\n{written}")
+    assert not is_edited(run)
+    run.recipe_toml.write_text(written.replace("steps = 7", "steps = 8"))
+    assert is_edited(run)
+    run.recipe_toml.unlink()
+    assert not is_edited(run)
+
+
+def test_what_is_wrong_beside_the_file_is_not_blamed_on_it(run: RunPaths) -> None:
+    with pytest.raises(RecipeError, match="unknown key `stpes`") as raised:
+        recipe_of(run, ["stpes=9"])
+    assert "recorded" not in str(raised.value.hint)

@@ -1,0 +1,34 @@
+"""What a run writes down of a URI with a password: nothing."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fakes.components import fake_recipe
+from ppoctl.errors import EnvironmentProblemError
+from ppoctl.loading.load import load
+from ppoctl.runs import session
+from ppoctl.store.outline import Outlines
+from recipe.conftest import SMALLEST
+
+
+def test_a_variable_that_is_not_set_is_found_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WHERE", raising=False)
+    (tmp_path / "r.toml").write_text(SMALLEST + '[tracking]\nkind = "mlflow"\nuri = "$WHERE"\n')
+    with pytest.raises(EnvironmentProblemError, match=r"`tracking\.uri` is `\$WHERE`"):
+        session.prepare(load([tmp_path / "r.toml"]).recipe)
+
+
+def test_the_traceback_of_an_attempt_has_no_secret(tmp_path: Path) -> None:
+    attempt: Any = SimpleNamespace(number=1, layout=SimpleNamespace(attempt=lambda _: tmp_path))
+    journal: Any = SimpleNamespace(event=lambda *_, **__: None)
+    watcher: Any = SimpleNamespace(mirror=None, stage=(0, "start"), lost=dict)
+    with pytest.raises(ZeroDivisionError), session._ending(fake_recipe(), journal, Outlines({}), attempt, watcher):
+        raise ZeroDivisionError("at http://me:hunter2@host")
+    kept = (tmp_path / "traceback.txt").read_text()
+    assert "ZeroDivisionError: at http://host" in kept
+    assert "hunter2" not in kept

@@ -1,0 +1,291 @@
+"""One attempt: what it refuses to go on from, and the true word it leaves about how it ended."""
+
+import errno
+import os
+import re
+import shutil
+import signal
+import time
+from concurrent.futures import Future
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fakes.components import EvenScorer, fake_recipe, fake_sockets
+from ppoctl.batch.scores import Score, ScoreRequest
+from ppoctl.errors import InterruptedByUserError, NonFiniteError, PreemptedError, RecipeError, StorageError
+from ppoctl.loop.expectations import RunResult
+from ppoctl.recipe.schema import Recipe
+from ppoctl.runs import commands, new_run, session
+from ppoctl.runs.changed_settings import change
+from ppoctl.shutdown.signals import SignalGate
+from ppoctl.store.jobs import JobRecord, record
+from ppoctl.store.journal import read_lines
+from ppoctl.store.resume_plan import plan_resume
+from ppoctl.store.run_paths import RunPaths
+from ppoctl.store.stop_request import request_stop
+from ppoctl.store.time_use import attempt_times
+from ppoctl.tracking.console import RunConsole
+from ppoctl.tracking.screen import PlainScreen
+from ppoctl.tracking.view import RunView
+from ppoctl.wire.sources import require_same_sources
+
+QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart/model"
+DIGESTS = {"model": "a" * 64, "data": "b" * 64}
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> RunPaths:
+    """A run directory as `train` makes it."""
+    layout = RunPaths(tmp_path / "fake")
+    new_run.create(layout, fake_recipe(), DIGESTS, command="train")
+    return layout
+
+
+class BrokenScorer(EvenScorer):
+    """Fails in the way it is told to."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+        self.is_closed = False
+
+    def submit(self, request: ScoreRequest) -> Future[Score]:
+        raise self.error
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def ends(layout: RunPaths) -> list[tuple[str, int]]:
+    lines = read_lines(layout.journal)
+    return [(line["status"], line["exit_code"]) for line in lines if line.get("event") == "attempt_ended"]
+
+
+def attempt(layout: RunPaths, scorer: EvenScorer | None = None, recipe: Recipe | None = None) -> RunResult:
+    chosen = recipe or fake_recipe()
+    sockets = fake_sockets(chosen)
+    sockets = replace(sockets, scorer=scorer or sockets.scorer)
+    return session.attempt_run(session.OpenedRun(layout, {1: chosen}, sockets, plan=plan_resume(layout)))
+
+
+def test_sources_that_changed_are_named(made: RunPaths) -> None:
+    require_same_sources(made, DIGESTS)
+    for name in DIGESTS:
+        with pytest.raises(StorageError, match=f"`{name}` is not what run"):
+            require_same_sources(made, {**DIGESTS, name: "c" * 64})
+
+
+def test_another_model_is_another_run(made: RunPaths) -> None:
+    assert change(made, fake_recipe()) is None
+    with pytest.raises(RecipeError, match=r"`model.path` is `\"other\"` and the run was made from `\"bigram\"`"):
+        change(made, fake_recipe(model={"path": "other", "dtype": "float32"}))
+
+
+def test_what_a_resume_cannot_change_is_refused_before_anything_is_opened(made: RunPaths) -> None:
+    """The model of this run is no folder: opening it would be another error."""
+    gate, screen = SignalGate("ppoctl resume"), PlainScreen(StringIO())
+    sets = ["seed=7", "data.train.instruction='The bare number, please.'"]
+    with pytest.raises(RecipeError, match="and the run was made from"):
+        commands.resume(made, plan_resume(made), sets, gate, only=None, screen=screen)
+    assert made.attempts() == []
+
+
+def test_an_attempt_that_did_everything_says_so(made: RunPaths) -> None:
+    half = made.stage(1, "rollout").with_name("10-rollout.attempt-0")
+    half.mkdir(parents=True)
+    ended = attempt(made)
+    assert ends(made) == [("finished", 0)]
+    assert ended.lines[0]["event"] == "attempt_started"
+    assert not half.exists()
+
+
+def test_an_attempt_says_in_which_job_it_began(made: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt(made)
+    job = {"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2", "SLURM_JOB_NODELIST": "node[1-2]", "PATH": "/nowhere"}
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
+    attempt(made)
+    first, second = (line for line in read_lines(made.journal) if line.get("event") == "attempt_started")
+    assert first["gpus"] == 0
+    assert "job" not in first
+    assert (second["job"], second["restart"], second["nodes"]) == ("17", 2, "node[1-2]")
+
+
+def test_an_attempt_says_what_it_spent_on_work_that_it_did_not_commit(made: RunPaths) -> None:
+    class Dawdles(BrokenScorer):
+        def submit(self, request: ScoreRequest) -> Future[Score]:
+            time.sleep(0.2)  # the work that is lost
+            raise self.error
+
+    with pytest.raises(NonFiniteError):
+        attempt(made, Dawdles(NonFiniteError("x")))
+    attempt(made)
+    first, second = attempt_times(read_lines(made.journal))
+    assert 0.2 <= first.lost_s < first.wall_s
+    assert (second.lost_s, first.gpus) == (0.0, 0)
+    assert 0 < second.kept_s < second.wall_s
+
+
+def test_a_request_to_stop_reaches_the_attempt_at_work(made: RunPaths) -> None:
+    class Asks(EvenScorer):
+        def submit(self, request: ScoreRequest) -> Future[Score]:
+            request_stop(made, "step")
+            return super().submit(request)
+
+    with pytest.raises(InterruptedByUserError, match="stopped by `ppoctl stop --after step` at `rollout` of step 1"):
+        attempt(made, Asks())
+    assert ends(made) == [("interrupted", 130)]
+    assert attempt(made).lines[-1]["status"] == "finished"
+
+
+def test_the_console_knows_after_which_steps_the_run_evaluates(
+    made: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[bool]] = []
+
+    class LookedAt(RunConsole):
+        def __init__(self, view: RunView, *rest: Any, **more: Any) -> None:
+            seen.append([view.evaluates(step) for step in range(4)])
+            super().__init__(view, *rest, **more)
+
+    monkeypatch.setattr(session, "RunConsole", LookedAt)
+    attempt(made)
+    evaluated = {line["step"] for line in read_lines(made.journal) if line.get("stage") == "eval"}
+    assert seen == [[step in evaluated for step in range(4)]]
+    assert evaluated
+
+
+def test_a_full_disk_ends_an_attempt_with_what_is_free_and_what_the_run_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = fake_recipe(model={"path": str(QUICKSTART), "dtype": "float32"})
+    layout = RunPaths(tmp_path / "fake")
+    new_run.create(layout, recipe, DIGESTS, command="train")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**28))
+    # As the saves of Megatron-Core say it, which know neither the disk nor the recipe.
+    words = f"state cannot be written to `x`: [Errno 28] {os.strerror(errno.ENOSPC)}"
+    with pytest.raises(StorageError) as caught:
+        attempt(layout, BrokenScorer(StorageError(words)), recipe)
+    first, second = caught.value.message.splitlines()
+    assert first == words
+    states = 2 * 3 * (QUICKSTART / "model.safetensors").stat().st_size / 2**20  # float32: weights, two moments
+    found = re.fullmatch(
+        r"  256 MiB are free there; the run needs about .* KiB for the records of a step, "
+        r"(.*) MiB for the next saved states",
+        second,
+    )
+    assert found is not None, second
+    assert float(found[1]) == pytest.approx(states, rel=0.1)
+    assert caught.value.hint == f"nothing committed is lost; make room, then resume: df -h {layout.root}"
+
+
+def test_a_disk_that_became_read_only_ends_an_attempt_with_the_command_that_continues(made: RunPaths) -> None:
+    with pytest.raises(StorageError) as caught:
+        attempt(made, BrokenScorer(OSError(errno.EROFS, "Read-only file system", str(made.journal))))
+    assert caught.value.message == f"cannot use `{made.journal}`: the file system is read-only"
+    assert caught.value.hint == f"findmnt -T {made.root}  # mount it read-write, then: ppoctl resume {made.root}"
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_an_attempt_that_ends_leaves_no_draft(made: RunPaths, is_broken: bool) -> None:
+    if is_broken:
+        with pytest.raises(NonFiniteError):
+            attempt(made, BrokenScorer(NonFiniteError("x")))
+    else:
+        attempt(made)
+    assert list(made.drafts().iterdir()) == []
+
+
+def test_other_storage_errors_say_nothing_of_room(made: RunPaths) -> None:
+    with pytest.raises(StorageError) as caught:
+        attempt(made, BrokenScorer(StorageError("cannot write `x`: Permission denied")))
+    assert caught.value.message == "cannot write `x`: Permission denied"
+
+
+def test_a_hint_of_a_room_that_knows_no_run_names_the_run(made: RunPaths) -> None:
+    with pytest.raises(NonFiniteError) as caught:
+        attempt(made, BrokenScorer(NonFiniteError("x", hint="ppoctl resume RUN  # RUNS are many")))
+    assert caught.value.hint == f"ppoctl resume {made.root}  # RUNS are many"
+
+
+def test_a_run_that_was_submitted_is_to_be_submitted_again(made: RunPaths) -> None:
+    record(made, JobRecord("12", 1.0, "train"))
+    with pytest.raises(NonFiniteError) as caught:
+        attempt(made, BrokenScorer(NonFiniteError("x", hint="see RUN, then `ppoctl resume RUN --set steps=2`")))
+    assert caught.value.hint == f"see {made.root}, then `ppoctl resume {made.root} --on slurm --set steps=2`"
+
+
+def test_a_contract_that_is_met_is_judged_by_what_this_attempt_did(made: RunPaths) -> None:
+    (verdict,) = attempt(made, recipe=fake_recipe(expect={"reward/score_mean": {"min": 0.01}})).verdicts
+    assert (verdict.step, verdict.met) == (3, True)
+    assert ends(made) == [("finished", 0)]
+
+
+def test_an_mlflow_that_cannot_be_reached_costs_nothing_but_a_line(
+    made: RunPaths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attempt(made, recipe=fake_recipe(tracking={"kind": "mlflow", "uri": "http://127.0.0.1:9"}))
+    assert ends(made) == [("finished", 0)]
+    assert "mlflow:" in capsys.readouterr().err
+
+
+def test_an_unmet_contract_is_an_end_of_its_own(made: RunPaths) -> None:
+    ended = attempt(made, recipe=fake_recipe(expect={"reward/score_mean": {"min": 2.0}}))
+    assert [verdict.met for verdict in ended.verdicts] == [False]
+    assert ends(made) == [("unmet", 5)]
+
+
+class TwiceStopped(EvenScorer):
+    """Meets two signals, and calls the error of the second by another name, as libraries do."""
+
+    def submit(self, request: ScoreRequest) -> Future[Score]:
+        try:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGTERM)
+            raise AssertionError("nothing stopped it")
+        except PreemptedError as error:
+            raise RuntimeError(f"device gone: {error}") from error
+
+
+def test_a_second_signal_is_how_the_attempt_ended_whatever_a_library_makes_of_it(made: RunPaths) -> None:
+    with pytest.raises(PreemptedError) as caught:
+        attempt(made, TwiceStopped())
+    assert caught.value.hint == f"ppoctl resume {made.root}"
+    assert ends(made) == [("preempted", 75)]
+
+
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [
+        (NonFiniteError("the reward of `a` is `nan`"), ("stopped", 5)),
+        (ZeroDivisionError("our own bug"), ("failed", 1)),
+        (MemoryError("cannot allocate"), ("failed", 7)),
+    ],
+    ids=["a named error", "our own bug", "no memory"],
+)
+def test_an_attempt_that_failed_says_so_and_closes_what_it_opened(
+    made: RunPaths, error: BaseException, end: tuple[str, int]
+) -> None:
+    scorer = BrokenScorer(error)
+    with pytest.raises(Exception, match=r"nan|bug|allocate"):
+        attempt(made, scorer)
+    assert ends(made) == [end]
+    assert scorer.is_closed
+    assert (made.attempt(1) / "traceback.txt").is_file() == isinstance(error, ZeroDivisionError)
+    attempt(made)
+    assert ends(made) == [end, ("finished", 0)]
+
+
+def test_the_gate_knows_how_long_stages_took_in_this_very_attempt(
+    made: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known: list[Any] = []
+    real = session.time_left
+    monkeypatch.setattr(session, "time_left", lambda *given: known.append(real(*given)) or known[-1])
+    attempt(made)
+    assert known[0].stage_s("rollout") is not None

@@ -1,0 +1,124 @@
+"""Which runs a command may begin, replace, continue or must leave alone."""
+
+import os
+import platform
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fakes.components import fake_recipe
+from fakes.job import PPO_STORIES, Witness, open_run, play
+from ppoctl.errors import HealthStopError, RunAliveError
+from ppoctl.loop.run import run
+from ppoctl.runs.new_run import is_replaceable
+from ppoctl.store import liveness, run_dir
+from ppoctl.store.attempt import claim
+from ppoctl.store.journal import Journal, read_lines
+from ppoctl.store.resume_plan import plan_resume
+from ppoctl.store.run_paths import RunPaths
+from store.conftest import stop_at, working
+
+
+def started(layout: RunPaths, pid: int, *, host: str = "", at: float | None = None) -> None:
+    """The journal of an attempt of that process, which has not ended."""
+    journal = Journal(layout, claim(layout))
+    journal.event("attempt_started", pid=pid, host=host or platform.node(), **({} if at is None else {"at": at}))
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> RunPaths:
+    layout = RunPaths(tmp_path / "run")
+    run_dir.create(layout, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={"command": "train"})
+    return layout
+
+
+def parent() -> psutil.Process:
+    """A process that is alive and not this one."""
+    found = psutil.Process().parent()
+    assert found is not None
+    return found
+
+
+def test_a_run_at_work_on_this_host_is_left_alone(made: RunPaths) -> None:
+    started(made, parent().pid)
+    with pytest.raises(RunAliveError, match=f"attempt 1 is process {parent().pid} here") as raised:
+        liveness.require_idle(made)
+    assert raised.value.hint is not None
+    assert raised.value.hint.endswith(f"ppoctl resume {made.root} --take-over")
+
+
+def test_an_attempt_that_ended_or_is_this_process_or_elsewhere_is_in_nobodys_way(made: RunPaths) -> None:
+    started(made, os.getpid())
+    started(made, parent().pid, host="another-host")
+    started(made, parent().pid)
+    Journal(made, working(made, 3)).event("attempt_ended", status="failed", exit_code=3)
+    liveness.require_idle(made)
+
+
+def test_a_damaged_journal_is_believed_where_it_is_whole(made: RunPaths) -> None:
+    started(made, parent().pid)
+    Journal(made, working(made, 1)).event("attempt_ended", status="failed", exit_code=3)
+    data = bytearray(made.journal.read_bytes())
+    data[-10] ^= 1  # in the second line: nobody knows that the first attempt ended
+    made.journal.write_bytes(data)
+    with pytest.raises(RunAliveError, match="attempt 1"):
+        liveness.require_idle(made)
+    data[10] ^= 1
+    made.journal.write_bytes(data)
+    liveness.require_idle(made)
+
+
+def test_a_journal_that_is_gone_is_not_in_the_way_of_what_brings_it_again(tmp_path: Path) -> None:
+    layout = stop_at(tmp_path / "run", "2 values starts", steps=3, checkpoint={"every_steps": 1})
+    layout.journal.unlink()
+    liveness.require_idle(layout)
+
+
+def test_a_number_that_a_later_process_has_got_is_not_the_attempt(made: RunPaths) -> None:
+    started(made, parent().pid, at=parent().create_time() - 60)
+    liveness.require_idle(made)
+    (attempt,) = liveness.attempts(read_lines(made.journal))
+    assert attempt["status"] == "killed"
+
+
+def test_a_start_that_failed_does_not_burn_the_name(made: RunPaths) -> None:
+    journal = Journal(made, claim(made))
+    journal.event("attempt_started", pid=2**22 + 1, host=platform.node())
+    assert is_replaceable(made)
+    started(made, parent().pid, at=time.time())
+    with pytest.raises(RunAliveError):
+        is_replaceable(made)
+
+
+def test_a_run_with_a_rollout_or_something_that_is_no_run_is_never_replaced(tmp_path: Path) -> None:
+    began = stop_at(tmp_path / "began", "1 reward starts")
+    assert run_dir.has_begun(began)
+    assert not is_replaceable(began)
+    failed = stop_at(tmp_path / "failed", "1 rollout starts")
+    assert not run_dir.has_begun(failed)
+    assert is_replaceable(failed)
+    retired = RunPaths(tmp_path / "whole")
+    play(retired.root, fake_recipe(steps=4, checkpoint={"keep_last": 2, "keep_rollouts_every_steps": 0}))
+    assert not is_replaceable(retired)
+    (tmp_path / "mine").mkdir()
+    assert not is_replaceable(RunPaths(tmp_path / "mine"))
+
+
+def test_after_a_health_stop_the_plan_offers_the_last_healthy_pair(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "run"
+    play(root, fake_recipe(steps=2))
+    rules = {"entropy": {"max": -1.0, "from_step": 3, "action": "stop"}}
+    with pytest.raises(HealthStopError) as raised:
+        run(open_run(root, fake_recipe(steps=4, health=rules), Witness()).job)
+    assert raised.value.hint is not None
+    assert f"ppoctl resume {root} --back-to 2" in raised.value.hint
+    plan = plan_resume(RunPaths(root))
+    assert plan.start == 3
+    assert plan.notes == (
+        "a health rule stopped the run at step 3; it goes on from the states of that step",
+        f"to go on from the last healthy ones instead, and drop what came after: ppoctl resume {root} --back-to 2",
+    )

@@ -1,0 +1,104 @@
+"""What a step takes, as its journal says: a start is in no stage, sending weights is no drawing, and what was
+recalled was not drawn. The clock is moved by hand: 30 s to start, 2 s to send weights, 0.5 s a sample."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fakes.components import BigramGenerator, fake_recipe, fake_sockets
+from fakes.job import Stops
+from ppoctl.batch.records import Rollouts, State
+from ppoctl.clock import WORK
+from ppoctl.errors import PreemptedError
+from ppoctl.loop.run import run
+from ppoctl.ports import Actor, Gate, Sample, SampleRequest, SamplingParams
+from ppoctl.store import manifest as manifests
+from ppoctl.store import run_dir
+from ppoctl.store.attempt import claim
+from ppoctl.store.journal import JournalLine, read_lines
+from ppoctl.store.run_paths import RunPaths
+from ppoctl.store.stage_runner import load_record
+from ppoctl.tracking.health import HealthMonitor
+from ppoctl.wire.outlines import as_recorded
+from ppoctl.wire.run_context import RunHooks, assemble
+
+RECIPE = fake_recipe(steps=1, eval={"at_start": False})
+"""Eight samples a step."""
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class SlowGenerator(BigramGenerator):
+    def __init__(self, actor_at: Callable[[State], Actor], clock: Clock) -> None:
+        super().__init__(actor_at)
+        self.clock = clock
+        self.is_started = False
+
+    def prepare(self, state: State) -> None:
+        if not self.is_started:
+            with WORK.stopped():
+                self.clock.now += 30.0
+            self.is_started = True
+        if self.lineage != state.lineage:
+            self.clock.now += 2.0
+        super().prepare(state)
+
+    def draw(self, request: SampleRequest, params: SamplingParams) -> Sample:
+        self.clock.now += 0.5
+        return super().draw(request, params)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("time.monotonic", clock)
+    return clock
+
+
+def play(root: Path, clock: Clock, gate: Gate | None = None) -> None:
+    layout, recipe = RunPaths(root), RECIPE
+    if not root.exists():
+        run_dir.create(layout, recipe_toml="", resolved=as_recorded(recipe), facts={})
+    around = RunHooks(gate or Stops(), lambda text: None, lambda text: None, (), HealthMonitor(recipe.health), {})
+    sockets = replace(fake_sockets(recipe), generator=lambda actor_at, say, logs: SlowGenerator(actor_at, clock))
+    run(assemble(layout, claim(layout), {1: recipe}, sockets, around)[0])
+
+
+def rollout_line(root: Path) -> JournalLine:
+    [line] = [line for line in read_lines(RunPaths(root).journal) if line.get("stage") == "rollout"]
+    return line
+
+
+def test_a_start_is_in_no_stage_and_sending_weights_is_no_drawing(tmp_path: Path, clock: Clock) -> None:
+    play(tmp_path / "run", clock)
+    line = rollout_line(tmp_path / "run")
+    assert line["seconds"] == 2.0 + 8 * 0.5
+    tokens = line["figures"]["rollout/tokens"]
+    assert tokens == 8 * line["figures"]["rollout/response_tokens_mean"]
+    assert line["clocked"] == {"throughput/generated_tokens_per_s": tokens / (8 * 0.5)}
+
+
+def test_recalled_samples_were_not_drawn(tmp_path: Path, clock: Clock) -> None:
+    with pytest.raises(PreemptedError):
+        play(tmp_path / "run", clock, Stops(when=lambda asked: asked.between_asked == 5))
+    play(tmp_path / "run", clock)
+    whole = tmp_path / "whole"
+    play(whole, clock)
+    line, undisturbed = rollout_line(tmp_path / "run"), rollout_line(whole)
+    assert line["figures"] == undisturbed["figures"]
+    # The fake draws the last request first: five were kept, the first three are drawn here.
+    layout = RunPaths(tmp_path / "run")
+    manifest = manifests.read(layout.stage(1, "rollout"))
+    assert manifest is not None
+    rollouts = load_record(layout, 1, "rollout", manifest)
+    assert isinstance(rollouts, Rollouts)
+    assert line["clocked"] == {"throughput/generated_tokens_per_s": int(rollouts.lengths[:3].sum()) / (3 * 0.5)}
+    assert line["seconds"] == 2.0 + 3 * 0.5

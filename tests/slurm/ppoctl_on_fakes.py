@@ -1,0 +1,81 @@
+"""`ppoctl` on the bigram instead of real engines, for jobs of the lab: `python on_fakes.py WORDS`, as it is typed.
+
+The rest is the product: command line, turn of a job, gate and signals, loop, store, exit codes. It is told what to do
+besides by the folder that `DRILL` names. `stage_s` there has the seconds that each stage takes; a file `MOMENT.pause`
+(`2-critic_update`, or `start-1`: before anything is ready, in the first restart) lets the run wait there, once, until
+there is `MOMENT.go`. Who waits has written `MOMENT.reached`, with its process number and node.
+"""
+
+import dataclasses
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from fakes.components import fake_sockets
+from ppoctl.loop.expectations import RunResult
+from ppoctl.recipe.schema import Recipe
+from ppoctl.runs import session
+from ppoctl.store import run_dir
+from ppoctl.store.journal import JournalLine
+from ppoctl.store.run_paths import RunPaths
+from ppoctl.wire.components import Components
+
+GIVES_UP_S = 120.0
+
+
+class Director:
+    """Makes stages last, and wait."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        lasting = folder / "stage_s"
+        self.stage_s = float(lasting.read_text()) if lasting.exists() else 0.0
+
+    def on_stage(self, step: int, stage: str) -> None:
+        time.sleep(self.stage_s)
+        self.wait_at(f"{step}-{stage}")
+
+    def on_moment(self, step: int, stage: str, moment: str) -> None:
+        self.wait_at(f"{step}-{stage}-{moment}")
+
+    def on_progress(self, done: int, total: int, tokens: int) -> None:
+        pass
+
+    def on_committed(self, line: JournalLine) -> None:
+        pass
+
+    def wait_at(self, moment: str) -> None:
+        if not (self.folder / f"{moment}.pause").exists() or (self.folder / f"{moment}.reached").exists():
+            return
+        told = self.folder / f"{moment}.told"
+        told.write_text(f"{os.getpid()} {os.environ.get('SLURMD_NODENAME', '')}\n")
+        told.rename(self.folder / f"{moment}.reached")
+        until = time.monotonic() + GIVES_UP_S
+        while not (self.folder / f"{moment}.go").exists() and time.monotonic() < until:
+            time.sleep(0.01)
+
+
+def main() -> None:
+    from ppoctl.cli.app import main as command
+
+    runs = [Path(word) for word in sys.argv[1:] if (Path(word) / "run.json").is_file()]
+    # A run that was submitted knows its sources; of another one nobody asks for them.
+    sources = run_dir.facts(RunPaths(runs[0].resolve()))["sources"] if runs else {}
+    director, attempt_run = Director(Path(os.environ["DRILL"])), session.attempt_run
+
+    def prepared(recipe: Recipe) -> tuple[Components, dict[str, str]]:
+        director.wait_at(f"start-{os.environ.get('SLURM_RESTART_COUNT', 0)}")
+        return fake_sockets(recipe), sources
+
+    def directed(opened: session.OpenedRun, *do: Any) -> RunResult:
+        return attempt_run(dataclasses.replace(opened, observers=(director,)), *do)
+
+    session.prepare, session.attempt_run = prepared, directed
+    command()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,663 @@
+"""Rollouts, log-probs, values, advantages and evaluations on records made by hand."""
+
+import math
+from concurrent.futures import Future
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from fakes.components import EvenScorer, FakeStream
+from fakes.job import Stops
+from ppoctl.batch.grid import pack
+from ppoctl.batch.prompts import Prompt, Prompts
+from ppoctl.batch.records import TERMINATED, TRUNCATED, Carry, State
+from ppoctl.batch.scores import Score, ScoreRequest
+from ppoctl.batch.sequences import Sequences
+from ppoctl.errors import NonFiniteError, PreemptedError, RewardError
+from ppoctl.ports import OutputRequest, Sample, SampleRequest, SampleSetKey, SamplingParams, TokenOutputs
+from ppoctl.ppo.kl_coefficient import KlTarget
+from ppoctl.stages.advantages import AdvantagesStage
+from ppoctl.stages.estimators import Gae, MonteCarlo
+from ppoctl.stages.evaluate import EvaluateStage
+from ppoctl.stages.generation import SampleGeneration
+from ppoctl.stages.logprobs import KlPenalty, LogprobsStage
+from ppoctl.stages.rollout import RolloutStage, assemble, sample_requests
+from ppoctl.stages.values import ValuesStage
+from stages import stub_models
+from tolerance import EXACT, FLOAT32
+
+ACTOR = State("actor", 0, 0, "first")
+ROWS = (Prompt("a", (5,), "", "even"), Prompt("b", (6, 7), "", "even"))
+
+
+def prompts(step: int = 1, answer: str = "even") -> Prompts:
+    return Prompts(step, tuple(replace(row, answer=answer) for row in ROWS))
+
+
+def test_each_sample_of_each_prompt_of_each_step_has_its_own_seed() -> None:
+    requests = [request for step in (1, 2) for request in sample_requests(prompts(step), samples=2, seed=3)]
+    assert len({request.seed for request in requests}) == len(requests) == 8
+    assert [request.key for request in requests[:4]] == ["a#0", "a#1", "b#0", "b#1"]
+
+
+def a_sample(key: str, *tokens: int, terminated: bool = True) -> Sample:
+    return Sample(key, tokens, tuple(-float(token) for token in tokens), terminated, key, "")
+
+
+def test_rows_stand_in_the_order_of_the_requests_whatever_finished_first() -> None:
+    finished = [a_sample("b#0", 4, 4, 4, terminated=False), a_sample("a#0", 2, 1)]
+    requests = sample_requests(prompts(), samples=1, seed=3)
+    rollouts = assemble(prompts(), requests, {sample.key: sample for sample in finished}, samples=1)
+    assert rollouts.texts == ["a#0", "b#0"]
+    assert rollouts.tokens.tolist() == [[2, 1, 0], [4, 4, 4]]
+    assert rollouts.finish.tolist() == [TERMINATED, TRUNCATED]
+    assert rollouts.mask.tolist() == [[True, True, False], [True, True, True]]
+
+
+class Recorder:
+    """A generator that writes down what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[float, SampleRequest]] = []
+
+    def prepare(self, state: State) -> None:
+        self.state = state
+
+    def open(self, params: SamplingParams) -> FakeStream:
+        def draw(request: SampleRequest) -> Sample:
+            self.asked.append((params.temperature, request))
+            return Sample(request.key, (2, 1), (0.0, 0.0), True, "2 1", self.state.stamp)
+
+        return FakeStream(draw)
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class Keys:
+    """The parts port: writes down under which fingerprint it was asked."""
+
+    there: tuple[str, ...] = ("a#0", "b#0")
+    seen: list[str] = field(default_factory=list)
+
+    def load(self, drawn_for: SampleSetKey) -> dict[str, Sample]:
+        self.seen.append(drawn_for.fingerprint)
+        return {key: replace(a_sample(key, 2, 1), text="2 1") for key in self.there}
+
+    def writer(self, drawn_for: SampleSetKey) -> Any:
+        assert drawn_for.fingerprint == self.seen[-1]
+        return nullcontext(lambda sample: None)
+
+
+@dataclass
+class Some:
+    """The parts port: these samples are there."""
+
+    there: tuple[str, ...]
+
+    def load(self, drawn_for: SampleSetKey) -> dict[str, Sample]:
+        return {key: replace(a_sample(key, 2, 1), text="2 1") for key in self.there}
+
+    def writer(self, drawn_for: SampleSetKey) -> Any:
+        return nullcontext(lambda sample: None)
+
+
+def unwatched(done: int, total: int, tokens: int) -> None:
+    """Nobody looks at how far it is."""
+
+
+class Replayed(stub_models.Models):
+    """An actor that was made again twice, inexactly."""
+
+    asked = 0
+
+    def stamped(self, state: State) -> State:
+        self.asked += 1
+        return replace(state, replay=2)
+
+
+@pytest.mark.parametrize(
+    ("there", "stamps"), [(("a#0",), ["", "actor@0:first+r2"]), (("a#0", "b#0"), ["", ""])], ids=["one", "both"]
+)
+def test_samples_say_how_often_their_actor_was_made_again(there: tuple[str, ...], stamps: list[str]) -> None:
+    """And nobody asks where no sample is missing: it would bring an engine to the actor for nothing."""
+    models, told = Replayed(), []
+    stage = RolloutStage(
+        models=cast(Any, models),
+        drawing=SampleGeneration(Recorder(), cast(Any, Some(there)), Stops(), lambda *counts: told.append(counts)),
+        params=SamplingParams(1.0, 4),
+        samples_per_prompt=1,
+        seed=3,
+        fingerprint="",
+    )
+    assert stage.run(ACTOR, prompts()).stamps == stamps
+    assert models.asked == 2 - len(there)
+    # Recalled samples are done, and their tokens are not counted: nobody drew them now.
+    assert told == ([(1, 2, 0), (2, 2, 2)] if len(there) == 1 else [])
+
+
+def test_finished_samples_belong_to_one_actor_one_set_of_prompts_and_one_recipe() -> None:
+    keys = Keys()
+
+    def draw(state: State, asked: Prompts, fingerprint: str) -> None:
+        stage = RolloutStage(
+            models=cast(Any, stub_models.Models()),
+            drawing=SampleGeneration(Recorder(), cast(Any, keys), Stops(), unwatched),
+            params=SamplingParams(1.0, 4),
+            samples_per_prompt=1,
+            seed=3,
+            fingerprint=fingerprint,
+        )
+        stage.run(state, asked)
+
+    draw(ACTOR, prompts(), "keys")
+    draw(ACTOR, prompts(), "keys")
+    draw(State("actor", 0, 0, "second"), prompts(), "keys")
+    draw(ACTOR, prompts(answer="odd"), "keys")
+    draw(ACTOR, prompts(), "other keys")
+    assert keys.seen[0] == keys.seen[1]
+    assert len(set(keys.seen)) == 4
+
+
+def test_a_rollout_that_was_all_recalled_took_no_time_to_draw() -> None:
+    stage = RolloutStage(
+        models=cast(Any, stub_models.Models()),
+        drawing=SampleGeneration(Recorder(), cast(Any, Some(("a#0", "b#0"))), Stops(), unwatched),
+        params=SamplingParams(1.0, 4),
+        samples_per_prompt=1,
+        seed=3,
+        fingerprint="",
+    )
+    assert stage.run(ACTOR, prompts()).drawing == (0, 0.0)
+
+
+def test_log_probs_are_taken_at_the_temperature_of_the_rollout_and_the_reference_is_another_model() -> None:
+    models = stub_models.Models()
+    stage = LogprobsStage(
+        cast(Any, models), scored=OutputRequest(temperature=0.7), with_reference=True, fingerprint=""
+    )
+    found = stage.run(ACTOR, stub_models.rollouts())
+    assert models.engine.asked == {
+        "actor": OutputRequest(temperature=0.7, entropy=True),
+        "reference": OutputRequest(temperature=0.7),
+    }
+    EXACT.check(found.actor, stub_models.ACTOR)
+    assert found.reference is not None
+    EXACT.check(found.reference, stub_models.REFERENCE)
+    without = LogprobsStage(
+        cast(Any, models), scored=OutputRequest(temperature=0.7), with_reference=False, fingerprint=""
+    )
+    assert without.run(ACTOR, stub_models.rollouts()).reference is None
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_counted_number_that_is_none_stops_and_one_under_the_mask_does_not(bad: float) -> None:
+    engine = stub_models.Engine()
+    models = cast(Any, stub_models.Models(engine))
+    logprobs = LogprobsStage(models, scored=OutputRequest(), with_reference=True, fingerprint="")
+    values = ValuesStage(models, truncated="terminal", fingerprint="")
+    engine.outputs[0, 2] = engine.reference[0, 2] = bad
+    assert float(values.run(ACTOR, stub_models.rollouts()).values[0, 2]) == 0.0
+    found = logprobs.run(ACTOR, stub_models.rollouts())
+    assert found.reference is not None
+    assert (float(found.actor[0, 2]), float(found.reference[0, 2])) == (0.0, 0.0)
+    engine.reference[1, 0] = bad
+    with pytest.raises(NonFiniteError, match=r"log-prob of the reference .*sequence 1, response token 0"):
+        logprobs.run(ACTOR, stub_models.rollouts())
+    engine.outputs[1, 1:] = bad
+    with pytest.raises(NonFiniteError, match=r"log-prob of the actor .*sequence 1, response token 1"):
+        logprobs.run(ACTOR, stub_models.rollouts())
+    with pytest.raises(NonFiniteError, match=r"value of the critic .*sequence 1, response token 1"):
+        values.run(ACTOR, stub_models.rollouts())
+
+
+def advantages(**changes: Any) -> AdvantagesStage:
+    estimator = Gae(changes.pop("gamma", 1.0), lam := changes.pop("gae_lambda", 1.0), lam, None)
+    keys = {
+        "reward_steps": (),
+        "estimator": estimator,
+        "whitened": False,
+        "truncated": "terminal",
+        "penalty": None,
+        "fingerprint": "",
+    }
+    return AdvantagesStage(**{**keys, **changes})
+
+
+GATHERED = (stub_models.rollouts(), stub_models.rewards(), stub_models.values(), stub_models.logprobs(), Carry(0.0))
+
+
+def test_returns_are_the_discounted_rewards_and_advantages_what_the_critic_missed() -> None:
+    ones = torch.ones(2, 3) * stub_models.MASK
+    inputs = (
+        stub_models.rollouts(),
+        stub_models.rewards(),
+        stub_models.values(ones),
+        stub_models.logprobs(),
+        Carry(0.0),
+    )
+    found = advantages(gamma=0.5).run(*inputs)
+    FLOAT32.check(found.returns, torch.tensor([[0.5, 1.0, 0.0], [0.5, 1.0, 2.0]]))
+    FLOAT32.check(found.advantages, torch.tensor([[-0.5, 0.0, 0.0], [-0.5, 0.0, 1.0]]))
+    # lambda 0: r + gamma V' - V of each token alone.
+    found = advantages(gamma=0.5, gae_lambda=0.0).run(*inputs)
+    FLOAT32.check(found.advantages, torch.tensor([[-0.5, 0.0, 0.0], [-0.5, -0.5, 1.0]]))
+
+
+def test_the_critics_returns_may_have_a_lambda_of_their_own() -> None:
+    ones = torch.ones(2, 3) * stub_models.MASK
+    inputs = (
+        stub_models.rollouts(),
+        stub_models.rewards(),
+        stub_models.values(ones),
+        stub_models.logprobs(),
+        Carry(0.0),
+    )
+    # Row 0, policy (lambda 0): -V + V' = 0, 1 - 1 = 0. Critic (lambda 1): all returns are the reward.
+    found = advantages(estimator=Gae(1.0, 0.0, 1.0, None)).run(*inputs)
+    FLOAT32.check(found.advantages, torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 1.0]]))
+    FLOAT32.check(found.returns, torch.tensor([[1.0, 1.0, 0.0], [2.0, 2.0, 2.0]]))
+    # The other way round.
+    found = advantages(estimator=Gae(1.0, 1.0, 0.0, None)).run(*inputs)
+    FLOAT32.check(found.advantages, torch.tensor([[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]]))
+    FLOAT32.check(found.returns, torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 2.0]]))
+
+
+def test_lambda_by_length_is_the_policys_and_the_critics_stays() -> None:
+    ones = torch.ones(2, 3) * stub_models.MASK
+    inputs = (
+        stub_models.rollouts(),
+        stub_models.rewards(),
+        stub_models.values(ones),
+        stub_models.logprobs(),
+        Carry(0.0),
+    )
+    # alpha 1: lambda 1 - 1/2 and 1 - 1/3. Row 1: A2 = 2 - 1 = 1, A1 = 0 + 2/3, A0 = 4/9; row 0 has no error.
+    found = advantages(estimator=Gae(1.0, 1.0, 1.0, 1.0)).run(*inputs)
+    FLOAT32.check(found.advantages, torch.tensor([[0.0, 0.0, 0.0], [4 / 9, 2 / 3, 1.0]]))
+    FLOAT32.check(found.returns, torch.tensor([[1.0, 1.0, 0.0], [2.0, 2.0, 2.0]]))
+    assert found.metrics()["advantage/lambda_mean"] == pytest.approx((1 / 2 + 2 / 3) / 2)
+    # A response without a score has no lambda.
+    unscored = (inputs[0], stub_models.rewards(0.0, 2.0, outcomes=(2, 0)), *inputs[2:])
+    found = advantages(estimator=Gae(1.0, 1.0, 1.0, 1.0)).run(*unscored)
+    assert found.metrics()["advantage/lambda_mean"] == pytest.approx(2 / 3)
+
+
+def test_monte_carlo_asks_no_critic() -> None:
+    nines = torch.full((2, 3), 9.0) * stub_models.MASK
+    inputs = (
+        stub_models.rollouts(),
+        stub_models.rewards(),
+        stub_models.values(nines),
+        stub_models.logprobs(),
+        Carry(0.0),
+    )
+    found = advantages(estimator=MonteCarlo(0.5)).run(*inputs)
+    for grid in (found.advantages, found.returns):
+        FLOAT32.check(grid, torch.tensor([[0.5, 1.0, 0.0], [0.5, 1.0, 2.0]]))
+
+
+CUT = torch.tensor([0, 1])
+"""The second response is truncated."""
+
+
+@pytest.mark.parametrize(("estimator", "first"), [(Gae(0.5, 1.0, 1.0, None), -1.0), (MonteCarlo(0.5), 0.0)])
+def test_the_return_of_a_truncated_response_goes_on_with_the_value_behind_it(estimator: Any, first: float) -> None:
+    values = replace(stub_models.values(torch.ones(2, 3) * stub_models.MASK), behind=torch.tensor([0.0, 8.0]))
+    drawn = stub_models.rollouts(finish=CUT)
+    stage = advantages(estimator=estimator, truncated="bootstrap")
+    found = stage.run(drawn, stub_models.rewards(), values, stub_models.logprobs(), Carry(0.0))
+    # Row 1: 2 + 8/2 = 6, 6/2 = 3, 3/2 = 1.5; row 0 has ended: 1, 1/2. A value is no reward.
+    returns = torch.tensor([[0.5, 1.0, 0.0], [1.5, 3.0, 6.0]])
+    FLOAT32.check(found.returns, returns)
+    FLOAT32.check(found.advantages, (returns + first) * stub_models.MASK)
+    FLOAT32.check(found.token_rewards, torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 2.0]]))
+    assert found.metrics()["advantage/bootstrap_mean"] == 4.0
+
+
+def test_a_truncated_response_that_is_shorter_than_others_goes_on_behind_its_own_last_token() -> None:
+    values = replace(stub_models.values(), behind=torch.tensor([8.0, 0.0]))
+    drawn = stub_models.rollouts(finish=torch.tensor([1, 0]))
+    stage = advantages(estimator=MonteCarlo(0.5), truncated="bootstrap")
+    found = stage.run(drawn, stub_models.rewards(), values, stub_models.logprobs(), Carry(0.0))
+    # Row 0: 1 + 8/2 = 5 at its second and last token, 5/2 before.
+    FLOAT32.check(found.returns, torch.tensor([[2.5, 5.0, 0.0], [0.5, 1.0, 2.0]]))
+
+
+def test_a_truncated_response_without_a_score_goes_on_nowhere() -> None:
+    values = replace(stub_models.values(), behind=torch.tensor([0.0, 8.0]))
+    drawn, unscored = stub_models.rollouts(finish=CUT), stub_models.rewards(1.0, 0.0, outcomes=(0, 2))
+    found = advantages(truncated="bootstrap").run(drawn, unscored, values, stub_models.logprobs(), Carry(0.0))
+    FLOAT32.check(found.returns, torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]))
+    assert found.metrics()["advantage/bootstrap_mean"] == 0.0
+
+
+def test_values_behind_the_last_token_are_not_forgotten_silently() -> None:
+    with pytest.raises(AssertionError, match="values behind the last token, and they were not taken"):
+        advantages(truncated="bootstrap").run(*GATHERED)
+
+
+def test_truncated_responses_may_be_left_out_of_everything() -> None:
+    penalty = KlPenalty(place="reward", estimator="k1", coef=0.1)
+    gathered = (stub_models.rollouts(finish=CUT), *GATHERED[1:])
+    found = advantages(truncated="filter", whitened=True, penalty=penalty).run(*gathered)
+    assert found.mask.tolist() == [[True, True, False], [False, False, False]]
+    for grid in (found.advantages, found.returns, found.token_rewards):
+        assert grid[0].any()
+        assert not grid[1].any()
+    # Two tokens alone: mean 0, variance 1.
+    whitened = found.advantages[0, :2]
+    FLOAT32.check(torch.stack([whitened.sum(), whitened.std()]), torch.tensor([0.0, 1.0]))
+    assert found.shaped is not None
+    assert found.shaped.tolist() == [1.0, 2.0]
+    assert (found.carry.trained_seqs, found.carry.trained_tokens) == (1, 2)
+    figures = found.metrics()
+    assert figures["advantage/filtered_frac"] == 0.5
+    # k1 of row 0: 0.5 and -0.5.
+    assert figures["kl/reference_mean"] == pytest.approx(0.0)
+
+
+def test_a_step_of_truncated_responses_only_is_no_step() -> None:
+    drawn = stub_models.rollouts(finish=torch.tensor([1, 1]), stamps=["actor@4:x", "actor@4:x"])
+    with pytest.raises(RewardError, match=r"all 2 scored responses of step 5 are truncated.*`filter`") as caught:
+        advantages(truncated="filter").run(drawn, *GATHERED[1:])
+    assert (caught.value.exit_code, caught.value.hint) == (4, "ppoctl resume RUN --set ppo.truncated=terminal")
+
+
+class TellsTheToken(stub_models.Engine):
+    """A critic whose value of a state is the token before it, and that remembers what it was asked."""
+
+    def values(self, sequences: Sequences) -> torch.Tensor:
+        self.asked["sequences"] = sequences
+        packed = pack(sequences, torch.arange(sequences.num_seqs))
+        return packed.to_grid(packed.tokens[packed.read_at].float()) + 0.5
+
+
+@pytest.mark.parametrize("cut", [[0, 0], [1, 0], [0, 1], [1, 1]])
+def test_the_value_behind_a_truncated_response_is_that_of_the_state_after_its_last_token(cut: list[int]) -> None:
+    engine = TellsTheToken()
+    drawn = stub_models.rollouts(finish=torch.tensor(cut))
+    stages = [ValuesStage(cast(Any, stub_models.Models(engine)), t, "") for t in ("terminal", "filter", "bootstrap")]
+    plain, other, found = (stage.run(ACTOR, drawn) for stage in stages)
+    # Prompts 5 and 6, responses 2 1 and 3 4 1: the last token of both is 1.
+    EXACT.check(plain.values, torch.tensor([[5.5, 2.5, 0.0], [6.5, 3.5, 4.5]]))
+    assert plain.behind is other.behind is None
+    EXACT.check(found.values, plain.values)
+    assert found.behind is not None
+    EXACT.check(found.behind, torch.tensor([1.5, 1.5]) * torch.tensor(cut))
+    asked = cast(Sequences, engine.asked["sequences"])
+    assert asked.lengths.tolist() == [2 + cut[0], 3 + cut[1]]
+    assert asked.tokens.shape[1] == 3 + cut[1]
+    assert torch.equal(asked.prompt_tokens, drawn.prompt_tokens)
+
+
+def test_a_value_behind_a_response_that_is_no_number_stops() -> None:
+    engine = stub_models.Engine(outputs=torch.tensor([[1.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, math.nan]]))
+    stage = ValuesStage(cast(Any, stub_models.Models(engine)), "bootstrap", "")
+    with pytest.raises(NonFiniteError, match=r"value of the critic .*sequence 1, response token 3"):
+        stage.run(ACTOR, stub_models.rollouts(finish=torch.tensor([0, 1])))
+    engine.outputs = torch.tensor([[1.0, 1.0, math.nan], [1.0, 1.0, 1.0]])
+    assert stage.run(ACTOR, stub_models.rollouts(finish=torch.tensor([0, 0]))).behind is not None
+
+
+def test_a_penalty_in_the_reward_is_subtracted_from_every_token() -> None:
+    penalty = KlPenalty(place="reward", estimator="k1", coef=0.1)
+    found = advantages(penalty=penalty).run(*GATHERED)
+    # k1 = actor - reference: 0.5, -0.5; 0, 0.5, -1. The reward of the answer stands at its last token.
+    FLOAT32.check(found.token_rewards, torch.tensor([[-0.05, 1.05, 0.0], [0.0, -0.05, 2.1]]))
+    assert found.carry == Carry(0.1, 2.0, 5.0)
+
+
+def test_a_coefficient_that_adapts_is_the_one_before_in_its_step_and_the_next_in_the_carry() -> None:
+    # |actor - reference|: 0.5, 0.5; 0, 0.5, 1. Per sequence 1 and 1.5, per token 0.5 and 0.5.
+    fixed = KlPenalty(place="reward", estimator="abs", coef=0.1)
+    for per, measured, target in (("sequence", 1.25, 1.0), ("token", 0.5, 0.45)):
+        penalty = replace(fixed, target=KlTarget(target, per, 20))
+        # The first step has the recipe's, a later one that of its carry. Two sequences of a horizon of 20.
+        for carried, used in ((0.0, 0.1), (0.4, 0.4)):
+            found = advantages(penalty=penalty).run(*GATHERED[:-1], Carry(carried))
+            following = used * (1 + min(measured / target - 1, 0.2) * 2 / 20)
+            assert found.carry.kl_coef == pytest.approx(following)
+            assert found.penalty_coef == found.metrics()["kl/coef"] == used
+            assert found.metrics()["kl/measured"] == pytest.approx(measured)
+            FLOAT32.check(found.token_rewards[0], torch.tensor([-0.5 * used, 1 - 0.5 * used, 0.0]))
+            assert found.carry.kl_first_coef == 0.1
+        # It goes on while the recipe has what it began from, and begins anew where that was changed.
+        for began, used in ((0.0, 0.4), (0.1, 0.4), (0.3, 0.1)):
+            found = advantages(penalty=penalty).run(*GATHERED[:-1], Carry(0.4, kl_first_coef=began))
+            assert found.penalty_coef == used
+    # It moves with the sequences that were drawn, those without a score included: the measure is of the others.
+    penalty = replace(fixed, target=KlTarget(1.0, "sequence", 20))
+    unscored = (GATHERED[0], stub_models.rewards(0.0, 2.0, outcomes=(2, 0)), *GATHERED[2:-1], Carry())
+    found = advantages(penalty=penalty).run(*unscored)
+    assert found.metrics()["kl/measured"] == pytest.approx(1.5)
+    assert found.carry.kl_coef == pytest.approx(0.1 * (1 + 0.2 * 2 / 20))
+    # A fixed one is the recipe's, whatever was.
+    found = advantages(penalty=fixed).run(*GATHERED[:-1], Carry(0.4))
+    assert (found.carry.kl_coef, found.kl_coef, found.penalty_coef) == (0.1, None, 0.1)
+    assert found.carry.kl_first_coef == 0.0
+    assert "kl/measured" not in found.metrics()
+
+
+def test_what_has_trained_is_counted_on_from_the_steps_before() -> None:
+    # Two tokens and three; without a score the second response has trained nothing.
+    for outcomes, seqs, tokens in (((0, 0), 2, 5), ((0, 2), 1, 2)):
+        inputs = (
+            stub_models.rollouts(),
+            stub_models.rewards(1.0, 0.0, outcomes=outcomes),
+            stub_models.values(),
+            stub_models.logprobs(),
+        )
+        found = advantages().run(*inputs, Carry(trained_seqs=7.0, trained_tokens=90.0))
+        assert (found.carry.trained_seqs, found.carry.trained_tokens) == (7 + seqs, 90 + tokens)
+        assert found.metrics()["trained/seqs"] == 7 + seqs
+        assert found.metrics()["trained/tokens"] == 90 + tokens
+
+
+def test_clamps_hold_the_penalty_in_the_reward() -> None:
+    # k1: 0.5, -0.5; 0, 0.5, -1.
+    for clamps in ({"input_clamp": 0.2}, {"output_clamp": 0.2}):
+        found = advantages(penalty=KlPenalty("reward", "k1", 1.0, **clamps)).run(*GATHERED)
+        FLOAT32.check(found.token_rewards, torch.tensor([[-0.2, 1.2, 0.0], [0.0, -0.2, 2.2]]))
+
+
+def test_a_penalty_in_the_loss_is_not_in_the_reward() -> None:
+    penalty = KlPenalty(place="loss", estimator="k2", coef=0.1)
+    found = advantages(penalty=penalty).run(*GATHERED)
+    FLOAT32.check(found.token_rewards, torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 2.0]]))
+    assert (found.carry.kl_coef, advantages().run(*GATHERED).carry.kl_coef) == (0.1, 0.0)
+
+
+def test_a_penalty_without_a_reference_is_no_step_without_a_penalty() -> None:
+    gathered = (
+        stub_models.rollouts(),
+        stub_models.rewards(),
+        stub_models.values(),
+        stub_models.logprobs(reference=None),
+        Carry(0.0),
+    )
+    for place in ("reward", "loss"):
+        penalty = KlPenalty(place=place, estimator="k2", coef=0.1)
+        with pytest.raises(AssertionError, match="the reference's log-probs were not taken"):
+            advantages(penalty=penalty).run(*gathered)
+
+
+def test_whitening_is_a_choice() -> None:
+    FLOAT32.check(advantages().run(*GATHERED).advantages, torch.tensor([[1.0, 1, 0], [2, 2, 2]]))
+    found = advantages(whitened=True).run(*GATHERED)
+    whitened = found.advantages[stub_models.MASK]
+    FLOAT32.check(torch.stack([whitened.mean(), whitened.std()]), torch.tensor([0.0, 1.0]))
+    # Figures are of the advantages before: 1, 1, 2, 2, 2.
+    raw = {name: found.metrics()[f"advantage/raw_{name}"] for name in ("mean", "std", "abs_max")}
+    assert raw == pytest.approx({"mean": 1.6, "std": torch.tensor([1.0, 1, 2, 2, 2]).std().item(), "abs_max": 2.0})
+
+
+def test_an_evaluation_is_greedy_once_and_sampled_with_seeds_of_its_own() -> None:
+    generator = Recorder()
+    stage = EvaluateStage(
+        drawing=SampleGeneration(generator, cast(Any, Some(())), Stops(), unwatched),
+        scorer=EvenScorer(),
+        sets={"held": Prompts(0, (*ROWS, Prompt("a#2", (5,), "", "even")))},
+        sampled=SamplingParams(0.8, 4),
+        samples_per_prompt=3,
+        seed=3,
+        fingerprint="",
+    )
+    record = stage.run(ACTOR)
+    assert [temperature for temperature, _ in generator.asked] == [0.0] * 3 + [0.8] * 9
+    assert len({request.seed for _, request in generator.asked}) == 12
+    owners = [(name, index) for name in ("a", "b", "a#2") for index in range(3)]
+    assert [(row["prompt_id"], row["sample"]) for row in record.rows[3:]] == owners
+
+
+def evaluation(**changes: Any) -> EvaluateStage:
+    """Of two sets that ask the same, two samples each."""
+    keys = {
+        "drawing": SampleGeneration(Recorder(), cast(Any, Some(())), Stops(), unwatched),
+        "scorer": EvenScorer(),
+        "sets": {name: prompts(step=0) for name in ("held", "far")},
+        "sampled": SamplingParams(0.8, 4),
+        "samples_per_prompt": 2,
+        "seed": 3,
+        "fingerprint": "keys",
+    }
+    return EvaluateStage(**{**keys, **changes})
+
+
+def test_an_evaluation_draws_what_is_missing_and_scores_all_of_it_again() -> None:
+    whole, told = evaluation().run(ACTOR), []
+    there = ("held/greedy/a#0", "held/greedy/b#0", "far/sampled/b#1")
+    generator = Recorder()
+    drawing = SampleGeneration(generator, cast(Any, Some(there)), Stops(), lambda *counts: told.append(counts))
+    assert evaluation(drawing=drawing).run(ACTOR) == whole
+    drawn = {request.key for _, request in generator.asked}
+    assert len(drawn) == len(generator.asked) == 12 - 3
+    assert not drawn & {*there}
+    assert [done for done, _, _ in told] == list(range(3, 13))
+    assert told[-1] == (12, 12, 9 * 2)
+
+
+def test_nobody_prepares_a_generator_for_an_evaluation_of_which_all_is_there() -> None:
+    keys = [f"held/{mode}#0" for mode in ("greedy/a", "greedy/b", "sampled/a", "sampled/b")]
+    generator = Recorder()
+    drawing = SampleGeneration(generator, cast(Any, Some(tuple(keys))), Stops(), unwatched)
+    record = evaluation(drawing=drawing, sets={"held": prompts(step=0)}, samples_per_prompt=1).run(ACTOR)
+    assert len(record.rows) == 4
+    assert "state" not in vars(generator)
+
+
+def test_finished_samples_of_an_evaluation_belong_to_one_actor_its_sets_and_one_recipe() -> None:
+    keys = Keys(there=("held/greedy/a#0",))
+    drawing = SampleGeneration(Recorder(), cast(Any, keys), Stops(), unwatched)
+    others = {"held": prompts(step=0, answer="odd"), "far": prompts(step=0)}
+    for changes in ({}, {}, {"fingerprint": "other keys"}, {"sets": others}, {"sets": {"held": prompts(step=0)}}):
+        evaluation(**{"drawing": drawing, **changes}).run(ACTOR)
+    evaluation(drawing=drawing).run(State("actor", 0, 0, "second"))
+    assert keys.seen[0] == keys.seen[1]
+    assert len(set(keys.seen)) == 5
+
+
+def test_a_greedy_pass_filters_nothing() -> None:
+    class Params(Recorder):
+        def open(self, params: SamplingParams) -> FakeStream:
+            opened.append(params)
+            return super().open(params)
+
+    opened: list[SamplingParams] = []
+    sampled = SamplingParams(0.8, 4, top_p=0.9, top_k=5, min_p=0.1, stop_strings=("x",))
+    drawing = SampleGeneration(Params(), cast(Any, Some(())), Stops(), unwatched)
+    evaluation(drawing=drawing, sampled=sampled, sets={"held": prompts(step=0)}).run(ACTOR)
+    assert opened == [SamplingParams(0.0, 4, stop_strings=("x",)), sampled]
+
+
+def test_each_sample_of_an_evaluation_has_the_score_of_its_own_request() -> None:
+    class Numbers(EvenScorer):
+        """The n-th request scores n."""
+
+        count = 0
+
+        def submit(self, request: ScoreRequest) -> Future[Score]:
+            self.count += 1
+            future: Future[Score] = Future()
+            future.set_result(Score(float(self.count), "ok"))
+            return future
+
+    found = evaluation(scorer=Numbers(), sets={"held": prompts(step=0)}).run(ACTOR)
+    assert [row["score"] for row in found.rows] == [1, 2, 1 + 2, 2 + 2, 3 + 2, 4 + 2]
+
+
+def test_every_response_is_heard_with_its_prompt_those_that_are_recalled_first() -> None:
+    heard: list[tuple[str, str]] = []
+    stage = RolloutStage(
+        models=cast(Any, stub_models.Models()),
+        drawing=SampleGeneration(Recorder(), cast(Any, Some(("b#0", "a#1"))), Stops(), unwatched),
+        params=SamplingParams(1.0, 4),
+        samples_per_prompt=2,
+        seed=3,
+        fingerprint="",
+        on_sample=lambda prompt, sample: heard.append((prompt.id, sample.key)),
+    )
+    stage.run(ACTOR, prompts())
+    assert heard == [("b", "b#0"), ("a", "a#1"), ("b", "b#1"), ("a", "a#0")]
+
+
+def test_an_evaluation_that_should_stop_does_so_before_the_next_sample() -> None:
+    generator, gate = Recorder(), Stops(when=lambda asked: asked.between_asked == 3)
+    stage = evaluation(drawing=SampleGeneration(generator, cast(Any, Some(())), gate, unwatched))
+    with pytest.raises(PreemptedError):
+        stage.run(ACTOR)
+    assert len(generator.asked) == 3
+
+
+def test_samples_that_finish_together_are_kept_together() -> None:
+    """A stop between them would lose what is finished."""
+
+    class Together(FakeStream):
+        def finished(self) -> list[Sample]:
+            return [self.draw(self.open.pop()) for _ in range(len(self.open))]
+
+    class Pairs(Recorder):
+        def open(self, params: SamplingParams) -> FakeStream:
+            return Together(super().open(params).draw)
+
+    kept: list[str] = []
+
+    class Kept(Some):
+        def writer(self, drawn_for: SampleSetKey) -> Any:
+            return nullcontext(lambda sample: kept.append(sample.key))
+
+    drawing = SampleGeneration(
+        Pairs(), cast(Any, Kept(())), Stops(when=lambda asked: asked.between_asked == 1), unwatched
+    )
+    with pytest.raises(PreemptedError):
+        evaluation(drawing=drawing).run(ACTOR)
+    assert kept == ["held/greedy/b#0", "held/greedy/a#0"]
+
+
+def test_two_rounds_of_one_step_draw_with_other_seeds() -> None:
+    first, second = (sample_requests(prompts(), samples=2, seed=3, stage=name) for name in ("rollout", "rollout.2"))
+    assert {request.seed for request in first} & {request.seed for request in second} == set()
+    assert [request.key for request in first] == [request.key for request in second]
+
+
+def test_the_whole_divergence_is_committed_where_tokens_count_and_asked_for_nowhere_else() -> None:
+    holed = torch.tensor([[True, False, False], [True, True, True]])
+
+    class Told(stub_models.Engine):
+        def logprobs(self, sequences: Sequences, asked: OutputRequest) -> TokenOutputs:
+            told = super().logprobs(sequences, asked)
+            return replace(told, full_kl=torch.tensor([[0.5, math.nan, math.inf], [0.25, 1.5, 2.0]]))
+
+    models = cast(Any, stub_models.Models(Told()))
+    stage = LogprobsStage(
+        models, OutputRequest(), with_reference=False, with_full_kl=True, source="trainer", fingerprint=""
+    )
+    found = stage.run(ACTOR, stub_models.rollouts(mask=holed, sampler_logprobs=stub_models.ACTOR * holed))
+    assert found.full_kl is not None
+    assert found.full_kl.tolist() == [[0.5, 0.0, 0.0], [0.25, 1.5, 2.0]]
+    with pytest.raises(NonFiniteError, match="a divergence from the reference"):
+        stage.run(ACTOR, stub_models.rollouts())

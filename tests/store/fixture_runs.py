@@ -1,0 +1,80 @@
+"""Run directories that were made once and are kept: every later version must go on from them.
+
+`python tests/store/fixture_runs.py` makes those of the present format that are not there yet. They are never made again:
+that a change of the code still reads what the code before it wrote is what they are for. Where `FORMAT` is raised,
+those of the old number go, since it is refused by name.
+"""
+
+import io
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from fakes.components import fake_recipe
+from fakes.job import Witness, play
+from ppoctl.recipe.schema import Recipe
+from ppoctl.store.run_paths import FORMAT
+
+FOLDER = Path(__file__).parent / f"format-{FORMAT}"
+STOPS = {"finished": "", "stopped in mid-step": "3 actor_update starts"}
+"""Name -> the moment at which the run was stopped; "": it went on to its end."""
+
+
+class StopError(Exception):
+    """Ends a run at its moment."""
+
+
+def recipe(*, steps: int = 3) -> Recipe:
+    """Few and short responses; no setting that matters is the default."""
+    return fake_recipe(
+        steps=steps,
+        checkpoint={"every_steps": 2},
+        generator={"compile": False},  # the default when they were made
+        ppo={"epochs": 2, "minibatch_seqs": 2, "kl": {"place": "reward", "coef": 0.05}, "critic_only_steps": 1},
+        rollout={"prompts_per_step": 2, "samples_per_prompt": 2, "max_prompt_tokens": 4, "max_new_tokens": 5},
+    )
+
+
+def kept(name: str) -> Path:
+    """The archive of a kept run."""
+    return FOLDER / f"{name.replace(' ', '-')}.tar.gz"
+
+
+def bring(name: str, folder: Path) -> Path:
+    """Unpack a kept run; returns its directory."""
+    with tarfile.open(kept(name)) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / "run"
+
+
+def _make(name: str, folder: Path) -> None:
+    def act(number: int, moment: str) -> None:
+        if moment == STOPS[name]:
+            raise StopError
+
+    try:
+        play(folder / "run", recipe(), Witness(act=act))
+    except StopError:
+        assert STOPS[name]
+    FOLDER.mkdir(exist_ok=True)
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=9) as archive:
+        archive.add(folder / "run", "run", filter=_nobodys)
+    kept(name).write_bytes(packed.getvalue())
+
+
+def _nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member
+
+
+if __name__ == "__main__":
+    for each in STOPS:
+        if not kept(each).exists():
+            with tempfile.TemporaryDirectory() as made:
+                _make(each, Path(made))

@@ -1,0 +1,57 @@
+"""What the first commit of a format wrote is gone on from by every later one (see `kept_runs`)."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fakes.job import play
+from ppoctl.cli.app import run
+from ppoctl.runs.run_recipe import recorded_recipes
+from ppoctl.store.journal import read_lines
+from ppoctl.store.outline import outlines_of
+from ppoctl.store.resume_plan import plan_resume
+from ppoctl.store.run_paths import RunPaths
+from store.fixture_runs import STOPS, bring, recipe
+
+
+@pytest.mark.parametrize("name", STOPS)
+def test_a_kept_run_is_whole_and_goes_on_to_the_end_of_a_run_of_today(tmp_path: Path, name: str) -> None:
+    root = bring(name, tmp_path)
+    layout, before = RunPaths(root), RunPaths(root).ledger.read_bytes()
+    assert not plan_resume(layout).broken
+    # The fakes of then had evaluation sets that no key named.
+    assert recorded_recipes(layout)[1] == recipe().model_copy(
+        update={"data": recipe().data.model_copy(update={"eval": {}})}
+    )
+    play(root, recipe(steps=5))
+    play(tmp_path / "today", recipe(steps=5))
+    assert layout.ledger.read_bytes().startswith(before)
+    told, today = (figures(each) for each in (layout, RunPaths(tmp_path / "today")))
+    for step in today:
+        # What has trained is counted from the first step that counted it.
+        left_out = ("trained/", "eval/") if step == 3 else ("trained/",)
+        told[step] = {name: value for name, value in told[step].items() if not name.startswith(left_out)}
+        known = {name: today[step][name] for name in told[step]}  # not what is a figure since
+        assert told[step] == pytest.approx(known, rel=1e-4, abs=1e-6), step
+
+
+def figures(layout: RunPaths) -> dict[int, dict[str, float]]:
+    """By step, whichever stage tells them: where one was journaled twice, the later."""
+    found: dict[int, dict[str, float]] = {}
+    for line in read_lines(layout.journal):
+        if "stage" in line:
+            found.setdefault(line["step"], {}).update(line["figures"])
+    return found
+
+
+@pytest.mark.parametrize("name", STOPS)
+def test_a_kept_run_can_be_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    root = bring(name, tmp_path)
+    assert [outlines_of(RunPaths(root)).at(step).story for step in (1, 2)] == ["critic_only", "ppo"]
+    assert run(["status", str(root), "--json"]) == 0
+    status = json.loads(capsys.readouterr().out)
+    assert status["steps_done"] == (2 if STOPS[name] else 3)
+    assert status["saved_steps"] == ([2] if STOPS[name] else [2, 3])
+    assert run(["show", str(root), "--manifest", "--step", "3"]) == 0
+    assert "70-actor_update" not in capsys.readouterr().out

@@ -1,0 +1,136 @@
+"""Responses are scored while others are still drawn, and a run that is stopped anywhere commits the same."""
+
+import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+
+from fakes.components import BigramGenerator, fake_recipe, fake_sockets
+from fakes.job import Witness, open_run, result
+from ppoctl.batch.records import Rewards
+from ppoctl.batch.scores import Score, ScoreRequest
+from ppoctl.loop.run import run
+from ppoctl.recipe.schema import Recipe
+from ppoctl.rewards.exact_match import ExactMatchScorer
+from ppoctl.store import manifest as manifests
+from ppoctl.store.run_paths import RunPaths
+from ppoctl.store.stage_runner import load_record
+from store.conftest import StopError
+
+RECIPE = {"steps": 2, "checkpoint": {"every_steps": 2}, "eval": {"every_steps": 0, "at_start": False}}
+EVALUATED = 4 + 4 * 1
+"""Samples of the evaluation at the end, which are scored when all are drawn."""
+
+
+class TokenScorer:
+    """Scores in a thread of its own, the last request first, with one figure for each token: 1 where it is even."""
+
+    def __init__(self) -> None:
+        self.asked: list[ScoreRequest] = []
+        self._waiting: SimpleQueue[tuple[ScoreRequest, Future[Score]]] = SimpleQueue()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def submit(self, request: ScoreRequest) -> Future[Score]:
+        self.asked.append(request)
+        future: Future[Score] = Future()
+        self._waiting.put((request, future))
+        return future
+
+    def close(self) -> None:
+        pass
+
+    def _serve(self) -> None:
+        while True:
+            batch = [self._waiting.get()]
+            while not self._waiting.empty():
+                batch.append(self._waiting.get())
+            for request, future in reversed(batch):
+                if future.set_running_or_notify_cancel():
+                    figures = tuple(float(token % 2 == 0) for token in request.token_ids)
+                    future.set_result(Score(sum(figures), "ok", token_values=figures))
+
+
+def recipe() -> Recipe:
+    return fake_recipe(**RECIPE)
+
+
+def go(root: Path, witness: Witness) -> tuple[TokenScorer, BigramGenerator, list[int]]:
+    """A run to its end: its scorer, its generator, and how many samples were drawn at each request."""
+    scorer, drawn = TokenScorer(), list[int]()
+    sockets = fake_sockets(recipe(), on_minibatch=witness.on_minibatch, on_file=witness.on_file)
+    wiring = open_run(root, recipe(), witness, sockets=replace(sockets, scorer=scorer))
+    assert isinstance(wiring.generator, BigramGenerator)
+    submit, generator = scorer.submit, wiring.generator
+    scorer.submit = lambda request: (drawn.append(generator.drawn), submit(request))[1]  # type: ignore[method-assign]
+    with suppress(StopError):
+        run(wiring.job)
+    return scorer, generator, drawn
+
+
+def stopping_at(moment: str) -> Witness:
+    def act(number: int, name: str) -> None:
+        if name == moment:
+            raise StopError
+
+    return Witness(act=act)
+
+
+def test_each_response_is_scored_once_and_as_soon_as_it_is_drawn(tmp_path: Path) -> None:
+    scorer, _, drawn = go(tmp_path / "run", Witness())
+    assert drawn[:16] == list(range(1, 17))
+    assert len(scorer.asked) == 16 + EVALUATED
+
+
+def test_scores_of_tokens_are_committed_and_reach_the_rewards_of_tokens(tmp_path: Path) -> None:
+    go(tmp_path / "run", Witness())
+    layout = RunPaths(tmp_path / "run")
+    rewards, rollouts, advantages = (
+        load_record(layout, 2, name, manifests.require(layout.stage(2, name)))
+        for name in ("reward", "rollout", "advantages")
+    )
+    assert isinstance(rewards, Rewards)
+    assert rewards.token_scores is not None
+    even = (rollouts.tokens % 2 == 0) & rollouts.mask
+    assert rewards.token_scores.equal(even.float())
+    assert advantages.shaped.equal(rewards.scores)
+
+
+def moments() -> list[str]:
+    stages = ("rollout", "reward", "values", "advantages", "critic_update")
+    return [
+        *(f"2 {stage} {moment}" for stage in stages for moment in ("starts", "renamed")),
+        "inside rollout after 4 samples",
+    ]
+
+
+@pytest.mark.parametrize("moment", moments())
+def test_a_run_that_is_stopped_anywhere_commits_the_same(
+    moment: str, tmp_path: Path, whole: dict[str, object]
+) -> None:
+    go(tmp_path / "run", stopping_at(moment))
+    scorer, generator, _ = go(tmp_path / "run", Witness())
+    assert result(tmp_path / "run") == whole
+    if moment == "inside rollout after 4 samples":
+        # The recalled ones are scored too.
+        assert (generator.drawn, len(scorer.asked)) == (4 + 8 + EVALUATED, 8 + 8 + EVALUATED)
+    if moment == "2 reward renamed":
+        assert len(scorer.asked) == EVALUATED
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    root = tmp_path_factory.mktemp("beside") / "whole"
+    go(root, Witness())
+    return result(root)
+
+
+def test_a_scorer_that_takes_the_generators_devices_waits_for_the_whole_rollout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ExactMatchScorer, "overlaps_generation", property(lambda _: False))
+    _, _, drawn = go(tmp_path / "run", Witness())
+    assert drawn[:16] == [8] * 8 + [16] * 8

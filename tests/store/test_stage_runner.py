@@ -1,0 +1,226 @@
+"""`once`: recall what is committed, refuse what does not belong, name what is corrupt."""
+
+import re
+import resource
+import shutil
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fakes.components import fake_recipe
+from fakes.job import Witness, open_run, play
+from ppoctl.batch.sealed_json import seal, unseal
+from ppoctl.errors import CorruptArtifactError, StorageError, SupersededError
+from ppoctl.loop.run import run
+from ppoctl.loop.step_functions import PPO, outline
+from ppoctl.store import attempt as attempts
+from ppoctl.store import manifest as manifests
+from ppoctl.store import run_dir
+from ppoctl.store.discard import repair
+from ppoctl.store.journal import Journal, read_lines
+from ppoctl.store.resume_plan import plan_resume
+from ppoctl.store.run_paths import FORMAT, MANIFEST, RunPaths
+from store.conftest import stop_at
+
+SAVES_AT_THE_END = {"checkpoint": {"every_steps": 3}}
+
+
+@pytest.fixture(scope="module")
+def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("stopped") / "run"
+
+    class StopError(Exception):
+        pass
+
+    def act(number: int, name: str) -> None:
+        if name == "3 actor_update starts":
+            raise StopError
+
+    with pytest.raises(StopError):
+        play(root, fake_recipe(**SAVES_AT_THE_END), Witness(act=act))
+    return root
+
+
+@pytest.fixture
+def stopped(stopped_once: Path, tmp_path: Path) -> Path:
+    """A run of three steps, stopped in step 3 before its actor moved: steps 1 and 2 are only in the redo log."""
+    return shutil.copytree(stopped_once, tmp_path / "run")
+
+
+def test_a_recalled_stage_runs_nothing_and_emits_nothing(stopped: Path) -> None:
+    witness = Witness()
+    wiring = open_run(stopped, fake_recipe(**SAVES_AT_THE_END), witness)
+    run(wiring.job)
+    assert [line["stage"] for line in witness.committed] == ["actor_update", "eval"]
+    stages = [(line["step"], line["stage"]) for line in read_lines(RunPaths(stopped).journal) if "stage" in line]
+    assert len(stages) == len(set(stages))
+
+
+def test_a_finished_run_does_nothing_when_resumed(tmp_path: Path) -> None:
+    play(tmp_path / "run")
+    witness = Witness()
+    play(tmp_path / "run", witness=witness)
+    assert witness.moments == []
+
+
+@pytest.mark.parametrize("stage", outline(PPO).names[:-1])
+@pytest.mark.parametrize("damage", ["a flipped bit", "a truncated file", "a missing file", "a manifest of nonsense"])
+def test_damage_to_any_artifact_is_named(stopped: Path, stage: str, damage: str) -> None:
+    folder = RunPaths(stopped).stage(3, stage)
+    path = folder / (MANIFEST if "manifest" in damage else "record.safetensors")
+    data = bytearray(path.read_bytes())
+    if damage == "a flipped bit":
+        data[len(data) // 2] ^= 1
+    path.write_bytes(data[:-1] if "truncated" in damage else b"{}" if "manifest" in damage else data)
+    if damage == "a missing file":
+        path.unlink()
+    with pytest.raises(CorruptArtifactError, match=re.escape(f"{folder.name}/{path.name}")):
+        play(stopped, fake_recipe(**SAVES_AT_THE_END))
+    broken = plan_resume(RunPaths(stopped)).broken
+    assert [item.name for item in broken] == [f"steps/000003/{folder.name}"]
+    assert broken[0].action == "corrupt"
+
+
+def test_damage_to_a_saved_state_is_named_before_it_is_loaded(tmp_path: Path) -> None:
+    recipe = fake_recipe(steps=3)
+    play(tmp_path / "run", recipe)
+    layout = RunPaths(tmp_path / "run")
+    table = layout.state("actor", 3) / "table.bin"
+    data = bytearray(table.read_bytes())
+    data[7] ^= 16
+    table.write_bytes(data)
+    with pytest.raises(CorruptArtifactError, match=r"states/actor/000003/table\.bin"):
+        play(tmp_path / "run", fake_recipe(steps=4))
+
+
+def test_what_is_set_aside_is_made_again_and_ends_the_same(stopped: Path, tmp_path: Path) -> None:
+    layout = RunPaths(stopped)
+    record = layout.stage(2, "values") / "record.safetensors"
+    record.write_bytes(record.read_bytes()[:-3])
+    _, done = repair(layout, plan_resume(layout))
+    assert done[0] == "set aside steps/000002/30-values"
+    assert (stopped / "discarded/attempt-2/steps/000002/30-values").is_dir()
+    play(stopped, fake_recipe(**SAVES_AT_THE_END))
+    play(tmp_path / "whole", fake_recipe(**SAVES_AT_THE_END))
+    assert layout.ledger.read_bytes() == RunPaths(tmp_path / "whole").ledger.read_bytes()
+
+
+def test_an_artifact_made_with_other_settings_is_refused(stopped: Path) -> None:
+    changed = fake_recipe(**SAVES_AT_THE_END, seed=4)
+    with pytest.raises(StorageError, match="other recipe keys"):
+        play(stopped, changed)
+
+
+def test_of_two_live_attempts_the_older_loses_before_it_publishes(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+
+    def act(number: int, name: str) -> None:
+        if name == "2 values written":
+            play(root)  # a second process takes the run to its end meanwhile
+
+    with pytest.raises(SupersededError, match=r"attempt 1 .* superseded by attempt 2"):
+        play(root, witness=Witness(act=act))
+    play(tmp_path / "alone")
+    assert RunPaths(root).ledger.read_bytes() == RunPaths(tmp_path / "alone").ledger.read_bytes()
+    stages = [(line["step"], line["stage"]) for line in read_lines(RunPaths(root).journal) if "stage" in line]
+    assert len(stages) == len(set(stages)) == 3 * 7 + 3
+    assert not list(root.glob("steps/*/*.attempt-*"))
+
+
+def test_attempts_are_numbered_by_a_claim_that_only_one_can_make(tmp_path: Path) -> None:
+    layout = RunPaths(tmp_path)
+    assert [attempts.claim(layout).number for _ in range(3)] == [1, 2, 3]
+
+
+def test_a_disk_that_is_full_is_one_clear_error_and_loses_nothing(stopped: Path) -> None:
+    before = sorted(path.name for path in (stopped / "steps/000003").iterdir())
+
+    def act(number: int, name: str) -> None:
+        if name == "3 actor_update writing":
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(StorageError, match="No space left on device") as caught:
+        play(stopped, fake_recipe(**SAVES_AT_THE_END), Witness(act=act))
+    assert caught.value.exit_code == 8
+    assert sorted(path.name for path in (stopped / "steps/000003").iterdir()) == before
+    play(stopped, fake_recipe(**SAVES_AT_THE_END))
+
+
+def test_a_run_folder_without_rights_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file where the folder should be")
+    with pytest.raises(StorageError, match="cannot write to run directory"):
+        attempts.claim(RunPaths(tmp_path / "run"))
+
+
+def test_a_disk_that_fills_up_within_a_journal_line_leaves_no_torn_line(stopped: Path) -> None:
+    layout = RunPaths(stopped)
+    attempt = attempts.claim(layout)
+    journal = Journal(layout, attempt)
+    size = layout.journal.stat().st_size
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limit[1]))
+    try:
+        with pytest.raises(StorageError, match="cannot write"):
+            journal.event("attempt_ended", status="failed", exit_code=8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, before)
+    assert layout.journal.stat().st_size == size
+    journal.event("attempt_ended", status="failed", exit_code=8)
+    lines = read_lines(layout.journal)
+    assert [line["seq"] for line in lines] == list(range(1, len(lines) + 1))
+
+
+def test_two_writers_of_one_journal_write_each_line_once(stopped: Path) -> None:
+    layout = RunPaths(stopped)
+    one, other = (Journal(layout, attempt) for attempt in [attempts.claim(layout)] * 2)
+    manifest = manifests.read(layout.stage(1, "values"))
+    assert manifest is not None
+    new = replace(manifest, step=9)
+    assert one.ensure(new) is not None
+    assert other.ensure(new) is None
+    seqs = [line["seq"] for line in read_lines(layout.journal)]
+    assert seqs == list(range(1, len(seqs) + 1))
+
+
+def test_a_corrupt_manifest_of_a_state_is_part_of_the_plan(tmp_path: Path) -> None:
+    play(tmp_path / "run")
+    layout = RunPaths(tmp_path / "run")
+    (layout.state("actor", 3) / MANIFEST).write_text("{")
+    plan = plan_resume(layout)
+    assert [(item.name, item.action) for item in plan.broken] == [("states/actor/000003", "corrupt")]
+
+
+KEEPS_EACH = {"prompts_per_step": 4, "max_prompt_tokens": 4, "max_new_tokens": 6, "keep_finished_every_s": 1e-9}
+
+
+@pytest.mark.parametrize("moment", ["1 rollout renamed", "1 reward starts"])
+def test_parts_of_a_stage_go_when_it_is_committed(tmp_path: Path, moment: str) -> None:
+    layout = stop_at(tmp_path / "run", moment, rollout=KEEPS_EACH)
+    assert layout.parts(1, "rollout").exists() == (moment == "1 rollout renamed")
+    play(layout.root, fake_recipe(rollout=KEEPS_EACH))  # recalls it where the kill came before they went
+    assert not list(layout.root.rglob("*.parts"))
+
+
+def test_what_another_version_wrote_is_refused_by_name_and_not_taken_for_damage(stopped: Path) -> None:
+    layout = RunPaths(stopped)
+    readers: dict[Path, Callable[[], object]] = {
+        layout.stage(2, "values") / MANIFEST: lambda: plan_resume(layout),
+        layout.run_json: lambda: run_dir.facts(layout),
+    }
+    for path, read in readers.items():
+        path.write_text(seal({**unseal(path.read_text()), "format": 7}, indent=1))
+        with pytest.raises(StorageError, match=re.escape(f"`{path}` has format 7, this version")) as raised:
+            read()
+        assert not isinstance(raised.value, CorruptArtifactError)  # which `--allow-missing` would set aside
+
+
+def test_a_manifest_of_nonsense_is_named_even_where_its_checksum_is_right(stopped: Path) -> None:
+    folder = RunPaths(stopped).stage(2, "values")
+    (folder / MANIFEST).write_text(seal({"format": FORMAT, "files": ["record.safetensors"]}, indent=1))
+    with pytest.raises(CorruptArtifactError, match=r"30-values/manifest\.json` is corrupt: not a manifest"):
+        manifests.read(folder)

@@ -1,0 +1,47 @@
+"""What CI draws of the stories: every cell has its chance, and no draw is too long."""
+
+from collections import Counter
+
+import pytest
+
+from case_subset import Cell, draw
+
+SHORT = [Cell(f"layouts[{number}]") for number in range(27)]
+LONG = [Cell("any kill", 4.0), Cell("layouts[15] of a run", 5.0), Cell("zero left", 2.0)]
+GRID = [Cell(f"grid[{number}]", 1.5, grid="grid") for number in range(8)]
+ALONE = Cell("quickstart", 6.0, grid="quickstart")
+CELLS = [*SHORT, *GRID, *LONG, ALONE]
+DRAWS = [draw(CELLS, f"commit {number}", 8) for number in range(2000)]
+
+
+def test_the_same_seed_draws_the_same_whatever_the_order_of_collection() -> None:
+    assert draw(CELLS, "a", 8) == draw(CELLS[::-1], "a", 8)
+    assert len({frozenset(drawn) for drawn in DRAWS}) > 1000
+
+
+def test_every_cell_is_drawn_with_a_chance_of_one_in_eight_at_least() -> None:
+    times = Counter(name for drawn in DRAWS for name in drawn)
+    assert all(times[cell.name] / 2000 >= 1 / 8 - 0.03 for cell in CELLS)
+    assert times["quickstart"] == 2000
+
+
+def test_of_a_grid_that_says_so_one_cell_is_drawn_each_time() -> None:
+    assert all(sum(name.startswith("grid[") for name in drawn) == 1 for drawn in DRAWS)
+
+
+def test_no_draw_takes_longer_than_its_share_and_the_longest_cell() -> None:
+    minutes = {cell.name: cell.minutes for cell in CELLS}
+    # Long ones: 11 minutes in one block with five that are seconds. Drawn: at most 5 of them, 1.5 of the grid, 6.
+    assert max(sum(minutes[name] for name in drawn) for drawn in DRAWS) == 5.0 + 1.5 + 6.0
+
+
+def test_a_new_cell_changes_the_draw_of_its_own_block_and_of_no_grid() -> None:
+    more = [*CELLS, Cell("zzz")]  # into the last block
+    assert draw(more, "a", 8) - {"zzz"} <= draw(CELLS, "a", 8) | {f"layouts[{n}]" for n in range(27)}
+    assert {n for n in draw(more, "a", 8) if "grid" in n} == {n for n in draw(CELLS, "a", 8) if "grid" in n}
+
+
+@pytest.mark.parametrize("one_in", [1, 3])
+def test_a_share_of_one_is_all_and_larger_shares_draw_more(one_in: int) -> None:
+    drawn = draw([*SHORT, *LONG], "a", one_in)
+    assert len(drawn) == 30 / one_in

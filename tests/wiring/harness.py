@@ -1,0 +1,456 @@
+"""The wired stages on a bench: fake engines that are not where they began, responses with holes, samples without a
+score. What the recipe says goes in at one end; what one step makes of it comes out at the other, and is held against
+the book."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fakes.bigram import END, VOCABULARY, BigramTrainer, initial_table
+from fakes.components import BigramGenerator, FakeStream
+from fakes.job import Witness, open_run
+from ppoctl.batch.grid import pack
+from ppoctl.batch.prompts import Prompt, Prompts
+from ppoctl.batch.records import (
+    Advantages,
+    Carry,
+    Correction,
+    Logprobs,
+    Rewards,
+    Rollouts,
+    State,
+    Update,
+    Values,
+)
+from ppoctl.batch.scores import Score, ScoreRequest
+from ppoctl.loop.run import RunContext
+from ppoctl.ports import Actor, SampleRequest, SamplingParams
+from ppoctl.recipe.schema import Recipe
+from ppoctl.wire.components import Components
+from tolerance import STEP
+from wiring import textbook
+
+STEP_NUMBER = 2
+"""The step on the bench: not the first, so that a step counted wrongly is seen."""
+UPDATES = {"actor": 2, "critic": 7}
+"""Optimizer steps before it; two in the actor's warm-up."""
+CARRIED_COEF = 0.35
+"""Coefficient of a KL penalty that the step before left."""
+CARRY = Carry(
+    CARRIED_COEF,
+    reward_count=4.0,
+    reward_mean=0.3,
+    reward_m2=1.9,
+    reward_reference_mean=0.2,
+    reward_reference_std=0.7,
+)
+"""What the step before left."""
+LOST = {3: Score(None, "error", "no number"), 6: Score(None, "timeout", "10 s")}
+"""Samples that the scorer fails on, by their place."""
+
+BASE: dict[str, Any] = {
+    "name": "bench",
+    "seed": 5,
+    "steps": 4,
+    "model": {"path": "bigram", "dtype": "float32"},
+    "data": {"train": {"format": "gsm8k", "path": "none"}, "eval": {"held": {"format": "gsm8k", "path": "none"}}},
+    "rollout": {
+        "prompts_per_step": 6,
+        "samples_per_prompt": 2,
+        "max_prompt_tokens": 4,
+        "max_new_tokens": 6,
+        "temperature": 1.25,
+        "top_p": 1.0,
+        "top_k": None,
+        "min_p": 0.0,
+        "stop_strings": ["7 3"],
+    },
+    "reward": {
+        "kind": "exact_match",
+        "scale": {"from": [-0.3, 0.8], "to": [-1.0, 2.0]},
+        "clip": None,
+        "moments": {"kind": "none"},
+        "unfinished_factor": 1.0,
+        "overlong": None,
+        "length_penalty": None,
+        "max_error_frac": 0.3,
+    },
+    "ppo": {
+        "epochs": 2,
+        "critic_epochs": 3,
+        "minibatch_seqs": 6,
+        "critic_only_steps": 1,
+        "advantages": {
+            "kind": "gae",
+            "gamma": 0.9,
+            "gae_lambda": 0.7,
+            "gae_lambda_value": None,
+            "length_adaptive_alpha": None,
+            "whiten": False,
+        },
+        "truncated": "terminal",
+        "kl": {
+            "place": "reward",
+            "estimator": "k3",
+            "input_clamp": None,
+            "output_clamp": None,
+            "coef": 0.15,
+            "adaptive": None,
+        },
+        "policy_loss": {
+            "kind": "clip",
+            "clip_low": 0.12,
+            "clip_high": 0.15,
+            "dual_clip": 1.25,
+            "entropy_coef": 0.02,
+            "aggregation": "token_mean",
+            "positive_nll_coef": 0.0,
+        },
+        "old_logprobs": "trainer",
+        "value_loss": {"clip": 0.25, "scale": 0.7},
+        "rollout_correction": {"kind": "tis", "min_ratio": 0.0, "max_ratio": 1.2, "normalize": False},
+        "rollout_rejection": {"kind": "none"},
+        "max_sequence_gap": None,
+    },
+    "actor": {
+        "optimizer": {
+            "lr": 0.4,
+            "weight_decay": 0.05,
+            "beta1": 0.8,
+            "beta2": 0.9,
+            "eps": 1e-3,
+            "grad_clip": 0.05,
+            "lr_schedule": "linear",
+            "lr_warmup_updates": 3,
+            "lr_decay_updates": 9,
+            "lr_min_frac": 0.1,
+        }
+    },
+    "critic": {
+        "optimizer": {
+            "lr": 0.2,
+            "weight_decay": 0.03,
+            "beta1": 0.7,
+            "beta2": 0.85,
+            "eps": 2e-3,
+            "grad_clip": 0.06,
+            "lr_schedule": "cosine",
+            "lr_warmup_updates": 8,
+            "lr_decay_updates": 11,
+            "lr_min_frac": 0.2,
+        }
+    },
+    "eval": {"every_steps": 1, "samples_per_prompt": 3, "temperature": 0.6, "max_new_tokens": 4},
+    "tracking": {"kind": "none"},
+}
+
+
+def with_key(key: str, value: Any) -> dict[str, Any]:
+    """The recipe of the bench with one key changed."""
+    return with_keys({key: value})
+
+
+def with_keys(changes: Mapping[str, Any]) -> dict[str, Any]:
+    tables = deepcopy(BASE)
+    for key, value in changes.items():
+        *path, last = key.split(".")
+        table = tables
+        for name in path:
+            table = table[name]
+        table[last] = value
+    return tables
+
+
+class MovedTrainer(BigramTrainer):
+    """Begins somewhere else than the reference: an actor nudged for each token by itself, a critic that is not 0."""
+
+    def start(self) -> None:
+        super().start()
+        self.table = moved_table(self.role)
+
+
+def moved_table(role: str) -> Tensor:
+    count = VOCABULARY if role == "critic" else VOCABULARY**2
+    nudge = torch.sin(1.7 * torch.arange(count, dtype=torch.float32)) * (0.6 if role == "critic" else 0.8)
+    table = initial_table(role) + nudge.view(initial_table(role).shape)
+    if role == "actor":
+        table[:, END] += 1.2  # so that responses differ in length
+    return table
+
+
+class LoggedGenerator(BigramGenerator):
+    """Draws, and writes down what it was asked."""
+
+    def __init__(self, actor_at: Callable[[State], Actor]) -> None:
+        super().__init__(actor_at)
+        self.asked: list[tuple[SampleRequest, SamplingParams, State]] = []
+
+    def open(self, params: SamplingParams) -> FakeStream:
+        stream = super().open(params)
+        submit = stream.submit
+
+        def logged(requests: Sequence[SampleRequest]) -> None:
+            self.asked += [(request, params, self.state) for request in requests]
+            submit(requests)
+
+        stream.submit = logged  # type: ignore[method-assign]
+        return stream
+
+
+class RiddleScorer:
+    """A score that depends on all tokens of the response and on the truth; samples at the places `lost` have none,
+    counted anew after each time that all scores have been taken."""
+
+    def __init__(self, lost: Mapping[int, Score]) -> None:
+        self.lost = lost
+        self.asked: list[ScoreRequest] = []
+        self.handed: list[HandedScore] = []
+        self.taken = 0
+
+    def submit(self, request: ScoreRequest) -> "HandedScore":
+        self.asked.append(request)
+        words = len(request.response.split())
+        score = Score(riddle(request.response, request.required_truth()), "ok", extras={"words": words})
+        self.handed.append(HandedScore(score, self.take))
+        return self.handed[-1]
+
+    def take(self, score: Score) -> Score:
+        """The score at the next place: responses are asked about in the order in which they finish, and their scores
+        are taken in that of the rollouts."""
+        place, self.taken = self.taken, self.taken + 1
+        if self.taken == len(self.handed):
+            self.handed, self.taken = [], 0
+        return self.lost.get(place, score)
+
+    def close(self) -> None:
+        pass
+
+
+class HandedScore(Future[Score]):
+    """A score that is there, and says so when somebody takes it."""
+
+    def __init__(self, score: Score, take: Callable[[Score], Score]) -> None:
+        super().__init__()
+        self.take = take
+        self.set_result(score)
+
+    def result(self, timeout: float | None = None) -> Score:
+        return self.take(super().result(timeout))
+
+
+def riddle(response: str, truth: str) -> float:
+    """Between -0.5 and 1.1."""
+    numbers = [int(word) for word in response.split()]
+    return (7 * sum(numbers) + 3 * len(numbers) + 5 * int(truth)) % 17 / 10 - 0.5
+
+
+class Riddles:
+    """Prompts of one to three tokens, no two of a step with the same truth."""
+
+    def __init__(self, prompts_per_step: int) -> None:
+        self.prompts_per_step = prompts_per_step
+        self.first_held = 100
+
+    def prompts_for(self, step: int) -> Prompts:
+        return prompts(step, range(step * self.prompts_per_step, (step + 1) * self.prompts_per_step))
+
+    def evaluation_sets(self) -> dict[str, Prompts]:
+        return {"held": prompts(0, range(self.first_held, self.first_held + 3)), "far": prompts(0, range(200, 205))}
+
+
+def prompts(step: int, numbers: range) -> Prompts:
+    rows = tuple(
+        Prompt(f"riddle {n}", tuple(2 + (3 * n + k) % (VOCABULARY - 2) for k in range(1 + n % 3)), f"{n}?", str(n))
+        for n in numbers
+    )
+    return Prompts(step, rows)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A job on fakes, with what its ports were asked."""
+
+    job: RunContext
+    scorer: RiddleScorer
+    generator: LoggedGenerator
+    actor: MovedTrainer
+    critic: MovedTrainer
+    questions: Riddles
+
+    def state(self, role: str) -> State:
+        """The first weights, as if the role had been updated before."""
+        return replace(self.job.states.initial[role], step=STEP_NUMBER - 1, updates=UPDATES[role])
+
+
+def open_bench(
+    folder: Path, tables: Mapping[str, Any], *, lost: Mapping[int, Score] = LOST, witness: Witness | None = None
+) -> Bench:
+    recipe = Recipe.model_validate(tables)
+    actor, critic = MovedTrainer("actor"), MovedTrainer("critic")
+    made: list[LoggedGenerator] = []
+    scorer = RiddleScorer(lost)
+    questions = Riddles(recipe.rollout.prompts_per_step)
+
+    def generator(actor_at: Callable[[State], Actor], say: Any, logs: Any) -> LoggedGenerator:
+        made.append(LoggedGenerator(actor_at))
+        return made[0]
+
+    sockets = Components(
+        actor, critic, generator, scorer, questions, source_digests={"actor": "bench", "critic": "bench"}
+    )
+    job = open_run(folder / "run", recipe, witness or Witness(), sockets=sockets).job
+    return Bench(job, scorer, made[0], actor, critic, questions)
+
+
+@dataclass(frozen=True)
+class Played:
+    """Records of one step."""
+
+    rollouts: Rollouts
+    rewards: Rewards
+    values: Values
+    logprobs: Logprobs
+    correction: Correction | None
+    advantages: Advantages
+    critic_update: Update
+    actor_update: Update
+    tables: Mapping[str, Tensor]
+    """Of each role after its update."""
+
+
+def with_holes(rollouts: Rollouts) -> Rollouts:
+    """Tokens in mid-response that the actor did not choose, once a last one; a sampler that sees things otherwise."""
+    mask = rollouts.mask.clone()
+    mask[::3, 1] = False
+    longest = int(rollouts.lengths.argmax())
+    mask[longest, int(rollouts.lengths[longest]) - 1] = False
+    gap = 0.4 * torch.sin(0.9 * torch.arange(mask.numel(), dtype=torch.float32)).view(mask.shape)
+    return replace(rollouts, mask=mask, sampler_logprobs=(rollouts.sampler_logprobs + gap) * mask)
+
+
+def play_step(bench: Bench) -> Played:
+    """The stages of the bench's step in the order of the story, on responses with holes."""
+    stages: Any = bench.job.stages(STEP_NUMBER)
+    actor, critic = bench.state("actor"), bench.state("critic")
+    prompts: Any = bench.questions.prompts_for(STEP_NUMBER)
+    rollouts: Any = with_holes(stages.rollout.run(actor, prompts))
+    rewards: Any = stages.reward.run(prompts, rollouts)
+    values: Any = stages.values.run(critic, rollouts)
+    logprobs: Any = stages.logprobs.run(actor, rollouts)
+    correction = None if stages.correction is None else stages.correction.run(rollouts, logprobs)
+    advantages: Any = stages.advantages.run(rollouts, rewards, values, logprobs, CARRY)
+    critic_update: Any = stages.critic_update.run(critic, rollouts, values, advantages)
+    actor_update: Any = stages.actor_update.run(actor, rollouts, logprobs, advantages, correction)
+    tables = {"actor": bench.actor.table, "critic": bench.critic.table}
+    return Played(rollouts, rewards, values, logprobs, correction, advantages, critic_update, actor_update, tables)
+
+
+SAID_OF_TOKENS = {"logprobs": "actor", "entropy": "entropy", "reference": "reference"}
+"""Name of the book -> field of the log-probs, each absent where nobody reads it."""
+
+
+def found_in(played: Played) -> dict[str, np.ndarray]:
+    """The numbers of a step under the names that the book gives them."""
+    advantages, figures = played.advantages, {}
+    for record in (played.rollouts, played.rewards, played.logprobs, advantages):
+        figures |= record.metrics()
+    if played.correction is not None:
+        figures |= {"weights": played.correction.weights, "kept": played.correction.mask}
+        figures |= played.correction.metrics()
+    found: dict[str, Any] = {
+        "scores": played.rewards.scores,
+        "shaped": advantages.shaped,
+        "values": played.values.values * played.rollouts.mask,
+        "token_rewards": advantages.token_rewards,
+        "advantages": advantages.advantages,
+        "returns": advantages.returns,
+        "mask": advantages.mask,
+        "next kl/coef": advantages.carry.kl_coef,
+        **figures,
+    }
+    if played.values.behind is not None:
+        found["behind"] = played.values.behind
+    said = {name: getattr(played.logprobs, field) for name, field in SAID_OF_TOKENS.items()}
+    found |= {name: grid * played.rollouts.mask for name, grid in said.items() if grid is not None}
+    for role, prefix, update in (("critic", "value", played.critic_update), ("actor", "policy", played.actor_update)):
+        found[f"{role} table"] = played.tables[role]
+        found[f"{role} updates"] = update.updates
+        found |= {f"{prefix} minibatches {name}": column for name, column in update.per_minibatch.items()}
+        found |= update.metrics()
+    return {name: np.asarray(value, dtype=float) for name, value in found.items()}
+
+
+def by_the_book(tables: Mapping[str, Any], played: Played) -> dict[str, np.ndarray]:
+    """What the book makes of the same responses."""
+    rollouts = played.rollouts
+    packed = pack(rollouts, torch.arange(rollouts.num_seqs))
+    before = np.zeros(rollouts.tokens.shape, dtype=int)
+    before[packed.row.numpy(), packed.column.numpy()] = packed.tokens[packed.read_at].numpy()
+    asked = {row.id: row for row in Riddles(tables["rollout"]["prompts_per_step"]).prompts_for(STEP_NUMBER).rows}
+    scores = [
+        None if place in LOST else riddle(text, asked[name].answer)
+        for place, (text, name) in enumerate(zip(rollouts.texts, rollouts.prompt_ids, strict=True))
+    ]
+    lengths = rollouts.lengths.numpy()
+    drawn = textbook.Drawn(
+        actor=moved_table("actor").double().numpy(),
+        critic=moved_table("critic").double().numpy(),
+        reference=initial_table("actor").double().numpy(),
+        before=before,
+        tokens=rollouts.tokens.numpy(),
+        present=np.arange(rollouts.tokens.shape[1])[None, :] < lengths[:, None],
+        mask=rollouts.mask.numpy(),
+        sampler=rollouts.sampler_logprobs.double().numpy(),
+        scores=scores,
+        truncated=rollouts.finish.numpy() == 1,
+        carry={
+            name: getattr(CARRY, f"reward_{name}")
+            for name in ("count", "mean", "m2", "reference_mean", "reference_std")
+        },
+        step=STEP_NUMBER,
+        updates=UPDATES,
+        carried_coef=CARRIED_COEF,
+    )
+    return textbook.step(tables, drawn)
+
+
+@cache
+def _played(written: str) -> tuple[Played, dict[str, np.ndarray]]:
+    tables = json.loads(written)
+    with TemporaryDirectory() as folder:
+        played = play_step(open_bench(Path(folder), tables))
+    return played, by_the_book(tables, played)
+
+
+def played_and_told(tables: Mapping[str, Any]) -> tuple[Played, dict[str, np.ndarray]]:
+    """One step of the wired stages and what the book says of it; each recipe is played once."""
+    return _played(json.dumps(tables))
+
+
+def require_told(found: Mapping[str, np.ndarray], told: Mapping[str, np.ndarray]) -> None:
+    """Every number that the book tells is found."""
+    for name, expected in told.items():
+        try:
+            STEP.check(torch.from_numpy(np.asarray(found[name])), torch.from_numpy(np.asarray(expected)))
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from error
+
+
+def differing(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> set[str]:
+    """Names of the numbers that two recipes give differently, by much more than rounding."""
+    different = set(one) ^ set(other)
+    for name in set(one) & set(other):
+        same_shape = one[name].shape == other[name].shape
+        if not same_shape or np.abs(one[name] - other[name]).max(initial=0.0) > 100 * STEP.share:
+            different.add(name)
+    return different

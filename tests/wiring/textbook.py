@@ -1,0 +1,603 @@
+"""One PPO step by the book: the papers' formulas as loops over tokens, in float64, for models that are one table.
+
+Written from the papers alone; nothing of the product is imported. `tables` is a recipe as a person writes it, with
+every key spelled out: there is no default here to agree with by chance.
+
+An actor's table has a row of logits for each token (what comes next), a critic's one number (what is to come).
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from wiring import textbook_losses
+
+Array = np.ndarray
+UNFILTERED = {"top_p": 1.0, "top_k": None, "min_p": 0.0}
+Tables = Mapping[str, Any]
+
+
+@dataclass
+class Drawn:
+    """What a step is made of: models, responses and their scores. B rows, R columns, left-justified."""
+
+    actor: Array
+    critic: Array
+    reference: Array
+    before: Array
+    """The token in front of each response token (the last of the prompt in column 0)."""
+    tokens: Array
+    present: Array
+    mask: Array
+    """Tokens that count: present ones without the holes."""
+    sampler: Array
+    scores: Sequence[float | None]
+    """None: the sample has no score."""
+    truncated: Array
+    """Responses that the length limit ended."""
+    carry: Mapping[str, float]
+    """Moments of the rewards of the steps before."""
+    step: int
+    updates: Mapping[str, int]
+    """Optimizer steps of each role so far."""
+    carried_coef: float
+    """Coefficient of a KL penalty that the step before left."""
+
+
+@dataclass
+class Learned:
+    """One update of one role."""
+
+    table: Array
+    moments: Array
+    count: int = 0
+    columns: dict[str, list[float]] = field(default_factory=dict)
+
+    def note(self, **figures: float) -> None:
+        for name, figure in figures.items():
+            self.columns.setdefault(name, []).append(figure)
+
+
+def derived(*parts: object) -> int:
+    """SHA-256 of the parts, joined by unit separators; its first eight bytes, little end first, without two bits."""
+    hashed = hashlib.sha256("\x1f".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(hashed[:8], "little") // 4
+
+
+def step(tables: Tables, drawn: Drawn) -> dict[str, Array]:
+    """Every number of one step, by name."""
+    valid = np.array([score is not None for score in drawn.scores])
+    shaped, told = arithmetic(tables, drawn, valid)
+    truncated = tables["ppo"]["truncated"]
+    mask = drawn.mask & valid[:, None] & ~(drawn.truncated & (truncated == "filter"))[:, None]
+    sampling = tables["rollout"]
+    actor, entropy = said(drawn.actor, drawn, sampling)
+    reference, _ = said(drawn.reference, drawn, {**sampling, **UNFILTERED})
+    values = np.where(drawn.mask, drawn.critic[drawn.before], 0.0)
+    kl = tables["ppo"]["kl"]
+    has_kl = kl["place"] != "none"
+    by = tables["ppo"]["old_logprobs"]
+    old = drawn.sampler if by == "sampler" else actor
+    away = clamped = np.zeros_like(actor)
+    if has_kl:
+        whole = kl["estimator"] == "full"
+        found, clamped = whole_divergence(drawn, sampling, kl) if whole else divergence(old, reference, kl)
+        away = np.where(mask, found, 0.0)
+    coef, next_coef, measured = coefficients(kl, away, mask, drawn.carried_coef)
+    rewards = at_the_last(shaped, mask) - (coef * away if kl["place"] == "reward" else 0.0)
+    gae_keys = tables["ppo"]["advantages"]
+    last = drawn.critic[drawn.tokens[np.arange(len(mask)), drawn.present.sum(1) - 1]]
+    behind = np.where(drawn.truncated & (truncated == "bootstrap"), last, 0.0)
+    advantages, returns, lams = estimated(gae_keys, rewards, values, mask, np.where(valid, behind, 0.0))
+    if gae_keys["whiten"]:
+        counted = advantages[mask]
+        advantages = np.where(mask, (advantages - counted.mean()) / np.sqrt(counted.var(ddof=1) + 1e-8), 0.0)
+    told |= {
+        "scores": np.array([score or 0.0 for score in drawn.scores]),
+        "shaped": shaped,
+        "values": values,
+        **({} if by == "current" else {"logprobs": np.where(drawn.mask, old, 0.0)}),
+        **({"entropy": np.where(drawn.mask, entropy, 0.0)} if by == "trainer" else {}),
+        "token_rewards": rewards,
+        "advantages": advantages,
+        "returns": returns,
+        "mask": mask.astype(float),
+        "next kl/coef": next_coef,
+    }
+    if truncated == "bootstrap":
+        told |= {"behind": behind, "advantage/bootstrap_mean": np.where(valid, behind, 0.0)[valid].mean()}
+    if truncated == "filter":
+        told["advantage/filtered_frac"] = drawn.truncated[valid].mean()
+    if gae_keys.get("length_adaptive_alpha"):
+        told["advantage/lambda_mean"] = lams[mask.any(1)].mean()
+    # Without a forward pass before the update, its first minibatch tells what that would have told.
+    first = minibatches(tables, drawn, mask, role="actor")[0][0]
+    seen = np.isin(np.arange(len(mask)), range(len(mask)) if by == "trainer" else first)[:, None]
+    told |= figures_of_rewards(drawn.scores, shaped, valid) | figures_of_mismatch(actor, drawn, drawn.mask & seen)
+    if has_kl:
+        told |= {} if kl["estimator"] == "full" else {"reference": np.where(drawn.mask, reference, 0.0)}
+        # A sum over the vocabulary that only the loss reads is told by the update alone.
+        update_tells = (kl["place"], kl["estimator"], kl["adaptive"]) == ("loss", "full", None)
+        rows = first if update_tells else range(len(mask))
+        told_of = mask & np.isin(np.arange(len(mask)), rows)[:, None]
+        told["kl/reference_mean"], told["kl/clamped_frac"] = away[told_of].mean(), clamped[told_of].mean()
+        told["kl/coef"] = coef
+        told["kl/penalty_mean"] = coef * told["kl/reference_mean"]
+        told |= {} if measured is None else {"kl/measured": measured}
+    weights, kept, figures = corrected(tables["ppo"], actor, drawn)
+    told |= figures
+    told |= critic_update(tables, drawn, values, returns, mask)
+    with_coef = {**tables, "ppo": {**tables["ppo"], "kl": {**kl, "coef": coef}}}
+    gains = (advantages, weights * advantages)
+    told |= actor_update(
+        with_coef, drawn, mask & kept, old=old, reference=reference, advantages=gains, is_good=valid & (shaped > 0)
+    )
+    told["policy/entropy_mean"] = entropy[mask & kept & seen].mean()
+    return {name: np.asarray(value, dtype=float) for name, value in told.items()}
+
+
+def scaled(score: float, scale: Mapping[str, Sequence[float]] | None) -> float:
+    """Clamped to `from`, mapped linearly to `to`."""
+    if scale is None:
+        return score
+    (low, high), (to_low, to_high) = scale["from"], scale["to"]
+    return to_low + (min(max(score, low), high) - low) * (to_high - to_low) / (high - low)
+
+
+def arithmetic(tables: Tables, drawn: Drawn, valid: Array) -> tuple[Array, dict[str, Any]]:
+    """What each response earns, 0 without a score: scale, clip, moments, clip, unfinished, overlong, length."""
+    keys, lengths, told = tables["reward"], drawn.present.sum(1), {}
+    scores = np.array([0.0 if score is None else score for score in drawn.scores])
+    rewards = np.array([scaled(score, keys["scale"]) for score in scores])
+    if keys["scale"]:
+        low, high = keys["scale"]["from"]
+        told["reward/clamped_frac"] = ((scores < low) | (scores > high))[valid].mean()
+    clip, moments, overlong, per_length = (keys[name] for name in ("clip", "moments", "overlong", "length_penalty"))
+
+    def clipped(place: str) -> Array:
+        if not clip or clip["place"] != place:
+            return rewards
+        told["reward/clipped_frac"] = ((rewards < clip["low"]) | (rewards > clip["high"]))[valid].mean()
+        return np.clip(rewards, clip["low"], clip["high"])
+
+    rewards = clipped("before_moments")
+    if moments["kind"] != "none":
+        mean, std = drawn.carry["reference_mean"], moments.get("std") or drawn.carry["reference_std"]
+        if moments["kind"] == "running":
+            # As many numbers with that mean and that sum of squared deviations as there were.
+            count, old, m2 = drawn.carry["count"], drawn.carry["mean"], drawn.carry["m2"]
+            spread = math.sqrt(m2 / count)
+            all_of_them = [*[old - spread, old + spread] * (int(count) // 2), *rewards[valid]]
+            mean, std = np.mean(all_of_them), np.std(all_of_them, ddof=1)
+        rewards = (rewards - (mean if moments["center"] else 0.0)) / std
+        told |= {"reward/moments_mean": mean, "reward/moments_std": std}
+    rewards = clipped("after_moments")
+    before, rewards = rewards, np.where(drawn.truncated, rewards * keys["unfinished_factor"], rewards)
+    if keys["unfinished_factor"] != 1:
+        told["reward/unfinished_mean"] = (rewards - before)[valid].mean()
+    if overlong:
+        end = overlong["max_tokens"] or tables["rollout"]["max_new_tokens"]
+        over = [max(0.0, (length - end) / overlong["buffer_tokens"] + 1) for length in lengths]
+        lost = overlong["penalty"] * np.array([min(share, 1.0) if overlong["floor"] else share for share in over])
+        rewards, told["reward/overlong_mean"] = rewards - lost, -lost[valid].mean()
+    if per_length:
+        lost = per_length["per_token"] * np.maximum(lengths - per_length["free_tokens"], 0)
+        rewards, told["reward/length_mean"] = rewards - lost, -lost[valid].mean()
+    return np.where(valid, rewards, 0.0), told
+
+
+def estimated(keys: Tables, rewards: Array, values: Array, mask: Array, behind: Array) -> tuple[Array, Array, Array]:
+    """Advantages, returns, and the lambda of each row of the policy."""
+    if keys["kind"] == "monte_carlo":
+        _, returns = gae(rewards, 0 * values, mask, keys["gamma"], np.ones(len(mask)), behind)
+        return returns, returns, np.ones(len(mask))
+    lams = np.full(len(mask), keys["gae_lambda"])
+    if keys["length_adaptive_alpha"]:
+        lams = np.array([1 - 1 / max(1, keys["length_adaptive_alpha"] * counts.sum()) for counts in mask])
+    critics = keys["gae_lambda"] if keys["gae_lambda_value"] is None else keys["gae_lambda_value"]
+    advantages, _ = gae(rewards, values, mask, keys["gamma"], lams, behind)
+    _, returns = gae(rewards, values, mask, keys["gamma"], np.full(len(mask), critics), behind)
+    return advantages, returns, lams
+
+
+def said(table: Array, drawn: Drawn, sampling: Tables) -> tuple[Array, Array]:
+    """Log-prob of each response token, and entropy of what it was drawn from; 0 where there is none."""
+    chosen, entropies = np.zeros(drawn.present.shape), np.zeros(drawn.present.shape)
+    for place in zip(*np.nonzero(drawn.present), strict=True):
+        logs = drawn_from(table[drawn.before[place]], drawn.tokens[place], sampling)
+        chosen[place], entropies[place] = logs[drawn.tokens[place]], -(np.exp(logs) * logs).sum()
+    return chosen, entropies
+
+
+def drawn_from(logits: Array, token: int, sampling: Tables) -> Array:
+    """Log-probs of all ids, as far as the sampler's filters leave them; others have a chance of 0, and no log-prob to
+    speak of. The token was drawn, so it and all that are likelier were left."""
+    whole = log_softmax(logits[None] / sampling["temperature"])[0]
+    if not sampling["top_k"] and not sampling["min_p"] and sampling["top_p"] == 1:
+        return whole
+    chances = np.exp(whole)
+    left = {id_ for id_ in range(len(chances)) if chances[id_] >= sampling["min_p"] * chances.max()}
+    ordered = sorted(left, key=lambda id_: -chances[id_])[: sampling["top_k"] or None]
+    of_all, nucleus, mass = sum(chances[id_] for id_ in ordered), [], 0.0
+    for id_ in ordered:  # Holtzman et al. 2020: the smallest set whose mass is at least p
+        nucleus.append(id_)
+        mass += chances[id_]
+        if mass >= sampling["top_p"] * of_all:
+            break
+    kept = np.isin(np.arange(len(chances)), nucleus) | (chances >= chances[token])
+    return log_softmax(np.where(kept, logits / sampling["temperature"], -1e9)[None])[0]
+
+
+def log_softmax(logits: Array) -> Array:
+    shifted = logits - logits.max(1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))
+
+
+def divergence(pi: Array, other: Array, kl: Tables) -> tuple[Array, Array]:
+    """Schulman's estimators of KL(pi || other) from tokens of pi: http://joschu.net/blog/kl-approx.html; and |d|.
+    Also which of them a clamp changes."""
+    bound, cap = kl["input_clamp"] or math.inf, kl["output_clamp"] or math.inf
+    log_r = np.clip(other - pi, -bound, bound)
+    formulas = {"k1": -log_r, "k2": log_r**2 / 2, "k3": np.exp(log_r) - 1 - log_r, "abs": np.abs(log_r)}
+    nats = formulas[kl["estimator"]]
+    return np.clip(nats, -cap, cap), (np.abs(other - pi) > bound) | (np.abs(nats) > cap)
+
+
+def whole_divergence(drawn: Drawn, sampling: Tables, kl: Tables) -> tuple[Array, Array]:
+    """KL(actor || reference) over all ids at each place, the actor as it draws and the reference whole; and which of
+    them the clamp changes."""
+    found = np.zeros(drawn.present.shape)
+    for place in zip(*np.nonzero(drawn.present), strict=True):
+        state, token = drawn.before[place], drawn.tokens[place]
+        found[place] = from_reference(drawn_from(drawn.actor[state], token, sampling), drawn, state, sampling)[0]
+    cap = kl["output_clamp"] or math.inf
+    return np.minimum(found, cap), found > cap
+
+
+def from_reference(logs: Array, drawn: Drawn, state: int, sampling: Tables) -> tuple[float, Array]:
+    """KL of this distribution from the reference's, and its slope by each logit at temperature 1:
+    p_k (log p_k - log q_k - KL)."""
+    apart = logs - log_softmax(drawn.reference[state][None] / sampling["temperature"])[0]
+    kl = float((np.exp(logs) * apart).sum())
+    return kl, np.exp(logs) * (apart - kl)
+
+
+def pull(pi: float, other: float, old: float, kl: Tables) -> tuple[float, float]:
+    """A penalty in the loss for one token, and its slope by the log-prob of pi. The slope is that of
+    clip(weight x estimate(d)): where either clamp holds the token, there is none."""
+    log_r, cap = other - pi, kl["output_clamp"] or math.inf
+    nats = float(divergence(np.array(pi), np.array(other), {**kl, "output_clamp": None})[0])
+    if kl["gradient"] == "k2":  # the value with clamps, and the slope of log_r^2 / 2
+        return min(max(nats, -cap), cap), -log_r
+    weight = math.exp(pi - old) if kl["gradient"] == "importance" else 1.0
+    value = min(max(weight * nats, -cap), cap)
+    if abs(log_r) > (kl["input_clamp"] or math.inf) or abs(weight * nats) > cap:
+        return value, 0.0
+    slope = {"k1": 1.0, "k2": -log_r, "k3": 1 - math.exp(log_r), "abs": -math.copysign(1.0, log_r)}[kl["estimator"]]
+    # d (weight x nats) = weight x (d nats + nats) where the weight has a slope, which is itself.
+    return value, weight * (slope + (0.0 if kl["gradient"] == "estimator" else nats))
+
+
+def coefficients(kl: Tables, away: Array, mask: Array, carried: float) -> tuple[float, float, float | None]:
+    """Of this step and of the next, and what is held against a target (Ziegler et al. 2019, section 2.2)."""
+    if kl["place"] == "none":
+        return 0.0, 0.0, None
+    adaptive = kl["adaptive"]
+    if adaptive is None:
+        return kl["coef"], kl["coef"], None
+    rows = [away[row][counts] for row, counts in enumerate(mask) if counts.any()]
+    if "target_per_token" in adaptive:
+        target, measured = adaptive["target_per_token"], float(np.mean([row.mean() for row in rows]))
+    else:
+        target, measured = adaptive["target_per_sequence"], float(np.mean([row.sum() for row in rows]))
+    error = min(max(measured / target - 1, -0.2), 0.2)
+    return carried, carried * (1 + error * len(mask) / adaptive["horizon_seqs"]), measured
+
+
+def at_the_last(scores: Array, mask: Array) -> Array:
+    grid = np.zeros(mask.shape)
+    for row, counts in enumerate(mask):
+        if counts.any():
+            grid[row, np.flatnonzero(counts)[-1]] = scores[row]
+    return grid
+
+
+def gae(rewards: Array, values: Array, mask: Array, gamma: float, lams: Array, behind: Array) -> tuple[Array, Array]:
+    """Schulman et al. 2016, equation 16, from the last counted token back; holes are not there. `behind` the last
+    token a return goes on with a value, where it does."""
+    advantages, returns = np.zeros(mask.shape), np.zeros(mask.shape)
+    for row, counts in enumerate(mask):
+        next_value, next_advantage = behind[row], 0.0
+        for column in reversed(np.flatnonzero(counts)):
+            delta = rewards[row, column] + gamma * next_value - values[row, column]
+            next_advantage = delta + gamma * lams[row] * next_advantage
+            next_value = values[row, column]
+            advantages[row, column] = next_advantage
+            returns[row, column] = next_advantage + next_value
+    return advantages, returns
+
+
+def critic_update(tables: Tables, drawn: Drawn, old: Array, returns: Array, mask: Array) -> dict[str, Any]:
+    """Schulman's PPO2: the larger of the two squared errors, halved, a mean over tokens."""
+    keys = tables["ppo"]["value_loss"]
+    clip, scale = keys["clip"], keys["scale"]
+    learned, last_seen = Learned(drawn.critic.copy(), np.zeros((2, *drawn.critic.shape))), old.copy()
+    for rows, lr in minibatches(tables, drawn, mask, role="critic"):
+        loss, gradient = 0.0, np.zeros_like(learned.table)
+        places = [(row, column) for row in rows for column in np.flatnonzero(mask[row])]
+        shares = shares_of_tokens(keys.get("aggregation", "token_mean"), mask[rows].sum(1), rows, tables)
+        errors = []
+        for row, column in places:
+            value, goal = learned.table[drawn.before[row, column]], returns[row, column]
+            last_seen[row, column] = value
+            bounded = value if clip is None else min(max(value, old[row, column] - clip), old[row, column] + clip)
+            plain, clipped = (value - goal) ** 2, (bounded - goal) ** 2
+            loss += scale * shares[row] * max(plain, clipped) / 2
+            if plain >= clipped:
+                gradient[drawn.before[row, column]] += scale * shares[row] * (value - goal)
+            errors.append((value, abs(value - goal)))
+        learned.note(value_mean=float(np.mean([v for v, _ in errors])))
+        learned.note(value_error=float(np.mean([e for _, e in errors])))
+        adamw(learned, gradient, tables["critic"]["optimizer"], lr=lr, loss=loss)
+    told = as_figures("critic", "value", learned, drawn)
+    target, unexplained = returns[mask], (returns - old)[mask]
+    told["value/explained_variance"] = 1 - unexplained.var() / target.var()
+    told["value/explained_variance_last_epoch"] = 1 - (returns - last_seen)[mask].var() / target.var()
+    told["value/value_mean"], told["value/return_mean"] = old[mask].mean(), target.mean()
+    told["value/return_std"] = target.std(ddof=1)
+    told["value/value_error"] = np.abs(unexplained).mean()
+    return told
+
+
+def shares_of_tokens(kind: str, counts: Array, rows: Sequence[int], tables: Tables) -> dict[int, float]:
+    """What a token of each row weighs in a minibatch whose rows have so many counted tokens."""
+    if kind == "token_mean":
+        return dict.fromkeys(rows, 1 / counts.sum())
+    sequences = np.count_nonzero(counts)
+    longest = tables["rollout"]["max_new_tokens"] if kind == "fixed_length" else 1
+    each = counts if kind == "sequence_mean_token_mean" else np.full(len(rows), longest)
+    return {row: 1 / sequences / max(size, 1) for row, size in zip(rows, each, strict=True)}
+
+
+def corrected(ppo: Tables, old: Array, drawn: Drawn) -> tuple[Array, Array, dict[str, Any]]:
+    """What tokens weigh, which are kept, and the figures of that. Ratios are trainer / sampler."""
+    keys, rejection, gap = ppo["rollout_correction"], ppo["rollout_rejection"], ppo["max_sequence_gap"]
+    kind, ones = keys["kind"], np.ones(drawn.mask.shape)
+    rejects = kind == "sequence_mask" or rejection["kind"] != "none" or gap is not None
+    if kind == "none" and not rejects:
+        return ones, drawn.mask, {}
+    weights, outside, kept = np.zeros_like(ones), np.zeros_like(drawn.mask), drawn.mask.copy()
+    for row, counts in enumerate(drawn.mask):
+        if not counts.any():
+            continue
+        log_r = (old - drawn.sampler)[row][counts]
+        weights[row][counts], outside[row][counts] = weighed(keys, log_r)
+        stays = np.ones(len(log_r), dtype=bool)
+        if kind == "sequence_mask":
+            stays &= keys["min_ratio"] <= math.exp(log_r.mean()) <= keys["max_ratio"]
+        if rejection["kind"] != "none":
+            stays &= survives(rejection, log_r)
+        if gap is not None:
+            stays &= np.exp(np.abs(log_r)).mean() <= gap
+        kept[row][counts] = stays
+    weights = np.where(kept, weights, 0.0)
+    if kind != "none" and keys["normalize"]:
+        weights /= weights[kept].mean()
+    told = {"weights": weights, "kept": kept.astype(float), "correction/weight_mean": weights[kept].mean()}
+    if kind in ("tis", "tis_sequence", "icepop"):
+        told["correction/capped_frac"] = outside[kept].mean()
+    if rejects:
+        told["correction/rejected_frac"] = 1 - kept.sum() / drawn.mask.sum()
+        told["correction/dropped_seqs"] = (drawn.mask.any(1) & ~kept.any(1)).sum()
+    return weights, kept, told
+
+
+def weighed(keys: Tables, log_r: Array) -> tuple[Array, Array]:
+    """Weights of a sequence's tokens, and which have a ratio outside the bounds."""
+    ratio, kind = np.exp(log_r), keys["kind"]
+    if kind == "none":
+        return np.ones_like(ratio), ratio < 0
+    if kind == "sequence_mask":
+        return ratio, ratio < 0
+    if kind == "tis_sequence":
+        ratio = np.full_like(ratio, math.prod(ratio))
+    outside = (ratio < keys["min_ratio"]) | (ratio > keys["max_ratio"])
+    if kind == "icepop":
+        return np.where(outside, 0.0, ratio), outside
+    return np.clip(ratio, keys["min_ratio"], keys["max_ratio"]), outside
+
+
+def survives(rejection: Tables, log_r: Array) -> Array | bool:
+    """Whether tokens of a sequence are kept: a value for each, or one for all."""
+    ratio, level = np.exp(log_r), rejection["level"]
+    if rejection["statistic"] == "k1":
+        low, high = rejection["min_ratio"] or 0.0, rejection["max_ratio"] or math.inf
+        ratio = {"sequence_sum": math.prod(ratio), "sequence_mean": math.prod(ratio) ** (1 / len(ratio))}.get(
+            level, ratio
+        )
+        inside = (low <= ratio) & (ratio <= high)
+    else:
+        nats = log_r**2 / 2 if rejection["statistic"] == "k2" else ratio - 1 - log_r
+        nats = {"sequence_sum": nats.sum(), "sequence_mean": nats.mean()}.get(level, nats)
+        inside = nats <= rejection["max"]
+    return bool(np.all(inside)) if level == "sequence_max" else inside
+
+
+def actor_update(
+    tables: Tables,
+    drawn: Drawn,
+    mask: Array,
+    *,
+    old: Array,
+    reference: Array,
+    advantages: tuple[Array, Array],
+    is_good: Array,
+) -> dict[str, Any]:
+    """A loss of `book_losses`, entropy bonus, KL to the reference, and VAPO's NLL of good responses. Advantages are
+    given without and with their weights."""
+    ppo, sampling = tables["ppo"], tables["rollout"]
+    temperature = sampling["temperature"]
+    keys, penalty, (plain_advantages, gains) = ppo["policy_loss"], ppo["kl"], advantages
+    learned = Learned(drawn.actor.copy(), np.zeros((2, *drawn.actor.shape)))
+    parts: dict[str, list[float]] = {}
+    for rows, lr in minibatches(tables, drawn, mask, role="actor"):
+        part, gradient = dict.fromkeys(("surrogate", "entropy", "kl", "nll"), 0.0), np.zeros_like(learned.table)
+        now, _ = said(learned.table, drawn, sampling)
+        was = now.copy() if ppo["old_logprobs"] == "current" else old
+        surrogates, slopes, ratios = np.zeros((3, *mask.shape))
+        for row in (row for row in rows if mask[row].any()):
+            at = row, mask[row]
+            surrogates[at], slopes[at], ratios[at] = textbook_losses.of_response(keys, now[at], was[at], gains[at])
+        places = [(row, column) for row in rows for column in np.flatnonzero(mask[row])]
+        shares = shares_of_tokens(keys["aggregation"], mask[rows].sum(1), rows, tables)
+        good_tokens = mask[rows].sum(1) @ is_good[rows]
+        for row, column in places:
+            state, token = drawn.before[row, column], drawn.tokens[row, column]
+            logs = drawn_from(learned.table[state], token, sampling)
+            share, chances = shares[row], np.exp(logs)
+            log_prob = logs[token]
+            surrogate, slope = surrogates[row, column], slopes[row, column]
+            if penalty["place"] == "loss" and penalty["estimator"] == "full":
+                bound = penalty["output_clamp"] or math.inf
+                kl, steep_by_logit = from_reference(logs, drawn, state, sampling)
+                part["kl"] += share * penalty["coef"] * min(kl, bound)
+                gradient[state] += share * penalty["coef"] * steep_by_logit * (kl <= bound) / temperature
+            elif penalty["place"] == "loss":
+                away, steep = pull(log_prob, reference[row, column], was[row, column], penalty)
+                part["kl"] += share * penalty["coef"] * away
+                slope += penalty["coef"] * steep
+            entropy = -(chances * logs).sum()
+            part["surrogate"] += share * surrogate
+            part["entropy"] -= share * keys["entropy_coef"] * entropy
+            nll = keys["positive_nll_coef"] / good_tokens if is_good[row] else 0.0
+            part["nll"] -= nll * log_prob
+            one_hot = np.eye(len(chances))[token]
+            gradient[state] += (share * slope - nll) * (one_hot - chances) / temperature
+            # d entropy / d logit k = -p_k (log p_k + entropy)
+            gradient[state] += share * keys["entropy_coef"] * chances * (logs + entropy) / temperature
+        counted = mask & np.isin(np.arange(len(mask)), rows)[:, None]
+        learned.note(**textbook_losses.clip_figures(keys, ratios[counted], plain_advantages[counted]))
+        learned.note(**moved(ratios[counted], (now - was)[counted]))
+        adamw(learned, gradient, tables["actor"]["optimizer"], lr=lr, loss=sum(part.values()))
+        for name, share in part.items():
+            parts.setdefault(name, []).append(share)
+    is_there = {
+        "surrogate": True,
+        "entropy": keys["entropy_coef"] > 0,
+        "kl": penalty["place"] == "loss",
+        "nll": keys["positive_nll_coef"] > 0,
+    }
+    of_terms = {f"policy/{name}_loss": np.mean(shares) for name, shares in parts.items() if is_there[name]}
+    of_nll = {"policy/nll_tokens": (mask & is_good[:, None]).sum()} if is_there["nll"] else {}
+    return as_figures("actor", "policy", learned, drawn) | of_terms | of_nll
+
+
+def moved(ratio: Array, log_r: Array) -> dict[str, float]:
+    """How far a minibatch's ratios lie from 1."""
+    ordered = np.sort(ratio)
+
+    def rank(share: float) -> float:
+        return float(ordered[round(share * (len(ordered) - 1))])
+
+    return {
+        "approx_kl": (np.exp(log_r) - 1 - log_r).mean(),
+        "ratio_mean": ratio.mean(),
+        "ratio_p01": rank(0.01),
+        "ratio_p50": rank(0.5),
+        "ratio_p99": rank(0.99),
+        "ratio_max": ordered[-1],
+    }
+
+
+def minibatches(tables: Tables, drawn: Drawn, mask: Array, *, role: str) -> list[tuple[list[int], float]]:
+    """(rows, learning rate) of each optimizer step; one without a counted token is none."""
+    ppo, optimizer = tables["ppo"], tables[role]["optimizer"]
+    epochs = ppo["epochs"] if role == "actor" or ppo["critic_epochs"] is None else ppo["critic_epochs"]
+    own = ppo.get("critic_minibatch_seqs") if role == "critic" else None
+    size, num_rows = own or ppo["minibatch_seqs"], len(mask)
+    waits = ppo["critic_only_steps"] if role == "actor" else 0
+    # A tick is an optimizer step, or all those of a PPO step.
+    by_step = optimizer.get("lr_ticks", "update") == "step"
+    per_tick = epochs * (num_rows // size) if by_step else 1
+    planned = (tables["steps"] - waits) * epochs * (num_rows // size)
+    found: list[tuple[list[int], float]] = []
+    for epoch in range(epochs):
+        generator = torch.Generator().manual_seed(derived(tables["seed"], drawn.step, role, epoch))
+        order = torch.randperm(num_rows, generator=generator).tolist()
+        if ppo.get("minibatch_order", "shuffled") == "in_order":
+            order = list(range(num_rows))
+        for start in range(0, num_rows, size):
+            rows = order[start : start + size]
+            if mask[rows].any():
+                tick = drawn.step - 1 - waits if by_step else drawn.updates[role] + len(found)
+                found.append((rows, rate(optimizer, tick, planned, per_tick)))
+    return found
+
+
+def rate(keys: Tables, tick: int, planned: int, per_tick: int) -> float:
+    """Linear warm-up, whose first tick is not 0 or as written; then constant, or linear or half a cosine down to the
+    floor."""
+    peak, floor, first = keys["lr"], keys["lr_min_frac"], keys.get("lr_warmup_init_frac")
+    share = keys.get("lr_warmup_frac")
+    warmup = keys["lr_warmup_updates"] // per_tick if share is None else round(share * planned / per_tick)
+    if tick < warmup:
+        return float(peak * ((tick + 1) / warmup if first is None else first + (1 - first) * tick / warmup))
+    end = (keys["lr_decay_updates"] or planned) // per_tick
+    done = min((tick - warmup) / (end - warmup), 1.0)
+    shape = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[keys["lr_schedule"]]
+    return float(peak * (floor + (1 - floor) * shape) if keys["lr_schedule"] != "constant" else peak)
+
+
+def adamw(learned: Learned, gradient: Array, keys: Tables, *, lr: float, loss: float) -> None:
+    """Loshchilov and Hutter 2019, algorithm 2, behind a clip of the global norm."""
+    norm = float(np.sqrt((gradient**2).sum()))
+    if keys["grad_clip"] and norm > keys["grad_clip"]:
+        gradient = gradient * keys["grad_clip"] / norm
+    learned.count += 1
+    learned.moments[0] = keys["beta1"] * learned.moments[0] + (1 - keys["beta1"]) * gradient
+    learned.moments[1] = keys["beta2"] * learned.moments[1] + (1 - keys["beta2"]) * gradient**2
+    mean = learned.moments[0] / (1 - keys["beta1"] ** learned.count)
+    spread = learned.moments[1] / (1 - keys["beta2"] ** learned.count)
+    decayed = learned.table - lr * keys["weight_decay"] * learned.table
+    learned.table = decayed - lr * mean / (np.sqrt(spread) + keys["eps"])
+    learned.note(loss=loss, grad_norm=norm, lr=lr)
+
+
+def as_figures(role: str, prefix: str, learned: Learned, drawn: Drawn) -> dict[str, Any]:
+    """An update's numbers: each optimizer step's, and over them the mean, the last rate, the largest extreme."""
+    told: dict[str, Any] = {f"{role} table": learned.table, f"{role} updates": drawn.updates[role] + learned.count}
+    for name, column in learned.columns.items():
+        told[f"{prefix} minibatches {name}"] = column
+        over = column[-1] if name == "lr" else max(column) if name == "ratio_max" else float(np.mean(column))
+        told[f"{prefix}/{name}"] = over
+    return told
+
+
+def figures_of_rewards(scores: Sequence[float | None], shaped: Array, valid: Array) -> dict[str, Any]:
+    given = np.array([score for score in scores if score is not None])
+    return {
+        "reward/score_mean": given.mean(),
+        "reward/score_std": given.std(),
+        "reward/shaped_mean": shaped[valid].mean(),
+    }
+
+
+def figures_of_mismatch(actor: Array, drawn: Drawn, counted: Array) -> dict[str, Any]:
+    """Trainer against sampler over the counted tokens; the effective sample size is Kish's."""
+    gap = (actor - drawn.sampler)[counted]
+    weights = np.exp(gap)
+    rows = [row for row in range(len(counted)) if counted[row].any()]
+    by_sequence = [np.exp(np.abs((actor - drawn.sampler)[row][counted[row]])).mean() for row in rows]
+    return {
+        "mismatch/gap_mean_abs": np.abs(gap).mean(),
+        "mismatch/gap_max_abs": np.abs(gap).max(),
+        "mismatch/gap_k3": (np.exp(gap) - 1 - gap).mean(),
+        "mismatch/ess_frac": weights.sum() ** 2 / (len(weights) * (weights**2).sum()),
+        "mismatch/sequence_gap_mean": np.mean(by_sequence),
+        "mismatch/sequence_gap_max": max(by_sequence),
+    }
