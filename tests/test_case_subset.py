@@ -14,34 +14,34 @@ CELLS = [*SHORT, *GRID, *LONG, ALONE]
 DRAWS = [draw(CELLS, f"commit {number}", 8) for number in range(2000)]
 
 
-def test_the_same_seed_draws_the_same_whatever_the_order_of_collection() -> None:
+def test_selection_depends_only_on_seed_and_not_on_test_order() -> None:
     assert draw(CELLS, "a", 8) == draw(CELLS[::-1], "a", 8)
     assert len({frozenset(drawn) for drawn in DRAWS}) > 1000
 
 
-def test_every_cell_is_drawn_with_a_chance_of_one_in_eight_at_least() -> None:
+def test_every_case_is_selected_with_at_least_the_given_chance() -> None:
     times = Counter(name for drawn in DRAWS for name in drawn)
     assert all(times[cell.name] / 2000 >= 1 / 8 - 0.03 for cell in CELLS)
     assert times["quickstart"] == 2000
 
 
-def test_of_a_grid_that_says_so_one_cell_is_drawn_each_time() -> None:
+def test_one_grid_case_is_selected_each_time() -> None:
     assert all(sum(name.startswith("grid[") for name in drawn) == 1 for drawn in DRAWS)
 
 
-def test_no_draw_takes_longer_than_its_share_and_the_longest_cell() -> None:
+def test_selected_cases_stay_within_the_time_limit() -> None:
     minutes = {cell.name: cell.minutes for cell in CELLS}
     # Long ones: 11 minutes in one block with five that are seconds. Drawn: at most 5 of them, 1.5 of the grid, 6.
     assert max(sum(minutes[name] for name in drawn) for drawn in DRAWS) == 5.0 + 1.5 + 6.0
 
 
-def test_a_new_cell_changes_the_draw_of_its_own_block_and_of_no_grid() -> None:
+def test_new_case_changes_only_the_selection_of_its_block() -> None:
     more = [*CELLS, Cell("zzz")]  # into the last block
     assert draw(more, "a", 8) - {"zzz"} <= draw(CELLS, "a", 8) | {f"layouts[{n}]" for n in range(27)}
     assert {n for n in draw(more, "a", 8) if "grid" in n} == {n for n in draw(CELLS, "a", 8) if "grid" in n}
 
 
 @pytest.mark.parametrize("one_in", [1, 3])
-def test_a_share_of_one_is_all_and_larger_shares_draw_more(one_in: int) -> None:
+def test_number_of_selected_cases_follows_the_fraction(one_in: int) -> None:
     drawn = draw([*SHORT, *LONG], "a", one_in)
     assert len(drawn) == 30 / one_in

@@ -30,7 +30,7 @@ def cells(text: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(("least", "verdict", "code"), [("-1.0", "met", 0), ("2.0", "UNMET", 5)])
-def test_a_contract_is_met_or_not(
+def test_expectations_table_shows_met_or_unmet(
     kept: list[str], least: str, verdict: str, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     expect = ["--set", f"expect={{'reward/score_mean'={{min={least}}}}}"]
@@ -43,14 +43,14 @@ def test_a_contract_is_met_or_not(
     assert 0 <= float(reached) <= 1
 
 
-def test_a_run_that_fails_is_no_unmet_contract(kept: list[str]) -> None:
+def test_failed_run_is_not_reported_as_unmet(kept: list[str]) -> None:
     assert contracts.main([*kept, "--set", "model.path=nowhere"], ON_FAKES) == 1
     ((*_, said),) = cells(Path("table.md").read_text("utf-8"))
     assert said.startswith("FAILED (3): ")
     assert "nowhere" in said
 
 
-def test_what_takes_more_gpus_is_named_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipe_with_too_many_gpus_is_listed_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert contracts.main(["--gpus", "0"], ("false",)) == 0
     found = {row[0]: row[-1] for row in cells(Path("contracts.md").read_text("utf-8"))}

@@ -32,14 +32,14 @@ def burnt(script: str, *, waits: bool) -> float:
     return clock.ends[1] - clock.ends[0]
 
 
-def test_a_process_beside_the_driver_counts_while_it_runs() -> None:
+def test_running_child_process_counts_toward_cpu_time() -> None:
     assert burnt(f"{BURN}\ninput()", waits=False) >= BURN_S - 0.05
 
 
-def test_a_process_that_has_ended_counts_as_well() -> None:
+def test_ended_child_process_counts_toward_cpu_time() -> None:
     assert burnt(BURN, waits=True) >= BURN_S - 0.05
 
 
-def test_a_process_below_a_child_counts() -> None:
+def test_grandchild_process_counts_toward_cpu_time() -> None:
     inner = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BURN!r}]); input()"
     assert burnt(inner, waits=False) >= BURN_S - 0.05

@@ -43,13 +43,13 @@ def verdict(out: Path, name: str) -> dict[str, Any]:
     return lines(out, name)[-1]
 
 
-def test_a_part_that_works_is_ok_and_leaves_no_traceback(tmp_path: Path) -> None:
+def test_passing_part_is_ok_and_leaves_no_traceback(tmp_path: Path) -> None:
     assert run([part("works")], Options(tmp_path)) == 0
     assert verdict(tmp_path, "works")["verdict"] == "ok"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["lines.jsonl"]
 
 
-def test_a_part_that_hangs_is_ended_and_its_stack_is_kept(tmp_path: Path) -> None:
+def test_hanging_part_is_ended_and_its_stack_is_saved(tmp_path: Path) -> None:
     options = Options(tmp_path, part_limit_s=LIMIT_S)
     assert run([part("hangs"), part("works")], options) == 1
     assert "longer than its limit of 6 s" in verdict(tmp_path, "hangs")["wrong"][0]
@@ -57,27 +57,27 @@ def test_a_part_that_hangs_is_ended_and_its_stack_is_kept(tmp_path: Path) -> Non
     assert verdict(tmp_path, "works")["verdict"] == "ok"
 
 
-def test_processes_of_a_part_that_hangs_end_with_it(tmp_path: Path) -> None:
+def test_child_processes_of_a_hanging_part_are_ended(tmp_path: Path) -> None:
     assert run([part("hangs_with_a_process", limit_s=LIMIT_S)], Options(tmp_path)) == 1
     child = lines(tmp_path, "hangs_with_a_process")[0]["pid"]
     state = Path(f"/proc/{child}/stat")
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def test_a_part_that_crashes_hard_does_not_end_the_others(tmp_path: Path) -> None:
+def test_crashing_part_does_not_end_the_others(tmp_path: Path) -> None:
     assert run([part("crashes"), part("works")], Options(tmp_path)) == 1
     assert "SIGSEGV" in verdict(tmp_path, "crashes")["wrong"][0]
     assert "in crashes" in (tmp_path / "traceback-crashes.txt").read_text()
     assert verdict(tmp_path, "works")["verdict"] == "ok"
 
 
-def test_half_a_line_does_not_spoil_those_that_follow(tmp_path: Path) -> None:
+def test_truncated_line_does_not_affect_later_parts(tmp_path: Path) -> None:
     assert run([part("stops_in_mid_line"), part("works")], Options(tmp_path)) == 1
     assert verdict(tmp_path, "stops_in_mid_line")["wrong"][0].startswith("its process ended with code 3")
     assert verdict(tmp_path, "works")["verdict"] == "ok"
 
 
-def test_the_error_of_a_part_is_its_verdict_and_its_traceback_is_kept(tmp_path: Path) -> None:
+def test_error_of_a_part_is_its_result_and_traceback_is_saved(tmp_path: Path) -> None:
     assert run([part("fails")], Options(tmp_path)) == 1
     assert verdict(tmp_path, "fails")["wrong"] == [
         "error: RuntimeError: an illegal memory access was encountered",
@@ -85,14 +85,14 @@ def test_the_error_of_a_part_is_its_verdict_and_its_traceback_is_kept(tmp_path: 
     assert "in fails" in (tmp_path / "traceback-fails.txt").read_text()
 
 
-def test_what_a_part_measures_is_judged(tmp_path: Path) -> None:
+def test_measurements_of_a_part_are_checked(tmp_path: Path) -> None:
     ipc = Part("ipc", "gpu_first_parts:measures_wrongly", 1.0, on_cpu="yes")
     assert run([ipc, part("is_silent")], Options(tmp_path)) == 1
     assert "`right` is false" in verdict(tmp_path, "ipc")["wrong"][0]
     assert verdict(tmp_path, "is_silent")["wrong"] == ["nothing was measured"]
 
 
-def test_parts_that_no_longer_fit_are_skipped_and_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parts_over_the_budget_are_skipped_with_a_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     long = part("hangs", expected_s=90.0)
     assert run([part("works"), long, part("skips")], Options(tmp_path, budget_s=60.0)) == 0
     reason = verdict(tmp_path, "hangs")["skipped"]
@@ -101,14 +101,12 @@ def test_parts_that_no_longer_fit_are_skipped_and_say_so(tmp_path: Path, capsys:
     assert lines(tmp_path, "skips"), "a shorter part after it still runs"
 
 
-def test_the_budget_ends_a_part_that_takes_longer_than_expected(tmp_path: Path) -> None:
+def test_budget_ends_a_part_that_takes_longer_than_expected(tmp_path: Path) -> None:
     assert run([part("hangs", limit_s=600.0)], Options(tmp_path, budget_s=LIMIT_S + 0.5)) == 1
     assert "longer than its limit of 6 s" in verdict(tmp_path, "hangs")["wrong"][0]
 
 
-def test_a_part_that_does_not_run_here_is_skipped_and_nothing_is_wrong(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_part_unsupported_on_this_machine_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parts = [part("skips"), part("works", on_cpu="no"), part("is_silent", on_cpu="tiny")]
     assert run(parts, Options(tmp_path)) == 0
     out = capsys.readouterr().out
@@ -117,12 +115,12 @@ def test_a_part_that_does_not_run_here_is_skipped_and_nothing_is_wrong(
         assert f"{name:<10}" in out
 
 
-def test_a_dry_run_needs_no_gpu(tmp_path: Path) -> None:
+def test_dry_run_requires_no_gpu(tmp_path: Path) -> None:
     assert run([part("works", on_cpu="tiny")], Options(tmp_path, tiny=True)) == 0
     assert verdict(tmp_path, "works")["verdict"] == "ok"
 
 
-def test_parts_of_the_engine_are_skipped_without_vllm(tmp_path: Path) -> None:
+def test_engine_parts_are_skipped_without_vllm(tmp_path: Path) -> None:
     """By the interpreter beneath this environment, which has no packages: neither vLLM nor torch is imported."""
     job = Job("works", "gpu_first_parts:works", out=str(tmp_path), needs_vllm=True, on_cpu="yes")
     environment = {**os.environ, VARIABLE: job.as_json(), "PYTHONPATH": f"{BENCHMARKS}:{Path(__file__).parent}"}
@@ -131,7 +129,7 @@ def test_parts_of_the_engine_are_skipped_without_vllm(tmp_path: Path) -> None:
     assert lines(tmp_path, "works") == [{"part": "works", "skipped": "no vllm"}]
 
 
-def test_the_screen_has_a_line_per_part_and_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpu_check_screen_has_a_line_per_part_and_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run([part("works", figures=("number", "absent")), part("fails"), part("skips")], Options(tmp_path))
     above, table = capsys.readouterr().out.split("\n\n")
     first, second, third = above.splitlines()
@@ -144,12 +142,12 @@ def test_the_screen_has_a_line_per_part_and_a_table(tmp_path: Path, capsys: pyte
     assert "an illegal memory access" in table
 
 
-def test_no_part_may_take_more_than_five_minutes() -> None:
+def test_part_limits_are_at_most_five_minutes() -> None:
     assert max(each.limit_s for each in PARTS.values()) <= 300
     assert all(each.expected_s < each.limit_s for each in PARTS.values())
 
 
-def test_an_unknown_part_is_refused_with_the_names_of_all() -> None:
+def test_unknown_part_is_refused_with_all_part_names() -> None:
     command = [sys.executable, str(BENCHMARKS / "gpu_first.py"), "atention"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 2

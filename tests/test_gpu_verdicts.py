@@ -61,31 +61,31 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("part", GOOD)
-def test_good_lines_have_nothing_wrong(part):
+def test_good_measurements_have_no_fault(part):
     assert wrong(part, GOOD[part], on_gpu=True) == []
 
 
 @pytest.mark.parametrize(("part", "line", "words"), BAD)
-def test_a_bad_line_is_named(part, line, words):
+def test_bad_measurement_is_named(part, line, words):
     (found,) = wrong(part, [*GOOD[part], line], on_gpu=True)
     assert words in found
 
 
-def test_a_part_that_measured_nothing_is_not_ok():
+def test_part_without_measurements_is_not_ok():
     assert wrong("shard", [], on_gpu=True) == ["nothing was measured"]
 
 
-def test_a_plan_within_its_tolerance_may_be_believed():
+def test_plan_within_its_tolerance_is_accepted():
     assert wrong("rank", [{"plan_peak": 57.0, "measured_peak": 50.0}], on_gpu=True) == []
     assert wrong("rank", [{"plan_peak": 43.0, "measured_peak": 50.0}], on_gpu=True) == []
     assert wrong("rank", [{"plan_peak": 43.0, "measured_peak": None}], on_gpu=False) == []
 
 
-def test_memory_is_not_asked_of_a_cpu():
+def test_memory_is_not_checked_on_a_cpu():
     lines = [{"way": "shared", "read": ["OpenFile"]}, {"who": "engine", "took_gib": 1.0, "freed_gib": None}]
     assert wrong("transfer", lines, on_gpu=False) == []
     assert wrong("sleep", [{"before_gib": None, "asleep_gib": None}], on_gpu=False) == []
 
 
-def test_speed_is_not_asked_of_a_cpu():
+def test_speed_is_not_checked_on_a_cpu():
     assert wrong("rank", [{"mfu": 0.0}], on_gpu=False) == []

@@ -52,7 +52,7 @@ def on_fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_table_of_figures_has_a_row_for_each_step(run: ppoctl.Run) -> None:
+def test_metrics_table_has_a_row_per_step(run: ppoctl.Run) -> None:
     figures = run.metrics()
     assert figures["step"].to_pylist() == [0, 1, 2, 3]
     means = figures["reward/score_mean"].to_pylist()
@@ -62,7 +62,7 @@ def test_a_table_of_figures_has_a_row_for_each_step(run: ppoctl.Run) -> None:
     assert [value is not None for value in figures["eval/held/pass_at_1"].to_pylist()] == [True, False, True, True]
 
 
-def test_a_table_of_samples_has_all_that_is_known_of_each_response(run: ppoctl.Run) -> None:
+def test_samples_table_has_all_data_of_each_response(run: ppoctl.Run) -> None:
     assert run.steps_with_samples() == [3]
     samples = run.samples()
     assert samples.num_rows == 8
@@ -75,7 +75,7 @@ def test_a_table_of_samples_has_all_that_is_known_of_each_response(run: ppoctl.R
         run.samples(1)
 
 
-def test_the_ledger_and_evaluations_are_tables_too(run: ppoctl.Run) -> None:
+def test_ledger_and_evaluations_are_tables(run: ppoctl.Run) -> None:
     assert run.ledger().num_rows == 24
     evaluations = run.evaluations()
     assert sorted(set(evaluations["step"].to_pylist())) == [0, 2, 3]
@@ -85,12 +85,12 @@ def test_the_ledger_and_evaluations_are_tables_too(run: ppoctl.Run) -> None:
     assert run.journal()[-1]["event"] == "attempt_ended"
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_run_refuses_a_folder_that_is_not_a_run_directory(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="is not a run directory"):
         ppoctl.Run(tmp_path)
 
 
-def test_training_from_python_is_training_from_the_command_line(on_fakes: Path) -> None:
+def test_train_from_python_equals_train_from_the_command_line(on_fakes: Path) -> None:
     found = ppoctl.train(QUICKSTART, {**LITTLE, "name": "mine"})
     assert found.path == on_fakes / "runs/mine"
     assert found.recipe["steps"] == 1
@@ -103,7 +103,7 @@ def test_training_from_python_is_training_from_the_command_line(on_fakes: Path) 
     assert again.ledger() == longer.ledger()
 
 
-def test_rollouts_from_python_are_what_training_goes_on_from(on_fakes: Path) -> None:
+def test_train_from_python_continues_from_rollouts(on_fakes: Path) -> None:
     keys = {**LITTLE, "name": "drawn"}
     drawn = ppoctl.rollout(QUICKSTART, keys)
     assert drawn.steps_with_samples() == [1]
@@ -111,14 +111,14 @@ def test_rollouts_from_python_are_what_training_goes_on_from(on_fakes: Path) -> 
     assert "policy/approx_kl" in ppoctl.train(QUICKSTART, keys).metrics().column_names
 
 
-def test_a_contract_that_is_not_met_is_raised_and_the_run_is_there(on_fakes: Path) -> None:
+def test_unmet_expectations_raise_an_error_and_the_run_exists(on_fakes: Path) -> None:
     keys = {**LITTLE, "name": "short", "expect": {"reward/score_mean": {"min": 2.0}}}
     with pytest.raises(ExpectationError):
         ppoctl.train(QUICKSTART, keys, runs="elsewhere")
     assert ppoctl.Run(on_fakes / "elsewhere/short").metrics().num_rows
 
 
-def test_importing_it_loads_nothing_heavy() -> None:
+def test_package_import_loads_no_heavy_library() -> None:
     code = (
         "import sys, ppoctl; ppoctl.train, ppoctl.Run, ppoctl.evaluate; "
         "print([name for name in ('torch', 'pyarrow', 'ray', 'mlflow', 'pydantic', 'typer') if name in sys.modules])"

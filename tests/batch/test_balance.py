@@ -44,12 +44,12 @@ def unbeatable(costs: Tensor, ranks: int) -> float:
     return max(float(costs.sum()) / ranks, float(dearest[0]), *crowded)
 
 
-def test_dearest_rows_go_to_the_rank_with_least_by_hand():
+def test_costliest_rows_go_to_least_loaded_rank():
     """9 to the first, 7 to the second, 5 to the third; 4 joins 5, 2 joins 7, and 9 to 9 to 9 is even."""
     assert lists(balance(float_costs(2, 9, 4, 7, 5), 3)) == [[1], [0, 3], [2, 4]]
 
 
-def test_rows_change_places_where_dearest_first_ends_badly_by_hand():
+def test_balance_swaps_rows_that_greedy_placed_badly():
     """3 3 2 2 2 on two ranks: dearest first ends at 3+2+2 and 3+2. The loads differ by 2, so rows that differ by 1
     change places: 3 of the first for 2 of the second, and both have 6."""
     costs = float_costs(3, 3, 2, 2, 2)
@@ -57,7 +57,7 @@ def test_rows_change_places_where_dearest_first_ends_badly_by_hand():
     assert sorted(lists(balance(costs, 2))) == [[0, 1], [2, 3, 4]]
 
 
-def test_the_exchange_is_the_one_that_brings_two_ranks_closest_by_hand():
+def test_exchange_minimizes_load_difference_of_two_ranks():
     """10 + 15 against 1 + 5 + 9: 25 and 15, so costs that differ by 5 make them even: 10 for 5. The nearest cheaper
     row (15 for 9) would leave 19 and 21. Then no exchange helps: they are even."""
     heavy, light = [(10.0, 0), (15.0, 1)], [(1.0, 2), (5.0, 3), (9.0, 4)]
@@ -66,23 +66,23 @@ def test_the_exchange_is_the_one_that_brings_two_ranks_closest_by_hand():
     assert not _exchange(heavy, light, 0.0)
 
 
-def test_ranks_without_a_row_when_there_are_fewer_rows_than_ranks():
+def test_fewer_rows_than_ranks_leaves_ranks_empty():
     assert lists(balance(float_costs(1, 2), 4)) == [[1], [0], [], []]
     assert lists(balance(float_costs(), 2)) == [[], []]
 
 
 @pytest.mark.parametrize("cost", [-1.0, float("nan"), float("inf")])
-def test_a_cost_that_is_none_is_refused_with_its_row(cost: float):
+def test_balance_rejects_invalid_cost_and_names_row(cost: float):
     with pytest.raises(ValueError, match=rf"row 1 costs `{cost}`"):
         balance(float_costs(1, cost), 2)
 
 
-def test_no_ranks_are_refused():
+def test_balance_rejects_zero_ranks():
     with pytest.raises(ValueError, match="`ranks = 0`"):
         balance(float_costs(1), 0)
 
 
-def test_every_row_is_on_one_rank_in_order_and_a_second_call_says_the_same():
+def test_balance_is_an_ordered_deterministic_partition():
     generator = torch.Generator().manual_seed(0)
     for num_rows, ranks in itertools.product((1, 5, 32, 100), (1, 2, 7, 64)):
         costs = whole_costs(generator, num_rows)
@@ -93,7 +93,7 @@ def test_every_row_is_on_one_rank_in_order_and_a_second_call_says_the_same():
         assert lists(balance(costs.clone(), ranks)) == shares
 
 
-def test_loads_depend_on_costs_not_on_the_order_of_rows():
+def test_loads_do_not_depend_on_row_order():
     generator = torch.Generator().manual_seed(1)
     for num_rows, ranks in itertools.product((5, 32, 100), (2, 7, 64)):
         costs = whole_costs(generator, num_rows)
@@ -101,7 +101,7 @@ def test_loads_depend_on_costs_not_on_the_order_of_rows():
         EXACT.check(loads(permuted, balance(permuted, ranks)), loads(costs, balance(costs, ranks)))
 
 
-def test_another_unit_of_cost_changes_nothing():
+def test_balance_does_not_depend_on_cost_unit():
     generator = torch.Generator().manual_seed(2)
     for num_rows, ranks in itertools.product((5, 32, 100), (2, 7, 64)):
         costs = torch.rand(num_rows, generator=generator, dtype=torch.float64)
@@ -111,7 +111,7 @@ def test_another_unit_of_cost_changes_nothing():
         assert lists(balance(whole * 3, ranks)) == lists(balance(whole, ranks))
 
 
-def test_small_splits_are_within_grahams_bound_of_the_best_and_mostly_the_best():
+def test_small_splits_meet_graham_bound_and_are_mostly_optimal():
     """All splits of seven rows over three ranks are tried. Dearest first is within 4/3 - 1/(3 * 3) of the best
     (Graham, 1969), and exchanges only lower it."""
     generator = torch.Generator().manual_seed(3)
@@ -130,7 +130,7 @@ def test_small_splits_are_within_grahams_bound_of_the_best_and_mostly_the_best()
 
 @pytest.mark.parametrize("num_seqs", [2048, 4096])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_slowest_of_64_ranks_is_within_2_percent(num_seqs: int, seed: int, ppoctl_data: Path):
+def test_slowest_of_64_ranks_is_within_2_percent_of_bound(num_seqs: int, seed: int, ppoctl_data: Path):
     """Of the larger of the mean load and the longest sequence, attention counted, on real and on long-tailed lengths.
     1 in 1,000 is kept too: the rest of the 2 % is room for other lengths than these."""
     for name, _, tokens in distributions(num_seqs, seed, ppoctl_data):
@@ -142,7 +142,7 @@ def test_the_slowest_of_64_ranks_is_within_2_percent(num_seqs: int, seed: int, p
 
 
 @pytest.mark.parametrize("num_seqs", [256, 512, 1024])
-def test_few_rows_to_a_rank_come_close_to_what_no_split_can_beat(num_seqs: int, ppoctl_data: Path):
+def test_few_rows_per_rank_stay_close_to_lower_bound(num_seqs: int, ppoctl_data: Path):
     """Four rows to a rank and more. With few the mean can be out of reach: 65 equal rows on 64 ranks put two on one.
     So the bound counts that."""
     assert unbeatable(torch.ones(65), RANKS) == heaviest(torch.ones(65), balance(torch.ones(65), RANKS)) == 2
@@ -151,7 +151,7 @@ def test_few_rows_to_a_rank_come_close_to_what_no_split_can_beat(num_seqs: int, 
         assert heaviest(costs, balance(costs, RANKS)) <= 1.02 * unbeatable(costs, RANKS), name
 
 
-def test_the_work_of_a_sequence_by_hand():
+def test_sequence_cost_matches_hand_computed_flops():
     """Five weights, two layers of three heads of four numbers: 10 per token, 4 * 24 = 96 per pair. Of 3 tokens the
     first sees itself, the second two, the third three: 30 + 6 * 96 = 606. One token: 10 + 96."""
     cost = TokenCost.of_decoder(parameters=5, num_layers=2, num_heads=3, head_dim=4)
@@ -159,7 +159,7 @@ def test_the_work_of_a_sequence_by_hand():
     EXACT.check(sequence_costs(torch.tensor([3, 1, 0]), cost), float_costs(606, 106, 0))
 
 
-def test_the_work_of_a_sequence_is_that_of_its_matrix_products():
+def test_sequence_cost_equals_flops_of_matrix_products():
     """Counted from the shapes: each of 7 tokens passes a layer of weights [h, 5h]; then queries and weights over
     the positions up to its own, in each layer."""
     hidden, layers, length = 8, 3, 7
@@ -169,7 +169,7 @@ def test_the_work_of_a_sequence_is_that_of_its_matrix_products():
     FLOAT32.check(sequence_costs(torch.tensor([length]), cost), float_costs(counted))
 
 
-def test_attention_counts_where_tokens_alone_would_be_even():
+def test_sequence_cost_includes_quadratic_attention():
     """One row of 64k tokens and 64 of 1k: as many tokens as the rest together, and dearer by attention."""
     tokens = torch.tensor([65536] + [1024] * 64)
     costs = sequence_costs(tokens, LLAMA_7B)

@@ -32,7 +32,7 @@ def read_bytes_of(path: Path) -> tuple[str, list[tuple[int, int]]]:
     return found.sha256, told
 
 
-def test_a_file_is_read_once_and_progress_is_told(tmp_path: Path, cache: Path) -> None:
+def test_digest_cache_reads_file_once_and_reports_progress(tmp_path: Path, cache: Path) -> None:
     file, size = tmp_path / "weights", 33 * 2**20
     with file.open("wb") as new:
         new.truncate(size)
@@ -43,7 +43,7 @@ def test_a_file_is_read_once_and_progress_is_told(tmp_path: Path, cache: Path) -
     assert cache.is_file()
 
 
-def test_a_file_that_changed_is_read_again(tmp_path: Path, cache: Path) -> None:
+def test_digest_cache_rereads_changed_file(tmp_path: Path, cache: Path) -> None:
     file = old(tmp_path / "weights", b"first")
     first = read_bytes_of(file)[0]
     old(file, b"other")  # of one size, and of one time
@@ -53,7 +53,7 @@ def test_a_file_that_changed_is_read_again(tmp_path: Path, cache: Path) -> None:
     assert cache.is_file()
 
 
-def test_a_file_that_was_just_written_is_not_kept(tmp_path: Path, cache: Path) -> None:
+def test_digest_cache_skips_recently_written_file(tmp_path: Path, cache: Path) -> None:
     """It may be written again within one tick of the file system's clock."""
     file = tmp_path / "weights"
     file.write_bytes(b"young")
@@ -61,14 +61,14 @@ def test_a_file_that_was_just_written_is_not_kept(tmp_path: Path, cache: Path) -
     assert not cache.exists()
 
 
-def test_a_file_that_was_written_while_it_was_read_is_not_kept(tmp_path: Path, cache: Path) -> None:
+def test_digest_cache_skips_file_written_during_read(tmp_path: Path, cache: Path) -> None:
     file = old(tmp_path / "weights", b"first")
     kept_digest(file, lambda *_: old(file, b"other"))
     assert not cache.exists()
     assert read_bytes_of(file)[0] == hashlib.sha256(b"other").hexdigest()
 
 
-def test_the_digests_that_were_taken_last_are_kept(tmp_path: Path, cache: Path) -> None:
+def test_digest_cache_keeps_newest_entries(tmp_path: Path, cache: Path) -> None:
     cache.parent.mkdir(parents=True)
     cache.write_text(json.dumps({f"/{number}": {} for number in range(MOST_KEPT)}))
     first, second = tmp_path / "first", tmp_path / "second"
@@ -81,7 +81,7 @@ def test_the_digests_that_were_taken_last_are_kept(tmp_path: Path, cache: Path) 
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', '{"%s": {"file": [], "sha256": 3}}'])
-def test_a_cache_that_is_damaged_costs_a_reading(tmp_path: Path, cache: Path, text: str) -> None:
+def test_damaged_digest_cache_causes_reread(tmp_path: Path, cache: Path, text: str) -> None:
     file = old(tmp_path / "weights", b"x")
     cache.parent.mkdir(parents=True)
     cache.write_text(text.replace("%s", str(file)))
@@ -89,14 +89,14 @@ def test_a_cache_that_is_damaged_costs_a_reading(tmp_path: Path, cache: Path, te
     assert read_bytes_of(file)[1] == []
 
 
-def test_a_home_that_cannot_be_written_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digest_is_computed_without_writable_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cache").write_text("a file")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = old(tmp_path / "weights", b"x")
     assert kept_digest(file).sha256 == hashlib.sha256(b"x").hexdigest()
 
 
-def test_a_file_that_is_not_there_is_an_error(tmp_path: Path, cache: Path) -> None:
+def test_digest_of_missing_file_raises(tmp_path: Path, cache: Path) -> None:
     with pytest.raises(FileNotFoundError):
         kept_digest(tmp_path / "none")
     assert not cache.exists()

@@ -8,14 +8,14 @@ import pytest
 from ppoctl.batch.digest import DigestingFile, file_digest
 
 
-def test_what_is_written_is_digested_on_the_way(tmp_path: Path) -> None:
+def test_digesting_file_digests_bytes_during_write(tmp_path: Path) -> None:
     file = DigestingFile(tmp_path / "a")
     assert file.write(b"ab") + file.write(memoryview(b"cde")) == 5
     file.close()
     assert file.digest == file_digest(tmp_path / "a")
 
 
-def test_a_full_disk_is_said_by_closing_too() -> None:
+def test_digesting_file_close_raises_on_full_disk() -> None:
     # As large as a tensor: Python then keeps none of it, and closing alone would find nothing wrong.
     file = DigestingFile(Path("/dev/full"))
     with pytest.raises(OSError, match="No space"):

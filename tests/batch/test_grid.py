@@ -30,7 +30,7 @@ def sequences(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int
 TWO_ROWS = sequences([[11, 12], [13]], [[21, 22, 23], [24]])
 
 
-def test_two_rows_by_hand():
+def test_pack_two_rows_matches_hand_computed_indices():
     packed = pack(TWO_ROWS, torch.tensor([0, 1]))
     assert packed.tokens.tolist() == [11, 12, 21, 22, 13]
     assert packed.seq_lengths == (4, 1)
@@ -43,7 +43,7 @@ def test_two_rows_by_hand():
     assert torch.equal(grid, torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.0, 0.0]]))
 
 
-def test_rows_are_packed_in_the_order_asked_for():
+def test_rows_are_packed_in_requested_order():
     packed = pack(TWO_ROWS, torch.tensor([1, 0]))
     assert packed.tokens.tolist() == [13, 11, 12, 21, 22]
     assert packed.seq_lengths == (1, 4)
@@ -52,26 +52,26 @@ def test_rows_are_packed_in_the_order_asked_for():
     assert packed.row.tolist() == [0, 1, 1, 1]
 
 
-def test_the_grid_of_some_rows_is_those_rows_of_the_whole_grid():
+def test_grid_of_selected_rows_equals_rows_of_full_grid():
     whole = pack(TWO_ROWS, torch.tensor([0, 1]))
     part = pack(TWO_ROWS, torch.tensor([1]))
     assert torch.equal(part.to_grid(part.targets.float()), whole.to_grid(whole.targets.float())[1:])
 
 
-def test_the_targets_on_the_grid_are_the_responses():
+def test_targets_on_grid_equal_response_tokens():
     data = sequences([[1, 2, 3], [4], [5, 6]], [[7], [8, 9, 10, 11], [12, 13]])
     packed = pack(data, torch.arange(3))
     assert torch.equal(packed.to_grid(packed.targets.float()).long(), data.tokens)
 
 
-def test_what_is_read_before_each_target_is_the_token_before_it():
+def test_each_read_position_is_the_token_before_its_target():
     data = sequences([[1, 2, 3], [4], [5, 6]], [[7], [8, 9, 10, 11], [12, 13]])
     packed = pack(data, torch.arange(3))
     before = packed.tokens[packed.read_at]
     assert before.tolist() == [3, 4, 8, 9, 10, 6, 12]
 
 
-def test_columns_beyond_every_response_stay_zero_and_change_nothing_else():
+def test_padding_columns_stay_zero_and_change_nothing_else():
     wide = sequences([[11, 12], [13]], [[21, 22, 23], [24]], columns=6)
     narrow, packed = pack(TWO_ROWS, torch.tensor([0, 1])), pack(wide, torch.tensor([0, 1]))
     for name in ("tokens", "read_at", "targets", "row", "column"):
@@ -82,7 +82,7 @@ def test_columns_beyond_every_response_stay_zero_and_change_nothing_else():
     assert not bool(grid[:, 3:].any())
 
 
-def test_gradients_flow_back_to_their_tokens():
+def test_gradients_flow_through_grid_to_tokens():
     packed = pack(TWO_ROWS, torch.tensor([0, 1]))
     values = torch.zeros(4, requires_grad=True)
     (packed.to_grid(values) * torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])).sum().backward()
@@ -91,5 +91,5 @@ def test_gradients_flow_back_to_their_tokens():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_grid_keeps_the_dtype(dtype):
+def test_grid_keeps_dtype(dtype):
     assert pack(TWO_ROWS, torch.tensor([0, 1])).to_grid(torch.ones(4, dtype=dtype)).dtype == dtype

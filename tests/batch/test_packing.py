@@ -19,26 +19,26 @@ def lists(groups: list[torch.Tensor]) -> list[list[int]]:
     return [group.tolist() for group in groups]
 
 
-def test_runs_of_sequences_by_hand():
+def test_by_sequences_matches_hand_computed_runs():
     assert lists(by_sequences(torch.tensor([5, 3, 8, 1, 9]), 2)) == [[5, 3], [8, 1], [9]]
     assert lists(by_sequences(torch.tensor([5, 3]), 4)) == [[5, 3]]
 
 
-def test_bins_of_tokens_by_hand():
+def test_by_tokens_matches_hand_computed_bins():
     """Cap 10, rows of 4, 7, 3, 6, 2 tokens. Longest first: 7 opens a bin (3 free), 6 another (4 free), 4 fills the
     second, 3 fills the first, 2 opens a third. Inside a bin rows keep their order."""
     rows = torch.tensor([10, 11, 12, 13, 14])
     assert lists(by_tokens(rows, torch.tensor([4, 7, 3, 6, 2]), 10)) == [[11, 12], [10, 13], [14]]
 
 
-def test_a_row_of_exactly_the_cap_fits_and_one_more_token_does_not():
+def test_row_of_cap_length_fits_and_longer_row_raises():
     assert lists(by_tokens(torch.tensor([7]), torch.tensor([10]), 10)) == [[7]]
     with pytest.raises(ValueError, match="a sequence of 11 tokens exceeds the cap of 10"):
         by_tokens(torch.tensor([7]), torch.tensor([11]), 10)
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(30, 90))
-def test_every_row_is_in_one_bin_within_the_cap_and_bins_are_few(tokens, cap):
+def test_bins_partition_rows_within_cap_and_are_over_half_full(tokens, cap):
     rows = torch.arange(len(tokens)) + 100
     bins = lists(by_tokens(rows, torch.tensor(tokens), cap))
     assert sorted(row for group in bins for row in group) == rows.tolist()
@@ -50,7 +50,7 @@ def test_every_row_is_in_one_bin_within_the_cap_and_bins_are_few(tokens, cap):
 
 
 @given(st.permutations(list(range(8))))
-def test_bins_hold_the_same_lengths_in_whatever_order_rows_come(order):
+def test_bin_lengths_do_not_depend_on_row_order(order):
     tokens = torch.tensor([3, 9, 4, 4, 7, 1, 6, 2])
     expected = sorted(sorted(tokens[group].tolist()) for group in by_tokens(torch.arange(8), tokens, 12))
     shuffled = by_tokens(torch.tensor(order), tokens[torch.tensor(order)], 12)
@@ -70,17 +70,17 @@ def first_fit_by_trying_every_bin(tokens: list[int], cap: int) -> list[list[int]
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=70), st.integers(30, 90))
-def test_the_bins_are_those_of_trying_every_bin_in_turn(tokens, cap):
+def test_bins_equal_first_fit_decreasing(tokens, cap):
     bins = by_tokens(torch.arange(len(tokens)), torch.tensor(tokens), cap)
     assert lists(bins) == first_fit_by_trying_every_bin(tokens, cap)
 
 
-def test_no_rows_make_no_microbatches():
+def test_zero_rows_give_zero_microbatches():
     none = torch.tensor([], dtype=torch.int64)
     assert by_tokens(none, none, 10) == by_sequences(none, 2) == []
 
 
-def test_more_runs_of_sequences_by_hand():
+def test_by_sequences_at_least_matches_hand_computed_runs():
     """Five rows in runs of at most 3 are two runs. Asked for one or two: 3 and 2. Asked for four: 2, 1, 1, 1."""
     rows = torch.tensor([5, 3, 8, 1, 9])
     for at_least in (1, 2):
@@ -90,7 +90,7 @@ def test_more_runs_of_sequences_by_hand():
     assert lists(by_sequences(rows, 4, at_least=2)) == [[5, 3, 8], [1, 9]]
 
 
-def test_more_bins_of_tokens_by_hand():
+def test_by_tokens_at_least_matches_hand_computed_bins():
     """The rows of 4, 7, 3, 6, 2 tokens above need three bins of 10: full ones hold 10, 10, 2. Asked for any number up
     to three, even ones: 7 | 6 | 4, then 3 to 4 and 2 to 6, which is 7, 8, 7. Asked for four: 7 | 6 | 4 | 3, then 2 to
     3. Most tokens first, then the bin with the first row. Asked for five: one each."""
@@ -101,14 +101,14 @@ def test_more_bins_of_tokens_by_hand():
     assert lists(by_tokens(rows, tokens, 10, at_least=5)) == [[11], [13], [10], [12], [14]]
 
 
-def test_full_bins_stay_where_even_ones_would_break_the_cap_by_hand():
+def test_full_bins_are_kept_if_even_bins_would_exceed_cap():
     """Cap 10, rows of 9, 6, 5, 4, 3, 2: dearest first, 2 ends on 9, which is over, and mean 29 / 3 leaves no other
     way to be even. First fit made 6 + 4 | 5 + 3 + 2 | 9."""
     rows, tokens = torch.arange(6), torch.tensor([9, 6, 5, 4, 3, 2])
     assert lists(by_tokens(rows, tokens, 10, at_least=3)) == [[1, 3], [2, 4, 5], [0]]
 
 
-def test_full_bins_are_halved_fullest_first_by_hand():
+def test_fullest_bins_are_halved_first():
     """Bins of 6 + 4, 5 + 3 + 2, 9: the first of the two fullest becomes 6 | 4, then the other 5 | 3 + 2."""
     bins, tokens = [[1, 3], [2, 4, 5], [0]], [9, 6, 5, 4, 3, 2]
     assert _halved(bins, tokens, 3) == bins
@@ -118,7 +118,7 @@ def test_full_bins_are_halved_fullest_first_by_hand():
     assert _halved([[2, 5], [1, 3]], tokens, 3) == [[2, 5], [1], [3]]  # 5 + 2 are fewer than 6 + 4
 
 
-def test_more_microbatches_than_rows_are_refused():
+def test_packing_rejects_more_microbatches_than_rows():
     rows = torch.tensor([1, 2])
     with pytest.raises(ValueError, match="2 rows cannot make 3 microbatches"):
         by_tokens(rows, torch.tensor([1, 1]), 10, at_least=3)
@@ -127,7 +127,7 @@ def test_more_microbatches_than_rows_are_refused():
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=40), st.integers(30, 90), st.data())
-def test_at_least_gives_exactly_as_many_as_asked_or_needed_within_the_cap(tokens, cap, data):
+def test_at_least_gives_requested_or_needed_bins_within_cap(tokens, cap, data):
     rows, lengths = torch.arange(len(tokens)), torch.tensor(tokens)
     needed = len(by_tokens(rows, lengths, cap))
     for at_least in {1, needed, len(tokens), data.draw(st.integers(1, len(tokens)))}:
@@ -159,7 +159,7 @@ def ranks_of_a_minibatch(seed: int, data: Path) -> Iterator[tuple[str, int, list
 
 
 @pytest.mark.parametrize("windows", [1, 2, 4])
-def test_a_rank_of_32_sequences_makes_hardly_a_microbatch_more_than_its_tokens_need(windows: int, ppoctl_data: Path):
+def test_packing_32_sequences_needs_at_most_one_extra_microbatch(windows: int, ppoctl_data: Path):
     """What "waste" means here. Rows are packed without padding, so a microbatch computes its real tokens and none
     besides: the waste of computed tokens is 0 by construction. The room left in microbatches is not computed, and
     with a few microbatches to a rank it is mostly that of the last one, which no packing can fill: 2.1 caps of tokens
@@ -178,7 +178,7 @@ def test_a_rank_of_32_sequences_makes_hardly_a_microbatch_more_than_its_tokens_n
         assert sum(made) <= 1.02 * sum(needed), name
 
 
-def test_2048_sequences_leave_at_most_2_percent_of_the_room(ppoctl_data: Path):
+def test_packing_2048_sequences_wastes_at_most_2_percent(ppoctl_data: Path):
     """Room that packing could have used: microbatches above total / cap rounded up, as a share of all. Where there
     are 50 and more, so that the last one hardly matters, all room counts."""
     for name, window, tokens in distributions(RANKS * RANK_SEQS, 0, ppoctl_data):
@@ -189,7 +189,7 @@ def test_2048_sequences_leave_at_most_2_percent_of_the_room(ppoctl_data: Path):
                 assert bins * cap - total <= 0.02 * bins * cap, (name, cap)
 
 
-def test_ranks_that_meet_in_every_microbatch_wait_at_most_2_percent(ppoctl_data: Path):
+def test_ranks_in_lockstep_wait_at_most_2_percent(ppoctl_data: Path):
     """All ranks are cut to the largest number any needs, and the i-th microbatches start together: the time is the
     sum of the longest i-th ones. Promised where two rows of the window fit (cap = two windows) and no rank is bound
     by one row; a rank with a bin of one row of a whole window cannot be like the others."""

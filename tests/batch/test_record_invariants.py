@@ -107,7 +107,7 @@ BROKEN: list[tuple[str, Callable[[], Record]]] = [
 
 
 @pytest.mark.parametrize(("law", "broken"), BROKEN, ids=[law for law, _ in BROKEN])
-def test_a_record_that_breaks_a_law_is_refused_by_its_name(law: str, broken: Callable[[], Record]) -> None:
+def test_record_rejects_broken_invariant_by_name(law: str, broken: Callable[[], Record]) -> None:
     with pytest.raises(ValueError, match=f"record breaks its law: {law}$"):
         broken()
 
@@ -129,7 +129,7 @@ WHOLE: list[Record] = [
 
 
 @pytest.mark.parametrize("record", WHOLE, ids=lambda record: type(record).__name__)
-def test_a_record_comes_back_as_it_was(record: Record) -> None:
+def test_record_round_trips_through_encoding(record: Record) -> None:
     back = decode(record.encoded)
     assert type(back) is type(record)
     assert (back.identity, back.encoded) == (record.identity, record.encoded)
@@ -138,16 +138,16 @@ def test_a_record_comes_back_as_it_was(record: Record) -> None:
         assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
 
-def test_every_kind_of_record_is_among_them() -> None:
+def test_invariant_tests_cover_every_record_kind() -> None:
     assert {type(record) for record in WHOLE} == set(RECORDS.values())
 
 
-def test_what_is_no_record_is_refused() -> None:
+def test_decode_rejects_unknown_record_kind() -> None:
     with pytest.raises(ValueError, match="unknown record kind `tale`"):
         decode(codec.encode("tale", {"x": torch.zeros(1)}, {}))
 
 
-def test_texts_of_a_large_step_are_read_as_they_were_written() -> None:
+def test_large_texts_round_trip_through_codec() -> None:
     """A safetensors header may have 100 MB; backslashes are escaped twice in it."""
     step = {"texts": ["\\" * 26_000_000]}
     kind, tensors, meta = codec.decode(codec.encode("tale", {"x": torch.ones(2)}, step))
@@ -156,7 +156,7 @@ def test_texts_of_a_large_step_are_read_as_they_were_written() -> None:
 
 
 @pytest.mark.parametrize("record", WHOLE, ids=lambda record: type(record).__name__)
-def test_identity_is_of_the_content_and_not_of_what_is_measured(record: Record) -> None:
+def test_record_identity_ignores_measured_fields(record: Record) -> None:
     for each in fields(record):
         value = getattr(record, each.name)
         changed = replace(record, **{each.name: another(value)}) if another(value) is not None else record
@@ -176,17 +176,17 @@ def another(value: Any) -> Any:
     return f"other {value}" if isinstance(value, str) else value + 1 if isinstance(value, int) else None
 
 
-def test_only_the_samplers_view_and_the_gap_are_measurements() -> None:
+def test_only_sampler_logprobs_sends_and_gap_are_measured_fields() -> None:
     measured = {cls.__name__: cls.measured for cls in RECORDS.values() if cls.measured}
     assert measured == {"Rollouts": ("sampler_logprobs", "sends"), "Logprobs": ("gap",), "Update": ("gap",)}
 
 
-def test_a_sequence_is_its_prompt_and_its_own_tokens() -> None:
+def test_unpadded_sequence_is_prompt_plus_response() -> None:
     assert [row.tolist() for row in rollouts().sequences.unpadded()] == [[5, 2, 1], [5, 3, 4, 1], [6, 7, 8, 9]]
     assert (rollouts().num_seqs, rollouts().step) == (3, 5)
 
 
-def test_figures_of_rollouts_by_hand() -> None:
+def test_rollout_metrics_match_hand_computed_values() -> None:
     figures = rollouts().metrics()
     assert figures["rollout/response_tokens_mean"] == pytest.approx(7 / 3)
     assert figures["rollout/response_tokens_max"] == 3
@@ -194,14 +194,14 @@ def test_figures_of_rollouts_by_hand() -> None:
     assert figures["rollout/resent_seqs"] == 2
 
 
-def test_the_speed_of_a_rollout_is_of_what_was_drawn_here() -> None:
+def test_rollout_throughput_counts_only_tokens_of_this_attempt() -> None:
     assert rollouts(drawing=(12, 4.0)).timing_metrics() == {"throughput/generated_tokens_per_s": 3.0}
     assert rollouts(drawing=(1, 0.5)).timing_metrics() == {"throughput/generated_tokens_per_s": 2.0}
     for nothing in ((0, 0.0), (0, 3.0), (5, 0.0), None):
         assert rollouts(drawing=nothing).timing_metrics() == {}
 
 
-def test_figures_of_rewards_are_those_of_the_rows_that_have_a_score() -> None:
+def test_reward_metrics_cover_only_scored_rows() -> None:
     assert rewards().valid.tolist() == [True, False, False, True]
     assert rewards().metrics() == {
         "reward/error_frac": 0.25,
@@ -216,7 +216,7 @@ def test_figures_of_rewards_are_those_of_the_rows_that_have_a_score() -> None:
     assert none.metrics() == {"reward/error_frac": 0.25, "reward/timeout_frac": 0.75}
 
 
-def test_other_figures_are_the_summaries_in_order() -> None:
+def test_record_metrics_are_the_summaries_in_order() -> None:
     found = {type(record).__name__: list(record.metrics().items()) for record in WHOLE}
     assert found["Logprobs"] == [("mismatch/gap_mean_abs", 0.5)]
     assert found["Correction"] == [("correction/weight_mean", 1.25)]
@@ -226,14 +226,14 @@ def test_other_figures_are_the_summaries_in_order() -> None:
     assert found["Values"] == []
 
 
-def test_an_evaluations_samples_are_lines_that_people_read() -> None:
+def test_evaluation_samples_are_readable_json_lines() -> None:
     assert WHOLE[-1].readable_files() == {
         "samples.jsonl": b'{"a": "x", "b": 2, "score": 1.0}\n{"score": null}\n',
     }
     assert WHOLE[0].readable_files() == {}
 
 
-def test_states_are_named_by_what_they_were_made_from() -> None:
+def test_state_identity_follows_lineage() -> None:
     state = State("actor", 3, 7, "0123456789abcdefXYZ")
     assert (state.stamp, state.identity) == ("actor@3:0123456789abcdef", "actor:0123456789abcdefXYZ")
     again = replace(state, replay=2)
@@ -244,7 +244,7 @@ def test_states_are_named_by_what_they_were_made_from() -> None:
     assert update.result == State("actor", 3, 7, "q")
 
 
-def test_a_carry_is_named_by_its_numbers() -> None:
+def test_carry_identity_follows_its_values() -> None:
     advantages = WHOLE[-4]
     assert isinstance(advantages, Advantages)
     assert advantages.carry == Carry(0.3)
@@ -254,7 +254,7 @@ def test_a_carry_is_named_by_its_numbers() -> None:
     assert Carry(**Carry(0.3).as_dict()) == Carry(0.3)
 
 
-def test_a_field_that_came_later_leaves_the_names_of_carries_as_they_were() -> None:
+def test_new_carry_field_with_default_keeps_identity() -> None:
     @dataclass(frozen=True)
     class Later(Carry):
         moments: float = 0.0
@@ -262,7 +262,7 @@ def test_a_field_that_came_later_leaves_the_names_of_carries_as_they_were() -> N
     assert Later(0.3).identity == Carry(0.3).identity != Later(0.3, 0.1).identity
 
 
-def test_a_record_of_before_a_field_was_has_its_default_and_what_is_not_known_is_named() -> None:
+def test_decode_fills_default_fields_and_names_unknown_fields() -> None:
     whole = {"actor": GRID, "entropy": GRID.abs()}
     found = decode(codec.encode("logprobs", whole, {"stamp": "actor@1:x", "gap": {}}))
     assert isinstance(found, Logprobs)
@@ -273,7 +273,7 @@ def test_a_record_of_before_a_field_was_has_its_default_and_what_is_not_known_is
         decode(codec.encode("logprobs", whole, {"stamp": "x", "gap": {}, "later": 1}))
 
 
-def test_a_field_that_came_later_leaves_the_names_of_records_as_they_were() -> None:
+def test_new_record_field_with_default_keeps_identity() -> None:
     @dataclass(frozen=True)
     class Later(Logprobs):
         coef: float = 0.0
@@ -283,7 +283,7 @@ def test_a_field_that_came_later_leaves_the_names_of_records_as_they_were() -> N
     assert after.identity == before.identity != replace(after, coef=0.5).identity
 
 
-def test_a_field_that_nobody_reads_any_more_is_forgotten_and_the_record_keeps_its_name() -> None:
+def test_removed_record_field_is_dropped_and_identity_stays() -> None:
     whole = rewards()
     tensors = {"scores": whole.scores, "outcomes": whole.outcomes, "shaped": whole.scores * 2 - 1}
     meta = {"extras": whole.extras, "outcome_messages": whole.outcome_messages, "truths": whole.truths}

@@ -12,7 +12,7 @@ BODY = {"step": 3, "figures": {"value/mean": -0.25, "nothing": None}, "by": ["a"
 
 
 @pytest.mark.parametrize("indent", [None, 1])
-def test_what_was_sealed_is_json_and_comes_back(indent: int | None) -> None:
+def test_sealed_json_round_trips(indent: int | None) -> None:
     text = seal(BODY, indent=indent)
     assert unseal(text) == BODY
     assert {name: value for name, value in json.loads(text).items() if name != "seal"} == BODY
@@ -20,7 +20,7 @@ def test_what_was_sealed_is_json_and_comes_back(indent: int | None) -> None:
 
 
 @pytest.mark.parametrize("indent", [None, 1])
-def test_every_flipped_bit_is_noticed(indent: int | None) -> None:
+def test_unseal_detects_every_flipped_bit(indent: int | None) -> None:
     data = seal(BODY, indent=indent).encode("ascii")
     for position in range(len(data)):
         for bit in range(8):
@@ -32,7 +32,7 @@ def test_every_flipped_bit_is_noticed(indent: int | None) -> None:
                 unseal(changed.decode("ascii"))
 
 
-def test_a_whole_line_is_read_a_torn_end_is_not_and_damage_is_named(tmp_path: Path) -> None:
+def test_sealed_lines_skip_torn_end_and_report_damage(tmp_path: Path) -> None:
     lines = [sealed_line({"seq": number}) for number in (1, 2, 3)]
     path = tmp_path / "run" / "journal.jsonl"
     torn = lines[0] + lines[1] + lines[2][:-1]

@@ -28,35 +28,35 @@ RISING = Panel("reward/score_mean", "score", (Curve(0, ((1, 0.0), (2, 0.5), (3, 
         (1000.0, 1000.5, 3, [1000.0, 1000.2, 1000.4]),
     ],
 )
-def test_labels_stand_at_round_numbers(low: float, high: float, most: int, found: list[float]) -> None:
+def test_axis_ticks_are_round_numbers(low: float, high: float, most: int, found: list[float]) -> None:
     assert ticks(Scale(low, high), most) == found
 
 
-def test_steps_are_whole() -> None:
+def test_step_ticks_are_whole_numbers() -> None:
     assert ticks(Scale(1.0, 3.0), 12, whole=True) == [1.0, 2.0, 3.0]
     assert ticks(Scale(0.0, 400.0), 5, whole=True) == [0.0, 100.0, 200.0, 300.0, 400.0]
     assert [label(value) for value in (0.30000000000000004, 120000.0, -0.0, 1e-07)] == ["0.3", "120000", "0", "1e-07"]
 
 
-def test_one_value_alone_stands_in_the_middle() -> None:
+def test_single_value_is_centred_on_scale() -> None:
     assert scale(5.0, 5.0).place(5.0) == 0.5
     assert scale(0.0, 0.0).place(0.0) == 0.5
     assert scale(1.0, 3.0).place(1.5) == 0.25
 
 
-def test_a_curve_has_means_of_what_came_before_and_no_value_that_is_no_number() -> None:
+def test_curve_smooths_past_values_and_drops_non_finite() -> None:
     points = [(1, 1.0), (2, math.nan), (3, 2.0), (4, 6.0), (5, math.inf)]
     assert curve(0, points).points == ((1, 1.0), (3, 2.0), (4, 6.0))
     assert curve(0, points, smooth=2).points == ((1, 1.0), (3, 1.5), (4, 4.0))
     assert curve(0, points, smooth=9).points == ((1, 1.0), (3, 1.5), (4, 3.0))
 
 
-def test_panels_have_the_steps_of_all() -> None:
+def test_aligned_panels_cover_steps_of_all_panels() -> None:
     rare = Panel("eval/x/pass_at_1", "share", (Curve(0, ((0, 0.1), (8, 0.2))),), is_rare=True)
     assert aligned([RISING, rare]) == (0, 8)
 
 
-def test_a_chart_of_plain_text_has_a_character_for_each_place() -> None:
+def test_ascii_chart_matches_expected_lines() -> None:
     assert chart(RISING, (1, 3), Style(14, 5, unicode=False)) == [
         "reward/score_mean (score): 1 at step 3",
         "1 |         **",
@@ -69,7 +69,7 @@ def test_a_chart_of_plain_text_has_a_character_for_each_place() -> None:
     ]
 
 
-def test_runs_are_told_apart_without_colour() -> None:
+def test_text_chart_distinguishes_runs_without_colour() -> None:
     two = Panel("x", "share", (Curve(0, ((1, 0.0), (2, 0.0))), Curve(1, ((1, 1.0), (2, 1.0)))))
     for unicode in (False, True):
         style = Style(20, 4, unicode=unicode)
@@ -80,7 +80,7 @@ def test_runs_are_told_apart_without_colour() -> None:
         assert all(line.isascii() for line in lines) is not unicode
 
 
-def test_colour_is_of_the_run() -> None:
+def test_text_chart_colours_curve_by_run() -> None:
     style = Style(20, 4, paint=lambda run, text: f"<{run}{text}>")
     two = Panel("x", "share", (Curve(0, ((1, 0.0), (2, 0.0))), Curve(1, ((1, 1.0), (2, 1.0)))))
     lines = chart(two, (1, 2), style)
@@ -89,7 +89,7 @@ def test_colour_is_of_the_run() -> None:
     assert mark(style, 1, 2) == "<1\u2501\u2501>"
 
 
-def test_dots_of_braille_are_two_by_four_in_a_character() -> None:
+def test_braille_cell_has_two_by_four_dots() -> None:
     corners = Panel("x", "share", (Curve(0, ((0, 0.0), (1, 1.0))),), is_rare=True)
     lines = chart(corners, (0, 1), Style(20, 3, margin=4))
     assert lines[1].endswith("\u281b")  # the upper four dots of the last character
@@ -98,7 +98,7 @@ def test_dots_of_braille_are_two_by_four_in_a_character() -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
-def test_a_chart_is_as_wide_as_the_terminal_and_no_wider(width: int) -> None:
+def test_text_chart_fills_exactly_the_terminal_width(width: int) -> None:
     panel = Panel("x", "share", (curve(0, [(step, math.sin(step / 5)) for step in range(1, 400)]),))
     lines = chart(panel, (1, 399), Style(width, 8, margin([panel, RISING], 8)))
     assert max(map(len, lines)) == width
@@ -112,7 +112,7 @@ def places(shape: object) -> tuple[tuple[float, float], ...]:
     return shape.points
 
 
-def test_shapes_stand_where_the_numbers_say() -> None:
+def test_picture_places_shapes_by_value() -> None:
     rare = Panel("eval/x/pass_at_1", "share", (Curve(0, ((0, 0.0), (4, 1.0))),), True, ((2, "resumed"), (9, "late")))
     found = drawing.picture([rare], ["mine"])
     left, right = drawing.LEFT + 6, drawing.WIDTH - drawing.RIGHT - 6
@@ -132,14 +132,14 @@ def test_shapes_stand_where_the_numbers_say() -> None:
     )
 
 
-def test_words_of_events_do_not_stand_on_each_other() -> None:
+def test_event_labels_of_one_step_do_not_overlap() -> None:
     happened = ((1, "resumed"), (1, "resumed"), (1, "health stop"), (2, "resumed"))
     near = Panel("x", "share", (curve(0, [(step, 1.0) for step in range(1, 99)]),), events=happened)
     texts = [shape.text for shape in drawing.picture([near], ["a"]).shapes if isinstance(shape, drawing.Text)]
     assert [text for text in texts if "resumed" in text] == ["resumed, health stop"]
 
 
-def test_text_of_an_svg_is_text_and_can_be_nothing_else() -> None:
+def test_svg_escapes_text_and_control_characters() -> None:
     told = svg(drawing.picture([RISING], ["<a&b>\x1b"]), 'of "x" <y>')
     root = ElementTree.fromstring(told)
     space = "{http://www.w3.org/2000/svg}"
@@ -155,7 +155,7 @@ def test_text_of_an_svg_is_text_and_can_be_nothing_else() -> None:
     assert len(str(line.get("points")).split()) == 3
 
 
-def test_a_png_has_the_curve_in_its_colour_at_its_place() -> None:
+def test_png_draws_curve_in_run_colour_at_its_value() -> None:
     level = Panel("x", "share", (Curve(1, ((1, 0.5), (9, 0.5))),))
     image = Image.open(BytesIO(png(drawing.picture([level], ["a", "b"]))))
     assert image.size == (drawing.WIDTH * SCALE, (4 + 2 * drawing.LINE + drawing.PANEL_HEIGHT + drawing.LINE) * SCALE)

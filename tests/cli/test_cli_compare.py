@@ -66,7 +66,7 @@ def samples_said(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     return said(capsys, *words).rpartition("\n\n")[2].splitlines()
 
 
-def test_the_screen_names_the_first_difference(tmp_path: Path, monkeypatch, capsys):
+def test_compare_screen_names_the_first_difference(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "a")
     write(tmp_path, "b", {(2, 0): {"tokens": "bb", "score": None}, (2, 1): {"tokens": "cc"}})
@@ -80,14 +80,14 @@ def test_the_screen_names_the_first_difference(tmp_path: Path, monkeypatch, caps
     ]
 
 
-def test_a_step_is_equal_when_all_of_it_is(tmp_path: Path, monkeypatch, capsys):
+def test_step_is_equal_only_if_all_its_samples_are_equal(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "a")
     write(tmp_path, "b", {(2, 1): {"tokens": "cc"}})
     assert samples_said(capsys, "a", "b")[:2] == ["equal samples: 3 of 4 and 4", "equal steps: 1"]
 
 
-def test_a_line_that_a_kill_left_unfinished_is_not_told(tmp_path: Path, monkeypatch, capsys):
+def test_unfinished_ledger_line_is_ignored(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):
         write(tmp_path, name)
@@ -96,7 +96,7 @@ def test_a_line_that_a_kill_left_unfinished_is_not_told(tmp_path: Path, monkeypa
     assert samples_said(capsys, "a", "b") == ["equal samples: 4 of 4 and 4", "equal steps: 2", "no difference"]
 
 
-def test_where_weights_came_from_and_sends_are_no_difference(tmp_path: Path, monkeypatch, capsys):
+def test_stamps_and_sends_are_not_differences(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "a")
     write(tmp_path, "b", {(1, 1): {"sends": 2}})
@@ -104,7 +104,7 @@ def test_where_weights_came_from_and_sends_are_no_difference(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(("left", "right", "places"), [(2, 3, ["missing", "there"]), (3, 2, ["there", "missing"])])
-def test_a_run_that_went_on_differs_where_the_other_ends(tmp_path, monkeypatch, capsys, left, right, places):
+def test_longer_run_differs_at_the_end_of_the_shorter_run(tmp_path, monkeypatch, capsys, left, right, places):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "a", steps=left)
     write(tmp_path, "b", steps=right)
@@ -119,7 +119,7 @@ def lose(root: Path, step: int) -> None:
     ledger.write_bytes(b"".join(line for line in lines if json.loads(line)["step"] != step))
 
 
-def test_a_step_that_one_ledger_lost_is_stepped_over_and_told(tmp_path: Path, monkeypatch, capsys):
+def test_steps_lost_from_a_ledger_are_skipped_and_reported(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "a", steps=4)
     write(tmp_path, "b", {(4, 1): {"tokens": "cc"}}, steps=4)
@@ -134,14 +134,14 @@ def test_a_step_that_one_ledger_lost_is_stepped_over_and_told(tmp_path: Path, mo
     ]
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path, monkeypatch, capsys):
+def test_compare_refuses_a_folder_that_is_not_a_run(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "a")
     assert run(["compare", "a", "nothing"]) == 2
     assert "`nothing` is not a run directory" in capsys.readouterr().err
 
 
-def test_what_differs_is_told_before_the_samples_and_what_does_not_in_a_line(tmp_path: Path, monkeypatch, capsys):
+def test_other_differences_are_printed_before_the_samples(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     a, b = write(tmp_path, "a"), write(tmp_path, "b")
     optimizer = {"optimizer": {"lr": 2e-6}}
@@ -179,7 +179,7 @@ equal samples: 4 of 4 and 4
     assert by_name[reward]["best"] == [{"step": 2, "value": 0.75}, {"step": 2, "value": 0.5}]
 
 
-def test_what_is_equal_takes_two_lines(tmp_path: Path, monkeypatch, capsys):
+def test_equal_runs_are_summarized_in_two_lines(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     a, b = write(tmp_path, "a"), write(tmp_path, "b")
     assert said(capsys, "a", "b").splitlines()[:3] == [
@@ -190,7 +190,7 @@ def test_what_is_equal_takes_two_lines(tmp_path: Path, monkeypatch, capsys):
     assert said(capsys, "a", "b").splitlines()[1] == "figures: equal up to step 2"
 
 
-def test_a_best_is_the_first_of_equal_ones_and_less_is_better_where_it_is(tmp_path: Path, monkeypatch, capsys):
+def test_best_value_is_the_first_optimum_in_the_metric_direction(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     a, b = write(tmp_path, "a"), write(tmp_path, "b")
     cut = "rollout/truncated_frac"
@@ -210,7 +210,7 @@ def test_a_best_is_the_first_of_equal_ones_and_less_is_better_where_it_is(tmp_pa
     ]
 
 
-def test_the_exit_code_says_whether_samples_differ_when_it_is_asked_to(tmp_path: Path, monkeypatch, capsys):
+def test_exit_code_option_reports_whether_samples_differ(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "a")
     write(tmp_path, "b", {(2, 1): {"tokens": "cc"}})
@@ -220,7 +220,7 @@ def test_the_exit_code_says_whether_samples_differ_when_it_is_asked_to(tmp_path:
     assert run(["compare", "a", "a", "--exit-code"]) == 0
 
 
-def test_an_evaluation_that_is_not_there_is_told_so(tmp_path: Path, monkeypatch, capsys):
+def test_missing_evaluation_is_reported(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run(["compare", "--eval", "a.jsonl", "b.jsonl"]) == 2
     assert capsys.readouterr().err == (

@@ -62,7 +62,7 @@ def titles(said: Said) -> list[str]:
     return [line.partition(" (")[0] for line in said.out.splitlines() if "/" in line]
 
 
-def test_the_usual_figures_are_plotted_as_far_as_they_are_recorded(ask: Ask) -> None:
+def test_plot_shows_the_default_metrics_that_are_recorded(ask: Ask) -> None:
     said = ask("a")
     assert titles(said) == [REWARD, PASS, "value/explained_variance", "policy/entropy_mean"]
     assert said.out.splitlines()[0] == f"{REWARD} (score): 1 at step 3"
@@ -72,26 +72,26 @@ def test_the_usual_figures_are_plotted_as_far_as_they_are_recorded(ask: Ask) -> 
     assert titles(ask("b")) == [REWARD]
 
 
-def test_several_runs_share_a_chart_and_have_a_legend(ask: Ask) -> None:
+def test_several_runs_share_a_chart_with_a_legend(ask: Ask) -> None:
     lines = ask("a", "b", "--metric", REWARD).out.splitlines()
     assert lines[:4] == ["* a", "+ b", "", f"{REWARD} (score)"]
     assert "+" in lines[4]
     assert "*" in lines[13]
 
 
-def test_series_are_told_as_they_are_plotted(ask: Ask) -> None:
+def test_plot_json_has_the_plotted_series(ask: Ask) -> None:
     told = json.loads(ask("a", "b", "--metric", REWARD, "--metric", PASS, "--smooth", "2", "--json").out)
     assert told["series"][REWARD] == {"a": [[1, 0.0], [2, 0.25], [3, 0.75]], "b": [[1, 1.0], [2, 1.0]]}
     assert told["series"][PASS] == {"a": [[0, 0.25], [3, 0.5]]}
     assert told["events"] == {"a": [{"step": 1, "what": "health stop"}, {"step": 1, "what": "resumed"}], "b": []}
 
 
-def test_runs_of_one_name_are_told_by_their_paths(ask: Ask, tmp_path: Path) -> None:
+def test_runs_with_equal_names_are_labelled_by_path(ask: Ask, tmp_path: Path) -> None:
     write(tmp_path / "x" / "a", LINES)
     assert ask("a", "x/a", "--metric", REWARD).out.splitlines()[:2] == ["* a", "+ x/a"]
 
 
-def test_files_are_written_as_their_names_say(ask: Ask) -> None:
+def test_output_format_follows_the_file_suffix(ask: Ask) -> None:
     assert ask("a", "--out", "a.svg") == Said(0, "a.svg\n", "")
     text = Path("a.svg").read_text("utf-8")
     assert all(f">{word}</text>" in text for word in (REWARD, PASS, "health stop, resumed", "step", "a"))
@@ -99,7 +99,7 @@ def test_files_are_written_as_their_names_say(ask: Ask) -> None:
     assert Path("a.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_png_without_pillow_is_refused_by_name(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_png_without_pillow_is_refused(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     monkeypatch.delitem(sys.modules, "ppoctl.chart.png", raising=False)
     said = ask("a", "--out", "a.png")
@@ -120,12 +120,12 @@ def test_a_png_without_pillow_is_refused_by_name(ask: Ask, monkeypatch: pytest.M
         ),
     ],
 )
-def test_a_figure_that_is_not_there_is_named(ask: Ask, words: tuple[str, ...], says: str, hint: str) -> None:
+def test_missing_metric_is_named(ask: Ask, words: tuple[str, ...], says: str, hint: str) -> None:
     told = f"error: {says.format(PASS)}\n\nhint: ppoctl recipes metrics{hint}\n"
     assert ask("a", *words) == Said(2, "", told)
 
 
-def test_what_cannot_be_plotted_is_refused(ask: Ask, tmp_path: Path) -> None:
+def test_invalid_plot_requests_are_refused(ask: Ask, tmp_path: Path) -> None:
     assert ask("a", "--out", "a.pdf").err == "error: `a.pdf` is neither an .svg nor a .png\n\nhint: --out a.svg\n"
     assert ask("a", "--out", "none/a.svg").code == 8
     assert ask("none").err.startswith("error: `none` is not a run directory\n")
@@ -135,12 +135,12 @@ def test_what_cannot_be_plotted_is_refused(ask: Ask, tmp_path: Path) -> None:
     assert ask("nan", "--metric", REWARD).err.startswith(f"error: no value of `{REWARD}` is a number\n")
 
 
-def test_an_event_is_of_the_step_before_it() -> None:
+def test_event_belongs_to_the_step_before() -> None:
     assert events(LINES) == [JournalEvent(1, "health stop"), JournalEvent(1, "resumed")]
     assert events([event("attempt_started", 1), event("attempt_started", 2)]) == []  # nothing had begun
 
 
-def test_a_plot_loads_nothing_heavy(tmp_path: Path) -> None:
+def test_plot_imports_no_heavy_library(tmp_path: Path) -> None:
     root = str(write(tmp_path / "a", LINES))
     words = (("plot", root), ("plot", root, "--out", str(tmp_path / "a.svg")))
     heavy = {"torch", "numpy", "pyarrow", "mlflow", "matplotlib", "PIL", "transformers"}

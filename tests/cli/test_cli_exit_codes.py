@@ -90,7 +90,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[BaseExcepti
 
 
 @pytest.mark.parametrize(("kind", "code"), FAMILIES, ids=[kind.__name__ for kind, _ in FAMILIES])
-def test_each_family_has_its_code(
+def test_each_error_class_has_its_exit_code(
     failing: list[object], capsys: pytest.CaptureFixture[str], kind: type[errors.PpoctlError], code: int
 ) -> None:
     failing[0] = kind("it failed\n  and here is more\nthat too", hint="mend it")
@@ -101,7 +101,7 @@ def test_each_family_has_its_code(
 
 
 @pytest.mark.parametrize(("error", "code", "says"), FOREIGN, ids=[type(error).__name__ for error, _, _ in FOREIGN])
-def test_foreign_errors_are_one_line(
+def test_library_errors_are_printed_in_one_line(
     failing: list[object], capsys: pytest.CaptureFixture[str], error: Exception, code: int, says: str
 ) -> None:
     failing[0] = error
@@ -121,7 +121,7 @@ NO_ADDRESSES: list[Exception] = [
 
 
 @pytest.mark.parametrize("error", NO_ADDRESSES, ids=str)
-def test_an_error_under_a_limit_of_addresses_names_the_limit(
+def test_memory_error_under_an_address_limit_names_the_limit(
     failing: list[object], capsys: pytest.CaptureFixture[str], error: Exception
 ) -> None:
     failing[0] = error
@@ -135,7 +135,7 @@ def test_an_error_under_a_limit_of_addresses_names_the_limit(
     assert capsys.readouterr().err == f"error: {says}\n\nhint: ulimit -v unlimited\n"
 
 
-def test_a_start_under_a_limit_of_addresses_names_the_limit(tmp_path: Path) -> None:
+def test_train_start_under_an_address_limit_names_the_limit(tmp_path: Path) -> None:
     recipe = ROOT / "recipes" / "quickstart.toml"
     command = f"ulimit -v 600000; exec {sys.executable} -m ppoctl train {recipe} --runs {tmp_path}"
     found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
@@ -144,7 +144,7 @@ def test_a_start_under_a_limit_of_addresses_names_the_limit(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("closed", ["0", "1", "2", "01", "02", "12", "012"])
-def test_a_command_whose_caller_closed_streams_prints_nowhere(tmp_path: Path, closed: str) -> None:
+def test_command_with_closed_streams_prints_nothing(tmp_path: Path, closed: str) -> None:
     redirections = " ".join(f"{number}>&-" for number in closed)
     good, bad = "recipes copy quickstart copied", "status nope"
     for words, code in ((good, 0), (bad, 2)):
@@ -160,7 +160,7 @@ def test_a_command_whose_caller_closed_streams_prints_nowhere(tmp_path: Path, cl
     assert list(tmp_path.glob("ppoctl-traceback*")) == []
 
 
-def test_an_internal_error_keeps_its_traceback_in_a_file(
+def test_internal_error_writes_its_traceback_to_a_file(
     failing: list[object], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     failing[0] = ValueError("x")
@@ -170,7 +170,7 @@ def test_an_internal_error_keeps_its_traceback_in_a_file(
     assert "in fail\n" in log.read_text("utf-8")
 
 
-def test_debug_shows_the_traceback_wherever_it_stands(
+def test_debug_option_shows_the_traceback_in_any_position(
     failing: list[object], capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing[0] = errors.DataError("x")
@@ -181,7 +181,7 @@ def test_debug_shows_the_traceback_wherever_it_stands(
         assert err.endswith("error: x\n")
 
 
-def test_an_error_as_json_has_all_its_parts(failing: list[object], capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_error_has_all_fields(failing: list[object], capsys: pytest.CaptureFixture[str]) -> None:
     failing[0] = errors.RecipeError("a\nb", hint="c")
     # The command itself has no --json; what counts is that it was asked for.
     with pytest.MonkeyPatch.context() as patch:
@@ -194,7 +194,7 @@ def test_an_error_as_json_has_all_its_parts(failing: list[object], capsys: pytes
     }
 
 
-def test_what_a_command_returns_is_its_exit_code(failing: list[object]) -> None:
+def test_exit_code_is_the_return_value_of_the_command(failing: list[object]) -> None:
     failing[0] = 9
     assert run(["fail-for-the-test"]) == 9
 
@@ -204,7 +204,7 @@ def test_ctrl_c_is_130(failing: list[object]) -> None:
     assert run(["fail-for-the-test"]) == 130
 
 
-def test_colour_only_on_a_terminal_without_no_color(
+def test_colour_requires_a_terminal_and_no_no_color(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     render.error("x")
@@ -219,12 +219,12 @@ def test_colour_only_on_a_terminal_without_no_color(
     assert capsys.readouterr().err == "error: x\n"
 
 
-def test_a_table_aligns_words_left_and_numbers_right(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_aligns_text_left_and_numbers_right(capsys: pytest.CaptureFixture[str]) -> None:
     render.table([("a", 1, 0.5), ("long", 100, None)], ("name", "n", "x"))
     assert capsys.readouterr().out == "name  n    x\na       1  0.5\nlong  100  -\n"
 
 
-def test_with_json_there_is_one_object_whatever_is_printed_and_raised(
+def test_json_output_is_one_object_despite_prints_and_errors(
     failing: list[object], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def chatty(json: JsonOption = False) -> None:
@@ -318,7 +318,7 @@ PROVOKED = [(code, number) for code, provoking in ROWS.items() for number in ran
 
 
 @pytest.mark.parametrize(("code", "number"), PROVOKED, ids=[f"{code}-{number}" for code, number in PROVOKED])
-def test_every_row_of_the_table_can_be_provoked(
+def test_every_row_of_the_exit_code_table_can_be_provoked(
     failing: list[object], place: Path, capsys: pytest.CaptureFixture[str], code: str, number: int
 ) -> None:
     provoked = ROWS[code][number]()
@@ -328,7 +328,7 @@ def test_every_row_of_the_table_can_be_provoked(
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_the_table_has_every_code_once() -> None:
+def test_exit_code_table_lists_every_code_once() -> None:
     text = (ROOT / "docs" / "errors.md").read_text("utf-8")
     codes = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("|")][2:]
     assert codes == [*ROWS, "128+n"]
@@ -336,7 +336,7 @@ def test_the_table_has_every_code_once() -> None:
 
 
 @pytest.mark.parametrize("command", ["ppoctl recipes keys", "ppoctl recipes metrics --json"])
-def test_a_reader_that_leaves_is_no_error(command: str) -> None:
+def test_closed_output_pipe_is_not_an_error(command: str) -> None:
     """As with every tool of a shell: nothing is said, and the code is that of SIGPIPE."""
     read, write = os.pipe()
     os.close(read)

@@ -36,12 +36,12 @@ def commands(group: Any, name: str = "") -> dict[str, Any]:
 COMMANDS = commands(typer.main.get_command(app))
 
 
-def test_every_command_has_an_example_and_no_other_has() -> None:
+def test_examples_exist_for_exactly_the_commands() -> None:
     assert set(EXAMPLES) == set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_can_be_typed(ask: Ask, name: str) -> None:
+def test_help_example_is_a_valid_command_line(ask: Ask, name: str) -> None:
     for line in EXAMPLES[name].strip().splitlines():
         words = shlex.split(line.strip().partition(" >")[0], comments=True)
         assert len(f"    {line.strip()}") <= 80
@@ -52,7 +52,7 @@ def test_an_example_can_be_typed(ask: Ask, name: str) -> None:
 
 
 @pytest.mark.parametrize("columns", ["60", "80", "120"])
-def test_no_sentence_of_the_list_is_cut(ask: Ask, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+def test_help_list_truncates_no_sentence(ask: Ask, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     for words in (["--help"], ["recipes", "--help"]):
         out = ask(*words).out
@@ -62,7 +62,7 @@ def test_no_sentence_of_the_list_is_cut(ask: Ask, monkeypatch: pytest.MonkeyPatc
     assert "resume Continue a run from any instant. stop Stop a run in order, here or in a job. rollout " in told
 
 
-def test_every_command_is_listed_once_below_what_it_is_for(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_lists_every_command_once_in_its_group(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = [name for names in SECTIONS.values() for name in names]
     assert sorted(listed) == sorted(name for name in COMMANDS if " " not in name)
     monkeypatch.setenv("COLUMNS", "80")
@@ -80,7 +80,7 @@ What it did:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_has_words_and_neither_types_nor_braces(ask: Ask, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_command_help_has_no_type_names_or_braces(ask: Ask, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     out = ask(*name.split(), "--help").out
     assert re.findall(r"<[^|>]*>|x>=|[{}]|\[\[", out.replace("TABLE={...}", "")) == []
@@ -99,7 +99,7 @@ def choices_of(annotation: Any) -> list[str]:
     return [word for each in inner for word in ([each] if isinstance(each, str) else choices_of(each))]
 
 
-def test_help_of_a_command_is_what_to_type_and_what_it_means(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_help_shows_usage_options_and_examples(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert (
         ask("logs", "--help").out
@@ -131,19 +131,19 @@ Options:
     assert "--rows N         Training rows that --reward tries.  [default: 64]\n" in ask("validate", "--help").out
 
 
-def test_help_is_shown_with_what_to_type(ask: Ask) -> None:
+def test_help_command_equals_the_help_option(ask: Ask) -> None:
     assert ask("help", "plan") == ask("plan", "--help")
     assert ask("help") == ask("--help")
     assert ask("help", "recipes", "keys") == ask("recipes", "keys", "--help")
     assert ask("help", "plam").err.startswith("error: no such command `plam`; did you mean `plan`?\n")
 
 
-def test_the_version_has_three_spellings(ask: Ask) -> None:
+def test_version_has_three_spellings(ask: Ask) -> None:
     assert ask("version") == ask("-V") == ask("--version")
     assert ask("-V").out.startswith("ppoctl ")
 
 
-def test_a_missing_choice_is_one_line(ask: Ask) -> None:
+def test_missing_choice_is_reported_in_one_line(ask: Ask) -> None:
     assert ask("convert-ckpt", "a", "b") == Said(
         2, "", "error: missing option `--to`: one of hf, megatron\n\nhint: ppoctl convert-ckpt --help\n"
     )
@@ -163,7 +163,7 @@ COMPLETED = [
 
 
 @pytest.mark.parametrize(("line", "offered"), COMPLETED, ids=[line for line, _ in COMPLETED])
-def test_a_shell_completes_runs_recipes_and_keys(
+def test_shell_completes_runs_recipes_and_keys(
     ask: Ask,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -181,7 +181,7 @@ def test_a_shell_completes_runs_recipes_and_keys(
     assert capsys.readouterr().out.split() == offered
 
 
-def test_what_to_measure_is_said_in_one_way_or_the_other(ask: Ask) -> None:
+def test_eval_requires_exactly_one_target(ask: Ask) -> None:
     assert ask("eval").err == (
         "error: what to measure is missing: a run, one of its states/actor/N folders, or a model folder (with RECIPE)"
         "\n\nhint: ppoctl eval --help\n"
@@ -203,7 +203,7 @@ def test_what_to_measure_is_said_in_one_way_or_the_other(ask: Ask) -> None:
     assert evaluate._asked([Path("r.toml")], Path("m")) == (Path("m"), [Path("r.toml")])
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_read(ask: Ask) -> None:
+def test_unwritable_folder_is_refused_before_anything_is_read(ask: Ask) -> None:
     Path("m").mkdir()
     Path("m/config.json").touch()
     Path("file").touch()
@@ -216,7 +216,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_read(ask:
     assert ask("convert-ckpt", "m", "file", "--to", "hf").err.startswith("error: `file` exists\n")
 
 
-def test_figures_are_printed_whatever_happens_to_the_samples(ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_prints_metrics_even_if_samples_cannot_be_written(ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
     found = SimpleNamespace(stamp="actor@3", metrics=lambda: {"eval/held/pass_at_1": 0.5}, rows=[{"set": "held"}])
     Path("out").mkdir()
     with pytest.raises(Exception, match="cannot write `out`: Is a directory"):

@@ -76,7 +76,7 @@ def names(said: Said) -> list[str]:
     return [line.split()[0] for line in said.out.splitlines()[1:]]
 
 
-def test_each_run_is_a_row_the_newest_first(make: Callable[..., Journal], ask: Ask) -> None:
+def test_runs_lists_each_run_newest_first(make: Callable[..., Journal], ask: Ask) -> None:
     make("old", ago=7200)
     make("sweep/lr-1", ago=40, reward=0.75, heldout=0.5)
     for name in ("old", "sweep/lr-1"):
@@ -92,7 +92,7 @@ def test_each_run_is_a_row_the_newest_first(make: Callable[..., Journal], ask: A
     assert ask("runs", "runs/sweep").out.splitlines()[1].startswith("lr-1  finished  1/1 ")
 
 
-def test_a_run_at_work_says_where_and_slurm_is_asked_once(
+def test_runs_shows_the_host_or_job_with_a_single_slurm_query(
     make: Callable[..., Journal], ask: Ask, cluster: FakeSlurm
 ) -> None:
     make("here", pid=os.getpid(), at=time.time())
@@ -117,7 +117,7 @@ def test_a_run_at_work_says_where_and_slurm_is_asked_once(
     assert at_work["in-13"] == "job 13"
 
 
-def test_a_broken_run_is_a_row_and_what_is_no_run_is_passed_over(make: Callable[..., Journal], ask: Ask) -> None:
+def test_runs_lists_damaged_runs_and_skips_other_folders(make: Callable[..., Journal], ask: Ask) -> None:
     for name in ("whole", "flipped", "keyless", "closed"):
         make(name)
     journal = Path("runs/flipped/journal.jsonl")
@@ -142,7 +142,7 @@ def test_a_broken_run_is_a_row_and_what_is_no_run_is_passed_over(make: Callable[
     ]
 
 
-def test_rows_are_sorted_and_chosen(make: Callable[..., Journal], ask: Ask) -> None:
+def test_runs_can_be_sorted_and_filtered(make: Callable[..., Journal], ask: Ask) -> None:
     make("a", reward=0.1, heldout=0.9, ago=30)
     make("b", reward=float("nan"), heldout=0.2, ago=20)
     make("c", reward=0.7, heldout=0.4, ago=10, pid=2**22 + 1)
@@ -156,7 +156,7 @@ def test_rows_are_sorted_and_chosen(make: Callable[..., Journal], ask: Ask) -> N
     assert (wrong.code, wrong.err.splitlines()[0][:36]) == (2, "error: `--state runing` is none of b")
 
 
-def test_a_folder_that_holds_no_runs_is_told(make: Callable[..., Journal], ask: Ask) -> None:
+def test_runs_explains_a_folder_without_runs(make: Callable[..., Journal], ask: Ask) -> None:
     assert ask("runs").err == (
         "error: there is no folder `runs` here, so no runs\n\n"
         "hint: ppoctl recipes list  # train one of them: ppoctl train RECIPE\n"
@@ -167,7 +167,7 @@ def test_a_folder_that_holds_no_runs_is_told(make: Callable[..., Journal], ask: 
     assert ask("runs", "empty") == Said(0, "", "no runs in `empty`\n")
 
 
-def test_the_folder_of_runs_may_be_named_as_other_commands_name_it(make: Callable[..., Journal], ask: Ask) -> None:
+def test_runs_folder_can_be_an_argument_or_an_option(make: Callable[..., Journal], ask: Ask) -> None:
     make("q1")
     assert ask("runs", "--runs", "runs").out == ask("runs", "runs").out
     assert ask("runs", "runs", "--runs", "other") == Said(
@@ -175,7 +175,7 @@ def test_the_folder_of_runs_may_be_named_as_other_commands_name_it(make: Callabl
     )
 
 
-def test_a_silent_slurm_is_a_note(make: Callable[..., Journal], ask: Ask, cluster: FakeSlurm) -> None:
+def test_runs_notes_that_slurm_does_not_answer(make: Callable[..., Journal], ask: Ask, cluster: FakeSlurm) -> None:
     record(make("q1", host="node1", job="12", restart=0)._attempt.layout, JobRecord("12", 1.0, "resume"))
     cluster.goes_away()
     said = ask("runs", "--wait", "0.1")
@@ -186,7 +186,7 @@ def test_a_silent_slurm_is_a_note(make: Callable[..., Journal], ask: Ask, cluste
     )
 
 
-def test_of_a_long_journal_only_what_a_list_says_is_read(make: Callable[..., Journal]) -> None:
+def test_runs_reads_only_the_end_of_a_long_journal(make: Callable[..., Journal]) -> None:
     journal = make("q1")
     for step in range(2, NEWEST + 20):
         journal.ensure(Manifest("values", step, str(step), (), "", {}, 1.0, 0.0, 1, {}))
@@ -199,7 +199,7 @@ def test_of_a_long_journal_only_what_a_list_says_is_read(make: Callable[..., Jou
     assert len(newest) < len(whole)
 
 
-def test_a_bare_name_is_a_run_of_the_folder(make: Callable[..., Journal], ask: Ask) -> None:
+def test_bare_name_refers_to_a_run_in_the_runs_folder(make: Callable[..., Journal], ask: Ask) -> None:
     make("q1")
     Path("q1").mkdir()  # no run
     assert ask("status", "q1").out.splitlines()[0] == "q1: finished"
@@ -217,7 +217,7 @@ def test_a_bare_name_is_a_run_of_the_folder(make: Callable[..., Journal], ask: A
     assert wrong == Said(2, "", "error: `q2` is not a run directory\n\nhint: ppoctl runs\n")
 
 
-def test_runs_of_a_folder_and_of_its_folders_are_found(tmp_path: Path) -> None:
+def test_runs_of_a_folder_and_its_subfolders_are_found(tmp_path: Path) -> None:
     for name in ("b", "sweep/a", "sweep/deep/c", ".hidden"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "run.json").touch()
@@ -256,7 +256,7 @@ def mirrored(name: str, **tracking: str) -> None:
         path.write_text(seal({**recipe, "tracking": {**recipe["tracking"], "kind": "mlflow", **tracking}}), "ascii")
 
 
-def test_a_run_is_deleted_when_somebody_says_so(
+def test_rm_deletes_a_run_only_after_confirmation(
     make: Callable[..., Journal], ask: Ask, types: Callable[[str], None]
 ) -> None:
     for name in ("q1", "q2", "q3"):
@@ -282,7 +282,7 @@ def test_a_run_is_deleted_when_somebody_says_so(
     assert there("runs") == []
 
 
-def test_without_a_terminal_yes_is_said_before(make: Callable[..., Journal], ask: Ask) -> None:
+def test_rm_without_a_terminal_requires_yes(make: Callable[..., Journal], ask: Ask) -> None:
     make("q1")
     said = ask("rm", "q1")
     assert said == Said(
@@ -295,7 +295,7 @@ def test_without_a_terminal_yes_is_said_before(make: Callable[..., Journal], ask
     assert ask("rm", "q1", "--yes").err.splitlines()[0] == "error: `q1` is not a run directory"
 
 
-def test_what_is_or_may_be_at_work_is_refused_and_nothing_else_goes(
+def test_rm_refuses_running_runs_and_then_deletes_nothing(
     make: Callable[..., Journal], ask: Ask, cluster: FakeSlurm
 ) -> None:
     make("idle")
@@ -325,15 +325,13 @@ def test_what_is_or_may_be_at_work_is_refused_and_nothing_else_goes(
     assert len(there("runs")) == 6
 
 
-def test_an_attempt_elsewhere_that_was_silent_for_too_long_is_in_nobodys_way(
-    make: Callable[..., Journal], ask: Ask
-) -> None:
+def test_rm_deletes_a_run_whose_remote_attempt_is_long_silent(make: Callable[..., Journal], ask: Ask) -> None:
     make("away", host="elsewhere", ago=10 * 24 * 3600)
     assert ask("rm", "away", "--yes").code == 0
     assert there("runs") == []
 
 
-def test_a_broken_run_can_be_deleted_unless_it_is_at_work(make: Callable[..., Journal], ask: Ask) -> None:
+def test_rm_deletes_a_damaged_run_unless_running(make: Callable[..., Journal], ask: Ask) -> None:
     for name, attempt in (("flipped", {}), ("keyless", {}), ("alive", {"pid": 1, "at": time.time()})):
         make(name, **attempt)  # type: ignore[arg-type]
     for name in ("flipped", "alive"):
@@ -356,7 +354,7 @@ def test_a_broken_run_can_be_deleted_unless_it_is_at_work(make: Callable[..., Jo
     assert there("runs") == ["alive"]
 
 
-def test_where_mlflow_does_not_answer_nothing_is_deleted(make: Callable[..., Journal], ask: Ask) -> None:
+def test_rm_deletes_nothing_if_mlflow_does_not_answer(make: Callable[..., Journal], ask: Ask) -> None:
     make("a")
     make("q1")
     mirrored("q1", uri="http://127.0.0.1:9")
@@ -370,7 +368,7 @@ def test_where_mlflow_does_not_answer_nothing_is_deleted(make: Callable[..., Jou
     assert ask("rm", "a", "q1", "--yes", "--keep-tracking").code == 0
 
 
-def test_what_a_killed_removal_left_goes_with_the_next_one(make: Callable[..., Journal], ask: Ask) -> None:
+def test_rm_finishes_an_interrupted_removal(make: Callable[..., Journal], ask: Ask) -> None:
     make("q1")
     Path("runs/.q0.removing-1a2b3c4d/states").mkdir(parents=True)
     Path("elsewhere").mkdir()

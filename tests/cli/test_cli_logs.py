@@ -46,7 +46,7 @@ def said_by(layout: RunPaths, name: str, text: str) -> Path:
     return path
 
 
-def test_an_attempt_keeps_what_it_said_with_times_and_how_it_failed(tmp_path: Path, ask: Ask) -> None:
+def test_console_log_has_timestamped_messages_and_the_failure(tmp_path: Path, ask: Ask) -> None:
     trained(tmp_path / "fake", fake_recipe(steps=2))
     said = ask("logs", tmp_path / "fake")
     lines = said.out.splitlines()
@@ -58,7 +58,7 @@ def test_an_attempt_keeps_what_it_said_with_times_and_how_it_failed(tmp_path: Pa
     assert said.code == 0
 
 
-def test_the_error_that_ended_an_attempt_is_its_last_word_and_holds_no_secret(tmp_path: Path, ask: Ask) -> None:
+def test_console_log_ends_with_the_error_without_secrets(tmp_path: Path, ask: Ask) -> None:
     layout, recipe = RunPaths(tmp_path / "fake"), fake_recipe(steps=1)
     new_run.create(layout, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
 
@@ -77,7 +77,7 @@ def test_the_error_that_ended_an_attempt_is_its_last_word_and_holds_no_secret(tm
     assert re.fullmatch(STAMP + r"hint: curl https://scorer", hint)
 
 
-def test_before_any_attempt_it_is_what_slurm_wrote_of_the_newest_job(made: RunPaths, ask: Ask) -> None:
+def test_logs_before_any_attempt_show_the_newest_slurm_log(made: RunPaths, ask: Ask) -> None:
     assert ask("logs", made.root) == Said(
         2,
         "",
@@ -94,7 +94,7 @@ def test_before_any_attempt_it_is_what_slurm_wrote_of_the_newest_job(made: RunPa
     assert ask("logs", made.root).out == "step 1/1\n"
 
 
-def test_each_file_is_had_by_its_name_and_by_its_kind(made: RunPaths, ask: Ask) -> None:
+def test_logs_selects_files_by_name_and_kind(made: RunPaths, ask: Ask) -> None:
     claim(made)
     said_by(made, "console.log", "first\n")
     claim(made)
@@ -128,13 +128,13 @@ def test_each_file_is_had_by_its_name_and_by_its_kind(made: RunPaths, ask: Ask) 
     )
 
 
-def test_what_a_library_wrote_does_not_reach_the_terminal_as_a_command(made: RunPaths, ask: Ask) -> None:
+def test_logs_escapes_control_characters(made: RunPaths, ask: Ask) -> None:
     claim(made)
     (made.attempt(1) / "actor-0.log").write_bytes(b"\x1b]0;owned\x07\xff\n")
     assert ask("logs", made.root, "--what", "actor-0").out == "\\x1b]0;owned\\x07\ufffd\n"
 
 
-def test_a_file_may_appear_late_grow_be_cut_or_be_replaced(tmp_path: Path) -> None:
+def test_tail_handles_late_growing_truncated_and_replaced_files(tmp_path: Path) -> None:
     path = tmp_path / "x.log"
     tail = Tail(path)
 
@@ -169,7 +169,7 @@ def follower(made: RunPaths) -> Callable[..., subprocess.Popen[str]]:
     return begin
 
 
-def test_a_follower_goes_from_slurm_to_the_attempts_and_ends_with_the_run(
+def test_follow_goes_from_slurm_log_to_attempts_and_ends_with_the_run(
     made: RunPaths, follower: Callable[..., subprocess.Popen[str]]
 ) -> None:
     record(made, JobRecord("7", 1.0, "resume"))
@@ -192,7 +192,7 @@ def test_a_follower_goes_from_slurm_to_the_attempts_and_ends_with_the_run(
     assert (out, err, process.returncode) == ("ends\n", "", 0)
 
 
-def test_a_follower_ends_when_slurm_has_no_job_of_the_run_any_more(
+def test_follow_ends_when_slurm_has_no_more_jobs(
     made: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm = FakeSlurm(tmp_path / "slurm")
@@ -213,7 +213,7 @@ def test_a_follower_ends_when_slurm_has_no_job_of_the_run_any_more(
     assert not _is_over(made, events, may_ask=True)
 
 
-def test_ctrl_c_ends_a_follower_well(made: RunPaths, follower: Callable[..., subprocess.Popen[str]]) -> None:
+def test_ctrl_c_ends_follow_cleanly(made: RunPaths, follower: Callable[..., subprocess.Popen[str]]) -> None:
     claim(made)
     said_by(made, "console.log", "hello\n")
     process = follower()

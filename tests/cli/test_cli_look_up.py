@@ -25,7 +25,7 @@ def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
     return asked
 
 
-def test_a_metric_to_steer_by_says_how_to_read_it_and_what_to_do(ask: Ask) -> None:
+def test_metric_lookup_explains_reading_and_actions(ask: Ask) -> None:
     assert ask("metrics", "reward/seconds_max").startswith(
         "reward/seconds_max\n"
         "  time a scorer took for the slowest sample (s)\n"
@@ -40,13 +40,13 @@ def test_a_metric_to_steer_by_says_how_to_read_it_and_what_to_do(ask: Ask) -> No
 
 
 @pytest.mark.parametrize(("words", "page"), [("keys", "recipe.md"), ("metrics", "metrics.md")])
-def test_a_page_is_printed_as_it_stands_and_as_one_object(ask: Ask, words: str, page: str) -> None:
+def test_page_option_prints_the_page_as_text_or_json(ask: Ask, words: str, page: str) -> None:
     text = (ROOT / "docs" / page).read_text("utf-8")
     assert ask(words, "--page") == text
     assert json.loads(ask(words, "--page", "--json")) == {"page": text}
 
 
-def test_a_word_finds_every_key_that_has_it_in_its_name(ask: Ask) -> None:
+def test_keys_lookup_finds_every_key_containing_the_word(ask: Ask) -> None:
     found = [line.split()[0] for line in ask("keys", "grad_clip").splitlines()[1:]]
     assert found == ["actor.optimizer.grad_clip", "critic.optimizer.grad_clip"]
     assert ask("keys", "lr").splitlines()[1].split()[0] == "actor.optimizer.lr"
@@ -55,7 +55,7 @@ def test_a_word_finds_every_key_that_has_it_in_its_name(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120, 400])
-def test_what_explains_a_recipe_fits_a_terminal(ask: Ask, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+def test_lookup_output_fits_the_terminal(ask: Ask, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     """On a terminal too narrow for its table a key is a block; lines end at the edge, between words."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", str(columns))

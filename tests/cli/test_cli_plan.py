@@ -32,7 +32,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
     return capsys.readouterr().out
 
 
-def test_the_quickstart_on_a_laptop(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_of_the_quickstart_on_a_laptop(capsys: pytest.CaptureFixture[str]) -> None:
     out = said(capsys, QUICKSTART)
     assert (
         out[out.index("disk\n") :]
@@ -101,7 +101,7 @@ what is on this machine with all processes
     )
 
 
-def test_a_large_model_on_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_of_a_large_model_on_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     out = said(capsys, *LARGE, *LAYOUT, "--gpu-gib", "80", code=7)
     assert (
         out[out.index("memory") :]
@@ -197,7 +197,7 @@ what is largest in critic_update, and what to do
     )
 
 
-def test_each_process_on_a_gpu_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_with_each_process_on_its_own_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     sets = [
         "generator.engines=4",
         "generator.tensor=2",
@@ -302,7 +302,7 @@ host memory of a node with 8 GPUs (the fullest of 3), at most 110 GiB
     )
 
 
-def test_roles_that_take_turns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_of_colocated_roles_with_offload(capsys: pytest.CaptureFixture[str]) -> None:
     out = said(
         capsys, *LARGE, *LAYOUT, "--gpu-gib", "80", "--set", 'cluster.offload=["actor", "critic", "generator"]'
     )
@@ -370,7 +370,7 @@ host memory of a node with 8 GPUs, at most 637 GiB
     )
 
 
-def test_on_a_machine_that_is_too_small(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_on_a_machine_that_is_too_small(capsys: pytest.CaptureFixture[str]) -> None:
     out = said(capsys, *LARGE)
     says = out[out.index("what is largest") :]
     assert (
@@ -392,7 +392,7 @@ what is largest in actor_update, and what to do
         ("gemma2", "assumed: attention keeps its scores"),
     ],
 )
-def test_what_is_assumed_of_a_family(
+def test_plan_states_its_assumptions_about_a_family(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, family: str, assumed: str
 ) -> None:
     numbers = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512, "head_dim": 32}
@@ -411,7 +411,7 @@ def test_what_is_assumed_of_a_family(
         assert "  too long: attention of the actor has no flash kernel and keeps 3.22 GiB of scores" in out
 
 
-def test_json_has_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_json_has_all_memory_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     memory = json.loads(said(capsys, *LARGE, *LAYOUT, "--gpu-gib", "80", "--json", code=7))["memory"]
     actor = memory["roles"]["actor"]
     assert [rank["stage"] for rank in actor["ranks"]] == [0, 1]
@@ -429,7 +429,7 @@ def processes(capsys: pytest.CaptureFixture[str], *sets: str) -> str:
     return out[out.index("processes\n") : out.index("\nupdates")]
 
 
-def test_processes_without_work_and_a_ray_that_is_not_used(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_reports_idle_processes_and_unused_ray(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         processes(capsys, "actor.parallel={data=100}", "critic.parallel={data=2}", "generator.engines=8")
         == """\
@@ -454,7 +454,7 @@ processes
     )
 
 
-def test_engines_that_cannot_start(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_plan_reports_engines_that_cannot_start(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     config = json.loads((ROOT / "recipes/quickstart/model/config.json").read_text("utf-8"))
     (tmp_path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 2048}))
     sets = ["generator.kv_cache_mib=1", "rollout.max_new_tokens=1000", f"model.path={tmp_path}"]

@@ -19,9 +19,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return found
 
 
-def test_rows_are_shown_as_text_and_tokens_with_what_ends_a_response(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_preview_shows_text_tokens_and_end_tokens_of_rows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = told(capsys, "--rows", "1", "--set", 'rollout.stop_strings=["Q:"]')
     (row,) = found["rows"]
     assert row["text"] == "<|user|>0 + 1?<|assistant|>"
@@ -37,7 +35,7 @@ def test_rows_are_shown_as_text_and_tokens_with_what_ends_a_response(
     assert "<|user|>1 + 1?<|assistant|>" in capsys.readouterr().out
 
 
-def test_what_is_odd_is_flagged(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_preview_flags_repeated_and_truncated_rows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "train.jsonl").write_text(TWICE)
     found = told(capsys, "--set", "rollout.max_prompt_tokens=4", "--set", "data.train.long_prompts=cut")
     assert "`data.train`: 1 of 4 rows repeat an earlier one; 4 are too long and are cut; 4 are used" in found["flags"]
@@ -48,7 +46,7 @@ def test_what_is_odd_is_flagged(folder: Path, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("end", ["<|user|>", ""])
-def test_a_template_whose_turns_end_no_response_is_flagged(
+def test_preview_flags_a_template_without_an_end_token(
     folder: Path, capsys: pytest.CaptureFixture[str], end: str
 ) -> None:
     template = "{% for m in messages %}<|user|>{{ m.content }}END{% endfor %}<|assistant|>"
@@ -56,14 +54,14 @@ def test_a_template_whose_turns_end_no_response_is_flagged(
     assert any("ends a turn with `<|user|>`" in flag for flag in told(capsys)["flags"]) == bool(end)
 
 
-def test_a_model_that_names_no_end_is_flagged(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_preview_flags_a_model_without_an_end_token(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("config.json", "generation_config.json"):
         if (folder / "base" / name).is_file():
             edit(folder / "base" / name, eos_token_id=...)
     assert any(flag.startswith("no end token: the model names none") for flag in told(capsys)["flags"])
 
 
-def test_another_set_is_asked_for_by_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_preview_selects_an_evaluation_set_by_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "held.jsonl").write_text(TWICE)
     held = 'data.eval.held={format="gsm8k", path="held.jsonl"}'
     found = told(capsys, "--set-name", "held", "--set", held)

@@ -30,7 +30,7 @@ def trained(root: Path, recipe: Recipe) -> RunResult:
     return session.attempt_run(opened)
 
 
-def test_a_run_without_what_its_recipe_expects_is_unmet_everywhere(tmp_path: Path, ask: Ask) -> None:
+def test_run_below_its_expectations_is_unmet_in_all_commands(tmp_path: Path, ask: Ask) -> None:
     root = tmp_path / "fake"
     trained(root, fake_recipe(steps=2, expect=UNMET))
     said = ask("status", root)
@@ -44,9 +44,7 @@ def test_a_run_without_what_its_recipe_expects_is_unmet_everywhere(tmp_path: Pat
     assert told["figures"]["time/rollout_s"] >= 0
 
 
-def test_a_training_without_what_its_recipe_expects_says_so_in_one_object(
-    tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_train_json_reports_unmet_expectations(tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = trained(tmp_path / "fake", fake_recipe(steps=2, expect=UNMET))
     before = list(app.registered_commands)
 
@@ -69,7 +67,7 @@ def test_a_training_without_what_its_recipe_expects_says_so_in_one_object(
 HOSTILE = "\x1b]0;owned\x07\u202etxt\x00\r\x9b2J caf\u00e9"
 
 
-def test_what_others_wrote_does_not_reach_the_terminal_as_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sample_screen_escapes_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     sample = ShownSample(
         step=1, row=0, prompt_id=HOSTILE, sample=0, stamp="actor@0", finish="terminated", prompt=HOSTILE + "\nnext",
         response="",
@@ -92,7 +90,7 @@ def written(**keys: Any) -> Recipe:
     return fake_recipe(reward={"kind": "gsm8k"}, **absolute, **keys)
 
 
-def test_a_resume_of_a_finished_run_says_so_and_makes_no_attempt(tmp_path: Path, ask: Ask) -> None:
+def test_resume_of_a_finished_run_starts_no_attempt(tmp_path: Path, ask: Ask) -> None:
     root = tmp_path / "fake"
     trained(root, written(steps=2))
     ask("status", root)  # what the training said is read with it
@@ -105,7 +103,7 @@ def test_a_resume_of_a_finished_run_says_so_and_makes_no_attempt(tmp_path: Path,
     assert RunPaths(root).attempts() == [1]
 
 
-def test_the_summary_of_a_finished_run_goes_to_stdout_while_libraries_are_kept_apart(
+def test_summary_goes_to_stdout_while_library_output_is_separated(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "fake"
@@ -120,13 +118,13 @@ def test_the_summary_of_a_finished_run_goes_to_stdout_while_libraries_are_kept_a
     assert said.err.startswith("all steps are done")
 
 
-def test_a_run_whose_paths_are_relative_is_over_too(tmp_path: Path) -> None:
+def test_finished_run_with_relative_paths_is_finished(tmp_path: Path) -> None:
     root = tmp_path / "fake"
     trained(root, fake_recipe(steps=2))
     assert resume._as_it_ended(RunPaths(root)) is not None
 
 
-def test_a_resume_of_an_unmet_run_ends_as_the_run_did(tmp_path: Path, ask: Ask) -> None:
+def test_resume_of_an_unmet_run_returns_the_same_exit_code(tmp_path: Path, ask: Ask) -> None:
     root = tmp_path / "fake"
     trained(root, written(steps=2, expect=UNMET))
     ask("status", root)
@@ -135,7 +133,7 @@ def test_a_resume_of_an_unmet_run_ends_as_the_run_did(tmp_path: Path, ask: Ask) 
     assert said.err.splitlines()[0] == "all steps are done: nothing is left to do"
 
 
-def test_a_run_is_named_as_it_was_typed(tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_path_is_printed_as_typed(tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     trained(tmp_path / "fake", written(steps=2))
     monkeypatch.chdir(tmp_path)
     said = ask("resume", "fake")
@@ -143,7 +141,7 @@ def test_a_run_is_named_as_it_was_typed(tmp_path: Path, ask: Ask, monkeypatch: p
     assert said.err.endswith("more steps: ppoctl resume fake --set steps=4\n")
 
 
-def test_a_run_whose_file_was_edited_is_not_over(tmp_path: Path) -> None:
+def test_run_with_an_edited_recipe_is_not_finished(tmp_path: Path) -> None:
     root = tmp_path / "fake"
     trained(root, written(steps=2))
     file = RunPaths(root).recipe_toml

@@ -33,12 +33,12 @@ URI = "http://me:hunter2@host:5000/x"
         ("postgresql://h/d, ask me@home", "postgresql://h/d, ask me@home"),
     ],
 )
-def test_a_text_loses_its_secrets_and_nothing_else(text, shown):
+def test_without_secrets_removes_only_secrets(text, shown):
     assert without_secrets(text) == shown
     assert holds_secret(text) == (text != shown)
 
 
-def test_the_user_of_a_database_is_no_secret():
+def test_database_user_is_not_a_secret():
     assert not holds_secret("postgresql://me@host/db")
 
 
@@ -76,7 +76,7 @@ WAYS = {
 
 @pytest.mark.parametrize("more", [[], ["--debug"], ["--json"]])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_password_on_any_way_into_a_recipe_is_refused_and_not_repeated(folder, monkeypatch, capsys, way, more):
+def test_password_in_any_recipe_source_is_refused_without_repeating(folder, monkeypatch, capsys, way, more):
     text = WAYS[way]
     Path("r.toml").write_text(text + SMALLEST if text.startswith("tracking") else SMALLEST + text)
     words = {
@@ -94,7 +94,7 @@ def test_a_password_on_any_way_into_a_recipe_is_refused_and_not_repeated(folder,
     assert not [piece for piece in ("hunt", "unte", "nter2") if piece in said], "not a piece of it either"
 
 
-def test_the_refusal_says_how_a_secret_travels(folder, capsys):
+def test_refused_secret_hint_names_the_alternatives(folder, capsys):
     Path("r.toml").write_text(SMALLEST + at_uri(f'"{URI}"'))
     assert run(["validate", "r.toml"]) == 2
     said = capsys.readouterr().err
@@ -103,7 +103,7 @@ def test_the_refusal_says_how_a_secret_travels(folder, capsys):
     assert '`tracking.uri = "$NAME"`' in said
 
 
-def test_a_variable_is_kept_by_name_wherever_a_recipe_is_written(folder, monkeypatch, capsys):
+def test_variable_reference_is_written_by_name(folder, monkeypatch, capsys):
     monkeypatch.setenv("WHERE", URI)
     Path("r.toml").write_text(SMALLEST + at_uri('"$WHERE"'))
     loaded = load([Path("r.toml")])
@@ -114,7 +114,7 @@ def test_a_variable_is_kept_by_name_wherever_a_recipe_is_written(folder, monkeyp
     assert "hunter2" not in "".join(capsys.readouterr())
 
 
-def test_errors_carry_no_secrets_whoever_made_them():
+def test_error_messages_and_hints_have_no_secrets():
     error = errors.StorageError(f"`{URI}` is full", hint=f"look at {URI}")
     assert (error.message, error.hint, str(error)) == (
         "`http://host:5000/x` is full", "look at http://host:5000/x", "`http://host:5000/x` is full",
@@ -132,7 +132,7 @@ def failing(monkeypatch, tmp_path):
     monkeypatch.setattr(app_module, "app", fail)
 
 
-def test_the_traceback_that_is_kept_is_private_and_has_no_secret(failing, tmp_path, capsys):
+def test_saved_traceback_is_private_and_has_no_secret(failing, tmp_path, capsys):
     for file in ("ppoctl-traceback-1.log", f"ppoctl-traceback-{run.__module__}"):
         (tmp_path / file).symlink_to(tmp_path / "victim")
     logs = []
@@ -148,7 +148,7 @@ def test_the_traceback_that_is_kept_is_private_and_has_no_secret(failing, tmp_pa
     assert not (tmp_path / "victim").exists()
 
 
-def test_a_word_of_a_hint_is_one_word_of_a_shell():
+def test_hint_arguments_are_shell_quoted():
     assert quoted("runs/my run") == "'runs/my run'"
     assert quoted(Path("$(touch x)")) == "'$(touch x)'"
     assert quoted("runs/my") == "runs/my"

@@ -41,7 +41,7 @@ STORIES = {
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_a_run_with_another_story_is_read_like_any_other(
+def test_run_with_another_step_function_is_readable(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     story, begins, states = STORIES[name]
@@ -60,7 +60,7 @@ def test_a_run_with_another_story_is_read_like_any_other(
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_a_stage_that_is_gone_is_a_hole_in_that_story(
+def test_missing_stage_is_found_for_other_step_functions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     story, begins, _ = STORIES[name]

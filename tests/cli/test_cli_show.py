@@ -58,7 +58,7 @@ def listed(ask: Ask, *words: object) -> list[dict[str, Any]]:
     return found
 
 
-def test_records_are_read_without_torch_as_with_it(root: Path) -> None:
+def test_records_read_without_torch_equal_the_loaded_records(root: Path) -> None:
     layout = RunPaths(root)
     for stage in ("rollout", "reward", "values", "logprobs", "advantages", "eval"):
         whole = load_record(layout, 3, stage, require(layout.stage(3, stage)))
@@ -72,7 +72,7 @@ def test_records_are_read_without_torch_as_with_it(root: Path) -> None:
     assert record_file.read(layout, 3, "correction") is None
 
 
-def test_no_command_of_it_loads_torch_or_transformers(root: Path) -> None:
+def test_show_imports_no_torch_or_transformers(root: Path) -> None:
     heavy = {"torch", "transformers", "jinja2", "jaxtyping", "pyarrow", "huggingface_hub"}
     forms = ((), ("--list",), ("--eval", "--sort", "flipped"), ("--sample", "1"), ("--prompt", "p9"), ("--step", "9"))
     commands = tuple(("show", str(root), *form) for form in forms)
@@ -81,14 +81,14 @@ def test_no_command_of_it_loads_torch_or_transformers(root: Path) -> None:
     assert [heavy & set(found[words]["loaded"]) for words in commands] == [set()] * 6  # type: ignore[call-overload]
 
 
-def test_names_of_choices_are_those_of_the_records() -> None:
+def test_option_choices_match_the_record_values() -> None:
     assert get_args(show.Finish) == FINISH_REASONS
     assert get_args(show.Outcome) == REWARD_OUTCOMES
     assert get_args(sample_list.Sort) == get_args(lists.SortKey)
     assert set(get_args(sample_screen.TokenMetric)) == set(sample_screen.LEGENDS)
 
 
-def test_a_sample_in_full_has_every_figure_of_its_tokens(root: Path, ask: Ask) -> None:
+def test_sample_screen_shows_every_metric_of_its_tokens(root: Path, ask: Ask) -> None:
     out = ask("--step", 2, "--sample", 3).out.splitlines()
     [sample] = read_samples(RunPaths(root), 2, [3])
     assert out[0] == f"sample  3 of step 2: p5 #1, {sample.stamp}"
@@ -104,7 +104,7 @@ def test_a_sample_in_full_has_every_figure_of_its_tokens(root: Path, ask: Ask) -
     assert "green" not in "".join(out)
 
 
-def test_kl_is_the_log_prob_less_the_references_or_what_was_recorded_whole(root: Path) -> None:
+def test_kl_is_the_recorded_full_kl_or_the_logprob_gap_to_reference(root: Path) -> None:
     records = StepRecords.read(RunPaths(root), 3)  # in the first the actor is the reference
     assert records.logprobs is not None
     length, told = int(records.rollouts["lengths"][2]), records.logprobs.fields
@@ -119,7 +119,7 @@ def test_kl_is_the_log_prob_less_the_references_or_what_was_recorded_whole(root:
     assert replace(records, logprobs=replace(records.logprobs, fields={})).kl(2) is None
 
 
-def test_best_and_worst_are_of_those_that_are_left(ask: Ask) -> None:
+def test_best_and_worst_are_chosen_after_filtering(ask: Ask) -> None:
     rows = listed(ask, "--list")
     scores = [row["score"] for row in rows]
     assert json.loads(ask("--best", "--json").out)["score"] == max(scores)
@@ -128,7 +128,7 @@ def test_best_and_worst_are_of_those_that_are_left(ask: Ask) -> None:
     assert json.loads(ask("--best", "--max-reward", middle, "--json").out)["score"] == middle
 
 
-def test_a_list_has_a_line_for_each_sample(ask: Ask) -> None:
+def test_list_has_a_line_per_sample(ask: Ask) -> None:
     said = ask("--list")
     lines = said.out.splitlines()
     head = ["row", "prompt", "sample", "score", "outcome", "tokens", "finish", "advantage", "response"]
@@ -144,7 +144,7 @@ def test_a_list_has_a_line_for_each_sample(ask: Ask) -> None:
     assert len(listed(ask, "--list", "--limit", 2)) == 2
 
 
-def test_the_mean_advantage_is_over_tokens_that_train(root: Path, ask: Ask) -> None:
+def test_mean_advantage_is_over_unmasked_tokens(root: Path, ask: Ask) -> None:
     records = StepRecords.read(RunPaths(root), 3)
     [row] = listed(ask, "--list", "--limit", 1)
     assert records.advantages is not None
@@ -157,7 +157,7 @@ def test_the_mean_advantage_is_over_tokens_that_train(root: Path, ask: Ask) -> N
     assert replace(records, advantages=None, rewards=None).row(0).outcome == "not scored"
 
 
-def test_a_damaged_record_is_named_and_not_shown(
+def test_damaged_record_is_named_and_not_shown(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = shutil.copytree(root, tmp_path / "damaged")
@@ -185,7 +185,7 @@ def colours(text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("by", "found"), [("advantage", [GREEN, RED]), ("value", [RED, GREEN]), ("kl", [GREEN, GREEN])]
 )
-def test_colours_are_of_the_figure_that_is_asked_for(
+def test_token_colours_follow_the_requested_metric(
     root: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -208,7 +208,7 @@ def test_colours_are_of_the_figure_that_is_asked_for(
         sample_screen.print_sample(replace(two, kl=None), "kl")
 
 
-def test_a_character_of_several_tokens_is_shown_once(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_character_of_several_tokens_is_shown_once(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [sample] = read_samples(RunPaths(root), 3, [0])
     two = replace(
         sample, tokens=[5, 6], pieces=["\u00e9", ""], advantages=None, values=None, kl=None, logprobs=[-1.0, -2.0]
@@ -223,19 +223,19 @@ def test_a_character_of_several_tokens_is_shown_once(root: Path, capsys: pytest.
     ]
 
 
-def test_a_list_is_as_long_as_the_screen(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_is_limited_to_the_screen_height(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     on_a_terminal(monkeypatch, lines=9)
     said = ask("--list", "--no-pager")
     assert said.err.splitlines()[-1] == "4 of 8 samples of step 3, 4 more with --limit 8"
     assert len(said.out.splitlines()) == 1 + 4
 
 
-def test_what_stdout_has_no_letter_for_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_characters_outside_the_stdout_encoding_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     assert render.printable("caf\u00e9\x1b \u4e2d\n") == "caf\\xe9\\x1b \\u4e2d\n"
 
 
-def test_a_prompt_is_followed_over_the_steps_that_have_it(ask: Ask) -> None:
+def test_prompt_option_lists_its_samples_of_all_steps(ask: Ask) -> None:
     said = ask("--prompt", "p5")
     assert said.out.splitlines()[0].split()[:2] == ["step", "row"]
     assert [row["step"] for row in listed(ask, "--prompt", "p5")] == [2, 2]
@@ -251,7 +251,7 @@ def test_a_prompt_is_followed_over_the_steps_that_have_it(ask: Ask) -> None:
     assert wrong.err.startswith("error: no sample that is kept is of a prompt `p55`; did you mean `p5`?\n")
 
 
-def test_an_evaluation_is_listed_and_shown(ask: Ask) -> None:
+def test_evaluation_samples_are_listed_and_shown(ask: Ask) -> None:
     rows = listed(ask, "--eval")
     assert {row["step"] for row in rows} == {3}
     assert {row["set"] for row in rows} == {"held/greedy", "held/sampled"}
@@ -268,7 +268,7 @@ def test_an_evaluation_is_listed_and_shown(ask: Ask) -> None:
     assert (told["step"], told["row"], told["prompt"]) == (3, number, "question 103")
 
 
-def test_filters_take_what_they_name(ask: Ask) -> None:
+def test_filters_select_matching_samples(ask: Ask) -> None:
     rows = listed(ask, "--list")
     for finish in FINISH_REASONS:
         assert listed(ask, "--finish", finish) == [row for row in rows if row["finish"] == finish]
@@ -295,7 +295,7 @@ def test_filters_take_what_they_name(ask: Ask) -> None:
         (("--best", "--min-reward", 9), "no sample is like that"),
     ],
 )
-def test_what_cannot_be_is_refused(ask: Ask, root: Path, words: tuple[object, ...], says: str) -> None:
+def test_invalid_show_options_are_refused(ask: Ask, root: Path, words: tuple[object, ...], says: str) -> None:
     said = ask(*words)
     assert said.code == 2
     assert said.err.splitlines()[0] == f"error: {says.format(root=root)}"
@@ -323,7 +323,7 @@ def rows_by(key: lists.SortKey, before: dict[lists.Question, Before] | None = No
     return [row.row for row in ordered(ROWS, key, flips(ROWS, before or {}), **options)]
 
 
-def test_the_most_comes_first() -> None:
+def test_sorting_puts_the_largest_value_first() -> None:
     assert rows_by("row") == [0, 1, 2, 3, 4, 5, 6]
     assert rows_by("row", reverse=True) == [6, 5, 4, 3, 2, 1, 0]
     assert rows_by("reward") == [0, 1, 4, 5, 3, 2, 6]
@@ -332,7 +332,7 @@ def test_the_most_comes_first() -> None:
     assert rows_by("advantage") == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_prompts_that_flipped_come_together_and_those_that_changed_since_too() -> None:
+def test_flipped_sort_puts_mixed_and_changed_prompts_first() -> None:
     assert flips(ROWS, {}) == {("", "even"): 0.0, ("", "mixed"): 1.0, ("", "also"): 0.75}
     assert rows_by("flipped") == [2, 4, 3, 5, 0, 1, 6]
     changed = {("", "even"): Before(1, 0.1), ("", "also"): Before(2, 0.625)}
@@ -340,7 +340,7 @@ def test_prompts_that_flipped_come_together_and_those_that_changed_since_too() -
     assert rows_by("flipped", changed) == [2, 4, 0, 1, 3, 5, 6]
 
 
-def test_the_nearest_earlier_step_is_what_a_prompt_is_compared_with(root: Path, ask: Ask) -> None:
+def test_prompts_are_compared_with_the_nearest_earlier_step(root: Path, ask: Ask) -> None:
     rows = listed(ask, "--eval", "--sort", "flipped")
     assert {row["before"]["step"] for row in rows} == {2}
     source = lists.Source(RunPaths(root), evaluations=True)
@@ -350,17 +350,17 @@ def test_the_nearest_earlier_step_is_what_a_prompt_is_compared_with(root: Path, 
     assert ask("--eval", "--sort", "flipped").out.splitlines()[0].split()[-3:] == ["flip", "before", "response"]
 
 
-def test_bounds_of_the_reward_take_no_sample_without_one() -> None:
+def test_reward_bounds_exclude_samples_without_a_reward() -> None:
     assert [row.row for row in ROWS if SampleFilter(min_reward=0.5).takes(row)] == [0, 1, 4, 5]
     assert [row.row for row in ROWS if SampleFilter(max_reward=0.25).takes(row)] == [2, 3]
 
 
-def test_neighbours_are_spans() -> None:
+def test_consecutive_numbers_are_printed_as_ranges() -> None:
     assert spans([1, 2, 3, 5, 8, 9]) == "1-3, 5, 8-9"
     assert spans([4]) == "4"
 
 
-def test_a_narrow_list_leaves_columns_out_and_says_which(capsys: pytest.CaptureFixture[str]) -> None:
+def test_narrow_list_drops_columns_and_names_them(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [sample(0, "train/000001-0123abcd", 1.0, response="\n first\x1b line of a longer text\nsecond\n")]
     known = sample_list._Flips({}, {})
     sample_list._print(rows, sample_list.Form(), known, 60)
@@ -374,14 +374,14 @@ def test_a_narrow_list_leaves_columns_out_and_says_which(capsys: pytest.CaptureF
     assert capsys.readouterr().out.splitlines()[1].endswith("  second")
 
 
-def test_text_is_cut_to_cells_of_the_terminal() -> None:
+def test_text_is_truncated_to_terminal_cells() -> None:
     assert render.clipped("abcdef", 6) == "abcdef"
     assert render.clipped("abcdefg", 6) == "abcd.."
     assert render.clipped("\u4e2d\u6587\u5b57", 5) == "\u4e2d.."
     assert render.clipped("anything", None) == "anything"
 
 
-def test_a_pager_gets_what_a_terminal_would(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_pager_receives_terminal_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     monkeypatch.setenv("PAGER", f"{sys.executable} -c \"import sys; open('{seen}', 'w').write(sys.stdin.read())\"")
     with pager.paged():

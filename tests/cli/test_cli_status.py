@@ -54,7 +54,7 @@ def begun(layout: RunPaths, **where: object) -> Journal:
     return journal
 
 
-def test_a_run_in_the_queue(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_status_of_a_pending_job(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     submitted(layout)
     cluster.has("12", "PENDING", reason="Resources")
     said = ask("status", "my")
@@ -68,7 +68,7 @@ def test_a_run_in_the_queue(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> N
     assert said.err == "stop it: ppoctl stop my\n"
 
 
-def test_a_run_at_work_in_a_job(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_status_of_a_run_in_a_job(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     submitted(layout)
     begun(layout, job="12", restart=0)
     cluster.has("12", "RUNNING", nodes="node[1-2]", start="1795403470")
@@ -82,7 +82,7 @@ def test_a_run_at_work_in_a_job(layout: RunPaths, cluster: FakeSlurm, ask: Ask) 
     assert "attempts     2 running or killed on node1" in ask("status", "my", "--wait", "0.1").out.splitlines()
 
 
-def test_everything_is_in_the_one_object(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_status_json_has_all_jobs_attempts_and_slurm_states(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     submitted(layout)
     submitted(layout, "13", after="12")
     begun(layout, job="12", restart=0).event("attempt_ended", status="preempted", exit_code=75)
@@ -105,7 +105,7 @@ def test_everything_is_in_the_one_object(layout: RunPaths, cluster: FakeSlurm, a
     assert told["attempts"][-1]["job"] == "12"
 
 
-def test_a_controller_that_is_away_is_waited_for_shortly(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_status_waits_only_briefly_for_an_unreachable_slurm(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     submitted(layout)
     cluster.goes_away()
     said = ask("status", "my", "--wait", "0.1")
@@ -118,9 +118,7 @@ def test_a_controller_that_is_away_is_waited_for_shortly(layout: RunPaths, clust
     assert "within 0.5 s" in ask("status", "my").out
 
 
-def test_the_words_of_a_job_that_failed_reach_no_terminal_as_a_command(
-    layout: RunPaths, cluster: FakeSlurm, ask: Ask
-) -> None:
+def test_status_escapes_control_characters_in_job_errors(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     submitted(layout)
     cluster.has("12", "FAILED", status="2048")
     layout.job_log("12").write_text("error: no \x1b]0;owned\x07 disk\n")
@@ -131,7 +129,7 @@ def test_the_words_of_a_job_that_failed_reach_no_terminal_as_a_command(
     assert said.err == "continue: ppoctl resume my --on slurm\n"
 
 
-def test_each_job_is_told_with_its_own_end(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_status_lists_each_job_with_its_end(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     for id in ("7", "8", "9"):
         submitted(layout, id)
     layout.job_ended("8").write_text("0 4 100 -\n")
@@ -139,7 +137,7 @@ def test_each_job_is_told_with_its_own_end(layout: RunPaths, cluster: FakeSlurm,
     assert "jobs         7 unknown, 8 ended with 4, 9 completed" in ask("status", "my").out.splitlines()
 
 
-def test_what_became_of_the_time_of_each_attempt_is_a_line(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_status_shows_the_time_use_of_each_attempt(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     for number in range(10):
         journal = begun(layout, at=1000.0 * number, gpus=4 if number == 9 else 0)
         ended = {"status": "preempted", "exit_code": 75, "starting_s": 20.0, "abandoned_s": 30.0}
@@ -154,7 +152,7 @@ def test_what_became_of_the_time_of_each_attempt_is_a_line(layout: RunPaths, clu
     assert (told[0]["attempt"], told[0]["wall_s"], told[0]["lost_s"]) == (2, 90.0, 30.0)
 
 
-def test_resume_leaves_a_run_at_work_in_a_job_alone(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_resume_refuses_a_run_that_is_running_in_a_job(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     submitted(layout)
     cluster.has("12", "RUNNING", nodes="node1")
     said = ask("resume", "my")
@@ -163,7 +161,7 @@ def test_resume_leaves_a_run_at_work_in_a_job_alone(layout: RunPaths, cluster: F
     assert "ppoctl status my" in said.err
 
 
-def test_a_job_at_work_is_asked_to_stop_and_what_waits_behind_it_is_cancelled_last_one_first(
+def test_stop_requests_the_running_job_and_cancels_waiting_jobs(
     layout: RunPaths, cluster: FakeSlurm, ask: Ask
 ) -> None:
     for id, after in (("12", None), ("13", "12"), ("14", "13")):
@@ -191,9 +189,7 @@ go on later: ppoctl resume my --on slurm
     ]
 
 
-def test_after_now_the_job_is_signalled_when_the_request_is_written(
-    layout: RunPaths, cluster: FakeSlurm, ask: Ask
-) -> None:
+def test_stop_now_signals_the_job_after_writing_the_request(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     submitted(layout)
     begun(layout, job="12", restart=0)
     cluster.has("12", "RUNNING", nodes="node1")
@@ -203,7 +199,7 @@ def test_after_now_the_job_is_signalled_when_the_request_is_written(
     assert cluster.asked[-1] == "scancel --batch --signal=TERM 12"
 
 
-def test_a_job_in_which_somebody_works_by_hand_is_left_alone(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_stop_does_not_signal_an_interactive_job(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     """A desktop, a notebook, an allocation: the run was not submitted as this job, and others may be in it."""
     begun(layout, job="77", restart=0).event("attempt_ended", status="failed", exit_code=3)
     cluster.has("77", "RUNNING", nodes="node1")
@@ -214,7 +210,7 @@ def test_a_job_in_which_somebody_works_by_hand_is_left_alone(layout: RunPaths, c
     assert stop_requested(layout, 3) == "now"
 
 
-def test_a_run_in_the_queue_is_taken_out_of_it(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_stop_cancels_a_pending_job(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     submitted(layout)
     cluster.has("12", "PENDING", restarts=2)
     begun(layout, job="12", restart=1).event("attempt_ended", status="preempted", exit_code=75)
@@ -223,7 +219,7 @@ def test_a_run_in_the_queue_is_taken_out_of_it(layout: RunPaths, cluster: FakeSl
     assert not layout.stop_request.exists()
 
 
-def test_a_job_that_begins_while_it_is_cancelled_is_cancelled_all_the_same(
+def test_stop_cancels_a_job_that_starts_during_the_cancellation(
     layout: RunPaths, cluster: FakeSlurm, ask: Ask
 ) -> None:
     submitted(layout)
@@ -236,7 +232,7 @@ def test_a_job_that_begins_while_it_is_cancelled_is_cancelled_all_the_same(
 
 
 @pytest.mark.parametrize(("code", "state"), [(75, "CANCELLED"), (0, "COMPLETING")])
-def test_a_job_whose_attempt_has_ended_is_cancelled_only_if_it_would_come_back(
+def test_stop_cancels_a_completing_job_only_if_resumable(
     layout: RunPaths, cluster: FakeSlurm, ask: Ask, code: int, state: str
 ) -> None:
     submitted(layout)
@@ -247,7 +243,7 @@ def test_a_job_whose_attempt_has_ended_is_cancelled_only_if_it_would_come_back(
     assert cluster.state("12") == state
 
 
-def test_a_run_of_this_host_is_asked_and_slurm_is_not(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_stop_of_a_local_run_does_not_query_slurm(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     parent = psutil.Process().parent()
     assert parent is not None
     begun(layout, host=platform.node(), pid=parent.pid)
@@ -259,7 +255,9 @@ def test_a_run_of_this_host_is_asked_and_slurm_is_not(layout: RunPaths, cluster:
     assert cluster.asked == []
 
 
-def test_a_run_on_another_host_gets_the_request_alone(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_stop_of_a_run_on_another_host_only_writes_the_request(
+    layout: RunPaths, cluster: FakeSlurm, ask: Ask
+) -> None:
     begun(layout)
     assert ask("stop", "my", "--after", "now").out.splitlines() == [
         "attempt 2 on node1, if it is still there, is asked to stop now: its present stage is lost, but for finished "
@@ -270,9 +268,7 @@ def test_a_run_on_another_host_gets_the_request_alone(layout: RunPaths, cluster:
     assert cluster.asked == []
 
 
-def test_a_run_that_is_over_is_left_alone_and_that_is_no_error(
-    layout: RunPaths, cluster: FakeSlurm, ask: Ask
-) -> None:
+def test_stop_of_a_finished_run_does_nothing_and_succeeds(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     submitted(layout)
     begun(layout, job="12", restart=0)
     cluster.has("12", "NODE_FAIL")
@@ -282,9 +278,7 @@ def test_a_run_that_is_over_is_left_alone_and_that_is_no_error(
     assert not layout.stop_request.exists()
 
 
-def test_without_an_answer_of_slurm_the_request_is_written_and_the_rest_is_told(
-    layout: RunPaths, cluster: FakeSlurm, ask: Ask
-) -> None:
+def test_stop_without_a_slurm_answer_writes_the_request(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     submitted(layout)
     begun(layout, job="12", restart=0)
     cluster.goes_away()
@@ -301,7 +295,9 @@ def test_without_an_answer_of_slurm_the_request_is_written_and_the_rest_is_told(
     assert stop_requested(layout, 2) == "stage"
 
 
-def test_a_request_that_cannot_be_written_cancels_nothing(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_stop_cancels_nothing_if_the_request_cannot_be_written(
+    layout: RunPaths, cluster: FakeSlurm, ask: Ask
+) -> None:
     submitted(layout)
     submitted(layout, "13", after="12")
     begun(layout, job="12", restart=0)
@@ -312,9 +308,7 @@ def test_a_request_that_cannot_be_written_cancels_nothing(layout: RunPaths, clus
     assert cluster.state("13") == "PENDING"
 
 
-def test_a_suspended_or_hung_run_is_told_what_the_request_does_there(
-    layout: RunPaths, cluster: FakeSlurm, ask: Ask
-) -> None:
+def test_stop_describes_its_effect_on_a_suspended_or_hung_run(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     submitted(layout)
     begun(layout, job="12", restart=0, at=time.time() - 99999)
     cluster.has("12", "RUNNING", nodes="node1")

@@ -31,7 +31,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     return printed_at
 
 
-def test_the_last_column_goes_on_below_itself(printed: Print) -> None:
+def test_last_column_wraps_below_itself(printed: Print) -> None:
     assert (
         printed(60)
         == """\
@@ -44,7 +44,7 @@ rollout.seed   -        Where the draws begin.
     )
 
 
-def test_a_row_without_room_for_columns_is_a_block(printed: Print) -> None:
+def test_row_too_wide_for_columns_is_printed_as_a_block(printed: Print) -> None:
     assert (
         printed(40)
         == """\
@@ -59,20 +59,20 @@ rollout.seed
     )
 
 
-def test_where_there_is_room_or_no_terminal_a_row_is_a_line(printed: Print) -> None:
+def test_row_that_fits_or_has_no_terminal_is_a_single_line(printed: Print) -> None:
     assert printed(None) == printed(120)
     assert len(printed(None).splitlines()) == 3
 
 
 @pytest.mark.parametrize("room", range(20, 130, 7))
-def test_no_line_is_longer_than_the_terminal_and_no_word_is_lost(printed: Print, room: int) -> None:
+def test_table_fits_the_terminal_and_loses_no_word(printed: Print, room: int) -> None:
     lines = printed(room).splitlines()
     assert max(map(len, lines)) <= room
     words = {word for row in ROWS for text in row for word in text.split()} - {"-"}
     assert words <= set(" ".join(lines).split())
 
 
-def test_after_the_last_column_the_widest_gives_room_and_short_ones_never_do() -> None:
+def test_widest_column_shrinks_after_the_last_column() -> None:
     texts = [("22.9 MiB", "a run of many words that says much", "more than it seems to say")]
     assert widths_in(80, texts, WORDS) == [8, 34, 25]
     assert widths_in(70, texts, WORDS) == [8, 34, 24]  # what ends a column of sentences is left readable
@@ -81,7 +81,7 @@ def test_after_the_last_column_the_widest_gives_room_and_short_ones_never_do() -
     assert widths_in(47, texts, WORDS) is None
 
 
-def test_a_name_is_broken_behind_a_slash_where_words_do_not_do() -> None:
+def test_names_break_after_a_slash_if_spaces_are_not_enough() -> None:
     texts = [("eval/heldout/greedy_pass_at_1", "0.5")]
     assert widths_in(30, texts, WORDS) is None
     assert widths_in(30, texts, NAMES) == [25, 3]
@@ -90,27 +90,27 @@ def test_a_name_is_broken_behind_a_slash_where_words_do_not_do() -> None:
     ]  # fmt: skip
 
 
-def test_a_path_runs_over_the_edge_whole() -> None:
+def test_long_path_overflows_unbroken() -> None:
     path = "/" + "x" * 50
     widths = widths_in(34, [("at", f"in {path}")], WORDS)
     assert widths == [2, 30]
     assert laid_out(("at", f"in {path}"), widths, [False, False], WORDS) == ["at  in", f"    {path}"]
 
 
-def test_text_is_broken_at_spaces_only_and_keeps_the_one_in_front() -> None:
+def test_text_wraps_at_spaces_and_keeps_its_indent() -> None:
     assert wrapped("  one two  three", 9) == ["  one two", "three"]
     assert wrapped("a/b/c d", 3, NAMES) == ["a/", "b/c", "d"]
     assert wrapped("", 3) == [""]
 
 
-def test_a_block_has_short_things_side_by_side() -> None:
+def test_block_has_short_fields_on_one_line() -> None:
     row = ("q1", "finished", "-", "0.5", "")
     assert list(block(row, ("run", "state", "steps", "reward", ""), 40)) == ["q1", "  state: finished   reward: 0.5"]
     assert list(block(row, (), 17)) == ["q1", "  finished", "  0.5"]
     assert list(block(("-", ""), (), 40)) == []
 
 
-def test_numbers_stand_at_the_right_on_a_narrow_terminal_too(
+def test_numbers_are_right_aligned_on_a_narrow_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
@@ -120,9 +120,7 @@ def test_numbers_stand_at_the_right_on_a_narrow_terminal_too(
     assert re.findall(r"^ *7  a text", capsys.readouterr().out, re.M) == ["    7  a text"]
 
 
-def test_sentences_go_on_below_themselves_on_a_terminal_only(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prose_wraps_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "24")
     text = "  source: one of many papers, and another one"
     render.prose(text)
@@ -134,7 +132,7 @@ def test_sentences_go_on_below_themselves_on_a_terminal_only(
     assert capsys.readouterr().out == "\n"
 
 
-def test_an_error_goes_on_below_itself_on_a_terminal_only(
+def test_error_message_wraps_only_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "24")

@@ -11,7 +11,7 @@ from ppoctl.cli.app import run
 from ppoctl.tracking.forwarder import Sent
 
 
-def test_it_lists_what_it_sent_and_no_zeros(
+def test_track_lists_sent_counts_without_zeros(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "run"

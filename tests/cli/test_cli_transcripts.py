@@ -22,12 +22,12 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask) -> Ask:
     return ask
 
 
-def test_a_right_recipe_is_ok_and_says_so_on_stderr(ask: Ask) -> None:
+def test_valid_recipe_prints_ok_on_stderr(ask: Ask) -> None:
     note = "note: `model.path` is `org/base`: it has not been fetched; not checked\n"
     assert ask("validate", "r.toml") == Said(0, "", f"{note}ok: r.toml\n")
 
 
-def test_what_a_right_recipe_hardly_means_is_noted_in_text_and_in_json(ask: Ask) -> None:
+def test_validate_notes_doubtful_settings_as_text_and_json(ask: Ask) -> None:
     doubtful = ("--set", "ppo.policy_loss.kind=reinforce")
     note = (
         "`ppo.policy_loss.kind` (`reinforce`) has no ratio to the policy that generated the responses, and the actor "
@@ -38,7 +38,7 @@ def test_what_a_right_recipe_hardly_means_is_noted_in_text_and_in_json(ask: Ask)
     assert json.loads(ask("validate", "r.toml", *doubtful, "--json").out)["notes"][1:] == [note]
 
 
-def test_show_prints_every_value_and_who_set_it(ask: Ask) -> None:
+def test_validate_show_prints_every_value_with_its_origin(ask: Ask) -> None:
     said = ask("validate", "r.toml", "--set", "seed=7", "--show")
     lines = said.out.splitlines()
     assert lines[0].split() == ["key", "value", "set", "by", "changes"]
@@ -47,7 +47,7 @@ def test_show_prints_every_value_and_who_set_it(ask: Ask) -> None:
     assert ["ppo.advantages.gamma", "1.0", "default", "results"] in [line.split() for line in lines]
 
 
-def test_a_wrong_recipe_is_told_in_one_pass_with_missing_files(ask: Ask) -> None:
+def test_validate_reports_all_problems_and_missing_files_at_once(ask: Ask) -> None:
     Path("train.jsonl").unlink()
     said = ask(
         "validate",
@@ -76,7 +76,7 @@ hint: ppoctl recipes keys
     )
 
 
-def test_a_window_must_fit_the_model(ask: Ask) -> None:
+def test_context_length_must_fit_the_model(ask: Ask) -> None:
     Path("m").mkdir()
     config = json.loads((MODEL / "config.json").read_text("utf-8"))
     Path("m/config.json").write_text(json.dumps({**config, "max_position_embeddings": 32}), "utf-8")
@@ -89,7 +89,7 @@ def test_a_window_must_fit_the_model(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_a_model_folder_is_complete(ask: Ask, missing: str) -> None:
+def test_model_folder_must_be_complete(ask: Ask, missing: str) -> None:
     shutil.copytree(MODEL, "m")
     for file in Path("m").glob("tokenizer*" if missing == "tokenizer.json" else missing):
         file.unlink()
@@ -102,7 +102,7 @@ def test_a_model_folder_is_complete(ask: Ask, missing: str) -> None:
     assert f": the folder has no {word}; not checked\n" in said.err
 
 
-def test_a_dataset_is_a_file_with_something_in_it(ask: Ask) -> None:
+def test_dataset_must_be_a_nonempty_file(ask: Ask) -> None:
     Path("folder.jsonl").mkdir()
     Path("empty.jsonl").touch()
     Path("rows.csv").write_text("a,b\n", "utf-8")
@@ -117,7 +117,7 @@ def test_a_dataset_is_a_file_with_something_in_it(ask: Ask) -> None:
     ]
 
 
-def test_plan_prints_the_arithmetic_and_leaves_no_file(ask: Ask) -> None:
+def test_plan_prints_batch_sizes_and_creates_no_file(ask: Ask) -> None:
     before = sorted(Path().rglob("*"))
     said = ask("plan", "r.toml", "--set", "data.eval.e={format='gsm8k', path='train.jsonl'}")
     assert said == Said(
@@ -203,7 +203,9 @@ USAGE = [
 
 
 @pytest.mark.parametrize(("words", "message", "hint"), USAGE, ids=[" ".join(words) for words, _, _ in USAGE])
-def test_a_wrong_command_line_is_told_in_the_same_form(ask: Ask, words: list[str], message: str, hint: str) -> None:
+def test_wrong_command_line_is_reported_like_other_errors(
+    ask: Ask, words: list[str], message: str, hint: str
+) -> None:
     assert ask(*words) == Said(2, "", f"error: {message}\n\nhint: {hint}\n")
 
 
@@ -213,7 +215,7 @@ TOLD_AS_JSON = [case for case in USAGE if case[0][-1] != "--set"]  # there, --js
 @pytest.mark.parametrize(
     ("words", "message", "hint"), TOLD_AS_JSON, ids=[" ".join(words) for words, _, _ in TOLD_AS_JSON]
 )
-def test_with_json_an_error_is_one_object_on_stdout(ask: Ask, words: list[str], message: str, hint: str) -> None:
+def test_json_error_is_one_object_on_stdout(ask: Ask, words: list[str], message: str, hint: str) -> None:
     said = ask(*words, "--json")
     assert said.code == 2
     assert said.err == ""
@@ -221,7 +223,7 @@ def test_with_json_an_error_is_one_object_on_stdout(ask: Ask, words: list[str], 
     assert (error["message"], error["problems"], error["hint"], error["exit_code"]) == (message, [message], hint, 2)
 
 
-def test_validate_tries_the_reward_on_rows_of_the_training_set(ask: Ask) -> None:
+def test_validate_tries_the_reward_on_training_rows(ask: Ask) -> None:
     said = ask("validate", "r.toml", "--set", f"model.path={MODEL}", "--reward", "--rows", "2")
     lines = said.out.splitlines()
     assert (said.code, lines[0]) == (0, "reward (gsm8k): 2 rows, 43 responses")
@@ -247,7 +249,7 @@ def test_validate_refuses_a_reward_that_does_not_prefer_gold(ask: Ask) -> None:
     assert {found["level"] for found in report["findings"]} == {"wrong"}
 
 
-def test_json_answers_are_one_object(ask: Ask) -> None:
+def test_json_answers_are_single_objects(ask: Ask) -> None:
     answer = json.loads(ask("validate", "r.toml", "--show", "--json").out)
     assert answer["ok"] is True
     assert answer["origins"]["steps"] == "r.toml:2"
@@ -262,7 +264,7 @@ def test_json_answers_are_one_object(ask: Ask) -> None:
     assert "steps" in json.loads(ask("recipes", "show", "quickstart", "--json").out)["text"]
 
 
-def test_a_part_of_the_algorithm_is_told_below_its_keys(ask: Ask) -> None:
+def test_algorithm_part_is_described_below_its_keys(ask: Ask) -> None:
     lines = ask("recipes", "keys", "ppo.value_loss").out.splitlines()
     assert [line.split()[0] for line in lines[:3]] == ["key", "ppo.value_loss.clip", "ppo.value_loss.scale"]
     below = lines.index("ppo.value_loss")
@@ -273,7 +275,7 @@ def test_a_part_of_the_algorithm_is_told_below_its_keys(ask: Ask) -> None:
     assert [part["names"] for part in parts] == [["ppo.value_loss"]]
 
 
-def test_a_metric_is_told_by_name_or_group(ask: Ask) -> None:
+def test_metrics_are_looked_up_by_name_or_group(ask: Ask) -> None:
     lines = ask("recipes", "metrics", "kl").out.splitlines()
     assert lines[0].split()[0] == "metric"
     assert {line.split()[0] for line in lines[1:]} >= {"kl/reference_mean", "kl/coef", "kl/penalty_mean"}
@@ -294,7 +296,7 @@ def test_a_metric_is_told_by_name_or_group(ask: Ask) -> None:
     )
 
 
-def test_the_keys_of_another_system_are_told(ask: Ask) -> None:
+def test_coming_from_prints_the_keys_of_another_system(ask: Ask) -> None:
     out = ask("recipes", "coming-from", "trl").out
     assert out.startswith("## TRL\n\nOf version 1.12, ")
     assert "| `cliprange_value` | `ppo.value_loss.clip` | 0.2 there, off here |\n" in out
@@ -309,12 +311,12 @@ def test_the_keys_of_another_system_are_told(ask: Ask) -> None:
     )
 
 
-def test_no_command_is_a_call_for_help(ask: Ask) -> None:
+def test_missing_command_prints_the_help(ask: Ask) -> None:
     assert ask() == ask("--help") == ask("-h")
     assert ask("--help").code == 0
 
 
-def test_the_version(ask: Ask) -> None:
+def test_version_option_prints_the_version(ask: Ask) -> None:
     said = ask("--version")
     assert said.code == 0
     assert said.out.startswith("ppoctl ")
@@ -326,7 +328,7 @@ def test_help_is_plain_text_and_names_every_command(ask: Ask) -> None:
     assert all(f"\n  {name} " in out for name in ("validate", "plan", "recipes"))
 
 
-def test_the_quickstart_is_copied_with_what_it_reads_and_never_over_something(ask: Ask) -> None:
+def test_quickstart_copy_includes_its_files_and_never_overwrites(ask: Ask) -> None:
     said = ask("recipes", "copy", "quickstart", "mine")
     assert said == Said(0, "mine/quickstart.toml\nmine/quickstart\n", "next: ppoctl validate mine/quickstart.toml\n")
     assert Path("mine/quickstart/train.jsonl").is_file()
@@ -338,10 +340,10 @@ def test_the_quickstart_is_copied_with_what_it_reads_and_never_over_something(as
     assert not Path("mine/quickstart.toml").exists()
 
 
-def test_a_copy_may_have_another_name(ask: Ask) -> None:
+def test_recipe_copy_can_have_another_name(ask: Ask) -> None:
     assert ask("recipes", "copy", "dsr1-7b", "own.toml") == Said(0, "own.toml\n", "next: ppoctl validate own.toml\n")
 
 
-def test_the_first_comment_line_describes_a_recipe(ask: Ask) -> None:
+def test_recipes_list_shows_the_first_comment_line(ask: Ask) -> None:
     lines = ask("recipes", "list").out.splitlines()
     assert all(len(line.split(maxsplit=1)) == 2 and len(line) <= 140 for line in lines)

@@ -15,7 +15,7 @@ ENDS = {signal.SIGUSR1: 75, signal.SIGTERM: 75, signal.SIGHUP: 75, signal.SIGINT
 
 
 @pytest.mark.parametrize("number", ENDS, ids=lambda number: number.name)
-def test_a_command_that_is_still_reading_ends_in_order(tmp_path: Path, number: signal.Signals) -> None:
+def test_signal_during_reading_ends_the_command_gracefully(tmp_path: Path, number: signal.Signals) -> None:
     rows, runs = tmp_path / "rows.jsonl", tmp_path / "runs"
     os.mkfifo(rows)
     recipe, setting = ROOT / "recipes" / "quickstart.toml", f"data.train.path={rows}"

@@ -34,7 +34,7 @@ ENGINES = re.compile(r"\b(loading|reading|trying|starting|checking) ")
 SHOWN = blocks(PAGE.read_text("utf-8"))
 
 
-def test_every_screen_of_the_page_is_held() -> None:
+def test_every_screen_of_the_page_is_checked() -> None:
     assert sorted(SHOWN) == sorted([*SCREENS, *ON_FAKES, "eval", "track"])
     page = re.sub(r"[\u2500-\u257f\u2581-\u2588\u2800-\u28ff]", "", PAGE.read_text("utf-8"))
     assert [line for line in page.splitlines() if len(line) > 132 or not line.isascii()] == []
@@ -46,7 +46,7 @@ def settled(text: str) -> str:
 
 
 @pytest.mark.parametrize("name", SCREENS)
-def test_a_screen_is_what_is_printed(name: str, tmp_path: Path) -> None:
+def test_screen_on_the_page_equals_the_printed_output(name: str, tmp_path: Path) -> None:
     unpack(tmp_path)
     assert settled(captured(name, tmp_path)) == settled(SHOWN[name]), "make docs"
 
@@ -130,14 +130,14 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("name", ON_FAKES)
-def test_a_screen_of_a_training_has_lines_as_a_training_prints_them(name: str, told: str) -> None:
+def test_training_screen_has_lines_in_the_printed_format(name: str, told: str) -> None:
     command, *lines = SHOWN[name].splitlines()
     assert command.startswith("$ ppoctl ")
     kinds = [kind(line.removesuffix(" ...")) for line in lines if line != "..." and not ENGINES.search(line)]
     assert [each for each in kinds if each not in told and each.removeprefix("step #/# ") not in told] == []
 
 
-def test_figures_of_a_measurement_and_counts_of_what_mlflow_gets_are_there() -> None:
+def test_eval_and_track_screens_have_known_names() -> None:
     table, _, last = SHOWN["eval"].partition("value\n")[2].partition("\n\n")
     assert [name for name in (line.split()[0] for line in table.splitlines()) if find(name) is None] == []
     assert kind(last) == kind("state: actor@2:2de2e2bdd72abfa4")

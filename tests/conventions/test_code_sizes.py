@@ -16,12 +16,12 @@ MODULES = sorted(trees())
 
 
 @for_each(MODULES)
-def test_a_file_is_short(module: Path) -> None:
+def test_source_files_are_short(module: Path) -> None:
     assert len((PACKAGE / module).read_text("utf-8").splitlines()) <= MAX_FILE_LINES
 
 
 @for_each(MODULES)
-def test_a_function_is_short_and_takes_a_record_after_six_parameters(module: Path) -> None:
+def test_functions_are_short_and_have_at_most_six_parameters(module: Path) -> None:
     source = (PACKAGE / module).read_text("utf-8").splitlines()
     for node in ast.walk(trees()[module]):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -38,12 +38,12 @@ def test_a_function_is_short_and_takes_a_record_after_six_parameters(module: Pat
 
 
 @for_each(MODULES)
-def test_a_name_says_what_is_inside(module: Path) -> None:
+def test_module_names_are_specific(module: Path) -> None:
     assert not FORBIDDEN_NAMES & set(module.with_suffix("").parts)
 
 
 @for_each(MODULES)
-def test_a_module_says_what_it_is_for(module: Path) -> None:
+def test_every_module_has_a_docstring(module: Path) -> None:
     assert ast.get_docstring(trees()[module]), f"{module} has no docstring"
 
 

@@ -136,13 +136,13 @@ def parse(words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("typed", ALL, ids=[f"{each.page}: {' '.join(each.words)}" for each in ALL])
-def test_a_command_of_a_page_is_parsed(typed: Typed) -> None:
+def test_commands_of_docs_are_parsed(typed: Typed) -> None:
     depth = 2 if typed.name == "recipes" else 1
     if not (typed.in_text and len(typed.words) <= depth):
         parse(typed.words)
 
 
-def test_many_commands_are_found_and_each_is_run_or_said_not_to_be() -> None:
+def test_every_documented_command_is_run_or_listed_as_not_run() -> None:
     assert len(ALL) > 100
     assert {each.name for each in ALL} <= {*RUN, *(name.split()[0] for name in NOT_RUN)}
     assert set(RUN) & set(NOT_RUN) == set()
@@ -192,7 +192,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("words", TO_RUN, ids=[" ".join(words) for words in TO_RUN])
-def test_a_command_of_a_page_that_only_reads_runs(
+def test_read_only_commands_of_docs_run(
     words: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
@@ -202,13 +202,13 @@ def test_a_command_of_a_page_that_only_reads_runs(
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
-def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+def test_links_of_docs_resolve(page: Path) -> None:
     text = re.sub(r"(?ms)^```.*?^```$|`[^`\n]*`", "`code`", page.read_text("utf-8"))
     links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not link.startswith(("http", "mailto"))]
     assert [link for link in links if not is_there(page, link)] == []
 
 
-def test_the_table_of_contents_has_every_page() -> None:
+def test_docs_table_of_contents_lists_every_page() -> None:
     contents = (ROOT / "docs" / "README.md").read_text("utf-8")
     pages = [page.name for page in sorted((ROOT / "docs").iterdir()) if page.name != "README.md"]
     assert [name for name in pages if f"]({name})" not in contents] == []

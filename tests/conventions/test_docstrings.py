@@ -18,7 +18,7 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 @for_each(sorted(trees()))
-def test_a_docstring_names_what_it_is_about(module: Path) -> None:
+def test_docstrings_name_their_subject(module: Path) -> None:
     found = [
         f"{module}:{line} {text[:60]}" for line, text in docstrings(trees()[module]) if text.startswith(BEGINNINGS)
     ]

@@ -72,10 +72,10 @@ ABSENCE = {"NoKl", "NoCorrection", "NoRejection", "NoTracking"}
 
 
 @for_each(KEYS)
-def test_something_reads_the_key(key: str, attribute: str) -> None:
+def test_every_recipe_key_is_read_by_code(key: str, attribute: str) -> None:
     assert attribute in read_names(), f"nothing that does something reads `{key}`"
 
 
 @for_each(alternatives())
-def test_something_asks_for_each_alternative(key: str, table: str) -> None:
+def test_every_recipe_alternative_is_used_by_code(key: str, table: str) -> None:
     assert table in read_names() | ABSENCE, f"nothing that does something asks for `{table}` of `{key}`"

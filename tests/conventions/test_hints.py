@@ -37,12 +37,12 @@ def unquoted(tree: ast.AST) -> Iterator[str]:
 
 
 @for_each(sorted(trees()))
-def test_words_of_a_command_are_quoted(module: Path) -> None:
+def test_hint_commands_quote_inserted_values(module: Path) -> None:
     if str(module).startswith(NOT_YET):
         return
     assert not list(unquoted(trees()[module]))
 
 
-def test_the_law_sees_a_path_in_a_command() -> None:
+def test_hint_check_detects_unquoted_path() -> None:
     assert list(unquoted(ast.parse('hint = f"look: rm -r {a} and {quoted(b)}"'))) == ["line 1: a"]
     assert not list(unquoted(ast.parse('message = f"`{a}` is gone; ls {quoted(b)}"')))

@@ -159,7 +159,7 @@ def rooms_imported(module: Path) -> Iterator[tuple[str, str, bool]]:
 
 
 @for_each(MODULES)
-def test_imports_follow_the_arrows(module: Path) -> None:
+def test_imports_follow_package_table(module: Path) -> None:
     here = room(module)
     if here in ("__init__", "engines"):
         of_api = {name for name, is_late in imports(trees()[module]) if is_late and name.startswith("ppoctl.api.")}
@@ -173,7 +173,7 @@ def test_imports_follow_the_arrows(module: Path) -> None:
         assert there in allowed, f"{module} imports {name}"
 
 
-def test_an_allowed_arrow_is_used() -> None:
+def test_every_allowed_import_is_used() -> None:
     """What nobody needs is not allowed: the table is how the rooms are, not how they might be."""
     at_once, late = defaultdict(set), defaultdict(set)
     for module in MODULES:
@@ -184,7 +184,7 @@ def test_an_allowed_arrow_is_used() -> None:
         assert {(here, there) for here, allowed in table.items() for there in allowed - used[here]} == set()
 
 
-def test_no_file_imports_itself_over_others() -> None:
+def test_modules_have_no_import_cycles() -> None:
     """Late and type-only imports included: a circle of files is one file in pieces."""
     edges = {dotted(module): set(files_imported(module)) for module in MODULES}
     while leaves := {file for file, there in edges.items() if not there & edges.keys()}:
@@ -207,7 +207,7 @@ def files_imported(module: Path) -> Iterator[str]:
 
 
 @for_each(MODULES)
-def test_foreign_packages_stay_at_home(module: Path) -> None:
+def test_third_party_imports_stay_in_their_packages(module: Path) -> None:
     here = room(module)
     for name, _ in imports(trees()[module]):
         package = name.split(".")[0]
@@ -217,7 +217,7 @@ def test_foreign_packages_stay_at_home(module: Path) -> None:
         assert package not in HOMES or here in HOMES[package], f"{module} imports {name}"
 
 
-def test_the_arrows_never_turn_back() -> None:
+def test_package_table_has_no_cycles() -> None:
     """No room reaches itself over others."""
     for start in ARROWS:
         seen: set[str] = set()

@@ -48,7 +48,7 @@ def installed(folder: Path, kind: str, fails_at: str = "nothing") -> tuple[int, 
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
-def test_each_part_of_an_environment_has_a_line_before_it_begins(tmp_path: Path, kind: str) -> None:
+def test_install_prints_line_before_each_part(tmp_path: Path, kind: str) -> None:
     code, screen, calls = installed(tmp_path, kind)
     assert code == 0
     assert len(screen) >= 4
@@ -64,7 +64,7 @@ def test_each_part_of_an_environment_has_a_line_before_it_begins(tmp_path: Path,
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
-def test_an_error_in_a_part_ends_the_installation(tmp_path: Path, kind: str) -> None:
+def test_install_ends_at_first_failing_part(tmp_path: Path, kind: str) -> None:
     code, screen, calls = installed(tmp_path, kind, fails_at="megatron-core")
     assert code == 2
     assert screen[-1] == "no room"

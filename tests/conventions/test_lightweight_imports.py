@@ -90,20 +90,20 @@ def test_reading_commands_import_no_engine(
     assert not set(HEAVY) & set(found["loaded"])
 
 
-def test_a_rule_is_tried_without_megatron(commands: dict[tuple[str, ...], dict[str, object]]) -> None:
+def test_reward_trial_runs_without_megatron(commands: dict[tuple[str, ...], dict[str, object]]) -> None:
     found = commands[TRIAL]
     assert found["code"] == 0
     assert isinstance(found["loaded"], list)
     assert not {"megatron", "vllm", "ray"} & set(found["loaded"])
 
 
-def test_help_needs_no_schema() -> None:
+def test_help_imports_neither_pydantic_nor_rich() -> None:
     loaded = front(("--help",))["--help",]["loaded"]
     assert isinstance(loaded, list)
     assert not {"pydantic", "rich"} & set(loaded)
 
 
-def test_every_package_the_recipes_and_the_batch_script_are_shipped() -> None:
+def test_wheel_contains_packages_recipes_and_batch_script() -> None:
     """An installed wheel has what a checkout has. `packages` is written out because recipes/ lies outside src/."""
     import tomllib
 
@@ -124,7 +124,7 @@ def test_every_package_the_recipes_and_the_batch_script_are_shipped() -> None:
         assert shipped >= {file for file in folder.rglob("*") if file.is_file() and file.suffix != ".pyc"}
 
 
-def test_paths_of_the_tests_are_the_checkout() -> None:
+def test_suite_imports_ppoctl_from_checkout() -> None:
     import ppoctl
 
     assert Path(ppoctl.__file__).parent == ROOT / "src" / "ppoctl"

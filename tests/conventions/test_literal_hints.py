@@ -19,7 +19,7 @@ def text_of(node: ast.expr) -> str:
     )
 
 
-def test_hints_are_literal() -> None:
+def test_hints_contain_no_placeholders() -> None:
     wrong = []
     for module, tree in trees().items():
         for node in ast.walk(tree):

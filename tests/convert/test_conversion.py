@@ -61,7 +61,7 @@ def copy(source: Path, target: Path, changes: Callable[[dict[str, torch.Tensor]]
         "deepseek-v3-low-rank",
     ],
 )
-def test_there_and_back_without_a_bit_changed(model: Model, tmp_path: Path, kind: str) -> None:
+def test_conversion_round_trip_is_bit_exact(model: Model, tmp_path: Path, kind: str) -> None:
     there = run(model(kind), "megatron", tmp_path / "megatron")
     back = run(tmp_path / "megatron", "hf", tmp_path / "back", shard_gib=60 / 2**20)
     assert same(weights(tmp_path / "back"), weights(model(kind)))
@@ -78,7 +78,7 @@ def test_there_and_back_without_a_bit_changed(model: Model, tmp_path: Path, kind
     assert json.loads((tmp_path / "back" / REPORT).read_text("utf-8")) == back
 
 
-def test_a_reward_model_becomes_a_critic_and_comes_back(model: Model, tmp_path: Path) -> None:
+def test_reward_model_converts_to_a_critic_and_back(model: Model, tmp_path: Path) -> None:
     torch.manual_seed(1)
     reward = AutoModelForSequenceClassification.from_pretrained(model("qwen2-tied"), num_labels=1)
     reward.save_pretrained(tmp_path / "reward")
@@ -91,7 +91,7 @@ def test_a_reward_model_becomes_a_critic_and_comes_back(model: Model, tmp_path: 
     assert gaps["values under a probe"] < 1e-5
 
 
-def test_a_base_model_becomes_a_critic_with_a_head_of_zero_and_says_so(model: Model, tmp_path: Path) -> None:
+def test_base_model_converts_to_a_critic_with_a_zero_value_head(model: Model, tmp_path: Path) -> None:
     said: list[str] = []
     convert(ConvertRequest(str(model("qwen2")), "megatron", tmp_path / "megatron", role="critic"), said.append)
     assert said[0] == f"note: `score.weight` is not in `{model('qwen2')}`: the value head is zero"
@@ -100,7 +100,7 @@ def test_a_base_model_becomes_a_critic_with_a_head_of_zero_and_says_so(model: Mo
     assert not weights(tmp_path / "back")["score.weight"].any()
 
 
-def test_weights_are_cast_when_asked(model: Model, tmp_path: Path) -> None:
+def test_weights_are_cast_to_the_requested_dtype(model: Model, tmp_path: Path) -> None:
     run(model("qwen2"), "megatron", tmp_path / "megatron", dtype="bfloat16")
     run(tmp_path / "megatron", "hf", tmp_path / "back")
     wanted = {name: tensor.bfloat16() for name, tensor in weights(model("qwen2")).items()}
@@ -108,7 +108,7 @@ def test_weights_are_cast_when_asked(model: Model, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "back" / "config.json").read_text("utf-8"))["dtype"] == "bfloat16"
 
 
-def test_without_verification_the_report_says_so(model: Model, tmp_path: Path) -> None:
+def test_report_names_skipped_verification(model: Model, tmp_path: Path) -> None:
     report = run(model("qwen2"), "megatron", tmp_path / "out", verify=False)
     assert (report["verified"], report["skipped"], report["checks"]) == (False, ["--no-verify"], [])
     report = run(model("qwen2"), "megatron", tmp_path / "other", parity=False)
@@ -190,7 +190,7 @@ DEFECTS = {
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
-def test_a_defect_of_what_was_written_is_named_and_nothing_is_left(
+def test_defect_in_the_output_is_named_and_nothing_is_left(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defect: str
 ) -> None:
     kind, to, damage, words = DEFECTS[defect]
@@ -209,7 +209,7 @@ def test_a_defect_of_what_was_written_is_named_and_nothing_is_left(
     run(source, to, tmp_path / "out", shard_gib=shard_gib)
 
 
-def test_a_table_that_is_wrong_both_ways_is_found_by_what_the_model_says(
+def test_symmetric_mapping_error_is_found_by_logprobs(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keys where values belong: they have the same shape, and come back bit for bit."""
@@ -231,7 +231,7 @@ COMPUTED_OTHERWISE = {
 
 
 @pytest.mark.parametrize("defect", COMPUTED_OTHERWISE)
-def test_a_model_that_computes_something_else_is_found_by_what_it_says(
+def test_model_with_another_computation_is_found_by_logprobs(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defect: str
 ) -> None:
     kind, changes = COMPUTED_OTHERWISE[defect]
@@ -247,7 +247,7 @@ def test_a_model_that_computes_something_else_is_found_by_what_it_says(
     assert not list(tmp_path.iterdir())
 
 
-def test_padding_that_is_not_zero_is_found(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nonzero_padding_is_found(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def padded_with_ones(parameter: parameters.Parameter, *rest: Any) -> torch.Tensor:
         whole = parameters.assembled(parameter, *rest)
         whole[parameter.rows :] = 1
@@ -310,7 +310,7 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("what", SOURCES)
-def test_a_source_that_does_not_fit_is_refused_by_name(model: Model, tmp_path: Path, what: str) -> None:
+def test_unsuitable_source_is_refused(model: Model, tmp_path: Path, what: str) -> None:
     kind, changes, options, words = SOURCES[what]
     source = copy(model(kind), tmp_path / "source", changes)
     with pytest.raises(EnvironmentProblemError, match=words):
@@ -318,7 +318,7 @@ def test_a_source_that_does_not_fit_is_refused_by_name(model: Model, tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
-def test_what_follows_from_the_configuration_is_left_out_and_said(model: Model, tmp_path: Path) -> None:
+def test_derived_tensors_are_left_out_and_reported(model: Model, tmp_path: Path) -> None:
     def add(changed: dict[str, torch.Tensor]) -> None:
         for layer in range(2):
             changed[f"model.layers.{layer}.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
@@ -332,7 +332,7 @@ def test_what_follows_from_the_configuration_is_left_out_and_said(model: Model, 
     ]
 
 
-def test_a_megatron_folder_needs_a_configuration_and_the_right_one(model: Model, tmp_path: Path) -> None:
+def test_megatron_folder_requires_its_configuration(model: Model, tmp_path: Path) -> None:
     run(model("qwen2"), "megatron", tmp_path / "megatron")
     (tmp_path / "megatron" / "config.json").unlink()
     with pytest.raises(RecipeError, match=r"has no config\.json"):
@@ -345,14 +345,14 @@ def test_a_megatron_folder_needs_a_configuration_and_the_right_one(model: Model,
     assert same(weights(tmp_path / "out"), weights(model("qwen2")))
 
 
-def test_an_existing_destination_is_refused(model: Model, tmp_path: Path) -> None:
+def test_existing_destination_is_refused(model: Model, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(RecipeError, match="exists"):
         run(model("qwen2"), "megatron", tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_pickles_are_read_only_when_asked(model: Model, tmp_path: Path) -> None:
+def test_pickles_are_read_only_with_the_option(model: Model, tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(model("qwen2"), source)
     torch.save(weights(source), source / "pytorch_model.bin")
@@ -364,7 +364,7 @@ def test_pickles_are_read_only_when_asked(model: Model, tmp_path: Path) -> None:
     assert same(weights(tmp_path / "back"), weights(model("qwen2")))
 
 
-def test_a_pickle_that_runs_code_does_not(model: Model, tmp_path: Path) -> None:
+def test_pickle_with_code_is_not_executed(model: Model, tmp_path: Path) -> None:
     source, witness = tmp_path / "source", tmp_path / "ran"
     shutil.copytree(model("qwen2"), source)
     (source / "model.safetensors").unlink()
@@ -384,12 +384,12 @@ class Runs:
         return Path.touch, (self.witness,)
 
 
-def test_nothing_is_converted_to_what_it_is(model: Model, tmp_path: Path) -> None:
+def test_conversion_to_the_same_format_is_refused(model: Model, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="already"):
         run(model("qwen2"), "hf", tmp_path / "out")
 
 
-def test_a_comparison_that_does_not_fit_is_refused_before_anything_is_written(
+def test_parity_check_without_memory_is_refused_before_writing(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parity, "_HEADROOM", 1e9)

@@ -61,7 +61,7 @@ def values(made_from: Recipe) -> torch.Tensor:
     return critic.values(lab.make_rollouts())
 
 
-def test_first_values_are_the_reward_models_in_either_format(model: Model, reward: Path, tmp_path: Path) -> None:
+def test_first_values_equal_the_reward_model_in_both_formats(model: Model, reward: Path, tmp_path: Path) -> None:
     run(reward, "megatron", tmp_path / "megatron")
     theirs = AutoModelForSequenceClassification.from_pretrained(reward).eval()
     rollouts = lab.make_rollouts()
@@ -76,12 +76,12 @@ def test_first_values_are_the_reward_models_in_either_format(model: Model, rewar
         assert found.abs().max() > 0.1
 
 
-def test_only_the_critic_starts_there(model: Model, reward: Path, tmp_path: Path) -> None:
+def test_only_the_critic_starts_from_the_reward_model(model: Model, reward: Path, tmp_path: Path) -> None:
     made = recipe(model("qwen2"), reward, tmp_path)
     assert [trainer_settings(made, role).model for role in ("actor", "critic")] == [str(model("qwen2")), str(reward)]
 
 
-def test_paths_start_at_the_recipe_and_hub_ids_stay(model: Model, reward: Path, tmp_path: Path) -> None:
+def test_relative_critic_paths_are_resolved_and_hub_ids_kept(model: Model, reward: Path, tmp_path: Path) -> None:
     for written, path in (("reward", str(reward)), ("org/reward", "org/reward")):
         made = recipe(model("qwen2"), written, tmp_path)
         assert made.model.critic == CriticModelTable(path=path)
@@ -91,7 +91,7 @@ def test_paths_start_at_the_recipe_and_hub_ids_stay(model: Model, reward: Path, 
         )
 
 
-def test_a_critic_of_another_family_and_size_learns_beside_the_actor(model: Model, tmp_path: Path) -> None:
+def test_critic_of_another_family_and_size_trains_with_the_actor(model: Model, tmp_path: Path) -> None:
     """Its head begins at zero; one step moves its values, and it is saved and exported as what it is."""
     base, other = model("qwen2"), lab.model_folder("llama-small", tmp_path / "small")
     assert require_critic(str(other), str(base)) == [
@@ -116,7 +116,7 @@ def test_a_critic_of_another_family_and_size_learns_beside_the_actor(model: Mode
         assert torch.equal(again.values(rollouts), values)
 
 
-def test_a_saved_critic_is_a_start_with_a_fresh_optimizer(model: Model, tmp_path: Path) -> None:
+def test_saved_critic_starts_with_a_fresh_optimizer(model: Model, tmp_path: Path) -> None:
     """Two steps after a start from the state are those of a model with its weights, and not a continued run's."""
     base, rollouts = model("qwen2"), lab.make_rollouts()
     step = [lab.minibatch(rollouts)]
@@ -137,7 +137,7 @@ def test_a_saved_critic_is_a_start_with_a_fresh_optimizer(model: Model, tmp_path
     assert not torch.equal(found["state"], first.values(rollouts))
 
 
-def test_a_critic_reads_every_token_as_the_actor_does(model: Model, reward: Path, tmp_path: Path) -> None:
+def test_critic_must_have_the_vocabulary_of_the_actor(model: Model, reward: Path, tmp_path: Path) -> None:
     base = shutil.copytree(model("qwen2"), tmp_path / "base")
     other = shutil.copytree(reward, tmp_path / "other")
     for folder, ids in ((base, {"a": 0, "b": 1}), (other, {"a": 0, "b": 1, "more": 2})):
@@ -154,9 +154,7 @@ def test_a_critic_reads_every_token_as_the_actor_does(model: Model, reward: Path
         require_critic(str(other), str(base))
 
 
-def test_a_saved_critic_reads_as_the_model_that_its_run_made_it_from(
-    model: Model, reward: Path, tmp_path: Path
-) -> None:
+def test_saved_critic_has_the_vocabulary_of_its_source_model(model: Model, reward: Path, tmp_path: Path) -> None:
     base, layout = shutil.copytree(model("qwen2"), tmp_path / "base"), RunPaths(tmp_path / "first")
     state = layout.state("critic", 2)
     run_dir.create(layout, recipe_toml="", resolved=as_recorded(recipe(base, reward, tmp_path)), facts={})
@@ -172,7 +170,7 @@ def test_a_saved_critic_reads_as_the_model_that_its_run_made_it_from(
         require_critic(str(state), str(base))
 
 
-def test_a_critic_with_a_shorter_window_is_refused(model: Model, reward: Path, tmp_path: Path) -> None:
+def test_critic_with_a_shorter_context_is_refused(model: Model, reward: Path, tmp_path: Path) -> None:
     made = recipe(model("qwen2"), reward, tmp_path)
 
     def said() -> list[str]:
@@ -185,7 +183,7 @@ def test_a_critic_with_a_shorter_window_is_refused(model: Model, reward: Path, t
     assert said()[0].endswith("does not fit the critic's 32 positions")
 
 
-def test_a_megatron_folder_says_whose_model_it_is(model: Model, tmp_path: Path) -> None:
+def test_megatron_folder_of_an_actor_is_refused_as_a_critic(model: Model, tmp_path: Path) -> None:
     base, actor = model("qwen2"), tmp_path / "actor"
     run(base, "megatron", actor, verify=False)
     with pytest.raises(RecipeError, match="an actor's weights in Megatron's format") as caught:
@@ -196,7 +194,7 @@ def test_a_megatron_folder_says_whose_model_it_is(model: Model, tmp_path: Path) 
         require_critic(str(actor), str(base))
 
 
-def test_a_reward_model_that_lost_its_head_is_refused(model: Model, reward: Path) -> None:
+def test_reward_model_without_its_head_is_refused(model: Model, reward: Path) -> None:
     weights = load_file(reward / "model.safetensors")
     save_file(
         {name: tensor for name, tensor in weights.items() if name != "score.weight"}, reward / "model.safetensors"

@@ -22,7 +22,7 @@ with destination(Path(sys.argv[1])) as aside:
 """
 
 
-def test_it_takes_its_name_when_all_went_well(tmp_path: Path) -> None:
+def test_destination_appears_only_when_complete(tmp_path: Path) -> None:
     with destination(tmp_path / "out") as aside:
         (aside / "file").write_text("whole")
         assert not (tmp_path / "out").exists()
@@ -31,7 +31,7 @@ def test_it_takes_its_name_when_all_went_well(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, OSError])
-def test_an_error_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
+def test_error_leaves_no_destination(tmp_path: Path, error: type[BaseException]) -> None:
     def half() -> None:
         with destination(tmp_path / "out") as aside:
             (aside / "file").write_text("half")
@@ -42,7 +42,7 @@ def test_an_error_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> 
     assert not list(tmp_path.iterdir())
 
 
-def test_what_exists_is_never_touched(tmp_path: Path) -> None:
+def test_existing_path_is_never_touched(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(RecipeError, match="exists"), destination(tmp_path / "out"):
         pytest.fail("entered")
@@ -51,13 +51,13 @@ def test_what_exists_is_never_touched(tmp_path: Path) -> None:
         pytest.fail("entered")
 
 
-def test_what_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+def test_destination_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="appeared"), destination(tmp_path / "out"):
         (tmp_path / "out").mkdir()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_killed_process_leaves_nothing_there_and_the_next_try_succeeds(tmp_path: Path) -> None:
+def test_killed_writer_leaves_nothing_and_a_retry_succeeds(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", SLOW, tmp_path / "out"], stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         assert writer.stdout.readline() == b"writing\n"
@@ -71,7 +71,7 @@ def test_a_killed_process_leaves_nothing_there_and_the_next_try_succeeds(tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_full_disk_is_named(tmp_path: Path) -> None:
+def test_full_disk_raises_an_error_and_leaves_nothing(tmp_path: Path) -> None:
     full = OSError(28, "No space left on device", str(tmp_path / "x"))
     with pytest.raises(StorageError, match="No space left"), destination(tmp_path / "out"):
         raise full

@@ -44,7 +44,7 @@ YARN = {
         {**YARN, "beta_fast": 700, "beta_slow": 690},
     ],
 )
-def test_scaled_frequencies(parameters, head_dim):
+def test_scaled_rope_frequencies_equal_transformers(parameters, head_dim):
     config = LlamaConfig(
         hidden_size=4 * head_dim,
         num_attention_heads=4,
@@ -59,7 +59,7 @@ def test_scaled_frequencies(parameters, head_dim):
     assert not torch.equal(found, inv_freq(read_rope({"rope_theta": parameters["rope_theta"]}), head_dim))
 
 
-def test_plain_frequencies_by_hand():
+def test_plain_rope_frequencies_equal_worked_values():
     """Four channels at base 100: pairs turn 1 and 1/10 radians per token."""
     torch.testing.assert_close(inv_freq(read_rope({"rope_theta": 100}), 4), torch.tensor([1.0, 0.1]))
 
@@ -76,6 +76,6 @@ def test_plain_frequencies_by_hand():
         {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
     ],
 )
-def test_other_kinds_are_refused_with_those_that_are_computed(parameters):
+def test_other_rope_kinds_are_refused_with_the_supported_kinds(parameters):
     with pytest.raises(UnsupportedValueError, match="linear with factor; llama3 with factor, low_freq_factor"):
         read_rope(parameters)

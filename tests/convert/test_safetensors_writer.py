@@ -9,7 +9,7 @@ from ppoctl.convert.hugging_face import Spec
 from ppoctl.convert.safetensors_writer import SHARD_BYTES, SafetensorsWriter
 
 
-def test_a_tensor_that_was_written_can_leave_memory_afterwards(tmp_path: Path) -> None:
+def test_written_tensor_can_be_offloaded_afterwards(tmp_path: Path) -> None:
     """Roles that take turns free the storage of their weights, and a best actor's are written from it."""
     weights = {
         "a": torch.arange(6.0).reshape(2, 3),

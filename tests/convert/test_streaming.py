@@ -29,7 +29,7 @@ def converting(source: Path, out: Path, to: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
-def test_memory_is_a_few_tensors_both_ways(big: tuple[Path, int], tmp_path: Path) -> None:
+def test_conversion_memory_is_a_few_tensors_in_both_directions(big: tuple[Path, int], tmp_path: Path) -> None:
     source, total = big
     assert total > 250e6
     for to, made_from, out in (("megatron", source, "there"), ("hf", tmp_path / "there", "back")):
@@ -40,7 +40,7 @@ def test_memory_is_a_few_tensors_both_ways(big: tuple[Path, int], tmp_path: Path
         assert told["digests"] == 22 * 12 + 3
 
 
-def test_a_killed_conversion_leaves_nothing_and_the_next_succeeds(big: tuple[Path, int], tmp_path: Path) -> None:
+def test_killed_conversion_leaves_nothing_and_a_retry_succeeds(big: tuple[Path, int], tmp_path: Path) -> None:
     source, _ = big
     out = tmp_path / "out"
     with converting(source, out, "megatron") as process:

@@ -72,14 +72,14 @@ def on_disk(folder: Path) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def test_names_and_shapes_are_those_of_transformers(folder: Path) -> None:
+def test_tensor_names_and_shapes_equal_transformers(folder: Path) -> None:
     shape = read_shape(folder)
     found = {placement.name: placement.shape for placement in placements(shape, "actor")}
     assert found == on_disk(folder)
     assert list(found) == list(weight_names(shape))
 
 
-def test_every_number_of_a_parameter_is_in_one_tensor(folder: Path) -> None:
+def test_every_parameter_element_is_in_exactly_one_tensor(folder: Path) -> None:
     shape = read_shape(folder)
     by_parameter: dict[str, list[Placement]] = {}
     for placement in placements(shape, "actor"):
@@ -93,7 +93,7 @@ def test_every_number_of_a_parameter_is_in_one_tensor(folder: Path) -> None:
             assert part_of(whole, part.place, shape).numel() == torch.Size(part.shape).numel()
 
 
-def test_queries_keys_and_values_are_fused_group_by_group(tmp_path: Path) -> None:
+def test_queries_keys_and_values_are_fused_by_group(tmp_path: Path) -> None:
     """Two groups of three query heads of 12 channels: 36 rows of queries, 12 of the key, 12 of the value, again."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", **SIZES}))
     shape = read_shape(tmp_path)
@@ -108,7 +108,7 @@ def test_queries_keys_and_values_are_fused_group_by_group(tmp_path: Path) -> Non
     assert fused["v_proj"] == [*range(48, 60), *range(108, 120)]
 
 
-def test_a_critic_has_a_score_and_a_tied_actor_one_matrix(tmp_path: Path) -> None:
+def test_critic_has_a_score_head_and_a_tied_actor_no_lm_head(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **SIZES, "tie_word_embeddings": True}))
     shape = read_shape(tmp_path)
     assert "lm_head.weight" not in list(weight_names(shape))
@@ -179,7 +179,7 @@ them; it is not installed here."""
 
 
 @pytest.mark.parametrize("family", TRANSFORMER_ENGINE)
-def test_the_other_layer_spec_names_the_same_parameters(tmp_path: Path, family: str) -> None:
+def test_transformer_engine_spec_names_the_same_parameters(tmp_path: Path, family: str) -> None:
     overrides = {**OVERRIDES.get(family, {}), "model_type": family}
     (tmp_path / "config.json").write_text(json.dumps({**SIZES, **overrides}))
     shape = read_shape(tmp_path)
@@ -193,7 +193,7 @@ def test_the_other_layer_spec_names_the_same_parameters(tmp_path: Path, family: 
     assert found == {f"decoder.layers.0.{name}" for name in TRANSFORMER_ENGINE[family]}
 
 
-def test_a_dense_layer_of_a_mixture_fuses_its_norm(tmp_path: Path) -> None:
+def test_dense_layer_of_a_mixture_fuses_its_norm(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**SIZES, **EXPERTS, "model_type": "qwen3_moe"}))
     shape = read_shape(tmp_path)
     names = [

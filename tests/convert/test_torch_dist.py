@@ -31,7 +31,7 @@ def small(folder: Path, file_bytes: int = 2**30) -> Path:
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 @pytest.mark.parametrize("file_bytes", [1, 2**30])
-def test_torch_reads_what_is_written(tmp_path: Path, file_bytes: int) -> None:
+def test_torch_reads_the_written_checkpoint(tmp_path: Path, file_bytes: int) -> None:
     folder = small(tmp_path / "c", file_bytes)
     assert len(list(folder.glob("*.distcp"))) == (4 if file_bytes == 1 else 1)
     found = {"whole": torch.zeros(3, 4), "layers": torch.zeros(3, 2, 5, dtype=torch.bfloat16)}
@@ -40,7 +40,7 @@ def test_torch_reads_what_is_written(tmp_path: Path, file_bytes: int) -> None:
     assert torch.equal(found["layers"][:, 0, 0], torch.tensor([0, 1, 2], dtype=torch.bfloat16))
 
 
-def test_a_slice_is_read_without_the_others(tmp_path: Path) -> None:
+def test_slice_is_read_without_the_other_slices(tmp_path: Path) -> None:
     folder = small(tmp_path / "c", 1)
     (folder / "__0_1.distcp").unlink()
     assert torch.equal(TorchDist(folder).read("layers", (2,)), torch.full((2, 5), 2, dtype=torch.bfloat16))
@@ -48,7 +48,7 @@ def test_a_slice_is_read_without_the_others(tmp_path: Path) -> None:
         TorchDist(folder).read("layers", (0,))
 
 
-def test_what_torch_writes_in_pieces_is_put_together(tmp_path: Path) -> None:
+def test_sharded_tensor_is_assembled(tmp_path: Path) -> None:
     """As tensor ranks do: here two halves of the columns."""
     folder = small(tmp_path / "c")
     with (folder / METADATA).open("rb") as file:
@@ -63,7 +63,7 @@ def test_what_torch_writes_in_pieces_is_put_together(tmp_path: Path) -> None:
         whole.read("layers")
 
 
-def test_metadata_that_asks_for_code_is_refused(tmp_path: Path) -> None:
+def test_metadata_with_code_is_refused(tmp_path: Path) -> None:
     folder = small(tmp_path / "c")
     with (folder / METADATA).open("wb") as file:
         pickle.dump(Runs(tmp_path / "ran"), file)
@@ -74,7 +74,7 @@ def test_metadata_that_asks_for_code_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["__0_0.distcp", METADATA, "metadata.json"])
 @pytest.mark.parametrize("damage", ["missing", "cut"])
-def test_a_damaged_checkpoint_is_a_storage_error(tmp_path: Path, name: str, damage: str) -> None:
+def test_damaged_checkpoint_is_a_storage_error(tmp_path: Path, name: str, damage: str) -> None:
     file = small(tmp_path / "c") / name
     if damage == "missing":
         file.unlink()
@@ -104,9 +104,7 @@ def rewritten(folder: Path, target: Path, names: Callable[[str], str], *, layers
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3-moe-mixed"])
 @pytest.mark.parametrize("layers_apart", [False, True])
-def test_names_of_the_transformer_engine_spec_are_read(
-    model: Model, tmp_path: Path, kind: str, layers_apart: bool
-) -> None:
+def test_transformer_engine_names_are_read(model: Model, tmp_path: Path, kind: str, layers_apart: bool) -> None:
     """As another Megatron-Core program writes them, whether it keeps layers together or apart; in the mixed model the
     second and only the second layer has experts, whose norm is a module of its own in both specs."""
     run(model(kind), "megatron", tmp_path / "ours")
@@ -120,7 +118,7 @@ def test_names_of_the_transformer_engine_spec_are_read(
     assert same(weights(tmp_path / "out"), weights(model(kind)))
 
 
-def test_a_parameter_that_is_not_the_models_is_named(model: Model, tmp_path: Path) -> None:
+def test_unknown_parameter_is_named(model: Model, tmp_path: Path) -> None:
     run(model("qwen2"), "megatron", tmp_path / "ours")
     odd = rewritten(tmp_path / "ours", tmp_path / "odd", lambda key: key.replace("final_layernorm", "last_layernorm"))
     with pytest.raises(EnvironmentProblemError, match=r"`decoder\.final_layernorm\.weight` missing"):

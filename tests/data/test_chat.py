@@ -29,7 +29,7 @@ MESSAGES = (Message("system", "Be brief. "), Message("user", "one & <two>?\n"))
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("kept_in", ["file", "config", "list"])
-def test_a_template_says_what_it_says_in_transformers(
+def test_chat_template_renders_like_transformers(
     make_tokenizer: MakeTokenizer, tmp_path: Path, name: str, kept_in: str
 ) -> None:
     text = TEMPLATES[name]
@@ -47,7 +47,7 @@ def test_a_template_says_what_it_says_in_transformers(
     assert ChatTemplate(tmp_path).render(MESSAGES) == theirs
 
 
-def test_special_tokens_are_those_of_the_configuration_and_arguments_replace_them(tmp_path: Path) -> None:
+def test_special_tokens_come_from_the_config_or_the_arguments(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token }} {{ eos_token }} {{ pad_token }}", "utf-8")
     (tmp_path / "special_tokens_map.json").write_text(
         '{"bos_token": "map", "eos_token": {"content": "map"}}', "utf-8"
@@ -59,19 +59,19 @@ def test_special_tokens_are_those_of_the_configuration_and_arguments_replace_the
     assert template.render(MESSAGES, {"eos_token": "written"}) == "own written own"
 
 
-def test_a_template_cannot_reach_out_of_the_sandbox(tmp_path: Path) -> None:
+def test_template_cannot_escape_the_sandbox(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ ''.__class__.__mro__ }}", "utf-8")
     with pytest.raises(Exception, match="unsafe"):
         ChatTemplate(tmp_path).render(MESSAGES)
 
 
 @pytest.mark.parametrize("written", [5, {"default": "x"}, [{"name": "default", "template": 1}]])
-def test_a_template_that_is_no_text_is_named(tmp_path: Path, written: object) -> None:
+def test_template_that_is_not_a_string_is_refused(tmp_path: Path, written: object) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": written}), "utf-8")
     with pytest.raises(EnvironmentProblemError, match=r"`chat_template` in `.*tokenizer_config.json` is no text"):
         ChatTemplate(tmp_path)
 
 
-def test_a_model_without_one_has_none(tmp_path: Path) -> None:
+def test_model_without_a_chat_template_has_none(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{}", "utf-8")
     assert ChatTemplate(tmp_path).text is None

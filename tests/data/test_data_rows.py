@@ -20,7 +20,7 @@ from ppoctl.recipe.schema import ColumnRows, DataTable, Gsm8kRows
 MakeTable = Callable[..., Any]
 
 
-def test_gsm8k_rows_are_questions_and_whole_gold_answers(gsm8k: MakeTable, tmp_path: Path) -> None:
+def test_gsm8k_rows_have_questions_and_complete_gold_answers(gsm8k: MakeTable, tmp_path: Path) -> None:
     table = gsm8k('{"question": "1+1?", "answer": "2 it is\\n#### 2"}', "", '{"question": "q", "answer": "#### 3"}')
     first, second = read_rows(table, name="train")
     assert (first.question, first.answer) == ("1+1?", "2 it is\n#### 2")
@@ -29,7 +29,7 @@ def test_gsm8k_rows_are_questions_and_whole_gold_answers(gsm8k: MakeTable, tmp_p
     assert second.place == f"`{tmp_path}/gsm8k.jsonl` line 3"
 
 
-def test_an_id_changes_with_the_question_and_not_with_the_answer(jsonl: MakeTable, tmp_path: Path) -> None:
+def test_row_id_depends_on_the_question_and_not_on_the_answer(jsonl: MakeTable, tmp_path: Path) -> None:
     def ids(*lines: str) -> list[str]:
         return [row.id for row in read_rows(jsonl(*lines), name="eval.aime24")]
 
@@ -40,7 +40,7 @@ def test_an_id_changes_with_the_question_and_not_with_the_answer(jsonl: MakeTabl
     assert before == other_answer != other_question
 
 
-def test_the_digest_of_a_dataset_changes_with_anything_in_it(jsonl: MakeTable, tmp_path: Path) -> None:
+def test_dataset_digest_changes_with_any_content(jsonl: MakeTable, tmp_path: Path) -> None:
     datasets = [
         ['{"q": "one", "a": "1"}', '{"q": "two", "a": "2"}'],
         ['{"q": "two", "a": "2"}', '{"q": "one", "a": "1"}'],
@@ -54,7 +54,7 @@ def test_the_digest_of_a_dataset_changes_with_anything_in_it(jsonl: MakeTable, t
     assert again == digests[0]
 
 
-def test_columns_may_be_nested_or_have_dots_in_their_names(jsonl: MakeTable, tmp_path: Path) -> None:
+def test_columns_may_be_nested_or_contain_dots(jsonl: MakeTable, tmp_path: Path) -> None:
     table = jsonl('{"q": "one", "r": {"x": {"truth": 7}}, "r.plain": "p"}', answer="r.x.truth")
     assert read_rows(table, name="train")[0].answer == "7"
     row = {"r": {"x": {"truth": 7}}, "r.plain": "p"}
@@ -64,7 +64,7 @@ def test_columns_may_be_nested_or_have_dots_in_their_names(jsonl: MakeTable, tmp
         lookup(row, "r.x.truth.deeper")
 
 
-def test_further_columns_are_kept_where_the_table_names_them(jsonl: MakeTable, tmp_path: Path) -> None:
+def test_further_columns_are_kept_if_the_table_names_them(jsonl: MakeTable, tmp_path: Path) -> None:
     line = '{"q": "one", "a": "1", "level": 3, "tags": ["x", null], "x": {"y": 0.5}, "unread": "u"}'
     (row,) = read_rows(jsonl(line, fields=("level", "tags", "x.y")), name="train")
     assert row.fields == {"level": 3, "tags": ["x", None], "x.y": 0.5}
@@ -74,18 +74,18 @@ def test_further_columns_are_kept_where_the_table_names_them(jsonl: MakeTable, t
         read_rows(jsonl(line, fields=("y",)), name="train")
 
 
-def test_rows_may_have_no_ground_truth(jsonl: MakeTable, tmp_path: Path) -> None:
+def test_rows_may_lack_a_ground_truth(jsonl: MakeTable, tmp_path: Path) -> None:
     (row,) = read_rows(jsonl('{"q": "one"}', answer=None), name="train")
     assert row.answer is None
 
 
-def test_a_chat_is_kept_as_its_messages(jsonl: MakeTable, tmp_path: Path) -> None:
+def test_chat_is_kept_as_its_messages(jsonl: MakeTable, tmp_path: Path) -> None:
     table = jsonl('{"q": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}], "a": "1"}')
     (row,) = read_rows(table, name="train")
     assert row.question == (Message("system", "s"), Message("user", "u"))
 
 
-def test_max_rows_reads_the_first_rows_and_looks_at_no_others(jsonl: MakeTable, tmp_path: Path) -> None:
+def test_max_rows_limits_reading_to_the_first_rows(jsonl: MakeTable, tmp_path: Path) -> None:
     table = jsonl('{"q": "one", "a": "1"}', '{"q": "two", "a": "2"}', "not read", max_rows=2)
     assert [row.question for row in read_rows(table, name="train")] == ["one", "two"]
 
@@ -98,7 +98,7 @@ def test_parquet_rows_are_read_like_jsonl_rows(tmp_path: Path) -> None:
     assert rows[1].place == f"`{tmp_path}/x.parquet` row 2"
 
 
-def test_a_recipe_names_its_datasets_by_key(jsonl: MakeTable, tmp_path: Path) -> None:
+def test_datasets_of_a_recipe_are_named_by_key(jsonl: MakeTable, tmp_path: Path) -> None:
     data = DataTable(
         train=jsonl('{"q": "one", "a": "1"}'), eval={"small": jsonl('{"q": "two", "a": "2"}', name="e.jsonl")}
     )
@@ -109,7 +109,7 @@ def test_a_recipe_names_its_datasets_by_key(jsonl: MakeTable, tmp_path: Path) ->
     }
 
 
-def test_a_path_that_leads_nowhere_is_one_clear_error(tmp_path: Path) -> None:
+def test_missing_data_file_is_one_clear_error(tmp_path: Path) -> None:
     file = tmp_path / "x.jsonl"
     with pytest.raises(MissingAssetError) as caught:
         read_rows(Gsm8kRows(format="gsm8k", path=str(file)), name="train")
@@ -118,14 +118,14 @@ def test_a_path_that_leads_nowhere_is_one_clear_error(tmp_path: Path) -> None:
     assert caught.value.exit_code == ExitCode.ENVIRONMENT
 
 
-def test_a_url_is_no_file() -> None:
+def test_url_as_a_path_is_refused() -> None:
     with pytest.raises(RecipeError) as caught:
         read_rows(Gsm8kRows(format="gsm8k", path="s3://bucket/x.jsonl"), name="train")
     assert caught.value.message.startswith("`data.train.path` is `s3://bucket/x.jsonl`, a URL;")
     assert caught.value.hint == "fetch it first, then --set data.train.path=./x.jsonl"
 
 
-def test_a_folder_without_rows_is_no_dataset(tmp_path: Path) -> None:
+def test_folder_without_rows_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no rows")
     with pytest.raises(RecipeError) as caught:
         read_rows(Gsm8kRows(format="gsm8k", path=str(tmp_path)), name="train")
@@ -164,9 +164,7 @@ def test_a_folder_without_rows_is_no_dataset(tmp_path: Path) -> None:
         ('{"q": "x\\ud800", "a": "1"}', "{file} line 2: `q` holds half a character at 1 (a lone surrogate)"),
     ],
 )
-def test_a_bad_row_is_one_clear_error_with_its_line(
-    jsonl: MakeTable, tmp_path: Path, line: str, message: str
-) -> None:
+def test_bad_row_is_one_clear_error_with_its_line(jsonl: MakeTable, tmp_path: Path, line: str, message: str) -> None:
     table = jsonl('{"q": "one", "a": "1"}', line)
     with pytest.raises(DataError) as caught:
         read_rows(table, name="train")
@@ -178,7 +176,7 @@ def test_a_bad_row_is_one_clear_error_with_its_line(
     assert caught.value.hint is not None
 
 
-def test_a_raw_file_of_another_dataset_is_told_the_mapping_to_add(gsm8k: MakeTable, tmp_path: Path) -> None:
+def test_unmapped_columns_error_shows_the_mapping_to_add(gsm8k: MakeTable, tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         read_rows(gsm8k('{"problem": "x", "answer": "1"}'), name="train")
     assert "has no column `question`; its columns are `problem`, `answer`" in caught.value.message
@@ -187,19 +185,19 @@ def test_a_raw_file_of_another_dataset_is_told_the_mapping_to_add(gsm8k: MakeTab
     )
 
 
-def test_a_gsm8k_answer_without_its_mark_is_an_error(gsm8k: MakeTable, tmp_path: Path) -> None:
+def test_gsm8k_answer_without_its_marker_is_an_error(gsm8k: MakeTable, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="line 1: `answer` does not end in `#### N`"):
         read_rows(gsm8k('{"question": "x", "answer": "1"}'), name="train")
 
 
-def test_bytes_that_are_no_text_are_an_error(jsonl: MakeTable, tmp_path: Path) -> None:
+def test_invalid_utf8_is_an_error(jsonl: MakeTable, tmp_path: Path) -> None:
     table = jsonl()
     (tmp_path / "rows.jsonl").write_bytes(b'{"q": "\xff", "a": "1"}\n')
     with pytest.raises(DataError, match=r"line 1 is not UTF-8: invalid start byte \(byte 8\)"):
         read_rows(table, name="train")
 
 
-def test_an_empty_dataset_is_an_error(jsonl: MakeTable, tmp_path: Path) -> None:
+def test_empty_dataset_is_an_error(jsonl: MakeTable, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"rows.jsonl` holds none"):
         read_rows(jsonl("", " "), name="train")
     _write_parquet(tmp_path / "x.parquet", [{"q": "one", "a": "1"}], keep=0)
@@ -208,14 +206,14 @@ def test_an_empty_dataset_is_an_error(jsonl: MakeTable, tmp_path: Path) -> None:
         read_rows(table, name="train")
 
 
-def test_a_file_that_only_looks_like_parquet_is_an_error(tmp_path: Path) -> None:
+def test_invalid_parquet_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_text("version https://git-lfs.github.com/spec/v1\n")
     table = ColumnRows(format="columns", path=str(tmp_path / "x.parquet"), prompt="q", answer="a")
     with pytest.raises(DataError, match=r"x.parquet` cannot be read as parquet"):
         read_rows(table, name="train")
 
 
-def test_a_bad_parquet_row_is_named_by_its_number(tmp_path: Path) -> None:
+def test_bad_parquet_row_is_named_by_its_number(tmp_path: Path) -> None:
     _write_parquet(tmp_path / "x.parquet", [{"q": "one", "a": "1"}, {"q": "two", "a": None}])
     table = ColumnRows(format="columns", path=str(tmp_path / "x.parquet"), prompt="q", answer="a")
     with pytest.raises(DataError, match=r"x.parquet` row 2: `a` is null"):
@@ -223,12 +221,12 @@ def test_a_bad_parquet_row_is_named_by_its_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", ["Infinity", "-Infinity", "NaN"])
-def test_a_number_for_the_reward_is_finite(jsonl: MakeTable, number: str) -> None:
+def test_reward_field_must_be_a_finite_number(jsonl: MakeTable, number: str) -> None:
     with pytest.raises(DataError, match=r"line 1: `x` is .*\(a float\), and what a reward is given must be JSON"):
         read_rows(jsonl(f'{{"q": "one", "a": "1", "x": {number}}}', fields=("x",)), name="train")
 
 
-def test_a_column_for_the_reward_must_be_json(tmp_path: Path) -> None:
+def test_reward_field_must_be_json(tmp_path: Path) -> None:
     _write_parquet(tmp_path / "x.parquet", [{"q": "one", "a": "1", "image": b"png"}])
     table = ColumnRows(format="columns", path=str(tmp_path / "x.parquet"), prompt="q", answer="a", fields=("image",))
     with pytest.raises(
@@ -244,7 +242,7 @@ def test_a_column_for_the_reward_must_be_json(tmp_path: Path) -> None:
         (partial(ColumnRows, prompt="q", answer="a"), "x.csv", "must end in `.jsonl`, `.jsonl.gz` or `.parquet`"),
     ],
 )
-def test_a_file_of_another_kind_is_an_error(tmp_path: Path, table: MakeTable, name: str, message: str) -> None:
+def test_unsupported_file_type_is_an_error(tmp_path: Path, table: MakeTable, name: str, message: str) -> None:
     file = tmp_path / name
     file.touch()
     with pytest.raises(RecipeError) as caught:
@@ -252,7 +250,7 @@ def test_a_file_of_another_kind_is_an_error(tmp_path: Path, table: MakeTable, na
     assert caught.value.message == f"`data.train.path` is `{file}`: {message}"
 
 
-def test_fewer_rows_than_one_step_takes_are_an_error(jsonl: MakeTable, tmp_path: Path) -> None:
+def test_fewer_rows_than_prompts_per_step_is_an_error(jsonl: MakeTable, tmp_path: Path) -> None:
     rows = read_rows(jsonl('{"q": "one", "a": "1"}', '{"q": "two", "a": "2"}'), name="train")
     require_enough(len(rows), 2)
     with pytest.raises(DataError) as caught:
@@ -261,7 +259,7 @@ def test_fewer_rows_than_one_step_takes_are_an_error(jsonl: MakeTable, tmp_path:
     assert str(caught.value.hint).startswith("--set rollout.prompts_per_step=2")
 
 
-def test_reading_rows_imports_nothing_heavy() -> None:
+def test_rows_import_loads_nothing_heavy() -> None:
     heavy = "{'torch', 'transformers', 'numpy', 'pyarrow'} & sys.modules.keys()"
     code = f"import sys; from ppoctl.data import rows; print({heavy} or '')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
@@ -291,7 +289,7 @@ def test_reading_rows_imports_nothing_heavy() -> None:
     ],
 )
 @pytest.mark.usefixtures("ppoctl_data")
-def test_real_datasets_are_read_whole(table: Gsm8kRows | ColumnRows, num_rows: int, last_answer: str) -> None:
+def test_real_datasets_are_read_completely(table: Gsm8kRows | ColumnRows, num_rows: int, last_answer: str) -> None:
     there = table.model_copy(update={"path": os.path.expandvars(table.path)})
     rows = read_rows(there, name="train")
     assert len({row.id for row in rows}) == num_rows

@@ -30,7 +30,7 @@ def light(folder: Path) -> PromptTemplate:
 
 
 @pytest.mark.parametrize("keys", [{}, {"chat_template": None}, {"chat_template": None, "adds": "<bos> $A <eos>"}])
-def test_prompts_are_those_of_transformers(
+def test_light_tokenizer_renders_prompts_like_transformers(
     make_tokenizer: Callable[..., Any], tmp_path: Path, keys: dict[str, Any]
 ) -> None:
     make_tokenizer(**keys).save_pretrained(tmp_path)
@@ -38,7 +38,7 @@ def test_prompts_are_those_of_transformers(
     assert light(tmp_path).render(ROWS, TABLE, name="train") == theirs.render(ROWS, TABLE, name="train")
 
 
-def test_a_text_is_neither_cut_nor_padded(make_tokenizer: Callable[..., Any], tmp_path: Path) -> None:
+def test_text_is_neither_truncated_nor_padded(make_tokenizer: Callable[..., Any], tmp_path: Path) -> None:
     """A tokenizer.json may say both; a prompt that was cut would train on another question."""
     tokenizer = make_tokenizer()
     tokenizer.backend_tokenizer.enable_truncation(2)
@@ -53,7 +53,7 @@ def test_a_text_is_neither_cut_nor_padded(make_tokenizer: Callable[..., Any], tm
     assert found("one two three", add_special_tokens=False) == {"input_ids": [8, 9, 10]}
 
 
-def test_bounds_are_those_of_transformers(byte_level: Any, tmp_path: Path) -> None:
+def test_token_bounds_equal_transformers(byte_level: Any, tmp_path: Path) -> None:
     byte_level.save_pretrained(tmp_path)
     texts = ["plain", "caf\u00e9"]
     assert [light(tmp_path).most_tokens(text) for text in texts] == [5, 15]
@@ -61,7 +61,7 @@ def test_bounds_are_those_of_transformers(byte_level: Any, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("adds", ["lowercase", "prefix"])
-def test_a_tokenizer_that_may_add_to_a_text_has_no_bound(byte_level: Any, tmp_path: Path, adds: str) -> None:
+def test_tokenizer_that_may_add_tokens_has_no_bound(byte_level: Any, tmp_path: Path, adds: str) -> None:
     from tokenizers import normalizers, pre_tokenizers
 
     byte_level.save_pretrained(tmp_path)
@@ -74,14 +74,14 @@ def test_a_tokenizer_that_may_add_to_a_text_has_no_bound(byte_level: Any, tmp_pa
     assert found.most_tokens("plain") is None
 
 
-def test_a_folder_without_a_readable_file_has_none(tmp_path: Path) -> None:
+def test_folder_without_a_readable_tokenizer_file_has_none(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{}")
     assert light_tokenizer(tmp_path, ChatTemplate(tmp_path)) is None
     (tmp_path / "tokenizer.json").write_text("{")
     assert light_tokenizer(tmp_path, ChatTemplate(tmp_path)) is None
 
 
-def test_a_preview_needs_no_transformers(tmp_path: Path) -> None:
+def test_preview_imports_no_transformers(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
     code = (
         "import sys; from ppoctl.cli.app import run; "

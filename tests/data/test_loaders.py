@@ -33,23 +33,23 @@ GOOD = (
 )
 
 
-def test_rows_of_a_function_are_its_mappings(python: Any, tmp_path: Path) -> None:
+def test_function_rows_are_its_mappings(python: Any, tmp_path: Path) -> None:
     first, second = read_rows(python(GOOD, options={"word": "x"}), name="train")
     assert (first.question, first.answer, first.fields) == ("x 0", None, {"level": 0})
     assert second.place == f"`{tmp_path}/loader.py:rows` row 2"
 
 
-def test_the_next_row_is_not_asked_for_before_it_is_wanted(python: Any) -> None:
+def test_function_rows_are_read_lazily(python: Any) -> None:
     endless = "def rows():\n    while True:\n        yield {'prompt': 'x', 'answer': 1}\n"
     assert len(read_rows(python(endless, max_rows=3), name="train")) == 3
 
 
-def test_the_digest_of_a_functions_rows_covers_its_file(python: Any) -> None:
+def test_digest_of_function_rows_includes_its_file(python: Any) -> None:
     digests = [read_set(python(code), name="train").digest for code in (GOOD, GOOD, f"{GOOD}\n# other")]
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_the_digest_of_rows_covers_their_prompt_file(jsonl: Callable[..., ColumnRows], tmp_path: Path) -> None:
+def test_digest_of_rows_includes_their_prompt_file(jsonl: Callable[..., ColumnRows], tmp_path: Path) -> None:
     file, digests = tmp_path / "frame.txt", []
     for text in ("Say {question}", "Say {question}", "Tell {question}"):
         file.write_text(text)
@@ -77,7 +77,7 @@ def test_the_digest_of_rows_covers_their_prompt_file(jsonl: Callable[..., Column
         ("import nothing_of_this_name\n", RecipeError, "cannot be imported: ModuleNotFoundError: No module named"),
     ],
 )
-def test_a_function_that_gives_no_rows_is_one_clear_error(
+def test_function_without_valid_rows_is_one_clear_error(
     python: Any, code: str, kind: type[PpoctlError], message: str
 ) -> None:
     with pytest.raises(kind) as caught:
@@ -94,7 +94,7 @@ def test_a_function_that_gives_no_rows_is_one_clear_error(
         ("module:rows", RecipeError, "a function is named as `path.py:name`"),
     ],
 )
-def test_a_function_that_is_not_there_is_one_clear_error(
+def test_missing_function_is_one_clear_error(
     tmp_path: Path, function: str, kind: type[PpoctlError], message: str
 ) -> None:
     with pytest.raises(kind) as caught:
@@ -111,7 +111,7 @@ def dialogues(folder: Path, *rows: tuple[Any, Any]) -> DialogueRows:
     return DialogueRows(format="dialogues", path=str(folder / "hh.jsonl"))
 
 
-def test_the_prompt_of_two_dialogues_is_what_both_begin_with(tmp_path: Path) -> None:
+def test_prompt_of_two_dialogues_is_their_common_prefix(tmp_path: Path) -> None:
     chat = (Message("user", "Hi."), Message("assistant", "Hello!"), Message("user", "A joke?"))
     as_chat = [{"role": message.role, "content": message.content} for message in chat]
     good, bad = ([*as_chat, {"role": "assistant", "content": text}] for text in ("Ha.", ""))
@@ -145,16 +145,14 @@ def test_the_prompt_of_two_dialogues_is_what_both_begin_with(tmp_path: Path) -> 
         ("\n\nHuman: a", "\n\nHuman: a\n\nAssistant: x", "`chosen` has no turn of the assistant after what both"),
     ],
 )
-def test_what_are_no_two_dialogues_is_one_clear_error(
-    tmp_path: Path, chosen: Any, rejected: Any, message: str
-) -> None:
+def test_invalid_dialogue_pair_is_one_clear_error(tmp_path: Path, chosen: Any, rejected: Any, message: str) -> None:
     with pytest.raises(DataError) as caught:
         read_rows(dialogues(tmp_path, (chosen, rejected)), name="train")
     assert message in caught.value.message
     assert "hh.jsonl` line 1" in caught.value.message
 
 
-def test_a_data_set_that_cannot_be_had_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dataset_that_cannot_be_loaded_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
     def offline(*_: object, **__: object) -> None:
@@ -171,7 +169,7 @@ def test_a_data_set_that_cannot_be_had_is_one_clear_error(tmp_path: Path, monkey
     assert caught.value.hint == "hf download --repo-type dataset org/rows"
 
 
-def test_a_saved_data_set_is_read_as_rows_with_further_columns(tmp_path: Path) -> None:
+def test_saved_dataset_is_read_with_further_columns(tmp_path: Path) -> None:
     import datasets
 
     rows = [{"q": f"number {n % 2}", "a": str(n), "tags": ["x"] * n, "s": {"level": n}} for n in range(4)]
@@ -187,7 +185,7 @@ def test_a_saved_data_set_is_read_as_rows_with_further_columns(tmp_path: Path) -
         read_rows(table.model_copy(update={"prompt": "x"}), name="train")
 
 
-def test_a_split_of_a_saved_data_set_is_the_one_that_is_named(tmp_path: Path) -> None:
+def test_split_of_a_saved_dataset_is_selected_by_name(tmp_path: Path) -> None:
     import datasets
 
     splits = {name: datasets.Dataset.from_list([{"q": name, "a": "1"}]) for name in ("train", "test")}

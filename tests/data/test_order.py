@@ -14,7 +14,7 @@ def epochs(order: Order, count: int) -> list[list[int]]:
     return [[order.row(position) for position in range(n * rows, (n + 1) * rows)] for n in range(count)]
 
 
-def test_a_fraction_goes_on_from_epoch_to_epoch_until_all_rows_have_come() -> None:
+def test_fraction_of_a_source_continues_across_epochs() -> None:
     order = Order((SourceShare(3), SourceShare(10, 0.3)), seed=1)
     assert order.epoch_rows == 6
     found = epochs(order, 10)
@@ -24,7 +24,7 @@ def test_a_fraction_goes_on_from_epoch_to_epoch_until_all_rows_have_come() -> No
     assert len({frozenset(rows) for rows in found}) > 3
 
 
-def test_sources_of_one_size_are_drawn_in_orders_of_their_own() -> None:
+def test_sources_of_equal_size_have_different_orders() -> None:
     order = Order((SourceShare(10, 0.3), SourceShare(10, 0.3)), seed=1)
     drawn = [
         {row for row in epoch if row < 10} == {row - 10 for row in epoch if row >= 10} for epoch in epochs(order, 8)
@@ -38,7 +38,7 @@ def test_sources_of_one_size_are_drawn_in_orders_of_their_own() -> None:
     ),
     seed=st.integers(0, 5),
 )
-def test_every_row_comes_as_often_as_its_weight_says_to_one(shares: list[tuple[int, float]], seed: int) -> None:
+def test_every_row_occurs_as_often_as_its_weight_up_to_one(shares: list[tuple[int, float]], seed: int) -> None:
     order = Order(tuple(SourceShare(rows, weight) for rows, weight in shares), seed)
     if not order.epoch_rows:
         return
@@ -52,5 +52,5 @@ def test_every_row_comes_as_often_as_its_weight_says_to_one(shares: list[tuple[i
 
 
 @pytest.mark.parametrize("seed", [0, 7])
-def test_one_source_of_weight_one_is_in_the_order_of_a_set_that_is_no_mix(seed: int) -> None:
+def test_single_source_mix_has_the_order_of_a_plain_set(seed: int) -> None:
     assert epochs(Order((SourceShare(12, 1.0),), seed), 3) == epochs(Order((SourceShare(12),), seed), 3)

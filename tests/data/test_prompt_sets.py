@@ -33,9 +33,7 @@ def told(found: PromptSet) -> list[tuple[str, str | None]]:
     return [(prompt.id[6:12], prompt.answer) for prompt in found]
 
 
-def test_rows_that_repeat_an_earlier_one_are_kept_or_dropped_and_counted(
-    jsonl: MakeTable, make_tokenizer: Callable[..., Any]
-) -> None:
+def test_repeated_rows_are_kept_or_dropped_and_counted(jsonl: MakeTable, make_tokenizer: Callable[..., Any]) -> None:
     kept = prompts(jsonl(*LINES), make_tokenizer(), most=9)
     assert [answer for _, answer in told(kept)] == ["1", "2", "1", "another", "2"]
     assert kept.counts == Counts(read=5, repeated=2, too_long=0, dropped=0, cut=0)
@@ -46,7 +44,7 @@ def test_rows_that_repeat_an_earlier_one_are_kept_or_dropped_and_counted(
     assert kept.rows.digest == dropped.rows.digest
 
 
-def test_a_long_prompt_is_an_error_that_one_setting_mends(
+def test_too_long_prompt_error_suggests_one_setting(
     jsonl: MakeTable, make_tokenizer: Callable[..., Any], tmp_path: Any
 ) -> None:
     assert prompts(jsonl(*LINES), make_tokenizer(), most=5)
@@ -62,7 +60,7 @@ def test_a_long_prompt_is_an_error_that_one_setting_mends(
     assert caught.value.hint.startswith("--set rollout.max_prompt_tokens=5")
 
 
-def test_one_huge_row_of_many_is_left_out_rather_than_given_a_window(
+def test_hint_drops_a_single_huge_row_instead_of_raising_the_limit(
     jsonl: MakeTable, make_tokenizer: Callable[..., Any]
 ) -> None:
     huge = [json.dumps({"q": question, "a": "1"}) for question in ("q " * 300, *map(str, range(19)))]
@@ -72,9 +70,7 @@ def test_one_huge_row_of_many_is_left_out_rather_than_given_a_window(
     assert caught.value.hint == f"--set data.train.long_prompts=drop  # cut keeps their ends; or {longer}"
 
 
-def test_long_prompts_are_dropped_where_the_recipe_says_so(
-    jsonl: MakeTable, make_tokenizer: Callable[..., Any]
-) -> None:
+def test_long_prompts_are_dropped_if_the_recipe_says_so(jsonl: MakeTable, make_tokenizer: Callable[..., Any]) -> None:
     found = prompts(jsonl(*LINES, long_prompts="drop"), make_tokenizer())
     assert told(found) == [("000000", "1"), ("000002", "1"), ("000003", "another")]
     assert found.counts == Counts(read=5, repeated=2, too_long=2, dropped=2, cut=0)
@@ -87,16 +83,12 @@ def test_long_prompts_are_dropped_where_the_recipe_says_so(
     assert caught.value.hint == "--set rollout.max_prompt_tokens=3"
 
 
-def test_the_error_names_the_longest_of_the_rows_that_are_too_long(
-    jsonl: MakeTable, make_tokenizer: Callable[..., Any]
-) -> None:
+def test_too_long_error_names_the_longest_row(jsonl: MakeTable, make_tokenizer: Callable[..., Any]) -> None:
     with pytest.raises(DataError, match=r"row `train/000001-.* has 5 prompt tokens.*; 5 of 5 rows"):
         prompts(jsonl(*LINES), make_tokenizer(), most=2)
 
 
-def test_of_a_long_prompt_the_last_tokens_are_left_where_the_recipe_says_so(
-    jsonl: MakeTable, make_tokenizer: Callable[..., Any]
-) -> None:
+def test_long_prompt_keeps_its_last_tokens_with_cut(jsonl: MakeTable, make_tokenizer: Callable[..., Any]) -> None:
     def words(tokenizer: Any, most: int) -> tuple[PromptSet, list[str]]:
         found = prompts(jsonl(*LINES, long_prompts="cut"), tokenizer, most)
         return found, tokenizer.convert_ids_to_tokens(list(found[1].token_ids))
@@ -127,9 +119,7 @@ class Watched:
         return self.inner(texts, **keys)
 
 
-def test_a_start_renders_each_question_once_and_a_draw_what_it_draws(
-    jsonl: MakeTable, make_tokenizer: Callable[..., Any]
-) -> None:
+def test_startup_renders_each_distinct_question_once(jsonl: MakeTable, make_tokenizer: Callable[..., Any]) -> None:
     watched = Watched(make_tokenizer())
     found = prompts(jsonl(*LINES), watched, most=9)
     assert (watched.rendered, watched.tokenized) == (2, 2)
@@ -138,7 +128,7 @@ def test_a_start_renders_each_question_once_and_a_draw_what_it_draws(
     assert (watched.rendered, watched.tokenized) == (3, 3)
 
 
-def test_a_text_of_few_bytes_needs_no_tokens_to_be_known_to_fit(jsonl: MakeTable, byte_level: Any) -> None:
+def test_short_text_is_not_tokenized_to_check_its_length(jsonl: MakeTable, byte_level: Any) -> None:
     watched = Watched(byte_level)
     long = "\u00e9" * 20
     table = jsonl('{"q": "0123456789", "a": "1"}', f'{{"q": "{long}", "a": "1"}}')
@@ -154,7 +144,7 @@ def test_a_text_of_few_bytes_needs_no_tokens_to_be_known_to_fit(jsonl: MakeTable
     assert len(prompts(jsonl('{"q": "0123456789", "a": "1"}'), byte_level, most=10)[0].token_ids) == 10
 
 
-def test_prompts_of_a_mix_are_those_of_each_set_one_set_after_another() -> None:
+def test_mix_has_the_prompts_of_its_sets_in_order() -> None:
     mixed = Mixed(cast(Any, [["a", "b"], ["c"], ["d", "e", "f"]]))
     assert [mixed[index] for index in range(-6, 6)] == [*"abcdef"] * 2
     assert (list(mixed), mixed[1:4], len(mixed)) == ([*"abcdef"], ("b", "c", "d"), 6)
@@ -163,7 +153,7 @@ def test_prompts_of_a_mix_are_those_of_each_set_one_set_after_another() -> None:
             mixed[index]
 
 
-def test_files_that_were_read_are_read_again_where_they_changed(jsonl: MakeTable, tmp_path: Path) -> None:
+def test_changed_files_are_read_again(jsonl: MakeTable, tmp_path: Path) -> None:
     table = jsonl(*LINES)
     first = read_set(table, name="train")
     assert read_set(table, name="train") is first
@@ -173,7 +163,7 @@ def test_files_that_were_read_are_read_again_where_they_changed(jsonl: MakeTable
     assert other.digest != first.digest
 
 
-def test_rows_that_were_read_are_those_of_one_table_and_one_source(jsonl: MakeTable) -> None:
+def test_cached_rows_belong_to_one_table_and_source(jsonl: MakeTable) -> None:
     table = jsonl(*LINES)
     answers = table.model_copy(update={"prompt": "a", "answer": "q"})
     assert read_set(table, name="train").row(0).question == "one"
@@ -185,7 +175,7 @@ def test_rows_that_were_read_are_those_of_one_table_and_one_source(jsonl: MakeTa
     ]
 
 
-def test_the_digests_of_rows_are_the_same_for_all_time(jsonl: MakeTable) -> None:
+def test_row_digests_never_change(jsonl: MakeTable) -> None:
     """A run in progress is resumed by them: they are SHA-256 of what stands here."""
     rows = read_set(jsonl(*LINES[:2], fields=("a",)), name="eval.x")
     ends = [hashlib.sha256(f'"{question}"'.encode()).hexdigest()[:8] for question in ("one", "one two three")]
@@ -199,7 +189,7 @@ def test_the_digests_of_rows_are_the_same_for_all_time(jsonl: MakeTable) -> None
     assert digest_of({"": rows}) == rows.digest
 
 
-def test_rows_are_read_again_where_only_their_prompt_file_changed(jsonl: MakeTable, tmp_path: Path) -> None:
+def test_rows_are_read_again_if_only_their_prompt_file_changed(jsonl: MakeTable, tmp_path: Path) -> None:
     frame = tmp_path / "frame.txt"
     frame.write_text("Say {question}")
     table = jsonl(*LINES, prompt_file=str(frame))

@@ -28,20 +28,20 @@ def ids(prompts: PromptSource, step: int) -> list[str]:
     return [row.id for row in prompts.prompts_for(step).rows]
 
 
-def test_a_step_is_the_same_whenever_and_in_whatever_order_it_is_asked() -> None:
+def test_prompts_of_a_step_do_not_depend_on_call_order() -> None:
     forwards = [source(10, 4).prompts_for(step) for step in range(1, 8)]
     prompts = source(10, 4)
     assert [prompts.prompts_for(step) for step in reversed(range(1, 8))] == forwards[::-1]
     assert [prompts.step for prompts in forwards] == list(range(1, 8))
 
 
-def test_the_order_is_fixed_for_all_time() -> None:
+def test_prompt_order_never_changes() -> None:
     # Not worked by hand: written down once, so that no version of anything reorders a run in the middle.
     assert ids(source(6, 6), 1) == [f"train/{n}" for n in (2, 0, 1, 3, 5, 4)]
     assert ids(source(6, 6), 2) == [f"train/{n}" for n in (0, 4, 1, 2, 3, 5)]
 
 
-def test_each_epoch_asks_every_row_once_in_another_order() -> None:
+def test_each_epoch_has_every_row_once_in_another_order() -> None:
     prompts = source(12, 3)
     epochs = [[i for step in range(4 * n + 1, 4 * n + 5) for i in ids(prompts, step)] for n in range(3)]
     assert all(sorted(epoch) == sorted(row.id for row in prompts.train) for epoch in epochs)
@@ -49,7 +49,7 @@ def test_each_epoch_asks_every_row_once_in_another_order() -> None:
 
 
 @given(num_rows=st.integers(1, 12), prompts_per_step=st.integers(1, 12), steps=st.integers(1, 6))
-def test_steps_are_one_sequence_of_epochs_cut_into_pieces(num_rows: int, prompts_per_step: int, steps: int) -> None:
+def test_steps_are_consecutive_slices_of_the_epochs(num_rows: int, prompts_per_step: int, steps: int) -> None:
     cut = source(num_rows, prompts_per_step)
     whole = source(num_rows, num_rows)
     asked = [row.answer for step in range(1, steps + 1) for row in cut.prompts_for(step).rows]
@@ -59,23 +59,23 @@ def test_steps_are_one_sequence_of_epochs_cut_into_pieces(num_rows: int, prompts
 
 
 @given(num_rows=st.integers(1, 5), prompts_per_step=st.integers(1, 12), step=st.integers(1, 5))
-def test_ids_are_unique_within_a_step(num_rows: int, prompts_per_step: int, step: int) -> None:
+def test_prompt_ids_are_unique_within_a_step(num_rows: int, prompts_per_step: int, step: int) -> None:
     assert max(Counter(ids(source(num_rows, prompts_per_step), step)).values()) == 1
 
 
-def test_a_prompt_that_comes_twice_in_a_step_is_numbered() -> None:
+def test_repeated_prompt_in_a_step_is_numbered() -> None:
     # Two rows, three a step: positions 0 1 | 0, so the second epoch begins with a row of the first.
     first, second, third = ids(source(2, 3), 1)
     assert {first, second} == {"train/0", "train/1"}
     assert third in {"train/0#2", "train/1#2"}
 
 
-def test_another_seed_is_another_order() -> None:
+def test_another_seed_gives_another_order() -> None:
     orders = {tuple(ids(source(20, 20, seed), 1)) for seed in range(5)}
     assert len(orders) == 5
 
 
-def test_the_identity_names_all_that_anybody_may_read_in_order() -> None:
+def test_prompts_identity_depends_on_all_fields_and_their_order() -> None:
     one, two = Prompt("a", (1,), "x", "1"), Prompt("b", (2,), "y", "2")
     variants = [
         (one, two),
@@ -93,7 +93,7 @@ def test_the_identity_names_all_that_anybody_may_read_in_order() -> None:
     assert len(set(identities)) == len(variants)
 
 
-def test_evaluation_sets_are_whole_in_order_and_at_step_0() -> None:
+def test_evaluation_sets_are_complete_in_order_at_step_0() -> None:
     (small,) = source(5, 2).evaluation_sets().values()
     assert (small.step, [row.id for row in small.rows]) == (0, ["train/0", "train/1"])
 
@@ -103,7 +103,9 @@ def test_steps_count_from_1() -> None:
         source(5, 2).prompts_for(0)
 
 
-def test_a_recipe_becomes_a_source(jsonl: MakeTable, make_tokenizer: Callable[..., Any], tmp_path: Path) -> None:
+def test_prompt_source_is_loaded_from_a_recipe(
+    jsonl: MakeTable, make_tokenizer: Callable[..., Any], tmp_path: Path
+) -> None:
     data = DataTable(
         train=jsonl('{"q": "one", "a": "1"}', '{"q": "two", "a": "2"}', system="Be brief."),
         eval={"dotted.name": jsonl('{"q": "three", "a": "3"}', name="e.jsonl")},
@@ -121,7 +123,7 @@ def test_a_recipe_becomes_a_source(jsonl: MakeTable, make_tokenizer: Callable[..
     assert all(len(digest) == 64 for digest in prompts.digests.values())
 
 
-def test_a_recipe_with_a_prompt_too_long_or_too_few_rows_is_refused(
+def test_recipe_with_too_long_prompts_or_too_few_rows_is_refused(
     jsonl: MakeTable, make_tokenizer: Callable[..., Any], tmp_path: Path
 ) -> None:
     template = PromptTemplate(make_tokenizer())
@@ -133,9 +135,7 @@ def test_a_recipe_with_a_prompt_too_long_or_too_few_rows_is_refused(
         PromptSource.load(data, _rollout(prompts_per_step=3), template, seed=1)
 
 
-def test_a_source_whose_weight_leaves_no_row_of_it_is_refused(
-    jsonl: MakeTable, make_tokenizer: Callable[..., Any]
-) -> None:
+def test_source_without_a_row_in_an_epoch_is_refused(jsonl: MakeTable, make_tokenizer: Callable[..., Any]) -> None:
     lines = ('{"q": "one", "a": "1"}', '{"q": "two", "a": "2"}')
     mix = MixRows(format="mix", sources={"much": jsonl(*lines), "little": jsonl(*lines, name="l.jsonl", weight=0.1)})
     with pytest.raises(DataError) as caught:
@@ -148,7 +148,7 @@ def test_a_source_whose_weight_leaves_no_row_of_it_is_refused(
 
 
 @pytest.mark.parametrize("fields", [("source",), None])
-def test_a_column_that_the_name_of_the_source_would_hide_is_refused(
+def test_column_hidden_by_the_source_name_is_refused(
     jsonl: MakeTable, make_tokenizer: Callable[..., Any], fields: tuple[str, ...] | None
 ) -> None:
     row = '{"q": "one", "a": "1", "source": "olympiads"}'

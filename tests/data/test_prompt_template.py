@@ -44,7 +44,7 @@ def rendered(tokenizer: Any, row: DatasetRow, rows_table: ColumnRows) -> tuple[s
     ],
 )
 @pytest.mark.parametrize("adds", ["", "<bos> $A <eos>"])
-def test_the_models_chat_template_frames_the_question_and_opens_the_answer(
+def test_chat_template_frames_the_question_and_opens_the_answer(
     make_tokenizer: MakeTokenizer, adds: str, row: DatasetRow, rows_table: ColumnRows, text: str, tokens: str
 ) -> None:
     # Whatever the tokenizer adds by itself, a templated prompt gets only what its template writes.
@@ -54,7 +54,7 @@ def test_the_models_chat_template_frames_the_question_and_opens_the_answer(
 @pytest.mark.parametrize(
     ("adds", "opening"), [("", ""), ("<bos> $A", "<bos> "), ("<bos> $A <eos>", "<bos> "), ("$A <eos>", "")]
 )
-def test_without_a_template_it_is_plain_text_after_the_beginning_token(
+def test_prompt_without_a_template_is_plain_text_after_bos(
     make_tokenizer: MakeTokenizer, adds: str, opening: str
 ) -> None:
     tokenizer = make_tokenizer(chat_template=None, adds=adds)
@@ -63,9 +63,7 @@ def test_without_a_template_it_is_plain_text_after_the_beginning_token(
     assert tokens == f"{opening}Be brief. one two three ?"
 
 
-def test_a_prompt_file_has_the_question_in_every_slot_and_keeps_its_blanks(
-    make_tokenizer: MakeTokenizer, tmp_path: Path
-) -> None:
+def test_prompt_file_fills_every_slot_and_keeps_whitespace(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
     file = tmp_path / "frame.txt"
     file.write_text("three {question} : {question} \t\n\n", "utf-8")
     text, _ = rendered(
@@ -74,7 +72,7 @@ def test_a_prompt_file_has_the_question_in_every_slot_and_keeps_its_blanks(
     assert text == "three one two : one two \t"
 
 
-def test_many_rows_are_rendered_as_each_by_itself(make_tokenizer: MakeTokenizer) -> None:
+def test_batch_rendering_equals_row_by_row_rendering(make_tokenizer: MakeTokenizer) -> None:
     template = PromptTemplate(make_tokenizer())
     together = template.render([QUESTION, CHAT], table(), name="train")
     apart = [template.render([row], table(), name="train")[0] for row in (QUESTION, CHAT)]
@@ -101,7 +99,7 @@ def test_many_rows_are_rendered_as_each_by_itself(make_tokenizer: MakeTokenizer)
         ),
     ],
 )
-def test_what_cannot_be_framed_is_one_clear_error(
+def test_row_that_cannot_be_rendered_is_one_clear_error(
     make_tokenizer: MakeTokenizer, row: DatasetRow, rows_table: ColumnRows, message: str
 ) -> None:
     with pytest.raises(DataError) as caught:
@@ -110,7 +108,7 @@ def test_what_cannot_be_framed_is_one_clear_error(
     assert caught.value.hint is not None
 
 
-def test_the_digest_changes_with_the_tokenizer_and_with_the_template(make_tokenizer: MakeTokenizer) -> None:
+def test_template_digest_depends_on_tokenizer_and_template(make_tokenizer: MakeTokenizer) -> None:
     digests = [
         PromptTemplate(make_tokenizer(**keys)).digest
         for keys in ({}, {}, {"adds": "<bos> $A"}, {"chat_template": None}, {"chat_template": "{{ messages }}"})
@@ -122,7 +120,7 @@ def test_the_digest_changes_with_the_tokenizer_and_with_the_template(make_tokeni
     assert PromptTemplate(other).digest not in digests
 
 
-def test_a_saved_tokenizer_is_loaded_as_its_file_says_whatever_the_architecture(
+def test_saved_tokenizer_is_loaded_regardless_of_the_architecture(
     make_tokenizer: MakeTokenizer, tmp_path: Path
 ) -> None:
     tokenizer = make_tokenizer()
@@ -134,7 +132,7 @@ def test_a_saved_tokenizer_is_loaded_as_its_file_says_whatever_the_architecture(
     assert PromptTemplate(loaded).digest == PromptTemplate(tokenizer).digest
 
 
-def test_a_model_that_is_not_there_is_one_clear_error(tmp_path: Path) -> None:
+def test_missing_model_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentProblemError) as caught:
         load_tokenizer(str(tmp_path / "no-model"))
     assert f"`model.path` is `{tmp_path}/no-model`, and no tokenizer can be loaded from it" in caught.value.message

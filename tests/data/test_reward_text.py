@@ -28,26 +28,24 @@ def words(ids: tuple[int, ...]) -> str:
     return " ".join(WORDS[id] for id in ids)
 
 
-def test_its_own_template_renders_the_response_as_the_assistants_turn(
-    make_tokenizer: MakeTokenizer, tmp_path: Path
-) -> None:
+def test_own_template_renders_the_response_as_assistant_turn(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
     text = opened(tmp_path, make_tokenizer(adds="<bos> $A"), "own")
     shown = "<|system|> Be brief. <|user|> one two <|assistant|> three ?"
     assert words(text.tokens(request("three ?"))) == shown
 
 
-def test_as_text_the_response_stands_behind_the_prompt(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
+def test_text_template_appends_the_response_to_the_prompt(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
     text = opened(tmp_path, make_tokenizer(adds="<bos> $A"), "text")
     assert words(text.tokens(request(" three"))) == "<bos> one two three"
     assert words(text.tokens(request(" three", prompt="<bos> one"))) == "<bos> one three"
 
 
-def test_padding_at_the_end_is_not_read(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
+def test_trailing_padding_is_removed(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
     text = opened(tmp_path, make_tokenizer(adds="$A <eos>"), "text", padding="<eos>")
     assert words(text.tokens(request(" three"))) == "one two three"
 
 
-def test_what_it_cannot_read_is_said(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
+def test_unreadable_inputs_raise_value_errors(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
     text = opened(tmp_path, make_tokenizer(), "own")
     with pytest.raises(ValueError, match="has 10 tokens, more than 9"):
         text.tokens(request("three three three"))
@@ -57,7 +55,7 @@ def test_what_it_cannot_read_is_said(make_tokenizer: MakeTokenizer, tmp_path: Pa
         opened(tmp_path, make_tokenizer(), "text").tokens(request("", prompt=""))
 
 
-def test_a_model_without_a_template_is_refused_by_name(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
+def test_model_without_a_chat_template_is_refused(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
     with pytest.raises(EnvironmentProblemError, match="has no chat template") as caught:
         opened(tmp_path, make_tokenizer(chat_template=None), "own")
     assert "--set reward.template=text" in str(caught.value.hint)

@@ -52,7 +52,7 @@ def questions(rows: list[DatasetRow]) -> list[object]:
 ALL = [f"{name} {n}" for name in "abc" for n in range(2)]
 
 
-def test_a_folder_a_glob_and_an_array_are_read_in_their_order(folder: Path) -> None:
+def test_folder_glob_and_array_of_files_are_read_in_order(folder: Path) -> None:
     rows = read_rows(columns(str(folder)), name="train")
     assert questions(rows) == ALL
     assert [row.id[:12] for row in rows] == [f"train/{n:06d}" for n in range(6)]
@@ -69,7 +69,7 @@ def test_max_rows_counts_over_all_files(folder: Path, most: int) -> None:
     assert rows_of(table) == min(most, 6)
 
 
-def test_names_that_lead_to_nothing_are_told(folder: Path) -> None:
+def test_paths_without_readable_files_are_reported(folder: Path) -> None:
     with pytest.raises(MissingAssetError, match=r"`data.train.path` is `.*/rows/\*.txt`: no file has such a name"):
         read_rows(columns(f"{folder}/*.txt"), name="train")
     assert rows_of(columns(f"{folder}/*.txt")) is None
@@ -78,7 +78,7 @@ def test_names_that_lead_to_nothing_are_told(folder: Path) -> None:
         read_rows(columns(str(folder)), name="train")
 
 
-def test_every_other_column_is_kept_where_the_table_says_all(jsonl: MakeTable) -> None:
+def test_all_other_columns_are_kept_with_fields_all(jsonl: MakeTable) -> None:
     line = '{"q": "one", "r": {"a": "1", "style": "rule"}, "x": [1], "y": null}'
     (row,) = read_rows(jsonl(line, answer="r.a", fields=None), name="train")
     assert row.fields == {"r": {"style": "rule"}, "x": [1], "y": None}
@@ -86,7 +86,7 @@ def test_every_other_column_is_kept_where_the_table_says_all(jsonl: MakeTable) -
     assert row.fields == {}
 
 
-def test_verls_rows_are_read_as_they_are(tmp_path: Path) -> None:
+def test_verl_rows_are_read_unchanged(tmp_path: Path) -> None:
     rows = [
         {
             "data_source": "x",
@@ -105,7 +105,7 @@ def test_verls_rows_are_read_as_they_are(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("ppoctl_data")
 @pytest.mark.parametrize(("split", "count"), [("train", 7473), ("test", 1319)])
-def test_all_of_verls_gsm8k_says_what_the_authors_rows_say_and_renders_as_verl_renders_it(
+def test_verl_gsm8k_equals_the_original_rows_and_verl_rendering(
     make_tokenizer: Callable[..., Any], split: str, count: int
 ) -> None:
     folder = Path(os.environ["PPOCTL_DATA"])
@@ -153,9 +153,7 @@ SCHEMA = pyarrow.schema(
 
 
 @given(rows=st.lists(st.fixed_dictionaries(KINDS), max_size=12), most=st.one_of(st.none(), st.integers(1, 12)))
-def test_blocks_hold_the_rows_that_were_written_and_equal_ones_once(
-    rows: list[dict[str, Any]], most: int | None
-) -> None:
+def test_row_blocks_keep_all_rows_and_store_duplicates_once(rows: list[dict[str, Any]], most: int | None) -> None:
     table = pyarrow.Table.from_pylist(rows, schema=SCHEMA)
     blocks = list(blocks_of(iter(table.to_batches(max_chunksize=5)), str, most))
     assert [block.rows[code][1] for block in blocks for code in block.order] == rows[:most]
@@ -168,7 +166,7 @@ def test_blocks_hold_the_rows_that_were_written_and_equal_ones_once(
             assert int(place) == start + block.order.index(number) + 1
 
 
-def test_a_repeated_row_is_read_as_one_that_is_not(tmp_path: Path) -> None:
+def test_repeated_rows_are_read_like_distinct_rows(tmp_path: Path) -> None:
     lines = [{"q": f"number {n % 7}", "a": str(n % 5), "f": n % 3} for n in range(200)]
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     parquet.write_table(pyarrow.Table.from_pylist(lines), tmp_path / "x.parquet")

@@ -25,13 +25,13 @@ def of_bytes(folder: Path) -> tuple[Tokenizer, TokenText]:
     return tokenizer, TokenText(str(folder))
 
 
-def test_a_character_of_several_tokens_is_with_the_first(tmp_path: Path) -> None:
+def test_multi_token_character_is_shown_at_its_first_token(tmp_path: Path) -> None:
     tokenizer, text = of_bytes(tmp_path)
     ids = tokenizer.encode("a\u00e9 \U0001f600b").ids
     assert text.pieces(ids) == ["a", "\u00e9", "", " ", "\U0001f600", "", "", "", "b"]
 
 
-def test_bytes_that_are_no_character_cost_no_other(tmp_path: Path) -> None:
+def test_invalid_bytes_do_not_affect_other_characters(tmp_path: Path) -> None:
     tokenizer, text = of_bytes(tmp_path)
     start, rest = tokenizer.encode("\u00e9").ids
     assert text.pieces([rest, rest, rest, rest, start, rest]) == ["\ufffd"] * 4 + ["\u00e9", ""]
@@ -41,7 +41,7 @@ def test_bytes_that_are_no_character_cost_no_other(tmp_path: Path) -> None:
     assert text.pieces([start, *smile]) == ["\ufffd", "\U0001f600", "", "", ""]
 
 
-def test_words_keep_the_space_in_front_of_them(tmp_path: Path) -> None:
+def test_words_keep_their_leading_space(tmp_path: Path) -> None:
     tokenizer = Tokenizer(BPE(vocab={"\u2581": 0, "a": 1, "\u2581a": 2}, merges=[("\u2581", "a")]))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
@@ -49,7 +49,7 @@ def test_words_keep_the_space_in_front_of_them(tmp_path: Path) -> None:
     assert TokenText(str(tmp_path)).pieces([2, 2, 1]) == ["a", " a", "a"]
 
 
-def test_text_is_that_of_transformers(make_tokenizer: Callable[..., Any], tmp_path: Path) -> None:
+def test_decoded_text_equals_transformers(make_tokenizer: Callable[..., Any], tmp_path: Path) -> None:
     make_tokenizer().save_pretrained(tmp_path)
     for folder in (tmp_path, QUICKSTART):
         theirs = load_tokenizer(str(folder))
@@ -57,7 +57,7 @@ def test_text_is_that_of_transformers(make_tokenizer: Callable[..., Any], tmp_pa
         assert TokenText(str(folder)).text(ids) == theirs.decode(ids)
 
 
-def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentProblemError, match="no tokenizer can be loaded from it"):
         TokenText(str(tmp_path / "none"))
     (tmp_path / "tokenizer.json").write_text("{}")

@@ -17,7 +17,7 @@ from ppoctl.recipe.schema import ColumnRows
 
 
 @pytest.mark.parametrize("load", [load_tokenizer, lambda path: Detokenizer(path, [2]).tokenizer])
-def test_code_of_a_tokenizer_is_not_run(
+def test_tokenizer_code_is_not_executed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: Callable[[str], Any]
 ) -> None:
     (tmp_path / "crafted.py").write_text(
@@ -33,7 +33,7 @@ def test_code_of_a_tokenizer_is_not_run(
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_chat_template_is_rendered_in_a_sandbox(make_tokenizer: Callable[..., Any]) -> None:
+def test_chat_template_is_rendered_in_a_sandbox(make_tokenizer: Callable[..., Any]) -> None:
     template = PromptTemplate(make_tokenizer(chat_template="{{ ().__class__.__base__.__subclasses__() }}"))
     rows = ColumnRows(format="columns", path="f.jsonl", prompt="q", answer="a")
     with pytest.raises(DataError, match="access to attribute '__class__' of 'tuple' object is unsafe"):

@@ -154,25 +154,25 @@ BROKEN: dict[str, tuple[Break, str, Verdict, str, str | None]] = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_what_is_broken_is_found_with_the_command_that_mends_it(case: str, tmp_path: Path) -> None:
+def test_fault_is_found_with_its_repair_command(case: str, tmp_path: Path) -> None:
     breaks, name, verdict, says, mend = BROKEN[case]
     found = {finding.name: finding for finding in findings(breaks(node()), tmp_path)}[name]
     assert (found.verdict, found.mend) == (verdict, mend)
     assert says in found.seen
 
 
-def test_a_node_where_all_is_well_has_nothing_to_mend(tmp_path: Path) -> None:
+def test_healthy_node_has_nothing_to_fix(tmp_path: Path) -> None:
     found = [finding for finding in findings(node(), tmp_path) if finding.name not in ("runs folder", "disk")]
     assert [finding for finding in found if finding.verdict != Verdict.OK and "/tmp" not in finding.name] == []
 
 
-def test_gpus_that_are_hidden_on_purpose_are_no_fault() -> None:
+def test_deliberately_hidden_gpus_are_not_a_fault() -> None:
     here = replace(node(), torch=TorchBuild("2.13.0+cpu", None), environ={"CUDA_VISIBLE_DEVICES": ""}, commands={})
     for check in (gpus.driver, gpus.torch, gpus.compute_mode, gpus.nccl, gpus.compiler):
         assert check(here).verdict == Verdict.OK
 
 
-def test_only_gpus_that_are_shown_are_judged() -> None:
+def test_only_visible_gpus_are_checked() -> None:
     """To CUDA the older of two GPUs is the second."""
     old = driver(FakeNvml(count=3, first=(7, 0), apart={(0, 1)}))
     shown = replace(node(), driver=old, environ={"CUDA_VISIBLE_DEVICES": "0,1"})
@@ -182,7 +182,7 @@ def test_only_gpus_that_are_shown_are_judged() -> None:
     assert [finding.verdict for finding in gpus.gpus(replace(shown, environ=by_place))] == [Verdict.WRONG]
 
 
-def test_torch_is_not_imported_where_there_is_no_gpu_for_it() -> None:
+def test_torch_is_not_imported_without_a_gpu() -> None:
     def no_import() -> CudaView:
         raise AssertionError
 
@@ -190,7 +190,7 @@ def test_torch_is_not_imported_where_there_is_no_gpu_for_it() -> None:
     assert {check(laptop).verdict for check in (gpus.driver, gpus.torch, gpus.nccl)} == {Verdict.OK}
 
 
-def test_the_build_of_torch_is_read_from_the_file_that_it_ships() -> None:
+def test_cuda_version_of_torch_is_read_from_its_version_file() -> None:
     import torch
 
     shipped = Path(torch.__file__).with_name("version.py").read_text("utf-8")
@@ -200,7 +200,7 @@ def test_the_build_of_torch_is_read_from_the_file_that_it_ships() -> None:
     assert built_for(shipped.replace(f"{line}None", f"{line}'13.0'")) == "13.0"
 
 
-def test_an_empty_environment_lacks_everything_of_the_build_for_its_machine() -> None:
+def test_empty_environment_lacks_all_packages_of_its_build() -> None:
     found = host.packages(replace(node(), versions={"typer": "0.29.2"}))
     assert "`vllm==0.32.0" in found.seen
     assert "pytest" not in found.seen, "only developers need it"

@@ -23,7 +23,7 @@ def named(found: Any, name: str) -> Finding:
     return {finding.name: finding for finding in found}[name]
 
 
-def test_without_shared_memory_nothing_starts(tmp_path: Path) -> None:
+def test_missing_shared_memory_is_wrong(tmp_path: Path) -> None:
     found = host.shared_memory(node(tmp_path / "shm"))
     assert found.verdict == Verdict.WRONG
     assert found.seen == f"`{tmp_path}/shm`: No such file or directory"
@@ -34,7 +34,7 @@ def test_without_shared_memory_nothing_starts(tmp_path: Path) -> None:
     ("size_mib", "free_mib", "verdict"),
     [(64, 64, Verdict.WRONG), (511, 511, Verdict.WRONG), (1024, 100, Verdict.WARNING), (1024, 600, Verdict.OK)],
 )
-def test_shared_memory_holds_rays_store_and_more(
+def test_shared_memory_must_exceed_the_ray_store(
     monkeypatch: pytest.MonkeyPatch, size_mib: int, free_mib: int, verdict: Verdict
 ) -> None:
     """64 MiB is what Docker gives a container."""
@@ -53,17 +53,17 @@ def test_shared_memory_holds_rays_store_and_more(
         ("v", 64 << 30, "address space", Verdict.WRONG, "ulimit -v unlimited"),
     ],
 )
-def test_a_low_limit_is_found(letter: str, value: int, name: str, verdict: Verdict, mend: str) -> None:
+def test_low_limit_is_found(letter: str, value: int, name: str, verdict: Verdict, mend: str) -> None:
     found = named(host.limits(replace(node(), limits={**WIDE, letter: value})), name)
     assert (found.verdict, found.mend) == (verdict, mend)
 
 
-def test_a_limit_of_addresses_is_no_more_than_a_warning_without_gpus() -> None:
+def test_address_space_limit_without_gpus_is_only_a_warning() -> None:
     hidden = replace(node(), limits={**WIDE, "v": 64 << 30}, environ={"CUDA_VISIBLE_DEVICES": ""})
     assert named(host.limits(hidden), "address space").verdict == Verdict.WARNING
 
 
-def test_a_loopback_that_does_not_answer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_loopback_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
 
@@ -72,7 +72,7 @@ def test_a_loopback_that_does_not_answer_is_found(monkeypatch: pytest.MonkeyPatc
     assert host.ports(node()).mend == "sudo ip link set lo up"
 
 
-def test_slurm_is_seen_and_never_missed() -> None:
+def test_slurm_is_reported_and_not_required() -> None:
     assert host.slurm(node()).seen == "none, and none is needed"
     job = replace(node(), environ={"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "4"})
     assert host.slurm(job).seen == "job 17 on 4 nodes"
@@ -85,45 +85,45 @@ def raises(code: int) -> Callable[..., None]:
     return call
 
 
-def test_a_file_system_that_can_all_of_it_is_ok_and_left_as_it_was(tmp_path: Path) -> None:
+def test_complete_file_system_is_ok_and_left_unchanged(tmp_path: Path) -> None:
     found = list(folders.runs_folder(tmp_path / "runs"))
     assert [finding.name for finding in found] == ["runs folder", "locks", "rename", "listing"]
     assert {finding.verdict for finding in found[1:]} == {Verdict.OK}
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_system_without_locks_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_system_without_locks_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", raises(errno.ENOLCK))
     found = named(folders.runs_folder(tmp_path), "locks")
     assert (found.verdict, found.seen) == (Verdict.WRONG, f"in `{tmp_path}`: No locks available")
     assert found.mend == folders.ELSEWHERE
 
 
-def test_a_lock_that_two_get_at_once_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_granted_twice_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a file system that is mounted with locks of its own node only, or with none."""
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
     found = named(folders.runs_folder(tmp_path), "locks")
     assert (found.verdict, found.seen) == (Verdict.WRONG, "a file can be locked by two at once")
 
 
-def test_a_rename_that_fails_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_rename_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "rename", raises(errno.EXDEV))
     found = named(folders.runs_folder(tmp_path), "rename")
     assert (found.verdict, found.seen) == (Verdict.WRONG, f"in `{tmp_path}`: {os.strerror(errno.EXDEV)}")
 
 
-def test_a_file_that_is_listed_late_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_directory_listing_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "listdir", lambda _: [])
     assert named(folders.runs_folder(tmp_path), "listing").verdict == Verdict.WRONG
 
 
-def test_a_folder_that_cannot_be_written_is_told_as_a_start_tells_it(tmp_path: Path) -> None:
+def test_unwritable_folder_is_reported_like_at_a_start(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     [found] = folders.runs_folder(tmp_path / "file" / "runs")
     assert found.seen == f"`{tmp_path}/file` is a file, and `{tmp_path}/file/runs` is to be a folder"
 
 
-def test_a_link_that_leads_nowhere_is_told_with_the_disk_that_it_is_on(tmp_path: Path) -> None:
+def test_dangling_link_is_reported_with_its_disk(tmp_path: Path) -> None:
     (tmp_path / "runs").symlink_to("gone")
     [found] = folders.runs_folder(tmp_path / "runs" / "mine")
     assert found.seen == f"`{tmp_path}/runs` is a link to `{tmp_path}/gone`, which is not there"
@@ -131,7 +131,7 @@ def test_a_link_that_leads_nowhere_is_told_with_the_disk_that_it_is_on(tmp_path:
     assert [finding.name for finding in folders.disk(tmp_path / "runs")] == ["disk", "disk of /tmp"]
 
 
-def test_a_disk_that_is_nearly_full_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nearly_full_disk_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     room = SimpleNamespace(total=100 << 30, used=97 << 30, free=3 << 30)
     monkeypatch.setattr("shutil.disk_usage", lambda _: room)
     assert [finding.verdict for finding in folders.disk(tmp_path)] == [Verdict.WARNING, Verdict.WARNING]

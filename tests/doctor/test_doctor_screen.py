@@ -30,7 +30,7 @@ def gpu_part(here: HostInfo) -> list[Finding]:
     return [one for each in found for one in ([each] if isinstance(each, Finding) else each)]
 
 
-def test_the_screen_of_a_node_where_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+def test_screen_of_a_healthy_node(capsys: pytest.CaptureFixture[str]) -> None:
     assert print_findings(gpu_part(node()), json=False) is None
     said = capsys.readouterr()
     assert said.err == "nothing is wrong\n"
@@ -49,7 +49,7 @@ compiler      ok  /usr/bin/cc
     )
 
 
-def test_the_screen_says_what_is_wrong_and_what_mends_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_screen_shows_faults_and_their_fixes(capsys: pytest.CaptureFixture[str]) -> None:
     broken = replace(
         node(), torch=TorchBuild("2.13.0+cpu", None), driver=driver(FakeNvml(count=2, mode=3, apart={(0, 1)}))
     )
@@ -70,7 +70,7 @@ nvidia-smi topo -p2p r  # a virtual machine, ACS or an IOMMU may forbid it
     )
 
 
-def test_here_every_line_is_there_and_nothing_is_left(
+def test_doctor_prints_every_check_and_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -82,7 +82,7 @@ def test_here_every_line_is_there_and_nothing_is_left(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_json_has_every_finding_and_the_error(
+def test_doctor_json_has_every_finding_and_the_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Here torch is built for CPUs, and a driver with GPUs is planted."""
@@ -98,7 +98,7 @@ def test_json_has_every_finding_and_the_error(
     assert said["error"]["hint"] == found["torch"]["mend"]
 
 
-def test_a_recipe_is_asked_what_it_needs(
+def test_doctor_with_a_recipe_checks_its_requirements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -114,9 +114,7 @@ def test_a_recipe_is_asked_what_it_needs(
     assert run(["doctor", "r.toml", "--set", "steps=0"]) == 2, "a wrong recipe is an error of its own"
 
 
-def test_a_check_that_fails_is_a_finding_and_the_rest_is_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_check_becomes_a_finding_and_others_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: Path) -> None:
         raise OSError("http://me:geheim@host is gone")
 
@@ -126,9 +124,7 @@ def test_a_check_that_fails_is_a_finding_and_the_rest_is_looked_at(
     assert last == Finding("disk", Verdict.WRONG, "cannot be looked at: OSError: http://host is gone")
 
 
-def test_a_machine_is_read_although_packages_of_it_are_broken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_machine_with_broken_packages_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").touch()
     (tmp_path / "killed-1.0.dist-info").mkdir()
@@ -141,5 +137,5 @@ def test_a_machine_is_read_although_packages_of_it_are_broken(
     assert (found.torch, found.requires, found.versions) == (None, (), {})
 
 
-def test_every_check_of_the_list_has_a_name_of_its_own() -> None:
+def test_every_check_has_a_unique_name() -> None:
     assert len(checks(node(), Path(), None)) == len(OF_A_MACHINE) + 2

@@ -51,7 +51,7 @@ def closed() -> str:
         return f"127.0.0.1:{taken.getsockname()[1]}"
 
 
-def test_a_model_without_a_tokenizer_is_wrong(ask: Ask) -> None:
+def test_model_without_a_tokenizer_is_wrong(ask: Ask) -> None:
     [found] = recipe_checks.model(ask(), LAPTOP)
     assert found.verdict == Verdict.OK
     for file in Path("base").glob("tokenizer*"):
@@ -61,7 +61,7 @@ def test_a_model_without_a_tokenizer_is_wrong(ask: Ask) -> None:
     assert "has no tokenizer" in found.seen
 
 
-def test_a_layout_of_more_gpus_than_there_are_is_wrong(ask: Ask) -> None:
+def test_layout_with_more_gpus_than_the_machine_is_wrong(ask: Ask) -> None:
     wanted = ask("generator.engines=4")
     found = recipe_checks.layout(wanted, node())
     assert (found.verdict, found.seen) == (Verdict.WRONG, "the recipe needs 4 GPUs, and this machine shows 2")
@@ -73,7 +73,7 @@ def test_a_layout_of_more_gpus_than_there_are_is_wrong(ask: Ask) -> None:
     assert recipe_checks.layout(joined, node()).verdict == Verdict.OK
 
 
-def test_memory_and_disk_are_told_as_a_start_tells_them(
+def test_memory_and_disk_findings_match_the_start_checks(
     ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert recipe_checks.memory(ask(), LAPTOP).verdict == Verdict.OK
@@ -86,7 +86,7 @@ def test_memory_and_disk_are_told_as_a_start_tells_them(
     assert "has 1 KiB free, and the run needs" in found.seen
 
 
-def test_a_ray_that_does_not_answer_is_wrong_where_it_is_joined(ask: Ask, listening: str) -> None:
+def test_unreachable_ray_address_is_wrong(ask: Ask, listening: str) -> None:
     several = "generator.engines=2"
     address = closed()
     assert recipe_checks.joined_ray(ask(f"cluster.ray_address='{address}'")).verdict == Verdict.OK, (
@@ -97,9 +97,7 @@ def test_a_ray_that_does_not_answer_is_wrong_where_it_is_joined(ask: Ask, listen
     assert recipe_checks.joined_ray(ask(several, f"cluster.ray_address='{listening}'")).verdict == Verdict.OK
 
 
-def test_mlflow_that_is_not_reached_is_a_warning_as_training_goes_on(
-    ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreachable_mlflow_is_only_a_warning(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     def at(uri: str) -> IntendedRun:
         return ask(f"tracking={{kind='mlflow', uri='{uri}'}}")
 
@@ -134,9 +132,7 @@ def server(answer: bytes) -> Iterator[tuple[str, list[bytes]]]:
         thread.join(5)
 
 
-def test_a_server_is_reached_with_the_user_of_its_uri_whose_password_is_not_told(
-    ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mlflow_check_sends_and_hides_the_uri_password(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     tracked = ask("tracking={kind='mlflow', uri='$WHERE'}")
     with server(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n") as (address, heard):
         monkeypatch.setenv("WHERE", f"http://me:gehe%40im@{address}/base/")
@@ -150,7 +146,7 @@ def test_a_server_is_reached_with_the_user_of_its_uri_whose_password_is_not_told
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", [*SLOW, *BROKEN])
-def test_a_server_that_misuses_http_is_a_warning_in_time(ask: Ask, name: str) -> None:
+def test_misbehaving_http_server_is_a_warning_within_the_timeout(ask: Ask, name: str) -> None:
     began = time.monotonic()
     with hostile((SLOW | BROKEN)[name]) as url:
         found = recipe_checks.mlflow(ask(f"tracking={{kind='mlflow', uri='{url}'}}"))
@@ -165,7 +161,7 @@ def test_a_server_that_misuses_http_is_a_warning_in_time(ask: Ask, name: str) ->
     [("http", b"GET http://mlflow.example:5000/base/health HTTP/1.1"), ("https", b"CONNECT mlflow.example:5000 ")],
 )
 @pytest.mark.parametrize(("status", "verdict"), [(b"200", Verdict.OK), (b"403", None)])
-def test_a_server_behind_a_proxy_is_reached_through_it(
+def test_mlflow_server_is_reached_through_a_proxy(
     ask: Ask, monkeypatch: pytest.MonkeyPatch, scheme: str, line: bytes, status: bytes, verdict: Verdict | None
 ) -> None:
     with server(b"HTTP/1.1 " + status + b" So\r\nContent-Length: 0\r\n\r\n") as (address, heard):
@@ -178,15 +174,13 @@ def test_a_server_behind_a_proxy_is_reached_through_it(
 
 
 @pytest.mark.parametrize("uri", ["http://me:geheim@h:p", "http://me:geheim@[x", "postgresql://me@h:geheim/db"])
-def test_a_uri_that_cannot_be_read_is_a_warning_without_its_words(
-    ask: Ask, monkeypatch: pytest.MonkeyPatch, uri: str
-) -> None:
+def test_invalid_uri_is_a_warning_without_its_text(ask: Ask, monkeypatch: pytest.MonkeyPatch, uri: str) -> None:
     monkeypatch.setenv("WHERE", uri)
     found = recipe_checks.mlflow(ask("tracking={kind='mlflow', uri='$WHERE'}"))
     assert found.verdict == Verdict.WARNING
     assert found.seen.endswith("is not reached: it cannot be read as a URI; training goes on without")
 
 
-def test_a_database_that_listens_is_reached(ask: Ask, listening: str) -> None:
+def test_listening_database_is_reached(ask: Ask, listening: str) -> None:
     found = recipe_checks.mlflow(ask(f"tracking={{kind='mlflow', uri='postgresql+psycopg2://{listening}/db'}}"))
     assert (found.verdict, found.seen) == (Verdict.OK, f"`postgresql+psycopg2://{listening}/db`")

@@ -112,9 +112,11 @@ def weights_of(forked: Forked, folder: Path, *sets: str) -> str:
 @pytest.mark.parametrize("name", [*list(ALTERNATIVES)[:-1]])
 @pytest.mark.slow
 @pytest.mark.minutes(0.2)
-def test_the_alternative_trains_and_leads_elsewhere(tmp_path: Path, forked: Forked, plain: str, name: str) -> None:
+def test_each_algorithm_alternative_changes_the_trained_weights(
+    tmp_path: Path, forked: Forked, plain: str, name: str
+) -> None:
     assert weights_of(forked, tmp_path, *ALTERNATIVES[name]) != plain
 
 
-def test_nearly_everything_at_once_trains(tmp_path: Path, forked: Forked) -> None:
+def test_recipe_with_nearly_all_alternatives_trains(tmp_path: Path, forked: Forked) -> None:
     weights_of(forked, tmp_path, *ALTERNATIVES["nearly everything"])

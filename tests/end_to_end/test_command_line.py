@@ -36,7 +36,7 @@ def answer(command: Command, cwd: Path, *words: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "words", [["--version"], ["plan", str(SMOKE)], ["train", str(SMOKE), "--set", 'steps="two"']]
 )
-def test_a_forked_command_says_and_ends_as_a_fresh_one(tmp_path: Path, forked: Forked, words: list[str]) -> None:
+def test_forked_command_has_the_output_of_a_fresh_process(tmp_path: Path, forked: Forked, words: list[str]) -> None:
     one, other = forked(tmp_path, *words), fresh(tmp_path, *words)
     assert (one.returncode, one.stdout, one.stderr) == (other.returncode, other.stdout, other.stderr)
     assert one.stdout + one.stderr
@@ -87,7 +87,7 @@ def test_rollout_train_show_eval_and_resume(tmp_path: Path, ppoctl_data: Path, f
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
-def test_a_signal_ends_the_run_in_order(
+def test_signal_ends_the_run_gracefully(
     tmp_path: Path, number: int, code: int, ppoctl_data: Path, forked: Forked
 ) -> None:
     words = ["train", str(SMOKE), "-v", "--set", "steps=50", "--set", "expect={}"]
@@ -130,7 +130,7 @@ BAD_INPUT = [
 
 
 @pytest.mark.parametrize(("sets", "code", "says"), BAD_INPUT)
-def test_bad_input_is_one_clear_error_and_leaves_nothing(
+def test_bad_input_is_one_clear_error_and_leaves_no_files(
     tmp_path: Path, ppoctl_data: Path, forked: Forked, sets: list[str], code: int, says: str
 ) -> None:
     done = forked(tmp_path, "train", str(SMOKE), *(word for item in sets for word in ("--set", item)))
@@ -141,7 +141,7 @@ def test_bad_input_is_one_clear_error_and_leaves_nothing(
     assert not (tmp_path / "runs/gsm8k-smoke").exists()
 
 
-def test_an_empty_dataset_and_a_runs_folder_that_is_a_file(tmp_path: Path, ppoctl_data: Path, forked: Forked) -> None:
+def test_empty_dataset_and_blocked_runs_folder_are_refused(tmp_path: Path, ppoctl_data: Path, forked: Forked) -> None:
     (tmp_path / "empty.jsonl").write_text("")
     empty = forked(tmp_path, "train", str(SMOKE), "--set", f"data.train.path={tmp_path}/empty.jsonl")
     assert empty.returncode == 4
@@ -154,7 +154,7 @@ def test_an_empty_dataset_and_a_runs_folder_that_is_a_file(tmp_path: Path, ppoct
 
 
 @pytest.mark.slow  # on fakes every day: `tests/runs/test_session.py`
-def test_an_mlflow_that_cannot_be_reached_costs_nothing(tmp_path: Path, ppoctl_data: Path, forked: Forked) -> None:
+def test_unreachable_mlflow_does_not_affect_training(tmp_path: Path, ppoctl_data: Path, forked: Forked) -> None:
     uri = 'tracking={kind="mlflow", uri="http://127.0.0.1:9"}'
     done = forked(tmp_path, "train", str(SMOKE), "--set", uri, "--set", "steps=1", "--set", "eval.at_start=false")
     assert done.returncode == 0, done.stderr

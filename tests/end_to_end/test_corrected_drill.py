@@ -82,7 +82,7 @@ def figures(root: Path) -> dict[str, list[float]]:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("half", [0, 1])
-def test_a_corrected_run_whose_coefficient_adapts_survives_a_kill_at_any_moment(folder: Path, half: int) -> None:
+def test_corrected_run_with_adaptive_kl_survives_any_kill(folder: Path, half: int) -> None:
     whole = Walk(folder / "whole")
     play(whole.root, Witness(act=whole.on_moment))
     expected, seen = result(whole.root), figures(whole.root)
@@ -99,7 +99,7 @@ def test_a_corrected_run_whose_coefficient_adapts_survives_a_kill_at_any_moment(
     side_by_side([partial(go_on, number) for number in range(half, len(whole.all), 2)])
 
 
-def test_what_was_decided_of_a_rollout_that_a_resume_finished_stays_decided(folder: Path) -> None:
+def test_committed_correction_is_kept_after_a_resume(folder: Path) -> None:
     """The last rollout is drawn in two attempts whose log-probs differ in the last digits, so that the actor ends
     elsewhere. What is killed after its commit ends there too, with engines that would say something else again."""
     first = Walk(folder / "first")

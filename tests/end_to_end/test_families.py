@@ -37,7 +37,7 @@ IN_THE_STORY = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("llama",
 
 
 @pytest.mark.parametrize("kind", ["deepseek_v3", "gemma2", *IN_THE_STORY])
-def test_it_trains_in_one_process(tmp_path: Path, forked: Forked, kind: str) -> None:
+def test_family_trains_in_one_process(tmp_path: Path, forked: Forked, kind: str) -> None:
     found = figures(forked, tmp_path, tiny_model(kind, tmp_path / "model"), "alone")
     # The engine that drew step 2 held what step 1 trained.
     assert found["mismatch/gap_max_abs"] < 1e-3
@@ -46,7 +46,7 @@ def test_it_trains_in_one_process(tmp_path: Path, forked: Forked, kind: str) -> 
 @pytest.mark.slow
 @pytest.mark.minutes(1.5)
 @pytest.mark.parametrize("kind", ["deepseek_v3", "qwen2_moe", "qwen3_moe"])
-def test_it_trains_with_experts_on_two_ranks(tmp_path: Path, forked: Forked, kind: str) -> None:
+def test_family_trains_with_experts_on_two_ranks(tmp_path: Path, forked: Forked, kind: str) -> None:
     experts = tiny_model(kind, tmp_path / "model")
     alone = figures(forked, tmp_path, experts, "alone")
     # Who is not at work is on the host: an export must bring back the weights it is made of.

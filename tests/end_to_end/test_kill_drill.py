@@ -150,7 +150,9 @@ def contents(root: Path) -> dict[str, bytes | None]:
         ("every third", "all adapts"),
     ],
 )
-def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(folder: Path, how: str, told: str, half: int) -> None:
+def test_run_killed_at_any_moment_ends_like_an_uninterrupted_run(
+    folder: Path, how: str, told: str, half: int
+) -> None:
     (checkpoint, paces), choose = HOW_SAVED[how], STORIES.get(told, step_function_at)
     recipe = fake_recipe(checkpoint=checkpoint, rollout=KEEPS_EACH, **{"ppo": TWO_MINIBATCHES, **WITH.get(told, {})})
     walks = {looks: Walk(folder / f"whole {looks}") for looks in paces}
@@ -194,7 +196,7 @@ def test_a_run_killed_at_any_moment_ends_as_if_it_had_not_been(folder: Path, how
     )
 
 
-def test_every_moment_has_the_state_that_a_kill_leaves(folder: Path) -> None:
+def test_recorded_walk_has_run_files_of_every_moment(folder: Path) -> None:
     whole = Walk(folder / "whole")
     witness = Witness(act=whole.on_moment)
     play(whole.root, fake_recipe(), witness)
@@ -208,7 +210,7 @@ def test_every_moment_has_the_state_that_a_kill_leaves(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("first", ["actor", "critic"])
-def test_a_run_killed_between_the_two_states_of_a_pair_goes_on(folder: Path, first: str) -> None:
+def test_run_killed_between_two_role_saves_resumes(folder: Path, first: str) -> None:
     """One role's state of step 3 is there, the other's is still being written: the run goes on from the source."""
     other = {"actor": "critic", "critic": "actor"}[first]
     recipe = fake_recipe(steps=5, checkpoint={"every_steps": 3})
@@ -231,7 +233,7 @@ def test_a_run_killed_between_the_two_states_of_a_pair_goes_on(folder: Path, fir
     side_by_side([partial(die_and_go_on, number) for number in range(begin + 1, end, 8)])
 
 
-def test_an_evaluation_killed_in_mid_set_draws_only_what_is_missing(folder: Path) -> None:
+def test_killed_evaluation_generates_only_missing_samples(folder: Path) -> None:
     recipe = fake_recipe(steps=1, rollout=KEEPS_EACH)
     witness = Witness()
     play(folder / "whole", recipe, witness)
@@ -249,7 +251,7 @@ def test_an_evaluation_killed_in_mid_set_draws_only_what_is_missing(folder: Path
 WARMED_AND_DECAYED = {"lr": 0.05, "lr_schedule": "linear", "lr_warmup_updates": 3}
 
 
-def test_schedules_and_critic_only_steps_survive_a_kill_in_the_redo_log(folder: Path) -> None:
+def test_schedules_and_critic_only_steps_survive_a_kill(folder: Path) -> None:
     # What a constant rate and a constant story hide: a replay counts updates and steps as the update found them.
     recipe = fake_recipe(
         steps=5,
@@ -272,7 +274,7 @@ def test_schedules_and_critic_only_steps_survive_a_kill_in_the_redo_log(folder: 
     side_by_side([partial(die_and_go_on, *moment) for moment in moments[::6]])
 
 
-def test_a_run_killed_again_and_again_still_ends_the_same(folder: Path) -> None:
+def test_repeatedly_killed_run_ends_like_an_uninterrupted_run(folder: Path) -> None:
     recipe = fake_recipe(checkpoint={"every_steps": 3})
     play(folder / "whole", recipe)
     root = folder / "often"

@@ -19,5 +19,5 @@ def leave_a_process_behind() -> None:
     assert left_behind(deadline_s=10.0) == []
 
 
-def test_a_process_that_was_left_behind_is_found_whatever_its_session_and_environment() -> None:
+def test_leftover_process_is_found_in_any_session_or_environment() -> None:
     assert in_a_process(leave_a_process_behind) == 0

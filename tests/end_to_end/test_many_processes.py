@@ -66,15 +66,13 @@ def expected_ends(attempts: list[list[str]]) -> list[int]:
     return [*(ENDS[kills[-1].split(" ")[2]] for kills in attempts), 0]
 
 
-def test_any_process_may_be_killed_and_the_run_ends_as_if_it_had_not_been(
-    tmp_path: Path, wholes: Path, forked: Forked
-) -> None:
+def test_multiprocess_run_survives_a_kill_of_any_process(tmp_path: Path, wholes: Path, forked: Forked) -> None:
     assert run_drill(forked, tmp_path, wholes / "grid", GRID, SAMPLE) == expected_ends(SAMPLE)
 
 
 @pytest.mark.slow
 @pytest.mark.minutes(2)
-def test_a_killed_run_goes_on_in_another_layout(tmp_path: Path, wholes: Path, forked: Forked) -> None:
+def test_killed_run_resumes_under_another_parallel_layout(tmp_path: Path, wholes: Path, forked: Forked) -> None:
     whole = wholes / "both"
     assert run_drill(forked, tmp_path, whole, LAYOUT, BEFORE_THE_CHANGE) == expected_ends(BEFORE_THE_CHANGE)
     # The tokens of the first step are those of one process, and the last state goes on in another layout.
@@ -103,7 +101,7 @@ def first_tokens(folder: Path) -> Tensor:
 @pytest.mark.minutes(4)
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("who", ["actor", "critic", "raylet", "driver"])
-def test_the_whole_grid_of_kills_that_end_an_attempt(tmp_path: Path, wholes: Path, forked: Forked, who: str) -> None:
+def test_full_grid_of_kills_that_end_an_attempt(tmp_path: Path, wholes: Path, forked: Forked, who: str) -> None:
     # Every stage once, in an attempt of its own; three steps in turn, in the order in which they come.
     moments = sorted((1 + number % 3, number, stage) for number, stage in enumerate(STAGES) if stage != "eval")
     attempts = [[f"{step} {stage} {who}"] for step, _, stage in [*moments, (3, 9, "eval")]]
@@ -113,7 +111,7 @@ def test_the_whole_grid_of_kills_that_end_an_attempt(tmp_path: Path, wholes: Pat
 @pytest.mark.slow
 @pytest.mark.minutes(2)
 @pytest.mark.parametrize("weights", ["shared", "broadcast"])
-def test_the_whole_grid_of_kills_of_an_engine_in_one_attempt(
+def test_full_grid_of_engine_kills_within_one_attempt(
     tmp_path: Path, wholes: Path, forked: Forked, weights: str
 ) -> None:
     # Two engines, roles apart: what one had is drawn by the other, or by itself again.
@@ -133,9 +131,7 @@ def test_the_whole_grid_of_kills_of_an_engine_in_one_attempt(
 
 @pytest.mark.slow
 @pytest.mark.minutes(2)
-def test_actor_tp2_critic_dp2_and_two_engines_colocated_draw_the_same_as_one_process(
-    tmp_path: Path, forked: Forked
-) -> None:
+def test_parallel_layouts_generate_the_same_tokens_as_one_process(tmp_path: Path, forked: Forked) -> None:
     for name, tables in (
         ("alone", {}),
         ("many", {**LAYOUT, "generator": {"engines": 2}}),

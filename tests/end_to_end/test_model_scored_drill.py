@@ -57,7 +57,7 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def test_a_run_that_a_model_scores_survives_a_kill_at_any_moment(folder: Path) -> None:
+def test_run_with_a_reward_model_survives_any_kill(folder: Path) -> None:
     whole = Walk(folder / "whole")
     play(whole.root, Witness(act=whole.on_moment))
     expected = result(whole.root)

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.mark.minutes(1)
-def test_the_notebook_runs(tmp_path: Path) -> None:
+def test_notebook_runs_with_its_documented_output(tmp_path: Path) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
     codes = [cell for cell in notebook.cells if cell.cell_type == "code"]

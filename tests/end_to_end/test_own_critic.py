@@ -26,7 +26,7 @@ def first_values(layout: RunPaths) -> float:
     return mean
 
 
-def test_a_critic_of_another_model_trains_and_starts_another_run(tmp_path: Path, forked: Forked) -> None:
+def test_critic_of_another_model_trains_and_starts_a_second_run(tmp_path: Path, forked: Forked) -> None:
     model = {"path": str(ROOT / "recipes/quickstart/model"), "dtype": "float32"}
     small = {"path": str(tiny_model("llama", tmp_path / "small")), "dtype": "bfloat16"}
     for name, own in (("first", small), ("second", {"path": str(tmp_path / "runs/first/states/critic/000002")})):

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 @pytest.mark.one_each_time
 @pytest.mark.minutes(6)
-def test_the_quickstart_reaches_what_it_promises(tmp_path: Path) -> None:
+def test_quickstart_meets_its_expectations(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "ppoctl", "train", str(ROOT / "recipes/quickstart.toml"), "--json"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -58,16 +58,12 @@ def reached(forked: Forked, folder: Path, pid: int) -> list[str]:
 
 
 @pytest.mark.timeout(900)
-def test_a_run_killed_where_engines_work_ends_as_if_it_had_not_been(
-    tmp_path: Path, whole: Path, forked: Forked
-) -> None:
+def test_run_killed_during_engine_work_ends_the_same(tmp_path: Path, whole: Path, forked: Forked) -> None:
     assert reached(forked, tmp_path, start_drill(forked, tmp_path, whole, {"every_steps": 3}, SAMPLE)) == SAMPLE
 
 
 @pytest.mark.timeout(900)
-def test_a_run_killed_while_states_are_written_behind_it_ends_as_if_it_had_not_been(
-    tmp_path: Path, whole: Path, forked: Forked
-) -> None:
+def test_run_killed_during_asynchronous_saves_ends_the_same(tmp_path: Path, whole: Path, forked: Forked) -> None:
     assert reached(forked, tmp_path, start_drill(forked, tmp_path, whole, {"every_steps": 1}, BEHIND)) == BEHIND
 
 
@@ -80,7 +76,9 @@ PARTS = 4
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("every_steps", [1, 3])
-def test_the_whole_grid_of_kills(tmp_path: Path, whole: Path, forked: Forked, every_steps: int, part: int) -> None:
+def test_full_grid_of_kills_on_real_engines(
+    tmp_path: Path, whole: Path, forked: Forked, every_steps: int, part: int
+) -> None:
     """Every moment of a run is in one of the parts, which have them in turn."""
     moments = moments_of_the_grid(every_steps)[part::PARTS]
     checkpoint = {"every_steps": every_steps, "asynchronous": False}

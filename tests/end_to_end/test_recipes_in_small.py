@@ -114,7 +114,7 @@ def without_service(file: Path, folder: Path) -> Path:
 @pytest.mark.sampled(1)
 @pytest.mark.minutes(0.5)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_trains_in_small(tmp_path: Path, forked: Forked, name: str) -> None:
+def test_shipped_recipe_trains_with_a_tiny_model(tmp_path: Path, forked: Forked, name: str) -> None:
     file = without_service(RECIPES / f"{name}.toml", tmp_path)
     recipe = load([file], (), {"PPOCTL_DATA": "/data"}).recipe
     shape = shape_if_known(recipe.model.path)

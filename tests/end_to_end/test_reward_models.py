@@ -22,9 +22,7 @@ def figures(layout: RunPaths, stage: str) -> dict[int, dict[str, float]]:
 
 
 @pytest.mark.minutes(1)
-def test_ppo_raises_the_score_and_the_critic_that_it_trained_scores_another_run(
-    tmp_path: Path, forked: Forked
-) -> None:
+def test_ppo_raises_model_score_and_its_critic_scores_another_run(tmp_path: Path, forked: Forked) -> None:
     (tmp_path / "judged.toml").write_text(
         f"""
         [reward]
@@ -60,9 +58,7 @@ def test_ppo_raises_the_score_and_the_critic_that_it_trained_scores_another_run(
 
 
 @pytest.mark.minutes(1.5)
-def test_it_moves_out_and_back_in_one_process_and_in_several_and_vllm_runs_it_alike(
-    tmp_path: Path, forked: Forked
-) -> None:
+def test_offloaded_sharded_and_vllm_reward_models_agree(tmp_path: Path, forked: Forked) -> None:
     reward = {"kind": "model", "path": str(reward_model(tmp_path / "judge", "bad", "good")), "label": "good"}
     runs = {
         "stays": ([], {}),
@@ -97,7 +93,7 @@ KILLS = [
 
 
 @pytest.mark.minutes(1)
-def test_a_run_killed_where_it_scores_ends_as_if_it_had_not_been(tmp_path: Path, forked: Forked) -> None:
+def test_run_killed_during_model_scoring_ends_the_same(tmp_path: Path, forked: Forked) -> None:
     reward = {"kind": "model", "path": str(reward_model(tmp_path / "judge")), "dtype": "float32"}
     drill = start_drill(forked, tmp_path, tmp_path / "whole", {"every_steps": 3}, KILLS, reward=reward)
     assert reached(forked, tmp_path, drill) == KILLS

@@ -72,7 +72,7 @@ def running_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, psutil.P
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_a_run_joins_a_running_ray_and_leaves_it_as_it_was(
+def test_run_joins_an_existing_ray_and_leaves_it_running(
     tmp_path: Path, running_ray: tuple[str, psutil.Process]
 ) -> None:
     address, head = running_ray

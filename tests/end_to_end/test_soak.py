@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.minutes(3)
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("cell", [*cells("kill", KILLS), *cells("damage", DAMAGES)])
-def test_a_run_that_is_struck_or_damaged_ends_as_if_it_had_not_been(folder: Path, cell: str) -> None:
+def test_run_under_signals_and_damage_ends_like_an_undisturbed_run(folder: Path, cell: str) -> None:
     command = [sys.executable, str(SOAK), "--folder", str(folder), "--seed", str(SEED), "--only", *cell.split()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.mark.one_each_time
 @pytest.mark.minutes(3)
-def test_who_follows_the_page_has_a_trained_model(tmp_path: Path) -> None:
+def test_commands_of_the_own_task_page_train_a_model(tmp_path: Path) -> None:
     here = {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
     said: dict[str, str] = {}
     for kind, file, text in re.findall(r"(?ms)^```(\w+)(?: (\S+))?\n(.*?)^```$", PAGE.read_text("utf-8")):

@@ -20,14 +20,14 @@ def leaves(left: list[str]) -> Callable[[str], Callable[[], None]]:
     return lambda role: lambda: left.append(role)
 
 
-def test_the_others_leave_once_before_a_role_works(left, leaves):
+def test_other_roles_offload_once_before_role_runs(left, leaves):
     turns = DeviceSharing(EVERYONE)
     for role in ("actor", "actor", "critic", "critic", "actor"):
         turns.acquire(role, leaves(role))
     assert left == ["actor", "critic"]
 
 
-def test_nobody_leaves_while_two_work_together_and_both_do_afterwards(left, leaves):
+def test_keep_all_delays_offload_until_other_role_runs(left, leaves):
     turns = DeviceSharing(EVERYONE)
     turns.acquire("generator", leaves("generator"))
     with turns.keep_all():
@@ -38,7 +38,7 @@ def test_nobody_leaves_while_two_work_together_and_both_do_afterwards(left, leav
     assert sorted(left) == ["actor", "generator"]
 
 
-def test_the_others_leave_also_while_two_work_together_when_all_the_memory_is_asked_for(left, leaves):
+def test_offload_others_applies_inside_keep_all(left, leaves):
     turns = DeviceSharing(EVERYONE)
     with turns.keep_all():
         turns.acquire("generator", leaves("generator"))
@@ -49,7 +49,7 @@ def test_the_others_leave_also_while_two_work_together_when_all_the_memory_is_as
     assert left == ["actor", "generator"]
 
 
-def test_an_error_while_two_work_together_ends_that(left, leaves):
+def test_error_inside_keep_all_restores_sharing(left, leaves):
     turns = DeviceSharing(EVERYONE)
 
     def fails_together() -> None:
@@ -63,7 +63,7 @@ def test_an_error_while_two_work_together_ends_that(left, leaves):
     assert left == ["actor"]
 
 
-def test_whoever_fails_to_leave_is_not_asked_again(left, leaves):
+def test_failed_offload_is_not_repeated(left, leaves):
     def fails() -> None:
         raise OSError
 
@@ -75,14 +75,14 @@ def test_whoever_fails_to_leave_is_not_asked_again(left, leaves):
     assert left == []
 
 
-def test_without_turns_everyone_stays(left, leaves):
+def test_no_shared_roles_means_no_offload(left, leaves):
     turns = DeviceSharing()
     for role in ("actor", "critic", "generator"):
         turns.acquire(role, leaves(role))
     assert left == []
 
 
-def test_only_listed_roles_leave_whoever_works(left, leaves):
+def test_only_listed_roles_offload(left, leaves):
     turns = DeviceSharing(["generator"])
     assert [role for role in EVERYONE if turns.leaves(role)] == ["generator"]
     for role in ("actor", "generator", "critic", "actor", "generator"):
@@ -106,7 +106,7 @@ class CalledRanks:
 
 
 @pytest.mark.parametrize("whole", ["start", "load", "update", "begin_save"])
-def test_gradients_and_optimizer_leave_before_weights_alone_are_read(whole: str):
+def test_training_state_offloads_before_weights_only_calls(whole: str):
     ranks = CalledRanks()
     actor = DeviceSharingRanks(ranks, "actor", DeviceSharing(["actor"]))
     for method in (whole, "update", "is_saved", "forward", "reference_forward", "forward", whole):
@@ -116,7 +116,7 @@ def test_gradients_and_optimizer_leave_before_weights_alone_are_read(whole: str)
     assert ranks.calls == [whole, "update", "is_saved", "offload", *reads, whole, "offload", "weights"]
 
 
-def test_ranks_that_another_role_has_had_leave_do_not_leave_again():
+def test_ranks_offloaded_by_other_role_do_not_offload_again():
     ranks, turns = CalledRanks(), DeviceSharing(EVERYONE)
     actor = DeviceSharingRanks(ranks, "actor", turns)
     actor.call("update")
@@ -125,7 +125,7 @@ def test_ranks_that_another_role_has_had_leave_do_not_leave_again():
     assert ranks.calls == ["update", "offload", "forward"]
 
 
-def test_ranks_that_stay_keep_gradients_and_optimizer():
+def test_unlisted_role_keeps_gradients_and_optimizer_loaded():
     ranks = CalledRanks()
     actor = DeviceSharingRanks(ranks, "actor", DeviceSharing(["generator"]))
     for method in ("update", "forward"):

@@ -20,21 +20,21 @@ def heard_at(port: int) -> set[str]:
     return {each.laddr.ip for each in mine if each.status == psutil.CONN_LISTEN and each.laddr.port == port}
 
 
-def test_a_store_listens_at_its_own_address_only():
+def test_store_listens_only_on_its_address():
     store = open_store("127.0.0.1", 0, SOON)
     assert heard_at(store.port) == {"127.0.0.1"}
     TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False, timeout=SOON).set("said", "heard")
     assert store.get("said") == b"heard"
 
 
-def test_so_does_the_meeting_of_a_link_and_it_ends():
+def test_weight_link_rendezvous_listens_only_on_its_address():
     with meeting("127.0.0.1", 20.0) as address:
         host, port = address.split(":")
         assert heard_at(int(port)) == {host}
     assert not heard_at(int(port))
 
 
-def test_so_do_the_tensor_ranks_of_an_engine_which_vllm_brings_together(monkeypatch):
+def test_tensor_ranks_of_engine_listen_only_on_loopback(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "GLOO_SOCKET_IFNAME"):
         monkeypatch.setenv(name, "lo")  # gives back what is there
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")

@@ -52,9 +52,7 @@ def lineage(root: Path, step: int) -> str:
 
 
 @pytest.mark.parametrize(("name", "better"), [("reward/score_mean", max), ("rollout/truncated_frac", min)])
-def test_a_figure_of_training_measures_the_actor_that_the_step_began_with(
-    tmp_path: Path, name: str, better: object
-) -> None:
+def test_training_metric_rates_actor_at_start_of_step(tmp_path: Path, name: str, better: object) -> None:
     assert callable(better)
     job = played(tmp_path / "run", name)
     values = series(job, name)
@@ -75,9 +73,7 @@ def test_a_figure_of_training_measures_the_actor_that_the_step_began_with(
 
 @pytest.mark.parametrize("direction", [None, "lower", "higher"])
 @pytest.mark.parametrize("keep", [2, 3])
-def test_as_many_best_actors_are_kept_as_the_recipe_asks_for(
-    tmp_path: Path, keep: int, direction: str | None
-) -> None:
+def test_best_keep_limits_number_of_kept_actors(tmp_path: Path, keep: int, direction: str | None) -> None:
     best = {"best": "reward/score_mean", "best_keep": keep, "best_direction": direction, **SAVED}
     job = played(tmp_path / "run", "", checkpoint=best)
     values = series(job, "reward/score_mean")
@@ -87,7 +83,7 @@ def test_as_many_best_actors_are_kept_as_the_recipe_asks_for(
     assert all_kept(tmp_path / "run") == sorted(sorted(range(4), key=lambda step: sign * values[step])[-keep:])
 
 
-def test_of_equal_figures_the_later_are_kept(tmp_path: Path) -> None:
+def test_equal_metrics_keep_later_actors(tmp_path: Path) -> None:
     best = {"best": "reward/error_frac", "best_keep": 2, "best_direction": "lower", **SAVED}
     job = played(tmp_path / "run", "", checkpoint=best)
     assert len(set(series(job, "reward/error_frac"))) == 1
@@ -95,7 +91,7 @@ def test_of_equal_figures_the_later_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["reward/score_mean", "eval/held/pass_at_1"])
-def test_a_run_that_goes_over_its_steps_again_keeps_the_same_actors(tmp_path: Path, name: str) -> None:
+def test_repeated_steps_keep_same_best_actors(tmp_path: Path, name: str) -> None:
     tables = {"steps": 5, "checkpoint": {"every_steps": 5, "best": name, "best_keep": 2}, "eval": {"every_steps": 1}}
 
     def folders(root: Path) -> dict[int, bytes]:
@@ -111,7 +107,7 @@ def test_a_run_that_goes_over_its_steps_again_keeps_the_same_actors(tmp_path: Pa
         assert folders(root) == folders(tmp_path / "whole"), moment
 
 
-def test_actors_of_another_metric_make_way_and_dropped_steps_take_theirs_along(tmp_path: Path) -> None:
+def test_changed_metric_and_dropped_steps_remove_best_actors(tmp_path: Path) -> None:
     root, keys = tmp_path / "run", {"every_steps": 1, "keep_last": "all", "best_keep": 2}
     play(root, fake_recipe(steps=4, checkpoint={**keys, "best": "reward/score_mean"}))
     before = all_kept(root)
@@ -123,7 +119,7 @@ def test_actors_of_another_metric_make_way_and_dropped_steps_take_theirs_along(t
     assert [extra["metric"] for extra in extras] == ["reward/score_std"] * 2
 
 
-def test_an_evaluation_measures_the_actor_that_the_step_made(tmp_path: Path) -> None:
+def test_evaluation_metric_rates_actor_at_end_of_step(tmp_path: Path) -> None:
     name = "eval/held/pass_at_1"
     job = played(tmp_path / "run", name, eval={"every_steps": 1})
     values = series(job, name)
@@ -132,7 +128,7 @@ def test_an_evaluation_measures_the_actor_that_the_step_made(tmp_path: Path) -> 
     assert found == lineage(tmp_path / "run", step)
 
 
-def test_nothing_is_kept_where_the_measured_figures_stop_the_run(tmp_path: Path) -> None:
+def test_health_stop_keeps_no_best_actor_of_that_step(tmp_path: Path) -> None:
     free = played(tmp_path / "free", "reward/score_mean")
     values = series(free, "reward/score_mean")
     assert values[1] > values[0]
@@ -150,7 +146,7 @@ def test_nothing_is_kept_where_the_measured_figures_stop_the_run(tmp_path: Path)
     assert not RunPaths(tmp_path / "evaluated").best.exists()
 
 
-def test_keeping_the_best_replays_and_reloads_nothing(tmp_path: Path) -> None:
+def test_keeping_best_actor_causes_no_replay_or_reload(tmp_path: Path) -> None:
     job = played(tmp_path / "run", "reward/score_mean")
     engine = job.states.engines["actor"]
     assert (engine.starts, engine.loads) == (1, 0)  # type: ignore[attr-defined]

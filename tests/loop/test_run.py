@@ -22,12 +22,12 @@ from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.states import saved_state
 
 
-def test_the_last_step_is_saved_however_often_states_are() -> None:
+def test_last_step_is_saved_for_any_save_interval() -> None:
     recipe = fake_recipe(steps=5, checkpoint={"every_steps": 2})
     assert [step for step in range(1, 6) if saves(recipe, step)] == [2, 4, 5]
 
 
-def test_the_ledger_says_which_updates_used_a_sample(tmp_path: Path) -> None:
+def test_ledger_records_updates_that_used_each_sample(tmp_path: Path) -> None:
     ppo = {"epochs": 1, "minibatch_seqs": 4, "critic_only_steps": 1}
     play(tmp_path / "run", fake_recipe(steps=2, ppo=ppo, checkpoint={"every_steps": 1}))
     layout = RunPaths(tmp_path / "run")
@@ -44,7 +44,7 @@ def test_the_ledger_says_which_updates_used_a_sample(tmp_path: Path) -> None:
     }
 
 
-def test_a_run_that_did_too_little_does_not_end_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_with_missing_steps_raises_finished_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: a resume that takes its run for one step further than it is."""
     play(tmp_path / "run", fake_recipe(steps=2, checkpoint={"every_steps": 1}))
     began = run_module.start_point
@@ -58,7 +58,7 @@ def test_a_run_that_did_too_little_does_not_end_well(tmp_path: Path, monkeypatch
         play(tmp_path / "run", fake_recipe(steps=3, checkpoint={"every_steps": 1}))
 
 
-def test_what_is_evaluated_is_the_actor_that_the_step_made(tmp_path: Path) -> None:
+def test_evaluation_reads_actor_updated_in_same_step(tmp_path: Path) -> None:
     play(tmp_path / "run", fake_recipe(steps=1))
     layout = RunPaths(tmp_path / "run")
     saved = saved_state(layout, "actor", 1)
@@ -67,14 +67,14 @@ def test_what_is_evaluated_is_the_actor_that_the_step_made(tmp_path: Path) -> No
     assert evaluated.inputs == (saved[0].identity,)
 
 
-def test_an_evaluation_changes_nothing_that_is_trained(tmp_path: Path) -> None:
+def test_evaluation_does_not_change_training(tmp_path: Path) -> None:
     for name, table in (("with", {"every_steps": 1}), ("without", {"at_start": False})):
         play(tmp_path / name, fake_recipe(steps=3, eval=table))
     ledgers = [RunPaths(tmp_path / name).ledger.read_bytes() for name in ("with", "without")]
     assert ledgers[0] == ledgers[1]
 
 
-def test_the_end_of_a_run_is_evaluated_unless_the_recipe_says_otherwise(tmp_path: Path) -> None:
+def test_last_step_is_evaluated_unless_at_end_is_false(tmp_path: Path) -> None:
     def evaluated(**keys: object) -> list[int]:
         folder = tmp_path / "-".join([*keys, "run"])
         play(folder, fake_recipe(steps=3, eval={"every_steps": 2, **keys}))
@@ -111,12 +111,12 @@ LINES = [
         ({"min": 0.7, "max": 0.72}, False),
     ],
 )
-def test_an_expectation_is_judged_at_its_step_or_the_last(wanted: dict[str, float], met: bool) -> None:
+def test_expectation_is_checked_at_its_step_or_last_step(wanted: dict[str, float], met: bool) -> None:
     (verdict,) = check_expectations({"eval/held/pass_at_1": Expectation.model_validate(wanted)}, LINES)
     assert verdict.met is met
 
 
-def test_a_metric_that_never_appeared_is_unmet_and_named() -> None:
+def test_missing_metric_is_unmet_and_named() -> None:
     verdicts = check_expectations({"reward/score_mean": Expectation(max=1.0)}, LINES)
     with pytest.raises(ExpectationError, match=r"`reward/score_mean` is absent \(expected at most 1\)"):
         require_met(verdicts)
@@ -131,7 +131,7 @@ class DriftingGenerator(BigramGenerator):
         return replace(sample, logprobs=tuple(logprob + 0.04 * self.syncs for logprob in sample.logprobs))
 
 
-def test_a_sampler_that_drifts_away_from_the_trainer_stops_the_run_before_it_is_far_off(tmp_path: Path) -> None:
+def test_health_rule_stops_run_if_generator_drifts(tmp_path: Path) -> None:
     recipe = fake_recipe(steps=20, eval={"every_steps": 0})
     drifting = replace(fake_sockets(recipe), generator=lambda models, say, logs: DriftingGenerator(models))
     wiring = open_run(tmp_path / "run", recipe, Witness(), sockets=drifting)

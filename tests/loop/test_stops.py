@@ -104,7 +104,7 @@ def by_signal(root: Path, number: signal.Signals, stage: str, *, fits: bool) -> 
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-def test_a_stage_that_can_end_is_committed_and_what_is_in_memory_is_saved(
+def test_stop_commits_finishing_stage_and_saves_states(
     folder: Path, expected: dict[str, object], number: signal.Signals, stage: str
 ) -> None:
     stopped = by_signal(folder / f"{number.name}-{stage}", number, stage, fits=True)
@@ -128,7 +128,7 @@ def test_a_stage_that_can_end_is_committed_and_what_is_in_memory_is_saved(
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-def test_a_stage_that_cannot_end_is_abandoned_at_once(
+def test_stop_abandons_stage_that_cannot_finish_in_time(
     folder: Path, expected: dict[str, object], number: signal.Signals, stage: str
 ) -> None:
     stopped = by_signal(folder / f"{number.name}-{stage}-late", number, stage, fits=False)
@@ -142,9 +142,7 @@ def test_a_stage_that_cannot_end_is_abandoned_at_once(
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_that_cannot_end_before_the_limit_is_not_begun(
-    folder: Path, expected: dict[str, object], stage: str
-) -> None:
+def test_stage_that_exceeds_time_limit_is_not_started(folder: Path, expected: dict[str, object], stage: str) -> None:
     def act(gate: SignalGate, moment: str) -> None:
         if moment == f"{STEP - 1} {stage} renamed":
             known = TimeLeft(stage_s=lambda name: 50.0 if name == stage else 0.0, save_s=lambda: 0.0, is_job=True)
@@ -161,7 +159,7 @@ def test_a_stage_that_cannot_end_before_the_limit_is_not_begun(
 
 @pytest.mark.parametrize("after", ["stage", "step", "now"])
 @pytest.mark.parametrize("stage", ["rollout", "values", "actor_update", "eval"])
-def test_a_request_to_stop_is_followed(
+def test_stop_request_is_obeyed_and_resume_matches(
     folder: Path,
     expected: dict[str, object],
     monkeypatch: pytest.MonkeyPatch,
@@ -190,7 +188,7 @@ def test_a_request_to_stop_is_followed(
     assert result(stopped.root) == expected
 
 
-def test_nothing_is_saved_where_there_is_no_time_for_it(folder: Path, expected: dict[str, object]) -> None:
+def test_stop_saves_nothing_if_time_is_short(folder: Path, expected: dict[str, object]) -> None:
     def act(gate: SignalGate, moment: str) -> None:
         if moment == f"{STEP} reward starts":
             os.kill(os.getpid(), signal.SIGTERM)
@@ -201,9 +199,7 @@ def test_nothing_is_saved_where_there_is_no_time_for_it(folder: Path, expected: 
     assert result(stopped.root) == expected
 
 
-def test_a_state_that_a_stop_left_and_that_is_damaged_is_made_again(
-    folder: Path, expected: dict[str, object]
-) -> None:
+def test_damaged_state_of_stop_is_recreated_on_resume(folder: Path, expected: dict[str, object]) -> None:
     stopped = by_signal(folder / "damaged", signal.SIGTERM, "critic_update", fits=True)
     table = RunPaths(stopped.root).at_stop / "critic" / "table.bin"
     table.write_bytes(bytes(table.stat().st_size))
@@ -215,7 +211,7 @@ def test_a_state_that_a_stop_left_and_that_is_damaged_is_made_again(
     assert result(stopped.root) == expected
 
 
-def test_a_disk_that_takes_no_state_changes_nothing_about_a_stop(folder: Path, expected: dict[str, object]) -> None:
+def test_stop_succeeds_if_states_cannot_be_written(folder: Path, expected: dict[str, object]) -> None:
     root = folder / "full"
 
     def act(gate: SignalGate, moment: str) -> None:
@@ -232,7 +228,7 @@ def test_a_disk_that_takes_no_state_changes_nothing_about_a_stop(folder: Path, e
     assert result(root) == expected
 
 
-def test_a_run_that_is_stopped_again_and_again_replays_nothing(folder: Path, expected: dict[str, object]) -> None:
+def test_repeated_stops_replay_no_updates(folder: Path, expected: dict[str, object]) -> None:
     root, stops, said = folder / "often", 0, list[str]()
     while saved_pairs(RunPaths(root))[-1:] != [3]:
         began: list[str] = []

@@ -22,19 +22,19 @@ def before() -> Iterator[None]:
     torch._C._accelerator_setAllocatorSettings(found)
 
 
-def test_segments_that_grow_are_added_to_what_a_person_set():
+def test_expandable_segments_are_added_to_user_settings():
     torch._C._accelerator_setAllocatorSettings(f"max_split_size_mb:512,{ROUNDING}")
     use_expandable_segments()
     assert settings() == f"max_split_size_mb:512,{ROUNDING},expandable_segments:True"
 
 
-def test_what_a_person_said_of_them_stays():
+def test_user_setting_of_expandable_segments_is_kept():
     torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
     use_expandable_segments()
     assert settings() == "expandable_segments:False"
 
 
-def test_memory_for_other_processes_is_of_fixed_segments_and_only_that(monkeypatch):
+def test_shared_gpu_memory_alone_uses_fixed_segments(monkeypatch):
     """`_OnGpu` allocates where they are off, on a GPU that is not there."""
     torch._C._accelerator_setAllocatorSettings("max_split_size_mb:512,expandable_segments:True")
     seen: list[str] = []
@@ -50,7 +50,7 @@ def test_memory_for_other_processes_is_of_fixed_segments_and_only_that(monkeypat
     assert settings() == "max_split_size_mb:512,expandable_segments:True"
 
 
-def test_they_are_off_again_where_nobody_set_anything():
+def test_fixed_segments_stay_off_if_nothing_was_set():
     torch._C._accelerator_setAllocatorSettings("")
     with fixed_segments():
         assert settings() == "expandable_segments:False"

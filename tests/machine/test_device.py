@@ -27,13 +27,13 @@ def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     device.on_gpu.cache_clear()
 
 
-def test_a_machine_without_a_driver_computes_on_its_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_without_a_driver_uses_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeNvml(fault=NO_LIBRARY).plant(monkeypatch)
     assert device.this_device() == CPU
 
 
 @pytest.mark.parametrize("fault", ["Driver Not Loaded", "Driver/library version mismatch", "GPU is lost"])
-def test_a_driver_that_is_broken_is_no_reason_for_a_cpu(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+def test_broken_driver_is_an_error_instead_of_a_cpu_run(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     FakeNvml(fault=fault).plant(monkeypatch)
     with pytest.raises(EnvironmentProblemError, match=rf"driver that is broken.*none answers \({fault}\).*`export"):
         device.this_device()
@@ -42,7 +42,7 @@ def test_a_driver_that_is_broken_is_no_reason_for_a_cpu(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("nvml", [FakeNvml(fault=NO_LIBRARY), FakeNvml(count=0)])
-def test_a_gpu_that_only_the_kernel_knows_is_expected_by_a_torch_that_was_built_for_it(
+def test_gpu_known_only_to_the_kernel_is_expected_by_cuda_torch(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nvml: FakeNvml
 ) -> None:
     nvml.plant(monkeypatch)
@@ -58,12 +58,12 @@ def test_a_gpu_that_only_the_kernel_knows_is_expected_by_a_torch_that_was_built_
     assert device.this_device() == CPU, "a container without GPUs"
 
 
-def test_a_driver_without_gpus_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_without_gpus_uses_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeNvml(count=0).plant(monkeypatch)
     assert device.this_device() == CPU
 
 
-def test_a_gpu_that_torch_cannot_use_is_an_error_with_driver_and_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_unusable_by_torch_is_an_error_with_driver_and_build(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeNvml(driver="535.104.05", cuda=12020).plant(monkeypatch)
     with pytest.raises(EnvironmentProblemError) as error:
         device.this_device()
@@ -75,7 +75,7 @@ def test_a_gpu_that_torch_cannot_use_is_an_error_with_driver_and_wheel(monkeypat
     assert error.value.hint == "make setup-gpu  # or on CPUs: export CUDA_VISIBLE_DEVICES="
 
 
-def test_a_gpu_that_ray_gave_is_there_although_no_driver_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_assigned_by_ray_is_expected_without_a_driver_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeNvml(fault=NO_LIBRARY).plant(monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     says = r"given GPU `3` \(`CUDA_VISIBLE_DEVICES`\).*none answers \(NVML.*the same: `unset CUDA_VISIBLE_DEVICES`"
@@ -84,7 +84,7 @@ def test_a_gpu_that_ray_gave_is_there_although_no_driver_answers(monkeypatch: py
 
 
 @pytest.mark.parametrize("shown", ["", " ", "-1", "NoDevFiles"])
-def test_who_shows_no_gpu_wants_a_cpu(monkeypatch: pytest.MonkeyPatch, shown: str) -> None:
+def test_empty_cuda_visible_devices_uses_the_cpu(monkeypatch: pytest.MonkeyPatch, shown: str) -> None:
     FakeNvml().plant(monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
     assert device.this_device() == CPU
@@ -105,20 +105,20 @@ def test_who_shows_no_gpu_wants_a_cpu(monkeypatch: pytest.MonkeyPatch, shown: st
         ({"CUDA_VISIBLE_DEVICES": "MIG-0"}, [0, 1, 2]),
     ],
 )
-def test_the_gpus_shown_are_those_that_cuda_shows(environ: dict[str, str], indices: list[int]) -> None:
+def test_visible_gpus_match_the_order_of_cuda(environ: dict[str, str], indices: list[int]) -> None:
     """GPU 0 is the oldest: to CUDA it is the last."""
     found = driver(FakeNvml(count=3, first=(7, 0)))
     assert [gpu.index for gpu in device.visible(found, environ)] == indices
 
 
-def test_it_is_decided_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_is_decided_once(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeNvml(count=0).plant(monkeypatch)
     assert not device.on_gpu()
     FakeNvml().plant(monkeypatch)
     assert not device.on_gpu()
 
 
-def test_vllm_does_not_make_torch_believe_a_driver_that_it_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_import_does_not_make_an_unusable_driver_usable(monkeypatch: pytest.MonkeyPatch) -> None:
     """`import vllm` sets the variable, and `is_available` then counts what NVML sees."""
     import os
 
@@ -130,18 +130,18 @@ def test_vllm_does_not_make_torch_believe_a_driver_that_it_cannot_use(monkeypatc
     assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1", "it is as vLLM left it"
 
 
-def test_where_cuda_answers_the_current_gpu_is_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_current_cuda_gpu_is_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     assert device.this_device() == torch.device("cuda", 1)
 
 
-def test_nobody_else_asks_torch_for_cuda() -> None:
+def test_only_device_module_calls_is_available() -> None:
     asks = [str(path) for path in trees() if "is_available()" in (ROOT / "src/ppoctl" / path).read_text("utf-8")]
     assert asks == ["device.py"]
 
 
-def test_vllm_still_sets_that_variable() -> None:
+def test_vllm_still_sets_the_nvml_check_variable() -> None:
     """Read from its source, as importing it takes ten seconds."""
     where = "import importlib.util as u; print(u.find_spec('vllm').submodule_search_locations[0])"
     folder = subprocess.run([sys.executable, "-c", where], capture_output=True, text=True, check=True).stdout.strip()

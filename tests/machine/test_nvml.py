@@ -10,7 +10,7 @@ from fakes.nvml import NO_LIBRARY, FakeNvml, NVMLError
 from ppoctl.machine import nvml
 
 
-def test_driver_gpus_and_who_reads_whom_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_gpus_and_peer_access_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeNvml(count=3, cuda=12080, mode=3, apart={(0, 2)}).plant(monkeypatch)
     found = nvml.look()
     assert isinstance(found, nvml.Driver)
@@ -19,21 +19,21 @@ def test_driver_gpus_and_who_reads_whom_are_read(monkeypatch: pytest.MonkeyPatch
     assert {(gpu.compute_mode, gpu.capability) for gpu in found.gpus} == {("EXCLUSIVE_PROCESS", (9, 0))}
 
 
-def test_a_gpu_that_does_not_tell_its_memory_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_without_reported_memory_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeNvml(count=1, memory=None).plant(monkeypatch)
     found = nvml.look()
     assert isinstance(found, nvml.Driver)
     assert found.gpus[0].memory_bytes is None
 
 
-def test_a_driver_that_does_not_answer_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_driver_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeNvml(fault="Driver/library version mismatch").plant(monkeypatch)
     assert nvml.look() == nvml.NoDriver("Driver/library version mismatch", is_broken=True)
     FakeNvml(fault=NO_LIBRARY).plant(monkeypatch)
     assert nvml.look() == nvml.NoDriver(NO_LIBRARY)
 
 
-def test_a_gpu_that_is_lost_is_a_broken_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_gpu_is_a_broken_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(_: FakeNvml, index: int) -> int:
         raise NVMLError(f"GPU {index} is lost")
 
@@ -42,7 +42,7 @@ def test_a_gpu_that_is_lost_is_a_broken_driver(monkeypatch: pytest.MonkeyPatch) 
     assert nvml.look() == nvml.NoDriver("GPU 0 is lost", is_broken=True)
 
 
-def test_without_its_package_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pynvml_package_gives_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def refuse(name: str, *others: Any, **more: Mapping[str, Any]) -> Any:

@@ -3,7 +3,7 @@
 from ppoctl.recipe.docstring_fields import DocstringFields, parse_docstring
 
 
-def test_a_part_goes_on_until_the_next_mark() -> None:
+def test_docstring_field_ends_at_next_label() -> None:
     found = parse_docstring("""A loss that
     goes on.
 
@@ -18,7 +18,7 @@ def test_a_part_goes_on_until_the_next_mark() -> None:
     assert found == DocstringFields("A loss that goes on.", "l = -A ratio", "Schulman: 2017", "verl", figures)
 
 
-def test_a_docstring_without_marks_is_prose() -> None:
+def test_docstring_without_fields_is_prose() -> None:
     assert parse_docstring("Words. The Source: of it.") == DocstringFields(
         "Words. The Source: of it.", "", "", "", ()
     )

@@ -20,12 +20,12 @@ def nothing_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
 
 
-def test_every_configuration_has_a_source_and_every_source_one() -> None:
+def test_bundled_configs_and_sources_match() -> None:
     assert {folder.name.replace("--", "/", 1) for folder in MODELS.iterdir() if folder.is_dir()} == set(SOURCES)
 
 
 @pytest.mark.parametrize("model", SOURCES)
-def test_a_configuration_has_the_published_number_of_parameters(model: str) -> None:
+def test_bundled_config_has_published_parameter_count(model: str) -> None:
     """To the last one where it is called verified; else to the digits that are published."""
     folder, about = carried_folder(model), SOURCES[model]
     assert folder is not None
@@ -37,13 +37,13 @@ def test_a_configuration_has_the_published_number_of_parameters(model: str) -> N
     assert counted == published if about["verified"] else abs(counted / published - 1) < 1e-6
 
 
-def test_a_model_that_is_not_here_is_the_one_that_ships() -> None:
+def test_bundled_config_is_used_if_model_is_not_fetched() -> None:
     shape = shape_if_known("Qwen/Qwen2.5-0.5B")
     assert shape is not None
     assert (shape.num_layers, shape.hidden_size) == (24, 896)
 
 
-def test_a_models_own_file_comes_first(tmp_path: Path) -> None:
+def test_fetched_config_takes_precedence_over_bundled(tmp_path: Path) -> None:
     cache = tmp_path / "hub" / "models--Qwen--Qwen2.5-0.5B"
     (cache / "refs").mkdir(parents=True)
     (cache / "refs/main").write_text("abc", "ascii")
@@ -56,12 +56,12 @@ def test_a_models_own_file_comes_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["Qwen/Qwen9-1B", "nothing", "/some/where/else", "../sources"])
-def test_no_other_model_ships(path: str) -> None:
+def test_unknown_model_has_no_bundled_config(path: str) -> None:
     assert carried_folder(path) is None
     assert shape_if_known(path) is None
 
 
-def test_what_is_not_verified_is_called_so() -> None:
+def test_unverified_configs_are_labelled_unverified() -> None:
     words = {model: source_of(MODELS / model.replace("/", "--")) for model in SOURCES}
     assert {model for model, text in words.items() if text.startswith("unverified: ")} == {
         model for model, about in SOURCES.items() if not about["verified"]

@@ -76,7 +76,7 @@ def parameters(folder: Path, config: dict[str, object]) -> int | None:
         (DEEPSEEK_V3, 671_026_404_352),
     ],
 )
-def test_parameters_of_published_models(tmp_path: Path, config: dict[str, object], published: int) -> None:
+def test_parameter_counts_match_published_models(tmp_path: Path, config: dict[str, object], published: int) -> None:
     assert parameters(tmp_path, config) == published
 
 
@@ -89,7 +89,7 @@ def test_parameters_of_published_models(tmp_path: Path, config: dict[str, object
         {**LLAMA_8B, "vocab_size": "many"},
     ],
 )
-def test_a_model_of_another_kind_is_not_guessed(tmp_path: Path, config: dict[str, object]) -> None:
+def test_unsupported_config_gives_no_shape(tmp_path: Path, config: dict[str, object]) -> None:
     assert model(tmp_path, config) is None
 
 
@@ -103,7 +103,7 @@ def test_a_model_of_another_kind_is_not_guessed(tmp_path: Path, config: dict[str
         (GEMMA_2B, "head_dim", 256),
     ],
 )
-def test_what_a_file_leaves_out_is_what_transformers_takes(
+def test_omitted_config_keys_take_transformers_defaults(
     tmp_path: Path, config: dict[str, object], absent: str, taken: int
 ) -> None:
     """As the trainer reads it: `test_config` holds these defaults against transformers."""
@@ -111,7 +111,7 @@ def test_what_a_file_leaves_out_is_what_transformers_takes(
     assert model(tmp_path, without) == model(tmp_path, {**config, absent: taken}) is not None
 
 
-def test_layers_without_experts_have_one_mlp(tmp_path: Path) -> None:
+def test_parameter_count_mixes_dense_and_expert_layers(tmp_path: Path) -> None:
     """Three of four layers: numbered from 1 they are odd, or named."""
     written = {**QWEN3_30B_A3B, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
     shape = model(tmp_path, written)
@@ -123,13 +123,13 @@ def test_layers_without_experts_have_one_mlp(tmp_path: Path) -> None:
     assert count_parameters(shape) == 4 * attention + experts + 3 * dense + 2048 + 2 * 2048 * 151936
 
 
-def test_what_transformers_writes_is_read_too(tmp_path: Path) -> None:
+def test_reads_num_local_experts_written_by_transformers(tmp_path: Path) -> None:
     written = {**QWEN3_30B_A3B, "num_local_experts": 128}
     del written["num_experts"]
     assert parameters(tmp_path, written) == parameters(tmp_path, QWEN3_30B_A3B)
 
 
-def test_a_token_meets_the_experts_it_is_routed_to(tmp_path: Path) -> None:
+def test_token_cost_counts_router_and_active_experts(tmp_path: Path) -> None:
     """And the choice among all of them; a pair of tokens is two products over 32 heads of 128 channels."""
     shape = model(tmp_path, QWEN3_30B_A3B)
     assert shape is not None

@@ -59,7 +59,7 @@ def test_parameters_of_ranks_with_experts() -> None:
     assert token_cost(beside).flops_per_token == token_cost(MIXED).flops_per_token + 2 * 3 * 8 * 7
 
 
-def test_main_weights_of_experts_are_split_over_ranks_with_the_same_ones() -> None:
+def test_expert_main_weights_are_split_over_ranks_with_same_experts() -> None:
     layout = ParallelTable(data=4, context=2, expert=4, distributed_optimizer=True)
     [rank] = ranks_of(Training("actor", MIXED, layout, Precision(2, "cpu"), BATCH, BATCH, 1))
     found = rank_parameters(MIXED, "actor", whole_model(MIXED), layout)
@@ -83,7 +83,7 @@ def _part(shape: ModelShape, weight: int, device: str, layout: ParallelTable = A
     return ModelShard(shape, "actor", layout, whole_model(shape), Precision(weight, device))
 
 
-def test_latent_attention_keeps_wide_values_and_latents() -> None:
+def test_saved_activations_of_latent_attention() -> None:
     found = saved(_part(LATENT, 4, "cpu"), BATCH)
     # Over hidden numbers, twice; over latents of 3 and 5, of which the latter is a view of 5 + 2.
     assert found.norms == 10 * 2 * (2 * (8 * 8 + 4) + 8 * 3 + 4 + 8 * 5 + 4 + 4 * 2)
@@ -98,7 +98,7 @@ def test_latent_attention_keeps_wide_values_and_latents() -> None:
     assert (split.norms, split.attention) == (found.norms, found.attention // 2)
 
 
-def test_experts_keep_a_copy_of_a_token_for_each() -> None:
+def test_saved_activations_of_experts() -> None:
     """One of two layers; float32: products and copies of 4 bytes, scores of 6 experts, two indices and weights."""
     found = saved(_part(LATENT, 4, "cpu"), BATCH)
     assert found.mlp == 10 * 5 * 4 * 20
@@ -123,7 +123,7 @@ def test_experts_keep_a_copy_of_a_token_for_each() -> None:
     assert more == 10 * 2 * (8 + 2)
 
 
-def test_experts_at_work() -> None:
+def test_backward_bytes_of_experts() -> None:
     """Two copies of 10 tokens of 32 bytes: as sent, sorted, said, in the tokens' order."""
     alone = replace(MIXED, experts=replace(MIXED.experts, layers=(True, True)))
     copies, hidden = 2 * 10 * 32, 10 * 32
@@ -138,7 +138,7 @@ def test_experts_at_work() -> None:
     assert backward_bytes(split, BATCH) == (2 + 2 * 2) * copies + 2 * hidden + hidden
 
 
-def test_scores_are_kept_where_attention_is_written_out() -> None:
+def test_unfused_attention_keeps_scores() -> None:
     """Of 10 tokens, each with the 5 of its sequence: a cap's tanh, a softmax, that in other order; a mask."""
     found = saved(_part(CAPPED, 4, "cpu"), BATCH)
     pairs = 10 * 2 * 5 * (4 * (4 + 4 + 4) + 1)
@@ -158,7 +158,7 @@ def test_scores_are_kept_where_attention_is_written_out() -> None:
     assert backward_bytes(_part(CAPPED, 4, "cpu"), BATCH) == 3 * 4 * 400 + 6 * 4 * 8  # a third copy of logits
 
 
-def test_attention_at_work() -> None:
+def test_attention_and_norm_work_bytes() -> None:
     """Without gradient: the fused projection, queries and keys, scores of one sequence of 5, the output."""
     found = attention_at_work(_part(CAPPED, 2, "gpu"), BATCH, 0)
     assert found == 10 * 2 * (3 * 16 + 3 * 8) + 25 * (3 * 2 * 4 + 2) + 10 * 2 * 16
@@ -174,7 +174,7 @@ def test_attention_at_work() -> None:
     assert norm_at_work(_part(CAPPED, 2, "gpu")) == 2 * 4 * 8 + 2 * 2 * (16 + 8)
 
 
-def test_norms_over_heads() -> None:
+def test_saved_activations_of_query_and_key_norms() -> None:
     """Of 4 query and 2 key heads of 4 channels; in float32 the keys' input lies in the fused projection."""
     normed = replace(SMALL, qk_norm=True)
     for weight, device, norms in (
@@ -189,7 +189,7 @@ def test_norms_over_heads() -> None:
     assert found == plain + 10 * 2 * (6 * (8 * 4 + 4) - 4 * 8 - 4 * 16) // 2
 
 
-def test_context_ranks_gather_keys_and_values() -> None:
+def test_context_ranks_gather_keys_and_values_in_estimate() -> None:
     """Of 2 x 10 tokens in sequences of 5: a rank's two chunks see at most 4 tokens before them each."""
     layout = ParallelTable(context=2)
     alone, split = (saved(_part(SMALL, 4, "cpu", of), BATCH) for of in (ALONE, layout))
@@ -202,7 +202,7 @@ def test_context_ranks_gather_keys_and_values() -> None:
     assert of_latent == 2 * (10 * (4 * 24 + 4 * 24 + 4 * 16 + 16) + 18 * 4 * 2 * 24)
 
 
-def test_engines_cache_latents_on_a_gpu() -> None:
+def test_engine_caches_latents_on_gpu() -> None:
     """Two layers of 5 + 2 channels, whole in each process; on a CPU all heads' keys, and values as wide."""
     table = GeneratorTable.model_validate({"gpu_memory_frac": 0.5, "kv_cache_mib": 3, "tensor": 2})
     on_gpu = generator.generator_bytes(LATENT, 2, table, 10, 1e6)
@@ -213,7 +213,7 @@ def test_engines_cache_latents_on_a_gpu() -> None:
     assert on_gpu.weights == 2 * (halves + whole.experts // 2)
 
 
-def test_every_weight_is_sent() -> None:
+def test_buckets_contain_every_weight() -> None:
     experts = replace(MIXED.experts, shared_ffn_hidden_size=7, shared_gate=True)
     beside = replace(MIXED, family="qwen2_moe", qkv_bias=True, experts=experts)
     for shape in (LATENT, CAPPED, beside):

@@ -36,7 +36,7 @@ def _lines(pool: Pool | None, stage: str) -> dict[str, int]:
     return {item.name: item.bytes for item in pool.largest(stage)}
 
 
-def test_every_process_on_a_gpu_has_a_context_and_those_with_others_have_communicators(smallest: Path) -> None:
+def test_gpu_estimate_includes_cuda_contexts_and_communicators(smallest: Path) -> None:
     [alone] = _estimate(smallest).places
     assert _lines(alone, "reward")["CUDA contexts"] == 2 * int(0.6 * GIB)  # the trainers', and vLLM's beside them
     assert "NCCL" not in _lines(alone, "reward")
@@ -51,7 +51,7 @@ def test_every_process_on_a_gpu_has_a_context_and_those_with_others_have_communi
     assert {"CUDA contexts", "NCCL", "fragments", "staging"}.isdisjoint(_lines(on_cpus, "actor_save"))
 
 
-def test_roles_that_are_apart_are_not_told_to_be(smallest: Path) -> None:
+def test_advice_for_separate_roles_does_not_suggest_separation(smallest: Path) -> None:
     advice = {}
     for placement in ("colocated", "apart"):
         sets = [f"cluster.placement={placement}", "actor.parallel={data=2}"]
@@ -63,7 +63,7 @@ def test_roles_that_are_apart_are_not_told_to_be(smallest: Path) -> None:
     assert advice["apart"].startswith("nothing makes it smaller")
 
 
-def test_fragments_are_a_tenth_of_what_a_pass_keeps(smallest: Path) -> None:
+def test_fragments_are_a_tenth_of_saved_activations(smallest: Path) -> None:
     memory = _estimate(smallest)
     [found], actor, critic = memory.places, *(memory.roles[role].largest for role in ("actor", "critic"))
     assert _lines(found, "logprobs")["fragments"] == int(0.1 * actor.forward)
@@ -72,7 +72,7 @@ def test_fragments_are_a_tenth_of_what_a_pass_keeps(smallest: Path) -> None:
     assert "fragments" not in _lines(found, "reward")
 
 
-def test_links_of_broadcasts_stay_beside_an_engine(smallest: Path) -> None:
+def test_broadcast_communicators_stay_allocated_next_to_engine(smallest: Path) -> None:
     """Two pipeline ranks send: two communicators on an engine, one on a sender."""
     sets = ["actor.parallel={pipeline=2}", "cluster.placement=apart", "cluster.weights=broadcast"]
     found = {
@@ -81,7 +81,7 @@ def test_links_of_broadcasts_stay_beside_an_engine(smallest: Path) -> None:
     assert sorted(found.values(), key=str) == sorted([2 * GIB // 4, GIB // 4, None], key=str)
 
 
-def test_graphs_stay_while_an_engine_sleeps(smallest: Path) -> None:
+def test_cuda_graphs_stay_allocated_while_engine_sleeps(smallest: Path) -> None:
     sets = ["cluster.offload=['generator']", "generator.compile=true"]
     [found] = _estimate(smallest, *sets).places
     assert _lines(found, "values")["CUDA graphs"] == GIB
@@ -91,7 +91,7 @@ def test_graphs_stay_while_an_engine_sleeps(smallest: Path) -> None:
     assert "CUDA graphs" not in _lines(on_a_cpu, "values")
 
 
-def test_what_a_save_takes_of_a_host(smallest: Path) -> None:
+def test_checkpoint_save_host_memory(smallest: Path) -> None:
     """Two tensor and two context ranks, a distributed optimizer of float32: three float32 numbers of each parameter
     come to the first context rank, which writes them and the weights; half of them are each rank's own."""
     split = "actor.parallel={tensor=2, context=2, distributed_optimizer=true}"
@@ -123,7 +123,7 @@ def test_what_a_save_takes_of_a_host(smallest: Path) -> None:
     assert _lines(on_cpus, "actor_save")["gathered for a save"] == 2 * mine + 4 * (mine // 2)
 
 
-def test_the_object_store_holds_two_of_the_largest_call(smallest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_object_store_holds_two_largest_calls(smallest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """100,000 prompts of 20 + 13 tokens: ids, two lengths; old log-probs, advantages and the mask."""
     sets = ["generator.engines=2", "rollout.prompts_per_step=100000", "ppo.minibatch_seqs=100"]
     recipe = load([smallest], sets, {}).recipe
@@ -140,7 +140,7 @@ def test_the_object_store_holds_two_of_the_largest_call(smallest: Path, monkeypa
         assert driver.object_store_bytes(more) == is_given
 
 
-def test_shared_memory_that_is_not_there_is_none(tmp_path: Path) -> None:
+def test_missing_shared_memory_folder_has_zero_free_bytes(tmp_path: Path) -> None:
     assert REALLY_FREE(tmp_path / "none") == 0
     assert REALLY_FREE(tmp_path) > 0
 
@@ -155,7 +155,7 @@ def _gemma(folder: Path) -> Path:
     return folder
 
 
-def test_lengths_whose_scores_no_gpu_holds_are_named(smallest: Path, tmp_path: Path) -> None:
+def test_too_long_sequences_for_unfused_attention_are_named(smallest: Path, tmp_path: Path) -> None:
     """8,192 x 8,192 pairs of 16 heads: 4 + 2 + 2 bytes each, and a mask. On two tensor ranks half, and the mask."""
     model = _gemma(tmp_path)
     sets = ["rollout.max_prompt_tokens=192", "rollout.max_new_tokens=8001", "critic.parallel={tensor=2}"]
@@ -177,7 +177,7 @@ def test_lengths_whose_scores_no_gpu_holds_are_named(smallest: Path, tmp_path: P
 _ALWAYS = ("rollouts in ranks", "libraries", "object store", "samples and records")
 
 
-def test_the_recipe_for_64_gpus_line_by_line() -> None:
+def test_recipe_for_64_gpus_line_by_line() -> None:
     """7,615,616,512 parameters; 4 and 2 tensor ranks have these of them, norms whole."""
     actor, critic = 1_904_057_344, 3_535_415_296
     file = ROOT / "recipes" / "dsr1-7b.toml"

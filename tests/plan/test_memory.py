@@ -68,7 +68,7 @@ def test_parameters_of_each_rank() -> None:
         (ParallelTable(pipeline=2, first_stage_layers=1, last_stage_layers=7), [1, 7]),
     ],
 )
-def test_layers_over_pipeline_ranks(layout: ParallelTable, layers: Sequence[int]) -> None:
+def test_layers_are_split_over_pipeline_ranks(layout: ParallelTable, layers: Sequence[int]) -> None:
     assert [len(stage.layers) for stage in stages_of(replace(SMALL, num_layers=8), layout)] == layers
 
 
@@ -79,7 +79,7 @@ def _part(
     return ModelShard(SMALL, role, layout, stage, Precision(weight, device))
 
 
-def test_what_a_forward_pass_keeps() -> None:
+def test_forward_pass_saved_activations() -> None:
     """10 tokens, 6 of them read, 3 layers; logits of 4 positions at a time."""
     batch = MicrobatchShape(tokens=10, read=6, logits_chunk=4, longest=5)
     found = saved(_part(4, "cpu"), batch)
@@ -110,7 +110,7 @@ def test_what_a_forward_pass_keeps() -> None:
     assert of_critic.ends == 10 * (8 + 2 * 4 + 2 * 4 * 8 + 4) + 6 * (4 * 8 + 3 * 8)
 
 
-def test_work_beyond_what_is_kept() -> None:
+def test_backward_bytes_beyond_saved_activations() -> None:
     batch = MicrobatchShape(tokens=10, read=6, logits_chunk=4, longest=5)
     first = ModelShard(
         SMALL, "actor", ParallelTable(pipeline=3), stages_of(SMALL, ParallelTable(pipeline=3))[0], Precision(4, "cpu")
@@ -121,7 +121,7 @@ def test_work_beyond_what_is_kept() -> None:
     assert backward_bytes(_part(4, "cpu"), batch) == 2 * 4 * 400 + 6 * 4 * 8
 
 
-def test_states_of_ranks() -> None:
+def test_state_bytes_of_ranks() -> None:
     layout = ParallelTable(data=2, distributed_optimizer=True)
     batch = MicrobatchShape(10, 6, 4, 5)
     training = Training("actor", SMALL, layout, Precision(2, "cpu"), batch, batch, microbatches=3, has_reference=True)
@@ -137,7 +137,7 @@ def test_states_of_ranks() -> None:
     assert state_bytes(SMALL, "actor", ParallelTable(distributed_optimizer=True), 4) == 16 * parameters
 
 
-def test_the_whole_kl_has_a_second_chunk_of_logits_and_the_reference_s_hidden_states() -> None:
+def test_full_kl_adds_logits_chunk_and_reference_hidden_states() -> None:
     """A chunk of 4 positions x 100 ids; 6 positions of 8 numbers in each microbatch, of the last rank alone."""
     layout, batch = ParallelTable(pipeline=2), MicrobatchShape(10, 6, 4, 5)
     shape = replace(SMALL, num_layers=4)
@@ -170,14 +170,14 @@ def test_the_whole_kl_has_a_second_chunk_of_logits_and_the_reference_s_hidden_st
         ),
     ],
 )
-def test_the_whole_kl_is_taken_in_the_passes_that_read_it(smallest: Path, kl: str, passes: set[str]) -> None:
+def test_full_kl_passes_follow_kl_settings(smallest: Path, kl: str, passes: set[str]) -> None:
     """An adaptive coefficient follows the KL before the update, in the loss too."""
     recipe = load([smallest], [f"ppo.kl={kl}"], {}).recipe
     actor, critic = (training_of(recipe, role, SMALL, Precision(4, "cpu")) for role in ("actor", "critic"))
     assert (actor.full_kl_in, critic.full_kl_in) == (passes, frozenset())
 
 
-def test_a_filter_by_top_p_has_a_third_copy_of_a_block_of_logits_at_work(smallest: Path) -> None:
+def test_top_p_filter_adds_third_copy_of_logits_block(smallest: Path) -> None:
     """4 positions of 100 ids, all in one block: a number of 4 bytes and a bit in a byte each."""
     batch = MicrobatchShape(10, 6, 4, 5)
     training = Training("actor", SMALL, ALONE, Precision(4, "cpu"), batch, batch, 1)
@@ -189,7 +189,7 @@ def test_a_filter_by_top_p_has_a_third_copy_of_a_block_of_logits_at_work(smalles
             assert training_of(recipe, role, SMALL, Precision(4, "cpu")).filtered == filters
 
 
-def test_microbatches_under_way_in_a_pipeline() -> None:
+def test_microbatches_under_way_per_pipeline_rank() -> None:
     batch = MicrobatchShape(10, 6, 4, 5)
     training = Training(
         "actor", replace(SMALL, num_layers=4), ParallelTable(pipeline=4), Precision(4, "cpu"), batch, batch, 3
@@ -214,7 +214,7 @@ def test_runs_under_way_of_interleaved_stages() -> None:
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
-def test_what_is_made_again_is_not_kept(recompute: Recompute) -> None:
+def test_recomputed_activations_are_not_saved(recompute: Recompute) -> None:
     """10 tokens of 8 numbers into each of 3 layers; a layer's MLP has 5 x 20 numbers per token."""
     batch = MicrobatchShape(tokens=10, read=6, logits_chunk=4, longest=5)
     none, again = (replace(_part(4, "cpu"), recompute=how) for how in ("none", recompute))
@@ -236,7 +236,7 @@ def _table(**keys: int) -> GeneratorTable:
     return GeneratorTable.model_validate({"gpu_memory_frac": 0.5, **keys})
 
 
-def test_the_generator() -> None:
+def test_generator_weights_and_kv_cache() -> None:
     """Keys and values of a token: 2 x 3 layers x 8 channels x 2 bytes."""
     parameters = 3 * (ATTENTION + MLP + NORMS) + 8 + 2 * TABLE
     engine = generator.generator_bytes(SMALL, 2, _table(), 300, 2.0 * (2 * parameters + 96 * 1000 + 95))
@@ -250,7 +250,7 @@ def test_the_generator() -> None:
     assert split.kv_tokens == 3 * 2**20 // 48  # half of the heads in each process
 
 
-def test_weights_go_in_buckets() -> None:
+def test_weights_are_packed_into_buckets() -> None:
     """Of a stage with one layer: table 800; 8, 128, 64, 64, 16, 8, 8, 128, 8; 160, 160, 160; at the end 8 and 800."""
     buckets = generator.bucket_bytes(replace(SMALL, num_layers=1), ParallelTable(tensor=2), 4, 4 * 300)
     numbers = (800, 8 + 128 + 64 + 64 + 16 + 8 + 8, 128 + 8 + 160, 160, 160 + 8, 800)
@@ -266,7 +266,7 @@ def test_weights_go_in_buckets() -> None:
         ("broadcast", False, 3, 2, 0),
     ],
 )
-def test_copies_of_a_bucket_are_where_weights_go(
+def test_bucket_copies_depend_on_weight_transfer(
     weights: str, one_node: bool, sender: int, engine: int, host: int
 ) -> None:
     cluster = ClusterTable.model_validate({"weights": weights, "placement": "apart"})
@@ -289,9 +289,7 @@ def test_copies_of_a_bucket_are_where_weights_go(
         (["cluster.weights='store'"], True),  # without Ray there is no store
     ],
 )
-def test_what_engines_that_die_are_restored_from_is_in_host_memory_of_their_only_node(
-    smallest: Path, sets: list[str], is_kept: bool
-) -> None:
+def test_published_weights_are_kept_on_host_of_single_node(smallest: Path, sets: list[str], is_kept: bool) -> None:
     memory = _estimate(smallest, *sets, gpu_gib=80.0)
     assert memory.node is not None
     kept = _items(memory.node).get("published weights", 0)
@@ -299,7 +297,7 @@ def test_what_engines_that_die_are_restored_from_is_in_host_memory_of_their_only
 
 
 @pytest.mark.parametrize("placement", ["colocated", "apart"])
-def test_where_vllm_cannot_start_no_stage_that_draws_fits(smallest: Path, placement: str) -> None:
+def test_too_little_gpu_memory_for_vllm_fails_generating_stages(smallest: Path, placement: str) -> None:
     sets = [f"cluster.placement={placement}", "generator.gpu_memory_frac=0.1"]
     memory = _estimate(smallest, *sets, gpu_gib=80.0)
     assert memory.generator.full_sequences == 0
@@ -311,7 +309,7 @@ def test_where_vllm_cannot_start_no_stage_that_draws_fits(smallest: Path, placem
         assert unfit == {"rollout", "eval"}
 
 
-def test_the_driver() -> None:
+def test_driver_record_and_sample_bytes() -> None:
     """5 sequences of 7 + 20 tokens."""
     batch = StepBatch(5, prompt_tokens=7, response_tokens=20, has_reference=True, reference_in_loss=True)
     records = records_of(batch)
@@ -333,7 +331,7 @@ def test_the_driver() -> None:
 OF_PPO = schedule_of(outline(PPO))
 
 
-def test_who_is_on_a_shared_device_follows_from_what_the_stages_of_a_story_read() -> None:
+def test_resident_roles_follow_stage_inputs() -> None:
     assert OF_PPO.stages[0] == "rollout"
     assert OF_PPO.stages[-5:] == ("eval", "actor_save", "critic_save", "actor_load", "critic_load")
     assert OF_PPO.parts == {
@@ -366,7 +364,7 @@ def test_who_is_on_a_shared_device_follows_from_what_the_stages_of_a_story_read(
     )
 
 
-def test_a_stage_fits_or_names_what_is_largest(smallest: Path) -> None:
+def test_stage_fits_or_lists_largest_items(smallest: Path) -> None:
     sizes = _estimate(smallest)
     items = [
         MemoryItem("a", 5, "device", "actor", "less a"),
@@ -385,7 +383,7 @@ def test_a_stage_fits_or_names_what_is_largest(smallest: Path) -> None:
     assert pools.pool_of("there", None, items, sizes).stages[0].fits is None
 
 
-def test_a_role_that_is_listed_leaves_and_its_room_on_the_host_stays() -> None:
+def test_offloaded_role_keeps_its_host_memory() -> None:
     """Of each role something moves, something is dropped, and something is there only for a while."""
     items = [
         MemoryItem(f"{role} {between}", 7, "device", role, "less", ("values",), between)
@@ -435,7 +433,7 @@ def _all_items(memory: Memory) -> dict[str, int]:
     return _items(found)
 
 
-def test_a_gpu_holds_one_rank_of_each_role_and_a_machine_holds_all(smallest: Path) -> None:
+def test_gpu_has_one_rank_per_role_and_machine_has_all(smallest: Path) -> None:
     """Nothing is moved out: what is resident is so in every stage."""
     layout = "actor.parallel={tensor=2, data=2}"
     on_gpu, here = _all_items(_estimate(smallest, layout, gpu_gib=80.0)), _all_items(_estimate(smallest, layout))
@@ -448,7 +446,7 @@ def test_a_gpu_holds_one_rank_of_each_role_and_a_machine_holds_all(smallest: Pat
     assert "states being written" not in _all_items(_estimate(smallest, "checkpoint.asynchronous=false"))
 
 
-def test_an_update_that_reads_the_reference_has_it_on_the_device(smallest: Path) -> None:
+def test_update_that_reads_reference_has_reference_on_device(smallest: Path) -> None:
     leaving = "cluster.offload=['actor', 'critic', 'generator']"
     for estimator, reads in (("k3", False), ("full", True)):
         kl = f"ppo.kl={{place='loss', estimator='{estimator}', coef=0.1}}"
@@ -457,7 +455,7 @@ def test_an_update_that_reads_the_reference_has_it_on_the_device(smallest: Path)
         assert not {"critic_update", "actor_save"} & set(schedule.of("reference"))
 
 
-def test_log_probs_that_nobody_computes_need_no_model(smallest: Path) -> None:
+def test_unread_logprobs_load_no_model(smallest: Path) -> None:
     leaving = "cluster.offload=['actor', 'critic', 'generator']"
     kl = "ppo.kl={{place='loss', coef=0.1, estimator='{}'}}"
     for sets, scored in (
@@ -472,7 +470,7 @@ def test_log_probs_that_nobody_computes_need_no_model(smallest: Path) -> None:
         assert ("logprobs" in schedule.of("critic weights")) != scored
 
 
-def test_a_critic_that_trains_alone_first_makes_no_run_smaller(smallest: Path) -> None:
+def test_critic_only_steps_do_not_lower_estimate(smallest: Path) -> None:
     """What counts is the step in which all learn, though the first ones leave the actor as it is."""
     learning, waiting = (
         _estimate(smallest, f"ppo.critic_only_steps={steps}", "cluster.offload=['actor', 'critic']", gpu_gib=80.0)
@@ -483,7 +481,7 @@ def test_a_critic_that_trains_alone_first_makes_no_run_smaller(smallest: Path) -
     assert waiting.node == learning.node
 
 
-def test_engines_on_a_machine_and_on_its_gpus(smallest: Path) -> None:
+def test_estimate_of_engines_on_machine_and_gpus(smallest: Path) -> None:
     """Four processes: the fullest GPU has one of them beside actor and critic."""
     sets = ["generator.engines=2", "generator.tensor=2"]
     one, here = _all_items(_estimate(smallest)), _all_items(_estimate(smallest, *sets))
@@ -500,7 +498,7 @@ def test_engines_on_a_machine_and_on_its_gpus(smallest: Path) -> None:
     assert alone.name == "the GPU (actor, critic, generator)"
 
 
-def test_apart_every_process_has_a_gpu(smallest: Path) -> None:
+def test_separate_placement_gives_every_process_a_gpu(smallest: Path) -> None:
     apart = "cluster={placement='apart'}"
     memory = _estimate(smallest, apart, "actor.parallel={pipeline=2}", gpu_gib=80.0)
     assert [found.name for found in memory.places] == [
@@ -520,7 +518,7 @@ def test_apart_every_process_has_a_gpu(smallest: Path) -> None:
     assert ways["weights on their way"] == memory.sending.largest
 
 
-def test_the_fullest_of_unlike_gpus(smallest: Path) -> None:
+def test_fullest_gpu_of_unequal_gpus(smallest: Path) -> None:
     """Pipeline ranks differ, and the critic is on some of the GPUs only."""
     sets = ["actor.parallel={pipeline=2}", "critic.parallel={tensor=1}"]
     memory = _estimate(smallest, *sets, gpu_gib=80.0)
@@ -537,7 +535,7 @@ def test_the_fullest_of_unlike_gpus(smallest: Path) -> None:
     assert stages["rollout"] == resident + with_fragments(first.forward) + 4 * memory.sending.largest
 
 
-def test_forwards_have_microbatches_of_their_own(smallest: Path) -> None:
+def test_forward_passes_have_separate_microbatches(smallest: Path) -> None:
     """10 prompts of 20 + 13 tokens, of which a pass reads 32."""
     sets = ["rollout.prompts_per_step=10", "ppo.minibatch_seqs=5", "critic.batching={microbatch_seqs=2}"]
     sets += ["actor.batching={max_tokens_per_microbatch=100, forward_max_tokens_per_microbatch=1000}"]
@@ -552,7 +550,7 @@ def test_forwards_have_microbatches_of_their_own(smallest: Path) -> None:
     assert split.forward.tokens == 107
 
 
-def test_stages_of_a_role_that_is_too_large_name_the_key(smallest: Path) -> None:
+def test_oversized_role_names_key_to_change(smallest: Path) -> None:
     [found] = _estimate(smallest, gpu_gib=80.0).places
     assert not any(stage.fits for stage in found.stages)
     largest = found.largest("rollout")[0]
@@ -568,7 +566,7 @@ def test_stages_of_a_role_that_is_too_large_name_the_key(smallest: Path) -> None
 
 
 @pytest.mark.parametrize("placement", ["colocated", "apart"])
-def test_devices_are_those_that_ray_is_asked_for(smallest: Path, placement: str) -> None:
+def test_device_count_equals_ray_placement(smallest: Path, placement: str) -> None:
     sets = [f"cluster={{placement='{placement}'}}", "generator.engines=3", "critic.parallel={data=2}"]
     recipe = load([smallest], sets, {}).recipe
     assert devices(recipe) == DevicePlacement(processes(recipe), colocated=placement == "colocated").devices
@@ -579,7 +577,7 @@ def _recipe(smallest: Path, *sets: str) -> Recipe:
     return load([smallest], [f"model.path={DEEPSEEK_7B}", *sets], {}).recipe
 
 
-def test_host_memory_of_a_node(smallest: Path) -> None:
+def test_host_memory_of_first_node(smallest: Path) -> None:
     """16 GPUs, two nodes: the first has the driver, and the ranks that write; both have eight of each role."""
     layout = "actor.parallel={tensor=2, context=2, pipeline=2, data=2}"
     sets = [layout, "generator.engines=16", "cluster.offload=['actor', 'critic', 'generator']"]
@@ -604,7 +602,7 @@ def test_host_memory_of_a_node(smallest: Path) -> None:
     assert node.fullest.bytes < sum(has.values())  # not all of it at one time
 
 
-def test_host_memory_follows_what_is_asked(smallest: Path) -> None:
+def test_host_memory_follows_recipe(smallest: Path) -> None:
     def node(*sets: str) -> tuple[str, dict[str, int]]:
         found = _estimate(smallest, *sets, gpu_gib=80.0).node
         assert found is not None
@@ -635,7 +633,7 @@ def test_host_memory_follows_what_is_asked(smallest: Path) -> None:
     assert _estimate(smallest).node is None
 
 
-def test_a_generator_that_leaves_alone_makes_room_for_trainers_that_stay(smallest: Path) -> None:
+def test_offloaded_generator_frees_memory_for_resident_trainers(smallest: Path) -> None:
     """Its weights and cache are gone in every stage but those it draws in, and the reward after one."""
     stay, leave = (
         _estimate(smallest, f"cluster.offload={offload}", gpu_gib=80.0) for offload in ("[]", "['generator']")
@@ -652,7 +650,7 @@ def test_a_generator_that_leaves_alone_makes_room_for_trainers_that_stay(smalles
     assert _estimate(smallest, "cluster.offload=['actor', 'critic', 'generator']", gpu_gib=80.0).taking_turns is None
 
 
-def test_a_reward_model_is_on_the_device_when_responses_are_scored(smallest: Path) -> None:
+def test_reward_model_is_on_device_while_scoring(smallest: Path) -> None:
     judge = f"reward={{kind='model', path='{DEEPSEEK_7B}', max_tokens=2048}}"
     leaving = "cluster.offload=['actor', 'critic', 'generator', 'reward']"
     memory = _estimate(smallest, judge, leaving, gpu_gib=80.0)
@@ -672,7 +670,7 @@ def test_a_reward_model_is_on_the_device_when_responses_are_scored(smallest: Pat
     assert halves.scoring["reward"].weights == pytest.approx(weights.bytes / 2, rel=0.01)
 
 
-def test_vllm_keeps_keys_and_values_of_what_a_reward_model_reads_at_once(smallest: Path) -> None:
+def test_vllm_reward_model_adds_kv_cache(smallest: Path) -> None:
     """2 x 4 heads of 128 channels of 28 layers in bfloat16: 8,192 tokens, and a block of 128 for each of 64 texts."""
     ours, theirs = (
         _estimate(
@@ -686,19 +684,19 @@ def test_vllm_keeps_keys_and_values_of_what_a_reward_model_reads_at_once(smalles
     assert theirs.weights == ours.weights
 
 
-def test_a_run_without_a_reward_model_has_the_memory_that_it_had(smallest: Path) -> None:
+def test_estimate_without_reward_model_is_unchanged(smallest: Path) -> None:
     memory = _estimate(smallest, gpu_gib=80.0)
     assert memory.schedule == OF_PPO
     assert memory.scoring == {}
 
 
-def test_interleaved_stages_of_a_rank_are_as_far_apart_as_there_are_ranks() -> None:
+def test_interleaved_stages_are_spaced_by_pipeline_size() -> None:
     """8 layers: the first runs of both ranks come before their second ones."""
     first, last = stages_of(replace(SMALL, num_layers=8), ParallelTable(pipeline=2, stages_per_rank=2))
     assert (first.layers, last.layers) == ((0, 1, 4, 5), (2, 3, 6, 7))
 
 
-def test_a_tensor_that_fills_a_bucket_to_the_byte_is_in_it() -> None:
+def test_tensor_that_exactly_fills_bucket_is_included() -> None:
     alone = generator.bucket_bytes(SMALL, ALONE, 4, 1)
     assert len(alone) > 3
     filled = generator.bucket_bytes(SMALL, ALONE, 4, alone[0] + alone[1])
@@ -706,7 +704,7 @@ def test_a_tensor_that_fills_a_bucket_to_the_byte_is_in_it() -> None:
     assert generator.bucket_bytes(SMALL, ALONE, 4, alone[0] + alone[1] - 1)[0] == alone[0]
 
 
-def test_a_stage_that_fills_a_device_to_the_byte_fits(smallest: Path) -> None:
+def test_stage_that_exactly_fills_device_fits(smallest: Path) -> None:
     memory = _estimate(smallest, gpu_gib=80.0)
     (pool,) = memory.places
     assert misfit(replace(memory, places=(replace(pool, room=pool.fullest.bytes),))) is None
@@ -715,7 +713,7 @@ def test_a_stage_that_fills_a_device_to_the_byte_fits(smallest: Path) -> None:
     assert f"stage `{pool.fullest.stage}` needs" in error.message
 
 
-def test_the_driver_is_on_the_first_node(smallest: Path) -> None:
+def test_driver_memory_is_on_first_node(smallest: Path) -> None:
     """The second one, of engines, is the fullest."""
     sets = ["cluster.placement=apart", "actor.parallel={data=4}", "critic.parallel={data=4}", "generator.engines=8"]
     sets += ["checkpoint.asynchronous=false"]

@@ -31,14 +31,14 @@ def planned(name: str, gpu_gib: float) -> tuple[Recipe, Memory]:
 
 
 @pytest.mark.parametrize(("name", "most"), MOST_BUCKETS.items())
-def test_weights_go_in_few_buckets(name: str, most: int) -> None:
+def test_own_recipes_send_weights_in_few_buckets(name: str, most: int) -> None:
     _, memory = planned(name, 22.5 if name.endswith("24g") else 80.0)
     assert len(memory.sending.buckets) <= most
     assert misfit(memory) is None
 
 
 @pytest.mark.parametrize("name", ["own/qwen3-4b-80g", "own/qwen3-4b-code-80g"])
-def test_microbatches_of_the_4b_fill_the_products_of_a_gpu(name: str) -> None:
+def test_microbatches_of_4b_recipes_have_8192_tokens(name: str) -> None:
     recipe, memory = planned(name, 79.0)  # what a card of 80 GB has
     for table in (recipe.actor, recipe.critic):
         assert isinstance(table.batching, ByTokens)
@@ -46,13 +46,13 @@ def test_microbatches_of_the_4b_fill_the_products_of_a_gpu(name: str) -> None:
     assert misfit(memory) is None
 
 
-def test_the_0_6b_draws_as_many_sequences_together_as_its_cache_holds_of_mean_length() -> None:
+def test_concurrent_seqs_of_0_6b_recipe_fit_kv_cache() -> None:
     """Answers to GSM8K have 450 tokens on average, prompts included."""
     recipe, memory = planned("own/qwen3-0.6b-80g", 80.0)
     assert recipe.generator.max_concurrent_seqs == 512 < memory.generator.kv_tokens / 450
 
 
-def test_a_save_of_the_recipe_for_64_gpus_gathers_nothing() -> None:
+def test_save_of_64_gpu_recipe_gathers_nothing() -> None:
     _, memory = planned("dsr1-7b", 80.0)
     assert memory.node is not None
     assert not {"gathered for a save", "read by a load"} & {item.name for item in memory.node.items}

@@ -23,7 +23,7 @@ from rewards.reward_models import reward_model
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart"
 
 
-def test_batches_and_updates(smallest: Path) -> None:
+def test_planned_batches_and_updates(smallest: Path) -> None:
     sets = ["rollout.prompts_per_step=6", "rollout.samples_per_prompt=4", "ppo.minibatch_seqs=8"]
     sets += ["ppo.epochs=2", "ppo.critic_epochs=3", "ppo.critic_only_steps=4", "checkpoint.every_steps=3"]
     sets += ["actor.batching.microbatch_seqs=3", "critic.batching.max_tokens_per_microbatch=70"]
@@ -49,7 +49,7 @@ def test_batches_and_updates(smallest: Path) -> None:
     assert planned.storage.parameters is None
 
 
-def test_rewards_are_told_step_by_step_in_the_order_in_which_they_are_taken(smallest: Path) -> None:
+def test_plan_lists_reward_shaping_in_order(smallest: Path) -> None:
     assert plan(load([smallest], [], {}).recipe).rewards == {"truncated": "responses count as finished"}
     sets = ["reward.scale={from=[0, 1], to=[0, 1.5]}", "reward.clip={low=-1, high=1}", "reward.moments.kind=running"]
     sets += [
@@ -72,7 +72,7 @@ def test_rewards_are_told_step_by_step_in_the_order_in_which_they_are_taken(smal
     assert taken == ["Scale", "Clip", "Running", "Unfinished", "Overlong", "Length"]
 
 
-def test_other_choices_of_the_arithmetic_are_told(smallest: Path) -> None:
+def test_plan_lists_alternative_reward_shaping(smallest: Path) -> None:
     sets = ["reward.clip={low=-1, high=1, place='after_moments'}", "reward.overlong={buffer_tokens=4, floor=false}"]
     sets += ["reward.moments={kind='reference', std=2, center=true}", "ppo.truncated=filter"]
     recipe = load([smallest], sets, {}).recipe
@@ -86,7 +86,7 @@ def test_other_choices_of_the_arithmetic_are_told(smallest: Path) -> None:
     assert taken == ["Reference", "Clip", "Overlong"]
 
 
-def test_a_warm_up_may_be_a_share_of_the_run_and_a_rate_may_move_with_steps(smallest: Path) -> None:
+def test_warmup_may_be_fraction_of_run_and_rate_follow_steps(smallest: Path) -> None:
     # Two updates a step; the actor trains in 7 of 10 steps: 0.35 of 7 steps is 2.45, so 2 of them.
     schedule = "lr=1.0, lr_warmup_frac=0.35, lr_schedule='linear'"
     sets = ["ppo.critic_only_steps=3", f"actor.optimizer={{{schedule}, lr_ticks='step', lr_warmup_init_frac=0.25}}"]
@@ -99,7 +99,7 @@ def test_a_warm_up_may_be_a_share_of_the_run_and_a_rate_may_move_with_steps(smal
     assert (critic.lr_first, critic.lr_last) == (1 / 7, pytest.approx(1 / 13))  # 19 of 7 ... 20
 
 
-def test_a_critic_with_minibatches_of_its_own_has_its_own_updates_and_microbatches(smallest: Path) -> None:
+def test_critic_minibatch_size_sets_its_updates_and_microbatches(smallest: Path) -> None:
     sets = ["rollout.prompts_per_step=24", "ppo.minibatch_seqs=8", "ppo.critic_minibatch_seqs=12", "ppo.epochs=2"]
     batching = "batching.microbatch_seqs=3"
     planned = plan(load([smallest], [*sets, f"actor.{batching}", f"critic.{batching}"], {}).recipe)
@@ -110,7 +110,7 @@ def test_a_critic_with_minibatches_of_its_own_has_its_own_updates_and_microbatch
     assert (actor.microbatches_per_minibatch_max, critic.microbatches_per_minibatch_max) == (3, 4)  # 8 / 3, 12 / 3
 
 
-def test_interleaved_stages_have_microbatches_for_all_ranks(smallest: Path) -> None:
+def test_interleaved_stages_pad_microbatches_to_all_ranks(smallest: Path) -> None:
     """8 sequences in 3 microbatches; two ranks of two stages want 4."""
     sets = ["rollout.prompts_per_step=8", "ppo.minibatch_seqs=8", "actor.batching.microbatch_seqs=3"]
     sets += ["actor.batching.forward_microbatch_seqs=7", "actor.recompute='selective'"]
@@ -123,7 +123,7 @@ def test_interleaved_stages_have_microbatches_for_all_ranks(smallest: Path) -> N
     assert (actor.forward_microbatch, actor.recompute) == ("7 sequences", "selective")
 
 
-def test_the_work_of_a_rank_is_its_share_of_a_minibatch(smallest: Path) -> None:
+def test_microbatches_split_rank_rows_of_minibatch(smallest: Path) -> None:
     """8 sequences on two data ranks, in microbatches of 3: 2 of each rank, not 3."""
     sets = ["rollout.prompts_per_step=8", "ppo.minibatch_seqs=8", "actor.batching.microbatch_seqs=3"]
     sets += ["actor.parallel={data=2}", "critic.parallel={data=1}", "critic.batching.microbatch_seqs=3"]
@@ -132,7 +132,7 @@ def test_the_work_of_a_rank_is_its_share_of_a_minibatch(smallest: Path) -> None:
     assert planned.critic.microbatches_per_minibatch_max == 3
 
 
-def test_a_run_that_is_shorter_than_its_cadences_is_planned_as_long_as_it_is(smallest: Path) -> None:
+def test_run_shorter_than_save_interval_is_planned_by_its_steps(smallest: Path) -> None:
     sets = [f"model.path={QUICKSTART / 'model'}", "model.dtype=float32", "checkpoint.every_steps=50"]
     best = ["checkpoint.best=reward/score_mean", "checkpoint.best_keep=40"]
     plain, kept = (plan(load([smallest], [*sets, *more], {}).recipe) for more in ([], best))
@@ -143,7 +143,7 @@ def test_a_run_that_is_shorter_than_its_cadences_is_planned_as_long_as_it_is(sma
     assert kept.storage.states_bytes == plain.storage.states_bytes + 11 * 4 * plain.storage.parameters
 
 
-def test_a_decay_that_is_written_ends_where_it_says(smallest: Path) -> None:
+def test_lr_decay_ends_at_lr_decay_updates(smallest: Path) -> None:
     optimizer = "{lr=1.0, lr_schedule='linear', lr_decay_updates=4, lr_min_frac=0.25}"
     recipe = load([smallest], [f"actor.optimizer={optimizer}"], {}).recipe
     rate = learning_rate_of(recipe, "actor")
@@ -151,7 +151,7 @@ def test_a_decay_that_is_written_ends_where_it_says(smallest: Path) -> None:
     assert plan(recipe).actor.lr_last == 0.25
 
 
-def test_texts_of_a_reward_model_are_as_long_as_sequences(smallest: Path, tmp_path: Path) -> None:
+def test_reward_model_pass_count_follows_text_length(smallest: Path, tmp_path: Path) -> None:
     """4 sequences of 33 tokens on two data ranks. Of 64 tokens a pass holds one text, of 66 two."""
     judge = reward_model(tmp_path / "judge")
     passes = {}
@@ -163,7 +163,7 @@ def test_texts_of_a_reward_model_are_as_long_as_sequences(smallest: Path, tmp_pa
     assert passes == {32: 2, 64: 2, 66: 1}
 
 
-def test_processes_and_devices(smallest: Path) -> None:
+def test_planned_processes_and_devices(smallest: Path) -> None:
     alone = plan(load([smallest], [], {}).recipe)
     assert (alone.is_one_process, alone.devices) == (True, 1)
     sets = ["generator.engines=2", "generator.tensor=3", "actor.parallel={data=4}", "critic.parallel={data=5}"]
@@ -173,7 +173,7 @@ def test_processes_and_devices(smallest: Path) -> None:
     assert plan(load([smallest], [*sets, "cluster={placement='apart'}"], {}).recipe).devices == 15
 
 
-def test_datasets_are_counted_and_evaluations_listed(write: Write, smallest: Path) -> None:
+def test_dataset_rows_and_evaluations_are_counted(write: Write, smallest: Path) -> None:
     write('{"question": 1}\n\n{"question": 2}\n{"question": 3}', "train.jsonl")
     write("{}\n" * 9, "e.jsonl")
     sets = ["data.eval.e={format='gsm8k', path='e.jsonl', max_rows=5}", "eval.samples_per_prompt=3"]
@@ -189,14 +189,14 @@ def test_datasets_are_counted_and_evaluations_listed(write: Write, smallest: Pat
     assert shorter.evaluation.at_steps == (0, 4, 8)
 
 
-def test_a_dataset_that_is_not_there_is_unknown_and_no_error(smallest: Path) -> None:
+def test_missing_dataset_is_unknown_and_not_an_error(smallest: Path) -> None:
     planned = plan(load([smallest], ["data.eval.e={format='gsm8k', path='e.jsonl'}"], {}).recipe)
     assert planned.train.rows is None
     assert planned.train.epochs is None
     assert planned.evaluation.responses_per_evaluation is None
 
 
-def test_the_actor_rests_in_critic_only_steps(smallest: Path) -> None:
+def test_actor_has_no_updates_in_critic_only_steps(smallest: Path) -> None:
     recipe = load([smallest], ["ppo.critic_only_steps=3"], {}).recipe
     assert (planned_updates(recipe, "actor"), planned_updates(recipe, "critic")) == (14, 20)
 
@@ -210,7 +210,7 @@ def small_critic(folder: Path) -> Path:
     return folder
 
 
-def test_a_critic_of_another_model_has_its_own_bytes(smallest: Path, tmp_path: Path) -> None:
+def test_different_critic_model_has_separate_byte_counts(smallest: Path, tmp_path: Path) -> None:
     small = small_critic(tmp_path / "small")
     sets = [f"model.path={QUICKSTART / 'model'}", "model.dtype=float32"]
     alike = plan(load([smallest], sets, {}).recipe)
@@ -231,7 +231,7 @@ def test_a_critic_of_another_model_has_its_own_bytes(smallest: Path, tmp_path: P
     assert (gone.memory, gone.storage.states_bytes) == (None, None)
 
 
-def test_the_algorithm_is_told_with_the_numbers_that_are_on(smallest: Path) -> None:
+def test_plan_lists_algorithm_with_active_settings(smallest: Path) -> None:
     sets = [
         "ppo.advantages={kind='gae', gamma=0.0, gae_lambda=0.9, whiten=false}",
         "ppo.policy_loss={kind='gspo', entropy_coef=0.01}",
@@ -252,7 +252,7 @@ def test_the_algorithm_is_told_with_the_numbers_that_are_on(smallest: Path) -> N
     assert told["old log-probs"] == "the generator's, without a forward pass of the actor"
 
 
-def test_a_critic_from_a_saved_state_says_whose_it_was(smallest: Path, tmp_path: Path) -> None:
+def test_saved_critic_state_names_its_run(smallest: Path, tmp_path: Path) -> None:
     layout = RunPaths(tmp_path / "runs/first")
     folder = small_critic(layout.state("critic", 12))
     rest: dict[str, Any] = {"inputs": (), "fingerprint": "", "files": {}, "seconds": 0.0, "committed_at": 0.0}
@@ -268,7 +268,7 @@ def test_a_critic_from_a_saved_state_says_whose_it_was(smallest: Path, tmp_path:
         assert saved_by(copied) == SavedBy(None, "critic", 12, "abc")
 
 
-def test_bytes_of_the_quickstart_model_match_its_weights(smallest: Path) -> None:
+def test_quickstart_model_bytes_match_weights_file(smallest: Path) -> None:
     weights = QUICKSTART / "model" / "model.safetensors"
     sets = [f"model.path={QUICKSTART / 'model'}", "model.dtype=float32", "checkpoint.every_steps=4"]
     storage = plan(load([smallest], sets, {}).recipe).storage
@@ -286,7 +286,7 @@ def test_bytes_of_the_quickstart_model_match_its_weights(smallest: Path) -> None
     assert storage.records_kept_bytes == storage.records_bytes * 8  # two pairs, four steps apart
 
 
-def test_the_arithmetic_of_a_step(smallest: Path) -> None:
+def test_flops_of_a_step(smallest: Path) -> None:
     """4 sequences of 20 + 13 tokens; weights of a layer: queries and output 128 x 128 each, keys and values 128 x 64
     each, MLP 3 x 128 x 384; a token meets each in a multiplication and an addition."""
     sets = [f"model.path={QUICKSTART / 'model'}", "ppo.epochs=2", "ppo.critic_epochs=3"]

@@ -18,7 +18,7 @@ SHOWN = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.mark.parametrize(("command", "shown"), list(zip(COMMANDS, SHOWN, strict=True)), ids=["steps", "memory"])
-def test_the_page_is_what_the_command_prints(command: str, shown: str) -> None:
+def test_scaling_page_shows_command_output(command: str, shown: str) -> None:
     path, python, *words = shlex.split(command)
     assert (path, python) == ("PYTHONPATH=src", "python")
     environ = {**os.environ, "PPOCTL_DATA": "/data", "PYTHONPATH": "src"}

@@ -31,12 +31,12 @@ def loss_of(found: Aggregation, losses: torch.Tensor, mask: torch.Tensor) -> tor
         ("fixed_length", (7 / 4 + 8 / 4 + 4 / 4) / 3),  # a response may have four tokens
     ],
 )
-def test_three_sequences_by_hand(kind, expected):
+def test_aggregation_of_three_sequences_by_hand(kind, expected):
     FLOAT32.check(loss_of(aggregation(kind, max_new_tokens=4), LOSSES, MASK), expected)
 
 
 @pytest.mark.parametrize(("kind", "expected"), list(zip(KINDS, (6, 3, 3, 3), strict=True)))
-def test_a_row_in_which_nothing_counts_is_in_no_total(kind, expected):
+def test_fully_masked_row_is_in_no_total(kind, expected):
     found = aggregation(kind, max_new_tokens=4)
     assert found.total(MASK) == found.total(MASK[[0, 1, 3]]) == expected
     assert found.total(MASK[2:3]) == 0
@@ -51,7 +51,7 @@ def test_a_row_in_which_nothing_counts_is_in_no_total(kind, expected):
     empty=st.sets(st.integers(0, 5), max_size=5),
     padding=st.integers(0, 3),
 )
-def test_no_cut_order_or_padding_changes_a_loss_or_a_gradient(kind, seed, cuts, empty, padding):
+def test_aggregation_is_independent_of_split_order_and_padding(kind, seed, cuts, empty, padding):
     mask = holey_mask(6, 5, seed=seed) & ~torch.tensor([row in empty for row in range(6)])[:, None]
     found, scores = aggregation(kind, max_new_tokens=5), normal(6, 5, seed=seed + 1).requires_grad_()
     losses = torch.where(mask, scores.square(), 0)
@@ -67,11 +67,11 @@ def test_no_cut_order_or_padding_changes_a_loss_or_a_gradient(kind, seed, cuts, 
     FLOAT32.check(torch.autograd.grad(total, scores)[0], expected)
 
 
-def test_a_length_that_is_not_positive_is_refused():
+def test_sequence_sum_rejects_nonpositive_length():
     with pytest.raises(ValueError, match="length_tokens is 0"):
         SequenceSum(0)
 
 
-def test_each_kind_is_the_aggregation_of_its_name():
+def test_aggregation_name_selects_its_class():
     found = [aggregation(kind, max_new_tokens=7) for kind in KINDS]
     assert found == [TokenMean(), SequenceMean(), SequenceSum(1), SequenceSum(7)]

@@ -30,7 +30,7 @@ LOGS = torch.where(MASK, RATIOS.log(), 0)
 BOUNDS = {"min_ratio": 0.4, "max_ratio": 2.0}
 
 
-def test_the_log_ratio_is_the_trainers_over_the_samplers():
+def test_log_ratio_is_trainer_minus_sampler():
     # The trainer says it twice as often as the sampler: log 2, not its negative. NaN lies under the mask.
     logprobs = torch.tensor([[math.log(0.5), math.nan]], requires_grad=True)
     sampler = torch.tensor([[math.log(0.25), math.inf]])
@@ -51,7 +51,7 @@ def test_token_weights_by_hand():
 
 @pytest.mark.parametrize("weigh", [truncated_weights, truncated_sequence_weights, inside_weights])
 @pytest.mark.parametrize(("low", "high"), [(1.0, 2.0), (0.5, 1.0)])
-def test_a_ratio_at_a_bound_is_inside(weigh, low, high):
+def test_ratio_at_bound_is_inside(weigh, low, high):
     found = weigh(torch.zeros(2, 3), MASK, min_ratio=low, max_ratio=high)
     assert not found.outside.any()
     EXACT.check(found.weights, MASK.float())
@@ -74,13 +74,13 @@ def test_icepop_weights_by_hand():
     assert found.outside.tolist() == [[True, True, False], [False, False, False]]
 
 
-def test_weights_without_bounds_and_without_ratios():
+def test_plain_and_unit_weights_by_hand():
     FLOAT32.check(plain_weights(LOGS, MASK).weights, torch.where(MASK, RATIOS, 0))
     EXACT.check(unit_weights(LOGS, MASK).weights, MASK.float())
     assert not (plain_weights(LOGS, MASK).outside | unit_weights(LOGS, MASK).outside).any()
 
 
-def test_normalized_weights_average_one():
+def test_normalized_weights_have_mean_one():
     # (4 + 0.25 + 1.5 + 0.5 + 0.8) / 5 = 1.41
     weights = plain_weights(LOGS, MASK).weights
     FLOAT32.check(normalized(weights, MASK), weights / 1.41)
@@ -111,12 +111,12 @@ def test_normalized_weights_average_one():
         ("sequence_max", 0.24, 4.1, [[True, True, True], [True, False, True]]),
     ],
 )
-def test_rejection_by_the_ratio_by_hand(level, low, high, expected):
+def test_rejection_by_ratio_by_hand(level, low, high, expected):
     found = kept_by_ratio(LOGS, MASK, level=level, min_ratio=low, max_ratio=high)
     assert found.tolist() == expected
 
 
-def test_asymmetric_bounds_are_of_the_ratio_and_not_of_its_inverse():
+def test_ratio_bounds_are_not_inverted():
     # verl's k1 bounds the inverse: there 0.8 to 5 rejects 1.65 and keeps 0.37.
     logs = torch.tensor([[math.log(1.65), math.log(0.37)]])
     kept = kept_by_ratio(logs, torch.ones(1, 2) > 0, level="token", min_ratio=0.8, max_ratio=5.0)
@@ -143,12 +143,12 @@ def test_asymmetric_bounds_are_of_the_ratio_and_not_of_its_inverse():
         ("k3", "sequence_max", 1.62, [[True, True, True], [True, False, True]]),
     ],
 )
-def test_rejection_by_a_divergence_by_hand(statistic, level, limit, expected):
+def test_rejection_by_divergence_by_hand(statistic, level, limit, expected):
     found = kept_by_divergence(LOGS, MASK, statistic=statistic, level=level, max_nats=limit)
     assert found.tolist() == expected
 
 
-def test_the_gap_of_a_sequence_by_hand():
+def test_rejection_by_sequence_gap_by_hand():
     # exp|log r|: (4 + 4 + 1.5) / 3 = 3.167; (2 + 1.25) / 2 = 1.625
     assert kept_by_gap(LOGS, MASK, max_gap=3.1).tolist() == [[False] * 3, [True, False, True]]
     assert kept_by_gap(LOGS, MASK, max_gap=1.62).tolist() == [[False] * 3] * 2
@@ -179,7 +179,7 @@ def moved(x):
     return torch.nn.functional.pad(x.flip(0), (0, 3))
 
 
-def test_padding_and_the_order_of_rows_change_nothing():
+def test_correction_ignores_padding_and_row_order():
     mask = holey_mask(5, 6, seed=0)
     spread = torch.tensor([[0.02], [0.1], [0.4], [1.2], [3.0]])
     logs = torch.where(mask, normal(5, 6, seed=1) * spread, 0)
@@ -201,7 +201,7 @@ def test_padding_and_the_order_of_rows_change_nothing():
     empty=st.sampled_from([(), (0,), (0, 1, 2)]),
     columns=st.sampled_from([1, 4]),
 )
-def test_no_ratio_and_no_mask_gives_nan_or_counts_what_does_not(seed, size, garbage, empty, columns):
+def test_correction_is_finite_and_zero_where_masked_out(seed, size, garbage, empty, columns):
     mask = holey_mask(3, columns, seed=seed)
     mask[list(empty)] = False
     logprobs = poisoned(normal(3, columns, seed=seed) * size, mask, garbage)
@@ -218,7 +218,7 @@ def test_no_ratio_and_no_mask_gives_nan_or_counts_what_does_not(seed, size, garb
         assert not (keep(logs, mask) & ~mask).any()
 
 
-def test_what_lies_exactly_at_a_limit_is_kept():
+def test_ratio_at_limit_is_kept():
     two = torch.full((2, 3), math.log(2)) * MASK
     for level in ("token", "sequence_mean", "sequence_max"):
         assert kept_by_ratio(two, MASK, level=level, min_ratio=None, max_ratio=2.0).equal(MASK), level

@@ -27,7 +27,7 @@ def check(found, **expected):
         FLOAT32.check(found[name], number)
 
 
-def test_policy_figures_by_hand():
+def test_policy_metrics_by_hand():
     ratio = row(1.5, 1.5, 0.5, 0.5, 4.0, 1.0, 1.25, 1.0)
     advantages = row(1.0, -1.0, 1.0, -1.0, -1.0, 1.0, 1.0, 0.0)
     found = policy_diagnostics(ratio.log(), 0 * ratio, advantages, every(ratio), loss=CLIP)
@@ -39,13 +39,13 @@ def test_policy_figures_by_hand():
     check(found, approx_kl=(3.25 - math.log(1.5**2 * 0.5**2 * 4 * 1.25)) / 8)
 
 
-def test_without_a_dual_clip_its_fraction_is_zero():
+def test_dual_clip_frac_is_zero_without_dual_clip():
     clip = PolicyClip(low=0.2, high=0.2, dual=None)
     found = policy_diagnostics(row(9.0), row(0.0), row(-1.0), every(row(0.0)), loss=clip)
     check(found, dual_clip_frac=0.0)
 
 
-def test_the_clip_fractions_count_exactly_the_tokens_whose_gradient_stops():
+def test_clip_fractions_equal_fraction_of_zero_gradients():
     logprobs, old, advantages = (normal(8, 9, seed=i) for i in range(3))
     mask = holey_mask(8, 9, seed=3)
     found = policy_diagnostics(logprobs, old, advantages, mask, loss=CLIP)
@@ -55,13 +55,13 @@ def test_the_clip_fractions_count_exactly_the_tokens_whose_gradient_stops():
     FLOAT32.check(found["clip_frac"] + found["dual_clip_frac"], stopped.item())
 
 
-def test_a_token_without_an_advantage_is_never_clipped():
+def test_zero_advantage_token_is_not_clipped():
     ratio = torch.tensor([[0.1, 2.0, 9.0]])
     found = policy_diagnostics(ratio.log(), 0 * ratio, 0 * ratio, every(ratio), loss=CLIP)
     check(found, clip_frac=0.0, clip_frac_high=0.0, clip_frac_low=0.0, dual_clip_frac=0.0)
 
 
-def test_percentiles_are_those_of_the_counted_ratios():
+def test_ratio_percentiles_use_unmasked_tokens():
     ratio = torch.arange(1.0, 102.0)[None].flip(1)  # 1 .. 101: rank q of 100 is q + 1
     mask = torch.nn.functional.pad(every(ratio), (0, 99))
     logprobs = torch.nn.functional.pad(ratio.log(), (0, 99))
@@ -69,11 +69,11 @@ def test_percentiles_are_those_of_the_counted_ratios():
     check(found, ratio_p01=2.0, ratio_p50=51.0, ratio_p99=100.0, ratio_max=101.0)
 
 
-def test_percentiles_take_more_tokens_than_torch_quantile_does():
+def test_nearest_rank_handles_more_tokens_than_torch_quantile():
     FLOAT32.check(nearest_rank(torch.ones(2**24 + 2), share=0.5), 1.0)
 
 
-def test_value_figures_by_hand():
+def test_value_metrics_by_hand():
     values, old, returns = row(1.0, 1.0, 0.2, -1.0), row(0.0, 0.0, 0.0, 1.0), row(2.0, 0.0, 1.0, 1.0)
     found = value_diagnostics(values, old, returns, every(values), clip=0.5)
     # G - V_old = 2, 0, 1, 0: mean 3/4, squares 4 + 1 - 4 x 9/16 = 2.75; G: mean 1, squares 1 + 1 = 2; both by 3
@@ -82,21 +82,21 @@ def test_value_figures_by_hand():
     check(found, clip_frac=1 / 4, value_mean=0.3, value_error=(1 + 1 + 0.8 + 2) / 4)
 
 
-def test_rounding_is_not_counted_as_clipping():
+def test_rounding_is_not_value_clipping():
     # old + (V - old) is not V in float32: a clip written that way would find a larger error here and there.
     values, old, returns = (normal(50, 50, seed=seed) for seed in range(3))
     found = value_diagnostics(values, old, returns, every(values), clip=100.0)
     check(found, clip_frac=0.0)
 
 
-def test_explained_variance_is_one_for_a_perfect_critic_and_zero_for_a_constant_one_or_equal_returns():
+def test_explained_variance_is_1_if_perfect_and_0_if_constant():
     returns = row(1.0, 2.0, 3.0)
     for old, targets, expected in ((returns, returns, 1.0), (0 * returns, returns, 0.0), (returns, 0 * returns, 0.0)):
         found = value_diagnostics(old, old, targets, every(old), clip=None)
         check(found, explained_variance=expected, clip_frac=0.0)
 
 
-def test_explained_variance_of_returns_that_are_equal_but_for_rounding_is_zero():
+def test_explained_variance_is_0_for_returns_equal_up_to_rounding():
     returns = torch.full((7, 13), 0.1)
     returns[2, 5:9] += 2**-27  # the next float32
     old = normal(7, 13, seed=1)
@@ -113,7 +113,7 @@ def test_sampler_gap_by_hand():
     check(found, sequence_gap_mean=7 / 3, sequence_gap_max=7 / 3)
 
 
-def test_the_gap_of_a_sequence_is_that_of_its_counted_tokens():
+def test_sequence_gap_uses_unmasked_tokens():
     # exp|trainer - sampler|: 2, (8), 4 and 1, (8), (8); a row without tokens is in neither mean nor maximum.
     logs = torch.tensor([[2.0, 8.0, 4.0], [1.0, 8.0, 8.0], [8.0, 8.0, 8.0]]).log()
     signs = torch.tensor([[1.0, 1.0, -1.0], [1.0, 1.0, 1.0], [1.0, 1.0, 1.0]])
@@ -122,7 +122,7 @@ def test_the_gap_of_a_sequence_is_that_of_its_counted_tokens():
     check(found, sequence_gap_mean=(3 + 1) / 2, sequence_gap_max=3.0)
 
 
-def test_a_sampler_that_agrees_has_no_gap():
+def test_equal_sampler_has_zero_gap():
     found = sampler_gap(row(-1.0, -2.0), row(-1.0, -2.0), every(row(0.0, 0.0)))
     check(found, gap_mean_abs=0.0, gap_max_abs=0.0, gap_k3=0.0, ess_frac=1.0)
 
@@ -142,20 +142,20 @@ def of(group, found):
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
-def test_garbage_under_the_mask_changes_no_figure(garbage):
+def test_diagnostics_ignore_masked_garbage(garbage):
     mask = holey_mask(5, 7, seed=3)
     clean, dirty = figures(mask, 0.0), figures(mask, garbage)
     assert all(type(number) is float and math.isfinite(number) for number in clean.values())
     EXACT.check(torch.tensor(list(dirty.values())), torch.tensor(list(clean.values())))
 
 
-def test_figures_have_the_names_the_metrics_know():
+def test_diagnostics_have_registered_metric_names():
     found = figures(holey_mask(5, 7, seed=3), 0.0)
     assert len(found) == 10 + 6 + 6
     assert all(find(name) is not None for name in found)
 
 
-def test_no_counted_token_is_refused():
+def test_diagnostics_require_an_unmasked_token():
     zeros, nothing = row(0.0, 0.0), torch.zeros(1, 2, dtype=torch.bool)
     with pytest.raises(ValueError, match="0 counted tokens"):
         policy_diagnostics(zeros, zeros, zeros, nothing, loss=CLIP)

@@ -38,7 +38,7 @@ def example(num_rows, num_columns, *, seed=0):
     return normal(num_rows, num_columns, seed=seed), normal(num_rows, num_columns, seed=seed + 1), mask
 
 
-def test_three_tokens_by_hand():
+def test_gae_of_three_tokens_by_hand():
     # gamma = lam = 1/2, from right to left:
     # row 0: A2 = 4 - 8 = -4              A1 = 2 + 8/2 - 4 + -4/4 = 1      A0 = 1 + 4/2 - 2 + 1/4 = 1.25
     # row 1: A2 = 2 - 6 = -4              token 1 is a hole                A0 = 1 + 6/2 - 4 + -4/4 = -1
@@ -52,7 +52,7 @@ def test_three_tokens_by_hand():
 
 @pytest.mark.parametrize(("gamma", "lam"), SETTINGS)
 @pytest.mark.parametrize("num_columns", [1, 2, 3, 6, 7, 14, 15, 197, 4103])
-def test_the_numbers_are_those_of_the_loop(gamma, lam, num_columns):
+def test_gae_equals_float64_loop(gamma, lam, num_columns):
     rewards, values, mask = example(3, num_columns)
     found = gae(rewards, values, mask, gamma=gamma, lam=lam)
     for got, expected in zip(found, reference(rewards, values, mask, gamma, lam), strict=True):
@@ -61,7 +61,7 @@ def test_the_numbers_are_those_of_the_loop(gamma, lam, num_columns):
 
 
 @pytest.mark.parametrize("lam", [0.95, torch.tensor([0.0, 0.5, 0.9, 0.99, 1.0])], ids=["one", "each row its own"])
-def test_rows_beyond_one_chunk_get_the_same_numbers(lam):
+def test_gae_rows_beyond_one_chunk_equal_single_rows(lam):
     rewards, values, mask = example(5, CHUNK_TOKENS // 2)  # two rows at a time, and one left over
     found = gae(rewards, values, mask, gamma=0.99, lam=lam)
     for row, its in enumerate(torch.as_tensor(lam).expand(5).tolist()):
@@ -72,14 +72,14 @@ def test_rows_beyond_one_chunk_get_the_same_numbers(lam):
 
 @settings(deadline=None, max_examples=25)
 @given(seed=st.integers(0, 2**31), num_columns=st.integers(1, 200), gamma=st.floats(0, 1), lam=st.floats(0, 1))
-def test_any_gamma_and_lambda_agree_with_the_loop(seed, num_columns, gamma, lam):
+def test_gae_equals_loop_for_any_gamma_and_lambda(seed, num_columns, gamma, lam):
     rewards, values, mask = example(2, num_columns, seed=seed)
     found = gae(rewards, values, mask, gamma=gamma, lam=lam)
     for got, expected in zip(found, reference(rewards, values, mask, gamma, lam), strict=True):
         FLOAT32.check(got, expected)
 
 
-def test_each_row_may_have_its_own_lambda():
+def test_gae_accepts_lambda_per_row():
     rewards, values, mask = example(4, 40)
     lams = torch.tensor([0.0, 0.5, 1.0, 0.97])
     found = gae(rewards, values, mask, gamma=0.9, lam=lams)
@@ -89,7 +89,7 @@ def test_each_row_may_have_its_own_lambda():
             FLOAT32.check(got[row : row + 1], expected)
 
 
-def test_a_hole_is_as_if_its_column_were_not_there():
+def test_gae_skips_masked_tokens():
     rewards, values, _ = example(4, 9)
     kept = torch.tensor([0, 1, 3, 4, 8])
     mask = torch.zeros(4, 9, dtype=torch.bool)
@@ -101,14 +101,14 @@ def test_a_hole_is_as_if_its_column_were_not_there():
         EXACT.check(holey[:, kept], compact)
 
 
-def test_padding_columns_change_nothing():
+def test_gae_ignores_padding_columns():
     rewards, values, mask = example(4, 9)
     wider = gae(pad(rewards, (0, 70)), pad(values, (0, 70)), pad(mask, (0, 70)), gamma=0.99, lam=0.95)
     for wide, narrow in zip(wider, gae(rewards, values, mask, gamma=0.99, lam=0.95), strict=True):
         FLOAT32.check(wide, pad(narrow, (0, 70)))
 
 
-def test_the_order_of_rows_does_not_matter():
+def test_gae_is_independent_of_row_order():
     rewards, values, mask = example(5, 12)
     order = torch.tensor([3, 0, 4, 2, 1])
     shuffled = gae(rewards[order], values[order], mask[order], gamma=0.99, lam=0.95)
@@ -116,7 +116,7 @@ def test_the_order_of_rows_does_not_matter():
         FLOAT32.check(got, expected[order])
 
 
-def test_lambda_one_is_the_discounted_sum_of_rewards_minus_the_value():
+def test_gae_lambda_one_is_discounted_return_minus_value():
     rewards, values, mask = example(3, 8)
     advantages, returns = gae(rewards, values, mask, gamma=0.9, lam=1.0)
     for row in range(3):
@@ -127,7 +127,7 @@ def test_lambda_one_is_the_discounted_sum_of_rewards_minus_the_value():
         FLOAT32.check(advantages[row][mask[row]], monte_carlo - values[row][mask[row]].double())
 
 
-def test_lambda_zero_is_the_td_error():
+def test_gae_lambda_zero_is_td_error():
     rewards, values, mask = example(3, 8)
     advantages, _ = gae(rewards, values, mask, gamma=0.9, lam=0.0)
     for row in range(3):
@@ -135,14 +135,14 @@ def test_lambda_zero_is_the_td_error():
         FLOAT32.check(advantages[row][mask[row]], reward + 0.9 * pad(value[1:], (0, 1)) - value)
 
 
-def test_there_is_no_bootstrap_behind_the_last_token():
+def test_gae_has_no_bootstrap_value_after_last_token():
     one = torch.ones(1, 1)
     advantages, returns = gae(2 * one, 5 * one, one.bool(), gamma=1.0, lam=0.95)
     EXACT.check(returns, 2 * one)
     EXACT.check(advantages, -3 * one)
 
 
-def test_a_terminal_reward_reaches_the_first_of_many_tokens_undiminished():
+def test_gae_passes_terminal_reward_to_first_of_10000_tokens():
     # gamma lam = 1 over 10000 tokens: the sums must not drift.
     rewards, values = torch.zeros(1, 10_000), torch.full((1, 10_000), 0.25)
     rewards[0, -1] = 1.0
@@ -152,7 +152,7 @@ def test_a_terminal_reward_reaches_the_first_of_many_tokens_undiminished():
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
-def test_garbage_under_the_mask_changes_no_bit(garbage):
+def test_gae_ignores_masked_garbage(garbage):
     rewards, values, mask = example(4, 128)
     clean = gae(poisoned(rewards, mask, 0.0), poisoned(values, mask, 0.0), mask, gamma=0.99, lam=0.95)
     dirty = gae(poisoned(rewards, mask, garbage), poisoned(values, mask, garbage), mask, gamma=0.99, lam=0.95)
@@ -161,7 +161,7 @@ def test_garbage_under_the_mask_changes_no_bit(garbage):
         EXACT.check(got[~mask], torch.zeros(int((~mask).sum())))
 
 
-def test_a_row_without_counted_tokens_is_zeros_and_an_empty_grid_stays_empty():
+def test_gae_of_fully_masked_row_is_zero_and_empty_grid_is_empty():
     advantages, returns = gae(torch.ones(1, 4), torch.ones(1, 4), torch.zeros(1, 4).bool(), gamma=1.0, lam=1.0)
     EXACT.check(advantages, torch.zeros(1, 4))
     EXACT.check(returns, torch.zeros(1, 4))
@@ -170,14 +170,14 @@ def test_a_row_without_counted_tokens_is_zeros_and_an_empty_grid_stays_empty():
         assert gae(empty, empty, empty.bool(), gamma=1.0, lam=1.0)[0].shape == shape
 
 
-def test_the_results_are_constants_of_the_update():
+def test_gae_results_require_no_gradient():
     rewards, values, mask = example(2, 5)
     advantages, returns = gae(rewards.requires_grad_(), values.requires_grad_(), mask, gamma=1.0, lam=0.95)
     assert not advantages.requires_grad
     assert not returns.requires_grad
 
 
-def test_autocast_does_not_reach_the_sums():
+def test_gae_ignores_autocast():
     rewards, values, mask = example(2, 192)
     expected = gae(rewards, values, mask, gamma=1.0, lam=0.95)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -188,13 +188,13 @@ def test_autocast_does_not_reach_the_sums():
 @pytest.mark.parametrize(
     ("gamma", "lam", "name"), [(1.1, 1.0, "gamma"), (1.0, -0.1, "lam"), (float("nan"), 1.0, "gamma")]
 )
-def test_a_discount_outside_zero_to_one_is_refused(gamma, lam, name):
+def test_gae_rejects_discount_outside_0_to_1(gamma, lam, name):
     one = torch.ones(1, 1)
     with pytest.raises(ValueError, match=f"{name} is"):
         gae(one, one, one.bool(), gamma=gamma, lam=lam)
 
 
-def test_the_lambda_of_every_row_is_looked_at():
+def test_gae_checks_lambda_of_every_row():
     grid = torch.ones(2, 1)
     with pytest.raises(ValueError, match=r"lam is 1\.5"):
         gae(grid, grid, grid.bool(), gamma=1.0, lam=torch.tensor([1.0, 1.5]))

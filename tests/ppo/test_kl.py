@@ -23,7 +23,7 @@ LN2 = math.log(2.0)
         ("abs", [[LN2, LN2, 0.0]]),  # |d|
     ],
 )
-def test_three_tokens_by_hand(kind, expected):
+def test_kl_estimates_of_three_tokens_by_hand(kind, expected):
     logprobs = torch.tensor([[-2.0, -2.0, -2.0]])
     other = torch.tensor([[-2.0 + LN2, -2.0 - LN2, -2.0]])
     FLOAT32.check(KlEstimator(kind).estimates(logprobs, other), torch.tensor(expected))
@@ -45,14 +45,14 @@ def true_gradient(divergence, logits, other_logits):
     return logits.grad
 
 
-def test_k1_and_k3_average_to_the_divergence():
+def test_k1_and_k3_expectation_equals_divergence():
     p, q = normal(5, seed=0).double().log_softmax(-1), normal(5, seed=1).double().log_softmax(-1)
     divergence = (p.exp() * (p - q)).sum()
     for kind in ("k1", "k3"):
         FLOAT32.check((p.exp() * KlEstimator(kind).estimates(p[None], q[None])[0]).sum(), divergence)
 
 
-def test_k2_averages_to_the_divergence_to_second_order():
+def test_k2_expectation_equals_divergence_to_second_order():
     # Half as far away, the divergence is a quarter and what k2 is off by an eighth.
     logits, direction = normal(5, seed=0).double(), normal(5, seed=1).double()
     off = []
@@ -65,23 +65,23 @@ def test_k2_averages_to_the_divergence_to_second_order():
     assert 1.9 < off[0] / off[1] < 2.1
 
 
-def test_as_a_loss_k1_pulls_nowhere():
+def test_k1_loss_has_zero_expected_gradient():
     FLOAT32.check(expected_gradient("k1", normal(5, seed=0), normal(5, seed=1)), torch.zeros(5))
 
 
-def test_as_a_loss_k2_descends_the_divergence_from_the_policy_to_the_other():
+def test_k2_loss_gradient_descends_forward_kl():
     logits, other = normal(5, seed=0), normal(5, seed=1)
     expected = true_gradient(lambda p, q: (p.exp() * (p - q)).sum(), logits, other)
     FLOAT32.check(expected_gradient("k2", logits, other), expected)
 
 
-def test_as_a_loss_k3_descends_the_divergence_from_the_other_to_the_policy():
+def test_k3_loss_gradient_descends_reverse_kl():
     logits, other = normal(5, seed=0), normal(5, seed=1)
     expected = true_gradient(lambda p, q: (q.exp() * (q - p)).sum(), logits, other)
     FLOAT32.check(expected_gradient("k3", logits, other), expected)
 
 
-def test_k3_stays_finite_for_tokens_that_the_policy_would_hardly_say_and_lets_go_of_them():
+def test_k3_is_finite_without_gradient_for_improbable_policy_tokens():
     logprobs = torch.tensor([[-300.0, -1.0]], requires_grad=True)
     estimate = KlEstimator("k3").estimates(logprobs, torch.tensor([[-1.0, -2.0]]))
     FLOAT32.check(estimate, torch.tensor([[math.exp(20) - 21, math.exp(-1)]]))
@@ -89,7 +89,7 @@ def test_k3_stays_finite_for_tokens_that_the_policy_would_hardly_say_and_lets_go
     FLOAT32.check(logprobs.grad, torch.tensor([[0.0, 1 - math.exp(-1)]]))
 
 
-def test_k3_holds_on_to_tokens_that_the_other_would_never_say():
+def test_k3_keeps_gradient_for_improbable_reference_tokens():
     # d = -21, -299: exp(d) - 1 - d = -1 - d with gradient 1 - exp(d) = 1, however far.
     logprobs = torch.tensor([[-1.0, -1.0]], requires_grad=True)
     estimate = KlEstimator("k3").estimates(logprobs, torch.tensor([[-22.0, -300.0]]))
@@ -98,7 +98,7 @@ def test_k3_holds_on_to_tokens_that_the_other_would_never_say():
     FLOAT32.check(logprobs.grad, torch.ones(1, 2))
 
 
-def test_k3_of_nearly_equal_policies_keeps_its_digits():
+def test_k3_of_nearly_equal_policies_keeps_precision():
     # exp(d) - 1 - d is d^2 / 2 there: in units of it, so that the level has something to bite on.
     d = torch.full((1, 1), 1e-3)
     FLOAT32.check(KlEstimator("k2").estimates(torch.zeros(1, 1), d) * 2e6, torch.ones(1, 1))
@@ -107,7 +107,7 @@ def test_k3_of_nearly_equal_policies_keeps_its_digits():
 
 @pytest.mark.parametrize("garbage", GARBAGE)
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs"])
-def test_with_a_mask_garbage_changes_no_bit_of_value_or_gradient(kind, garbage):
+def test_kl_value_and_gradient_ignore_masked_garbage(kind, garbage):
     mask = holey_mask(3, 6, seed=0)
     results = []
     for bad in (0.0, garbage):
@@ -121,7 +121,7 @@ def test_with_a_mask_garbage_changes_no_bit_of_value_or_gradient(kind, garbage):
     EXACT.check(results[1][0][~mask], torch.zeros(int((~mask).sum())))
 
 
-def test_clamps_by_hand():
+def test_kl_clamps_by_hand():
     # d = other - pi = 3, -3, 0.5. The input clamp at 2: 2, -2, 0.5. k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d.
     logprobs, other = torch.tensor([[-4.0, -1.0, -1.5]]), torch.tensor([[-1.0, -4.0, -1.0]])
     by_hand = {
@@ -141,13 +141,13 @@ def test_clamps_by_hand():
 
 
 @pytest.mark.parametrize("clamp", ["input_clamp", "output_clamp"])
-def test_a_token_beyond_a_clamp_has_no_gradient(clamp):
+def test_token_beyond_kl_clamp_has_no_gradient(clamp):
     logprobs = torch.tensor([[-4.0, -1.0, -1.5]], requires_grad=True)
     KlEstimator("k1", **{clamp: 2.0}).estimates(logprobs, torch.tensor([[-1.0, -4.0, -1.0]])).sum().backward()
     EXACT.check(logprobs.grad, torch.tensor([[0.0, 0.0, 1.0]]))
 
 
-def test_k3_is_kept_from_overflowing_whatever_the_clamp():
+def test_k3_does_not_overflow_with_any_clamp():
     far = KlEstimator("k3", input_clamp=100.0).estimates(torch.tensor([[-300.0]]), torch.tensor([[-1.0]]))
     FLOAT32.check(far, torch.tensor([[math.exp(20) - 21]]))
 
@@ -170,7 +170,7 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("gradient", BY_HAND)
-def test_the_forms_of_the_gradient_by_hand(gradient):
+def test_kl_gradient_kinds_by_hand(gradient):
     logprobs = torch.tensor(LOGPROBS, requires_grad=True)
     other, old = torch.tensor(REFERENCE, requires_grad=True), torch.tensor(OLD, requires_grad=True)
     mask = torch.tensor(COUNTS)
@@ -197,14 +197,14 @@ def forward_kl(p, q):
 
 
 @pytest.mark.parametrize("kind", ["k1", "k3"])
-def test_the_score_function_descends_the_divergence_from_the_policy_to_the_other(kind):
+def test_score_function_descends_forward_kl(kind):
     logits, other = normal(5, seed=0), normal(5, seed=1)
     found = drawn_gradient(kind, "score_function", logits, other, drawn_by=logits)
     FLOAT32.check(found, true_gradient(forward_kl, logits, other))
 
 
 @pytest.mark.parametrize("kind", ["k1", "k3"])
-def test_importance_is_right_for_tokens_of_another_policy_where_the_score_function_is_not(kind):
+def test_only_importance_is_unbiased_for_off_policy_tokens(kind):
     logits, other, old = (normal(5, seed=seed) for seed in range(3))
     true = true_gradient(forward_kl, logits, other)
     FLOAT32.check(drawn_gradient(kind, "importance", logits, other, drawn_by=old), true)
@@ -213,13 +213,13 @@ def test_importance_is_right_for_tokens_of_another_policy_where_the_score_functi
 
 
 @pytest.mark.parametrize("kind", ["k1", "k3", "abs"])
-def test_straight_through_has_the_value_of_the_estimate_and_descends_the_divergence(kind):
+def test_straight_through_descends_forward_kl(kind):
     logits, other = normal(5, seed=0), normal(5, seed=1)
     found = drawn_gradient(kind, "k2", logits, other, drawn_by=logits)
     FLOAT32.check(found, true_gradient(forward_kl, logits, other))
 
 
-def test_straight_through_pulls_back_a_token_beyond_a_clamp():
+def test_straight_through_pulls_back_token_beyond_clamp():
     logprobs = torch.tensor([[-1.0]], requires_grad=True)
     other, mask = torch.tensor([[-300.0]]), torch.tensor([[True]])
     found = KlEstimator("k3", 20.0, 10.0).losses(logprobs, other, logprobs, mask, gradient="k2")
@@ -238,7 +238,7 @@ def test_straight_through_pulls_back_a_token_beyond_a_clamp():
     ],
 )
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs"])
-def test_gradients_are_those_of_the_values(kind, gradient, clamps):
+def test_kl_gradients_match_finite_differences(kind, gradient, clamps):
     """Not so for the straight-through estimator, the score function and a weight that the input clamp makes a
     constant: test_kl_clamps.py has these."""
     mask = holey_mask(3, 4, seed=0)
@@ -259,7 +259,7 @@ def test_gradients_are_those_of_the_values(kind, gradient, clamps):
     clamp=st.sampled_from([None, 1e-3, 20.0]),
     empty=st.sampled_from([(), (0,), (0, 1, 2)]),
 )
-def test_no_log_prob_and_no_mask_gives_nan(seed, size, kind, gradient, clamp, empty):
+def test_kl_loss_is_finite_for_any_logprobs_and_mask(seed, size, kind, gradient, clamp, empty):
     mask = holey_mask(3, 4, seed=seed)
     mask[list(empty)] = False
     logprobs, other, old = (poisoned(normal(3, 4, seed=seed + n) * size, mask, math.nan) for n in range(3))

@@ -58,7 +58,7 @@ def written(logp: float, at: float, ref: float, old: float, keys: tuple[str, str
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("gradient", GRADIENTS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_value_and_gradient_are_those_of_the_written_rule(kind: str, gradient: str, state: str) -> None:
+def test_kl_value_and_gradient_follow_documented_rule(kind: str, gradient: str, state: str) -> None:
     (a, b), distances = STATES[state]
     # Ratios new / old of 0.8, 1 and 1.25: small enough that no weight moves a token over a clamp.
     for d in distances:
@@ -84,7 +84,7 @@ def loss_and_gradient(kl: KlEstimator, gradient: str, d: list[float], weight: fl
     return found.detach(), logprobs.grad
 
 
-def test_a_token_3_nats_below_the_reference_is_not_pushed_further_away() -> None:
+def test_clamped_score_function_does_not_push_distant_token_away() -> None:
     # k3 of d = 3: e^3 - 4 = 16.09, held at 10. Multiplied by the weight after the clamp, its gradient would be +10.
     _, free = loss_and_gradient(KlEstimator("k3"), "score_function", [3.0])
     _, held = loss_and_gradient(KlEstimator("k3", 20.0, 10.0), "score_function", [3.0])
@@ -93,21 +93,21 @@ def test_a_token_3_nats_below_the_reference_is_not_pushed_further_away() -> None
 
 
 @pytest.mark.parametrize("gradient", ["score_function", "importance"])
-def test_the_hold_that_keeps_k3_finite_is_an_input_clamp(gradient: str) -> None:
+def test_built_in_k3_limit_acts_as_input_clamp(gradient: str) -> None:
     value, slope = loss_and_gradient(KlEstimator("k3"), gradient, [20.5, 30.0, 2.0])
     FLOAT32.check(value[0, :2], torch.full((2,), math.exp(20) - 21))
     assert slope[0, :2].tolist() == [0.0, 0.0]
     FLOAT32.check(slope[0, 2], torch.tensor(-2.0))
 
 
-def test_a_weight_below_1_frees_a_token_from_the_output_clamp() -> None:
+def test_importance_weight_below_1_moves_token_inside_output_clamp() -> None:
     # |w k1| = 0.4 x 2 = 0.8 is within 1 although k1 itself is not: gradient w (1 + k1) = 0.4 (1 - 2).
     value, slope = loss_and_gradient(KlEstimator("k1", None, 1.0), "importance", [2.0], weight=0.4)
     FLOAT32.check(value, torch.tensor([[-0.8]]))
     FLOAT32.check(slope, torch.tensor([[-0.4]]))
 
 
-def test_a_token_exactly_at_the_input_clamp_is_not_held() -> None:
+def test_token_at_input_clamp_is_not_clamped() -> None:
     # d = 0.5 and -0.5 with k1: gradient 1 + k1; a little further out: none.
     _, slope = loss_and_gradient(KlEstimator("k1", 0.5), "score_function", [0.5, -0.5, 0.5001, -0.5001])
     FLOAT32.check(slope, torch.tensor([[0.5, 1.5, 0.0, 0.0]]))
@@ -149,7 +149,7 @@ NEMO_RL = [
 
 
 @pytest.mark.parametrize(("kind", "a", "b", "weight", "values", "slopes"), NEMO_RL)
-def test_importance_is_what_nemo_rl_computes(kind, a, b, weight, values, slopes) -> None:
+def test_importance_gradient_equals_nemo_rl(kind, a, b, weight, values, slopes) -> None:
     value, slope = loss_and_gradient(KlEstimator(kind, a, b), "importance", DISTANCES, weight)
     FLOAT32.check(value, torch.tensor([values]))
     FLOAT32.check(slope, torch.tensor([slopes]))
@@ -159,7 +159,7 @@ def test_importance_is_what_nemo_rl_computes(kind, a, b, weight, values, slopes)
         FLOAT32.check(slope, torch.tensor([slopes]))
 
 
-def test_held_names_the_tokens_that_a_clamp_changes() -> None:
+def test_held_marks_tokens_changed_by_clamp() -> None:
     logprobs, mask = torch.full((1, 5), LOGP), torch.tensor([[True, True, False, True, True]])
     others = logprobs + torch.tensor([[2.5, -2.5, 2.5, 1.0, 0.5]])
     assert KlEstimator("k1", 2.0).held(logprobs, others, mask).tolist() == [[True, True, False, False, False]]
@@ -175,7 +175,7 @@ TABLE = parse_docstring(KlInLoss.model_fields["gradient"].description or "").tab
 
 
 @pytest.mark.parametrize("row", TABLE[1:], ids=lambda row: "-".join(row[:2]))
-def test_the_table_of_the_page_is_what_is_computed(row: tuple[str, ...]) -> None:
+def test_documented_kl_gradient_table_equals_computed_slopes(row: tuple[str, ...]) -> None:
     """docs/algorithms.md prints this table: each cell is a formula of d = logp - ref and w."""
     gradient, estimator, free, input_held, output_held = row
     cells = {(None, None): free, (0.5, None): input_held, (None, 1e-3): output_held}
@@ -189,6 +189,6 @@ def test_the_table_of_the_page_is_what_is_computed(row: tuple[str, ...]) -> None
                 FLOAT32.check(slope, torch.tensor([[float(eval(python, names))]]))
 
 
-def test_the_table_of_the_page_has_every_combination() -> None:
+def test_documented_kl_gradient_table_has_every_combination() -> None:
     rows = {(gradient, kind) for gradient, named, *_ in TABLE[1:] for kind in (KINDS if named == "any" else (named,))}
     assert rows == {(gradient, kind) for gradient in GRADIENTS for kind in KINDS}

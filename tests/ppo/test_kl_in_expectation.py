@@ -30,14 +30,14 @@ def mean_and_error(kind: KlKind, pi: torch.Tensor, other: torch.Tensor) -> tuple
 
 @pytest.mark.parametrize("kind", ["k1", "k3"])
 @pytest.mark.parametrize("apart", [0.3, 0.6, 1.0])
-def test_k1_and_k3_average_to_the_sum_over_the_vocabulary(kind: KlKind, apart: float) -> None:
+def test_sampled_k1_and_k3_average_to_full_kl(kind: KlKind, apart: float) -> None:
     pi, other = policies(apart)
     mean, error = mean_and_error(kind, pi, other)
     assert abs(mean - exact(pi, other)) < 5 * error
     assert 5 * error < 0.1 * exact(pi, other)  # else the bound would hold nothing
 
 
-def test_k2_agrees_to_second_order() -> None:
+def test_k2_agrees_with_full_kl_to_second_order() -> None:
     """Halving the distance between near policies quarters the KL and divides the bias by eight, or more."""
     biases = []
     for apart in (0.2, 0.1, 0.05):
@@ -49,7 +49,7 @@ def test_k2_agrees_to_second_order() -> None:
     assert biases[1] / biases[2] > 6
 
 
-def test_abs_is_its_formula_and_no_kl() -> None:
+def test_abs_average_equals_its_formula_and_not_kl() -> None:
     pi, other = policies(0.5)
     mean, error = mean_and_error("abs", pi, other)
     formula = float((pi.exp() * (pi - other).abs()).sum())

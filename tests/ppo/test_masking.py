@@ -13,7 +13,7 @@ X = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
 MASK = torch.tensor([[True, True, False], [False, True, False]])  # counts 1, 2 and 5
 
 
-def test_sum_mean_and_variance_by_hand():
+def test_masked_sum_mean_and_variance_by_hand():
     EXACT.check(masked_sum(X, MASK), 8.0)  # 1 + 2 + 5
     FLOAT32.check(masked_mean(X, MASK), 8 / 3)
     # deviations -5/3, -2/3, 7/3: squares 25/9 + 4/9 + 49/9 = 78/9; by n - 1 = 2: 39/9
@@ -26,33 +26,33 @@ def test_whitening_by_hand():
     FLOAT32.check(whitened, torch.tensor([[-(2**-0.5), 0.0], [2**-0.5, 0.0]]))
 
 
-def test_sums_of_any_split_add_up_to_the_whole():
+def test_masked_sums_of_splits_add_up():
     x, mask = normal(6, 5, seed=0), holey_mask(6, 5, seed=1)
     parts = [masked_sum(x[rows], mask[rows]) for rows in (slice(0, 1), slice(1, 4), slice(4, 6))]
     FLOAT32.check(sum(parts) / int(mask.sum()), masked_mean(x, mask))
 
 
-def test_a_sum_without_counted_tokens_is_zero():
+def test_masked_sum_without_unmasked_tokens_is_zero():
     EXACT.check(masked_sum(X, torch.zeros_like(MASK)), 0.0)
 
 
 @pytest.mark.parametrize("statistic", [masked_mean, masked_variance, whiten])
-def test_statistics_of_no_counted_token_are_refused(statistic):
+def test_statistics_require_an_unmasked_token(statistic):
     with pytest.raises(ValueError, match="0 counted tokens"):
         statistic(X, torch.zeros_like(MASK))
 
 
-def test_one_counted_token_has_no_variance_and_whitens_to_zero():
+def test_single_unmasked_token_has_zero_variance_and_whitens_to_0():
     one = torch.tensor([[False, False, False], [False, True, False]])
     EXACT.check(masked_variance(X, one), 0.0)
     EXACT.check(whiten(X, one), torch.zeros_like(X))
 
 
-def test_equal_numbers_whiten_to_zeros():
+def test_equal_values_whiten_to_zeros():
     EXACT.check(whiten(torch.full((2, 3), 7.0), MASK), torch.zeros(2, 3))
 
 
-def test_rounding_is_not_whitened_up():
+def test_rounding_differences_whiten_to_zeros():
     # 1000.1 is no float32: a mean taken in float32 misses it by a rounding, which the division made -0.51.
     for equal in (1000.1, -0.1, 1e-30, 3e30):
         x = torch.full((7, 13), equal)
@@ -62,7 +62,7 @@ def test_rounding_is_not_whitened_up():
         EXACT.check(masked_variance(x, x == x), 0.0)
 
 
-def test_a_small_spread_is_not_taken_for_rounding():
+def test_small_standard_deviation_is_not_rounded_to_zero():
     # Two of 1000 and one 1001: mean 1000 + 1/3, variance (1/9 + 1/9 + 4/9) / 2 = 1/3.
     x = torch.tensor([[1000.0, 1001.0, 1000.0]])
     root = 3**-0.5
@@ -74,7 +74,7 @@ def test_a_small_spread_is_not_taken_for_rounding():
 
 @pytest.mark.parametrize("garbage", GARBAGE)
 @pytest.mark.parametrize("function", [masked_sum, masked_mean, masked_variance, whiten])
-def test_garbage_under_the_mask_changes_no_bit_of_value_or_gradient(function, garbage):
+def test_masked_statistics_ignore_masked_garbage(function, garbage):
     mask = holey_mask(4, 7, seed=2)
     results = []
     for x in (poisoned(normal(4, 7, seed=3), mask, 0.0), poisoned(normal(4, 7, seed=3), mask, garbage)):
@@ -88,7 +88,7 @@ def test_garbage_under_the_mask_changes_no_bit_of_value_or_gradient(function, ga
 
 @settings(deadline=None, max_examples=25)
 @given(seed=st.integers(0, 2**31), shift=st.floats(-100, 100), scale=st.floats(0.01, 100))
-def test_whitened_numbers_have_mean_zero_variance_one_and_zeros_under_the_mask(seed, shift, scale):
+def test_whitened_values_have_mean_0_and_variance_1(seed, shift, scale):
     mask = holey_mask(3, 9, seed=seed)
     whitened = whiten((normal(3, 9, seed=seed).double() * scale + shift), mask)
     FLOAT32.check(masked_mean(whitened, mask), 0.0)

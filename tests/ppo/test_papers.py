@@ -27,7 +27,7 @@ from tolerance import FLOAT32
 HOLE = -77.0  # what must never be read
 
 
-def test_gae_steps_over_a_masked_hole() -> None:
+def test_gae_skips_tool_tokens_by_paper() -> None:
     """Schulman et al. 2016 (arXiv:1506.02438), eq. 16: A_t = sum_l (gamma lambda)^l delta_t+l, with
     delta_t = r_t + gamma V_t+1 - V_t. Tokens 1 and 2 are tool output: t counts tokens 0, 3 and 4 only."""
     # gamma 0.8, lambda 0.5, so gamma lambda = 0.4. Values 2, 1, 5; rewards 0.5, 0, 3.
@@ -41,7 +41,7 @@ def test_gae_steps_over_a_masked_hole() -> None:
     FLOAT32.check(returns, torch.tensor([[2.18, 0.0, 0.0, 3.2, 3.0]]))
 
 
-def test_a_truncated_response_goes_on_with_a_value() -> None:
+def test_truncated_return_includes_bootstrap_value_by_paper() -> None:
     """Pardo et al. 2018 (arXiv:1712.00378), eq. 6: the last return of a cut episode is r_T + gamma V(s_T+1)."""
     # gamma 0.5, lambda 1, V_T+1 = 6: returns 4 + 0.5 x 6 = 7, 1 + 0.5 x 7 = 4.5. The second row has ended: 4 and 3.
     rewards = torch.tensor([[1.0, 4.0, HOLE], [1.0, HOLE, 4.0]])
@@ -51,7 +51,7 @@ def test_a_truncated_response_goes_on_with_a_value() -> None:
     FLOAT32.check(returns, torch.tensor([[4.5, 7.0, 0.0], [3.0, 0.0, 4.0]]))
 
 
-def test_whitening_divides_by_the_sample_deviation() -> None:
+def test_whitening_divides_by_sample_standard_deviation() -> None:
     """(x - mean) / sqrt(var + 1e-8) with the unbiased variance, as verl and NeMo-RL compute it."""
     # 1, 2 and 6: mean 3, squares 4 + 1 + 9 = 14 over n - 1 = 2: variance 7 (14 / 3 would be the population's).
     x = torch.tensor([[1.0, HOLE, 2.0], [HOLE, 6.0, HOLE]])
@@ -70,7 +70,7 @@ def test_whitening_divides_by_the_sample_deviation() -> None:
         (2.0, 5.0, -2.6),  # min(10, 1.3 x 2) = 2.6; the dual clip is for negative advantages
     ],
 )
-def test_the_dual_clip(advantage: float, ratio: float, expected: float) -> None:
+def test_dual_clip_by_paper(advantage: float, ratio: float, expected: float) -> None:
     """Ye et al. 2020 (arXiv:1912.09729), dual-clipped PPO: max(min(r A, clip(r) A), c A) where A < 0, here with
     clips 0.2 and 0.3 and c = 3; the loss is its negative."""
     one = torch.ones(1, 1)
@@ -100,7 +100,7 @@ def gspo(log_ratios: list[float], at: list[float], *, by_token: bool) -> float:
 
 
 @pytest.mark.parametrize("gradient", ["token", "sequence"])
-def test_gspo_by_its_equations(gradient: str) -> None:
+def test_gspo_by_paper(gradient: str) -> None:
     s, by_token = math.exp(0.12), gradient == "token"
     logprobs = torch.tensor([LOG_RATIOS], dtype=torch.float64, requires_grad=True)
     gains, mask = torch.tensor([GAINS], dtype=torch.float64), torch.tensor([[True, False, True, True]])
@@ -117,7 +117,7 @@ def test_gspo_by_its_equations(gradient: str) -> None:
         assert logprobs.grad[0, t].item() == pytest.approx(slope, abs=1e-8)
 
 
-def test_cispo_by_its_equations() -> None:
+def test_cispo_by_paper() -> None:
     """MiniMax-M1 (arXiv:2506.13585), eq. 4-5: -sg(clip(r, 1 - low, 1 + high)) A log pi."""
     # Ratios 2, 0.5 and 1.1, clipped to 1.25, 0.7 and 1.1; log-probs -1, -3, -0.5.
     logprobs = torch.tensor([[-1.0, HOLE, -3.0, -0.5]], requires_grad=True)
@@ -138,7 +138,7 @@ MASK = torch.tensor([[True, True, True], [True, False, True]])
 LOGS = log_ratios(TRAINER.log(), SAMPLER.log(), MASK)  # ratios 3, 1/4, 1; 4/5, -, 1/2
 
 
-def test_truncated_importance_sampling() -> None:
+def test_truncated_importance_sampling_by_paper() -> None:
     """Yao et al. 2025: min(pi_trainer / pi_sampler, C) by token, C = 2, here also with a lower bound of 0.4; verl's
     by sequence: the product, bounded."""
     found = truncated_weights(LOGS, MASK, min_ratio=0.4, max_ratio=2.0)
@@ -148,7 +148,7 @@ def test_truncated_importance_sampling() -> None:
     FLOAT32.check(found.weights, torch.tensor([[0.7, 0.7, 0.7], [0.45, 0.0, 0.45]]))
 
 
-def test_icepop_keeps_ratios_at_its_bounds() -> None:
+def test_icepop_keeps_ratios_at_bounds_by_paper() -> None:
     """Zhao et al. 2025: the ratio k where alpha <= k <= beta, and 0 elsewhere."""
     found = inside_weights(LOGS, MASK, min_ratio=0.45, max_ratio=2.0)
     FLOAT32.check(found.weights, torch.tensor([[0.0, 0.0, 1.0], [0.8, 0.0, 0.5]]))
@@ -161,7 +161,7 @@ def test_icepop_keeps_ratios_at_its_bounds() -> None:
     assert lower.outside.tolist() == [[False, True, False], [True, False, True]]
 
 
-def test_sequence_masking_is_by_the_geometric_mean() -> None:
+def test_sequence_masking_uses_geometric_mean() -> None:
     """NeMo-RL's seq-mask-tis: kept where the geometric mean is within the bounds, and then weighed by the ratio."""
     # (3 x 1/4 x 1)^(1/3) = 0.909 and (4/5 x 1/2)^(1/2) = 0.632: between 0.9 and 1.1 only the first.
     kept = kept_by_ratio(LOGS, MASK, level="sequence_mean", min_ratio=0.9, max_ratio=1.1)
@@ -180,7 +180,7 @@ def test_sequence_masking_is_by_the_geometric_mean() -> None:
         ("sequence", 0.1 * (1 + 0.1 * 0.1)),
     ],
 )
-def test_the_adaptive_kl_coefficient(per: str, expected: float) -> None:
+def test_adaptive_kl_coefficient_by_paper(per: str, expected: float) -> None:
     """Ziegler et al. 2019 (arXiv:1909.08593), section 2.2: e = clip((KL - target) / target, -0.2, 0.2) and
     beta_next = beta (1 + K e). Their K = 0.1 is 512 sequences over a horizon of 5120."""
     kl = torch.tensor([[0.2, HOLE, 0.4], [0.5, HOLE, HOLE]])
@@ -189,7 +189,7 @@ def test_the_adaptive_kl_coefficient(per: str, expected: float) -> None:
     assert target.next_coef(0.1, target.measured(kl, mask), num_seqs=512) == pytest.approx(expected)
 
 
-def test_the_overlong_penalty() -> None:
+def test_overlong_penalty_by_paper() -> None:
     """DAPO (arXiv:2503.14476), eq. 13: 0 up to L_max - L_cache, ((L_max - L_cache) - n) / L_cache, -1 above L_max."""
     # L_max 100, L_cache 40, penalty 2: 60 -> 0; 70 -> -10/40; 95 -> -35/40; 100 -> -1; 130 -> -1, all twice.
     lengths = torch.tensor([60, 70, 95, 100, 130])
@@ -197,7 +197,7 @@ def test_the_overlong_penalty() -> None:
     FLOAT32.check(found, torch.tensor([0.0, -0.5, -1.75, -2.0, -2.0]))
 
 
-def test_running_moments_of_rewards() -> None:
+def test_running_reward_moments_by_paper() -> None:
     """Chan, Golub and LeVeque 1979, the pairwise update, as trlX scales rewards by; the deviation is the sample's."""
     # 2, 5 then 1, 3, 9: mean 20 / 5 = 4; squares 4 + 1 + 9 + 1 + 25 = 40; std sqrt(40 / 4).
     both = merged(moments_of(torch.tensor([2.0, 5.0])), moments_of(torch.tensor([1.0, 3.0, 9.0])))

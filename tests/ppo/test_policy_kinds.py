@@ -36,7 +36,7 @@ def losses_and_gradient(kind, logprobs, old, advantages, mask):
 
 
 @pytest.mark.parametrize("gradient", ["token", "sequence"])
-def test_gspo_has_one_ratio_in_a_sequence(gradient):
+def test_gspo_has_one_ratio_per_sequence(gradient):
     kind = Gspo(low=0.2, high=0.3, gradient=gradient)
     # Row 0, hole left out: (1.5 x 0.6)^(1/2) = sqrt(0.9), inside 0.8 to 1.3. Row 1: (2 x 1 x 4)^(1/3) = 2, above.
     first = math.sqrt(0.9)
@@ -52,7 +52,7 @@ def test_gspo_has_one_ratio_in_a_sequence(gradient):
     FLOAT32.check(found, torch.tensor(by_token if gradient == "token" else by_sequence))
 
 
-def test_gspo_has_one_gradient_where_a_response_has_one_advantage():
+def test_gspo_gradients_agree_for_one_advantage_per_response():
     advantages = torch.tensor([[2.0, 2.0, 2.0], [-1.0, -1.0, -1.0]])
     found = [
         losses_and_gradient(KINDS[f"gspo by {how}"], LOGPROBS, OLD, advantages, MASK) for how in ("token", "sequence")
@@ -61,7 +61,7 @@ def test_gspo_has_one_gradient_where_a_response_has_one_advantage():
     FLOAT32.check(found[0][1], found[1][1])
 
 
-def test_cispo_weighs_every_log_prob_by_a_bounded_ratio():
+def test_cispo_weighs_logprobs_by_bounded_ratio():
     kind = Cispo(low=0.3, high=0.5)
     # Ratios 1.5, 0.6 | 2, 1, 4, bounded by 0.7 and 1.5: 1.5, 0.7 | 1.5, 1, 1.5. l = -A w logprob.
     weights = torch.tensor([[1.5, 0.0, 0.7], [1.5, 1.0, 1.5]])
@@ -72,14 +72,14 @@ def test_cispo_weighs_every_log_prob_by_a_bounded_ratio():
     FLOAT32.check(losses_and_gradient(unbounded, LOGPROBS, OLD, ADVANTAGES, MASK)[1][0, 2], 0.6)
 
 
-def test_reinforce_reads_no_old_log_probs():
+def test_reinforce_reads_no_old_logprobs():
     losses, gradient = losses_and_gradient(Reinforce(), LOGPROBS, OLD * math.nan, ADVANTAGES, MASK)
     FLOAT32.check(gradient, torch.tensor([[-2.0, 0.0, 1.0], [-1.0, 1.0, 0.5]]))
     FLOAT32.check(losses, torch.where(MASK, -ADVANTAGES * LOGPROBS, 0))
 
 
 @every_kind
-def test_unmoved_every_kind_goes_down_the_policy_gradient(kind):
+def test_unchanged_policy_gives_policy_gradient_for_every_loss(kind):
     """Ratio 1: minus the advantage, of GSPO by sequence its mean; so where the old log-probs are the current ones."""
     _, found = losses_and_gradient(kind, LOGPROBS, LOGPROBS, ADVANTAGES, MASK)
     by_sequence = torch.tensor([[-0.5, 0.0, -0.5], [1 / 6, 1 / 6, 1 / 6]])
@@ -87,7 +87,7 @@ def test_unmoved_every_kind_goes_down_the_policy_gradient(kind):
     FLOAT32.check(found, expected)
 
 
-def test_the_figures_of_clips_are_of_the_ratio_that_is_clipped():
+def test_clip_metrics_use_the_clipped_ratio():
     def of(kind):
         return policy_diagnostics(LOGPROBS, OLD, ADVANTAGES, MASK, loss=kind)
 
@@ -107,7 +107,7 @@ def test_the_figures_of_clips_are_of_the_ratio_that_is_clipped():
 
 
 @every_kind
-def test_the_gradient_is_the_derivative(kind):
+def test_policy_loss_gradients_match_finite_differences(kind):
     """In float64. What a kind holds constant is held: GSPO by token and CISPO are no functions with this derivative,
     and are checked with their ratios frozen."""
     mask = holey_mask(3, 4, seed=1)
@@ -137,7 +137,7 @@ def test_the_gradient_is_the_derivative(kind):
     width=st.integers(1, 5),
     garbage=st.sampled_from([0.0, *GARBAGE]),
 )
-def test_holes_empty_rows_single_tokens_and_huge_ratios_have_finite_losses(kind, seed, spread, empty, width, garbage):
+def test_policy_losses_are_finite_for_masked_rows_and_huge_ratios(kind, seed, spread, empty, width, garbage):
     mask = holey_mask(4, width, seed=seed) & ~torch.tensor([row in empty for row in range(4)])[:, None]
     grids = [normal(4, width, seed=seed + place) * size for place, size in enumerate((spread, spread, 1.0))]
     clean = losses_and_gradient(kind, *grids, mask)
@@ -150,14 +150,14 @@ def test_holes_empty_rows_single_tokens_and_huge_ratios_have_finite_losses(kind,
 
 @every_kind
 @pytest.mark.parametrize("nats", [300.0, -300.0])
-def test_sequences_hundreds_of_nats_away_have_finite_losses_and_gradients(kind, nats):
+def test_policy_losses_are_finite_for_sequences_300_nats_away(kind, nats):
     far, mask = torch.full((2, 3), nats), torch.ones(2, 3, dtype=torch.bool)
     for found in losses_and_gradient(kind, far, OLD, ADVANTAGES, mask):
         assert bool(found.isfinite().all())
 
 
 @every_kind
-def test_padding_the_order_of_rows_and_a_cut_change_nothing(kind):
+def test_policy_losses_ignore_padding_row_order_and_split(kind):
     mask = holey_mask(6, 5, seed=3)
     grids = [*(normal(6, 5, seed=seed) / 2 for seed in range(3)), mask]
     losses, gradient = losses_and_gradient(kind, *grids)
@@ -169,14 +169,14 @@ def test_padding_the_order_of_rows_and_a_cut_change_nothing(kind):
 
 
 @every_kind
-def test_weights_in_the_advantages_scale_each_token(kind):
+def test_advantage_weights_scale_every_policy_loss(kind):
     weights = torch.tensor([[2.0, 5.0, 0.0], [1.0, 3.0, 0.5]])
     plain = kind.losses(LOGPROBS, OLD, ADVANTAGES, MASK)
     FLOAT32.check(kind.losses(LOGPROBS, OLD, ADVANTAGES * weights, MASK), plain * weights)
 
 
 @every_kind
-def test_only_the_new_log_probs_carry_a_gradient(kind):
+def test_only_new_logprobs_receive_gradient_in_every_loss(kind):
     old, advantages = OLD.clone().requires_grad_(), ADVANTAGES.clone().requires_grad_()
     kind.losses(LOGPROBS.clone().requires_grad_(), old, advantages, MASK).sum().backward()
     assert (old.grad, advantages.grad) == (None, None)
@@ -184,6 +184,6 @@ def test_only_the_new_log_probs_carry_a_gradient(kind):
 
 @pytest.mark.parametrize("made", [lambda *of: Gspo(*of, "token"), Cispo])
 @pytest.mark.parametrize(("bounds", "name"), [((-0.1, 0.2), "low"), ((1.1, 0.2), "low"), ((0.2, -0.1), "high")])
-def test_impossible_bounds_are_refused(made, bounds, name):
+def test_gspo_and_cispo_reject_impossible_bounds(made, bounds, name):
     with pytest.raises(ValueError, match=f"{name} is"):
         made(*bounds)

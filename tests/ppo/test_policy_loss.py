@@ -39,7 +39,7 @@ def example(*, seed):
     return logprobs, normal(6, 5, seed=seed + 1) * 0.5, normal(6, 5, seed=seed + 2), holey_mask(6, 5, seed=seed + 3)
 
 
-def test_six_tokens_by_hand():
+def test_clip_loss_of_six_tokens_by_hand():
     # row 0, A > 0, -A min(ratio, clipped): -1.3 (clipped high), -0.5, -2 x 1.1; sum -4.0
     # row 1, A < 0, -A max(ratio, clipped): 1.5, 0.8 (clipped low), 2 x 3 (dual, instead of 2 x 4); sum 8.3
     loss, gradient = loss_and_gradient(RATIOS.log(), OLD, ADVANTAGES, EVERY, clip=CLIP, over=6)
@@ -48,20 +48,20 @@ def test_six_tokens_by_hand():
     FLOAT32.check(gradient * 6, torch.tensor([[0.0, -0.5, -2.2], [1.5, 0.0, 0.0]]))
 
 
-def test_without_a_dual_clip_a_bad_token_that_became_likely_pays_in_full():
+def test_clip_loss_without_dual_clip_by_hand():
     loss, gradient = loss_and_gradient(RATIOS.log(), OLD, ADVANTAGES, EVERY, clip=NO_DUAL, over=6)
     FLOAT32.check(loss, 6.3 / 6)  # 8 instead of 6 for the last token
     FLOAT32.check(gradient[1, 2] * 6, 8.0)
 
 
-def test_the_dual_clip_leaves_good_tokens_alone():
+def test_dual_clip_ignores_positive_advantages():
     ratio = torch.tensor([[4.0]])
     wide = PolicyClip(low=0.2, high=9.0, dual=3.0)
     loss = mean_loss(ratio.log(), torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1, 1).bool(), clip=wide, over=1)
     FLOAT32.check(loss, -4.0)
 
 
-def test_at_ratio_one_the_loss_is_minus_the_mean_advantage_and_the_gradient_minus_the_advantages():
+def test_clip_loss_at_ratio_one_is_minus_mean_advantage():
     logprobs, _, advantages, mask = example(seed=0)
     n = int(mask.sum())
     loss, gradient = loss_and_gradient(logprobs, logprobs, advantages, mask, clip=CLIP, over=n)
@@ -69,7 +69,7 @@ def test_at_ratio_one_the_loss_is_minus_the_mean_advantage_and_the_gradient_minu
     FLOAT32.check(gradient * n, torch.where(mask, -advantages, 0))
 
 
-def test_microbatches_add_up_to_the_whole_in_value_and_gradient():
+def test_policy_loss_of_microbatches_adds_up():
     logprobs, old, advantages, mask = example(seed=0)
     n = int(mask.sum())
     whole, gradient = loss_and_gradient(logprobs, old, advantages, mask, clip=CLIP, over=n)
@@ -81,7 +81,7 @@ def test_microbatches_add_up_to_the_whole_in_value_and_gradient():
     FLOAT32.check(torch.cat([part for _, part in parts]), gradient)
 
 
-def test_padding_columns_and_the_order_of_rows_change_nothing():
+def test_clip_loss_ignores_padding_and_row_order():
     logprobs, old, advantages, mask = example(seed=0)
     expected = mean_loss(logprobs, old, advantages, mask, clip=CLIP, over=9)
     moved = [torch.nn.functional.pad(x.flip(0), (0, 4)) for x in (logprobs, old, advantages, mask)]
@@ -89,7 +89,7 @@ def test_padding_columns_and_the_order_of_rows_change_nothing():
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
-def test_garbage_under_the_mask_changes_no_bit_of_value_or_gradient(garbage):
+def test_clip_loss_and_gradient_ignore_masked_garbage(garbage):
     logprobs, old, advantages, mask = example(seed=0)
     results = []
     for bad in (0.0, garbage):
@@ -102,19 +102,19 @@ def test_garbage_under_the_mask_changes_no_bit_of_value_or_gradient(garbage):
     EXACT.check(results[1][1][~mask], torch.zeros(int((~mask).sum())))
 
 
-def test_ratios_under_the_mask_are_one():
+def test_masked_ratios_are_one():
     ratios = token_ratios(torch.tensor([[math.log(2), 5.0]]), torch.zeros(1, 2), torch.tensor([[True, False]]))
     FLOAT32.check(ratios, torch.tensor([[2.0, 1.0]]))
 
 
-def test_weights_in_the_advantages_scale_each_token():
+def test_advantage_weights_scale_clip_loss():
     weights = torch.tensor([[2.0, 0.0, 1.0], [1.0, 3.0, 0.5]])
     loss, _ = loss_and_gradient(RATIOS.log(), OLD, ADVANTAGES * weights, EVERY, clip=CLIP, over=6)
     # 2 x -1.3 + 0 x -0.5 + 1 x -2.2 + 1 x 1.5 + 3 x 0.8 + 0.5 x 6
     FLOAT32.check(loss, 2.1 / 6)
 
 
-def test_only_the_new_logprobs_carry_a_gradient():
+def test_only_new_logprobs_receive_gradient_in_clip_loss():
     logprobs, old, advantages, mask = example(seed=0)
     old.requires_grad_()
     advantages.requires_grad_()
@@ -124,7 +124,7 @@ def test_only_the_new_logprobs_carry_a_gradient():
     assert advantages.grad is None
 
 
-def test_a_token_hundreds_of_nats_away_gives_a_finite_loss():
+def test_clip_loss_of_token_300_nats_away_is_finite():
     far = torch.tensor([[300.0, -300.0]])
     loss, gradient = loss_and_gradient(
         far,
@@ -140,7 +140,7 @@ def test_a_token_hundreds_of_nats_away_gives_a_finite_loss():
 
 @settings(deadline=None, max_examples=40)
 @given(ratio=st.floats(0.05, 6.0), advantage=st.floats(-3, 3), dual=st.sampled_from([None, 1.5, 3.0]))
-def test_a_token_is_the_textbook_formula(ratio, advantage, dual):
+def test_clip_loss_equals_textbook_formula(ratio, advantage, dual):
     clip = PolicyClip(low=0.2, high=0.28, dual=dual)
     expected = -min(advantage * ratio, advantage * min(max(ratio, 0.8), 1.28))
     if dual is not None and advantage < 0:
@@ -154,6 +154,6 @@ def test_a_token_is_the_textbook_formula(ratio, advantage, dual):
     ("values", "name"),
     [((-0.1, 0.2, None), "low"), ((1.1, 0.2, None), "low"), ((0.2, -0.1, None), "high"), ((0.2, 0.2, 1.0), "dual")],
 )
-def test_an_impossible_clip_is_refused(values, name):
+def test_policy_clip_rejects_impossible_bounds(values, name):
     with pytest.raises(ValueError, match=f"{name} is"):
         PolicyClip(*values)

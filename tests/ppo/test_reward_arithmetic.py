@@ -30,7 +30,7 @@ from tolerance import FLOAT32
         ((0.0, 1.0), (1.0, 0.0), [1.0, 1.0, 0.75, 0.0, 0.0]),
     ],
 )
-def test_scores_are_clamped_and_mapped(
+def test_scores_are_clamped_and_rescaled(
     source: tuple[float, float], target: tuple[float, float], told: list[float]
 ) -> None:
     # -3..5 onto 0..1: (0 + 3) / 8 = 0.375, (0.25 + 3) / 8 = 0.40625, (1 + 3) / 8 = 0.5; -4 and 9 are outside.
@@ -38,13 +38,13 @@ def test_scores_are_clamped_and_mapped(
     assert torch.equal(scaled(scores, source=source, target=target), torch.tensor(told))
 
 
-def test_the_ends_land_exactly_on_the_target() -> None:
+def test_scaled_bounds_equal_target_exactly() -> None:
     found = scaled(torch.tensor([0.1, 0.7]), source=(0.1, 0.7), target=(-0.3, 0.9))
     assert torch.equal(found, torch.tensor([-0.3, 0.9]))
     assert found.dtype == torch.float32
 
 
-def test_moments_by_hand_and_merged() -> None:
+def test_merged_moments_by_hand() -> None:
     # 1, 3: mean 2, m2 = 1 + 1. 2, 4, 9: mean 5, m2 = 9 + 1 + 16 = 26. Together: mean 19/5 = 3.8,
     # m2 = 2 + 26 + 3^2 * 2 * 3 / 5 = 38.8; by hand 7.84 + 0.64 + 3.24 + 0.04 + 27.04 = 38.8.
     one, other = moments_of(torch.tensor([1.0, 3.0])), moments_of(torch.tensor([2.0, 4.0, 9.0]))
@@ -55,7 +55,7 @@ def test_moments_by_hand_and_merged() -> None:
     assert one.std == pytest.approx(math.sqrt(2))
 
 
-def test_moments_of_too_little_have_no_spread() -> None:
+def test_moments_of_fewer_than_two_values_have_zero_std() -> None:
     nothing, single = moments_of(torch.tensor([])), moments_of(torch.tensor([7.0]))
     assert merged(nothing, nothing) == nothing
     assert merged(nothing, single) == single == merged(single, nothing)
@@ -67,7 +67,7 @@ def test_moments_of_too_little_have_no_spread() -> None:
     numbers=st.lists(st.floats(-1e6, 1e6, width=32), max_size=40),
     cuts=st.lists(st.integers(0, 40), max_size=4),
 )
-def test_moments_do_not_depend_on_where_the_steps_are_cut(numbers: list[float], cuts: list[int]) -> None:
+def test_moments_are_independent_of_step_boundaries(numbers: list[float], cuts: list[int]) -> None:
     found, edges = Moments(0.0, 0.0, 0.0), [0, *sorted(cuts), len(numbers)]
     for start, end in pairwise(edges):
         found = merged(found, moments_of(torch.tensor(numbers[start:end])))
@@ -79,7 +79,7 @@ def test_moments_do_not_depend_on_where_the_steps_are_cut(numbers: list[float], 
 
 
 @pytest.mark.parametrize(("floor", "last"), [(True, -1.0), (False, -2.0)])
-def test_the_overlong_penalty_is_that_of_its_paper(floor: bool, last: float) -> None:
+def test_overlong_penalty_by_hand(floor: bool, last: float) -> None:
     # DAPO's numbers at 14336 with a buffer of 2048: nothing up to 12288, half at 13312, all at 14336; 2048 beyond it
     # another whole one where there is no floor (NeMo-RL).
     lengths = torch.tensor([1, 12288, 12289, 13312, 14336, 16384])
@@ -89,12 +89,12 @@ def test_the_overlong_penalty_is_that_of_its_paper(floor: bool, last: float) -> 
     FLOAT32.check(twice, 2 * found)
 
 
-def test_each_token_beyond_the_free_ones_costs() -> None:
+def test_length_penalty_counts_tokens_beyond_free_ones() -> None:
     found = length_penalty(torch.tensor([1, 4, 5, 9]), per_token=0.25, free_tokens=4)
     assert found.tolist() == [0.0, 0.0, -0.25, -1.25]
 
 
-def test_lambda_by_length_by_hand() -> None:
+def test_length_adaptive_lambda_by_hand() -> None:
     # alpha 0.5 and 1, 2, 3, 8 tokens, holes not counted: max(1, 0.5), max(1, 1), 1.5, 4.
     mask = torch.zeros(5, 9, dtype=torch.bool)
     for row, n in enumerate((0, 1, 2, 3)):
@@ -119,7 +119,7 @@ def test_monte_carlo_returns_by_hand() -> None:
 @given(
     seed=st.integers(0, 2**31), columns=st.integers(1, 40), gamma=st.floats(0, 1), garbage=st.sampled_from(GARBAGE)
 )
-def test_monte_carlo_is_the_loop_whatever_is_under_the_mask(
+def test_monte_carlo_equals_loop_and_ignores_masked_garbage(
     seed: int, columns: int, gamma: float, garbage: float
 ) -> None:
     mask = holey_mask(4, columns, seed=seed)
@@ -135,7 +135,7 @@ def test_monte_carlo_is_the_loop_whatever_is_under_the_mask(
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.5, 1.0])
-def test_a_cut_row_is_the_head_of_a_longer_one_whose_rest_is_its_value(lam: float) -> None:
+def test_bootstrapped_returns_equal_returns_of_longer_row(lam: float) -> None:
     """The recursion over a row with one token more, whose own return is the value behind the cut (no reward, and
     nothing behind it), gives the same in front of it."""
     gamma, columns = 0.9, 5
@@ -150,7 +150,7 @@ def test_a_cut_row_is_the_head_of_a_longer_one_whose_rest_is_its_value(lam: floa
         FLOAT32.check(got, expected[:, :columns] * mask)
 
 
-def test_a_row_without_a_counted_token_has_no_return_that_goes_on() -> None:
+def test_fully_masked_row_has_no_bootstrapped_return() -> None:
     mask = torch.tensor([[False, False], [True, False]])
     rewards = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
     found = bootstrapped(rewards, torch.tensor([math.nan, 4.0]), mask, gamma=0.5)

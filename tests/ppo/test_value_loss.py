@@ -29,7 +29,7 @@ def example(*, seed):
     return (*(normal(6, 5, seed=seed + i) for i in range(3)), holey_mask(6, 5, seed=seed + 3))
 
 
-def test_four_tokens_by_hand():
+def test_value_loss_of_four_tokens_by_hand():
     # clip 0.5 around 0:   e1 = (1 - 2)^2 = 1          e2 = (0.5 - 2)^2 = 2.25 <- larger: no gradient
     #                      e1 = (1 - 0)^2 = 1 <-       e2 = 0.5^2 = 0.25
     #                      e1 = (0.2 - 1)^2 = 0.64     e2 = 0.64, nothing is clipped
@@ -40,20 +40,20 @@ def test_four_tokens_by_hand():
     FLOAT32.check(gradient * 4, torch.tensor([[0.0, 1.0], [-0.8, -2.0]]))
 
 
-def test_without_a_clip_it_is_half_the_squared_error():
+def test_value_loss_without_clip_is_half_squared_error():
     loss, gradient = loss_and_gradient(VALUES, OLD, RETURNS, EVERY, clip=None, over=4)
     FLOAT32.check(loss, (1 + 1 + 0.64 + 4) / 2 / 4)
     FLOAT32.check(gradient * 4, VALUES - RETURNS)
 
 
-def test_the_clip_is_centred_on_the_old_values():
+def test_value_clip_is_centered_on_old_values():
     values, old, returns, mask = example(seed=0)
     moved = mean_loss(values + 7, old + 7, returns + 7, mask, clip=0.2, over=9)
     FLOAT32.check(moved, mean_loss(values, old, returns, mask, clip=0.2, over=9))
 
 
 @pytest.mark.parametrize("clip", [0.3, None])
-def test_microbatches_add_up_to_the_whole_in_value_and_gradient(clip):
+def test_value_loss_of_microbatches_adds_up(clip):
     values, old, returns, mask = example(seed=0)
     n = int(mask.sum())
     whole, gradient = loss_and_gradient(values, old, returns, mask, clip=clip, over=n)
@@ -65,7 +65,7 @@ def test_microbatches_add_up_to_the_whole_in_value_and_gradient(clip):
     FLOAT32.check(torch.cat([part for _, part in parts]), gradient)
 
 
-def test_padding_columns_and_the_order_of_rows_change_nothing():
+def test_value_loss_ignores_padding_and_row_order():
     grids = example(seed=0)
     moved = [torch.nn.functional.pad(x.flip(0), (0, 4)) for x in grids]
     expected = mean_loss(*grids, clip=0.3, over=9)
@@ -74,7 +74,7 @@ def test_padding_columns_and_the_order_of_rows_change_nothing():
 
 @pytest.mark.parametrize("clip", [0.3, None])
 @pytest.mark.parametrize("garbage", GARBAGE)
-def test_garbage_under_the_mask_changes_no_bit_of_value_or_gradient(garbage, clip):
+def test_value_loss_and_gradient_ignore_masked_garbage(garbage, clip):
     *grids, mask = example(seed=0)
     results = [
         loss_and_gradient(*(poisoned(x, mask, bad) for x in grids), mask, clip=clip, over=20)
@@ -85,7 +85,7 @@ def test_garbage_under_the_mask_changes_no_bit_of_value_or_gradient(garbage, cli
     EXACT.check(results[1][1][~mask], torch.zeros(int((~mask).sum())))
 
 
-def test_only_the_new_values_carry_a_gradient():
+def test_only_new_values_receive_gradient():
     values, old, returns, mask = example(seed=0)
     old.requires_grad_()
     returns.requires_grad_()
@@ -95,6 +95,6 @@ def test_only_the_new_values_carry_a_gradient():
     assert returns.grad is None
 
 
-def test_a_clip_of_zero_is_refused():
+def test_value_loss_rejects_clip_of_zero():
     with pytest.raises(ValueError, match="clip is"):
         mean_loss(VALUES, OLD, RETURNS, EVERY, clip=0.0, over=4)

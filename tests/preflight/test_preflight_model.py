@@ -212,13 +212,13 @@ def _nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ppoctl.wire", None)
 
 
-def test_what_is_whole_is_right(folder: Path) -> None:
+def test_intact_model_and_rows_have_no_problems(folder: Path) -> None:
     found = check(load([Path("r.toml")]).recipe, device="cpu")
     assert (found.problems, found.notes) == ([], [])
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_model_is_refused_in_one_sentence(folder: Path, case: str) -> None:
+def test_wrong_model_is_reported_in_one_sentence(folder: Path, case: str) -> None:
     damage, code, says = WRONG[case]
     damage(folder / "base")
     problems = check(load([Path("r.toml")]).recipe, device="cpu").problems
@@ -230,7 +230,9 @@ def test_a_wrong_model_is_refused_in_one_sentence(folder: Path, case: str) -> No
 
 @pytest.mark.parametrize("command", ["validate", "plan", "train", "rollout"])
 @pytest.mark.usefixtures("_nothing_starts")
-def test_every_command_says_the_same_first(folder: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+def test_every_command_reports_model_problem_first(
+    folder: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
     edit(folder / "base/config.json", hidden_act="gelu")
     assert run([command, "r.toml"]) == 2
     assert capsys.readouterr().err.splitlines() == [
@@ -241,7 +243,7 @@ def test_every_command_says_the_same_first(folder: Path, capsys: pytest.CaptureF
     assert not (folder / "runs").exists()
 
 
-def test_all_that_is_wrong_is_said_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_problems_are_reported_together(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cut(folder / "base")
     (folder / "base/tokenizer.json").write_text("{", "utf-8")
     (folder / "train.jsonl").write_text("\n", "utf-8")
@@ -251,7 +253,7 @@ def test_all_that_is_wrong_is_said_at_once(folder: Path, capsys: pytest.CaptureF
     assert [word in line for line, word in zip(lines, wanted, strict=False)] == [True] * 4
 
 
-def test_the_device_decides_about_head_sizes() -> None:
+def test_supported_head_sizes_depend_on_device() -> None:
     require_head_size(48, "m", "cpu")
     require_head_size(16, "m", "gpu")
     with pytest.raises(RecipeError) as caught:
@@ -262,7 +264,7 @@ def test_the_device_decides_about_head_sizes() -> None:
     )
 
 
-def test_head_sizes_are_asked_of_the_model(folder: Path) -> None:
+def test_head_size_of_model_is_checked(folder: Path) -> None:
     edit(folder / "base/config.json", head_dim=16)
     says = [problem.message for problem in check(load([Path("r.toml")]).recipe, device="cpu", rows=False).problems]
     assert sum("whose heads have 16 channels" in text for text in says) == 1
@@ -270,7 +272,7 @@ def test_head_sizes_are_asked_of_the_model(folder: Path) -> None:
     assert not any("channels" in text for text in says)
 
 
-def test_a_base_model_without_a_template_is_worth_a_note(folder: Path) -> None:
+def test_missing_chat_template_is_noted(folder: Path) -> None:
     (folder / "base/chat_template.jinja").unlink()
     found = check(load([Path("r.toml")]).recipe)
     assert (found.problems, found.notes) == (
@@ -300,7 +302,7 @@ def test_a_base_model_without_a_template_is_worth_a_note(folder: Path) -> None:
     ],
 )
 @pytest.mark.usefixtures("_nothing_starts")
-def test_a_hub_model_that_is_not_here_is_a_note_until_it_is_needed_and_a_folder_is_an_error(
+def test_missing_hub_model_is_noted_unless_required(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], path: str, code: int, says: str
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(folder / "cache"))
@@ -316,9 +318,7 @@ def test_a_hub_model_that_is_not_here_is_a_note_until_it_is_needed_and_a_folder_
         assert (f"error: --set: {said}\n" in err) != may_be_fetched
 
 
-def test_a_model_that_was_fetched_is_found_where_the_hub_puts_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fetched_model_is_found_in_hub_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its configuration is held against the layout too: four tensor ranks do not divide two key/value heads."""
     from huggingface_hub import try_to_load_from_cache
 

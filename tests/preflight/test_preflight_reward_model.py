@@ -72,7 +72,7 @@ def said(folder: Path, *sets: str) -> list[tuple[str, str]]:
     return [(problem.message, problem.hint or "") for problem in problems]
 
 
-def test_a_reward_model_that_can_score_is_right(folder: Path) -> None:
+def test_valid_reward_model_has_no_problems(folder: Path) -> None:
     reward_model(folder / "judge", "bad", "good")
     assert said(folder) == []
     (folder / "judge/chat_template.jinja").unlink()
@@ -80,7 +80,7 @@ def test_a_reward_model_that_can_score_is_right(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_keeps_it_from_scoring_is_named(folder: Path, case: str) -> None:
+def test_problem_of_reward_model_is_named(folder: Path, case: str) -> None:
     judge = reward_model(folder / "judge", "bad", "good")
     sets, break_it, says, hint = WRONG[case]
     break_it(judge)

@@ -57,7 +57,7 @@ WRONG_ROWS: dict[str, tuple[str | bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG_ROWS)
-def test_a_wrong_row_is_refused_by_its_line(folder: Path, case: str) -> None:
+def test_wrong_row_error_names_its_line(folder: Path, case: str) -> None:
     content, says = WRONG_ROWS[case]
     file = folder / "train.jsonl"
     file.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -66,7 +66,7 @@ def test_a_wrong_row_is_refused_by_its_line(folder: Path, case: str) -> None:
     assert (found.kind, bool(found.hint)) == (DataError, True)
 
 
-def test_rows_that_no_scorer_is_for_are_counted(folder: Path) -> None:
+def test_rows_without_scorer_are_counted(folder: Path) -> None:
     columns = "data.train={format='columns', path='train.jsonl', prompt='question', answer='answer', fields=['of']}"
     rows = [{**json.loads(row), "of": "a" if number else "b"} for number, row in enumerate(ROWS)]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -78,7 +78,7 @@ def test_rows_that_no_scorer_is_for_are_counted(folder: Path) -> None:
     assert not check(load([Path("r.toml")], [*sets, "reward.cases.a.kind=gsm8k"]).recipe).problems
 
 
-def test_rows_of_an_evaluation_that_have_no_score_are_counted(folder: Path) -> None:
+def test_unscored_evaluation_rows_are_counted(folder: Path) -> None:
     """Which rows need a ground truth is known row by row where they choose their scorer."""
     rows = [{"q": "2+2?", "of": of, **truth} for of in "ab" for truth in ({"answer": "#### 4"}, {})]
     (folder / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -97,7 +97,7 @@ def test_rows_of_an_evaluation_that_have_no_score_are_counted(folder: Path) -> N
     assert f"`data.eval.x`: responses to 2 of 4 {lacks}; if they have: --set data.eval.x.answer=COLUMN" in none
 
 
-def test_the_file_of_a_reward_is_there_and_the_one_that_was_read(folder: Path) -> None:
+def test_reward_file_must_exist_and_be_unchanged(folder: Path) -> None:
     sets = ["reward={kind='python', function='mine.py:score'}"]
     [found] = check(load([Path("r.toml")], sets).recipe).problems
     assert f"there is no file `{folder}/mine.py`" in found.message
@@ -113,7 +113,7 @@ def test_the_file_of_a_reward_is_there_and_the_one_that_was_read(folder: Path) -
     assert f"--set reward.parts.mine.function={folder}/mine.py:score`" in (found.hint or "")
 
 
-def test_the_file_of_a_metric_function_is_there_and_the_one_that_was_read(folder: Path) -> None:
+def test_metric_function_file_must_exist_and_be_unchanged(folder: Path) -> None:
     sets = ["eval.metrics=mine.py:measure"]
     [found] = check(load([Path("r.toml")], sets).recipe).problems
     assert f"the evaluation's function is `{folder}/mine.py:measure`, and there is no file" in found.message
@@ -128,9 +128,7 @@ def test_the_file_of_a_metric_function_is_there_and_the_one_that_was_read(folder
     assert f"--set eval.metrics.function={folder}/mine.py:measure`" in (found.hint or "")
 
 
-def test_a_machine_without_a_sandbox_for_programs_is_noted_and_refused_where_it_is_to_train(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_sandbox_is_noted_and_is_an_error_if_strict(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     code = ["data.train={format='columns', path='rows.jsonl', prompt='q', answer='a'}", "reward.kind=code"]
     found = check(load([Path("r.toml")], code).recipe, rows=False)
@@ -141,7 +139,7 @@ def test_a_machine_without_a_sandbox_for_programs_is_noted_and_refused_where_it_
     assert error.kind is MissingAssetError
 
 
-def test_each_kind_of_chat_is_rendered_once(folder: Path) -> None:
+def test_each_chat_role_sequence_is_rendered_once(folder: Path) -> None:
     """The third row is the first of its roles: it is the one that is refused."""
 
     class Template:
@@ -167,7 +165,7 @@ def test_each_kind_of_chat_is_rendered_once(folder: Path) -> None:
     assert Template.asked == [("user",), ("user",), ("system", "user")]
 
 
-def test_reading_says_how_far_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_checks_report_progress(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index, "EVERY_ROWS", 2)
     told: list[tuple[str, int]] = []
     check(load([Path("r.toml")]).recipe, counted=lambda name, rows: told.append((name, rows)))
@@ -186,7 +184,7 @@ def in_a_file(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(("make", "says"), [(in_a_file, "`{0}/x` is a file, and `{0}/x/runs` is to be a folder")])
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, make: Callable[[Path], Path], says: str) -> None:
+def test_folder_that_cannot_be_created_raises(tmp_path: Path, make: Callable[[Path], Path], says: str) -> None:
     with pytest.raises(StorageError) as caught:
         require_writable(make(tmp_path / "x"))
     assert caught.value.message == says.format(tmp_path)
@@ -208,7 +206,7 @@ def as_nobody(ask: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_a_folder_without_rights_is_refused() -> None:
+def test_folder_without_permission_raises() -> None:
     # Every folder above must let others in, or nobody sees `shut` at all.
     with tempfile.TemporaryDirectory() as above:
         Path(above).chmod(0o755)
@@ -222,7 +220,7 @@ def test_a_folder_without_rights_is_refused() -> None:
         assert list(seen.iterdir()) == list(closed.iterdir()) == []
 
 
-def test_nothing_is_left_where_a_folder_was_tried(tmp_path: Path) -> None:
+def test_writable_check_leaves_no_files(tmp_path: Path) -> None:
     require_writable(tmp_path / "runs" / "small")
     require_new(tmp_path / "out", "folder")
     assert list(tmp_path.iterdir()) == []
@@ -234,7 +232,7 @@ def test_nothing_is_left_where_a_folder_was_tried(tmp_path: Path) -> None:
         require_new(tmp_path / "no" / "out", "folder")
 
 
-def test_outputs_are_looked_at_before_engines(
+def test_outputs_are_checked_before_engines_start(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ppoctl.runs.commands", None)  # importing it would fail
@@ -255,7 +253,7 @@ def small(folder: Path) -> Recipe:
     return load([Path("r.toml")], ['model.dtype="float32"', "generator.kv_cache_mib=64"]).recipe
 
 
-def test_a_machine_that_is_too_small_is_refused(small: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_with_too_little_memory_raises(small: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "machine_bytes", lambda: 8 * 2**30)
     require_fit(small, None)
     monkeypatch.setattr(memory, "machine_bytes", lambda: 2**29)
@@ -265,7 +263,7 @@ def test_a_machine_that_is_too_small_is_refused(small: Recipe, monkeypatch: pyte
     assert caught.value.hint
 
 
-def test_a_cache_without_room_for_a_sequence_is_refused(small: Recipe) -> None:
+def test_kv_cache_too_small_for_a_sequence_raises(small: Recipe) -> None:
     """33 tokens of 4 layers with keys and values of 2 heads of 32 numbers, 4 bytes each: 66 KiB; blocks need more."""
     tiny = small.generator.model_copy(update={"kv_cache_mib": 0})
     with pytest.raises(OutOfMemoryError, match="vLLM will not start: a sequence of full length takes") as caught:
@@ -273,7 +271,7 @@ def test_a_cache_without_room_for_a_sequence_is_refused(small: Recipe) -> None:
     assert caught.value.hint == "raise `generator.kv_cache_mib`"
 
 
-def test_plan_and_validate_judge_what_they_are_told(
+def test_plan_and_validate_check_machine_only_with_here(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(memory, "machine_bytes", lambda: 2**29)
@@ -289,7 +287,7 @@ def test_plan_and_validate_judge_what_they_are_told(
     assert (said["name"], said["error"]["kind"], said["error"]["exit_code"]) == ("small", "OutOfMemoryError", 7)
 
 
-def test_a_disk_that_is_too_small_is_refused(small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_with_too_little_space_raises(small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four pairs of float32 states of weights and two moments: two kept, one written, one of a stop; 4 * 12 bytes *
     (862,336 + 862,464)."""
     stored = space.storage_of(small)
@@ -308,7 +306,7 @@ def test_a_disk_that_is_too_small_is_refused(small: Recipe, tmp_path: Path, monk
     require_space(small, tmp_path / "runs/small")
 
 
-def test_train_looks_at_disk_and_memory_and_can_be_told_not_to(
+def test_train_checks_disk_and_memory_unless_forced(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from ppoctl.cli import preflight
@@ -330,7 +328,7 @@ def test_train_looks_at_disk_and_memory_and_can_be_told_not_to(
     assert not Path("runs").exists()
 
 
-def test_a_container_has_what_it_may_have(tmp_path: Path) -> None:
+def test_container_memory_limit_is_respected(tmp_path: Path) -> None:
     limit = tmp_path / "memory.max"
     physical = memory.machine_bytes(limit)
     assert physical > 2**28
@@ -349,12 +347,14 @@ def test_a_container_has_what_it_may_have(tmp_path: Path) -> None:
         (FakeNvml(fault="Driver Not Loaded"), None),
     ],
 )
-def test_gpus_are_asked_for_the_smallest(monkeypatch: pytest.MonkeyPatch, gpus: FakeNvml, gib: float | None) -> None:
+def test_gpu_memory_is_that_of_smallest_gpu(
+    monkeypatch: pytest.MonkeyPatch, gpus: FakeNvml, gib: float | None
+) -> None:
     gpus.plant(monkeypatch)
     assert gpu_gib_here() == gib
 
 
-def test_gpus_that_one_process_may_use_are_refused_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_in_exclusive_process_mode_raise(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FakeNvml(mode=3).plant(monkeypatch)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # `make` sets it
     alone = load([Path("r.toml")]).recipe  # vLLM has a process beside the trainers'
@@ -377,7 +377,7 @@ def test_gpus_that_one_process_may_use_are_refused_by_name(folder: Path, monkeyp
     require_gpus(several)
 
 
-def test_where_mlflow_is_may_be_known_only_where_the_run_will_be(
+def test_tracking_uri_variable_is_optional_for_validate_not_train(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sets = ["--set", "tracking={kind='mlflow', uri='$WHERE_MLFLOW_IS/one'}"]

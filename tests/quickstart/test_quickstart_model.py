@@ -21,25 +21,25 @@ def model() -> Iterator[Qwen2ForCausalLM]:
     torch.set_num_threads(threads)
 
 
-def test_everything_committed_is_small() -> None:
+def test_committed_files_are_small() -> None:
     assert (FOLDER / "model.safetensors").stat().st_size <= 8_000_000
     assert sum(path.stat().st_size for path in problems.HERE.rglob("*") if path.is_file()) < 10_000_000
 
 
-def test_it_is_a_qwen2_with_grouped_queries_and_tied_embeddings(model: Qwen2ForCausalLM) -> None:
+def test_model_is_qwen2_with_grouped_queries_and_tied_embeddings(model: Qwen2ForCausalLM) -> None:
     assert isinstance(model, Qwen2ForCausalLM)
     assert model.config.num_key_value_heads < model.config.num_attention_heads
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert all(weight.dtype == torch.float32 for weight in model.parameters())
 
 
-def test_it_stops_at_the_tokenizers_end(model: Qwen2ForCausalLM) -> None:
+def test_model_stops_at_end_token_of_tokenizer(model: Qwen2ForCausalLM) -> None:
     fast = AutoTokenizer.from_pretrained(FOLDER)
     assert model.generation_config.eos_token_id == model.config.eos_token_id == fast.eos_token_id
     assert model.config.vocab_size == len(fast)
 
 
-def test_it_is_half_trained(model: Qwen2ForCausalLM) -> None:
+def test_model_is_half_trained(model: Qwen2ForCausalLM) -> None:
     """At temperature 1 the format is there in 95 % and the number is right in half of the samples or fewer."""
     fast = AutoTokenizer.from_pretrained(FOLDER)
     content = [json.loads(line) for line in (problems.HERE / "test.jsonl").read_text().splitlines()][:60]

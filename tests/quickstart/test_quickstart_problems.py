@@ -51,13 +51,13 @@ def test_worked_steps_are_true_and_lead_to_the_number() -> None:
         assert last == "#### " + steps[-1].split("=")[1]
 
 
-def test_committed_files_are_what_the_generator_writes(tmp_path: Path) -> None:
+def test_committed_files_equal_generator_output(tmp_path: Path) -> None:
     problems.write_files(tmp_path)
     for name in ("train.jsonl", "test.jsonl"):
         assert (tmp_path / name).read_bytes() == (problems.HERE / name).read_bytes()
 
 
-def test_careless_writers_are_right_less_than_half_of_the_time() -> None:
+def test_pretraining_answers_are_right_less_than_half_of_the_time() -> None:
     written = list(itertools.islice(problems.pretraining(), 5_000))
     right = sum(text == problem.answer for problem, text in written) / len(written)
     assert 0.35 < right < 0.5

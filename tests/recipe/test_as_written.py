@@ -10,7 +10,7 @@ from ppoctl.loading.load import load
 QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"
 
 
-def test_a_relative_path_has_the_words_of_its_file(tmp_path: Path) -> None:
+def test_relative_path_is_kept_as_written_in_its_file(tmp_path: Path) -> None:
     folder = QUICKSTART.parent
     assert paths_as_written(load([QUICKSTART])) == {
         f"{folder}/quickstart/model": "quickstart/model",
@@ -19,9 +19,7 @@ def test_a_relative_path_has_the_words_of_its_file(tmp_path: Path) -> None:
     }
 
 
-def test_arrays_and_variables_have_their_words_and_what_is_set_elsewhere_has_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_in_arrays_and_variables_are_kept_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROWS", str(tmp_path))
     for name in ("a.jsonl", "b.jsonl"):
         (tmp_path / name).write_text('{"question": "1 + 1", "answer": "#### 2"}\n')

@@ -23,14 +23,16 @@ def freezes(write: Write) -> Path:
 
 
 @pytest.mark.parametrize("command", ["validate", "plan"])
-def test_it_is_judged_and_planned(freezes: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_recipe_with_planned_capabilities_is_validated_and_planned(
+    freezes: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run([command, str(freezes)]) == 0
     said = capsys.readouterr().err
     assert "`requires` names `freezing`, which ppoctl cannot do yet: layers of the actor that do not train" in said
     assert "not trained without `--without tools`" in said
 
 
-def test_nothing_is_trained_before_all_of_it_is_accepted(freezes: Path) -> None:
+def test_training_requires_all_missing_capabilities_accepted(freezes: Path) -> None:
     recipe = load([freezes], ['without=["tools"]']).recipe
     assert wanting(recipe) == ("freezing",)
     with pytest.raises(RecipeError, match="`freezing`") as error:
@@ -41,7 +43,7 @@ def test_nothing_is_trained_before_all_of_it_is_accepted(freezes: Path) -> None:
 
 @pytest.mark.parametrize("command", ["train", "rollout"])
 @pytest.mark.parametrize("where", [(), ("--on", "slurm")], ids=["here", "slurm"])
-def test_a_command_refuses_before_anything_starts(
+def test_missing_capability_stops_command_before_run_folder_exists(
     command: str, where: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of a recipe whose model and rows are here."""
@@ -52,7 +54,7 @@ def test_a_command_refuses_before_anything_starts(
     assert not (tmp_path / "runs").exists()
 
 
-def test_what_was_accepted_is_in_the_recipe_that_a_run_keeps(freezes: Path) -> None:
+def test_accepted_capabilities_are_saved_in_run_recipe(freezes: Path) -> None:
     loaded = load([freezes], with_accepted(["steps=3"], ["tools", "freezing"]))
     assert loaded.resolved()["requires"] == ["freezing", "tools"]
     assert loaded.resolved()["without"] == ["tools", "freezing"]
@@ -62,7 +64,7 @@ def test_what_was_accepted_is_in_the_recipe_that_a_run_keeps(freezes: Path) -> N
 @pytest.mark.parametrize(
     "name", ["async", "critic-free", "dynamic-sampling", "freezing", "lora", "pf-ppo", "sft-start", "tools"]
 )
-def test_every_planned_capability_may_be_required(write: Write, name: str) -> None:
+def test_every_planned_capability_can_be_required(write: Write, name: str) -> None:
     recipe = load([write(f'requires = ["{name}"]\n{SMALLEST}')]).recipe
     assert wanting(recipe) == (name,)
 
@@ -71,7 +73,7 @@ ESTIMATORS = ("grpo", "GRPO", "dr_grpo", "rloo", "reinforce_plus_plus", "reinfor
 
 
 @pytest.mark.parametrize("kind", ESTIMATORS)
-def test_an_estimator_without_a_critic_is_known_and_not_available(smallest: Path, kind: str) -> None:
+def test_critic_free_estimator_is_reported_as_not_available_yet(smallest: Path, kind: str) -> None:
     with pytest.raises(RecipeError) as error:
         load([smallest], [f"ppo.advantages.kind={kind}"])
     assert error.value.message == (
@@ -80,7 +82,7 @@ def test_an_estimator_without_a_critic_is_known_and_not_available(smallest: Path
     )
 
 
-def test_the_name_of_an_estimator_is_one_of_no_other_key(smallest: Path) -> None:
+def test_estimator_name_is_rejected_for_other_keys(smallest: Path) -> None:
     with pytest.raises(RecipeError, match=r'`ppo\.policy_loss\.kind` is `"grpo"`: must be one of '):
         load([smallest], ["ppo.policy_loss.kind=grpo"])
 
@@ -99,7 +101,7 @@ def test_the_name_of_an_estimator_is_one_of_no_other_key(smallest: Path) -> None
         ("cluster.async=true", "cluster.async", "asynchronous training"),
     ],
 )
-def test_a_table_of_a_planned_feature_is_known_and_not_available(
+def test_table_of_planned_feature_is_reported_as_not_available_yet(
     smallest: Path, setting: str, key: str, what: str
 ) -> None:
     """One sentence, without a list of the keys that there are."""
@@ -111,12 +113,12 @@ def test_a_table_of_a_planned_feature_is_known_and_not_available(
     assert error.value.hint == "ppoctl recipes keys requires"
 
 
-def test_limits_names_every_planned_capability() -> None:
+def test_limits_page_names_every_planned_capability() -> None:
     page = (QUICKSTART.parents[1] / "docs" / "limits.md").read_text("utf-8")
     assert [name for name in NOT_YET if f"`{name}`" not in page] == []
 
 
-def test_a_published_run_from_a_start_that_nobody_publishes_refuses_until_it_is_named() -> None:
+def test_published_recipe_with_sft_start_requires_without_flag() -> None:
     """Else it would fail its contract by construction, after hours."""
     file = QUICKSTART.parent / "verl" / "gemma-2-2b-as-log.toml"
     recipe = load([file], (), {"PPOCTL_DATA": "/data"}).recipe

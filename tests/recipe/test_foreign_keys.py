@@ -58,7 +58,7 @@ def answers(name: str) -> tuple[str, dict[str, str], dict[str, str]]:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("alone", [False, True], ids=["in a recipe", "alone"])
-def test_every_key_is_answered_by_its_own_row_or_is_listed_with_a_reason(
+def test_every_key_of_other_system_has_mapping_or_listed_reason(
     smallest: Path, write: Write, name: str, *, alone: bool
 ) -> None:
     """Also where nothing else is written, so that no `kind` or `format` says which keys a table has."""
@@ -77,7 +77,7 @@ def test_every_key_is_answered_by_its_own_row_or_is_listed_with_a_reason(
     assert all(tree.keys_at(tree.of(Recipe), tuple(key.split("."))) for key in OURS_TOO.get(name, ()))
 
 
-def test_no_switch_is_taken_for_another_one(smallest: Path, write: Write) -> None:
+def test_enabled_switches_are_not_mistaken_for_other_keys(smallest: Path, write: Write) -> None:
     """All of them were answered by `reward.scale`, whose key ends in the same name."""
     switches = [key for key in keys_of("nemo_rl") if key.endswith(".enabled")]
     assert len(switches) >= 14
@@ -98,23 +98,23 @@ def test_no_switch_is_taken_for_another_one(smallest: Path, write: Write) -> Non
         ("reward.whiten_rewards", "TRL's `whiten_rewards` is nothing here"),
     ],
 )
-def test_a_key_that_no_system_has_gets_the_nearest_as_a_suggestion(
+def test_unknown_key_gets_nearest_foreign_key_as_suggestion(
     smallest: Path, write: Write, key: str, says: str
 ) -> None:
     assert told(write, [key], smallest)[key].startswith(f"a suggestion: {says}")
 
 
 @pytest.mark.parametrize("key", ["clip_ratio_high", "actor.clip_ratio_high"])
-def test_the_prefix_of_a_role_may_be_left_out(smallest: Path, write: Write, key: str) -> None:
+def test_role_prefix_of_foreign_key_is_optional(smallest: Path, write: Write, key: str) -> None:
     assert told(write, [key], smallest)[key].startswith("it is verl's, and `ppo.policy_loss.clip_high` here")
 
 
-def test_a_key_of_both_roles_is_answered_for_both(smallest: Path, write: Write) -> None:
+def test_foreign_key_of_both_roles_maps_to_both(smallest: Path, write: Write) -> None:
     says = told(write, ["optim.lr"], smallest)["optim.lr"]
     assert says == "it is verl's, and `actor.optimizer.lr` and `critic.optimizer.lr` here"
 
 
-def test_a_key_that_two_systems_have_is_answered_for_each(smallest: Path, write: Write) -> None:
+def test_key_of_two_systems_is_mapped_for_each(smallest: Path, write: Write) -> None:
     assert told(write, ["train.batch_size"], smallest)["train.batch_size"] == (
         "it is trlX's, and `ppo.minibatch_seqs` here: of each data rank there, of all here; "
         "it is OpenRLHF's, and `ppo.minibatch_seqs` here"

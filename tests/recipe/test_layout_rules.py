@@ -95,7 +95,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("rule", "written", "says"), CASES)
-def test_a_layout_that_does_not_fit_the_model_is_refused(rule: str, written: str, says: str) -> None:
+def test_layout_that_does_not_fit_model_raises(rule: str, written: str, says: str) -> None:
     assert rule in {known.__name__ for known in LAYOUT_RULES}
     with pytest.raises(RecipeError) as caught:
         load([QUICKSTART], [written])
@@ -115,7 +115,9 @@ def test_a_layout_that_does_not_fit_the_model_is_refused(rule: str, written: str
         ({"intermediate_size": 13824, "vocab_size": 32000, "model_type": "qwen3_moe", "num_experts": 5}, None),
     ],
 )
-def test_tensor_ranks_divide_all_that_they_split(tmp_path: Path, sizes: dict[str, object], says: str | None) -> None:
+def test_tensor_ranks_must_divide_every_split_dimension(
+    tmp_path: Path, sizes: dict[str, object], says: str | None
+) -> None:
     heads = {"num_attention_heads": 40, "num_key_value_heads": 40, "hidden_size": 5120}
     config = {"model_type": "llama", "num_hidden_layers": 2, "max_position_embeddings": 4096, **heads, **sizes}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -172,9 +174,7 @@ EXPERT_CASES = [
 
 
 @pytest.mark.parametrize(("rule", "written", "says", "hint"), EXPERT_CASES)
-def test_a_layout_that_does_not_fit_the_experts_is_refused(
-    experts: str, rule: str, written: str, says: str, hint: str
-) -> None:
+def test_layout_that_does_not_fit_experts_raises(experts: str, rule: str, written: str, says: str, hint: str) -> None:
     assert rule in {known.__name__ for known in LAYOUT_RULES}
     with pytest.raises(RecipeError) as caught:
         load([QUICKSTART], [experts, written])
@@ -183,7 +183,7 @@ def test_a_layout_that_does_not_fit_the_experts_is_refused(
 
 
 @pytest.mark.parametrize(("key", "size"), [("expert", 2), ("expert_tensor", 2)])
-def test_a_model_without_experts_has_none_to_share(key: str, size: int) -> None:
+def test_expert_ranks_require_model_with_experts(key: str, size: int) -> None:
     with pytest.raises(RecipeError, match=f"the model has no experts for {size} ranks to share") as caught:
         load([QUICKSTART], [f"actor.parallel={{data=2, {key}={size}}}"])
     assert f"--set actor.parallel.{key}=1" in str(caught.value.hint)
@@ -198,7 +198,7 @@ def test_a_model_without_experts_has_none_to_share(key: str, size: int) -> None:
         "{context=2, data=2, expert=2, expert_tensor=2}",
     ],
 )
-def test_a_layout_that_fits_the_experts_is_taken(experts: str, table: str) -> None:
+def test_layout_that_fits_experts_is_accepted(experts: str, table: str) -> None:
     taken = load([QUICKSTART], [experts, f"actor.parallel={table}"]).recipe.actor.parallel
     assert taken is not None
     assert "expert" in taken.describe()
@@ -218,12 +218,12 @@ def test_a_layout_that_fits_the_experts_is_taken(experts: str, table: str) -> No
         (ParallelTable(context=2, data=2, expert=4), True),
     ],
 )
-def test_expert_ranks_span_data_ranks_unless_they_are_within_one(table: ParallelTable, *, span: bool) -> None:
+def test_experts_span_data_depends_on_expert_rank_layout(table: ParallelTable, *, span: bool) -> None:
     """Ranks 0, 1, 2 are the first data rank's three: the second pair of expert ranks is 2 and 3."""
     assert table.experts_span_data == span
 
 
-def test_the_layers_of_every_rank_divide_into_its_stages(tmp_path: Path) -> None:
+def test_layers_of_each_pipeline_rank_divide_into_its_stages(tmp_path: Path) -> None:
     """8 layers: 2 on the first rank, and 3 on each of the others."""
     base = json.loads((QUICKSTART.with_suffix("") / "model/config.json").read_text("utf-8"))
     (tmp_path / "config.json").write_text(json.dumps(base | {"num_hidden_layers": 8, "layer_types": None}), "utf-8")
@@ -241,7 +241,7 @@ def test_the_layers_of_every_rank_divide_into_its_stages(tmp_path: Path) -> None
         "{data=3}",
     ],
 )
-def test_a_layout_that_fits_is_taken(table: str) -> None:
+def test_layout_that_fits_model_is_accepted(table: str) -> None:
     assert load([QUICKSTART], [f"actor.parallel={table}"]).recipe.actor.parallel is not None
 
 
@@ -253,9 +253,7 @@ def test_a_layout_that_fits_is_taken(table: str) -> None:
         ("critic.parallel={pipeline=4}", "the model's 6 layers do not divide over 4 pipeline ranks"),
     ],
 )
-def test_a_critic_of_another_model_is_laid_out_by_its_own_heads_and_layers(
-    tmp_path: Path, table: str, says: str
-) -> None:
+def test_critic_layout_is_checked_against_critic_model(tmp_path: Path, table: str, says: str) -> None:
     """Also where it follows the actor, whose model has 4 heads and layers."""
     base = json.loads((QUICKSTART.with_suffix("") / "model/config.json").read_text("utf-8"))
     own = {**base, "num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 96, "num_hidden_layers": 6}
@@ -278,12 +276,12 @@ def test_a_critic_of_another_model_is_laid_out_by_its_own_heads_and_layers(
 
 
 @pytest.mark.parametrize("placement", ["colocated", "apart"])
-def test_engines_are_free(placement: str) -> None:
+def test_generator_processes_are_engines_times_tensor_ranks(placement: str) -> None:
     written = ["generator.engines=3", "generator.tensor=2", f"cluster={{placement='{placement}'}}"]
     assert processes(load([QUICKSTART], written).recipe)["generator"] == 6
 
 
-def test_the_critic_follows_the_actor_unless_its_table_is_written() -> None:
+def test_critic_layout_follows_actor_unless_set() -> None:
     alone = ParallelTable()
     assert layouts(load([QUICKSTART]).recipe) == {"actor": alone, "critic": alone}
     follows = layouts(load([QUICKSTART], ["actor.parallel={tensor=2}"]).recipe)
@@ -295,7 +293,7 @@ def test_the_critic_follows_the_actor_unless_its_table_is_written() -> None:
     assert (long.model_ranks, long.stage_ranks, long.world_size) == (6, 70, 210)
 
 
-def test_a_layout_in_words() -> None:
+def test_layout_description_lists_parallel_sizes() -> None:
     table = ParallelTable(tensor=4, pipeline=2, stages_per_rank=3, context=2, data=5, sequence=True)
     assert table.describe() == "tensor 4, pipeline 2, stages per rank 3, context 2, data 5, sequence"
     assert ParallelTable(data=2, distributed_optimizer=True).describe() == "data 2, distributed optimizer"
@@ -309,7 +307,7 @@ def test_a_layout_in_words() -> None:
         ("actor.parallel={pipeline=3}", "actor.parallel.pipeline=2"),
     ],
 )
-def test_what_a_hint_says_is_taken(written: str, hint: str) -> None:
+def test_hint_of_layout_error_is_valid(written: str, hint: str) -> None:
     with pytest.raises(RecipeError) as caught:
         load([QUICKSTART], [written])
     assert caught.value.hint is not None

@@ -26,7 +26,7 @@ def said(
 FORMATS = '`"gsm8k"`, `"columns"`, `"verl"`, `"dialogues"`, `"python"`, `"mix"`'
 
 
-def test_all_errors_of_all_layers_come_in_one_pass(write: Write) -> None:
+def test_errors_of_all_layers_are_reported_in_one_pass(write: Write) -> None:
     file = write("""\
 name = "bad run"
 [model]
@@ -99,13 +99,13 @@ uri = "x"
     assert hint == "write it as `--set actor.optimizer.lr=1e-6`"
 
 
-def test_a_key_of_another_section_is_sent_home(write: Write) -> None:
+def test_misplaced_key_error_names_its_section(write: Write) -> None:
     lines, hint = said(write(SMALLEST.replace("[ppo]\n", "[ppo]\nlr = 1e-6\n")))
     assert lines == ["r.toml:15: unknown key `ppo.lr`; `lr` belongs under [actor.optimizer] or [critic.optimizer]"]
     assert hint == "ppoctl recipes keys ppo"
 
 
-def test_a_name_from_another_system_is_translated(write: Write) -> None:
+def test_key_of_other_system_is_translated(write: Write) -> None:
     lines, _ = said(write(SMALLEST.replace("[ppo]\n", "[ppo]\nmini_batch_size = 2\nbatch_size = 4\n")))
     assert lines == [
         "r.toml:15: unknown key `ppo.mini_batch_size`; did you mean `minibatch_seqs`?",
@@ -177,15 +177,13 @@ BROUGHT = [
 
 
 @pytest.mark.parametrize(("setting", "says", "hint"), BROUGHT, ids=[setting for setting, _, _ in BROUGHT])
-def test_a_key_of_another_system_is_answered_by_what_it_is_here(
-    smallest: Path, setting: str, says: str, hint: str | None
-) -> None:
+def test_foreign_key_error_names_our_equivalent(smallest: Path, setting: str, says: str, hint: str | None) -> None:
     lines, hinted = said(smallest, sets=(setting,))
     assert lines == [f"--set: unknown key `{setting.partition('=')[0]}`; {says}"]
     assert hint is None or hinted == hint
 
 
-def test_every_key_of_a_configuration_that_was_brought_along_is_answered_at_its_line(write: Write) -> None:
+def test_foreign_keys_are_mapped_at_their_lines(write: Write) -> None:
     lines, _ = said(
         write(
             SMALLEST
@@ -205,7 +203,7 @@ lr = 2e-6
     ]
 
 
-def test_a_key_of_ours_that_another_alternative_has_is_not_taken_for_another_systems(smallest: Path) -> None:
+def test_own_key_of_other_alternative_is_not_treated_as_foreign(smallest: Path) -> None:
     lines, _ = said(smallest, sets=("ppo.kl={place='none', estimator='k1'}",))
     assert lines == [
         '--set: `ppo.kl.estimator` goes with `place = "reward"` or `place = "loss"`, and `ppo.kl.place` is `"none"`'
@@ -231,12 +229,12 @@ def test_a_key_of_ours_that_another_alternative_has_is_not_taken_for_another_sys
         ("3", '[ppo.policy_loss] needs `kind`: one of `"clip"`, `"gspo"`, `"cispo"`, `"reinforce"`'),
     ],
 )
-def test_a_wrong_policy_loss_names_the_alternatives(smallest: Path, table: str, line: str) -> None:
+def test_wrong_policy_loss_error_names_alternatives(smallest: Path, table: str, line: str) -> None:
     lines, _ = said(smallest, sets=(f"ppo.policy_loss={table}",))
     assert lines == [f"--set: {line}"]
 
 
-def test_a_missing_choice_lists_what_may_be_chosen(write: Write) -> None:
+def test_missing_choice_error_lists_alternatives(write: Write) -> None:
     lines, _ = said(write(SMALLEST.replace('[reward]\nkind = "gsm8k"\n', "")))
     (line,) = lines
     assert line.startswith('r.toml: missing table [reward]; its `kind` is one of `"gsm8k"`, `"math"`, ')
@@ -245,14 +243,14 @@ def test_a_missing_choice_lists_what_may_be_chosen(write: Write) -> None:
     assert lines == [f"r.toml:5: [data.train] needs `format`: one of {FORMATS}"]
 
 
-def test_the_limit_of_forwards_goes_with_its_own_kind(write: Write) -> None:
+def test_forward_batch_limits_of_both_kinds_conflict(write: Write) -> None:
     both = "max_tokens_per_microbatch = 64\nforward_max_tokens_per_microbatch = 64\nforward_microbatch_seqs = 4\n"
     lines, _ = said(write(SMALLEST + f"[actor.batching]\n{both}"))
     rivals = "`max_tokens_per_microbatch`, `forward_max_tokens_per_microbatch`: keep one of them"
     assert lines == [f"r.toml:23: `actor.batching.forward_microbatch_seqs` excludes {rivals}"]
 
 
-def test_a_table_where_a_value_belongs_and_the_reverse(write: Write) -> None:
+def test_value_instead_of_table_and_reverse_are_reported(write: Write) -> None:
     text = SMALLEST.replace("[ppo]\n", "[ppo]\nkl = 3\nadvantages = 1\nepochs = { a = 1 }\n")
     lines, _ = said(write(text + "[data.eval]\nx = 1\n[model.dtype]\n"))
     assert lines == [
@@ -264,7 +262,7 @@ def test_a_table_where_a_value_belongs_and_the_reverse(write: Write) -> None:
     ]
 
 
-def test_a_date_is_no_text(write: Write) -> None:
+def test_date_is_not_text(write: Write) -> None:
     lines, _ = said(write(SMALLEST.replace('"small"', "2024-01-01")))
     assert lines == ["r.toml:1: `name` is `2024-01-01`: must be text, in quotes (with --set: 'key=\"text\"')"]
 
@@ -289,12 +287,12 @@ def test_a_date_is_no_text(write: Write) -> None:
         ),
     ],
 )
-def test_a_syntax_error_shows_its_line(write: Write, text: str, line: str) -> None:
+def test_syntax_error_names_its_line(write: Write, text: str, line: str) -> None:
     number = line.split(":")[1]
     assert said(write(text)) == ([line], f"${{EDITOR:-vi}} +{number} r.toml")
 
 
-def test_an_invisible_mark_at_the_beginning_is_no_error(write: Write) -> None:
+def test_byte_order_mark_is_accepted(write: Write) -> None:
     """Editors on Windows leave a byte order mark."""
     assert load([write("\ufeff" + SMALLEST)], (), {}).origins["name"] == "r.toml:1"
 
@@ -309,19 +307,19 @@ def test_an_invisible_mark_at_the_beginning_is_no_error(write: Write) -> None:
         ),
     ],
 )
-def test_what_may_be_written_instead_is_said(smallest: Path, sets: tuple[str, ...], line: str) -> None:
+def test_error_suggests_valid_alternatives(smallest: Path, sets: tuple[str, ...], line: str) -> None:
     assert said(smallest, sets=sets)[0] == [line]
 
 
 @pytest.mark.parametrize("name", ["verl/gemma", "verl/gemma.toml", "recipes/verl/gemma.toml"])
-def test_who_names_a_shipped_recipe_is_told_how_to_get_it(
+def test_missing_shipped_recipe_hints_at_copy_command(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert said(Path(name)) == ([f"{name}: no such recipe"], "ppoctl recipes copy verl/gemma my-recipes")
 
 
-def test_every_file_that_cannot_be_read_is_named(write: Write, tmp_path: Path) -> None:
+def test_every_unreadable_file_is_reported(write: Write, tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"\n')
     (tmp_path / "folder.toml").mkdir()
     write(SMALLEST)
@@ -335,20 +333,20 @@ def test_every_file_that_cannot_be_read_is_named(write: Write, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("encoding", ["latin1", "utf-16"])
-def test_a_file_of_another_encoding_is_told_how_it_becomes_one_of_ours(write: Write, encoding: str) -> None:
+def test_wrong_encoding_hints_at_iconv_command(write: Write, encoding: str) -> None:
     file = write(SMALLEST)
     file.write_bytes(SMALLEST.replace("small", "sm\xe4ll").encode(encoding))
     assert said(file)[1] == f"iconv -f {encoding} -t utf-8 r.toml > r.utf8.toml"
 
 
-def test_a_table_at_the_top_is_named_only_to_who_wrote_its_keys(smallest: Path) -> None:
+def test_list_of_tables_is_shown_only_for_misplaced_keys(smallest: Path) -> None:
     (line,), _ = said(smallest, sets=("health.reward.min=1",))
     assert line.startswith("--set: unknown key `health.reward`; [health] has `kl`, ")
     (line,), _ = said(smallest, sets=("ppo.reward.kind=gsm8k",))
     assert line == "--set: unknown key `ppo.reward`; [reward] is a table of its own"
 
 
-def test_a_missing_variable_is_named(write: Write) -> None:
+def test_missing_path_variable_is_named(write: Write) -> None:
     with pytest.raises(MissingAssetError) as caught:
         load([write(SMALLEST.replace('"train.jsonl"', '"$PPOCTL_DATA/a.jsonl"'))], (), {})
     lines, hint = caught.value.message.splitlines(), caught.value.hint
@@ -358,22 +356,22 @@ def test_a_missing_variable_is_named(write: Write) -> None:
     assert hint == "export PPOCTL_DATA=VALUE"
 
 
-def test_a_broken_array_in_a_variable_is_named(smallest: Path) -> None:
+def test_broken_array_in_variable_is_named(smallest: Path) -> None:
     environ = {"PPOCTL_ROLLOUT__STOP_STRINGS": "[x", "PPOCTL_STEPS": "7"}
     lines, _ = said(smallest, environ=environ)
     assert lines == ['environment PPOCTL_ROLLOUT__STOP_STRINGS: `rollout.stop_strings` is `"[x"`: must be an array']
 
 
-def test_no_recipe_is_an_error() -> None:
+def test_missing_recipe_argument_is_an_error() -> None:
     assert said() == (["no recipe given"], "ppoctl recipes list")
 
 
-def test_a_long_value_is_cut(smallest: Path) -> None:
+def test_long_value_is_truncated_in_error(smallest: Path) -> None:
     lines, _ = said(smallest, sets=("steps=" + "x" * 200,))
     assert lines == ["--set: `steps` is `" + '"' + "x" * 76 + "...`: must be a whole number"]
 
 
-def test_a_variable_of_ours_that_sets_nothing_is_named_with_what_was_meant(write: Write) -> None:
+def test_unknown_ppoctl_variable_gets_suggestion(write: Write) -> None:
     environ = {"PPOCTL_ACTOR_OPTIMIZER_LR": "1", "PPOCTL_STEPZ": "3", "PPOCTL_ROLLOUT": "x", "PPOCTL_DATA": "/data"}
     lines, hint = said(write(SMALLEST), environ=environ)
     assert sorted(lines) == [
@@ -384,12 +382,12 @@ def test_a_variable_of_ours_that_sets_nothing_is_named_with_what_was_meant(write
     assert hint == "ppoctl recipes keys rollout"
 
 
-def test_a_variable_that_a_path_names_is_not_a_stray_one(write: Write) -> None:
+def test_variable_used_in_path_is_not_an_unknown_key(write: Write) -> None:
     file = write(SMALLEST.replace('"base"', '"$PPOCTL_MODELS/base"'))
     assert load([file], (), {"PPOCTL_MODELS": "/m"}).recipe.model.path == "/m/base"
 
 
-def test_the_variables_that_code_and_tests_use_are_listed_in_one_place() -> None:
+def test_every_ppoctl_variable_sets_a_key_or_is_listed() -> None:
     """Whatever has our prefix in this tree sets a key, or is listed. Some are wrong on purpose."""
     wrong = {"PPOCTL_", "PPOCTL_ACTR__LR", "PPOCTL_ACTOR_OPTIMIZER_LR", "PPOCTL_STEPZ", "PPOCTL_ROLLOUT"}
     files = [
@@ -407,7 +405,7 @@ def test_the_variables_that_code_and_tests_use_are_listed_in_one_place() -> None
     assert [name for name, path in paths.items() if not tree.keys_at(ROOT_TABLE, path)] == []
 
 
-def test_the_nearest_size_that_divides_is_the_hint(smallest: Path) -> None:
+def test_hint_suggests_nearest_divisible_size(smallest: Path) -> None:
     assert "`--set ppo.minibatch_seqs=32`" in str(
         said(smallest, sets=("rollout.prompts_per_step=64", "ppo.minibatch_seqs=30"))[1]
     )
@@ -425,18 +423,18 @@ def test_the_nearest_size_that_divides_is_the_hint(smallest: Path) -> None:
     ],
     ids=["deep", "long", "large"],
 )
-def test_a_file_that_no_reader_takes_is_named(write: Write, text: str, says: str) -> None:
+def test_unparsable_file_error_names_cause(write: Write, text: str, says: str) -> None:
     lines, _ = said(write(text))
     assert [line.partition(": ")[2] for line in lines] == [says]
 
 
-def test_a_device_is_no_recipe() -> None:
+def test_device_file_is_not_a_recipe() -> None:
     lines, _ = said(Path("/dev/zero"))
     assert lines == ["/dev/zero: is no file; a recipe is a `.toml` file"]
 
 
 @pytest.mark.parametrize("wrong", ["steps=1000000000000", f"name={'x' * 101}"])
-def test_what_no_run_could_have_is_refused_at_once(smallest: Path, wrong: str) -> None:
+def test_impossible_value_is_rejected(smallest: Path, wrong: str) -> None:
     lines, _ = said(smallest, sets=(wrong,))
     assert len(lines) == 1
     assert lines[0].startswith(f"--set: `{wrong.partition('=')[0]}` is")
@@ -449,7 +447,7 @@ def test_what_no_run_could_have_is_refused_at_once(smallest: Path, wrong: str) -
         ("my.module:a-b", "does not name a function; write `my.module:score`"),
     ],
 )
-def test_a_reward_without_the_name_of_its_function_is_told_how_to_write_it(function: str, says: str) -> None:
+def test_invalid_reward_function_error_shows_valid_form(function: str, says: str) -> None:
     lines, _ = said(ROOT / "recipes" / "quickstart.toml", sets=(f"reward={{kind='python', function='{function}'}}",))
     assert lines == [f'--set: `reward.function` is `"{function}"`: {says}']
 
@@ -462,6 +460,6 @@ def test_a_reward_without_the_name_of_its_function_is_told_how_to_write_it(funct
         ("http://[x/score", "cannot be read as a URL: Invalid IPv6 URL"),
     ],
 )
-def test_an_address_of_a_service_that_is_not_one_says_why(url: str, says: str) -> None:
+def test_invalid_service_url_error_names_reason(url: str, says: str) -> None:
     lines, _ = said(ROOT / "recipes" / "quickstart.toml", sets=(f"reward={{kind='http', url='{url}'}}",))
     assert lines == [f'--set: `reward.url` is `"{url}"`: {says}']

@@ -81,7 +81,7 @@ def fits(line: KeyLine, written: dict[str, Any]) -> bool:
     return any(f'"{table[tag]}"' in names.split(" or ") for table in around if tag in table)
 
 
-def test_every_default_is_what_a_recipe_has_that_leaves_the_key_out(smallest: Path) -> None:
+def test_listed_default_equals_value_of_omitted_key(smallest: Path) -> None:
     held: set[KeyLine] = set()
     for sets in RECIPES:
         loaded = load([smallest], sets, {})
@@ -103,7 +103,7 @@ def test_every_default_is_what_a_recipe_has_that_leaves_the_key_out(smallest: Pa
     assert told == [*rows, *named]
 
 
-def test_alternatives_that_no_key_names_say_which_is_the_default() -> None:
+def test_default_alternative_without_kind_is_marked() -> None:
     only = {line.key: line.only for line in LINES if line.key.startswith("actor.batching.")}
     assert only["actor.batching.max_tokens_per_microbatch"] == "by tokens (the default)"
     assert only["actor.batching.microbatch_seqs"] == "by sequences"
@@ -127,7 +127,7 @@ def with_stars(path: KeyPath) -> KeyPath:
     return starred
 
 
-def test_every_key_has_a_line_and_no_line_is_told_twice() -> None:
+def test_every_key_has_one_line() -> None:
     assert {line.key for line in LINES} == {
         ".".join(path) for path, key in tree.walk(tree.of(Recipe)) if isinstance(key.node, tree.Leaf)
     }
@@ -158,7 +158,7 @@ NUMBERS = [
 
 
 @for_each(NUMBERS)
-def test_every_range_is_what_is_refused(line: KeyLine, key: tree.RecipeKey) -> None:
+def test_listed_range_equals_accepted_range(line: KeyLine, key: tree.RecipeKey) -> None:
     tiny = 1 if line.type == "whole number" else 1e-6
     number = int if line.type == "whole number" else float
     lowest, highest = -(10**9), 10**9

@@ -32,7 +32,7 @@ from ppoctl.recipe.schema import (
 from recipe.conftest import SMALLEST, Write
 
 
-def test_each_layer_overrides_the_ones_before_it(write: Write) -> None:
+def test_later_layer_overrides_earlier_layers(write: Write) -> None:
     files = [write(SMALLEST), write("steps = 20\nseed = 1\n", "b.toml"), write("steps = 30\n", "c.toml")]
     environ = {"PPOCTL_STEPS": "40"}
     assert load(files, environ={}).recipe.steps == 30
@@ -42,7 +42,7 @@ def test_each_layer_overrides_the_ones_before_it(write: Write) -> None:
     assert load(files, ["steps=50"], environ).recipe.seed == 1
 
 
-def test_each_layer_is_a_source_of_pydantic_settings_and_the_strongest_is_read_first(write: Write) -> None:
+def test_layers_are_settings_sources_read_strongest_first(write: Write) -> None:
     files = (write(SMALLEST), write("steps = 20\n", "b.toml"))
     layers = Layers(files, ("steps=50",), {"PPOCTL_STEPS": "40"}, write("[slurm]\nnodes = 2\n", "site.toml"))
     layers.read()
@@ -56,7 +56,7 @@ def test_each_layer_is_a_source_of_pydantic_settings_and_the_strongest_is_read_f
     assert [source.current_state.get("steps") for source in layers.sources] == [None, 50, 50, 50, 50]
 
 
-def test_every_value_remembers_where_it_was_set(write: Write) -> None:
+def test_every_value_has_its_origin(write: Write) -> None:
     files = [
         write(SMALLEST),
         write('[ppo]\nkl = { place = "loss", coef = 0.1 }\n[model]\ndtype="float32"\n', "b.toml"),
@@ -81,21 +81,21 @@ def test_tables_merge_key_by_key(write: Write) -> None:
     assert list(recipe.data.eval) == ["more"]
 
 
-def test_another_alternative_replaces_the_whole_table(write: Write) -> None:
+def test_other_alternative_replaces_whole_table(write: Write) -> None:
     first = write(SMALLEST + '[ppo.kl]\nplace = "reward"\nestimator = "k1"\ncoef = 0.5\n')
     second = write('[ppo.kl]\nplace = "loss"\ncoef = 0.1\n', "b.toml")
     assert load([first, second], environ={}).recipe.ppo.kl == KlInLoss(place="loss", coef=0.1)
     assert load([first, second], ["ppo.kl.place=none"], {}).recipe.ppo.kl == NoKl(place="none")
 
 
-def test_a_table_without_a_kind_is_the_usual_one_and_gives_way_to_another(write: Write) -> None:
+def test_table_without_kind_is_default_kind_and_is_replaced(write: Write) -> None:
     clipped = write(SMALLEST + "[ppo.policy_loss]\nclip_high = 0.28\n")
     assert load([clipped], environ={}).recipe.ppo.policy_loss == ClippedLoss(clip_high=0.28)
     # Its bounds are of the clip's own size, which would be no clip at all in another kind.
     assert load([clipped], ["ppo.policy_loss.kind=gspo"], {}).recipe.ppo.policy_loss == GspoLoss(kind="gspo")
 
 
-def test_a_key_that_is_set_without_a_kind_stays_with_the_kind_that_is_written(write: Write) -> None:
+def test_key_set_without_kind_changes_table_of_written_kind(write: Write) -> None:
     written = write(SMALLEST + '[ppo.policy_loss]\nkind = "gspo"\nclip_high = 0.001\n')
     found = load([written], ["ppo.policy_loss.clip_high=0.002"], {}).recipe.ppo.policy_loss
     assert found == GspoLoss(kind="gspo", clip_high=0.002)
@@ -104,7 +104,7 @@ def test_a_key_that_is_set_without_a_kind_stays_with_the_kind_that_is_written(wr
 PARALLEL = SMALLEST + "[actor.parallel]\ntensor = 2\nsequence = true\n"
 
 
-def test_a_layout_replaces_a_layout(write: Write) -> None:
+def test_layout_table_replaces_layout_table(write: Write) -> None:
     """A run of 2 tensor ranks that is resumed with `actor.parallel={pipeline=2}` has 2 processes, not 4."""
     base = write(PARALLEL, "base.toml")
     assert load([base], ["actor.parallel={pipeline=2}"]).recipe.actor.parallel == ParallelTable(pipeline=2)
@@ -115,14 +115,14 @@ def test_a_layout_replaces_a_layout(write: Write) -> None:
     assert load([base, over], ["actor.parallel.tensor=4"]).recipe.actor.parallel == ParallelTable(data=3, tensor=4)
 
 
-def test_a_key_of_a_layout_changes_that_key(write: Write) -> None:
+def test_layout_key_changes_only_that_key(write: Write) -> None:
     base = write(PARALLEL, "base.toml")
     changed = ParallelTable(tensor=4, sequence=True)
     assert load([base], ["actor.parallel.tensor=4"]).recipe.actor.parallel == changed
     assert load([base], environ={"PPOCTL_ACTOR__PARALLEL__TENSOR": "4"}).recipe.actor.parallel == changed
 
 
-def test_a_table_that_is_set_takes_the_place_of_the_whole_table(write: Write) -> None:
+def test_table_set_on_command_line_replaces_whole_table(write: Write) -> None:
     """One rule: `--set TABLE={...}` replaces, `--set TABLE.KEY=VALUE` changes one key. What is left out has its
     default, not what a file says."""
     base = write(SMALLEST + '[expect]\n"reward/score_mean" = { min = 0.5 }\n[health.kl]\nmax = 0.1\n', "base.toml")
@@ -139,7 +139,7 @@ def test_a_table_that_is_set_takes_the_place_of_the_whole_table(write: Write) ->
     assert later.expect.keys() == {"value/explained_variance"}
 
 
-def test_an_empty_table_on_the_command_line_replaces_the_weaker_ones(write: Write) -> None:
+def test_empty_table_on_command_line_clears_weaker_tables(write: Write) -> None:
     base = write(PARALLEL + '[expect]\n"reward/score_mean" = { min = 0.5 }\n', "base.toml")
     assert load([base]).recipe.expect.keys() == {"reward/score_mean"}
     emptied = load([base], ["expect={}", "actor.parallel={}"]).recipe
@@ -150,20 +150,20 @@ def test_an_empty_table_on_the_command_line_replaces_the_weaker_ones(write: Writ
     assert load([base, write("[expect]\n", "over.toml")]).recipe.expect.keys() == {"reward/score_mean"}
 
 
-def test_a_replaced_table_does_not_come_back_with_its_old_alternative(write: Write) -> None:
+def test_replaced_alternative_does_not_restore_old_values(write: Write) -> None:
     first = write(SMALLEST + '[ppo.kl]\nplace = "loss"\nestimator = "k2"\ncoef = 0.5\n')
     second = write('[ppo.kl]\nplace = "none"\n', "b.toml")
     third = write('[ppo.kl]\nplace = "loss"\ncoef = 0.1\n', "c.toml")
     assert load([first, second, third], environ={}).recipe.ppo.kl == KlInLoss(place="loss", estimator="k3", coef=0.1)
 
 
-def test_one_way_of_batching_replaces_the_other_and_shares_nothing_with_it(write: Write) -> None:
+def test_other_batching_kind_replaces_all_its_keys(write: Write) -> None:
     first = write(SMALLEST + "[actor.batching]\nmicrobatch_seqs = 2\nlogits_chunk_tokens = 7\n")
     loaded = load([first], ["actor.batching.max_tokens_per_microbatch=64"], {})
     assert loaded.recipe.actor.batching == ByTokens(max_tokens_per_microbatch=64)
 
 
-def test_a_set_value_is_toml_and_a_bare_word_is_text(smallest: Path) -> None:
+def test_set_value_is_parsed_as_toml_or_bare_text(smallest: Path) -> None:
     sets = [
         "name=other",
         "reward.strict=false",
@@ -182,7 +182,7 @@ def test_a_set_value_is_toml_and_a_bare_word_is_text(smallest: Path) -> None:
     assert recipe.ppo.value_loss.clip == 0.2
 
 
-def test_an_environment_variable_is_read_as_set_reads_its_value(smallest: Path) -> None:
+def test_environment_value_is_parsed_like_set_value(smallest: Path) -> None:
     environ = {
         "PPOCTL_NAME": "42",
         "PPOCTL_REWARD__STRICT": "false",
@@ -205,7 +205,7 @@ def test_an_environment_variable_is_read_as_set_reads_its_value(smallest: Path) 
     assert recipe.data.train.max_rows == 7
 
 
-def test_relative_paths_start_where_they_were_written(
+def test_relative_path_starts_at_folder_of_its_layer(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cwd").mkdir()
@@ -219,21 +219,21 @@ def test_relative_paths_start_where_they_were_written(
     assert loaded.recipe.data.eval["e"].path == str(tmp_path / "cwd/e.jsonl")
 
 
-def test_a_path_may_begin_with_a_variable(write: Write) -> None:
+def test_path_may_start_with_variable(write: Write) -> None:
     text = SMALLEST.replace('"train.jsonl"', '"$ROWS/a.jsonl"').replace('"base"', '"${ROWS}/m"')
     recipe = load([write(text)], environ={"ROWS": "/data"}).recipe
     assert recipe.data.train.path == "/data/a.jsonl"
     assert recipe.model.path == "/data/m"
 
 
-def test_a_path_that_is_replaced_needs_no_variable(write: Write) -> None:
+def test_replaced_path_does_not_require_its_variable(write: Write) -> None:
     file = write(SMALLEST.replace('"train.jsonl"', '"$NOBODY/train.jsonl"'))
     assert load([file], ["data.train.path=/other.jsonl"], {}).recipe.data.train.path == "/other.jsonl"
     with pytest.raises(MissingAssetError, match="no `NOBODY`"):
         load([file], [], {})
 
 
-def test_a_variable_that_another_layer_names_is_no_key(write: Write) -> None:
+def test_variable_used_by_other_layer_is_not_a_key(write: Write) -> None:
     file = write(SMALLEST)
     models = {"PPOCTL_MODELS": "/models"}
     for sets, environ in (
@@ -244,27 +244,27 @@ def test_a_variable_that_another_layer_names_is_no_key(write: Write) -> None:
         assert load([file], sets, environ).recipe.model.path == "/models/x"
 
 
-def test_a_comment_names_no_variable(write: Write) -> None:
+def test_variable_in_comment_is_not_used(write: Write) -> None:
     file = write(f"# like $PPOCTL_STEPZ\n{SMALLEST}")
     with pytest.raises(RecipeError, match="unknown key `stepz`"):
         load([file], [], {"PPOCTL_STEPZ": "3"})
 
 
 @pytest.mark.parametrize("setting", ["#a=1", "a", "=1", "a.=1", "[a]=1"])
-def test_a_setting_without_a_key_is_refused(smallest: Path, setting: str) -> None:
+def test_set_without_key_raises(smallest: Path, setting: str) -> None:
     with pytest.raises(RecipeError) as caught:
         load([smallest], [setting], {})
     assert f"`{setting}` is not KEY=VALUE with a dotted key" in caught.value.message
 
 
-def test_a_model_is_a_hub_id_unless_its_first_part_is_a_folder_here(write: Write, tmp_path: Path) -> None:
+def test_model_path_is_hub_id_unless_first_part_is_a_folder(write: Write, tmp_path: Path) -> None:
     file = write(SMALLEST.replace('"base"', '"org/model-7B"'))
     assert load([file], environ={}).recipe.model.path == "org/model-7B"
     (tmp_path / "org").mkdir()
     assert load([file], environ={}).recipe.model.path == str(tmp_path / "org/model-7B")
 
 
-def test_the_critics_model_may_be_written_as_its_path_alone(write: Write, tmp_path: Path) -> None:
+def test_critic_model_may_be_written_as_path(write: Write, tmp_path: Path) -> None:
     base = write(SMALLEST.replace('path = "base"', 'path = "base"\ncritic = "judge"'))
     (tmp_path / "judge").mkdir()
     loaded = load([base], ["model.critic.dtype=float32"], {})
@@ -281,7 +281,7 @@ def test_the_critics_model_may_be_written_as_its_path_alone(write: Write, tmp_pa
     assert from_resolved(resolved) == load([base], [], {}).recipe
 
 
-def test_the_resolved_recipe_reads_back_equal(write: Write) -> None:
+def test_resolved_recipe_round_trips(write: Write) -> None:
     file = write(SMALLEST + '[reward.scale]\nfrom = [0, 1]\nto = [-1, 1]\n[expect]\n"a/b" = {}\n')
     loaded, problems = examine([file], environ={}, judges=())
     assert loaded is not None
@@ -293,14 +293,14 @@ def test_the_resolved_recipe_reads_back_equal(write: Write) -> None:
     assert set(loaded.origins) >= {"reward.scale.from", 'expect."a/b".min', "seed"}
 
 
-def test_a_recipe_written_as_toml_reads_back_equal(write: Write) -> None:
+def test_recipe_written_as_toml_round_trips(write: Write) -> None:
     awkward = 'quote " and \\ tab \t bell \x07 del \x7f ' + "long " * 40
     loaded = load([write(SMALLEST)], [f"data.train.system={awkward}", "ppo.value_loss.clip=1e16"], {})
     again = load([write(recipe_as_toml(loaded.recipe), "again.toml")], environ={})
     assert again.recipe == loaded.recipe
 
 
-def test_a_resolved_recipe_of_another_version_says_so(smallest: Path) -> None:
+def test_unknown_key_of_resolved_recipe_hints_at_version(smallest: Path) -> None:
     resolved = load([smallest], environ={}).resolved()
     resolved["ppo"]["gone"] = 1
     with pytest.raises(RecipeError, match=r"unknown key `ppo.gone`") as caught:
@@ -308,14 +308,14 @@ def test_a_resolved_recipe_of_another_version_says_so(smallest: Path) -> None:
     assert "version" in str(caught.value.hint)
 
 
-def test_a_run_that_began_when_offload_was_a_switch_keeps_its_value(smallest: Path) -> None:
+def test_boolean_offload_of_old_run_is_converted_to_roles(smallest: Path) -> None:
     resolved = load([smallest], environ={}).resolved()
     for was, roles in ((True, ("actor", "critic", "generator")), (False, ())):
         resolved["cluster"]["offload"] = was
         assert from_resolved(resolved).cluster.offload == roles
 
 
-def test_to_set_one_key_of_a_table_leaves_its_other_defaults(smallest: Path) -> None:
+def test_setting_one_key_keeps_other_defaults_of_table(smallest: Path) -> None:
     sets = [
         "ppo.advantages.gae_lambda=0.95",
         "tracking.uri=x",
@@ -335,18 +335,18 @@ def test_to_set_one_key_of_a_table_leaves_its_other_defaults(smallest: Path) -> 
     assert (loaded.origins["health.kl.max"], loaded.origins["health.kl.action"]) == ("default", "--set")
 
 
-def test_a_bound_can_be_taken_away_and_stays_away(smallest: Path, write: Write) -> None:
+def test_health_bound_set_to_off_stays_off(smallest: Path, write: Write) -> None:
     recipe = load([smallest], ['health.kl.max="off"', "health.kl.min=0.1"], {}).recipe
     assert recipe.health.kl == HealthRule(min=0.1)
     assert load([write(recipe_as_toml(recipe), "kept.toml")], [], {}).recipe == recipe
 
 
-def test_a_bound_that_is_off_is_no_text_to_the_rules_of_a_recipe_with_errors(smallest: Path) -> None:
+def test_bound_set_to_off_is_accepted_next_to_other_errors(smallest: Path) -> None:
     _, problems = examine([smallest], ['health.kl.max="off"', "health.kl.min=0.1", "steps=x"], {})
     assert [problem.message for problem in problems] == ['`steps` is `"x"`: must be a whole number']
 
 
-def test_a_variable_is_merged_into_a_table_from_another_variable(smallest: Path) -> None:
+def test_variable_of_key_merges_with_variable_of_table(smallest: Path) -> None:
     environ = {"PPOCTL_ACTOR__PARALLEL__TENSOR": "2", "PPOCTL_ACTOR__PARALLEL": "{data=2}"}
     loaded = load([smallest], environ=environ)
     assert loaded.recipe.actor.parallel == ParallelTable(tensor=2, data=2)
@@ -354,44 +354,44 @@ def test_a_variable_is_merged_into_a_table_from_another_variable(smallest: Path)
     assert loaded.origins["actor.parallel.data"] == "environment PPOCTL_ACTOR__PARALLEL"
 
 
-def test_a_variable_of_a_table_that_is_no_table_is_told_although_others_set_keys_inside(smallest: Path) -> None:
+def test_scalar_table_variable_is_reported_despite_nested_variables(smallest: Path) -> None:
     _, problems = examine([smallest], [], {"PPOCTL_ROLLOUT": "x", "PPOCTL_ROLLOUT__MAX_NEW_TOKENS": "9"})
     assert [str(problem) for problem in problems] == [
         'environment PPOCTL_ROLLOUT: `rollout` is `"x"`: must be a table'
     ]
 
 
-def test_what_a_table_of_a_variable_lacks_is_told_by_that_variable(smallest: Path) -> None:
+def test_missing_keys_are_reported_at_table_variable(smallest: Path) -> None:
     _, problems = examine([smallest], [], {"PPOCTL_PPO": "{}", "PPOCTL_PPO__VALUE_LOSS__CLIP": "0.2"})
     assert [problem.where for problem in problems] == ["environment PPOCTL_PPO"]
 
 
-def test_names_in_a_table_of_a_variable_are_spelled_as_in_a_file(smallest: Path) -> None:
+def test_keys_in_table_variable_are_case_sensitive(smallest: Path) -> None:
     _, problems = examine([smallest], [], {"PPOCTL_HEALTH__KL": "{Max = 1}"})
     assert [str(problem) for problem in problems] == [
         "environment PPOCTL_HEALTH__KL: unknown key `health.kl.Max`; did you mean `max`?"
     ]
 
 
-def test_names_at_the_top_of_a_file_are_spelled_as_they_are(write: Write) -> None:
+def test_top_level_keys_of_file_are_case_sensitive(write: Write) -> None:
     _, problems = examine([write(SMALLEST.replace("steps", "Steps"))], [], {})
     assert "r.toml:2: unknown key `Steps`; did you mean `steps`?" in [str(problem) for problem in problems]
 
 
-def test_a_text_needs_no_quotes_wherever_it_is_set(smallest: Path) -> None:
+def test_text_value_needs_no_quotes_in_set_or_environment(smallest: Path) -> None:
     """Else `name=$SLURM_JOB_ID` would be a number."""
     assert load([smallest], ["name=42"], {}).recipe.name == "42"
     assert load([smallest], [], {"PPOCTL_NAME": "42"}).recipe.name == "42"
     assert load([smallest], ['name="42"'], {}).recipe.name == "42"
 
 
-def test_another_alternative_has_none_of_the_defaults(smallest: Path) -> None:
+def test_other_alternative_uses_none_of_the_defaults(smallest: Path) -> None:
     recipe = load([smallest], ["actor.batching.microbatch_seqs=2", "tracking.kind=none"], {}).recipe
     assert recipe.actor.batching == BySequences(microbatch_seqs=2)
     assert recipe.tracking == NoTracking(kind="none")
 
 
-def test_a_path_behind_a_variable_starts_where_the_command_was_typed(write: Write) -> None:
+def test_path_from_variable_starts_at_working_directory(write: Write) -> None:
     file = write(SMALLEST.replace('"train.jsonl"', '"$PPOCTL_DATA/train.jsonl"'), "recipes/r.toml")
     recipe = load([file], [], {"PPOCTL_DATA": "folder"}).recipe
     assert recipe.data.train.path == str(Path.cwd() / "folder" / "train.jsonl")

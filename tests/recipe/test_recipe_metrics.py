@@ -14,14 +14,14 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.tracking import health
 
 
-def test_names_are_unique_and_explained() -> None:
+def test_metric_names_are_unique_and_described() -> None:
     names = [metric.name for metric in METRICS]
     assert len(names) == len(set(names))
     assert all(metric.unit and metric.description for metric in METRICS)
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
-def test_every_name_finds_its_own_entry(metric: Metric) -> None:
+def test_every_metric_name_finds_its_entry(metric: Metric) -> None:
     assert find(metric.name.replace("{set}", "my-set").replace("{k}", "12")) is metric
 
 
@@ -39,27 +39,27 @@ def test_every_name_finds_its_own_entry(metric: Metric) -> None:
         "reward/score_mean ",
     ],
 )
-def test_a_pattern_matches_one_part_and_no_more(name: str) -> None:
+def test_metric_pattern_matches_one_name_part(name: str) -> None:
     assert find(name) is None
 
 
-def test_a_misspelt_metric_is_refused_with_the_nearest() -> None:
+def test_misspelled_metric_gets_suggestion() -> None:
     assert unknown("eval/x/pas_at_1") == "no metric is called `eval/x/pas_at_1`; did you mean `eval/x/pass_at_1`?"
     assert unknown("train/entropy_mean").endswith("did you mean `policy/entropy_mean`?")
 
 
-def test_nothing_is_reported_under_a_name_of_its_own() -> None:
+def test_unregistered_metric_name_raises() -> None:
     assert named("value", "clip_frac") == "value/clip_frac"
     with pytest.raises(KeyError, match="value/value_clip_frac"):
         named("value", "value_clip_frac")
 
 
-def test_the_set_of_an_evaluation_metric() -> None:
+def test_eval_set_is_parsed_from_metric_name() -> None:
     assert eval_set("eval/aime/pass_at_1") == "aime"
     assert eval_set("reward/score_mean") is None
 
 
-def test_a_name_is_written_in_the_registry_only() -> None:
+def test_metric_names_are_literals_only_in_registry() -> None:
     """Docstrings may speak of a metric; code takes its name from there."""
     names = {metric.name for metric in METRICS}
     written = [
@@ -75,7 +75,7 @@ def test_a_name_is_written_in_the_registry_only() -> None:
 # --- guides -------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_person_steers_by_has_a_guide() -> None:
+def test_console_and_health_metrics_have_guides() -> None:
     """Figures of the console and of health rules are read by everybody."""
     shown = {*ON_THE_CONSOLE.values(), *(name for names in health.METRICS.values() for name in names)}
     assert shown - set(guided()) == set()
@@ -90,13 +90,13 @@ def _of(name: str) -> Metric:
     return found
 
 
-def test_every_guide_is_of_a_metric_and_every_metric_of_a_group() -> None:
+def test_guides_match_metrics_and_groups() -> None:
     assert [name for name in guided() if name not in {metric.name for metric in METRICS}] == []
     assert {metric.name.split("/")[0] for metric in METRICS} == set(groups())
 
 
 @pytest.mark.parametrize("name", guided())
-def test_a_guide_names_keys_and_metrics_that_are_there(name: str) -> None:
+def test_guide_references_existing_keys_and_metrics(name: str) -> None:
     found = guide(_of(name))
     assert found is not None
     assert found.read

@@ -37,7 +37,7 @@ k = 3
 '''
 
 
-def test_each_key_has_the_line_it_stands_on() -> None:
+def test_each_key_has_its_line_number() -> None:
     tomllib.loads(DOCUMENT)
     lines = lines_of(DOCUMENT)
     expected = {
@@ -65,7 +65,7 @@ tables = st.recursive(leaves, lambda inner: st.dictionaries(names, inner, max_si
 
 @settings(deadline=None)  # a loaded machine is slow, not wrong
 @given(st.dictionaries(names, tables, min_size=1, max_size=4))
-def test_whatever_toml_can_say_every_key_has_its_line(document: dict[str, Any]) -> None:
+def test_random_toml_document_has_line_of_each_key(document: dict[str, Any]) -> None:
     """One key per line, so the line of each is known."""
     text = "".join(f"\n{dotted((name,))} = {as_toml(value)}\n" for name, value in document.items())
     assert tomllib.loads(text) == document
@@ -88,7 +88,7 @@ STRINGS = [
 ]
 
 
-def test_a_bracket_in_a_string_or_a_comment_ends_nothing() -> None:
+def test_brackets_in_strings_and_comments_are_ignored() -> None:
     text = "\n".join(STRINGS)
     assert tomllib.loads(text)["b"] == '"y"" """ ] ""'
     assert lines_of(text) == {
@@ -96,7 +96,7 @@ def test_a_bracket_in_a_string_or_a_comment_ends_nothing() -> None:
     }  # fmt: skip
 
 
-def test_every_character_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_of_parses_every_character_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """An array of arrays has a `]` on every line."""
     parsed: list[str] = []
     read = tomllib.loads
@@ -106,6 +106,6 @@ def test_every_character_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert "".join(parsed) == text + "\n"
 
 
-def test_dotted_keys_are_quoted_where_toml_wants_it() -> None:
+def test_dotted_keys_are_quoted_when_toml_requires_quotes() -> None:
     assert dotted(("expect", "reward/mean", "min")) == 'expect."reward/mean".min'
     assert dotted(("a", "b-c_1")) == "a.b-c_1"

@@ -688,20 +688,20 @@ CASES: list[tuple[str, list[str], str]] = [
 
 
 @pytest.mark.parametrize(("rule", "sets", "line"), CASES, ids=[f"{name}-{i}" for i, (name, _, _) in enumerate(CASES)])
-def test_a_broken_rule_says_so(smallest: Path, rule: str, sets: list[str], line: str) -> None:
+def test_broken_rule_reports_its_message(smallest: Path, rule: str, sets: list[str], line: str) -> None:
     with pytest.raises(RecipeError) as caught:
         load([smallest], sets, {})
     assert caught.value.message == line
     assert rule in {known.__name__ for known in across_tables.RULES}
 
 
-def test_every_rule_is_broken_by_some_case() -> None:
+def test_every_rule_has_a_failing_case() -> None:
     assert {name for name, _, _ in CASES} == {
         rule.__name__ for rule in {*across_tables.RULES} - {*LAYOUT_RULES, *SLURM_RULES}
     }
 
 
-def test_what_sits_on_the_edge_of_a_rule_is_right(smallest: Path) -> None:
+def test_values_at_rule_bounds_are_accepted(smallest: Path) -> None:
     sets = [
         EVAL,
         "ppo.minibatch_seqs=4",
@@ -749,14 +749,14 @@ def test_what_sits_on_the_edge_of_a_rule_is_right(smallest: Path) -> None:
         (["rollout.max_window_tokens=20"], "the window has no room for the longest prompt and the shortest response"),
     ],
 )
-def test_what_lies_just_beyond_the_edge_of_a_rule_is_refused(smallest: Path, sets: list[str], says: str) -> None:
+def test_values_beyond_rule_bounds_are_rejected(smallest: Path, sets: list[str], says: str) -> None:
     with pytest.raises(RecipeError) as caught:
         load([smallest], sets, {})
     assert says in caught.value.message
     assert len(caught.value.message.splitlines()) == 1
 
 
-def test_the_suggested_share_of_warm_up_is_some_update(smallest: Path) -> None:
+def test_suggested_warmup_fraction_is_valid(smallest: Path) -> None:
     sets = ["steps=75", "actor.optimizer.lr_warmup_frac=0.001"]
     with pytest.raises(RecipeError) as caught:
         load([smallest], sets, {})
@@ -774,16 +774,16 @@ def test_the_suggested_share_of_warm_up_is_some_update(smallest: Path) -> None:
         ("{best='rollout/truncated_frac', best_direction='higher'}", False),
     ],
 )
-def test_a_written_direction_says_which_actor_is_the_best(smallest: Path, written: str, lower: bool) -> None:
+def test_best_direction_decides_whether_lower_is_better(smallest: Path, written: str, lower: bool) -> None:
     assert is_lower_better(load([smallest], [f"checkpoint={written}"], {}).recipe.checkpoint) == lower
 
 
-def test_one_sequence_may_stay_unwhitened(smallest: Path) -> None:
+def test_single_sequence_is_allowed_without_whitening(smallest: Path) -> None:
     sets = ["rollout.prompts_per_step=1", "ppo.minibatch_seqs=1", "ppo.advantages={kind='gae', whiten=false}"]
     assert not load([smallest], sets, {}).recipe.ppo.advantages.whiten
 
 
-def test_rules_are_judged_where_other_keys_are_wrong(write: Write) -> None:
+def test_rules_are_checked_despite_errors_in_other_keys(write: Write) -> None:
     """One pass: a misspelt key elsewhere does not hide a conflict, and a missing value hides only its own rules."""
     text = SMALLEST.replace("steps = 10\n", "").replace("minibatch_seqs = 2", "minibatch_seqs = 3")
     with pytest.raises(RecipeError) as caught:
@@ -796,14 +796,14 @@ def test_rules_are_judged_where_other_keys_are_wrong(write: Write) -> None:
     assert len(said) == 4
 
 
-def test_a_hint_is_one_change(smallest: Path) -> None:
+def test_rule_hint_is_one_change(smallest: Path) -> None:
     with pytest.raises(RecipeError) as caught:
         load([smallest], ["ppo.minibatch_seqs=3"], {})
     assert caught.value.hint == "change the recipe, or add `--set ppo.minibatch_seqs=2`"
     assert load([smallest], ["ppo.minibatch_seqs=2"], {})
 
 
-def test_evaluations_happen_at_start_at_intervals_and_at_the_end(smallest: Path) -> None:
+def test_evaluations_run_at_start_interval_and_end(smallest: Path) -> None:
     def steps(*sets: str) -> list[int]:
         recipe = load([smallest], sets, {}).recipe
         return [step for step in range(11) if cadence.evaluates(recipe, step)]
@@ -816,7 +816,7 @@ def test_evaluations_happen_at_start_at_intervals_and_at_the_end(smallest: Path)
     assert steps(EVAL, "eval.at_end=false", "eval.at_start=false") == []
 
 
-def test_a_ray_that_nothing_would_use_is_noted(smallest: Path) -> None:
+def test_unused_ray_address_is_noted(smallest: Path) -> None:
     address = "cluster.ray_address=head:6379"
     [note] = across_tables.unused(load([smallest], [address], {}).recipe)
     assert note.startswith("`cluster.ray_address` (`head:6379`) is not used: each role is one process")
@@ -824,7 +824,7 @@ def test_a_ray_that_nothing_would_use_is_noted(smallest: Path) -> None:
     assert across_tables.unused(load([smallest], [], {}).recipe) == []
 
 
-def test_monte_carlo_returns_that_go_on_with_the_critics_values_are_noted(smallest: Path) -> None:
+def test_monte_carlo_returns_with_bootstrap_are_noted(smallest: Path) -> None:
     both = ["ppo.advantages={kind='monte_carlo'}", "ppo.truncated=bootstrap"]
     assert across_tables.doubtful(load([smallest], both, {}).recipe) == [
         "`ppo.truncated` (`bootstrap`) adds the critic's value to the return of each truncated response, and "
@@ -846,16 +846,14 @@ def test_monte_carlo_returns_that_go_on_with_the_critics_values_are_noted(smalle
         (["ppo.minibatch_seqs=4", "ppo.critic_epochs=2"], 1),
     ],
 )
-def test_a_plain_policy_gradient_with_several_updates_a_step_is_noted(
-    smallest: Path, sets: list[str], updates: int
-) -> None:
+def test_reinforce_with_several_updates_per_step_is_noted(smallest: Path, sets: list[str], updates: int) -> None:
     notes = across_tables.doubtful(load([smallest], ["ppo.policy_loss.kind=reinforce", *sets], {}).recipe)
     assert len(notes) == (updates > 1)
     assert all(f"the actor makes {updates} updates per step" in note for note in notes)
     assert across_tables.doubtful(load([smallest], sets, {}).recipe) == []
 
 
-def test_the_notes_on_a_recipe_are_all_of_them(smallest: Path) -> None:
+def test_notes_combine_unused_and_doubtful(smallest: Path) -> None:
     sets = ["cluster.ray_address=head:6379", "ppo.policy_loss.kind=reinforce"]
     recipe = load([smallest], sets, {}).recipe
     assert across_tables.notes_on(recipe) == [*across_tables.unused(recipe), *across_tables.doubtful(recipe)]

@@ -25,7 +25,7 @@ def test_every_key_has_one_docstring_and_one_effect(path: KeyPath, key: tree.Rec
 
 
 @for_each(TABLES)
-def test_a_table_declares_no_effect_of_its_own(path: KeyPath, key: tree.RecipeKey) -> None:
+def test_tables_declare_no_effect(path: KeyPath, key: tree.RecipeKey) -> None:
     assert key.each is not None or not [item for item in key.field.metadata if isinstance(item, Effect)]
 
 
@@ -40,7 +40,7 @@ def test_every_table_class_has_a_docstring() -> None:
     assert [model.__name__ for model in models if not parse_docstring(model.__doc__ or "").prose.endswith(".")] == []
 
 
-def test_a_key_that_may_be_absent_is_absent_by_default_or_has_a_word_for_it() -> None:
+def test_optional_key_defaults_to_none_or_has_word_for_none() -> None:
     """TOML has no null: with another default, absence could not be asked for, unless a word stands for it."""
     optional = [key for _, key in LEAVES if "None" in str(key.field.annotation)]
     assert len(optional) > 8
@@ -52,19 +52,19 @@ def test_every_required_key_has_an_example_line() -> None:
     assert required <= set(EXAMPLES)
 
 
-def test_names_of_other_systems_lead_to_keys_of_ours() -> None:
+def test_terms_of_other_systems_map_to_existing_keys() -> None:
     names = {path[-1] for path, _ in KEYS}
     assert set(TERMS.values()) <= names
     assert not set(TERMS) & names
 
 
-def test_terms_of_megatron_core_and_vllm_are_read_from_the_docstrings_of_the_keys() -> None:
+def test_megatron_and_vllm_terms_are_read_from_key_docstrings() -> None:
     assert TERMS["tensor_model_parallel_size"] == "tensor"
     assert TERMS["max_num_seqs"] == "max_concurrent_seqs"
     assert TERMS["use_distributed_optimizer"] == "distributed_optimizer"
 
 
-def test_units_are_in_the_names_of_quantities() -> None:
+def test_quantity_keys_include_their_unit() -> None:
     """A duration or a size without its unit is misread sooner or later. A text has its unit in the value."""
     bare = {"timeout", "tokens", "memory", "duration", "interval", "size"}
     texts = {str, str | None}

@@ -24,14 +24,14 @@ def told(file: Path, *settings: str) -> list[str]:
     return [problem.message for problem in problems]
 
 
-def test_a_value_in_the_place_of_a_table_is_named(smallest: Path) -> None:
+def test_value_instead_of_table_is_named(smallest: Path) -> None:
     wrong = {path: told(smallest, f"{dotted(path)}=3") for path in TABLES}
     assert {path: says for path, says in wrong.items() if not any("`" in each for each in says)} == {}
     for role in ("actor", "critic"):
         assert wrong[role, "batching"] == [f"`{role}.batching` is `3`: must be a table"]
 
 
-def test_an_alternative_with_its_name_alone_is_told_what_it_lacks(smallest: Path) -> None:
+def test_incomplete_alternative_error_names_missing_keys(smallest: Path) -> None:
     said = {setting: told(smallest, setting) for setting in ALTERNATIVES}
     assert len(said) > 50
     assert said['reward={kind="choose"}'] == [
@@ -46,5 +46,5 @@ def test_an_alternative_with_its_name_alone_is_told_what_it_lacks(smallest: Path
     )
 
 
-def test_a_list_of_roles_that_older_runs_write_as_a_switch_is_a_list_beside_an_error(smallest: Path) -> None:
+def test_old_boolean_offload_is_converted_despite_other_errors(smallest: Path) -> None:
     assert told(smallest, "cluster.offload=false", "steps=x") == ['`steps` is `"x"`: must be a whole number']

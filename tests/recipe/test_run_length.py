@@ -16,7 +16,7 @@ ROW = '{"question": "1", "answer": "#### 1"}\n'
 PARQUET = 'format = "columns"\npath = "train.parquet"\nprompt = "q"\nanswer = "q"'
 
 
-def test_epochs_are_the_whole_steps_that_all_of_their_rows_fill(write: Write) -> None:
+def test_epochs_become_whole_steps_rounded_down(write: Write) -> None:
     write(ROW * 5 + "\n" + ROW, "train.jsonl")  # a blank line is no row
     loaded = load([write(IN_EPOCHS)], [], {})
     # 3 x 6 rows are 4 steps of 4 prompts: two rows of an epoch begin the next, and of the last two are not drawn.
@@ -28,13 +28,13 @@ def test_epochs_are_the_whole_steps_that_all_of_their_rows_fill(write: Write) ->
     assert (fewer.recipe.steps, fewer.notes) == (3, ("`epochs` = `3` of 4 rows: 3 steps of 4 prompts",))
 
 
-def test_rows_of_a_parquet_file_are_counted_too(write: Write) -> None:
+def test_epochs_count_parquet_rows(write: Write) -> None:
     file = write(IN_EPOCHS.replace('format = "gsm8k"\npath = "train.jsonl"', PARQUET))
     parquet.write_table(pyarrow.table({"q": list("abcdefg")}), "train.parquet")
     assert load([file], [], {}).recipe.steps == 3 * 7 // 4
 
 
-def test_the_stronger_layer_says_how_long_the_run_is(write: Write) -> None:
+def test_stronger_layer_decides_between_steps_and_epochs(write: Write) -> None:
     write(ROW * 8, "train.jsonl")
     steps, epochs = write(SMALLEST, "steps.toml"), write(IN_EPOCHS, "epochs.toml")
     found = [
@@ -48,7 +48,7 @@ def test_the_stronger_layer_says_how_long_the_run_is(write: Write) -> None:
         load([steps], ["steps=7", "epochs=1"], {})
 
 
-def test_epochs_that_cannot_be_counted_are_told_once_and_nothing_goes_on_without_them(write: Write) -> None:
+def test_uncountable_epochs_are_reported_once(write: Write) -> None:
     file = write(IN_EPOCHS)
     with pytest.raises(
         MissingAssetError, match=r"^r.toml:2: `epochs` counts the rows of `data.train.path`, `/[^\n]*$"
@@ -63,14 +63,14 @@ def test_epochs_that_cannot_be_counted_are_told_once_and_nothing_goes_on_without
 
 
 @pytest.mark.parametrize(("value", "says"), [("0", "must be at least 1"), ("1.5", "must be a whole number")])
-def test_epochs_that_are_no_count_are_refused(write: Write, value: str, says: str) -> None:
+def test_invalid_epochs_value_raises(write: Write, value: str, says: str) -> None:
     write(ROW * 8, "train.jsonl")
     with pytest.raises(RecipeError) as caught:
         load([write(SMALLEST)], [f"epochs={value}"], {})
     assert caught.value.message == f"--set: `epochs` is `{value}`: {says}"
 
 
-def test_rows_of_several_files_and_of_a_mix_are_counted_by_their_weights(write: Write) -> None:
+def test_epochs_count_multiple_files_and_mix_weights(write: Write) -> None:
     write(ROW * 5, "rows/a.jsonl")
     write(ROW * 3, "rows/b.jsonl")
     file = write(IN_EPOCHS)
@@ -81,7 +81,7 @@ def test_rows_of_several_files_and_of_a_mix_are_counted_by_their_weights(write: 
     assert load([file], [mix], {}).recipe.steps == 3 * (2 + 9) // 4
 
 
-def test_rows_that_only_reading_counts_are_no_epochs(write: Write) -> None:
+def test_epochs_of_rows_counted_only_on_read_raise(write: Write) -> None:
     write(ROW * 5, "train.jsonl")
     file = write(IN_EPOCHS)
     with pytest.raises(RecipeError, match=r'those of \[data.train\], with `duplicates = "drop"`, are counted only'):
@@ -92,7 +92,7 @@ def test_rows_that_only_reading_counts_are_no_epochs(write: Write) -> None:
         load([file], ["data.train={format='python', function='x.py:rows'}"], {})
 
 
-def test_paths_of_rows_start_at_their_file_or_where_a_variable_says(write: Write, tmp_path: Path) -> None:
+def test_data_paths_start_at_recipe_folder_or_variable(write: Write, tmp_path: Path) -> None:
     text = SMALLEST.replace('path = "train.jsonl"', 'path = ["a/*.jsonl", "$ROWS/b"]\nprompt_file = "frame.txt"')
     file = write(text + "[data.eval.x]\nformat = 'python'\nfunction = 'load.py:rows'\n", "deep/r.toml")
     table = "{format='columns', prompt='q', answer='a', dataset={path='%s'}}"

@@ -39,7 +39,7 @@ print(json.dumps([answers, sorted({name.split(".")[0] for name in sys.modules})]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(RECIPES)))
-def test_a_recipe_keeps_the_rules_and_says_what_it_is_for(file: Path) -> None:
+def test_shipped_recipe_is_valid_and_has_header(file: Path) -> None:
     recipe = load([file], (), {"PPOCTL_DATA": "/data"}).recipe
     inside = file.parent.name if file.parent != RECIPES else ""
     assert recipe.name in (file.stem, f"{inside}-{file.stem}")
@@ -50,11 +50,11 @@ def test_a_recipe_keeps_the_rules_and_says_what_it_is_for(file: Path) -> None:
     assert "Published" not in head.parts or recipe.expect, "what is published is expected"
 
 
-def test_every_recipe_is_resolved_as_it_was() -> None:
+def test_shipped_recipes_match_snapshot() -> None:
     assert SNAPSHOT.read_text("utf-8") == snapshot(FILES), "python tests/recipe/shipped.py, if that is meant"
 
 
-def test_a_changed_default_is_one_line_of_the_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_default_changes_one_snapshot_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two recipes that leave a key out, one of which is then given another value."""
     monkeypatch.setattr(shipped_text, "RECIPES", tmp_path)
     text = SMALLEST.replace('"base"', '"/base"').replace('"train.jsonl"', '"/train.jsonl"')
@@ -67,23 +67,23 @@ def test_a_changed_default_is_one_line_of_the_snapshot(tmp_path: Path, monkeypat
     assert [line for line in after if line not in before] == ["eval.every_steps = 7"]
 
 
-def test_the_page_of_recipes_is_what_they_say() -> None:
+def test_recipes_page_is_up_to_date() -> None:
     assert (ROOT / "docs" / "recipes.md").read_text("utf-8") == page(shipped()), "make docs"
 
 
-def test_the_annotated_recipe_keeps_the_rules_and_says_why() -> None:
+def test_annotated_recipe_is_valid_and_explained() -> None:
     file = ROOT / "docs" / "annotated.toml"
     assert load([file], (), {"PPOCTL_DATA": "/data"}).recipe.name == "annotated"
     lines = [line for line in file.read_text("utf-8").splitlines() if " = " in line and not line.startswith("#")]
     assert len([line for line in lines if " # " in line]) > len(lines) / 2
 
 
-def test_the_head_of_a_recipe_ends_with_its_comment() -> None:
+def test_recipe_header_ends_with_its_comment() -> None:
     head = head_of("# For this\n# Teaches: one\n#   thing\n# Source: ours\nname = 1\n# Costs: no part\n")
     assert (head.purpose, head.parts) == ("For this", {"Teaches": "one thing", "Source": "ours"})
 
 
-def test_names_of_runs_differ() -> None:
+def test_run_names_of_recipes_are_unique() -> None:
     names = [load([file], (), {"PPOCTL_DATA": "/data"}).recipe.name for file in FILES]
     assert len(set(names)) == len(names) >= 3
 
@@ -102,7 +102,7 @@ def told_where_nothing_is(
     return answers, loaded
 
 
-def test_every_recipe_is_judged_and_planned_where_nothing_of_it_is(tmp_path: Path) -> None:
+def test_recipes_validate_and_plan_without_data_or_model(tmp_path: Path) -> None:
     commands = [[command, str(file)] for command in ("validate", "plan") for file in FILES]
     answers, loaded = told_where_nothing_is(commands, tmp_path)
     assert {name: said for name, (code, said) in answers.items() if code} == {}
@@ -120,7 +120,7 @@ USABLE_GIB = {24: 22.5, 32: 31.0, 80: 79.0}
 """GiB that a GPU offers at least, by the GB that it is sold with."""
 
 
-def test_every_recipe_fits_the_gpu_that_its_head_names(tmp_path: Path) -> None:
+def test_recipe_fits_gpus_named_in_its_header(tmp_path: Path) -> None:
     named = {
         file: re.match(r"(\d+) GPUs? of (\d+) GB\b", head_of(file.read_text("utf-8")).parts["Needs"])
         for file in FILES

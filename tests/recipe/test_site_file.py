@@ -27,7 +27,7 @@ def problems(files: list[Path], environ: dict[str, str]) -> tuple[list[str], str
     return caught.value.message.splitlines(), caught.value.hint
 
 
-def test_it_is_the_weakest_layer_with_origins_like_any_other(write: Write) -> None:
+def test_site_file_is_weakest_layer_and_has_origins(write: Write) -> None:
     files = [write(SMALLEST + '[slurm]\ntime = "01:00:00"\n')]
     site = write(SITE, "site.toml")
     loaded = load(files, ["slurm.options.comment=x"], {"PPOCTL_SITE": str(site), "PPOCTL_SLURM__QOS": "high"})
@@ -41,9 +41,7 @@ def test_it_is_the_weakest_layer_with_origins_like_any_other(write: Write) -> No
     assert loaded.files == tuple(files)
 
 
-def test_it_lies_in_the_users_settings_unless_a_variable_names_another(
-    write: Write, smallest: Path, tmp_path: Path
-) -> None:
+def test_site_file_is_in_user_settings_unless_variable_is_set(write: Write, smallest: Path, tmp_path: Path) -> None:
     write(SITE, "home/.config/ppoctl/slurm.toml")
     write(SITE.replace("gpu", "other"), "settings/ppoctl/slurm.toml")
     home, settings = {"HOME": str(tmp_path / "home")}, {"XDG_CONFIG_HOME": str(tmp_path / "settings")}
@@ -62,13 +60,13 @@ def test_it_lies_in_the_users_settings_unless_a_variable_names_another(
             assert load([smallest], (), environ).recipe.slurm.partition == partition
 
 
-def test_a_missing_file_is_told_by_the_variable_that_names_it(smallest: Path) -> None:
+def test_missing_site_file_error_names_its_variable(smallest: Path) -> None:
     lines, hint = problems([smallest], {"PPOCTL_SITE": "/no/site.toml"})
     assert lines == ["environment PPOCTL_SITE: `/no/site.toml`: no such file"]
     assert hint == "export PPOCTL_SITE=  # no site's file"
 
 
-def test_what_changes_a_result_stays_in_the_recipe(write: Write, smallest: Path) -> None:
+def test_site_file_rejects_keys_that_change_results(write: Write, smallest: Path) -> None:
     text = "seed = 1\n[slurm]\nnodes = 2\n[rollout]\nmax_new_tokens = 13\n[data.eval.more]\nformat = 'gsm8k'\n"
     site = write(text, "site.toml")
     lines, hint = problems([smallest], {"PPOCTL_SITE": str(site)})
@@ -81,7 +79,7 @@ def test_what_changes_a_result_stays_in_the_recipe(write: Write, smallest: Path)
     assert hint == "move the line into the recipe"
 
 
-def test_what_is_wrong_with_it_is_told_with_its_line(write: Write, smallest: Path) -> None:
+def test_site_file_errors_name_their_line(write: Write, smallest: Path) -> None:
     site = write('[slurm]\npartition = "gpu"\nnodez = 2\n[slurm.options]\nexclude = 7\n', "site.toml")
     lines, _ = problems([smallest], {"PPOCTL_SITE": str(site)})
     assert lines == [
@@ -92,9 +90,7 @@ def test_what_is_wrong_with_it_is_told_with_its_line(write: Write, smallest: Pat
     assert problems([smallest], {"PPOCTL_SITE": str(site)})[0][0].startswith("site.toml:1: not valid TOML")
 
 
-def test_paths_of_it_start_at_its_folder_and_variables_where_the_command_was_typed(
-    write: Write, smallest: Path, tmp_path: Path
-) -> None:
+def test_site_paths_start_at_site_folder(write: Write, smallest: Path, tmp_path: Path) -> None:
     container = '[slurm.container]\nkind = "apptainer"\nimage = "$IMAGES/a.sif"\n'
     site = write('[slurm]\nsecrets = "secrets.sh"\n' + container, "etc/site.toml")
     environ = {"PPOCTL_SITE": str(site), "IMAGES": "/images"}
@@ -103,7 +99,7 @@ def test_paths_of_it_start_at_its_folder_and_variables_where_the_command_was_typ
     assert table.container.image == "/images/a.sif"  # type: ignore[union-attr]
 
 
-def test_a_run_keeps_the_values_and_is_read_without_the_file(write: Write, smallest: Path) -> None:
+def test_run_recipe_is_read_without_site_file(write: Write, smallest: Path) -> None:
     site = write(SITE, "site.toml")
     recipe = load([smallest], (), {"PPOCTL_SITE": str(site)}).recipe
     site.unlink()

@@ -15,24 +15,20 @@ from ppoctl.rewards.model import ModelScorer
     ("written", "positions", "tokens"),
     [(None, 64, 64), (None, 4096, 4096), (None, 131_072, 4096), (9000, 131_072, 9000), (16, 64, 16)],
 )
-def test_a_reward_model_reads_as_many_tokens_as_written_else_at_most_4096(
-    written: int | None, positions: int, tokens: int
-) -> None:
+def test_reward_model_length_is_setting_or_at_most_4096(written: int | None, positions: int, tokens: int) -> None:
     table = ModelScorer(kind="model", path="judge", max_tokens=written)
     assert reward_tokens(table, replace(SMALL, max_positions=positions)) == tokens
 
 
 @pytest.mark.parametrize(("share", "updates"), [(0.04, 1), (0.06, 1), (0.08, 2), (0.5, 10)])
-def test_a_share_of_warm_up_is_the_nearest_number_of_updates(smallest: Path, share: float, updates: int) -> None:
+def test_warmup_fraction_rounds_to_nearest_update(smallest: Path, share: float, updates: int) -> None:
     """Of 20 updates."""
     recipe = load([smallest], [f"actor.optimizer.lr_warmup_frac={share}"], {}).recipe
     assert (warmup_updates(recipe, "actor"), warmup_updates(recipe, "critic")) == (updates, 0)
 
 
 @pytest.mark.parametrize(("sets", "window"), [((), 33), ((9,), 33), ((40,), 60)])
-def test_a_generators_window_holds_the_responses_of_evaluations_too(
-    smallest: Path, sets: tuple[int, ...], window: int
-) -> None:
+def test_generator_window_includes_eval_responses(smallest: Path, sets: tuple[int, ...], window: int) -> None:
     """20 tokens of a prompt and 13 of a response; a forward pass does not read the last one."""
     evaluation = [f"eval.max_new_tokens={tokens}" for tokens in sets]
     recipe = load([smallest], ["data.eval.e={format='gsm8k', path='e.jsonl'}", *evaluation], {}).recipe

@@ -163,26 +163,24 @@ CASES: list[tuple[str, str, str, str | None]] = [
 
 
 @pytest.mark.parametrize(("rule", "setting", "line", "hint"), CASES, ids=[f"{c[0]}-{i}" for i, c in enumerate(CASES)])
-def test_a_table_that_a_script_cannot_be_made_of_is_refused(
-    smallest: Path, rule: str, setting: str, line: str, hint: str | None
-) -> None:
+def test_invalid_slurm_setting_raises(smallest: Path, rule: str, setting: str, line: str, hint: str | None) -> None:
     assert rule in {each.__name__ for each in SLURM_RULES}
     with pytest.raises(RecipeError) as caught:
         load([smallest], [setting], {})
     assert (caught.value.message, caught.value.hint) == (line, hint)
 
 
-def test_every_rule_has_a_case() -> None:
+def test_every_slurm_rule_has_a_failing_case() -> None:
     assert {rule for rule, *_ in CASES} == {rule.__name__ for rule in SLURM_RULES}
 
 
 @pytest.mark.parametrize("option", sorted(OWNED))
-def test_every_option_of_the_script_is_refused(smallest: Path, option: str) -> None:
+def test_sbatch_option_owned_by_ppoctl_raises(smallest: Path, option: str) -> None:
     with pytest.raises(RecipeError, match=f"`--{option}` is not set here"):
         load([smallest], [f"slurm.options.{option}=1"], {})
 
 
-def test_what_belongs_into_a_script_is_taken(smallest: Path) -> None:
+def test_valid_slurm_settings_are_accepted(smallest: Path) -> None:
     sets = [
         "slurm.options={exclude='node[7-9]', exclusive='', mail-type='END,FAIL', gres='lscratch:100', time-min='10'}",
         "slurm.environment={TOKENIZERS_PARALLELISM='false', SSH_KEY_PATH='/k', QUOTED='a\"$b\\nc'}",
@@ -197,7 +195,7 @@ def test_what_belongs_into_a_script_is_taken(smallest: Path) -> None:
     assert table.environment["QUOTED"] == 'a"$b\\nc'
 
 
-def test_an_option_is_text_whatever_it_looks_like(smallest: Path) -> None:
+def test_sbatch_options_are_kept_as_text(smallest: Path) -> None:
     loaded = load([smallest], ["slurm.options.nice=100", "slurm.environment.OMP_NUM_THREADS=8"], {})
     assert loaded.recipe.slurm.options == {"nice": "100"}
     assert loaded.recipe.slurm.environment == {"OMP_NUM_THREADS": "8"}
@@ -217,21 +215,21 @@ def test_an_option_is_text_whatever_it_looks_like(smallest: Path) -> None:
         ("0", float("inf")),
     ],
 )
-def test_a_time_limit_is_read_as_slurm_reads_it(text: str, seconds: float) -> None:
+def test_time_limit_is_parsed_like_slurm(text: str, seconds: float) -> None:
     assert limit_s(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "4h", "1:2:3:4", "-5", "1-", "1-2:3:4:5", " 5", "5\n"])
-def test_another_text_is_no_time_limit(text: str) -> None:
+def test_invalid_time_limit_raises(text: str) -> None:
     with pytest.raises(ValueError, match="is no time limit"):
         limit_s(text)
 
 
 @pytest.mark.parametrize(("text", "mib"), [("200G", 204800), ("4000", 4000), ("512K", 0.5), ("1tb", 2**20), ("0", 0)])
-def test_memory_is_read_as_slurm_reads_it(text: str, mib: float) -> None:
+def test_memory_is_parsed_like_slurm(text: str, mib: float) -> None:
     assert memory_mib(text) == mib
 
 
-def test_an_image_is_a_file_or_a_name_in_a_registry() -> None:
+def test_image_is_a_file_or_a_registry_name() -> None:
     assert all(map(is_image_file, ("/i/x", "~/x.sqsh", "$IMAGES/x", "./x", "x.sif", "images/x.sqsh")))
     assert not any(map(is_image_file, ("nvcr.io#nvidia/pytorch:25.01", "docker://ubuntu:24.04", "ubuntu")))

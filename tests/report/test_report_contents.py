@@ -72,11 +72,11 @@ def by_hand() -> ReadRun:
         ([(3, 0.5)], "0.5 at step 3."),
     ],
 )  # fmt: skip
-def test_a_curve_is_told_in_a_sentence(points: list[tuple[int, float]], says: str) -> None:
+def test_curve_summary_is_a_sentence(points: list[tuple[int, float]], says: str) -> None:
     assert curves.summary(points) == says
 
 
-def test_a_long_history_is_thinned_and_keeps_its_spike_and_its_ends() -> None:
+def test_thinned_history_keeps_its_extremes_and_ends() -> None:
     points = [(step, 0.0) for step in range(1, 5001)]
     points[3210] = (3211, 9.0)
     points[1234] = (1235, -9.0)
@@ -87,7 +87,7 @@ def test_a_long_history_is_thinned_and_keeps_its_spike_and_its_ends() -> None:
     assert curves.thinned(points[:100], 100) == points[:100]
 
 
-def test_a_band_is_the_spread_around_the_mean() -> None:
+def test_band_is_one_standard_deviation_around_the_mean() -> None:
     run = by_hand()
     lines = [line(1, step, "reward", 1.0, reward__score_mean=0.5, reward__score_std=0.2) for step in (1, 2)]
     run = ReadRun(run.label, run.layout, run.facts, run.recipes, lines, history(lines), STORY)
@@ -102,7 +102,7 @@ def test_a_band_is_the_spread_around_the_mean() -> None:
 # --- time and events -----------------------------------------------------------------------------------------------
 
 
-def test_all_time_is_told_and_adds_up() -> None:
+def test_time_shares_add_up_to_the_total() -> None:
     """40 s and 4 s of attempts. Kept: 2 + 3 of step 1, 5 + 6 of step 2; the rollout of 4 s was done again; starting
     10, replayed 1, abandoned 2; what is left of 44 s: 11."""
     told = time_use.shares(by_hand())
@@ -116,14 +116,14 @@ def test_all_time_is_told_and_adds_up() -> None:
     assert told["gpu_hours"] == "0.00611 GPU-hours kept, 0.00167 lost"
 
 
-def test_the_timeline_has_the_seconds_of_each_stage_of_each_step() -> None:
+def test_timeline_has_the_seconds_of_each_stage_and_step() -> None:
     assert time_use.timeline(by_hand(), 0) == {
         "run": 0, "stages": ["rollout", "actor_update"],
         "bars": [[1, 1], [2, 2]], "seconds": [[2.0, 5.0], [3.0, 6.0]],
     }  # fmt: skip
 
 
-def test_many_steps_are_few_bars_of_their_mean() -> None:
+def test_many_steps_are_averaged_into_fewer_bars() -> None:
     run = by_hand()
     lines = [line(step, step, "rollout", float(step)) for step in range(1, 301)]
     found = time_use.timeline(ReadRun("", run.layout, {}, run.recipes, lines, history(lines), STORY), 0)
@@ -147,7 +147,7 @@ def test_charts_mark_resumes_stops_alarms_and_changed_keys() -> None:
     ]
 
 
-def test_alarms_of_one_bound_in_a_row_are_one_mark() -> None:
+def test_consecutive_alarms_of_a_bound_are_one_mark() -> None:
     run = by_hand()
     kls = [0.05, 0.2, 0.3, 0.2, 0.05, 0.4]
     lines = [line(at, at, "actor_update", 1.0, policy__approx_kl=kl) for at, kl in enumerate(kls, start=1)]
@@ -158,7 +158,7 @@ def test_alarms_of_one_bound_in_a_row_are_one_mark() -> None:
     ]
 
 
-def test_a_contract_is_met_or_not_when_all_is_done_and_stands_somehow_before() -> None:
+def test_expectations_are_met_unmet_or_not_yet_met() -> None:
     assert contract(by_hand(), is_done=True)["rows"] == [("policy/approx_kl", "0.2", "at most 0.15", "unmet", False)]
     assert contract(by_hand(), is_done=False)["rows"][0][3] == "not yet met"
 
@@ -182,7 +182,7 @@ def shown(row: int, prompt: str, score: float | None, tokens: int) -> ShownSampl
     )  # fmt: skip
 
 
-def test_of_a_step_the_best_worst_longest_and_those_that_disagree_are_chosen() -> None:
+def test_best_worst_longest_and_disagreeing_samples_are_chosen() -> None:
     found = [shown(0, "p", 1.0, 3), shown(1, "p", 0.0, 3), shown(2, "q", 0.5, 9), shown(3, "q", 0.5, 2)]
     found += [shown(4, "r", None, 1), *(shown(5 + n, f"s{n}", 0.5, 2) for n in range(10))]
     chosen = samples._chosen(found)
@@ -201,7 +201,7 @@ def test_of_a_step_the_best_worst_longest_and_those_that_disagree_are_chosen() -
     assert {row for row, (rank, _) in chosen.items() if rank == 0} == {0, 1, 2, 4}, "the first of each kind"
 
 
-def test_what_fits_is_the_first_of_every_kind_before_the_second() -> None:
+def test_first_items_of_every_kind_are_included_before_the_second() -> None:
     def item(rank: int, size: int) -> dict[str, Any]:
         return {"rank": rank, "text": "x" * size}
 
@@ -214,7 +214,7 @@ def test_what_fits_is_the_first_of_every_kind_before_the_second() -> None:
 # --- a run on fakes ------------------------------------------------------------------------------------------------
 
 
-def test_a_report_has_the_figures_and_samples_of_the_run(runs: tuple[Path, Path]) -> None:
+def test_report_has_the_metrics_and_samples_of_the_run(runs: tuple[Path, Path]) -> None:
     found = contents(read_runs(runs), steps=2, room=1_000_000)
     first = ppoctl.Run(runs[0])
     [reward] = [chart for chart in found.data["charts"] if chart["name"] == "reward/score_mean"]
@@ -237,7 +237,7 @@ def test_a_report_has_the_figures_and_samples_of_the_run(runs: tuple[Path, Path]
     assert {run for run, _, kind in marks if kind == "health"} <= {0, 1}
 
 
-def test_the_head_says_what_was_trained_from_what(runs: tuple[Path, Path]) -> None:
+def test_overview_names_model_data_reward_and_state(runs: tuple[Path, Path]) -> None:
     told = head(read_runs(runs)[0])
     rows = dict(told["rows"])
     assert rows["state"] == "finished: all steps are done"
@@ -247,9 +247,7 @@ def test_the_head_says_what_was_trained_from_what(runs: tuple[Path, Path]) -> No
     assert "held/pass_at_1" in rows
 
 
-def test_a_run_whose_model_is_gone_is_told_without_the_samples_of_its_steps(
-    runs: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_report_of_a_run_without_its_model_omits_step_samples(runs: tuple[Path, Path], tmp_path: Path) -> None:
     gone = tmp_path / "first"
     shutil.copytree(runs[0], gone)
     for file in (gone / "recipes").iterdir():
@@ -263,7 +261,7 @@ def test_a_run_whose_model_is_gone_is_told_without_the_samples_of_its_steps(
     assert found.left_out[0].startswith("samples of the steps of first: `model.path` is `/gone`")
 
 
-def test_a_run_that_has_not_begun_is_told_too(tmp_path: Path) -> None:
+def test_report_of_a_run_that_has_not_begun(tmp_path: Path) -> None:
     new_run.create(RunPaths(tmp_path / "new"), fake_recipe(), {"model": "a" * 64}, command="train")
     found = contents(read_runs([tmp_path / "new"]), steps=2, room=1_000_000)
     assert dict(found.words["heads"][0]["rows"])["state"] == "created: nothing of it has begun"
@@ -271,11 +269,11 @@ def test_a_run_that_has_not_begun_is_told_too(tmp_path: Path) -> None:
     assert "No stage is done yet" in html({**found.words, "left_out": ()}, found.data)
 
 
-def test_runs_of_one_name_are_told_apart(runs: tuple[Path, Path]) -> None:
+def test_runs_with_equal_names_are_numbered(runs: tuple[Path, Path]) -> None:
     assert [run.label for run in read_runs([runs[0], runs[1], runs[0]])] == ["first (1)", "second", "first (3)"]
 
 
-def test_without_samples_nothing_heavy_is_imported(runs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_report_without_samples_imports_no_heavy_library(runs: tuple[Path, Path], tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from ppoctl.report.write import write_report; "
         f"write_report([Path({str(runs[0])!r})], Path({str(tmp_path / 'r.html')!r}), steps=0); "

@@ -53,7 +53,7 @@ def given(file: Path) -> Any:
     return json.loads(found)
 
 
-def test_it_draws_every_chart_alone_and_asks_nobody(browser: Browser, both: Path) -> None:
+def test_report_draws_every_chart_without_network_requests(browser: Browser, both: Path) -> None:
     browser.open(both)
     assert browser.errors == []
     assert browser.asked == [both.as_uri()]
@@ -72,7 +72,7 @@ def test_it_draws_every_chart_alone_and_asks_nobody(browser: Browser, both: Path
     assert browser.errors == []
 
 
-def test_markup_in_texts_of_a_model_makes_no_element_and_runs_nothing(browser: Browser, both: Path) -> None:
+def test_markup_in_model_texts_is_not_executed(browser: Browser, both: Path) -> None:
     browser.open(both)
     data = given(both)
     titles = [each["title"] for each in data["sets"]]
@@ -87,7 +87,7 @@ def test_markup_in_texts_of_a_model_makes_no_element_and_runs_nothing(browser: B
     assert browser.errors == []
 
 
-def test_the_policy_stops_a_script_that_got_in_all_the_same(browser: Browser, one: Path) -> None:
+def test_content_security_policy_blocks_an_injected_script(browser: Browser, one: Path) -> None:
     browser.open(one)
     browser.js("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"document.title = 1\">')")
     browser.js("globalThis.made = document.createElement('script')")
@@ -103,9 +103,7 @@ CONTRASTS = (Path(__file__).parent / "contrasts.js").read_text("ascii")
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1400])
-def test_it_fits_the_screen_and_every_text_has_contrast(
-    browser: Browser, both: Path, width: int, scheme: str
-) -> None:
+def test_report_fits_the_screen_with_enough_contrast(browser: Browser, both: Path, width: int, scheme: str) -> None:
     browser.open(both, width=width, scheme=scheme)
     browser.js("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
     browser.js("new Promise((done) => requestAnimationFrame(() => setTimeout(done, 20)))")
@@ -127,7 +125,7 @@ ENDS = """[...document.querySelectorAll('#curves > .charts')].map((group) => {
 """Charts of each group, charts in its first row, and the pixels that this row leaves empty."""
 
 
-def test_charts_fill_the_row_also_where_a_group_has_few(browser: Browser, one: Path) -> None:
+def test_charts_fill_the_row_in_small_groups(browser: Browser, one: Path) -> None:
     browser.open(one, width=1400)
     groups = browser.js(ENDS)
     assert any(charts < 3 for charts, _, _ in groups), "a group of fewer charts than the row has room for"
@@ -136,7 +134,7 @@ def test_charts_fill_the_row_also_where_a_group_has_few(browser: Browser, one: P
         assert abs(empty) < 1, f"{charts} charts leave {empty} pixels"
 
 
-def test_charts_are_read_with_the_keyboard(browser: Browser, one: Path) -> None:
+def test_charts_are_readable_with_the_keyboard(browser: Browser, one: Path) -> None:
     browser.open(one)
     browser.js("document.getElementById('plot-0').focus()")
     values = given(one)["charts"][0]["series"][0]
@@ -159,7 +157,7 @@ def test_charts_are_read_with_the_keyboard(browser: Browser, one: Path) -> None:
     assert browser.js(described).startswith(("rises from", "falls from", "stays at"))
 
 
-def test_runs_with_points_at_other_steps_are_read_at_the_nearest(
+def test_runs_with_other_steps_are_read_at_the_nearest_point(
     browser: Browser, runs: tuple[Path, Path], tmp_path: Path
 ) -> None:
     found = contents(read_runs(runs), steps=0, room=1_000_000)
@@ -182,7 +180,7 @@ def test_runs_with_points_at_other_steps_are_read_at_the_nearest(
     assert browser.js(read).startswith("step 3: first 0.2; second 0.5 at step 2")
 
 
-def test_a_pointer_reads_the_step_below_it(browser: Browser, one: Path) -> None:
+def test_pointer_shows_the_step_below(browser: Browser, one: Path) -> None:
     browser.open(one)
     browser.js("document.getElementById('plot-0').scrollIntoView({behavior: 'instant', block: 'center'})")
     box = browser.js("document.getElementById('plot-0').getBoundingClientRect().toJSON()")
@@ -192,7 +190,7 @@ def test_a_pointer_reads_the_step_below_it(browser: Browser, one: Path) -> None:
     assert browser.js("document.querySelector('#plot-0 + .readout').textContent").startswith("step 1: ")
 
 
-def test_samples_are_chosen_and_their_tokens_read_with_the_keyboard(browser: Browser, one: Path) -> None:
+def test_samples_and_tokens_are_readable_with_the_keyboard(browser: Browser, one: Path) -> None:
     browser.open(one)
     items = given(one)["sets"][0]["items"]
     title = "document.querySelector('.sample h3').textContent"
@@ -215,7 +213,7 @@ def test_samples_are_chosen_and_their_tokens_read_with_the_keyboard(browser: Bro
     assert browser.js("document.activeElement.title").startswith(f"token {len(item['tokens'])} of")
 
 
-def test_colour_follows_advantage_value_or_divergence_and_never_stands_alone(browser: Browser, one: Path) -> None:
+def test_token_colours_follow_the_column_with_underline_styles(browser: Browser, one: Path) -> None:
     browser.open(one)
     items = given(one)["sets"][0]["items"]
     number, item = next((at, item) for at, item in enumerate(items) if min(item["advantage"]) < 0)
@@ -235,7 +233,7 @@ def test_colour_follows_advantage_value_or_divergence_and_never_stands_alone(bro
         assert lines == ["dotted" if side == "d" else "solid" for side in sides]
 
 
-def test_whoever_tabs_comes_first_to_the_skip_link_and_past_everything(browser: Browser, one: Path) -> None:
+def test_first_tab_stop_is_the_skip_link(browser: Browser, one: Path) -> None:
     browser.open(one)
     browser.press("Tab")
     assert browser.js("document.activeElement.className") == "skip"
@@ -259,7 +257,7 @@ def test_whoever_tabs_comes_first_to_the_skip_link_and_past_everything(browser: 
     assert places == sorted(places, key=order.index), "nobody is sent back"
 
 
-def test_whatever_takes_the_focus_has_a_name(browser: Browser, both: Path) -> None:
+def test_every_focusable_element_has_a_name(browser: Browser, both: Path) -> None:
     browser.open(both)
     nodes = browser.call("Accessibility.getFullAXTree")["nodes"]
     focusable = [
@@ -273,7 +271,7 @@ def test_whatever_takes_the_focus_has_a_name(browser: Browser, both: Path) -> No
     assert {"banner", "navigation", "main", "contentinfo"} <= roles
 
 
-def test_numbers_behind_a_chart_are_a_table(browser: Browser, one: Path) -> None:
+def test_chart_values_are_available_as_a_table(browser: Browser, one: Path) -> None:
     browser.open(one)
     browser.js("document.querySelector('.chart details.table').open = true")
     browser.js("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
@@ -284,7 +282,7 @@ def test_numbers_behind_a_chart_are_a_table(browser: Browser, one: Path) -> None
     assert [float(row[1].split()[0]) for row in found[1:]] == pytest.approx(series["values"], rel=1e-3)
 
 
-def test_nothing_moves_for_whoever_wants_no_motion(browser: Browser, one: Path) -> None:
+def test_reduced_motion_disables_smooth_scrolling(browser: Browser, one: Path) -> None:
     behaviour = "getComputedStyle(document.documentElement).scrollBehavior"
     browser.open(one)
     assert browser.js(behaviour) == "smooth"

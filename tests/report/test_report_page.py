@@ -48,7 +48,7 @@ def text(attacked: Path, runs: tuple[Path, Path], tmp_path_factory: pytest.TempP
     return write_report([attacked, runs[1]], tmp_path_factory.mktemp("r") / "r.html", steps=2).path.read_text("utf-8")
 
 
-def test_markup_that_a_model_or_a_user_wrote_is_text(text: str) -> None:
+def test_markup_from_a_model_or_user_is_escaped(text: str) -> None:
     assert HOSTILE not in text
     found = Read(text)
     assert found.named("img") == []
@@ -60,14 +60,14 @@ def test_markup_that_a_model_or_a_user_wrote_is_text(text: str) -> None:
     assert HOSTILE[:20] in recipe
 
 
-def test_no_character_of_markup_is_left_in_the_data() -> None:
+def test_embedded_json_has_no_markup_characters() -> None:
     told = inert({"a": HOSTILE + "\u2028 & \ud800"})
     assert not set(told) & set("<>&")
     assert told.isascii()
     assert json.loads(told) == {"a": HOSTILE + "\u2028 & \ud800"}
 
 
-def test_the_policy_runs_the_script_of_the_page_and_nothing_else(text: str) -> None:
+def test_content_security_policy_allows_only_the_page_script(text: str) -> None:
     [policy] = [
         meta["content"] for meta in Read(text).named("meta") if meta.get("http-equiv") == "Content-Security-Policy"
     ]
@@ -89,7 +89,7 @@ def test_the_policy_runs_the_script_of_the_page_and_nothing_else(text: str) -> N
     assert text.index("Content-Security-Policy") < text.index("<style>")
 
 
-def test_the_page_asks_no_network_for_anything(text: str) -> None:
+def test_page_references_no_network_resource(text: str) -> None:
     asking = ("src", "srcset", "poster", "action", "data", "style", "onclick", "onload", "onerror")
     found = Read(text)
     assert [(tag, at) for tag, attributes in found.elements for at in attributes if at in asking] == []
@@ -101,7 +101,7 @@ def test_the_page_asks_no_network_for_anything(text: str) -> None:
     assert "@import" not in style
 
 
-def test_headings_are_in_order_and_every_part_is_reached_from_the_top(text: str) -> None:
+def test_headings_are_nested_and_every_section_is_linked(text: str) -> None:
     found = Read(text)
     levels = [int(tag[1]) for tag, _ in found.elements if re.fullmatch("h[1-6]", tag)]
     assert levels[0] == 1
@@ -113,14 +113,14 @@ def test_headings_are_in_order_and_every_part_is_reached_from_the_top(text: str)
     assert {"header", "nav", "main", "footer"} <= {tag for tag, _ in found.elements}
 
 
-def test_a_report_made_again_is_the_same_but_for_its_time(runs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_report_is_reproducible_except_for_its_time(runs: tuple[Path, Path], tmp_path: Path) -> None:
     both = [write_report(runs, tmp_path / name, steps=2).path.read_text() for name in ("a.html", "b.html")]
     timeless = [re.sub(r"Made by ppoctl .* UTC", "", text) for text in both]
     assert timeless[0] == timeless[1]
     assert "Made by ppoctl" in both[0]
 
 
-def test_a_report_of_much_stays_below_its_size_and_says_what_is_left_out(
+def test_large_report_stays_below_its_limit_and_lists_omissions(
     runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Eight runs, each with samples of 40,000 characters that no compression of ours would make less."""
@@ -147,7 +147,7 @@ def test_a_report_of_much_stays_below_its_size_and_says_what_is_left_out(
 # --- where it lies -------------------------------------------------------------------------------------------------
 
 
-def test_what_is_written_and_left_out_is_printed(
+def test_report_command_prints_written_and_omitted_contents(
     runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -161,7 +161,7 @@ def test_what_is_written_and_left_out_is_printed(
     assert 'id="samples"' not in Path(told["path"]).read_text()
 
 
-def test_an_earlier_report_is_replaced_and_nothing_else_is(
+def test_report_replaces_only_an_earlier_report(
     runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.html"
@@ -185,7 +185,7 @@ def test_an_earlier_report_is_replaced_and_nothing_else_is(
     assert f"mkdir -p {tmp_path}/no" in capsys.readouterr().err
 
 
-def test_what_is_no_run_and_more_than_eight_are_refused(
+def test_non_runs_and_more_than_eight_runs_are_refused(
     runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["report", str(tmp_path)]) == 2
@@ -197,7 +197,7 @@ def test_what_is_no_run_and_more_than_eight_are_refused(
 # --- style and script ----------------------------------------------------------------------------------------------
 
 
-def test_files_of_the_page_are_small_plain_and_all_in_it() -> None:
+def test_page_files_are_small_ascii_and_all_included() -> None:
     files = sorted(path.name for path in FILES.iterdir())
     assert files == sorted([*SCRIPTS, "page.html", "style.css"])
     settings = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
@@ -233,7 +233,7 @@ def contrast(one: tuple[float, ...], other: tuple[float, ...]) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def test_contrast_is_what_it_is_by_the_book() -> None:
+def test_contrast_equals_the_wcag_definition() -> None:
     assert contrast((0, 0, 0), (255, 255, 255)) == pytest.approx(21)
     assert contrast((118, 118, 118), (255, 255, 255)) == pytest.approx(4.54, abs=0.01)
 
@@ -257,7 +257,7 @@ def test_colours_have_enough_contrast(mode: str) -> None:
         assert contrast(found["text"], mixed) >= AA_TEXT, (name, alpha)
 
 
-def test_runs_differ_in_their_dashes_too() -> None:
+def test_runs_also_differ_in_their_dash_patterns() -> None:
     style = (FILES / "style.css").read_text()
     dashes = [re.findall(rf"\.r{at} \{{[^}}]*?stroke-dasharray: ([\d ]+)", style) for at in range(write.MOST_RUNS)]
     assert len({str(each) for each in dashes}) == write.MOST_RUNS

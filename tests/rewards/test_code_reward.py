@@ -48,9 +48,7 @@ def scored(function: BatchFunction, program: str, truth: str = DOUBLES) -> Rewar
         ("", 0.0),
     ],
 )
-def test_a_program_scores_the_share_of_tests_whose_output_is_right(
-    program: str, value: float, function: BatchFunction
-) -> None:
+def test_program_score_is_fraction_of_passed_tests(program: str, value: float, function: BatchFunction) -> None:
     assert scored(function, program) == RewardValue(value, {"passed": value, "programs": 1.0, "late": 0.0})
 
 
@@ -66,9 +64,7 @@ def test_a_program_scores_the_share_of_tests_whose_output_is_right(
         ("if __name__ == '__main__': 1 / 0\ndef add(a, b): return a + b", 1.0),
     ],
 )
-def test_a_function_is_called_with_the_arguments_of_each_test(
-    program: str, value: float, function: BatchFunction
-) -> None:
+def test_function_program_receives_test_arguments(program: str, value: float, function: BatchFunction) -> None:
     assert scored(function, program, ADDS).value == value
 
 
@@ -89,18 +85,18 @@ def test_a_function_is_called_with_the_arguments_of_each_test(
         "def add(a, b):\n    print('300', flush=True)\n    return [300, 300]",
     ],
 )
-def test_no_trick_on_who_checks_makes_a_wrong_result_right(program: str, function: BatchFunction) -> None:
+def test_tampered_equality_does_not_pass_tests(program: str, function: BatchFunction) -> None:
     assert scored(function, program, ADDS).value == 0
 
 
-def test_all_or_nothing_gives_up_with_the_first_failure() -> None:
+def test_partial_false_stops_at_first_failed_test() -> None:
     function = scorer(partial=False)
     assert scored(function, "print(2 * int(input()))").value == 1
     half = scored(function, "n = int(input())\nprint(2 * n if n < 3 else 0)")
     assert half == RewardValue(0.0, {"passed": 0.5, "programs": 1.0, "late": 0.0})
 
 
-def test_a_program_that_hangs_is_late_and_scores_what_it_has_passed() -> None:
+def test_hanging_program_is_late_and_keeps_passed_tests() -> None:
     function = scorer(limits={**LIMITS, "timeout_s": 0.2}, max_tests=2)
     # The first of two tests is passed if it starts within 0.2 s; the second never.
     value = scored(function, "n = int(input())\nwhile n > 1: pass\nprint(2 * n)", DOUBLES)
@@ -119,11 +115,11 @@ def test_a_program_that_hangs_is_late_and_scores_what_it_has_passed() -> None:
         ("print(1)", None),
     ],
 )
-def test_the_program_is_where_verl_finds_it(response: str, program: str | None) -> None:
+def test_program_is_extracted_like_verl(response: str, program: str | None) -> None:
     assert programs.program_of(response) == program
 
 
-def test_a_response_without_a_program_scores_0(function: BatchFunction) -> None:
+def test_response_without_program_scores_0(function: BatchFunction) -> None:
     nothing = RewardValue(0.0, {"passed": 0.0, "programs": 0.0, "late": 0.0})
     assert function([request("print(2)", DOUBLES)]) == [nothing]
 
@@ -138,7 +134,7 @@ def test_a_response_without_a_program_scores_0(function: BatchFunction) -> None:
         ('{"inputs": ["1"], "outputs": []}', "1 inputs and 0 outputs"),
     ],
 )
-def test_a_truth_without_tests_is_a_fault_and_no_score(truth: str, why: str, function: BatchFunction) -> None:
+def test_truth_without_tests_raises(truth: str, why: str, function: BatchFunction) -> None:
     (found,) = function([request("```python\n1\n```", truth)])
     assert isinstance(found, ValueError)
     assert why in str(found)
@@ -146,7 +142,7 @@ def test_a_truth_without_tests_is_a_fault_and_no_score(truth: str, why: str, fun
         CodeScorer(kind="code").candidates(truth)
 
 
-def test_inputs_and_outputs_are_read_in_the_forms_that_published_rows_have() -> None:
+def test_tests_are_parsed_from_published_formats() -> None:
     (lines,) = programs.tests_of(json.dumps({"inputs": [["1", "2"]], "outputs": [["3", "4"]]}))
     assert (lines.given, lines.expected) == ("1\n2", "3\n4")
     (call,) = programs.tests_of(json.dumps({"inputs": ['[1, 2]\n"a"'], "outputs": ["[3]"], "fn_name": "f"}))
@@ -154,7 +150,7 @@ def test_inputs_and_outputs_are_read_in_the_forms_that_published_rows_have() -> 
 
 
 @pytest.mark.parametrize("truth", [DOUBLES, ADDS])
-def test_a_gold_program_beats_all_others_in_the_scorer_that_is_opened(truth: str) -> None:
+def test_gold_program_scores_above_other_candidates(truth: str) -> None:
     table = CodeScorer(kind="code", max_tests=2)
     candidates = table.candidates(truth)
     assert candidates is not None
@@ -168,12 +164,12 @@ def test_a_gold_program_beats_all_others_in_the_scorer_that_is_opened(truth: str
     assert isinstance(told[0], Score)
 
 
-def test_a_program_has_the_time_of_all_its_tests() -> None:
+def test_program_deadline_covers_all_its_tests() -> None:
     one, four = (CodeScorer(kind="code", max_tests=count, timeout_s=3.0).deadline_s for count in (1, 4))
     assert four == 4 * one > 12
 
 
-def test_a_table_asks_for_its_sandbox_before_it_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_reward_requires_sandbox_before_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     with pytest.raises(MissingAssetError, match=r"\(`reward.parts.code.sandbox` is `namespaces`\)"):
         CodeScorer(kind="code").require_there("reward.parts.code")
@@ -197,7 +193,7 @@ def test_a_table_asks_for_its_sandbox_before_it_is_opened(monkeypatch: pytest.Mo
         (ended("2\n" + " " * (65 << 10)), 0.0, 0.0),
     ],
 )
-def test_an_endpoint_runs_programs_and_the_comparison_is_here(answer: Any, value: float, late: float) -> None:
+def test_fusion_endpoint_runs_program_and_output_is_compared_locally(answer: Any, value: float, late: float) -> None:
     with endpoint([(200, answer)]) as (url, asked):
         function = scorer(sandbox="fusion", url=url, language="cpp", max_tests=1)
         (found,) = function([request("```\nint main() {}\n```", DOUBLES)])
@@ -225,7 +221,7 @@ def test_an_endpoint_runs_programs_and_the_comparison_is_here(answer: Any, value
         ([(200, {"status": "SandboxError", "message": "no room"})], "failed: no room", 1),
     ],
 )
-def test_an_endpoint_that_fails_is_no_score(
+def test_failing_fusion_endpoint_gives_no_score(
     answers: list[tuple[int, Any]], why: str, tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ppoctl.rewards.sandbox.fusion._PAUSE_S", 0.0)
@@ -239,7 +235,7 @@ def test_an_endpoint_that_fails_is_no_score(
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", [*SLOW, *BROKEN])
-def test_an_endpoint_that_misuses_http_is_no_score_after_three_tries(
+def test_invalid_http_of_fusion_endpoint_gives_no_score_after_3_tries(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ppoctl.rewards.sandbox.fusion._PAUSE_S", 0.0)
@@ -256,14 +252,14 @@ def test_an_endpoint_that_misuses_http_is_no_score_after_three_tries(
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", LONG)
-def test_an_endpoint_that_answers_without_end_has_too_much_output(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_answer_of_fusion_endpoint_is_too_much_output(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ppoctl.rewards.sandbox.fusion._OTHER_BYTES", 1 << 20)
     with hostile(LONG[name]) as url:
         (found,) = scorer(sandbox="fusion", url=url, max_tests=1)([request("```\n1\n```", DOUBLES)])
     assert found == RewardValue(0.0, {"passed": 0.0, "programs": 1.0, "late": 0.0})
 
 
-def test_an_answer_that_is_nested_too_deep_is_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deeply_nested_answer_of_fusion_endpoint_gives_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ppoctl.rewards.sandbox.fusion._PAUSE_S", 0.0)
     with hostile(lambda _: iter([b"HTTP/1.0 200 OK\r\n\r\n", b"[" * 100_000])) as url:
         (found,) = scorer(sandbox="fusion", url=url, max_tests=1)([request("```\n1\n```", DOUBLES)])
@@ -271,7 +267,7 @@ def test_an_answer_that_is_nested_too_deep_is_no_score(monkeypatch: pytest.Monke
     assert found.outcome == "unreachable"
 
 
-def test_a_gateway_that_gives_up_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gateway_timeout_of_fusion_endpoint_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ppoctl.rewards.sandbox.fusion._PAUSE_S", 0.0)
     with endpoint([(504, {}), (200, ended("2\n"))]) as (url, _):
         (found,) = scorer(sandbox="fusion", url=url, max_tests=1)([request("```\n1\n```", DOUBLES)])

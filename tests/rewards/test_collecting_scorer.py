@@ -34,7 +34,7 @@ def request(response: str) -> ScoreRequest:
     return ScoreRequest("p", "", (), response, None, {}, "terminated")
 
 
-def test_nothing_is_scored_before_a_result_is_asked_for_and_then_all() -> None:
+def test_collecting_scorer_scores_all_on_first_result() -> None:
     model = Lengths()
     assert isinstance(model, RewardModel)
     scorer = CollectingScorer(model)
@@ -46,7 +46,7 @@ def test_nothing_is_scored_before_a_result_is_asked_for_and_then_all() -> None:
     assert len(model.asked) == 2
 
 
-def test_the_model_sees_each_text_once_in_an_order_of_its_own() -> None:
+def test_collecting_scorer_scores_each_text_once_in_fixed_order() -> None:
     seen = []
     for texts in (("b", "a", "c", "a"), ("c", "a", "a", "b")):
         model = Lengths()
@@ -57,14 +57,14 @@ def test_the_model_sees_each_text_once_in_an_order_of_its_own() -> None:
     assert seen[0] == seen[1] == [[(97,), (98,), (99,)]]
 
 
-def test_a_text_that_cannot_be_read_has_no_score_and_costs_no_other() -> None:
+def test_unreadable_text_has_no_score_and_affects_no_other() -> None:
     scorer = CollectingScorer(Lengths())
     good, bad = scorer.submit(request("a")), scorer.submit(request(""))
     assert (bad.result().value, bad.result().outcome, bad.result().message) == (None, "refused", "no token")
     assert good.result().value == 1.0
 
 
-def test_a_model_that_fails_is_the_error_of_all() -> None:
+def test_model_failure_raises_for_every_request() -> None:
     scorer = CollectingScorer(Broken())
     futures = [scorer.submit(request(text)) for text in "ab"]
     for future in futures:
@@ -72,7 +72,7 @@ def test_a_model_that_fails_is_the_error_of_all() -> None:
             future.result()
 
 
-def test_what_was_cancelled_is_not_scored() -> None:
+def test_cancelled_requests_are_not_scored() -> None:
     model = Lengths()
     scorer = CollectingScorer(model)
     given_up, wanted = scorer.submit(request("a")), scorer.submit(request("b"))

@@ -31,7 +31,7 @@ from rewards.asking import request
         ("", "42", 0),
     ],
 )
-def test_the_line_behind_the_last_answer_is_compared_as_text(response: str, truth: str, value: float) -> None:
+def test_text_after_last_answer_is_compared(response: str, truth: str, value: float) -> None:
     assert dapo_math.score(request(response, truth)).value == value
 
 
@@ -54,12 +54,12 @@ def test_only_the_last_300_characters_are_read(filler: int, value: float) -> Non
         ("1,2,x", "1,2,x"),
     ],
 )
-def test_an_answer_is_written_in_one_way(answer: str, normal: str) -> None:
+def test_dapo_answer_is_normalized(answer: str, normal: str) -> None:
     assert dapo_math.normal_form(answer) == normal
 
 
 @pytest.mark.parametrize("truth", ["", "units", "x ="])
-def test_a_truth_of_which_nothing_is_left_is_a_fault_and_no_score(truth: str) -> None:
+def test_dapo_truth_without_content_raises(truth: str) -> None:
     with pytest.raises(ValueError, match="nothing is left of the ground truth"):
         dapo_math.score(request("Answer: ways", truth))
     with pytest.raises(RewardError, match="nothing is left of the ground truth"):
@@ -67,7 +67,7 @@ def test_a_truth_of_which_nothing_is_left_is_a_fault_and_no_score(truth: str) ->
 
 
 @pytest.mark.parametrize("truth", ["42", "\\frac{19}{2}", "x", "\\text{even}", "-3"])
-def test_gold_wins(truth: str) -> None:
+def test_gold_dapo_answer_beats_other_candidates(truth: str) -> None:
     tried = DapoMathScorer(kind="dapo_math").candidates(truth)
     texts = (tried.gold, tried.wrong, tried.empty, tried.truncated)
     assert [dapo_math.score(request(text, truth)).value for text in texts] == [1, 0, 0, 0]

@@ -10,15 +10,15 @@ from rewards.asking import request
     ("response", "value", "value_ignoring_case"),
     [("Paris", 1, 1), (" Paris\n", 1, 1), ("paris", 0, 1), ("Paris.", 0, 0), ("", 0, 0), ("In Paris", 0, 0)],
 )
-def test_the_stripped_texts_are_compared(response: str, value: float, value_ignoring_case: float) -> None:
+def test_exact_match_ignores_surrounding_whitespace(response: str, value: float, value_ignoring_case: float) -> None:
     assert exact_match.score(request(response, "Paris ")).value == value
     assert exact_match.score(request(response, "Paris "), ignore_case=True).value == value_ignoring_case
 
 
-def test_case_is_folded_beyond_ascii() -> None:
+def test_ignore_case_folds_beyond_ascii() -> None:
     assert exact_match.score(request("STRASSE", "stra\u00dfe"), ignore_case=True).value == 1
 
 
-def test_an_empty_truth_is_a_fault_and_no_score() -> None:
+def test_exact_match_with_empty_truth_raises() -> None:
     with pytest.raises(ValueError, match="ground truth is empty"):
         exact_match.score(request("", "  "))

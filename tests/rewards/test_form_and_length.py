@@ -19,17 +19,17 @@ GOOD = "<think>48 + 24\nis 72</think>\n<answer>72</answer>"
     ("response", "whole", "anywhere"),
     [(GOOD, 1, 1), (f" {GOOD}\n", 1, 1), (f"{GOOD} so", 0, 1), ("<answer>72</answer>", 0, 0), ("", 0, 0)],
 )
-def test_a_response_matches_as_a_whole_or_anywhere(response: str, whole: int, anywhere: int) -> None:
+def test_format_matches_whole_response_or_anywhere(response: str, whole: int, anywhere: int) -> None:
     assert format.score(request(response, None), pattern=R1, whole=True).value == whole
     assert format.score(request(response, None), pattern=R1, whole=False).value == anywhere
 
 
-def test_what_is_no_regular_expression_is_refused_when_the_recipe_is_read() -> None:
+def test_invalid_regular_expression_raises_when_recipe_is_read() -> None:
     with pytest.raises(ValidationError, match="not a regular expression of Python's: unterminated character set"):
         FormatScorer(kind="format", pattern="[a")
 
 
-def test_a_pattern_that_runs_away_ends_by_the_deadline_and_costs_its_own_sample() -> None:
+def test_runaway_pattern_times_out_for_its_own_sample_only() -> None:
     scorer = FormatScorer(kind="format", pattern="(a|aa)+b", timeout_s=0.5).open()
     try:
         told = scores(scorer, [request(text, None) for text in ("ab", "a" * 200, "ab")])
@@ -49,9 +49,7 @@ def test_a_pattern_that_runs_away_ends_by_the_deadline_and_costs_its_own_sample(
         ({"at_least": 8, "fall": 8}, [0, 0.25, 0.5, 0.75, 1]),
     ],
 )
-def test_the_reward_is_1_within_bounds_and_falls_in_a_straight_line(
-    keys: dict[str, int], values: list[float]
-) -> None:
+def test_length_reward_is_1_in_bounds_and_falls_linearly(keys: dict[str, int], values: list[float]) -> None:
     asked = [replace(request("", None), token_ids=tuple(range(tokens))) for tokens in (0, 2, 4, 6, 8)]
     assert [length.score(each, unit="tokens", **keys).value for each in asked] == values
 
@@ -60,12 +58,12 @@ def test_the_reward_is_1_within_bounds_and_falls_in_a_straight_line(
     ("keys", "message"),
     [({}, "every length has the reward 1"), ({"at_least": 9, "at_most": 8}, "`at_least` is above")],
 )
-def test_bounds_within_which_every_length_lies_or_none_are_refused(keys: dict[str, int], message: str) -> None:
+def test_bounds_without_effect_or_reversed_raise(keys: dict[str, int], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         LengthScorer(kind="length", **keys)  # type: ignore[arg-type]
 
 
-def test_tokens_characters_or_words_are_counted() -> None:
+def test_length_counts_tokens_characters_or_words() -> None:
     asked = replace(request("two  words\n", None), token_ids=(5, 6, 7))
     counted = {unit: n for unit in ("tokens", "characters", "words") for n in range(20) if _is(asked, unit, n)}
     assert counted == {"tokens": 3, "characters": 11, "words": 2}

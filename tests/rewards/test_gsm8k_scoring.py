@@ -42,7 +42,7 @@ GOLD = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nShe sold 48+24 = <<48+2
         ("#### 72 \ud800", 1, 1),
     ],
 )
-def test_the_strict_and_the_lenient_reading_of_a_response(response: str, strict: int, lenient: int) -> None:
+def test_gsm8k_strict_and_lenient_scores(response: str, strict: int, lenient: int) -> None:
     found = gsm8k.score(request(response, GOLD))
     assert (found.value, found.extras) == (float(strict), {"lenient": float(lenient)})
     assert found.answer == gsm8k.strict_number(response)
@@ -51,7 +51,7 @@ def test_the_strict_and_the_lenient_reading_of_a_response(response: str, strict:
     assert (found.answer is None) == (gsm8k.lenient_number(response) is None)
 
 
-def test_equal_numbers_of_the_lenient_reading_are_one_answer() -> None:
+def test_equal_lenient_numbers_give_the_same_answer() -> None:
     said = [
         gsm8k.score(request(text, GOLD), strict=False).answer for text in ("1,200", "1200.0", "01200.", "-.5", "x")
     ]
@@ -70,23 +70,23 @@ def test_equal_numbers_of_the_lenient_reading_are_one_answer() -> None:
         ("#### 12 #### 13", "13"),
     ],
 )
-def test_the_ground_truth_is_a_gold_text_or_a_bare_number(truth: str, number: str) -> None:
+def test_gsm8k_truth_is_gold_text_or_bare_number(truth: str, number: str) -> None:
     assert gsm8k.gold_number(truth) == number
     assert gsm8k.score(request(f"#### {number}", truth)).value == 1
 
 
 @pytest.mark.parametrize("truth", ["", "seventy-two", "the answer is 72", "####", "-", ".", "7 2"])
-def test_a_truth_without_a_number_is_a_fault_and_no_score(truth: str) -> None:
+def test_gsm8k_truth_without_number_raises(truth: str) -> None:
     with pytest.raises(ValueError, match="neither a number nor a text"):
         gsm8k.score(request("#### 72", truth))
 
 
-def test_a_truth_that_is_no_decimal_number_is_met_letter_by_letter() -> None:
+def test_non_decimal_gsm8k_truth_is_compared_as_text() -> None:
     assert gsm8k.score(request("#### 1.2.3", "#### 1.2.3"), strict=True).value == 1
     assert gsm8k.score(request("#### 1.2.4", "#### 1.2.3"), strict=False).value == 0
 
 
-def test_an_answer_far_from_the_end_still_counts_unlike_in_verl() -> None:
+def test_gsm8k_answer_far_from_end_is_found_unlike_in_verl() -> None:
     response = "#### 72\n" + "and so on " * 40
     assert gsm8k.score(request(response, GOLD)).value == 1
     assert _verl_strict(response) is None
@@ -97,7 +97,7 @@ _PIECES = st.sampled_from(["#### ", "####", "#", " ", "$", ",", ".", "-", "7", "
 
 
 @given(st.lists(_PIECES, max_size=40).map("".join))
-def test_within_the_last_300_characters_the_strict_reading_is_verls(response: str) -> None:
+def test_gsm8k_strict_number_of_last_300_characters_equals_verl(response: str) -> None:
     assert gsm8k.strict_number(response[-300:]) == _verl_strict(response)
     is_right = float(_verl_strict(response) == "72")
     assert gsm8k.score(request(response, GOLD), last_chars=300).value == is_right
@@ -107,7 +107,7 @@ def test_within_the_last_300_characters_the_strict_reading_is_verls(response: st
 @pytest.mark.parametrize("tenth", range(10))
 @pytest.mark.parametrize(("part", "count"), [("train", 7473), ("test", 1319)])
 @pytest.mark.parametrize("last_chars", [None, 300])
-def test_every_gold_answer_of_gsm8k_scores_1_and_with_another_number_0(
+def test_gold_gsm8k_answers_score_1_and_changed_numbers_0(
     tenth: int, part: str, count: int, last_chars: int | None, ppoctl_data: Path
 ) -> None:
     lines = (ppoctl_data / "gsm8k" / f"{part}.jsonl").read_text(encoding="utf-8").splitlines()

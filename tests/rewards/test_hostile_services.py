@@ -38,7 +38,7 @@ def told(url: str) -> tuple[Score, float]:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", SLOW)
-def test_an_answer_that_comes_slowly_is_a_timeout(name: str) -> None:
+def test_slow_http_answer_times_out(name: str) -> None:
     with hostile(SLOW[name]) as url:
         score, took_s = told(url)
     assert (score.outcome, score.message) == ("timeout", "no answer within 0.4 s (after 1 tries)")
@@ -47,7 +47,7 @@ def test_an_answer_that_comes_slowly_is_a_timeout(name: str) -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", LONG)
-def test_an_answer_that_is_too_long_is_an_error_and_is_not_requested_again(name: str) -> None:
+def test_oversized_http_answer_is_an_error_without_retry(name: str) -> None:
     with hostile(LONG[name]) as url:
         score, took_s = told(url)
     assert score == Score(None, "error", "its answer is longer than 1048576 bytes", seconds=score.seconds)
@@ -57,7 +57,7 @@ def test_an_answer_that_is_too_long_is_an_error_and_is_not_requested_again(name:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("reset", [False, True])
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_is_not_an_answer_is_no_answer(name: str, reset: bool) -> None:
+def test_broken_http_answer_is_unreachable(name: str, reset: bool) -> None:
     with hostile(BROKEN[name], reset=reset) as url:
         score, took_s = told(url)
     assert score.outcome == "unreachable"
@@ -65,7 +65,7 @@ def test_what_is_not_an_answer_is_no_answer(name: str, reset: bool) -> None:
 
 
 @pytest.mark.parametrize("body", ["[" * 100_000, '{"a":' * 100_000])
-def test_an_answer_that_is_nested_too_deep_costs_its_own_sample(body: str) -> None:
+def test_deeply_nested_http_answer_fails_its_own_sample_only(body: str) -> None:
     with hostile(lambda _: iter([b"HTTP/1.0 200 OK\r\n\r\n", body.encode()])) as url, client(url) as scorer:
         (score,) = scores(scorer, [request("1")])
     assert (score.outcome, score.message[:21]) == ("error", "its answer is no JSON")
@@ -73,7 +73,7 @@ def test_an_answer_that_is_nested_too_deep_costs_its_own_sample(body: str) -> No
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", SLOW)
-def test_closing_ends_a_try_whatever_the_service_sends(name: str) -> None:
+def test_close_ends_running_http_request(name: str) -> None:
     with hostile(SLOW[name]) as url, client(url, limit_s=600) as scorer:
         asked = scorer.submit(request("1"))
         time.sleep(3 * LIMIT_S)

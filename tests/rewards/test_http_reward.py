@@ -49,7 +49,7 @@ def told(client: HttpClient, *responses: str) -> list[Score]:
     return scores(client, [request(response) for response in responses])
 
 
-def test_all_that_is_known_of_a_response_is_posted_as_json(service: Service, client: Open) -> None:
+def test_score_request_is_posted_as_json(service: Service, client: Open) -> None:
     asked = ScoreRequest(
         "train/7", "<user>Q", (Message("user", "Q"),), "200 0.5", "42", {"level": 3}, "truncated", (5, 6)
     )
@@ -88,16 +88,16 @@ def test_all_that_is_known_of_a_response_is_posted_as_json(service: Service, cli
         ("408 1", Score(1.0, "ok")),
     ],
 )  # fmt: skip
-def test_an_answer_is_a_score_or_says_what_kept_it(client: Open, response: str, score: Score) -> None:
+def test_http_answer_is_a_score_or_an_error(client: Open, response: str, score: Score) -> None:
     assert told(client(), response, "200 3") == [score, Score(3.0, "ok")]
 
 
-def test_only_answers_that_may_change_are_asked_for_again(service: Service, client: Open) -> None:
+def test_only_transient_http_errors_are_retried(service: Service, client: Open) -> None:
     told(client(concurrent=1), "400 bad", "200 <html>", "500,503 1", "500,500,500,500,500 oh")
     assert service.seen == {"400 bad": 1, "200 <html>": 1, "500,503 1": 3, "500,500,500,500,500 oh": 4}
 
 
-def test_who_hangs_up_or_is_not_there_is_unreachable(client: Open) -> None:
+def test_disconnected_or_missing_service_is_unreachable(client: Open) -> None:
     (score,) = told(client(tries=2), "vanish")
     assert (score.outcome, score.message) == (
         "unreachable",
@@ -110,9 +110,7 @@ def test_who_hangs_up_or_is_not_there_is_unreachable(client: Open) -> None:
 
 
 @pytest.mark.parametrize("response", ["hang", "trickle"])
-def test_an_answer_that_does_not_come_whole_in_time_is_a_timeout_and_costs_its_own_sample(
-    client: Open, response: str
-) -> None:
+def test_incomplete_answer_times_out_for_its_own_sample_only(client: Open, response: str) -> None:
     began = time.monotonic()
     late, good = told(client(tries=2, try_timeout_s=0.3), response, "200 1")
     assert (late.outcome, late.message) == ("timeout", "no answer within 0.3 s (after 2 tries)")
@@ -120,7 +118,7 @@ def test_an_answer_that_does_not_come_whole_in_time_is_a_timeout_and_costs_its_o
     assert 0.6 <= late.seconds <= time.monotonic() - began < 5
 
 
-def test_tries_are_further_and_further_apart_and_in_each_run_alike(client: Open) -> None:
+def test_backoff_grows_and_is_deterministic(client: Open) -> None:
     scorer = client(backoff_s=2.0, give_up_s=100)
 
     def gaps() -> list[float]:
@@ -134,27 +132,27 @@ def test_tries_are_further_and_further_apart_and_in_each_run_alike(client: Open)
     assert scorer._backoff_s(1, {"retry-after": "700"}, Random(1)) == 100
 
 
-def test_so_many_are_asked_about_side_by_side_on_connections_that_stay(service: Service, client: Open) -> None:
+def test_concurrent_requests_reuse_connections(service: Service, client: Open) -> None:
     assert told(client(concurrent=3), *["sleep 0.1"] * 9) == [Score(1.0, "ok")] * 9
     assert service.most_at_once == 3
     assert service.connections == 3
 
 
-def test_each_try_on_a_connection_that_stays_has_the_whole_time(service: Service, client: Open) -> None:
+def test_each_request_on_reused_connection_has_full_timeout(service: Service, client: Open) -> None:
     scorer = client(concurrent=1, tries=1, try_timeout_s=0.5)
     for _ in range(3):
         assert told(scorer, "sleep 0.3") == [Score(1.0, "ok")]
     assert service.connections == 1
 
 
-def test_a_connection_that_was_closed_between_two_tries_is_no_failure(service: Service, client: Open) -> None:
+def test_closed_idle_connection_is_reopened_without_failure(service: Service, client: Open) -> None:
     assert told(client(concurrent=1, tries=1), "once 1", "once 1", "200 2") == [
         Score(1.0, "ok"), Score(1.0, "ok"), Score(2.0, "ok"),
     ]  # fmt: skip
     assert len(service.asked) == 3
 
 
-def test_while_the_service_is_down_responses_wait_and_lose_no_tries(service: Service, client: Open) -> None:
+def test_requests_wait_without_losing_tries_while_service_is_down(service: Service, client: Open) -> None:
     # Four tries find it down, at worst all of them of one response; each that follows is the only one.
     scorer = client(tries=5, concurrent=4, breaker_failures=4, breaker_pause_s=0.02, give_up_s=30)
     service.is_down = True
@@ -166,7 +164,7 @@ def test_while_the_service_is_down_responses_wait_and_lose_no_tries(service: Ser
     assert [future.result(timeout=10).value for future in futures] == list(range(8))
 
 
-def test_a_service_that_stays_down_stops_the_run(service: Service, client: Open) -> None:
+def test_service_that_stays_down_stops_run(service: Service, client: Open) -> None:
     scorer = client(concurrent=2, breaker_failures=2, breaker_pause_s=0.05, give_up_s=0.3)
     service.is_down = True
     for future in [scorer.submit(request(f"200 {number}")) for number in range(4)]:
@@ -179,7 +177,7 @@ def test_a_service_that_stays_down_stops_the_run(service: Service, client: Open)
     assert len(service.asked) < 20
 
 
-def test_the_time_between_two_steps_does_not_count_as_down(service: Service, client: Open) -> None:
+def test_idle_time_between_steps_is_not_counted_as_down(service: Service, client: Open) -> None:
     scorer = client(
         concurrent=1, tries=2, breaker_failures=2, breaker_pause_s=0.05, try_timeout_s=0.05, give_up_s=0.5
     )
@@ -193,12 +191,12 @@ def test_the_time_between_two_steps_does_not_count_as_down(service: Service, cli
 
 
 @pytest.mark.parametrize(("answer", "named"), [("NaN", "reward"), ('{"score": 1, "margin": Infinity}', "margin")])
-def test_a_number_that_must_not_train_is_a_named_error(client: Open, answer: str, named: str) -> None:
+def test_non_finite_http_score_raises(client: Open, answer: str, named: str) -> None:
     with pytest.raises(NonFiniteError, match=f"as {named} of a response to prompt `train/0`"):
         told(client(), f"200 {answer}")
 
 
-def test_closing_ends_what_waits_and_what_is_asked_and_may_be_done_twice(service: Service, client: Open) -> None:
+def test_http_scorer_close_cancels_requests_and_is_idempotent(service: Service, client: Open) -> None:
     scorer = client(concurrent=1, try_timeout_s=600)
     asked, waiting = scorer.submit(request("hang")), scorer.submit(request("200 1"))
     while not service.asked:
@@ -209,7 +207,7 @@ def test_closing_ends_what_waits_and_what_is_asked_and_may_be_done_twice(service
     assert waiting.cancelled()
 
 
-def test_closing_ends_who_waits_for_a_service_that_is_down(service: Service, client: Open) -> None:
+def test_http_scorer_close_ends_requests_waiting_for_service(service: Service, client: Open) -> None:
     scorer = client(concurrent=3, breaker_failures=1, breaker_pause_s=600, give_up_s=10_000)
     service.is_down = True
     futures = [scorer.submit(request("200 1")) for _ in range(3)]
@@ -220,7 +218,7 @@ def test_closing_ends_who_waits_for_a_service_that_is_down(service: Service, cli
     assert {future.result(timeout=5).outcome for future in futures} == {"unreachable"}
 
 
-def test_a_token_comes_from_the_environment_and_stands_in_no_recipe(
+def test_bearer_token_is_read_from_environment(
     service: Service, client: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(MissingAssetError, match="has no `SCORING_TOKEN`"):
@@ -230,6 +228,6 @@ def test_a_token_comes_from_the_environment_and_stands_in_no_recipe(
     assert service.headers[0]["Authorization"] == "Bearer s3cret"
 
 
-def test_lone_surrogates_in_a_response_are_sent(service: Service, client: Open) -> None:
+def test_lone_surrogates_are_sent(service: Service, client: Open) -> None:
     assert scores(client(), [replace(request("200 1"), response="200 1 \ud800")])[0].outcome == "error"
     assert service.asked[0]["response"] == "200 1 \ud800"

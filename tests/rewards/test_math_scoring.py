@@ -67,7 +67,7 @@ EMPTY_TRUTHS = 2
         ("48+24=72\n#### 1,072", r"\boxed{1072}", 1, 1, 1),
     ],
 )
-def test_an_answer_is_found_and_compared_by_the_rule(
+def test_math_answer_is_extracted_and_compared_by_rule(
     truth: str, response: str, anywhere: int, last_box: int, as_text: int
 ) -> None:
     asked = request(response, truth)
@@ -76,18 +76,18 @@ def test_an_answer_is_found_and_compared_by_the_rule(
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("truth", ["", "  ", r"\boxed{}"])
-def test_an_empty_truth_is_a_fault_and_no_score(rule: partial[object], truth: str) -> None:
+def test_empty_math_truth_raises(rule: partial[object], truth: str) -> None:
     with pytest.raises(ValueError, match="ground truth is empty"):
         rule(request(r"\boxed{}", truth))
 
 
-def test_a_truth_that_cannot_be_read_is_a_fault_and_no_score() -> None:
+def test_unparsable_math_truth_raises() -> None:
     with pytest.raises(ValueError, match=r"cannot read the ground truth `\}\{`"):
         math_grading.score(request(r"\boxed{1}", "}{"))
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_only_the_end_of_a_response_is_read_where_the_recipe_says_so(rule: partial[object]) -> None:
+def test_last_chars_limits_math_response(rule: partial[object]) -> None:
     asked = request(r"\boxed{42}" + " and so on" * 10, "42")
     assert [rule(asked, last_chars=chars) for chars in (None, 200, 60)] == [
         rule(asked),
@@ -115,7 +115,7 @@ def test_only_the_end_of_a_response_is_read_where_the_recipe_says_so(rule: parti
         (r"1 \text{ m} 2 \text{ cm}", r"1 \text{ m} 2 \text{ cm}"),  # two units: compared as it is
     ],
 )
-def test_two_spellings_of_maths_authors_are_the_same_text(text: str, same: str) -> None:
+def test_equivalent_math_spellings_are_the_same(text: str, same: str) -> None:
     assert boxed.is_same(text, same)
     assert boxed.is_same(same, text)
 
@@ -123,13 +123,13 @@ def test_two_spellings_of_maths_authors_are_the_same_text(text: str, same: str) 
 @pytest.mark.parametrize(
     ("text", "other"), [("abc=7", "7"), ("x/2", r"\frac{x}{2}"), (r"1\frac", "1"), (r"\sqrt", "")]
 )
-def test_two_texts_that_its_authors_do_not_equate_are_different(text: str, other: str) -> None:
+def test_non_equivalent_math_texts_differ(text: str, other: str) -> None:
     assert not boxed.is_same(text, other)
 
 
 @pytest.mark.parametrize("part", range(40))
 @pytest.mark.sampled(1)
-def test_gold_wins_on_every_row_of_math_and_aime(part: int, ppoctl_data: Path) -> None:
+def test_gold_math_and_aime_answers_beat_other_candidates(part: int, ppoctl_data: Path) -> None:
     files = [ppoctl_data / "verl-parquet" / "math" / f"{name}.parquet" for name in ("train", "test")]
     truths = [row["ground_truth"] for file in files for row in parquet.read_table(file)["reward_model"].to_pylist()]
     lines = (ppoctl_data / "aime24" / "test.jsonl").read_text(encoding="utf-8").splitlines()
@@ -144,14 +144,14 @@ def test_gold_wins_on_every_row_of_math_and_aime(part: int, ppoctl_data: Path) -
                 assert (name, truth, rule(request(tried.wrong, truth)).value) == (name, truth, 0)
 
 
-def test_gold_answers_of_gsm8k_are_read_too(ppoctl_data: Path) -> None:
+def test_math_reward_reads_gold_gsm8k_answers(ppoctl_data: Path) -> None:
     lines = (ppoctl_data / "gsm8k" / "test.jsonl").read_text(encoding="utf-8").splitlines()[:100]
     for answer in (json.loads(line)["answer"] for line in lines):
         tried = MathScorer(kind="math").candidates(answer)
         assert [math_grading.score(request(text, answer)).value for text in (tried.gold, tried.wrong)] == [1, 0]
 
 
-def test_candidates_are_boxed_and_the_wrong_one_has_another_first_number() -> None:
+def test_math_candidates_are_boxed_and_wrong_number_differs() -> None:
     tried = MathScorer(kind="math").candidates(r"\frac{19}{2}")
     assert tried.gold == "It follows.\nThe answer is $\\boxed{\\frac{19}{2}}$."
     assert tried.wrong == "It follows.\nThe answer is $\\boxed{\\frac{20}{2}}$."
@@ -160,7 +160,7 @@ def test_candidates_are_boxed_and_the_wrong_one_has_another_first_number() -> No
         MathScorer(kind="math").candidates(" ")
 
 
-def test_an_answer_over_which_sympy_lingers_has_no_score_and_costs_its_own_sample() -> None:
+def test_slow_sympy_comparison_times_out_for_its_own_sample_only() -> None:
     scorer = MathScorer(kind="math", timeout_s=2.0).open()
     asked = [request(text, "42") for text in (r"\boxed{42}", r"\boxed{9^{9^{9^{9}}}}", r"\boxed{42}")]
     try:
@@ -171,5 +171,5 @@ def test_an_answer_over_which_sympy_lingers_has_no_score_and_costs_its_own_sampl
     assert told == [right, Score(None, "timeout", "no score within 2 s"), right]
 
 
-def test_math_verify_is_silent() -> None:
+def test_math_verify_logs_no_errors() -> None:
     assert not logging.getLogger("math_verify.parser").isEnabledFor(logging.ERROR)

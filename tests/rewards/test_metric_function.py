@@ -16,12 +16,12 @@ def function(name: str, **keys: Any) -> MetricFunction:
     return MetricFunction(function=f"{FILE}:{name}", **keys)
 
 
-def test_figures_are_what_the_function_returns_with_its_options() -> None:
+def test_metric_function_returns_metrics_with_options() -> None:
     assert function("measure").compute(SAMPLES) == {"words": 2.0}
     assert function("measure", options={"unit": 4.0}).compute(SAMPLES) == {"words": 0.5}
 
 
-def test_a_function_of_a_package_is_found_by_its_module() -> None:
+def test_metric_function_is_found_by_module() -> None:
     with pytest.raises(RewardError, match=r"`statistics:mean`: TypeError: .* \(statistics.py:") as caught:
         MetricFunction(function="statistics:mean").compute(SAMPLES)
     assert caught.value.hint == "python -c 'import statistics'"
@@ -40,20 +40,20 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_with_a_function_is_said_with_its_name(name: str) -> None:
+def test_metric_function_errors_name_the_function(name: str) -> None:
     with pytest.raises(RewardError, match=WRONG[name]) as caught:
         function(name).compute(SAMPLES)
     assert caught.value.message.startswith(f"`eval.metrics` is `{FILE}:{name}`: ")
     assert caught.value.hint == f"python {FILE}"
 
 
-def test_a_function_that_hangs_is_given_up() -> None:
+def test_hanging_metric_function_times_out() -> None:
     with pytest.raises(RewardError, match=r"no figures within 0.3 s"):
         function("hangs", timeout_s=0.3).compute(SAMPLES)
 
 
 @pytest.mark.parametrize("name", ["raises", "missing", "takes_nothing"])
-def test_a_function_is_tried_without_being_called(name: str) -> None:
+def test_require_sound_does_not_call_metric_function(name: str) -> None:
     if name == "raises":
         function(name).require_sound()
         return

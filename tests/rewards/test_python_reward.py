@@ -34,7 +34,7 @@ def replies(name: str, *requests: ScoreRequest, batched: bool = False, **options
     return judge(function, requests)
 
 
-def test_a_function_goes_from_a_recipe_to_scores() -> None:
+def test_python_reward_scores_with_function_of_recipe() -> None:
     table = PythonScorer(kind="python", function=f"{FILE}:contains", options={"scale": 2.0})
     scorer = table.open()
     try:
@@ -46,7 +46,7 @@ def test_a_function_goes_from_a_recipe_to_scores() -> None:
     assert failed.message.endswith(f"(users_functions.py:10, in `contains`: `{line}`)")
 
 
-def test_a_child_is_given_as_many_samples_together_as_the_recipe_says() -> None:
+def test_python_reward_batches_samples_as_configured() -> None:
     scorer = PythonScorer(kind="python", function=f"{FILE}:many", batched=True, batch_samples=4).open()
     try:
         found = [score.value for score in scores(scorer, [SAMPLE] * 6)]
@@ -64,7 +64,7 @@ def test_a_child_is_given_as_many_samples_together_as_the_recipe_says() -> None:
         ("of_tokens", {"value": 3.0, "extras": {}, "tokens": [1.0, 2.0]}),
     ],
 )
-def test_a_function_returns_a_number_or_several_or_one_for_each_token(name: str, told: dict[str, Any]) -> None:
+def test_function_may_return_number_dict_or_token_scores(name: str, told: dict[str, Any]) -> None:
     assert replies(name, SAMPLE) == [told]
 
 
@@ -89,12 +89,12 @@ def test_a_function_returns_a_number_or_several_or_one_for_each_token(name: str,
         ),
     ],
 )
-def test_what_a_function_gets_wrong_is_said_in_its_own_terms(name: str, says: str) -> None:
+def test_invalid_return_value_error_names_cause(name: str, says: str) -> None:
     asked = replace(SAMPLE, truth=None, token_ids=(1, 2, 3))
     assert replies(name, asked) == [{"error": says, "outcome": "error"}]
 
 
-def test_an_answer_that_is_nested_too_deep_costs_its_own_sample() -> None:
+def test_deeply_nested_return_value_fails_its_own_sample_only() -> None:
     deep, good = (replace(request(text), token_ids=(1,)) for text in ("deep", "good"))
     assert replies("nests", deep, good) == [
         {"error": "the function returned a list for token 0, not a number", "outcome": "error"},
@@ -111,12 +111,12 @@ def test_an_answer_that_is_nested_too_deep_costs_its_own_sample() -> None:
         ("compute_score", {}, r"is called with a sample \(`sample.response`.*missing a required argument"),
     ],
 )
-def test_a_function_that_cannot_be_called_is_no_function(name: str, options: dict[str, Any], says: str) -> None:
+def test_uncallable_reward_function_raises(name: str, options: dict[str, Any], says: str) -> None:
     with pytest.raises((AttributeError, TypeError), match=says):
         opened(function=f"{FILE}:{name}", options=options, batched=False, limit_s=1.0)
 
 
-def test_a_function_that_does_not_start_is_named_as_the_recipe_names_it(tmp_path: Path) -> None:
+def test_import_failure_error_names_configured_function(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import no_such_package\n")
     scorer = PythonScorer(kind="python", function=f"{tmp_path}/mine.py:score").open()
     try:
@@ -131,14 +131,14 @@ def test_a_function_that_does_not_start_is_named_as_the_recipe_names_it(tmp_path
     assert caught.value.hint == f"python {tmp_path}/mine.py"
 
 
-def test_a_batch_has_one_answer_for_each_sample() -> None:
+def test_batched_function_returns_one_result_per_sample() -> None:
     assert replies("many", SAMPLE, SAMPLE, batched=True) == [{"value": 2.0, "extras": {}}] * 2
     assert "returned 1 answers for 2 samples" in replies("too_few", SAMPLE, SAMPLE, batched=True)[0]["error"]
     says = "the function returned a float (`1.0`): with `batched = true` a list has one answer for each sample"
     assert replies("one_for_all", SAMPLE, batched=True) == [{"error": f"TypeError: {says}"}]
 
 
-def test_async_calls_go_on_side_by_side_and_each_has_its_own_deadline() -> None:
+def test_async_calls_run_concurrently_with_separate_deadlines() -> None:
     began = time.monotonic()
     told = replies("waits", *[request("0.2")] * 8, request("9"), request("x"))
     assert time.monotonic() - began < 1.5
@@ -146,7 +146,7 @@ def test_async_calls_go_on_side_by_side_and_each_has_its_own_deadline() -> None:
     assert [each["outcome"] for each in told[8:]] == ["timeout", "error"]
 
 
-def test_a_file_beside_the_function_may_be_imported_and_hides_no_other_module(tmp_path: Path) -> None:
+def test_neighbor_module_is_importable_and_shadows_no_other(tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("HALF = 0.5\n")
     (tmp_path / "json.py").write_text("raise SystemError('this is not the json of the library')\n")
     (tmp_path / "mine.py").write_text("import json\nfrom beside import HALF\ndef score(sample): return HALF\n")
@@ -154,7 +154,7 @@ def test_a_file_beside_the_function_may_be_imported_and_hides_no_other_module(tm
     assert judge(function, [SAMPLE]) == [{"value": 0.5, "extras": {}}]
 
 
-def test_a_path_starts_at_the_recipe_and_a_changed_file_is_noticed(tmp_path: Path) -> None:
+def test_function_path_starts_at_recipe_and_file_change_is_detected(tmp_path: Path) -> None:
     file, recipe = tmp_path / "mine.py", tmp_path / "mine.toml"
     file.write_text("def score(sample): return 1.0\n")
     recipe.write_text('[reward]\nkind = "python"\nfunction = "mine.py:score"\noptions = {a = [1, {b = 2}]}\n')
@@ -174,7 +174,7 @@ def test_a_path_starts_at_the_recipe_and_a_changed_file_is_noticed(tmp_path: Pat
         again.reward.open()
 
 
-def test_a_function_of_a_package_has_no_path(tmp_path: Path) -> None:
+def test_package_function_has_no_file_digest(tmp_path: Path) -> None:
     read = load([QUICKSTART], ["reward={kind='python', function='package.rewards:score'}"], {}).recipe.reward
     assert isinstance(read, PythonScorer)
     assert (read.function, read.digest) == ("package.rewards:score", "")
@@ -182,7 +182,7 @@ def test_a_function_of_a_package_has_no_path(tmp_path: Path) -> None:
         load([QUICKSTART], ["reward={kind='python', function='package.rewards'}"], {})
 
 
-def test_paths_of_parts_and_cases_start_at_the_recipe_too(tmp_path: Path) -> None:
+def test_function_paths_of_parts_and_cases_start_at_recipe(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def score(sample): return 1.0\n")
     function = "{kind = 'python', function = 'mine.py:score'}"
     for name, table in {
@@ -198,7 +198,7 @@ def test_paths_of_parts_and_cases_start_at_the_recipe_too(tmp_path: Path) -> Non
         assert len(scorer.digest) == 64
 
 
-def test_the_page_on_rewards_shows_a_function_that_works(tmp_path: Path) -> None:
+def test_rewards_page_shows_working_function(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text("utf-8")
     code = page.partition("`my_reward.py`:\n\n")[2].partition("\n\nand in the recipe:\n\n")
     (tmp_path / "my_reward.py").write_text(dedent(code[0]))

@@ -67,7 +67,7 @@ def about(response: str, truth: str, fields: Mapping[str, Json]) -> ScoreRequest
     return ScoreRequest("train/0", "", (), response, truth, fields, "terminated")
 
 
-def test_a_sum_weighs_its_parts_and_reports_each() -> None:
+def test_sum_reward_weighs_and_reports_parts() -> None:
     scorer = reward(**SUM).open()
     try:
         asked = [request("42", "42"), request("#### 42", "42"), request("#### 4", "#### 4")]
@@ -79,24 +79,24 @@ def test_a_sum_weighs_its_parts_and_reports_each() -> None:
     assert both.value == 0.5
 
 
-def test_a_sum_without_the_score_of_a_part_is_none() -> None:
+def test_sum_without_score_of_a_part_has_no_score() -> None:
     told = {"a": Score(1.0, "ok"), "b": Score(None, "unreachable", "no answer"), "c": Score(None, "error")}
     assert summed({"a": 1.0, "b": 1.0, "c": 1.0}, told, tokens=2) == Score(None, "unreachable", "part `b`: no answer")
 
 
-def test_a_sum_with_figures_of_tokens_has_the_others_at_the_last() -> None:
+def test_sum_adds_plain_scores_at_last_token() -> None:
     told = {"a": Score(3.0, "ok", token_values=(1.0, 2.0)), "b": Score(1.0, "ok")}
     whole = summed({"a": 2.0, "b": 0.5}, told, tokens=2)
     assert (whole.value, whole.token_values) == (6.5, (2.0, 4.5))
 
 
-def test_a_sum_is_the_same_in_whatever_order_its_parts_are_written() -> None:
+def test_sum_is_independent_of_part_order() -> None:
     told = {name: Score(value, "ok") for name, value in {"a": 0.1, "b": 0.2, "c": 0.3}.items()}
     ones = dict.fromkeys(told, 1.0)
     assert summed(ones, told, tokens=1).value == summed(ones, dict(reversed(told.items())), tokens=1).value == 0.6
 
 
-def test_parts_are_scored_side_by_side_and_a_cancelled_sum_cancels_them() -> None:
+def test_sum_parts_are_scored_concurrently_and_cancelled_together() -> None:
     first, second = Held(), Held()
     scorer = SumScorer({"a": (1.0, first), "b": (1.0, second)})
     one, two = scorer.submit(request("x")), scorer.submit(request("y"))
@@ -112,7 +112,7 @@ def test_parts_are_scored_side_by_side_and_a_cancelled_sum_cancels_them() -> Non
     assert (first.is_closed, second.is_closed) == (True, True)
 
 
-def test_what_makes_a_parts_scores_worthless_is_raised_by_the_sum() -> None:
+def test_sum_raises_error_of_its_part() -> None:
     part = Held()
     whole = SumScorer({"a": (1.0, part)}).submit(request("x"))
     part.futures[0].set_exception(NonFiniteError("nan"))
@@ -120,7 +120,7 @@ def test_what_makes_a_parts_scores_worthless_is_raised_by_the_sum() -> None:
         whole.result(timeout=1)
 
 
-def test_a_part_that_gathers_requests_hears_when_it_has_them_all() -> None:
+def test_sum_flushes_batch_scorer_parts() -> None:
     scorer = SumScorer({"a": (1.0, Gathers())})
     whole = scorer.submit(request("x"))
     assert isinstance(scorer, BatchScorer)
@@ -133,7 +133,7 @@ def test_a_part_that_gathers_requests_hears_when_it_has_them_all() -> None:
     ("fields", "value"),
     [({"data_source": "openai/gsm8k"}, 1.0), ({"data_source": 3}, 0.0), ({"data_source": "other"}, None), ({}, None)],
 )
-def test_each_row_is_scored_by_its_own_rule(fields: dict[str, Json], value: float | None) -> None:
+def test_choose_reward_scores_row_by_its_case(fields: dict[str, Json], value: float | None) -> None:
     scorer = reward(**CHOOSE).open()
     try:
         (score,) = scores(scorer, [about("thus #### 4", "4", fields)])
@@ -145,7 +145,7 @@ def test_each_row_is_scored_by_its_own_rule(fields: dict[str, Json], value: floa
         assert "data_source" in score.message
 
 
-def test_a_row_of_another_value_is_scored_by_what_stands_under_otherwise() -> None:
+def test_choose_reward_falls_back_to_otherwise() -> None:
     case, otherwise = Held(), Held()
     scorer = ChoosingScorer(reward(**CHOOSE), {"openai/gsm8k": case}, otherwise)
     scorer.submit(about("a", "4", {"data_source": "openai/gsm8k"}))
@@ -162,7 +162,7 @@ def checked(table: Any, rows: list[Prompt]) -> RowCheck:
     return check
 
 
-def test_rows_that_no_case_scores_are_counted_and_named() -> None:
+def test_rows_without_case_are_counted_and_named() -> None:
     rows = [Prompt(f"train/{n}", (), "", "4", (), {"data_source": source}) for n, source in enumerate(["3", "x"])]
     rows.append(Prompt("train/3", (), "", "4", (), {"level": 1}))
     with pytest.raises(RewardError) as caught:
@@ -179,7 +179,7 @@ def test_rows_that_no_case_scores_are_counted_and_named() -> None:
     checked(reward(**CHOOSE, otherwise={"kind": "exact_match"}), rows).require()
 
 
-def test_a_row_needs_the_ground_truth_that_its_own_scorer_compares_with() -> None:
+def test_row_requires_ground_truth_only_if_its_scorer_compares() -> None:
     train, held = RowCheck(reward(**SUM), "data.train"), RowCheck(reward(**SUM), "data.eval.held")
     for check in (train, held):
         check.see("0", "4", {})
@@ -189,7 +189,7 @@ def test_a_row_needs_the_ground_truth_that_its_own_scorer_compares_with() -> Non
     held.require()
 
 
-def test_gold_answers_are_those_of_the_rows_own_scorer() -> None:
+def test_gold_answers_come_from_scorer_of_row() -> None:
     table = reward(**CHOOSE)
     rows = [Prompt(f"train/{n}", (), "", "4", (), {"data_source": "openai/gsm8k"}) for n in range(9)]
     rows.append(Prompt("train/9", (), "", "Yes", (), {"data_source": "3"}))
@@ -204,13 +204,13 @@ def test_gold_answers_are_those_of_the_rows_own_scorer() -> None:
     assert (probed[0].tried["gold"], probed[-1].tried["gold"]) == ("The answer is\n#### 4", "Yes")
 
 
-def test_a_sum_knows_the_gold_answer_of_its_first_part_that_does() -> None:
+def test_sum_gold_answer_comes_from_first_part_with_candidates() -> None:
     found = reward(**SUM).candidates("4")
     assert found is not None
     assert found.gold == "The answer is\n#### 4"
 
 
-def test_what_is_made_of_others_says_what_its_parts_say() -> None:
+def test_combined_reward_reports_properties_of_its_parts() -> None:
     assert [type(each).__mro__[1] for each in reward(**SUM).singles] == [Gsm8kScorer, ExactMatchScorer]
     assert (reward(**SUM).reads_truth, reward(**SUM).overlaps_generation) == (True, True)
     assert isinstance(reward(**SUM), SumReward)
@@ -227,12 +227,12 @@ def test_what_is_made_of_others_says_what_its_parts_say() -> None:
         (["reward={kind='choose', cases={a={kind='gsm8k', weight=2.0}}}"], "unknown key `reward.cases.a.weight`"),
     ],
 )
-def test_what_no_combination_can_be_is_refused(sets: list[str], message: str) -> None:
+def test_invalid_combination_raises(sets: list[str], message: str) -> None:
     with pytest.raises(RecipeError, match=message.replace("(", r"\(")):
         load([QUICKSTART], sets, {})
 
 
-def test_a_weight_changes_results_and_a_timeout_of_a_part_does_not() -> None:
+def test_part_weight_changes_fingerprint_and_part_timeout_does_not() -> None:
     def told(*sets: str) -> str:
         whole = "reward={kind='sum', parts={a={kind='gsm8k'}, b={kind='gsm8k', strict=false}}}"
         return fingerprint(load([QUICKSTART], [whole, *sets], {}).recipe, ("reward",))
@@ -241,7 +241,7 @@ def test_a_weight_changes_results_and_a_timeout_of_a_part_does_not() -> None:
     assert len({told(), told("reward.parts.a.weight=2"), told("reward.parts.b.strict=true")}) == 3
 
 
-def test_a_part_may_be_expected_and_a_misspelt_one_may_not() -> None:
+def test_metrics_of_parts_may_be_expected_and_misspelled_raise() -> None:
     whole = "reward={kind='sum', parts={answer={kind='gsm8k'}}}"
     load([QUICKSTART], [whole, 'expect."reward/answer_mean".min=0', 'expect."reward/answer_lenient_mean".min=0'], {})
     load([QUICKSTART], ["reward={kind='python', function='p:f'}", 'expect."reward/short_mean".min=0'], {})
@@ -251,7 +251,7 @@ def test_a_part_may_be_expected_and_a_misspelt_one_may_not() -> None:
         load([QUICKSTART], ['expect."reward/scor_mean".min=0'], {})
 
 
-def test_a_mixed_set_of_which_some_rows_have_a_truth_has_scores_to_expect() -> None:
+def test_mix_with_some_ground_truth_passes_eval_score_check() -> None:
     rows = QUICKSTART.with_suffix("") / "test.jsonl"
     bare = f"{{format='columns', path='{rows}', prompt='question'}}"
     whole = f"{{format='gsm8k', path='{rows}'}}"

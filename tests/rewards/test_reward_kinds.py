@@ -15,7 +15,7 @@ from ppoctl.rewards.table import ProcessScorer
 from rewards.asking import request, scores
 
 
-def test_a_table_names_its_function_and_options() -> None:
+def test_scorer_table_names_function_and_options() -> None:
     assert Gsm8kScorer(kind="gsm8k").scores_by == ScorerSpec(
         "ppoctl.rewards.gsm8k:score", {"strict": True, "last_chars": None}
     )
@@ -32,7 +32,7 @@ def test_a_table_names_its_function_and_options() -> None:
         (ExactMatchScorer(kind="exact_match", ignore_case=True), Score(0.0, "ok", answer="it is 42.")),
     ],
 )
-def test_a_table_opens_its_scorer(reward: ProcessScorer, expected: Score) -> None:
+def test_scorer_table_opens_its_scorer(reward: ProcessScorer, expected: Score) -> None:
     scorer = reward.open()
     try:
         assert scores(scorer, [request("it is 42.", "42")]) == [expected]
@@ -47,7 +47,7 @@ def test_a_table_opens_its_scorer(reward: ProcessScorer, expected: Score) -> Non
         (None, "ValueError: the row has no ground truth"),
     ],
 )
-def test_an_unreadable_truth_is_an_error_and_never_a_score_of_0(truth: str | None, message: str) -> None:
+def test_unreadable_truth_is_an_error_and_not_score_0(truth: str | None, message: str) -> None:
     scorer = Gsm8kScorer(kind="gsm8k").open()
     try:
         (score,) = scores(scorer, [request("#### 42", truth)])
@@ -58,7 +58,7 @@ def test_an_unreadable_truth_is_an_error_and_never_a_score_of_0(truth: str | Non
 
 
 @pytest.mark.usefixtures("drill_scorers")
-def test_a_kind_of_ones_own_goes_from_a_recipe_to_a_score(tmp_path: Path) -> None:
+def test_custom_reward_kind_works_from_recipe_to_score(tmp_path: Path) -> None:
     """`third_kind` adds the line to the list of kinds before the recipe is read, as the list itself would have it."""
     (tmp_path / "rows.jsonl").write_text(
         "".join(json.dumps({"q": f"Say {word}.", "limits": {"words": 2}}) + "\n" for word in ("yes", "no"))
@@ -84,7 +84,7 @@ def test_a_kind_of_ones_own_goes_from_a_recipe_to_a_score(tmp_path: Path) -> Non
     }
 
 
-def test_what_validate_and_the_children_import_is_light() -> None:
+def test_reward_imports_are_lightweight() -> None:
     modules = "child, reward, boxed, pool, probe"
     heavy = "{'torch', 'transformers', 'numpy', 'pyarrow', 'sympy', 'math_verify'} & sys.modules.keys()"
     code = f"import sys; from ppoctl.rewards import {modules}; print({heavy} or '')"

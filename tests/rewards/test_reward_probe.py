@@ -68,14 +68,14 @@ def probed(reward: ProcessScorer, *truths: str | None) -> list[ProbeRow]:
         (EXACT, "Paris ", "Paris", "not Paris", "Pari"),
     ],
 )
-def test_candidates_keep_the_format_of_the_truth(
+def test_probe_candidates_keep_format_of_truth(
     reward: ProcessScorer, truth: str, gold: str, wrong: str, truncated: str
 ) -> None:
     assert reward.candidates(truth) == Candidates(gold, wrong, "", truncated)
     require_sound(probed(reward, truth), reward)
 
 
-def test_the_outcome_of_each_candidate_is_kept_by_name() -> None:
+def test_probe_scores_are_kept_by_candidate() -> None:
     (found,) = probed(STRICT, WORKED)
     assert {name: score.value for name, score in found.scores.items()} == {
         "gold": 1.0,
@@ -85,7 +85,7 @@ def test_the_outcome_of_each_candidate_is_kept_by_name() -> None:
     }
 
 
-def test_a_service_that_is_not_there_is_what_is_told_and_not_that_gold_scores_nothing() -> None:
+def test_unreachable_service_is_reported_instead_of_gold_score() -> None:
     scores = {"gold": Score(None, "unreachable", "Connection refused"), "empty": Score(0.0, "ok")}
     with pytest.raises(RewardError, match="row `train/0` has no score: Connection refused") as refused:
         require_sound([ProbeRow("train/0", "72", {"gold": "72", "empty": ""}, scores)], SERVICE)
@@ -94,7 +94,7 @@ def test_a_service_that_is_not_there_is_what_is_told_and_not_that_gold_scores_no
     )
 
 
-def test_a_reward_that_does_not_know_the_format_is_refused_with_what_each_scored() -> None:
+def test_reward_of_other_format_raises_and_lists_scores() -> None:
     # The dataset holds worked answers, the reward compares the whole response with one number.
     with closing(ScorerPool(EXACT.scores_by)) as pool:
         rows = probe(pool, STRICT, [row("72", 3)], word_ids)
@@ -115,7 +115,7 @@ def test_a_reward_that_does_not_know_the_format_is_refused_with_what_each_scored
         ("text", "gold gave no score (the scorer returned a `str` as value, not a number), wrong gave"),
     ],
 )
-def test_a_reward_that_prefers_another_or_fails_is_refused(drill_pool: OpenPool, truth: str, said: str) -> None:
+def test_reward_that_ranks_gold_too_low_or_fails_raises(drill_pool: OpenPool, truth: str, said: str) -> None:
     # The drill scorer's score is the length of the response, so `not constant` beats `constant`.
     rows = probe(drill_pool(), EXACT, [row(truth)], word_ids)
     with pytest.raises(RewardError) as caught:
@@ -131,9 +131,7 @@ def test_a_reward_that_prefers_another_or_fails_is_refused(drill_pool: OpenPool,
         (EXACT, None, "row `train/1` has no ground truth"),
     ],
 )
-def test_a_truth_the_reward_cannot_read_is_refused_before_anything_is_scored(
-    reward: ProcessScorer, truth: str | None, message: str
-) -> None:
+def test_unreadable_truth_raises_before_scoring(reward: ProcessScorer, truth: str | None, message: str) -> None:
     with closing(ScorerPool(reward.scores_by)) as pool, pytest.raises(RewardError) as caught:
         probe(pool, reward, [row("72"), row(truth, 1)], word_ids)
     assert caught.value.message.startswith(message)
@@ -141,14 +139,14 @@ def test_a_truth_the_reward_cannot_read_is_refused_before_anything_is_scored(
     assert pool.pids == []
 
 
-def test_a_long_truth_is_shown_by_its_end(drill_pool: OpenPool) -> None:
+def test_long_truth_is_truncated_to_its_end(drill_pool: OpenPool) -> None:
     # The drill scorer's score is the length of the response, and the wrong one is as long as the gold one.
     rows = probe(drill_pool(), STRICT, [row("so it goes\n" * 50 + "#### 72")], word_ids)
     with pytest.raises(RewardError, match=r"ground truth `\.\.\..{53}#### 72`"):
         require_sound(rows, STRICT)
 
 
-def test_a_number_that_must_not_train_is_the_rewards_fault(drill_pool: OpenPool) -> None:
+def test_non_finite_probe_score_raises_reward_error(drill_pool: OpenPool) -> None:
     with pytest.raises(RewardError, match=r"the scorer gave `inf` as reward of a response to prompt `train/0`"):
         probe(drill_pool(), EXACT, [row("number inf")], word_ids)
 
@@ -166,7 +164,7 @@ class Overflowing:
 
 
 @pytest.mark.parametrize(("reward", "name"), [(EXACT, "gold"), (WithoutGold(), "short")])
-def test_a_number_of_any_scorer_that_must_not_train_is_refused(reward: ProcessScorer, name: str) -> None:
+def test_probe_rejects_infinite_scores_of_any_scorer(reward: ProcessScorer, name: str) -> None:
     with pytest.raises(RewardError, match=f"{name} scored inf"):
         require_sound(probe(Overflowing(), reward, [row("A")], word_ids), reward)
 
@@ -181,7 +179,7 @@ class Judge:
         return [float(len(text)) for text in texts]
 
 
-def test_a_reward_model_is_asked_at_start_also_as_a_part_of_a_sum() -> None:
+def test_reward_model_in_sum_is_probed_without_gold_answer() -> None:
     parts = {"judge": {"kind": "model", "path": "judge", "weight": 2.0}, "right": {"kind": "gsm8k"}}
     table = SumReward.model_validate({"kind": "sum", "parts": parts})
     with closing(table.open(lambda _: Judge())) as scorer:
@@ -192,14 +190,14 @@ def test_a_reward_model_is_asked_at_start_also_as_a_part_of_a_sum() -> None:
 
 
 @pytest.mark.parametrize("truth", [None, "good"])
-def test_a_kind_without_gold_needs_only_some_score(drill_pool: OpenPool, truth: str | None) -> None:
+def test_reward_without_gold_requires_only_a_score(drill_pool: OpenPool, truth: str | None) -> None:
     (found,) = probe(drill_pool(), WithoutGold(), [row(truth)], word_ids)
     require_sound([found], STRICT)
     assert found.scores == {"short": Score(17.0, "ok"), "empty": Score(0.0, "ok")}
 
 
 @pytest.mark.parametrize("function", ["of_tokens", "of_the_last_token"])
-def test_a_function_that_looks_at_tokens_is_given_some(function: str) -> None:
+def test_probe_passes_token_ids_to_function(function: str) -> None:
     reward = PythonScorer(kind="python", function=f"{FUNCTIONS}:{function}")
     with closing(reward.open()) as scorer:
         (found,) = probe(scorer, reward, [row("A")], word_ids)
@@ -207,7 +205,7 @@ def test_a_function_that_looks_at_tokens_is_given_some(function: str) -> None:
     assert [score.outcome for score in found.scores.values()] == ["ok", "ok"]
 
 
-def test_a_kind_without_gold_that_scores_nothing_is_refused(drill_pool: OpenPool) -> None:
+def test_reward_without_gold_and_without_score_raises(drill_pool: OpenPool) -> None:
     with pytest.raises(RewardError) as caught:
         require_sound(probe(drill_pool(), WithoutGold(), [row("raise")], word_ids), STRICT)
     assert caught.value.message.startswith(
@@ -216,7 +214,7 @@ def test_a_kind_without_gold_that_scores_nothing_is_refused(drill_pool: OpenPool
     assert (caught.value.hint or "").startswith("mend the scorer where it raised")
 
 
-def test_a_service_that_is_given_up_before_a_run_begins_has_no_run_to_go_on_with() -> None:
+def test_service_lost_before_run_hints_at_repeating_command() -> None:
     future: Future[Score] = Future()
     lost = ServiceLostError("the service is away", hint="start it again; the rollouts are kept: `ppoctl resume RUN`")
     future.set_exception(lost)
@@ -231,7 +229,7 @@ def test_a_service_that_is_given_up_before_a_run_begins_has_no_run_to_go_on_with
 @pytest.mark.sampled(2)  # a tenth for either reward
 @pytest.mark.parametrize("tenth", range(10))
 @pytest.mark.parametrize("reward", [STRICT, LENIENT])
-def test_gold_wins_on_every_row_of_gsm8k(tenth: int, reward: Gsm8kScorer, ppoctl_data: Path) -> None:
+def test_gold_gsm8k_answers_beat_other_candidates(tenth: int, reward: Gsm8kScorer, ppoctl_data: Path) -> None:
     lines = (ppoctl_data / "gsm8k" / "test.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 1319
     require_sound(probed(reward, *(json.loads(line)["answer"] for line in lines[tenth::10])), reward)

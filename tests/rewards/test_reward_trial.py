@@ -80,7 +80,7 @@ def strict(request: ScoreRequest) -> float:
     return gsm8k.score(request).value
 
 
-def test_a_sound_reward_gets_a_good_word_and_the_forms_that_it_does_not_read() -> None:
+def test_sound_reward_passes_trial_and_lists_unread_forms() -> None:
     trial, found = tried(strict)
     assert found == [WINS, OTHER_FORMS]
     assert (trial.scored("gold"), trial.scored("wrong")) == ([1.0] * 8, [0.0] * 8)
@@ -88,7 +88,7 @@ def test_a_sound_reward_gets_a_good_word_and_the_forms_that_it_does_not_read() -
     assert {each.row for each in trial.tried if each.name in ATTACKS} == {"train/0"}
 
 
-def test_a_scorer_is_given_token_ids_and_how_the_response_ended() -> None:
+def test_trial_passes_token_ids_and_finish_to_scorer() -> None:
     scoring = Scoring(lambda request: 1.0)
     trials(scoring, GSM8K, rows(1), word_ids)
     assert all(asked.token_ids == word_ids(asked.response, asked.finish) for asked in scoring.asked)
@@ -139,7 +139,7 @@ def test_a_scorer_is_given_token_ids_and_how_the_response_ended() -> None:
         ),
     ],
 )
-def test_what_pays_beside_a_right_answer_is_named(
+def test_trial_names_rewarded_wrong_responses(
     function: Callable[[ScoreRequest], float], found: list[RewardFinding]
 ) -> None:
     _, told = tried(function)
@@ -148,7 +148,7 @@ def test_what_pays_beside_a_right_answer_is_named(
 
 
 @pytest.mark.parametrize(("credited", "says"), [(1, []), (2, ["`question` scores as the gold answer does on 10.0%"])])
-def test_what_is_cheap_may_be_credited_on_one_row_in_twenty(credited: int, says: list[str]) -> None:
+def test_rewarded_wrong_responses_on_5_percent_of_rows_are_tolerated(credited: int, says: list[str]) -> None:
     bad = {f"train/{number}" for number in range(credited)}
     _, found = tried(
         lambda asked: float("+ 50" in asked.response and asked.prompt_id in bad) or strict(asked), count=20
@@ -159,7 +159,7 @@ def test_what_is_cheap_may_be_credited_on_one_row_in_twenty(credited: int, says:
 
 
 @pytest.mark.parametrize(("lost", "level"), [(1, "warning"), (2, "wrong")])
-def test_gold_may_lose_on_one_row_in_a_hundred(lost: int, level: Literal["warning", "wrong"]) -> None:
+def test_gold_losing_on_1_percent_of_rows_is_a_warning(lost: int, level: Literal["warning", "wrong"]) -> None:
     """Real data has a few rows that are wrong."""
     _, (first, *_) = tried(lambda asked: float(asked.prompt_id >= f"train/{9 - lost}") or strict(asked), count=9)
     assert first.level == "wrong"
@@ -170,7 +170,7 @@ def test_gold_may_lose_on_one_row_in_a_hundred(lost: int, level: Literal["warnin
     assert first == RewardFinding(level, says)
 
 
-def test_a_truth_that_cannot_be_read_is_a_row_on_which_gold_does_not_win() -> None:
+def test_unreadable_truth_counts_as_row_lost_by_gold() -> None:
     bad = Prompt("train/x", (), "", "fifty", (Message("user", "?"),))
     (trial,) = trials(Scoring(strict), GSM8K, [*rows(), bad], word_ids)
     (first, *_) = findings(trial)
@@ -180,7 +180,7 @@ def test_a_truth_that_cannot_be_read_is_a_row_on_which_gold_does_not_win() -> No
     )
 
 
-def test_responses_without_a_score_are_counted_with_the_first_reason() -> None:
+def test_unscored_responses_are_counted_with_first_reason() -> None:
     _, told = tried(lambda asked: "error" if asked.response == "I do not know." else strict(asked), count=8)
     says = "8 of 152 responses have no score; first `no answer` of `train/0`: error why"
     assert RewardFinding("wrong", says, MEND) in told
@@ -198,7 +198,7 @@ def test_responses_without_a_score_are_counted_with_the_first_reason() -> None:
         (1.0, RewardFinding("warning", "20,000 numbers: scores 1, as the gold answer does")),
     ],
 )
-def test_what_a_scorer_chokes_on_is_named(outcome: float | str, found: RewardFinding) -> None:
+def test_attack_response_that_breaks_scorer_is_named(outcome: float | str, found: RewardFinding) -> None:
     attack = ATTACKS["20,000 numbers"]
     _, told = tried(lambda asked: outcome if asked.response == attack else strict(asked))
     assert told == [WINS, OTHER_FORMS, found]
@@ -226,7 +226,7 @@ def test_what_a_scorer_chokes_on_is_named(outcome: float | str, found: RewardFin
         ),
     ],
 )  # fmt: skip
-def test_of_a_kind_without_gold_is_said_what_can_be_said(
+def test_trial_without_gold_reports_limited_findings(
     function: Callable[[ScoreRequest], float | str], found: RewardFinding
 ) -> None:
     trial, told = tried(function, NO_GOLD)
@@ -236,7 +236,7 @@ def test_of_a_kind_without_gold_is_said_what_can_be_said(
     assert trial.as_gold("empty") is None
 
 
-def test_what_a_scorer_refuses_may_be_longer_than_any_response_of_the_run() -> None:
+def test_refused_long_response_is_only_a_warning() -> None:
     def judge(request: ScoreRequest) -> float | str:
         return "refused" if len(request.response) > 500 else 1.0
 
@@ -261,12 +261,12 @@ class Settles(Scoring):
             future.set_result(Score(1.0, "ok"))
 
 
-def test_a_scorer_that_gathers_is_told_that_there_is_no_more() -> None:
+def test_trial_flushes_batch_scorer() -> None:
     [trial] = trials(Settles(), NO_GOLD, rows(), word_ids)
     assert all(each.score.value == 1.0 for each in trial.tried)
 
 
-def test_a_number_that_must_not_train_ends_the_trial() -> None:
+def test_non_finite_score_ends_trial() -> None:
     class Nan(ScorerTable):
         kind: Annotated[Literal["nan"], RESULTS] = "nan"
 
@@ -287,7 +287,7 @@ def test_a_number_that_must_not_train_ends_the_trial() -> None:
         trials(Scorer(strict), Nan(), rows(1), word_ids)
 
 
-def test_rows_that_choose_their_scorer_are_told_apart() -> None:
+def test_choose_reward_has_one_trial_per_scorer() -> None:
     choose = {"kind": "choose", "cases": {"a": {"kind": "gsm8k"}, "b": {"kind": "length", "at_most": 9}}}
     reward = Recipe.model_validate(with_keys({"reward": choose})).reward
     prompts = [*rows(3, data_source="a"), *rows(2, data_source="b"), *rows(1, data_source="c")]
@@ -302,7 +302,7 @@ def test_rows_that_choose_their_scorer_are_told_apart() -> None:
     assert "`data_source` is `c`, and no case of the reward is called so" in last.message
 
 
-def test_rows_are_evenly_spaced_and_have_one_of_each_scorer() -> None:
+def test_trial_rows_are_evenly_spaced_and_cover_every_scorer() -> None:
     assert [row.id for row in chosen_rows(GSM8K, rows(100), 4)] == [f"train/{number}" for number in (0, 25, 50, 75)]
     assert len(chosen_rows(GSM8K, rows(3), 64)) == 3
     choose = {"kind": "choose", "cases": {"a": {"kind": "gsm8k"}, "b": {"kind": "gsm8k"}}}

@@ -31,7 +31,7 @@ LONG = Limits(timeout_s=60.0, processes=4)
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_a_sandbox_that_holds_is_taken(name: str) -> None:
+def test_working_sandbox_is_accepted(name: str) -> None:
     require(*way(name))
 
 
@@ -45,7 +45,7 @@ def test_a_sandbox_that_holds_is_taken(name: str) -> None:
         ("user", "users", "Operation not permitted"),
     ],
 )
-def test_where_a_machine_forbids_it_that_is_a_named_refusal(name: str, what: str, why: str) -> None:
+def test_missing_isolation_raises_and_names_cause(name: str, what: str, why: str) -> None:
     kind, python = way(name)
     with pytest.raises(MissingAssetError) as refused:
         require(kind, [*python, "-S", str(forbidding()), what])
@@ -54,7 +54,7 @@ def test_where_a_machine_forbids_it_that_is_a_named_refusal(name: str, what: str
     assert refused.value.hint
 
 
-def test_the_way_out_is_a_key_of_the_table_that_asks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_sandbox_hint_names_key_of_requesting_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # No setting of this machine is what forbids it.
     monkeypatch.setattr("ppoctl.rewards.sandbox.client.Path", lambda *_: tmp_path / "nowhere")
     with pytest.raises(MissingAssetError) as refused:
@@ -62,7 +62,7 @@ def test_the_way_out_is_a_key_of_the_table_that_asks(monkeypatch: pytest.MonkeyP
     assert (refused.value.hint or "").startswith("--set reward.cases.apps.sandbox=user")
 
 
-def test_a_python_that_is_none_is_a_named_refusal() -> None:
+def test_invalid_sandbox_python_raises() -> None:
     with pytest.raises(MissingAssetError, match="no safe sandbox"):
         require("namespaces", ["/bin/false"])
     with pytest.raises(MissingAssetError, match="no safe sandbox"):
@@ -71,7 +71,7 @@ def test_a_python_that_is_none_is_a_named_refusal() -> None:
 
 @pytest.mark.parametrize("name", WAYS)
 @pytest.mark.parametrize("killed", ["launcher", "warder", "process 1"])
-def test_whoever_is_killed_no_program_outlives_its_sandbox(name: str, killed: str) -> None:
+def test_killed_process_leaves_no_program_and_sandbox_recovers(name: str, killed: str) -> None:
     with closing(Sandbox(*way(name))) as sandbox, working(sandbox) as (launcher, inside, end):
         victim = {"launcher": launcher, "warder": inside[0], "process 1": inside[1]}[killed]
         victim.kill()
@@ -80,7 +80,7 @@ def test_whoever_is_killed_no_program_outlives_its_sandbox(name: str, killed: st
         assert sandbox.run(SandboxJob("print('on')")).output == "on\n"
 
 
-def test_a_descriptor_that_the_launcher_was_left_is_closed_to_programs() -> None:
+def test_inherited_descriptors_are_closed_in_programs() -> None:
     left_open = ("sh", "-c", 'exec 9</etc/passwd; exec "$@"', "sh", sys.executable)
     with closing(Sandbox("namespaces", left_open)) as sandbox:
         ran = sandbox.run(SandboxJob("import os\ntry: print(os.read(9, 10))\nexcept OSError: print('closed')"))
@@ -88,13 +88,13 @@ def test_a_descriptor_that_the_launcher_was_left_is_closed_to_programs() -> None
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_where_memory_is_short_a_program_goes_first(name: str) -> None:
+def test_sandbox_processes_are_first_to_be_killed_for_memory(name: str) -> None:
     with closing(Sandbox(*way(name))) as sandbox, working(sandbox) as (launcher, inside, _):
         assert {Path(f"/proc/{process.pid}/oom_score_adj").read_text() for process in inside} == {"1000\n"}
         launcher.kill()
 
 
-def test_nothing_outlives_the_process_that_scores(tmp_path: Path) -> None:
+def test_sandbox_processes_end_with_scorer_process(tmp_path: Path) -> None:
     script = (
         "import sys; from ppoctl.rewards.sandbox.client import Sandbox; from ppoctl.rewards.sandbox.job import *\n"
         "sandbox = Sandbox('namespaces'); sandbox.run(Job('pass')); print(sandbox.pid, flush=True)\n"
@@ -108,7 +108,7 @@ def test_nothing_outlives_the_process_that_scores(tmp_path: Path) -> None:
     assert all_gone([launcher, *inside])
 
 
-def test_a_program_gets_text_as_it_is_and_sees_the_same_hashes_each_time() -> None:
+def test_program_text_is_lossless_and_hashes_are_reproducible() -> None:
     text = "snow \u2603\n\x00 and a lone \ud800\n"
     with closing(Sandbox("namespaces")) as sandbox:
         ran = sandbox.run(SandboxJob("import sys; sys.stdout.write(sys.stdin.read())", text))

@@ -39,7 +39,7 @@ def listener() -> Iterator[socket.socket]:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_an_attack_is_contained(name: str, sandbox: Sandbox, listener: socket.socket, tmp_path: Path) -> None:
+def test_attack_program_is_isolated(name: str, sandbox: Sandbox, listener: socket.socket, tmp_path: Path) -> None:
     attack = ATTACKS[name]
     outside = tmp_path / "outside.txt"
     outside.write_text("as it was")

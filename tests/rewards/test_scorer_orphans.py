@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("drill_scorers")
 
 
 @pytest.mark.parametrize("doing", ["idle", "hang-in-c", "hang-stubbornly"])
-def test_children_of_a_killed_parent_are_gone(doing: str) -> None:
+def test_children_of_killed_parent_end(doing: str) -> None:
     if sys.platform != "linux" and doing != "idle":
         pytest.skip("only Linux ends a hanging child with its parent")
     with _parent(doing) as parent:
@@ -31,7 +31,7 @@ def test_children_of_a_killed_parent_are_gone(doing: str) -> None:
 
 
 @pytest.mark.parametrize("doing", ["leave", "leave-work"])
-def test_a_parent_that_leaves_without_closing_waits_for_no_score_and_its_children_are_gone(doing: str) -> None:
+def test_parent_exit_without_close_ends_children_immediately(doing: str) -> None:
     with _parent(doing) as parent:
         children = _children_of(parent)
         try:
@@ -41,14 +41,14 @@ def test_a_parent_that_leaves_without_closing_waits_for_no_score_and_its_childre
         assert _all_gone(children)
 
 
-def test_children_are_not_in_the_parents_process_group() -> None:
+def test_children_have_separate_process_groups() -> None:
     with _parent("idle") as parent:
         for child in _children_of(parent):
             assert os.getpgid(child) == child
         parent.kill()
 
 
-def test_a_child_whose_parent_is_another_than_announced_leaves_at_once() -> None:
+def test_child_with_unexpected_parent_exits() -> None:
     child = [sys.executable, "-m", "ppoctl.rewards.scorer_main", '{"entry": "drill_scorers:score", "parent": 1}']
     done = subprocess.run(child, stdin=subprocess.PIPE, capture_output=True, env=_environment(), timeout=30)
     assert (done.returncode, done.stdout) == (1, b"")

@@ -40,21 +40,21 @@ def the_misdeed_of(found: list[Score]) -> Score:
     return found[2]
 
 
-def test_each_request_gets_its_own_score(drill_pool: OpenPool) -> None:
+def test_each_request_gets_its_score(drill_pool: OpenPool) -> None:
     pool = drill_pool(workers=2)
     assert isinstance(pool, Scorer)
     requests = [request("a" * n) for n in range(83)]
     assert [score.value for score in scores(pool, requests)] == list(range(83))
 
 
-def test_a_scorer_is_given_all_that_the_request_says(drill_pool: OpenPool) -> None:
+def test_scorer_process_receives_all_request_fields(drill_pool: OpenPool) -> None:
     chat = (Message("system", "be brief"), Message("user", "why?\u2028\ud800"))
     asked = ScoreRequest("p7", "why?\n", chat, "42\n", None, {"level": 3, "tags": ["a", None]}, "truncated", (5, 1))
     (score,) = scores(drill_pool("drill_scorers:all_that_it_is_given"), [asked])
     assert score == Score(None, "error", f"ValueError: {asked!r}")
 
 
-def test_a_scorer_may_give_one_figure_for_each_token(drill_pool: OpenPool) -> None:
+def test_scorer_may_return_one_value_per_token(drill_pool: OpenPool) -> None:
     asked = [
         replace(request("", f"tokens {figures}"), token_ids=(7, 8, 1))
         for figures in ("0 0.5 1", "1 2", "0 1 2 3", "0 0 nan")
@@ -71,13 +71,13 @@ def test_a_scorer_may_give_one_figure_for_each_token(drill_pool: OpenPool) -> No
         scores(pool, asked[3:])
 
 
-def test_how_long_a_sample_took_is_measured(drill_pool: OpenPool) -> None:
+def test_scoring_time_of_sample_is_measured(drill_pool: OpenPool) -> None:
     quick, slow = scores(drill_pool(), [GOOD[1], request("", "sleep 0.2")])
     assert 0 < quick.seconds < 0.2 <= slow.seconds
 
 
 @pytest.mark.usefixtures("drill_scorers")
-def test_requests_that_are_asked_at_once_share_the_time() -> None:
+def test_batch_scoring_time_is_divided_among_requests() -> None:
     process = ScorerProcess(ScorerSpec("drill_scorers:score"), 10.0, Dropped(""))
     try:
         process.score(GOOD[:1])
@@ -89,12 +89,12 @@ def test_requests_that_are_asked_at_once_share_the_time() -> None:
         process.reap()
 
 
-def test_a_scorer_may_say_what_kept_it_from_scoring(drill_pool: OpenPool) -> None:
+def test_scorer_may_report_reason_for_missing_score(drill_pool: OpenPool) -> None:
     (score,) = scores(drill_pool(), [request("", "unreachable no answer after 3 tries")])
     assert score == Score(None, "unreachable", "no answer after 3 tries")
 
 
-def test_a_request_may_be_submitted_while_others_are_scored(drill_pool: OpenPool, tmp_path: Path) -> None:
+def test_requests_may_be_submitted_while_others_are_scored(drill_pool: OpenPool, tmp_path: Path) -> None:
     """Each waits until both are being scored."""
     pool = drill_pool(workers=2, timeout_s=60.0)
     first = pool.submit(request("", f"meet 2 {tmp_path}"))
@@ -103,14 +103,14 @@ def test_a_request_may_be_submitted_while_others_are_scored(drill_pool: OpenPool
     assert [pool.submit(request("", f"meet 2 {tmp_path}")).result().outcome, first.result().outcome] == ["ok", "ok"]
 
 
-def test_a_cancelled_request_is_not_scored(drill_pool: OpenPool, tmp_path: Path) -> None:
+def test_cancelled_request_is_not_scored(drill_pool: OpenPool, tmp_path: Path) -> None:
     pool = drill_pool()
     first, second = (pool.submit(request("", f"meet {count} {tmp_path}")) for count in (1, 9))
     assert second.cancel()
     assert (first.result().outcome, pool.submit(GOOD[3]).result()) == ("ok", GOOD_SCORES[3])
 
 
-def test_children_are_started_once_and_kept(drill_pool: OpenPool) -> None:
+def test_scorer_processes_are_started_once_and_reused(drill_pool: OpenPool) -> None:
     pool = drill_pool()
     assert pool.pids == []
     scores(pool, GOOD)
@@ -120,14 +120,14 @@ def test_children_are_started_once_and_kept(drill_pool: OpenPool) -> None:
 
 
 @pytest.mark.parametrize("hang", ["hang-in-python", "hang-in-c", "hang-stubbornly"])
-def test_a_hanging_scorer_costs_its_own_sample_only(drill_pool: OpenPool, hang: str) -> None:
+def test_hanging_scorer_times_out_for_its_own_sample_only(drill_pool: OpenPool, hang: str) -> None:
     pool = drill_pool(timeout_s=0.5)
     score = the_misdeed_of(scores(pool, with_misdeed(hang)))
     assert score == Score(None, "timeout", "no score within 0.5 s")
     assert score.seconds == 0.5
 
 
-def test_the_deadline_is_per_sample(drill_pool: OpenPool) -> None:
+def test_scorer_deadline_is_per_sample(drill_pool: OpenPool) -> None:
     pool = drill_pool(timeout_s=2.5)
     found = scores(pool, [request("", "sleep 0.3")] * 10)
     assert [score.outcome for score in found] == ["ok"] * 10
@@ -143,28 +143,26 @@ def test_the_deadline_is_per_sample(drill_pool: OpenPool) -> None:
         ("text", "the scorer returned a `str` as value, not a number"),
     ],
 )
-def test_a_failing_scorer_costs_its_own_sample_only(drill_pool: OpenPool, truth: str, message: str) -> None:
+def test_failing_scorer_affects_its_own_sample_only(drill_pool: OpenPool, truth: str, message: str) -> None:
     assert the_misdeed_of(scores(drill_pool(), with_misdeed(truth))) == Score(None, "error", message)
 
 
-def test_misdeeds_in_a_row_each_cost_one_sample(drill_pool: OpenPool) -> None:
+def test_consecutive_failures_each_affect_one_sample(drill_pool: OpenPool) -> None:
     truths = ["os._exit", "hang-in-c", "kill", "good", "raise", "os._exit", "good"]
     found = scores(drill_pool(workers=2, timeout_s=1.0), [request("a", truth) for truth in truths])
     assert [score.outcome for score in found] == ["error", "timeout", "error", "ok", "error", "error", "ok"]
 
 
-def test_a_scorer_that_returns_a_bare_number_is_told_so(drill_pool: OpenPool) -> None:
+def test_bare_number_from_scorer_is_reported_as_error(drill_pool: OpenPool) -> None:
     (score,) = scores(drill_pool("drill_scorers:returns_a_bare_number"), GOOD[:1])
     assert score == Score(None, "error", "the scorer returned `float`, not a RewardValue")
 
 
-def test_printing_and_reading_input_do_not_disturb_the_protocol(drill_pool: OpenPool) -> None:
+def test_scorer_output_and_input_do_not_disturb_protocol(drill_pool: OpenPool) -> None:
     assert the_misdeed_of(scores(drill_pool(), with_misdeed("chatter"))) == Score(7.0, "ok")
 
 
-def test_what_a_scorer_prints_is_kept_up_to_a_limit_for_each_call(
-    drill_pool: OpenPool, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_scorer_output_is_kept_up_to_limit_per_call(drill_pool: OpenPool, capfd: pytest.CaptureFixture[str]) -> None:
     pool = drill_pool()
     found = scores(pool, [request("", "print 10"), request("", "print 100000"), request("", "print 20")])
     assert [score.value for score in found] == [1.0] * 3
@@ -176,7 +174,7 @@ def test_what_a_scorer_prints_is_kept_up_to_a_limit_for_each_call(
     ]  # fmt: skip
 
 
-def test_a_scorer_that_prints_without_end_is_late_and_what_it_printed_is_counted(
+def test_endless_scorer_output_times_out_and_is_counted(
     drill_pool: OpenPool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pool = drill_pool(timeout_s=1.0)
@@ -189,7 +187,7 @@ def test_a_scorer_that_prints_without_end_is_late_and_what_it_printed_is_counted
     assert re.search(r"ppoctl: [\d.,]+ [MG]iB that the scorer `drill_scorers:score` printed were dropped\n$", printed)
 
 
-def test_a_standard_error_that_nobody_reads_keeps_no_score_and_no_pool(drill_pool: OpenPool) -> None:
+def test_blocked_stderr_does_not_block_scores_or_pool(drill_pool: OpenPool) -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     with suppress(BlockingIOError):
@@ -211,7 +209,7 @@ def test_a_standard_error_that_nobody_reads_keeps_no_score_and_no_pool(drill_poo
     assert time.monotonic() - began < 20
 
 
-def test_a_process_that_a_scorer_left_behind_does_not_keep_a_pool_open(drill_pool: OpenPool, tmp_path: Path) -> None:
+def test_leftover_daemon_of_scorer_does_not_block_close(drill_pool: OpenPool, tmp_path: Path) -> None:
     daemon = tmp_path / "daemon"
     pool = drill_pool(timeout_s=600.0)
     hanging = pool.submit(request("", f"leave-a-daemon-and-hang {daemon}"))
@@ -224,18 +222,18 @@ def test_a_process_that_a_scorer_left_behind_does_not_keep_a_pool_open(drill_poo
     daemon.unlink()
 
 
-def test_a_copy_that_a_scorer_forks_off_does_not_answer_for_it(drill_pool: OpenPool) -> None:
+def test_forked_copy_of_scorer_does_not_reply(drill_pool: OpenPool) -> None:
     assert the_misdeed_of(scores(drill_pool(), with_misdeed("fork"))) == Score(5.0, "ok")
 
 
-def test_what_a_hanging_scorer_started_is_killed_with_it(drill_pool: OpenPool, tmp_path: Path) -> None:
+def test_processes_started_by_hanging_scorer_are_killed(drill_pool: OpenPool, tmp_path: Path) -> None:
     note = tmp_path / "pid"
     (score,) = scores(drill_pool(timeout_s=1.0), [request("", f"start-and-hang {note}")])
     assert score.outcome == "timeout"
     assert not _runs(int(note.read_text()))
 
 
-def test_a_child_that_dies_between_two_calls_costs_nothing(drill_pool: OpenPool) -> None:
+def test_child_killed_between_calls_is_restarted(drill_pool: OpenPool) -> None:
     pool = drill_pool()
     scores(pool, GOOD)
     (pid,) = pool.pids
@@ -244,19 +242,19 @@ def test_a_child_that_dies_between_two_calls_costs_nothing(drill_pool: OpenPool)
     assert scores(pool, GOOD) == GOOD_SCORES
 
 
-def test_workers_score_side_by_side(drill_pool: OpenPool, tmp_path: Path) -> None:
+def test_workers_score_concurrently(drill_pool: OpenPool, tmp_path: Path) -> None:
     """Each sample waits until all four are being scored: one after the other, none would end."""
     pool = drill_pool(workers=4, timeout_s=60.0)
     found = scores(pool, [request("", f"meet 4 {tmp_path}")] * 4)
     assert [score.outcome for score in found] == ["ok"] * 4
 
 
-def test_responses_larger_than_a_pipe_arrive_whole(drill_pool: OpenPool) -> None:
+def test_responses_larger_than_pipe_arrive_complete(drill_pool: OpenPool) -> None:
     found = scores(drill_pool(workers=2), [request("a" * 100_000)] * 20)
     assert {score.value for score in found} == {100_000.0}
 
 
-def test_a_child_that_reads_nothing_any_more_does_not_block_the_parent(drill_pool: OpenPool) -> None:
+def test_stopped_child_does_not_block_parent(drill_pool: OpenPool) -> None:
     pool = drill_pool(timeout_s=1.5)
     scores(pool, GOOD)
     os.kill(pool.pids[0], signal.SIGSTOP)
@@ -271,7 +269,7 @@ def test_a_child_that_reads_nothing_any_more_does_not_block_the_parent(drill_poo
         ("drill_scorers:no_such_name", "AttributeError: module 'drill_scorers' has no attribute 'no_such_name'"),
     ],
 )
-def test_a_scorer_that_cannot_be_imported_is_one_clear_error(drill_pool: OpenPool, entry: str, why: str) -> None:
+def test_import_failure_of_scorer_raises_one_clear_error(drill_pool: OpenPool, entry: str, why: str) -> None:
     pool = drill_pool(entry)
     with pytest.raises(RewardError) as caught:
         scores(pool, GOOD)
@@ -280,7 +278,7 @@ def test_a_scorer_that_cannot_be_imported_is_one_clear_error(drill_pool: OpenPoo
     assert pool.pids == []
 
 
-def test_what_a_child_said_before_it_ended_is_heard(drill_pool: OpenPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_ended_child_is_reported(drill_pool: OpenPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also by a parent that is slow to listen."""
     spawn = ScorerProcess._spawn
 
@@ -294,7 +292,7 @@ def test_what_a_child_said_before_it_ended_is_heard(drill_pool: OpenPool, monkey
         scores(drill_pool("no_such_module:score"), GOOD[:1])
 
 
-def test_a_request_to_a_child_that_has_ended_does_not_drop_its_answer() -> None:
+def test_reply_of_ended_child_is_not_lost() -> None:
     process = ScorerProcess(ScorerSpec("drill_scorers:score"), 10.0, Dropped(""))
     process._socket, theirs = socket.socketpair()
     theirs.sendall(b'{"number": 1}\n')
@@ -304,7 +302,7 @@ def test_a_request_to_a_child_that_has_ended_does_not_drop_its_answer() -> None:
         assert process._exchange(b"request\n", 10.0) is None
 
 
-def test_a_child_that_ends_while_it_starts_is_tried_again_and_then_an_error(
+def test_child_that_ends_at_start_is_retried_before_error(
     drill_pool: OpenPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "dies_at_import.py").write_text("import os\nopen('starts', 'a').write('x')\nos._exit(4)\n")
@@ -316,7 +314,7 @@ def test_a_child_that_ends_while_it_starts_is_tried_again_and_then_an_error(
     assert (tmp_path / "starts").read_text() == "xxx"
 
 
-def test_closing_ends_a_child_in_the_middle_of_a_sample(drill_pool: OpenPool) -> None:
+def test_close_ends_child_during_scoring(drill_pool: OpenPool) -> None:
     pool = drill_pool(timeout_s=600.0)
     scores(pool, GOOD)
     (pid,) = pool.pids
@@ -339,7 +337,7 @@ def test_closing_ends_a_child_in_the_middle_of_a_sample(drill_pool: OpenPool) ->
         ("nan-extra", "the scorer gave `nan` as margin of a response to prompt `train/1`"),
     ],
 )
-def test_a_number_that_must_not_train_is_a_named_error(drill_pool: OpenPool, truth: str, message: str) -> None:
+def test_non_finite_score_raises_and_names_prompt(drill_pool: OpenPool, truth: str, message: str) -> None:
     pool = drill_pool(workers=2)
     with pytest.raises(NonFiniteError) as caught:
         scores(pool, [request("a"), request("", truth, prompt_id="train/1")])
@@ -349,12 +347,12 @@ def test_a_number_that_must_not_train_is_a_named_error(drill_pool: OpenPool, tru
     assert scores(pool, GOOD[:2]) == GOOD_SCORES[:2]
 
 
-def test_the_largest_float32_is_still_a_score(drill_pool: OpenPool) -> None:
+def test_largest_float32_is_a_valid_score(drill_pool: OpenPool) -> None:
     (score,) = scores(drill_pool(), [request("", "number 3.4028234663852886e38")])
     assert score.outcome == "ok"
 
 
-def test_close_kills_and_reaps_and_may_be_called_twice(drill_pool: OpenPool) -> None:
+def test_close_kills_children_and_is_idempotent(drill_pool: OpenPool) -> None:
     pool = drill_pool(workers=2)
     scores(pool, [request("", "sleep 0.05")] * 4)
     pids = pool.pids

@@ -11,21 +11,21 @@ from ppoctl.errors import SlurmError
 from ppoctl.slurm.client import Slurm, SlurmAbsentError, SlurmAwayError, SlurmJob
 
 
-def test_a_job_is_told_as_the_controller_has_it(cluster: FakeSlurm) -> None:
+def test_job_is_read_from_controller_output(cluster: FakeSlurm) -> None:
     cluster.has("12", "PENDING", reason="Resources", start="1795407125", end="1795407725")
     cluster.has("13", "FAILED", reason="NonZeroExitCode", nodes="node[1-2]", restarts=2, status="1792", end="NONE")
     assert Slurm().job("12") == SlurmJob("12", "PENDING", "Resources", "", 0, "0:0", 1795407125.0, 1795407725.0)
     assert Slurm().job("13") == SlurmJob("13", "FAILED", "NonZeroExitCode", "node[1-2]", 2, "7:0", None, None)
 
 
-def test_a_signal_that_ended_a_script_is_told_behind_its_code(cluster: FakeSlurm) -> None:
+def test_exit_code_includes_ending_signal(cluster: FakeSlurm) -> None:
     cluster.has("12", "CANCELLED", status="15")
     job = Slurm().job("12")
     assert job is not None
     assert job.exit_code == "0:15"
 
 
-def test_many_jobs_are_one_question_and_those_forgotten_another(cluster: FakeSlurm) -> None:
+def test_jobs_are_queried_once_and_forgotten_jobs_from_sacct(cluster: FakeSlurm) -> None:
     cluster.has("12", "RUNNING")
     cluster.accounts("13|CANCELLED by 1000|0:15|node1|1795400000|1795400009")
     found = Slurm().jobs(["12", "13", "14"])
@@ -35,7 +35,7 @@ def test_many_jobs_are_one_question_and_those_forgotten_another(cluster: FakeSlu
     assert "--jobs=13,14" in cluster.asked[1]
 
 
-def test_accounting_is_believed_only_of_jobs_that_are_over(cluster: FakeSlurm) -> None:
+def test_accounting_is_used_only_for_ended_jobs(cluster: FakeSlurm) -> None:
     """It never hears the end of a job whose controller lost its memory."""
     cluster.accounts(
         "13|RUNNING|0:0|node1|1795400000|Unknown", "14|PENDING|0:0||Unknown|Unknown", "15|TIMEOUT|0:0||1|2"
@@ -43,13 +43,13 @@ def test_accounting_is_believed_only_of_jobs_that_are_over(cluster: FakeSlurm) -
     assert list(Slurm().jobs(["13", "14", "15"])) == ["15"]
 
 
-def test_no_accounting_is_no_error(cluster: FakeSlurm) -> None:
+def test_missing_accounting_returns_no_job(cluster: FakeSlurm) -> None:
     assert Slurm().job("99") is None
     assert Slurm().jobs(["98", "99"]) == {}
     assert Slurm().jobs([]) == {}
 
 
-def test_another_refusal_is_not_that_the_job_is_forgotten(cluster: FakeSlurm) -> None:
+def test_other_squeue_refusal_raises_slurm_error(cluster: FakeSlurm) -> None:
     cluster.refuses("squeue", "squeue: error: Invalid user id")
     with pytest.raises(SlurmError, match="`squeue` refused: Invalid user id"):
         Slurm().job("12")
@@ -62,13 +62,13 @@ def test_another_refusal_is_not_that_the_job_is_forgotten(cluster: FakeSlurm) ->
         "slurm_load_jobs error: Socket timed out on send/recv operation",
     ],
 )
-def test_a_controller_that_is_away_has_said_nothing(cluster: FakeSlurm, words: str) -> None:
+def test_unreachable_controller_raises_slurm_away_error(cluster: FakeSlurm, words: str) -> None:
     cluster.refuses("squeue", words)
     with pytest.raises(SlurmAwayError, match="controller does not answer"):
         Slurm().job("12")
 
 
-def test_a_program_that_hangs_is_left_at_the_deadline(cluster: FakeSlurm) -> None:
+def test_hanging_slurm_program_ends_at_deadline(cluster: FakeSlurm) -> None:
     cluster.goes_away()
     started = time.monotonic()
     with pytest.raises(SlurmAwayError, match=r"`squeue` gave no answer within 0\.2 s"):
@@ -76,7 +76,7 @@ def test_a_program_that_hangs_is_left_at_the_deadline(cluster: FakeSlurm) -> Non
     assert time.monotonic() - started < 10
 
 
-def test_a_machine_without_slurm_is_told_apart_from_a_job_that_is_forgotten(cluster: FakeSlurm) -> None:
+def test_machine_without_slurm_raises_slurm_absent_error(cluster: FakeSlurm) -> None:
     with pytest.raises(SlurmAbsentError, match="no `squeue` here: this machine has no Slurm"):
         Slurm({"PATH": "/nowhere"}).job("12")
     cluster.refuses("squeue", "squeue: fatal: Could not establish a configuration source")
@@ -84,7 +84,7 @@ def test_a_machine_without_slurm_is_told_apart_from_a_job_that_is_forgotten(clus
         Slurm().job("12")
 
 
-def test_what_a_user_set_for_squeue_does_not_change_what_is_read(cluster: FakeSlurm) -> None:
+def test_user_squeue_variables_do_not_affect_queries(cluster: FakeSlurm) -> None:
     (cluster.folder / "squeue").write_text('#!/bin/bash\nenv >"$(dirname "$0")"/env\n')
     Slurm({**os.environ, "SQUEUE_USERS": "nobody", "SQUEUE_ALL": "no", "SCANCEL_INTERACTIVE": "1"}).jobs(["1", "2"])
     seen = Path(cluster.folder / "env").read_text().splitlines()
@@ -92,7 +92,7 @@ def test_what_a_user_set_for_squeue_does_not_change_what_is_read(cluster: FakeSl
     assert "SLURM_TIME_FORMAT=%s" in seen
 
 
-def test_only_a_job_that_waits_is_cancelled_where_that_is_asked(cluster: FakeSlurm) -> None:
+def test_waiting_only_cancel_spares_running_job(cluster: FakeSlurm) -> None:
     cluster.has("12", "RUNNING")
     cluster.has("13", "PENDING")
     for id in ("12", "13"):
@@ -104,7 +104,7 @@ def test_only_a_job_that_waits_is_cancelled_where_that_is_asked(cluster: FakeSlu
     Slurm().cancel("99", waiting_only=True)
 
 
-def test_states_of_a_job_are_waiting_at_work_or_over() -> None:
+def test_job_state_is_waiting_running_or_ended() -> None:
     def kinds(state: str) -> tuple[bool, bool, bool]:
         job = SlurmJob("1", state)
         return job.is_waiting, job.is_at_work, job.is_over

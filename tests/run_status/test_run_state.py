@@ -162,13 +162,13 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_the_state_of_a_run(case: Case) -> None:
+def test_run_state_follows_table(case: Case) -> None:
     found = run_state(case.facts, case.told, now=NOW)
     assert found.word == case.word
     assert case.says in found.description
 
 
-def test_every_word_of_the_table_has_a_case() -> None:
+def test_every_state_of_table_has_a_case() -> None:
     from ppoctl.slurm import run_state as module
 
     assert module.__doc__ is not None
@@ -179,7 +179,7 @@ def test_every_word_of_the_table_has_a_case() -> None:
     assert words <= {case.word for case in CASES}
 
 
-def test_a_time_to_come_is_told_by_the_clock_and_by_how_long() -> None:
+def test_expected_start_shows_time_and_duration() -> None:
     def waits_until(at: float) -> str:
         return run_state(facts(), told(job("PENDING", starts_at=at)), now=NOW).description
 
@@ -188,19 +188,19 @@ def test_a_time_to_come_is_told_by_the_clock_and_by_how_long() -> None:
     assert "(in" not in waits_until(NOW - 90)  # the expectation of a while ago
 
 
-def test_silence_that_is_too_long_is_that_of_the_run_and_not_of_a_stage() -> None:
+def test_run_is_hung_after_quiet_time_beyond_its_timeout() -> None:
     quiet = facts(attempt(**in_job()), quiet_s=600.0)
     assert run_state(quiet, told(job()), now=NOW).word == "running"
     assert run_state(replace(quiet, quiet_s=600.1), told(job()), now=NOW).word == "hung"
 
 
-def test_only_jobs_that_may_not_be_over_are_asked_for() -> None:
+def test_only_jobs_without_recorded_end_are_open() -> None:
     ends = {"12": [ScriptEnd(0, 75, 1.0), ScriptEnd(1, 0, 2.0)], "13": [ScriptEnd(0, 75, 3.0)]}
     found = facts(jobs=(JOB, NEXT, LATER), ends=ends)
     assert found.open_jobs == ("13", "20")
 
 
-def test_the_newest_attempt_in_a_job_is_the_one_at_work() -> None:
+def test_newest_attempt_in_job_is_the_running_attempt() -> None:
     """A loop in somebody's own allocation tries again within the same start of the job."""
     found = facts(ended(1, "failed", 3, **in_job()), attempt(2, **in_job()), jobs=())
     newest = found.attempt_of(job())

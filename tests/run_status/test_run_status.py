@@ -52,7 +52,7 @@ def age(path: Path, seconds: float) -> None:
     os.utime(path, (time.time() - seconds,) * 2)
 
 
-def test_a_folder_says_what_was_done_and_what_was_submitted(layout: RunPaths) -> None:
+def test_run_facts_cover_done_steps_and_submitted_jobs(layout: RunPaths) -> None:
     begun(layout, job="12", restart=1)
     record(layout, JobRecord("12", 5.0, "resume"))
     layout.job_ended("12").write_text("0 75 7 USR1\n")
@@ -64,7 +64,7 @@ def test_a_folder_says_what_was_done_and_what_was_submitted(layout: RunPaths) ->
     assert (found.newest["job"], found.newest["restart"], found.newest["host"]) == ("12", 1, "node1")
 
 
-def test_patience_is_ten_of_the_longest_stage_between_a_start_and_the_longest_deadline(layout: RunPaths) -> None:
+def test_hang_timeout_is_ten_times_longest_stage_within_bounds(layout: RunPaths) -> None:
     assert facts(layout).start_patience_s == 1000.0
     assert facts(layout).patience_s == 50.0
 
@@ -75,7 +75,7 @@ def test_patience_is_ten_of_the_longest_stage_between_a_start_and_the_longest_de
     assert [after_a_stage_of(seconds) for seconds in (4.0, 7.0, 300.0)] == [50.0, 70.0, 1000.0]
 
 
-def test_journal_console_and_the_log_of_the_job_are_each_a_sign_of_life(layout: RunPaths) -> None:
+def test_quiet_time_uses_journal_console_and_job_log(layout: RunPaths) -> None:
     lines = read_lines(layout.journal)
     layout_of_now = claim(layout).number
     started = {"event": "attempt_started", "attempt": layout_of_now, "at": time.time() - 900, "pid": 1, "host": "x"}
@@ -91,7 +91,7 @@ def test_journal_console_and_the_log_of_the_job_are_each_a_sign_of_life(layout: 
     assert quiet() == 40
 
 
-def test_the_last_error_of_a_log_is_told_on_one_line_without_secrets(tmp_path: Path) -> None:
+def test_last_error_of_log_is_one_line_without_secrets(tmp_path: Path) -> None:
     log = tmp_path / "slurm-12.log"
     assert run_status.last_error(log) == ""
     log.write_text("error: an old one\nstep 1\n" + "x" * run_status.TAIL_BYTES)
@@ -104,7 +104,7 @@ def test_the_last_error_of_a_log_is_told_on_one_line_without_secrets(tmp_path: P
     assert run_status.last_error(log) == "*** JOB 12 ON node1 CANCELLED DUE TO TIME LIMIT ***"
 
 
-def test_many_runs_are_one_question(cluster: FakeSlurm) -> None:
+def test_jobs_of_many_runs_are_queried_once(cluster: FakeSlurm) -> None:
     runs = [RunFacts(jobs=(JobRecord(id, 1.0, "resume"),)) for id in ("12", "13")]
     done = RunFacts(jobs=(JobRecord("7", 1.0, "x"), JobRecord("8", 2.0, "x")), ends={"7": [ScriptEnd(0, 0, 1.0)]})
     cluster.has("12", "RUNNING")
@@ -114,12 +114,12 @@ def test_many_runs_are_one_question(cluster: FakeSlurm) -> None:
     assert [job.id for run in runs for job in (*told.at_work(run), *told.waiting(run))] == ["12", "13"]
 
 
-def test_nobody_is_asked_for_a_run_without_jobs(cluster: FakeSlurm) -> None:
+def test_slurm_is_not_queried_for_run_without_jobs(cluster: FakeSlurm) -> None:
     assert run_status.ask(Slurm(), [RunFacts()]).no_answer_reason is None
     assert cluster.asked == []
 
 
-def test_silence_is_told_with_its_reason(cluster: FakeSlurm) -> None:
+def test_missing_slurm_answer_is_reported_with_reason(cluster: FakeSlurm) -> None:
     run = RunFacts(jobs=(JobRecord("12", 1.0, "resume"),))
     cluster.goes_away()
     assert run_status.ask(run_status.slurm(0.2), [run]).no_answer_reason == "`squeue` gave no answer within 0.2 s"
@@ -127,7 +127,7 @@ def test_silence_is_told_with_its_reason(cluster: FakeSlurm) -> None:
     assert absent.no_answer_reason == "no `squeue` here: this machine has no Slurm"
 
 
-def test_a_run_whose_job_is_at_work_is_left_alone(layout: RunPaths, cluster: FakeSlurm) -> None:
+def test_require_idle_rejects_run_with_running_job(layout: RunPaths, cluster: FakeSlurm) -> None:
     begun(layout, job="12", restart=0)
     cluster.has("12", "RUNNING", nodes="node1")
     with pytest.raises(RunAliveError, match=r"is at work: job 12 of Slurm is at work") as raised:
@@ -140,14 +140,14 @@ def test_a_run_whose_job_is_at_work_is_left_alone(layout: RunPaths, cluster: Fak
     run_status.require_idle(layout)
 
 
-def test_a_job_that_begins_is_at_work_before_its_attempt_is(layout: RunPaths, cluster: FakeSlurm) -> None:
+def test_starting_job_counts_as_running_before_its_attempt(layout: RunPaths, cluster: FakeSlurm) -> None:
     record(layout, JobRecord("12", 1.0, "resume"))
     cluster.has("12", "CONFIGURING")
     with pytest.raises(RunAliveError, match="job 12"):
         run_status.require_idle(layout)
 
 
-def test_a_job_that_waits_would_take_the_run_from_whoever_begins_now(
+def test_require_idle_rejects_run_with_pending_job(
     layout: RunPaths, cluster: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for id in ("12", "13"):
@@ -170,7 +170,7 @@ def test_a_job_that_waits_would_take_the_run_from_whoever_begins_now(
         run_status.require_idle(layout)
 
 
-def test_the_job_that_this_process_is_in_is_not_in_its_own_way(
+def test_require_idle_ignores_job_of_this_process(
     layout: RunPaths, cluster: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun(layout, job="12", restart=0)
@@ -184,7 +184,7 @@ def test_the_job_that_this_process_is_in_is_not_in_its_own_way(
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_when_slurm_does_not_answer_a_person_is_asked_and_a_job_goes_on(
+def test_unreachable_slurm_stops_user_but_not_job(
     layout: RunPaths, cluster: FakeSlurm, monkeypatch: pytest.MonkeyPatch, inside: bool
 ) -> None:
     begun(layout, job="12", restart=0)
@@ -200,20 +200,18 @@ def test_when_slurm_does_not_answer_a_person_is_asked_and_a_job_goes_on(
     assert raised.value.hint.endswith("--take-over")
 
 
-def test_a_machine_without_slurm_takes_a_run_over_as_before(
-    layout: RunPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_machine_without_slurm_can_take_over_run(layout: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     begun(layout, job="12", restart=0)
     monkeypatch.setenv("PATH", "/nowhere")
     run_status.require_idle(layout)
 
 
-def test_nobody_asks_slurm_about_a_run_that_never_had_a_job(layout: RunPaths, cluster: FakeSlurm) -> None:
+def test_require_idle_does_not_query_slurm_without_jobs(layout: RunPaths, cluster: FakeSlurm) -> None:
     run_status.require_idle(layout)
     assert cluster.asked == []
 
 
-def test_a_process_of_this_host_is_named_before_its_job(layout: RunPaths, cluster: FakeSlurm) -> None:
+def test_require_idle_names_local_process_before_its_job(layout: RunPaths, cluster: FakeSlurm) -> None:
     parent = psutil.Process().parent()
     assert parent is not None
     begun(layout, job="12", restart=0, pid=parent.pid, host=platform.node())
@@ -222,7 +220,7 @@ def test_a_process_of_this_host_is_named_before_its_job(layout: RunPaths, cluste
         run_status.require_idle(layout)
 
 
-def test_an_attempt_that_this_very_job_left_behind_on_this_host_is_taken_over(
+def test_restarted_job_takes_over_its_earlier_attempt(
     layout: RunPaths, cluster: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parent = psutil.Process().parent()

@@ -38,24 +38,24 @@ def turn(id: str, restarts: int) -> Allocation:
     return Allocation(id, restarts, "node1", 1, "node1", Slurm({}))
 
 
-def test_the_requeued_job_does_not_go_on(layout: RunPaths) -> None:
+def test_requeued_job_obeys_earlier_stop_request(layout: RunPaths) -> None:
     ended(layout, "preempted")
     with pytest.raises(InterruptedByUserError, match="before job 12 went back into the queue") as raised:
         register_start(layout, turn("12", 1))
     assert raised.value.hint == f"ppoctl resume {layout.root} --on slurm"
 
 
-def test_what_was_heard_is_in_nobodys_way_later(layout: RunPaths) -> None:
+def test_handled_stop_request_does_not_block_later_start(layout: RunPaths) -> None:
     ended(layout, "interrupted")
     assert register_start(layout, turn("12", 1)) is None  # put back into the queue by hand
 
 
-def test_a_job_that_was_submitted_afterwards_goes_on(layout: RunPaths) -> None:
+def test_job_submitted_after_stop_request_continues(layout: RunPaths) -> None:
     ended(layout, "preempted")
     assert register_start(layout, turn("13", 0)) is None
 
 
-def test_a_request_to_an_older_attempt_does_not_count(layout: RunPaths) -> None:
+def test_stop_request_to_older_attempt_is_ignored(layout: RunPaths) -> None:
     ended(layout, "preempted")
     journal = Journal(layout, claim(layout))
     journal.event("attempt_started", pid=1, host="node1", job="12", restart=1)

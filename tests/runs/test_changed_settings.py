@@ -41,7 +41,7 @@ def starts(layout: RunPaths) -> list[int]:
     return sorted(run_dir.recipes(layout))
 
 
-def test_a_change_holds_from_the_first_step_without_a_rollout(tmp_path: Path) -> None:
+def test_change_applies_from_the_first_step_without_a_rollout(tmp_path: Path) -> None:
     layout = stopped_at(tmp_path / "run", "3 rollout starts", **REDO)
     faster = fake_recipe(**REDO, actor={"optimizer": {"lr": 0.1}})
     adopt(claim(layout), faster)
@@ -52,19 +52,19 @@ def test_a_change_holds_from_the_first_step_without_a_rollout(tmp_path: Path) ->
     assert rates == {1: 0.05, 2: 0.05, 3: 0.1, 4: 0.1, 5: 0.1}
 
 
-def test_the_step_that_failed_can_be_mended(tmp_path: Path) -> None:
+def test_changed_recipe_applies_to_the_failed_step(tmp_path: Path) -> None:
     layout = stopped_at(tmp_path / "run", "3 actor_update starts", **REDO)
     adopt(claim(layout), fake_recipe(**REDO, actor={"optimizer": {"lr": 0.01}}))
     assert starts(layout) == [1, 3]
 
 
-def test_a_step_whose_committed_stages_read_the_key_keeps_its_recipe(tmp_path: Path) -> None:
+def test_step_keeps_its_recipe_if_committed_stages_read_the_key(tmp_path: Path) -> None:
     layout = stopped_at(tmp_path / "run", "3 actor_update starts", **REDO)
     adopt(claim(layout), fake_recipe(**REDO, critic={"optimizer": {"lr": 0.01}}))
     assert starts(layout) == [1, 4]
 
 
-def test_what_decides_prompts_waits_for_the_next_saved_pair_and_nothing_is_written(tmp_path: Path) -> None:
+def test_changed_prompt_order_is_refused_between_checkpoints(tmp_path: Path) -> None:
     layout = stopped_at(tmp_path / "run", "3 values starts", **REDO)
     before = layout.recipe_resolved.read_bytes()
     with pytest.raises(RecipeError, match="`seed` cannot change now"):
@@ -72,7 +72,7 @@ def test_what_decides_prompts_waits_for_the_next_saved_pair_and_nothing_is_writt
     assert (starts(layout), layout.recipe_resolved.read_bytes()) == ([1], before)
 
 
-def test_a_changed_coefficient_is_used_from_its_step_on(tmp_path: Path) -> None:
+def test_changed_coefficient_is_used_from_its_step(tmp_path: Path) -> None:
     first = fake_recipe(steps=2)
     play(tmp_path / "run", first)
     ppo = {"epochs": 2, "minibatch_seqs": 4, "kl": {"place": "reward", "coef": 0.5}}
@@ -83,7 +83,7 @@ def test_a_changed_coefficient_is_used_from_its_step_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("moment", "corrected"), [("2 values starts", [2, 3]), ("3 rollout starts", [3])])
-def test_a_changed_key_tells_another_story_from_its_step_on(
+def test_changed_key_selects_another_step_function_from_its_step(
     tmp_path: Path, moment: str, corrected: list[int]
 ) -> None:
     redo = {"checkpoint": {"every_steps": 5}, "steps": 3}
@@ -98,7 +98,7 @@ def test_a_changed_key_tells_another_story_from_its_step_on(
     assert not plan_resume(layout).broken
 
 
-def test_critic_only_steps_may_be_added_on_the_way(tmp_path: Path) -> None:
+def test_critic_only_steps_can_be_added_on_resume(tmp_path: Path) -> None:
     first, second = fake_recipe(steps=3), fake_recipe(steps=3, ppo={**PPO, "critic_only_steps": 2})
     layout = stopped_at(tmp_path / "run", "2 rollout starts", steps=3)
     adopt(claim(layout), second)
@@ -118,7 +118,7 @@ def test_critic_only_steps_may_be_added_on_the_way(tmp_path: Path) -> None:
         (3, 5, None),
     ],
 )
-def test_a_rate_that_counts_steps_counts_them_from_the_first_that_trains(
+def test_step_ticked_rate_counts_from_the_first_trained_step(
     tmp_path: Path, was: int, asked: int, fits: int | None
 ) -> None:
     counted = {"optimizer": {"lr": 0.05, "lr_schedule": "linear", "lr_ticks": "step"}}
@@ -162,15 +162,13 @@ def laid_out(reshardable: str = "full", **parallel: object) -> Recipe:
         ("dp", {}),
     ],
 )
-def test_a_state_may_be_loaded_under_another_layout(tmp_path: Path, saved_as: str, asked: dict[str, Any]) -> None:
+def test_state_can_be_loaded_under_another_layout(tmp_path: Path, saved_as: str, asked: dict[str, Any]) -> None:
     play(tmp_path / "run", laid_out(saved_as))
     change(RunPaths(tmp_path / "run"), laid_out(**asked))
 
 
 @pytest.mark.parametrize("asked", [{"tensor": 2}, {"pipeline": 2}, {"pipeline": 2, "first_stage_layers": 3}])
-def test_a_state_for_some_layouts_names_the_command_that_saves_it_for_all(
-    tmp_path: Path, asked: dict[str, Any]
-) -> None:
+def test_limited_layout_state_error_has_the_reshard_command(tmp_path: Path, asked: dict[str, Any]) -> None:
     play(tmp_path / "run", laid_out("dp"))
     layout = RunPaths(tmp_path / "run")
     with pytest.raises(StorageError, match=r"actor's state of step 3 was saved under `actor\.parallel\.") as raised:
@@ -179,7 +177,7 @@ def test_a_state_for_some_layouts_names_the_command_that_saves_it_for_all(
     assert raised.value.hint.endswith(f"resume {layout.root} --save-only --set checkpoint.reshardable=full")
 
 
-def test_no_state_fits_the_other_kind_of_optimizer(tmp_path: Path) -> None:
+def test_state_of_the_other_optimizer_kind_is_refused(tmp_path: Path) -> None:
     play(tmp_path / "run", laid_out())
     with pytest.raises(StorageError, match=r"distributed_optimizer = true.*distributed_optimizer = false") as raised:
         change(RunPaths(tmp_path / "run"), laid_out(distributed_optimizer=False))
@@ -196,9 +194,7 @@ def read_from(folder: Path) -> dict[str, Any]:
     }
 
 
-def test_the_plan_of_a_resume_says_from_where_a_change_would_hold(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resume_plan_shows_the_first_step_of_a_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tables = {**REDO, **read_from(tmp_path)}
     layout = stopped_at(tmp_path / "run", "3 rollout starts", **tables)
     layout.recipe_toml.write_text(recipe_as_toml(fake_recipe(**tables)))
@@ -215,7 +211,7 @@ def test_the_plan_of_a_resume_says_from_where_a_change_would_hold(
     assert starts(layout) == [1]
 
 
-def test_a_change_says_each_key_with_both_values(tmp_path: Path) -> None:
+def test_change_lists_each_key_with_both_values(tmp_path: Path) -> None:
     layout = stopped_at(tmp_path / "run", "3 rollout starts", **REDO)
     faster = fake_recipe(**{**REDO, "ppo": {"minibatch_seqs": 2, "epochs": 2}}, actor={"optimizer": {"lr": 0.1}})
     change = adopt(claim(layout), faster)
@@ -230,7 +226,7 @@ def test_a_change_says_each_key_with_both_values(tmp_path: Path) -> None:
     assert adopt(claim(layout), faster) is None
 
 
-def test_a_run_is_not_renamed_and_does_not_end_before_what_it_has_done(tmp_path: Path) -> None:
+def test_name_and_too_few_steps_cannot_be_changed(tmp_path: Path) -> None:
     layout = stopped_at(tmp_path / "run", "4 rollout starts", **REDO)
     before = fake_recipe(**REDO)
     with pytest.raises(RecipeError, match="`name` is `other`, and this run is `fake`: a run keeps its name"):
@@ -250,7 +246,7 @@ def test_a_run_is_not_renamed_and_does_not_end_before_what_it_has_done(tmp_path:
         ("actor.parallel={distributed_optimizer=true}", 8, "cannot be loaded under"),
     ],
 )
-def test_the_plan_of_a_resume_refuses_what_the_resume_would(
+def test_resume_plan_refuses_the_same_changes_as_resume(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, code: int, says: str
 ) -> None:
     tables = {"checkpoint": {"every_steps": 2}, "steps": 5, **read_from(tmp_path)}
@@ -261,7 +257,7 @@ def test_the_plan_of_a_resume_refuses_what_the_resume_would(
 
 
 @pytest.mark.parametrize(("key", "code"), [("steps=2", 2), ("actor.parallel={distributed_optimizer=true}", 8)])
-def test_what_no_resume_can_change_is_refused_before_libraries_load(
+def test_fixed_keys_are_refused_before_libraries_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, code: int
 ) -> None:
     tables = {"checkpoint": {"every_steps": 2}, "steps": 5, **read_from(tmp_path)}

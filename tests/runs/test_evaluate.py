@@ -37,7 +37,7 @@ SAVED = Manifest("state/actor", 2, "lineage", (), "", {}, 0.0, 0.0, 1, extra={"u
 
 
 @pytest.mark.parametrize("saved", [None, SAVED], ids=["the model source", "a saved state"])
-def test_the_actor_is_brought_to_the_state_once_when_the_generator_asks_for_it(
+def test_actor_state_is_loaded_once_on_generator_request(
     monkeypatch: pytest.MonkeyPatch, saved: Manifest | None
 ) -> None:
     recipe, order = fake_recipe(), list[str]()
@@ -67,7 +67,7 @@ def test_the_actor_is_brought_to_the_state_once_when_the_generator_asks_for_it(
 GSM8K = {"kind": "gsm8k"}
 
 
-def test_a_metric_function_is_tried_before_engines_start() -> None:
+def test_metric_function_is_checked_before_engines_start() -> None:
     function = Path(__file__).parents[1] / "rewards" / "users_metrics.py"
     not_asked: Any = None
     with pytest.raises(RewardError, match="has no `missing`"):
@@ -95,7 +95,7 @@ class FromFolder(BigramTrainer):
 
 
 @pytest.mark.parametrize("checkpoint", ["run", "state", "export"])
-def test_a_run_its_state_and_its_export_are_evaluated_as_the_run_did_itself(
+def test_run_state_and_export_get_the_same_evaluation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: str
 ) -> None:
     monkeypatch.setattr(fakes.sockets, "CountingQuestions", TwoSets)

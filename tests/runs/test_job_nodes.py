@@ -37,21 +37,21 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_nodes_come_in_the_order_of_the_job_with_the_addresses_that_slurm_uses():
+def test_job_nodes_keep_slurm_order_and_addresses():
     found = job_nodes(recipe_with())
     assert found is not None
     assert (found.job, found.here) == ("7", "node2")
     assert list(found.addresses.items()) == [("node1", "10.0.0.1"), ("node2", "10.0.0.2")]
 
 
-def test_a_job_of_one_node_and_no_job_need_none(job):
+def test_single_node_job_or_no_job_has_no_job_nodes(job):
     job.setenv("SLURM_JOB_NUM_NODES", "1")
     assert job_nodes(recipe_with()) is None
     job.delenv("SLURM_JOB_ID")
     assert job_nodes(recipe_with()) is None
 
 
-def test_a_machine_outside_of_the_job_is_told_how_to_get_in(job):
+def test_machine_outside_the_job_gets_a_hint_to_join_the_job(job):
     job.delenv("SLURMD_NODENAME")
     with pytest.raises(EnvironmentProblemError, match=r"none of the nodes of job 7 \(`node\[1-2\]`\)") as caught:
         job_nodes(recipe_with())
@@ -68,7 +68,7 @@ def test_a_machine_outside_of_the_job_is_told_how_to_get_in(job):
         ('{kind="apptainer", image="/i.sif"}', ["--nodelist=node1", "apptainer", "exec", "/i.sif", sys.executable]),
     ],
 )
-def test_a_node_s_program_runs_in_the_container_of_the_driver(container: str, words: list[str]) -> None:
+def test_node_command_runs_in_the_container_of_the_driver(container: str, words: list[str]) -> None:
     found = job_nodes(recipe_with(f"slurm.container={container}"))
     assert found is not None
     command = found.command("node1")
@@ -76,6 +76,6 @@ def test_a_node_s_program_runs_in_the_container_of_the_driver(container: str, wo
     assert command[-len(words) - 2 : -2] == words
 
 
-def test_what_a_job_asked_for_its_tasks_is_not_asked_for_a_node():
+def test_task_variables_of_a_job_are_not_passed_to_nodes():
     names = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_LABELIO", "SLURM_JOB_ID", "CPUS_PER_TASK", "HOME")
     assert [is_of_tasks(name) for name in names] == [True, True, True, False, False, False]

@@ -38,7 +38,7 @@ def made(root: Path, **facts: Any) -> RunPaths:
     return layout
 
 
-def test_a_run_that_never_began_is_replaced_unless_a_job_may_wait_for_it(tmp_path: Path) -> None:
+def test_run_that_never_began_is_replaceable_unless_submitted(tmp_path: Path) -> None:
     assert is_replaceable(made(tmp_path / "new"))
     assert not is_replaceable(made(tmp_path / "submitted", on="slurm"))
     noted = made(tmp_path / "noted")
@@ -56,7 +56,7 @@ def test_a_run_that_never_began_is_replaced_unless_a_job_may_wait_for_it(tmp_pat
         (TRAIN, "1 values starts", False),
     ],
 )
-def test_a_run_holds_only_rollouts_that_a_command_drew_and_nobody_trained_on(
+def test_run_with_only_untrained_rollouts_is_recognized(
     tmp_path: Path, command: str, moment: str, only: bool
 ) -> None:
     def act(number: int, name: str) -> None:
@@ -69,7 +69,7 @@ def test_a_run_holds_only_rollouts_that_a_command_drew_and_nobody_trained_on(
     assert holds_only_rollouts(layout) == only
 
 
-def test_a_source_that_changed_or_is_gone_is_named(tmp_path: Path) -> None:
+def test_changed_or_missing_source_is_named(tmp_path: Path) -> None:
     layout = made(tmp_path / "run", sources={"model": "a" * 64, "data.train": "b" * 64})
     require_same_sources(layout, {"model": "a" * 64, "data.train": "b" * 64, "tokenizer": "c" * 64})
     with pytest.raises(StorageError, match=r"`data\.train` is not what .* \(digest cccccccccccc, recorded bbb"):
@@ -78,7 +78,7 @@ def test_a_source_that_changed_or_is_gone_is_named(tmp_path: Path) -> None:
         require_same_sources(layout, {"model": "a" * 64})
 
 
-def test_what_lies_beside_weights_is_compared_role_by_role(tmp_path: Path) -> None:
+def test_companion_files_are_compared_per_role(tmp_path: Path) -> None:
     critic = reward_model(tmp_path / "critic")
     recipe = fake_recipe(model={"path": str(QUICKSTART), "dtype": "float32", "critic": {"path": str(critic)}})
     digests = {COMPANIONS: companions_digest(QUICKSTART), CRITIC_COMPANIONS: companions_digest(critic)}
@@ -90,14 +90,14 @@ def test_what_lies_beside_weights_is_compared_role_by_role(tmp_path: Path) -> No
         same_companions(layout, recipe, "critic")
 
 
-def test_a_models_files_are_its_weights_and_what_decides_results(tmp_path: Path) -> None:
+def test_model_files_are_weights_and_configs_that_affect_results(tmp_path: Path) -> None:
     for name in ("b.safetensors", "a.distcp", "config.json", "generation_config.json", "tokenizer.json", "notes.md"):
         (tmp_path / name).write_text("x", "utf-8")
     names = [path.name for path in weights_and_configs(tmp_path)]
     assert names == ["a.distcp", "b.safetensors", "config.json", "generation_config.json"]
 
 
-def test_a_second_round_of_a_stage_reads_what_the_first_reads() -> None:
+def test_second_round_has_the_fingerprint_of_the_first() -> None:
     recipe = fake_recipe()
     assert stage_fingerprint("rollout.2", recipe) == stage_fingerprint("rollout", recipe) != ""
     assert (
@@ -108,7 +108,7 @@ def test_a_second_round_of_a_stage_reads_what_the_first_reads() -> None:
     assert stage_fingerprint("another", recipe) == ""
 
 
-def test_the_time_of_starts_has_no_replays_in_it() -> None:
+def test_starting_time_excludes_replays() -> None:
     watcher = AttemptObserver(SimpleNamespace(), None, lambda _: False)  # type: ignore[arg-type]
     wall, work = watcher.began
     watcher.began = (wall - 10.0, work - 4.0)
@@ -120,7 +120,7 @@ def test_the_time_of_starts_has_no_replays_in_it() -> None:
     assert watcher.lost()["abandoned_s"] == pytest.approx(3.0, abs=0.5)
 
 
-def test_mlflow_is_sent_samples_evenly_over_a_step(tmp_path: Path) -> None:
+def test_mlflow_gets_samples_evenly_spaced_over_a_step(tmp_path: Path) -> None:
     rollout = {"prompts_per_step": 5, "samples_per_prompt": 4, "max_prompt_tokens": 4, "max_new_tokens": 6}
     play(tmp_path / "run", fake_recipe(steps=1, rollout=rollout))
     layout = RunPaths(tmp_path / "run")
@@ -132,7 +132,7 @@ def test_mlflow_is_sent_samples_evenly_over_a_step(tmp_path: Path) -> None:
     assert trained_on(layout, 2) == ()
 
 
-def test_a_contract_is_judged_as_a_whole_after_the_last_step(tmp_path: Path) -> None:
+def test_expectations_are_reported_after_the_last_step(tmp_path: Path) -> None:
     layout = RunPaths(tmp_path / "run")
     expect = {"reward/score_mean": {"min": 0.5}, "policy/lr": {"max": 0.5}}
     run_dir.create(layout, recipe_toml="", resolved={"steps": 2, "expect": expect, **PPO_STORIES}, facts={})

@@ -63,7 +63,7 @@ def raised(folder: Path, stage: str, error: BaseException) -> OutOfMemoryError:
 
 
 @pytest.mark.parametrize("stage", LOWER)
-def test_the_hint_resumes_with_half_of_what_bounds_the_stage(tmp_path: Path, stage: str) -> None:
+def test_out_of_memory_hint_halves_the_limit_of_the_stage(tmp_path: Path, stage: str) -> None:
     found, step = raised(tmp_path, stage, ON_HOST), 0 if stage in ("start", "eval") else 1
     assert found.message == f"out of memory in stage `{stage}` of step {step}: the host has no more"
     command, _, why = str(found.hint).partition("  # ")
@@ -73,7 +73,7 @@ def test_the_hint_resumes_with_half_of_what_bounds_the_stage(tmp_path: Path, sta
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
-def test_a_suggested_microbatch_holds_a_sequence(tmp_path: Path, most: int) -> None:
+def test_suggested_microbatch_has_at_least_one_sequence(tmp_path: Path, most: int) -> None:
     batching = {"microbatch_seqs": most, "forward_microbatch_seqs": 7}
     recipe = fake_recipe(critic={"optimizer": {"lr": 1.0}, "batching": batching})
     for stage, setting in (("critic_update", "microbatch_seqs=1"), ("values", "forward_microbatch_seqs=3")):
@@ -81,7 +81,7 @@ def test_a_suggested_microbatch_holds_a_sequence(tmp_path: Path, most: int) -> N
         assert f" --set critic.batching.{setting}  # " in str(error.hint)
 
 
-def test_an_engine_on_a_gpu_is_given_less_of_it(tmp_path: Path) -> None:
+def test_engine_out_of_memory_lowers_its_gpu_fraction(tmp_path: Path) -> None:
     found = raised(tmp_path, "rollout", ON_DEVICE)
     assert found.message == "out of memory in stage `rollout` of step 1: CUDA out of memory. Tried"
     assert " --set generator.gpu_memory_frac=0.3  # " in str(found.hint)

@@ -9,7 +9,7 @@ from ppoctl.rewards.trial import ATTACKS
 from ppoctl.runs.reward_trial import _seconds
 
 
-def test_all_workers_score_a_step_at_the_mean_of_what_was_tried() -> None:
+def test_scoring_time_of_a_step_uses_the_mean_of_the_trial() -> None:
     recipe = fake_recipe(reward={"kind": "exact_match", "workers": 4})
     took = [("gold", 2.0), ("wrong", 1.0), ("empty", 6.0), ("cut", 3.0), (next(iter(ATTACKS)), 100.0)]
     trial: Any = SimpleNamespace(

@@ -31,9 +31,7 @@ def run(tmp_path: Path, recipe: Recipe) -> RunPaths:
 
 
 @pytest.mark.parametrize(("said", "leave"), [("true", ("actor", "critic", "generator")), ("false", ())])
-def test_a_run_that_says_whether_roles_leave_goes_on_with_which(
-    run: RunPaths, said: str, leave: tuple[str, ...]
-) -> None:
+def test_boolean_offload_of_earlier_versions_is_converted(run: RunPaths, said: str, leave: tuple[str, ...]) -> None:
     """What versions wrote in which `cluster.offload` was one word for all roles."""
     written = run.recipe_toml.read_text()
     assert "offload = []" in written
@@ -42,7 +40,7 @@ def test_a_run_that_says_whether_roles_leave_goes_on_with_which(
 
 
 @pytest.mark.parametrize("damage", [b"steps = [", b"steps = 7\xff\n", b"stpes = 7\n"], ids=["cut", "flipped", "key"])
-def test_a_wrong_file_is_named_with_the_way_to_what_was_recorded(
+def test_invalid_recipe_file_names_the_way_to_the_recorded_recipe(
     run: RunPaths, recipe: Recipe, damage: bytes
 ) -> None:
     run.recipe_toml.write_bytes(damage)
@@ -57,7 +55,7 @@ def test_a_wrong_file_is_named_with_the_way_to_what_was_recorded(
     assert run.recipe_toml.is_file()
 
 
-def test_a_file_is_edited_where_it_asks_for_something_else(run: RunPaths) -> None:
+def test_recipe_file_is_edited_only_if_its_settings_differ(run: RunPaths) -> None:
     assert not is_edited(run)
     written = run.recipe_toml.read_text()
     run.recipe_toml.write_text(f"# a remark\n{written}")
@@ -68,7 +66,7 @@ def test_a_file_is_edited_where_it_asks_for_something_else(run: RunPaths) -> Non
     assert not is_edited(run)
 
 
-def test_what_is_wrong_beside_the_file_is_not_blamed_on_it(run: RunPaths) -> None:
+def test_invalid_option_is_not_attributed_to_the_recipe_file(run: RunPaths) -> None:
     with pytest.raises(RecipeError, match="unknown key `stpes`") as raised:
         recipe_of(run, ["stpes=9"])
     assert "recorded" not in str(raised.value.hint)

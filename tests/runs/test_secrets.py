@@ -14,7 +14,7 @@ from ppoctl.store.outline import Outlines
 from recipe.conftest import SMALLEST
 
 
-def test_a_variable_that_is_not_set_is_found_before_anything_is_made(
+def test_unset_variable_is_reported_before_anything_is_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("WHERE", raising=False)
@@ -23,7 +23,7 @@ def test_a_variable_that_is_not_set_is_found_before_anything_is_made(
         session.prepare(load([tmp_path / "r.toml"]).recipe)
 
 
-def test_the_traceback_of_an_attempt_has_no_secret(tmp_path: Path) -> None:
+def test_traceback_of_an_attempt_has_no_secret(tmp_path: Path) -> None:
     attempt: Any = SimpleNamespace(number=1, layout=SimpleNamespace(attempt=lambda _: tmp_path))
     journal: Any = SimpleNamespace(event=lambda *_, **__: None)
     watcher: Any = SimpleNamespace(mirror=None, stage=(0, "start"), lost=dict)

@@ -73,20 +73,20 @@ def attempt(layout: RunPaths, scorer: EvenScorer | None = None, recipe: Recipe |
     return session.attempt_run(session.OpenedRun(layout, {1: chosen}, sockets, plan=plan_resume(layout)))
 
 
-def test_sources_that_changed_are_named(made: RunPaths) -> None:
+def test_changed_sources_are_named(made: RunPaths) -> None:
     require_same_sources(made, DIGESTS)
     for name in DIGESTS:
         with pytest.raises(StorageError, match=f"`{name}` is not what run"):
             require_same_sources(made, {**DIGESTS, name: "c" * 64})
 
 
-def test_another_model_is_another_run(made: RunPaths) -> None:
+def test_model_path_of_a_run_cannot_change(made: RunPaths) -> None:
     assert change(made, fake_recipe()) is None
     with pytest.raises(RecipeError, match=r"`model.path` is `\"other\"` and the run was made from `\"bigram\"`"):
         change(made, fake_recipe(model={"path": "other", "dtype": "float32"}))
 
 
-def test_what_a_resume_cannot_change_is_refused_before_anything_is_opened(made: RunPaths) -> None:
+def test_fixed_keys_are_refused_before_anything_is_opened(made: RunPaths) -> None:
     """The model of this run is no folder: opening it would be another error."""
     gate, screen = SignalGate("ppoctl resume"), PlainScreen(StringIO())
     sets = ["seed=7", "data.train.instruction='The bare number, please.'"]
@@ -95,7 +95,7 @@ def test_what_a_resume_cannot_change_is_refused_before_anything_is_opened(made: 
     assert made.attempts() == []
 
 
-def test_an_attempt_that_did_everything_says_so(made: RunPaths) -> None:
+def test_complete_attempt_is_recorded_as_finished(made: RunPaths) -> None:
     half = made.stage(1, "rollout").with_name("10-rollout.attempt-0")
     half.mkdir(parents=True)
     ended = attempt(made)
@@ -104,7 +104,7 @@ def test_an_attempt_that_did_everything_says_so(made: RunPaths) -> None:
     assert not half.exists()
 
 
-def test_an_attempt_says_in_which_job_it_began(made: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attempt_records_its_slurm_job(made: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     attempt(made)
     job = {"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2", "SLURM_JOB_NODELIST": "node[1-2]", "PATH": "/nowhere"}
     for name, value in job.items():
@@ -116,7 +116,7 @@ def test_an_attempt_says_in_which_job_it_began(made: RunPaths, monkeypatch: pyte
     assert (second["job"], second["restart"], second["nodes"]) == ("17", 2, "node[1-2]")
 
 
-def test_an_attempt_says_what_it_spent_on_work_that_it_did_not_commit(made: RunPaths) -> None:
+def test_attempt_records_time_of_uncommitted_work(made: RunPaths) -> None:
     class Dawdles(BrokenScorer):
         def submit(self, request: ScoreRequest) -> Future[Score]:
             time.sleep(0.2)  # the work that is lost
@@ -131,7 +131,7 @@ def test_an_attempt_says_what_it_spent_on_work_that_it_did_not_commit(made: RunP
     assert 0 < second.kept_s < second.wall_s
 
 
-def test_a_request_to_stop_reaches_the_attempt_at_work(made: RunPaths) -> None:
+def test_stop_request_reaches_the_running_attempt(made: RunPaths) -> None:
     class Asks(EvenScorer):
         def submit(self, request: ScoreRequest) -> Future[Score]:
             request_stop(made, "step")
@@ -143,9 +143,7 @@ def test_a_request_to_stop_reaches_the_attempt_at_work(made: RunPaths) -> None:
     assert attempt(made).lines[-1]["status"] == "finished"
 
 
-def test_the_console_knows_after_which_steps_the_run_evaluates(
-    made: RunPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_console_knows_which_steps_are_evaluated(made: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[bool]] = []
 
     class LookedAt(RunConsole):
@@ -160,9 +158,7 @@ def test_the_console_knows_after_which_steps_the_run_evaluates(
     assert evaluated
 
 
-def test_a_full_disk_ends_an_attempt_with_what_is_free_and_what_the_run_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_error_shows_free_and_required_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = fake_recipe(model={"path": str(QUICKSTART), "dtype": "float32"})
     layout = RunPaths(tmp_path / "fake")
     new_run.create(layout, recipe, DIGESTS, command="train")
@@ -184,7 +180,7 @@ def test_a_full_disk_ends_an_attempt_with_what_is_free_and_what_the_run_needs(
     assert caught.value.hint == f"nothing committed is lost; make room, then resume: df -h {layout.root}"
 
 
-def test_a_disk_that_became_read_only_ends_an_attempt_with_the_command_that_continues(made: RunPaths) -> None:
+def test_read_only_disk_error_has_the_resume_command(made: RunPaths) -> None:
     with pytest.raises(StorageError) as caught:
         attempt(made, BrokenScorer(OSError(errno.EROFS, "Read-only file system", str(made.journal))))
     assert caught.value.message == f"cannot use `{made.journal}`: the file system is read-only"
@@ -192,7 +188,7 @@ def test_a_disk_that_became_read_only_ends_an_attempt_with_the_command_that_cont
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
-def test_an_attempt_that_ends_leaves_no_draft(made: RunPaths, is_broken: bool) -> None:
+def test_ended_attempt_leaves_no_drafts(made: RunPaths, is_broken: bool) -> None:
     if is_broken:
         with pytest.raises(NonFiniteError):
             attempt(made, BrokenScorer(NonFiniteError("x")))
@@ -201,40 +197,38 @@ def test_an_attempt_that_ends_leaves_no_draft(made: RunPaths, is_broken: bool) -
     assert list(made.drafts().iterdir()) == []
 
 
-def test_other_storage_errors_say_nothing_of_room(made: RunPaths) -> None:
+def test_other_storage_errors_do_not_mention_free_space(made: RunPaths) -> None:
     with pytest.raises(StorageError) as caught:
         attempt(made, BrokenScorer(StorageError("cannot write `x`: Permission denied")))
     assert caught.value.message == "cannot write `x`: Permission denied"
 
 
-def test_a_hint_of_a_room_that_knows_no_run_names_the_run(made: RunPaths) -> None:
+def test_hint_placeholder_is_replaced_by_the_run_path(made: RunPaths) -> None:
     with pytest.raises(NonFiniteError) as caught:
         attempt(made, BrokenScorer(NonFiniteError("x", hint="ppoctl resume RUN  # RUNS are many")))
     assert caught.value.hint == f"ppoctl resume {made.root}  # RUNS are many"
 
 
-def test_a_run_that_was_submitted_is_to_be_submitted_again(made: RunPaths) -> None:
+def test_hint_of_a_submitted_run_resumes_on_slurm(made: RunPaths) -> None:
     record(made, JobRecord("12", 1.0, "train"))
     with pytest.raises(NonFiniteError) as caught:
         attempt(made, BrokenScorer(NonFiniteError("x", hint="see RUN, then `ppoctl resume RUN --set steps=2`")))
     assert caught.value.hint == f"see {made.root}, then `ppoctl resume {made.root} --on slurm --set steps=2`"
 
 
-def test_a_contract_that_is_met_is_judged_by_what_this_attempt_did(made: RunPaths) -> None:
+def test_met_expectations_use_results_of_this_attempt(made: RunPaths) -> None:
     (verdict,) = attempt(made, recipe=fake_recipe(expect={"reward/score_mean": {"min": 0.01}})).verdicts
     assert (verdict.step, verdict.met) == (3, True)
     assert ends(made) == [("finished", 0)]
 
 
-def test_an_mlflow_that_cannot_be_reached_costs_nothing_but_a_line(
-    made: RunPaths, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreachable_mlflow_costs_only_one_message(made: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
     attempt(made, recipe=fake_recipe(tracking={"kind": "mlflow", "uri": "http://127.0.0.1:9"}))
     assert ends(made) == [("finished", 0)]
     assert "mlflow:" in capsys.readouterr().err
 
 
-def test_an_unmet_contract_is_an_end_of_its_own(made: RunPaths) -> None:
+def test_unmet_expectations_end_the_attempt_as_unmet(made: RunPaths) -> None:
     ended = attempt(made, recipe=fake_recipe(expect={"reward/score_mean": {"min": 2.0}}))
     assert [verdict.met for verdict in ended.verdicts] == [False]
     assert ends(made) == [("unmet", 5)]
@@ -252,7 +246,7 @@ class TwiceStopped(EvenScorer):
             raise RuntimeError(f"device gone: {error}") from error
 
 
-def test_a_second_signal_is_how_the_attempt_ended_whatever_a_library_makes_of_it(made: RunPaths) -> None:
+def test_second_signal_is_recorded_even_if_a_library_raises_an_error(made: RunPaths) -> None:
     with pytest.raises(PreemptedError) as caught:
         attempt(made, TwiceStopped())
     assert caught.value.hint == f"ppoctl resume {made.root}"
@@ -268,7 +262,7 @@ def test_a_second_signal_is_how_the_attempt_ended_whatever_a_library_makes_of_it
     ],
     ids=["a named error", "our own bug", "no memory"],
 )
-def test_an_attempt_that_failed_says_so_and_closes_what_it_opened(
+def test_failed_attempt_is_recorded_and_closes_its_resources(
     made: RunPaths, error: BaseException, end: tuple[str, int]
 ) -> None:
     scorer = BrokenScorer(error)
@@ -281,9 +275,7 @@ def test_an_attempt_that_failed_says_so_and_closes_what_it_opened(
     assert ends(made) == [end, ("finished", 0)]
 
 
-def test_the_gate_knows_how_long_stages_took_in_this_very_attempt(
-    made: RunPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gate_knows_stage_times_of_the_current_attempt(made: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     known: list[Any] = []
     real = session.time_left
     monkeypatch.setattr(session, "time_left", lambda *given: known.append(real(*given)) or known[-1])

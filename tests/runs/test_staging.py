@@ -42,7 +42,7 @@ def secrets(folder: Path, text: str = "export HF_TOKEN=x\n", mode: int = 0o600) 
     return file
 
 
-def test_everything_that_a_job_reads_is_told_and_its_digest_is_kept(tmp_path: Path, cache: Path) -> None:
+def test_staging_lists_all_files_of_a_job_and_keeps_digests(tmp_path: Path, cache: Path) -> None:
     image = tmp_path / "image.sif"
     image.write_bytes(b"image")
     os.utime(image, (1, 1))
@@ -66,7 +66,7 @@ def test_everything_that_a_job_reads_is_told_and_its_digest_is_kept(tmp_path: Pa
     assert said(loaded) == []
 
 
-def test_an_image_in_a_registry_is_left_to_the_nodes() -> None:
+def test_registry_image_is_left_to_the_nodes() -> None:
     loaded = recipe("slurm.container={kind='pyxis', image='nvcr.io#nvidia/pytorch:25.01-py3'}")
     [image] = [asset for asset in staging.assets(loaded.recipe) if asset.key == "slurm.container.image"]
     assert (image.size, image.where) == (
@@ -75,7 +75,7 @@ def test_an_image_in_a_registry_is_left_to_the_nodes() -> None:
     )
 
 
-def test_what_is_missing_is_told_all_at_once_with_where_it_was_set(tmp_path: Path) -> None:
+def test_all_missing_files_are_reported_with_their_origin(tmp_path: Path) -> None:
     loaded = recipe(
         f"data.eval.heldout.path={tmp_path}/none.jsonl",
         f"slurm.container={{kind='apptainer', image='{tmp_path}/none.sif'}}",
@@ -102,13 +102,13 @@ def test_what_is_missing_is_told_all_at_once_with_where_it_was_set(tmp_path: Pat
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o666, 0o660])
-def test_a_file_of_secrets_is_its_owners_alone(tmp_path: Path, mode: int) -> None:
+def test_secrets_file_must_be_private(tmp_path: Path, mode: int) -> None:
     file = secrets(tmp_path, mode=mode)
     says = f"--set: `slurm.secrets` is `{file}`, and others may read it (mode {mode:o})"
     assert said(recipe(f"slurm.secrets={file}")) == [(says, f"chmod 600 {file}")]
 
 
-def test_a_broken_line_of_a_file_of_secrets_is_told_without_its_text(tmp_path: Path) -> None:
+def test_syntax_error_in_a_secrets_file_is_reported_without_text(tmp_path: Path) -> None:
     file = secrets(tmp_path, "export A=1\nexport B=(hunter2\n")
     [(says, hint)] = said(recipe(f"slurm.secrets={file}"))
     assert says.startswith(f"--set: `slurm.secrets` is `{file}`: line ")
@@ -123,12 +123,12 @@ def test_a_broken_line_of_a_file_of_secrets_is_told_without_its_text(tmp_path: P
         "slurm.secrets={secrets}",
     ],
 )
-def test_the_address_of_mlflow_reaches_the_job(tmp_path: Path, given: str) -> None:
+def test_mlflow_address_from_secrets_reaches_the_job(tmp_path: Path, given: str) -> None:
     file = secrets(tmp_path, "export MLFLOW_AT=http://user:word@host\n")
     assert said(recipe("tracking.uri=$MLFLOW_AT", given.format(secrets=file))) == []
 
 
-def test_a_submission_asks_for_what_only_a_job_would_notice(tmp_path: Path) -> None:
+def test_submission_checks_faults_that_only_a_job_would_notice(tmp_path: Path) -> None:
     loaded = recipe(f"slurm.secrets={secrets(tmp_path, mode=0o644)}", f"data.eval.heldout.path={tmp_path}/none")
     assert [problem.where for problem in staging.job_faults(loaded)] == ["--set"]
     assert "others may read it" in staging.job_faults(loaded)[0].message
@@ -193,7 +193,7 @@ def validate(home: Path, endpoint: str, *words: str) -> "subprocess.CompletedPro
     return subprocess.run(command, capture_output=True, text=True, env=environ, check=False, timeout=120)
 
 
-def test_a_model_of_the_hub_is_fetched_and_then_found_without_a_network(hub: str, tmp_path: Path) -> None:
+def test_hub_model_is_fetched_and_then_found_offline(hub: str, tmp_path: Path) -> None:
     done = validate(tmp_path / "hf", hub, "--stage", "--json")
     assert done.returncode == 0, done.stderr
     assert "fetching `org/tiny`" in done.stderr
@@ -206,7 +206,7 @@ def test_a_model_of_the_hub_is_fetched_and_then_found_without_a_network(hub: str
     assert json.loads(again.stdout)["assets"] == json.loads(done.stdout)["assets"]
 
 
-def test_a_model_that_cannot_be_fetched_is_told_with_its_key(tmp_path: Path) -> None:
+def test_hub_model_that_cannot_be_fetched_is_reported_with_its_key(tmp_path: Path) -> None:
     done = validate(tmp_path / "hf", "http://127.0.0.1:9", "--stage")
     assert done.returncode == 3
     assert "`model.path` is `org/tiny`: it cannot be fetched: " in done.stderr

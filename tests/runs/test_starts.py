@@ -41,7 +41,7 @@ def parent() -> psutil.Process:
     return found
 
 
-def test_a_run_at_work_on_this_host_is_left_alone(made: RunPaths) -> None:
+def test_run_in_use_on_this_host_is_refused(made: RunPaths) -> None:
     started(made, parent().pid)
     with pytest.raises(RunAliveError, match=f"attempt 1 is process {parent().pid} here") as raised:
         liveness.require_idle(made)
@@ -49,7 +49,7 @@ def test_a_run_at_work_on_this_host_is_left_alone(made: RunPaths) -> None:
     assert raised.value.hint.endswith(f"ppoctl resume {made.root} --take-over")
 
 
-def test_an_attempt_that_ended_or_is_this_process_or_elsewhere_is_in_nobodys_way(made: RunPaths) -> None:
+def test_ended_own_or_remote_attempts_do_not_block_a_start(made: RunPaths) -> None:
     started(made, os.getpid())
     started(made, parent().pid, host="another-host")
     started(made, parent().pid)
@@ -57,7 +57,7 @@ def test_an_attempt_that_ended_or_is_this_process_or_elsewhere_is_in_nobodys_way
     liveness.require_idle(made)
 
 
-def test_a_damaged_journal_is_believed_where_it_is_whole(made: RunPaths) -> None:
+def test_intact_lines_of_a_damaged_journal_are_used(made: RunPaths) -> None:
     started(made, parent().pid)
     Journal(made, working(made, 1)).event("attempt_ended", status="failed", exit_code=3)
     data = bytearray(made.journal.read_bytes())
@@ -70,20 +70,20 @@ def test_a_damaged_journal_is_believed_where_it_is_whole(made: RunPaths) -> None
     liveness.require_idle(made)
 
 
-def test_a_journal_that_is_gone_is_not_in_the_way_of_what_brings_it_again(tmp_path: Path) -> None:
+def test_missing_journal_does_not_block_a_resume(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "2 values starts", steps=3, checkpoint={"every_steps": 1})
     layout.journal.unlink()
     liveness.require_idle(layout)
 
 
-def test_a_number_that_a_later_process_has_got_is_not_the_attempt(made: RunPaths) -> None:
+def test_reused_process_id_does_not_count_as_the_attempt(made: RunPaths) -> None:
     started(made, parent().pid, at=parent().create_time() - 60)
     liveness.require_idle(made)
     (attempt,) = liveness.attempts(read_lines(made.journal))
     assert attempt["status"] == "killed"
 
 
-def test_a_start_that_failed_does_not_burn_the_name(made: RunPaths) -> None:
+def test_failed_start_leaves_the_run_name_free(made: RunPaths) -> None:
     journal = Journal(made, claim(made))
     journal.event("attempt_started", pid=2**22 + 1, host=platform.node())
     assert is_replaceable(made)
@@ -92,7 +92,7 @@ def test_a_start_that_failed_does_not_burn_the_name(made: RunPaths) -> None:
         is_replaceable(made)
 
 
-def test_a_run_with_a_rollout_or_something_that_is_no_run_is_never_replaced(tmp_path: Path) -> None:
+def test_begun_run_or_foreign_folder_is_never_replaced(tmp_path: Path) -> None:
     began = stop_at(tmp_path / "began", "1 reward starts")
     assert run_dir.has_begun(began)
     assert not is_replaceable(began)
@@ -106,7 +106,7 @@ def test_a_run_with_a_rollout_or_something_that_is_no_run_is_never_replaced(tmp_
     assert not is_replaceable(RunPaths(tmp_path / "mine"))
 
 
-def test_after_a_health_stop_the_plan_offers_the_last_healthy_pair(
+def test_health_stop_hint_names_the_last_healthy_checkpoint(
     tmp_path: Path,
 ) -> None:
     root = tmp_path / "run"

@@ -77,7 +77,7 @@ def rollout_line(root: Path) -> JournalLine:
     return line
 
 
-def test_a_start_is_in_no_stage_and_sending_weights_is_no_drawing(tmp_path: Path, clock: Clock) -> None:
+def test_rollout_time_excludes_startup_and_generation_excludes_sync(tmp_path: Path, clock: Clock) -> None:
     play(tmp_path / "run", clock)
     line = rollout_line(tmp_path / "run")
     assert line["seconds"] == 2.0 + 8 * 0.5
@@ -86,7 +86,7 @@ def test_a_start_is_in_no_stage_and_sending_weights_is_no_drawing(tmp_path: Path
     assert line["clocked"] == {"throughput/generated_tokens_per_s": tokens / (8 * 0.5)}
 
 
-def test_recalled_samples_were_not_drawn(tmp_path: Path, clock: Clock) -> None:
+def test_loaded_samples_do_not_count_as_generated(tmp_path: Path, clock: Clock) -> None:
     with pytest.raises(PreemptedError):
         play(tmp_path / "run", clock, Stops(when=lambda asked: asked.between_asked == 5))
     play(tmp_path / "run", clock)

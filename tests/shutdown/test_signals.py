@@ -32,7 +32,7 @@ class Thing:
     """Something that can be collected."""
 
 
-def test_the_first_signal_is_a_flag_and_the_second_an_error() -> None:
+def test_first_signal_sets_flag_and_second_raises() -> None:
     with at_work() as gate:
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(PreemptedError, match="SIGTERM"):
@@ -42,7 +42,7 @@ def test_the_first_signal_is_a_flag_and_the_second_an_error() -> None:
         assert second.value.hint == GOES_ON
 
 
-def test_who_is_stopped_is_told_where() -> None:
+def test_stop_error_names_stage_and_step() -> None:
     with at_work() as gate:
         gate.before(2, "reward")
         gate.between()
@@ -63,17 +63,17 @@ def stopped_and_renamed(signals: int) -> None:
         raise EnvironmentProblemError(f"could not start: {error}") from error
 
 
-def test_a_second_signal_that_a_library_calls_by_another_name_is_still_that_signal() -> None:
+def test_second_signal_is_reported_even_if_library_wraps_error() -> None:
     with pytest.raises(PreemptedError, match="SIGTERM"), at_work():
         stopped_and_renamed(signals=2)
 
 
-def test_an_error_after_one_signal_is_that_error() -> None:
+def test_error_after_single_signal_is_reraised() -> None:
     with pytest.raises(EnvironmentProblemError, match="device"), at_work():
         stopped_and_renamed(signals=1)
 
 
-def test_a_second_signal_inside_a_callback_of_the_collector_is_not_lost(capfd: pytest.CaptureFixture[str]) -> None:
+def test_second_signal_inside_gc_callback_is_not_lost(capfd: pytest.CaptureFixture[str]) -> None:
     def callback(_: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -103,7 +103,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("number", ENDS)
-def test_every_signal_lets_the_running_stage_finish_and_has_words_of_its_own(number: signal.Signals) -> None:
+def test_every_signal_lets_stage_finish_and_has_own_message(number: signal.Signals) -> None:
     kind, words = ENDS[number]
     with at_work() as gate:
         gate.before(1, "values")
@@ -114,13 +114,13 @@ def test_every_signal_lets_the_running_stage_finish_and_has_words_of_its_own(num
 
 
 @pytest.mark.parametrize("number", ENDS)
-def test_before_there_is_work_the_first_signal_ends_the_job_with_a_sentence(number: signal.Signals) -> None:
+def test_first_signal_before_work_ends_job_with_message(number: signal.Signals) -> None:
     with pytest.raises(ENDS[number][0], match="before the first stage; everything") as told, signal_gate(GOES_ON):
         os.kill(os.getpid(), number)
     assert told.value.hint == GOES_ON
 
 
-def test_a_signal_that_was_swallowed_before_there_was_work_still_ends_the_job() -> None:
+def test_swallowed_signal_before_work_still_ends_job() -> None:
     with signal_gate(GOES_ON) as gate:
         with pytest.raises(PreemptedError):  # as a library that tries an import does
             os.kill(os.getpid(), signal.SIGUSR1)
@@ -128,7 +128,7 @@ def test_a_signal_that_was_swallowed_before_there_was_work_still_ends_the_job() 
             raise AssertionError("work began")
 
 
-def test_whichever_signal_comes_first_decides() -> None:
+def test_first_of_two_signals_decides_error() -> None:
     with at_work() as gate:
         gate.before(1, "values")
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -137,7 +137,7 @@ def test_whichever_signal_comes_first_decides() -> None:
         assert not gate.may_save()  # an engine was interrupted
 
 
-def test_a_hang_up_that_is_ignored_stays_ignored() -> None:
+def test_ignored_sighup_stays_ignored() -> None:
     """As under `nohup`."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -148,14 +148,14 @@ def test_a_hang_up_that_is_ignored_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_after_the_work_a_signal_changes_nothing_about_how_it_ended() -> None:
+def test_signal_after_work_does_not_change_result() -> None:
     with signal_gate(GOES_ON) as gate:
         with gate.working(TimeLeft(), unknown):
             gate.before(1, "values")
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_signals_end_a_process_that_has_heard_of_the_gate_only_with_its_code() -> None:
+def test_signal_ends_process_with_exit_code_of_gate() -> None:
     """No default action is left in between: SIGUSR1 would kill it without a word."""
     program = """
 import os, signal, sys
@@ -190,7 +190,7 @@ NEEDED_S = 100.0 + 20.0 + ENDING_S
 
 
 @pytest.mark.parametrize("left_s", [NEEDED_S - 1, NEEDED_S])
-def test_a_stage_is_begun_only_if_it_and_a_save_end_before_the_limit(left_s: float) -> None:
+def test_stage_starts_only_if_stage_and_save_fit_time_limit(left_s: float) -> None:
     clock = Clock()
     with at_work(in_a_job(ends_at=clock.now + left_s)) as gate:
         gate.clock = clock
@@ -207,7 +207,7 @@ def test_a_stage_is_begun_only_if_it_and_a_save_end_before_the_limit(left_s: flo
         assert gate.may_save()
 
 
-def test_a_stage_that_draws_begins_and_stops_at_any_time() -> None:
+def test_generating_stage_starts_and_stops_at_any_time() -> None:
     """Its finished samples are kept: half an evaluation is not lost, and states can be saved behind it."""
     clock = Clock()
     draws = in_a_job(ends_at=clock.now + 60, draws=lambda stage: stage == "rollout")
@@ -220,7 +220,7 @@ def test_a_stage_that_draws_begins_and_stops_at_any_time() -> None:
         assert gate.may_save()
 
 
-def test_in_a_job_the_same_signal_on_two_ways_is_one() -> None:
+def test_duplicate_signal_in_job_counts_once() -> None:
     """Slurm tells every process, and the script passes it on."""
     clock = Clock()
     with at_work(in_a_job(stage_s=lambda _: 10.0)) as gate:
@@ -233,7 +233,7 @@ def test_in_a_job_the_same_signal_on_two_ways_is_one() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_a_stage_that_nobody_has_seen_is_begun() -> None:
+def test_stage_of_unknown_duration_is_started() -> None:
     clock = Clock()
     with at_work(in_a_job(stage_s=unknown, ends_at=clock.now + 1)) as gate:
         gate.clock = clock
@@ -252,7 +252,7 @@ def test_a_stage_that_nobody_has_seen_is_begun() -> None:
         (signal.SIGINT, 0.0, True),
     ],
 )
-def test_the_running_stage_finishes_if_it_can_in_time(number: signal.Signals, worked_s: float, fits: bool) -> None:
+def test_running_stage_finishes_if_time_allows(number: signal.Signals, worked_s: float, fits: bool) -> None:
     clock = Clock()
     with at_work(in_a_job()) as gate:
         gate.clock = clock
@@ -269,13 +269,13 @@ def test_the_running_stage_finishes_if_it_can_in_time(number: signal.Signals, wo
         assert not gate.may_save()
 
 
-def test_outside_of_a_job_a_stage_finishes_however_long_it_takes() -> None:
+def test_stage_outside_job_finishes_without_time_limit() -> None:
     with at_work(in_a_job(is_job=False)) as gate:
         gate.before(1, "values")
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_a_stage_that_takes_longer_than_expected_is_abandoned_when_the_time_is_over(
+def test_overlong_stage_is_abandoned_at_time_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(signals, "POLL_S", 0.01)
@@ -293,9 +293,7 @@ def test_a_stage_that_takes_longer_than_expected_is_abandoned_when_the_time_is_o
     ("left_s", "save_s", "may"),
     [(26.0, 20.0, True), (24.0, 20.0, False), (206.0, None, True), (204.0, None, False), (None, None, True)],
 )
-def test_states_are_saved_at_a_stop_where_the_time_is_enough(
-    left_s: float | None, save_s: float | None, may: bool
-) -> None:
+def test_states_are_saved_at_stop_if_time_allows(left_s: float | None, save_s: float | None, may: bool) -> None:
     """Without a save before: where twice the longest stage would fit."""
     clock = Clock()
     with at_work(in_a_job(save_s=lambda: save_s, stage_s=unknown)) as gate:
@@ -313,7 +311,7 @@ def test_states_are_saved_at_a_stop_where_the_time_is_enough(
         ("step", [(1, "values"), (1, "logprobs"), (1, "eval")], (2, "rollout")),
     ],
 )
-def test_a_request_ends_the_run_after_what_it_names(
+def test_stop_request_ends_run_after_named_unit(
     after: str, begun: list[tuple[int, str]], stopped_at: tuple[int, str]
 ) -> None:
     asked: list[str | None] = [None]
@@ -330,7 +328,7 @@ def test_a_request_ends_the_run_after_what_it_names(
         assert gate.may_save()
 
 
-def test_a_request_for_now_abandons_while_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_now_abandons_stage_that_never_checks_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signals, "POLL_S", 0.01)
     asked: list[str | None] = [None]
     with at_work(asked=lambda: asked[0]) as gate:
@@ -351,7 +349,7 @@ def answers(said: list[str], count: int) -> list[str]:
     return said
 
 
-def test_a_signal_is_answered_with_what_is_awaited_and_a_second_with_what_it_costs() -> None:
+def test_signal_message_names_awaited_stage_and_cost_of_second() -> None:
     said = list[str]()
     known = TimeLeft(stage_s=lambda stage: 40.0)
     with signal_gate(GOES_ON, said.append) as gate, gate.working(known, unknown):
@@ -367,7 +365,7 @@ def test_a_signal_is_answered_with_what_is_awaited_and_a_second_with_what_it_cos
         assert answers(said, 2)[1] == "SIGINT again: the running stage is abandoned"
 
 
-def test_a_stage_that_draws_is_not_waited_for() -> None:
+def test_signal_does_not_wait_for_generating_stage() -> None:
     said = list[str]()
     with signal_gate(GOES_ON, said.append) as gate, gate.working(TimeLeft(draws=lambda stage: True), unknown):
         gate.before(1, "rollout")
@@ -375,7 +373,7 @@ def test_a_stage_that_draws_is_not_waited_for() -> None:
         assert answers(said, 1) == ["SIGHUP: stopping; finished samples of `rollout` are kept"]
 
 
-def test_before_and_after_the_work_a_signal_is_answered_too() -> None:
+def test_signal_message_is_printed_before_and_after_work() -> None:
     said = list[str]()
     with pytest.raises(PreemptedError), signal_gate(GOES_ON, said.append):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -387,7 +385,7 @@ def test_before_and_after_the_work_a_signal_is_answered_too() -> None:
         assert answers(said, 2)[1] == "SIGTERM: stopping when what is begun is saved"
 
 
-def test_a_signal_is_answered_in_the_middle_of_a_call_that_does_not_return() -> None:
+def test_signal_message_is_printed_during_blocking_call() -> None:
     """A library that works for long without Python: here in one call of OpenSSL, for a minute or so."""
     script = dedent("""
         import hashlib

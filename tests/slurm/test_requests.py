@@ -273,7 +273,7 @@ CASES: list[tuple[str, int, tuple[str, ...], str, str]] = [
 
 
 @pytest.mark.parametrize(("data", "sets", "line", "nearest"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
-def test_what_cannot_be_met_is_refused_with_the_nearest_that_can(
+def test_impossible_request_is_refused_with_the_nearest_possible(
     tmp_path: Path, data: int, sets: tuple[str, ...], line: str, nearest: str
 ) -> None:
     slurm = programs(tmp_path / "bin")
@@ -286,7 +286,7 @@ def test_what_cannot_be_met_is_refused_with_the_nearest_that_can(
         require_request(recipe(*sets, *words[1::2], data=data), slurm)
 
 
-def test_no_single_node_has_what_only_different_nodes_have(tmp_path: Path) -> None:
+def test_resources_of_different_nodes_are_not_combined(tmp_path: Path) -> None:
     kinds = ("64|100000|gpu:8|(null)", "128|200000|gpu:2|x")
     slurm = programs(tmp_path / "bin", "".join(f"p*|up|infinite|n/a|1-infinite|4|idle|{kind}\n" for kind in kinds))
     asked = recipe("slurm={gpus_per_node=8, cpus_per_node=100, memory='150G'}", data=8)
@@ -298,7 +298,7 @@ def test_no_single_node_has_what_only_different_nodes_have(tmp_path: Path) -> No
     )
 
 
-def test_more_nodes_than_there_are_would_wait_for_ever(tmp_path: Path) -> None:
+def test_more_nodes_than_the_partition_has_are_refused(tmp_path: Path) -> None:
     """Slurm takes it: on CPUs each device may have a node of its own."""
     slurm = programs(tmp_path / "bin", LAB, None)
     with pytest.raises(RecipeError) as caught:
@@ -308,7 +308,7 @@ def test_more_nodes_than_there_are_would_wait_for_ever(tmp_path: Path) -> None:
     )
 
 
-def test_what_else_is_wrong_is_told_of_the_partition_that_was_meant(tmp_path: Path) -> None:
+def test_other_faults_are_reported_for_the_partition_meant(tmp_path: Path) -> None:
     slurm = programs(tmp_path / "bin", LAB, None)
     with pytest.raises(RecipeError) as caught:
         require_request(recipe("slurm={partition='mian', gpus_per_node=4}", data=8), slurm)
@@ -320,7 +320,7 @@ def test_what_else_is_wrong_is_told_of_the_partition_that_was_meant(tmp_path: Pa
     )
 
 
-def test_where_a_plugin_chooses_the_partition_any_that_can_is_enough(tmp_path: Path) -> None:
+def test_request_passes_if_any_partition_of_a_routing_plugin_fits(tmp_path: Path) -> None:
     """The default one has no GPUs, and nobody names another: the site's plugin sends each job where it belongs."""
     for settings in (ROUTED, ""):  # a controller that tells nothing may have one
         slurm = programs(tmp_path / "bin", settings=settings)
@@ -329,7 +329,7 @@ def test_where_a_plugin_chooses_the_partition_any_that_can_is_enough(tmp_path: P
     assert require_request(recipe("slurm.gpus_per_node=4", data=8), slurm).nodes == 2
 
 
-def test_where_a_plugin_chooses_what_no_partition_has_is_refused(tmp_path: Path) -> None:
+def test_request_that_no_routed_partition_meets_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError) as caught:
         require_request(recipe("slurm.gpus_per_node=16", data=16), programs(tmp_path / "bin", settings=ROUTED))
     assert caught.value.message == (
@@ -337,7 +337,7 @@ def test_where_a_plugin_chooses_what_no_partition_has_is_refused(tmp_path: Path)
     )
 
 
-def test_gpus_of_two_types_are_together_only_for_who_asks_for_any(tmp_path: Path) -> None:
+def test_gpu_types_are_mixed_only_if_no_type_is_requested(tmp_path: Path) -> None:
     slurm = programs(tmp_path / "bin", TYPED, shown=TYPED_SHOWN)
     assert require_request(recipe("slurm.gpus_per_node=2", data=4), slurm).nodes == 2
     assert require_request(recipe("slurm={gpus_per_node=1, gpu_type='h100'}"), slurm).gpu_type == "h100"
@@ -345,25 +345,25 @@ def test_gpus_of_two_types_are_together_only_for_who_asks_for_any(tmp_path: Path
         require_request(recipe("slurm={gpus_per_node=2, gpu_type='a100'}", data=4), slurm)
 
 
-def test_gpus_without_a_type_are_not_asked_for_by_one(tmp_path: Path) -> None:
+def test_gpu_type_on_untyped_gpus_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="its GPUs have no types: leave the key out"):
         require_request(recipe("slurm={gpus_per_node=2, gpu_type='a100'}", data=2), programs(tmp_path / "bin", LAB))
 
 
-def test_limits_of_a_quality_of_service_stand_in_place_of_the_partitions(tmp_path: Path) -> None:
+def test_qos_limits_replace_partition_limits(tmp_path: Path) -> None:
     slurm = programs(tmp_path / "bin")
     wide = recipe(*GPUS, "slurm.time=3-00:00:00", "slurm.qos=long", data=40)
     assert require_request(wide, slurm).nodes == 10  # the partition: one day, eight nodes
     require_request(recipe("slurm.warn_s=4000", "slurm.qos=long"), slurm)
 
 
-def test_nodes_that_nobody_is_shown_are_not_judged(tmp_path: Path) -> None:
+def test_partition_with_hidden_nodes_is_not_checked(tmp_path: Path) -> None:
     slurm = programs(tmp_path / "bin", TYPED, shown=TYPED_SHOWN)
     sets = "slurm={partition='cloud', gpus_per_node=8, gpu_type='h100', memory='2T', constraint='ib'}"
     assert require_request(recipe(sets, data=64), slurm).nodes == 8
 
 
-def test_a_partition_that_shows_no_nodes_is_nearest_by_its_name_and_else_the_last(tmp_path: Path) -> None:
+def test_partition_without_visible_nodes_is_suggested_last(tmp_path: Path) -> None:
     order = "".join(sorted(SITE.splitlines(keepends=True) + TYPED.splitlines(keepends=True)[2:3]))
     slurm = programs(tmp_path / "bin", order, shown="cloud cpu gpu")
     for name, nearest in (("clouds", "cloud"), ("x", "gpu")):
@@ -372,16 +372,14 @@ def test_a_partition_that_shows_no_nodes_is_nearest_by_its_name_and_else_the_las
 
 
 @pytest.mark.parametrize(("shown", "nearest"), [("main", "main"), ("main hid", "hid")])
-def test_a_partition_that_the_user_is_not_shown_is_never_the_nearest(
-    tmp_path: Path, shown: str, nearest: str
-) -> None:
+def test_partition_hidden_from_the_user_is_never_suggested(tmp_path: Path, shown: str, nearest: str) -> None:
     slurm = programs(tmp_path / "bin", TYPED, shown=shown)
     with pytest.raises(RecipeError, match=f"nearest: `--set slurm.partition={nearest}`"):
         require_request(recipe("slurm.partition=hidd"), slurm)
     require_request(recipe("slurm.partition=hid"), slurm)
 
 
-def test_a_cluster_that_chooses_no_partition_has_to_be_told_one(tmp_path: Path) -> None:
+def test_cluster_without_a_default_partition_requires_a_partition(tmp_path: Path) -> None:
     slurm = programs(tmp_path / "bin", LAB.replace("*", ""), None)
     with pytest.raises(RecipeError) as caught:
         require_request(recipe(), slurm)
@@ -391,25 +389,25 @@ def test_a_cluster_that_chooses_no_partition_has_to_be_told_one(tmp_path: Path) 
     )
 
 
-def test_one_of_several_partitions_is_enough(tmp_path: Path) -> None:
+def test_request_needs_only_one_of_several_partitions(tmp_path: Path) -> None:
     slurm = programs(tmp_path / "bin")
     both = recipe("slurm.partition='debug,gpu'", "slurm.gpus_per_node=4", data=12)
     assert require_request(both, slurm).partitions == ("debug", "gpu")
 
 
 @pytest.mark.parametrize("constraint", ["a100", "a100&ib", "v100|h100", "[a100*2&h100*1]", "!ib"])
-def test_features_that_nodes_have_are_let_pass(tmp_path: Path, constraint: str) -> None:
+def test_available_node_features_are_accepted(tmp_path: Path, constraint: str) -> None:
     require_request(recipe(*GPUS, f"slurm.constraint={constraint}", data=4), programs(tmp_path / "bin"))
 
 
-def test_an_account_that_is_not_enforced_or_not_known_is_slurms_to_judge(tmp_path: Path) -> None:
+def test_unenforced_or_unknown_accounts_are_left_to_slurm(tmp_path: Path) -> None:
     asked = recipe("slurm.account=any", "slurm.qos=any")
     unenforced = SETTINGS.replace("associations,limits,qos,safe", "none")
     for accounts, settings in ((None, SETTINGS), ("", SETTINGS), (ACCOUNTS, unenforced)):
         assert require_request(asked, programs(tmp_path / "bin", SITE, accounts, settings=settings)).nodes == 1
 
 
-def test_nodes_follow_from_the_layout() -> None:
+def test_node_count_follows_from_the_layout() -> None:
     for data, sets, nodes, gpus in (
         (16, ("slurm.gpus_per_node=8",), 2, 8),
         (9, ("slurm.gpus_per_node=8",), 2, 8),
@@ -423,7 +421,7 @@ def test_nodes_follow_from_the_layout() -> None:
     assert (asked.time_s, asked.memory_mib, asked.cpus_per_node) == (129600, 2048, 4)
 
 
-def test_what_sinfo_says_is_read() -> None:
+def test_sinfo_output_is_parsed() -> None:
     found = {partition.name: partition for partition in partitions_in(SITE, SHOWN.split())}
     gpu = found["gpu"]
     assert [(kind.count, kind.gpus, kind.cpus) for kind in gpu.kinds] == [
@@ -441,11 +439,11 @@ def test_what_sinfo_says_is_read() -> None:
     assert (found["cpu"].is_default, found["retired"].is_up, found["cpu"].most_nodes) == (True, False, None)
 
 
-def test_a_partition_without_nodes_has_none() -> None:
+def test_empty_partition_has_no_nodes() -> None:
     [empty] = partitions_in("empty|up|infinite|n/a|1-infinite|0|n/a|0|0|(null)|(null)\n", ())
     assert (empty.kinds, empty.nodes) == ((), 0)
 
 
-def test_a_machine_without_slurm_says_so(tmp_path: Path) -> None:
+def test_machine_without_slurm_raises_slurm_error(tmp_path: Path) -> None:
     with pytest.raises(SlurmError, match="no `sinfo` here"):
         require_request(recipe(), Slurm({"PATH": str(tmp_path)}))

@@ -49,7 +49,7 @@ def slurm(lab: Lab) -> Iterator[Slurm]:
 
 
 @pytest.mark.parametrize(("data", "sets", "says", "nearest"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
-def test_what_cannot_be_met_is_refused_and_the_nearest_would_be_taken(
+def test_real_slurm_would_take_the_nearest_suggested_request(
     slurm: Slurm, tmp_path: Path, data: int, sets: tuple[str, ...], says: str, nearest: str
 ) -> None:
     with pytest.raises(RecipeError) as caught:

@@ -16,12 +16,12 @@ print(json.dumps([job.id, job.restarts, job.nodes, job.node_count, job.node, job
 """
 
 
-def test_no_job_is_none() -> None:
+def test_process_outside_a_job_has_no_allocation() -> None:
     assert allocation({}) is None
     assert allocation({"SLURM_JOB_ID": "7"}) is None
 
 
-def test_a_process_on_a_node_finds_its_job_and_the_limit_of_each_start(lab: Lab, log: Path) -> None:
+def test_process_on_a_node_finds_its_job_and_each_time_limit(lab: Lab, log: Path) -> None:
     program = log.with_name("tell.py")
     program.write_text(TELL)
     again = "[ ${SLURM_RESTART_COUNT:-0} = 1 ] || scontrol requeue $SLURM_JOB_ID; sleep 100"
@@ -37,7 +37,7 @@ def test_a_process_on_a_node_finds_its_job_and_the_limit_of_each_start(lab: Lab,
     assert begun + 175 < first < second - 4 < time.time() + 180
 
 
-def test_a_limit_that_nobody_tells_is_none(tmp_path: Path) -> None:
+def test_unknown_time_limit_is_none(tmp_path: Path) -> None:
     (tmp_path / "scontrol").write_text("#!/bin/sh\necho Socket timed out >&2\nexit 1\n")
     (tmp_path / "squeue").write_text("#!/bin/sh\necho Socket timed out >&2\nexit 1\n")
     for program in tmp_path.iterdir():

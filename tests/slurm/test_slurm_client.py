@@ -22,7 +22,7 @@ def script(log: Path, *lines: str, **options: str) -> str:
     return "\n".join(["#!/bin/sh", f'#SBATCH --output="{log}"', "#SBATCH --open-mode=append", *asked, *lines, ""])
 
 
-def test_a_job_goes_from_the_queue_to_its_end(lab: Lab, slurm: Slurm, log: Path) -> None:
+def test_client_follows_a_job_from_the_queue_to_its_end(lab: Lab, slurm: Slurm, log: Path) -> None:
     id = slurm.submit(script(log, "pwd", "sleep 1", "exit 7", time="5"), folder=log.parent, options=["--hold"])
     held = slurm.job(id)
     assert held is not None
@@ -41,7 +41,7 @@ def test_a_job_goes_from_the_queue_to_its_end(lab: Lab, slurm: Slurm, log: Path)
     assert (failed.is_over, failed.reason, failed.exit_code) == (True, "NonZeroExitCode", "7:0")
 
 
-def test_whether_slurm_would_take_it_is_asked_without_submitting(lab: Lab, slurm: Slurm, log: Path) -> None:
+def test_would_accept_submits_nothing(lab: Lab, slurm: Slurm, log: Path) -> None:
     before = lab.ask("squeue", "-h", "--states=all")
     says = slurm.would_accept(script(log, "true", nodes="2"), folder=log.parent)
     assert "to start at" in says
@@ -58,17 +58,13 @@ def test_whether_slurm_would_take_it_is_asked_without_submitting(lab: Lab, slurm
         ({"no_such_option": "1"}, "unrecognized option '--no-such-option=1'"),
     ],
 )
-def test_what_slurm_refuses_is_refused_in_its_words(
-    slurm: Slurm, log: Path, options: dict[str, str], says: str
-) -> None:
+def test_refused_job_has_the_message_of_slurm(slurm: Slurm, log: Path, options: dict[str, str], says: str) -> None:
     for ask in (slurm.submit, slurm.would_accept):
         with pytest.raises(SlurmError, match=says):
             ask(script(log, "true", **options), folder=log.parent)
 
 
-def test_more_nodes_than_there_are_wait_for_ever_and_are_refused_when_asked_before(
-    lab: Lab, slurm: Slurm, log: Path
-) -> None:
+def test_request_for_too_many_nodes_is_refused_by_would_accept(lab: Lab, slurm: Slurm, log: Path) -> None:
     asked = script(log, "true", nodes="5")
     with pytest.raises(SlurmError, match="Requested node configuration is not available"):
         slurm.would_accept(asked, folder=log.parent)
@@ -80,9 +76,7 @@ def test_more_nodes_than_there_are_wait_for_ever_and_are_refused_when_asked_befo
     assert lab.wait_for(id, "CANCELLED")
 
 
-def test_a_signal_reaches_the_script_and_a_requeued_job_counts_its_restarts(
-    lab: Lab, slurm: Slurm, log: Path
-) -> None:
+def test_signal_reaches_the_script_and_requeue_counts_restarts(lab: Lab, slurm: Slurm, log: Path) -> None:
     lines = ("trap 'echo told' USR1", "echo ready ${SLURM_RESTART_COUNT:-0}", "while :; do sleep 0.1; done")
     id = slurm.submit(script(log, *lines), folder=log.parent)
     wait_for_text(log, "ready 0")
@@ -103,7 +97,7 @@ def test_a_signal_reaches_the_script_and_a_requeued_job_counts_its_restarts(
     assert over.is_over
 
 
-def test_a_name_that_looks_like_an_answer_is_no_answer(slurm: Slurm, log: Path) -> None:
+def test_job_name_that_looks_like_output_is_not_parsed(slurm: Slurm, log: Path) -> None:
     words = "x|JobState=FAILED Reason=no ExitCode=9:9 | FAILED|"
     id = slurm.submit(script(log, "true"), folder=log.parent, options=[f"--job-name={words}", f"--comment={words}"])
     until = time.monotonic() + 30
@@ -113,11 +107,11 @@ def test_a_name_that_looks_like_an_answer_is_no_answer(slurm: Slurm, log: Path) 
     assert (done.state, done.reason, done.exit_code) == ("COMPLETED", "", "0:0")
 
 
-def test_a_job_that_nobody_knows_is_none_also_where_accounting_is_off(slurm: Slurm) -> None:
+def test_unknown_job_is_none_without_accounting(slurm: Slurm) -> None:
     assert slurm.job("987654") is None
 
 
-def test_a_controller_that_is_down_is_unknown_within_the_deadline(lab: Lab, log: Path) -> None:
+def test_stopped_controller_gives_unknown_within_the_deadline(lab: Lab, log: Path) -> None:
     hasty = log.with_name("slurm.conf")
     for name in ("gres.conf", "cgroup.conf"):
         log.with_name(name).write_text((lab.folder / name).read_text())

@@ -50,21 +50,19 @@ def warn_in_the_middle_of(stages: Sequence[str], lab: Lab, folder: Path, whole: 
         require_whole(f"told in the middle of {stage}", drill, whole, [75, 0])
 
 
-def test_a_run_that_is_told_of_the_limit_goes_on_after_it(lab: Lab, tmp_path: Path, whole: Drill) -> None:
+def test_run_continues_after_a_time_limit_warning(lab: Lab, tmp_path: Path, whole: Drill) -> None:
     warn_in_the_middle_of(STAGES[::3], lab, tmp_path, whole)
 
 
 @pytest.mark.slow
 @pytest.mark.minutes(2)
-def test_a_run_that_is_told_of_the_limit_in_any_stage_goes_on_after_it(
-    lab: Lab, tmp_path: Path, whole: Drill
-) -> None:
+def test_run_continues_after_a_warning_in_any_stage(lab: Lab, tmp_path: Path, whole: Drill) -> None:
     warn_in_the_middle_of(STAGES, lab, tmp_path, whole)
 
 
 @pytest.mark.slow
 @pytest.mark.minutes(1)
-def test_a_run_that_is_pushed_out_goes_on_behind_who_pushed_it(lab: Lab, tmp_path: Path, whole: Drill) -> None:
+def test_preempted_run_continues_after_the_preempting_job(lab: Lab, tmp_path: Path, whole: Drill) -> None:
     drills = {name: Drill(lab, tmp_path / name) for name in ("graced", "main")}
     for name, drill in drills.items():
         drill.pause("2-critic_update")
@@ -81,7 +79,7 @@ def test_a_run_that_is_pushed_out_goes_on_behind_who_pushed_it(lab: Lab, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.minutes(2)
-def test_a_run_that_is_cancelled_goes_on_when_it_is_submitted_again(lab: Lab, tmp_path: Path, whole: Drill) -> None:
+def test_cancelled_run_continues_when_submitted_again(lab: Lab, tmp_path: Path, whole: Drill) -> None:
     cancelled, killed = Drill(lab, tmp_path / "cancelled"), Drill(lab, tmp_path / "killed")
     for drill in (cancelled, killed):
         drill.pause("2-values")
@@ -104,7 +102,7 @@ def test_a_run_that_is_cancelled_goes_on_when_it_is_submitted_again(lab: Lab, tm
 @pytest.mark.slow
 @pytest.mark.minutes(3)
 @pytest.mark.usefixtures("may_make_hosts")
-def test_a_run_whose_node_is_lost_goes_on_elsewhere_and_the_old_attempt_changes_nothing(whole: Drill) -> None:
+def test_run_on_a_lost_node_continues_elsewhere_unharmed(whole: Drill) -> None:
     """Slurm loses two nodes, and gives their jobs to others, while both attempts there are alive. They go on in the
     middle of the new ones, and find out."""
     with Lab(4, kind="namespaces", cpus=1) as hosts:
@@ -137,7 +135,7 @@ def wait_for_end(pid: int) -> None:
         time.sleep(0.1)
 
 
-def test_a_controller_that_restarts_is_not_noticed(lab: Lab, tmp_path: Path, whole: Drill) -> None:
+def test_controller_restart_does_not_affect_a_run(lab: Lab, tmp_path: Path, whole: Drill) -> None:
     drill = Drill(lab, tmp_path / "drill")
     drill.pause("2-values")
     drill.submit()
@@ -150,9 +148,7 @@ def test_a_controller_that_restarts_is_not_noticed(lab: Lab, tmp_path: Path, who
 
 @pytest.mark.slow
 @pytest.mark.minutes(2)
-def test_a_job_that_goes_back_into_the_queue_waits_for_a_controller_that_is_away(
-    lab: Lab, tmp_path: Path, whole: Drill
-) -> None:
+def test_requeue_waits_for_an_unreachable_controller(lab: Lab, tmp_path: Path, whole: Drill) -> None:
     drill = Drill(lab, tmp_path / "drill")
     drill.pause("2-values")
     drill.submit()
@@ -167,7 +163,7 @@ def test_a_job_that_goes_back_into_the_queue_waits_for_a_controller_that_is_away
 
 @pytest.mark.slow
 @pytest.mark.minutes(2)
-def test_a_warning_in_start_up_is_survived_however_often(lab: Lab, tmp_path: Path, whole: Drill) -> None:
+def test_repeated_warnings_during_startup_are_survived(lab: Lab, tmp_path: Path, whole: Drill) -> None:
     once, always = Drill(lab, tmp_path / "once"), Drill(lab, tmp_path / "always")
     for drill, starts in ((once, 1), (always, 3)):
         drill.pause(*(f"start-{restart}" for restart in range(starts)))
@@ -184,7 +180,7 @@ def test_a_warning_in_start_up_is_survived_however_often(lab: Lab, tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.minutes(5)
-def test_a_run_longer_than_its_limit_goes_on_by_itself(lab: Lab, tmp_path: Path, whole: Drill) -> None:
+def test_run_longer_than_its_time_limit_continues_by_itself(lab: Lab, tmp_path: Path, whole: Drill) -> None:
     drill = Drill(lab, tmp_path / "drill", stage_s=6.0)
     drill.submit("slurm.time='2'", "slurm.warn_s=30")
     drill.ended(seconds=550)

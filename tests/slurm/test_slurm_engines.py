@@ -50,7 +50,7 @@ def _lines(journal: Path) -> list[dict[str, object]]:
 @pytest.mark.minutes(5)
 @pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("may_make_hosts")
-def test_real_engines_end_as_if_nothing_had_happened_and_leave_nothing_on_any_node() -> None:
+def test_real_engines_survive_faults_and_leave_no_process() -> None:
     with Lab(2, kind="namespaces") as hosts:
         assert hosts.network is not None
         before = {node: hosts.network.traces(node) for node in hosts.nodes}
@@ -81,7 +81,7 @@ def test_real_engines_end_as_if_nothing_had_happened_and_leave_nothing_on_any_no
 @pytest.mark.minutes(4)
 @pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("may_make_hosts")
-def test_a_run_over_two_nodes_is_the_run_of_one_machine_and_leaves_nothing_on_either() -> None:
+def test_two_node_run_equals_one_machine_and_leaves_no_process() -> None:
     with Lab(2, kind="namespaces", gpus=0) as hosts:
         assert hosts.network is not None
         before = {node: hosts.network.traces(node) for node in hosts.nodes}

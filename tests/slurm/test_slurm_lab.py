@@ -8,14 +8,14 @@ import pytest
 from slurm.lab import Lab, wait_for_text
 
 
-def test_two_nodes_run_a_step_each_with_gpus_and_nothing_is_left(lab: Lab, log: Path) -> None:
+def test_lab_runs_a_job_step_with_gpus_on_each_of_two_nodes(lab: Lab, log: Path) -> None:
     id = lab.submit("srun bash -c 'echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES'", log, "-N2", "--gpus-per-node=2")
     assert lab.wait_for(id, "COMPLETED")["ExitCode"] == "0:0"
     assert sorted(log.read_text().split("\n")) == ["", "node1 0,1", "node2 0,1"]
     assert lab.left() == []
 
 
-def test_what_a_job_leaves_is_found(lab: Lab, log: Path) -> None:
+def test_lab_finds_processes_left_by_a_job(lab: Lab, log: Path) -> None:
     id = lab.submit("setsid sleep 77 & sleep 0.1", log)
     lab.wait_for(id, "COMPLETED")
     (left,) = lab.left(seconds=0.5)
@@ -26,7 +26,7 @@ def test_what_a_job_leaves_is_found(lab: Lab, log: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_job_that_is_pushed_out_is_told_and_goes_back_into_the_queue(lab: Lab, log: Path) -> None:
+def test_lab_signals_and_requeues_a_preempted_job(lab: Lab, log: Path) -> None:
     told = "trap 'echo told' USR1; echo ready $SLURM_RESTART_COUNT; while :; do sleep 0.1; done"
     id = lab.submit(told, log, "-N2", "--exclusive", "--partition=graced", "--signal=B:USR1@60", "--requeue")
     wait_for_text(log, "ready")
@@ -39,7 +39,7 @@ def test_a_job_that_is_pushed_out_is_told_and_goes_back_into_the_queue(lab: Lab,
     assert lab.job(id)["JobState"] == "CANCELLED"
 
 
-def test_several_labs_stand_side_by_side(lab: Lab, log: Path) -> None:
+def test_several_labs_run_at_the_same_time(lab: Lab, log: Path) -> None:
     with Lab(1, gpus=0) as other:
         id = other.submit("echo $SLURM_CONF", log)
         other.wait_for(id, "COMPLETED")
@@ -52,7 +52,7 @@ def test_several_labs_stand_side_by_side(lab: Lab, log: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("may_make_hosts")
-def test_a_host_whose_network_is_cut_loses_its_job_to_another_and_lives_on() -> None:
+def test_host_with_a_cut_network_loses_its_job_and_keeps_running() -> None:
     name = "echo on $(hostname) $SLURM_RESTART_COUNT; touch /tmp/mine"
     beats = f"{name}; while :; do echo >> $SLURMD_NODENAME.beats; sleep 0.1; done"
     with Lab(2, kind="namespaces") as hosts:

@@ -70,7 +70,7 @@ def job(lab: Lab, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     return Submitted(lab, tmp_path / "run", capsys)
 
 
-def test_a_chain_is_stopped_where_it_is_at_work_and_where_it_waits(lab: Lab, job: Submitted) -> None:
+def test_stop_ends_running_and_waiting_jobs_of_a_chain(lab: Lab, job: Submitted) -> None:
     first = job.submit()
     second = job.submit(after=first)
     job.begun(first)
@@ -85,7 +85,7 @@ def test_a_chain_is_stopped_where_it_is_at_work_and_where_it_waits(lab: Lab, job
     assert job.says("stop")["says"][0].startswith("nothing of it is at work or waits: interrupted")
 
 
-def test_a_job_goes_through_all_that_slurm_knows_of_it(lab: Lab, job: Submitted) -> None:
+def test_status_reports_every_slurm_state_of_a_job(lab: Lab, job: Submitted) -> None:
     id = job.submit("--hold", "--requeue", script='[ "$SLURM_RESTART_COUNT" ] || exec sleep 60')
     told = job.says()
     assert (told["state"], told["jobs"][0]["reason"]) == ("pending", "JobHeldUser")
@@ -103,7 +103,7 @@ def test_a_job_goes_through_all_that_slurm_knows_of_it(lab: Lab, job: Submitted)
     assert job.says()["state"] in ("interrupted", "failed")  # by the request, or by the signal
 
 
-def test_a_job_whose_attempt_has_not_begun_is_cancelled(lab: Lab, job: Submitted) -> None:
+def test_stop_cancels_a_job_whose_attempt_has_not_begun(lab: Lab, job: Submitted) -> None:
     id = job.submit(script="exec sleep 60")
     lab.wait_for(id, "RUNNING")
     assert job.says("stop")["cancelled"] == [id]
@@ -111,12 +111,12 @@ def test_a_job_whose_attempt_has_not_begun_is_cancelled(lab: Lab, job: Submitted
     assert job.says()["state"] == "cancelled"
 
 
-def test_a_job_that_nobody_knows_of_is_lost(job: Submitted) -> None:
+def test_job_unknown_to_slurm_is_lost(job: Submitted) -> None:
     record(job.layout, JobRecord("987654", time.time(), "resume"))
     assert job.says()["state"] == "lost"
 
 
-def test_a_job_that_runs_is_not_cancelled_by_who_means_one_that_waits(lab: Lab, job: Submitted) -> None:
+def test_cancel_of_waiting_jobs_keeps_a_running_job(lab: Lab, job: Submitted) -> None:
     id = job.submit()
     job.begun(id)
     Slurm(lab.environ).cancel(id, waiting_only=True)

@@ -32,7 +32,7 @@ def logprobs_of(source: str, *, with_reference: bool = False) -> tuple[Logprobs,
 
 
 @pytest.mark.parametrize("source", ["sampler", "current"])
-def test_without_the_trainer_no_forward_pass_of_the_actor_is_run(source: str) -> None:
+def test_sampler_or_current_logprobs_need_no_actor_forward_pass(source: str) -> None:
     found, asked = logprobs_of(source, with_reference=True)
     assert asked == {"reference": OutputRequest(temperature=0.7)}
     assert (found.entropy, found.gap, found.metrics()) == (None, {}, {})
@@ -41,7 +41,7 @@ def test_without_the_trainer_no_forward_pass_of_the_actor_is_run(source: str) ->
     assert logprobs_of(source)[1] == {}
 
 
-def test_the_samplers_log_probs_are_committed_as_they_were_measured() -> None:
+def test_sampler_logprobs_are_committed_unchanged() -> None:
     found, _ = logprobs_of("sampler")
     assert found.actor is not None
     EXACT.check(found.actor, SAMPLER)
@@ -49,7 +49,7 @@ def test_the_samplers_log_probs_are_committed_as_they_were_measured() -> None:
     assert other.identity != found.identity
 
 
-def test_a_samplers_log_prob_that_is_none_stops() -> None:
+def test_non_finite_sampler_logprob_raises() -> None:
     models, broken = stub_models.Models(), SAMPLER.clone()
     broken[1, 2] = math.nan
     stage = LogprobsStage(cast(Any, models), OutputRequest(), with_reference=False, fingerprint="", source="sampler")
@@ -57,7 +57,7 @@ def test_a_samplers_log_prob_that_is_none_stops() -> None:
         stage.run(STATES["actor"], stub_models.rollouts(sampler_logprobs=broken))
 
 
-def test_the_whole_divergence_is_held_from_above() -> None:
+def test_full_kl_is_clamped_from_above() -> None:
     full = torch.tensor([[0.5, 3.0, 9.0], [0.25, 1.5, 2.0]])
     for clamp, nats, held in (
         (None, [[0.5, 3.0, 0.0], [0.25, 1.5, 2.0]], []),
@@ -84,7 +84,7 @@ class Talking(stub_models.Engine):
         ]
 
 
-def test_current_log_probs_have_a_ratio_of_one_wherever_the_actor_is() -> None:
+def test_current_logprobs_give_ratio_of_one() -> None:
     objective = objective_of(actor_stage(models=cast(Any, stub_models.Models(Talking()))), logprobs=current())
     outputs = (stub_models.ACTOR * 1.7 - 3).requires_grad_()
     loss = objective(BOTH, TokenOutputs(outputs), objective.totals(BOTH))
@@ -96,7 +96,7 @@ def test_current_log_probs_have_a_ratio_of_one_wherever_the_actor_is() -> None:
 
 
 @pytest.mark.parametrize("source", ["sampler", "current"])
-def test_what_no_forward_pass_told_the_first_minibatch_tells(source: str) -> None:
+def test_first_minibatch_supplies_metrics_without_forward_pass(source: str) -> None:
     engine = Talking()
     stage = actor_stage(models=cast(Any, stub_models.Models(engine)), penalty=IN_LOSS)
     old = current() if source == "current" else replace(current(), actor=SAMPLER)
@@ -114,7 +114,7 @@ def test_what_no_forward_pass_told_the_first_minibatch_tells(source: str) -> Non
     assert told == pytest.approx(expected if source == "current" else {})
 
 
-def test_the_whole_divergence_is_read_before_the_update_where_rewards_or_a_target_read_it() -> None:
+def test_full_kl_is_read_before_update_for_rewards_or_target() -> None:
     alone = KlPenalty("loss", "full", 0.1)
     followed = replace(alone, target=KlTarget(0.1, "token", 100))
     said = stub_models.logprobs(reference=None)
@@ -125,7 +125,7 @@ def test_the_whole_divergence_is_read_before_the_update_where_rewards_or_a_targe
     EXACT.check(first.nats, 0.5 * stub_models.MASK)
 
 
-def test_a_trainer_that_was_asked_is_not_asked_for_entropies_again() -> None:
+def test_entropies_computed_by_trainer_are_not_requested_again() -> None:
     stage = actor_stage(plan=plan(epochs=2))
     record = stage.run(STATES["actor"], ROLLOUTS, stub_models.logprobs(), stub_models.advantages())
     assert record.gap is None
@@ -133,7 +133,7 @@ def test_a_trainer_that_was_asked_is_not_asked_for_entropies_again() -> None:
 
 
 @pytest.mark.parametrize("term", [NegativeLogLikelihood(), Entropy()], ids=["nll", "entropy"])
-def test_terms_have_the_gradient_of_their_formula(term: NegativeLogLikelihood | Entropy) -> None:
+def test_loss_term_gradients_match_finite_differences(term: NegativeLogLikelihood | Entropy) -> None:
     """In float64, over masks with holes and an empty row; entropy through the distribution that it is of."""
     logits = torch.randn(3, 3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
     mask = torch.tensor([[True, False, True], [False, False, False], [True, True, True]])
@@ -147,7 +147,7 @@ def test_terms_have_the_gradient_of_their_formula(term: NegativeLogLikelihood | 
     assert not losses(logits)[~mask].any()
 
 
-def test_entropy_and_penalty_are_averaged_as_the_loss_is() -> None:
+def test_entropy_and_kl_terms_use_aggregation_of_loss() -> None:
     stage = actor_stage(aggregation=SequenceMean(), entropy_coef=0.3, penalty=IN_LOSS)
     objective = objective_of(stage)
     assert objective.totals(BOTH) == (2, 2, 2)
@@ -159,7 +159,7 @@ def test_entropy_and_penalty_are_averaged_as_the_loss_is() -> None:
     FLOAT32.check(found, loss - 0.3 * bonus + 0.1 * kl)
 
 
-def test_good_responses_are_made_likelier_over_the_count_of_all_their_tokens() -> None:
+def test_positive_nll_averages_over_tokens_of_good_responses() -> None:
     for shaped, tokens, expected in (
         ([0.5, -1.0], 2, (0.5 + 2.5) / 2),
         ([1.0, 2.0], 5, (0.5 + 2.5 + 3 + 1 + 1.5) / 5),
@@ -174,7 +174,7 @@ def test_good_responses_are_made_likelier_over_the_count_of_all_their_tokens() -
         FLOAT32.check(shares[0] + shares[1], 0.2 * expected)
 
 
-def test_the_terms_of_the_loss_are_reported_each_with_its_coefficient() -> None:
+def test_loss_terms_are_reported_with_their_coefficients() -> None:
     stage = actor_stage(
         models=cast(Any, stub_models.Models(Talking())), entropy_coef=0.3, positive_nll_coef=0.2, penalty=IN_LOSS
     )
@@ -199,7 +199,7 @@ def test_the_terms_of_the_loss_are_reported_each_with_its_coefficient() -> None:
 
 
 @pytest.mark.parametrize("shaped", [[0.0, -1.0], [-0.5, 0.0]])
-def test_where_no_response_is_good_nothing_is_made_likelier(shaped: list[float]) -> None:
+def test_positive_nll_is_zero_without_good_responses(shaped: list[float]) -> None:
     advantages = replace(stub_models.advantages(kl_coef=0.1), shaped=torch.tensor(shaped))
     with_nll = objective_of(actor_stage(positive_nll_coef=0.2), advantages=advantages)
     without = objective_of(actor_stage(), advantages=advantages)
@@ -209,12 +209,12 @@ def test_where_no_response_is_good_nothing_is_made_likelier(shaped: list[float])
     )
 
 
-def test_good_responses_are_not_guessed_where_nobody_kept_what_they_earned() -> None:
+def test_positive_nll_without_recorded_shaped_rewards_raises() -> None:
     with pytest.raises(RecipeError, match="of a version that did not keep it"):
         objective_of(actor_stage(positive_nll_coef=0.2), advantages=stub_models.advantages())
 
 
-def test_a_penalty_in_the_reward_has_no_figures_of_the_update() -> None:
+def test_reward_penalty_adds_no_kl_metrics_to_update() -> None:
     in_reward = KlPenalty(place="reward", estimator="k2", coef=0.1)
     stage = actor_stage(models=cast(Any, stub_models.Models(Talking())), penalty=in_reward)
     old = replace(current(), actor=SAMPLER)

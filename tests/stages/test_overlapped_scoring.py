@@ -28,7 +28,7 @@ class Waits:
         pass
 
 
-def test_equal_responses_have_one_score_each() -> None:
+def test_equal_responses_get_separate_scores() -> None:
     scorer = Waits()
     beside = OverlappedScorer(scorer)
     request = request_about(PROMPT, SAMPLE)
@@ -51,7 +51,7 @@ def test_equal_responses_have_one_score_each() -> None:
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_a_response_that_differs_in_anything_is_scored_by_itself(change: dict[str, object]) -> None:
+def test_response_that_differs_in_any_field_is_scored_separately(change: dict[str, object]) -> None:
     scorer = Waits()
     beside = OverlappedScorer(scorer)
     beside.start(PROMPT, SAMPLE)
@@ -61,7 +61,7 @@ def test_a_response_that_differs_in_anything_is_scored_by_itself(change: dict[st
     assert beside.submit(request_about(PROMPT, SAMPLE)) is scorer.given[0][1]
 
 
-def test_what_was_not_asked_for_is_cancelled_before_the_scorer_settles() -> None:
+def test_unused_early_scores_are_cancelled_before_flush() -> None:
     class Settles(Waits):
         def flush(self) -> None:
             self.left = [future.cancelled() for _, future in self.given]

@@ -26,28 +26,26 @@ def voted(chosen: Sequence[tuple[str | None, float]], everything: Sequence[tuple
 
 
 @given(SCORES, st.data())
-def test_the_best_of_k_is_the_mean_over_all_choices(scores: list[float], data: st.DataObject) -> None:
+def test_best_at_k_is_mean_over_all_choices(scores: list[float], data: st.DataObject) -> None:
     k = data.draw(st.integers(1, len(scores)))
     assert best_at(scores, k) == pytest.approx(mean(max(chosen) for chosen in combinations(scores, k)))
 
 
 @given(GIVEN, st.data())
-def test_the_majority_of_k_is_the_mean_over_all_choices(
-    given: list[tuple[str | None, float]], data: st.DataObject
-) -> None:
+def test_majority_at_k_is_mean_over_all_choices(given: list[tuple[str | None, float]], data: st.DataObject) -> None:
     k = data.draw(st.integers(1, len(given)))
     expected = mean(voted(chosen, given) for chosen in combinations(given, k))
     assert majority_at(*zip(*given, strict=True), k) == pytest.approx(expected)  # type: ignore[arg-type]
 
 
-def test_right_and_wrong_responses_give_pass_at_k_of_chen_et_al() -> None:
+def test_best_at_k_of_binary_scores_equals_pass_at_k() -> None:
     """1 - C(n - c, k) / C(n, k) with n = 10, c = 3, k = 4: 1 - 35 / 210."""
     assert best_at([1.0] * 3 + [0.0] * 7, 4) == pytest.approx(1 - 35 / 210)
     assert best_at([1.0] * 3 + [0.0] * 7, 1) == pytest.approx(0.3)
     assert best_at([0.0] * 2000 + [1.0], 1000) == pytest.approx(1000 / 2001)
 
 
-def test_votes_by_hand() -> None:
+def test_majority_votes_by_hand() -> None:
     """Of a, a, b each pair but one has a tie of both: (1 + 1/2 + 1/2) / 3 for a right; three vote as they are."""
     assert majority_at(["a", "a", "b"], [1.0, 1.0, 0.0], 2) == pytest.approx(2 / 3)
     assert majority_at(["a", "a", "b"], [1.0, 1.0, 0.0], 3) == 1
@@ -57,7 +55,7 @@ def test_votes_by_hand() -> None:
     assert majority_at(["a"] * 600 + ["b"] * 400, [1.0] * 600 + [0.0] * 400, 999) == pytest.approx(1)
 
 
-def test_an_error_is_over_prompts() -> None:
+def test_standard_error_is_over_prompts() -> None:
     assert mean_and_error([0.5, 1.0]) == (0.75, pytest.approx((0.125 / 2) ** 0.5))
     assert mean_and_error([0.5]) == (0.5, 0.0)
 
@@ -76,7 +74,7 @@ def rows(*of_prompts: tuple[str, list[float | None], str]) -> list[dict[str, obj
     ]
 
 
-def test_figures_are_means_over_prompts_that_have_enough_scores() -> None:
+def test_eval_metrics_average_prompts_with_enough_scores() -> None:
     """Prompt c has one score of three: it is in what one response takes only."""
     found = rows(("a", [2.0, 0.0, 2.0], "xyx"), ("b", [0.0, 0.0, 1.0], "xxy"), ("c", [None, 1.0, None], "---"))
     figures = summarise("s", "sampled", found, Estimates(pass_at=(2,), maj_at=(3,), pass_score=1.0))
@@ -96,7 +94,7 @@ def test_figures_are_means_over_prompts_that_have_enough_scores() -> None:
     assert figures["eval/s/maj_at_3_stderr"] == pytest.approx(0.5)
 
 
-def test_a_sample_whose_score_was_not_asked_for_is_no_error() -> None:
+def test_unrequested_score_is_not_counted_as_error() -> None:
     """Two of four were scored, and one of them failed."""
     found = rows(("a", [1.0, None], "xx"), ("b", [None, None], "--"))
     for row in found[2:]:
@@ -104,7 +102,7 @@ def test_a_sample_whose_score_was_not_asked_for_is_no_error() -> None:
     assert summarise("s", "sampled", found, Estimates())["eval/s/error_frac"] == 1 / 2
 
 
-def test_a_set_of_which_no_score_was_asked_has_lengths_and_truncations_only() -> None:
+def test_unscored_eval_set_reports_only_length_and_truncation() -> None:
     found = [{**row, "outcome": UNSCORED} for row in rows(("a", [None, None], "--"))]
     assert set(summarise("s", "greedy", found, Estimates())) == {
         "eval/s/greedy_truncated_frac",

@@ -37,7 +37,7 @@ def prompts(step: int = 1, answer: str = "even") -> Prompts:
     return Prompts(step, tuple(replace(row, answer=answer) for row in ROWS))
 
 
-def test_each_sample_of_each_prompt_of_each_step_has_its_own_seed() -> None:
+def test_every_sample_has_its_own_seed() -> None:
     requests = [request for step in (1, 2) for request in sample_requests(prompts(step), samples=2, seed=3)]
     assert len({request.seed for request in requests}) == len(requests) == 8
     assert [request.key for request in requests[:4]] == ["a#0", "a#1", "b#0", "b#1"]
@@ -47,7 +47,7 @@ def a_sample(key: str, *tokens: int, terminated: bool = True) -> Sample:
     return Sample(key, tokens, tuple(-float(token) for token in tokens), terminated, key, "")
 
 
-def test_rows_stand_in_the_order_of_the_requests_whatever_finished_first() -> None:
+def test_rollout_rows_follow_request_order() -> None:
     finished = [a_sample("b#0", 4, 4, 4, terminated=False), a_sample("a#0", 2, 1)]
     requests = sample_requests(prompts(), samples=1, seed=3)
     rollouts = assemble(prompts(), requests, {sample.key: sample for sample in finished}, samples=1)
@@ -123,7 +123,7 @@ class Replayed(stub_models.Models):
 @pytest.mark.parametrize(
     ("there", "stamps"), [(("a#0",), ["", "actor@0:first+r2"]), (("a#0", "b#0"), ["", ""])], ids=["one", "both"]
 )
-def test_samples_say_how_often_their_actor_was_made_again(there: tuple[str, ...], stamps: list[str]) -> None:
+def test_new_samples_record_state_id_of_replayed_actor(there: tuple[str, ...], stamps: list[str]) -> None:
     """And nobody asks where no sample is missing: it would bring an engine to the actor for nothing."""
     models, told = Replayed(), []
     stage = RolloutStage(
@@ -140,7 +140,7 @@ def test_samples_say_how_often_their_actor_was_made_again(there: tuple[str, ...]
     assert told == ([(1, 2, 0), (2, 2, 2)] if len(there) == 1 else [])
 
 
-def test_finished_samples_belong_to_one_actor_one_set_of_prompts_and_one_recipe() -> None:
+def test_finished_rollout_samples_are_keyed_by_actor_prompts_recipe() -> None:
     keys = Keys()
 
     def draw(state: State, asked: Prompts, fingerprint: str) -> None:
@@ -163,7 +163,7 @@ def test_finished_samples_belong_to_one_actor_one_set_of_prompts_and_one_recipe(
     assert len(set(keys.seen)) == 4
 
 
-def test_a_rollout_that_was_all_recalled_took_no_time_to_draw() -> None:
+def test_rollout_of_loaded_samples_reports_zero_generation_time() -> None:
     stage = RolloutStage(
         models=cast(Any, stub_models.Models()),
         drawing=SampleGeneration(Recorder(), cast(Any, Some(("a#0", "b#0"))), Stops(), unwatched),
@@ -175,7 +175,7 @@ def test_a_rollout_that_was_all_recalled_took_no_time_to_draw() -> None:
     assert stage.run(ACTOR, prompts()).drawing == (0, 0.0)
 
 
-def test_log_probs_are_taken_at_the_temperature_of_the_rollout_and_the_reference_is_another_model() -> None:
+def test_logprobs_use_rollout_temperature_for_actor_and_reference() -> None:
     models = stub_models.Models()
     stage = LogprobsStage(
         cast(Any, models), scored=OutputRequest(temperature=0.7), with_reference=True, fingerprint=""
@@ -195,7 +195,7 @@ def test_log_probs_are_taken_at_the_temperature_of_the_rollout_and_the_reference
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_counted_number_that_is_none_stops_and_one_under_the_mask_does_not(bad: float) -> None:
+def test_non_finite_outputs_raise_unless_masked(bad: float) -> None:
     engine = stub_models.Engine()
     models = cast(Any, stub_models.Models(engine))
     logprobs = LogprobsStage(models, scored=OutputRequest(), with_reference=True, fingerprint="")
@@ -231,7 +231,7 @@ def advantages(**changes: Any) -> AdvantagesStage:
 GATHERED = (stub_models.rollouts(), stub_models.rewards(), stub_models.values(), stub_models.logprobs(), Carry(0.0))
 
 
-def test_returns_are_the_discounted_rewards_and_advantages_what_the_critic_missed() -> None:
+def test_discounted_returns_and_advantages_by_hand() -> None:
     ones = torch.ones(2, 3) * stub_models.MASK
     inputs = (
         stub_models.rollouts(),
@@ -248,7 +248,7 @@ def test_returns_are_the_discounted_rewards_and_advantages_what_the_critic_misse
     FLOAT32.check(found.advantages, torch.tensor([[-0.5, 0.0, 0.0], [-0.5, -0.5, 1.0]]))
 
 
-def test_the_critics_returns_may_have_a_lambda_of_their_own() -> None:
+def test_critic_returns_may_use_separate_lambda() -> None:
     ones = torch.ones(2, 3) * stub_models.MASK
     inputs = (
         stub_models.rollouts(),
@@ -267,7 +267,7 @@ def test_the_critics_returns_may_have_a_lambda_of_their_own() -> None:
     FLOAT32.check(found.returns, torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 2.0]]))
 
 
-def test_lambda_by_length_is_the_policys_and_the_critics_stays() -> None:
+def test_length_adaptive_lambda_applies_only_to_policy() -> None:
     ones = torch.ones(2, 3) * stub_models.MASK
     inputs = (
         stub_models.rollouts(),
@@ -287,7 +287,7 @@ def test_lambda_by_length_is_the_policys_and_the_critics_stays() -> None:
     assert found.metrics()["advantage/lambda_mean"] == pytest.approx(2 / 3)
 
 
-def test_monte_carlo_asks_no_critic() -> None:
+def test_monte_carlo_ignores_critic_values() -> None:
     nines = torch.full((2, 3), 9.0) * stub_models.MASK
     inputs = (
         stub_models.rollouts(),
@@ -306,7 +306,7 @@ CUT = torch.tensor([0, 1])
 
 
 @pytest.mark.parametrize(("estimator", "first"), [(Gae(0.5, 1.0, 1.0, None), -1.0), (MonteCarlo(0.5), 0.0)])
-def test_the_return_of_a_truncated_response_goes_on_with_the_value_behind_it(estimator: Any, first: float) -> None:
+def test_return_of_truncated_response_includes_bootstrap_value(estimator: Any, first: float) -> None:
     values = replace(stub_models.values(torch.ones(2, 3) * stub_models.MASK), behind=torch.tensor([0.0, 8.0]))
     drawn = stub_models.rollouts(finish=CUT)
     stage = advantages(estimator=estimator, truncated="bootstrap")
@@ -319,7 +319,7 @@ def test_the_return_of_a_truncated_response_goes_on_with_the_value_behind_it(est
     assert found.metrics()["advantage/bootstrap_mean"] == 4.0
 
 
-def test_a_truncated_response_that_is_shorter_than_others_goes_on_behind_its_own_last_token() -> None:
+def test_bootstrap_value_is_added_at_last_token_of_short_response() -> None:
     values = replace(stub_models.values(), behind=torch.tensor([8.0, 0.0]))
     drawn = stub_models.rollouts(finish=torch.tensor([1, 0]))
     stage = advantages(estimator=MonteCarlo(0.5), truncated="bootstrap")
@@ -328,7 +328,7 @@ def test_a_truncated_response_that_is_shorter_than_others_goes_on_behind_its_own
     FLOAT32.check(found.returns, torch.tensor([[2.5, 5.0, 0.0], [0.5, 1.0, 2.0]]))
 
 
-def test_a_truncated_response_without_a_score_goes_on_nowhere() -> None:
+def test_truncated_response_without_score_is_not_bootstrapped() -> None:
     values = replace(stub_models.values(), behind=torch.tensor([0.0, 8.0]))
     drawn, unscored = stub_models.rollouts(finish=CUT), stub_models.rewards(1.0, 0.0, outcomes=(0, 2))
     found = advantages(truncated="bootstrap").run(drawn, unscored, values, stub_models.logprobs(), Carry(0.0))
@@ -336,12 +336,12 @@ def test_a_truncated_response_without_a_score_goes_on_nowhere() -> None:
     assert found.metrics()["advantage/bootstrap_mean"] == 0.0
 
 
-def test_values_behind_the_last_token_are_not_forgotten_silently() -> None:
+def test_missing_bootstrap_values_raise() -> None:
     with pytest.raises(AssertionError, match="values behind the last token, and they were not taken"):
         advantages(truncated="bootstrap").run(*GATHERED)
 
 
-def test_truncated_responses_may_be_left_out_of_everything() -> None:
+def test_filter_masks_truncated_responses_in_advantages() -> None:
     penalty = KlPenalty(place="reward", estimator="k1", coef=0.1)
     gathered = (stub_models.rollouts(finish=CUT), *GATHERED[1:])
     found = advantages(truncated="filter", whitened=True, penalty=penalty).run(*gathered)
@@ -361,7 +361,7 @@ def test_truncated_responses_may_be_left_out_of_everything() -> None:
     assert figures["kl/reference_mean"] == pytest.approx(0.0)
 
 
-def test_a_step_of_truncated_responses_only_is_no_step() -> None:
+def test_step_with_only_truncated_responses_raises() -> None:
     drawn = stub_models.rollouts(finish=torch.tensor([1, 1]), stamps=["actor@4:x", "actor@4:x"])
     with pytest.raises(RewardError, match=r"all 2 scored responses of step 5 are truncated.*`filter`") as caught:
         advantages(truncated="filter").run(drawn, *GATHERED[1:])
@@ -378,7 +378,7 @@ class TellsTheToken(stub_models.Engine):
 
 
 @pytest.mark.parametrize("cut", [[0, 0], [1, 0], [0, 1], [1, 1]])
-def test_the_value_behind_a_truncated_response_is_that_of_the_state_after_its_last_token(cut: list[int]) -> None:
+def test_bootstrap_value_is_value_after_last_token(cut: list[int]) -> None:
     engine = TellsTheToken()
     drawn = stub_models.rollouts(finish=torch.tensor(cut))
     stages = [ValuesStage(cast(Any, stub_models.Models(engine)), t, "") for t in ("terminal", "filter", "bootstrap")]
@@ -395,7 +395,7 @@ def test_the_value_behind_a_truncated_response_is_that_of_the_state_after_its_la
     assert torch.equal(asked.prompt_tokens, drawn.prompt_tokens)
 
 
-def test_a_value_behind_a_response_that_is_no_number_stops() -> None:
+def test_non_finite_bootstrap_value_raises() -> None:
     engine = stub_models.Engine(outputs=torch.tensor([[1.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, math.nan]]))
     stage = ValuesStage(cast(Any, stub_models.Models(engine)), "bootstrap", "")
     with pytest.raises(NonFiniteError, match=r"value of the critic .*sequence 1, response token 3"):
@@ -404,7 +404,7 @@ def test_a_value_behind_a_response_that_is_no_number_stops() -> None:
     assert stage.run(ACTOR, stub_models.rollouts(finish=torch.tensor([0, 0]))).behind is not None
 
 
-def test_a_penalty_in_the_reward_is_subtracted_from_every_token() -> None:
+def test_reward_penalty_is_subtracted_from_every_token() -> None:
     penalty = KlPenalty(place="reward", estimator="k1", coef=0.1)
     found = advantages(penalty=penalty).run(*GATHERED)
     # k1 = actor - reference: 0.5, -0.5; 0, 0.5, -1. The reward of the answer stands at its last token.
@@ -412,7 +412,7 @@ def test_a_penalty_in_the_reward_is_subtracted_from_every_token() -> None:
     assert found.carry == Carry(0.1, 2.0, 5.0)
 
 
-def test_a_coefficient_that_adapts_is_the_one_before_in_its_step_and_the_next_in_the_carry() -> None:
+def test_adaptive_kl_coefficient_applies_from_next_step() -> None:
     # |actor - reference|: 0.5, 0.5; 0, 0.5, 1. Per sequence 1 and 1.5, per token 0.5 and 0.5.
     fixed = KlPenalty(place="reward", estimator="abs", coef=0.1)
     for per, measured, target in (("sequence", 1.25, 1.0), ("token", 0.5, 0.45)):
@@ -443,7 +443,7 @@ def test_a_coefficient_that_adapts_is_the_one_before_in_its_step_and_the_next_in
     assert "kl/measured" not in found.metrics()
 
 
-def test_what_has_trained_is_counted_on_from_the_steps_before() -> None:
+def test_trained_sequence_and_token_counts_accumulate() -> None:
     # Two tokens and three; without a score the second response has trained nothing.
     for outcomes, seqs, tokens in (((0, 0), 2, 5), ((0, 2), 1, 2)):
         inputs = (
@@ -458,21 +458,21 @@ def test_what_has_trained_is_counted_on_from_the_steps_before() -> None:
         assert found.metrics()["trained/tokens"] == 90 + tokens
 
 
-def test_clamps_hold_the_penalty_in_the_reward() -> None:
+def test_clamps_limit_penalty_in_reward() -> None:
     # k1: 0.5, -0.5; 0, 0.5, -1.
     for clamps in ({"input_clamp": 0.2}, {"output_clamp": 0.2}):
         found = advantages(penalty=KlPenalty("reward", "k1", 1.0, **clamps)).run(*GATHERED)
         FLOAT32.check(found.token_rewards, torch.tensor([[-0.2, 1.2, 0.0], [0.0, -0.2, 2.2]]))
 
 
-def test_a_penalty_in_the_loss_is_not_in_the_reward() -> None:
+def test_loss_penalty_is_not_in_token_rewards() -> None:
     penalty = KlPenalty(place="loss", estimator="k2", coef=0.1)
     found = advantages(penalty=penalty).run(*GATHERED)
     FLOAT32.check(found.token_rewards, torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 2.0]]))
     assert (found.carry.kl_coef, advantages().run(*GATHERED).carry.kl_coef) == (0.1, 0.0)
 
 
-def test_a_penalty_without_a_reference_is_no_step_without_a_penalty() -> None:
+def test_kl_penalty_without_reference_logprobs_raises() -> None:
     gathered = (
         stub_models.rollouts(),
         stub_models.rewards(),
@@ -486,7 +486,7 @@ def test_a_penalty_without_a_reference_is_no_step_without_a_penalty() -> None:
             advantages(penalty=penalty).run(*gathered)
 
 
-def test_whitening_is_a_choice() -> None:
+def test_whitening_is_optional_and_reports_raw_metrics() -> None:
     FLOAT32.check(advantages().run(*GATHERED).advantages, torch.tensor([[1.0, 1, 0], [2, 2, 2]]))
     found = advantages(whitened=True).run(*GATHERED)
     whitened = found.advantages[stub_models.MASK]
@@ -496,7 +496,7 @@ def test_whitening_is_a_choice() -> None:
     assert raw == pytest.approx({"mean": 1.6, "std": torch.tensor([1.0, 1, 2, 2, 2]).std().item(), "abs_max": 2.0})
 
 
-def test_an_evaluation_is_greedy_once_and_sampled_with_seeds_of_its_own() -> None:
+def test_evaluation_has_one_greedy_pass_and_seeded_samples() -> None:
     generator = Recorder()
     stage = EvaluateStage(
         drawing=SampleGeneration(generator, cast(Any, Some(())), Stops(), unwatched),
@@ -528,7 +528,7 @@ def evaluation(**changes: Any) -> EvaluateStage:
     return EvaluateStage(**{**keys, **changes})
 
 
-def test_an_evaluation_draws_what_is_missing_and_scores_all_of_it_again() -> None:
+def test_resumed_evaluation_generates_missing_and_scores_all() -> None:
     whole, told = evaluation().run(ACTOR), []
     there = ("held/greedy/a#0", "held/greedy/b#0", "far/sampled/b#1")
     generator = Recorder()
@@ -541,7 +541,7 @@ def test_an_evaluation_draws_what_is_missing_and_scores_all_of_it_again() -> Non
     assert told[-1] == (12, 12, 9 * 2)
 
 
-def test_nobody_prepares_a_generator_for_an_evaluation_of_which_all_is_there() -> None:
+def test_complete_evaluation_does_not_prepare_generator() -> None:
     keys = [f"held/{mode}#0" for mode in ("greedy/a", "greedy/b", "sampled/a", "sampled/b")]
     generator = Recorder()
     drawing = SampleGeneration(generator, cast(Any, Some(tuple(keys))), Stops(), unwatched)
@@ -550,7 +550,7 @@ def test_nobody_prepares_a_generator_for_an_evaluation_of_which_all_is_there() -
     assert "state" not in vars(generator)
 
 
-def test_finished_samples_of_an_evaluation_belong_to_one_actor_its_sets_and_one_recipe() -> None:
+def test_finished_eval_samples_are_keyed_by_actor_sets_and_recipe() -> None:
     keys = Keys(there=("held/greedy/a#0",))
     drawing = SampleGeneration(Recorder(), cast(Any, keys), Stops(), unwatched)
     others = {"held": prompts(step=0, answer="odd"), "far": prompts(step=0)}
@@ -561,7 +561,7 @@ def test_finished_samples_of_an_evaluation_belong_to_one_actor_its_sets_and_one_
     assert len(set(keys.seen)) == 5
 
 
-def test_a_greedy_pass_filters_nothing() -> None:
+def test_greedy_pass_uses_no_sampling_filters() -> None:
     class Params(Recorder):
         def open(self, params: SamplingParams) -> FakeStream:
             opened.append(params)
@@ -574,7 +574,7 @@ def test_a_greedy_pass_filters_nothing() -> None:
     assert opened == [SamplingParams(0.0, 4, stop_strings=("x",)), sampled]
 
 
-def test_each_sample_of_an_evaluation_has_the_score_of_its_own_request() -> None:
+def test_eval_rows_match_scores_of_their_requests() -> None:
     class Numbers(EvenScorer):
         """The n-th request scores n."""
 
@@ -590,7 +590,7 @@ def test_each_sample_of_an_evaluation_has_the_score_of_its_own_request() -> None
     assert [row["score"] for row in found.rows] == [1, 2, 1 + 2, 2 + 2, 3 + 2, 4 + 2]
 
 
-def test_every_response_is_heard_with_its_prompt_those_that_are_recalled_first() -> None:
+def test_on_sample_receives_loaded_responses_first() -> None:
     heard: list[tuple[str, str]] = []
     stage = RolloutStage(
         models=cast(Any, stub_models.Models()),
@@ -605,7 +605,7 @@ def test_every_response_is_heard_with_its_prompt_those_that_are_recalled_first()
     assert heard == [("b", "b#0"), ("a", "a#1"), ("b", "b#1"), ("a", "a#0")]
 
 
-def test_an_evaluation_that_should_stop_does_so_before_the_next_sample() -> None:
+def test_evaluation_stops_before_next_sample() -> None:
     generator, gate = Recorder(), Stops(when=lambda asked: asked.between_asked == 3)
     stage = evaluation(drawing=SampleGeneration(generator, cast(Any, Some(())), gate, unwatched))
     with pytest.raises(PreemptedError):
@@ -613,7 +613,7 @@ def test_an_evaluation_that_should_stop_does_so_before_the_next_sample() -> None
     assert len(generator.asked) == 3
 
 
-def test_samples_that_finish_together_are_kept_together() -> None:
+def test_samples_finished_together_are_kept_together() -> None:
     """A stop between them would lose what is finished."""
 
     class Together(FakeStream):
@@ -638,13 +638,13 @@ def test_samples_that_finish_together_are_kept_together() -> None:
     assert kept == ["held/greedy/b#0", "held/greedy/a#0"]
 
 
-def test_two_rounds_of_one_step_draw_with_other_seeds() -> None:
+def test_second_rollout_round_uses_different_seeds() -> None:
     first, second = (sample_requests(prompts(), samples=2, seed=3, stage=name) for name in ("rollout", "rollout.2"))
     assert {request.seed for request in first} & {request.seed for request in second} == set()
     assert [request.key for request in first] == [request.key for request in second]
 
 
-def test_the_whole_divergence_is_committed_where_tokens_count_and_asked_for_nowhere_else() -> None:
+def test_full_kl_is_committed_masked_and_non_finite_raises() -> None:
     holed = torch.tensor([[True, False, False], [True, True, True]])
 
     class Told(stub_models.Engine):

@@ -28,7 +28,7 @@ def earned(rewards: Any, **changes: Any) -> ShapedRewards:
     return ShapedRewards(torch.tensor(rewards), **{**keys, **changes})
 
 
-def test_a_reward_of_a_response_stands_at_its_last_counted_token() -> None:
+def test_response_reward_is_at_last_unmasked_token() -> None:
     mask = torch.tensor([[True, True, False], [True, True, False]])
     rollouts = stub_models.rollouts(mask=mask, sampler_logprobs=stub_models.ACTOR * mask)
     found = earned([1.0, 2.0], rollouts=rollouts)
@@ -36,20 +36,20 @@ def test_a_reward_of_a_response_stands_at_its_last_counted_token() -> None:
     assert found.per_response.tolist() == [1.0, 2.0]
 
 
-def test_rewards_of_tokens_stay_where_they_are_and_those_under_the_mask_count_nothing() -> None:
+def test_token_rewards_keep_position_and_are_zero_if_masked() -> None:
     found = earned([[0.5, 0.25, 9.0], [1.0, 0.0, -3.0]])
     assert found.per_token.tolist() == [[0.5, 0.25, 0.0], [1.0, 0.0, -3.0]]
     assert found.per_response.tolist() == [0.75, -2.0]
 
 
 @pytest.mark.parametrize("rewards", [[5.0, 2.0], [[5.0, 5.0, 5.0], [0.0, 0.0, 2.0]]])
-def test_what_has_no_score_earns_nothing(rewards: Any) -> None:
+def test_unscored_response_gets_zero_reward(rewards: Any) -> None:
     found = earned(rewards, valid=torch.tensor([False, True]))
     assert found.per_response.tolist() == [0.0, 2.0]
     assert found.per_token.tolist() == [[0.0, 0.0, 0.0], [0.0, 0.0, 2.0]]
 
 
-def test_steps_are_taken_one_after_another_and_the_mean_is_of_rows_with_a_score() -> None:
+def test_shaping_steps_run_in_order_and_mean_skips_unscored_rows() -> None:
     # 1 -> -1 + 2 = 1 -> 10; the other has no score.
     steps = (ApplyScale((0.0, 1.0), (-1.0, 1.0)), ApplyScale((-1.0, 1.0), (0.0, 10.0)))
     found = apply_shaping(stub_models.rewards(1.0, 0.0, outcomes=(0, 2)), stub_models.rollouts(), Carry(), steps)
@@ -57,7 +57,7 @@ def test_steps_are_taken_one_after_another_and_the_mean_is_of_rows_with_a_score(
     assert found.metrics == {"reward/clamped_frac": 0.0, "reward/shaped_mean": 10.0}
 
 
-def test_token_scores_are_what_training_sees_where_the_scorer_gives_them() -> None:
+def test_token_scores_replace_scores_in_shaping() -> None:
     scores = torch.tensor([[0.5, 1.0, 0.0], [0.0, 0.25, 0.5]])
     found = apply_shaping(
         replace(stub_models.rewards(), token_scores=scores),
@@ -94,7 +94,7 @@ NAN_HERE = [[0.5, 2.0, float("nan")], [0.0, -1.0, 3.0]]
     ],
     ids=str,
 )
-def test_each_step_is_taken_alike_for_responses_and_tokens_and_tells_what_it_did(
+def test_shaping_step_treats_responses_and_tokens_alike(
     step: ShapingStep, rewards: Any, after: Any, figure: float
 ) -> None:
     found = step(earned(rewards, rollouts=stub_models.rollouts(finish=torch.tensor([0, 1]))))
@@ -106,14 +106,14 @@ def test_each_step_is_taken_alike_for_responses_and_tokens_and_tells_what_it_did
 
 @pytest.mark.parametrize("step", [ApplyClip(-0.5, 1.0), ApplyScale((-0.5, 1.0), (0.0, 1.0))], ids=str)
 @pytest.mark.parametrize("rewards", [[0.25, 7.0], [[0.5, 0.25, 9.0], [3.0, 3.0, 3.0]]])
-def test_the_share_that_is_held_is_of_responses_that_have_a_score(step: ShapingStep, rewards: Any) -> None:
+def test_clamped_fraction_counts_scored_responses_only(step: ShapingStep, rewards: Any) -> None:
     found = step(earned(rewards, valid=torch.tensor([True, False])))
     assert list(found.metrics.values()) == [0.0]
     found = step(earned(rewards, valid=torch.tensor([False, True])))
     assert list(found.metrics.values()) == [1.0]
 
 
-def test_running_moments_are_those_of_all_steps_so_far() -> None:
+def test_running_moments_cover_all_steps() -> None:
     # Step 1: 1, 3: mean 2, std sqrt(2). Step 2: 1, 3, 5, 7: mean 4, m2 = 9 + 1 + 1 + 9 = 20, std sqrt(20 / 3).
     first = NormalizeByRunningStd(center=False)(earned([1.0, 3.0]))
     assert first.rewards.tolist() == pytest.approx([1 / 2**0.5, 3 / 2**0.5])
@@ -127,7 +127,7 @@ def test_running_moments_are_those_of_all_steps_so_far() -> None:
 
 
 @pytest.mark.parametrize("center", [False, True])
-def test_moments_of_token_rewards_are_those_of_what_responses_earn(center: bool) -> None:
+def test_moments_of_token_rewards_are_per_response(center: bool) -> None:
     # Sums 2.5 and 2: mean 2.25, std 0.5 / sqrt(2). Centering takes it from the last token.
     found = NormalizeByRunningStd(center)(earned(NAN_HERE))
     std, mean = 0.5 / 2**0.5, 2.25 * center
@@ -139,7 +139,7 @@ def test_moments_of_token_rewards_are_those_of_what_responses_earn(center: bool)
 
 
 @pytest.mark.parametrize("step", [NormalizeByRunningStd(center=True), NormalizeByReferenceStd(None, center=True)])
-def test_rewards_that_have_all_been_equal_stay_as_they_are(step: ShapingStep) -> None:
+def test_constant_rewards_are_not_normalized(step: ShapingStep) -> None:
     found = step(earned([3.0, 3.0]))
     assert found.rewards.tolist() == [3.0, 3.0]
     assert found.metrics["reward/moments_std"] == 0.0
@@ -147,14 +147,14 @@ def test_rewards_that_have_all_been_equal_stay_as_they_are(step: ShapingStep) ->
 
 
 @pytest.mark.parametrize("step", [NormalizeByRunningStd(center=False), NormalizeByReferenceStd(None, center=False)])
-def test_what_has_no_score_never_enters_moments(step: ShapingStep) -> None:
+def test_unscored_responses_are_excluded_from_moments(step: ShapingStep) -> None:
     found = step(earned([3.0, 100.0], valid=torch.tensor([True, False])))
     assert found.rewards[0] == 3.0
     assert found.carry.reward_count in (0.0, 1.0)
     assert found.carry.reward_reference_std == 0.0
 
 
-def test_reference_moments_are_of_the_first_step_whose_rewards_differ() -> None:
+def test_reference_moments_are_from_first_step_with_varied_rewards() -> None:
     step = NormalizeByReferenceStd(None, center=False)
     first = step(step(earned([3.0, 3.0])).with_metrics(rewards=torch.tensor([1.0, 3.0]), metrics={}))
     assert first.carry == Carry(reward_reference_mean=2.0, reward_reference_std=2**0.5)
@@ -166,7 +166,7 @@ def test_reference_moments_are_of_the_first_step_whose_rewards_differ() -> None:
     assert centered.rewards.tolist() == pytest.approx([8 / 2**0.5, 28 / 2**0.5])
 
 
-def test_a_reference_that_is_written_is_the_one_that_divides() -> None:
+def test_configured_reference_std_divides_rewards() -> None:
     assert NormalizeByReferenceStd(4.0, center=False)(earned([1.0, 3.0])).rewards.tolist() == [0.25, 0.75]
     assert NormalizeByReferenceStd(4.0, center=True)(earned([1.0, 3.0])).rewards.tolist() == [-0.25, 0.25]
     # Until there is a mean to take away, rewards stay as they are: targets would jump otherwise.
@@ -175,7 +175,7 @@ def test_a_reference_that_is_written_is_the_one_that_divides() -> None:
     assert NormalizeByReferenceStd(4.0, center=False)(earned([3.0, 3.0])).rewards.tolist() == [0.75, 0.75]
 
 
-def test_rewards_that_are_all_equal_are_no_reference() -> None:
+def test_equal_rewards_set_no_reference_std() -> None:
     step = NormalizeByReferenceStd(None, center=False)
     equal = step(earned([3.0, 3.0]))
     assert (equal.carry, equal.metrics["reward/moments_mean"]) == (Carry(), 0.0)

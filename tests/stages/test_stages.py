@@ -27,7 +27,7 @@ def requests(*ids: str) -> list[ScoreRequest]:
     return [ScoreRequest(name, "", (), "2 4 1", "even", {}, "terminated") for name in ids]
 
 
-def test_a_missing_score_is_no_score_of_zero() -> None:
+def test_missing_score_is_not_counted_as_zero() -> None:
     scores = [Score(1.0, "ok"), Score(None, "timeout", "10 s"), Score(0.0, "ok"), Score(None, "error", "boom")]
     rewards = collect(scores, requests("a", "b", "c", "d"))
     assert rewards.valid.tolist() == [True, False, True, False]
@@ -37,7 +37,7 @@ def test_a_missing_score_is_no_score_of_zero() -> None:
     assert rewards.metrics()["reward/error_frac"] == 0.25
 
 
-def test_a_figure_that_some_scorers_give_is_averaged_over_what_they_scored() -> None:
+def test_partial_extra_metric_averages_over_scored_rows() -> None:
     scores = [Score(1.0, "ok", extras={"passed": 0.5}), Score(0.0, "ok"), Score(None, "error", "boom")]
     rewards = collect(scores, requests("a", "b", "c"))
     assert rewards.extras == {"passed": [0.5, None, 0.0]}
@@ -46,7 +46,7 @@ def test_a_figure_that_some_scorers_give_is_averaged_over_what_they_scored() -> 
     assert "reward/passed_mean" not in nobody.metrics()
 
 
-def test_scores_of_tokens_reach_the_grid_and_other_scores_stand_at_the_last_token() -> None:
+def test_token_scores_fill_grid_and_plain_scores_last_token() -> None:
     ids = ((2, 4), (3, 4, 1), (1,), (5, 1))
     asked = [replace(one, token_ids=its) for one, its in zip(requests("a", "b", "c", "d"), ids, strict=True)]
     none = Score(None, "unreachable", "no answer")
@@ -59,7 +59,7 @@ def test_scores_of_tokens_reach_the_grid_and_other_scores_stand_at_the_last_toke
     assert collect(scores[1:], asked[1:]).token_scores is None
 
 
-def test_a_sample_that_is_much_slower_than_the_others_is_named() -> None:
+def test_slowest_sample_is_reported() -> None:
     asked = requests("a", "b", "c", "d", "e")
     scores = [Score(1.0, "ok", seconds=0.1)] * 4
     late = Score(None, "timeout", "10 s", seconds=10.0)
@@ -72,7 +72,7 @@ def test_a_sample_that_is_much_slower_than_the_others_is_named() -> None:
     assert figures == {"reward/seconds_mean": pytest.approx(2.08), "reward/seconds_max": 10.0}
 
 
-def test_a_scorer_that_gathers_requests_is_told_when_it_has_them_all() -> None:
+def test_score_all_flushes_batch_scorer() -> None:
     class Gathers(SlowScorer):
         def flush(self) -> None:
             for future in self.futures[1:]:
@@ -83,12 +83,12 @@ def test_a_scorer_that_gathers_requests_is_told_when_it_has_them_all() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_reward_that_is_no_number_is_named(value: float) -> None:
+def test_non_finite_reward_raises_and_names_prompt(value: float) -> None:
     with pytest.raises(NonFiniteError, match="the reward of `b`"):
         collect([Score(1.0, "ok"), Score(value, "ok")], requests("a", "b"))
 
 
-def test_a_step_with_too_many_errors_stops_and_names_the_first(tmp_path: Path) -> None:
+def test_too_many_score_errors_raise_and_name_first(tmp_path: Path) -> None:
     wiring = open_run(tmp_path / "run", fake_recipe(), Witness())
     rollouts = first_rollouts(wiring.job)
     scorer = EvenScorer({"p1": Score(None, "error", "ValueError: no number")})
@@ -107,7 +107,7 @@ def test_a_step_with_too_many_errors_stops_and_names_the_first(tmp_path: Path) -
     assert "reward.max_error_frac=0.34`" in caught.value.hint
 
 
-def test_the_scorer_is_told_all_that_is_known_of_a_response() -> None:
+def test_scorer_receives_all_fields_of_response() -> None:
     row = Prompt("a", (5,), "[user] why?", "x", (Message("user", "why?"),), {"level": 3})
     scorer = AskedScorer()
     stage = RewardStage(scorer, max_error_frac=0.0, fingerprint="", between=Stops().between)
@@ -150,7 +150,7 @@ class SlowScorer:
         pass
 
 
-def test_a_job_may_be_stopped_while_a_score_is_waited_for() -> None:
+def test_stop_while_waiting_for_scores_cancels_the_rest() -> None:
     asked = 0
 
     def stop_at_the_third_look() -> None:
@@ -165,7 +165,7 @@ def test_a_job_may_be_stopped_while_a_score_is_waited_for() -> None:
     assert [future.cancelled() for future in scorer.futures] == [False, True, True]
 
 
-def test_rows_without_a_score_leave_training_and_nothing_else_changes(tmp_path: Path) -> None:
+def test_unscored_rows_are_masked_out_of_training(tmp_path: Path) -> None:
     wiring = open_run(tmp_path / "run", fake_recipe(), Witness())
     job = wiring.job
     rollouts = first_rollouts(job)
@@ -184,7 +184,7 @@ def test_rows_without_a_score_leave_training_and_nothing_else_changes(tmp_path: 
     assert torch.equal(advantages.mask[:3], rollouts.mask[:3])
 
 
-def test_a_gradient_that_is_no_number_stops_the_run_and_nothing_is_committed(tmp_path: Path) -> None:
+def test_non_finite_gradient_stops_run_without_commit(tmp_path: Path) -> None:
     wiring = open_run(tmp_path / "run", fake_recipe(), Witness())
     actor = wiring.job.states.engines["actor"]
     start = actor.start
@@ -199,7 +199,7 @@ def test_a_gradient_that_is_no_number_stops_the_run_and_nothing_is_committed(tmp
     assert not (tmp_path / "run/steps/000001/70-actor_update").exists()
 
 
-def test_each_epoch_has_its_own_order_and_every_row_comes_once_per_epoch() -> None:
+def test_each_epoch_shuffles_every_row_once() -> None:
     plan = plan_of(epochs=2)
     state = State("actor", 0, 0, "x")
     minibatches = plan.minibatches(state, 8, stub_models.CountsAll(torch.ones(8, 3)))
@@ -210,14 +210,14 @@ def test_each_epoch_has_its_own_order_and_every_row_comes_once_per_epoch() -> No
     assert [m.step.lr for m in minibatches] == [0.25, 0.5, 0.75, 1.0]
 
 
-def test_a_minibatch_without_a_counted_token_is_left_out() -> None:
+def test_fully_masked_minibatch_is_skipped() -> None:
     mask = torch.zeros(8, 3, dtype=torch.bool)
     mask[0, 0] = True
     (only,) = plan_of(epochs=1).minibatches(State("actor", 0, 0, "x"), 8, stub_models.CountsAll(mask))
     assert only.totals == (1,)
 
 
-def test_a_minibatch_in_which_one_term_counts_something_is_trained_on() -> None:
+def test_minibatch_with_one_nonempty_term_is_trained() -> None:
     class SecondOnly(stub_models.CountsAll):
         def totals(self, rows: torch.Tensor) -> tuple[int, ...]:
             return (0, len(rows))
@@ -226,7 +226,7 @@ def test_a_minibatch_in_which_one_term_counts_something_is_trained_on() -> None:
     assert first.totals == (0, 4)
 
 
-def test_pass_at_1_and_its_error_are_over_prompts() -> None:
+def test_pass_at_1_and_its_error_average_over_prompts() -> None:
     # Prompt a: 1, 0 -> 0.5; prompt b: 1, 1 -> 1; prompt c: no score. Mean 0.75, variance of (0.5, 1) = 0.125.
     rows = [
         {"prompt_id": p, "score": s, "outcome": "ok", "terminated": True, "response_tokens": 4}

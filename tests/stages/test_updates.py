@@ -84,7 +84,7 @@ def losses_of(objective: Terms) -> list[type]:
     return [type(term.loss) for term in objective.terms]
 
 
-def test_the_policy_loss_is_that_of_its_rows_over_the_global_count() -> None:
+def test_policy_loss_of_rows_uses_global_token_count() -> None:
     objective = objective_of(actor_stage())
     # Unmoved, the ratio is 1: minus the advantages. Row 1: -(-1 + 0.5 + 3) / 5; row 0: -(1 + 2) / 5.
     FLOAT32.check(objective(torch.tensor([1]), TokenOutputs(stub_models.ACTOR[[1]]), (5,)), -0.5)
@@ -93,7 +93,7 @@ def test_the_policy_loss_is_that_of_its_rows_over_the_global_count() -> None:
     FLOAT32.check(objective(torch.tensor([1]), TokenOutputs(moved), (5,)), (math.exp(0.1) - 0.5 - 3) / 5)
 
 
-def test_entropy_is_rewarded_and_distance_from_the_reference_is_punished() -> None:
+def test_entropy_bonus_and_kl_penalty_are_added_to_loss() -> None:
     stage = actor_stage(entropy_coef=0.3, penalty=IN_LOSS)
     entropy = torch.tensor([[1.0, 2.0, 50.0], [0.0, 1.0, 1.0]])
     # k2 = d^2 / 2 of d = 0.5, -0.5; 0, 0.5, -1: 0.125 * 2 + 0 + 0.125 + 0.5 = 0.875.
@@ -109,7 +109,7 @@ def test_entropy_is_rewarded_and_distance_from_the_reference_is_punished() -> No
     FLOAT32.check(objective(BOTH, TokenOutputs(masked, entropy), (4, 8, 2)), apart)
 
 
-def test_a_penalty_in_the_loss_has_the_gradient_it_asks_for() -> None:
+def test_loss_penalty_has_configured_gradient() -> None:
     # logp - ref = 0.5, -0.5; 0, 0.5, -1, each over five tokens, times the coefficient; log-probs as they were.
     away = torch.tensor([[0.5, -0.5, 0.0], [0.0, 0.5, -1.0]])
     ones = stub_models.MASK.float()
@@ -133,14 +133,14 @@ def test_a_penalty_in_the_loss_has_the_gradient_it_asks_for() -> None:
     FLOAT32.check(objective(BOTH, TokenOutputs(stub_models.ACTOR), (5, 5)), 2 * 0.1 * float(away.sum()) / 5)
 
 
-def test_the_loss_has_the_coefficient_of_its_step_and_not_that_of_the_next() -> None:
+def test_loss_penalty_uses_coefficient_of_its_step() -> None:
     adapting = replace(stub_models.advantages(kl_coef=0.7), kl_coef=0.1)
     for found in (adapting, stub_models.advantages(kl_coef=0.1)):
         terms = objective_of(actor_stage(penalty=IN_LOSS), advantages=found).terms
         assert [term.coef for term in terms] == [1.0, 0.1]
 
 
-def test_a_bonus_without_entropies_is_no_update_without_a_bonus() -> None:
+def test_entropy_bonus_without_entropies_raises() -> None:
     assert not objective_of(actor_stage()).request.entropy
     rewarded = objective_of(actor_stage(entropy_coef=0.3))
     assert rewarded.request.entropy
@@ -149,7 +149,7 @@ def test_a_bonus_without_entropies_is_no_update_without_a_bonus() -> None:
 
 
 @pytest.mark.parametrize("garbage", [math.nan, math.inf, 1e30])
-def test_nothing_under_the_mask_reaches_a_loss_or_a_gradient(garbage: float) -> None:
+def test_losses_and_gradients_ignore_masked_garbage(garbage: float) -> None:
     kept = stub_models.MASK & torch.tensor([[True, False, False], [True, True, False]])
     ones = torch.ones(2, 3)
     actor = objective_of(
@@ -173,21 +173,21 @@ def test_nothing_under_the_mask_reaches_a_loss_or_a_gradient(garbage: float) -> 
     assert not asked_of(critic).request.entropy
 
 
-def test_a_penalty_in_the_reward_is_not_in_the_loss() -> None:
+def test_reward_penalty_is_not_in_loss() -> None:
     in_reward = KlPenalty(place="reward", estimator="k2", coef=0.1)
     assert losses_of(objective_of(actor_stage(penalty=in_reward))) == [Surrogate]
     every = actor_stage(penalty=IN_LOSS, entropy_coef=0.1)
     assert losses_of(objective_of(every)) == [Surrogate, Entropy, KlToReference]
 
 
-def test_a_penalty_without_a_reference_is_no_update_without_a_penalty() -> None:
+def test_loss_penalty_without_reference_logprobs_raises() -> None:
     without = stub_models.logprobs(reference=None)
     with pytest.raises(AssertionError, match="the reference's log-probs were not taken"):
         objective_of(actor_stage(penalty=IN_LOSS), logprobs=without)
     assert losses_of(objective_of(actor_stage(), logprobs=without)) == [Surrogate]
 
 
-def test_rows_without_a_score_train_nothing() -> None:
+def test_unscored_rows_contribute_nothing_to_loss() -> None:
     advantages, second = stub_models.advantages(), stub_models.MASK & torch.tensor([[False], [True]])
     grids = {name: getattr(advantages, name) * second for name in ("advantages", "returns", "token_rewards")}
     only_second = replace(advantages, mask=second, **grids)
@@ -199,7 +199,7 @@ def test_rows_without_a_score_train_nothing() -> None:
     FLOAT32.check(objective(BOTH, TokenOutputs(stub_models.ACTOR, entropy), (3, 3)), -2.5 / 3 - 0.3)
 
 
-def test_a_correction_weighs_a_token_by_its_ratio_up_to_the_largest_weight() -> None:
+def test_correction_weight_is_ratio_up_to_maximum() -> None:
     # trainer - sampler: log 1.5, log 4 in row 0; 0, -log 2, log 2 in row 1.
     gap = torch.tensor([[math.log(1.5), math.log(4), 0.0], [0.0, -math.log(2), math.log(2)]])
     rollouts = stub_models.rollouts(sampler_logprobs=(stub_models.ACTOR - gap) * stub_models.MASK)
@@ -209,7 +209,7 @@ def test_a_correction_weighs_a_token_by_its_ratio_up_to_the_largest_weight() -> 
     assert found.metrics() == pytest.approx({"correction/weight_mean": 8 / 5, "correction/capped_frac": 1 / 5})
 
 
-def test_a_correction_weighs_the_advantages_and_says_which_tokens_count() -> None:
+def test_correction_weighs_advantages_and_masks_rejected_tokens() -> None:
     kept = stub_models.MASK & torch.tensor([[True, False, False], [True, True, True]])
     corrected = objective_of(actor_stage(), correction=stub_models.correction(torch.full((2, 3), 1.5), kept))
     # Row 0: -1 x 1.5; its second token does not count.
@@ -226,7 +226,7 @@ def corrected(keeps: Any, *, normalize: bool = False, bounded: bool = False) -> 
     return CorrectionStage(plain_weights, bounded, keeps, normalize, "keys").run(rollouts, stub_models.logprobs())
 
 
-def test_a_token_counts_where_every_test_keeps_it() -> None:
+def test_token_is_in_loss_only_if_all_rejection_tests_pass() -> None:
     below = partial(kept_by_ratio, level="token", min_ratio=None, max_ratio=3.0)
     above = partial(kept_by_ratio, level="token", min_ratio=0.8, max_ratio=None)
     found = corrected((below, above))
@@ -236,7 +236,7 @@ def test_a_token_counts_where_every_test_keeps_it() -> None:
     assert found.metrics() == pytest.approx({f"correction/{name}": value for name, value in figures.items()})
 
 
-def test_each_test_of_a_sequence_sees_all_its_tokens() -> None:
+def test_sequence_rejection_sees_all_tokens_of_sequence() -> None:
     """Else the second would find nothing wrong with what the first has left of the sequence."""
     token = partial(kept_by_ratio, level="token", min_ratio=None, max_ratio=3.0)
     whole = partial(kept_by_ratio, level="sequence_sum", min_ratio=None, max_ratio=5.0)
@@ -246,7 +246,7 @@ def test_each_test_of_a_sequence_sees_all_its_tokens() -> None:
         assert found.metrics()["correction/dropped_seqs"] == 1.0
 
 
-def test_a_response_without_a_counted_token_is_not_dropped() -> None:
+def test_fully_masked_response_is_not_counted_as_dropped() -> None:
     mask = stub_models.MASK & torch.tensor([[False], [True]])
     below = partial(kept_by_ratio, level="token", min_ratio=None, max_ratio=3.0)
     stage = CorrectionStage(plain_weights, False, (below,), False, "keys")
@@ -256,7 +256,7 @@ def test_a_response_without_a_counted_token_is_not_dropped() -> None:
     assert found.metrics()["correction/dropped_seqs"] == 0.0
 
 
-def test_weights_are_normalized_over_what_is_left() -> None:
+def test_weights_are_normalized_over_kept_tokens() -> None:
     whole = partial(kept_by_ratio, level="sequence_sum", min_ratio=None, max_ratio=5.0)
     found = corrected((whole,), normalize=True)
     # 1, 0.5, 2 have the mean 3.5 / 3.
@@ -264,7 +264,7 @@ def test_weights_are_normalized_over_what_is_left() -> None:
     assert found.metrics()["correction/weight_mean"] == pytest.approx(1.0)
 
 
-def test_a_correction_that_leaves_nothing_stops_the_run_and_says_so() -> None:
+def test_correction_that_rejects_all_tokens_raises() -> None:
     nothing = partial(kept_by_ratio, level="token", min_ratio=None, max_ratio=0.1)
     with pytest.raises(MismatchError, match=r"leaves `0` of the 5 tokens of step 5") as raised:
         corrected((nothing,))
@@ -282,7 +282,7 @@ def test_a_correction_that_leaves_nothing_stops_the_run_and_says_so() -> None:
         objective_of(actor_stage(), advantages=unscored, correction=stub_models.correction(torch.ones(2, 3), kept))
 
 
-def test_a_sequence_weighs_the_ratio_of_all_its_tokens_whichever_are_rejected() -> None:
+def test_sequence_weight_uses_ratios_of_rejected_tokens() -> None:
     above = partial(kept_by_ratio, level="token", min_ratio=0.8, max_ratio=None)
     gap = torch.tensor([[math.log(1.5), math.log(4), 0.0], [0.0, -math.log(2), math.log(2)]])
     rollouts = stub_models.rollouts(
@@ -295,19 +295,19 @@ def test_a_sequence_weighs_the_ratio_of_all_its_tokens_whichever_are_rejected() 
     assert found.mask.tolist() == [[True, True, False], [True, False, True]]
 
 
-def test_tokens_that_weigh_nothing_are_nothing_to_learn_from() -> None:
+def test_zero_weights_for_all_tokens_raise() -> None:
     with pytest.raises(MismatchError, match=r"leaves `0` of the 5 tokens that have an advantage"):
         objective_of(actor_stage(), correction=stub_models.correction(torch.zeros(2, 3), stub_models.MASK))
 
 
-def test_a_samplers_log_prob_that_is_no_number_is_named() -> None:
+def test_non_finite_sampler_logprob_raises_in_correction() -> None:
     bad = stub_models.ACTOR.clone()
     bad[1, 2] = math.nan
     with pytest.raises(NonFiniteError, match=r"log-prob of the sampler is `nan` .*sequence 1, response token 2"):
         TIS.run(stub_models.rollouts(sampler_logprobs=bad), stub_models.logprobs())
 
 
-def test_figures_of_a_corrected_update_are_of_the_tokens_that_count() -> None:
+def test_corrected_update_metrics_use_kept_tokens() -> None:
     kept = stub_models.MASK & torch.tensor([[True, False, False], [True, True, True]])
     logprobs = replace(stub_models.logprobs(), entropy=torch.tensor([[1.0, 9.0, 0.0], [1.0, 1.0, 1.0]]))
     inputs = (
@@ -328,7 +328,7 @@ def test_figures_of_a_corrected_update_are_of_the_tokens_that_count() -> None:
     assert asked_of(stage).totals(BOTH) == (4, 4)
 
 
-def test_the_value_loss_is_that_of_its_rows_and_scaled() -> None:
+def test_value_loss_uses_global_count_and_scale() -> None:
     stage = critic_stage(scale=0.5)
     returns = stub_models.advantages(torch.tensor([[8.0, 8.0, 0.0], [0.0, 1.0, 2.0]]))  # of which it is one more
     stage.run(STATES["critic"], stub_models.rollouts(), stub_models.values(), returns)
@@ -349,7 +349,7 @@ def test_the_value_loss_is_that_of_its_rows_and_scaled() -> None:
         (SequenceSum(10), 2, (2.5 + 2.5) / 10 / 2),
     ],
 )
-def test_the_value_loss_is_averaged_as_the_recipe_says(aggregation: Any, total: int, expected: float) -> None:
+def test_value_loss_uses_configured_aggregation(aggregation: Any, total: int, expected: float) -> None:
     stage = critic_stage(scale=0.5, aggregation=aggregation)
     returns = stub_models.advantages(torch.tensor([[8.0, 8.0, 0.0], [0.0, 1.0, 2.0]]))  # of which it is one more
     stage.run(STATES["critic"], stub_models.rollouts(), stub_models.values(), returns)
@@ -361,7 +361,7 @@ def test_the_value_loss_is_averaged_as_the_recipe_says(aggregation: Any, total: 
     FLOAT32.check(shares[0] + shares[1], 0.5 * expected)
 
 
-def test_explained_variance_is_told_of_the_values_before_and_of_those_that_the_last_epoch_saw() -> None:
+def test_explained_variance_is_reported_before_and_after_update() -> None:
     goals = stub_models.advantages().returns  # 2, 3 | 0, 1.5, 4: mean 2.1, squares 31.25 - 5 x 2.1^2 = 9.2
 
     class Learning(stub_models.Engine):
@@ -384,7 +384,7 @@ def test_explained_variance_is_told_of_the_values_before_and_of_those_that_the_l
 
 
 @pytest.mark.parametrize("changed", ["rollouts", "logprobs", "advantages", "fingerprint", "parent"])
-def test_the_actors_lineage_is_made_from_everything_it_read(changed: str) -> None:
+def test_actor_lineage_covers_all_inputs(changed: str) -> None:
     as_is, other = (lineage_of_the_actor(name) for name in ("", changed))
     assert as_is == lineage_of_the_actor("")
     assert as_is != other
@@ -401,7 +401,7 @@ def lineage_of_the_actor(changed: str) -> str:
     return record.lineage
 
 
-def test_the_samplers_log_probs_enter_a_lineage_only_by_a_correction() -> None:
+def test_sampler_logprobs_change_lineage_only_with_correction() -> None:
     def lineages(*, corrects: bool) -> set[str]:
         found = (stub_models.rollouts(), stub_models.rollouts(sampler_logprobs=stub_models.ACTOR * 1.5))
         made = {}
@@ -415,7 +415,7 @@ def test_the_samplers_log_probs_enter_a_lineage_only_by_a_correction() -> None:
 
 
 @pytest.mark.parametrize("changed", ["rollouts", "values", "advantages", "fingerprint", "parent"])
-def test_the_critics_lineage_is_made_from_everything_it_read(changed: str) -> None:
+def test_critic_lineage_covers_all_inputs(changed: str) -> None:
     assert lineage_of_the_critic("") != lineage_of_the_critic(changed)
 
 
@@ -430,7 +430,7 @@ def lineage_of_the_critic(changed: str) -> str:
     return record.lineage
 
 
-def test_a_lineage_is_the_same_for_all_time() -> None:
+def test_lineage_digest_format_is_stable() -> None:
     """A run in progress is resumed by it: not one of these may move to another place."""
     rollouts, logprobs, values, advantages = (
         stub_models.rollouts(),
@@ -454,7 +454,7 @@ def test_a_lineage_is_the_same_for_all_time() -> None:
         assert found[name] == hashlib.sha256(text.encode()).hexdigest()
 
 
-def test_an_update_goes_on_from_the_optimizer_steps_before_it() -> None:
+def test_update_continues_from_earlier_optimizer_steps() -> None:
     inputs = {
         "actor": (stub_models.logprobs(), stub_models.advantages()),
         "critic": (stub_models.values(), stub_models.advantages()),
@@ -468,13 +468,13 @@ def test_an_update_goes_on_from_the_optimizer_steps_before_it() -> None:
         assert record.metrics()[f"{prefix}/lr"] == pytest.approx(0.4)
 
 
-def test_a_rate_that_follows_steps_counts_from_the_first_that_trains_the_role() -> None:
+def test_step_based_rate_counts_from_first_training_step_of_role() -> None:
     schedule = replace(plan().schedule, steps_before=3)
     state = STATES["actor"]  # of step 4: the step after it is the second that trains
     assert [schedule.at(replace(state, step=step), done=7).lr for step in (3, 4, 5)] == pytest.approx([1, 0.95, 0.9])
 
 
-def test_the_order_of_rows_is_another_in_every_epoch_step_and_role() -> None:
+def test_row_order_differs_by_epoch_step_and_role() -> None:
     def orders(role: str, step: int) -> list[tuple[int, ...]]:
         state = replace(STATES[role], step=step - 1)
         found: list[Minibatch] = plan(epochs=2).minibatches(state, 64, cast(Any, stub_models.CountsAll()))

@@ -41,9 +41,7 @@ def inode(path: Path) -> int:
     return path.stat().st_ino
 
 
-def test_data_is_on_the_disk_before_the_manifest_and_both_before_the_name(
-    layout: RunPaths, flushed: list[object]
-) -> None:
+def test_commit_flushes_data_then_manifest_then_rename(layout: RunPaths, flushed: list[object]) -> None:
     folder = layout.stage(1, "values")
     write = artifact.write_bytes({"a": b"1", "b": b"2"})
     artifact.commit(folder, write, a_manifest(), working(layout, 1), flushed.append)
@@ -51,7 +49,7 @@ def test_data_is_on_the_disk_before_the_manifest_and_both_before_the_name(
     assert flushed == ["writing", *data, inode(folder), "written", inode(folder.parent), "renamed"]
 
 
-def test_the_name_appears_last_and_with_everything_behind_it(layout: RunPaths) -> None:
+def test_commit_renames_only_after_all_files_are_written(layout: RunPaths) -> None:
     folder = layout.stage(1, "values")
     seen: dict[str, tuple[bool, bool]] = {}
 
@@ -66,7 +64,7 @@ def test_the_name_appears_last_and_with_everything_behind_it(layout: RunPaths) -
     assert (list(manifest.files), manifest.files["a"].size) == (["a"], 1)
 
 
-def test_what_is_committed_is_never_overwritten(layout: RunPaths) -> None:
+def test_commit_never_overwrites_an_artifact(layout: RunPaths) -> None:
     folder = layout.stage(1, "values")
     attempt = working(layout, 1)
     artifact.commit(folder, artifact.write_bytes({"a": b"first"}), a_manifest(), attempt, nobody)
@@ -76,7 +74,7 @@ def test_what_is_committed_is_never_overwritten(layout: RunPaths) -> None:
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
-def test_a_full_disk_leaves_neither_the_name_nor_half_of_it(layout: RunPaths, disk: Disk) -> None:
+def test_full_disk_leaves_no_folder_and_no_partial_artifact(layout: RunPaths, disk: Disk) -> None:
     folder = layout.state("actor", 1)
     with disk(100), pytest.raises(StorageError, match="File too large"):
         artifact.commit(folder, artifact.write_bytes({"a": b"x" * 200}), a_manifest(), working(layout, 1), nobody)
@@ -84,7 +82,7 @@ def test_a_full_disk_leaves_neither_the_name_nor_half_of_it(layout: RunPaths, di
     assert list(working(layout, 1).own.iterdir()) == []
 
 
-def test_an_attempt_whose_work_was_taken_says_that_it_was_superseded(layout: RunPaths) -> None:
+def test_commit_of_overtaken_attempt_raises_superseded_error(layout: RunPaths) -> None:
     folder = layout.state("actor", 1)
     attempt = working(layout, 1)
 
@@ -96,7 +94,7 @@ def test_an_attempt_whose_work_was_taken_says_that_it_was_superseded(layout: Run
         artifact.commit(folder, artifact.write_bytes({"a": b"1"}), a_manifest(), attempt, take_over)
 
 
-def test_an_attempt_that_was_overtaken_at_the_last_moment_does_not_publish(layout: RunPaths) -> None:
+def test_attempt_overtaken_just_before_rename_does_not_publish(layout: RunPaths) -> None:
     folder = layout.state("actor", 1)
     attempt = working(layout, 1)
 
@@ -109,7 +107,7 @@ def test_an_attempt_that_was_overtaken_at_the_last_moment_does_not_publish(layou
     assert not folder.exists()
 
 
-def test_a_sweep_takes_what_was_half_written_or_half_removed_and_nothing_else(layout: RunPaths) -> None:
+def test_sweep_removes_only_half_written_and_half_removed_folders(layout: RunPaths) -> None:
     kept = [layout.stage(1, "values"), layout.state("actor", 1), layout.parts(2, "rollout")]
     half = [folder.with_name(f"{folder.name}.attempt-1") for folder in kept[:2]]
     half_removed = layout.state("critic", 1)
@@ -121,7 +119,7 @@ def test_a_sweep_takes_what_was_half_written_or_half_removed_and_nothing_else(la
     assert [folder.is_dir() for folder in (*kept, *half, half_removed)] == [True] * 3 + [False] * 3
 
 
-def test_a_small_file_is_old_or_new_and_never_half(layout: RunPaths, disk: Disk, flushed: list[object]) -> None:
+def test_small_file_write_is_atomic(layout: RunPaths, disk: Disk, flushed: list[object]) -> None:
     working(layout, 1).write(layout.run_json, b'{"id": 1}')
     assert flushed == [inode(layout.run_json), inode(layout.root)]
     with disk(4), pytest.raises(StorageError):
@@ -129,25 +127,25 @@ def test_a_small_file_is_old_or_new_and_never_half(layout: RunPaths, disk: Disk,
     assert layout.run_json.read_bytes() == b'{"id": 1}'
 
 
-def test_a_run_directory_that_does_not_fit_is_not_made(tmp_path: Path, disk: Disk) -> None:
+def test_run_directory_is_not_created_on_a_full_disk(tmp_path: Path, disk: Disk) -> None:
     with disk(10), pytest.raises(StorageError, match="cannot write"):
         run_dir.create(RunPaths(tmp_path / "run"), recipe_toml="x" * 50, resolved=PPO_STORIES, facts={})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_appended_line_is_on_the_disk_when_it_counts_as_written(layout: RunPaths, flushed: list[object]) -> None:
+def test_append_flushes_the_line_before_returning(layout: RunPaths, flushed: list[object]) -> None:
     with opened(layout.journal) as file:
         file.append(b"line\n")
         assert flushed == [inode(layout.journal)]
 
 
-def test_a_number_is_never_given_twice_even_where_folders_are_gone(layout: RunPaths) -> None:
+def test_attempt_numbers_are_never_reused(layout: RunPaths) -> None:
     claim(layout)
     layout.attempt(1).rmdir()
     assert claim(layout).number == 3
 
 
-def test_of_racing_claims_each_gets_its_own_number_and_the_last_one_the_run(layout: RunPaths) -> None:
+def test_racing_claims_get_distinct_numbers_and_the_last_owns_the_run(layout: RunPaths) -> None:
     for _ in range(10):
         gate = threading.Barrier(8)
         claimed: list[Attempt] = []
@@ -172,7 +170,7 @@ def test_of_racing_claims_each_gets_its_own_number_and_the_last_one_the_run(layo
                     replace(attempt, layout=Stale(layout.root, (attempt.number,))).require_newest()
 
 
-def test_what_nobody_could_know_when_the_run_was_made_is_added_once(tmp_path: Path) -> None:
+def test_run_facts_are_completed_only_once(tmp_path: Path) -> None:
     layout = RunPaths(tmp_path / "run")
     made = {"sources": {"model": "m"}}
     run_dir.create(layout, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts=made)
@@ -184,7 +182,7 @@ def test_what_nobody_could_know_when_the_run_was_made_is_added_once(tmp_path: Pa
     assert found["rows"] == {"data.train": {"read": 3, "used": 2}}
 
 
-def test_linked_files_have_the_places_of_their_source_and_cost_no_room(tmp_path: Path) -> None:
+def test_link_files_keeps_relative_paths_and_uses_no_space(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     for name in ("a", "x/a", "x/y/b", MANIFEST):
         (source / name).parent.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,7 @@ def ledger(path: Path, *steps: int, last_score: float = 1.0) -> Path:
         ((1, 2, 3), (1, 2), ((), ()), (3, ("there", "missing"))),
     ],
 )
-def test_a_step_that_one_ledger_lacks_is_lost_or_missing(
+def test_ledger_comparison_reports_lost_and_missing_steps(
     tmp_path: Path, left: tuple[int, ...], right: tuple[int, ...], lost: object, missing: Any
 ) -> None:
     found = compare(ledger(tmp_path / "left", *left), ledger(tmp_path / "right", *right))
@@ -42,12 +42,12 @@ def test_a_step_that_one_ledger_lacks_is_lost_or_missing(
     assert found == Comparison(2 * len(both), max(both), (2 * len(left), 2 * len(right)), lost, first)  # type: ignore[arg-type]
 
 
-def test_the_last_equal_step_is_whole(tmp_path: Path) -> None:
+def test_last_equal_step_is_complete(tmp_path: Path) -> None:
     found = compare(ledger(tmp_path / "left", 1, 2), ledger(tmp_path / "right", 1, 2, last_score=0.0))
     assert (found.equal_samples, found.last_equal_step) == (3, 1)
 
 
-def test_a_file_that_was_replaced_by_a_larger_one_is_read_from_its_start(tmp_path: Path) -> None:
+def test_tail_rereads_a_replaced_or_truncated_file(tmp_path: Path) -> None:
     file, other = tmp_path / "console.log", tmp_path / "other"
     file.write_text("one\ntwo\nhal")
     tail = Tail(file)

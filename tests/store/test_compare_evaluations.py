@@ -28,7 +28,7 @@ def rows(scores: dict[str, list[float | None]], set: str = "held", mode: str = "
     ]
 
 
-def test_right_and_wrong_answers_are_tested_as_mcnemar_does() -> None:
+def test_paired_test_of_binary_scores_equals_mcnemar() -> None:
     """9 of 10 that differ are better: 2 (C(10, 0) + C(10, 1)) / 2^10."""
     found = paired([1.0] * 9 + [-1.0] + [0.0] * 30)
     assert (found.better, found.worse, found.pairs, found.mean) == (9, 1, 40, 0.2)
@@ -38,7 +38,7 @@ def test_right_and_wrong_answers_are_tested_as_mcnemar_does() -> None:
     assert paired([1.0] * 3000).p_value == pytest.approx(0.0)
 
 
-def test_equal_differences_have_no_effect_size_and_one_pair_no_interval() -> None:
+def test_effect_size_and_interval_are_none_without_variance() -> None:
     assert (paired([0.0, 0.0]).effect, paired([1.0, 1.0]).effect) == (0.0, None)
     assert paired([1.1 - 1.0, 0.1, 0.1]).effect is None  # they differ in their last bits only
     assert (paired([1.0]).low, paired([1.0]).high, paired([1.0]).effect) == (None, None, None)
@@ -46,7 +46,7 @@ def test_equal_differences_have_no_effect_size_and_one_pair_no_interval() -> Non
 
 @settings(deadline=None, max_examples=20)
 @given(st.lists(st.sampled_from([-1.0, -0.5, 0.0, 0.25, 1.0]), min_size=1, max_size=9))
-def test_chances_are_those_of_all_choices_of_signs(differences: list[float]) -> None:
+def test_p_value_matches_the_sign_permutation_test(differences: list[float]) -> None:
     """To what ten thousand draws of them give."""
     reached = abs(sum(differences)) - 1e-9
     sums = [
@@ -58,7 +58,7 @@ def test_chances_are_those_of_all_choices_of_signs(differences: list[float]) -> 
 
 
 @pytest.mark.parametrize(("pairs", "quantile"), [(2, 12.706), (3, 4.303), (5, 2.776), (31, 2.042), (1319, 1.9617)])
-def test_an_interval_is_students(pairs: int, quantile: float) -> None:
+def test_confidence_interval_uses_students_t(pairs: int, quantile: float) -> None:
     differences = [0.5 if number % 2 else -0.25 for number in range(pairs)]
     mean = sum(differences) / pairs
     spread = sqrt(sum((each - mean) ** 2 for each in differences) / (pairs - 1))
@@ -68,7 +68,7 @@ def test_an_interval_is_students(pairs: int, quantile: float) -> None:
     assert found.effect == pytest.approx(mean / spread)
 
 
-def test_prompts_are_compared_by_the_means_of_their_samples() -> None:
+def test_evaluations_are_compared_by_mean_score_per_prompt() -> None:
     left = rows({"a": [1, 0], "b": [0, 0], "c": [None, None], "d": [1, 1], "e": [1]})
     right = rows({"b": [1, 0], "a": [1, 1], "c": [1, 1], "d": [None, 1], "f": [1]})
     [found] = compare_evaluations(left + rows({"a": [1]}, set="other"), right)
@@ -77,13 +77,13 @@ def test_prompts_are_compared_by_the_means_of_their_samples() -> None:
     assert [(each.prompt, each.scores) for each in found.changed] == [("a", (0.5, 1.0)), ("b", (0.0, 0.5))]
 
 
-def test_evaluations_that_share_no_prompt_are_not_compared() -> None:
+def test_evaluations_without_common_prompts_are_refused() -> None:
     for other in (rows({"z": [1]}), rows({"a": [1]}, mode="greedy"), rows({"a": [None]})):
         with pytest.raises(RecipeError, match=r"no prompt has a score in both"):
             compare_evaluations(rows({"a": [1]}), other)
 
 
-def test_rows_are_read_from_a_run_a_folder_of_it_and_both_kinds_of_file(tmp_path: Path) -> None:
+def test_eval_samples_are_read_from_runs_stage_folders_and_files(tmp_path: Path) -> None:
     play(tmp_path / "run", fake_recipe(steps=2))
     layout = RunPaths(tmp_path / "run")
     newest = eval_samples.read(layout.root)
@@ -97,7 +97,7 @@ def test_rows_are_read_from_a_run_a_folder_of_it_and_both_kinds_of_file(tmp_path
     assert (one.mode, two.mode, one.changed, one.difference.p_value) == ("greedy", "sampled", (), 1.0)
 
 
-def test_what_holds_no_samples_is_refused(tmp_path: Path) -> None:
+def test_inputs_without_eval_samples_are_refused(tmp_path: Path) -> None:
     (tmp_path / "no.jsonl").write_text("{\n")
     (tmp_path / "deep.jsonl").write_text("[" * 100_000 + "\n")
     (tmp_path / "other.jsonl").write_text('{"question": "x"}\n')
@@ -113,7 +113,7 @@ def test_what_holds_no_samples_is_refused(tmp_path: Path) -> None:
         eval_samples.write(tmp_path / "gone" / "out.jsonl", rows({"a": [1]}))
 
 
-def test_the_screen_says_by_how_much_and_which_prompts_changed(
+def test_compare_screen_shows_difference_and_changed_prompts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -143,7 +143,7 @@ def test_the_screen_says_by_how_much_and_which_prompts_changed(
     assert told["difference"]["p_value"] == pytest.approx(22 / 1024)
 
 
-def test_sets_of_one_side_only_are_named(
+def test_sets_in_only_one_evaluation_are_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

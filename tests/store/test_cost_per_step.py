@@ -51,9 +51,7 @@ class Operations:
 
 
 @pytest.mark.parametrize("last", [40, pytest.param(2000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
-def test_a_late_step_asks_as_much_of_the_disk_as_an_early_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int
-) -> None:
+def test_file_operations_per_step_do_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int) -> None:
     # Ends with a step that saves, evaluates, retires a step and keeps one for reading, like step 10.
     operations = Operations(monkeypatch)
     recipe = fake_recipe(

@@ -65,7 +65,7 @@ WHERE = {
 @pytest.mark.sampled(20)
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("where", WHERE)
-def test_the_hinted_recovery_ends_as_if_nothing_had_been_damaged(
+def test_recovery_from_the_hint_gives_the_undamaged_result(
     stopped: tuple[str, Path, Path], tmp_path: Path, where: str, how: str
 ) -> None:
     saves, half, whole = stopped
@@ -89,7 +89,7 @@ def test_the_hinted_recovery_ends_as_if_nothing_had_been_damaged(
 
 @pytest.mark.parametrize("name", ["journal.jsonl", "ledger.jsonl"])
 @pytest.mark.parametrize("how", ["flip", "halve", "delete"])
-def test_a_damaged_journal_or_ledger_is_named_and_what_is_intact_is_kept(
+def test_damaged_journal_or_ledger_is_named_and_intact_lines_kept(
     stopped: tuple[str, Path, Path], tmp_path: Path, name: str, how: str
 ) -> None:
     saves, half, whole = stopped
@@ -116,9 +116,7 @@ def test_a_damaged_journal_or_ledger_is_named_and_what_is_intact_is_kept(
     assert not plan_resume(layout).broken
 
 
-def test_a_line_that_is_still_json_but_says_something_else_is_named(
-    stopped: tuple[str, Path, Path], tmp_path: Path
-) -> None:
+def test_changed_ledger_line_fails_its_checksum(stopped: tuple[str, Path, Path], tmp_path: Path) -> None:
     layout = RunPaths(shutil.copytree(stopped[1], tmp_path / "run"))
     lines = layout.ledger.read_bytes().splitlines(keepends=True)
     changed = lines[3].replace(b'"score": ', b'"score": 1', 1)
@@ -130,7 +128,7 @@ def test_a_line_that_is_still_json_but_says_something_else_is_named(
     assert item.name == "ledger.jsonl"
 
 
-def test_a_flip_in_what_a_manifest_says_is_named(stopped: tuple[str, Path, Path], tmp_path: Path) -> None:
+def test_flipped_bit_in_a_manifest_fails_its_checksum(stopped: tuple[str, Path, Path], tmp_path: Path) -> None:
     layout = RunPaths(shutil.copytree(stopped[1], tmp_path / "run"))
     pair = saved_pairs(layout)[-1]
     path = layout.state("actor", pair) / "manifest.json"
@@ -140,7 +138,7 @@ def test_a_flip_in_what_a_manifest_says_is_named(stopped: tuple[str, Path, Path]
     assert "does not match its own checksum" in item.note
 
 
-def test_a_run_goes_back_to_an_older_pair_and_what_came_after_is_kept_aside(tmp_path: Path) -> None:
+def test_roll_back_moves_later_steps_and_states_aside(tmp_path: Path) -> None:
     tables = SAVES["two pairs"]
     layout = stop_at(tmp_path / "half", "6 logprobs starts", **tables)
     play(tmp_path / "whole", fake_recipe(**tables))
@@ -161,7 +159,7 @@ def test_a_run_goes_back_to_an_older_pair_and_what_came_after_is_kept_aside(tmp_
         roll_back(layout, 1)
 
 
-def test_a_run_that_goes_back_one_step_has_no_states_of_that_step(tmp_path: Path) -> None:
+def test_roll_back_by_one_step_discards_states_of_that_step(tmp_path: Path) -> None:
     checkpoint = {"every_steps": 1, "keep_last": 3, "asynchronous": False}
     layout = stop_at(tmp_path / "run", "4 rollout starts", checkpoint=checkpoint, steps=4)
     assert saved_pairs(layout) == [1, 2, 3]
@@ -169,7 +167,7 @@ def test_a_run_that_goes_back_one_step_has_no_states_of_that_step(tmp_path: Path
     assert saved_pairs(layout) == [1, 2]
 
 
-def test_where_every_pair_is_broken_and_older_steps_are_gone_the_run_begins_anew(tmp_path: Path) -> None:
+def test_run_restarts_if_every_checkpoint_is_broken(tmp_path: Path) -> None:
     tables = SAVES["two pairs"]
     layout = stop_at(tmp_path / "half", "6 logprobs starts", **tables)
     play(tmp_path / "whole", fake_recipe(**tables))
@@ -195,9 +193,7 @@ class OldListing(RunPaths):
 
 
 @pytest.mark.timeout(30)
-def test_an_item_that_is_broken_again_after_it_was_set_aside_ends_the_repair(
-    stopped: tuple[str, Path, Path], tmp_path: Path
-) -> None:
+def test_repair_stops_if_an_item_breaks_again(stopped: tuple[str, Path, Path], tmp_path: Path) -> None:
     root = shutil.copytree(stopped[1], tmp_path / "run")
     layout = OldListing(root, tuple(saved_pairs(RunPaths(root))))
     newest = layout.known[-1]

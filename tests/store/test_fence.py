@@ -100,7 +100,7 @@ def overtaken(root: Path, *, at_moment: str = "", at_check: int = -1) -> list[st
     return passed
 
 
-def test_an_attempt_that_wakes_up_at_any_moment_after_it_was_overtaken_changes_nothing(tmp_path: Path) -> None:
+def test_overtaken_attempt_changes_nothing_at_any_moment(tmp_path: Path) -> None:
     passed = overtaken(tmp_path / "whole")
     moments = list(dict.fromkeys(name for name in passed if not name.startswith("check")))
     checks = [name for name in passed if name.startswith("check")]
@@ -130,7 +130,7 @@ def old(layout: RunPaths) -> Attempt:
     return replace(working(layout, 1), layout=Stale(layout.root, (1,)))
 
 
-def test_no_change_of_an_old_attempt_gets_through_although_it_does_not_check(layout: RunPaths, old: Attempt) -> None:
+def test_overtaken_attempt_cannot_change_files_without_checking(layout: RunPaths, old: Attempt) -> None:
     written = old.draft(layout.stage(1, "values"))
     written.mkdir()
     newer = claim(layout)
@@ -155,7 +155,7 @@ def test_no_change_of_an_old_attempt_gets_through_although_it_does_not_check(lay
         assert contents(layout.root) == before
 
 
-def test_what_an_old_attempt_appends_to_a_file_that_it_had_open_is_nowhere(layout: RunPaths) -> None:
+def test_writes_to_a_file_opened_by_an_old_attempt_are_lost(layout: RunPaths) -> None:
     descriptor = os.open(layout.journal, os.O_RDWR)
     newer = claim(layout)
     Journal(layout, newer).event("attempt_started")
@@ -166,7 +166,7 @@ def test_what_an_old_attempt_appends_to_a_file_that_it_had_open_is_nowhere(layou
     assert layout.journal.read_bytes() == before
 
 
-def test_an_attempt_of_a_run_that_was_replaced_is_not_taken_for_the_one_of_its_number(tmp_path: Path) -> None:
+def test_attempt_of_a_replaced_run_cannot_write_to_the_new_run(tmp_path: Path) -> None:
     layout = RunPaths(tmp_path / "run")
     attempts = []
     for _ in range(2):
@@ -181,7 +181,7 @@ def test_an_attempt_of_a_run_that_was_replaced_is_not_taken_for_the_one_of_its_n
     newer.write(layout.recipe_toml, b"y")
 
 
-def test_what_is_set_aside_when_a_newer_attempt_comes_is_kept(layout: RunPaths, old: Attempt) -> None:
+def test_folder_being_moved_aside_survives_a_new_claim(layout: RunPaths, old: Attempt) -> None:
     state = layout.state("actor", 3)
     old.write(state / "a", b"1")
     state.rename(old.own / "discarded.states.actor.000003")  # and it was killed here
@@ -189,7 +189,7 @@ def test_what_is_set_aside_when_a_newer_attempt_comes_is_kept(layout: RunPaths, 
     assert (layout.discarded(1) / "states.actor.000003" / "a").read_bytes() == b"1"
 
 
-def test_a_claim_ends_although_the_old_attempt_goes_on_writing(layout: RunPaths, old: Attempt) -> None:
+def test_claim_finishes_while_the_old_attempt_keeps_writing(layout: RunPaths, old: Attempt) -> None:
     begun, refused = threading.Event(), list[OSError]()
 
     def goes_on() -> None:
@@ -219,7 +219,7 @@ def test_a_claim_ends_although_the_old_attempt_goes_on_writing(layout: RunPaths,
     assert len(published) == 2 * len(whole), "one was published without its file"
 
 
-def test_what_is_being_deleted_of_an_old_attempt_can_no_longer_be_published(
+def test_draft_under_deletion_cannot_be_published(
     layout: RunPaths, old: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draft = old.draft(layout.state("actor", 1))
@@ -240,7 +240,7 @@ def test_what_is_being_deleted_of_an_old_attempt_can_no_longer_be_published(
     assert not (layout.root / "published").exists()
 
 
-def test_a_claim_on_a_run_of_an_earlier_version_closes_its_attempts(tmp_path: Path) -> None:
+def test_claim_closes_attempts_of_an_earlier_version(tmp_path: Path) -> None:
     layout = RunPaths(tmp_path / "run")
     run_dir.create(layout, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={})
     for number in (1, 2):

@@ -16,7 +16,7 @@ from store.fixture_runs import STOPS, bring, recipe
 
 
 @pytest.mark.parametrize("name", STOPS)
-def test_a_kept_run_is_whole_and_goes_on_to_the_end_of_a_run_of_today(tmp_path: Path, name: str) -> None:
+def test_fixture_run_is_intact_and_resumes_to_todays_result(tmp_path: Path, name: str) -> None:
     root = bring(name, tmp_path)
     layout, before = RunPaths(root), RunPaths(root).ledger.read_bytes()
     assert not plan_resume(layout).broken
@@ -46,7 +46,7 @@ def figures(layout: RunPaths) -> dict[int, dict[str, float]]:
 
 
 @pytest.mark.parametrize("name", STOPS)
-def test_a_kept_run_can_be_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_fixture_run_can_be_inspected(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     root = bring(name, tmp_path)
     assert [outlines_of(RunPaths(root)).at(step).story for step in (1, 2)] == ["critic_only", "ppo"]
     assert run(["status", str(root), "--json"]) == 0

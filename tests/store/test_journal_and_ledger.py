@@ -26,7 +26,7 @@ from store.conftest import a_manifest, stop_at, working
 REDO = {"checkpoint": {"every_steps": 5}}
 
 
-def test_a_torn_last_line_is_cut_before_the_next(layout: RunPaths) -> None:
+def test_torn_last_journal_line_is_removed_before_the_next(layout: RunPaths) -> None:
     journal = Journal(layout, working(layout, 1))
     journal.event("attempt_started")
     with layout.journal.open("ab") as file:
@@ -37,7 +37,7 @@ def test_a_torn_last_line_is_cut_before_the_next(layout: RunPaths) -> None:
     assert layout.journal.read_bytes().count(b"\n") == 2
 
 
-def test_lines_that_a_crash_lost_are_written_from_the_manifests(tmp_path: Path) -> None:
+def test_lost_journal_lines_are_rebuilt_from_manifests(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "2 values starts", **REDO)
     before = read_lines(layout.journal)
     layout.journal.write_bytes(b"".join(layout.journal.read_bytes().splitlines(keepends=True)[:5]))
@@ -45,7 +45,7 @@ def test_lines_that_a_crash_lost_are_written_from_the_manifests(tmp_path: Path) 
     assert read_lines(layout.journal)[: len(before)] == before
 
 
-def test_a_stage_that_a_dying_attempt_published_last_gets_its_line_when_it_is_recalled(tmp_path: Path) -> None:
+def test_stage_published_by_a_dying_attempt_gets_its_journal_line(tmp_path: Path) -> None:
     play(tmp_path / "whole", fake_recipe(**REDO))
     # The new attempt has read the journal already when the rename of the old one lands.
     wiring = open_run(tmp_path / "run", fake_recipe(**REDO), Witness())
@@ -55,7 +55,7 @@ def test_a_stage_that_a_dying_attempt_published_last_gets_its_line_when_it_is_re
     assert result(tmp_path / "run") == result(tmp_path / "whole")
 
 
-def test_the_journal_follows_the_manifests(tmp_path: Path) -> None:
+def test_journal_line_is_written_after_the_manifest(tmp_path: Path) -> None:
     layout = RunPaths(tmp_path / "run")
     ahead: list[str] = []
 
@@ -69,7 +69,7 @@ def test_the_journal_follows_the_manifests(tmp_path: Path) -> None:
     assert ahead == []
 
 
-def test_a_stage_that_came_out_otherwise_has_its_new_figures_in_the_journal(
+def test_journal_has_the_metrics_of_a_recommitted_stage(
     layout: RunPaths,
 ) -> None:
     journal = Journal(layout, working(layout, 1))
@@ -94,7 +94,7 @@ def samples_of(layout: RunPaths, step: int) -> tuple[Rollouts, Rewards]:
 
 
 @pytest.mark.parametrize("torn_after", [0.1, 0.4, 0.99])
-def test_half_a_step_is_cut_from_the_ledger_and_written_whole(tmp_path: Path, torn_after: float) -> None:
+def test_torn_ledger_step_is_removed_and_rewritten(tmp_path: Path, torn_after: float) -> None:
     layout = stop_at(tmp_path / "run", "3 rollout starts", **REDO)
     whole = layout.ledger.read_bytes()
     second = whole.index(b"\n", len(whole) // 2 - 40) + 1
@@ -108,7 +108,7 @@ def test_half_a_step_is_cut_from_the_ledger_and_written_whole(tmp_path: Path, to
 
 
 @pytest.mark.parametrize("lost", range(6))
-def test_a_step_that_lost_a_line_of_the_ledger_is_not_kept(lost: int) -> None:
+def test_ledger_step_with_a_missing_line_is_dropped(lost: int) -> None:
     lines = [{"step": step, "sample": sample, "of": 2} for step in (1, 2, 3) for sample in (0, 1)]
     for line in lines[1::2]:
         line["end_of_step"] = True
@@ -116,7 +116,7 @@ def test_a_step_that_lost_a_line_of_the_ledger_is_not_kept(lost: int) -> None:
     assert kept == [line for line in lines if line["step"] != lines[lost]["step"]]
 
 
-def test_a_replayed_step_leaves_the_ledger_as_it_is(tmp_path: Path) -> None:
+def test_replayed_step_leaves_the_ledger_unchanged(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "3 rollout starts", **REDO)
     before = layout.ledger.read_bytes()
     used_by = [json.loads(line)["used_by"] for line in before.splitlines()]
@@ -126,7 +126,7 @@ def test_a_replayed_step_leaves_the_ledger_as_it_is(tmp_path: Path) -> None:
         assert layout.ledger.read_bytes() == before
 
 
-def test_the_ledger_knows_where_each_step_ends_and_forgets_those_behind_one_that_is_told_otherwise(
+def test_changed_step_removes_later_steps_from_the_ledger(
     tmp_path: Path,
 ) -> None:
     layout = stop_at(tmp_path / "run", "3 rollout starts", **REDO)
@@ -141,7 +141,7 @@ def test_the_ledger_knows_where_each_step_ends_and_forgets_those_behind_one_that
     assert [ledger.end_of(step) for step in (1, 2)] == [len(again), len(again)]
 
 
-def test_the_ledger_tells_the_tokens_of_a_response_and_the_score_it_has(tmp_path: Path) -> None:
+def test_ledger_line_has_the_token_digest_and_the_score(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "2 rollout starts", **REDO)
     rollouts, rewards = samples_of(layout, 1)
     lengths = rollouts.lengths.tolist()
@@ -159,7 +159,7 @@ def test_the_ledger_tells_the_tokens_of_a_response_and_the_score_it_has(tmp_path
     ]
 
 
-def test_a_superseded_attempt_does_not_write_the_ledger(tmp_path: Path) -> None:
+def test_superseded_attempt_does_not_write_the_ledger(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "2 rollout starts", **REDO)
     ledger = Ledger(layout.ledger, claim(layout))
     claim(layout)
@@ -167,7 +167,7 @@ def test_a_superseded_attempt_does_not_write_the_ledger(tmp_path: Path) -> None:
         ledger.record(2, [samples_of(layout, 1)], {"critic": "x"})
 
 
-def test_a_dropped_step_that_is_drawn_again_with_another_seed_is_what_ledger_and_journal_tell(tmp_path: Path) -> None:
+def test_regenerated_steps_replace_ledger_lines_and_journal_metrics(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "3 rollout starts", **REDO)
     for step in layout.committed_steps():
         rmtree(layout.step(step))
@@ -179,7 +179,7 @@ def test_a_dropped_step_that_is_drawn_again_with_another_seed_is_what_ledger_and
     assert [again.metrics(step) for step in (1, 2, 3)] == [expected.metrics(step) for step in (1, 2, 3)]
 
 
-def test_a_journal_tells_the_figures_of_whole_steps_and_not_those_of_an_evaluation_before_the_first(
+def test_journal_history_has_complete_steps_without_initial_eval(
     layout: RunPaths,
 ) -> None:
     journal = Journal(layout, working(layout, 1))
@@ -189,7 +189,7 @@ def test_a_journal_tells_the_figures_of_whole_steps_and_not_those_of_an_evaluati
     assert [step for step, _ in journal.history(up_to=9)] == [1, 2]
 
 
-def test_events_are_resumes_after_a_stage_and_health_stops() -> None:
+def test_chart_events_are_resumes_and_health_stops() -> None:
     started, stopped = {"event": "attempt_started"}, {"event": "attempt_ended", "status": "stopped"}
     failed = {"event": "attempt_ended", "status": "failed"}
     first, second = {"stage": "values", "step": 1}, {"stage": "reward", "step": 2}
@@ -200,9 +200,7 @@ def test_events_are_resumes_after_a_stage_and_health_stops() -> None:
 
 
 @pytest.mark.parametrize("length", [NEWEST, NEWEST + 40])
-def test_the_newest_lines_of_a_journal_are_read_with_all_events_and_the_last_evaluation(
-    tmp_path: Path, length: int
-) -> None:
+def test_read_newest_keeps_events_and_the_last_evaluation(tmp_path: Path, length: int) -> None:
     lines = [{"seq": number, "stage": "values", "step": number} for number in range(length)]
     lines[2] |= {"stage": "eval"}
     lines[5] |= {"stage": "eval"}
@@ -213,7 +211,7 @@ def test_the_newest_lines_of_a_journal_are_read_with_all_events_and_the_last_eva
     assert kept == [seq for seq in older if seq in (5, 7)] + list(range(length - NEWEST, length))
 
 
-def test_how_long_a_stage_takes_is_the_longest_of_its_last_five(layout: RunPaths) -> None:
+def test_recent_stage_time_is_the_maximum_of_the_last_five(layout: RunPaths) -> None:
     journal = Journal(layout, working(layout, 1))
     assert (journal.recent_s("values"), journal.longest_s()) == (None, 0.0)
     for step, seconds in enumerate((90.0, 3.0, 1.0, 2.0, 4.0, 1.0), start=1):

@@ -13,21 +13,21 @@ from ppoctl.store.run_paths import MANIFEST, RunPaths
 
 
 @pytest.mark.parametrize("written", [2, 4])
-def test_a_file_that_is_shorter_or_longer_than_was_written_is_not_published(tmp_path: Path, written: int) -> None:
+def test_file_of_another_size_than_written_is_not_published(tmp_path: Path, written: int) -> None:
     (tmp_path / "weights").write_bytes(b"abc")
     require_covered(tmp_path, {"weights": FileDigest("00", 3)})
     with pytest.raises(StorageError, match=f"has 3 bytes, {written} were written"):
         require_covered(tmp_path, {"weights": FileDigest("00", written)})
 
 
-def test_a_file_of_the_right_size_with_other_bytes_is_corrupt(tmp_path: Path) -> None:
+def test_file_with_the_right_size_and_other_bytes_is_corrupt(tmp_path: Path) -> None:
     found, expected = FileDigest("aa" * 32, 3), FileDigest("ab" * 32, 3)
     manifests.verify_bytes(tmp_path, found, found)
     with pytest.raises(CorruptArtifactError, match="digest aaaaaaaaaaaa, its manifest says abababababab"):
         manifests.verify_bytes(tmp_path, found, expected)
 
 
-def test_what_is_set_aside_takes_the_next_free_name(tmp_path: Path) -> None:
+def test_moved_aside_folder_takes_the_next_free_name(tmp_path: Path) -> None:
     target = tmp_path / "10-rollout"
     names = []
     for _ in range(3):
@@ -36,7 +36,7 @@ def test_what_is_set_aside_takes_the_next_free_name(tmp_path: Path) -> None:
     assert names == ["10-rollout", "10-rollout.2", "10-rollout.3"]
 
 
-def test_folders_of_a_kill_hold_nothing_that_is_committed(layout: RunPaths) -> None:
+def test_folder_left_by_a_kill_is_not_committed(layout: RunPaths) -> None:
     killed = layout.step(4) / "10-rollout.attempt-2"
     killed.mkdir(parents=True)
     (killed / MANIFEST).write_text("{}")
@@ -45,12 +45,12 @@ def test_folders_of_a_kill_hold_nothing_that_is_committed(layout: RunPaths) -> N
     assert layout.has_committed(4)
 
 
-def test_a_second_round_of_drawing_has_a_folder_of_its_own(layout: RunPaths) -> None:
+def test_second_rollout_round_has_its_own_folders(layout: RunPaths) -> None:
     assert layout.stage(1, "rollout") != layout.stage(1, "rollout.2")
     assert layout.parts(1, "rollout") != layout.parts(1, "rollout.2")
 
 
-def test_saved_steps_have_a_manifest_and_come_in_the_order_of_their_numbers(layout: RunPaths) -> None:
+def test_saved_steps_have_a_manifest_and_are_sorted(layout: RunPaths) -> None:
     for step, is_whole in ((10, True), (9, True), (11, False), (2, True)):
         folder = layout.state("actor", step)
         folder.mkdir(parents=True)

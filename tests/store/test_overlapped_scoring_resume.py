@@ -79,13 +79,13 @@ def stopping_at(moment: str) -> Witness:
     return Witness(act=act)
 
 
-def test_each_response_is_scored_once_and_as_soon_as_it_is_drawn(tmp_path: Path) -> None:
+def test_each_response_is_scored_once_right_after_generation(tmp_path: Path) -> None:
     scorer, _, drawn = go(tmp_path / "run", Witness())
     assert drawn[:16] == list(range(1, 17))
     assert len(scorer.asked) == 16 + EVALUATED
 
 
-def test_scores_of_tokens_are_committed_and_reach_the_rewards_of_tokens(tmp_path: Path) -> None:
+def test_token_scores_are_committed_and_reach_the_advantages(tmp_path: Path) -> None:
     go(tmp_path / "run", Witness())
     layout = RunPaths(tmp_path / "run")
     rewards, rollouts, advantages = (
@@ -108,7 +108,7 @@ def moments() -> list[str]:
 
 
 @pytest.mark.parametrize("moment", moments())
-def test_a_run_that_is_stopped_anywhere_commits_the_same(
+def test_run_stopped_during_overlapped_scoring_commits_the_same(
     moment: str, tmp_path: Path, whole: dict[str, object]
 ) -> None:
     go(tmp_path / "run", stopping_at(moment))
@@ -128,7 +128,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     return result(root)
 
 
-def test_a_scorer_that_takes_the_generators_devices_waits_for_the_whole_rollout(
+def test_scorer_on_generator_devices_waits_for_the_full_rollout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ExactMatchScorer, "overlaps_generation", property(lambda _: False))

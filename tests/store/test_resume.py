@@ -37,7 +37,7 @@ def a_sample(key: str) -> Sample:
     return Sample(key, (2, 1), (-0.5, -0.25), True, "2 1", "actor@0:aa")
 
 
-def test_a_stage_that_was_made_from_other_inputs_is_refused(tmp_path: Path) -> None:
+def test_stage_made_from_other_inputs_is_refused(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "1 values starts", **REDO)
     other = stop_at(tmp_path / "other", "1 values starts", **REDO, seed=4)
     rmtree(layout.stage(1, "reward"))
@@ -46,7 +46,7 @@ def test_a_stage_that_was_made_from_other_inputs_is_refused(tmp_path: Path) -> N
         play(layout.root, fake_recipe(**REDO))
 
 
-def test_damage_beside_a_record_is_named_too(tmp_path: Path) -> None:
+def test_damage_to_eval_samples_is_named(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "3 rollout starts", **REDO)
     samples = layout.stage(2, "eval") / "samples.jsonl"
     samples.write_bytes(samples.read_bytes()[:-1] + b" ")
@@ -54,7 +54,7 @@ def test_damage_beside_a_record_is_named_too(tmp_path: Path) -> None:
         play(layout.root, fake_recipe(**REDO))
 
 
-def test_nothing_starts_once_the_job_was_asked_to_stop(tmp_path: Path) -> None:
+def test_no_stage_starts_after_a_stop_request(tmp_path: Path) -> None:
     witness, gate = Witness(), Stops(when=lambda asked: True)
     with pytest.raises(PreemptedError):
         run(open_run(tmp_path / "run", fake_recipe(), witness, gate=gate).job)
@@ -62,7 +62,7 @@ def test_nothing_starts_once_the_job_was_asked_to_stop(tmp_path: Path) -> None:
     assert gate.at == (0, "eval")
 
 
-def test_finished_samples_of_a_rollout_that_stopped_are_not_drawn_again(tmp_path: Path) -> None:
+def test_finished_samples_of_a_stopped_rollout_are_not_regenerated(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "inside rollout after 4 samples", steps=1)
     assert len(list(layout.parts(1, "rollout").iterdir())) == 1
     wiring = open_run(layout.root, fake_recipe(steps=1, eval={"at_start": False}), Witness())
@@ -76,9 +76,7 @@ def test_finished_samples_of_a_rollout_that_stopped_are_not_drawn_again(tmp_path
 
 
 @pytest.mark.parametrize("source", ["sampler", "current"])
-def test_a_run_without_log_probs_before_its_updates_ends_the_same_wherever_it_stopped(
-    tmp_path: Path, source: str
-) -> None:
+def test_run_without_old_logprobs_resumes_to_the_same_result(tmp_path: Path, source: str) -> None:
     kl = {"place": "loss", "coef": 0.05}
     tables = {"steps": 2, "ppo": {"epochs": 1, "minibatch_seqs": 8, "kl": kl, "old_logprobs": source}}
     play(tmp_path / "whole", fake_recipe(**tables))
@@ -92,7 +90,7 @@ EVALUATED = 4 + 4 * 1
 """Samples of an evaluation on fakes: four prompts, greedy and sampled."""
 
 
-def test_an_evaluation_that_stopped_goes_on_with_what_is_missing(tmp_path: Path) -> None:
+def test_stopped_evaluation_generates_only_missing_samples(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", f"inside eval after {EVALUATED // 2} samples", steps=1)
     assert len(list(layout.parts(0, "eval").iterdir())) == 1
     assert run_command(["status", str(layout.root)]) == 0
@@ -109,7 +107,7 @@ def test_an_evaluation_that_stopped_goes_on_with_what_is_missing(tmp_path: Path)
     assert result(layout.root) == result(tmp_path / "whole")
 
 
-def test_a_signal_stops_an_evaluation_within_a_sample_and_nothing_finished_is_lost(tmp_path: Path) -> None:
+def test_signal_stops_an_evaluation_after_the_current_sample(tmp_path: Path) -> None:
     def act(number: int, name: str) -> None:
         if name == f"inside eval after {EVALUATED // 2} samples" and not layout.has_committed(1):
             os.kill(os.getpid(), signal.SIGTERM)
@@ -126,7 +124,7 @@ def test_a_signal_stops_an_evaluation_within_a_sample_and_nothing_finished_is_lo
     assert result(layout.root) == result(tmp_path / "whole")
 
 
-def test_an_evaluation_whose_scorer_fails_keeps_all_that_was_drawn(tmp_path: Path) -> None:
+def test_evaluation_keeps_samples_if_its_scorer_fails(tmp_path: Path) -> None:
     class Fails(EvenScorer):
         def submit(self, request: Any) -> Any:
             raise StopError
@@ -139,7 +137,7 @@ def test_an_evaluation_whose_scorer_fails_keeps_all_that_was_drawn(tmp_path: Pat
     assert cast(BigramGenerator, again.generator).drawn == 8 + EVALUATED  # step 1 and its evaluation
 
 
-def test_samples_are_recalled_for_what_they_were_drawn_for_and_only_unaltered(layout: RunPaths) -> None:
+def test_finished_samples_load_only_for_their_key_and_if_intact(layout: RunPaths) -> None:
     parts = FinishedSampleFiles(layout, claim(layout), every_s=1e-9)
     with parts.writer(ONE) as keep:
         keep(a_sample("p#0"))
@@ -153,7 +151,7 @@ def test_samples_are_recalled_for_what_they_were_drawn_for_and_only_unaltered(la
         assert parts.load(ONE) == {}
 
 
-def test_a_sample_is_in_one_part(layout: RunPaths) -> None:
+def test_each_sample_is_written_to_one_file(layout: RunPaths) -> None:
     parts = FinishedSampleFiles(layout, claim(layout), every_s=1e-9)
     with parts.writer(ONE) as keep:
         for number in range(3):
@@ -162,7 +160,7 @@ def test_a_sample_is_in_one_part(layout: RunPaths) -> None:
     assert written == [[a_sample(f"p#{number}")] for number in range(3)]
 
 
-def test_samples_that_a_kill_left_beside_their_stage_go_when_it_is_recalled(tmp_path: Path) -> None:
+def test_leftover_samples_are_removed_when_their_stage_is_reused(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "1 reward starts", steps=1)
     with FinishedSampleFiles(layout, claim(layout), every_s=1e-9).writer(ONE) as keep:
         keep(a_sample("p#0"))
@@ -171,7 +169,7 @@ def test_samples_that_a_kill_left_beside_their_stage_go_when_it_is_recalled(tmp_
     assert not layout.parts(1, "rollout").exists()
 
 
-def test_samples_come_back_from_a_part_as_they_were(layout: RunPaths) -> None:
+def test_finished_samples_round_trip(layout: RunPaths) -> None:
     odd = Sample("p#1", (151_000,), (-1 / 3,), False, 'an "\u00e4"\n\U0001f600', "actor@0:aa+r1", sends=2)
     parts = FinishedSampleFiles(layout, claim(layout), every_s=float("inf"))
     with suppress(StopError), parts.writer(ONE) as keep:
@@ -184,7 +182,7 @@ def test_samples_come_back_from_a_part_as_they_were(layout: RunPaths) -> None:
     assert found["p#1"].logprobs == tuple(torch.tensor(odd.logprobs).tolist())
 
 
-def test_parts_as_they_were_written_before_are_drawn_again(tmp_path: Path) -> None:
+def test_finished_samples_in_the_old_format_are_regenerated(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "inside rollout after 4 samples", steps=1)
     (part,) = layout.parts(1, "rollout").iterdir()
     old = b'{"fingerprint": "", "samples": []}'
@@ -196,7 +194,7 @@ def test_parts_as_they_were_written_before_are_drawn_again(tmp_path: Path) -> No
     assert not layout.parts(1, "rollout").exists()
 
 
-def test_a_superseded_attempt_keeps_no_samples(layout: RunPaths) -> None:
+def test_superseded_attempt_writes_no_finished_samples(layout: RunPaths) -> None:
     parts = FinishedSampleFiles(layout, claim(layout), every_s=1e-9)
     claim(layout)
     with pytest.raises(SupersededError), parts.writer(ONE) as keep:
@@ -204,7 +202,7 @@ def test_a_superseded_attempt_keeps_no_samples(layout: RunPaths) -> None:
     assert not layout.parts(1, "rollout").exists()
 
 
-def test_a_hole_is_named_and_everything_after_it_is_set_aside(tmp_path: Path) -> None:
+def test_missing_stage_is_named_and_later_stages_are_moved_aside(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "2 critic_update starts", **REDO)
     rmtree(layout.stage(1, "values"))
     plan = plan_resume(layout)
@@ -221,13 +219,13 @@ def test_a_hole_is_named_and_everything_after_it_is_set_aside(tmp_path: Path) ->
     assert sorted(path.name for path in layout.step(1).iterdir()) == ["10-rollout", "20-reward"]
 
 
-def test_of_two_changes_the_earlier_one_replaces_the_later(layout: RunPaths) -> None:
+def test_earlier_recipe_change_replaces_a_later_change(layout: RunPaths) -> None:
     for step in (1, 5, 3):
         run_dir.change_recipe(claim(layout), {"from": step}, from_step=step)
     assert run_dir.recipes(layout) == {1: {"from": 1}, 3: {"from": 3}}
 
 
-def test_a_stage_folder_that_lost_its_manifest_is_made_again(tmp_path: Path) -> None:
+def test_stage_folder_without_manifest_is_rerun(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "2 values starts", **REDO)
     (layout.stage(2, "reward") / MANIFEST).unlink()  # as a kill leaves it that came while it was being removed
     play(layout.root, fake_recipe(**REDO))
@@ -236,7 +234,7 @@ def test_a_stage_folder_that_lost_its_manifest_is_made_again(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("stage", ["60-critic_update", "70-actor_update"])
-def test_what_is_older_than_the_saved_pair_is_not_read_again(tmp_path: Path, stage: str) -> None:
+def test_records_older_than_the_checkpoint_are_not_read(tmp_path: Path, stage: str) -> None:
     # The folders of steps before a pair stay until the next one: none of them is in the plan, so none may be needed.
     tables = {"steps": 5, "checkpoint": {"every_steps": 3}}
     half = stop_at(tmp_path / "half", "4 actor_update starts", **tables)

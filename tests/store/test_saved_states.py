@@ -57,7 +57,7 @@ def trainer(wiring: Wiring, role: str) -> BigramTrainer:
     return cast(BigramTrainer, wiring.job.states.engines[role])
 
 
-def test_a_state_remembers_its_updates_its_carry_and_the_kl_of_its_step(tmp_path: Path) -> None:
+def test_saved_state_has_its_updates_and_carry(tmp_path: Path) -> None:
     play(tmp_path / "run", fake_recipe(**EVERY_SECOND))
     for role in ("actor", "critic"):
         saved = saved_state(RunPaths(tmp_path / "run"), role, 4)
@@ -67,7 +67,7 @@ def test_a_state_remembers_its_updates_its_carry_and_the_kl_of_its_step(tmp_path
 
 
 @pytest.mark.parametrize("moment", ["3 advantages renamed", "4 rollout starts"])
-def test_what_has_trained_is_counted_over_all_steps_and_resumes(tmp_path: Path, moment: str) -> None:
+def test_trained_totals_count_all_steps_and_survive_a_resume(tmp_path: Path, moment: str) -> None:
     layout = stop_at(tmp_path / "run", moment, **EVERY_SECOND)
     journal = play(layout.root, fake_recipe(**EVERY_SECOND)).job.journal
     drawn = [journal.metrics(step)["rollout/tokens"] for step in range(1, 5)]
@@ -77,7 +77,7 @@ def test_what_has_trained_is_counted_over_all_steps_and_resumes(tmp_path: Path, 
     assert saved_state(layout, "actor", 4)[1].trained_tokens == counted[-1]
 
 
-def test_a_run_that_goes_on_from_a_pair_ends_like_one_that_never_stopped(tmp_path: Path) -> None:
+def test_resume_from_a_checkpoint_equals_an_uninterrupted_run(tmp_path: Path) -> None:
     tables = {**EVERY_SECOND, "steps": 5, "actor": {"optimizer": WARMED}, "critic": {"optimizer": WARMED}}
     play(tmp_path / "whole", fake_recipe(**tables))
     for moment in ("3 values starts", "4 critic_update written", "4 state/actor writing", "5 rollout starts"):
@@ -87,7 +87,7 @@ def test_a_run_that_goes_on_from_a_pair_ends_like_one_that_never_stopped(tmp_pat
 
 
 @pytest.mark.parametrize("schedule", [WARMED, {**WARMED, "lr_ticks": "step", "lr_warmup_updates": 4}])
-def test_replays_count_steps_and_updates_as_the_update_found_them(tmp_path: Path, schedule: dict[str, Any]) -> None:
+def test_replay_counts_steps_and_updates_like_the_first_run(tmp_path: Path, schedule: dict[str, Any]) -> None:
     ppo = {"epochs": 1, "critic_epochs": 2, "minibatch_seqs": 4, "critic_only_steps": 1}
     tables = {"steps": 3, "ppo": ppo, "actor": {"optimizer": schedule}, "critic": {"optimizer": schedule}}
     tables["checkpoint"] = {"every_steps": 5}
@@ -97,21 +97,21 @@ def test_replays_count_steps_and_updates_as_the_update_found_them(tmp_path: Path
     assert result(layout.root) == result(tmp_path / "whole")
 
 
-def test_one_role_alone_is_no_pair(tmp_path: Path) -> None:
+def test_state_of_one_role_is_not_a_checkpoint(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "2 state/actor writing", **EVERY_SECOND)
     assert (layout.saved_steps("critic"), layout.saved_steps("actor"), saved_pairs(layout)) == ([2], [], [])
     wiring = open_run(layout.root, fake_recipe(**EVERY_SECOND), Witness())
     assert start_point(wiring.job)[0] == 0
 
 
-def test_a_state_of_another_lineage_in_its_place_is_refused(tmp_path: Path) -> None:
+def test_state_with_another_lineage_is_refused(tmp_path: Path) -> None:
     wiring = play(tmp_path / "run")
     state = State("actor", 3, 12, "another")
     with pytest.raises(StorageError, match="holds another state than step 3 leads to"):
         wiring.job.states.save(state, Carry(0.0), {}, Recorded(0, 0), healthy=True)
 
 
-def test_an_engine_whose_update_failed_is_at_no_state(tmp_path: Path) -> None:
+def test_trainer_with_a_failed_update_reloads_its_state(tmp_path: Path) -> None:
     wiring = open_run(tmp_path / "run", fake_recipe(), Witness())
     states, actor = wiring.job.states, trainer(wiring, "actor")
     start = states.initial["actor"]
@@ -122,7 +122,7 @@ def test_an_engine_whose_update_failed_is_at_no_state(tmp_path: Path) -> None:
     assert actor.starts == 2
 
 
-def test_a_replay_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
+def test_replay_to_another_lineage_is_refused(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "4 rollout starts", **EVERY_SECOND)
     job = open_run(layout.root, fake_recipe(**EVERY_SECOND), Witness()).job
     as_recorded = job.states.replay
@@ -132,7 +132,7 @@ def test_a_replay_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
         run(job)
 
 
-def test_inexact_replays_stay_with_the_state_that_is_saved_on_them(tmp_path: Path) -> None:
+def test_inexact_replays_are_recorded_in_the_saved_state(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "4 rollout starts", **EVERY_SECOND)
     wiring = open_run(layout.root, fake_recipe(**EVERY_SECOND), Witness())
     actor = trainer(wiring, "actor")
@@ -150,7 +150,7 @@ def test_inexact_replays_stay_with_the_state_that_is_saved_on_them(tmp_path: Pat
     assert states.stamped(saved[0]).stamp.endswith("+r1")
 
 
-def test_a_run_that_a_health_rule_stops_is_saved_as_it_is_and_can_go_on(tmp_path: Path) -> None:
+def test_health_stop_saves_an_unhealthy_checkpoint_that_can_resume(tmp_path: Path) -> None:
     recipe = fake_recipe(steps=4, checkpoint={"every_steps": 5})
     with pytest.raises(HealthStopError, match="reward fell"):
         run(open_run(tmp_path / "run", recipe, Witness(), health=StopsAt((2,))).job)
@@ -163,7 +163,7 @@ def test_a_run_that_a_health_rule_stops_is_saved_as_it_is_and_can_go_on(tmp_path
     assert result(layout.root) == result(tmp_path / "whole")
 
 
-def test_the_last_healthy_pair_stays_while_newer_ones_are_not_healthy(tmp_path: Path) -> None:
+def test_last_healthy_checkpoint_outlives_unhealthy_checkpoints(tmp_path: Path) -> None:
     recipe = fake_recipe(steps=4, checkpoint={"every_steps": 1, "keep_last": 2})
     for stops in ((3, 4), (4,)):
         with pytest.raises(HealthStopError):
@@ -174,7 +174,7 @@ def test_the_last_healthy_pair_stays_while_newer_ones_are_not_healthy(tmp_path: 
     assert layout.stage(2, "actor_update").is_dir()
 
 
-def test_a_state_that_was_half_removed_no_longer_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_removed_state_is_not_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = stop_at(
         tmp_path / "run",
         "4 rollout starts",
@@ -188,7 +188,7 @@ def test_a_state_that_was_half_removed_no_longer_counts(tmp_path: Path, monkeypa
     assert manifests.read(layout.stage(2, "rollout")) is None
 
 
-def test_where_the_newest_pair_is_broken_the_one_before_leads_to_the_same_end(tmp_path: Path) -> None:
+def test_resume_from_an_older_checkpoint_gives_the_same_result(tmp_path: Path) -> None:
     tables = {"steps": 7, "checkpoint": {"every_steps": 2, "keep_last": 2, "asynchronous": False}}
     play(tmp_path / "whole", fake_recipe(**tables))
     layout = stop_at(tmp_path / "run", "7 actor_update starts", **tables)
@@ -199,13 +199,13 @@ def test_where_the_newest_pair_is_broken_the_one_before_leads_to_the_same_end(tm
     assert result(layout.root) == result(tmp_path / "whole")
 
 
-def test_a_state_that_nothing_leads_to_is_named(tmp_path: Path) -> None:
+def test_unreachable_state_is_named(tmp_path: Path) -> None:
     wiring = play(tmp_path / "run")
     with pytest.raises(StorageError, match=r"no saved state and no recorded update leads to actor@3:unknown"):
         wiring.job.states.actor_at(State("actor", 3, 12, "unknown"))
 
 
-def test_a_best_actor_of_a_run_that_was_drawn_again_is_the_new_one(tmp_path: Path) -> None:
+def test_best_actor_of_a_regenerated_step_is_replaced(tmp_path: Path) -> None:
     tables = {"steps": 1, "checkpoint": {"best": "eval/held/pass_at_1", "every_steps": 5}}
     layout = stop_at(tmp_path / "run", "1 state/critic writing", **tables)
     for step in layout.committed_steps():

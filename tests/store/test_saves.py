@@ -41,7 +41,7 @@ def published(layout: RunPaths, written: Mapping[str, FileDigest]) -> Path:
     return folder
 
 
-def test_the_manifest_has_what_the_writers_say(layout: RunPaths) -> None:
+def test_manifest_has_the_digests_of_the_writers(layout: RunPaths) -> None:
     written = {"a": digest_of(b"12"), "b": digest_of(b"345")}
     found = manifests.read(published(layout, written))
     assert found is not None
@@ -56,7 +56,7 @@ def test_the_manifest_has_what_the_writers_say(layout: RunPaths) -> None:
         ({"a": 2, "b": 4}, "b` has 3 bytes, 4 were written"),
     ],
 )
-def test_what_is_on_the_disk_and_what_was_digested_must_be_the_same(
+def test_mismatch_between_files_and_digests_is_not_published(
     layout: RunPaths, written: dict[str, int], says: str
 ) -> None:
     with pytest.raises(StorageError, match=says):
@@ -66,7 +66,7 @@ def test_what_is_on_the_disk_and_what_was_digested_must_be_the_same(
 
 
 @pytest.mark.parametrize("looks", LOOKS)
-def test_a_state_counts_from_its_manifest_on_and_the_older_pairs_go_after_it(tmp_path: Path, looks: float) -> None:
+def test_state_needs_its_manifest_and_older_states_are_removed_later(tmp_path: Path, looks: float) -> None:
     layout = RunPaths(tmp_path / "run")
     pairs: list[list[int]] = []
     folders: list[int] = []
@@ -88,7 +88,7 @@ def test_a_state_counts_from_its_manifest_on_and_the_older_pairs_go_after_it(tmp
     assert max(folders) == 6
 
 
-def test_training_goes_on_while_a_state_is_written_and_the_next_save_waits(tmp_path: Path) -> None:
+def test_training_continues_during_a_save_and_the_next_save_waits(tmp_path: Path) -> None:
     witness = Witness(looks=inf)
     play(tmp_path / "run", fake_recipe(steps=2), witness)
     found = witness.moments
@@ -97,14 +97,14 @@ def test_training_goes_on_while_a_state_is_written_and_the_next_save_waits(tmp_p
     assert found.index("1 state/actor renamed") < found.index("2 state/critic writing")
 
 
-def test_training_waits_where_the_recipe_says_so(tmp_path: Path) -> None:
+def test_training_waits_for_synchronous_saves(tmp_path: Path) -> None:
     witness = Witness(looks=inf)
     play(tmp_path / "run", fake_recipe(steps=2, checkpoint={"asynchronous": False}), witness)
     assert witness.moments.index("1 state/actor renamed") < witness.moments.index("2 rollout starts")
 
 
 @pytest.mark.parametrize(("looks", "raised_after"), [(1, "1 state/actor writing"), (inf, "2 eval renamed")])
-def test_a_disk_that_fills_up_behind_training_is_the_same_error_at_the_next_opportunity(
+def test_full_disk_during_an_asynchronous_save_raises_at_next_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: float, raised_after: str
 ) -> None:
     witness = Witness(looks=looks)
@@ -123,9 +123,7 @@ def test_a_disk_that_fills_up_behind_training_is_the_same_error_at_the_next_oppo
     assert result(tmp_path / "run") == result(tmp_path / "whole")
 
 
-def test_a_disk_that_fills_up_behind_the_last_step_is_told_before_the_run_says_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_after_the_last_step_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BigramSaving, "_write_half", no_space)
     with pytest.raises(StorageError, match="No space left"):
         play(tmp_path / "run", fake_recipe(steps=1), Witness(looks=inf))
@@ -135,7 +133,7 @@ def no_space(saving: BigramSaving) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_run_that_is_asked_to_stop_finishes_what_is_in_flight(tmp_path: Path) -> None:
+def test_stopped_run_finishes_pending_saves(tmp_path: Path) -> None:
     witness, gate = Witness(looks=inf), Stops(when=lambda asked: asked.at == (2, "logprobs"))
     with pytest.raises(PreemptedError):
         run(open_run(tmp_path / "run", fake_recipe(), witness, gate=gate).job)
@@ -165,14 +163,14 @@ class StopsAtOnce:
         return bool(self.check(step, figures))
 
 
-def test_a_run_that_a_health_rule_stops_finishes_what_is_in_flight(tmp_path: Path) -> None:
+def test_health_stop_finishes_pending_saves(tmp_path: Path) -> None:
     wiring = open_run(tmp_path / "run", fake_recipe(), Witness(looks=inf), health=StopsAtOnce())
     with pytest.raises(HealthStopError):
         run(wiring.job)
     assert saved_pairs(RunPaths(tmp_path / "run")) == [1]
 
 
-def test_a_save_that_another_error_leaves_behind_is_swept_and_made_up_for(tmp_path: Path) -> None:
+def test_unfinished_save_is_swept_and_repeated(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "2 values starts")
     unfinished = working(layout, 1).draft(layout.state("actor", 1))
     play(tmp_path / "whole")
@@ -206,7 +204,7 @@ def reshardable(layout: RunPaths, step: int) -> list[str]:
     return [item.extra["layout"]["reshardable"] for item in found if item is not None]
 
 
-def test_a_pair_is_saved_again_for_any_layout_and_nothing_is_trained(tmp_path: Path) -> None:
+def test_reshard_saves_a_checkpoint_without_training(tmp_path: Path) -> None:
     play(tmp_path / "run", narrow_recipe(reshardable="dp"))
     layout = RunPaths(tmp_path / "run")
     before = result(layout.root)
@@ -222,7 +220,7 @@ def test_a_pair_is_saved_again_for_any_layout_and_nothing_is_trained(tmp_path: P
 
 @pytest.mark.parametrize("moment", ["writing", "written", "removed", "renamed"])
 @pytest.mark.parametrize("role", ["actor", "critic"])
-def test_a_kill_while_a_pair_is_saved_again_costs_a_replay_at_most(tmp_path: Path, role: str, moment: str) -> None:
+def test_kill_during_reshard_costs_at_most_a_replay(tmp_path: Path, role: str, moment: str) -> None:
     play(tmp_path / "run", narrow_recipe(reshardable="dp"))
     before = result(tmp_path / "run")
     witness = Witness(act=stopping_at(f"3 state/{role} {moment}"))

@@ -26,7 +26,7 @@ def own_mounts() -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("kib", [48, 120, 240])
-def test_a_full_disk_is_one_clear_error_and_the_run_goes_on_when_there_is_room(
+def test_run_on_a_full_disk_fails_clearly_and_resumes_with_space(
     tmp_path: Path, own_mounts: tuple[str, ...], kib: int
 ) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

@@ -50,7 +50,7 @@ def stopped(stopped_once: Path, tmp_path: Path) -> Path:
     return shutil.copytree(stopped_once, tmp_path / "run")
 
 
-def test_a_recalled_stage_runs_nothing_and_emits_nothing(stopped: Path) -> None:
+def test_reused_stage_runs_and_journals_nothing(stopped: Path) -> None:
     witness = Witness()
     wiring = open_run(stopped, fake_recipe(**SAVES_AT_THE_END), witness)
     run(wiring.job)
@@ -59,7 +59,7 @@ def test_a_recalled_stage_runs_nothing_and_emits_nothing(stopped: Path) -> None:
     assert len(stages) == len(set(stages))
 
 
-def test_a_finished_run_does_nothing_when_resumed(tmp_path: Path) -> None:
+def test_resuming_a_finished_run_does_nothing(tmp_path: Path) -> None:
     play(tmp_path / "run")
     witness = Witness()
     play(tmp_path / "run", witness=witness)
@@ -68,7 +68,7 @@ def test_a_finished_run_does_nothing_when_resumed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stage", outline(PPO).names[:-1])
 @pytest.mark.parametrize("damage", ["a flipped bit", "a truncated file", "a missing file", "a manifest of nonsense"])
-def test_damage_to_any_artifact_is_named(stopped: Path, stage: str, damage: str) -> None:
+def test_damage_to_any_stage_record_is_named(stopped: Path, stage: str, damage: str) -> None:
     folder = RunPaths(stopped).stage(3, stage)
     path = folder / (MANIFEST if "manifest" in damage else "record.safetensors")
     data = bytearray(path.read_bytes())
@@ -84,7 +84,7 @@ def test_damage_to_any_artifact_is_named(stopped: Path, stage: str, damage: str)
     assert broken[0].action == "corrupt"
 
 
-def test_damage_to_a_saved_state_is_named_before_it_is_loaded(tmp_path: Path) -> None:
+def test_damage_to_a_saved_state_is_named_before_loading(tmp_path: Path) -> None:
     recipe = fake_recipe(steps=3)
     play(tmp_path / "run", recipe)
     layout = RunPaths(tmp_path / "run")
@@ -96,7 +96,7 @@ def test_damage_to_a_saved_state_is_named_before_it_is_loaded(tmp_path: Path) ->
         play(tmp_path / "run", fake_recipe(steps=4))
 
 
-def test_what_is_set_aside_is_made_again_and_ends_the_same(stopped: Path, tmp_path: Path) -> None:
+def test_repaired_stage_is_rerun_with_the_same_result(stopped: Path, tmp_path: Path) -> None:
     layout = RunPaths(stopped)
     record = layout.stage(2, "values") / "record.safetensors"
     record.write_bytes(record.read_bytes()[:-3])
@@ -108,13 +108,13 @@ def test_what_is_set_aside_is_made_again_and_ends_the_same(stopped: Path, tmp_pa
     assert layout.ledger.read_bytes() == RunPaths(tmp_path / "whole").ledger.read_bytes()
 
 
-def test_an_artifact_made_with_other_settings_is_refused(stopped: Path) -> None:
+def test_artifact_made_with_other_settings_is_refused(stopped: Path) -> None:
     changed = fake_recipe(**SAVES_AT_THE_END, seed=4)
     with pytest.raises(StorageError, match="other recipe keys"):
         play(stopped, changed)
 
 
-def test_of_two_live_attempts_the_older_loses_before_it_publishes(tmp_path: Path) -> None:
+def test_older_of_two_live_attempts_is_superseded_before_publishing(tmp_path: Path) -> None:
     root = tmp_path / "run"
 
     def act(number: int, name: str) -> None:
@@ -130,12 +130,12 @@ def test_of_two_live_attempts_the_older_loses_before_it_publishes(tmp_path: Path
     assert not list(root.glob("steps/*/*.attempt-*"))
 
 
-def test_attempts_are_numbered_by_a_claim_that_only_one_can_make(tmp_path: Path) -> None:
+def test_claims_number_attempts_consecutively(tmp_path: Path) -> None:
     layout = RunPaths(tmp_path)
     assert [attempts.claim(layout).number for _ in range(3)] == [1, 2, 3]
 
 
-def test_a_disk_that_is_full_is_one_clear_error_and_loses_nothing(stopped: Path) -> None:
+def test_full_disk_raises_storage_error_and_loses_nothing(stopped: Path) -> None:
     before = sorted(path.name for path in (stopped / "steps/000003").iterdir())
 
     def act(number: int, name: str) -> None:
@@ -149,13 +149,13 @@ def test_a_disk_that_is_full_is_one_clear_error_and_loses_nothing(stopped: Path)
     play(stopped, fake_recipe(**SAVES_AT_THE_END))
 
 
-def test_a_run_folder_without_rights_is_one_clear_error(tmp_path: Path) -> None:
+def test_run_directory_that_is_a_file_raises_storage_error(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file where the folder should be")
     with pytest.raises(StorageError, match="cannot write to run directory"):
         attempts.claim(RunPaths(tmp_path / "run"))
 
 
-def test_a_disk_that_fills_up_within_a_journal_line_leaves_no_torn_line(stopped: Path) -> None:
+def test_full_disk_during_a_journal_append_leaves_no_torn_line(stopped: Path) -> None:
     layout = RunPaths(stopped)
     attempt = attempts.claim(layout)
     journal = Journal(layout, attempt)
@@ -175,7 +175,7 @@ def test_a_disk_that_fills_up_within_a_journal_line_leaves_no_torn_line(stopped:
     assert [line["seq"] for line in lines] == list(range(1, len(lines) + 1))
 
 
-def test_two_writers_of_one_journal_write_each_line_once(stopped: Path) -> None:
+def test_two_journal_writers_write_each_line_once(stopped: Path) -> None:
     layout = RunPaths(stopped)
     one, other = (Journal(layout, attempt) for attempt in [attempts.claim(layout)] * 2)
     manifest = manifests.read(layout.stage(1, "values"))
@@ -187,7 +187,7 @@ def test_two_writers_of_one_journal_write_each_line_once(stopped: Path) -> None:
     assert seqs == list(range(1, len(seqs) + 1))
 
 
-def test_a_corrupt_manifest_of_a_state_is_part_of_the_plan(tmp_path: Path) -> None:
+def test_corrupt_state_manifest_is_in_the_resume_plan(tmp_path: Path) -> None:
     play(tmp_path / "run")
     layout = RunPaths(tmp_path / "run")
     (layout.state("actor", 3) / MANIFEST).write_text("{")
@@ -199,14 +199,14 @@ KEEPS_EACH = {"prompts_per_step": 4, "max_prompt_tokens": 4, "max_new_tokens": 6
 
 
 @pytest.mark.parametrize("moment", ["1 rollout renamed", "1 reward starts"])
-def test_parts_of_a_stage_go_when_it_is_committed(tmp_path: Path, moment: str) -> None:
+def test_finished_samples_are_removed_when_their_stage_commits(tmp_path: Path, moment: str) -> None:
     layout = stop_at(tmp_path / "run", moment, rollout=KEEPS_EACH)
     assert layout.parts(1, "rollout").exists() == (moment == "1 rollout renamed")
     play(layout.root, fake_recipe(rollout=KEEPS_EACH))  # recalls it where the kill came before they went
     assert not list(layout.root.rglob("*.parts"))
 
 
-def test_what_another_version_wrote_is_refused_by_name_and_not_taken_for_damage(stopped: Path) -> None:
+def test_unknown_format_is_refused_and_is_not_corruption(stopped: Path) -> None:
     layout = RunPaths(stopped)
     readers: dict[Path, Callable[[], object]] = {
         layout.stage(2, "values") / MANIFEST: lambda: plan_resume(layout),
@@ -219,7 +219,7 @@ def test_what_another_version_wrote_is_refused_by_name_and_not_taken_for_damage(
         assert not isinstance(raised.value, CorruptArtifactError)  # which `--allow-missing` would set aside
 
 
-def test_a_manifest_of_nonsense_is_named_even_where_its_checksum_is_right(stopped: Path) -> None:
+def test_invalid_manifest_with_a_valid_checksum_is_corrupt(stopped: Path) -> None:
     folder = RunPaths(stopped).stage(2, "values")
     (folder / MANIFEST).write_text(seal({"format": FORMAT, "files": ["record.safetensors"]}, indent=1))
     with pytest.raises(CorruptArtifactError, match=r"30-values/manifest\.json` is corrupt: not a manifest"):

@@ -37,7 +37,7 @@ def trainers(wiring: object) -> dict[str, BigramTrainer]:
     return cast(dict[str, BigramTrainer], wiring.job.states.engines)  # type: ignore[attr-defined]
 
 
-def test_a_resume_loads_the_nearest_saved_state_and_replays_only_what_came_after(tmp_path: Path) -> None:
+def test_resume_loads_the_nearest_state_and_replays_the_rest(tmp_path: Path) -> None:
     with pytest.raises(StopError):
         play(tmp_path / "run", fake_recipe(**EVERY_SECOND), stop_at("4 rollout starts"))
     witness = Witness()
@@ -53,13 +53,13 @@ def test_a_resume_loads_the_nearest_saved_state_and_replays_only_what_came_after
     ] * 2
 
 
-def test_a_state_that_is_there_is_not_loaded_again(tmp_path: Path) -> None:
+def test_resident_state_is_not_loaded_again(tmp_path: Path) -> None:
     wiring = play(tmp_path / "run", fake_recipe())
     for trainer in trainers(wiring).values():
         assert (trainer.starts, trainer.loads) == (1, 0)
 
 
-def test_a_replay_with_other_figures_is_refused(tmp_path: Path) -> None:
+def test_replay_with_other_metrics_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StopError):
         play(tmp_path / "run", fake_recipe(**EVERY_SECOND), stop_at("4 rollout starts"))
     wiring = open_run(tmp_path / "run", fake_recipe(**EVERY_SECOND), Witness())
@@ -75,7 +75,7 @@ def test_a_replay_with_other_figures_is_refused(tmp_path: Path) -> None:
         run(wiring.job)
 
 
-def test_a_replay_that_differs_by_rounding_is_counted_and_stamped(tmp_path: Path) -> None:
+def test_replay_with_rounding_differences_is_counted(tmp_path: Path) -> None:
     with pytest.raises(StopError):
         play(tmp_path / "run", fake_recipe(**EVERY_SECOND), stop_at("4 rollout starts"))
     wiring = open_run(tmp_path / "run", fake_recipe(**EVERY_SECOND), Witness())
@@ -96,18 +96,18 @@ def figures(*losses: float, clip_frac: float = 0.0) -> dict[str, list[float]]:
     return {"loss": list(losses), "grad_norm": [1.0], "lr": [0.1], "clip_frac": [clip_frac]}
 
 
-def test_the_gap_of_two_updates_is_relative_and_infinite_where_their_shape_differs() -> None:
+def test_replay_gap_is_relative_and_infinite_for_other_shapes() -> None:
     assert largest_gap(figures(1.0, 2.0), figures(1.0, 2.0)) == 0
     assert largest_gap(figures(1.0, 2.0), figures(1.0, 2.2)) == pytest.approx(0.2 / 2.2)
     assert largest_gap(figures(1.0), figures(1.0, 2.0)) == float("inf")
     assert largest_gap(figures(1.0), figures(float("nan"))) == float("inf")
 
 
-def test_a_share_that_jumped_by_one_token_is_inexact_and_no_other_update() -> None:
+def test_clip_fraction_changed_by_one_token_is_only_inexact() -> None:
     assert 0 < largest_gap(figures(1.0, clip_frac=0.5), figures(1.0, clip_frac=0.4)) < 1e-3
 
 
-def test_retention_keeps_two_pairs_and_what_they_need_and_a_sample_of_rollouts(tmp_path: Path) -> None:
+def test_retention_keeps_two_checkpoints_and_periodic_rollouts(tmp_path: Path) -> None:
     recipe = fake_recipe(
         steps=6,
         checkpoint={"every_steps": 1, "keep_last": 2, "keep_rollouts_every_steps": 3},
@@ -123,7 +123,7 @@ def test_retention_keeps_two_pairs_and_what_they_need_and_a_sample_of_rollouts(t
     }
 
 
-def test_all_pairs_stay_where_the_recipe_says_so_and_records_of_the_last_two_only(tmp_path: Path) -> None:
+def test_keep_last_all_keeps_checkpoints_and_two_steps_of_records(tmp_path: Path) -> None:
     checkpoint = {"every_steps": 2, "keep_last": "all", "keep_rollouts_every_steps": 0}
     recipe = fake_recipe(steps=8, checkpoint=checkpoint, eval={"at_start": False})
     play(tmp_path / "run", recipe)
@@ -133,7 +133,7 @@ def test_all_pairs_stay_where_the_recipe_says_so_and_records_of_the_last_two_onl
     assert [step for step in layout.committed_steps() if layout.stage(step, "rollout").is_dir()] == [7, 8]
 
 
-def test_a_pair_of_a_stop_is_no_pair_of_the_last_and_goes_with_the_next(tmp_path: Path) -> None:
+def test_checkpoint_of_a_stop_is_removed_by_the_next_checkpoint(tmp_path: Path) -> None:
     recipe = fake_recipe(steps=8, checkpoint={"every_steps": 2, "keep_last": 2, "asynchronous": False})
     layout, found = RunPaths(tmp_path / "run"), []
     for at in ((4, "rollout"), (6, "rollout"), (7, "values"), (8, "rollout")):
@@ -150,7 +150,7 @@ def test_a_pair_of_a_stop_is_no_pair_of_the_last_and_goes_with_the_next(tmp_path
     assert result(layout.root) == result(tmp_path / "whole")
 
 
-def test_critic_only_steps_leave_the_actor_where_it_is(tmp_path: Path) -> None:
+def test_critic_only_steps_do_not_train_the_actor(tmp_path: Path) -> None:
     ppo = {"epochs": 1, "minibatch_seqs": 4, "critic_only_steps": 2}
     wiring = play(tmp_path / "run", fake_recipe(steps=3, ppo=ppo))
     layout = RunPaths(tmp_path / "run")
@@ -160,7 +160,7 @@ def test_critic_only_steps_leave_the_actor_where_it_is(tmp_path: Path) -> None:
     assert trainers(wiring)["critic"].count == 6
 
 
-def test_an_actor_that_waits_for_the_critic_is_on_the_disk_once(tmp_path: Path) -> None:
+def test_unchanged_actor_states_are_hard_links(tmp_path: Path) -> None:
     tables = {"steps": 3, "checkpoint": {"keep_last": 3}}
     ppo = {"epochs": 1, "minibatch_seqs": 4, "critic_only_steps": 2}
     play(tmp_path / "run", fake_recipe(ppo=ppo, **tables))
@@ -177,7 +177,7 @@ def test_an_actor_that_waits_for_the_critic_is_on_the_disk_once(tmp_path: Path) 
     assert result(layout.root) == result(tmp_path / "whole")
 
 
-def test_an_actor_that_waits_is_saved_again_where_its_layout_changed(tmp_path: Path) -> None:
+def test_unchanged_actor_is_saved_again_for_another_layout(tmp_path: Path) -> None:
     ppo = {"epochs": 1, "minibatch_seqs": 4, "critic_only_steps": 2}
     tables = {"steps": 3, "checkpoint": {"keep_last": 3, "asynchronous": False}, "ppo": ppo}
     with pytest.raises(StopError):
@@ -192,7 +192,7 @@ def test_an_actor_that_waits_is_saved_again_where_its_layout_changed(tmp_path: P
     assert layouts[0] != layouts[1]
 
 
-def test_a_state_whose_update_was_not_committed_is_not_kept(tmp_path: Path) -> None:
+def test_state_of_an_uncommitted_update_is_not_kept(tmp_path: Path) -> None:
     """The critic is trained, and its record is not written: the next attempt trains it again."""
     tables = {"steps": 3, "checkpoint": {"every_steps": 3}}
     wiring = open_run(tmp_path / "run", fake_recipe(**tables), stop_at("2 critic_update writing"))
@@ -205,7 +205,7 @@ def test_a_state_whose_update_was_not_committed_is_not_kept(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("shards", "replayed"), [(1, []), (2, ["actor", "critic"])])
-def test_what_a_stop_left_is_loaded_by_the_same_layout_only(tmp_path: Path, shards: int, replayed: list[str]) -> None:
+def test_at_stop_states_load_only_under_the_same_layout(tmp_path: Path, shards: int, replayed: list[str]) -> None:
     tables = {"steps": 3, "checkpoint": {"every_steps": 3}}
     wiring = open_run(tmp_path / "run", fake_recipe(**tables), stop_at("2 rollout starts"))
     with pytest.raises(StopError):
@@ -218,7 +218,7 @@ def test_what_a_stop_left_is_loaded_by_the_same_layout_only(tmp_path: Path, shar
     assert [text.split()[1] for text in said if text.startswith("replayed")] == replayed
 
 
-def test_the_best_actor_is_kept_as_weights_only(tmp_path: Path) -> None:
+def test_best_actor_is_kept_as_weights_only(tmp_path: Path) -> None:
     recipe = fake_recipe(steps=4, checkpoint={"best": "reward/score_mean"})
     wiring = play(tmp_path / "run", recipe)
     scores = [wiring.job.journal.metrics(step)["reward/score_mean"] for step in range(1, 5)]
@@ -228,7 +228,7 @@ def test_the_best_actor_is_kept_as_weights_only(tmp_path: Path) -> None:
     assert sorted(path.name for path in kept.iterdir()) == ["manifest.json", "table.bin"]
 
 
-def test_a_state_that_is_saved_late_tells_of_the_ledger_as_it_was_at_its_step(tmp_path: Path) -> None:
+def test_late_saved_state_has_the_ledger_size_of_its_step(tmp_path: Path) -> None:
     """Steps 3 and 4 are in the ledger already when the pair of step 2 is made again; they may be drawn anew."""
     told = []
     for lost in (False, True):

@@ -12,6 +12,6 @@ def test_each_row_has_its_own_prompt() -> None:
     assert [records.prompt_tokens(row) for row in range(3)] == [[5, 6], [7], [8, 9, 4]]
 
 
-def test_a_table_has_a_column_for_what_any_row_has() -> None:
+def test_table_has_a_column_for_each_field_of_any_row() -> None:
     table = as_table([{"step": 1, "score": 0.5}, {"step": 2, "notes": {"level": 3}}])
     assert table.to_pydict() == {"step": [1, 2], "score": [0.5, None], "notes": [None, '{"level": 3}']}

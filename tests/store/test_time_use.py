@@ -22,7 +22,7 @@ def journal(*lines: JournalLine) -> list[JournalLine]:
     return [{"seq": number, **line} for number, line in enumerate(lines, start=1)]
 
 
-def test_time_went_into_what_is_kept_into_starting_and_into_what_is_lost() -> None:
+def test_attempt_time_splits_into_kept_starting_and_lost() -> None:
     lines = journal(
         started(1, 1000.0, gpus=8),
         stage(1, 1100.0, 1, "rollout", 60.0),
@@ -34,7 +34,7 @@ def test_time_went_into_what_is_kept_into_starting_and_into_what_is_lost() -> No
     assert (one.kept_gpu_hours, one.lost_gpu_hours) == pytest.approx((0.3, 8 * 100 / 3600))
 
 
-def test_a_stage_that_was_done_again_was_lost_by_who_did_it_first() -> None:
+def test_time_of_a_repeated_stage_is_lost_by_the_earlier_attempt() -> None:
     lines = journal(
         started(1, 0.0),
         stage(1, 10.0, 1, "rollout", 8.0),
@@ -48,12 +48,12 @@ def test_a_stage_that_was_done_again_was_lost_by_who_did_it_first() -> None:
     assert [(one.kept_s, one.lost_s) for one in attempt_times(lines)] == [(8.0, 3.0), (9.0, 0.0)]
 
 
-def test_an_attempt_that_was_killed_is_known_up_to_its_last_line() -> None:
+def test_killed_attempt_ends_at_its_last_journal_line() -> None:
     killed = [started(1, 50.0), stage(1, 90.0, 1, "rollout", 30.0)]
     (one, other) = attempt_times(journal(*killed, started(2, 500.0)))
     assert (one.wall_s, one.kept_s, one.lost_s) == (40.0, 30.0, 0.0)
     assert (other.wall_s, other.kept_s, other.lost_s) == (0.0, 0.0, 0.0)
 
 
-def test_a_run_without_an_attempt_spent_nothing() -> None:
+def test_run_without_attempts_has_no_time_use() -> None:
     assert attempt_times([]) == []

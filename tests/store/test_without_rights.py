@@ -36,7 +36,7 @@ def told_to_nobody(look: Callable[[], object]) -> str:
         return told.read()
 
 
-def test_a_file_below_a_shut_folder_is_named_and_the_folder_is_what_to_look_at() -> None:
+def test_unreadable_file_is_named_with_its_closed_folder() -> None:
     # Every folder above must let others in, or nobody sees `shut` at all.
     with tempfile.TemporaryDirectory() as above:
         Path(above).chmod(0o755)
@@ -48,7 +48,7 @@ def test_a_file_below_a_shut_folder_is_named_and_the_folder_is_what_to_look_at()
     assert told == f"{says} | look at owner and rights: ls -ld {shut}"
 
 
-def test_recipes_that_may_not_be_read_are_not_called_missing() -> None:
+def test_unreadable_recipes_are_not_reported_missing() -> None:
     with tempfile.TemporaryDirectory() as above:
         Path(above).chmod(0o755)
         layout = RunPaths(Path(above) / "run")
@@ -61,12 +61,12 @@ def test_recipes_that_may_not_be_read_are_not_called_missing() -> None:
     assert told == f"{says} | look at owner and rights: ls -ld {layout.recipes}"
 
 
-def test_an_error_without_a_file_or_of_another_kind_is_left_as_it_is() -> None:
+def test_permission_errors_without_a_file_are_left_unchanged() -> None:
     assert refused(PermissionError(13, "Permission denied")) is None
     assert refused(FileNotFoundError(2, "No such file or directory", "x")) is None
 
 
-def test_a_file_system_that_became_read_only_is_called_that(tmp_path: Path) -> None:
+def test_read_only_file_system_is_reported(tmp_path: Path) -> None:
     named = refused(OSError(errno.EROFS, "Read-only file system", str(tmp_path / "run" / "journal.jsonl")))
     assert str(named) == f"cannot use `{tmp_path}/run/journal.jsonl`: the file system is read-only"
     assert named is not None

@@ -51,7 +51,7 @@ def requeued(programs: Programs) -> bool:
     return "scontrol requeue 17" in programs.asked
 
 
-def test_a_recipe_asks_for_what_it_says(tmp_path: Path) -> None:
+def test_script_options_follow_the_recipe(tmp_path: Path) -> None:
     sets = (
         'slurm.partition="long"',
         "slurm.account=alice",
@@ -89,19 +89,19 @@ def test_a_recipe_asks_for_what_it_says(tmp_path: Path) -> None:
     ]
 
 
-def test_gpus_of_a_type_are_asked_for_by_it(tmp_path: Path) -> None:
+def test_typed_gpus_are_requested_by_type(tmp_path: Path) -> None:
     sets = ("slurm.gpus_per_node=4", "slurm.gpu_type=h100")
     assert "--gpus-per-node=h100:4" in options(script(tmp_path, *sets))
 
 
-def test_what_is_no_run_never_goes_back(tmp_path: Path) -> None:
+def test_job_that_is_not_a_run_is_never_requeued(tmp_path: Path) -> None:
     text = script(tmp_path, is_run=False)
     assert "--no-requeue" in options(text)
     assert "-lt 0 ]" in text
     assert "--no-requeue" in options(script(tmp_path, "slurm.requeue=false"))
 
 
-def test_setup_environment_and_secrets_come_before_the_command(tmp_path: Path, programs: Programs) -> None:
+def test_setup_environment_and_secrets_precede_the_command(tmp_path: Path, programs: Programs) -> None:
     secrets = tmp_path / "secret s"
     secrets.write_text("export TOKEN=of-mlflow\n")
     programs.make("work", 'echo "$COLOUR|$TOKEN|$LOADED|$PPOCTL_SITE|$SLURM_EXPORT_ENV|$1|$PWD"')
@@ -119,7 +119,7 @@ def test_setup_environment_and_secrets_come_before_the_command(tmp_path: Path, p
     assert done.returncode == 0
 
 
-def test_a_setup_line_that_fails_ends_the_job(tmp_path: Path, programs: Programs) -> None:
+def test_failing_setup_line_ends_the_job(tmp_path: Path, programs: Programs) -> None:
     programs.make("work")
     done = started(script(tmp_path / "run", 'slurm.setup=["false"]'), tmp_path / "run")
     done.communicate()
@@ -127,14 +127,14 @@ def test_a_setup_line_that_fails_ends_the_job(tmp_path: Path, programs: Programs
 
 
 @pytest.mark.parametrize("name", [ODD, "run"])
-def test_folders_of_any_name(tmp_path: Path, programs: Programs, name: str) -> None:
+def test_run_folder_may_have_any_name(tmp_path: Path, programs: Programs, name: str) -> None:
     programs.make("work", 'printf %s "$PWD"')
     done = started(script(tmp_path / name), tmp_path / name)
     assert done.communicate()[0] == str(tmp_path / name)
     assert (tmp_path / name / "jobs" / "17.ended").read_text().split()[:2] == ["0", "0"]
 
 
-def test_a_job_without_its_folder_does_nothing(tmp_path: Path, programs: Programs) -> None:
+def test_job_without_its_run_folder_exits_at_once(tmp_path: Path, programs: Programs) -> None:
     programs.make("work")
     (tmp_path / "run").mkdir()
     done = started(script(tmp_path / "gone"), tmp_path / "run")
@@ -143,7 +143,7 @@ def test_a_job_without_its_folder_does_nothing(tmp_path: Path, programs: Program
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 75, 130, 134, 137, 139, 140])
-def test_the_codes_after_which_a_job_goes_back(tmp_path: Path, programs: Programs, code: int) -> None:
+def test_job_is_requeued_after_resumable_exit_codes(tmp_path: Path, programs: Programs, code: int) -> None:
     programs.make("work", f"exit {code}")
     in_queue(programs, tmp_path / "run", restart=4)
     done = started(script(tmp_path / "run"), tmp_path / "run", SLURM_RESTART_COUNT="4")
@@ -155,7 +155,7 @@ def test_the_codes_after_which_a_job_goes_back(tmp_path: Path, programs: Program
     assert abs(int(at) - time.time()) < 60
 
 
-def test_the_script_and_the_turn_agree_on_the_codes() -> None:
+def test_script_and_job_start_use_the_same_exit_codes() -> None:
     said = subprocess.run(
         ["bash", "-c", f"for c in {{0..255}}; do case $c in {GOES_ON}) echo $c ;; esac; done"],
         capture_output=True,
@@ -166,7 +166,7 @@ def test_the_script_and_the_turn_agree_on_the_codes() -> None:
 
 
 @pytest.mark.parametrize(("most", "restart", "goes"), [(3, 2, True), (3, 3, False)])
-def test_a_job_goes_back_as_often_as_it_may(
+def test_job_is_requeued_up_to_the_limit(
     tmp_path: Path, programs: Programs, most: int, restart: int, goes: bool
 ) -> None:
     programs.make("work", "exit 75")
@@ -177,7 +177,7 @@ def test_a_job_goes_back_as_often_as_it_may(
 
 
 @pytest.mark.parametrize(("earlier", "goes"), [(1, True), (2, False)])
-def test_what_fails_before_the_run_began_is_tried_three_times_in_a_row(
+def test_job_failing_before_its_run_begins_is_tried_three_times(
     tmp_path: Path, programs: Programs, earlier: int, goes: bool
 ) -> None:
     programs.make("work")
@@ -192,7 +192,7 @@ def test_what_fails_before_the_run_began_is_tried_three_times_in_a_row(
     assert requeued(programs) == goes
 
 
-def test_a_job_that_is_back_already_is_left_alone(tmp_path: Path, programs: Programs) -> None:
+def test_job_that_was_already_restarted_is_not_requeued(tmp_path: Path, programs: Programs) -> None:
     """Its network was cut, and Slurm gave it other nodes: to put it back now would end what works there."""
     programs.make("work", "exit 3")
     in_queue(programs, tmp_path / "run", restart=0, now="1")
@@ -210,7 +210,9 @@ sleep 30 & wait $!
 @pytest.mark.parametrize(
     ("name", "reason", "goes"), [("USR1", "None", True), ("TERM", "None", False), ("TERM", "TimeLimit", True)]
 )
-def test_a_signal_reaches_the_command(tmp_path: Path, programs: Programs, name: str, reason: str, goes: bool) -> None:
+def test_signal_is_passed_to_the_command(
+    tmp_path: Path, programs: Programs, name: str, reason: str, goes: bool
+) -> None:
     programs.make("work", LISTENS.format(name=name))
     in_queue(programs, tmp_path / "run", reason=reason)
     job = started(script(tmp_path / "run"), tmp_path / "run")
@@ -223,7 +225,7 @@ def test_a_signal_reaches_the_command(tmp_path: Path, programs: Programs, name: 
     assert (tmp_path / "run" / "jobs" / "17.ended").read_text().split()[3] == name
 
 
-def test_a_warning_after_the_end_has_begun_changes_nothing(tmp_path: Path, programs: Programs) -> None:
+def test_later_warning_during_shutdown_changes_nothing(tmp_path: Path, programs: Programs) -> None:
     programs.make("work", "trap : TERM USR1; echo ready; for n in {1..30}; do sleep 0.05; done; exit 75")
     in_queue(programs, tmp_path / "run")
     job = started(script(tmp_path / "run"), tmp_path / "run")
@@ -236,7 +238,7 @@ def test_a_warning_after_the_end_has_begun_changes_nothing(tmp_path: Path, progr
     assert not requeued(programs)
 
 
-def test_a_signal_at_any_moment_of_the_start_is_not_lost(tmp_path: Path, programs: Programs) -> None:
+def test_signal_during_script_startup_is_not_lost(tmp_path: Path, programs: Programs) -> None:
     programs.make("work", "trap 'exit 75' USR1; for n in {1..200}; do sleep 0.05; done")
     in_queue(programs, tmp_path / "run")
     text = script(tmp_path / "run")
@@ -253,7 +255,7 @@ def test_a_signal_at_any_moment_of_the_start_is_not_lost(tmp_path: Path, program
         assert job.returncode == 75
 
 
-def test_a_command_that_finishes_after_a_signal_is_waited_for(tmp_path: Path, programs: Programs) -> None:
+def test_script_waits_for_a_command_that_finishes_after_a_signal(tmp_path: Path, programs: Programs) -> None:
     """Bash leaves its `wait` at every signal; the command's own code counts."""
     programs.make("work", "trap 'n=$((n+1)); [ $n -lt 2 ] || exit 0' USR1; echo ready; while :; do sleep 0.05; done")
     job = started(script(tmp_path / "run"), tmp_path / "run")
@@ -267,7 +269,7 @@ def test_a_command_that_finishes_after_a_signal_is_waited_for(tmp_path: Path, pr
     assert job.returncode == 0
 
 
-def test_a_command_that_could_not_listen_yet_had_begun_nothing(tmp_path: Path, programs: Programs) -> None:
+def test_command_ended_by_an_unhandled_signal_is_requeued(tmp_path: Path, programs: Programs) -> None:
     programs.make("work", "echo ready; exec sleep 30")
     in_queue(programs, tmp_path / "run")
     job = started(script(tmp_path / "run"), tmp_path / "run")
@@ -293,7 +295,7 @@ def test_a_command_that_could_not_listen_yet_had_begun_nothing(tmp_path: Path, p
         ('{kind="apptainer", image="/i.sif", mounts=["/a:/a"]}', ["apptainer", "exec", "--bind", "/a:/a", "/i.sif"]),
     ],
 )
-def test_a_container_goes_around_the_command(tmp_path: Path, container: str, before: list[str]) -> None:
+def test_container_wraps_the_command(tmp_path: Path, container: str, before: list[str]) -> None:
     text = script(tmp_path, f"slurm.container={container}", "slurm.command=/opt/bin/ppoctl", "slurm.cpus_per_node=64")
     command = [line for line in text.splitlines() if line.startswith("    exec ")][-1]
     assert shlex.split(command)[1:] == [*before, "/opt/bin/ppoctl", "resume"]

@@ -32,7 +32,7 @@ def ended(layout: RunPaths, id: str, *lines: str) -> None:
     layout.job_ended(id).write_text("".join(f"{line}\n" for line in lines))
 
 
-def test_a_script_of_the_users_own_works_and_is_not_counted(layout: RunPaths) -> None:
+def test_custom_script_starts_and_is_not_counted(layout: RunPaths) -> None:
     assert register_start(layout, job("9")) is None
     assert starts(layout, "9") == []
 
@@ -41,17 +41,17 @@ def test_a_script_of_the_users_own_works_and_is_not_counted(layout: RunPaths) ->
     ("code", "leaves"),
     [(0, True), (2, True), (5, True), (9, True), (130, True), (75, False), (3, False), (137, False)],
 )
-def test_a_link_of_a_chain_goes_on_only_where_there_is_work_left(layout: RunPaths, code: int, leaves: bool) -> None:
+def test_chained_job_starts_only_if_work_remains(layout: RunPaths, code: int, leaves: bool) -> None:
     ended(layout, "7", "0 75 100 USR1", f"1 {code} 200 -")
     assert register_start(layout, job("8")) == (code if leaves else None)
 
 
-def test_a_link_goes_on_after_one_that_wrote_no_end(layout: RunPaths) -> None:
+def test_chained_job_starts_after_a_job_without_an_end_record(layout: RunPaths) -> None:
     """Its node died, or Slurm killed it."""
     assert register_start(layout, job("8")) is None
 
 
-def test_a_job_that_nobody_could_write_down_does_it_itself(layout: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unrecorded_job_registers_itself(layout: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PPOCTL_JOB", "9")  # as its script says
     assert register_start(layout, job("9")) is None
     assert [found.id for found in jobs(layout)] == ["7", "8", "9"]
@@ -63,7 +63,7 @@ def end(layout: RunPaths, restart: int, *, code: int = 3, signal: str = "-", at:
         file.write(f"{restart} {code} {at:.0f} {signal}\n")
 
 
-def test_a_late_end_of_an_attempt_that_was_superseded_ends_no_chain(layout: RunPaths) -> None:
+def test_late_end_of_a_superseded_attempt_does_not_end_the_chain(layout: RunPaths) -> None:
     ended(layout, "7", "1 75 100 USR1", "0 8 200 -")
     assert register_start(layout, job("8")) is None
     for restart in range(3):  # the last of them was killed
@@ -72,7 +72,7 @@ def test_a_late_end_of_an_attempt_that_was_superseded_ends_no_chain(layout: RunP
     assert register_start(layout, job("8")) is None
 
 
-def test_a_job_without_fruit_is_not_tried_for_ever(layout: RunPaths) -> None:
+def test_job_stops_after_repeated_starts_without_progress(layout: RunPaths) -> None:
     for restart in range(MAX_STARTS_WITHOUT_PROGRESS):
         assert register_start(layout, job("7", restart)) is None
         end(layout, restart)
@@ -85,7 +85,7 @@ def test_a_job_without_fruit_is_not_tried_for_ever(layout: RunPaths) -> None:
 
 
 @pytest.mark.parametrize("signal", ["TERM", "USR1", None])
-def test_starts_that_slurm_itself_ended_do_not_count(layout: RunPaths, signal: str | None) -> None:
+def test_starts_ended_by_slurm_do_not_count_as_failures(layout: RunPaths, signal: str | None) -> None:
     """Pushed out with a warning or without, or by the death of a node, after which there is no line."""
     for restart in range(5):
         assert register_start(layout, job("7", restart)) is None
@@ -93,7 +93,7 @@ def test_starts_that_slurm_itself_ended_do_not_count(layout: RunPaths, signal: s
             end(layout, restart, code=75, signal=signal)
 
 
-def test_a_limit_that_is_too_short_to_begin_counts(layout: RunPaths) -> None:
+def test_time_limit_too_short_to_start_counts_as_no_progress(layout: RunPaths) -> None:
     for restart in range(MAX_STARTS_WITHOUT_PROGRESS):
         started(layout, "7", Start(restart, 0, 1000.0, 600.0))
         end(layout, restart, code=75, signal="USR1", at=1400.0)
@@ -101,7 +101,7 @@ def test_a_limit_that_is_too_short_to_begin_counts(layout: RunPaths) -> None:
         register_start(layout, job("7", MAX_STARTS_WITHOUT_PROGRESS))
 
 
-def test_what_was_kept_of_a_rollout_is_fruit(layout: RunPaths) -> None:
+def test_finished_rollout_samples_count_as_progress(layout: RunPaths) -> None:
     parts = layout.parts(1, "rollout")
     parts.mkdir(parents=True)
     for restart in range(5):

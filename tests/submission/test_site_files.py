@@ -23,7 +23,7 @@ def with_site(site: Path, recipe: str) -> Loaded:
 
 @pytest.mark.parametrize("recipe", ["quickstart", LARGE])
 @pytest.mark.parametrize("site", SITES, ids=lambda site: site.stem)
-def test_a_site_file_loads_under_a_recipe_and_gives_a_script(site: Path, recipe: str, tmp_path: Path) -> None:
+def test_site_file_loads_with_a_recipe_and_gives_a_valid_script(site: Path, recipe: str, tmp_path: Path) -> None:
     loaded = with_site(site, recipe)
     asked = request_of(loaded.recipe)
     assert asked.nodes == NODES.get((site.stem, recipe), 1)
@@ -34,7 +34,7 @@ def test_a_site_file_loads_under_a_recipe_and_gives_a_script(site: Path, recipe:
         assert not origin.startswith(str(site)) or key.startswith(("slurm.", "tracking.")), key
 
 
-def test_the_common_styles_are_there_each_with_what_it_is_for() -> None:
+def test_common_site_files_are_documented() -> None:
     assert {site.stem for site in SITES} == {*NAMES}
     kinds = [with_site(ROOT / f"slurm/{name}.toml", "quickstart").recipe.slurm.container.kind for name in NAMES]
     assert kinds == ["none", "pyxis", "apptainer", "none"]

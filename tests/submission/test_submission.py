@@ -37,7 +37,7 @@ def submit(*words: str) -> int:
     return run(["train", RECIPE, "--on", "slurm", *words])
 
 
-def test_a_submitted_run_has_all_that_it_will_read(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_submitted_run_has_all_required_files(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     assert submit("--set", "steps=50") == 0
     layout = RunPaths(Path("runs/quickstart"))
     assert capsys.readouterr().out == (
@@ -56,7 +56,7 @@ def test_a_submitted_run_has_all_that_it_will_read(cluster: Programs, capsys: py
     assert not layout.saved_states()
 
 
-def test_what_plan_prints_is_what_is_submitted(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_submitted_script_is_the_printed_script(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     sets = ("--set", "slurm.time=2:00:00", "--set", "slurm.options.exclude=node7", "--runs", "odd 'run$'")
     assert run(["plan", RECIPE, "--sbatch", *sets]) == 0
     printed = capsys.readouterr().out
@@ -65,7 +65,7 @@ def test_what_plan_prints_is_what_is_submitted(cluster: Programs, capsys: pytest
     assert RunPaths(Path("odd 'run$'/quickstart")).job_script("41").read_text("utf-8") == printed
 
 
-def test_a_chain_waits_link_by_link(cluster: Programs) -> None:
+def test_chained_jobs_each_depend_on_the_previous_job(cluster: Programs) -> None:
     assert submit("--chain", "3") == 0
     asked = [line.removeprefix("sbatch --parsable").strip() for line in cluster.asked if line.startswith("sbatch")]
     assert asked == ["", "--dependency=afterany:41", "--dependency=afterany:42"]
@@ -76,7 +76,7 @@ def test_a_chain_waits_link_by_link(cluster: Programs) -> None:
     ]
 
 
-def test_a_name_that_was_submitted_is_taken(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_name_of_a_submitted_run_is_taken(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     assert submit() == 0
     for where in ("slurm", "here"):
         assert run(["train", RECIPE, "--on", where]) == 2
@@ -85,16 +85,14 @@ def test_a_name_that_was_submitted_is_taken(cluster: Programs, capsys: pytest.Ca
         assert said.endswith("/quickstart --on slurm\n")
 
 
-def test_rollouts_that_are_still_in_the_queue_are_not_trained_from(
-    cluster: Programs, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_train_refuses_rollouts_whose_job_is_pending(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["rollout", RECIPE, "--on", "slurm"]) == 0
     cluster.make("squeue", 'echo "41|PENDING|Resources||0|0|N/A|N/A|"')
     assert run(["train", RECIPE]) == 8
     assert "has a job in Slurm: 41 is PENDING" in capsys.readouterr().err
 
 
-def test_submitting_loads_no_engine(cluster: Programs) -> None:
+def test_submission_imports_no_engine(cluster: Programs) -> None:
     words = ("train", RECIPE, "--on", "slurm")
     found = front(words)[words]
     assert found["code"] == 0
@@ -102,16 +100,14 @@ def test_submitting_loads_no_engine(cluster: Programs) -> None:
     assert not set(HEAVY) & set(found["loaded"])
 
 
-def test_where_slurm_refuses_nothing_is_left(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_submission_leaves_no_files(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.make("sbatch", 'echo "sbatch: error: invalid partition specified: nope" >&2; exit 1')
     assert submit() == 3
     assert "`sbatch` refused: invalid partition specified: nope" in capsys.readouterr().err
     assert list(Path("runs").iterdir()) == []
 
 
-def test_what_the_cluster_can_never_give_is_not_asked_for(
-    cluster: Programs, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_impossible_cluster_requests_are_refused(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = ("--set", "slurm.partition=lang")
     runs = ([command, RECIPE, "--on", "slurm"] for command in ("train", "rollout"))
     evaluation = ["eval", RECIPE, "--ckpt", str(MODEL), "--on", "slurm"]
@@ -122,9 +118,7 @@ def test_what_the_cluster_can_never_give_is_not_asked_for(
     assert not Path("runs").exists()
 
 
-def test_force_leaves_it_to_slurm_what_the_cluster_can_give(
-    cluster: Programs, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_force_skips_cluster_limit_checks(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = ("--set", "slurm.memory=2T")
     assert submit(*wrong) == 2
     assert "the most is 900000M" in capsys.readouterr().err
@@ -134,14 +128,14 @@ def test_force_leaves_it_to_slurm_what_the_cluster_can_give(
     assert "#SBATCH --mem=3T" in RunPaths(Path("runs/quickstart")).job_script("42").read_text("utf-8")
 
 
-def test_a_chain_that_breaks_is_taken_back(cluster: Programs) -> None:
+def test_broken_chain_is_cancelled(cluster: Programs) -> None:
     cluster.make("sbatch", f'[ "$2" = "--dependency=afterany:41" ] && {{ echo no >&2; exit 1; }}; {TAKES}')
     assert submit("--chain", "2") == 3
     assert cluster.asked[-1] == "scancel 41"
     assert list(Path("runs").iterdir()) == []
 
 
-def test_a_job_submits_no_job(
+def test_submission_inside_a_job_is_refused(
     cluster: Programs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "17")
@@ -153,7 +147,7 @@ def test_a_job_submits_no_job(
     assert cluster.asked == []
 
 
-def test_a_variable_that_no_job_gets_is_named(
+def test_variable_missing_from_the_job_is_named(
     cluster: Programs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FLOW", "http://u:p@host")
@@ -163,7 +157,7 @@ def test_a_variable_that_no_job_gets_is_named(
     assert "u:p@host" not in (cluster.folder / "sbatch.got").read_text("utf-8")
 
 
-def test_asking_leaves_nothing_and_says_when_it_would_start(
+def test_test_only_shows_the_start_time_and_creates_nothing(
     cluster: Programs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     noon = int(datetime(2026, 11, 23, 12, 30).timestamp())
@@ -174,7 +168,7 @@ def test_asking_leaves_nothing_and_says_when_it_would_start(
     assert not Path("runs").exists()
 
 
-def test_a_run_is_submitted_again_with_other_keys(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_is_resubmitted_with_changed_keys(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     assert submit("--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert told["jobs"] == ["41"]
@@ -189,7 +183,7 @@ def test_a_run_is_submitted_again_with_other_keys(cluster: Programs, capsys: pyt
     assert "#SBATCH --time=60" in script
 
 
-def test_what_is_set_for_a_job_means_what_it_means_here(cluster: Programs, tmp_path: Path) -> None:
+def test_relative_paths_in_options_are_absolute_in_the_job(cluster: Programs, tmp_path: Path) -> None:
     assert submit() == 0
     sets = ("--set", "data.train.path=rows.jsonl")
     assert run(["resume", "runs/quickstart", "--on", "slurm", "--test-only", *sets]) == 0
@@ -197,7 +191,7 @@ def test_what_is_set_for_a_job_means_what_it_means_here(cluster: Programs, tmp_p
     assert f"'data.train.path=\"{tmp_path}/rows.jsonl\"'" in script
 
 
-def test_options_of_a_resume_are_the_jobs_too_or_are_done_here(
+def test_resume_options_are_passed_to_the_job_or_done_locally(
     cluster: Programs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert submit("--force") == 0
@@ -215,7 +209,7 @@ def test_options_of_a_resume_are_the_jobs_too_or_are_done_here(
     assert len([line for line in cluster.asked[asked:] if line.startswith("sbatch")]) == 0
 
 
-def test_a_job_that_may_be_in_the_queue_keeps_its_run(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_possibly_queued_job_keeps_its_run(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.make("sbatch", 'echo "sbatch: error: Batch job submission failed: Socket timed out" >&2; exit 1')
     assert submit() == 3
     told = capsys.readouterr().err
@@ -227,13 +221,13 @@ def test_a_job_that_may_be_in_the_queue_keeps_its_run(cluster: Programs, capsys:
     assert run(["resume", "runs/quickstart", "--on", "slurm"]) == 0
 
 
-def test_a_site_that_greets_is_understood(cluster: Programs) -> None:
+def test_sbatch_output_with_a_greeting_is_parsed(cluster: Programs) -> None:
     cluster.make("sbatch", 'cat >/dev/null; echo "---- Welcome, 12 users ----"; echo "4711;north"')
     assert submit() == 0
     assert [job.id for job in jobs(RunPaths(Path("runs/quickstart")))] == ["4711"]
 
 
-def test_variables_of_the_shell_do_not_outdo_the_script(cluster: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shell_variables_do_not_override_the_script(cluster: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SBATCH_PARTITION", "other")
     monkeypatch.setenv("SLURM_MEM_PER_CPU", "1")  # of a desktop's job
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
@@ -245,16 +239,14 @@ def test_variables_of_the_shell_do_not_outdo_the_script(cluster: Programs, monke
     assert "SLURM_CONF=/etc/slurm.conf" in found
 
 
-def test_or_resume_submits_what_is_recorded_and_nothing_else(
-    cluster: Programs, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_or_resume_submits_only_the_recorded_recipe(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     assert submit() == 0
     assert submit("--or-resume") == 0
     assert submit("--or-resume", "--set", "steps=70") == 2
     assert "--on slurm --set steps=70" in capsys.readouterr().err
 
 
-def test_rollouts_and_evaluations_are_jobs_too(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rollouts_and_evaluations_can_be_submitted(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["rollout", RECIPE, "--on", "slurm"]) == 0
     layout = RunPaths(Path("runs/quickstart"))
     assert "--rollout-only --on here" in layout.job_script("41").read_text("utf-8")

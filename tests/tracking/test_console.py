@@ -73,7 +73,7 @@ def plain_console(steps: int = 40, detail: Detail = "steps") -> tuple[RunConsole
     return RunConsole(RunView("demo", steps, actor_last, clock), screen, clock=clock), stream, clock
 
 
-def test_a_log_has_one_line_for_each_step_and_each_evaluation() -> None:
+def test_log_has_one_line_per_step_and_evaluation() -> None:
     console, stream, _ = plain_console()
     console.on_committed(line(0, "eval", 2.0, {"eval/gsm8k/pass_at_1": 0.25, "eval/gsm8k/greedy_pass_at_1": 0.3}))
     play(console, [*step_lines(1), *step_lines(2)])
@@ -89,7 +89,7 @@ def test_a_log_has_one_line_for_each_step_and_each_evaluation() -> None:
     )
 
 
-def test_verbose_adds_the_stages() -> None:
+def test_verbose_log_has_a_line_per_stage() -> None:
     console, stream, _ = plain_console(detail="stages")
     play(console, step_lines(1)[-2:])
     console.on_detail("saved actor at step 1")
@@ -103,7 +103,7 @@ def test_verbose_adds_the_stages() -> None:
     )
 
 
-def test_a_step_without_an_actor_update_is_told_when_the_next_begins_and_borrows_no_figures() -> None:
+def test_step_without_actor_update_is_printed_without_old_metrics() -> None:
     console, stream, _ = plain_console()
     play(console, [*step_lines(1), *step_lines(2)[:-1], *step_lines(3)])
     lines = stream.getvalue().splitlines()
@@ -111,7 +111,7 @@ def test_a_step_without_an_actor_update_is_told_when_the_next_begins_and_borrows
     assert [text.split()[1] for text in lines] == ["1/40", "2/40", "3/40"]
 
 
-def test_who_asked_for_quiet_gets_messages_only() -> None:
+def test_quiet_console_prints_only_messages() -> None:
     console, stream, _ = plain_console(detail="quiet")
     console.on_committed(line(0, "eval", 2.0, {"eval/gsm8k/pass_at_1": 0.25}))
     play(console, step_lines(1))
@@ -119,7 +119,7 @@ def test_who_asked_for_quiet_gets_messages_only() -> None:
     assert stream.getvalue() == "mlflow: gone\n"
 
 
-def test_a_silent_log_says_how_far_it_is_after_5_seconds_and_then_ever_more_seldom() -> None:
+def test_silent_log_prints_progress_at_growing_intervals() -> None:
     """After 5, 10, 20, 40 and then every 60 s of silence; what is said otherwise counts, too."""
     clock, stream = Clock(), io.StringIO()
     screen = PlainScreen(stream, beats=False, clock=clock)
@@ -140,7 +140,7 @@ def test_a_silent_log_says_how_far_it_is_after_5_seconds_and_then_ever_more_seld
     assert stream.getvalue().splitlines()[0] == "step 1/40  rollout  5/256  5.0s  100 tok/s"
 
 
-def test_nothing_is_said_where_nothing_goes_on() -> None:
+def test_idle_screen_prints_no_progress() -> None:
     clock, stream = Clock(), io.StringIO()
     screen = PlainScreen(stream, beats=False, clock=clock)
     clock.now += 100.0
@@ -148,7 +148,7 @@ def test_nothing_is_said_where_nothing_goes_on() -> None:
     assert stream.getvalue() == ""
 
 
-def test_a_resumed_run_knows_its_history_and_does_not_tell_it_again() -> None:
+def test_resumed_console_uses_history_without_reprinting() -> None:
     clock, stream = Clock(), io.StringIO()
     view = RunView("demo", 3, actor_last, clock)
     history(view, [*step_lines(1), *step_lines(2)[:2]])
@@ -159,7 +159,7 @@ def test_a_resumed_run_knows_its_history_and_does_not_tell_it_again() -> None:
     )
 
 
-def test_a_recalled_rollout_has_no_speed_and_recalled_samples_do_not_count() -> None:
+def test_reused_rollout_and_loaded_samples_have_no_throughput() -> None:
     clock = Clock()
     view = RunView("demo", 3, actor_last, clock)
     view.committed(line(1, "rollout", 0.1, {}))
@@ -171,7 +171,7 @@ def test_a_recalled_rollout_has_no_speed_and_recalled_samples_do_not_count() -> 
     assert view.tokens_per_s == 75.0
 
 
-def test_what_is_left_are_the_steps_and_the_evaluations_to_come() -> None:
+def test_eta_includes_remaining_steps_and_evaluations() -> None:
     """1,000 steps of 10 s; evaluations of 300 s at the start and after every 100th step, so 10 are to come."""
     view = RunView("demo", 1000, actor_last, Clock(), evaluates=lambda step: step % 100 == 0)
     view.committed(line(0, "eval", 300.0, {}))
@@ -191,7 +191,7 @@ def test_what_is_left_are_the_steps_and_the_evaluations_to_come() -> None:
     assert view.eta_s == 0.0
 
 
-def test_the_first_step_of_a_process_is_not_in_the_rate() -> None:
+def test_eta_excludes_the_first_step_of_a_process() -> None:
     """It computes for 22 s, the others for 10 s: kernels, caches and imports are new to it."""
     view = RunView("demo", 40, actor_last, Clock())
     view.committed(line(1, "actor_update", 22.0, {}))
@@ -201,7 +201,7 @@ def test_the_first_step_of_a_process_is_not_in_the_rate() -> None:
         assert view.eta_s == (40 - step) * 10.0
 
 
-def test_the_start_of_a_resume_is_not_in_the_rate() -> None:
+def test_eta_excludes_the_startup_of_a_resume() -> None:
     """Steps of 10 s; the command that resumes takes 100 s to its first step, which then takes 15 s."""
     clock = Clock()
     view = RunView("demo", 40, actor_last, clock)
@@ -216,21 +216,21 @@ def test_the_start_of_a_resume_is_not_in_the_rate() -> None:
     assert view.eta_s == 33 * 10.0
 
 
-def test_a_run_whose_processes_do_one_step_each_has_a_rate_all_the_same() -> None:
+def test_eta_is_estimated_if_each_process_runs_one_step() -> None:
     view = RunView("demo", 40, actor_last, Clock())
     for step in (1, 2):
         view.committed({**line(step, "actor_update", 22.0, {}), "attempt": step})
     assert view.eta_s == 38 * 22.0
 
 
-def test_an_evaluation_that_nobody_has_timed_yet_is_not_in_what_is_left() -> None:
+def test_eta_excludes_evaluations_without_timing() -> None:
     view = RunView("demo", 3, actor_last, Clock(), evaluates=lambda step: step == 3)
     for step in (1, 2):
         view.committed(line(step, "actor_update", 10.0, {}))
     assert view.eta_s == 10.0
 
 
-def test_the_clock_of_work_stands_still_while_something_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_clock_pauses_during_startup(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("time.monotonic", clock)
     work = WorkClock()
@@ -245,7 +245,7 @@ def test_the_clock_of_work_stands_still_while_something_starts(monkeypatch: pyte
     assert work.now() - began == 3.0
 
 
-def test_logs_are_ascii_without_control_characters() -> None:
+def test_log_is_ascii_without_control_characters() -> None:
     console, stream, _ = plain_console()
     console.on_message("\x1b[31mred\x07\tcaf\u00e9\nnext")
     assert stream.getvalue() == " [31mred  caf\\xe9 next\n"
@@ -256,7 +256,7 @@ def shown(console: RunConsole, width: int, *, unicode: bool = False) -> list[str
     return [row.plain for row in console.rows(width, unicode=unicode)]
 
 
-def test_the_status_of_a_rollout() -> None:
+def test_status_line_during_a_rollout() -> None:
     clock = Clock()
     view = RunView("demo", 40, actor_last, clock)
     history(view, [*step_lines(1), *step_lines(2), *step_lines(3)])
@@ -277,7 +277,7 @@ def test_the_status_of_a_rollout() -> None:
     assert console.in_a_line() == "step 4/40  rollout  12/64  3.5s  2000 tok/s"
 
 
-def test_the_status_says_what_a_stage_is_at() -> None:
+def test_status_shows_the_progress_of_a_stage() -> None:
     console, _, _ = plain_console()
     assert shown(console, 60) == ["demo  step 0/40  0.0s", ""]
     console.on_stage_started(3, "actor_update")
@@ -293,7 +293,7 @@ def test_the_status_says_what_a_stage_is_at() -> None:
     assert shown(console, 60)[1] == "actor_update  0.0s"
 
 
-def test_what_lies_between_steps_is_in_what_is_left() -> None:
+def test_eta_includes_time_between_steps() -> None:
     """Steps whose stages take 13 s, and 2 s for a save behind each; an evaluation of 5 s is counted by itself."""
     clock = Clock()
     view = RunView("demo", 4, actor_last, clock, evaluates=lambda step: step == 4)
@@ -307,7 +307,7 @@ def test_what_lies_between_steps_is_in_what_is_left() -> None:
     assert view.eta_s == 2 * 15.0 + 5.0
 
 
-def test_acts_lie_within_each_other_and_may_end_in_any_order() -> None:
+def test_activities_nest_and_may_end_in_any_order() -> None:
     doing, heard = Activities(), list[str]()
     assert doing.now() is None
     first, second = doing.track("saving"), doing.track("drawing", 8)
@@ -336,7 +336,7 @@ def live_screen(width: int, **more: Any) -> tuple[LiveScreen, io.StringIO]:
     return LiveScreen(rich, refresh_per_second=0.01, **more), stream
 
 
-def test_lines_appear_above_the_status_which_goes_at_the_end() -> None:
+def test_lines_are_above_the_status_which_is_removed_at_the_end() -> None:
     screen, stream = live_screen(60)
     console = RunConsole(RunView("[demo]", 40, actor_last, Clock()), screen)
     play(console, step_lines(1))
@@ -363,7 +363,7 @@ class Redrawing(PlainScreen):
         super().metrics(parts)
 
 
-def test_a_line_and_the_status_do_not_wait_for_each_other() -> None:
+def test_printed_line_does_not_deadlock_with_the_status() -> None:
     stream = io.StringIO()
     console = RunConsole(RunView("demo", 40, actor_last, Clock()), Redrawing(stream, "stages", beats=False))
     play(console, [*step_lines(1), line(1, "eval", 2.0, {"eval/gsm8k/pass_at_1": 0.25})])
@@ -379,14 +379,14 @@ def test_a_line_and_the_status_do_not_wait_for_each_other() -> None:
         (24, "step 1/40  reward 0.2"),
     ],
 )
-def test_a_narrow_terminal_gets_the_figures_that_it_has_room_for(width: int, line_of_the_step: str) -> None:
+def test_narrow_terminal_gets_the_metrics_that_fit(width: int, line_of_the_step: str) -> None:
     screen, stream = live_screen(width)
     play(RunConsole(RunView("demo", 40, actor_last, Clock()), screen), step_lines(1))
     screen.close()
     assert line_of_the_step in drawn(stream)
 
 
-def test_a_status_is_never_wider_than_the_terminal() -> None:
+def test_status_is_never_wider_than_the_terminal() -> None:
     screen, stream = live_screen(30)
     console = RunConsole(RunView("a-run-with-a-long-name-indeed", 40, actor_last, Clock()), screen)
     console.on_stage_started(1, "rollout")
@@ -397,7 +397,7 @@ def test_a_status_is_never_wider_than_the_terminal() -> None:
 
 
 @pytest.mark.parametrize("no_color", ["", "1"])
-def test_colour_is_left_out_on_request(monkeypatch: pytest.MonkeyPatch, no_color: str) -> None:
+def test_no_color_disables_colour(monkeypatch: pytest.MonkeyPatch, no_color: str) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("NO_COLOR", no_color)
     stream = Terminal()
@@ -408,7 +408,7 @@ def test_colour_is_left_out_on_request(monkeypatch: pytest.MonkeyPatch, no_color
 
 
 @pytest.mark.parametrize("term", ["", "dumb"])
-def test_a_dumb_terminal_and_a_file_get_plain_lines(monkeypatch: pytest.MonkeyPatch, term: str) -> None:
+def test_dumb_terminal_and_file_get_plain_lines(monkeypatch: pytest.MonkeyPatch, term: str) -> None:
     monkeypatch.setenv("TERM", term)
     with open_screen(stream=Terminal()) as screen:
         assert isinstance(screen, PlainScreen)
@@ -423,14 +423,14 @@ def test_a_dumb_terminal_and_a_file_get_plain_lines(monkeypatch: pytest.MonkeyPa
     assert stream.getvalue() == "starting vLLM\n"
 
 
-def test_quiet_means_that_nothing_is_said_of_what_is_prepared() -> None:
+def test_quiet_screen_prints_no_startup_activity() -> None:
     stream = io.StringIO()
     with open_screen("quiet", stream), preparing("starting vLLM"):
         pass
     assert stream.getvalue() == ""
 
 
-def test_a_terminal_that_went_away_does_not_stop_training() -> None:
+def test_closed_terminal_does_not_stop_training() -> None:
     screens: list[Screen] = [
         PlainScreen(Gone(), "stages", beats=False),
         LiveScreen(RichConsole(file=Gone()), refresh_per_second=0.01),
@@ -446,7 +446,7 @@ def test_a_terminal_that_went_away_does_not_stop_training() -> None:
     PlainScreen(closed, beats=False).line("hello")
 
 
-def test_numbers_durations_and_sparklines_by_hand() -> None:
+def test_formatted_numbers_durations_and_sparklines() -> None:
     assert [number(value) for value in (None, 0.0, 0.00012345, -0.5, 999.6, 1234.5, math.nan, math.inf)] == [
         "-", "0", "0.000123", "-0.5", "1e+03", "1234", "nan", "inf",
     ]  # fmt: skip

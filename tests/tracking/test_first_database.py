@@ -10,7 +10,7 @@ from tracking_lab import SETTINGS, RunDir
 from ppoctl.tracking.mirror import rebuild
 
 
-def test_what_a_killed_process_was_making_is_made_anew_and_nothing_is_left_beside_it(run: RunDir) -> None:
+def test_half_made_database_of_a_killed_process_is_replaced(run: RunDir) -> None:
     runs = run.root.parent
     (runs / "mlflow.db").unlink()
     (runs / ".mlflow.db.making").mkdir()
@@ -34,7 +34,7 @@ print(*(experiment.name for experiment in client.search_experiments()))
 """
 
 
-def test_of_two_that_make_it_at_once_both_can_open_it(tmp_path: Path) -> None:
+def test_two_processes_can_create_the_database_at_once(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FIRST, str(tmp_path)]
     pipe = subprocess.PIPE
     both = [subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) for _ in range(2)]

@@ -14,29 +14,29 @@ def acted(monitor: HealthMonitor, series: dict[int, dict[str, float]]) -> list[t
     return [(v.step, v.key, v.num_steps) for step, figures in series.items() for v in monitor.check(step, figures)]
 
 
-def test_every_rule_of_the_recipe_reads_a_metric() -> None:
+def test_every_health_rule_has_a_metric() -> None:
     assert set(METRICS) == set(HealthTable.model_fields)
 
 
-def test_a_healthy_step_says_nothing_and_bounds_themselves_are_healthy() -> None:
+def test_healthy_step_and_values_at_bounds_raise_no_alarm() -> None:
     monitor = HealthMonitor(HealthTable())
     assert monitor.check(1, {"policy/approx_kl": 0.5, "rollout/truncated_frac": 0.5, EV: -9.0}) == []
 
 
-def test_a_verdict_names_metric_value_bound_and_key() -> None:
+def test_alarm_names_metric_value_bound_and_key() -> None:
     (verdict,) = HealthMonitor(HealthTable()).check(1, {"policy/approx_kl": 0.73})
     assert verdict.action == "warn"
     assert verdict.text == "step 1: policy/approx_kl is 0.73, above 0.5 (`health.kl.max`)"
 
 
-def test_a_step_whose_scores_are_all_equal_is_warned_of() -> None:
+def test_equal_scores_in_a_step_raise_a_warning() -> None:
     monitor = HealthMonitor(HealthTable())
     assert monitor.check(1, {"reward/score_std": 0.001}) == []
     (verdict,) = monitor.check(2, {"reward/score_std": 0.0})
     assert (verdict.action, verdict.key) == ("warn", "health.reward_spread.min")
 
 
-def test_a_sampler_that_computes_something_else_stops_the_run_unless_somebody_raises_the_bound() -> None:
+def test_sampler_mismatch_stops_the_run_unless_its_bound_is_raised() -> None:
     gap, k3 = "mismatch/gap_mean_abs", "mismatch/gap_k3"
     monitor = HealthMonitor(HealthTable())
     assert monitor.check(1, {gap: 0.2, k3: 0.045}) == []  # what bfloat16 reaches
@@ -49,7 +49,7 @@ def test_a_sampler_that_computes_something_else_stops_the_run_unless_somebody_ra
     assert HealthMonitor(off).check(1, {gap: 0.9, k3: 0.9}) == []
 
 
-def test_errors_and_timeouts_of_the_reward_are_added() -> None:
+def test_reward_errors_and_timeouts_are_added() -> None:
     monitor = HealthMonitor(HealthTable())
     assert monitor.check(1, {"reward/error_frac": 0.006, "reward/timeout_frac": 0.004}) == []
     (verdict,) = monitor.check(2, {"reward/error_frac": 0.006, "reward/timeout_frac": 0.005})
@@ -58,7 +58,7 @@ def test_errors_and_timeouts_of_the_reward_are_added() -> None:
     )
 
 
-def test_from_step_and_for_steps_by_hand() -> None:
+def test_health_rules_honour_from_step_and_for_steps() -> None:
     # min -1 from step 10 for 3 steps: steps 8 and 9 are not judged, 10 and 11 count 1 and 2, 12 is fine and ends the
     # row, 13, 14, 15 count 1, 2, 3: the first verdict is at 15, the next at 16.
     monitor = HealthMonitor(HealthTable())
@@ -67,7 +67,7 @@ def test_from_step_and_for_steps_by_hand() -> None:
     assert found == [(15, "health.explained_variance.min", 3), (16, "health.explained_variance.min", 4)]
 
 
-def test_the_text_says_for_how_many_steps() -> None:
+def test_alarm_text_has_the_number_of_steps() -> None:
     rules = HealthTable(explained_variance=HealthRule(min=0.0, for_steps=2, action="stop"))
     monitor = HealthMonitor(rules)
     assert monitor.check(1, {EV: -0.25}) == []
@@ -77,23 +77,23 @@ def test_the_text_says_for_how_many_steps() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_breaks_a_bound(value: float) -> None:
+def test_non_finite_values_break_any_bound(value: float) -> None:
     rules = HealthTable(kl=HealthRule(min=0.0, max=0.5))
     (verdict,) = HealthMonitor(rules).check(1, {"policy/approx_kl": value})
     assert f"is {value}, not within" in verdict.text
 
 
-def test_a_rule_without_bounds_never_acts() -> None:
+def test_rule_without_bounds_never_acts() -> None:
     assert HealthMonitor(HealthTable()).check(1, {"policy/entropy_mean": math.nan, "kl/reference_mean": 1e9}) == []
 
 
-def test_an_absent_figure_neither_counts_nor_interrupts() -> None:
+def test_absent_metric_neither_counts_nor_resets_the_count() -> None:
     monitor = HealthMonitor(HealthTable(kl=HealthRule(max=0.5, for_steps=2)))
     bad = {"policy/approx_kl": 1.0}
     assert acted(monitor, {1: bad, 2: {}, 3: bad}) == [(3, "health.kl.max", 2)]
 
 
-def test_judging_a_step_again_gives_the_same_answer_and_counts_once() -> None:
+def test_repeated_check_of_a_step_counts_once() -> None:
     monitor = HealthMonitor(HealthTable(kl=HealthRule(max=0.5, for_steps=2)))
     bad = {"policy/approx_kl": 1.0}
     assert monitor.check(1, bad) == monitor.check(1, bad) == []
@@ -103,7 +103,7 @@ def test_judging_a_step_again_gives_the_same_answer_and_counts_once() -> None:
 
 
 @pytest.mark.parametrize("killed_in_step", range(1, 18))
-def test_a_resumed_run_judges_as_the_uninterrupted_one(killed_in_step: int) -> None:
+def test_resumed_health_monitor_equals_the_uninterrupted_monitor(killed_in_step: int) -> None:
     values = {step: -2.0 if step not in (12,) else 0.0 for step in range(1, 18)}
     history = [(step, {"rollout/truncated_frac": 0.9, EV: value}) for step, value in values.items()]
     whole = HealthMonitor(HealthTable())

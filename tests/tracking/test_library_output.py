@@ -28,7 +28,7 @@ def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_they_go_to_the_log_and_ours_to_the_person(tmp_path: Path) -> None:
+def test_library_output_goes_to_the_log_and_messages_to_stderr(tmp_path: Path) -> None:
     found = run(
         """
         with STRAYS.kept_apart() as stream:
@@ -47,7 +47,7 @@ def test_they_go_to_the_log_and_ours_to_the_person(tmp_path: Path) -> None:
     assert sorted(log[4:]) == sorted(f"late {way}" for way in ways)
 
 
-def test_what_came_before_an_error_without_a_log_comes_out(tmp_path: Path) -> None:
+def test_early_library_output_is_printed_if_the_command_fails(tmp_path: Path) -> None:
     found = run(
         """
         with STRAYS.kept_apart():
@@ -61,7 +61,7 @@ def test_what_came_before_an_error_without_a_log_comes_out(tmp_path: Path) -> No
     assert found.stdout == ""
 
 
-def test_an_error_behind_the_log_leaves_them_there_and_an_empty_log_goes(tmp_path: Path) -> None:
+def test_library_output_stays_in_the_log_after_an_error(tmp_path: Path) -> None:
     script = """
         with STRAYS.kept_apart():
             STRAYS.into(Path("libraries.log"))
@@ -76,7 +76,7 @@ def test_an_error_behind_the_log_leaves_them_there_and_an_empty_log_goes(tmp_pat
     assert not (tmp_path / "libraries.log").exists()
 
 
-def test_a_stderr_that_is_not_the_processs_own_is_left_alone(tmp_path: Path) -> None:
+def test_replaced_stderr_is_left_alone(tmp_path: Path) -> None:
     found = run(
         """
         import io

@@ -122,7 +122,7 @@ def bare(tmp_path: Path) -> RunDir:
     return RunDir(tmp_path / "runs")
 
 
-def test_training_goes_on_while_mlflow_does_not_answer(bare: RunDir, said: Said) -> None:
+def test_training_continues_while_mlflow_does_not_answer(bare: RunDir, said: Said) -> None:
     target = FakeTarget()
     mirror = faked(bare, target, said)
     mirror.start()
@@ -139,9 +139,7 @@ def test_training_goes_on_while_mlflow_does_not_answer(bare: RunDir, said: Said)
     assert said.lines == []
 
 
-def test_figures_of_the_machine_are_sent_while_it_trains_and_a_failure_of_theirs_is_silent(
-    bare: RunDir, said: Said
-) -> None:
+def test_system_metrics_are_sent_and_their_failures_are_silent(bare: RunDir, said: Said) -> None:
     target, asked = FakeTarget(), list[int]()
     target.gate.set()
 
@@ -162,7 +160,7 @@ def test_figures_of_the_machine_are_sent_while_it_trains_and_a_failure_of_theirs
     assert said.lines == []
 
 
-def test_close_waits_no_longer_than_its_deadline_and_says_what_is_left(bare: RunDir, said: Said) -> None:
+def test_close_stops_at_its_deadline_and_reports_unsent_lines(bare: RunDir, said: Said) -> None:
     target = FakeTarget()
     mirror = faked(bare, target, said)
     mirror.start()
@@ -176,7 +174,7 @@ def test_close_waits_no_longer_than_its_deadline_and_says_what_is_left(bare: Run
     assert target.statuses in ([], ["RUNNING"])
 
 
-def test_an_outage_is_told_once_and_its_end_once_and_nothing_is_doubled(bare: RunDir, said: Said) -> None:
+def test_outage_and_recovery_are_each_reported_once(bare: RunDir, said: Said) -> None:
     target = FakeTarget()
     target.gate.set()
     mirror = faked(bare, target, said)
@@ -199,14 +197,14 @@ def test_an_outage_is_told_once_and_its_end_once_and_nothing_is_doubled(bare: Ru
     assert target.statuses[-1] == "FAILED"
 
 
-def test_a_mirror_that_was_never_started_is_silent(bare: RunDir, said: Said) -> None:
+def test_mirror_that_was_never_started_is_silent(bare: RunDir, said: Said) -> None:
     bare.step(1)
     assert not faked(bare, FakeTarget(), said).close("failed", DEADLINE_S)
     assert said.lines == []
 
 
 @pytest.mark.parametrize("uri", ["http://127.0.0.1:9", "sqlite:////dev/null/mlflow.db", "carrier-pigeon://roof"])
-def test_an_mlflow_that_cannot_be_reached_costs_one_line_and_rebuild_fills_in(
+def test_unreachable_mlflow_costs_one_message_and_can_be_rebuilt(
     run: RunDir, runs_dir: Path, mlflow: Mlflow, said: Said, uri: str
 ) -> None:
     mirror = mirrored(run, said, MlflowTracking(kind="mlflow", uri=uri))
@@ -223,7 +221,7 @@ def test_an_mlflow_that_cannot_be_reached_costs_one_line_and_rebuild_fills_in(
     assert mlflow.run().info.status == "FAILED"
 
 
-def test_an_end_that_waits_for_mlflow_says_so(run: RunDir, said: Said) -> None:
+def test_close_reports_waiting_for_mlflow(run: RunDir, said: Said) -> None:
     target = FakeTarget()
     mirror = faked(run, target, said, patience=replace(QUICK, silent_s=0.3))
     run.step(1)
@@ -237,7 +235,7 @@ def test_an_end_that_waits_for_mlflow_says_so(run: RunDir, said: Said) -> None:
     ]
 
 
-def test_a_locked_database_is_waited_for(run: RunDir, runs_dir: Path, mlflow: Mlflow, said: Said) -> None:
+def test_mirror_waits_for_a_locked_database(run: RunDir, runs_dir: Path, mlflow: Mlflow, said: Said) -> None:
     connection = sqlite3.connect(runs_dir / "mlflow.db", isolation_level=None)
     connection.execute("BEGIN EXCLUSIVE")
     mirror = mirrored(run, said)
@@ -250,7 +248,7 @@ def test_a_locked_database_is_waited_for(run: RunDir, runs_dir: Path, mlflow: Ml
     assert mlflow.points() == journaled_points(run.root)
 
 
-def test_resumes_are_one_run_with_the_true_status(run: RunDir, mlflow: Mlflow, said: Said) -> None:
+def test_resumes_share_one_mlflow_run_with_the_current_status(run: RunDir, mlflow: Mlflow, said: Said) -> None:
     seen = []
     endings = {"preempted": "KILLED", "interrupted": "KILLED", "short": "FAILED", "finished": "FINISHED"}
     for attempt, (word, expected) in enumerate(endings.items(), start=1):
@@ -272,7 +270,7 @@ def test_resumes_are_one_run_with_the_true_status(run: RunDir, mlflow: Mlflow, s
     assert said.lines == []
 
 
-def test_figures_arrive_even_where_files_cannot_be_stored(
+def test_metrics_are_sent_even_if_artifacts_cannot_be_stored(
     run: RunDir, runs_dir: Path, mlflow: Mlflow, said: Said
 ) -> None:
     (runs_dir / "mlflow-artifacts").write_text("not a folder")
@@ -287,7 +285,7 @@ def test_figures_arrive_even_where_files_cannot_be_stored(
     assert mlflow.run().info.status == "FINISHED"
 
 
-def test_an_attempt_that_was_superseded_leaves_the_status_alone(run: RunDir, said: Said) -> None:
+def test_superseded_attempt_does_not_change_the_final_status(run: RunDir, said: Said) -> None:
     """It was stopped, woke up when the next one had finished, and found itself superseded."""
     target = FakeTarget()
     target.gate.set()
@@ -304,7 +302,7 @@ def test_an_attempt_that_was_superseded_leaves_the_status_alone(run: RunDir, sai
     assert target.statuses[-1] == "FINISHED"
 
 
-def test_an_attempt_that_was_superseded_does_not_say_that_the_newer_one_runs(run: RunDir, said: Said) -> None:
+def test_superseded_attempt_does_not_report_a_running_status(run: RunDir, said: Said) -> None:
     """That one may be over by the time the sleeper's word arrives."""
     target = FakeTarget()
     target.gate.set()
@@ -345,9 +343,7 @@ for step in range(1, 10_000):
 """
 
 
-def test_a_training_process_killed_while_mirroring_loses_and_doubles_nothing(
-    runs_dir: Path, mlflow: Mlflow, template_db: Path
-) -> None:
+def test_kill_while_mirroring_loses_and_doubles_nothing(runs_dir: Path, mlflow: Mlflow, template_db: Path) -> None:
     script = LIFE.format(tests=str(Path(__file__).parent), runs=str(runs_dir))
     life = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert life.stdout is not None
@@ -372,7 +368,7 @@ def test_a_training_process_killed_while_mirroring_loses_and_doubles_nothing(
     assert mlflow.run().info.status == "RUNNING"
 
 
-def test_importing_tracking_imports_no_mlflow_and_no_torch() -> None:
+def test_tracking_import_loads_no_mlflow_or_torch() -> None:
     names = ("health", "view", "console", "outgoing", "forwarder", "mirror")
     imports = "; ".join(f"import ppoctl.tracking.{name}" for name in names)
     heavy = "('mlflow', 'torch', 'sqlalchemy', 'numpy', 'vllm', 'transformers')"
@@ -381,7 +377,7 @@ def test_importing_tracking_imports_no_mlflow_and_no_torch() -> None:
     assert done.stderr == "[]\n"
 
 
-def test_of_a_long_journal_only_the_newest_steps_are_read_for_tables(run: RunDir) -> None:
+def test_tables_are_read_only_for_the_newest_steps(run: RunDir) -> None:
     asked: list[int] = []
 
     def samples(step: int) -> list[dict[str, Any]]:

@@ -56,7 +56,7 @@ def page(address: str, log: Path) -> str:
             time.sleep(0.5)
 
 
-def test_make_ui_shows_the_pages_and_answers_for_a_run(address: str, tmp_path: Path) -> None:
+def test_make_ui_serves_the_pages_and_the_run(address: str, tmp_path: Path) -> None:
     assert "<title>MLflow</title>" in page(address, tmp_path / "log")
     body = json.dumps({"experiment_ids": ["1"], "max_results": 5}).encode()
     asked = Request(f"{address}/api/2.0/mlflow/runs/search", body, {"Content-Type": "application/json"})

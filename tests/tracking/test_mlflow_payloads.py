@@ -19,7 +19,7 @@ def stage(seq: int, figures: dict[str, float], step: int = 3) -> dict[str, objec
     return {"seq": seq, "step": step, "stage": "values", "at": 12.5, "seconds": 2.0, "figures": figures}
 
 
-def test_a_line_becomes_points_on_the_step_axis_and_a_marker_with_its_number() -> None:
+def test_journal_line_becomes_points_and_a_marker() -> None:
     (batch,) = batches([stage(7, {"a/b": 1.0})], after=0)
     assert batch.points == (
         MetricPoint("a/b", 1.0, 12500, 3),
@@ -29,14 +29,14 @@ def test_a_line_becomes_points_on_the_step_axis_and_a_marker_with_its_number() -
     assert (batch.num_lines, batch.last_seq, batch.tags) == (1, 7, {})
 
 
-def test_lines_that_were_sent_are_left_out_and_an_event_moves_the_marker() -> None:
+def test_sent_lines_are_skipped_and_events_move_the_marker() -> None:
     lines = [stage(1, {"a": 1.0}), stage(2, {"a": 2.0}), {"seq": 3, "event": "attempt_started", "at": 13.0}]
     (batch,) = batches(lines, after=2)
     assert batch.points == (MetricPoint(MARKER, 3.0, 13000, 3),)
     assert list(batches(lines, after=3)) == []
 
 
-def test_infinities_and_nan_are_left_out_and_noted() -> None:
+def test_non_finite_values_are_left_out_and_tagged() -> None:
     figures = {"a": math.nan, "b": math.inf, "c": -math.inf, "d": 0.0}
     (batch,) = batches([stage(1, figures)], after=0)
     assert [point.name for point in batch.points] == ["d", "time/values_s", MARKER]
@@ -57,26 +57,26 @@ def test_batches_stay_below_the_limit_and_lose_nothing() -> None:
     assert sum(len(batch.points) - 1 for batch in found) == 20 * 101
 
 
-def test_names_are_what_mlflow_takes() -> None:
+def test_metric_names_are_valid_in_mlflow() -> None:
     assert metric_name("eval/gsm8k/pass_at_1") == "eval/gsm8k/pass_at_1"
     assert metric_name('eval/my "set" (v2)//..//x/') == "eval/my _set_ _v2_/_/_/_/x/_"
     assert len(metric_name("x" * 999)) == 250
 
 
-def test_params_are_flat_without_what_has_no_value_and_long_ones_are_cut() -> None:
+def test_params_are_flat_without_empty_values_and_truncated() -> None:
     flat = params({"a": {"b": 1e-6, "c": None, "d": [1, 2], "e": {}}, "f": "text", "g": True, "h": "x" * 7000})
     assert flat["h"].endswith("... (7000 characters; see recipe.resolved.json)")
     assert len(flat.pop("h")) < 6000
     assert flat == {"a.b": "1e-06", "a.d": "[1, 2]", "f": "text", "g": "true"}
 
 
-def test_a_changed_param_becomes_a_tag_and_follows_when_it_is_changed_back() -> None:
+def test_changed_param_becomes_a_tag_until_changed_back() -> None:
     assert changed_params({"a": "1", "b": "2"}, {"a": "1", "b": "3", "new": "4"}, {}) == {"changed/b": "3"}
     assert changed_params({"b": "2"}, {"b": "2"}, {"changed/b": "3"}) == {"changed/b": "2"}
     assert changed_params({"a": "1", "b": "2"}, {"a": "1"}, {}) == {"changed/b": "absent"}
 
 
-def test_the_last_event_says_how_the_run_stands() -> None:
+def test_last_event_gives_the_run_status() -> None:
     started = {"seq": 1, "event": "attempt_started", "attempt": 2, "at": 1.0}
     stopped = {"seq": 2, "event": "attempt_ended", "attempt": 2, "status": "preempted", "exit_code": 75, "at": 2.0}
     assert ending([]) == Ending("running")

@@ -30,7 +30,7 @@ def finished(run: RunDir, steps: int = 3) -> None:
     run.event("attempt_ended", status="finished", exit_code=0)
 
 
-def test_rebuild_sends_everything_and_a_second_one_nothing(run: RunDir, mlflow: Mlflow) -> None:
+def test_rebuild_sends_everything_and_a_second_rebuild_nothing(run: RunDir, mlflow: Mlflow) -> None:
     finished(run)
     sent = rebuild(run.root, SETTINGS)
     assert (sent.lines, sent.params, sent.files, sent.status) == (12, 4, 3, 1)
@@ -39,7 +39,7 @@ def test_rebuild_sends_everything_and_a_second_one_nothing(run: RunDir, mlflow: 
     assert mlflow.points() == journaled_points(run.root)
 
 
-def test_what_mlflow_shows_of_a_run(run: RunDir, mlflow: Mlflow) -> None:
+def test_rebuilt_run_has_name_status_times_and_params(run: RunDir, mlflow: Mlflow) -> None:
     finished(run)
     rebuild(run.root, SETTINGS)
     found = mlflow.run()
@@ -58,7 +58,7 @@ def test_what_mlflow_shows_of_a_run(run: RunDir, mlflow: Mlflow) -> None:
     assert Path(found.info.artifact_uri.removeprefix("file://").replace("%20", " ")).is_absolute()
 
 
-def test_a_growing_run_is_added_to_and_stays_one(run: RunDir, mlflow: Mlflow) -> None:
+def test_rebuild_adds_new_lines_to_the_same_run(run: RunDir, mlflow: Mlflow) -> None:
     run.step(1)
     rebuild(run.root, SETTINGS)
     run.step(2)
@@ -66,7 +66,7 @@ def test_a_growing_run_is_added_to_and_stays_one(run: RunDir, mlflow: Mlflow) ->
     assert mlflow.points() == journaled_points(run.root)
 
 
-def test_two_runs_are_two(run: RunDir, runs_dir: Path, mlflow: Mlflow) -> None:
+def test_two_run_directories_are_two_mlflow_runs(run: RunDir, runs_dir: Path, mlflow: Mlflow) -> None:
     other = RunDir(runs_dir, "another")
     for each in (run, other):
         each.step(1)
@@ -74,7 +74,7 @@ def test_two_runs_are_two(run: RunDir, runs_dir: Path, mlflow: Mlflow) -> None:
     assert sorted(found.info.run_name for found in mlflow.runs()) == ["another", "demo"]
 
 
-def test_changed_params_are_tags_and_the_new_recipe_is_kept(run: RunDir, mlflow: Mlflow) -> None:
+def test_changed_params_are_tags_and_the_new_recipe_is_uploaded(run: RunDir, mlflow: Mlflow) -> None:
     rebuild(run.root, SETTINGS)
     run.recipe({"name": "demo", "steps": 9, "seed": 1})
     sent = rebuild(run.root, SETTINGS)
@@ -86,14 +86,14 @@ def test_changed_params_are_tags_and_the_new_recipe_is_kept(run: RunDir, mlflow:
     assert figures_and_status(rebuild(run.root, SETTINGS)) == 0
 
 
-def test_another_experiment_in_the_recipe_does_not_make_a_second_run(run: RunDir, mlflow: Mlflow) -> None:
+def test_changed_experiment_does_not_create_a_second_run(run: RunDir, mlflow: Mlflow) -> None:
     run.step(1)
     rebuild(run.root, SETTINGS)
     assert figures_and_status(rebuild(run.root, MlflowTracking(kind="mlflow", experiment="elsewhere"))) == 0
     assert len(mlflow.runs()) == 1
 
 
-def test_a_run_deleted_in_mlflow_is_made_anew(run: RunDir, mlflow: Mlflow) -> None:
+def test_run_deleted_in_mlflow_is_recreated(run: RunDir, mlflow: Mlflow) -> None:
     run.step(1)
     rebuild(run.root, SETTINGS)
     mlflow.client.delete_run(mlflow.run().info.run_id)
@@ -101,7 +101,7 @@ def test_a_run_deleted_in_mlflow_is_made_anew(run: RunDir, mlflow: Mlflow) -> No
     assert mlflow.points() == journaled_points(run.root)
 
 
-def test_a_long_history_goes_in_batches(run: RunDir, mlflow: Mlflow) -> None:
+def test_long_history_is_sent_in_batches(run: RunDir, mlflow: Mlflow) -> None:
     for step in range(1, 101):
         run.stage(step, "values", **{f"v/{k}": float(step * k) for k in range(20)})
     assert rebuild(run.root, SETTINGS).points == 100 * 21
@@ -109,7 +109,7 @@ def test_a_long_history_goes_in_batches(run: RunDir, mlflow: Mlflow) -> None:
     assert figures_and_status(rebuild(run.root, SETTINGS)) == 0
 
 
-def test_what_is_not_finite_is_a_tag(run: RunDir, mlflow: Mlflow) -> None:
+def test_non_finite_metric_becomes_a_tag(run: RunDir, mlflow: Mlflow) -> None:
     run.stage(1, "reward", **{"reward/score_mean": math.inf, "reward/score_std": 0.5})
     rebuild(run.root, SETTINGS)
     assert {name for name, *_ in mlflow.points()} == {"reward/score_std", "time/reward_s"}
@@ -122,7 +122,7 @@ def made_anew(run: RunDir) -> None:
     run.layout.journal.write_bytes(b"".join(sealed_line({**line, "seq": 1 + k}) for k, line in enumerate(lines)))
 
 
-def test_a_journal_made_anew_is_another_one_and_all_of_it_is_sent_again(run: RunDir, mlflow: Mlflow) -> None:
+def test_rebuilt_journal_is_sent_completely_to_a_new_run(run: RunDir, mlflow: Mlflow) -> None:
     """Events are lost and the numbers shift, so the marker points at another line: nothing is doubled or missed, and
     what MLflow had is deleted as MLflow deletes, which can be undone."""
     run.event("attempt_started")
@@ -138,7 +138,7 @@ def test_a_journal_made_anew_is_another_one_and_all_of_it_is_sent_again(run: Run
     assert figures_and_status(rebuild(run.root, SETTINGS)) == 0
 
 
-def test_of_two_runs_made_in_the_same_moment_one_goes_on(run: RunDir, mlflow: Mlflow) -> None:
+def test_only_one_of_two_duplicate_mlflow_runs_gets_new_lines(run: RunDir, mlflow: Mlflow) -> None:
     """Both processes created one before either saw the other's: one of them has everything, and the other stays as it
     was."""
     run.step(1)
@@ -153,7 +153,7 @@ def test_of_two_runs_made_in_the_same_moment_one_goes_on(run: RunDir, mlflow: Ml
     assert second.data.metrics.get("progress/journal_seq") in (None, 3)
 
 
-def test_a_sample_table_cut_short_is_sent_again(run: RunDir, mlflow: Mlflow) -> None:
+def test_truncated_sample_table_is_sent_again(run: RunDir, mlflow: Mlflow) -> None:
     finished(run)
     rebuild(run.root, SETTINGS)
     uri = mlflow.run().info.artifact_uri.removeprefix("file://")
@@ -164,13 +164,13 @@ def test_a_sample_table_cut_short_is_sent_again(run: RunDir, mlflow: Mlflow) -> 
     assert mlflow.text("samples/step-000003.json") == TABLE
 
 
-def test_only_the_first_samples_are_shown(run: RunDir, mlflow: Mlflow) -> None:
+def test_only_the_first_samples_are_uploaded(run: RunDir, mlflow: Mlflow) -> None:
     run.evaluation(1, rows=1000)
     rebuild(run.root, SETTINGS)
     assert len(json.loads(mlflow.text("samples/step-000001.json"))["data"]) == ROWS_PER_TABLE
 
 
-def test_a_status_that_an_earlier_attempt_set_is_mended(run: RunDir, mlflow: Mlflow) -> None:
+def test_status_set_by_an_earlier_attempt_is_repaired(run: RunDir, mlflow: Mlflow) -> None:
     run.event("attempt_started")
     run.append({"event": "attempt_started", "attempt": 2})
     run.append({"event": "attempt_ended", "attempt": 2, "status": "finished", "exit_code": 0})
@@ -182,7 +182,7 @@ def test_a_status_that_an_earlier_attempt_set_is_mended(run: RunDir, mlflow: Mlf
     assert mlflow.run().data.tags["ppoctl.attempt"] == "2"
 
 
-def test_a_journal_without_attempts_says_nothing_of_the_status(run: RunDir, mlflow: Mlflow) -> None:
+def test_journal_without_attempts_does_not_change_the_status(run: RunDir, mlflow: Mlflow) -> None:
     run.step(1)
     rebuild(run.root, SETTINGS)
     mlflow.client.set_terminated(mlflow.run().info.run_id, "FINISHED")
@@ -190,16 +190,14 @@ def test_a_journal_without_attempts_says_nothing_of_the_status(run: RunDir, mlfl
     assert mlflow.run().info.status == "FINISHED"
 
 
-def test_a_contract_that_is_not_met_is_a_failure(run: RunDir, mlflow: Mlflow) -> None:
+def test_unmet_expectations_give_the_status_failed(run: RunDir, mlflow: Mlflow) -> None:
     run.event("attempt_started")
     run.event("attempt_ended", status="unmet", exit_code=5)
     rebuild(run.root, SETTINGS)
     assert (mlflow.run().info.status, mlflow.run().data.tags["ppoctl.status"]) == ("FAILED", "unmet")
 
 
-def test_what_mlflow_has_of_a_run_is_deleted_and_nothing_of_another_and_nothing_is_made_for_it(
-    run: RunDir, runs_dir: Path, mlflow: Mlflow
-) -> None:
+def test_delete_removes_only_the_mlflow_data_of_the_run(run: RunDir, runs_dir: Path, mlflow: Mlflow) -> None:
     run.step(1)
     rebuild(run.root, SETTINGS)
     rebuild(run.root, SETTINGS.model_copy(update={"experiment": "other"}))
@@ -214,7 +212,7 @@ def test_what_mlflow_has_of_a_run_is_deleted_and_nothing_of_another_and_nothing_
     assert mlflow.client.get_experiment_by_name("a third") is None
 
 
-def test_of_a_copy_only_its_own_is_deleted(run: RunDir, runs_dir: Path, mlflow: Mlflow) -> None:
+def test_delete_for_a_copied_run_keeps_the_original(run: RunDir, runs_dir: Path, mlflow: Mlflow) -> None:
     """A copied directory has the original's id until something is sent from it."""
     run.step(1)
     rebuild(run.root, SETTINGS)
@@ -227,14 +225,14 @@ def test_of_a_copy_only_its_own_is_deleted(run: RunDir, runs_dir: Path, mlflow: 
     assert len(kept_by_mlflow(copy, SETTINGS).ids) == 1
 
 
-def test_where_no_database_was_made_mlflow_has_nothing(tmp_path: Path) -> None:
+def test_delete_without_a_database_does_nothing(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     assert kept_by_mlflow(run.root, SETTINGS).delete() == []
     assert not (tmp_path / "mlflow.db").exists()
 
 
 @pytest.mark.parametrize("kind", ["refused", "no database", "unknown scheme", "locked"])
-def test_what_is_wrong_is_said_in_one_line_with_the_command_to_repeat(run: RunDir, runs_dir: Path, kind: str) -> None:
+def test_rebuild_errors_are_one_line_with_a_repeat_command(run: RunDir, runs_dir: Path, kind: str) -> None:
     (runs_dir / "folder").mkdir()
     uris = {
         "refused": "http://user:secret@127.0.0.1:9/mlflow",
@@ -255,14 +253,14 @@ def test_what_is_wrong_is_said_in_one_line_with_the_command_to_repeat(run: RunDi
     assert caught.value.hint.endswith(f"ppoctl track {quoted(run.root)}")
 
 
-def test_a_path_that_no_database_uri_can_carry_is_refused(tmp_path: Path) -> None:
+def test_path_invalid_in_a_database_uri_is_refused(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "100%25")
     with pytest.raises(EnvironmentProblemError, match=r"set `tracking\.uri`"):
         rebuild(run.root, SETTINGS)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["100%25"]
 
 
-def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
+def test_rebuild_of_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="is not a run directory"):
         rebuild(tmp_path, SETTINGS)
 
@@ -313,7 +311,7 @@ def killed_at_commit(number: int, work: Callable[[], object]) -> bool:
 @pytest.mark.sampled(2)  # every other transaction of both
 @pytest.mark.parametrize("first", [1, 2])
 @pytest.mark.parametrize("is_made_anew", [False, True], ids=["first sent", "sent again"])
-def test_killed_at_any_transaction_nothing_is_doubled_and_nothing_is_missing(
+def test_kill_at_any_transaction_doubles_and_loses_nothing(
     runs_dir: Path, mlflow: Mlflow, monkeypatch: pytest.MonkeyPatch, is_made_anew: bool, first: int
 ) -> None:
     # Two points in a batch at most: several small transactions instead of one.

@@ -19,7 +19,9 @@ NAMED = MlflowTracking(kind="mlflow", uri="$WHERE")
         ("http://host/$WHERE", "http://host/$WHERE"),
     ],
 )
-def test_the_variable_is_looked_up_where_mlflow_is_opened(tmp_path: Path, monkeypatch, uri: str, told: str) -> None:
+def test_uri_variable_is_resolved_only_when_mlflow_is_opened(
+    tmp_path: Path, monkeypatch, uri: str, told: str
+) -> None:
     monkeypatch.setenv("WHERE", "http://me:hunter2@host")
     address = address_of(MlflowTracking(kind="mlflow", uri=uri), tmp_path)
     assert address.uri == told
@@ -28,7 +30,7 @@ def test_the_variable_is_looked_up_where_mlflow_is_opened(tmp_path: Path, monkey
     assert address.artifacts is None, "a server knows where they go"
 
 
-def test_a_variable_that_is_not_set_is_named(tmp_path: Path, monkeypatch) -> None:
+def test_unset_uri_variable_is_named(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.delenv("WHERE", raising=False)
     with pytest.raises(EnvironmentProblemError, match=r"`tracking\.uri` is `\$WHERE`") as caught:
         address_of(NAMED, tmp_path)

@@ -58,7 +58,7 @@ def known(run: RunDir, facts: Mapping[str, Any]) -> None:
 # Tables of samples
 
 
-def test_a_table_has_what_is_compared_first_and_a_column_for_each_thing_within_one() -> None:
+def test_table_has_compared_columns_first_and_flattened_fields() -> None:
     rows = [
         {"extras": {"lenient": 1.0, "parts": {"a": 2}}, "prompt": "2+2?", "score": math.inf, "set": "s"},
         {"given": None, "ids": [1, 2], "prompt": "3+3?", "score": 0.5, "set": "s"},
@@ -70,7 +70,7 @@ def test_a_table_has_what_is_compared_first_and_a_column_for_each_thing_within_o
     }
 
 
-def test_mlflow_finds_and_loads_the_tables_and_a_second_time_doubles_no_row(run: RunDir, mlflow: Mlflow) -> None:
+def test_mlflow_loads_the_tables_and_a_repeat_adds_no_row(run: RunDir, mlflow: Mlflow) -> None:
     run.evaluation(1)
     run.evaluation(2, rows=3)
     for _ in range(2):
@@ -81,7 +81,7 @@ def test_mlflow_finds_and_loads_the_tables_and_a_second_time_doubles_no_row(run:
         assert list(found["row"]) == rows
 
 
-def test_the_tag_keeps_tables_of_others_and_names_no_more_than_mlflow_takes() -> None:
+def test_table_tag_keeps_other_tables_and_stays_below_the_limit() -> None:
     theirs = {"path": "mine.json", "type": "table"}
     names = [f"samples/step-{step:06d}.json" for step in range(200)]
     assert json.loads(with_tables(json.dumps([theirs]), names[:1])) == [theirs, {"path": names[0], "type": "table"}]
@@ -91,7 +91,7 @@ def test_the_tag_keeps_tables_of_others_and_names_no_more_than_mlflow_takes() ->
     assert len(many) < 8000
 
 
-def test_tables_of_training_leave_those_of_evaluations_their_place() -> None:
+def test_training_tables_do_not_displace_evaluation_tables() -> None:
     evaluations = [table_name(step) for step in range(0, 200, 10)]
     trained = [training_table_name(step) for step in range(200)]
     found = [entry["path"] for entry in json.loads(with_tables(with_tables(None, evaluations), trained))]
@@ -101,7 +101,7 @@ def test_tables_of_training_leave_those_of_evaluations_their_place() -> None:
 # Data
 
 
-def test_tables_of_data_are_inputs_with_digest_place_and_numbers_of_rows() -> None:
+def test_datasets_have_digest_source_and_row_counts() -> None:
     assert inputs(FACTS, {"data": DATA}) == [
         DataInput(
             "data.train",
@@ -123,7 +123,7 @@ def test_tables_of_data_are_inputs_with_digest_place_and_numbers_of_rows() -> No
     assert inputs({}, {"data": DATA}) == [], "a login node has no digests"
 
 
-def test_a_mix_is_one_input_with_the_rows_of_all_its_sources() -> None:
+def test_mix_is_one_dataset_with_rows_of_all_sources() -> None:
     sources = {"a": {"path": ["/x", "/y"]}, "b": {"function": "mine.py:rows"}, "c": {"dataset": {"path": "hub/id"}}}
     facts = {"sources": {"data.train": "d"}, "rows": {f"data.train.sources.{name}": COUNTS for name in sources}}
     (found,) = inputs(facts, {"data": {"train": {"sources": sources}}})
@@ -131,7 +131,7 @@ def test_a_mix_is_one_input_with_the_rows_of_all_its_sources() -> None:
     assert json.loads(found.profile or "") == {"num_rows": 24, "read": 27, "used": 24}
 
 
-def test_mlflow_has_each_input_once(run: RunDir, mlflow: Mlflow) -> None:
+def test_mlflow_has_each_dataset_once(run: RunDir, mlflow: Mlflow) -> None:
     run.recipe({"name": "demo", "data": DATA})
     known(run, FACTS)
     assert rebuild(run.root, SETTINGS).inputs == 2
@@ -148,7 +148,7 @@ def test_mlflow_has_each_input_once(run: RunDir, mlflow: Mlflow) -> None:
 @pytest.mark.parametrize(
     ("facts", "job", "kind"), [({}, None, "LOCAL"), ({}, "7", "JOB"), ({"on": "slurm"}, None, "JOB")]
 )
-def test_user_and_source(
+def test_mlflow_run_has_user_and_source(
     run: RunDir, mlflow: Mlflow, monkeypatch: pytest.MonkeyPatch, facts: dict[str, str], job: str | None, kind: str
 ) -> None:
     monkeypatch.setenv("LOGNAME", "ada")
@@ -163,7 +163,7 @@ def test_user_and_source(
     assert found.info.user_id == "ada"
 
 
-def test_a_user_without_a_name_is_told_as_none(run: RunDir, mlflow: Mlflow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_without_a_name_is_left_out(run: RunDir, mlflow: Mlflow, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
@@ -174,7 +174,7 @@ def test_a_user_without_a_name_is_told_as_none(run: RunDir, mlflow: Mlflow, monk
 # The machine
 
 
-def test_figures_of_the_machine_have_mlflows_names_and_its_units(tmp_path: Path) -> None:
+def test_system_metrics_have_the_names_and_units_of_mlflow(tmp_path: Path) -> None:
     found = SystemMetrics(tmp_path, lambda: {"gpu_0_utilization_percentage": 87.0}).measured()
     assert set(found) == {
         "system/cpu_utilization_percentage",
@@ -191,7 +191,7 @@ def test_figures_of_the_machine_have_mlflows_names_and_its_units(tmp_path: Path)
     assert found["system/gpu_0_utilization_percentage"] == 87.0
 
 
-def test_gpus_are_told_as_mlflow_tells_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_metrics_have_the_names_and_units_of_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeNvml(memory=(80 << 30, 2_000_000_000), busy={0: 87, 1: None}).plant(monkeypatch)
     assert gpus_here() == {
         "gpu_0_utilization_percentage": 87.0,
@@ -204,7 +204,7 @@ def test_gpus_are_told_as_mlflow_tells_them(monkeypatch: pytest.MonkeyPatch) -> 
     assert gpus_here() == {}
 
 
-def test_they_are_no_lines_of_the_journal_and_disturb_none(run: RunDir, mlflow: Mlflow) -> None:
+def test_system_metrics_do_not_affect_the_journal(run: RunDir, mlflow: Mlflow) -> None:
     """The run was made at 1763700000.5, so that 1763700100 is within its second 99; the journal is sent once."""
     address = address_of(SETTINGS, run.root.parent)
     run.step(1)
@@ -221,7 +221,7 @@ def test_they_are_no_lines_of_the_journal_and_disturb_none(run: RunDir, mlflow: 
 # Contract and report
 
 
-def test_a_contract_is_told_in_figures_and_bounds(run: RunDir) -> None:
+def test_expectations_are_tagged_with_values_and_bounds(run: RunDir) -> None:
     run.evaluation(1)  # pass_at_1 is 0.25
     assert contract_of(run.layout) == {}
     run.recipe({"name": "demo", "steps": 1, "expect": {"eval/gsm8k/pass_at_1": {"min": 0.2}}})
@@ -239,7 +239,7 @@ def test_a_contract_is_told_in_figures_and_bounds(run: RunDir) -> None:
     assert contract_of(run.layout) == {}, "a step is to come"
 
 
-def test_the_contract_is_told_of_a_run_that_did_all_its_steps(run: RunDir, mlflow: Mlflow) -> None:
+def test_expectations_are_tagged_only_after_the_last_step(run: RunDir, mlflow: Mlflow) -> None:
     told = MirrorHooks(
         contract=lambda: {"ppoctl.contract": "unmet", "ppoctl.contract.a": "0.5 (at least 0.8): unmet"}
     )
@@ -253,7 +253,7 @@ def test_the_contract_is_told_of_a_run_that_did_all_its_steps(run: RunDir, mlflo
     assert figures_and_status(rebuild(run.root, SETTINGS, told)) == 0
 
 
-def test_a_report_is_kept_when_an_attempt_ends(run: RunDir, mlflow: Mlflow, said: Said) -> None:
+def test_report_is_uploaded_when_an_attempt_ends(run: RunDir, mlflow: Mlflow, said: Said) -> None:
     around = MirrorHooks(notify=said, files=lambda: {"report.html": "<p>it</p>"})
     run.step(1)
     mirror = MlflowMirror(run.root, SETTINGS, attempt=1, around=around, patience=MirrorIntervals())
@@ -264,7 +264,7 @@ def test_a_report_is_kept_when_an_attempt_ends(run: RunDir, mlflow: Mlflow, said
     assert rebuild(run.root, SETTINGS, around).files == 3
 
 
-def test_a_report_that_cannot_be_made_costs_a_line(run: RunDir, mlflow: Mlflow, said: Said) -> None:
+def test_failed_report_costs_only_a_message(run: RunDir, mlflow: Mlflow, said: Said) -> None:
     def files() -> Mapping[str, str]:
         raise ValueError("no tokenizer\nat all")
 
@@ -275,7 +275,7 @@ def test_a_report_that_cannot_be_made_costs_a_line(run: RunDir, mlflow: Mlflow, 
     assert (sent.files, mlflow.run().info.status) == (2, "FINISHED")
 
 
-def test_a_run_hands_its_mirror_the_contract_and_the_report(
+def test_run_passes_expectations_and_report_to_its_mirror(
     runs_dir: Path, mlflow: Mlflow, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = {"path": str(MODEL), "dtype": "float32"}

@@ -16,7 +16,7 @@ TENSORS = [
 ]
 
 
-def test_buckets_are_bounded_and_a_larger_tensor_goes_alone() -> None:
+def test_buckets_are_bounded_and_larger_tensor_goes_alone() -> None:
     sizes = [40, 40, 40, 400, 100, 4]
     tensors = [(f"t{n}", torch.zeros(size // 4)) for n, size in enumerate(sizes)]
     found = [[name for name, _ in bucket] for bucket in in_buckets(tensors, 100)]
@@ -27,7 +27,7 @@ def test_buckets_are_bounded_and_a_larger_tensor_goes_alone() -> None:
     assert list(in_buckets([], 100)) == []
 
 
-def test_packed_tensors_are_as_they_were_and_copies() -> None:
+def test_flattened_tensors_are_exact_copies() -> None:
     flat = flatten(TENSORS)
     assert flat.data.nbytes == 32 + 16 + 48 + 0 + 16  # each starts at a multiple of 16
     for (name, found), (expected_name, expected) in zip(flat.tensors(), TENSORS, strict=True):
@@ -39,7 +39,7 @@ def test_packed_tensors_are_as_they_were_and_copies() -> None:
     assert flatten([]).tensors() == []
 
 
-def test_a_bucket_of_this_process_has_the_tensors_themselves_and_their_prints() -> None:
+def test_local_bucket_holds_original_tensors_and_checksums() -> None:
     bucket = bucket_of(TENSORS[:3])
     assert [tensor.data_ptr() for _, tensor in bucket.tensors()] == [t.data_ptr() for _, t in TENSORS[:3]]
     assert bucket.checksums == {name: checksum_of(tensor) for name, tensor in TENSORS[:3]}
@@ -47,7 +47,7 @@ def test_a_bucket_of_this_process_has_the_tensors_themselves_and_their_prints() 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_print_tells_contents_apart_but_not_signs_of_zero(dtype: torch.dtype) -> None:
+def test_checksum_ignores_sign_of_zero_but_not_values(dtype: torch.dtype) -> None:
     tensor = torch.tensor([0.0, 1.0, 2.0, 3.0], dtype=dtype)
     signed, changed = tensor.clone(), tensor.clone()
     signed[0], changed[3] = -0.0, 3.0625
@@ -66,7 +66,7 @@ class Elsewhere:
         raise AssertionError
 
 
-def test_a_bucket_is_read_from_the_first_place_that_is_near() -> None:
+def test_bucket_is_read_from_first_reachable_location() -> None:
     near = flatten(TENSORS)
     assert [name for name, _ in bucket_of(TENSORS, Elsewhere(), near).tensors()] == [name for name, _ in TENSORS]
     with pytest.raises(EnvironmentProblemError, match=r"another machine than each of the 2 places"):

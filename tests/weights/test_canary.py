@@ -20,7 +20,7 @@ def scores(prompt: list[float], drawn: tuple[int, ...] = (), *logprobs: float) -
     return CanaryScores(tuple(prompt), drawn or (5,), logprobs or (-0.1,))
 
 
-def test_tokens_are_fixed_varied_and_inside_vocabulary_and_window() -> None:
+def test_canary_tokens_are_fixed_distinct_and_in_range() -> None:
     tokens = tokens_of(151_936, window=4096)
     assert tokens == tokens_of(151_936, window=4096)
     assert len(set(tokens)) == len(tokens) == PROMPT_TOKENS
@@ -29,24 +29,24 @@ def test_tokens_are_fixed_varied_and_inside_vocabulary_and_window() -> None:
 
 
 @pytest.mark.parametrize(("window", "prompt", "drawn"), [(56, 48, 8), (20, 12, 8), (9, 1, 8), (3, 1, 2), (2, 1, 1)])
-def test_prompt_and_drawn_tokens_fit_the_window(window: int, prompt: int, drawn: int) -> None:
+def test_canary_prompt_and_generated_tokens_fit_window(window: int, prompt: int, drawn: int) -> None:
     assert (len(tokens_of(272, window=window)), DRAWN_TOKENS) == (prompt, 8)
     assert Canary.of("float32", window, tolerance=None).num_drawn == drawn
 
 
-def test_float32_bounds_the_largest_gap() -> None:
+def test_float32_canary_bounds_largest_gap() -> None:
     FLOAT32.check(scores([-1.0, -2.0]), scores([-1.0005, -2.0]))
     with pytest.raises(WeightSyncError, match=r"differ by 0\.002 nats .*worst at token 2"):
         FLOAT32.check(scores([-1.0, -2.0]), scores([-1.0, -2.002]))
 
 
-def test_bfloat16_bounds_the_mean_gap() -> None:
+def test_bfloat16_canary_bounds_mean_gap() -> None:
     BFLOAT16.check(scores([-1.0, -2.0, -3.0]), scores([-1.0, -2.9, -3.0]))
     with pytest.raises(WeightSyncError, match=r"mean over 2 tokens; allowed 0\.5"):
         BFLOAT16.check(scores([-1.0, -2.0]), scores([-1.6, -2.6]))
 
 
-def test_drawn_tokens_are_bounded_by_themselves() -> None:
+def test_generated_tokens_are_bounded_separately_from_prompt() -> None:
     """A decode that is off is not averaged away over a prompt that is right."""
     right = scores([-1.0] * 47, (1, 2), -0.1, -0.1)
     with pytest.raises(WeightSyncError, match=r"differ by 0\.55 nats \(mean over 2 tokens that the generator drew"):
@@ -56,7 +56,7 @@ def test_drawn_tokens_are_bounded_by_themselves() -> None:
     assert "generator.compile=false" in str(caught.value.hint)
 
 
-def test_drawn_tokens_are_compared_up_to_the_first_that_differs() -> None:
+def test_generated_tokens_are_compared_up_to_first_difference() -> None:
     """There both sides have their most likely token, and these are nearly equally likely."""
     published = scores([-1.0], (1, 2, 3, 4), -0.1, -0.2, -0.3, -0.4)
     FLOAT32.check(scores([-1.0], (1, 2, 9, 9), -0.1, -0.2, -0.3005, -9.0), published)
@@ -64,7 +64,7 @@ def test_drawn_tokens_are_compared_up_to_the_first_that_differs() -> None:
         FLOAT32.check(scores([-1.0], (1, 2, 9, 9), -0.1, -0.2, -0.35, -0.4), published)
 
 
-def test_one_drawn_token_is_not_a_mean() -> None:
+def test_single_generated_token_is_averaged_with_prompt() -> None:
     """In bfloat16 a single token may differ by nats: where sides part at the first, the prompt counts with it."""
     published = scores([-1.0, -2.0, -3.0], (7, 8), -0.1, -0.2)
     BFLOAT16.check(scores([-1.0, -2.0, -3.0], (5, 8), -1.9, -0.2), published)
@@ -72,26 +72,26 @@ def test_one_drawn_token_is_not_a_mean() -> None:
         BFLOAT16.check(scores([-1.0, -2.0, -3.0], (5, 8), -2.2, -0.2), published)
 
 
-def test_a_prompt_of_one_token_has_no_log_probs() -> None:
+def test_canary_supports_prompt_of_one_token() -> None:
     FLOAT32.check(scores([], (3,), -0.1), scores([], (3,), -0.1))
     with pytest.raises(WeightSyncError, match="drew"):
         FLOAT32.check(scores([], (3,), -0.1), scores([], (3,), -0.2))
 
 
-def test_the_recipe_sets_the_limit() -> None:
+def test_recipe_tolerance_overrides_canary_limit() -> None:
     Canary.of("float32", 64, tolerance=0.1).check(scores([-1.0]), scores([-1.05]))
     with pytest.raises(WeightSyncError, match=r"allowed 0\.01"):
         Canary.of("bfloat16", 64, tolerance=0.01).check(scores([-1.0]), scores([-1.05]))
 
 
 @pytest.mark.parametrize("bad", [math.nan, -math.inf])
-def test_a_log_prob_that_is_no_number_is_a_gap(bad: float) -> None:
+def test_non_finite_logprob_fails_canary(bad: float) -> None:
     with pytest.raises(WeightSyncError, match="worst at token 2"):
         BFLOAT16.check(scores([-1.0, bad, -1.0]), scores([-1.0, -1.0, -1.0]))
     with pytest.raises(WeightSyncError, match="worst at token 1"):
         BFLOAT16.check(scores([-1.0], (1,), bad), scores([-1.0], (1,), -0.1))
 
 
-def test_lists_of_different_length_are_a_gap() -> None:
+def test_logprob_lists_of_different_length_fail_canary() -> None:
     with pytest.raises(WeightSyncError, match="1 scored tokens in the generator and 2 in the trainer"):
         FLOAT32.check(scores([-1.0]), scores([-1.0, -1.0]))

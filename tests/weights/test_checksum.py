@@ -35,7 +35,7 @@ def in_python(content: bytes) -> int:
 
 
 @given(st.binary(max_size=100), st.integers(1, 4))
-def test_it_is_the_formula_whatever_the_round_size(content, words_per_round):
+def test_checksum_matches_formula_for_any_round_size(content, words_per_round):
     before = dict(module._WORDS_PER_ROUND)
     module._WORDS_PER_ROUND["cpu"] = words_per_round
     try:
@@ -45,7 +45,7 @@ def test_it_is_the_formula_whatever_the_round_size(content, words_per_round):
 
 
 @pytest.mark.parametrize("num_bytes", [1, 7, 8, 9, 64])
-def test_any_flipped_bit_changes_it(num_bytes):
+def test_any_flipped_bit_changes_checksum(num_bytes):
     original = data(num_bytes)
     seen = {checksum_of_bytes(original)}
     for bit in range(8 * num_bytes):
@@ -55,18 +55,18 @@ def test_any_flipped_bit_changes_it(num_bytes):
     assert len(seen) == 8 * num_bytes + 1
 
 
-def test_an_exchange_changes_it_even_of_numbers_that_differ_in_sign_alone():
+def test_swapping_elements_changes_checksum():
     orders = ([1.0, -1.0, 2.0], [-1.0, 1.0, 2.0])
     found = {checksum_of_bytes(torch.tensor(values, dtype=torch.float64)) for values in orders}
     assert len(found) == 2
 
 
-def test_length_counts():
+def test_checksum_depends_on_length():
     assert len({checksum_of_bytes(torch.zeros(n, dtype=torch.uint8)) for n in range(40)}) == 40
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.float16])
-def test_equal_bytes_give_equal_numbers_whatever_strides_shape_and_dtype(dtype):
+def test_checksum_ignores_strides_shape_and_dtype(dtype):
     tensor = data(6 * 8 * 8).view(dtype).view(6, -1)
     expected = checksum_of_bytes(tensor)
     assert checksum_of_bytes(tensor.t().contiguous().t()) == expected
@@ -77,13 +77,13 @@ def test_equal_bytes_give_equal_numbers_whatever_strides_shape_and_dtype(dtype):
     assert checksum_of_bytes(inside) == expected
 
 
-def test_it_takes_scalars_empty_tensors_and_parameters():
+def test_checksum_accepts_scalars_empty_tensors_and_parameters():
     assert checksum_of_bytes(torch.tensor(1.0)) == checksum_of_bytes(torch.ones(1))
     assert checksum_of_bytes(torch.zeros(0)) == checksum_of_bytes(torch.zeros(0, 4))
     assert checksum_of_bytes(torch.nn.Parameter(torch.ones(3))) == checksum_of_bytes(torch.ones(3))
 
 
-def test_nan_is_bytes_like_any_other():
+def test_checksum_treats_nan_and_negative_zero_as_bytes():
     assert checksum_of_bytes(torch.tensor([torch.nan])) == checksum_of_bytes(torch.tensor([torch.nan]))
     assert checksum_of_bytes(torch.tensor([0.0])) != checksum_of_bytes(torch.tensor([-0.0]))
 
@@ -102,7 +102,7 @@ A, B = LoadedWeight("a", ONES, tied_to=None), LoadedWeight("b", TWOS, tied_to=No
 HEAD = LoadedWeight("head", ONES, tied_to="a")
 
 
-def test_what_was_announced_and_sent_and_loaded_is_proven() -> None:
+def test_require_equal_accepts_matching_weights() -> None:
     require_equal(NAMES, sent(a=ONES, b=TWOS), [A, B])
     require_equal(NAMES, sent(a=ONES, b=TWOS), [A, B, HEAD])
 
@@ -122,12 +122,12 @@ def test_what_was_announced_and_sent_and_loaded_is_proven() -> None:
         ),
     ],
 )
-def test_a_difference_is_named(arrived: SentChecksums, loaded: list[LoadedWeight], says: str) -> None:
+def test_require_equal_names_differing_weight(arrived: SentChecksums, loaded: list[LoadedWeight], says: str) -> None:
     with pytest.raises(WeightSyncError, match=says):
         require_equal(NAMES, arrived, loaded)
 
 
-def test_a_tensor_leaves_the_trainer_once() -> None:
+def test_sent_checksums_reject_duplicate_tensor() -> None:
     once = sent(a=ONES)
     with pytest.raises(WeightSyncError, match="`a` left the trainer twice"):
         once.add({"a": ONES})
@@ -149,7 +149,7 @@ class LargestAllocations(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("is_transposed", [False, True])
-def test_memory_does_not_grow_with_the_tensor(is_transposed, monkeypatch):
+def test_checksum_memory_does_not_grow_with_tensor(is_transposed, monkeypatch):
     """With a GPU's rounds: no more than 64 MiB for a tensor of any size, here 128 MiB."""
     monkeypatch.setitem(module._WORDS_PER_ROUND, "cpu", module._WORDS_PER_ROUND["cuda"])
     weight = torch.full((64, 2**20), 3.0, dtype=torch.bfloat16)

@@ -57,7 +57,7 @@ def source(monkeypatch: pytest.MonkeyPatch, engine_nodes: Sequence[str], *values
     return RankSource(calls, groups, bucket_bytes=1024, engine_nodes=lambda: engine_nodes)
 
 
-def test_what_is_stored_for_some_engines_is_no_ones_first_choice_who_can_read_memory(monkeypatch) -> None:
+def test_engines_prefer_shared_memory_over_object_store(monkeypatch) -> None:
     """On nodes a and b engines read memory of a rank of theirs; for c a rank stores."""
     ranks = source(monkeypatch, ["a", "b", "c"], 1.0, 1.0)  # who keep the memory
     [bucket] = ranks.buckets_for_engines()
@@ -67,7 +67,7 @@ def test_what_is_stored_for_some_engines_is_no_ones_first_choice_who_can_read_me
         assert (name, tensor.tolist()) == ("a", [1.0, 1.0, 1.0])
 
 
-def test_what_lasts_outlives_the_work_of_the_rank_and_buckets_that_the_driver_asks_for(monkeypatch) -> None:
+def test_lasting_weights_outlive_rank_work_and_driver_buckets(monkeypatch) -> None:
     ranks = source(monkeypatch, ["a"], 1.0, 1.0)
     calls: Any = ranks.executor
     [bucket] = ranks.buckets_for_engines()
@@ -82,7 +82,7 @@ def test_what_lasts_outlives_the_work_of_the_rank_and_buckets_that_the_driver_as
     assert bucket.tensors()[0][1].tolist() == [2.0, 2.0, 2.0]
 
 
-def test_one_copy_lasts_wherever_engines_are(monkeypatch) -> None:
+def test_exactly_one_weight_copy_lasts_for_any_engine_nodes(monkeypatch) -> None:
     for nodes in (["a"], ["b"], ["a", "b"], ["a", "c"], ["c"]):
         [bucket] = source(monkeypatch, nodes, 1.0, 1.0).buckets_for_engines()
         assert len(bucket.lasting().contents) == 1
@@ -91,6 +91,6 @@ def test_one_copy_lasts_wherever_engines_are(monkeypatch) -> None:
         assert len(kept.contents) == 1
 
 
-def test_data_ranks_that_differ_are_named_before_anything_is_loaded(monkeypatch) -> None:
+def test_differing_data_ranks_are_named_before_loading(monkeypatch) -> None:
     with pytest.raises(WeightSyncError, match="hold different weights: `a` is float32"):
         list(source(monkeypatch, ["a", "b"], 1.0, 2.0).buckets_for_engines())

@@ -37,7 +37,7 @@ def assert_holds(shared: Shared, tensors: list[tuple[str, Tensor]]) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
-def test_what_is_put_is_read_until_two_more_are_put() -> None:
+def test_shared_buffers_stay_readable_until_two_more_puts() -> None:
     staging = SharedBuffers(CPU)
     first, second = staging.put(named(1.0)), staging.put(named(2.0))
     assert_holds(first, named(1.0))
@@ -48,7 +48,7 @@ def test_what_is_put_is_read_until_two_more_are_put() -> None:
     assert third.handle == first.handle  # the same memory
 
 
-def test_memory_is_near_in_all_processes_of_its_machine_only() -> None:
+def test_shared_memory_is_near_only_on_its_machine() -> None:
     owner, pipe = _start(_own)
     shared: Shared = pipe.recv()
     os.kill(owner.pid, signal.SIGKILL)
@@ -57,20 +57,20 @@ def test_memory_is_near_in_all_processes_of_its_machine_only() -> None:
     assert not replace(shared, machine="another").is_near()
 
 
-def test_a_reader_has_copies() -> None:
+def test_reader_of_shared_memory_gets_copies() -> None:
     staging = SharedBuffers(CPU)
     [(_, kept), *_] = staging.put(named(1.0)).tensors()
     staging.put(named(2.0)), staging.put(named(3.0))
     assert kept.eq(1).all()
 
 
-def test_memory_grows_with_what_is_put() -> None:
+def test_shared_buffers_grow_with_content() -> None:
     staging = SharedBuffers(CPU)
     for value, rows in ((1.0, 3), (2.0, 3), (3.0, 5000), (4.0, 2), (5.0, 7)):
         assert_holds(staging.put(named(value, rows=rows)), named(value, rows=rows))
 
 
-def test_what_is_kept_is_read_until_the_next_transfer_which_fills_the_same_memory() -> None:
+def test_retained_buffers_are_reused_by_next_transfer() -> None:
     kept = RetainedBuffers()
     values = [(1.0, 3), (2.0, 5000), (3.0, 2)]
     first = [kept.put(named(value, rows=rows)) for value, rows in values]
@@ -84,7 +84,7 @@ def test_what_is_kept_is_read_until_the_next_transfer_which_fills_the_same_memor
         assert_holds(shared, named(value + 3, rows=rows))
 
 
-def test_memory_that_is_kept_grows_with_what_is_put(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retained_buffers_grow_with_content(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buckets of any size lie where they do not touch, also in memory of the last transfer, which had others."""
     monkeypatch.setattr(sharing, "_MAPPED_BYTES", 2**16)
     kept = RetainedBuffers()
@@ -95,7 +95,7 @@ def test_memory_that_is_kept_grows_with_what_is_put(monkeypatch: pytest.MonkeyPa
             assert_holds(shared, named(float(number), rows=count))
 
 
-def test_another_process_reads_it_and_hears_when_its_owner_is_gone() -> None:
+def test_reader_in_other_process_gets_error_after_owner_dies() -> None:
     owner, pipe = _start(_own)
     try:
         shared: Shared = pipe.recv()
@@ -107,13 +107,13 @@ def test_another_process_reads_it_and_hears_when_its_owner_is_gone() -> None:
         shared.tensors()
 
 
-def test_a_number_that_means_something_else_by_now_is_lost() -> None:
+def test_reused_file_descriptor_raises_sender_lost() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(SenderLostError):
         OpenFile(os.getpid(), ours.fileno()).copied(1)
 
 
-def test_a_reader_with_too_many_open_files_has_not_lost_the_sender(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_open_files_is_not_sender_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object) -> None:
         raise OSError(errno.EMFILE, "too many open files")
 
@@ -123,7 +123,7 @@ def test_a_reader_with_too_many_open_files_has_not_lost_the_sender(monkeypatch: 
     assert not isinstance(raised.value, SenderLostError)
 
 
-def test_memory_that_is_given_back_is_lost_and_files_are_closed() -> None:
+def test_released_shared_memory_is_lost_and_closes_files() -> None:
     before = _open_files()
     staging = SharedBuffers(CPU)
     shared = staging.put(named(1.0))
@@ -133,7 +133,7 @@ def test_memory_that_is_given_back_is_lost_and_files_are_closed() -> None:
         shared.tensors()
 
 
-def test_memory_that_may_not_be_read_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_process_memory_raises_explained_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a container that keeps to itself, say."""
 
     def refuse(*arguments: object) -> None:

@@ -49,7 +49,7 @@ def recipe(base: Path, critic: Path | None) -> Recipe:
     return fake_recipe(model={"path": str(base), "dtype": "float32", **own})
 
 
-def test_a_run_is_made_from_both_models(base: Path, state: Path) -> None:
+def test_run_sources_include_the_critic_model(base: Path, state: Path) -> None:
     alone, both = (model_digests(recipe(base, critic)) for critic in (None, state))
     assert (alone.keys(), both.keys()) == ({"model", COMPANIONS}, {"model", COMPANIONS, CRITIC_COMPANIONS})
     assert alone["model"] != both["model"]
@@ -60,7 +60,7 @@ def test_a_run_is_made_from_both_models(base: Path, state: Path) -> None:
     assert {name for name in both if both[name] != changed[name]} == {"model", CRITIC_COMPANIONS}
 
 
-def test_a_saved_critic_that_is_not_as_it_was_written_is_no_start(base: Path, state: Path) -> None:
+def test_corrupt_saved_critic_cannot_start_a_run(base: Path, state: Path) -> None:
     for name in ("__0_0.distcp", "common.pt", "config.json"):
         was = (state / name).read_text("utf-8")
         (state / name).write_text("other", "utf-8")
@@ -73,7 +73,7 @@ def test_a_saved_critic_that_is_not_as_it_was_written_is_no_start(base: Path, st
 @pytest.mark.parametrize(
     ("steps", "keep_last", "stays"), [(12, 2, True), (13, 2, False), (13, "all", True), (100, 3, False)]
 )
-def test_a_state_that_its_run_will_delete_is_no_start(
+def test_critic_state_that_its_run_will_delete_is_refused(
     base: Path, state: Path, tmp_path: Path, steps: int, keep_last: object, stays: bool
 ) -> None:
     first = RunPaths(tmp_path / "runs/first")
@@ -97,7 +97,7 @@ def test_a_state_that_its_run_will_delete_is_no_start(
     assert run_dir.facts(RunPaths(tmp_path / "second"))["critic_from"] == told
 
 
-def test_a_new_run_writes_down_whose_critic_it_starts_from(base: Path, state: Path, tmp_path: Path) -> None:
+def test_new_run_records_the_source_of_its_critic(base: Path, state: Path, tmp_path: Path) -> None:
     for name, critic in (("plain", None), ("other", base), ("saved", state)):
         new_run.create(RunPaths(tmp_path / name), recipe(base, critic), {}, command="train")
     assert run_dir.facts(RunPaths(tmp_path / "saved"))["critic_from"] == {

@@ -15,7 +15,7 @@ def excess(bench: Bench, device: CountedDevice) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_the_model_that_fills_a_gpu_stays_within_its_plan(tmp_path: Path, situation: str) -> None:
+def test_model_that_fills_a_gpu_stays_within_its_plan(tmp_path: Path, situation: str) -> None:
     bench = Bench.of("own/qwen3-4b-80g", 80.0)
     device = SITUATIONS[situation](bench, tmp_path / "run")
     assert excess(bench, device) == {}
@@ -28,13 +28,13 @@ def test_the_model_that_fills_a_gpu_stays_within_its_plan(tmp_path: Path, situat
 
 
 @pytest.mark.parametrize("name", [name for name in names() if name != "own/qwen3-4b-80g"])
-def test_our_recipes_stay_within_their_plans_when_the_evaluation_comes_first(tmp_path: Path, name: str) -> None:
+def test_own_recipes_stay_within_their_plans_if_eval_runs_first(tmp_path: Path, name: str) -> None:
     bench = Bench.of(name, usable_gib(name))
     assert excess(bench, train(bench, tmp_path / "run")) == {}
 
 
 @pytest.mark.parametrize("offload", ["[]", "['generator']", "['actor', 'critic']", "['critic', 'generator']"])
-def test_roles_that_stay_are_planned_beside_the_others(tmp_path: Path, offload: str) -> None:
+def test_plan_counts_roles_that_are_not_offloaded(tmp_path: Path, offload: str) -> None:
     bench = Bench.of("own/qwen3-0.6b-80g", 80.0, f"cluster.offload={offload}")
     device = train(bench, tmp_path / "run")
     assert excess(bench, device) == {}

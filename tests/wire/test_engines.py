@@ -26,7 +26,7 @@ from ppoctl.wire.prestart import cpu_threads, vllm_settings
 RECIPES = Path(__file__).parents[2] / "recipes"
 
 
-def test_deadlines_go_to_what_they_are_about() -> None:
+def test_deadlines_apply_to_their_calls() -> None:
     written = ["cluster.update_deadline_s=7", "cluster.draw_deadline_s=5"]
     recipe = load([RECIPES / "quickstart.toml"], written).recipe
     assert processes._deadlines(recipe) == {
@@ -48,7 +48,7 @@ def test_deadlines_go_to_what_they_are_about() -> None:
     assert trainer_settings(longer, "actor").collective_s > 9000
 
 
-def test_roles_leave_that_are_listed_and_a_ray_has_the_store_that_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_listed_roles_offload_and_ray_has_the_planned_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "free_shared_memory", lambda: 2**40)
     sets = ["generator.engines=2", "cluster.offload=['generator']", "rollout.prompts_per_step=1000000"]
     recipe = load([RECIPES / "quickstart.toml"], sets).recipe
@@ -60,7 +60,7 @@ def test_roles_leave_that_are_listed_and_a_ray_has_the_store_that_plan_says(monk
     assert placed.close.__self__._object_store_bytes == driver.object_store_bytes(recipe) > OBJECT_STORE_BYTES
 
 
-def test_each_engine_has_devices_of_its_own() -> None:
+def test_each_engine_has_its_own_devices() -> None:
     recipe = load([RECIPES / "quickstart.toml"], ["generator.engines=3", "generator.tensor=2"]).recipe
     side = place_roles(recipe).generator(vllm_settings(recipe, Path(recipe.model.path)), print)
     groups = [engine.group for engine in side.engines if isinstance(engine, RayProcesses)]
@@ -68,11 +68,11 @@ def test_each_engine_has_devices_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(("written", "threads"), [(3, 3), (1, 1)])
-def test_threads_are_those_of_the_recipe(written: int, threads: int) -> None:
+def test_cpu_threads_are_read_from_the_recipe(written: int, threads: int) -> None:
     assert cpu_threads(load([RECIPES / "quickstart.toml"], [f"cluster.threads={written}"]).recipe) == threads
 
 
-def test_the_first_state_of_a_role_descends_from_the_models_in_its_own_dtype() -> None:
+def test_initial_lineage_depends_on_the_models_and_the_role_dtype() -> None:
     sets = ["generator.engines=2", "model.dtype=float32"]  # two engines: nothing is started here
 
     def digests(*more: str) -> Mapping[str, str]:
@@ -88,7 +88,7 @@ def test_the_first_state_of_a_role_descends_from_the_models_in_its_own_dtype() -
     }
 
 
-def test_what_a_reward_is_tried_on_has_the_tokens_of_a_response() -> None:
+def test_reward_trial_encodes_responses_with_end_tokens() -> None:
     encode = encoder(load([RECIPES / "quickstart.toml"]).recipe)
     whole, cut = encode("1+2=3", "terminated"), encode("1+2=3", "truncated")
     assert (len(cut), whole) == (5, (*cut, 1))
@@ -96,9 +96,7 @@ def test_what_a_reward_is_tried_on_has_the_tokens_of_a_response() -> None:
 
 
 @pytest.mark.parametrize(("name", "other"), [("length", "my_length"), ("shaped", "my_shaped"), ("a b!", "my_a_b")])
-def test_a_figure_beside_the_score_has_a_name_of_its_own(
-    name: str, other: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scorer_extra_with_a_reserved_name_is_refused(name: str, other: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def opened_with(*extras: str) -> object:
         tried = ProbeRow("a", None, {"short": ""}, {"short": Score(1.0, "ok", extras=dict.fromkeys(extras, 1.0))})
         monkeypatch.setattr(engines, "opened_and_probed", lambda *_: nullcontext(("scorer", [tried])))
@@ -110,7 +108,7 @@ def test_a_figure_beside_the_score_has_a_name_of_its_own(
     assert opened_with("right", "lenient", "style_length") == "scorer"
 
 
-def test_the_scorer_is_closed_where_the_trainers_do_not_end_in_order() -> None:
+def test_scorer_is_closed_if_trainers_fail_to_close() -> None:
     closed: list[str] = []
 
     class Scoring(EvenScorer):
@@ -129,7 +127,7 @@ def test_the_scorer_is_closed_where_the_trainers_do_not_end_in_order() -> None:
 @pytest.mark.parametrize(
     ("colocated", "has_gpus", "ahead"), [(True, True, 0), (True, False, 2), (False, True, 2), (False, False, 2)]
 )
-def test_processes_start_side_by_side_but_on_shared_gpus(colocated: bool, has_gpus: bool, ahead: int) -> None:
+def test_processes_start_in_parallel_except_on_shared_gpus(colocated: bool, has_gpus: bool, ahead: int) -> None:
     """There an engine measures what is free when it starts. Ray is up before anybody asks it for its GPUs."""
     heard = list[str]()
 

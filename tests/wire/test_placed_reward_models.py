@@ -33,7 +33,7 @@ def judge(tmp_path: Path) -> Path:
     return reward_model(tmp_path / "judge")
 
 
-def test_a_run_is_made_from_its_reward_models(judge: Path) -> None:
+def test_run_sources_include_reward_models(judge: Path) -> None:
     plain = fake_recipe(model={"path": str(QUICKSTART), "dtype": "float32"})
     before = model_digests(judged(judge))
     assert set(before) - set(model_digests(plain)) == {"reward.path"}
@@ -46,7 +46,7 @@ def test_a_run_is_made_from_its_reward_models(judge: Path) -> None:
     assert "" == reward_digest(model_digests(plain)) != reward_digest(after) != reward_digest(before)
 
 
-def test_whoever_scores_reads_which_models_do() -> None:
+def test_fingerprints_of_scoring_stages_include_reward_models() -> None:
     recipe = fake_recipe()
     assert {
         stage for stage in READS if stage_fingerprint(stage, recipe) != stage_fingerprint(stage, recipe, "one")
@@ -54,7 +54,7 @@ def test_whoever_scores_reads_which_models_do() -> None:
     assert stage_fingerprint("reward", recipe, "one") != stage_fingerprint("reward", recipe, "other")
 
 
-def test_a_changed_reward_model_stops_a_resume(judge: Path, tmp_path: Path) -> None:
+def test_changed_reward_model_stops_a_resume(judge: Path, tmp_path: Path) -> None:
     layout, recipe = RunPaths(tmp_path / "run"), judged(judge)
     run_dir.create(layout, recipe_toml="", resolved=as_recorded(recipe), facts={"sources": model_digests(recipe)})
     require_same_sources(layout, model_digests(recipe))
@@ -64,7 +64,7 @@ def test_a_changed_reward_model_stops_a_resume(judge: Path, tmp_path: Path) -> N
         require_same_sources(layout, model_digests(recipe))
 
 
-def test_a_run_keeps_its_reward_models_and_may_read_them_otherwise(judge: Path, tmp_path: Path) -> None:
+def test_resume_keeps_reward_models_and_may_change_their_settings(judge: Path, tmp_path: Path) -> None:
     layout, recipe = RunPaths(tmp_path / "run"), judged(judge)
     run_dir.create(layout, recipe_toml="", resolved=as_recorded(recipe), facts={})
     other = reward_model(tmp_path / "other")
@@ -81,7 +81,7 @@ def test_a_run_keeps_its_reward_models_and_may_read_them_otherwise(judge: Path, 
 
 
 @pytest.mark.parametrize(("listed", "leaves"), [("actor", []), ("reward", ["reward.parts.a"])])
-def test_a_reward_model_takes_turns_where_it_is_listed(judge: Path, listed: str, leaves: list[str]) -> None:
+def test_reward_model_shares_devices_if_listed_in_offload(judge: Path, listed: str, leaves: list[str]) -> None:
     reward = f"reward={{kind='sum', parts={{a={{kind='model', path='{judge}'}}, b={{kind='gsm8k'}}}}}}"
     recipe = load([QUICKSTART_RECIPE], [reward, f"cluster.offload=['{listed}']", "generator.engines=2"], {}).recipe
     placed, left = place_roles(recipe), list[str]()

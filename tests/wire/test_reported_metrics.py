@@ -92,7 +92,7 @@ def names_of(setting: str) -> frozenset[str]:
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_what_is_reported_is_registered_and_nothing_else_may_be_expected(setting: str) -> None:
+def test_reported_metrics_are_exactly_the_expectable_metrics(setting: str) -> None:
     recipe = recipe_of(setting)
     known = [metric.name.format(set="held", k=2, part="number", name="words") for metric in METRICS]
     wanted = {name: {"max": 1.0} for name in known}
@@ -101,6 +101,6 @@ def test_what_is_reported_is_registered_and_nothing_else_may_be_expected(setting
     assert names_of(setting) == set(known) - refused
 
 
-def test_what_is_registered_is_reported_by_some_setting() -> None:
+def test_every_registered_metric_is_reported_by_some_setting() -> None:
     said = {found.name for setting in SETTINGS for name in names_of(setting) if (found := find(name)) is not None}
     assert said == {metric.name for metric in METRICS}

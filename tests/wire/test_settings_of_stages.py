@@ -23,7 +23,7 @@ def ppo(**tables: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("over", ["token", "sequence"])
-def test_a_target_is_of_what_its_name_says(over: str) -> None:
+def test_kl_target_has_the_unit_of_its_key(over: str) -> None:
     adaptive = {f"target_per_{over}": 0.5, "horizon_seqs": 40}
     penalty = penalty_of(fake_recipe(**ppo(kl={"place": "reward", "coef": 0.05, "adaptive": adaptive})))
     assert penalty is not None
@@ -32,7 +32,7 @@ def test_a_target_is_of_what_its_name_says(over: str) -> None:
 
 @pytest.mark.parametrize("kind", ["tis", "tis_sequence", "icepop", "sequence_mask"])
 @pytest.mark.parametrize("normalize", [True, False])
-def test_weights_of_every_kind_are_normalised_where_the_recipe_says_so(kind: str, normalize: bool) -> None:
+def test_correction_weights_are_normalized_as_configured(kind: str, normalize: bool) -> None:
     table = {"kind": kind, "min_ratio": 0.5, "max_ratio": 2.0, "normalize": normalize}
     stage = correction_of(fake_recipe(**ppo(rollout_correction=table)), "")
     assert stage is not None
@@ -40,25 +40,25 @@ def test_weights_of_every_kind_are_normalised_where_the_recipe_says_so(kind: str
 
 
 @pytest.mark.parametrize(("critics", "lam_value"), [(None, 0.9), (0.5, 0.5), (0.0, 0.0)])
-def test_the_critics_lambda_is_the_policys_unless_it_is_written(critics: float | None, lam_value: float) -> None:
+def test_critic_lambda_defaults_to_the_policy_lambda(critics: float | None, lam_value: float) -> None:
     table = {"kind": "gae", "gae_lambda": 0.9, "gae_lambda_value": critics}
     estimator: Any = _estimator(fake_recipe(**ppo(advantages=table)).ppo.advantages)
     assert (estimator.lam, estimator.lam_value) == (0.9, lam_value)
 
 
-def test_a_recipe_holds_from_its_step_on() -> None:
+def test_recipe_applies_from_its_start_step() -> None:
     by_start = {1: "first", 3: "second"}
     assert [_holding_at(by_start, step) for step in (0, 1, 2, 3, 9)] == ["first"] * 3 + ["second"] * 2
 
 
-def test_an_evaluation_is_that_of_the_recipe_at_its_step(tmp_path: Path) -> None:
+def test_evaluation_uses_the_recipe_of_its_step(tmp_path: Path) -> None:
     first, second = (fake_recipe(seed=seed) for seed in (1, 9))
     job = open_run(tmp_path / "run", first, Witness(), recipes={1: first, 3: second}).job
     alone = open_run(tmp_path / "alone", first, Witness()).job
     assert job.evaluate(2).fingerprint == alone.evaluate(2).fingerprint != job.evaluate(3).fingerprint
 
 
-def test_stages_of_a_second_round_draw_as_those_of_the_first(tmp_path: Path) -> None:
+def test_second_rounds_generate_like_first_rounds(tmp_path: Path) -> None:
     job = open_run(tmp_path / "run", fake_recipe(), Witness()).job
     draws = time_left(job.layout, Outlines({}), job.journal).draws
     assert [stage for stage in ("rollout", "rollout.2", "reward", "eval", "values.2") if draws(stage)] == [

@@ -68,16 +68,14 @@ def ppo(**changes: Any) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_a_key_changes_the_fingerprints_of_the_stages_that_read_it_and_of_no_other(
-    tables: dict[str, Any], readers: set[str]
-) -> None:
+def test_key_changes_only_the_fingerprints_of_its_reading_stages(tables: dict[str, Any], readers: set[str]) -> None:
     before, after = fake_recipe(), fake_recipe(**tables)
     assert {
         stage for stage in READS if stage_fingerprint(stage, before) != stage_fingerprint(stage, after)
     } == readers
 
 
-def test_a_rate_reads_how_long_the_run_is_only_where_it_follows_that() -> None:
+def test_rate_depends_on_run_length_only_if_its_schedule_does() -> None:
     def read(steps: int, **schedule: Any) -> str:
         return stage_fingerprint(
             "actor_update", fake_recipe(steps=steps, actor={"optimizer": {"lr": 1.0, **schedule}})
@@ -93,7 +91,7 @@ def test_a_rate_reads_how_long_the_run_is_only_where_it_follows_that() -> None:
         assert (read(10, **schedule) != read(20, **schedule)) is is_other
 
 
-def test_a_rate_that_moves_with_steps_reads_which_is_the_first_and_how_many_updates_it_has() -> None:
+def test_step_ticked_rate_reads_first_step_and_updates_per_step() -> None:
     def read(ticks: str, **changes: Any) -> str:
         return stage_fingerprint(
             "actor_update", fake_recipe(actor={"optimizer": {"lr": 1.0, "lr_ticks": ticks}}, **changes)
@@ -105,7 +103,7 @@ def test_a_rate_that_moves_with_steps_reads_which_is_the_first_and_how_many_upda
         assert read("update", **{**as_is, **changed}) == read("update", **as_is)
 
 
-def test_a_loss_over_the_longest_length_reads_that_length_and_no_other_does() -> None:
+def test_only_fixed_length_losses_read_the_maximum_length() -> None:
     longer = {**ROLLOUT, "max_new_tokens": 7}
     for kind, loss, readers in (
         ("token_mean", "value_loss", {"rollout"}),
@@ -120,7 +118,7 @@ def test_a_loss_over_the_longest_length_reads_that_length_and_no_other_does() ->
         } == readers
 
 
-def test_a_penalty_of_long_responses_reads_the_longest_length_where_it_has_none_of_its_own() -> None:
+def test_overlong_penalty_reads_the_rollout_length_by_default() -> None:
     longer, overlong = {**ROLLOUT, "max_new_tokens": 7}, {"buffer_tokens": 2}
     for own, readers in (({}, {"rollout", "advantages"}), ({"max_tokens": 5}, {"rollout"})):
         reward = {"kind": "exact_match", "overlong": {**overlong, **own}}
@@ -130,7 +128,7 @@ def test_a_penalty_of_long_responses_reads_the_longest_length_where_it_has_none_
         } == readers
 
 
-def test_ids_are_left_out_in_rollouts_as_the_trainer_scores_them_and_not_in_evaluations(tmp_path: Path) -> None:
+def test_sampling_filters_apply_to_rollout_and_logprobs_not_eval(tmp_path: Path) -> None:
     rollout = {**ROLLOUT, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.125}
     job = open_run(tmp_path / "run", fake_recipe(rollout=rollout), Witness()).job
     drawn, scored = job.stages(1).rollout.params, job.stages(1).logprobs.scored  # type: ignore[attr-defined]
@@ -147,7 +145,7 @@ def stages_of(folder: Path, **tables: Any) -> tuple[ActorUpdateStage, CriticUpda
     return stages.actor_update, stages.critic_update
 
 
-def test_each_role_has_its_own_epochs_and_its_decay_ends_with_its_last_update(tmp_path: Path) -> None:
+def test_each_role_has_its_own_epochs_and_decay_length(tmp_path: Path) -> None:
     tables = {**ppo(critic_epochs=3, critic_only_steps=1), "steps": 4}
     tables |= {"actor": {"optimizer": DECAYED}, "critic": {"optimizer": {**DECAYED, "lr": 2.0}}}
     actor, critic = (stage.plan for stage in stages_of(tmp_path, **tables))
@@ -162,7 +160,7 @@ def rate_at(plan: MinibatchPlan, update: int) -> float:
     return plan.schedule.at(State("actor", 1, update, "parent"), 0).lr
 
 
-def test_losses_and_corrections_are_what_the_recipe_says(tmp_path: Path) -> None:
+def test_losses_and_corrections_follow_the_recipe(tmp_path: Path) -> None:
     changes = {
         "policy_loss": {"clip_low": 0.1, "clip_high": 0.3, "dual_clip": 3.0, "entropy_coef": 0.01},
         "value_loss": {"clip": 0.4, "scale": 0.5, "aggregation": "fixed_length"},
@@ -180,12 +178,12 @@ CORRECTED = {
 
 
 @pytest.mark.parametrize("tables", [{}, *CORRECTED.values()], ids=["none", *CORRECTED])
-def test_a_correction_is_told_where_the_recipe_asks_for_one(tmp_path: Path, tables: dict[str, Any]) -> None:
+def test_correction_stage_runs_only_with_a_configured_correction(tmp_path: Path, tables: dict[str, Any]) -> None:
     job = open_run(tmp_path / "run", fake_recipe(**ppo(**tables)), Witness()).job
     assert (job.stages(1).correction is not None, "correction" in job.outlines.at(1).names) == (bool(tables),) * 2
 
 
-def test_an_evaluation_without_a_length_of_its_own_has_that_of_the_rollouts(tmp_path: Path) -> None:
+def test_evaluation_length_defaults_to_the_rollout_length(tmp_path: Path) -> None:
     found: dict[str, list[str]] = {"as rollouts": [], "own": []}
     for length in (6, 5):
         for name, table in (("as rollouts", {}), ("own", {"max_new_tokens": 3})):
@@ -196,7 +194,7 @@ def test_an_evaluation_without_a_length_of_its_own_has_that_of_the_rollouts(tmp_
     assert [len(set(fingerprints)) for fingerprints in found.values()] == [2, 1]
 
 
-def test_an_evaluation_of_a_step_is_that_of_its_recipe(tmp_path: Path) -> None:
+def test_evaluation_stage_uses_the_recipe_of_its_step(tmp_path: Path) -> None:
     first = fake_recipe(steps=2, eval={"every_steps": 1})
     play(tmp_path / "run", first)
     second = fake_recipe(steps=3, eval={"every_steps": 1, "max_new_tokens": 2})

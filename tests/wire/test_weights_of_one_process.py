@@ -32,7 +32,7 @@ class RankOnGpu(SendingRank):
         return [TensorSpec("a", torch.float32, (3,)), TensorSpec("b", torch.float32, (4,))]
 
 
-def test_weights_go_over_host_memory_where_a_gpus_may_not_be_opened() -> None:
+def test_weights_go_through_host_memory_if_configured() -> None:
     sets = ["cluster.weights=store", "cluster.weights_bucket_mib=1"]
     recipe = load([RECIPES / "quickstart.toml"], sets).recipe
     assert is_one_process(recipe)
@@ -55,7 +55,7 @@ def test_weights_go_over_host_memory_where_a_gpus_may_not_be_opened() -> None:
 
 
 @pytest.mark.parametrize(("way", "on_gpu", "on_host"), [("shared", 4, 0), ("store", 1, 1)])
-def test_plan_counts_the_copies_that_there_are(way: str, on_gpu: int, on_host: int) -> None:
+def test_plan_counts_all_weight_copies(way: str, on_gpu: int, on_host: int) -> None:
     model = RECIPES / "quickstart" / "model"
     recipe = load([RECIPES / "quickstart.toml"], [f"cluster.weights={way}"]).recipe
     memory = estimate(recipe, read_shape(model), 80.0)

@@ -44,7 +44,7 @@ SAMPLED = [
 
 @holds("rollout.stop_strings", "eval.passes")
 @each_key("key, value", [*SAMPLED, ("eval.passes", "greedy"), ("eval.passes", "sampled")])
-def test_each_set_is_drawn_as_the_recipe_says(tmp_path: Path, key: str, value: Any) -> None:
+def test_each_set_is_sampled_with_the_recipe_settings(tmp_path: Path, key: str, value: Any) -> None:
     told = {"eval.samples_per_prompt": 3, "eval.temperature": 0.6, "eval.max_new_tokens": 4, "seed": 5}
     told = {**told, "eval.top_p": 1.0, "eval.top_k": None, "eval.min_p": 0.0, "eval.passes": "both", key: value}
     played, _ = evaluated(tmp_path, **{key: value})
@@ -62,7 +62,7 @@ def test_each_set_is_drawn_as_the_recipe_says(tmp_path: Path, key: str, value: A
 
 
 @holds("eval.pass_at", "eval.pass_score", "eval.maj_at")
-def test_estimates_are_those_that_the_recipe_asks_for(tmp_path: Path) -> None:
+def test_estimates_follow_the_recipe(tmp_path: Path) -> None:
     plain = set(evaluated(tmp_path / "plain", eval__passes="sampled")[1].metrics())
     for key, value, more in (
         ("pass_at", [2, 3], {"pass_at_2", "pass_at_3"}),
@@ -77,7 +77,7 @@ def test_estimates_are_those_that_the_recipe_asks_for(tmp_path: Path) -> None:
         assert (passed == pytest.approx(round(passed))) == (key == "pass_score")
 
 
-def test_a_row_has_the_answer_that_the_scorer_read(tmp_path: Path) -> None:
+def test_eval_row_has_the_answer_read_by_the_scorer(tmp_path: Path) -> None:
     played = open_bench(tmp_path, with_keys({"eval.passes": "sampled", "eval.maj_at": [3]}), lost={})
     stage: Any = played.job.evaluate(2)
     submit = played.scorer.submit
@@ -107,7 +107,7 @@ def test_a_row_has_the_answer_that_the_scorer_read(tmp_path: Path) -> None:
         assert record.metrics()[f"eval/{name}/maj_at_3"] == pytest.approx(mean)
 
 
-def test_the_first_samples_of_each_set_and_pass_are_told(tmp_path: Path) -> None:
+def test_first_samples_of_each_set_and_pass_are_printed(tmp_path: Path) -> None:
     played = open_bench(tmp_path, with_key("eval.print_samples", 2))
     told: list[str] = []
     stage = replace(played.job.evaluate(2), notify=told.append)  # type: ignore[type-var]
@@ -123,7 +123,7 @@ def test_the_first_samples_of_each_set_and_pass_are_told(tmp_path: Path) -> None
 
 @holds("eval.metrics.function", "eval.metrics.options.*")
 @pytest.mark.parametrize("unit", [None, 4.0])
-def test_figures_of_ones_own_are_of_the_samples_of_each_set_and_pass(tmp_path: Path, unit: float | None) -> None:
+def test_custom_metrics_are_computed_per_set_and_pass(tmp_path: Path, unit: float | None) -> None:
     options = {} if unit is None else {"options": {"unit": unit}}
     _, record = evaluated(tmp_path, eval__metrics={"function": f"{METRICS}:measure", **options})
     for name in ("held", "far"):
@@ -134,7 +134,7 @@ def test_figures_of_ones_own_are_of_the_samples_of_each_set_and_pass(tmp_path: P
             )
 
 
-def test_a_function_of_ones_own_sees_the_fields_of_rows_and_only_it(tmp_path: Path) -> None:
+def test_only_the_custom_metric_function_gets_row_fields(tmp_path: Path) -> None:
     played = open_bench(tmp_path, with_key("eval.metrics", f"{METRICS}:of_fields"), lost={})
     stage: Any = played.job.evaluate(2)
     held = stage.sets["held"]
@@ -151,7 +151,7 @@ def test_a_function_of_ones_own_sees_the_fields_of_rows_and_only_it(tmp_path: Pa
     assert not any("fields" in row for row in record.rows)
 
 
-def test_figures_of_ones_own_that_fail_are_left_out_and_said(tmp_path: Path) -> None:
+def test_failing_custom_metrics_are_left_out_and_reported(tmp_path: Path) -> None:
     played = open_bench(tmp_path, with_key("eval.metrics", f"{METRICS}:raises"))
     stage: Any = played.job.evaluate(2)
     told: list[str] = []
@@ -167,7 +167,7 @@ def test_figures_of_ones_own_that_fail_are_left_out_and_said(tmp_path: Path) -> 
 
 
 @holds("eval.metrics.digest")
-def test_another_metric_function_than_the_recipe_was_read_with_is_refused(tmp_path: Path) -> None:
+def test_metric_function_with_another_digest_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def measure(samples): return {}\n")
     digest = digest_of(f"{file}:measure")
@@ -182,7 +182,7 @@ def test_another_metric_function_than_the_recipe_was_read_with_is_refused(tmp_pa
             table.require_there()
 
 
-def test_rows_without_a_ground_truth_are_drawn_and_not_scored_where_the_reward_needs_one(tmp_path: Path) -> None:
+def test_rows_without_required_ground_truth_are_not_scored(tmp_path: Path) -> None:
     played = open_bench(tmp_path, with_keys({}), lost={})
     stage: Any = played.job.evaluate(2)
     far = stage.sets["far"]
@@ -196,7 +196,7 @@ def test_rows_without_a_ground_truth_are_drawn_and_not_scored_where_the_reward_n
     }
 
 
-def test_what_changes_an_evaluation_changes_its_fingerprint(tmp_path: Path) -> None:
+def test_each_evaluation_setting_changes_the_fingerprint(tmp_path: Path) -> None:
     changes: list[dict[str, Any]] = [
         {},
         {"eval.samples_per_prompt": 2},
@@ -224,7 +224,7 @@ def test_what_changes_an_evaluation_changes_its_fingerprint(tmp_path: Path) -> N
     assert judged.fingerprint not in (other.fingerprint, first.fingerprint)
 
 
-def test_figures_of_an_evaluation_are_those_of_its_samples(tmp_path: Path) -> None:
+def test_evaluation_metrics_are_computed_from_its_samples(tmp_path: Path) -> None:
     """Samples 1 and 2 of each draw have no score: in the greedy draws two prompts of each set."""
     played, record = evaluated(tmp_path)
     told: dict[str, float] = {}
@@ -254,6 +254,6 @@ def test_figures_of_an_evaluation_are_those_of_its_samples(tmp_path: Path) -> No
     assert len({value for name, value in told.items() if name.endswith("pass_at_1")}) == 4
 
 
-def test_an_evaluation_draws_from_the_actor_it_is_given(tmp_path: Path) -> None:
+def test_evaluation_uses_the_given_actor_state(tmp_path: Path) -> None:
     played, _ = evaluated(tmp_path)
     assert {at.stamp for _, _, at in played.generator.asked} == {played.state("actor").stamp}

@@ -40,11 +40,11 @@ TWO_VALUED = [key for key, options in result_keys().items() if options == {"*"} 
 
 
 @pytest.mark.parametrize("key", TWO_VALUED)
-def test_two_values_of_the_key_are_held_to_their_results(key: str) -> None:
+def test_every_result_key_has_a_two_value_test(key: str) -> None:
     assert HELD.get(key), f"no test in tests/wiring holds `{key}`: add a case to one of test_*_keys.py"
 
 
-def test_no_test_holds_a_key_that_does_not_exist() -> None:
+def test_every_tested_key_exists() -> None:
     steps = {f"reward.{step}" for step in ("scale", "clip", "moments", "overlong", "length_penalty")}
     tables = {
         "ppo.advantages",
@@ -58,5 +58,5 @@ def test_no_test_holds_a_key_that_does_not_exist() -> None:
     assert set(HELD) - set(result_keys()) == tables
 
 
-def test_every_result_key_is_a_choice() -> None:
+def test_result_keys_equal_the_two_valued_cases() -> None:
     assert set(result_keys()) == set(TWO_VALUED)

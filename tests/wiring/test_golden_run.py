@@ -11,7 +11,7 @@ from tolerance import GOLDEN
 from wiring import golden
 
 
-def test_the_golden_run_is_as_it_was_written_down() -> None:
+def test_golden_run_equals_its_recorded_file() -> None:
     found = dict(golden.entries(golden.golden_run()))
     told = dict(golden.entries(json.loads(golden.FILE.read_text(encoding="ascii"))))
     different = [name for name in told if name not in found or not same(found[name], told[name])]
@@ -44,11 +44,11 @@ def is_number(value: Any) -> bool:
 
 
 @pytest.mark.parametrize("value", [1.0001, 0, "b", [0.5], [0.5, 0.2501], {"a": 1}, [2**61 + 1]])
-def test_a_number_that_is_another_is_seen(value: Any) -> None:
+def test_golden_comparison_detects_other_values(value: Any) -> None:
     assert not any(same(value, told) for told in (1.0, "a", [0.5, 0.25], [2**61]))
     assert same([0.5, 0.25000001], [0.5, 0.25])
 
 
-def test_the_file_is_as_the_command_writes_it() -> None:
+def test_golden_file_has_the_format_of_its_command() -> None:
     text = golden.FILE.read_text(encoding="ascii")
     assert golden.written(json.loads(text)) + "\n" == text

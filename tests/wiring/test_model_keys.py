@@ -40,7 +40,7 @@ from wiring.harness import with_keys
         ),
     ],
 )
-def test_a_role_starts_from_its_model_in_the_dtype_of_the_recipe(
+def test_role_starts_from_the_model_and_dtype_of_the_recipe(
     key: str, changes: dict[str, Any], told: dict[str, tuple[str, torch.dtype]]
 ) -> None:
     for written, expected in (({}, dict.fromkeys(("actor", "critic"), ("bigram", torch.float32))), (changes, told)):

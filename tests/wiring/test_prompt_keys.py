@@ -151,7 +151,7 @@ def as_source(table: dict[str, Any]) -> dict[str, Any]:
 )
 @pytest.mark.parametrize("wrapped", [dict, as_source], ids=["alone", "source"])
 @pytest.mark.parametrize(("key", "table", "value", "told"), CASES, ids=[f"{c[0]}={c[2]}" for c in CASES])
-def test_rows_are_read_as_the_recipe_says(
+def test_rows_are_read_with_the_recipe_settings(
     key: str, table: dict[str, Any], value: Any, told: list[tuple[str, str]], wrapped: Any
 ) -> None:
     plain = PLAIN.get(table.get("path", ""), SUMS if table is GSM8K else NUMBERS)
@@ -169,7 +169,7 @@ def test_rows_are_read_as_the_recipe_says(
 @pytest.mark.parametrize(
     ("wrapped", "source"), [(dict, {}), (as_source, {"source": "only"})], ids=["alone", "source"]
 )
-def test_a_prompt_has_the_columns_that_the_recipe_names_for_the_reward(wrapped: Any, source: dict[str, Any]) -> None:
+def test_prompt_has_the_reward_fields_named_in_the_recipe(wrapped: Any, source: dict[str, Any]) -> None:
     def fields(rows: Any) -> list[dict[str, Any]]:
         return [row.fields for row in rows]
 
@@ -185,7 +185,7 @@ def test_a_prompt_has_the_columns_that_the_recipe_names_for_the_reward(wrapped: 
 
 @holds("data.train.weight", "data.eval.*.weight", "data.eval.*.sources.*.weight")
 @pytest.mark.parametrize("place", ["train", "eval.held", "eval.held.sources.one"])
-def test_only_sources_of_training_have_a_weight(place: str) -> None:
+def test_weight_is_refused_outside_training_sources(place: str) -> None:
     table = {**COLUMNS, "weight": 2.0}
     data: dict[str, Any] = {"train": COLUMNS, "eval": {"held": COLUMNS}}
     if place == "train":
@@ -198,7 +198,7 @@ def test_only_sources_of_training_have_a_weight(place: str) -> None:
 
 
 @holds("data.train.sources.*.weight")
-def test_a_source_comes_in_an_epoch_as_often_as_its_weight_says() -> None:
+def test_source_occurs_in_an_epoch_as_often_as_its_weight() -> None:
     mix = {"format": "mix", "sources": {"a": {**COLUMNS, "weight": 2.5}, "b": GSM8K}}
     found = asked({"train": mix}, prompts_per_step=14)  # 2.5 * 4 + 4
     for step in (1, 2):
@@ -212,7 +212,7 @@ def test_a_source_comes_in_an_epoch_as_often_as_its_weight_says() -> None:
 
 @holds(*(f"data.{name}{inside}.template_args.*" for name in ("train", "eval.*") for inside in ("", ".sources.*")))
 @pytest.mark.parametrize("wrapped", [dict, as_source], ids=["alone", "source"])
-def test_arguments_of_the_chat_template_are_given_to_it(wrapped: Any) -> None:
+def test_template_arguments_reach_the_chat_template(wrapped: Any) -> None:
     changed = wrapped({**COLUMNS, "template_args": {"thinks": False}})
     found = asked({"train": changed, "eval": {"held": COLUMNS}}, tokenizer=Templated())
     assert (found.train[0].text, found.evaluations["held"][0].text) == ("number 0 {'thinks': False}", "number 0 {}")
@@ -222,7 +222,7 @@ def test_arguments_of_the_chat_template_are_given_to_it(wrapped: Any) -> None:
 
 @holds(*(f"data.{n}{i}.dataset.{key}" for n in ("train", "eval.*") for i in ("", ".sources.*") for key in DATASET))
 @pytest.mark.parametrize("wrapped", [dict, as_source], ids=["alone", "source"])
-def test_rows_of_the_library_datasets_are_read_as_the_recipe_says(wrapped: Any, library: Path) -> None:
+def test_datasets_library_rows_follow_the_recipe(wrapped: Any, library: Path) -> None:
     def table(**keys: str) -> dict[str, Any]:
         named = {"path": str(library / "one"), **keys}
         return wrapped({"format": "columns", "prompt": "q", "dataset": named})
@@ -239,7 +239,7 @@ def test_rows_of_the_library_datasets_are_read_as_the_recipe_says(wrapped: Any, 
     assert texts(path=str(library / "named"), name="b") == ["b train"]
 
 
-def test_a_prompt_has_the_chat_that_was_rendered() -> None:
+def test_prompt_has_the_rendered_chat() -> None:
     source = asked({"train": {**COLUMNS, "system": "Be brief.", "instruction": "Think."}}, max_prompt_tokens=9)
     first = [(message.role, message.content) for message in source.train[0].messages]
     assert first == [("system", "Be brief."), ("user", "number 0\nThink.")]
@@ -255,14 +255,14 @@ def test_each_format_reads_its_own_columns(wrapped: Any) -> None:
 
 
 @holds("rollout.max_prompt_tokens")
-def test_a_longer_prompt_is_refused() -> None:
+def test_prompt_over_the_token_limit_is_refused() -> None:
     assert asked({"train": COLUMNS}, max_prompt_tokens=2)
     with pytest.raises(DataError, match=r"has 2 prompt tokens, and `rollout\.max_prompt_tokens` is 1"):
         asked({"train": COLUMNS}, max_prompt_tokens=1)
 
 
 @each_key("key, value", [("rollout.prompts_per_step", 3), ("seed", 6)])
-def test_a_step_asks_so_many_rows_in_the_order_of_the_seed(key: str, value: int) -> None:
+def test_step_has_prompts_per_step_rows_in_seed_order(key: str, value: int) -> None:
     source = asked({"train": COLUMNS}, **({"prompts_per_step": value} if key != "seed" else {}))
     found = source.prompts_for(1)
     assert isinstance(found, Prompts)

@@ -102,14 +102,14 @@ def score(reward: dict[str, Any], response: str, truth: str, fields: dict[str, A
         ({**WORDS, "unit": "characters", "at_least": 4}, "a b c", "", 1.0),
     ],
 )
-def test_a_response_is_scored_by_the_kind_and_the_reading_of_the_recipe(
+def test_response_is_scored_with_the_kind_and_parsing_of_the_recipe(
     reward: dict[str, Any], response: str, truth: str, told: float
 ) -> None:
     assert score(reward, response, truth) == told
 
 
 @holds("reward.url")
-def test_the_service_that_the_recipe_names_is_asked() -> None:
+def test_http_reward_calls_the_service_of_the_recipe() -> None:
     with serving() as first, serving() as second:
         for service in (second, first):
             assert score({"kind": "http", "url": service.url}, "200 0.5", "") == 0.5
@@ -141,7 +141,7 @@ def test_the_service_that_the_recipe_names_is_asked() -> None:
         ({"output_kib": 2}, "print('aa' + ' ' * 2000)", 0.5),
     ],
 )
-def test_a_program_is_held_to_the_tests_and_limits_of_the_recipe(
+def test_program_is_run_with_the_tests_and_limits_of_the_recipe(
     keys: dict[str, Any], program: str, told: float
 ) -> None:
     truth = json.dumps({"inputs": ["a", "b"], "outputs": ["aa", "wrong"]})
@@ -149,7 +149,7 @@ def test_a_program_is_held_to_the_tests_and_limits_of_the_recipe(
 
 
 @holds("reward.sandbox", "reward.language")
-def test_a_program_runs_where_the_recipe_says_in_the_language_that_it_says() -> None:
+def test_program_runs_in_the_sandbox_and_language_of_the_recipe() -> None:
     truth = json.dumps({"inputs": ["a"], "outputs": ["from afar"]})
     response = "```python\nprint('here')\n```"
     assert score({"kind": "code"}, response, truth) == 0
@@ -162,14 +162,14 @@ def test_a_program_runs_where_the_recipe_says_in_the_language_that_it_says() -> 
 
 @holds("reward.parts.*.weight")
 @pytest.mark.parametrize(("weight", "told"), [(1.0, 2.0), (-0.5, 0.5)])
-def test_a_sum_adds_up_its_parts_by_their_weights(weight: float, told: float) -> None:
+def test_sum_adds_its_parts_by_weight(weight: float, told: float) -> None:
     parts = {"number": GSM8K, "bare": {**EXACT, "weight": weight}}
     assert score({"kind": "sum", "parts": parts}, "#### 4", "#### 4") == told
 
 
 @holds("reward.by")
 @pytest.mark.parametrize(("by", "told"), [("data_source", 0.0), ("source", 1.0)])
-def test_a_row_is_scored_by_the_case_of_its_field(by: str, told: float) -> None:
+def test_row_is_scored_by_the_case_of_its_field(by: str, told: float) -> None:
     assert score({**CHOOSE, "by": by}, "thus #### 4", "4", {"data_source": "bare", "source": "other"}) == told
 
 
@@ -183,13 +183,13 @@ def test_a_row_is_scored_by_the_case_of_its_field(by: str, told: float) -> None:
         ({"function": "many", "batched": True}, 1.0),
     ],
 )
-def test_a_function_of_ones_own_is_called_as_the_recipe_says(keys: dict[str, Any], told: float) -> None:
+def test_custom_function_is_called_with_the_recipe_settings(keys: dict[str, Any], told: float) -> None:
     file = Path(__file__).parents[1] / "rewards" / "users_functions.py"
     assert score({"kind": "python", **keys, "function": f"{file}:{keys['function']}"}, "so 4 ok", "4") == told
 
 
 @holds("reward.digest")
-def test_another_function_than_the_recipe_was_read_with_is_refused(tmp_path: Path) -> None:
+def test_reward_function_with_another_digest_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def score(sample): return 1.0\n")
     reward = {"kind": "python", "function": f"{file}:score"}

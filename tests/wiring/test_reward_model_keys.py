@@ -70,14 +70,14 @@ def scored(of: Recipe, response: str) -> tuple[float | None, str]:
         ({"max_tokens": 14}, (None, "the text for the reward model has 15 tokens, more than 14")),
     ],
 )
-def test_the_model_reads_what_the_recipe_says(
+def test_reward_model_input_follows_the_recipe(
     folder: Path, keys: dict[str, Any], told: tuple[float | None, str]
 ) -> None:
     assert scored(recipe(folder, **keys), "So it is 2") == told
 
 
 @holds("reward.path", "reward.label", "reward.dtype")
-def test_it_is_made_from_what_the_recipe_says(folder: Path, tmp_path: Path) -> None:
+def test_reward_model_settings_follow_the_recipe(folder: Path, tmp_path: Path) -> None:
     settings = reward_settings(recipe(folder), ("reward",))
     assert (settings.model, settings.label, settings.dtype) == (str(folder), "good", torch.bfloat16)
     other = reward_model(tmp_path / "other", "bad", "good")
@@ -86,7 +86,7 @@ def test_it_is_made_from_what_the_recipe_says(folder: Path, tmp_path: Path) -> N
     assert (settings.model, settings.label, settings.dtype) == (str(other), "bad", torch.float32)
 
 
-def test_it_is_loaded_once_when_it_is_first_asked_for_scores(folder: Path) -> None:
+def test_reward_model_is_loaded_once_at_the_first_score(folder: Path) -> None:
     ranks, of = Counting(), recipe(folder)
     scorer = of.reward.open(RewardModelsOf(of, {"reward": ranks}))
     for response in ("2", "3"):
@@ -95,7 +95,7 @@ def test_it_is_loaded_once_when_it_is_first_asked_for_scores(folder: Path) -> No
     assert ranks.called == ["start_frozen", "reference_forward", "reference_forward"]
 
 
-def test_each_part_of_a_sum_has_the_model_of_its_own_table(folder: Path) -> None:
+def test_each_part_of_a_sum_has_its_own_model(folder: Path) -> None:
     parts = {
         "text": {"kind": "model", "path": str(folder), "label": "good", "template": "text"},
         "own": {"kind": "model", "path": str(folder), "label": "good", "weight": -1.0},
@@ -111,7 +111,7 @@ def test_each_part_of_a_sum_has_the_model_of_its_own_table(folder: Path) -> None
 
 
 @holds("reward.engine", "reward.label", "reward.dtype", "reward.max_tokens")
-def test_vllm_runs_it_where_the_recipe_says_so(folder: Path) -> None:
+def test_vllm_runs_the_reward_model_if_the_recipe_says_so(folder: Path) -> None:
     keys = {"engine": "vllm", "dtype": "float32", "max_tokens": 77}
     of = Recipe.model_validate(with_keys({"reward": recipe(folder, **keys).reward.model_dump()}))
     settings = settings_of(of, ("reward",))
@@ -127,7 +127,7 @@ def test_vllm_runs_it_where_the_recipe_says_so(folder: Path) -> None:
     assert ranks.called == ["start", "scores"]
 
 
-def test_a_cache_of_vllm_holds_what_one_step_reads(folder: Path) -> None:
+def test_vllm_reward_cache_fits_one_scoring_step(folder: Path) -> None:
     """2 x 64 channels of keys and values x 4 layers x 4 bytes, for 8,192 tokens and a block of each of 64 texts."""
     settings = settings_of(recipe(folder, engine="vllm", dtype="float32"), ("reward",))
     assert isinstance(settings, PoolingSettings)

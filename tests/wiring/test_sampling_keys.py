@@ -21,7 +21,7 @@ KEYS = ("min_new_tokens", "stop_token_ids", "max_window_tokens")
     [{}, {"min_new_tokens": 4}, {"stop_token_ids": [2, 5]}, {"min_new_tokens": 4, "stop_token_ids": [2, 5]}],
     ids=str,
 )
-def test_what_ends_no_response_yet_is_neither_drawn_nor_scored(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_excluded_end_tokens_are_neither_generated_nor_scored(tmp_path: Path, changes: dict[str, Any]) -> None:
     plain = {f"rollout.{key}": value for key, value in changes.items()}
     bench = open_bench(tmp_path, with_keys({**plain, "ppo.rollout_correction": {"kind": "none"}}))
     stages: Any = bench.job.stages(STEP_NUMBER)
@@ -43,7 +43,7 @@ def test_what_ends_no_response_yet_is_neither_drawn_nor_scored(tmp_path: Path, c
     assert stages.actor_update.scored == stages.logprobs.scored
 
 
-def test_a_window_leaves_the_response_what_the_prompt_does_not_take(tmp_path: Path) -> None:
+def test_window_limits_the_response_to_the_space_after_the_prompt(tmp_path: Path) -> None:
     lengths = {}
     for window in (None, 5):
         bench = open_bench(tmp_path / str(window), with_keys({"rollout.max_window_tokens": window}))
@@ -62,7 +62,7 @@ def test_a_window_leaves_the_response_what_the_prompt_does_not_take(tmp_path: Pa
     assert not torch.equal(lengths[5], lengths[None])
 
 
-def test_evaluations_end_where_rollouts_do_and_have_no_fewest_tokens(tmp_path: Path) -> None:
+def test_evaluations_share_end_tokens_but_not_the_minimum_length(tmp_path: Path) -> None:
     changes = {"rollout.stop_token_ids": [2, 5], "rollout.min_new_tokens": 4, "rollout.max_window_tokens": 7}
     stage: Any = open_bench(tmp_path / "a", with_keys(changes)).job.evaluate(2)
     sampled = stage.sampled

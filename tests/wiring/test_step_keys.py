@@ -168,7 +168,7 @@ def numbers(tables: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 @each_key("key, value", CASES)
-def test_two_values_give_two_steps_each_as_the_book_says(key: str, value: Any) -> None:
+def test_two_values_of_a_key_give_two_steps_equal_to_the_textbook(key: str, value: Any) -> None:
     as_is, other = numbers(BASE), numbers(with_keys({key: value}))
     different = harness.differing(as_is, other)
     assert different, f"the case is too weak: nothing depends on `{key}`"
@@ -197,7 +197,7 @@ ARITHMETIC_CASES: list[tuple[str, Any]] = [
 
 
 @each_key("key, value", ARITHMETIC_CASES)
-def test_each_step_of_the_arithmetic_is_taken_as_its_table_says_beside_all_others(key: str, value: Any) -> None:
+def test_each_reward_shaping_step_follows_its_table_with_all_others(key: str, value: Any) -> None:
     tables = with_keys({f"reward.{name}": table for name, table in ALL_STEPS.items()})
     table, name = key.split(".")[1:] if key.count(".") == 2 else (None, key.split(".")[1])
     if key == "reward.moments.std":
@@ -221,7 +221,7 @@ KL_KEYS = [f"ppo.kl.{name}" for name in ("place", "estimator", "coef")]
 @holds(*KL_KEYS, "ppo.rollout_correction.kind")
 @pytest.mark.parametrize("place", ["reward", "loss"])
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
-def test_the_penalty_is_where_the_recipe_puts_it(place: str, estimator: str) -> None:
+def test_kl_penalty_is_in_the_loss_or_reward_as_configured(place: str, estimator: str) -> None:
     coefs = (0.2, 0.7)
     kls = [{**PLACES[place], "estimator": estimator, "coef": coef} for coef in coefs]
     found = [numbers(with_keys({"ppo.kl": kl})) for kl in kls]
@@ -232,7 +232,7 @@ def test_the_penalty_is_where_the_recipe_puts_it(place: str, estimator: str) -> 
 
 
 @holds("ppo.advantages.kind")
-def test_advantages_are_of_the_kind_that_the_recipe_names() -> None:
+def test_advantages_have_the_kind_of_the_recipe() -> None:
     kept = {"gamma": 0.9, "whiten": False}
     found = [numbers(with_keys({"ppo.advantages": {"kind": "monte_carlo", **kept}}))]
     whole = {"kind": "gae", "gae_lambda": 1.0, "gae_lambda_value": None, "length_adaptive_alpha": None, **kept}
@@ -261,13 +261,13 @@ def test_each_policy_loss_has_its_own_bounds_and_gradient(table: dict[str, Any],
 
 @pytest.mark.parametrize("table", POLICY_LOSSES, ids=lambda table: table["kind"])
 @pytest.mark.parametrize("kind", AGGREGATIONS[1:])
-def test_each_policy_loss_is_averaged_with_its_entropy_and_its_penalty(table: dict[str, Any], kind: str) -> None:
+def test_policy_loss_includes_entropy_and_penalty_terms(table: dict[str, Any], kind: str) -> None:
     changes = {"ppo.kl": LOSS, "ppo.policy_loss": {**table, "aggregation": kind, "positive_nll_coef": 0.2}}
     numbers(with_keys(changes))
 
 
 @holds("ppo.old_logprobs")
-def test_old_log_probs_are_whose_the_recipe_says() -> None:
+def test_old_logprobs_come_from_the_configured_source() -> None:
     plain = {"ppo.rollout_correction": {"kind": "none"}}
     trainer, sampler = (numbers(with_keys({**plain, "ppo.old_logprobs": by})) for by in ("trainer", "sampler"))
     assert harness.differing(trainer, sampler) >= {"logprobs", "entropy", "actor table", "token_rewards"}
@@ -280,7 +280,7 @@ def test_old_log_probs_are_whose_the_recipe_says() -> None:
 
 @holds("ppo.kl.gradient", "ppo.kl.estimator", "ppo.kl.input_clamp", "ppo.kl.output_clamp")
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "abs"])
-def test_a_penalty_in_the_loss_pulls_as_the_recipe_says(estimator: str) -> None:
+def test_loss_penalty_gradient_follows_the_recipe(estimator: str) -> None:
     kinds = ["k2", "score_function", "importance", *(["estimator"] if estimator != "k1" else [])]
     found = []
     # Each clamp holds some tokens and leaves others; a token that is held has no gradient.
@@ -298,7 +298,7 @@ def test_a_penalty_in_the_loss_pulls_as_the_recipe_says(estimator: str) -> None:
 
 @holds("ppo.kl.adaptive.target_per_token", "ppo.kl.adaptive.target_per_sequence", "ppo.kl.adaptive.horizon_seqs")
 @pytest.mark.parametrize("place", ["reward", "loss"])
-def test_a_coefficient_that_adapts_goes_on_from_the_carry_and_hands_on_the_next(place: str) -> None:
+def test_adaptive_coefficient_is_carried_to_the_next_step(place: str) -> None:
     # Some targets lie within a fifth of what is measured, some do not.
     followed = []
     for unit, targets in (("token", (0.01, 9.0)), ("sequence", (0.01, 90.0))):
@@ -321,7 +321,7 @@ LEVELS = ("token", "sequence_sum", "sequence_mean", "sequence_max")
 
 
 @holds(*(f"ppo.rollout_rejection.{key}" for key in ("kind", "statistic", "level", "min_ratio", "max_ratio", "max")))
-def test_what_is_rejected_is_what_the_recipe_says() -> None:
+def test_rejection_follows_the_recipe() -> None:
     limits = {
         "token": (0.05, 0.03),
         "sequence_sum": (0.1, 0.05),
@@ -345,7 +345,7 @@ def test_what_is_rejected_is_what_the_recipe_says() -> None:
         assert {"kept", "actor table"} <= harness.differing(as_is, told)
 
 
-def test_all_corrections_at_once_are_all_made() -> None:
+def test_all_corrections_apply_together() -> None:
     changes = {
         "ppo.rollout_correction": {"kind": "icepop", **WEIGHTS, "normalize": True},
         "ppo.rollout_rejection": RATIO,
@@ -358,7 +358,7 @@ def test_all_corrections_at_once_are_all_made() -> None:
 
 
 @holds("ppo.critic_only_steps")
-def test_the_actors_decay_is_over_when_its_last_update_is() -> None:
+def test_actor_decay_ends_with_its_last_update() -> None:
     for decay in ("linear", "cosine"):
         open_end = {"actor.optimizer.lr_decay_updates": None, "actor.optimizer.lr_schedule": decay}
         found = [numbers(with_keys({**open_end, "ppo.critic_only_steps": waits})) for waits in (1, 2)]
@@ -369,7 +369,7 @@ def test_the_actors_decay_is_over_when_its_last_update_is() -> None:
 
 @holds("actor.optimizer.lr_ticks", "critic.optimizer.lr_ticks")
 @pytest.mark.parametrize("decay", ["linear", "cosine"])
-def test_a_rate_that_moves_with_steps_is_that_of_the_step_for_all_its_updates(decay: str) -> None:
+def test_step_ticked_rate_is_constant_within_a_step(decay: str) -> None:
     # The actor has four updates a step, the critic six; the bench is at step 2, the actor's first.
     lengths = {"actor.optimizer.lr_warmup_updates": 8, "actor.optimizer.lr_decay_updates": 12}
     lengths |= {"critic.optimizer.lr_warmup_updates": 6, "critic.optimizer.lr_decay_updates": None}
@@ -384,14 +384,14 @@ def test_a_rate_that_moves_with_steps_is_that_of_the_step_for_all_its_updates(de
         assert found[1]["value minibatches lr"].tolist() == [0.2] * 6
 
 
-def test_a_decay_without_an_end_is_over_with_the_run() -> None:
+def test_decay_without_a_length_ends_with_the_run() -> None:
     open_end = {"critic.optimizer.lr_decay_updates": None}
     found = [numbers(with_keys({**open_end, "steps": steps})) for steps in (4, 6)]
     assert harness.differing(*found) >= {"value minibatches lr", "critic table"}
 
 
 @holds("reward.max_error_frac")
-def test_a_step_stops_when_more_samples_have_no_score_than_the_recipe_allows(tmp_path: Path) -> None:
+def test_step_fails_above_the_allowed_reward_error_fraction(tmp_path: Path) -> None:
     # Two of twelve samples have none.
     for share, stops in ((0.2, False), (0.15, True)):
         played = open_bench(tmp_path / f"{share}", with_keys({"reward.max_error_frac": share}))
@@ -402,7 +402,7 @@ def test_a_step_stops_when_more_samples_have_no_score_than_the_recipe_allows(tmp
             play_step(played)
 
 
-def test_a_step_in_which_no_sample_has_a_score_stops_whatever_is_allowed(tmp_path: Path) -> None:
+def test_step_without_any_score_always_fails(tmp_path: Path) -> None:
     lost = {place: Score(None, "timeout", "10 s") for place in range(12)}
     played = open_bench(tmp_path, with_keys({"reward.max_error_frac": 1.0}), lost=lost)
     with pytest.raises(RewardError, match=r"none of the 12 samples of step 2 has a score.*`riddle 12` timeout") as e:
@@ -410,7 +410,7 @@ def test_a_step_in_which_no_sample_has_a_score_stops_whatever_is_allowed(tmp_pat
     assert (e.value.exit_code, "ppoctl resume" in str(e.value.hint)) == (4, True)
 
 
-def test_samples_are_drawn_for_their_prompt_with_seeds_of_the_run(tmp_path: Path) -> None:
+def test_samples_have_their_prompt_and_seeds_of_the_run(tmp_path: Path) -> None:
     for seed in (5, 6):
         played = open_bench(tmp_path / f"{seed}", with_keys({"seed": seed}))
         rollouts = play_step(played).rollouts
@@ -428,7 +428,7 @@ def test_samples_are_drawn_for_their_prompt_with_seeds_of_the_run(tmp_path: Path
             assert (params.top_p, params.top_k) == (1.0, None)
 
 
-def test_the_scorer_reads_each_response_with_the_truth_of_its_prompt(tmp_path: Path) -> None:
+def test_scorer_gets_each_response_with_its_ground_truth(tmp_path: Path) -> None:
     played = open_bench(tmp_path, BASE)
     rollouts = play_step(played).rollouts
     truths = {prompt.id: prompt.answer for prompt in played.questions.prompts_for(STEP_NUMBER).rows}
@@ -438,7 +438,7 @@ def test_the_scorer_reads_each_response_with_the_truth_of_its_prompt(tmp_path: P
     assert asked == sorted((name, text, truths[name]) for name, text in texts)
 
 
-def test_responses_end_where_the_recipe_says(tmp_path: Path) -> None:
+def test_responses_end_as_configured(tmp_path: Path) -> None:
     for length, stops in ((6, ["7 3"]), (3, ["7 3"]), (6, ["11 2"]), (6, ["2"])):
         tables = with_keys({"rollout.max_new_tokens": length, "rollout.stop_strings": stops})
         rollouts = played_and_told(tables)[0].rollouts
@@ -451,7 +451,7 @@ def test_responses_end_where_the_recipe_says(tmp_path: Path) -> None:
             assert rollouts.texts[row] == words.partition(stops[0])[0]
 
 
-def test_rows_without_a_score_and_holes_teach_nobody() -> None:
+def test_unscored_rows_and_masked_tokens_do_not_affect_the_step() -> None:
     """What lies there may be anything: the step comes out the same."""
     played, _ = played_and_told(BASE)
     counted = played.advantages.mask
@@ -467,18 +467,18 @@ def test_rows_without_a_score_and_holes_teach_nobody() -> None:
         assert grid[3].any()
 
 
-def test_a_carry_goes_from_step_to_step_with_the_recipes_coefficient(tmp_path: Path) -> None:
+def test_carry_starts_with_the_recipe_coefficient(tmp_path: Path) -> None:
     for kl, coef in (({"place": "none"}, 0.0), (LOSS, 0.4), (BASE["ppo"]["kl"], 0.15)):
         assert played_and_told(with_keys({"ppo.kl": kl}))[0].advantages.carry.kl_coef == coef
 
 
-def test_without_a_penalty_no_reference_is_read() -> None:
+def test_reference_is_not_computed_without_a_kl_penalty() -> None:
     played, _ = played_and_told(with_keys({"ppo.kl": {"place": "none"}}))
     assert played.logprobs.reference is None
     assert not [name for name in played.advantages.metrics() if name.startswith("kl/")]
 
 
-def test_figures_of_responses_and_scores_are_those_of_the_records() -> None:
+def test_rollout_and_reward_metrics_equal_the_records() -> None:
     played, _ = played_and_told(BASE)
     lengths = played.rollouts.lengths.tolist()
     figures = played.rollouts.metrics() | played.rewards.metrics()
@@ -505,7 +505,7 @@ def words_of(played: harness.Played) -> list[int]:
     return [len(text.split()) for text in played.rollouts.texts]
 
 
-def test_the_bench_is_not_blind() -> None:
+def test_harness_step_exercises_every_feature() -> None:
     """Everything that a key turns on is at work in the step of the bench."""
     played, told = played_and_told(BASE)
     assert (told["policy minibatches clip_frac_high"] > 0).any()
@@ -521,7 +521,7 @@ def test_the_bench_is_not_blind() -> None:
     assert holes == [2, 0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0]
 
 
-def test_the_book_notices_advantages_of_other_rows() -> None:
+def test_textbook_comparison_detects_permuted_advantages() -> None:
     played, told = played_and_told(BASE)
     with pytest.raises(AssertionError, match="advantages"):
         harness.require_told(found_in(played), {"advantages": told["advantages"][::-1].copy()})

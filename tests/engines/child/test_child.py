@@ -35,7 +35,7 @@ def gone(pid: int) -> bool:
     return True
 
 
-def test_it_answers_in_order_and_an_answer_that_nobody_waits_for_is_passed_over(child: ChildProcess) -> None:
+def test_child_replies_in_order_and_skips_unclaimed_reply(child: ChildProcess) -> None:
     assert not child.is_running
     forgotten, second = child.begin("add", [1, 1]), child.begin("add", [5])
     assert second.answers() == [47]
@@ -46,7 +46,7 @@ def test_it_answers_in_order_and_an_answer_that_nobody_waits_for_is_passed_over(
     assert child.call("typed") == ""  # its standard input is not the socket
 
 
-def test_what_a_method_raises_is_raised_here_with_its_stack_and_the_next_question_starts_anew(
+def test_child_error_keeps_traceback_and_next_call_restarts_child(
     child: ChildProcess,
 ) -> None:
     assert child.call("add", [1]) == 41
@@ -62,15 +62,13 @@ def test_what_a_method_raises_is_raised_here_with_its_stack_and_the_next_questio
         child.call("missing")
 
 
-def test_what_making_it_raises_is_raised_by_whoever_asks_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_call_raises_constructor_error_of_child(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", HERE)
     with pytest.raises(ValueError, match="no room"):
         ChildProcess("it", ChildFactory("child_target:refuse", ("no room",), 1)).call("add", [1])
 
 
-def test_one_that_is_killed_is_lost_during_what_was_asked_and_starts_again(
-    child: ChildProcess, tmp_path: Path
-) -> None:
+def test_killed_child_fails_pending_call_and_restarts(child: ChildProcess, tmp_path: Path) -> None:
     first = child.call("pid")
     waiting = child.begin("never", str(tmp_path / "at work"))
     while not (tmp_path / "at work").exists():
@@ -85,7 +83,7 @@ def test_one_that_is_killed_is_lost_during_what_was_asked_and_starts_again(
     assert child.call("pid") != first
 
 
-def test_signals_that_end_a_job_are_for_the_parent(child: ChildProcess) -> None:
+def test_child_ignores_job_signals(child: ChildProcess) -> None:
     pid = child.call("pid")
     assert os.getsid(pid) != os.getsid(0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -94,7 +92,7 @@ def test_signals_that_end_a_job_are_for_the_parent(child: ChildProcess) -> None:
 
 
 @pytest.mark.parametrize("how", ["closed", "killed"])
-def test_it_ends_with_its_parent_whatever_it_is_doing(tmp_path: Path, how: str) -> None:
+def test_busy_child_ends_with_its_parent(tmp_path: Path, how: str) -> None:
     script = (
         "import sys; from ppoctl.engines.child.process import *\n"
         f"child = ChildProcess('it', Target('child_target:Counter', (0,), 1)); print(child.call('pid'), flush=True)\n"
@@ -118,7 +116,7 @@ def test_it_ends_with_its_parent_whatever_it_is_doing(tmp_path: Path, how: str) 
         parent.wait()
 
 
-def test_one_that_was_started_ahead_is_taken_once_and_the_others_are_ended(
+def test_prestarted_child_is_taken_once_and_unused_children_end(
     child: ChildProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = ChildProcess("another", ChildFactory("child_target:Counter", (1,), 3))

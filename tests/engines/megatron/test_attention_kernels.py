@@ -17,7 +17,7 @@ def packed(*lengths: int) -> PackedInput:
 
 
 @pytest.mark.parametrize(("device", "kv_heads", "is_grouped"), [("cuda", 6, False), ("cpu", 2, True)])
-def test_float32_on_a_gpu_has_as_many_key_heads_as_query_heads(monkeypatch, device, kv_heads, is_grouped):
+def test_float32_attention_on_gpu_repeats_key_heads(monkeypatch, device, kv_heads, is_grouped):
     """With fewer, torch takes the kernel that keeps S x S scores."""
     asked: list[tuple[int, bool]] = []
 
@@ -32,7 +32,7 @@ def test_float32_on_a_gpu_has_as_many_key_heads_as_query_heads(monkeypatch, devi
     assert asked == [(kv_heads, is_grouped)] * 2
 
 
-def test_repeated_key_heads_are_the_grouped_ones():
+def test_repeated_key_heads_match_grouped_attention():
     query, key, value = (
         torch.randn(1, heads, 5, 8, generator=torch.Generator().manual_seed(heads)) for heads in (6, 2, 3)
     )

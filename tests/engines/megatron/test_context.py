@@ -11,22 +11,22 @@ from ppoctl.engines.megatron.context_parallel import Piece, gathered_rows, piece
 from ppoctl.engines.megatron.packed_input import PackedInput, ReadSettings, packed_input
 
 
-def test_a_rank_has_an_early_and_a_late_chunk():
+def test_context_rank_holds_early_and_late_chunk():
     assert [places_of(rank, 2, 8) for rank in (0, 1)] == [[range(2), range(6, 8)], [range(2, 4), range(4, 6)]]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
-def test_every_token_is_on_one_rank(ranks):
+def test_every_token_is_on_exactly_one_context_rank(ranks):
     places = [place for rank in range(ranks) for chunk in places_of(rank, ranks, 30 * ranks) for place in chunk]
     assert sorted(places) == list(range(30 * ranks))
 
 
-def test_gathered_tokens_come_back_in_order():
+def test_gathered_rows_restore_token_order():
     # Rank 0 sends tokens 0 1 6 7, rank 1 sends 2 3 4 5.
     assert gathered_rows(2, 8).tolist() == [0, 1, 4, 5, 6, 7, 2, 3]
 
 
-def test_pieces_end_where_chunks_and_sequences_do():
+def test_segments_end_at_chunk_and_sequence_boundaries():
     # Sequences 0..4 and 5..7. Rank 0 of two has 0 1 and 6 7, rank 1 has 2 3 and 4 5.
     assert list(pieces_of(places_of(0, 2, 8), (5, 3))) == [Piece(range(2), range(2)), Piece(range(6, 8), range(5, 8))]
     assert list(pieces_of(places_of(1, 2, 8), (5, 3))) == [
@@ -37,7 +37,7 @@ def test_pieces_end_where_chunks_and_sequences_do():
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_ranks_have_about_the_same_scores_of_a_long_sequence(ranks):
+def test_context_ranks_have_equal_attention_work(ranks):
     scores = [
         sum(sum(piece.keys.stop - token for token in range(len(piece.queries))) for piece in pieces)
         for pieces in (list(pieces_of(places_of(rank, ranks, 1600), (1600,))) for rank in range(ranks))
@@ -46,7 +46,7 @@ def test_ranks_have_about_the_same_scores_of_a_long_sequence(ranks):
     assert sum(scores) == 1600 * 1601 // 2
 
 
-def test_a_query_sees_what_is_before_it():
+def test_causal_mask_shows_only_earlier_tokens_in_window():
     device = torch.device("cpu")
     assert sees(2, 4, device).tolist() == [[True, True, True, False], [True, True, True, True]]
     assert sees(2, 4, device, window=2).tolist() == [[False, True, True, False], [False, False, True, True]]
@@ -63,7 +63,7 @@ def split() -> tuple[PackedInput, list[PackedInput]]:
     return of(None, 1), [of(ProcessGroup(rank, 2), 4) for rank in (0, 1)]
 
 
-def test_ranks_share_the_tokens_with_their_places_in_the_sequence():
+def test_context_ranks_split_tokens_with_their_positions():
     whole, shares = split()
     for quantity in ("tokens", "positions"):
         expected = getattr(whole, quantity)
@@ -72,7 +72,7 @@ def test_ranks_share_the_tokens_with_their_places_in_the_sequence():
         assert torch.equal(by_rank[1], expected[2:6])
 
 
-def test_ranks_share_the_positions_read():
+def test_context_ranks_split_read_positions():
     whole, shares = split()
     targets = torch.full_like(whole.targets, -1)
     for share in shares:
@@ -83,7 +83,7 @@ def test_ranks_share_the_positions_read():
     assert torch.equal(targets, whole.targets)
 
 
-def test_keys_are_those_of_the_sequence_so_far():
+def test_gathered_keys_cover_sequence_up_to_each_segment():
     whole, shares = split()
     gathered = torch.cat([share.tokens for share in shares])
     seen = []

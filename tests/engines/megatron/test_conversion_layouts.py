@@ -48,7 +48,7 @@ def megatron(model, tmp_path_factory):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kind", "layout", "role"), CASES)
-def test_a_converted_checkpoint_starts_every_layout(pool, model, megatron, kind, layout, role):
+def test_converted_checkpoint_starts_under_every_layout(pool, model, megatron, kind, layout, role):
     expected = trainer(pool, settings(model(kind), role, LAYOUTS[layout]))
     expected.start()
     weights = {each: tensor.clone() for each, tensor in pool.tensors()}
@@ -61,7 +61,7 @@ def test_a_converted_checkpoint_starts_every_layout(pool, model, megatron, kind,
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kind", "layout", "role"), CASES)
-def test_a_state_of_every_layout_converts_back(pool, model, tmp_path, kind, layout, role):
+def test_state_of_every_layout_converts_to_hugging_face(pool, model, tmp_path, kind, layout, role):
     trained = trainer(pool, settings(model(kind), role, LAYOUTS[layout], torch.bfloat16))
     trained.start()
     rollouts = lab.make_rollouts()

@@ -14,7 +14,7 @@ from ppoctl.recipe.schema import ParallelTable
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="inert with CUDA")
 
 
-def test_inside_cuda_means_the_cpu():
+def test_inside_megatron_device_cuda_maps_to_cpu():
     with megatron_device():
         assert torch.zeros(2, device="cuda").device.type == "cpu"
         assert torch.tensor([1.0], device="cuda").type() == "torch.cuda.FloatTensor"
@@ -32,7 +32,7 @@ def standing() -> tuple[object, ...]:
     return cuda.current_device, cuda.synchronize, cuda.Stream, cuda.current_stream, torch.distributed.all_gather
 
 
-def test_outside_torch_is_untouched_even_after_a_failure():
+def test_megatron_device_restores_torch_even_after_error():
     before = standing()
     for fails in (False, True):
         try:
@@ -54,7 +54,7 @@ def foreign_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("NVTE_")}
 
 
-def test_no_use_of_a_trainer_leaves_anything_behind(model, tmp_path):
+def test_trainer_leaves_no_global_side_effects(model, tmp_path):
     before = torch.cuda.current_device, torch.cuda.synchronize, torch.get_default_dtype()
     environment = foreign_environment()
     rollouts = lab.make_rollouts()
@@ -69,7 +69,7 @@ def test_no_use_of_a_trainer_leaves_anything_behind(model, tmp_path):
     assert torch.is_grad_enabled()
 
 
-def test_the_process_group_is_made_once():
+def test_process_group_is_created_once():
     first = ensure_process_group(ParallelTable())
     second = ensure_process_group(ParallelTable())
     assert first.tp is second.tp

@@ -110,7 +110,7 @@ def in_an_object(folder: Path, runs: Runs) -> None:
         (in_an_object, r"asks for `posix\.mkdir`"),
     ],
 )
-def test_a_crafted_state_is_refused_and_runs_nothing(saved, made_from, tmp_path, crafted, named):
+def test_crafted_state_is_rejected_and_runs_no_code(saved, made_from, tmp_path, crafted, named):
     folder, witness = shutil.copytree(saved, tmp_path / "state"), tmp_path / "ran"
     crafted(folder, Runs(witness))
     with pytest.raises(StorageError, match=named) as caught:
@@ -121,7 +121,7 @@ def test_a_crafted_state_is_refused_and_runs_nothing(saved, made_from, tmp_path,
     assert caught.value.hint is not None
 
 
-def test_a_crafted_checkpoint_to_start_from_is_refused_and_runs_nothing(saved, made_from, model, tmp_path):
+def test_crafted_initial_checkpoint_is_rejected_and_runs_no_code(saved, made_from, model, tmp_path):
     """The other way in: `model.path` names a Megatron folder."""
     folder, witness = shutil.copytree(saved, tmp_path / "state"), tmp_path / "ran"
     shutil.copyfile(model("qwen2") / "config.json", folder / "config.json")
@@ -132,7 +132,7 @@ def test_a_crafted_checkpoint_to_start_from_is_refused_and_runs_nothing(saved, m
 
 
 @pytest.mark.parametrize("place", ["../elsewhere.distcp", "/etc/hostname"])
-def test_chunks_are_read_from_the_folder_itself(saved, made_from, tmp_path, place):
+def test_state_rejects_chunk_path_outside_its_folder(saved, made_from, tmp_path, place):
     folder = shutil.copytree(saved, tmp_path / "state")
     shutil.copyfile(folder / CHUNKS, tmp_path / "elsewhere.distcp")
     metadata = metadata_of(folder)

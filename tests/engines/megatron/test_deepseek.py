@@ -74,7 +74,7 @@ def write(config: dict[str, object], folder: Path) -> Path:
     return folder
 
 
-def test_moonlights_published_configuration_is_read(tmp_path):
+def test_reads_published_moonlight_config(tmp_path):
     shape = read_shape(write(MOONLIGHT, tmp_path))
     assert (shape.num_layers, shape.num_heads, shape.head_dim, shape.rope_dim) == (27, 16, 192, 64)
     assert (shape.norm_eps, shape.rope, shape.attention_scale) == (1e-5, Rope(50000.0), None)
@@ -92,7 +92,7 @@ def test_moonlights_published_configuration_is_read(tmp_path):
     )
 
 
-def test_yarn_reads_as_deepseek_writes_it(tmp_path):
+def test_reads_yarn_scaling_from_deepseek_config(tmp_path):
     """The scale of scores by hand: (0.1 log 40 + 1) squared over the root of 192."""
     kind = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1}
     written = {**MOONLIGHT, "rope_scaling": {**kind, "mscale": 1.0, "mscale_all_dim": 1.0}}
@@ -102,7 +102,7 @@ def test_yarn_reads_as_deepseek_writes_it(tmp_path):
     assert shape.attention_scale == pytest.approx((0.1 * math.log(40) + 1) ** 2 / math.sqrt(192))
 
 
-def test_a_token_costs_the_products_of_latent_attention_and_its_experts(model):
+def test_token_cost_counts_latent_attention_and_active_experts(model):
     """Three layers of 48 x 20 to latent queries, 20 x 6 x 20 on, 48 x (24 + 8), 24 x 6 x (12 + 16), 6 x 16 x 48; one
     MLP of 80; two of eight experts to choose from, three of width 32 and the shared 64."""
     cost = token_cost(read_shape(model("deepseek-v3-low-rank")))
@@ -129,13 +129,13 @@ def test_a_token_costs_the_products_of_latent_attention_and_its_experts(model):
         ("quantization_config", {"quant_method": "fp8"}),
     ],
 )
-def test_what_is_not_computed_is_refused_by_name(tmp_path, field, value):
+def test_unsupported_deepseek_setting_is_rejected_by_name(tmp_path, field, value):
     name = field.replace("rope_scaling", "rope_parameters")
     with pytest.raises(RecipeError, match=f"`{name} = .*not supported"):
         read_shape(write({**MOONLIGHT, field: value}, tmp_path))
 
 
-def test_layers_that_predict_further_tokens_are_refused_by_their_tensors(model, tmp_path):
+def test_multi_token_prediction_layers_are_rejected_by_tensor_name(model, tmp_path):
     source = model("deepseek-v3")
     write(json.loads((source / "config.json").read_text()) | {"num_nextn_predict_layers": 1}, tmp_path)
     tensors = load_file(source / "model.safetensors") | {"model.layers.3.enorm.weight": torch.ones(48)}
@@ -146,7 +146,7 @@ def test_layers_that_predict_further_tokens_are_refused_by_their_tensors(model, 
         lab.actor(tmp_path)
 
 
-def test_a_missing_bias_is_named(model, tmp_path):
+def test_missing_router_bias_is_named_in_error(model, tmp_path):
     write(json.loads((model("deepseek-v3") / "config.json").read_text()), tmp_path)
     tensors = load_file(model("deepseek-v3") / "model.safetensors")
     del tensors[f"model.layers.2.mlp.gate.{BIAS}"]
@@ -156,7 +156,7 @@ def test_a_missing_bias_is_named(model, tmp_path):
 
 
 @pytest.mark.parametrize("batching", [BySequences(microbatch_seqs=5), ByTokens(max_tokens_per_microbatch=16)])
-def test_packing_does_not_change_logprobs(model, batching):
+def test_packing_does_not_change_deepseek_logprobs(model, batching):
     rollouts, folder = lab.make_rollouts(), model("deepseek-v3")
     one_by_one = lab.scores(lab.actor(folder, batching=BySequences(microbatch_seqs=1)), rollouts)
     packed = lab.scores(lab.actor(folder, batching=batching), rollouts)
@@ -164,7 +164,7 @@ def test_packing_does_not_change_logprobs(model, batching):
         FLOAT32.check(found, expected)
 
 
-def test_the_bias_is_float32_in_any_model_and_no_step_moves_it(model):
+def test_router_bias_stays_float32_and_is_not_trained(model):
     """Not even the weight decay of a step on everything else."""
     trainer, rollouts = lab.actor(model("deepseek-v3"), dtype="bfloat16"), lab.make_rollouts()
     source = load_file(model("deepseek-v3") / "model.safetensors")
@@ -219,7 +219,7 @@ DEFECTS = {
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
-def test_log_probs_tell_a_defect_of_the_weights(model, tmp_path, defect):
+def test_logprobs_reveal_each_weight_defect(model, tmp_path, defect):
     """By a hundred times the tolerance of the comparison with transformers."""
     write(json.loads((model("deepseek-v3") / "config.json").read_text()), tmp_path)
     tensors = load_file(model("deepseek-v3") / "model.safetensors")

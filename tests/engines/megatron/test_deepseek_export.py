@@ -56,7 +56,7 @@ def peaked_model(folder: Path, kind: str) -> Path:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
-def test_transformers_and_vllm_load_what_was_trained(tmp_path, kind):
+def test_transformers_and_vllm_load_trained_deepseek_export(tmp_path, kind):
     source, target = peaked_model(tmp_path / "source", kind), tmp_path / "target"
     check_export(source, target, check_drawn_tokens)
     biases = [load_file(folder / "model.safetensors") for folder in (source, target)]
@@ -64,7 +64,7 @@ def test_transformers_and_vllm_load_what_was_trained(tmp_path, kind):
         assert torch.equal(biases[0][name], biases[1][name])
 
 
-def test_a_configuration_that_vllm_reads_otherwise_is_refused(tmp_path):
+def test_engine_rejects_config_without_topk_method(tmp_path):
     """transformers knows no `topk_method`; vLLM has the bias for one of them only."""
     folder = peaked_model(tmp_path / "source", "latent queries, YaRN, groups")
     config = json.loads((folder / "config.json").read_text())

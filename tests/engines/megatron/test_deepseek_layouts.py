@@ -1,7 +1,7 @@
 """Latent attention, shared experts and sigmoid routing under every layout, against one process.
 
 As in `test_expert_layouts`, no layout is comparable where the choice of experts nearly ties:
-`test_the_choice_of_experts_is_clear` shows that these weights and tokens stay away from that.
+`test_sigmoid_routing_of_fixture_has_no_near_ties` shows that these weights and tokens stay away from that.
 """
 
 import megatron_lab as lab
@@ -36,19 +36,19 @@ def check_steps(pool, model, alone, layout, kind, role):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_gradients_and_steps_do_not_depend_on_the_layout(pool, model, alone, layout):
+def test_latent_query_gradients_and_steps_do_not_depend_on_layout(pool, model, alone, layout):
     """The model with latent queries: it has all that the other has, but for one product."""
     check_steps(pool, model, alone, layout, "deepseek-v3-low-rank", "actor")
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("layout", "role"), [("TP2", "actor"), ("TP2 PP2", "critic"), ("EP2", "critic")])
-def test_the_same_with_queries_from_hidden_states_and_for_a_critic(pool, model, alone, layout, role):
+def test_direct_query_and_critic_steps_do_not_depend_on_layout(pool, model, alone, layout, role):
     check_steps(pool, model, alone, layout, "deepseek-v3", role)
 
 
 @pytest.mark.parametrize("kind", ["deepseek-v3", "deepseek-v3-low-rank"])
-def test_the_choice_of_experts_is_clear(kind):
+def test_sigmoid_routing_of_fixture_has_no_near_ties(kind):
     """Between the last group taken and the first one left, and the same of experts, lie more than 1e-3 for every
     token of the rollouts and every layer; and the bias and the groups change most choices."""
     hugging_face, rollouts = lab.hugging_face_model(kind), lab.make_rollouts()
@@ -73,7 +73,7 @@ def test_the_choice_of_experts_is_clear(kind):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", ["TP2", "PP2", "TP2 PP2", "EP2", "TP2 EP2"])
-def test_logprobs_match_transformers_and_exports_are_the_models(pool, model, tmp_path, layout):
+def test_deepseek_logprobs_match_transformers_and_export_is_exact(pool, model, tmp_path, layout):
     actor = trainer(pool, settings(model("deepseek-v3-low-rank"), "actor", LAYOUTS[layout]))
     assert isinstance(actor, MegatronActor)
     actor.start()
@@ -91,7 +91,7 @@ def test_logprobs_match_transformers_and_exports_are_the_models(pool, model, tmp
     assert all(torch.equal(sent[name], source[name]) for name in source)
 
 
-def test_a_dropped_gradient_of_the_shared_key_does_not_pass(pool, model, alone):
+def test_dropped_shared_key_gradient_fails_comparison(pool, model, alone):
     """The comparison above can fail: one tensor rank forgets what its heads say about the key of all heads."""
     trained = trainer(pool, settings(model("deepseek-v3-low-rank"), "actor", LAYOUTS["TP2"]))
     trained.start()
@@ -105,7 +105,7 @@ def test_a_dropped_gradient_of_the_shared_key_does_not_pass(pool, model, alone):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(("saved_under", "loaded_under"), [("EP2", "alone"), ("alone", "TP2 PP2")])
-def test_a_state_goes_on_under_another_layout(pool, model, tmp_path, saved_under, loaded_under, dtype):
+def test_deepseek_state_loads_under_other_layout(pool, model, tmp_path, saved_under, loaded_under, dtype):
     """The bias too, which a fresh model has at zero."""
     layouts = {"alone": ParallelTable(), **LAYOUTS}
     rollouts = lab.make_rollouts()

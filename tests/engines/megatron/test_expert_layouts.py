@@ -1,7 +1,7 @@
 """A mixture of experts under every layout, against one process.
 
 Which experts a token goes to is a choice: where the last one taken and the first one left nearly tie, rounding
-decides, and no layout is comparable with another. `test_the_choice_of_experts_is_clear` shows that these weights and
+decides, and no layout is comparable with another. `test_softmax_routing_of_fixture_has_no_near_ties` shows that these weights and
 tokens stay away from that.
 """
 
@@ -56,7 +56,7 @@ LAYOUTS = {
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("role", ["actor", "critic"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_gradients_and_steps_do_not_depend_on_the_layout(pool, model, alone, layout, role):
+def test_expert_gradients_and_steps_do_not_depend_on_layout(pool, model, alone, layout, role):
     kind = "qwen3-moe"
     found, expected = three_steps(pool, settings(model(kind), role, LAYOUTS[layout])), alone(kind, role)
     assert_agree(found, expected, whole=not LAYOUTS[layout].distributed_optimizer)
@@ -64,7 +64,7 @@ def test_gradients_and_steps_do_not_depend_on_the_layout(pool, model, alone, lay
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("stages", [1, 2])
-def test_layers_with_and_without_experts_share_a_pipeline(pool, model, alone, stages):
+def test_pipeline_mixes_layers_with_and_without_experts(pool, model, alone, stages):
     """Of four layers the second alone has experts: the last rank has none, or each rank two stages of one layer."""
     parallel = ParallelTable(pipeline=2, data=2, expert=2, stages_per_rank=stages)
     found = three_steps(pool, settings(model("qwen3-moe-mixed"), "actor", parallel))
@@ -74,13 +74,13 @@ def test_layers_with_and_without_experts_share_a_pipeline(pool, model, alone, st
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("recompute", ["selective", "full"])
-def test_tokens_are_exchanged_again_where_experts_are_recomputed(pool, model, alone, recompute):
+def test_recomputed_experts_exchange_tokens_again(pool, model, alone, recompute):
     made_from = replace(settings(model("qwen3-moe"), "actor", LAYOUTS["EP2"]), recompute=recompute)
     assert gap(three_steps(pool, made_from)["gradient"], alone("qwen3-moe", "actor")["gradient"]) < GRADIENT_GAP
 
 
 @pytest.mark.parametrize("kind", ["qwen3-moe", "qwen2-moe"])
-def test_the_choice_of_experts_is_clear(kind):
+def test_softmax_routing_of_fixture_has_no_near_ties(kind):
     """Between the last expert taken and the first one left lie more than 1e-4 in probability, for every token of the
     rollouts and every layer: a hundred times what rounding moves."""
     hugging_face, rollouts = lab.hugging_face_model(kind), lab.make_rollouts()
@@ -94,7 +94,7 @@ def test_the_choice_of_experts_is_clear(kind):
     assert torch.stack(margins).min() > 1e-4
 
 
-def test_a_dropped_gradient_does_not_pass(pool, model, alone):
+def test_dropped_expert_gradient_fails_comparison(pool, model, alone):
     """The comparison above can fail: the gradients of one expert rank are lost before they are reduced."""
     trained = trainer(pool, settings(model("qwen3-moe"), "actor", LAYOUTS["EP2"]))
     trained.start()
@@ -120,7 +120,7 @@ def test_a_dropped_gradient_does_not_pass(pool, model, alone):
         ("EP2 DP2 distributed optimizer", "PP2 EP2"),
     ],
 )
-def test_a_state_goes_on_under_another_layout(pool, model, tmp_path, saved_under, loaded_under, dtype):
+def test_expert_state_loads_under_other_layout(pool, model, tmp_path, saved_under, loaded_under, dtype):
     layouts = {
         "alone": ParallelTable(),
         "alone distributed optimizer": ParallelTable(distributed_optimizer=True),
@@ -133,7 +133,7 @@ def test_a_state_goes_on_under_another_layout(pool, model, tmp_path, saved_under
     assert goes_on(pool, saved, loaded, tmp_path) < (CHANGE_GAP if dtype is torch.float32 else 0.2)
 
 
-def test_ranks_without_rows_take_part_in_the_exchange_of_tokens(pool, model):
+def test_ranks_without_rows_join_expert_token_exchange(pool, model):
     """One row for two data ranks, and more microbatches on one than on the other: each waits for the tokens of the
     other, whether it has any of its own or not."""
     folder, rollouts = model("qwen3-moe"), lab.make_rollouts()
@@ -158,7 +158,7 @@ def test_ranks_without_rows_take_part_in_the_exchange_of_tokens(pool, model):
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", ["EP2", "TP2 EP2", "TP2 DP2 EP2, experts split", "PP2 EP2"])
-def test_exported_weights_are_the_models(pool, model, tmp_path, layout):
+def test_exported_expert_weights_equal_source_model(pool, model, tmp_path, layout):
     trained = trainer(pool, settings(model("qwen3-moe"), "actor", LAYOUTS[layout]))
     trained.start()
     trained.save_weights(tmp_path)
@@ -169,7 +169,7 @@ def test_exported_weights_are_the_models(pool, model, tmp_path, layout):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", ["EP2 DP2", "TP2, experts split", "TP2 DP2 EP2, experts split", "PP2 EP2"])
-def test_the_generator_gets_all_experts_bucket_by_bucket(pool, model, monkeypatch, layout):
+def test_generator_receives_all_experts_bucket_by_bucket(pool, model, monkeypatch, layout):
     """Asked are only the ranks that hold one copy of a stage's experts; a bucket has about two of them."""
     monkeypatch.setattr(rank_pool, "BUCKET_BYTES", 40_000)
     made_from = settings(model("qwen3-moe"), "actor", LAYOUTS[layout])
@@ -183,7 +183,7 @@ def test_the_generator_gets_all_experts_bucket_by_bucket(pool, model, monkeypatc
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", ["EP2", "TP2 DP2 EP2, experts split"])
-def test_logprobs_match_transformers(pool, model, layout):
+def test_expert_layout_logprobs_match_transformers(pool, model, layout):
     actor = trainer(pool, settings(model("qwen3-moe"), "actor", LAYOUTS[layout]))
     assert isinstance(actor, MegatronActor)
     actor.start()

@@ -19,20 +19,20 @@ def route(logits: torch.Tensor, *, topk: int, renormalise: bool) -> tuple[torch.
 @pytest.mark.parametrize(
     ("renormalise", "weights"), [(False, [[0.0, 0.4, 0.0, 0.3]]), (True, [[0.0, 4 / 7, 0.0, 3 / 7]])]
 )
-def test_the_two_most_likely_experts_share_the_token(renormalise, weights):
+def test_router_picks_two_most_likely_experts(renormalise, weights):
     probs, chosen = route(torch.tensor([[0.1, 0.4, 0.2, 0.3]]).log(), topk=2, renormalise=renormalise)
     FLOAT32.check(probs, torch.tensor(weights))
     assert chosen.tolist() == [[False, True, False, True]]
 
 
-def test_the_choice_is_made_before_rounding_to_bfloat16():
+def test_router_chooses_experts_before_bfloat16_rounding():
     """Probabilities 0.49975 and 0.50025 are both 0.5 in bfloat16, where the first would win."""
     probs, chosen = route(torch.tensor([[0.0, 0.001]], dtype=torch.bfloat16), topk=1, renormalise=False)
     assert chosen.tolist() == [[False, True]]
     EXACT.check(probs, torch.tensor([[0.0, 0.5]], dtype=torch.bfloat16))
 
 
-def test_a_token_is_routed_the_same_in_any_company():
+def test_routing_does_not_depend_on_other_tokens():
     tokens = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
     probs, chosen = route(tokens, topk=3, renormalise=True)
     for row in (0, 17, 49):
@@ -50,7 +50,7 @@ def route_by_sigmoid(scores, bias, *, groups=1, groups_per_token=1, topk=2, reno
     return probs[0], chosen[0].tolist()
 
 
-def test_the_bias_chooses_and_the_plain_score_weighs():
+def test_bias_selects_experts_and_unbiased_score_weights_them():
     probs, chosen = route_by_sigmoid([0.1, 0.2, 0.4, 0.3], [0.9, 0.0, 0.0, 0.0])
     assert chosen == [True, False, True, False]
     FLOAT32.check(probs, torch.tensor([0.2, 0.0, 0.8, 0.0]))
@@ -59,12 +59,12 @@ def test_the_bias_chooses_and_the_plain_score_weighs():
 @pytest.mark.parametrize(
     ("renormalise", "weights"), [(False, [0.0, 0.5, 1.0, 0.0]), (True, [0.0, 2.5 / 3, 5 / 3, 0.0])]
 )
-def test_weights_are_scaled(renormalise, weights):
+def test_sigmoid_routing_scales_expert_weights(renormalise, weights):
     probs, _ = route_by_sigmoid([0.1, 0.2, 0.4, 0.05], [0.0] * 4, renormalise=renormalise, scale=2.5)
     FLOAT32.check(probs, torch.tensor(weights))
 
 
-def test_a_group_is_as_good_as_its_two_best_experts():
+def test_group_score_is_sum_of_its_two_best_experts():
     """0.5 + 0.5 beat the single best, 0.9 + 0.05 + 0.04; then only experts of that group are taken."""
     scores = [0.9, 0.05, 0.04, 0.5, 0.5, 0.01]
     _, chosen = route_by_sigmoid(scores, [0.0] * 6, groups=2, topk=2)
@@ -73,13 +73,13 @@ def test_a_group_is_as_good_as_its_two_best_experts():
     assert chosen == [True, True, True, False, False, False]
 
 
-def test_experts_of_other_groups_are_left_even_where_all_scores_are_below_zero():
+def test_other_groups_are_excluded_even_if_scores_are_negative():
     """A bias may push every score of the best group below 0, which is what a mask of zeros would win against."""
     _, chosen = route_by_sigmoid([0.3, 0.3, 0.1, 0.1], [-1.0] * 4, groups=2, topk=2)
     assert chosen == [True, True, False, False]
 
 
-def test_sigmoids_are_of_logits_in_float32_whatever_the_models_dtype():
+def test_router_computes_logits_in_float32():
     """1 + 2^-9 is 1 in bfloat16."""
     router = SimpleNamespace(weight=torch.tensor([[1.0, 2.0**-9]], dtype=torch.bfloat16))
     logits = SigmoidRouter.gating(router, torch.ones(1, 1, 2, dtype=torch.bfloat16))

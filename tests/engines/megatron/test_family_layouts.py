@@ -45,7 +45,7 @@ NAMES = {id(layout): name for layouts in (DENSE, INTERLEAVED, MIXTURE) for name,
 @pytest.mark.parametrize(
     ("kind", "role", "layout"), CASES, ids=[f"{kind} {role} {NAMES[id(layout)]}" for kind, role, layout in CASES]
 )
-def test_gradients_and_steps_do_not_depend_on_the_layout(pool, model, alone, kind, role, layout):
+def test_family_gradients_and_steps_do_not_depend_on_layout(pool, model, alone, kind, role, layout):
     found, expected = three_steps(pool, settings(model(kind), role, layout)), alone(kind, role)
     assert_agree(found, expected, whole=True)
 
@@ -64,7 +64,7 @@ EXPORTS = [
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("kind", "layout"), EXPORTS, ids=[f"{kind} {NAMES[id(layout)]}" for kind, layout in EXPORTS])
-def test_logprobs_are_those_of_transformers_and_exported_weights_the_models(pool, model, tmp_path, kind, layout):
+def test_family_logprobs_match_transformers_and_export_is_exact(pool, model, tmp_path, kind, layout):
     actor = trainer(pool, settings(model(kind), "actor", layout))
     assert isinstance(actor, MegatronActor)
     actor.start()
@@ -89,6 +89,6 @@ def test_logprobs_are_those_of_transformers_and_exported_weights_the_models(pool
         ("qwen2-moe", MIXTURE["EP2"], ParallelTable()),
     ],
 )
-def test_a_state_goes_on_under_another_layout(pool, model, tmp_path, kind, saved_under, loaded_under):
+def test_family_state_loads_under_other_layout(pool, model, tmp_path, kind, saved_under, loaded_under):
     saved, loaded = (settings(model(kind), "actor", layout) for layout in (saved_under, loaded_under))
     assert goes_on(pool, saved, loaded, tmp_path) < CHANGE_GAP

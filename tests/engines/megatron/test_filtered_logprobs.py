@@ -81,7 +81,7 @@ def by_the_engine(settings: LogprobSettings, hidden: Tensor, weight: Tensor) -> 
 @pytest.mark.parametrize("filters", FILTERS)
 @pytest.mark.parametrize("block_elements", [1, 6 * VOCABULARY, 2**20])
 @pytest.mark.parametrize("softcap", [None, 1.5])
-def test_values_and_gradients_are_those_of_the_float64_formula(monkeypatch, filters, block_elements, softcap):
+def test_filtered_logprobs_and_gradients_match_float64_formula(monkeypatch, filters, block_elements, softcap):
     """To 1e-6 in values: float32 arithmetic on what float64 says of all ids at once."""
     monkeypatch.setitem(module._BLOCK_ELEMENTS, "cpu", block_elements)
     asked = asked_of(filters)
@@ -105,7 +105,7 @@ def test_values_and_gradients_are_those_of_the_float64_formula(monkeypatch, filt
 
 
 @pytest.mark.parametrize("filters", ["none", "all"])
-def test_barred_ids_are_left_out_where_they_are_barred(filters):
+def test_excluded_ids_are_masked_except_as_target(filters):
     """Before the filters, and not the target. One of them is another rank's."""
     asked = asked_of(filters)
     hidden, weight, other, moved, targets = inputs()
@@ -131,14 +131,14 @@ def test_barred_ids_are_left_out_where_they_are_barred(filters):
     assert torch.equal(found.outputs[12:], free[12:])
 
 
-def test_a_rank_bars_the_columns_that_it_has():
+def test_rank_excludes_only_ids_of_its_own_columns():
     barred = ExcludedTokens(torch.ones(2, dtype=torch.bool), torch.tensor([3, 11, 40]))
     found = module._with_own_columns(LogprobSettings(OutputRequest(), 5, barred=barred), 10, 20).barred
     assert found is not None
     assert found.ids.tolist() == [1]
 
 
-def test_ends_are_barred_at_the_first_positions_of_each_response():
+def test_end_tokens_are_excluded_before_min_new_tokens():
     """Two rows of two and of four tokens, of which three are early."""
     sequences = Sequences(
         torch.tensor([5, 6, 7], dtype=torch.int32),
@@ -155,7 +155,7 @@ def test_ends_are_barred_at_the_first_positions_of_each_response():
 
 
 @pytest.mark.parametrize("filters", FILTERS)
-def test_what_is_not_asked_changes_nothing_else(filters):
+def test_omitted_outputs_do_not_change_logprobs(filters):
     hidden, weight, _, _, targets = inputs(torch.float32)
     all_of_it = by_the_engine(LogprobSettings(asked_of(filters), 5), hidden, weight)
     alone = token_logprobs(
@@ -165,7 +165,7 @@ def test_what_is_not_asked_changes_nothing_else(filters):
     assert alone.entropy is alone.full_kl is None
 
 
-def test_a_model_is_at_no_distance_from_itself():
+def test_full_kl_of_model_to_itself_is_zero():
     hidden, weight, _, _, targets = inputs(torch.float32)
     settings = LogprobSettings(OutputRequest(full_kl=True), 5)
     found = token_logprobs(hidden, weight.requires_grad_(), targets, settings, None, FrozenOutputs(hidden, weight))
@@ -175,7 +175,7 @@ def test_a_model_is_at_no_distance_from_itself():
     assert slope.abs().max() < 1e-5
 
 
-def test_a_filter_costs_at_least_the_share_of_the_reference_that_it_leaves():
+def test_full_kl_of_filter_equals_minus_log_kept_mass():
     """KL(p || q) >= -log q(kept) (the data processing inequality), here with p filtered from q itself: equality."""
     hidden, weight, _, _, _ = inputs(torch.float32)
     likeliest = (hidden @ weight.T).argmax(-1)
@@ -185,7 +185,7 @@ def test_a_filter_costs_at_least_the_share_of_the_reference_that_it_leaves():
     torch.testing.assert_close(found.full_kl.double(), -q.topk(5, -1).values.sum(-1).log(), atol=2e-6, rtol=0)
 
 
-def test_four_ids_by_hand():
+def test_filter_thresholds_match_hand_computed_probs():
     """Chances 1/2, 1/4, 1/8, 1/8. top_p 0.7 keeps the first two, 2/3 and 1/3; top_p 0.5 the first alone; min_p 0.3 of
     1/2 is 0.15: the first two; of top_k 3 the third and fourth tie, and both stay."""
     logits = torch.tensor([[1 / 2, 1 / 4, 1 / 8, 1 / 8]]).log()
@@ -204,7 +204,7 @@ def test_four_ids_by_hand():
     assert 1 / 8 < smallest(top_k=2, top_p=0.7) <= 1 / 4 + 1e-6
 
 
-def test_an_id_that_was_drawn_and_is_no_longer_likely_is_kept_with_all_that_are_likelier():
+def test_filtered_out_target_is_kept_with_likelier_ids():
     """Chances 1/2, 1/4, 1/8, 1/8 and top_k 1: the second has 1/4 of 3/4."""
     hidden, weight = torch.ones(1, 1), torch.tensor([[1 / 2], [1 / 4], [1 / 8], [1 / 8]]).log()
     settings = LogprobSettings(OutputRequest(top_k=1, entropy=True), 4)

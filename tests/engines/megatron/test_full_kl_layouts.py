@@ -62,7 +62,7 @@ def told(pool, actor: MegatronActor, asked: OutputRequest):
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("asked", [WHOLE, FILTERED], ids=["whole", "filtered"])
-def test_a_layout_says_the_same_and_has_the_same_gradient(pool, model, tmp_path, layout, asked):
+def test_full_kl_and_gradient_do_not_depend_on_layout(pool, model, tmp_path, layout, asked):
     """Of an actor that has moved away from its reference: one state, loaded under both layouts."""
     folder, rollouts = lab.with_ends(model("qwen2-deep"), tmp_path / "model", (5, 33)), lab.make_rollouts()
     actor = opened(pool, folder, ParallelTable())

@@ -16,13 +16,13 @@ pytestmark = pytest.mark.engines
 COMMAND = Path(__file__).parents[3] / "benchmarks/gpu_first.py"
 
 
-def test_every_part_is_where_the_table_says() -> None:
+def test_gpu_check_parts_have_callable_entries() -> None:
     for each in PARTS.values():
         module, _, name = each.entry.partition(":")
         assert callable(getattr(import_module(module), name)), each.name
 
 
-def test_weights_go_from_a_trainer_to_a_receiver_on_a_cpu(tmp_path: Path) -> None:
+def test_transfer_dry_run_moves_weights_to_receiver_on_cpu(tmp_path: Path) -> None:
     command = [sys.executable, str(COMMAND), "transfer", "--tiny", "--out", str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout

@@ -30,7 +30,7 @@ LAYOUTS = {
 DTYPES = ["float32", "bfloat16"]
 
 
-def test_views_find_their_numbers_again():
+def test_offloaded_views_are_restored_with_shared_storage():
     memory, buffer = HostOffload(), torch.arange(6.0)
     view, whole = buffer[2:4], torch.nn.Parameter(torch.ones(3))
     memory.offload("weights", [view, buffer, whole])
@@ -44,7 +44,7 @@ def test_views_find_their_numbers_again():
     assert whole.tolist() == [1, 1, 1]
 
 
-def test_what_shares_storage_comes_back_with_the_part_that_took_it():
+def test_shared_storage_reloads_with_group_that_offloaded_first():
     memory, weight = HostOffload(), torch.ones(3)
     memory.offload("weights", [weight])
     memory.offload("training", [weight.view(3)])
@@ -54,14 +54,14 @@ def test_what_shares_storage_comes_back_with_the_part_that_took_it():
     assert weight.tolist() == [1, 1, 1]
 
 
-def test_what_is_not_kept_comes_back_as_zeros():
+def test_discarded_tensors_reload_as_zeros():
     memory, gradients = HostOffload(), torch.ones(3)
     memory.offload("training", [gradients], keep=False)
     memory.reload("training")
     assert gradients.tolist() == [0, 0, 0]
 
 
-def test_host_memory_is_taken_once_and_written_again_at_each_leave():
+def test_host_memory_is_allocated_once_and_reused_per_offload():
     memory, weights = HostOffload(), [torch.arange(300.0), torch.ones(5)]
     for number in range(3):
         memory.offload("weights", weights)
@@ -71,7 +71,7 @@ def test_host_memory_is_taken_once_and_written_again_at_each_leave():
         weights[0] += 1
 
 
-def test_a_part_that_has_grown_gets_larger_host_memory():
+def test_grown_group_gets_larger_host_memory():
     memory, first, later = HostOffload(), torch.full((64,), 3.0), torch.full((640,), 5.0)
     memory.offload("training", [first])
     memory.offload("training", [first, later])  # made while the others were away
@@ -82,7 +82,7 @@ def test_a_part_that_has_grown_gets_larger_host_memory():
     assert (first.unique().tolist(), later.unique().tolist()) == ([3.0], [5.0])
 
 
-def test_a_7b_model_takes_the_host_memory_that_it_has_bytes():
+def test_host_memory_of_7b_model_matches_its_bytes():
     """Weights of Qwen2.5-7B on one of four tensor ranks: what is asked for, page by page, and what torch's own pinned
     memory would take, in powers of two."""
     hidden, ffn, vocabulary = 3584, 18944 // 4, 152064 // 4
@@ -112,7 +112,7 @@ class Cudart:
         del self.locked[place]
 
 
-def test_memory_for_a_gpu_is_locked_exactly_as_long_as_it_lives(monkeypatch):
+def test_gpu_host_memory_is_pinned_for_its_lifetime(monkeypatch):
     cuda = Cudart()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
     memory = PinnedMemory(5000, torch.device("cuda"))
@@ -121,14 +121,14 @@ def test_memory_for_a_gpu_is_locked_exactly_as_long_as_it_lives(monkeypatch):
     assert cuda.locked == {}
 
 
-def test_memory_that_cannot_be_locked_is_an_error_with_its_size(monkeypatch):
+def test_failed_pinning_raises_error_with_size(monkeypatch):
     monkeypatch.setattr(torch.cuda, "cudart", lambda: Cudart(code=2))
     with pytest.raises(OutOfMemoryError, match="no 5000 bytes for what leaves a GPU: CUDA error 2"):
         PinnedMemory(5000, torch.device("cuda"))
 
 
 @pytest.mark.parametrize("count", [1, 24, 25, 77])
-def test_what_goes_through_two_small_pieces_arrives_whole(count):
+def test_pinned_staging_copies_tensor_through_small_buffers(count):
     tensor = torch.arange(2 * count, dtype=torch.bfloat16)[::2]
     copy = PinnedStaging(torch.device("cpu"), size=48).copied(tensor)
     assert torch.equal(copy, tensor)
@@ -180,7 +180,7 @@ LIVES = [(layout, dtype) for number, layout in enumerate(LAYOUTS) for dtype in D
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("layout", "dtype"), LIVES, ids=[f"{layout}-{dtype}" for layout, dtype in LIVES])
-def test_leaving_after_each_call_changes_nothing(pool, model, tmp_path, layout, dtype):
+def test_offload_after_each_call_does_not_change_results(pool, model, tmp_path, layout, dtype):
     made_from = settings(model("qwen2-deep"), "actor", LAYOUTS[layout], getattr(torch, dtype))
     expected = lived(pool, trainer(pool, made_from), tmp_path / "stays", lambda: None)
     assert min(pool.examine(bytes_here)) > 100_000
@@ -195,7 +195,7 @@ def test_leaving_after_each_call_changes_nothing(pool, model, tmp_path, layout, 
     lab.check_all(EXACT, found, expected)
 
 
-def test_only_what_is_needed_comes_back(model):
+def test_reload_restores_only_needed_tensors(model):
     actor = lab.actor(model("qwen2"))
     rank, rollouts = lab.rank_of(actor), lab.make_rollouts()
     everything = bytes_here(rank)
@@ -214,7 +214,7 @@ def test_only_what_is_needed_comes_back(model):
     assert bytes_here(rank) == 0
 
 
-def test_a_role_may_start_anew_while_it_is_away(model):
+def test_offloaded_role_can_start_again(model):
     actor = lab.actor(model("qwen2"))
     rank, rollouts, expected = lab.rank_of(actor), lab.make_rollouts(), lab.weights_of(actor)
     actor.update(rollouts, [lab.minibatch(rollouts)], lab.policy_objective(rollouts))
@@ -225,5 +225,5 @@ def test_a_role_may_start_anew_while_it_is_away(model):
     assert bytes_here(rank) == everything
 
 
-def test_a_role_that_was_never_at_a_state_has_nothing_to_leave(model):
+def test_unstarted_role_offloads_without_error(model):
     lab.rank_of(lab.unstarted(lab.actor(model("qwen2")))).offload()

@@ -19,7 +19,7 @@ print(optimizer.Adam is torch.optim.AdamW, transformer_block.HAVE_TE, transforme
 FOREIGN = "class FusedAdam: pass\nclass FusedSGD: pass\nclass FusedLayerNorm: pass\n"
 
 
-def test_an_installed_transformer_engine_or_apex_is_not_swapped_in(tmp_path: Path):
+def test_installed_transformer_engine_and_apex_are_not_used(tmp_path: Path):
     for name in (
         "transformer_engine/__init__",
         "transformer_engine/pytorch/__init__",
@@ -37,7 +37,7 @@ def test_an_installed_transformer_engine_or_apex_is_not_swapped_in(tmp_path: Pat
 
 
 @pytest.mark.parametrize("package", ["transformer_engine", "apex"])
-def test_one_that_is_imported_already_is_refused_with_the_command_that_removes_it(monkeypatch, package):
+def test_already_imported_package_raises_with_uninstall_hint(monkeypatch, package):
     for name in ("transformer_engine", "apex"):
         monkeypatch.setitem(sys.modules, name, sys if name == package else None)  # as Megatron-Core finds them
     with pytest.raises(

@@ -83,7 +83,7 @@ def whole(pool, model):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_each_aggregation_has_one_gradient_under_every_cut_and_layout(pool, model, whole, layout):
+def test_aggregation_gradient_ignores_microbatches_and_layout(pool, model, whole, layout):
     old, expected = whole
     found = gradients_of(pool, model("qwen2-deep"), layout, CUTS, old)
     assert len(found) == 4 * len(CUTS)

@@ -36,7 +36,7 @@ def in_turn(*kinds: str) -> list[tuple[str, str]]:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("kind", "dtype"), in_turn("qwen2", "qwen2-tied", "qwen3-moe-mixed"))
-def test_a_resumed_actor_ends_as_one_that_never_stopped(model, tmp_path, dtype, kind):
+def test_resumed_actor_matches_uninterrupted_actor(model, tmp_path, dtype, kind):
     rollouts = lab.make_rollouts()
     objective = lab.policy_objective(rollouts, needs_entropy=True)
     batches = [lab.minibatch(rollouts, rows) for rows in ([0, 1], [2, 3, 4])]
@@ -53,7 +53,7 @@ def test_a_resumed_actor_ends_as_one_that_never_stopped(model, tmp_path, dtype, 
     lab.check_all(EXACT, lab.weights_of(resumed), lab.weights_of(straight))
 
 
-def test_a_resumed_critic_ends_as_one_that_never_stopped(model, tmp_path):
+def test_resumed_critic_matches_uninterrupted_critic(model, tmp_path):
     rollouts = lab.make_rollouts()
     objective = lab.value_objective(rollouts)
     straight = lab.critic(model("qwen2-tied"), dtype="bfloat16")
@@ -70,7 +70,7 @@ def test_a_resumed_critic_ends_as_one_that_never_stopped(model, tmp_path):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kind", "dtype"), in_turn("llama", "qwen3-moe"))
-def test_a_state_saved_before_the_first_step_can_be_loaded(model, tmp_path, kind, dtype):
+def test_state_saved_before_first_step_can_be_loaded(model, tmp_path, kind, dtype):
     rollouts = lab.make_rollouts()
     straight = lab.actor(model(kind), dtype=dtype)
     lab.save(straight, tmp_path)
@@ -81,7 +81,7 @@ def test_a_state_saved_before_the_first_step_can_be_loaded(model, tmp_path, kind
     lab.check_all(EXACT, lab.weights_of(resumed), lab.weights_of(straight))
 
 
-def test_start_forgets_everything_a_state_had(model, tmp_path):
+def test_start_discards_trained_state(model, tmp_path):
     rollouts = lab.make_rollouts()
     fresh, restarted = lab.actor(model("qwen2")), lab.actor(model("qwen2"))
     restarted.update(rollouts, [lab.minibatch(rollouts)] * 2, lab.policy_objective(rollouts))
@@ -91,7 +91,7 @@ def test_start_forgets_everything_a_state_had(model, tmp_path):
     lab.check_all(EXACT, lab.weights_of(restarted), lab.weights_of(fresh))
 
 
-def test_saving_starts_no_process_and_leaves_only_torch_dist_files(model, tmp_path, monkeypatch):
+def test_save_starts_no_process_and_writes_only_torch_dist_files(model, tmp_path, monkeypatch):
     monkeypatch.setattr("os.fork", lambda: pytest.fail("forked"))
     monkeypatch.setattr("multiprocessing.process.BaseProcess.start", lambda _: pytest.fail("started a process"))
     lab.save(lab.actor(model("llama")), tmp_path)
@@ -111,7 +111,7 @@ def saved(tmp_path_factory, model):
 
 @pytest.mark.parametrize("name", READ)
 @pytest.mark.parametrize("damage", ["missing", "cut"])
-def test_a_damaged_state_is_a_storage_error(model, saved, tmp_path, name, damage):
+def test_damaged_state_raises_storage_error(model, saved, tmp_path, name, damage):
     folder = tmp_path / "state"
     shutil.copytree(saved, folder)
     file = folder / name
@@ -124,7 +124,7 @@ def test_a_damaged_state_is_a_storage_error(model, saved, tmp_path, name, damage
 
 
 @pytest.mark.parametrize("other", ["role", "dtype", "family", "size"])
-def test_a_state_of_another_model_is_a_storage_error(model, saved, other, tmp_path):
+def test_state_of_other_model_raises_storage_error(model, saved, other, tmp_path):
     if other == "role":
         trainer = lab.actor(model("qwen2"))
     elif other == "dtype":
@@ -137,19 +137,19 @@ def test_a_state_of_another_model_is_a_storage_error(model, saved, other, tmp_pa
         trainer.load(saved)
 
 
-def test_a_state_with_a_tensor_too_many_is_a_storage_error(model, tmp_path):
+def test_state_with_extra_tensor_raises_storage_error(model, tmp_path):
     """An untied model's state has all that a tied one needs, and an output layer besides."""
     lab.save(lab.actor(model("qwen2")), tmp_path)
     with pytest.raises(StorageError, match="tied_embeddings"):
         lab.actor(model("qwen2-tied")).load(tmp_path)
 
 
-def test_a_full_or_missing_disk_is_a_storage_error(model, tmp_path):
+def test_save_to_missing_folder_raises_storage_error(model, tmp_path):
     with pytest.raises(StorageError, match="cannot be written"):
         lab.save(lab.actor(model("llama")), tmp_path / "nowhere")
 
 
-def test_a_bfloat16_state_keeps_its_float32_main_weights(model, tmp_path):
+def test_bfloat16_state_keeps_float32_main_weights(model, tmp_path):
     rollouts = lab.make_rollouts()
     trainer = lab.actor(model("qwen2"), dtype="bfloat16")
     trainer.update(rollouts, [lab.minibatch(rollouts)], lab.policy_objective(rollouts))
@@ -165,7 +165,7 @@ def test_a_bfloat16_state_keeps_its_float32_main_weights(model, tmp_path):
         EXACT.check(found, expected)
 
 
-def test_a_split_optimizer_is_gathered_on_the_first_data_rank_alone(model, tmp_path, monkeypatch):
+def test_distributed_optimizer_is_gathered_on_first_data_rank_only(model, tmp_path, monkeypatch):
     """What Megatron-Core reads where it decides: its default gathers on every rank, over the GPU's memory."""
     made = settings(model("qwen2"), "actor", ParallelTable(distributed_optimizer=True))
     trainer = MegatronActor(made, ThisProcess(MegatronRank(made)))
@@ -183,7 +183,7 @@ def digests_on_disk(folder):
 
 
 @pytest.mark.parametrize("in_background", [False, True])
-def test_a_save_tells_the_digest_of_every_file(model, tmp_path, in_background):
+def test_save_returns_digest_of_every_file(model, tmp_path, in_background):
     trainer = lab.actor(model("qwen2-tied"), dtype="bfloat16")
     written = trainer.save(tmp_path, in_background=in_background).finish()
     assert sorted(written) == WRITTEN
@@ -192,7 +192,7 @@ def test_a_save_tells_the_digest_of_every_file(model, tmp_path, in_background):
 
 @pytest.mark.filterwarnings("ignore:`torch.distributed.* is deprecated")
 @pytest.mark.parametrize("is_split", [False, True])
-def test_a_state_in_the_background_is_of_the_moment_it_was_asked_for(model, tmp_path, monkeypatch, is_split):
+def test_background_save_captures_state_at_request_time(model, tmp_path, monkeypatch, is_split):
     """Training goes on before a byte is written; the files are those of a save that it waited for. The
     state of a split optimizer is gathered for the save, and not copied once more. What it is copied through is let go
     before a byte is written."""
@@ -240,7 +240,7 @@ def test_a_state_in_the_background_is_of_the_moment_it_was_asked_for(model, tmp_
 
 
 @pytest.mark.parametrize("in_background", [False, True])
-def test_a_full_disk_is_a_storage_error_that_says_so_and_the_engine_can_save_again(model, tmp_path, in_background):
+def test_full_disk_error_is_clear_and_trainer_can_save_again(model, tmp_path, in_background):
     (tmp_path / "__0_0.distcp").symlink_to("/dev/full")
     trainer = lab.actor(model("llama"))
     saving = trainer.save(tmp_path, in_background=in_background)
@@ -251,7 +251,7 @@ def test_a_full_disk_is_a_storage_error_that_says_so_and_the_engine_can_save_aga
     lab.unstarted(trainer).load(tmp_path)
 
 
-def test_a_save_that_failed_is_looked_at_no_longer(model, tmp_path, monkeypatch):
+def test_failed_background_save_counts_as_written(model, tmp_path, monkeypatch):
     monkeypatch.setattr("ppoctl.engines.megatron.trainer.LOOK_EVERY_S", 0.0)
     (tmp_path / "__0_0.distcp").symlink_to("/dev/full")
     saving = lab.actor(model("llama")).save(tmp_path, in_background=True)

@@ -26,7 +26,7 @@ def edited(folder: Path, target: Path, **changes: object) -> Path:
     return target
 
 
-def test_a_qwen2_configuration_is_read(model):
+def test_reads_qwen2_config(model):
     shape = read_shape(model("qwen2-tied"))
     assert (shape.family, shape.qkv_bias, shape.tied_embeddings) == ("qwen2", True, True)
     assert (shape.num_heads, shape.num_kv_heads, shape.head_dim) == (6, 2, 8)
@@ -34,40 +34,40 @@ def test_a_qwen2_configuration_is_read(model):
     assert (shape.norm_eps, shape.rope) == (1e-5, Rope(10000.0))
 
 
-def test_a_llama3_configuration_is_read(model):
+def test_reads_llama3_config(model):
     shape = read_shape(model("llama3-rope"))
     assert (shape.family, shape.qkv_bias, shape.tied_embeddings) == ("llama", False, False)
     assert (shape.head_dim, shape.rope) == (16, LLAMA3)
 
 
-def test_a_qwen3_configuration_is_read(model):
+def test_reads_qwen3_config(model):
     shape = read_shape(model("qwen3"))
     assert (shape.family, shape.qkv_bias, shape.qk_norm, shape.head_dim) == ("qwen3", False, True, 12)
     assert shape.experts is None
     assert not read_shape(model("qwen2")).qk_norm
 
 
-def test_a_qwen3_moe_configuration_is_read(model):
+def test_reads_qwen3_moe_config(model):
     assert read_shape(model("qwen3-moe")).experts == ExpertShape(
         count=4, per_token=2, ffn_hidden_size=32, renormalise=True, layers=(True, True, True)
     )
 
 
-def test_layers_have_experts_by_step_and_list(model):
+def test_expert_layers_follow_sparse_step_and_mlp_only_list(model):
     """Every second layer, counted from 1, but not the last: it is in `mlp_only_layers`."""
     experts = read_shape(model("qwen3-moe-mixed")).experts
     assert experts is not None
     assert (experts.layers, experts.renormalise) == ((False, True, False, False), False)
 
 
-def test_a_token_costs_the_experts_it_is_routed_to(model):
+def test_token_cost_counts_only_routed_experts(model):
     """Per layer 48 x (6 + 6 + 2 + 2) x 12 for attention; three layers 48 x 3 x 80, one 48 x (4 + 2 x 3 x 32)."""
     cost = token_cost(read_shape(model("qwen3-moe-mixed")))
     parameters = 4 * 48 * 192 + 3 * 48 * 240 + 48 * (4 + 192)
     assert cost.flops_per_token == 2 * parameters
 
 
-def test_routing_depends_on_the_token_alone(model):
+def test_router_config_has_no_capacity_aux_loss_or_jitter(model):
     """No capacity that others could fill, no load-balancing loss that looks at them, no noise."""
     config = transformer_config(read_shape(model("qwen3-moe")), torch.float32, ParallelTable())
     assert config.moe_expert_capacity_factor is None
@@ -75,12 +75,12 @@ def test_routing_depends_on_the_token_alone(model):
 
 
 @pytest.mark.parametrize("table", [ParallelTable(data=2, expert=2), ParallelTable(data=2, expert_tensor=2)])
-def test_a_model_without_experts_has_none_to_share(model, table):
+def test_expert_parallelism_is_rejected_for_dense_model(model, table):
     with pytest.raises(RecipeError, match="a `qwen2` model has no experts to share"):
         transformer_config(read_shape(model("qwen2")), torch.float32, table)
 
 
-def test_older_files_with_rope_settings_of_their_own_are_read(model, tmp_path):
+def test_reads_rope_settings_of_older_config_files(model, tmp_path):
     config = json.loads((model("qwen2") / "config.json").read_text())
     del config["rope_parameters"]
     (tmp_path / "config.json").write_text(json.dumps({**config, "rope_theta": 1e6, "torch_dtype": "bfloat16"}))
@@ -307,7 +307,7 @@ READ = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_published_files_of_transformers_4_are_read(tmp_path, name):
+def test_reads_published_transformers_4_configs(tmp_path, name):
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name]))
     shape = read_shape(tmp_path)
     assert (shape.head_dim, shape.rope) == READ[name]
@@ -320,7 +320,7 @@ def test_published_files_of_transformers_4_are_read(tmp_path, name):
     assert shape.experts == experts.get(name)
 
 
-def test_a_gemma2_configuration_is_read(tmp_path):
+def test_reads_gemma2_config(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["google/gemma-2-2b"]))
     shape = read_shape(tmp_path)
     assert (shape.embedding_scale, shape.attention_scale) == (48.0, 0.0625)
@@ -330,7 +330,7 @@ def test_a_gemma2_configuration_is_read(tmp_path):
     assert (shape.norm_offset, shape.post_norms, shape.qkv_bias, shape.qk_norm) == (True, True, False, False)
 
 
-def test_weights_and_activations_have_the_recipes_dtype_and_there_is_no_dropout(model):
+def test_config_uses_recipe_dtype_and_no_dropout(model):
     config = transformer_config(read_shape(model("qwen2")), torch.bfloat16, ParallelTable())
     assert (config.params_dtype, config.bf16) == (torch.bfloat16, True)
     assert (config.attention_dropout, config.hidden_dropout) == (0.0, 0.0)
@@ -362,12 +362,12 @@ def test_weights_and_activations_have_the_recipes_dtype_and_there_is_no_dropout(
         ("llama", "rope_parameters", {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}),
     ],
 )
-def test_what_is_not_computed_is_refused_by_name(model, tmp_path, kind, field, value):
+def test_unsupported_config_field_is_rejected_by_name(model, tmp_path, kind, field, value):
     with pytest.raises(RecipeError, match=f"^`{field} = .*not supported"):
         read_shape(edited(model(kind), tmp_path, **{field: value}))
 
 
-def test_a_sliding_window_is_refused(model, tmp_path):
+def test_sliding_window_is_rejected(model, tmp_path):
     folder = edited(
         model("qwen2"), tmp_path, use_sliding_window=True, sliding_window=16, max_window_layers=0, layer_types=None
     )
@@ -375,14 +375,14 @@ def test_a_sliding_window_is_refused(model, tmp_path):
         read_shape(folder)
 
 
-def test_another_family_is_refused_with_those_that_work(tmp_path):
+def test_unknown_family_is_rejected_with_supported_families(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     with pytest.raises(RecipeError, match="model family `gpt2`") as caught:
         read_shape(tmp_path)
     assert caught.value.hint == f"choose a model of {', '.join(sorted(FAMILIES))}"
 
 
-def test_a_missing_model_is_an_environment_problem(tmp_path):
+def test_missing_or_invalid_model_raises_environment_problem(tmp_path):
     with pytest.raises(EnvironmentProblemError, match="does not exist"):
         model_folder(str(tmp_path / "nowhere"))
     with pytest.raises(EnvironmentProblemError, match=r"no `config\.json`"):
@@ -392,7 +392,7 @@ def test_a_missing_model_is_an_environment_problem(tmp_path):
         read_shape(tmp_path)
 
 
-def test_a_hub_id_that_was_not_fetched_names_the_command_that_fetches_it(monkeypatch, tmp_path):
+def test_unfetched_hub_model_error_names_download_command(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(EnvironmentProblemError, match="`nobody/nothing` has not been fetched") as caught:
         model_folder("nobody/nothing")

@@ -51,7 +51,7 @@ LAYOUTS = {
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("role", ["actor", "critic"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_gradients_and_steps_do_not_depend_on_the_layout(pool, model, alone, layout, role):
+def test_dense_gradients_and_steps_do_not_depend_on_layout(pool, model, alone, layout, role):
     kind = "qwen2-deep"
     found, expected = three_steps(pool, settings(model(kind), role, LAYOUTS[layout])), alone(kind, role)
     assert_agree(found, expected, whole=not LAYOUTS[layout].distributed_optimizer)
@@ -60,7 +60,7 @@ def test_gradients_and_steps_do_not_depend_on_the_layout(pool, model, alone, lay
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 @pytest.mark.parametrize("layout", ["TP2 sequence", "PP2", "CP2"])
-def test_gradients_do_not_depend_on_what_is_recomputed(pool, model, alone, layout, recompute):
+def test_recompute_does_not_change_gradients_under_layouts(pool, model, alone, layout, recompute):
     kind = "qwen2-deep"
     made_from = replace(settings(model(kind), "actor", LAYOUTS[layout]), recompute=recompute)
     found, expected = three_steps(pool, made_from), alone(kind, "actor")
@@ -69,7 +69,7 @@ def test_gradients_do_not_depend_on_what_is_recomputed(pool, model, alone, layou
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("role", ["actor", "critic"])
-def test_a_context_rank_may_have_nothing_to_read(pool, model, role):
+def test_context_rank_without_read_positions_is_supported(pool, model, role):
     """Row 2 has two input tokens, of which the second is read: the first rank has token 0, and one of padding."""
     rollouts, gradients = lab.make_rollouts(), []
     for layout in (ParallelTable(), LAYOUTS["CP2"]):
@@ -83,7 +83,7 @@ def test_a_context_rank_may_have_nothing_to_read(pool, model, role):
     assert gap(gradients[1], gradients[0]) < GRADIENT_GAP
 
 
-def test_a_dropped_gradient_does_not_pass(pool, model, alone):
+def test_dropped_data_rank_gradient_fails_comparison(pool, model, alone):
     """The comparison above can fail: one data rank's gradient is lost before it is reduced."""
     made_from = settings(model("qwen2-deep"), "actor", LAYOUTS["DP2"])
     trained = trainer(pool, made_from)
@@ -115,7 +115,7 @@ def test_a_dropped_gradient_does_not_pass(pool, model, alone):
         ("CP2 DP2", "DP2 distributed optimizer"),
     ],
 )
-def test_a_state_goes_on_under_another_layout(pool, model, tmp_path, saved_under, loaded_under, dtype):
+def test_state_loads_under_other_layout(pool, model, tmp_path, saved_under, loaded_under, dtype):
     layouts = {
         "alone": ParallelTable(),
         "alone distributed optimizer": ParallelTable(distributed_optimizer=True),
@@ -127,7 +127,7 @@ def test_a_state_goes_on_under_another_layout(pool, model, tmp_path, saved_under
     assert goes_on(pool, saved, loaded, tmp_path) < (CHANGE_GAP if dtype is torch.float32 else 0.1)
 
 
-def test_a_state_of_another_kind_of_optimizer_is_refused_by_name(pool, model, tmp_path):
+def test_state_of_other_optimizer_kind_is_rejected_by_key(pool, model, tmp_path):
     folder = model("qwen2-deep")
     saved = trainer(pool, settings(folder, "actor", LAYOUTS["DP2 distributed optimizer"]))
     saved.start()
@@ -167,7 +167,7 @@ def narrow(folder: Path, layout: str, dtype: torch.dtype = torch.float32) -> Tra
         ("alone", "CP2"),
     ],
 )
-def test_a_state_for_any_number_of_data_ranks_goes_on(pool, model, tmp_path, saved_under, loaded_under, dtype):
+def test_dp_reshardable_state_resumes_with_any_data_ranks(pool, model, tmp_path, saved_under, loaded_under, dtype):
     """Saved after two updates, written in the background while a third one runs; the optimizer that loads it has
     counted steps of its own."""
     rollouts = lab.make_rollouts()
@@ -194,7 +194,7 @@ def test_a_state_for_any_number_of_data_ranks_goes_on(pool, model, tmp_path, sav
     assert gap(*changes) < (CHANGE_GAP if dtype is torch.float32 else 0.1)
 
 
-def test_a_state_for_any_number_of_data_ranks_is_the_same_files_each_time(pool, model, tmp_path):
+def test_dp_reshardable_state_files_are_deterministic(pool, model, tmp_path):
     """Megatron-Core leaves room between parameters, and saves it."""
     first = trainer(pool, narrow(model("qwen2-deep"), "DP2"))
     first.start()
@@ -207,7 +207,7 @@ def test_a_state_for_any_number_of_data_ranks_is_the_same_files_each_time(pool, 
     assert len(digests[0]) == 5
 
 
-def test_a_state_for_some_layouts_is_refused_under_others_and_can_be_saved_for_all(pool, model, tmp_path):
+def test_dp_reshardable_state_needs_full_save_for_other_tensor(pool, model, tmp_path):
     folder = model("qwen2-deep")
     first = trainer(pool, narrow(folder, "DP2"))
     first.start()
@@ -226,7 +226,7 @@ def test_a_state_for_some_layouts_is_refused_under_others_and_can_be_saved_for_a
     assert all(torch.equal(tensor, expected[name]) for name, tensor in pool.tensors())
 
 
-def test_a_rank_whose_disk_is_full_fails_the_save_of_all(pool, model, tmp_path):
+def test_full_disk_on_one_rank_fails_save_on_all_ranks(pool, model, tmp_path):
     (tmp_path / "__1_0.distcp").symlink_to("/dev/full")
     first = trainer(pool, narrow(model("qwen2-deep"), "DP2"))
     first.start()
@@ -235,7 +235,7 @@ def test_a_rank_whose_disk_is_full_fails_the_save_of_all(pool, model, tmp_path):
             lab.save(first, tmp_path, in_background=in_background)
 
 
-def test_a_state_before_the_first_step_goes_on(pool, model, tmp_path):
+def test_sharded_state_before_first_step_resumes(pool, model, tmp_path):
     """Split main weights and moments that no step has touched."""
     made_from = settings(model("qwen2-deep"), "actor", LAYOUTS["DP2 distributed optimizer"], torch.bfloat16)
     rollouts = lab.make_rollouts()
@@ -251,7 +251,7 @@ def test_a_state_before_the_first_step_goes_on(pool, model, tmp_path):
     assert all(torch.equal(tensor, expected[name]) for name, tensor in pool.tensors())
 
 
-def test_ranks_without_rows_keep_step(pool, model):
+def test_data_ranks_without_rows_match_single_process(pool, model):
     """Fewer rows than data ranks, and microbatches that only some ranks have."""
     folder, rollouts = model("qwen2-deep"), lab.make_rollouts()
     objective, minibatches = lab.policy_objective(rollouts), [lab.minibatch(rollouts, (2,), step=STEP)]
@@ -281,7 +281,7 @@ def test_ranks_without_rows_keep_step(pool, model):
     ],
     ids=["three stages", "uneven", "three ranks"],
 )
-def test_interleaved_stages_keep_their_order_and_their_microbatches(pool, model, parallel):
+def test_interleaved_stages_match_single_process(pool, model, parallel):
     """Six layers, more microbatches than are on their way at one time, and another number without gradient."""
     folder = model("qwen2-six")
     rollouts = lab.make_rollouts(prompts=range(1, 10), lengths=range(9, 0, -1))
@@ -299,7 +299,7 @@ def test_interleaved_stages_keep_their_order_and_their_microbatches(pool, model,
     torch.testing.assert_close(others, outputs)
 
 
-def test_each_weight_leaves_interleaved_stages_once(pool, model):
+def test_interleaved_stages_send_each_weight_once(pool, model):
     made_from = settings(model("qwen2-deep"), "actor", LAYOUTS["PP2 interleaved"])
     actor = trainer(pool, made_from)
     actor.start()
@@ -309,7 +309,7 @@ def test_each_weight_leaves_interleaved_stages_once(pool, model):
     assert layers == [0, 2, 1, 3]  # of the first rank, then of the second
 
 
-def test_exported_weights_are_the_models(pool, model, tmp_path):
+def test_exported_sharded_weights_equal_source_model(pool, model, tmp_path):
     """A whole Hugging Face folder out of slices, the padded vocabulary cut back."""
     trained = trainer(pool, settings(model("qwen2-deep"), "actor", LAYOUTS["TP2 PP2"]))
     trained.start()
@@ -321,7 +321,7 @@ def test_exported_weights_are_the_models(pool, model, tmp_path):
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", ["TP2", "TP2 PP2", "PP2 interleaved"])
-def test_logprobs_match_transformers(pool, model, layout):
+def test_expert_layout_logprobs_match_transformers(pool, model, layout):
     made_from = settings(model("qwen2-deep"), "actor", LAYOUTS[layout])
     actor = trainer(pool, made_from)
     assert isinstance(actor, MegatronActor)
@@ -336,7 +336,7 @@ def test_logprobs_match_transformers(pool, model, layout):
     torch.testing.assert_close(lab.scores(actor, rollouts, 0.8)[1], entropy, atol=1e-4, rtol=0)
 
 
-def test_what_is_not_finite_stops_every_rank(pool, model):
+def test_non_finite_loss_stops_every_rank(pool, model):
     made_from = settings(model("qwen2-deep"), "actor", LAYOUTS["DP2"])
     trained = trainer(pool, made_from)
     trained.start()

@@ -25,7 +25,7 @@ from tolerance import EXACT, FLOAT32
 
 @pytest.mark.parametrize("kind", lab.MODELS)
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_logprobs_and_entropies_are_those_of_transformers_on_a_padded_batch(model, kind, temperature):
+def test_packed_logprobs_and_entropies_match_padded_transformers(model, kind, temperature):
     rollouts = lab.make_rollouts()
     logprobs, entropy = lab.scores(lab.actor(model(kind)), rollouts, temperature)
     expected_logprobs, expected_entropy = lab.expected_logprobs(lab.hugging_face_model(kind), rollouts, temperature)
@@ -34,7 +34,7 @@ def test_logprobs_and_entropies_are_those_of_transformers_on_a_padded_batch(mode
     assert logprobs.dtype == entropy.dtype == torch.float32
 
 
-def test_what_ends_a_response_is_left_out_at_its_first_positions(model, tmp_path):
+def test_end_tokens_are_masked_before_min_new_tokens(model, tmp_path):
     """The model's own ends and one more; not one that was drawn all the same. At the first position, where nothing
     that was drawn stands before it, their chances are missing in the sum."""
     folder = lab.with_ends(model("llama"), tmp_path / "model", (5, 33))
@@ -70,7 +70,7 @@ def swap(tensors: dict[str, torch.Tensor], one: str, other: str) -> None:
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
-def test_a_planted_defect_is_far_outside_the_level(model, tmp_path, defect):
+def test_planted_weight_defect_exceeds_tolerance(model, tmp_path, defect):
     """What the comparison with transformers would say if the tables were wrong so."""
     kind, plant = DEFECTS[defect]
     tensors = {name: tensor.clone() for name, tensor in load_file(model(kind) / "model.safetensors").items()}
@@ -85,7 +85,7 @@ def test_a_planted_defect_is_far_outside_the_level(model, tmp_path, defect):
 
 @pytest.mark.parametrize("kind", ["qwen2", "gemma2", "qwen2-moe", "qwen3-moe"])
 @pytest.mark.parametrize("batching", [BySequences(microbatch_seqs=5), ByTokens(max_tokens_per_microbatch=16)])
-def test_packing_does_not_change_logprobs(model, kind, batching):
+def test_packing_does_not_change_deepseek_logprobs(model, kind, batching):
     rollouts = lab.make_rollouts()
     one_by_one = lab.scores(lab.actor(model(kind), batching=BySequences(microbatch_seqs=1)), rollouts)
     packed = lab.scores(lab.actor(model(kind), batching=batching), rollouts)
@@ -93,7 +93,7 @@ def test_packing_does_not_change_logprobs(model, kind, batching):
         FLOAT32.check(found, expected)
 
 
-def test_embeddings_are_scaled_by_a_number_rounded_as_in_transformers(model):
+def test_embedding_scale_is_rounded_as_in_transformers(model):
     """In bfloat16 the root of 48, 6.9282, is 6.9375."""
     rollouts, seen = lab.make_rollouts(prompts=(3,), lengths=(4,)), []
     trainer = lab.actor(model("gemma2"), dtype="bfloat16")
@@ -106,7 +106,7 @@ def test_embeddings_are_scaled_by_a_number_rounded_as_in_transformers(model):
 
 
 @pytest.mark.parametrize("role", ["actor", "critic"])
-def test_the_limit_of_forwards_changes_how_many_there_are_and_nothing_else(model, role):
+def test_forward_batch_limit_changes_only_number_of_passes(model, role):
     """Five rows: three microbatches of the training limit, two of the other. An update keeps to its own."""
     rollouts = lab.make_rollouts()
     objective = lab.policy_objective(rollouts) if role == "actor" else lab.value_objective(rollouts)
@@ -128,7 +128,7 @@ def test_the_limit_of_forwards_changes_how_many_there_are_and_nothing_else(model
     assert passes == [(3, 3), (2, 3)]
 
 
-def test_the_reference_runs_with_the_limit_of_forwards(model):
+def test_reference_uses_forward_batch_limit(model):
     batching = ByTokens(max_tokens_per_microbatch=8, forward_max_tokens_per_microbatch=40)
     trainer = lab.actor(model("qwen2"), batching=batching)  # a sequence of 11 tokens fits the second only
     rollouts = lab.make_rollouts()
@@ -139,7 +139,7 @@ def test_the_reference_runs_with_the_limit_of_forwards(model):
 @pytest.mark.parametrize(
     ("kind", "level"), [("qwen2", EXACT), ("gemma2", EXACT), ("qwen2-moe", FLOAT32), ("qwen3-moe", FLOAT32)]
 )
-def test_other_sequences_of_a_pack_never_change_a_sequence(model, kind, level):
+def test_packed_sequences_do_not_affect_each_other(model, kind, level):
     """But for rounding where a token shares its expert's matrix product with tokens of others."""
     trainer = lab.actor(model(kind), batching=BySequences(microbatch_seqs=8))
     first, second = (lab.make_rollouts(prompts=(4, 5), lengths=(6, 7), seed=seed) for seed in (1, 2))
@@ -152,7 +152,7 @@ def test_other_sequences_of_a_pack_never_change_a_sequence(model, kind, level):
         assert not torch.equal(found[1], expected[1])
 
 
-def test_the_reference_stays_at_the_model_source_while_the_actor_trains(model, tmp_path: Path):
+def test_reference_keeps_source_weights_while_actor_trains(model, tmp_path: Path):
     rollouts = lab.make_rollouts()
     trainer = lab.actor(model("qwen2"))
     before, _ = lab.scores(trainer, rollouts, 0.9)
@@ -165,13 +165,13 @@ def test_the_reference_stays_at_the_model_source_while_the_actor_trains(model, t
     EXACT.check(resumed.reference_logprobs(rollouts, OutputRequest(temperature=0.9)), before)
 
 
-def test_a_fresh_critic_says_exactly_zero(model):
+def test_fresh_critic_returns_exactly_zero(model):
     values = lab.critic(model("qwen2-tied")).values(lab.make_rollouts())
     assert values.dtype == torch.float32
     EXACT.check(values, torch.zeros(5, 9))
 
 
-def test_the_value_head_starts_at_zero_and_answers_in_float32():
+def test_value_head_starts_at_zero_and_returns_float32():
     config = TransformerConfig(
         num_layers=1, hidden_size=4, num_attention_heads=1, params_dtype=torch.bfloat16, cuda_graph_scope=[]
     )
@@ -184,7 +184,7 @@ def test_the_value_head_starts_at_zero_and_answers_in_float32():
     EXACT.check(values, torch.tensor([10.078125]))  # bfloat16 would say 10.0625
 
 
-def test_a_value_is_of_the_state_before_its_token(model):
+def test_value_depends_only_on_tokens_before_its_position(model):
     """Tokens at or after r do not move value r, and the token just before it does: with prompt a b and response
     c d e, value 0 stands on b, value 1 on c, value 2 on d; nothing stands on e."""
     rollouts = lab.make_rollouts(prompts=(2,), lengths=(3,))
@@ -199,7 +199,7 @@ def test_a_value_is_of_the_state_before_its_token(model):
         assert moved == [place > column for place in range(3)]
 
 
-def test_values_are_zero_where_no_token_is_present(model):
+def test_values_are_zero_at_padding(model):
     rollouts = lab.make_rollouts()
     trainer = lab.critic(model("qwen2"))
     trainer.update(rollouts, [lab.minibatch(rollouts)], lab.value_objective(rollouts))

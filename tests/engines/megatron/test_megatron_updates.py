@@ -28,7 +28,7 @@ CUTS = [
 
 
 @pytest.mark.parametrize("kind", sorted(lab.MODELS))
-def test_gradients_are_those_of_transformers(model, kind):
+def test_gradients_match_transformers(model, kind):
     rollouts = lab.make_rollouts()
     objective = lab.policy_objective(rollouts, needs_entropy=True, temperature=0.8)
     trainer = lab.actor(model(kind))
@@ -52,7 +52,7 @@ def test_gradients_are_those_of_transformers(model, kind):
         *((True, kind) for kind in ("qwen2-moe", "qwen3-moe", "qwen2", "gemma2")),
     ],
 )
-def test_the_cut_into_microbatches_changes_nothing(model, kind, needs_entropy):
+def test_actor_update_does_not_depend_on_microbatch_split(model, kind, needs_entropy):
     rollouts = lab.make_rollouts()
     rows = [3, 0, 4, 1]
     whole = lab.actor(model(kind), batching=BySequences(microbatch_seqs=9))
@@ -74,7 +74,7 @@ def test_the_cut_into_microbatches_changes_nothing(model, kind, needs_entropy):
             FLOAT32.check(found.said.entropy, entropy_before[rows])
 
 
-def test_the_critic_too_does_not_depend_on_the_cut(model):
+def test_critic_update_does_not_depend_on_microbatch_split(model):
     rollouts = lab.make_rollouts()
     trainers = [lab.critic(model("qwen2"), batching=cut) for cut in CUTS]
     batches = [lab.minibatch(rollouts), lab.minibatch(rollouts, [2, 0])]
@@ -85,7 +85,7 @@ def test_the_critic_too_does_not_depend_on_the_cut(model):
             FLOAT32.check(one.said.primary, expected.said.primary)
 
 
-def test_whatever_a_term_divides_by_the_cut_into_microbatches_changes_nothing(model):
+def test_loss_terms_do_not_depend_on_microbatch_split(model):
     rollouts = lab.make_rollouts()
     losses = lab.policy_objective(rollouts).terms[0].loss
     chosen = rollouts.mask & torch.tensor([True, False, True, True, False])[:, None]
@@ -114,7 +114,7 @@ def test_whatever_a_term_divides_by_the_cut_into_microbatches_changes_nothing(mo
 
 
 @pytest.mark.parametrize("garbage", [math.nan, math.inf, 1e30])
-def test_garbage_where_nothing_counts_changes_nothing(model, garbage):
+def test_masked_out_garbage_does_not_change_update(model, garbage):
     rollouts = lab.make_rollouts()
     trainers = [lab.actor(model("qwen2")) for _ in range(2)]
     old, _ = lab.scores(trainers[0], rollouts)
@@ -141,7 +141,7 @@ def test_garbage_where_nothing_counts_changes_nothing(model, garbage):
     # A sample has both kinds and both types.
     [("qwen2", "float32"), ("qwen2", "bfloat16"), ("qwen3-moe", "bfloat16"), ("qwen3-moe", "float32")],
 )
-def test_two_runs_are_equal_bit_for_bit(model, kind, dtype):
+def test_repeated_updates_are_bitwise_equal(model, kind, dtype):
     rollouts = lab.make_rollouts()
     runs = []
     for _ in range(2):
@@ -152,7 +152,7 @@ def test_two_runs_are_equal_bit_for_bit(model, kind, dtype):
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3-moe"])
-def test_every_weight_of_the_critic_changes_head_included(model, kind):
+def test_update_changes_every_critic_weight_including_head(model, kind):
     rollouts = lab.make_rollouts()
     trainer = lab.critic(model(kind))
     before = lab.weights_of(trainer)
@@ -164,7 +164,7 @@ def test_every_weight_of_the_critic_changes_head_included(model, kind):
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3-moe"])
-def test_the_first_step_is_adamw_with_the_numbers_handed_in(model, kind):
+def test_first_step_is_adamw_with_given_hyperparameters(model, kind):
     """After one AdamW step from zero moments, m/(1-b1) = g and v/(1-b2) = g^2, so each weight moves by
     -lr g / (|g| + eps), after shrinking by lr x weight decay; biases and norms do not shrink."""
     rollouts = lab.make_rollouts()
@@ -179,7 +179,7 @@ def test_the_first_step_is_adamw_with_the_numbers_handed_in(model, kind):
         FLOAT32.check(after[name], weight * (1 - 3e-3 * decay) - 3e-3 * gradient / (gradient.abs() + 1e-3))
 
 
-def test_each_minibatch_steps_with_its_own_numbers(model):
+def test_each_minibatch_uses_its_own_optimizer_step(model):
     rollouts = lab.make_rollouts()
     frozen = replace(lab.STEP, lr=0.0)
     moving = replace(lab.STEP, lr=1e-2)
@@ -194,7 +194,7 @@ def test_each_minibatch_steps_with_its_own_numbers(model):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_nothing_of_a_minibatchs_gradient_is_left_in_the_next(model, dtype):
+def test_gradients_are_cleared_between_minibatches(model, dtype):
     rollouts = lab.make_rollouts()
     frozen = replace(lab.STEP, lr=0.0)
     first, second = (lab.minibatch(rollouts, rows, step=frozen) for rows in ([0, 1], [2, 3, 4]))
@@ -207,7 +207,7 @@ def test_nothing_of_a_minibatchs_gradient_is_left_in_the_next(model, dtype):
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3-moe"])
-def test_clipping_scales_the_gradient_to_the_norm_and_reports_the_norm_before(model, kind):
+def test_clipping_scales_gradient_and_reports_norm_before(model, kind):
     rollouts = lab.make_rollouts()
     free, clipped = lab.actor(model(kind)), lab.actor(model(kind))
     objective = lab.policy_objective(rollouts)
@@ -221,7 +221,7 @@ def test_clipping_scales_the_gradient_to_the_norm_and_reports_the_norm_before(mo
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("poison", ["loss", "gradient norm"])
-def test_what_is_not_finite_never_reaches_the_weights(model, dtype, poison):
+def test_non_finite_loss_or_gradient_never_reaches_weights(model, dtype, poison):
     rollouts = lab.make_rollouts()
     trainer = lab.actor(model("qwen2"), dtype=dtype)
     weights = lab.random_weights(rollouts)
@@ -235,7 +235,7 @@ def test_what_is_not_finite_never_reaches_the_weights(model, dtype, poison):
     lab.check_all(EXACT, lab.weights_of(trainer), before)
 
 
-def test_the_error_names_the_minibatch_and_the_role(model):
+def test_non_finite_error_names_minibatch_and_role(model):
     rollouts = lab.make_rollouts()
     objective = lab.value_objective(rollouts)
     objective.terms[0].loss.returns[4] = math.inf
@@ -244,7 +244,7 @@ def test_the_error_names_the_minibatch_and_the_role(model):
         lab.critic(model("qwen2")).update(rollouts, batches, objective)
 
 
-def test_bfloat16_trains_on_float32_main_weights(model):
+def test_bfloat16_update_uses_float32_main_weights(model):
     """A norm's weights lie near 1, where bfloat16 is 0.004 to 0.008 apart: steps of 0.001 would each round to
     nothing, and 16 of them (0.016) must not."""
     rollouts = lab.make_rollouts()
@@ -256,7 +256,7 @@ def test_bfloat16_trains_on_float32_main_weights(model):
     assert (after - before).abs().max() < 0.03
 
 
-def test_a_sequence_beyond_the_token_cap_is_an_error_that_names_the_key(model):
+def test_sequence_beyond_token_cap_error_names_key(model):
     rollouts = lab.make_rollouts()
     trainer = lab.actor(model("qwen2"), batching=ByTokens(max_tokens_per_microbatch=8))
     with pytest.raises(RecipeError, match="max_tokens_per_microbatch = 8`: a sequence of 11 tokens"):
@@ -266,7 +266,7 @@ def test_a_sequence_beyond_the_token_cap_is_an_error_that_names_the_key(model):
         lab.scores(lab.actor(model("qwen2"), batching=batching), rollouts)
 
 
-def test_running_out_of_device_memory_names_the_key_to_lower(model):
+def test_out_of_memory_in_update_names_key_to_lower(model):
     class Hungry:
         request = OutputRequest()
 
@@ -281,7 +281,7 @@ def test_running_out_of_device_memory_names_the_key_to_lower(model):
         lab.actor(model("qwen2")).update(rollouts, [lab.minibatch(rollouts)], Hungry())
 
 
-def test_running_out_of_device_memory_in_a_forward_names_its_own_key(model):
+def test_out_of_memory_in_forward_names_forward_key(model):
     def out_of_memory(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 

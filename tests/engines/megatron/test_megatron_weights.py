@@ -33,7 +33,7 @@ def copy_with(source: Path, target: Path, tensors: dict[str, torch.Tensor]) -> P
 
 
 @pytest.mark.parametrize("kind", lab.MODELS)
-def test_weights_survive_the_way_there_and_back(model, kind):
+def test_weights_round_trip_through_megatron(model, kind):
     weights = lab.actor(model(kind)).weights(STATE)
     found = dict(tensors_of(weights.buckets()))
     assert weights.names == tuple(found)
@@ -43,7 +43,7 @@ def test_weights_survive_the_way_there_and_back(model, kind):
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "qwen2-moe-mixed"])
-def test_parameters_of_the_other_layer_spec_are_found_too(model, kind):
+def test_finds_parameters_of_transformer_engine_layer_spec(model, kind):
     [stage] = lab.rank_of(lab.actor(model(kind))).models
     parameters = {name: weight.detach() for name, weight in stage.named_parameters()}
     renamed = {}
@@ -57,7 +57,7 @@ def test_parameters_of_the_other_layer_spec_are_found_too(model, kind):
         assert torch.equal(found.read(stage.pg_collection), expected.read(stage.pg_collection))
 
 
-def test_gathered_tensors_are_views_except_interleaved_queries_keys_and_values(model):
+def test_gathered_weights_are_views_except_qkv(model):
     trainer = lab.actor(model("qwen2"))
     addresses = [p.untyped_storage().data_ptr() for p in lab.rank_of(trainer).models[0].parameters()]
     gathered = list(lab.rank_of(trainer).weights())
@@ -65,7 +65,7 @@ def test_gathered_tensors_are_views_except_interleaved_queries_keys_and_values(m
     assert all(name.split(".")[-2] in ("q_proj", "k_proj", "v_proj") for name in copied)
 
 
-def test_weights_are_cast_to_the_recipes_dtype(model):
+def test_sent_weights_have_recipe_dtype(model):
     trainer = lab.actor(model("qwen2"), dtype="bfloat16")
     found = dict(tensors_of(trainer.weights(STATE).buckets()))
     lab.check_all(EXACT, found, {name: t.bfloat16() for name, t in tensors_in(model("qwen2")).items()})
@@ -80,14 +80,14 @@ def test_sharded_files_are_read_through_their_index(model, tmp_path):
         lab.actor(tmp_path)
 
 
-def test_a_missing_tensor_is_named(model, tmp_path):
+def test_missing_tensor_is_named_in_error(model, tmp_path):
     tensors = tensors_in(model("qwen2"))
     del tensors["model.layers.1.self_attn.k_proj.bias"]
     with pytest.raises(EnvironmentProblemError, match=r"`model\.layers\.1\.self_attn\.k_proj\.bias` missing"):
         lab.actor(copy_with(model("qwen2"), tmp_path, tensors))
 
 
-def test_a_missing_expert_is_named(model, tmp_path):
+def test_missing_expert_tensor_is_named_in_error(model, tmp_path):
     tensors = tensors_in(model("qwen3-moe"))
     del tensors["model.layers.2.mlp.experts.3.up_proj.weight"]
     with pytest.raises(
@@ -96,13 +96,13 @@ def test_a_missing_expert_is_named(model, tmp_path):
         lab.actor(copy_with(model("qwen3-moe"), tmp_path, tensors))
 
 
-def test_an_expert_of_a_layer_without_experts_is_named(model, tmp_path):
+def test_expert_tensor_of_dense_layer_is_named_in_error(model, tmp_path):
     extra = {"model.layers.0.mlp.experts.0.up_proj.weight": torch.zeros(32, 48)}
     with pytest.raises(EnvironmentProblemError, match=r"`model\.layers\.0\.mlp\.experts\.0.* is not part"):
         lab.actor(copy_with(model("qwen3-moe-mixed"), tmp_path, tensors_in(model("qwen3-moe-mixed")) | extra))
 
 
-def test_a_tensor_that_is_not_part_of_the_model_is_named(model, tmp_path):
+def test_unknown_tensor_is_named_in_error(model, tmp_path):
     tensors = tensors_in(model("llama")) | {"model.layers.0.self_attn.q_proj.bias": torch.zeros(48)}
     with pytest.raises(
         EnvironmentProblemError, match=r"`model\.layers\.0\.self_attn\.q_proj\.bias` in .* is not part"
@@ -110,7 +110,7 @@ def test_a_tensor_that_is_not_part_of_the_model_is_named(model, tmp_path):
         lab.actor(copy_with(model("llama"), tmp_path, tensors))
 
 
-def test_a_tensor_of_another_shape_is_named(model, tmp_path):
+def test_tensor_of_wrong_shape_is_named_in_error(model, tmp_path):
     tensors = tensors_in(model("llama"))
     tensors["model.norm.weight"] = torch.ones(47)
     with pytest.raises(
@@ -119,21 +119,21 @@ def test_a_tensor_of_another_shape_is_named(model, tmp_path):
         lab.actor(copy_with(model("llama"), tmp_path, tensors))
 
 
-def test_a_quantised_tensor_is_refused(model, tmp_path):
+def test_quantised_tensor_is_rejected(model, tmp_path):
     tensors = tensors_in(model("llama"))
     tensors["model.norm.weight"] = torch.ones(48, dtype=torch.int8)
     with pytest.raises(EnvironmentProblemError, match="is I8; quantised"):
         lab.actor(copy_with(model("llama"), tmp_path, tensors))
 
 
-def test_an_output_layer_that_is_not_the_embedding_it_is_tied_to_is_refused(model, tmp_path):
+def test_output_layer_differing_from_tied_embedding_is_rejected(model, tmp_path):
     tensors = tensors_in(model("qwen2-tied"))
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
     with pytest.raises(EnvironmentProblemError, match=r"`lm_head\.weight` .* although config\.json ties them"):
         lab.actor(copy_with(model("qwen2-tied"), tmp_path, tensors))
 
 
-def test_a_file_that_was_cut_short_is_named(model, tmp_path):
+def test_truncated_safetensors_file_is_named_in_error(model, tmp_path):
     folder = copy_with(model("llama"), tmp_path, tensors_in(model("llama")))
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
@@ -141,7 +141,7 @@ def test_a_file_that_was_cut_short_is_named(model, tmp_path):
         lab.actor(folder)
 
 
-def test_the_lost_head_of_a_reward_model_is_not_zero(model, tmp_path):
+def test_missing_reward_model_head_raises_instead_of_zero(model, tmp_path):
     folder = copy_with(model("llama"), tmp_path, tensors_in(model("llama")))
     config = json.loads((folder / "config.json").read_text()) | {"architectures": ["LlamaForSequenceClassification"]}
     (folder / "config.json").write_text(json.dumps(config))
@@ -149,7 +149,7 @@ def test_the_lost_head_of_a_reward_model_is_not_zero(model, tmp_path):
         lab.critic(folder)
 
 
-def test_what_checkpoints_carry_besides_is_skipped(model, tmp_path):
+def test_known_extra_tensors_are_skipped(model, tmp_path):
     """A second copy of a tied embedding, RoPE's constants; for a critic the language model's head."""
     tensors = tensors_in(model("qwen2-tied"))
     extra = {
@@ -177,7 +177,7 @@ def test_what_checkpoints_carry_besides_is_skipped(model, tmp_path):
         ("qwen3-moe", 2**30),
     ],
 )
-def test_transformers_loads_what_was_trained(model, tmp_path, monkeypatch, kind, shard_bytes):
+def test_transformers_loads_trained_export(model, tmp_path, monkeypatch, kind, shard_bytes):
     monkeypatch.setattr(port, "SHARD_BYTES", shard_bytes)
     rollouts = lab.make_rollouts()
     trainer = lab.actor(model(kind))
@@ -193,7 +193,7 @@ def test_transformers_loads_what_was_trained(model, tmp_path, monkeypatch, kind,
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "float32"
 
 
-def test_companion_files_travel_along(model, tmp_path):
+def test_export_copies_companion_files(model, tmp_path):
     source, target = tmp_path / "source", tmp_path / "target"
     source.mkdir()
     target.mkdir()
@@ -207,7 +207,7 @@ def test_companion_files_travel_along(model, tmp_path):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen2-moe", "qwen3", "gemma2", "qwen3-moe"])
-def test_a_critic_is_exported_as_a_classifier_and_can_be_started_from(model, tmp_path, kind):
+def test_critic_export_is_classifier_that_can_be_loaded(model, tmp_path, kind):
     rollouts = lab.make_rollouts()
     trainer = lab.critic(model(kind))
     trainer.update(rollouts, [lab.minibatch(rollouts)] * 2, lab.value_objective(rollouts))
@@ -222,7 +222,7 @@ def test_a_critic_is_exported_as_a_classifier_and_can_be_started_from(model, tmp
     EXACT.check(lab.critic(tmp_path).values(rollouts), values)
 
 
-def test_a_layout_that_megatron_refuses_is_named_with_its_key(model):
+def test_layout_rejected_by_megatron_is_named_with_key(model):
     """A rule of recipes refuses this one; others may come with another version of Megatron-Core."""
     settings = TrainerSettings(
         role="critic",

@@ -155,7 +155,9 @@ def _name(case: tuple[Any, ...]) -> str:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES, ids=_name)
-def test_bytes_of_every_rank_are_within_a_tenth(opened: Callable[..., Case], tmp_path: Path, case: Any) -> None:
+def test_estimated_bytes_of_every_rank_are_within_a_tenth(
+    opened: Callable[..., Case], tmp_path: Path, case: Any
+) -> None:
     opened_case: Case = opened(*case)
     pool, folder, role, layout, weight, _, _ = opened_case
     pool.call("begin_save", tmp_path, False)
@@ -167,7 +169,7 @@ def test_bytes_of_every_rank_are_within_a_tenth(opened: Callable[..., Case], tmp
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", FAMILY_CASES, ids=_name)
-def test_so_they_are_of_every_family(opened: Callable[..., Case], case: Any) -> None:
+def test_estimated_bytes_of_every_family_are_within_a_tenth(opened: Callable[..., Case], case: Any) -> None:
     _check(_compared(opened(*case)))
 
 
@@ -212,7 +214,7 @@ def _compared(case: Case) -> dict[str, list[tuple[int, int]]]:
         (ParallelTable(pipeline=2, stages_per_rank=2), 4, [2.5, 1.5]),
     ],
 )
-def test_a_pipeline_keeps_several_microbatches(
+def test_pipeline_estimate_counts_microbatches_in_flight(
     pool: RankPool, parallel: ParallelTable, microbatches: int, under_way: list[float]
 ) -> None:
     rows = ROWS // microbatches
@@ -228,7 +230,7 @@ def test_a_pipeline_keeps_several_microbatches(
     assert all(close(rank.update, peak) for rank, peak in zip(expected, peaks, strict=True))
 
 
-def test_forwards_without_gradient_have_microbatches_of_their_own(pool: RankPool) -> None:
+def test_forward_estimate_uses_forward_microbatch_limit(pool: RankPool) -> None:
     update, forward = full_microbatch(ROWS // 4), full_microbatch(ROWS)
     limits = {"max_tokens_per_microbatch": update.tokens, "forward_max_tokens_per_microbatch": forward.tokens}
     batching = ByTokens(**limits, logits_chunk_tokens=512)
@@ -248,7 +250,7 @@ def _training(
     return Training("actor", read_shape(QUICKSTART), parallel, Precision(4, "cpu"), update, forward, microbatches)
 
 
-def test_ranks_that_only_take_part_in_sending_answer_nothing(pool: RankPool) -> None:
+def test_ranks_that_only_join_sending_return_nothing(pool: RankPool) -> None:
     batching = ByTokens(max_tokens_per_microbatch=64)
     pool.open(TrainerSettings("actor", str(QUICKSTART), torch.float32, batching, LAYOUTS["TP2"]))
     pool.call("start")
@@ -257,7 +259,7 @@ def test_ranks_that_only_take_part_in_sending_answer_nothing(pool: RankPool) -> 
     assert taking_part == len(pickle.dumps(None))
 
 
-def test_numbers_that_are_written_in_both_places_are_the_same() -> None:
+def test_plan_block_sizes_equal_engine_block_sizes() -> None:
     """plan/ cannot import engines/, so it repeats them."""
     assert {
         "cpu": activations.BLOCK_LOGITS["cpu"],

@@ -27,7 +27,7 @@ def cut(batching: BySequences | ByTokens, ranks: int, *, count_multiple: int = 0
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 7])
 @pytest.mark.parametrize("batching", [BySequences(microbatch_seqs=2), ByTokens(max_tokens_per_microbatch=14)])
-def test_every_row_is_on_one_rank_in_one_microbatch(batching, ranks):
+def test_every_row_is_in_exactly_one_microbatch(batching, ranks):
     by_rank = cut(batching, ranks)
     places = torch.cat([microbatch.places for microbatches in by_rank for microbatch in microbatches])
     assert sorted(places.tolist()) == [0, 1, 2, 3, 4]
@@ -39,7 +39,7 @@ def test_every_row_is_on_one_rank_in_one_microbatch(batching, ranks):
     assert sum(microbatches[0].is_idle for microbatches in by_rank) == max(0, ranks - 5)
 
 
-def test_ranks_have_about_the_same_number_of_tokens():
+def test_data_ranks_have_equal_token_counts():
     # Input tokens of rows 0 to 4 are 6, 11, 2, 10, 9: 38 in all.
     assert input_lengths(lab.make_rollouts()).tolist() == [6, 11, 2, 10, 9]
     loads = [
@@ -50,7 +50,7 @@ def test_ranks_have_about_the_same_number_of_tokens():
 
 
 @pytest.mark.parametrize(("ranks", "multiple", "expected"), [(2, 1, 3), (2, 2, 4), (3, 4, 4)])
-def test_where_ranks_meet_in_each_microbatch_all_have_the_same_number(ranks, multiple, expected):
+def test_synchronized_ranks_have_equal_microbatch_counts(ranks, multiple, expected):
     by_rank = cut(BySequences(microbatch_seqs=1), ranks, count_multiple=multiple)
     assert [len(microbatches) for microbatches in by_rank] == [expected] * ranks
     idle = sum(microbatch.is_idle for microbatches in by_rank for microbatch in microbatches)
@@ -66,14 +66,14 @@ def test_where_ranks_meet_in_each_microbatch_all_have_the_same_number(ranks, mul
         (ByTokens(max_tokens_per_microbatch=13, forward_max_tokens_per_microbatch=24), [2, 1, 1, 1], [3, 2]),
     ],
 )
-def test_a_forward_without_gradient_has_a_limit_of_its_own(batching, with_gradient, forward_only):
+def test_forward_without_gradient_has_separate_limit(batching, with_gradient, forward_only):
     rollouts, reading = lab.make_rollouts(), ReadSettings(torch.device("cpu"))
     for kept, expected in ((True, with_gradient), (False, forward_only)):
         microbatches = cut_rows(rollouts, ROWS, MicrobatchPlan(batching, reading, COST, with_gradient=kept))
         assert [len(microbatch.rows) for microbatch in microbatches] == expected
 
 
-def test_sequence_parallelism_gets_a_multiple_of_its_ranks():
+def test_sequence_parallelism_pads_tokens_to_rank_multiple():
     reading = ReadSettings(torch.device("cpu"), token_multiple=4)
     [microbatch] = cut_rows(
         lab.make_rollouts(), ROWS[:2], MicrobatchPlan(BySequences(microbatch_seqs=2), reading, COST)
@@ -86,7 +86,7 @@ def test_sequence_parallelism_gets_a_multiple_of_its_ranks():
     assert int(given.read_at.max()) < 15
 
 
-def test_shares_come_back_in_the_order_of_the_minibatch():
+def test_merged_rank_outputs_follow_minibatch_order():
     shares = [
         RankOutputs(torch.tensor([2, 0]), TokenOutputs(torch.tensor([[2.0], [0.0]]))),
         RankOutputs(torch.tensor([1]), TokenOutputs(torch.tensor([[1.0]]))),

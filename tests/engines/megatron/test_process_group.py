@@ -45,27 +45,27 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("address", "interface"), [(HERE, "lo"), ("localhost:7", "lo"), (ELSEWHERE, None)])
-def test_ranks_that_met_on_one_machine_stay_on_its_loopback_and_others_take_the_network(asked, address, interface):
+def test_ranks_of_one_machine_use_loopback_and_others_the_network(asked, address, interface):
     join(RankInfo(rank=1, world_size=2, address=address), GroupTimeouts(meet_s=1.0, collective_s=1.0))
     ensure_process_group(ParallelTable(data=2))
     assert (asked["world"], asked["groups"]) == (interface, interface)
     assert "GLOO_SOCKET_IFNAME" not in os.environ
 
 
-def test_an_interface_that_somebody_exported_is_kept(asked, monkeypatch):
+def test_exported_gloo_interface_is_kept(asked, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     ensure_process_group(ParallelTable())
     assert (asked["world"], asked["groups"], os.environ["GLOO_SOCKET_IFNAME"]) == ("eth7", "eth7", "eth7")
 
 
-def test_a_process_alone_is_on_its_loopback_and_has_groups_of_gloo_for_either_role(asked):
+def test_single_process_uses_loopback_and_creates_gloo_groups(asked):
     """Roles of one process share the groups: the first may have a whole optimizer and the second a split one."""
     ensure_process_group(ParallelTable())
     assert asked == {"world": "lo", "groups": "lo", "gloo": True}
 
 
 @pytest.mark.parametrize("is_split", [True, False])
-def test_ranks_have_groups_of_gloo_where_their_optimizer_is_split(asked, is_split):
+def test_gloo_groups_exist_only_with_distributed_optimizer(asked, is_split):
     join(RankInfo(rank=1, world_size=2, address=ELSEWHERE), GroupTimeouts(meet_s=1.0, collective_s=1.0))
     ensure_process_group(ParallelTable(data=2, distributed_optimizer=is_split))
     assert asked["gloo"] == is_split
@@ -78,7 +78,7 @@ def opened(parallel: ParallelTable) -> None:
         OpenRank(settings, start_deadline_s=0.2)(1, 2, "127.0.0.1:1")
 
 
-def test_tensor_ranks_have_one_queue_to_the_gpu_unless_somebody_exported_another_number(monkeypatch):
+def test_tensor_ranks_use_one_gpu_queue_unless_exported(monkeypatch):
     """Megatron-Core counts on it where messages of tensor ranks are to begin before the product beside them."""
     monkeypatch.delenv(QUEUES, raising=False)
     opened(ParallelTable(data=2))

@@ -65,7 +65,7 @@ def kept_bytes(trainer: MegatronTrainer) -> int:
     ],
 )
 @pytest.mark.parametrize("recompute", ["selective", "full"])
-def test_gradients_are_the_same_bit_for_bit(model, kind, role, dtype, recompute):
+def test_recompute_gradients_are_bitwise_equal(model, kind, role, dtype, recompute):
     rollouts = lab.make_rollouts()
     objective = lab.policy_objective(rollouts) if role == "actor" else lab.value_objective(rollouts)
     keeping = getattr(lab, role)(model(kind), dtype=dtype)
@@ -78,13 +78,13 @@ def test_gradients_are_the_same_bit_for_bit(model, kind, role, dtype, recompute)
     assert sum(float(tensor.abs().sum()) for tensor in wanted.values()) > 0.1
 
 
-def test_a_layer_keeps_its_input_alone_when_all_of_it_is_recomputed(model):
+def test_full_recompute_keeps_only_layer_inputs(model):
     """Two models that differ by two layers, so what is not in a layer cancels."""
     deep, shallow = (kept_bytes(recomputing(lab.actor(model(kind)), "full")) for kind in ("qwen2-deep", "qwen2-tied"))
     assert deep - shallow == 2 * TOKENS * lab.SIZES["hidden_size"] * 4
 
 
-def test_what_is_kept_shrinks_with_what_is_recomputed(model):
+def test_recompute_reduces_kept_activation_bytes(model):
     trainer = lab.actor(model("qwen2-deep"))
     none, selective, full = (kept_bytes(recomputing(trainer, how)) for how in ("none", "selective", "full"))
     # Of the MLP: gate and up together, silu of the gate, and the product that goes into the last projection.
@@ -93,13 +93,13 @@ def test_what_is_kept_shrinks_with_what_is_recomputed(model):
     assert none > 1.5 * selective > 6 * full
 
 
-def test_forwards_without_gradient_are_the_same(model):
+def test_recompute_does_not_change_forward_outputs(model):
     rollouts = lab.make_rollouts()
     keeping = lab.actor(model("qwen2"))
     found = recomputing(keeping, "full").forward("forward", rollouts, OutputRequest())
     assert torch.equal(found.primary, keeping.forward("forward", rollouts, OutputRequest()).primary)
 
 
-def test_each_role_recomputes_what_its_table_says():
+def test_each_role_uses_its_own_recompute_setting():
     recipe = fake_recipe(critic={"optimizer": {"lr": 1.0}, "recompute": "full"})
     assert [trainer_settings(recipe, role).recompute for role in ("actor", "critic")] == ["none", "full"]

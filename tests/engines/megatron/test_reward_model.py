@@ -58,21 +58,21 @@ def alone(folder: Path, label: str | None = None) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "gemma2", "llama"])
-def test_scores_are_transformers(reward: Callable[..., Path], kind: str) -> None:
+def test_reward_model_scores_match_transformers(reward: Callable[..., Path], kind: str) -> None:
     folder = reward(kind)
     wanted = theirs(folder)[:, 0]
     assert wanted.std() > 0.1
     torch.testing.assert_close(alone(folder), wanted, atol=1e-5, rtol=1e-5)
 
 
-def test_of_several_labels_the_probability_of_one_is_the_score(reward: Callable[..., Path]) -> None:
+def test_multi_label_score_is_probability_of_chosen_label(reward: Callable[..., Path]) -> None:
     folder = reward("qwen2", "bad", "so-so", "good")
     wanted = theirs(folder).softmax(-1)
     for number, label in enumerate(("bad", "so-so", "good")):
         torch.testing.assert_close(alone(folder, label), wanted[:, number], atol=1e-5, rtol=1e-5)
 
 
-def test_which_of_several_labels_must_be_said(reward: Callable[..., Path]) -> None:
+def test_multi_label_reward_model_requires_valid_label(reward: Callable[..., Path]) -> None:
     folder = reward("qwen2", "bad", "good")
     with pytest.raises(RecipeError, match=r"has 2 labels .`bad`, `good`., and `label` names none"):
         alone(folder)
@@ -83,7 +83,7 @@ def test_which_of_several_labels_must_be_said(reward: Callable[..., Path]) -> No
 @pytest.mark.parametrize(
     "layout", [{"tensor": 2}, {"tensor": 2, "sequence": True}, {"pipeline": 2, "data": 2}, {"context": 2}]
 )
-def test_scores_are_the_same_under_every_layout(
+def test_reward_model_scores_do_not_depend_on_layout(
     reward: Callable[..., Path], pool: RankPool, layout: dict[str, int]
 ) -> None:
     folder = reward("qwen2", "bad", "good")
@@ -95,7 +95,7 @@ def test_scores_are_the_same_under_every_layout(
     )
 
 
-def test_it_is_moved_out_of_the_devices_memory_and_back(reward: Callable[..., Path]) -> None:
+def test_reward_model_is_offloaded_and_reloaded(reward: Callable[..., Path]) -> None:
     rank = MegatronRank(settings(reward("llama")))
     model = MegatronRewardModel(ThisProcess(rank))
     model.start()

@@ -94,7 +94,7 @@ def assert_all_hold(engines: list[ReceiverHost], folder: Path) -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("way", WAYS)
-def test_engines_hold_what_the_ranks_have(pool, model, engines, way: str, layout: str) -> None:
+def test_engines_receive_exact_rank_weights(pool, model, engines, way: str, layout: str) -> None:
     folder = model(KINDS.get(layout, "qwen2"))
     actor = started(pool, folder, LAYOUTS[layout])
     fleet, said = fleet_of(engines, actor, way)
@@ -107,7 +107,7 @@ def test_engines_hold_what_the_ranks_have(pool, model, engines, way: str, layout
     fleet.close()
 
 
-def test_members_stay_linked_until_one_of_them_is_started_again(pool, model, engines, monkeypatch) -> None:
+def test_broadcast_group_is_reused_until_engine_restarts(pool, model, engines, monkeypatch) -> None:
     folder, made = model("qwen2"), list[str]()
     actor = started(pool, folder, LAYOUTS["PP2"])
     open_meeting = broadcast.meeting
@@ -131,7 +131,7 @@ def test_members_stay_linked_until_one_of_them_is_started_again(pool, model, eng
     fleet.close()
 
 
-def test_whoever_never_connects_is_noticed_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unconnected_receiver_is_detected_before_sending(monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL connects with the first message, which would wait for the deadline of a transfer."""
 
     class Deaf:
@@ -151,7 +151,7 @@ def test_whoever_never_connects_is_noticed_before_anything_is_sent(monkeypatch: 
     assert not broadcast.is_linked(group)
 
 
-def test_the_plan_is_what_the_buckets_are(pool, model) -> None:
+def test_send_plan_matches_buckets(pool, model) -> None:
     actor = started(pool, model("qwen2"), LAYOUTS["PP2"])
     buckets = [list(bucket.checksums) for bucket in pool.weights().buckets()]
     planned = [[spec.name for spec in bucket] for sender in pool.weights().senders() for bucket in sender.plan()]
@@ -161,7 +161,7 @@ def test_the_plan_is_what_the_buckets_are(pool, model) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_bit_that_flips_on_the_way_is_noticed_by_name(pool, model, engines, way: str) -> None:
+def test_bit_flip_in_transfer_raises_error_naming_weight(pool, model, engines, way: str) -> None:
     actor = started(pool, model("qwen2"), LAYOUTS["TP2"])
     engines[1].defect = Defect(3, flips_a_bit)
     fleet, _ = fleet_of(engines, actor, way)
@@ -173,9 +173,7 @@ def test_a_bit_that_flips_on_the_way_is_noticed_by_name(pool, model, engines, wa
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("layout", "bucket"), [("TP2", 0), ("PP2", 1), ("TP2", 4)])
 @pytest.mark.parametrize("way", WAYS)
-def test_an_engine_that_is_killed_on_the_way_is_started_again(
-    pool, model, engines, way: str, layout: str, bucket: int
-) -> None:
+def test_engine_killed_during_transfer_is_restarted(pool, model, engines, way: str, layout: str, bucket: int) -> None:
     """Before it has joined; when the first bucket has come; in the middle."""
     actor = started(pool, model("qwen2"), LAYOUTS[layout])
     engines[1].defect = Defect(bucket, dies)
@@ -190,7 +188,7 @@ def test_an_engine_that_is_killed_on_the_way_is_started_again(
     assert_all_hold(engines, model("qwen2"))
 
 
-def test_engines_that_die_each_time_end_the_run(pool, model, engines, monkeypatch) -> None:
+def test_repeatedly_dying_engines_end_the_run(pool, model, engines, monkeypatch) -> None:
     actor = started(pool, model("qwen2"), LAYOUTS["TP2"])
     begin = ReceiverHost.begin
 
@@ -223,7 +221,7 @@ def kill_at_bucket(rank: MegatronRank, number: int, victim: int) -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_rank_that_dies_while_it_sends_is_a_loss_of_the_trainers(
+def test_rank_death_during_transfer_is_a_trainer_loss(
     model: Callable[[str], Path], engines: list[ReceiverHost], way: str, victim: int
 ) -> None:
     """The one that sends, and one that only takes part."""
@@ -253,7 +251,7 @@ def test_a_rank_that_dies_while_it_sends_is_a_loss_of_the_trainers(
         ("TP2 PP2", "aabb", "ab", 2),  # each stage is in one place of its own, and stored for the other
     ],
 )
-def test_each_node_reads_from_ranks_of_its_own_where_it_has_some(
+def test_each_node_reads_from_its_local_ranks_if_any(
     pool, model, monkeypatch, layout: str, ranks: str, engines_on: str, places: int
 ) -> None:
     folder = model("qwen2")
@@ -287,14 +285,14 @@ def test_each_node_reads_from_ranks_of_its_own_where_it_has_some(
         ([[0], [1]], "ab", "", {"storing": {0}}),  # no engine that is known
     ],
 )
-def test_one_rank_of_each_node_with_engines_shares_and_one_makes_the_copy_that_lasts(
+def test_one_rank_per_engine_node_shares_and_one_keeps_copy(
     groups: list[list[int]], ranks_on: str, engines_on: str, senders: dict[str, set[int]]
 ) -> None:
     expected = SenderRanks(**{what: frozenset(ranks) for what, ranks in senders.items()})
     assert SenderRanks.near(groups, ranks_on, engines_on) == expected
 
 
-def test_the_last_buckets_can_be_read_until_the_role_works_again(pool, model, monkeypatch) -> None:
+def test_last_buckets_stay_readable_until_next_role_call(pool, model, monkeypatch) -> None:
     """Engines are still reading when the driver hears that there are no more."""
     folder = model("qwen2")
     actor = started(pool, folder, LAYOUTS["PP2"])
@@ -319,9 +317,7 @@ def change(rank: MegatronRank) -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", ["TP2", "PP2", "DP2"])
 @pytest.mark.parametrize("way", WAYS)
-def test_an_engine_is_restored_to_what_was_sent_from_ranks_that_have_moved_on_and_are_not_asked(
-    pool, model, engines, monkeypatch, way: str, layout: str
-) -> None:
+def test_engine_is_restored_without_calling_ranks(pool, model, engines, monkeypatch, way: str, layout: str) -> None:
     folder = model("qwen2")
     actor = started(pool, folder, LAYOUTS[layout])
     fleet, _ = fleet_of(engines, actor, way)
@@ -352,7 +348,7 @@ def drift(rank: MegatronRank, victim: int) -> None:
         weight.data.view(torch.int32)[0] ^= 1
 
 
-def test_data_ranks_that_hold_different_weights_are_named(pool, model, monkeypatch) -> None:
+def test_diverged_data_ranks_raise_error_naming_weight(pool, model, monkeypatch) -> None:
     """A collective that went wrong on one of them, say: training would go on, each rank with its own model."""
     started(pool, model("qwen2"), LAYOUTS["DP2"])
     monkeypatch.setattr(pool, "places", ["a", "b"])
@@ -364,7 +360,7 @@ def test_data_ranks_that_hold_different_weights_are_named(pool, model, monkeypat
         list(pool.weights().buckets_for_engines())
 
 
-def test_whoever_waits_at_a_meeting_is_let_go_when_it_is_over() -> None:
+def test_closing_rendezvous_releases_waiting_receiver() -> None:
     with broadcast.meeting("127.0.0.1", TIMEOUT_S) as address:
         engine = ReceiverHost("engine")
         engine.begin("begin_weights").answers()  # it is up
@@ -376,7 +372,7 @@ def test_whoever_waits_at_a_meeting_is_let_go_when_it_is_over() -> None:
     assert time.monotonic() - begun < SOON_S
 
 
-def test_whoever_comes_after_a_meeting_is_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_sender_fails_soon_after_rendezvous_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broadcast, "CONNECT_DEADLINE_S", 1.0)
     with broadcast.meeting("127.0.0.1", TIMEOUT_S) as address:
         pass

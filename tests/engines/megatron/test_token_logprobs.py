@@ -21,7 +21,7 @@ def inputs(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tens
     return hidden, weight, torch.randint(0, VOCABULARY, (NUM,), generator=generator)
 
 
-def test_two_ids_by_hand():
+def test_token_logprobs_of_two_ids_match_hand_computed_values():
     """Logits 0 and ln 3 make probabilities 1/4 and 3/4; at temperature 2, 1 and sqrt 3 over their sum."""
     hidden, weight = torch.ones(1, 1), torch.tensor([[1.0], [3.0]]).log()
     found, entropy, _ = token_logprobs(
@@ -38,7 +38,7 @@ def test_two_ids_by_hand():
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("with_entropy", [False, True])
 @pytest.mark.parametrize("softcap", [None, 1.5])
-def test_values_and_gradients_are_those_of_the_plain_formula(
+def test_chunked_logprobs_and_gradients_match_plain_formula(
     monkeypatch, chunk_tokens, block_elements, temperature, with_entropy, softcap
 ):
     monkeypatch.setitem(module._BLOCK_ELEMENTS, "cpu", block_elements)
@@ -63,7 +63,7 @@ def test_values_and_gradients_are_those_of_the_plain_formula(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_weight_with_a_gradient_buffer_accumulates_there_in_float32(monkeypatch, dtype):
+def test_weight_gradient_accumulates_in_float32_main_grad(monkeypatch, dtype):
     monkeypatch.setattr(module, "_BAND_ELEMENTS", 10 * HIDDEN)
     hidden, weight, targets = inputs(dtype)
     settings = LogprobSettings(OutputRequest(), 5)
@@ -95,7 +95,7 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-def test_memory_is_that_of_one_chunk_forward_and_backward(monkeypatch):
+def test_token_logprobs_memory_is_bounded_by_one_chunk(monkeypatch):
     """2,000 tokens x 512 ids in chunks of 64: no tensor is larger than one chunk's logits (or the inputs), and the
     float32 work on them stays in blocks of 4 rows. What has one number per token does not count."""
     monkeypatch.setitem(module._BLOCK_ELEMENTS, "cpu", 4 * 512)

@@ -7,7 +7,7 @@ from ppoctl.engines.ray.placement import DevicePlacement
 SIZES = {"actor": 4, "critic": 2, "generator": 1}
 
 
-def test_colocated_roles_share_devices_from_the_first_on():
+def test_colocated_roles_share_devices_from_first():
     placement = DevicePlacement(SIZES, colocated=True)
     assert (placement.devices, placement.processes) == (4, 7)
     assert [placement.bundle_of("actor", rank) for rank in range(4)] == [(0, 1 / 3), (1, 1 / 2), (2, 1.0), (3, 1.0)]
@@ -17,7 +17,7 @@ def test_colocated_roles_share_devices_from_the_first_on():
     assert placement.describe() == "actor 4, critic 2, generator 1, colocated"
 
 
-def test_roles_apart_have_devices_of_their_own_one_role_after_the_other():
+def test_separate_roles_get_consecutive_devices():
     placement = DevicePlacement(SIZES, colocated=False)
     assert (placement.devices, placement.processes) == (7, 7)
     places = [placement.bundle_of(role, rank) for role, size in SIZES.items() for rank in range(size)]
@@ -27,7 +27,7 @@ def test_roles_apart_have_devices_of_their_own_one_role_after_the_other():
         placement.bundle_of("reward", 0)
 
 
-def test_neighbours_are_the_processes_of_the_role_on_the_same_node():
+def test_neighbours_count_role_processes_on_same_node():
     placement, nodes = DevicePlacement(SIZES, colocated=False), ["a", "a", "a", "b", "b", "c", "c"]
     assert [placement.neighbours("actor", rank, nodes) for rank in range(4)] == [3, 3, 3, 1]
     assert [placement.neighbours("critic", rank, nodes) for rank in range(2)] == [1, 1]
@@ -36,7 +36,7 @@ def test_neighbours_are_the_processes_of_the_role_on_the_same_node():
     assert colocated.neighbours("actor", 63, eight_nodes) == 8, "of 96 threads each has 12"
 
 
-def test_nodes_with_gpus_are_filled_one_after_the_other_and_nodes_without_have_equal_numbers():
+def test_gpu_nodes_fill_in_order_and_cpu_nodes_split_evenly():
     placement = DevicePlacement({"actor": 5, "critic": 2}, colocated=True)
     assert placement.nodes_of_bundles([4, 4]) == [0, 0, 0, 0, 1]
     assert placement.nodes_of_bundles([1, 8]) == [0, 1, 1, 1, 1]

@@ -43,7 +43,7 @@ def memory(tmp_path, monkeypatch):
     return tmp_path / "shm"
 
 
-def test_nobody_else_can_look_into_it_or_guess_its_token(tmp_path):
+def test_private_folder_is_unreadable_and_token_is_random(tmp_path):
     before = os.umask(0)
     try:
         folders = [PrivateFolder(tmp_path), PrivateFolder(tmp_path)]
@@ -61,7 +61,7 @@ def test_nobody_else_can_look_into_it_or_guess_its_token(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_what_a_killed_process_left_goes_with_its_shared_memory_and_a_live_one_stays(tmp_path, memory):
+def test_sweep_removes_dead_folder_and_segments_but_keeps_live(tmp_path, memory):
     """Known by a lock: process numbers say nothing where containers share the folder."""
     parent = tmp_path / "tmp"
     parent.mkdir()
@@ -76,7 +76,7 @@ def test_what_a_killed_process_left_goes_with_its_shared_memory_and_a_live_one_s
     live.remove()
 
 
-def test_folders_of_another_user_are_left_alone(tmp_path, memory, monkeypatch):
+def test_sweep_ignores_folders_of_other_user(tmp_path, memory, monkeypatch):
     parent = tmp_path / "tmp"
     parent.mkdir()
     planted = left_in(parent)
@@ -89,7 +89,7 @@ def test_folders_of_another_user_are_left_alone(tmp_path, memory, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["../kept", "{folder}/kept", "inner/kept"])
-def test_names_that_lead_out_of_shared_memory_remove_nothing(tmp_path, memory, name):
+def test_segment_removal_ignores_paths_outside_shared_memory(tmp_path, memory, name):
     (memory / "inner").mkdir()
     kept = [tmp_path / "kept", memory / "inner" / "kept"]
     for file in kept:
@@ -98,14 +98,14 @@ def test_names_that_lead_out_of_shared_memory_remove_nothing(tmp_path, memory, n
     assert all(file.exists() for file in kept)
 
 
-def test_shared_memory_of_another_user_is_left_alone(memory, monkeypatch):
+def test_segment_removal_ignores_other_user(memory, monkeypatch):
     (memory / "psm_1").touch()
     monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
     shared_memory.remove(["psm_1"])
     assert (memory / "psm_1").exists()
 
 
-def test_a_link_in_the_place_of_a_folder_is_not_followed(tmp_path, memory):
+def test_sweep_does_not_follow_symlink(tmp_path, memory):
     target = tmp_path / "target"
     target.mkdir(mode=0o700)
     (memory / "mine").touch()
@@ -118,7 +118,7 @@ def test_a_link_in_the_place_of_a_folder_is_not_followed(tmp_path, memory):
 
 
 @pytest.mark.parametrize("bits", [0o777, 0o755, 0o770])
-def test_a_folder_that_others_could_have_written_to_is_not_believed(tmp_path, bits):
+def test_sweep_ignores_folder_accessible_to_others(tmp_path, bits):
     planted = tmp_path / "ppoctl-ray-abcdefgh"
     planted.mkdir()
     planted.chmod(bits)
@@ -126,14 +126,14 @@ def test_a_folder_that_others_could_have_written_to_is_not_believed(tmp_path, bi
     assert planted.exists()
 
 
-def test_a_private_folder_of_another_kind_is_left_alone(tmp_path):
+def test_sweep_ignores_other_kinds_of_private_folder(tmp_path):
     """Such as the export that an engine of another command is about to start on, which nobody locks."""
     export = Path(tempfile.mkdtemp(prefix="ppoctl-export-", dir=tmp_path))
     sweep(tmp_path)
     assert export.exists()
 
 
-def test_a_node_tells_gloo_and_nccl_its_interface_unless_exported(tmp_path, monkeypatch):
+def test_node_sets_gloo_and_nccl_interface_unless_exported(tmp_path, monkeypatch):
     """NCCL takes a name for the beginning of one: `=` asks for exactly this one."""
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     for name in names:

@@ -15,7 +15,7 @@ from ppoctl.engines.ray.cluster import _keeping_signal_handler, join
 from ppoctl.errors import EnvironmentProblemError
 
 
-def test_a_ray_that_takes_a_connection_and_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_join_times_out_if_ray_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answering, "CONNECT_DEADLINE_S", 1.0)
     began = time.monotonic()
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -26,7 +26,7 @@ def test_a_ray_that_takes_a_connection_and_does_not_answer_is_given_up(monkeypat
     assert time.monotonic() - began < 10
 
 
-def test_a_signal_while_ray_starts_meets_our_handler() -> None:
+def test_signal_during_ray_start_reaches_our_handler() -> None:
     met: list[int] = []
 
     def ours(number: int, frame: FrameType | None) -> None:

@@ -67,9 +67,7 @@ def not_asked(*arguments: Any) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_two_engines_get_weights_and_one_is_killed_over_it_and_one_while_it_draws(
-    placed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_broadcast_survives_engine_deaths_in_sync_and_generation(placed, monkeypatch: pytest.MonkeyPatch) -> None:
     """What engines hold and compute is compared with what two tensor ranks have, each time; the last time the ranks
     are not asked."""
     made, actor = placed

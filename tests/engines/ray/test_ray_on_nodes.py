@@ -123,7 +123,7 @@ def watched(cluster: RayCluster) -> None:
         time.sleep(0.1)
 
 
-def test_ranks_are_spread_over_the_nodes_in_order_and_know_their_interface(actor, cluster):
+def test_ranks_fill_nodes_in_order_and_use_node_interface(actor, cluster):
     names = ("SLURMD_NODENAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     assert actor.call("variables", *names) == [["node1", "lo", "=lo"], ["node2", "lo", "=lo"]]
     assert [cluster.name_of("actor", rank) for rank in range(2)] == ["node1", "node2"]
@@ -134,14 +134,14 @@ def test_ranks_are_spread_over_the_nodes_in_order_and_know_their_interface(actor
     assert cluster.driver_host() == "127.0.0.1"
 
 
-def test_a_step_does_not_ask_for_what_the_job_asked(actor, folder):
+def test_srun_step_does_not_inherit_job_gpu_request(actor, folder):
     """`--gpus=16` of a job of two nodes is not to be had on one: Slurm would refuse the step."""
     variables, _, words = (folder / "node2").read_text().partition("--overlap")
     assert variables.split() == ["SLURM_GPUS_ON_NODE", "SLURM_JOB_ID"]
     assert "--gpus-per-node=8" in words.split()
 
 
-def test_the_token_is_in_one_private_file_and_nowhere_else(actor, folder):
+def test_ray_token_is_only_in_one_private_file(actor, folder):
     file = folder / "ray-token-7"
     assert file.stat().st_mode & 0o777 == 0o600
     token = file.read_text().encode()
@@ -155,7 +155,7 @@ def test_the_token_is_in_one_private_file_and_nowhere_else(actor, folder):
     assert [path.stat().st_mode & 0o777 for path in private] == [0o700] * 2
 
 
-def test_who_has_no_token_is_not_let_in(actor):
+def test_ray_rejects_client_without_token(actor):
     with grpc.insecure_channel(ray.get_runtime_context().gcs_address) as channel:
         ask = channel.unary_unary("/ray.rpc.NodeInfoGcsService/CheckAlive")
         with pytest.raises(grpc.RpcError) as caught:
@@ -163,7 +163,7 @@ def test_who_has_no_token_is_not_let_in(actor):
     assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_no_port_is_open_that_nobody_uses(actor):
+def test_ray_opens_no_unused_ports(actor):
     """Ray runs its dashboard's process all the same, for its own figures."""
     commands = {" ".join(each.cmdline()): each.net_connections("inet") for each in of_the_nodes()}
     assert any("gcs_server" in command for command in commands)
@@ -172,7 +172,7 @@ def test_no_port_is_open_that_nobody_uses(actor):
     assert [each.laddr for found in unused for each in found if each.status == psutil.CONN_LISTEN] == []
 
 
-def test_a_sigterm_to_all_processes_of_a_step_leaves_ray_to_the_driver(actor):
+def test_ray_survives_sigterm_to_all_step_processes(actor):
     """As Slurm sends it some time before SIGKILL: the driver may still save."""
     before = actor.call("variables", "SLURMD_NODENAME")
     for process in of_the_nodes():
@@ -181,7 +181,7 @@ def test_a_sigterm_to_all_processes_of_a_step_leaves_ray_to_the_driver(actor):
     assert {each.name() for each in of_the_nodes()} >= {"raylet", "gcs_server"}
 
 
-def test_a_dead_raylet_names_its_node_and_its_ranks_while_the_driver_waits(folder, actor, cluster):
+def test_dead_raylet_error_names_node_and_ranks(folder, actor, cluster):
     actor.call("meeting_place")
     waiting = actor.begin("sleep")
     started = time.monotonic()
@@ -204,7 +204,7 @@ def assert_nothing_left(folder: Path) -> None:
             assert not Path(name).exists()
 
 
-def test_a_ray_that_is_not_up_in_time_names_the_nodes_that_are_awaited(folder, monkeypatch):
+def test_ray_start_timeout_names_missing_nodes(folder, monkeypatch):
     """And says so before: the program of a node takes longer than this to begin."""
     monkeypatch.setattr(srun, "SAY_EVERY_S", 0.0)
     late, said = cluster_of(folder, "node1", "node2"), []
@@ -216,7 +216,7 @@ def test_a_ray_that_is_not_up_in_time_names_the_nodes_that_are_awaited(folder, m
     assert_nothing_left(folder)
 
 
-def test_a_node_that_does_not_start_is_named_with_the_last_words_of_its_srun(folder):
+def test_failed_node_start_error_quotes_srun_output(folder):
     broken = cluster_of(folder, "node1", "broken")
     with pytest.raises(
         EnvironmentProblemError, match="Ray did not start on node `broken` of job 7: srun: error: Node failure"
@@ -226,7 +226,7 @@ def test_a_node_that_does_not_start_is_named_with_the_last_words_of_its_srun(fol
     assert_nothing_left(folder)
 
 
-def test_a_killed_driver_leaves_nothing_on_any_node(folder):
+def test_killed_driver_leaves_no_processes_or_files_on_nodes(folder):
     program = (
         "import sys, time; sys.path.insert(0, sys.argv[1]); from pathlib import Path\n"
         "from test_ray_on_nodes import cluster_of\n"
@@ -247,9 +247,7 @@ def test_a_killed_driver_leaves_nothing_on_any_node(folder):
     assert not list(folder.glob("ray-token*"))
 
 
-def test_an_end_that_takes_long_says_which_node_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_ray_shutdown_names_awaited_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "srun").write_text("#!/bin/sh\ncase $* in *nodelist=deaf*) exec sleep 60 ;; esac\n")
     (tmp_path / "srun").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

@@ -157,7 +157,7 @@ def processes(cluster: RayCluster, group: GroupSettings) -> Iterator[RayProcesse
     made.close()
 
 
-def test_what_many_calls_are_given_is_put_into_the_store_once(processes, cluster):
+def test_repeated_argument_is_put_into_object_store_once(processes, cluster):
     first, second = one_sequence((5, 6, 7)), one_sequence((5, 6, 7))
     for given in (first, first, second):
         for answer, _, _ in processes.call("who", given):
@@ -169,7 +169,7 @@ def test_what_many_calls_are_given_is_put_into_the_store_once(processes, cluster
     assert cluster.sent_once("hello") == "hello"
 
 
-def test_all_are_asked_and_answer_in_the_order_of_their_ranks(processes):
+def test_call_returns_replies_in_rank_order(processes):
     assert processes.call("who", "hello") == [("hello", 0, 2), ("hello", 1, 2)]
     assert processes.call_ranks([1], "who", "you") == [("you", 1, 2)]
     assert processes.call("threads") == [2, 2], "of the node's 5"
@@ -182,7 +182,7 @@ def test_all_are_asked_and_answer_in_the_order_of_their_ranks(processes):
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "nowhere"])
-def test_a_ray_that_is_not_there_is_named_at_once(address):
+def test_missing_ray_address_is_named_in_error(address):
     with pytest.raises(EnvironmentProblemError, match=f"no Ray answers at `cluster.ray_address = {address}`"):
         RayCluster(
             DevicePlacement({"actor": 2}, colocated=True),
@@ -192,7 +192,7 @@ def test_a_ray_that_is_not_there_is_named_at_once(address):
         ).start()
 
 
-def test_they_work_where_the_command_was_typed(cluster, group, tmp_path, monkeypatch):
+def test_processes_run_in_working_directory_of_command(cluster, group, tmp_path, monkeypatch):
     """Paths of a run are relative to that folder; a Ray that was there before it began in another."""
     cluster.start()
     monkeypatch.chdir(tmp_path)
@@ -204,7 +204,7 @@ def test_they_work_where_the_command_was_typed(cluster, group, tmp_path, monkeyp
         RayProcesses(group, cluster).call("folder")
 
 
-def test_what_processes_print_is_in_a_file_of_each(cluster, group, tmp_path, monkeypatch):
+def test_process_output_goes_to_log_file_per_rank(cluster, group, tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "logs", tmp_path)
     for _ in range(2):  # a group that is started again writes behind what is there
         made = RayProcesses(group, cluster)
@@ -215,7 +215,7 @@ def test_what_processes_print_is_in_a_file_of_each(cluster, group, tmp_path, mon
         assert text == 2 * f"python {rank}\nchild {rank}\nlibrary {rank}\n"
 
 
-def test_an_error_is_raised_as_it_was_and_the_others_do_not_wait_for_ever(processes):
+def test_remote_error_is_reraised_and_other_ranks_end(processes):
     pids = processes.call("pid")
     started = time.monotonic()
     with pytest.raises(NonFiniteError) as caught:
@@ -225,14 +225,14 @@ def test_an_error_is_raised_as_it_was_and_the_others_do_not_wait_for_ever(proces
     assert_gone(pids)
 
 
-def test_a_death_names_the_process(processes):
+def test_process_death_error_names_rank(processes):
     pids = processes.call("pid")
     with pytest.raises(ProcessLostError, match="process 0 of the actor's 2 died during `die_at`"):
         processes.call("die_at", 0)
     assert_gone(pids)
 
 
-def test_a_hang_says_who_is_waiting_where(processes, group, monkeypatch):
+def test_hang_error_shows_stack_of_waiting_ranks(processes, group, monkeypatch):
     processes.call("sleep", 0.0)  # they are up
     monkeypatch.setattr(processes, "group", replace(group, call_deadline_s=4.0))
     pids = processes.call("pid")
@@ -244,14 +244,14 @@ def test_a_hang_says_who_is_waiting_where(processes, group, monkeypatch):
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_death_is_the_reason_when_the_others_hear_of_it_first(processes, rank):
+def test_rank_death_is_reported_even_if_other_ranks_fail_first(processes, rank):
     with pytest.raises(ProcessLostError, match=f"process {rank} of the actor's 2 died during `lose`"):
         processes.call("lose", rank)
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_death_in_a_collective_names_the_process(processes, rank):
+def test_rank_death_in_collective_names_rank(processes, rank):
     processes.call("meet")
     pids = processes.call("pid")
     with pytest.raises(ProcessLostError, match=f"process {rank} of the actor's 2 died during `reduce_without`"):
@@ -259,7 +259,7 @@ def test_a_death_in_a_collective_names_the_process(processes, rank):
     assert_gone(pids)
 
 
-def test_a_question_may_have_a_deadline_of_its_own(processes, group, monkeypatch):
+def test_call_uses_its_own_deadline(processes, group, monkeypatch):
     own = {"hang_at": Deadline(3.0, "cluster.update_deadline_s")}
     monkeypatch.setattr(processes, "group", replace(group, deadlines=own))
     processes.call("sleep", 0.0)
@@ -267,7 +267,7 @@ def test_a_question_may_have_a_deadline_of_its_own(processes, group, monkeypatch
         processes.call("hang_at", 1)
 
 
-def test_a_hang_in_a_collective_shows_where_all_are(processes, group, monkeypatch):
+def test_hang_in_collective_shows_stack_of_every_rank(processes, group, monkeypatch):
     processes.call("meet")
     monkeypatch.setattr(processes, "group", replace(group, call_deadline_s=6.0))
     with pytest.raises(HangError) as caught:
@@ -278,15 +278,13 @@ def test_a_hang_in_a_collective_shows_where_all_are(processes, group, monkeypatc
     assert re.search("rank 1: .*reduce_without", says)
 
 
-def test_an_error_that_no_death_explains_is_raised_as_it_was(processes, monkeypatch):
+def test_remote_error_without_process_death_is_reraised(processes, monkeypatch):
     monkeypatch.setattr(processes_module, "DEATH_NOTICE_S", 1.0)
     with pytest.raises(ZeroDivisionError, match="of rank 1"):
         processes.call("fail_unexpectedly_at", 1)
 
 
-def test_groups_that_are_started_ahead_start_side_by_side_and_say_what_went_wrong_when_they_are_asked(
-    cluster: RayCluster, group: GroupSettings
-) -> None:
+def test_prestarted_groups_report_start_errors_at_first_call(cluster: RayCluster, group: GroupSettings) -> None:
     def broken(rank: int, size: int, address: str) -> None:
         raise NonFiniteError("cannot be made")
 
@@ -302,7 +300,7 @@ def test_groups_that_are_started_ahead_start_side_by_side_and_say_what_went_wron
             wrong.call("who", "hello")
 
 
-def test_ranks_that_do_not_meet_say_so():
+def test_rendezvous_timeout_raises_named_error():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{listener.getsockname()[1]}"
@@ -313,7 +311,7 @@ def test_ranks_that_do_not_meet_say_so():
         process_group.join(process_group.RankInfo(0, 2, address), patience)
 
 
-def test_a_running_ray_that_is_too_small_is_explained(cluster, processes):
+def test_too_small_ray_error_explains_missing_slots(cluster, processes):
     processes.call("pid")
     address = ray.get_runtime_context().gcs_address
     greedy = RayCluster(
@@ -334,7 +332,7 @@ def test_a_running_ray_that_is_too_small_is_explained(cluster, processes):
         (3, 5, "needs 6 processes (actor 3, critic 3, colocated), and the Ray at `a:1` has 5 CPU slots on 1 nodes"),
     ],
 )
-def test_gpus_and_cpu_slots_are_both_needed(monkeypatch, gpus, cpus, says):
+def test_ray_requires_both_gpus_and_cpu_slots(monkeypatch, gpus, cpus, says):
     monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True, "Resources": {"GPU": gpus, "CPU": cpus}}])
     monkeypatch.setattr("ray.cluster_resources", lambda: {"GPU": gpus})
     cluster = RayCluster(
@@ -347,7 +345,7 @@ def test_gpus_and_cpu_slots_are_both_needed(monkeypatch, gpus, cpus, says):
         cluster.require_devices()
 
 
-def test_whoever_is_ready_first_is_served_first(cluster, group):
+def test_first_done_returns_earliest_finished_call(cluster, group):
     slow, fast = (
         RayProcesses(replace(group, name=name, role="critic", size=1, first=first), cluster)
         for first, name in enumerate(("slow", "fast"))
@@ -362,7 +360,7 @@ def test_whoever_is_ready_first_is_served_first(cluster, group):
     slow.close(), fast.close()
 
 
-def test_weights_go_from_process_to_process_and_who_asked_gets_a_reference(processes):
+def test_weights_move_between_processes_and_driver_gets_reference(processes):
     first, second = processes.call("weights")
     assert first.checksums["a"] != second.checksums["a"]
     assert len(pickle.dumps(first.checksums)) + len(ray.cloudpickle.dumps(first.contents)) < 2000  # of 2 MiB
@@ -370,7 +368,7 @@ def test_weights_go_from_process_to_process_and_who_asked_gets_a_reference(proce
     assert dict(first.tensors())["b"].dtype == torch.bfloat16  # it may look itself
 
 
-def test_weights_in_memory_of_a_process_are_read_on_its_machine_and_elsewhere_from_the_store(processes):
+def test_shared_weights_are_read_locally_or_from_object_store(processes):
     _, shared = processes.call("shared_weights")
     [place] = shared.contents
     assert isinstance(place, Shared)
@@ -382,7 +380,7 @@ def test_weights_in_memory_of_a_process_are_read_on_its_machine_and_elsewhere_fr
     assert processes.call("held", both) == [stored.checksums, stored.checksums]
 
 
-def test_weights_that_were_lost_with_their_sender_are_a_named_error(processes, cluster, group):
+def test_weights_lost_with_sender_raise_process_lost(processes, cluster, group):
     sender = RayProcesses(replace(group, name="sender", role="critic", size=1), cluster)
     [bucket] = sender.call("weights")
     sender.kill()
@@ -410,7 +408,7 @@ def read_until_lost(processes: RayProcesses, bucket: Bucket) -> None:
         (RaySystemError("a message that cannot be read"), RaySystemError, "a message that cannot be read"),
     ],
 )
-def test_whatever_ray_says_of_a_process_ends_the_question(group, monkeypatch, error, expected, says):
+def test_every_ray_error_ends_the_pending_call(group, monkeypatch, error, expected, says):
     """Without a Ray: it cannot be made to say these when asked."""
     monkeypatch.setattr(processes_module, "DEATH_NOTICE_S", 0.0)
 
@@ -428,7 +426,7 @@ def test_whatever_ray_says_of_a_process_ends_the_question(group, monkeypatch, er
     assert killed == [1]
 
 
-def test_a_long_wait_says_what_it_is_waiting_for(cluster, processes, monkeypatch):
+def test_long_wait_reports_awaited_call(cluster, processes, monkeypatch):
     lines: list[str] = []
     processes.call("sleep", 0.0)  # they are up
     monkeypatch.setattr(cluster, "say", lines.append)
@@ -440,9 +438,7 @@ def test_a_long_wait_says_what_it_is_waiting_for(cluster, processes, monkeypatch
     assert "waiting for 2 of 2 processes of the actor in `sleep`; rank 0: test_ray_processes.py" in lines[0]
 
 
-def test_that_a_group_starts_and_what_its_first_process_counts_is_what_the_driver_does(
-    processes, monkeypatch, tmp_path
-):
+def test_group_start_and_rank_progress_show_as_driver_activity(processes, monkeypatch, tmp_path):
     monkeypatch.setattr(processes_module, "LOOK_EVERY_S", 0.05)
     processes.kill()  # they may be up
     processes.start_ahead()
@@ -479,7 +475,7 @@ METHODS = {
 """Of Ray's services in processes of that name; all others answer calls of workers."""
 
 
-def test_ports_of_a_ray_of_our_own_are_on_loopback_and_ask_for_its_token(processes, cluster):
+def test_local_ray_ports_use_loopback_and_require_token(processes, cluster):
     """All that listen but the autoscaler's monitor, which tells its own figures to whoever is on this machine."""
     processes.call("who", "hello")
     seen, driver = set(), psutil.Process()

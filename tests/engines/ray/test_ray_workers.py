@@ -33,7 +33,7 @@ def worker() -> Callable[[int, int, str], Any]:
     return Worker
 
 
-def test_they_start_answer_and_die_as_forked_ones_do() -> None:
+def test_unforked_workers_behave_like_forked_workers() -> None:
     cluster = RayCluster(
         DevicePlacement({"actor": 2}, colocated=True),
         None,

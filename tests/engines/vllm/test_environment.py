@@ -51,14 +51,14 @@ def settings_of(dtype: Any = "float32", **keys: Any) -> VllmSettings:
     return VllmSettings(str(ROOT / "recipes/quickstart/model"), dtype, 64, (0,), GeneratorTable(**keys))
 
 
-def test_the_generator_is_imported_without_vllm():
+def test_importing_generator_does_not_import_vllm():
     """Ten seconds, which a command that stops early does not wait for."""
     look = "import sys, ppoctl.engines.vllm; print(sorted({'vllm', 'transformers'} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
 
 
-def test_a_float32_engine_on_a_gpu_multiplies_without_tf32_unless_somebody_said_otherwise(clean, gpu):
+def test_float32_gpu_engine_disables_tf32_unless_exported(clean, gpu):
     prepare_environment(settings_of("bfloat16"))
     assert "TRITON_F32_DEFAULT" not in os.environ
     prepare_environment(settings_of())
@@ -68,7 +68,7 @@ def test_a_float32_engine_on_a_gpu_multiplies_without_tf32_unless_somebody_said_
     assert os.environ["TRITON_F32_DEFAULT"] == "tf32"
 
 
-def test_graphs_are_captured_on_a_gpu_and_nothing_is_compiled_on_a_cpu(clean, monkeypatch):
+def test_gpu_engine_captures_graphs_and_cpu_engine_is_eager(clean, monkeypatch):
     assert not compiles(GeneratorTable())
     assert engine_arguments(settings_of())["enforce_eager"]
     prepare_environment(settings_of())
@@ -80,7 +80,7 @@ def test_graphs_are_captured_on_a_gpu_and_nothing_is_compiled_on_a_cpu(clean, mo
     assert "TORCH_COMPILE_DISABLE" not in os.environ
 
 
-def test_no_recipe_for_gpus_is_eager(gpu):
+def test_gpu_recipes_do_not_use_eager_mode(gpu):
     paths = sorted((ROOT / "recipes").rglob("*.toml"))
     recipes = [load([path], [], {"PPOCTL_DATA": "none"}).recipe for path in paths]
     assert len(recipes) > 20
@@ -88,7 +88,7 @@ def test_no_recipe_for_gpus_is_eager(gpu):
     assert "TORCH_COMPILE_DISABLE" not in (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
-def test_tensor_ranks_on_a_gpu_add_up_over_nccl(gpu):
+def test_gpu_tensor_ranks_reduce_over_nccl(gpu):
     from vllm.engine.arg_utils import EngineArgs
 
     given = EngineArgs(**engine_arguments(settings_of(tensor=2)))
@@ -108,7 +108,7 @@ def test_keys_of_decoding_reach_vllm(clean, gpu):
     assert engine_arguments(settings_of(async_scheduling=False))["async_scheduling"] is False
 
 
-def test_a_cpu_is_not_asked_for_what_only_a_gpu_can_keep(clean):
+def test_cpu_environment_omits_gpu_only_settings(clean):
     prepare_environment(settings_of(batch_invariant=True))
     assert not {"VLLM_BATCH_INVARIANT", "TRITON_F32_DEFAULT", "VLLM_USE_FLASHINFER_SAMPLER"} & set(os.environ)
 
@@ -123,7 +123,7 @@ def test_caches_are_private_and_on_this_node_unless_exported(clean, gpu):
     assert said == [str(folder / "vllm"), "mine", str(folder / "inductor"), str(folder / "flashinfer")]
 
 
-def test_the_sampler_of_flashinfer_is_not_imported_unless_exported(clean, gpu):
+def test_flashinfer_sampler_is_disabled_unless_exported(clean, gpu):
     """vLLM reads the variable before it imports FlashInfer, which makes folders at home and may compile."""
     prepare_environment(settings_of())
     assert os.environ["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
@@ -133,7 +133,7 @@ def test_the_sampler_of_flashinfer_is_not_imported_unless_exported(clean, gpu):
 
 
 @pytest.mark.parametrize("is_link", [True, False])
-def test_a_folder_of_caches_that_somebody_else_could_write_to_is_left_alone(clean, gpu, is_link):
+def test_insecure_cache_folder_is_not_used(clean, gpu, is_link):
     folder = clean / f"ppoctl_cache_{os.getuid()}"
     if is_link:
         (clean / "elsewhere").mkdir(mode=0o700)
@@ -176,19 +176,19 @@ def ranks_that_see(*devices: str) -> list[tuple[int, str, str, list[str]]]:
     return found
 
 
-def test_tensor_ranks_see_each_others_gpus_before_anything_asks_for_cuda():
+def test_tensor_ranks_see_all_gpus_before_cuda_starts():
     assert ranks_that_see("3", "1") == [(0, "3,1", "0", ["3,1"]), (1, "3,1", "1", ["3,1"])]
     assert ranks_that_see("-1", "-1") == [(0, "-1", "0", ["-1"]), (1, "-1", "1", ["-1"])]  # a CPU on purpose
     assert ranks_that_see("", "") == [(0, "", "0", [""]), (1, "", "1", [""])]
 
 
-def test_tensor_ranks_that_see_several_gpus_each_are_an_error_that_says_so():
+def test_tensor_ranks_with_several_gpus_each_raise_error():
     [(_, first, _, _), (_, second, _, _)] = ranks_that_see("0,1", "0,1")
     assert first == second
     assert first.startswith("tensor ranks of an engine need a GPU each, and see `0,1`, `0,1`")
 
 
-def test_vllm_looks_for_the_other_ranks_gpus_in_the_list_that_a_process_sees(monkeypatch):
+def test_vllm_looks_up_gpus_of_all_ranks_in_visible_devices(monkeypatch):
     """This is why ranks are shown each other's."""
     from vllm.platforms.interface import Platform
 
@@ -235,7 +235,7 @@ def vllm_logger() -> Iterator[logging.Logger]:
     logger.handlers, logger.level, logger.propagate = before
 
 
-def test_what_vllm_says_goes_to_a_file_of_each_engine_and_not_to_the_screen(clean, vllm_logger, capfd):
+def test_vllm_log_goes_to_file_per_engine_and_not_to_screen(clean, vllm_logger, capfd):
     screen = logging.StreamHandler()
     vllm_logger.handlers = [screen]
     settings = replace(settings_of(), logs=clean)
@@ -254,7 +254,7 @@ def test_what_vllm_says_goes_to_a_file_of_each_engine_and_not_to_the_screen(clea
     "exported",
     [{"VLLM_LOGGING_LEVEL": "DEBUG"}, {"VLLM_LOGGING_LEVEL": "ERROR"}, {"VLLM_LOGGING_CONFIG_PATH": "mine.json"}],
 )
-def test_a_person_decides_how_vllm_logs(clean, vllm_logger, exported):
+def test_exported_vllm_logging_settings_are_kept(clean, vllm_logger, exported):
     os.environ.update(exported)
     before = list(vllm_logger.handlers), vllm_logger.level, vllm_logger.propagate
     write_log(replace(settings_of(), logs=clean), "engine-0")
@@ -265,7 +265,7 @@ def test_a_person_decides_how_vllm_logs(clean, vllm_logger, exported):
     assert exported.items() <= os.environ.items()
 
 
-def test_without_a_run_directory_the_screen_has_errors_only(clean, vllm_logger, capfd):
+def test_vllm_without_run_directory_prints_errors_only(clean, vllm_logger, capfd):
     for _ in range(2):  # an engine, and another one after it
         write_log(settings_of(), "engine-0")
         prepare_environment(settings_of())
@@ -274,7 +274,7 @@ def test_without_a_run_directory_the_screen_has_errors_only(clean, vllm_logger, 
     assert capfd.readouterr().err.splitlines() == ["no room"] * 2
 
 
-def test_what_was_said_before_the_folder_was_known_is_in_the_file_too(clean, vllm_logger, capfd):
+def test_early_vllm_log_lines_are_written_to_file(clean, vllm_logger, capfd):
     keep_log()
     prepare_environment(settings_of())
     logging.getLogger("vllm.v1.engine").info("using FLASH_ATTN")
@@ -287,7 +287,7 @@ def test_what_was_said_before_the_folder_was_known_is_in_the_file_too(clean, vll
     assert capfd.readouterr().err == ""
 
 
-def test_what_was_kept_for_no_folder_are_errors_on_the_screen(clean, vllm_logger, capfd):
+def test_early_vllm_errors_are_printed_without_log_folder(clean, vllm_logger, capfd):
     keep_log()
     logging.getLogger("vllm.v1.engine").info("using FLASH_ATTN")
     logging.getLogger("vllm.v1.engine").error("no room")
@@ -295,7 +295,7 @@ def test_what_was_kept_for_no_folder_are_errors_on_the_screen(clean, vllm_logger
     assert capfd.readouterr().err == "no room\n"
 
 
-def test_a_process_that_begins_on_a_folder_does_not_start_again_to_be_on_it(monkeypatch, tmp_path):
+def test_engine_opened_on_folder_skips_first_restart(monkeypatch, tmp_path):
     """And where the folder is gone by then it begins on the model."""
     started: list[str] = []
     formats: list[str] = []
@@ -321,7 +321,7 @@ def test_a_process_that_begins_on_a_folder_does_not_start_again_to_be_on_it(monk
     assert formats == ["ppoctl_witnessed", "ppoctl_witnessed", "dummy"]
 
 
-def test_variables_are_set_before_vllm_is_imported_to_begin_on_a_folder(monkeypatch, tmp_path):
+def test_environment_is_prepared_before_vllm_import(monkeypatch, tmp_path):
     """Its loader imports vLLM."""
     order: list[str] = []
     monkeypatch.setattr(engine_module, "prepare_environment", lambda settings: order.append(settings.model))

@@ -16,14 +16,14 @@ from ppoctl.weights.engine_calls import EngineHandle
 from ppoctl.weights.sending import NamedWeights
 
 
-def test_draws_go_to_all_engines_alike():
+def test_requests_are_split_evenly_between_engines():
     engines = [CountingHost(speed=1), CountingHost(speed=1), CountingHost(speed=1)]
     fleet, _ = fleet_of(*engines)
     assert set(run(fleet, 9).values()) == {1}
     assert [len(engine.drew) for engine in engines] == [3, 3, 3]
 
 
-def test_a_slow_engine_draws_less_and_none_is_given_more_than_it_can_hold():
+def test_slow_engine_gets_fewer_requests_within_queue_limit():
     slow, fast = CountingHost(speed=1), CountingHost(speed=4)
     fleet, _ = fleet_of(slow, fast)
     run(fleet, 200)
@@ -31,7 +31,7 @@ def test_a_slow_engine_draws_less_and_none_is_given_more_than_it_can_hold():
     assert max(slow.most_open, fast.most_open) == 10  # a quarter more than the eight decoded together
 
 
-def test_draws_of_an_engine_that_dies_are_sent_again_once_and_it_is_restored():
+def test_dead_engine_is_restored_and_its_requests_are_resent():
     dying, other = CountingHost(speed=1, dies_in=[2]), CountingHost(speed=1)
     fleet, said = fleet_of(dying, other)
     sends = run(fleet, 8)
@@ -44,7 +44,7 @@ def test_draws_of_an_engine_that_dies_are_sent_again_once_and_it_is_restored():
     assert other.log.count("begin_weights") == 1
 
 
-def test_draws_that_two_engines_died_over_stop_the_run():
+def test_requests_that_kill_two_engines_stop_the_run():
     fleet, _ = fleet_of(CountingHost(speed=1, dies_in=[1, 2]))
     fleet.prepare(STATE)
     with pytest.raises(ProcessLostError):
@@ -52,7 +52,7 @@ def test_draws_that_two_engines_died_over_stop_the_run():
 
 
 @pytest.mark.parametrize("state", [STATE, NEXT], ids=["the first state", "another state"])
-def test_the_trainer_reaches_its_state_before_the_engines_have_the_device(monkeypatch, state: State):
+def test_trainer_reaches_state_before_engines_get_device(monkeypatch, state: State):
     """A trainer that is built, loaded or updated takes memory that the engines would have: they start, or wake, when
     it has left."""
     turns, engine = DeviceSharing(EVERYONE), CountingHost(speed=1)
@@ -72,7 +72,7 @@ def test_the_trainer_reaches_its_state_before_the_engines_have_the_device(monkey
     assert engine.log[before:][: len(order)] == order
 
 
-def test_a_trainer_is_not_brought_to_a_state_that_the_engines_hold(monkeypatch):
+def test_trainer_is_not_moved_to_state_that_engines_hold(monkeypatch):
     bench = bench_of(CountingHost(speed=1))
     run(bench.fleet, 4)
     bench.trainer.has_moved_on = True
@@ -80,7 +80,7 @@ def test_a_trainer_is_not_brought_to_a_state_that_the_engines_hold(monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["begin_weights", "end_weights", "score"])
-def test_an_engine_that_dies_while_it_gets_weights_is_started_again_once(method: str):
+def test_engine_dying_in_weight_sync_is_restarted_once(method: str):
     dying, other = CountingHost(speed=1, dies_at=[method]), CountingHost(speed=1)
     fleet, said = fleet_of(dying, other)
     assert len(run(fleet, 4)) == 4
@@ -94,7 +94,7 @@ def test_an_engine_that_dies_while_it_gets_weights_is_started_again_once(method:
         fleet.prepare(STATE)
 
 
-def test_engines_that_died_meanwhile_are_noticed_together():
+def test_engines_that_died_before_sync_are_restarted_together():
     """One of them twice, the other once before: no more tries are needed than one engine's two deaths take."""
     one, two = CountingHost(speed=1, dies_at=["takes_weights"] * 2), CountingHost(speed=1, dies_at=["takes_weights"])
     fleet, said = fleet_of(one, two)
@@ -102,7 +102,7 @@ def test_engines_that_died_meanwhile_are_noticed_together():
     assert said == ["an engine died; an engine died; started again", "an engine died; started again"]
 
 
-def test_a_trainer_that_dies_is_not_taken_for_an_engine(monkeypatch: pytest.MonkeyPatch):
+def test_trainer_death_is_not_treated_as_engine_death(monkeypatch: pytest.MonkeyPatch):
     engine = CountingHost(speed=1)
     bench = bench_of(engine)
 
@@ -117,7 +117,7 @@ def test_a_trainer_that_dies_is_not_taken_for_an_engine(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(("buckets", "says"), [(3, "process 1 of the actor's 2 died"), (1, "weights were lost")])
-def test_a_sender_that_dies_is_not_taken_for_an_engine(monkeypatch, buckets: int, says: str):
+def test_sender_death_is_not_treated_as_engine_death(monkeypatch, buckets: int, says: str):
     """An engine notices, and is not to blame. Ranks that are asked for more say which of them it was."""
 
     def sent() -> Iterator[Bucket]:
@@ -136,7 +136,7 @@ def test_a_sender_that_dies_is_not_taken_for_an_engine(monkeypatch, buckets: int
     assert engine.log[-1] == other.log[-1] == "close"  # both have half of them
 
 
-def test_an_engine_starts_anew_on_an_export_that_it_sees_when_the_trainer_has_left(monkeypatch, tmp_path):
+def test_engine_restarts_on_export_after_trainer_offloads(monkeypatch, tmp_path):
     turns, engine = DeviceSharing(EVERYONE), CountingHost(speed=1, in_place=False)
     bench = bench_of(engine, turns=turns, exports=lambda: tmp_path)
     fleet, inner = bench.fleet, bench.trainer.export
@@ -152,7 +152,7 @@ def test_an_engine_starts_anew_on_an_export_that_it_sees_when_the_trainer_has_le
     fleet.close()
 
 
-def test_an_engine_that_died_starts_anew_when_the_trainer_has_left(monkeypatch):
+def test_dead_engine_restarts_after_trainer_offloads(monkeypatch):
     turns, dying = DeviceSharing(EVERYONE), CountingHost(speed=1, dies_at=["end_weights"])
     bench = bench_of(dying, turns=turns)
     inner = bench.trainer.weights
@@ -167,7 +167,7 @@ def test_an_engine_that_died_starts_anew_when_the_trainer_has_left(monkeypatch):
     assert "the actor leaves" in dying.log[:again]
 
 
-def test_engines_sleep_when_another_role_has_its_turn_and_not_while_it_sends_weights():
+def test_engines_sleep_for_other_roles_but_not_during_weight_sync():
     turns, critic = DeviceSharing(EVERYONE), list[int]()
     engines = [CountingHost(speed=1), CountingHost(speed=1)]
     bench = bench_of(*engines, turns=turns)
@@ -191,7 +191,7 @@ def test_engines_sleep_when_another_role_has_its_turn_and_not_while_it_sends_wei
     assert engines[0].log[-1] == "close"  # and is not started to be put to sleep
 
 
-def test_engines_that_leave_alone_sleep_before_a_trainer_works_that_stays():
+def test_engines_sleep_before_trainer_that_stays_on_device():
     turns, engine = DeviceSharing(["generator"]), CountingHost(speed=1)
     bench = bench_of(engine, turns=turns)
     turns.acquire("critic", lambda: engine.log.append("the critic leaves"))
@@ -204,7 +204,7 @@ def test_engines_that_leave_alone_sleep_before_a_trainer_works_that_stays():
     assert "the critic leaves" not in engine.log
 
 
-def test_engines_at_work_do_not_sleep_while_another_is_restored():
+def test_running_engines_stay_awake_while_another_is_restored():
     turns = DeviceSharing(EVERYONE)
     dying, other = CountingHost(speed=1, dies_in=[2]), CountingHost(speed=1)
     fleet, _ = fleet_of(dying, other, turns=turns)
@@ -213,7 +213,7 @@ def test_engines_at_work_do_not_sleep_while_another_is_restored():
     assert "sleep" not in other.log
 
 
-def test_an_engine_that_dies_when_it_is_to_sleep_is_started_again_when_it_is_needed():
+def test_engine_dying_in_sleep_is_restarted_on_next_use():
     turns = DeviceSharing(EVERYONE)
     dying, other = CountingHost(speed=1, dies_at=["sleep"]), CountingHost(speed=1)
     fleet, said = fleet_of(dying, other, turns=turns)
@@ -224,7 +224,7 @@ def test_an_engine_that_dies_when_it_is_to_sleep_is_started_again_when_it_is_nee
     assert dying.log.count("begin_weights") == other.log.count("begin_weights") == 2
 
 
-def test_engines_that_slept_where_nothing_is_kept_get_their_weights_from_the_trainer():
+def test_engines_get_weights_from_trainer_if_none_are_kept():
     turns, engine = DeviceSharing(EVERYONE), CountingHost(speed=1)
     bench = bench_of(engine, turns=turns)
     bench.trainer.keeps = False
@@ -237,7 +237,7 @@ def test_engines_that_slept_where_nothing_is_kept_get_their_weights_from_the_tra
     assert engine.log.count("end_weights") == 3
 
 
-def test_equal_states_cost_nothing_and_a_replayed_one_is_another():
+def test_equal_state_is_not_resent_but_replayed_state_is():
     engine = CountingHost(speed=1)
     fleet, _ = fleet_of(engine)
     for replay in (0, 0, 1, 1):
@@ -245,7 +245,7 @@ def test_equal_states_cost_nothing_and_a_replayed_one_is_another():
     assert engine.log.count("begin_weights") == 2
 
 
-def test_a_hang_names_the_samples():
+def test_hang_error_names_pending_samples():
     engine = CountingHost(speed=1, error=HangError("the engine has not finished", hint="look"))
     fleet, _ = fleet_of(engine)
     fleet.prepare(STATE)
@@ -255,7 +255,7 @@ def test_a_hang_names_the_samples():
     assert engine.log[-1] == "close"  # and it was not started again to be told to forget
 
 
-def test_draws_may_come_while_others_run_and_idle_engines_get_them_at_once():
+def test_late_requests_go_to_idle_engines_first():
     engines = [CountingHost(speed=1), CountingHost(speed=1)]
     fleet, _ = fleet_of(*engines)
     fleet.prepare(STATE)
@@ -272,7 +272,7 @@ def test_draws_may_come_while_others_run_and_idle_engines_get_them_at_once():
     assert fleet.finished() == []
 
 
-def test_what_an_engine_has_finished_is_handed_out_before_another_ones_error_is_raised():
+def test_finished_samples_are_returned_before_error_is_raised():
     fleet, _ = fleet_of(CountingHost(speed=1), CountingHost(speed=1, error=HangError("hung", hint="")))
     fleet.prepare(STATE)
     fleet.open(PARAMS)
@@ -282,7 +282,7 @@ def test_what_an_engine_has_finished_is_handed_out_before_another_ones_error_is_
         fleet.finished()
 
 
-def test_a_stream_that_is_left_leaves_nothing_behind():
+def test_aborted_stream_leaves_no_requests():
     engine = CountingHost(speed=1)
     fleet, _ = fleet_of(engine)
     fleet.prepare(STATE)
@@ -294,7 +294,7 @@ def test_a_stream_that_is_left_leaves_nothing_behind():
     assert len(run(fleet, 6)) == 6
 
 
-def test_an_error_of_the_proof_leaves_the_engines_at_no_state(monkeypatch: pytest.MonkeyPatch):
+def test_failed_verification_forces_new_weight_sync(monkeypatch: pytest.MonkeyPatch):
     engine = CountingHost(speed=1)
     fleet, _ = fleet_of(engine)
     with monkeypatch.context() as planted:
@@ -305,7 +305,7 @@ def test_an_error_of_the_proof_leaves_the_engines_at_no_state(monkeypatch: pytes
     assert engine.log.count("begin_weights") == 2
 
 
-def test_an_engine_that_cannot_take_weights_is_restarted_on_an_export_and_asked(monkeypatch):
+def test_engine_without_in_place_update_restarts_and_is_verified(monkeypatch):
     engine = CountingHost(speed=1, in_place=False)
     fleet, _ = fleet_of(engine)
     fleet.prepare(STATE)
@@ -315,7 +315,7 @@ def test_an_engine_that_cannot_take_weights_is_restarted_on_an_export_and_asked(
         fleet.prepare(NEXT)
 
 
-def test_an_engine_that_decodes_wrong_is_caught_before_anything_is_drawn_although_it_scores_a_prompt_right():
+def test_canary_catches_wrong_decoding_before_generation():
     engines = CountingHost(speed=1), CountingHost(speed=1, decodes=-0.5)
     fleet, _ = fleet_of(*engines)
     with pytest.raises(WeightSyncError, match=r"differ by 0\.5 nats \(max over 8 tokens that the generator drew;"):
@@ -323,7 +323,7 @@ def test_an_engine_that_decodes_wrong_is_caught_before_anything_is_drawn_althoug
     assert "advance" not in engines[0].log + engines[1].log
 
 
-def test_engines_that_draw_other_tokens_are_each_compared_with_the_trainer(monkeypatch):
+def test_engines_with_different_canary_tokens_are_each_checked(monkeypatch):
     other = CountingHost(speed=1, draws_first=7)
     bench = bench_of(CountingHost(speed=1), other, CountingHost(speed=1))
     scored: list[tuple[int, ...]] = []
@@ -341,7 +341,7 @@ def test_engines_that_draw_other_tokens_are_each_compared_with_the_trainer(monke
         bench.fleet.prepare(NEXT)
 
 
-def test_an_engine_whose_process_is_used_up_starts_anew_in_another_one(tmp_path):
+def test_used_up_engine_process_is_replaced_on_restart(tmp_path):
     """On a GPU vLLM's memory for sleeping is good for one start."""
     dying, other = CountingHost(speed=1, in_place=False, dies_in=[2]), CountingHost(speed=1, in_place=False)
     bench = bench_of(dying, other, exports=lambda: tmp_path)

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.engines
 
 
 @pytest.mark.skipif(device_of_the_build() != "cpu", reason="vLLM's CPU kernels are in its build for CPUs")
-def test_head_sizes_are_those_of_vllms_own_kernel() -> None:
+def test_head_sizes_match_vllm_cpu_kernel() -> None:
     """Asked as its metadata builder asks: for every even size up to 640, with the instructions it would choose."""
     with _third_party_quiet():
         from vllm import _custom_ops

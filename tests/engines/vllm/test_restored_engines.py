@@ -38,7 +38,7 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
 
 
 @WAYS
-def test_an_engine_that_dies_draws_on_from_the_state_that_was_prepared(opened: Opened, in_place: bool) -> None:
+def test_restored_engine_generates_from_prepared_state(opened: Opened, in_place: bool) -> None:
     dying = CountingHost(speed=1, dies_in=[2], in_place=in_place)
     bench = opened(dying, CountingHost(speed=1, in_place=in_place))
     drawn = [one for ended in iter(bench.fleet.finished, []) for one in ended]
@@ -49,7 +49,7 @@ def test_an_engine_that_dies_draws_on_from_the_state_that_was_prepared(opened: O
 
 
 @WAYS
-def test_an_engine_that_is_restored_with_other_bytes_is_refused(opened: Opened, in_place: bool) -> None:
+def test_engine_restored_with_wrong_bytes_raises_error(opened: Opened, in_place: bool) -> None:
     dying = CountingHost(speed=1, dies_in=[1], in_place=in_place)
     bench = opened(dying)
     dying.spoils = True
@@ -57,9 +57,7 @@ def test_an_engine_that_is_restored_with_other_bytes_is_refused(opened: Opened, 
         bench.fleet.finished()
 
 
-def test_an_engine_that_is_restored_and_computes_something_else_is_refused(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_restored_engine_failing_canary_raises_error(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     dying = CountingHost(speed=1, dies_in=[1])
     bench = opened(dying)
     monkeypatch.setattr(dying, "scores", 1.0)
@@ -67,7 +65,7 @@ def test_an_engine_that_is_restored_and_computes_something_else_is_refused(
         bench.fleet.finished()
 
 
-def test_an_engine_may_die_again_while_it_is_restored(opened: Opened) -> None:
+def test_engine_may_die_once_more_during_restore(opened: Opened) -> None:
     dying = CountingHost(speed=1, dies_in=[1])
     bench = opened(dying, CountingHost(speed=1))
     dying.dies_at = ["end_weights"]
@@ -79,7 +77,7 @@ def test_an_engine_may_die_again_while_it_is_restored(opened: Opened) -> None:
         bench.fleet.finished()
 
 
-def test_bytes_that_are_gone_with_the_process_that_kept_them_end_the_run(opened: Opened) -> None:
+def test_lost_published_weights_end_the_run(opened: Opened) -> None:
     dying = CountingHost(speed=1, dies_in=[1], misses=None)
     bench = opened(dying)
     dying.misses = SenderLostError("weights were lost")
@@ -88,7 +86,7 @@ def test_bytes_that_are_gone_with_the_process_that_kept_them_end_the_run(opened:
     assert len(bench.said) == 1  # it was started again once
 
 
-def test_an_engine_that_died_asleep_is_restored_without_the_trainers_place() -> None:
+def test_restoring_sleeping_engine_does_not_load_trainer() -> None:
     turns, left = DeviceSharing(EVERYONE), ["born"]
     bench = bench_of(CountingHost(speed=1, dies_at=["sleep"]), CountingHost(speed=1), turns=turns)
     run(bench.fleet, 4)
@@ -99,7 +97,7 @@ def test_an_engine_that_died_asleep_is_restored_without_the_trainers_place() -> 
     assert bench.trainer.left == ["leave"]
 
 
-def test_what_was_published_is_kept_until_the_next_transfer(tmp_path: Path) -> None:
+def test_published_weights_are_kept_until_next_transfer(tmp_path: Path) -> None:
     fleet = bench_of(CountingHost(speed=1, in_place=False), exports=lambda: tmp_path).fleet
     fleet.prepare(STATE)
     [first] = tmp_path.iterdir()
@@ -112,7 +110,7 @@ def test_what_was_published_is_kept_until_the_next_transfer(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_transfer_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_transfer_removes_its_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = CountingHost(speed=1, in_place=False)
     fleet = bench_of(engine, exports=lambda: tmp_path).fleet
     monkeypatch.setattr(engine, "scores", 1.0)
@@ -121,7 +119,7 @@ def test_a_transfer_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
-def test_after_a_transfer_that_failed_nothing_is_restored_from_the_one_before(
+def test_failed_transfer_invalidates_previous_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its memory has been filled anew."""
@@ -138,7 +136,7 @@ def test_after_a_transfer_that_failed_nothing_is_restored_from_the_one_before(
 
 
 @WAYS
-def test_in_one_process_nothing_is_kept_and_the_trainer_sends_again(in_place: bool) -> None:
+def test_single_process_keeps_no_weights_and_sends_again(in_place: bool) -> None:
     turns = DeviceSharing(EVERYONE)
     bench = bench_of(CountingHost(speed=1, dies_at=["sleep"], in_place=in_place), turns=turns)
     bench.trainer.keeps = False
@@ -151,7 +149,7 @@ def test_in_one_process_nothing_is_kept_and_the_trainer_sends_again(in_place: bo
     assert bench.fleet._published is not published
 
 
-def test_engines_hear_of_no_content_that_the_trainer_is_about_to_need(opened: Opened) -> None:
+def test_published_buckets_contain_only_lasting_content(opened: Opened) -> None:
     """What is published would otherwise be read from memory that is filled anew."""
     dying = CountingHost(speed=1, dies_in=[1])
     bench = opened(dying)

@@ -53,7 +53,7 @@ def engine_of() -> Iterator[Callable[[Recipe], PoolingEngine]]:
 
 
 @pytest.mark.usefixtures("tied")  # an engine that draws, in the same process
-def test_scores_are_transformers_and_random_numbers_are_left_alone(
+def test_vllm_scores_match_transformers_and_keep_rng_state(
     tmp_path: Path, engine_of: Callable[[Recipe], PoolingEngine]
 ) -> None:
     folder = reward_model(tmp_path / "judge")
@@ -62,7 +62,7 @@ def test_scores_are_transformers_and_random_numbers_are_left_alone(
     assert torch.equal(torch.random.get_rng_state(), random)
 
 
-def test_of_several_labels_it_is_the_probability_of_the_one_that_is_named(
+def test_vllm_score_is_probability_of_named_label(
     tmp_path: Path, engine_of: Callable[[Recipe], PoolingEngine]
 ) -> None:
     folder = reward_model(tmp_path / "judge", "bad", "fair", "good")
@@ -70,7 +70,7 @@ def test_of_several_labels_it_is_the_probability_of_the_one_that_is_named(
     torch.testing.assert_close(torch.tensor(found), logits(folder).softmax(1)[:, 1], atol=1e-5, rtol=1e-5)
 
 
-def test_a_response_scores_as_on_megatron(tmp_path: Path) -> None:
+def test_vllm_score_of_response_matches_megatron(tmp_path: Path) -> None:
     folder = reward_model(tmp_path / "judge")
     asked: list[ScoreRequest] = [request(f"{n} + 1 = {n + 1}", "2") for n in range(5)]
 
@@ -88,7 +88,7 @@ def test_a_response_scores_as_on_megatron(tmp_path: Path) -> None:
     assert scores("vllm") == pytest.approx(megatron, abs=1e-4)
 
 
-def test_a_model_that_vllm_cannot_start_is_told_by_its_key(tmp_path: Path) -> None:
+def test_unloadable_reward_model_error_names_recipe_key(tmp_path: Path) -> None:
     folder = reward_model(tmp_path / "judge")
     settings = settings_of(recipe(folder, engine="vllm"), ("reward",))
     assert isinstance(settings, PoolingSettings)

@@ -11,7 +11,7 @@ from ppoctl.ports import OutputRequest, SamplingParams
 pytestmark = pytest.mark.engines
 
 
-def test_the_end_token_and_no_other_ends_a_response_and_counts_and_is_not_text(tied: Bench) -> None:
+def test_only_end_token_ends_response_and_is_not_in_text(tied: Bench) -> None:
     samples = tied.draw(prompts(32), SamplingParams(temperature=2.0, max_new_tokens=48))
     ended = [sample for sample in samples.values() if sample.terminated]
     assert 0 < len(ended) < 32
@@ -30,7 +30,7 @@ def test_the_end_token_and_no_other_ends_a_response_and_counts_and_is_not_text(t
     assert not any("<eos>" in sample.text for sample in samples.values())
 
 
-def test_a_stop_string_ends_a_response_and_leaves_its_text(tied: Bench) -> None:
+def test_stop_string_ends_response_and_is_cut_from_text(tied: Bench) -> None:
     params = SamplingParams(temperature=1.5, max_new_tokens=40)
     free = tied.draw(prompts(10), params)
     text = free["p0"].text
@@ -52,7 +52,7 @@ def test_a_stop_string_ends_a_response_and_leaves_its_text(tied: Bench) -> None:
             assert sample == whole
 
 
-def test_nothing_ends_a_response_among_its_first_tokens(tied: Bench) -> None:
+def test_min_new_tokens_masks_end_tokens_and_ignores_stop_strings(tied: Bench) -> None:
     """Neither ids nor stop strings; log-probs are of what could be drawn."""
     params = SamplingParams(temperature=2.0, max_new_tokens=40, stop_token_ids=(FOLDER_EOS, 45, 46, 47, 48))
     for stop_strings in ((), ("a", "e", "o")):
@@ -83,7 +83,7 @@ def test_nothing_ends_a_response_among_its_first_tokens(tied: Bench) -> None:
         )
 
 
-def test_a_stop_token_ends_a_response_and_is_not_its_text(tied: Bench) -> None:
+def test_stop_token_ends_response_and_is_not_in_text(tied: Bench) -> None:
     params = SamplingParams(temperature=1.5, max_new_tokens=40)
     free = tied.draw(prompts(6), params)
     stop = free["p0"].tokens[5]
@@ -98,7 +98,7 @@ def test_a_stop_token_ends_a_response_and_is_not_its_text(tied: Bench) -> None:
         tied.draw(prompts(1), dataclasses.replace(params, stop_token_ids=(99999,)))
 
 
-def test_a_long_prompt_leaves_its_response_what_the_window_has_left(tied: Bench) -> None:
+def test_long_prompt_shortens_response_to_rest_of_window(tied: Bench) -> None:
     params = SamplingParams(temperature=1.0, max_new_tokens=20, min_new_tokens=8, max_window_tokens=40)
     requests = [dataclasses.replace(prompts(1, length=length)[0], key=f"{length}") for length in (12, 25, 32)]
     found = {key: len(sample.tokens) for key, sample in tied.draw(requests, params).items()}
@@ -107,45 +107,45 @@ def test_a_long_prompt_leaves_its_response_what_the_window_has_left(tied: Bench)
     assert found["12"] <= 20
 
 
-def test_no_stop_string_is_left_over_from_an_earlier_call(tied: Bench) -> None:
+def test_stop_strings_do_not_persist_between_calls(tied: Bench) -> None:
     params = SamplingParams(temperature=1.0, max_new_tokens=20)
     before = tied.draw(prompts(4), params)
     tied.draw(prompts(4), dataclasses.replace(params, stop_strings=("a", "e")))
     assert tied.draw(prompts(4), params) == before
 
 
-def test_a_prompt_longer_than_the_window_is_refused_by_name_before_anything_is_drawn(tied: Bench) -> None:
+def test_prompt_beyond_window_is_rejected_before_generation(tied: Bench) -> None:
     requests = [*prompts(2), dataclasses.replace(prompts(1, length=300)[0], key="the long one")]
     with pytest.raises(DataError, match=rf"`the long one` has 300 tokens; with 32 new ones .* window of {WINDOW}"):
         tied.draw(requests, SamplingParams(temperature=1.0, max_new_tokens=32))
 
 
-def test_a_prompt_that_fills_the_window_is_drawn_in_full(tied: Bench) -> None:
+def test_prompt_that_exactly_fits_window_gets_full_response(tied: Bench) -> None:
     requests = prompts(1, length=WINDOW - 8)
     sample = tied.draw(requests, SamplingParams(temperature=1.0, max_new_tokens=8))["p0"]
     assert len(sample.tokens) == 8
     assert not sample.terminated
 
 
-def test_an_empty_prompt_is_refused(tied: Bench) -> None:
+def test_empty_prompt_is_rejected(tied: Bench) -> None:
     request = dataclasses.replace(prompts(1)[0], prompt_tokens=())
     with pytest.raises(DataError, match="`p0` has 0 tokens"):
         tied.draw([request], SamplingParams(temperature=1.0, max_new_tokens=8))
 
 
-def test_an_id_outside_the_vocabulary_is_refused_by_name(tied: Bench) -> None:
+def test_token_id_outside_vocabulary_is_rejected_by_key(tied: Bench) -> None:
     request = dataclasses.replace(prompts(1)[0], prompt_tokens=(5, 99999))
     with pytest.raises(DataError, match="`p0`"):
         tied.draw([request], SamplingParams(temperature=1.0, max_new_tokens=8))
     assert len(tied.draw(prompts(2), SamplingParams(temperature=1.0, max_new_tokens=8))) == 2
 
 
-def test_two_requests_with_one_key_are_refused(tied: Bench) -> None:
+def test_duplicate_request_keys_are_rejected(tied: Bench) -> None:
     with pytest.raises(ValueError, match="key `p0`"):
         tied.draw(prompts(1) * 2, SamplingParams(temperature=1.0, max_new_tokens=8))
 
 
 @pytest.mark.parametrize("temperature", [0.005, 2.5])
-def test_a_temperature_that_vllm_would_change_or_refuse_is_refused(tied: Bench, temperature: float) -> None:
+def test_unsupported_temperature_is_rejected(tied: Bench, temperature: float) -> None:
     with pytest.raises(RecipeError, match=f"`{temperature}`"):
         tied.draw(prompts(1), SamplingParams(temperature=temperature, max_new_tokens=8))

@@ -10,14 +10,14 @@ pytestmark = pytest.mark.engines
 DRAW = SamplingParams(temperature=1.0, max_new_tokens=24)
 
 
-def test_logprobs_equal_a_forward_pass_of_the_trainer_after_each_update(bench: Bench) -> None:
+def test_sampler_logprobs_match_trainer_after_each_update(bench: Bench) -> None:
     for _ in range(2):
         assert bench.worst_gap(prompts(6), DRAW) < 1e-3
         bench.trainer.move(0.05)
     assert bench.worst_gap(prompts(6), DRAW) < 1e-3
 
 
-def test_logprobs_are_those_of_the_tempered_distribution(tied: Bench) -> None:
+def test_sampler_logprobs_include_temperature(tied: Bench) -> None:
     assert tied.worst_gap(prompts(4), SamplingParams(temperature=0.6, max_new_tokens=16)) < 1e-3
     assert tied.worst_gap(prompts(4), SamplingParams(temperature=1.7, max_new_tokens=16)) < 1e-3
 
@@ -27,7 +27,7 @@ def test_logprobs_are_those_of_the_tempered_distribution(tied: Bench) -> None:
     [{"top_p": 0.7}, {"top_k": 5}, {"min_p": 0.1}, {"top_p": 0.8, "top_k": 20, "min_p": 0.02}],
     ids=["top-p", "top-k", "min-p", "all"],
 )
-def test_logprobs_are_those_of_what_the_filters_leave(tied: Bench, filters: dict[str, float]) -> None:
+def test_sampler_logprobs_include_filters(tied: Bench, filters: dict[str, float]) -> None:
     params = SamplingParams(temperature=1.3, max_new_tokens=16, **filters)  # type: ignore[arg-type]
     assert tied.worst_gap(prompts(4), params) < 1e-3
     # Else the filters would leave everything, and the comparison would be of nothing.
@@ -39,7 +39,7 @@ def test_logprobs_are_those_of_what_the_filters_leave(tied: Bench, filters: dict
     assert max(abs(a - b) for a, b in zip(ours, samples.logprobs, strict=True)) > 0.1
 
 
-def test_greedy_takes_the_most_likely_token_of_the_trainer(tied: Bench) -> None:
+def test_greedy_sampling_takes_most_likely_trainer_token(tied: Bench) -> None:
     (request,) = prompts(1)
     sample = tied.draw([request], SamplingParams(temperature=0.0, max_new_tokens=10))["p0"]
     tokens = request.prompt_tokens
@@ -59,12 +59,12 @@ def test_tokens_depend_on_prompt_and_seed_alone(tied: Bench) -> None:
     assert all(alone[key].tokens == together[key].tokens for key in alone)
 
 
-def test_another_seed_draws_another_response(tied: Bench) -> None:
+def test_different_seed_gives_different_response(tied: Bench) -> None:
     one = tied.draw(prompts(4), DRAW)
     other = tied.draw(prompts(4, first_seed=900), DRAW)
     assert all(one[key].tokens != other[key].tokens for key in one)
 
 
-def test_samples_carry_the_stamp_of_the_state(tied: Bench) -> None:
+def test_samples_have_stamp_of_their_state(tied: Bench) -> None:
     state = tied.trainer.move(0.01)
     assert {sample.stamp for sample in tied.draw(prompts(2), DRAW).values()} == {state.stamp}

@@ -23,9 +23,7 @@ pytestmark = pytest.mark.engines
 DRAW = SamplingParams(temperature=1.0, max_new_tokens=8)
 
 
-def test_an_engine_in_bfloat16_is_exact_and_leaves_the_number_of_threads_settable(
-    model_folder: Callable[[str], Path], tied: Bench
-) -> None:
+def test_bfloat16_engine_is_exact_and_keeps_thread_settings(model_folder: Callable[[str], Path], tied: Bench) -> None:
     tied.draw(prompts(2), DRAW)
     bench = Bench.start(model_folder("untied"), dtype="bfloat16")
     threads, set_threads = torch.get_num_threads(), torch.set_num_threads
@@ -37,7 +35,7 @@ def test_an_engine_in_bfloat16_is_exact_and_leaves_the_number_of_threads_settabl
     assert len(tied.draw(prompts(2), DRAW)) == 2
 
 
-def test_an_engine_restarted_on_an_export_has_its_weights(untied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_restarted_on_export_has_its_weights(untied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "takes_weights", lambda engine: False)
     untied.trainer.move(0.05)
     assert untied.worst_gap(prompts(4), DRAW) < 1e-3
@@ -53,7 +51,7 @@ def test_an_engine_restarted_on_an_export_has_its_weights(untied: Bench, monkeyp
     assert untied.worst_gap(prompts(4), DRAW) < 1e-3
 
 
-def test_an_engine_puts_no_file_into_the_temporary_folder_that_a_kill_would_leave_there(
+def test_engine_creates_no_files_in_temporary_folder(
     model_folder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -63,7 +61,7 @@ def test_an_engine_puts_no_file_into_the_temporary_folder_that_a_kill_would_leav
     bench.generator.close()
 
 
-def test_a_folder_without_a_model_is_an_environment_problem(tmp_path: Path, tied: Bench) -> None:
+def test_folder_without_model_raises_environment_problem(tmp_path: Path, tied: Bench) -> None:
     trainer, others = tied.trainer, psutil.Process().children(recursive=True)
     settings = settings_for(tmp_path)
     generator = VllmGenerator(settings, trainer.at, EngineSide([Here(settings)], list), print)
@@ -82,7 +80,7 @@ def test_a_folder_without_a_model_is_an_environment_problem(tmp_path: Path, tied
         ("User-specified max_model_len (9) is greater", RecipeError, "max_new_tokens"),
     ],
 )
-def test_reasons_not_to_start_name_what_to_change(
+def test_engine_start_errors_name_setting_to_change(
     tmp_path: Path, text: str, kind: type[PpoctlError], hint: str
 ) -> None:
     error = _start_error(settings_for(tmp_path), ValueError(text))
@@ -90,7 +88,7 @@ def test_reasons_not_to_start_name_what_to_change(
     assert re.search(hint, str(error.hint))
 
 
-def test_what_fails_in_a_forward_pass_is_named_with_its_key(tmp_path: Path) -> None:
+def test_forward_pass_error_names_model_key(tmp_path: Path) -> None:
     settings = settings_for(tmp_path)
     found = generation_error(settings, RuntimeError("Unsupported CPU attention configuration\nmore"))
     assert isinstance(found, EnvironmentProblemError)
@@ -102,7 +100,7 @@ def test_what_fails_in_a_forward_pass_is_named_with_its_key(tmp_path: Path) -> N
     assert generation_error(settings, full) is full
 
 
-def test_an_error_without_words_says_where_it_is_from(tmp_path: Path) -> None:
+def test_error_without_message_reports_its_source_line(tmp_path: Path) -> None:
     try:
         assert not tmp_path
     except AssertionError as error:

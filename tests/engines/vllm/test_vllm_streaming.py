@@ -18,7 +18,7 @@ pytestmark = pytest.mark.engines
 DRAW = SamplingParams(temperature=1.0, max_new_tokens=24)
 
 
-def test_first_samples_arrive_long_before_the_last(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_samples_arrive_before_last(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     passes: list[None] = []
     step = Engine.step
     monkeypatch.setattr(Engine, "step", lambda engine: passes.append(None) or step(engine))
@@ -34,9 +34,7 @@ def test_first_samples_arrive_long_before_the_last(tied: Bench, monkeypatch: pyt
     assert arrivals[-1] >= 2 * 24
 
 
-def test_the_driver_asks_again_when_enough_has_ended_or_after_many_tokens(
-    tied: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_advance_returns_after_enough_samples_or_many_tokens(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     advance = Engine.advance
 
@@ -54,7 +52,7 @@ def test_the_driver_asks_again_when_enough_has_ended_or_after_many_tokens(
     assert sum(asked) == 20
 
 
-def test_requests_that_come_while_others_run_are_drawn_as_if_alone(tied: Bench) -> None:
+def test_late_requests_give_same_samples_as_separate_requests(tied: Bench) -> None:
     whole = tied.draw(prompts(12), DRAW)
     with closing(tied.open(prompts(12)[:5], DRAW)) as stream:
         stream.submit(prompts(12)[5:])  # to an engine that is in the middle of the first ones
@@ -62,7 +60,7 @@ def test_requests_that_come_while_others_run_are_drawn_as_if_alone(tied: Bench) 
     assert {sample.key: sample for sample in samples} == whole
 
 
-def test_closing_a_stream_drops_its_requests_and_the_next_is_complete(tied: Bench) -> None:
+def test_closing_stream_drops_requests_and_next_is_complete(tied: Bench) -> None:
     whole = tied.draw(prompts(12), DRAW)
     stream = tied.open(prompts(12), DRAW)
     first, *_ = stream.finished()
@@ -73,7 +71,7 @@ def test_closing_a_stream_drops_its_requests_and_the_next_is_complete(tied: Benc
     assert {key: sample.tokens for key, sample in again.items()} == {k: sample.tokens for k, sample in whole.items()}
 
 
-def test_a_second_stream_and_other_weights_are_refused_while_one_is_open(tied: Bench) -> None:
+def test_open_stream_blocks_second_stream_and_weight_sync(tied: Bench) -> None:
     with closing(tied.open(prompts(1), DRAW)) as stream:
         with pytest.raises(PpoctlError, match="still open"):
             tied.generator.open(DRAW)
@@ -83,9 +81,7 @@ def test_a_second_stream_and_other_weights_are_refused_while_one_is_open(tied: B
         assert stream.finished() == []
 
 
-def test_closing_the_generator_under_an_open_stream_is_an_error_of_the_stream(
-    tied: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stream_raises_error_if_generator_is_closed(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = tied.open(prompts(12), DRAW)
     left = 12 - len(stream.finished())
     engine = tied.engine
@@ -97,7 +93,7 @@ def test_closing_the_generator_under_an_open_stream_is_an_error_of_the_stream(
     engine.abort()
 
 
-def test_prompts_are_never_prefilled_in_parts(model_folder: Callable[[str], Path]) -> None:
+def test_prompts_are_never_prefilled_in_chunks(model_folder: Callable[[str], Path]) -> None:
     # 64 prompts of 280 tokens and more are 18,000 tokens, several engine steps of prefill. In parts, a prompt's
     # generator would draw once too often (or, on a CPU, fail).
     bench = Bench.start(model_folder("tied"), seats=64)

@@ -37,7 +37,7 @@ def draw(bench: Bench) -> None:
     bench.draw(prompts(2), DRAW)
 
 
-def test_equal_states_cost_no_traffic_and_other_states_do(tied: Bench) -> None:
+def test_equal_state_sends_nothing_and_new_state_sends_weights(tied: Bench) -> None:
     tied.trainer.move(0.01)
     draw(tied)
     tied.trainer.traffic.clear()
@@ -48,7 +48,7 @@ def test_equal_states_cost_no_traffic_and_other_states_do(tied: Bench) -> None:
     assert len(tied.trainer.traffic) == len(dict(tied.trainer.model.named_parameters()))
 
 
-def test_an_engine_reads_no_weights_from_the_folder_before_the_first_transfer(tied: Bench, tmp_path: Path) -> None:
+def test_engine_starts_without_reading_weights_from_folder(tied: Bench, tmp_path: Path) -> None:
     """The transfer would replace all of them. Here the folder has none: the engine starts, and holds what it is sent,
     by checksum."""
     folder = tmp_path / "without weights"
@@ -66,7 +66,7 @@ def test_an_engine_reads_no_weights_from_the_folder_before_the_first_transfer(ti
         generator.close()
 
 
-def test_a_replayed_update_is_loaded_anew(tied: Bench) -> None:
+def test_replayed_update_is_sent_again(tied: Bench) -> None:
     draw(tied)
     tied.trainer.traffic.clear()
     replayed = dataclasses.replace(tied.trainer.state, replay=1)
@@ -74,9 +74,7 @@ def test_a_replayed_update_is_loaded_anew(tied: Bench) -> None:
     assert tied.trainer.traffic != []
 
 
-def test_a_skipped_load_is_caught_where_the_canary_cannot_see_it(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checksums_catch_skipped_load_that_canary_misses(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     draw(bench)
     bench.trainer.move(TINY)
     engine = bench.engine
@@ -93,7 +91,7 @@ def test_a_skipped_load_is_caught_where_the_canary_cannot_see_it(
         draw(bench)
 
 
-def test_after_a_failed_load_the_same_state_is_loaded_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_load_is_repeated_for_same_state(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.trainer.move(0.05)
     with monkeypatch.context() as planted:
         planted.setattr(
@@ -104,7 +102,7 @@ def test_after_a_failed_load_the_same_state_is_loaded_again(bench: Bench, monkey
     assert bench.worst_gap(prompts(4), DRAW) < 1e-3
 
 
-def test_a_stale_tied_head_is_caught_by_name(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stale_tied_head_is_caught_by_name(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     draw(tied)
     tied.trainer.move(TINY)
     monkeypatch.setattr(weights_module, "repack_heads", lambda model: None)
@@ -113,7 +111,7 @@ def test_a_stale_tied_head_is_caught_by_name(tied: Bench, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("name", ["model.layers.1.self_attn.k_proj.bias", "model.layers.0.mlp.up_proj.weight"])
-def test_a_tensor_that_never_left_is_caught_by_name(tied: Bench, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_unsent_tensor_is_caught_by_name(tied: Bench, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     whole = tied.trainer.weights
 
     def without(state: State) -> NamedWeights:
@@ -127,7 +125,7 @@ def test_a_tensor_that_never_left_is_caught_by_name(tied: Bench, monkeypatch: py
         draw(tied)
 
 
-def test_a_tensor_that_left_twice_is_caught_by_name(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensor_sent_twice_is_caught_by_name(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = tied.trainer.weights
 
     def twice(state: State) -> NamedWeights:
@@ -142,7 +140,7 @@ def test_a_tensor_that_left_twice_is_caught_by_name(tied: Bench, monkeypatch: py
     assert tied.worst_gap(prompts(4), DRAW) < 1e-3
 
 
-def test_a_tensor_the_trainer_forgot_is_caught_by_name(untied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensor_missing_from_announcement_is_caught_by_name(untied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = untied.trainer.weights
 
     def forgetful(state: State) -> NamedWeights:
@@ -160,9 +158,7 @@ def test_a_tensor_the_trainer_forgot_is_caught_by_name(untied: Bench, monkeypatc
 @pytest.mark.parametrize(
     "name", ["model.embed_tokens.weight", "model.layers.0.self_attn.v_proj.weight", "model.norm.weight"]
 )
-def test_one_flipped_bit_on_the_way_is_caught_by_name(
-    untied: Bench, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_flipped_bit_in_transfer_is_caught_by_name(untied: Bench, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     def corrupt(self: HostTransfer, arrived: Arrived) -> None:
         tensors = [(key, tensor.clone()) for key, tensor in arrived.tensors]
         if name in dict(tensors):
@@ -175,7 +171,7 @@ def test_one_flipped_bit_on_the_way_is_caught_by_name(
         draw(untied)
 
 
-def test_two_exchanged_tensors_are_caught(untied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swapped_tensors_are_caught(untied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def exchange(self: HostTransfer, arrived: Arrived) -> None:
         other = {"model.layers.0.mlp.up_proj.weight": "gate", "model.layers.0.mlp.gate_proj.weight": "up"}
         named = [
@@ -190,7 +186,7 @@ def test_two_exchanged_tensors_are_caught(untied: Bench, monkeypatch: pytest.Mon
         draw(untied)
 
 
-def test_weights_of_another_state_are_refused(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_of_other_state_are_rejected(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     stale = tied.trainer.weights(tied.trainer.state)
     tied.trainer.move(TINY)
     monkeypatch.setattr(tied.trainer, "weights", lambda state: stale)
@@ -198,9 +194,7 @@ def test_weights_of_another_state_are_refused(tied: Bench, monkeypatch: pytest.M
         draw(tied)
 
 
-def test_engines_that_compute_different_functions_are_caught_by_the_canary(
-    tied: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_canary_catches_engine_that_computes_other_function(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     tied.trainer.move(TINY)
     buffers = tied.trainer.model.model.rotary_emb._buffers
     monkeypatch.setitem(buffers, "inv_freq", buffers["inv_freq"] / 2)
@@ -208,9 +202,7 @@ def test_engines_that_compute_different_functions_are_caught_by_the_canary(
         draw(tied)
 
 
-def test_a_cache_that_decoding_reads_wrong_is_caught_although_prompts_are_scored_right(
-    tied: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_canary_catches_kv_cache_corrupted_during_decoding(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     tied.trainer.move(TINY)
     draw(tied)
     engine = tied.engine
@@ -230,9 +222,7 @@ def test_a_cache_that_decoding_reads_wrong_is_caught_although_prompts_are_scored
     assert tied.worst_gap(prompts(2), DRAW) < 1e-3
 
 
-def test_keys_and_values_of_old_weights_are_never_read_even_where_the_cache_is_not_reset(
-    tied: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kv_cache_of_old_weights_is_unused_even_without_reset(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     # Prompts longer than a cache block (128 tokens on a CPU).
     long = prompts(2, length=200)
     llm = tied.engine._llm
@@ -251,7 +241,7 @@ def test_keys_and_values_of_old_weights_are_never_read_even_where_the_cache_is_n
     assert tied.worst_gap(long, DRAW) > 1.0
 
 
-def test_a_cache_that_refuses_to_be_reset_is_an_error(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_prefix_cache_reset_raises_error(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     draw(tied)
     tied.trainer.move(TINY)
     monkeypatch.setattr(tied.engine._llm, "reset_prefix_cache", lambda: False)
@@ -259,7 +249,7 @@ def test_a_cache_that_refuses_to_be_reset_is_an_error(tied: Bench, monkeypatch: 
         draw(tied)
 
 
-def test_negative_zeros_and_denormals_are_no_false_alarm(untied: Bench) -> None:
+def test_negative_zeros_and_denormals_pass_checksums(untied: Bench) -> None:
     untied.trainer.move(TINY)
     with torch.no_grad():
         for parameter in untied.trainer.model.parameters():
@@ -268,7 +258,7 @@ def test_negative_zeros_and_denormals_are_no_false_alarm(untied: Bench) -> None:
     assert untied.worst_gap(prompts(2), DRAW) < 1e-3
 
 
-def test_loading_under_running_requests_is_refused(tied: Bench) -> None:
+def test_weight_loading_during_generation_is_rejected(tied: Bench) -> None:
     long = SamplingParams(temperature=1.0, max_new_tokens=64)
     stream = tied.open(prompts(12), long)
     stream.finished()
