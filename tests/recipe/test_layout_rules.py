@@ -16,78 +16,78 @@ QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"
 # The quickstart's model has 4 layers, 4 attention heads and 2 key/value heads.
 CASES = [
     (
-        "tensor_ranks_divide_the_model",
+        "check_tensor_parallel",
         "actor.parallel={tensor=4}",
         "4 tensor ranks do not divide the model's 2 key/value heads",
     ),
     (
-        "tensor_ranks_divide_the_model",
+        "check_tensor_parallel",
         "critic.parallel={tensor=3}",
         "3 tensor ranks do not divide the model's 4 attention heads",
     ),
     (
-        "tensor_ranks_divide_the_model",
+        "check_tensor_parallel",
         "generator.tensor=3",
         "3 tensor ranks do not divide the model's 4 attention heads",
     ),
     (
-        "tensor_ranks_divide_the_model",
+        "check_tensor_parallel",
         "generator.tensor=4",
         "4 tensor ranks do not divide the model's 2 key/value heads",
     ),
     (
-        "every_pipeline_rank_has_layers",
+        "check_pipeline_layers",
         "actor.parallel={pipeline=3}",
         "the model's 4 layers do not divide over 3 pipeline ranks",
     ),
     (
-        "every_pipeline_rank_has_layers",
+        "check_pipeline_layers",
         "actor.parallel={pipeline=2, first_stage_layers=4}",
         "the model's 4 layers, 4 of them on the first and last rank as written here, do not divide over 2 pipeline "
         "ranks",
     ),
     (
-        "a_running_ray_is_named_by_host_and_port",
+        "check_ray_address",
         "cluster.ray_address=auto",
         "`auto` is no `host:port`",
     ),
     (
-        "layers_of_an_end_need_a_pipeline",
+        "check_end_layers",
         "actor.parallel={last_stage_layers=2}",
         "one pipeline rank has all layers",
     ),
     (
-        "several_stages_per_rank_need_a_pipeline",
+        "check_interleaving_needs_pipeline",
         "actor.parallel={stages_per_rank=2}",
         "one pipeline rank has nobody to interleave with",
     ),
     (
-        "stages_of_a_rank_have_the_same_number_of_layers",
+        "check_interleaved_layers",
         "actor.parallel={pipeline=2, stages_per_rank=4}",
         "2 layers of a pipeline rank do not divide into 4 stages",
     ),
     (
-        "stages_of_a_rank_have_the_same_number_of_layers",
+        "check_interleaved_layers",
         "actor.parallel={pipeline=2, stages_per_rank=2, last_stage_layers=3}",
         "3 layers of a pipeline rank do not divide into 2 stages",
     ),
     (
-        "sequence_parallelism_needs_tensor_ranks",
+        "check_sequence_parallel",
         "critic.parallel={sequence=true}",
         "sequence parallelism splits over the tensor ranks, and there is one",
     ),
     (
-        "taking_turns_needs_a_shared_device",
+        "check_offload_needs_colocation",
         "cluster={placement='apart', offload=['actor']}",
         "each process has a device of its own: nobody would take the place of what is moved out",
     ),
     (
-        "broadcasting_needs_devices_of_ones_own",
+        "check_broadcast_needs_separate_devices",
         "cluster.weights=broadcast",
         "a device takes part in a broadcast once, and roles that share it would twice",
     ),
     (
-        "states_that_fit_fewer_layouts_have_a_distributed_optimizer",
+        "check_reshardable",
         "checkpoint.reshardable=dp",
         "neither role has a distributed optimizer",
     ),
@@ -147,25 +147,25 @@ def experts(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 EXPERT_CASES = [
     (
-        "expert_ranks_divide_the_experts",
+        "check_expert_count",
         "actor.parallel={data=4, expert=4}",
         "4 expert ranks do not divide the model's 6 experts of a layer",
         "--set actor.parallel.expert=3",
     ),
     (
-        "expert_ranks_divide_the_experts",
+        "check_expert_count",
         "critic.parallel={data=3, expert_tensor=3}",
         "3 expert tensor ranks do not divide the model's 32 columns of an expert",
         "--set critic.parallel.expert_tensor=2",
     ),
     (
-        "expert_ranks_are_made_of_the_other_ranks",
+        "check_expert_ranks",
         "actor.parallel={data=2, tensor=2, sequence=true, expert=3, expert_tensor=2}",
         "3 expert ranks of 2 each do not divide the 2 tensor x 1 context x 2 data ranks they are made of",
         "--set actor.parallel.data=6",
     ),
     (
-        "experts_beside_tensor_ranks_need_sequence_parallelism",
+        "check_experts_need_sequence_parallel",
         "actor.parallel={tensor=2, expert=2}",
         "2 tensor ranks that do not split the tokens would all send them the same ones",
         "--set actor.parallel.sequence=true",

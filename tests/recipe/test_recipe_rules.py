@@ -21,69 +21,69 @@ EVAL = "data.eval.e={format='gsm8k', path='e.jsonl'}"
 # of each role), and what is said about it.
 CASES: list[tuple[str, list[str], str]] = [
     (
-        "rows_are_named_once",
+        "check_row_source",
         ["data.train={format='columns', prompt='q', answer='a'}"],
         '--set: [data.train] names no rows: it has no `path`: `data.train.format` = `"columns"` (--set)',
     ),
     (
-        "rows_are_named_once",
+        "check_row_source",
         ["data.train={format='gsm8k', path='/x.jsonl', dataset={path='org/x'}}"],
         '--set: [data.train] names its rows twice, by `path` and by `dataset`: `data.train.path` = `"/x.jsonl"` '
         '(--set), `data.train.dataset.path` = `"org/x"` (--set)',
     ),
     (
-        "a_weight_is_of_a_source_that_trains",
+        "check_mix_weights",
         ["data.train.weight=2.0"],
         "--set: [data.train] is no source of a mix, and only such have a weight: `data.train.weight` = `2.0` (--set)",
     ),
     (
-        "a_weight_is_of_a_source_that_trains",
+        "check_mix_weights",
         ["data.eval.e={format='mix', sources={a={format='gsm8k', path='/x.jsonl', weight=0.5}}}"],
         "--set: an evaluation asks every row of each source once: `data.eval.e.sources.a.weight` = `0.5` (--set)",
     ),
     (
-        "a_question_is_framed_once",
+        "check_prompt_file_conflicts",
         ["data.train={format='gsm8k', path='/x.jsonl', prompt_file='/p.txt', instruction='i'}"],
         "--set: a prompt file says all that is said besides the question: `data.train.prompt_file` = "
         '`"/p.txt"` (--set), `data.train.instruction` = `"i"` (--set)',
     ),
     (
-        "arguments_of_a_template_are_its_own",
+        "check_template_arguments",
         ["data.train.template_args.tools=1"],
         "--set: `tools` of the chat template is set by whoever renders: `data.train.template_args.tools` = `1` (--set)",
     ),
     (
-        "the_reward_can_read_the_answers",
+        "check_reward_has_ground_truth",
         ["data.train={format='dialogues', path='/x.jsonl'}"],
         "--set: the reward compares with a ground truth, and [data.train] has none: it is made of dialogues: "
         '`data.train.format` = `"dialogues"` (--set), `reward.kind` = `"gsm8k"` (r.toml:13)',
     ),
     (
-        "a_penalty_in_the_loss_pulls_somewhere",
+        "check_loss_penalty_has_gradient",
         ["ppo.kl={place='loss', coef=0.1, estimator='k1'}"],
         '--set: as a loss k1 has a gradient that averages to 0: it pulls nowhere: `ppo.kl.gradient` = `"estimator"` '
         '(default), `ppo.kl.estimator` = `"k1"` (--set)',
     ),
     (
-        "the_whole_divergence_is_no_estimate",
+        "check_full_kl_options",
         ["ppo.kl={place='reward', coef=0.1, estimator='full', input_clamp=20.0}"],
         "--set: the sum over the vocabulary has no difference of two log-probs to clamp: `ppo.kl.estimator` = "
         '`"full"` (--set), `ppo.kl.input_clamp` = `20.0` (--set)',
     ),
     (
-        "the_whole_divergence_is_no_estimate",
+        "check_full_kl_options",
         ["ppo.kl={place='loss', coef=0.1, estimator='full', gradient='k2'}"],
         '--set: the sum over the vocabulary has its own gradient: `ppo.kl.estimator` = `"full"` (--set), '
         '`ppo.kl.gradient` = `"k2"` (--set)',
     ),
     (
-        "the_whole_divergence_is_no_estimate",
+        "check_full_kl_options",
         ["ppo.kl={place='reward', coef=0.1, estimator='full'}", "ppo.old_logprobs=sampler"],
         "--set: the sum over the vocabulary is read in a forward pass of the actor, and none is run: "
         '`ppo.kl.estimator` = `"full"` (--set), `ppo.old_logprobs` = `"sampler"` (--set)',
     ),
     (
-        "a_coefficient_that_adapts_stays_positive",
+        "check_adaptive_coef_positive",
         [
             "ppo.kl={place='reward', coef=0.1, adaptive={target_per_sequence=0.1, horizon_seqs=1}}",
             "rollout.samples_per_prompt=2",
@@ -92,7 +92,7 @@ CASES: list[tuple[str, list[str], str]] = [
         "(--set)",
     ),
     (
-        "a_coefficient_that_adapts_is_told_the_kl_before_the_update",
+        "check_adaptive_coef_has_kl",
         [
             "ppo.kl={place='loss', coef=0.1, adaptive={target_per_token=0.1}}",
             "ppo.old_logprobs=current",
@@ -102,7 +102,7 @@ CASES: list[tuple[str, list[str], str]] = [
         '`ppo.old_logprobs` = `"current"` (--set)',
     ),
     (
-        "a_coefficient_that_adapts_is_told_the_kl_before_the_update",
+        "check_adaptive_coef_has_kl",
         [
             "ppo.kl={place='loss', coef=0.1, estimator='full', adaptive={target_per_token=0.1}}",
             "ppo.old_logprobs=sampler",
@@ -111,576 +111,576 @@ CASES: list[tuple[str, list[str], str]] = [
         '`ppo.old_logprobs` = `"sampler"` (--set)',
     ),
     (
-        "a_correction_compares_the_sampler_with_the_trainer",
+        "check_correction_has_trainer_logprobs",
         ["ppo.max_sequence_gap=1.5", "ppo.old_logprobs=sampler"],
         "--set: a correction compares the sampler's log-probs with the trainer's, and nothing computes those: "
         '`ppo.max_sequence_gap` = `1.5` (--set), `ppo.old_logprobs` = `"sampler"` (--set)',
     ),
     (
-        "a_rejection_has_the_bounds_of_its_statistic",
+        "check_rejection_bounds",
         ["ppo.rollout_rejection={kind='ratio', level='token'}"],
         '--set: nothing bounds k1: it takes `min_ratio` or `max_ratio`: `ppo.rollout_rejection.statistic` = `"k1"` (default), `ppo.rollout_rejection.kind` = `"ratio"` (--set)',
     ),
     (
-        "a_rejection_has_the_bounds_of_its_statistic",
+        "check_rejection_bounds",
         ["ppo.rollout_rejection={kind='ratio', level='token', statistic='k2'}"],
         '--set: nothing bounds k2: it takes `max`: `ppo.rollout_rejection.statistic` = `"k2"` (--set), `ppo.rollout_rejection.kind` = `"ratio"` (--set)',
     ),
     (
-        "a_rejection_has_the_bounds_of_its_statistic",
+        "check_rejection_bounds",
         ["ppo.rollout_rejection={kind='ratio', level='token', statistic='k3', max=0.1, min_ratio=0.5}"],
         "--set: k3 is bounded by `max`, and `min_ratio` would not be read: `ppo.rollout_rejection.min_ratio` = `0.5` (--set), "
         '`ppo.rollout_rejection.statistic` = `"k3"` (--set)',
     ),
     (
-        "a_rejection_has_the_bounds_of_its_statistic",
+        "check_rejection_bounds",
         ["ppo.rollout_rejection={kind='ratio', level='token', max_ratio=2.0, max=0.1}"],
         "--set: k1 is bounded by `min_ratio` or `max_ratio`, and `max` would not be read: `ppo.rollout_rejection.max` = `0.1` "
         '(--set), `ppo.rollout_rejection.statistic` = `"k1"` (default)',
     ),
     (
-        "sequences_of_a_step_fill_whole_minibatches",
+        "check_minibatch_divides_step",
         ["ppo.minibatch_seqs=3"],
         "--set: the 4 sequences of a step do not divide into minibatches of 3: `ppo.minibatch_seqs` = `3` (--set), "
         "`rollout.prompts_per_step` = `4` (r.toml:9), `rollout.samples_per_prompt` = `1` (default)",
     ),
     (
-        "sequences_of_a_step_fill_whole_minibatches",
+        "check_minibatch_divides_step",
         ["ppo.critic_minibatch_seqs=3"],
         "--set: the 4 sequences of a step do not divide into minibatches of 3: `ppo.critic_minibatch_seqs` = `3` "
         "(--set), `rollout.prompts_per_step` = `4` (r.toml:9), `rollout.samples_per_prompt` = `1` (default)",
     ),
     (
-        "a_microbatch_is_no_larger_than_its_minibatch",
+        "check_microbatch_size",
         ["critic.batching.microbatch_seqs=2", "ppo.critic_minibatch_seqs=1"],
         "--set: a microbatch of 2 sequences is larger than its minibatch of 1: `critic.batching.microbatch_seqs` = "
         "`2` (--set), `ppo.critic_minibatch_seqs` = `1` (--set)",
     ),
     (
-        "a_microbatch_is_no_larger_than_its_minibatch",
+        "check_microbatch_size",
         ["actor.batching.microbatch_seqs=4"],
         "--set: a microbatch of 4 sequences is larger than its minibatch of 2: `actor.batching.microbatch_seqs` = `4` "
         "(--set), `ppo.minibatch_seqs` = `2` (r.toml:15)",
     ),
     (
-        "a_microbatch_holds_the_longest_sequence",
+        "check_microbatch_fits_longest_sequence",
         ["critic.batching.max_tokens_per_microbatch=31"],
         "--set: a microbatch of 31 tokens cannot hold a sequence of 32 (prompt + response - 1: the last token is "
         "predicted and not read): `critic.batching.max_tokens_per_microbatch` = `31` (--set), "
         "`rollout.max_prompt_tokens` = `20` (r.toml:10), `rollout.max_new_tokens` = `13` (r.toml:11)",
     ),
     (
-        "a_microbatch_holds_the_longest_sequence",
+        "check_microbatch_fits_longest_sequence",
         ["ppo.truncated=bootstrap", "critic.batching.max_tokens_per_microbatch=32"],
         "--set: a microbatch of 32 tokens cannot hold a sequence of 33 (prompt + response: the critic values what "
         "comes after a truncated one): `critic.batching.max_tokens_per_microbatch` = `32` (--set), "
         "`rollout.max_prompt_tokens` = `20` (r.toml:10), `rollout.max_new_tokens` = `13` (r.toml:11)",
     ),
     (
-        "a_microbatch_holds_the_longest_sequence",
+        "check_microbatch_fits_longest_sequence",
         ["actor.batching={max_tokens_per_microbatch=32, forward_max_tokens_per_microbatch=31}"],
         "--set: a microbatch of 31 tokens cannot hold a sequence of 32 (prompt + response - 1: the last token is "
         "predicted and not read): `actor.batching.forward_max_tokens_per_microbatch` = `31` (--set), "
         "`rollout.max_prompt_tokens` = `20` (r.toml:10), `rollout.max_new_tokens` = `13` (r.toml:11)",
     ),
     (
-        "a_share_of_warm_up_is_some_updates",
+        "check_warmup_fraction",
         ["actor.optimizer.lr_warmup_frac=0.02"],
         "--set: the warm-up of the actor is none: the nearest number of updates to this share of 20 is 0: "
         "`actor.optimizer.lr_warmup_frac` = `0.02` (--set)",
     ),
     (
-        "a_warm_up_ends_before_the_run_does",
+        "check_warmup_length",
         ["actor.optimizer.lr_warmup_updates=21"],
         "--set: a warm-up of 21 updates never ends: the run has 20 updates of the actor: "
         "`actor.optimizer.lr_warmup_updates` = `21` (--set), `steps` = `10` (r.toml:2)",
     ),
     (
-        "a_decay_ends_after_its_warm_up",
+        "check_decay_length",
         ["actor.optimizer={lr=1.0, lr_schedule='linear', lr_warmup_updates=5, lr_decay_updates=5}"],
         "--set: the decay is over at update 5, before the warm-up is (update 5): `actor.optimizer.lr_decay_updates` = "
         "`5` (--set), `actor.optimizer.lr_warmup_updates` = `5` (--set)",
     ),
     (
-        "a_decay_ends_after_its_warm_up",
+        "check_decay_length",
         ["actor.optimizer={lr=1.0, lr_schedule='linear', lr_warmup_frac=0.5, lr_decay_updates=10}"],
         "--set: the decay is over at update 10, before the warm-up is (update 10): "
         "`actor.optimizer.lr_decay_updates` = `10` (--set), `actor.optimizer.lr_warmup_frac` = `0.5` (--set)",
     ),
     (
-        "a_warm_up_is_written_in_one_way",
+        "check_one_warmup_key",
         ["actor.optimizer={lr=1.0, lr_warmup_frac=0.1, lr_warmup_updates=2}"],
         "--set: the warm-up of the actor is a share of the run and a number of updates: "
         "`actor.optimizer.lr_warmup_frac` = `0.1` (--set), `actor.optimizer.lr_warmup_updates` = `2` (--set)",
     ),
     (
-        "a_warm_up_is_written_in_one_way",
+        "check_one_warmup_key",
         ["critic.optimizer={lr=1.0, lr_warmup_frac=0.0, lr_warmup_init_frac=0.5}"],
         "--set: `critic.optimizer.lr_warmup_init_frac` is set, and there is no warm-up: "
         "`critic.optimizer.lr_warmup_init_frac` = `0.5` (--set), `critic.optimizer.lr_warmup_updates` = `0` (default)",
     ),
     (
-        "a_rate_that_moves_with_steps_moves_after_whole_ones",
+        "check_lr_tick_multiples",
         ["actor.optimizer={lr=1.0, lr_ticks='step', lr_warmup_updates=3}"],
         "--set: the learning rate of the actor moves every 2 updates, and 3 are no whole number of these: "
         '`actor.optimizer.lr_warmup_updates` = `3` (--set), `actor.optimizer.lr_ticks` = `"step"` (--set)',
     ),
     (
-        "a_constant_rate_has_no_decay",
+        "check_constant_lr_keys",
         ["actor.optimizer.lr_min_frac=0.1"],
         "--set: `actor.optimizer.lr_min_frac` is set, and a constant learning rate never decays: "
         '`actor.optimizer.lr_min_frac` = `0.1` (--set), `actor.optimizer.lr_schedule` = `"constant"` (default)',
     ),
     (
-        "the_actor_trains_in_some_step",
+        "check_actor_trains",
         ["ppo.critic_only_steps=10"],
         "--set: the actor never trains: 10 critic-only steps of 10: `ppo.critic_only_steps` = `10` (--set), "
         "`steps` = `10` (r.toml:2)",
     ),
     (
-        "a_factor_of_truncated_responses_takes_from_them",
+        "check_truncated_factor_sign",
         ["reward.scale={from=[0, 1], to=[-1, 1]}", "reward.unfinished_factor=0.5"],
         "--set: a factor of 0.5 makes the negative reward of a truncated response better: "
         "`reward.unfinished_factor` = `0.5` (--set), `reward.scale.to` = `[-1.0, 1.0]` (--set)",
     ),
     (
-        "a_part_is_reported_under_a_name_of_its_own",
+        "check_part_names",
         ["reward={kind='sum', parts={score={kind='gsm8k'}}}"],
         "--set: `reward/score_mean` is the name of another figure",
     ),
     (
-        "programs_have_a_place_to_run",
+        "check_code_endpoint",
         ["reward={kind='code', sandbox='fusion'}"],
         '--set: an endpoint that runs programs needs its address: `reward.sandbox` = `"fusion"` (--set)',
     ),
     (
-        "programs_have_a_place_to_run",
+        "check_code_endpoint",
         ["reward={kind='code', url='http://host:8080/run_code'}"],
         '--set: programs run on this machine, and no endpoint is asked: `reward.sandbox` = `"namespaces"` (default), '
         '`reward.url` = `"http://host:8080/run_code"` (--set)',
     ),
     (
-        "programs_have_a_place_to_run",
+        "check_code_endpoint",
         ["reward={kind='sum', parts={tests={kind='code', language='rust'}}}"],
         "--set: programs in `rust` run at an endpoint only: "
         '`reward.parts.tests.sandbox` = `"namespaces"` (default), `reward.parts.tests.language` = `"rust"` (--set)',
     ),
     (
-        "a_reward_model_in_vllm_is_one_process",
+        "check_vllm_reward_model_layout",
         ["reward={kind='sum', parts={judge={kind='model', path='judge', engine='vllm', parallel={tensor=2}}}}"],
         "--set: vLLM runs a reward model in one process; Megatron-Core in as many as its layout has: "
         '`reward.parts.judge.engine` = `"vllm"` (--set)',
     ),
     (
-        "a_reward_without_a_model_leaves_no_device",
+        "check_offload_without_reward_model",
         ["cluster.offload=['actor', 'reward']"],
         '--set: the reward has no model that could leave: `cluster.offload` = `["actor", "reward"]` (--set), '
         '`reward.kind` = `"gsm8k"` (r.toml:13)',
     ),
     (
-        "some_response_can_be_good",
+        "check_positive_nll_reachable",
         ["reward.scale={from=[0, 1], to=[-1, 0]}", "ppo.policy_loss.positive_nll_coef=0.1"],
         "--set: the likelihood of responses with a reward above 0 is raised, and none can have one: "
         "`ppo.policy_loss.positive_nll_coef` = `0.1` (--set), `reward.scale.to` = `[-1.0, 0.0]` (--set)",
     ),
     (
-        "an_estimate_is_of_the_distribution_that_was_drawn_from",
+        "check_estimator_unbiased_with_filters",
         ["ppo.kl={place='reward', estimator='k3', coef=0.1}", "rollout.top_p=0.9"],
         "--set: k3 does not average to the KL of a filtered actor from the whole reference: "
         '`ppo.kl.estimator` = `"k3"` (--set), `rollout.top_p` = `0.9` (--set)',
     ),
     (
-        "the_best_state_is_judged_by_a_metric_that_says_which_is_better",
+        "check_best_metric",
         ["checkpoint={best='policy/entropy_mean', best_direction='higher'}"],
         "--set: `policy/entropy_mean` is told by the update of the actor that it is of, whose weights are gone by "
         'then: `checkpoint.best` = `"policy/entropy_mean"` (--set)',
     ),
     (
-        "whitening_has_more_than_one_sequence",
+        "check_whitening_batch",
         ["rollout.prompts_per_step=1", "ppo.minibatch_seqs=1"],
         "--set: whitening the advantages of one sequence removes its reward: `ppo.advantages.whiten` = `true` "
         "(default), `rollout.prompts_per_step` = `1` (--set), `rollout.samples_per_prompt` = `1` (default)",
     ),
     (
-        "a_dual_clip_lies_outside_the_clip",
+        "check_dual_clip",
         ["ppo.policy_loss.dual_clip=1.1"],
         "--set: a dual clip of 1.1 lies inside the clip at 1 + 0.2: `ppo.policy_loss.dual_clip` = `1.1` (--set), "
         "`ppo.policy_loss.clip_high` = `0.2` (default)",
     ),
     (
-        "a_ratio_of_one_has_one_update_a_step",
+        "check_single_update_if_on_policy",
         ["ppo.old_logprobs=current"],
         "--set: the actor has 2 updates a step, and the current log-probs are the old ones in the first alone: "
         '`ppo.old_logprobs` = `"current"` (--set), `ppo.epochs` = `1` (default), `ppo.minibatch_seqs` = `2` (r.toml:15)',
     ),
     (
-        "a_penalty_in_the_reward_has_log_probs_before_the_update",
+        "check_reward_penalty_has_logprobs",
         ["ppo.old_logprobs=current", "ppo.minibatch_seqs=4", "ppo.kl={place='reward', coef=0.1}"],
         "--set: a KL penalty in the reward needs the actor's log-probs before its update, and nothing computes them: "
         '`ppo.kl.place` = `"reward"` (--set), `ppo.old_logprobs` = `"current"` (--set)',
     ),
     (
-        "a_correction_compares_the_sampler_with_the_trainer",
+        "check_correction_has_trainer_logprobs",
         ["ppo.old_logprobs=sampler", "ppo.rollout_correction.kind=tis"],
         "--set: a correction compares the sampler's log-probs with the trainer's, and nothing computes those: "
         '`ppo.rollout_correction.kind` = `"tis"` (--set), `ppo.old_logprobs` = `"sampler"` (--set)',
     ),
     (
-        "a_reward_scale_has_two_ends",
+        "check_reward_scale",
         ["reward.scale={from=[1, 1], to=[0, 1]}"],
         "--set: the lowest score is not below the highest: `reward.scale.from` = `[1.0, 1.0]` (--set)",
     ),
     (
-        "a_reward_scale_has_two_ends",
+        "check_reward_scale",
         ["reward.scale={from=[0, 1], to=[1, 1]}"],
         "--set: all scores become the same reward: `reward.scale.to` = `[1.0, 1.0]` (--set)",
     ),
     (
-        "the_bounds_of_rewards_are_in_order",
+        "check_reward_clip",
         ["reward.clip={low=1, high=1}"],
         "--set: the lowest reward is not below the highest: `reward.clip.low` = `1.0` (--set), "
         "`reward.clip.high` = `1.0` (--set)",
     ),
     (
-        "an_overlong_response_can_be_drawn",
+        "check_overlong_reachable",
         ["reward.overlong.buffer_tokens=200", "rollout.max_new_tokens=100"],
         "--set: a buffer of 200 tokens is longer than a response of 100: `reward.overlong.buffer_tokens` = `200` "
         "(--set), `rollout.max_new_tokens` = `100` (--set)",
     ),
     (
-        "an_overlong_response_can_be_drawn",
+        "check_overlong_reachable",
         ["reward.overlong={buffer_tokens=50, max_tokens=150}", "rollout.max_new_tokens=100"],
         "--set: no response of at most 100 tokens comes into the buffer, which begins at 100: "
         "`reward.overlong.buffer_tokens` = `50` (--set), `reward.overlong.max_tokens` = `150` (--set), "
         "`rollout.max_new_tokens` = `100` (--set)",
     ),
     (
-        "a_length_that_costs_can_be_drawn",
+        "check_length_penalty_reachable",
         ["reward.length_penalty={per_token=1, free_tokens=100}", "rollout.max_new_tokens=100"],
         "--set: no response of at most 100 tokens has more than the 100 that cost nothing: "
         "`reward.length_penalty.free_tokens` = `100` (--set), `rollout.max_new_tokens` = `100` (--set)",
     ),
     (
-        "responses_that_are_left_out_have_no_factor",
+        "check_truncated_factor_used",
         ["ppo.truncated=filter", "reward.unfinished_factor=0.5"],
         "--set: truncated responses are left out, so that no factor of their rewards has an effect: "
         '`reward.unfinished_factor` = `0.5` (--set), `ppo.truncated` = `"filter"` (--set)',
     ),
     (
-        "a_factor_of_truncated_responses_takes_from_them",
+        "check_truncated_factor_sign",
         ["reward.scale={from=[0, 1], to=[-1, 1]}", "reward.unfinished_factor=0.5"],
         "--set: a factor of 0.5 makes the negative reward of a truncated response better: "
         "`reward.unfinished_factor` = `0.5` (--set), `reward.scale.to` = `[-1.0, 1.0]` (--set)",
     ),
     (
-        "some_response_can_be_good",
+        "check_positive_nll_reachable",
         ["reward.scale={from=[0, 1], to=[-1, 0]}", "ppo.policy_loss.positive_nll_coef=0.1"],
         "--set: the likelihood of responses with a reward above 0 is raised, and none can have one: "
         "`ppo.policy_loss.positive_nll_coef` = `0.1` (--set), `reward.scale.to` = `[-1.0, 0.0]` (--set)",
     ),
     (
-        "an_estimate_is_of_the_distribution_that_was_drawn_from",
+        "check_estimator_unbiased_with_filters",
         ["ppo.kl={place='reward', estimator='k3', coef=0.1}", "rollout.top_p=0.9"],
         "--set: k3 does not average to the KL of a filtered actor from the whole reference: "
         '`ppo.kl.estimator` = `"k3"` (--set), `rollout.top_p` = `0.9` (--set)',
     ),
     (
-        "the_best_state_is_judged_by_a_metric_that_says_which_is_better",
+        "check_best_metric",
         ["checkpoint={best='policy/entropy_mean', best_direction='higher'}"],
         "--set: `policy/entropy_mean` is told by the update of the actor that it is of, whose weights are gone by "
         'then: `checkpoint.best` = `"policy/entropy_mean"` (--set)',
     ),
     (
-        "whitening_has_more_than_one_sequence",
+        "check_whitening_batch",
         ["rollout.prompts_per_step=1", "ppo.minibatch_seqs=1", "ppo.advantages.kind=monte_carlo"],
         "--set: whitening the advantages of one sequence removes its reward: `ppo.advantages.whiten` = `true` "
         "(default), `rollout.prompts_per_step` = `1` (--set), `rollout.samples_per_prompt` = `1` (default)",
     ),
     (
-        "the_reward_can_read_the_answers",
+        "check_reward_has_ground_truth",
         ["reward={kind='exact_match'}"],
         "--set: an exact match with GSM8K's bare number needs an instruction that asks for the bare number: "
         '`reward.kind` = `"exact_match"` (--set), `data.train.format` = `"gsm8k"` (r.toml:6), '
         '`data.train.instruction` = `""` (default)',
     ),
     (
-        "the_reward_can_read_the_answers",
+        "check_reward_has_ground_truth",
         ["data.train={format='columns', path='x.jsonl', prompt='q'}"],
         "--set: the reward compares with a ground truth, and [data.train] names no column that has it: "
         '`data.train.format` = `"columns"` (--set), `reward.kind` = `"gsm8k"` (r.toml:13)',
     ),
     (
-        "a_response_has_room_for_its_fewest_tokens",
+        "check_min_new_tokens",
         ["rollout.min_new_tokens=14"],
         "--set: a response has more tokens at least than it has at most: `rollout.min_new_tokens` = `14` (--set), "
         "`rollout.max_new_tokens` = `13` (r.toml:11)",
     ),
     (
-        "a_response_has_room_for_its_fewest_tokens",
+        "check_min_new_tokens",
         ["rollout.min_new_tokens=4", "rollout.max_window_tokens=23"],
         "--set: the window has no room for the longest prompt and the shortest response: "
         "`rollout.max_window_tokens` = `23` (--set), `rollout.max_prompt_tokens` = `20` (r.toml:10), "
         "`rollout.min_new_tokens` = `4` (--set)",
     ),
     (
-        "a_window_is_reached_by_some_sequence",
+        "check_window_reachable",
         ["rollout.max_window_tokens=34"],
         "--set: no prompt and response are as long as the window together: `rollout.max_window_tokens` = `34` "
         "(--set), `rollout.max_prompt_tokens` = `20` (r.toml:10), `rollout.max_new_tokens` = `13` (r.toml:11)",
     ),
     (
-        "a_token_that_ends_a_response_is_an_id",
+        "check_stop_token_ids",
         ["rollout.stop_token_ids=[-1]"],
         "--set: a token that ends a response is an id, from 0, and stands there once: `rollout.stop_token_ids` = "
         "`[-1]` (--set)",
     ),
     (
-        "an_estimate_has_the_responses_it_takes",
+        "check_eval_sample_counts",
         ["eval.pass_at=[1, 8]", "eval.samples_per_prompt=4"],
         "--set: `eval.pass_at` speaks of 8 responses to a prompt, and fewer are drawn: `eval.pass_at` = `[1, 8]` "
         "(--set), `eval.samples_per_prompt` = `4` (--set)",
     ),
     (
-        "an_estimate_has_the_responses_it_takes",
+        "check_eval_sample_counts",
         ["eval.pass_at=[0]"],
         "--set: `eval.pass_at` has a number of responses below 1: `eval.pass_at` = `[0]` (--set)",
     ),
     (
-        "an_estimate_has_the_responses_it_takes",
+        "check_eval_sample_counts",
         ["eval.maj_at=[2, 2]", "eval.samples_per_prompt=1001"],
         "--set: `eval.maj_at` has a number twice: `eval.maj_at` = `[2, 2]` (--set)\n"
         "--set: votes of more than 1000 responses are not counted: `eval.maj_at` = `[2, 2]` (--set), "
         "`eval.samples_per_prompt` = `1001` (--set)",
     ),
     (
-        "an_estimate_has_the_responses_it_takes",
+        "check_eval_sample_counts",
         ["eval.maj_at=[2]", "eval.samples_per_prompt=2", "reward={kind='format', pattern='x'}"],
         "--set: `eval.maj_at` counts votes for answers, and this reward reads none out of a response: `eval.maj_at` = "
         '`[2]` (--set), `reward.kind` = `"format"` (--set)',
     ),
     (
-        "keys_of_the_sampled_pass_are_written_where_there_is_one",
+        "check_sampled_eval_keys",
         ["eval.passes=greedy", "eval.top_p=0.9"],
         "--set: `eval.top_p` is of the sampled pass, and there is none: `eval.top_p` = `0.9` (--set), `eval.passes` = "
         '`"greedy"` (--set)',
     ),
     (
-        "metrics_that_are_watched_are_reported",
+        "check_metrics_reported",
         [EVAL, "eval.passes=greedy", "expect={'eval/e/pass_at_1' = {min=0.0}}"],
         '--set: `eval/e/pass_at_1` is of the sampled pass, and there is none: `eval.passes` = `"greedy"` (--set)',
     ),
     (
-        "metrics_that_are_watched_are_reported",
+        "check_metrics_reported",
         [EVAL, "eval.samples_per_prompt=4", "eval.pass_at=[4]", "expect={'eval/e/pass_at_2' = {min=0.0}}"],
         "--set: `eval/e/pass_at_2` needs 2 in `eval.pass_at`",
     ),
     (
-        "metrics_that_are_watched_are_reported",
+        "check_metrics_reported",
         [EVAL, "expect={'eval/e/custom_words' = {min=0.0}}"],
         "--set: `eval/e/custom_words` is of a function of one's own, and there is none",
     ),
     (
-        "metrics_that_are_watched_are_reported",
+        "check_metrics_reported",
         [EVAL, "eval.metrics=m.py:f", "eval.passes=sampled", "expect={'eval/e/greedy_custom_w' = {min=0.0}}"],
         '--set: `eval/e/greedy_custom_w` is of the greedy pass, and there is none: `eval.passes` = `"sampled"` (--set)',
     ),
     (
-        "metrics_that_are_watched_are_reported",
+        "check_metrics_reported",
         [EVAL, "eval.pass_at=[1]", "expect={'eval/e/best_at_1' = {min=0.0}}"],
         "--set: `eval/e/best_at_1` needs `eval.pass_score`; without it scores are what passes",
     ),
     (
-        "metrics_that_are_watched_are_reported",
+        "check_metrics_reported",
         ["data.eval.e={format='columns', path='e.jsonl', prompt='q'}", "expect={'eval/e/pass_at_1' = {min=0.0}}"],
         "--set: `eval/e/pass_at_1` is of scores, and the rows of this set have no ground truth to compare with: "
         '`reward.kind` = `"gsm8k"` (r.toml:13)',
     ),
     (
-        "bounds_of_a_health_rule_are_in_order",
+        "check_health_bounds",
         ["health.entropy={min=2.0, max=1.0}"],
         "--set: nothing is at least 2.0 and at most 1.0: `health.entropy.min` = `2.0` (--set), `health.entropy.max` = "
         "`1.0` (--set)",
     ),
     (
-        "a_rule_that_stops_has_a_bound",
+        "check_stop_rule_has_bound",
         ["health.entropy.action=stop"],
         "--set: [health.entropy] would stop the run and has neither `min` nor `max`: `health.entropy.action` = "
         '`"stop"` (--set)',
     ),
     (
-        "no_value_holds_a_secret",
+        "check_no_secrets",
         ["tracking={kind='mlflow', uri='http://me:hunter2@host'}"],
         "--set: `tracking.uri` holds a password or a token, and a recipe is kept and sent on: `tracking.uri` = "
         '`"http://host"` (--set)',
     ),
     (
-        "health_speaks_of_figures_the_run_has",
+        "check_health_metrics",
         ["health.reference_kl.max=1.0"],
         "--set: `health.reference_kl` bounds the distance to a reference, and none is loaded: `ppo.kl.place` = "
         '`"none"` (default)',
     ),
     (
-        "a_distance_that_is_always_0_is_not_bounded",
+        "check_kl_rule_not_constant",
         ["health.kl.max=0.02", "ppo.old_logprobs=current", "ppo.minibatch_seqs=4"],
         "--set: `health.kl` bounds how far an update moves the actor from its old log-probs, and with those of the "
         'update itself that is always 0: `health.kl.max` = `0.02` (--set), `ppo.old_logprobs` = `"current"` (--set)',
     ),
     (
-        "every_expectation_can_be_judged",
+        "check_expectation_bounds",
         ['expect."policy/entropy".min=1'],
         "--set: no metric is called `policy/entropy`; did you mean `policy/entropy_mean`?",
     ),
     (
-        "every_expectation_can_be_judged",
+        "check_expectation_bounds",
         ['expect."policy/entropy_mean".at_step=2'],
         '--set: `expect."policy/entropy_mean"` has none of `min`, `max` and `rise_min`',
     ),
     (
-        "every_expectation_can_be_judged",
+        "check_expectation_bounds",
         ['expect."policy/entropy_mean"={min=1, max=0}'],
         '--set: nothing is at least 1.0 and at most 0.0: `expect."policy/entropy_mean".min` = `1.0` (--set), '
         '`expect."policy/entropy_mean".max` = `0.0` (--set)',
     ),
     (
-        "every_expectation_can_be_judged",
+        "check_expectation_bounds",
         ['expect."policy/entropy_mean"={min=1, at_step=11}'],
         "--set: `policy/entropy_mean` is expected at step 11 of a run of 10 steps: "
         '`expect."policy/entropy_mean".at_step` = `11` (--set), `steps` = `10` (r.toml:2)',
     ),
     (
-        "metrics_that_are_watched_are_reported",
+        "check_metrics_reported",
         ['expect."kl/reference_mean".max=1'],
         '--set: `kl/reference_mean` needs a reference, and none is loaded: `ppo.kl.place` = `"none"` (default)',
     ),
     (
-        "metrics_that_are_watched_are_reported",
+        "check_metrics_reported",
         ['expect."reward/strict_mean".min=0.1'],
         "--set: `reward/strict_mean` is the score itself, which is reported as `reward/score_mean`: "
         "`reward.strict` = `true` (default)",
     ),
     (
-        "metrics_that_are_watched_are_reported",
+        "check_metrics_reported",
         ["reward.kind=exact_match", "data.train.instruction=x", 'expect."reward/lenient_mean".min=0.1'],
         "--set: `reward/lenient_mean` is one of the two readings of `gsm8k`, and this reward has one: "
         '`reward.kind` = `"exact_match"` (--set)',
     ),
     (
-        "metrics_that_are_watched_are_reported",
+        "check_metrics_reported",
         ['expect."time/eval_s".max=9'],
         "--set: `time/eval_s` needs an evaluation set, and [data.eval] has none",
     ),
     (
-        "metrics_that_are_watched_are_reported",
+        "check_metrics_reported",
         [EVAL, "checkpoint.best=eval/f/pass_at_1"],
         "--set: `eval/f/pass_at_1` speaks of an evaluation set `f`; [data.eval] has `e`: `checkpoint.best` = "
         '`"eval/f/pass_at_1"` (--set)',
     ),
     (
-        "an_expected_figure_is_reported_at_that_step",
+        "check_expected_step",
         ["ppo.critic_only_steps=3", 'expect."policy/loss"={max=9, at_step=3}'],
         "--set: `policy/loss` is expected at step 3, where only the critic trains: "
         '`expect."policy/loss".at_step` = `3` (--set), `ppo.critic_only_steps` = `3` (--set)',
     ),
     (
-        "an_expected_figure_is_reported_at_that_step",  # who asks for log-probs before the update has it at each
+        "check_expected_step",  # who asks for log-probs before the update has it at each
         ["ppo.old_logprobs=sampler", "ppo.critic_only_steps=3", 'expect."mismatch/gap_k3"={max=9, at_step=3}'],
         "--set: `mismatch/gap_k3` is expected at step 3, where only the critic trains: "
         '`expect."mismatch/gap_k3".at_step` = `3` (--set), `ppo.critic_only_steps` = `3` (--set)',
     ),
     (
-        "an_expected_figure_is_reported_at_that_step",
+        "check_expected_step",
         ['expect."reward/score_mean"={min=0.1, at_step=0}'],
         "--set: `reward/score_mean` is expected at step 0, which is before the first; steps count from 1: "
         '`expect."reward/score_mean".at_step` = `0` (--set)',
     ),
     (
-        "an_expected_figure_is_reported_at_that_step",
+        "check_expected_step",
         [EVAL, "eval.every_steps=4", 'expect."eval/e/pass_at_1"={min=0.5, at_step=6}'],
         "--set: `eval/e/pass_at_1` is expected at step 6, where nothing is evaluated: "
         '`expect."eval/e/pass_at_1".at_step` = `6` (--set), `eval.every_steps` = `4` (--set), `eval.at_start` = `true` '
         "(default)",
     ),
     (
-        "an_expected_figure_is_reported_at_that_step",
+        "check_expected_step",
         [EVAL, "eval.every_steps=4", "eval.at_end=false", 'expect."eval/e/pass_at_1".min=0.5'],
         "--set: `eval/e/pass_at_1` is expected at the end of the run, where nothing is evaluated: "
         "`eval.every_steps` = `4` (--set), `eval.at_end` = `false` (--set)",
     ),
     (
-        "an_expected_figure_is_reported_at_that_step",
+        "check_expected_step",
         [EVAL, "eval.at_end=false", 'expect."eval/e/pass_at_1"={min=0.5, at_step=10}'],
         "--set: `eval/e/pass_at_1` is expected at step 10, where nothing is evaluated: "
         '`expect."eval/e/pass_at_1".at_step` = `10` (--set), `eval.every_steps` = `0` (default), `eval.at_end` = '
         "`false` (--set)",
     ),
     (
-        "a_rise_has_two_values",
+        "check_rise_has_two_values",
         [EVAL, "eval.at_end=false", 'expect."eval/e/pass_at_1"={rise_min=0.1, at_step=0}'],
         "--set: `eval/e/pass_at_1` must rise over its first value, and the run evaluates once: "
         '`expect."eval/e/pass_at_1".rise_min` = `0.1` (--set), `eval.at_end` = `false` (--set), `eval.every_steps` = '
         "`0` (default)",
     ),
     (
-        "the_best_state_is_judged_by_a_metric_that_says_which_is_better",
+        "check_best_metric",
         [EVAL, "eval.at_end=false", "checkpoint.best=eval/e/pass_at_1"],
         "--set: `eval/e/pass_at_1` selects the best actor, and no actor is evaluated after a step: `checkpoint.best` = "
         '`"eval/e/pass_at_1"` (--set), `eval.at_end` = `false` (--set), `eval.every_steps` = `0` (default)',
     ),
     (
-        "a_rise_has_two_values",
+        "check_rise_has_two_values",
         ["ppo.critic_only_steps=9", 'expect."policy/entropy_mean".rise_min=0.1'],
         "--set: `policy/entropy_mean` must rise over its first value, and the run reports it once: "
         '`expect."policy/entropy_mean".rise_min` = `0.1` (--set), `steps` = `10` (r.toml:2)',
     ),
     (
-        "a_rise_has_two_values",
+        "check_rise_has_two_values",
         [EVAL, "eval.at_start=false", 'expect."eval/e/pass_at_1".rise_min=0.1'],
         "--set: `eval/e/pass_at_1` must rise over its first value, and the run evaluates once: "
         '`expect."eval/e/pass_at_1".rise_min` = `0.1` (--set), `eval.at_start` = `false` (--set), `eval.every_steps` = '
         "`0` (default)",
     ),
     (
-        "the_best_state_is_judged_by_a_metric_that_says_which_is_better",
+        "check_best_metric",
         ["checkpoint.best=policy/loss"],
         "--set: `policy/loss` does not say which of two actors is better: `checkpoint.best` = "
         '`"policy/loss"` (--set)',
     ),
     (
-        "the_best_state_is_judged_by_a_metric_that_says_which_is_better",
+        "check_best_metric",
         ["checkpoint.best=reward/mean"],
         "--set: no metric is called `reward/mean`; did you mean `reward/score_mean`?: `checkpoint.best` = "
         '`"reward/mean"` (--set)',
     ),
     (
-        "metrics_that_are_watched_are_reported",
+        "check_metrics_reported",
         ["eval.at_end=false", "checkpoint.best=eval/e/pass_at_1"],
         "--set: `eval/e/pass_at_1` speaks of an evaluation set `e`; [data.eval] has none: `checkpoint.best` = "
         '`"eval/e/pass_at_1"` (--set)',
     ),
     (
-        "how_best_actors_are_kept_is_said_where_some_are",
+        "check_best_keys_need_best",
         ["checkpoint.best_keep=3"],
         "--set: `checkpoint.best_keep` is set, and no best actor is kept: `checkpoint.best_keep` = `3` (--set)",
     ),
     (
-        "how_best_actors_are_kept_is_said_where_some_are",
+        "check_best_keys_need_best",
         ["checkpoint.best_direction=lower"],
         "--set: `checkpoint.best_direction` is set, and no best actor is kept: `checkpoint.best_direction` = "
         '`"lower"` (--set)',
     ),
     (
-        "a_set_name_is_part_of_a_metric_name",
+        "check_eval_set_names",
         ["data.eval.'a/b'={format='gsm8k', path='e.jsonl'}"],
         "--set: `a/b` names an evaluation set and may not hold `/`",
     ),
     (
-        "what_is_required_is_known",
+        "check_requires",
         ['requires=["tools", "magic"]'],
         "--set: nothing is called `magic`; known are async, critic-free, dynamic-sampling, freezing, lora, pf-ppo, "
         'sft-start, tools: `requires` = `["tools", "magic"]` (--set)',
     ),
     (
-        "only_what_is_required_is_done_without",
+        "check_without",
         ['without=["tools"]'],
         '--set: the recipe does not require `tools`: `without` = `["tools"]` (--set), `requires` = `[]` (default)',
     ),

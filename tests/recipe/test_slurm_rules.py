@@ -11,149 +11,149 @@ from ppoctl.recipe.slurm import is_image_file, limit_s, memory_mib
 
 CASES: list[tuple[str, str, str, str | None]] = [
     (
-        "an_option_of_sbatch_is_set_in_one_place",
+        "check_sbatch_options",
         "slurm.options.partition=gpu",
         '--set: `--partition` is not set here: `slurm.partition`: `slurm.options.partition` = `"gpu"` (--set)',
         "change the recipe, or add `--set slurm.partition=gpu`",
     ),
     (
-        "an_option_of_sbatch_is_set_in_one_place",
+        "check_sbatch_options",
         "slurm.options.outp=x",  # Slurm takes it for --output
         "--set: `--output` is not set here: Slurm's own output of a job goes into the run, `logs/slurm-ID.log`: "
         '`slurm.options.outp` = `"x"` (--set)',
         None,
     ),
     (
-        "an_option_of_sbatch_is_set_in_one_place",
+        "check_sbatch_options",
         "slurm.options.gres=gpu:a100:4",
         '--set: GPUs are not set here: `slurm.gpus_per_node`: `slurm.options.gres` = `"gpu:a100:4"` (--set)',
         "change the recipe, or add `--set slurm.gpus_per_node=4 --set slurm.gpu_type=a100`",
     ),
     (
-        "an_option_of_sbatch_is_set_in_one_place",
+        "check_sbatch_options",
         "slurm.options.gres='lscratch:1T,gpu'",
         '--set: GPUs are not set here: `slurm.gpus_per_node`: `slurm.options.gres` = `"lscratch:1T,gpu"` (--set)',
         "change the recipe, or add `--set slurm.gpus_per_node=1`",
     ),
     (
-        "an_option_of_sbatch_is_set_in_one_place",
+        "check_sbatch_options",
         "slurm.options.gres='gpu:a100:2,gpu:h100:2'",
         "--set: GPUs are not set here: `slurm.gpus_per_node`: `slurm.options.gres` = "
         '`"gpu:a100:2,gpu:h100:2"` (--set)',
         None,
     ),
     (
-        "an_option_of_sbatch_is_set_in_one_place",
+        "check_sbatch_options",
         "slurm.options.gpus-per-node='1g.5gb:7'",
         "--set: `--gpus-per-node` is not set here: `slurm.gpus_per_node`: `slurm.options.gpus-per-node` = "
         '`"1g.5gb:7"` (--set)',
         "change the recipe, or add `--set slurm.gpus_per_node=7 --set slurm.gpu_type=1g.5gb`",
     ),
     (
-        "a_type_of_gpus_is_of_gpus_that_are_asked_for",
+        "check_gpu_type",
         "slurm.gpu_type=h100",
         '--set: a type of GPUs, and a job without `slurm.gpus_per_node` asks for none: `slurm.gpu_type` = `"h100"` '
         "(--set)",
         "change the recipe, or add `--set slurm.gpus_per_node=8`",
     ),
     (
-        "a_type_of_gpus_is_of_gpus_that_are_asked_for",
+        "check_gpu_type",
         "slurm.gpu_type='h100:4'",
         "--set: no type of GPUs: letters, digits and `_.+-`; how many is `slurm.gpus_per_node`: `slurm.gpu_type` = "
         '`"h100:4"` (--set)',
         "sinfo --format=%G",
     ),
     (
-        "an_option_of_sbatch_is_set_in_one_place",
+        "check_sbatch_options",
         "slurm.options.--exclude=node7",
         "--set: `--exclude` is no long name of an option, such as `exclude`: small letters, digits and `-`: "
         '`slurm.options.--exclude` = `"node7"` (--set)',
         "man sbatch",
     ),
     (
-        "an_option_is_one_line",
+        "check_single_line",
         'slurm.options.comment="a\\nrm -rf x"',
         "--set: `slurm.options.comment` is one line of the batch script, and this is not one line: "
         '`slurm.options.comment` = `"a\\nrm -rf x"` (--set)',
         None,
     ),
     (
-        "an_option_is_one_line",
+        "check_single_line",
         'slurm.partition="a\\nb"',
         "--set: `slurm.partition` is one line of the batch script, and this is not one line: "
         '`slurm.partition` = `"a\\nb"` (--set)',
         None,
     ),
     (
-        "no_text_of_a_script_has_a_zero_byte",
+        "check_no_nul_bytes",
         'slurm.environment.WHERE="/a\\u0000"',
         "--set: `slurm.environment.WHERE` has a zero byte, which no shell and no program can be given: "
         '`slurm.environment.WHERE` = `"/a\\u0000"` (--set)',
         None,
     ),
     (
-        "a_variable_has_a_name_that_a_shell_can_set",
+        "check_variable_names",
         "slurm.environment.NCCL-DEBUG=INFO",
         "--set: `NCCL-DEBUG` is no name of a variable: letters, digits and `_`, no digit first: "
         '`slurm.environment.NCCL-DEBUG` = `"INFO"` (--set)',
         None,
     ),
     (
-        "a_variable_has_a_name_that_a_shell_can_set",
+        "check_variable_names",
         "slurm.pass_on=['A=1']",
         "--set: `A=1` is no name of a variable: letters, digits and `_`, no digit first: "
         '`slurm.pass_on` = `["A=1"]` (--set)',
         None,
     ),
     (
-        "a_job_is_given_no_secret",
+        "check_no_secret_in_job",
         "slurm.environment.HF_TOKEN=hf_123456",
         "--set: variable `HF_TOKEN` looks like a secret, and the script would show it",
         "write it into a file of your own, `chmod 600 FILE`, and --set slurm.secrets=FILE",
     ),
     (
-        "a_job_is_given_no_secret",
+        "check_no_secret_in_job",
         "slurm.pass_on=['WANDB_API_KEY']",
         "--set: variable `WANDB_API_KEY` looks like a secret, and Slurm would keep it with the job: "
         '`slurm.pass_on` = `["WANDB_API_KEY"]` (--set)',
         "write it into a file of your own, `chmod 600 FILE`, and --set slurm.secrets=FILE",
     ),
     (
-        "a_job_is_given_no_secret",
+        "check_no_secret_in_job",
         "slurm.setup=['module load x', 'export DB_PASSWORD=hunter2']",
         "--set: a line of `slurm.setup` holds a secret (`DB_PASSWORD`), and the script would show it",
         "write it into a file of your own, `chmod 600 FILE`, and --set slurm.secrets=FILE",
     ),
     (
-        "a_time_limit_is_one_of_slurms_forms",
+        "check_time_limit",
         "slurm.time=4h",
         "--set: no time limit of Slurm: `minutes`, `minutes:seconds`, `HH:MM:SS`, `days-HH` or `days-HH:MM:SS`: "
         '`slurm.time` = `"4h"` (--set)',
         "change the recipe, or add `--set slurm.time=04:00:00`",
     ),
     (
-        "the_warning_comes_within_the_time_limit",
+        "check_warning_time",
         "slurm.time=5",
         "--set: a job of 300 s would be told 300 s before its end, which is before it begins: "
         '`slurm.warn_s` = `300` (default), `slurm.time` = `"5"` (--set)',
         "change the recipe, or add `--set slurm.warn_s=150`",
     ),
     (
-        "memory_is_an_amount",
+        "check_memory",
         "slurm.memory=lots",
         "--set: no amount of memory of Slurm: a whole number and K, M, G or T; `0`: all that a node has: "
         '`slurm.memory` = `"lots"` (--set)',
         "change the recipe, or add `--set slurm.memory=200G`",
     ),
     (
-        "a_job_that_never_goes_back_has_no_number_of_times",
+        "check_requeues",
         "slurm={requeue=false, requeues=3}",
         "--set: a job that may not go back into the queue would do so 3 times: `slurm.requeues` = `3` (--set), "
         "`slurm.requeue` = `false` (--set)",
         "change the recipe, or add `--set slurm.requeue=true`",
     ),
     (
-        "a_mount_is_two_folders",
+        "check_mounts",
         "slurm.container={kind='pyxis', image='i.sqsh', mounts=['data:/data']}",
         "--set: `data:/data` is no mount: `/HOST/FOLDER:/FOLDER/INSIDE`, without a comma: "
         '`slurm.container.mounts` = `["data:/data"]` (--set)',

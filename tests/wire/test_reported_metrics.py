@@ -11,7 +11,7 @@ import pytest
 
 from fakes.components import fake_recipe
 from fakes.job import play
-from ppoctl.loading.rules.metrics import metrics_that_are_watched_are_reported
+from ppoctl.loading.rules.metrics import check_metrics_reported
 from ppoctl.metric_registry import METRICS, find, reported
 from ppoctl.recipe.schema import Recipe
 from ppoctl.store.journal import read_lines
@@ -97,7 +97,7 @@ def test_reported_metrics_are_exactly_the_expectable_metrics(setting: str) -> No
     known = [metric.name.format(set="held", k=2, part="number", name="words") for metric in METRICS]
     wanted = {name: {"max": 1.0} for name in known}
     asking = Recipe.model_validate({**recipe.model_dump(by_alias=True), "expect": wanted})
-    refused = {conflict.keys[0][1] for conflict in metrics_that_are_watched_are_reported(asking)}
+    refused = {conflict.keys[0][1] for conflict in check_metrics_reported(asking)}
     assert names_of(setting) == set(known) - refused
 
 

@@ -14,7 +14,7 @@ from ppoctl.batch.prompts import Prompts
 from ppoctl.data.source import PromptSource
 from ppoctl.data.template import PromptTemplate
 from ppoctl.errors import DataError
-from ppoctl.loading.rules.rows import a_weight_is_of_a_source_that_trains
+from ppoctl.loading.rules.rows import check_mix_weights
 from ppoctl.recipe.schema import Recipe
 from wiring.cases import each_key, holds
 from wiring.harness import BASE
@@ -193,7 +193,7 @@ def test_weight_is_refused_outside_training_sources(place: str) -> None:
     else:
         data["eval"]["held"] = table if place == "eval.held" else {"format": "mix", "sources": {"one": table}}
     recipe = Recipe.model_validate({**BASE, "data": data})
-    (conflict,) = a_weight_is_of_a_source_that_trains(recipe)
+    (conflict,) = check_mix_weights(recipe)
     assert conflict.keys == ((*("data", *place.split(".")), "weight"),)
 
 

@@ -68,13 +68,13 @@ def says(name: str) -> str:
     return f"`requires` names `{name}`, which ppoctl cannot do yet: {NOT_YET[name]}"
 
 
-def what_is_required_is_known(recipe: Recipe) -> Iterator[Conflict]:
+def check_requires(recipe: Recipe) -> Iterator[Conflict]:
     for name in recipe.requires:
         if name not in NOT_YET:
             yield Conflict(f"nothing is called `{name}`; known are {', '.join(NOT_YET)}", (("requires",),))
 
 
-def only_what_is_required_is_done_without(recipe: Recipe) -> Iterator[Conflict]:
+def check_without(recipe: Recipe) -> Iterator[Conflict]:
     for name in recipe.without:
         if name not in recipe.requires:
             yield Conflict(f"the recipe does not require `{name}`", (("without",), ("requires",)))

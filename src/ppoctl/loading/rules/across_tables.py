@@ -38,7 +38,7 @@ from ppoctl.rewards.choose import ChooseReward
 from ppoctl.rewards.exact_match import ExactMatchScorer
 
 
-def sequences_of_a_step_fill_whole_minibatches(recipe: Recipe) -> Iterator[Conflict]:
+def check_minibatch_divides_step(recipe: Recipe) -> Iterator[Conflict]:
     sequences = sequences_per_step(recipe)
     for key in (_MINIBATCH, _CRITIC_MINIBATCH):
         minibatch = getattr(recipe.ppo, key[-1])
@@ -50,7 +50,7 @@ def sequences_of_a_step_fill_whole_minibatches(recipe: Recipe) -> Iterator[Confl
             )
 
 
-def a_microbatch_is_no_larger_than_its_minibatch(recipe: Recipe) -> Iterator[Conflict]:
+def check_microbatch_size(recipe: Recipe) -> Iterator[Conflict]:
     for role, table in trained_roles(recipe):
         size, minibatch = getattr(table.batching, "microbatch_seqs", 0), minibatch_seqs(recipe, role)
         if size > minibatch:
@@ -62,7 +62,7 @@ def a_microbatch_is_no_larger_than_its_minibatch(recipe: Recipe) -> Iterator[Con
             )
 
 
-def a_microbatch_holds_the_longest_sequence(recipe: Recipe) -> Iterator[Conflict]:
+def check_microbatch_fits_longest_sequence(recipe: Recipe) -> Iterator[Conflict]:
     for role, table in trained_roles(recipe):
         if not isinstance(table.batching, ByTokens):
             continue
@@ -82,7 +82,7 @@ def a_microbatch_holds_the_longest_sequence(recipe: Recipe) -> Iterator[Conflict
                 )
 
 
-def the_actor_trains_in_some_step(recipe: Recipe) -> Iterator[Conflict]:
+def check_actor_trains(recipe: Recipe) -> Iterator[Conflict]:
     if recipe.ppo.critic_only_steps >= recipe.steps:
         yield Conflict(
             f"the actor never trains: {recipe.ppo.critic_only_steps} critic-only steps of {recipe.steps}",
@@ -90,7 +90,7 @@ def the_actor_trains_in_some_step(recipe: Recipe) -> Iterator[Conflict]:
         )
 
 
-def whitening_has_more_than_one_sequence(recipe: Recipe) -> Iterator[Conflict]:
+def check_whitening_batch(recipe: Recipe) -> Iterator[Conflict]:
     """One sequence with lambda and gamma 1 has advantages of one sign; whitening would give half of them the other
     sign."""
     sequences = sequences_per_step(recipe)
@@ -102,7 +102,7 @@ def whitening_has_more_than_one_sequence(recipe: Recipe) -> Iterator[Conflict]:
         )
 
 
-def the_reward_can_read_the_answers(recipe: Recipe) -> Iterator[Conflict]:
+def check_reward_has_ground_truth(recipe: Recipe) -> Iterator[Conflict]:
     """GSM8K's rows hold the number behind `####`, which a whole response hardly ever equals."""
     for path, table in tables_of_rows(recipe):
         if recipe.reward.reads_truth and path[1] == "train" and not has_truth(table):
@@ -123,7 +123,7 @@ def the_reward_can_read_the_answers(recipe: Recipe) -> Iterator[Conflict]:
         )
 
 
-def bounds_of_a_health_rule_are_in_order(recipe: Recipe) -> Iterator[Conflict]:
+def check_health_bounds(recipe: Recipe) -> Iterator[Conflict]:
     for name in tree.of(type(recipe.health)).keys:
         rule: HealthRule = getattr(recipe.health, name)
         if rule.min is not None and rule.max is not None and rule.min > rule.max:
@@ -133,7 +133,7 @@ def bounds_of_a_health_rule_are_in_order(recipe: Recipe) -> Iterator[Conflict]:
             )
 
 
-def a_rule_that_stops_has_a_bound(recipe: Recipe) -> Iterator[Conflict]:
+def check_stop_rule_has_bound(recipe: Recipe) -> Iterator[Conflict]:
     for name in tree.of(type(recipe.health)).keys:
         rule: HealthRule = getattr(recipe.health, name)
         if rule.action == "stop" and rule.min is None and rule.max is None:
@@ -142,7 +142,7 @@ def a_rule_that_stops_has_a_bound(recipe: Recipe) -> Iterator[Conflict]:
             )
 
 
-def no_value_holds_a_secret(recipe: Recipe) -> Iterator[Conflict]:
+def check_no_secrets(recipe: Recipe) -> Iterator[Conflict]:
     """A recipe is kept in the run directory and sent to MLflow, so it must hold no secret."""
     for found in tree.values(recipe):
         if isinstance(found.value, str) and holds_secret(found.value):

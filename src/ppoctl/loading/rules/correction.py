@@ -10,7 +10,7 @@ _TABLE: KeyPath = ("ppo", "rollout_rejection")
 _RATIO_BOUNDS = ("min_ratio", "max_ratio")
 
 
-def a_rejection_has_the_bounds_of_its_statistic(recipe: Recipe) -> Iterator[Conflict]:
+def check_rejection_bounds(recipe: Recipe) -> Iterator[Conflict]:
     table = recipe.ppo.rollout_rejection
     if not isinstance(table, RatioRejection):
         return

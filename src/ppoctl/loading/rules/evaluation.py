@@ -16,7 +16,7 @@ _MOST_VOTES = 1000
 """Responses over which votes are counted exactly: binomials of more leave the range of floats."""
 
 
-def an_estimate_has_the_responses_it_takes(recipe: Recipe) -> Iterator[Conflict]:
+def check_eval_sample_counts(recipe: Recipe) -> Iterator[Conflict]:
     table = recipe.eval
     for name, numbers in (("pass_at", table.pass_at), ("maj_at", table.maj_at)):
         most = max(numbers, default=0)
@@ -34,7 +34,7 @@ def an_estimate_has_the_responses_it_takes(recipe: Recipe) -> Iterator[Conflict]
         yield Conflict(f"votes of more than {_MOST_VOTES} responses are not counted", (("eval", "maj_at"), _SAMPLES))
 
 
-def keys_of_the_sampled_pass_are_written_where_there_is_one(recipe: Recipe) -> Iterator[Conflict]:
+def check_sampled_eval_keys(recipe: Recipe) -> Iterator[Conflict]:
     table = recipe.eval
     if "sampled" in table.modes:
         return

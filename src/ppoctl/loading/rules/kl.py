@@ -8,7 +8,7 @@ from ppoctl.recipe.schema import KlInLoss, NoKl, Recipe
 from ppoctl.recipe.sizes import sequences_per_step
 
 
-def a_penalty_in_the_loss_pulls_somewhere(recipe: Recipe) -> Iterator[Conflict]:
+def check_loss_penalty_has_gradient(recipe: Recipe) -> Iterator[Conflict]:
     kl = recipe.ppo.kl
     if isinstance(kl, KlInLoss) and (kl.estimator, kl.gradient) == ("k1", "estimator"):
         yield Conflict(
@@ -18,7 +18,7 @@ def a_penalty_in_the_loss_pulls_somewhere(recipe: Recipe) -> Iterator[Conflict]:
         )
 
 
-def a_coefficient_that_adapts_stays_positive(recipe: Recipe) -> Iterator[Conflict]:
+def check_adaptive_coef_positive(recipe: Recipe) -> Iterator[Conflict]:
     """It shrinks by a fifth of the step's sequences over the horizon at most."""
     kl, sequences = recipe.ppo.kl, sequences_per_step(recipe)
     if not isinstance(kl, NoKl) and kl.adaptive is not None and sequences >= 5 * kl.adaptive.horizon_seqs:
@@ -29,7 +29,7 @@ def a_coefficient_that_adapts_stays_positive(recipe: Recipe) -> Iterator[Conflic
         )
 
 
-def a_coefficient_that_adapts_is_told_the_kl_before_the_update(recipe: Recipe) -> Iterator[Conflict]:
+def check_adaptive_coef_has_kl(recipe: Recipe) -> Iterator[Conflict]:
     kl = recipe.ppo.kl
     by = recipe.ppo.old_logprobs
     if isinstance(kl, NoKl) or kl.adaptive is None or by == "trainer":
@@ -42,7 +42,7 @@ def a_coefficient_that_adapts_is_told_the_kl_before_the_update(recipe: Recipe) -
         )
 
 
-def an_estimate_is_of_the_distribution_that_was_drawn_from(recipe: Recipe) -> Iterator[Conflict]:
+def check_estimator_unbiased_with_filters(recipe: Recipe) -> Iterator[Conflict]:
     """Estimates k2 and k3 of a filtered actor and the whole reference average to something else than KL; as a loss
     they pull right."""
     kl, rollout = recipe.ppo.kl, recipe.rollout
@@ -58,7 +58,7 @@ def an_estimate_is_of_the_distribution_that_was_drawn_from(recipe: Recipe) -> It
             )
 
 
-def the_whole_divergence_is_no_estimate(recipe: Recipe) -> Iterator[Conflict]:
+def check_full_kl_options(recipe: Recipe) -> Iterator[Conflict]:
     kl = recipe.ppo.kl
     if isinstance(kl, NoKl) or kl.estimator != "full":
         return

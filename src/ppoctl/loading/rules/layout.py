@@ -16,7 +16,7 @@ from ppoctl.recipe.schema import ParallelTable, Recipe
 _END_KEYS = ("first_stage_layers", "last_stage_layers")
 
 
-def tensor_ranks_divide_the_model(recipe: Recipe) -> Iterator[Conflict]:
+def check_tensor_parallel(recipe: Recipe) -> Iterator[Conflict]:
     asked: list[tuple[KeyPath, int, RoleModel]] = [
         ((*role, "parallel", "tensor"), table.tensor, model) for role, table, model in _laid_out(recipe)
     ]
@@ -33,7 +33,7 @@ def tensor_ranks_divide_the_model(recipe: Recipe) -> Iterator[Conflict]:
                 break
 
 
-def every_pipeline_rank_has_layers(recipe: Recipe) -> Iterator[Conflict]:
+def check_pipeline_layers(recipe: Recipe) -> Iterator[Conflict]:
     for role, table, model, shape in _with_shapes(recipe):
         layers = shape.num_layers
         says = _pipeline_problem(table, layers)
@@ -46,7 +46,7 @@ def every_pipeline_rank_has_layers(recipe: Recipe) -> Iterator[Conflict]:
         yield Conflict(says, (*keys, model.key), hint)
 
 
-def taking_turns_needs_a_shared_device(recipe: Recipe) -> Iterator[Conflict]:
+def check_offload_needs_colocation(recipe: Recipe) -> Iterator[Conflict]:
     if recipe.cluster.offload and recipe.cluster.placement == "apart":
         yield Conflict(
             "each process has a device of its own: nobody would take the place of what is moved out",
@@ -55,7 +55,7 @@ def taking_turns_needs_a_shared_device(recipe: Recipe) -> Iterator[Conflict]:
         )
 
 
-def broadcasting_needs_devices_of_ones_own(recipe: Recipe) -> Iterator[Conflict]:
+def check_broadcast_needs_separate_devices(recipe: Recipe) -> Iterator[Conflict]:
     if recipe.cluster.weights == "broadcast" and recipe.cluster.placement == "colocated":
         yield Conflict(
             "a device takes part in a broadcast once, and roles that share it would twice",
@@ -64,7 +64,7 @@ def broadcasting_needs_devices_of_ones_own(recipe: Recipe) -> Iterator[Conflict]
         )
 
 
-def a_running_ray_is_named_by_host_and_port(recipe: Recipe) -> Iterator[Conflict]:
+def check_ray_address(recipe: Recipe) -> Iterator[Conflict]:
     address = recipe.cluster.ray_address
     if address is not None and re.fullmatch(r"[^\s/]+:\d+", address) is None:
         yield Conflict(
@@ -74,7 +74,7 @@ def a_running_ray_is_named_by_host_and_port(recipe: Recipe) -> Iterator[Conflict
         )
 
 
-def layers_of_an_end_need_a_pipeline(recipe: Recipe) -> Iterator[Conflict]:
+def check_end_layers(recipe: Recipe) -> Iterator[Conflict]:
     for role, table in _written(recipe):
         for key in _END_KEYS:
             if getattr(table, key) is not None and table.pipeline == 1:
@@ -83,7 +83,7 @@ def layers_of_an_end_need_a_pipeline(recipe: Recipe) -> Iterator[Conflict]:
                 )
 
 
-def several_stages_per_rank_need_a_pipeline(recipe: Recipe) -> Iterator[Conflict]:
+def check_interleaving_needs_pipeline(recipe: Recipe) -> Iterator[Conflict]:
     for role, table in _written(recipe):
         if table.stages_per_rank > 1 and table.pipeline == 1:
             yield Conflict(
@@ -93,7 +93,7 @@ def several_stages_per_rank_need_a_pipeline(recipe: Recipe) -> Iterator[Conflict
             )
 
 
-def stages_of_a_rank_have_the_same_number_of_layers(recipe: Recipe) -> Iterator[Conflict]:
+def check_interleaved_layers(recipe: Recipe) -> Iterator[Conflict]:
     for role, table, model, shape in _with_shapes(recipe):
         if _pipeline_problem(table, shape.num_layers) is not None:
             continue
@@ -106,7 +106,7 @@ def stages_of_a_rank_have_the_same_number_of_layers(recipe: Recipe) -> Iterator[
                 break
 
 
-def sequence_parallelism_needs_tensor_ranks(recipe: Recipe) -> Iterator[Conflict]:
+def check_sequence_parallel(recipe: Recipe) -> Iterator[Conflict]:
     for role, table in _written(recipe):
         if table.sequence and table.tensor == 1:
             yield Conflict(
@@ -116,7 +116,7 @@ def sequence_parallelism_needs_tensor_ranks(recipe: Recipe) -> Iterator[Conflict
             )
 
 
-def states_that_fit_fewer_layouts_have_a_distributed_optimizer(recipe: Recipe) -> Iterator[Conflict]:
+def check_reshardable(recipe: Recipe) -> Iterator[Conflict]:
     roles = layouts(recipe)
     if recipe.checkpoint.reshardable == "dp" and not any(table.distributed_optimizer for table in roles.values()):
         yield Conflict(
@@ -126,7 +126,7 @@ def states_that_fit_fewer_layouts_have_a_distributed_optimizer(recipe: Recipe) -
         )
 
 
-def only_experts_are_shared(recipe: Recipe) -> Iterator[Conflict]:
+def check_model_has_experts(recipe: Recipe) -> Iterator[Conflict]:
     for role, table, model, shape in _with_shapes(recipe):
         key = "expert" if table.expert > 1 else "expert_tensor"
         if shape.experts is None and table.expert_ranks > 1:
@@ -137,7 +137,7 @@ def only_experts_are_shared(recipe: Recipe) -> Iterator[Conflict]:
             )
 
 
-def expert_ranks_divide_the_experts(recipe: Recipe) -> Iterator[Conflict]:
+def check_expert_count(recipe: Recipe) -> Iterator[Conflict]:
     for role, table, model, shape in _with_shapes(recipe):
         if shape.experts is None:
             continue
@@ -156,7 +156,7 @@ def expert_ranks_divide_the_experts(recipe: Recipe) -> Iterator[Conflict]:
                 )
 
 
-def expert_ranks_are_made_of_the_other_ranks(recipe: Recipe) -> Iterator[Conflict]:
+def check_expert_ranks(recipe: Recipe) -> Iterator[Conflict]:
     for role, table in _written(recipe):
         if table.stage_ranks % table.expert_ranks:
             keys = ("expert", "expert_tensor", "tensor", "context", "data")
@@ -170,7 +170,7 @@ def expert_ranks_are_made_of_the_other_ranks(recipe: Recipe) -> Iterator[Conflic
             )
 
 
-def experts_beside_tensor_ranks_need_sequence_parallelism(recipe: Recipe) -> Iterator[Conflict]:
+def check_experts_need_sequence_parallel(recipe: Recipe) -> Iterator[Conflict]:
     """Without sequence parallelism every tensor rank would send every token to the experts, and count its gradient
     again."""
     for role, table, model, shape in _with_shapes(recipe):

@@ -10,7 +10,7 @@ from ppoctl.recipe.sizes import sequences_per_step, updates_per_step
 _OLD: KeyPath = ("ppo", "old_logprobs")
 
 
-def a_dual_clip_lies_outside_the_clip(recipe: Recipe) -> Iterator[Conflict]:
+def check_dual_clip(recipe: Recipe) -> Iterator[Conflict]:
     loss = recipe.ppo.policy_loss
     if isinstance(loss, ClippedLoss) and loss.dual_clip is not None and loss.dual_clip <= 1 + loss.clip_high:
         yield Conflict(
@@ -19,7 +19,7 @@ def a_dual_clip_lies_outside_the_clip(recipe: Recipe) -> Iterator[Conflict]:
         )
 
 
-def a_ratio_of_one_has_one_update_a_step(recipe: Recipe) -> Iterator[Conflict]:
+def check_single_update_if_on_policy(recipe: Recipe) -> Iterator[Conflict]:
     updates = updates_per_step(recipe, "actor")
     if recipe.ppo.old_logprobs == "current" and updates > 1:
         yield Conflict(
@@ -29,7 +29,7 @@ def a_ratio_of_one_has_one_update_a_step(recipe: Recipe) -> Iterator[Conflict]:
         )
 
 
-def a_penalty_in_the_reward_has_log_probs_before_the_update(recipe: Recipe) -> Iterator[Conflict]:
+def check_reward_penalty_has_logprobs(recipe: Recipe) -> Iterator[Conflict]:
     if recipe.ppo.old_logprobs == "current" and recipe.ppo.kl.place == "reward":
         yield Conflict(
             "a KL penalty in the reward needs the actor's log-probs before its update, and nothing computes them",
@@ -38,7 +38,7 @@ def a_penalty_in_the_reward_has_log_probs_before_the_update(recipe: Recipe) -> I
         )
 
 
-def a_correction_compares_the_sampler_with_the_trainer(recipe: Recipe) -> Iterator[Conflict]:
+def check_correction_has_trainer_logprobs(recipe: Recipe) -> Iterator[Conflict]:
     if recipe.ppo.old_logprobs != "trainer" and recipe.ppo.corrects_rollouts:
         tables = {
             "rollout_correction": recipe.ppo.rollout_correction,

@@ -48,7 +48,7 @@ _OF_TRUNCATED = {
 """Metric -> the value of `ppo.truncated` that reports it."""
 
 
-def every_expectation_can_be_judged(recipe: Recipe) -> Iterator[Conflict]:
+def check_expectation_bounds(recipe: Recipe) -> Iterator[Conflict]:
     for name, wanted in recipe.expect.items():
         key: KeyPath = ("expect", name)
         if metric_registry.find(name) is None:
@@ -63,7 +63,7 @@ def every_expectation_can_be_judged(recipe: Recipe) -> Iterator[Conflict]:
             yield Conflict(says, ((*key, "at_step"), ("steps",)))
 
 
-def metrics_that_are_watched_are_reported(recipe: Recipe) -> Iterator[Conflict]:
+def check_metrics_reported(recipe: Recipe) -> Iterator[Conflict]:
     for name, key in _watched(recipe):
         yield from _not_reported(recipe, name, key)
 
@@ -148,7 +148,7 @@ def _no_other_reading(recipe: Recipe, name: str, key: KeyPath) -> Iterator[Confl
         yield Conflict(says, (key, ("reward", "strict")), "ppoctl recipes metrics")
 
 
-def an_expected_figure_is_reported_at_that_step(recipe: Recipe) -> Iterator[Conflict]:
+def check_expected_step(recipe: Recipe) -> Iterator[Conflict]:
     for name, wanted in recipe.expect.items():
         step = wanted.at_step
         if step is None and recipe.data.eval and _is_of_an_evaluation(name):
@@ -173,7 +173,7 @@ def an_expected_figure_is_reported_at_that_step(recipe: Recipe) -> Iterator[Conf
             yield Conflict(says, (key, ("ppo", "critic_only_steps")))
 
 
-def a_rise_has_two_values(recipe: Recipe) -> Iterator[Conflict]:
+def check_rise_has_two_values(recipe: Recipe) -> Iterator[Conflict]:
     for name, wanted in recipe.expect.items():
         if wanted.rise_min is None or metric_registry.find(name) is None or len(_reported_at(recipe, name)) > 1:
             continue
@@ -186,7 +186,7 @@ def a_rise_has_two_values(recipe: Recipe) -> Iterator[Conflict]:
             yield Conflict(f"`{name}` must rise over its first value, and the run reports it once", (key, ("steps",)))
 
 
-def health_speaks_of_figures_the_run_has(recipe: Recipe) -> Iterator[Conflict]:
+def check_health_metrics(recipe: Recipe) -> Iterator[Conflict]:
     rule = recipe.health.reference_kl
     if recipe.ppo.kl.place == "none" and (rule.min is not None or rule.max is not None):
         yield Conflict(
@@ -195,7 +195,7 @@ def health_speaks_of_figures_the_run_has(recipe: Recipe) -> Iterator[Conflict]:
         )
 
 
-def a_distance_that_is_always_0_is_not_bounded(recipe: Recipe) -> Iterator[Conflict]:
+def check_kl_rule_not_constant(recipe: Recipe) -> Iterator[Conflict]:
     rule, usual = recipe.health.kl, type(recipe.health).model_fields["kl"].default
     if recipe.ppo.old_logprobs == "current" and rule != usual and (rule.min is not None or rule.max is not None):
         yield Conflict(
@@ -206,7 +206,7 @@ def a_distance_that_is_always_0_is_not_bounded(recipe: Recipe) -> Iterator[Confl
         )
 
 
-def the_best_state_is_judged_by_a_metric_that_says_which_is_better(recipe: Recipe) -> Iterator[Conflict]:
+def check_best_metric(recipe: Recipe) -> Iterator[Conflict]:
     best = recipe.checkpoint.best
     if best is None:
         return
@@ -224,7 +224,7 @@ def the_best_state_is_judged_by_a_metric_that_says_which_is_better(recipe: Recip
         yield Conflict(says, (key,), "ppoctl recipes metrics")
 
 
-def how_best_actors_are_kept_is_said_where_some_are(recipe: Recipe) -> Iterator[Conflict]:
+def check_best_keys_need_best(recipe: Recipe) -> Iterator[Conflict]:
     checkpoint = recipe.checkpoint
     for name in ("best_keep", "best_direction"):
         if checkpoint.best is None and getattr(checkpoint, name) != type(checkpoint).model_fields[name].default:
@@ -232,7 +232,7 @@ def how_best_actors_are_kept_is_said_where_some_are(recipe: Recipe) -> Iterator[
             yield Conflict(says, (("checkpoint", name),), "--set checkpoint.best=reward/score_mean")
 
 
-def a_set_name_is_part_of_a_metric_name(recipe: Recipe) -> Iterator[Conflict]:
+def check_eval_set_names(recipe: Recipe) -> Iterator[Conflict]:
     for name in recipe.data.eval:
         if not name or "/" in name or name.strip() != name:
             yield Conflict(f"`{name}` names an evaluation set and may not hold `/`", (("data", "eval", name),))

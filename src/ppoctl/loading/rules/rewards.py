@@ -17,7 +17,7 @@ _PART = re.compile(r"[A-Za-z0-9_-]+")
 _NEW_TOKENS: KeyPath = ("rollout", "max_new_tokens")
 
 
-def a_reward_scale_has_two_ends(recipe: Recipe) -> Iterator[Conflict]:
+def check_reward_scale(recipe: Recipe) -> Iterator[Conflict]:
     scale = recipe.reward.scale
     if scale is not None and scale.from_[0] >= scale.from_[1]:
         yield Conflict("the lowest score is not below the highest", (("reward", "scale", "from"),))
@@ -25,7 +25,7 @@ def a_reward_scale_has_two_ends(recipe: Recipe) -> Iterator[Conflict]:
         yield Conflict("all scores become the same reward", (("reward", "scale", "to"),))
 
 
-def the_bounds_of_rewards_are_in_order(recipe: Recipe) -> Iterator[Conflict]:
+def check_reward_clip(recipe: Recipe) -> Iterator[Conflict]:
     clip = recipe.reward.clip
     if clip is not None and clip.low >= clip.high:
         yield Conflict(
@@ -33,7 +33,7 @@ def the_bounds_of_rewards_are_in_order(recipe: Recipe) -> Iterator[Conflict]:
         )
 
 
-def an_overlong_response_can_be_drawn(recipe: Recipe) -> Iterator[Conflict]:
+def check_overlong_reachable(recipe: Recipe) -> Iterator[Conflict]:
     overlong, longest = recipe.reward.overlong, recipe.rollout.max_new_tokens
     if overlong is None:
         return
@@ -48,7 +48,7 @@ def an_overlong_response_can_be_drawn(recipe: Recipe) -> Iterator[Conflict]:
         yield Conflict(f"{says}{length - overlong.buffer_tokens}", keys)
 
 
-def a_length_that_costs_can_be_drawn(recipe: Recipe) -> Iterator[Conflict]:
+def check_length_penalty_reachable(recipe: Recipe) -> Iterator[Conflict]:
     penalty = recipe.reward.length_penalty
     if penalty is not None and penalty.free_tokens >= recipe.rollout.max_new_tokens:
         yield Conflict(
@@ -58,7 +58,7 @@ def a_length_that_costs_can_be_drawn(recipe: Recipe) -> Iterator[Conflict]:
         )
 
 
-def responses_that_are_left_out_have_no_factor(recipe: Recipe) -> Iterator[Conflict]:
+def check_truncated_factor_used(recipe: Recipe) -> Iterator[Conflict]:
     if recipe.ppo.truncated == "filter" and recipe.reward.unfinished_factor != 1:
         yield Conflict(
             "truncated responses are left out, so that no factor of their rewards has an effect",
@@ -67,7 +67,7 @@ def responses_that_are_left_out_have_no_factor(recipe: Recipe) -> Iterator[Confl
         )
 
 
-def a_factor_of_truncated_responses_takes_from_them(recipe: Recipe) -> Iterator[Conflict]:
+def check_truncated_factor_sign(recipe: Recipe) -> Iterator[Conflict]:
     """Less of a negative reward is more."""
     reward, keys = recipe.reward, [KeyPath(("reward", "unfinished_factor"))]
     if reward.unfinished_factor >= 1:
@@ -81,7 +81,7 @@ def a_factor_of_truncated_responses_takes_from_them(recipe: Recipe) -> Iterator[
         yield Conflict(says, tuple(keys), "--set reward.unfinished_factor=1.0")
 
 
-def some_response_can_be_good(recipe: Recipe) -> Iterator[Conflict]:
+def check_positive_nll_reachable(recipe: Recipe) -> Iterator[Conflict]:
     scale, coef = recipe.reward.scale, recipe.ppo.policy_loss.positive_nll_coef
     if coef > 0 and scale is not None and max(scale.to) <= 0:
         yield Conflict(
@@ -90,7 +90,7 @@ def some_response_can_be_good(recipe: Recipe) -> Iterator[Conflict]:
         )
 
 
-def a_part_is_reported_under_a_name_of_its_own(recipe: Recipe) -> Iterator[Conflict]:
+def check_part_names(recipe: Recipe) -> Iterator[Conflict]:
     for name in recipe.reward.parts if isinstance(recipe.reward, SumReward) else ():
         key: KeyPath = ("reward", "parts", name)
         if not _PART.fullmatch(name):
@@ -99,7 +99,7 @@ def a_part_is_reported_under_a_name_of_its_own(recipe: Recipe) -> Iterator[Confl
             yield Conflict(f"`reward/{name}_mean` is the name of another figure", (key,))
 
 
-def programs_have_a_place_to_run(recipe: Recipe) -> Iterator[Conflict]:
+def check_code_endpoint(recipe: Recipe) -> Iterator[Conflict]:
     for below, scorer in recipe.reward.scorers.items():
         if not isinstance(scorer, CodeScorer):
             continue
@@ -116,14 +116,14 @@ def programs_have_a_place_to_run(recipe: Recipe) -> Iterator[Conflict]:
             yield Conflict(says, (place, (*key, "language")), f"--set {dotted(place)}=fusion")
 
 
-def a_reward_model_in_vllm_is_one_process(recipe: Recipe) -> Iterator[Conflict]:
+def check_vllm_reward_model_layout(recipe: Recipe) -> Iterator[Conflict]:
     for key, table in reward_models(recipe).items():
         if table.engine == "vllm" and table.parallel is not None and table.parallel.world_size > 1:
             says = "vLLM runs a reward model in one process; Megatron-Core in as many as its layout has"
             yield Conflict(says, ((*key, "engine"), (*key, "parallel")), f"--set {dotted(key)}.engine=megatron")
 
 
-def a_reward_without_a_model_leaves_no_device(recipe: Recipe) -> Iterator[Conflict]:
+def check_offload_without_reward_model(recipe: Recipe) -> Iterator[Conflict]:
     if "reward" in recipe.cluster.offload and not reward_models(recipe):
         listed = [role for role in recipe.cluster.offload if role != "reward"]
         yield Conflict(

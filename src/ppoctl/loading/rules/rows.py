@@ -29,7 +29,7 @@ def has_truth(table: SingleTable) -> bool:
     return not (isinstance(table, DialogueRows) or (isinstance(table, ColumnRows) and table.answer is None))
 
 
-def rows_are_named_once(recipe: Recipe) -> Iterator[Conflict]:
+def check_row_source(recipe: Recipe) -> Iterator[Conflict]:
     for path, table in tables_of_rows(recipe):
         if isinstance(table, StoredRows) and (table.path is None) == (table.dataset is None):
             both = table.path is not None
@@ -39,7 +39,7 @@ def rows_are_named_once(recipe: Recipe) -> Iterator[Conflict]:
             yield Conflict(f"[{dotted(path)}] {says}", keys, hint)
 
 
-def a_weight_is_of_a_source_that_trains(recipe: Recipe) -> Iterator[Conflict]:
+def check_mix_weights(recipe: Recipe) -> Iterator[Conflict]:
     for path, table in tables_of_rows(recipe):
         if table.weight == 1:
             continue
@@ -52,7 +52,7 @@ def a_weight_is_of_a_source_that_trains(recipe: Recipe) -> Iterator[Conflict]:
         yield Conflict(says, ((*path, "weight"),), f"--set {dotted(path)}.weight=1")
 
 
-def a_question_is_framed_once(recipe: Recipe) -> Iterator[Conflict]:
+def check_prompt_file_conflicts(recipe: Recipe) -> Iterator[Conflict]:
     for path, table in tables_of_rows(recipe):
         if table.prompt_file is not None and table.instruction:
             yield Conflict(
@@ -62,7 +62,7 @@ def a_question_is_framed_once(recipe: Recipe) -> Iterator[Conflict]:
             )
 
 
-def arguments_of_a_template_are_its_own(recipe: Recipe) -> Iterator[Conflict]:
+def check_template_arguments(recipe: Recipe) -> Iterator[Conflict]:
     for path, table in tables_of_rows(recipe):
         for name in table.template_args:
             if name in TAKEN_ARGUMENTS:

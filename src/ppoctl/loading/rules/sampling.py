@@ -13,7 +13,7 @@ _FEWEST: KeyPath = ("rollout", "min_new_tokens")
 _WINDOW: KeyPath = ("rollout", "max_window_tokens")
 
 
-def a_response_has_room_for_its_fewest_tokens(recipe: Recipe) -> Iterator[Conflict]:
+def check_min_new_tokens(recipe: Recipe) -> Iterator[Conflict]:
     rollout = recipe.rollout
     if rollout.min_new_tokens > rollout.max_new_tokens:
         yield Conflict("a response has more tokens at least than it has at most", (_FEWEST, _NEW))
@@ -24,13 +24,13 @@ def a_response_has_room_for_its_fewest_tokens(recipe: Recipe) -> Iterator[Confli
         yield Conflict(says, (_WINDOW, _PROMPT, _FEWEST), f"--set rollout.max_window_tokens={fewest}")
 
 
-def a_window_is_reached_by_some_sequence(recipe: Recipe) -> Iterator[Conflict]:
+def check_window_reachable(recipe: Recipe) -> Iterator[Conflict]:
     window = recipe.rollout.max_window_tokens
     if window is not None and generator_window(recipe) < window:
         yield Conflict("no prompt and response are as long as the window together", (_WINDOW, _PROMPT, _NEW))
 
 
-def a_token_that_ends_a_response_is_an_id(recipe: Recipe) -> Iterator[Conflict]:
+def check_stop_token_ids(recipe: Recipe) -> Iterator[Conflict]:
     ids = recipe.rollout.stop_token_ids
     if any(token < 0 for token in ids) or len(set(ids)) != len(ids):
         says = "a token that ends a response is an id, from 0, and stands there once"

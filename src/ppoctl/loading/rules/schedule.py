@@ -9,7 +9,7 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe.sizes import planned_updates, updates_per_tick, warmup_updates
 
 
-def a_warm_up_is_written_in_one_way(recipe: Recipe) -> Iterator[Conflict]:
+def check_one_warmup_key(recipe: Recipe) -> Iterator[Conflict]:
     for role, table in trained_roles(recipe):
         optimizer = table.optimizer
         if optimizer.lr_warmup_frac is not None and optimizer.lr_warmup_updates:
@@ -27,7 +27,7 @@ def a_warm_up_is_written_in_one_way(recipe: Recipe) -> Iterator[Conflict]:
             )
 
 
-def a_share_of_warm_up_is_some_updates(recipe: Recipe) -> Iterator[Conflict]:
+def check_warmup_fraction(recipe: Recipe) -> Iterator[Conflict]:
     for role, table in trained_roles(recipe):
         if table.optimizer.lr_warmup_frac and not warmup_updates(recipe, role):
             planned, per_tick = planned_updates(recipe, role), updates_per_tick(recipe, role)
@@ -38,7 +38,7 @@ def a_share_of_warm_up_is_some_updates(recipe: Recipe) -> Iterator[Conflict]:
             )
 
 
-def a_rate_that_moves_with_steps_moves_after_whole_ones(recipe: Recipe) -> Iterator[Conflict]:
+def check_lr_tick_multiples(recipe: Recipe) -> Iterator[Conflict]:
     for role, table in trained_roles(recipe):
         per_tick = updates_per_tick(recipe, role)
         for name in ("lr_warmup_updates", "lr_decay_updates"):
@@ -52,7 +52,7 @@ def a_rate_that_moves_with_steps_moves_after_whole_ones(recipe: Recipe) -> Itera
                 )
 
 
-def a_warm_up_ends_before_the_run_does(recipe: Recipe) -> Iterator[Conflict]:
+def check_warmup_length(recipe: Recipe) -> Iterator[Conflict]:
     for role, table in trained_roles(recipe):
         planned, warmup = planned_updates(recipe, role), table.optimizer.lr_warmup_updates
         if warmup > planned:
@@ -63,7 +63,7 @@ def a_warm_up_ends_before_the_run_does(recipe: Recipe) -> Iterator[Conflict]:
             )
 
 
-def a_decay_ends_after_its_warm_up(recipe: Recipe) -> Iterator[Conflict]:
+def check_decay_length(recipe: Recipe) -> Iterator[Conflict]:
     for role, table in trained_roles(recipe):
         decay, warmup = table.optimizer.lr_decay_updates, warmup_updates(recipe, role)
         if decay is not None and decay <= warmup:
@@ -74,7 +74,7 @@ def a_decay_ends_after_its_warm_up(recipe: Recipe) -> Iterator[Conflict]:
             )
 
 
-def a_constant_rate_has_no_decay(recipe: Recipe) -> Iterator[Conflict]:
+def check_constant_lr_keys(recipe: Recipe) -> Iterator[Conflict]:
     for role, table in trained_roles(recipe):
         optimizer = table.optimizer
         for name in ("lr_decay_updates", "lr_min_frac"):

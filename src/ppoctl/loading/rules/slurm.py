@@ -53,7 +53,7 @@ _SECRETS: KeyPath = ("slurm", "secrets")
 _SECRET_HINT = "write it into a file of your own, `chmod 600 FILE`, and --set slurm.secrets=FILE"
 
 
-def an_option_of_sbatch_is_set_in_one_place(recipe: Recipe) -> Iterator[Conflict]:
+def check_sbatch_options(recipe: Recipe) -> Iterator[Conflict]:
     for name, value in recipe.slurm.options.items():
         key = ("slurm", "options", name)
         # Slurm takes an option by any beginning of its name that no other one has.
@@ -69,7 +69,7 @@ def an_option_of_sbatch_is_set_in_one_place(recipe: Recipe) -> Iterator[Conflict
             )
 
 
-def a_type_of_gpus_is_of_gpus_that_are_asked_for(recipe: Recipe) -> Iterator[Conflict]:
+def check_gpu_type(recipe: Recipe) -> Iterator[Conflict]:
     table, key = recipe.slurm, ("slurm", "gpu_type")
     if table.gpu_type is None:
         return
@@ -81,7 +81,7 @@ def a_type_of_gpus_is_of_gpus_that_are_asked_for(recipe: Recipe) -> Iterator[Con
         yield Conflict(says, (key,), "--set slurm.gpus_per_node=8")
 
 
-def an_option_is_one_line(recipe: Recipe) -> Iterator[Conflict]:
+def check_single_line(recipe: Recipe) -> Iterator[Conflict]:
     """A second line would be a command of the script, or end its options."""
     table = recipe.slurm
     names = ("partition", "account", "qos", "memory", "time", "constraint")
@@ -92,21 +92,21 @@ def an_option_is_one_line(recipe: Recipe) -> Iterator[Conflict]:
             yield Conflict(f"`{dotted(key)}` is one line of the batch script, and this is not one line", (key,))
 
 
-def no_text_of_a_script_has_a_zero_byte(recipe: Recipe) -> Iterator[Conflict]:
+def check_no_nul_bytes(recipe: Recipe) -> Iterator[Conflict]:
     """A shell would drop it without a word, and a program would not get past it."""
     for key, value in _texts(recipe.slurm):
         if "\0" in value:
             yield Conflict(f"`{dotted(key)}` has a zero byte, which no shell and no program can be given", (key,))
 
 
-def a_variable_has_a_name_that_a_shell_can_set(recipe: Recipe) -> Iterator[Conflict]:
+def check_variable_names(recipe: Recipe) -> Iterator[Conflict]:
     named = [(("slurm", "environment", name), name) for name in recipe.slurm.environment]
     for key, name in [*named, *((("slurm", "pass_on"), name) for name in recipe.slurm.pass_on)]:
         if not _VARIABLE.fullmatch(name):
             yield Conflict(f"`{name}` is no name of a variable: letters, digits and `_`, no digit first", (key,))
 
 
-def a_job_is_given_no_secret(recipe: Recipe) -> Iterator[Conflict]:
+def check_no_secret_in_job(recipe: Recipe) -> Iterator[Conflict]:
     """The script is kept in the run, and Slurm shows it and the job's variables to whoever may look."""
     for name, value in recipe.slurm.environment.items():
         if value and _names_a_secret(name):
@@ -124,13 +124,13 @@ def a_job_is_given_no_secret(recipe: Recipe) -> Iterator[Conflict]:
             yield Conflict(says, (("slurm", "setup"),), _SECRET_HINT, hides_values=True)
 
 
-def a_time_limit_is_one_of_slurms_forms(recipe: Recipe) -> Iterator[Conflict]:
+def check_time_limit(recipe: Recipe) -> Iterator[Conflict]:
     if recipe.slurm.time is not None and _limit_s(recipe.slurm) is None:
         says = "no time limit of Slurm: `minutes`, `minutes:seconds`, `HH:MM:SS`, `days-HH` or `days-HH:MM:SS`"
         yield Conflict(says, (("slurm", "time"),), "--set slurm.time=04:00:00")
 
 
-def the_warning_comes_within_the_time_limit(recipe: Recipe) -> Iterator[Conflict]:
+def check_warning_time(recipe: Recipe) -> Iterator[Conflict]:
     table = recipe.slurm
     limit = None if table.time is None else _limit_s(table)
     if limit is not None and table.warn_s >= limit:
@@ -142,7 +142,7 @@ def the_warning_comes_within_the_time_limit(recipe: Recipe) -> Iterator[Conflict
         )
 
 
-def memory_is_an_amount(recipe: Recipe) -> Iterator[Conflict]:
+def check_memory(recipe: Recipe) -> Iterator[Conflict]:
     if recipe.slurm.memory is not None:
         try:
             memory_mib(recipe.slurm.memory)
@@ -151,7 +151,7 @@ def memory_is_an_amount(recipe: Recipe) -> Iterator[Conflict]:
             yield Conflict(says, (("slurm", "memory"),), "--set slurm.memory=200G")
 
 
-def a_job_that_never_goes_back_has_no_number_of_times(recipe: Recipe) -> Iterator[Conflict]:
+def check_requeues(recipe: Recipe) -> Iterator[Conflict]:
     table = recipe.slurm
     if not table.requeue and table.requeues not in (0, SlurmTable.model_fields["requeues"].default):
         yield Conflict(
@@ -161,7 +161,7 @@ def a_job_that_never_goes_back_has_no_number_of_times(recipe: Recipe) -> Iterato
         )
 
 
-def a_mount_is_two_folders(recipe: Recipe) -> Iterator[Conflict]:
+def check_mounts(recipe: Recipe) -> Iterator[Conflict]:
     """Programs of containers read a comma as the end of a mount."""
     container = recipe.slurm.container
     for mount in container.mounts if isinstance(container, Pyxis | Apptainer) else ():
