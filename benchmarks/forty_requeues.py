@@ -46,7 +46,7 @@ def strike(lab: Lab, drill: Drill, way: str) -> None:
         case "killed":
             for process in lab.processes():
                 with suppress(psutil.Error):
-                    if str(drill.layout.root) in process.cmdline() and "python" in process.name():
+                    if str(drill.paths.root) in process.cmdline() and "python" in process.name():
                         process.kill()
 
 
@@ -85,12 +85,12 @@ def is_struck(lab: Lab, drill: Drill, seen: int) -> bool:
 
 
 def _attempts(drill: Drill) -> int:
-    return len(drill.attempts()) if drill.layout.journal.exists() else 0
+    return len(drill.attempts()) if drill.paths.journal.exists() else 0
 
 
 def where(drill: Drill) -> str:
     """What the run is at, as its journal tells."""
-    lines = drill.lines if drill.layout.journal.exists() else []
+    lines = drill.lines if drill.paths.journal.exists() else []
     stages = [line for line in lines if "stage" in line]
     begun = lines and lines[-1].get("event") != "attempt_ended"
     last = f"after {stages[-1]['stage']} of step {stages[-1]['step']}" if stages else "before the first stage"
@@ -137,7 +137,7 @@ def main() -> int:
             return 1
         untouched.result()
         require_same(drill, whole)
-        row = row_of("", drill, whole.layout)
+        row = row_of("", drill, whole.paths)
         left = lab.left()
         kinds = ", ".join(f"{count} {way}" for way, count in sorted(ways.items()))
         print(f"{ways.total()} requeues ({kinds}) of a run of {given.steps} steps in {took_s:.0f} s: bit-identical")

@@ -152,9 +152,9 @@ def run(cell: Cell, folder: Path, steps: int) -> None:
         close()
 
     sockets = replace(sockets, close_trainers=digest_and_close)
-    layout = RunPaths(folder / "runs" / cell.name)
-    new_run.create(layout, recipe, digests, command="train")
-    ended = session.attempt_run(session.OpenedRun(layout, {1: recipe}, sockets, plan_resume(layout)))
+    paths = RunPaths(folder / "runs" / cell.name)
+    new_run.create(paths, recipe, digests, command="train")
+    ended = session.attempt_run(session.OpenedRun(paths, {1: recipe}, sockets, plan_resume(paths)))
     points = history(ended.lines)[METRIC]
     result = Result(points[0][1], points[-1][1], found[0])
     (folder / f"{cell.name}.json").write_text(json.dumps(asdict(result)))

@@ -158,11 +158,11 @@ def run(folder: Path, steps: int, threads: int) -> tuple[list[dict[str, float]],
     clock.wrap(sync_module.Sync, "_checked", "proof", nested=True)
     make = sockets.generator
     timed = replace(sockets, generator=lambda actor_at, say, logs: TimedGenerator(make(actor_at, say, logs), clock))
-    layout = RunPaths(folder / "run")
-    new_run.create(layout, recipe, digests, command="train")
+    paths = RunPaths(folder / "run")
+    new_run.create(paths, recipe, digests, command="train")
     copies: list[float] = []
     clock_hand_over(copies)
-    session.attempt_run(session.OpenedRun(layout, {1: recipe}, timed, plan_resume(layout), observers=(steps_seen,)))
+    session.attempt_run(session.OpenedRun(paths, {1: recipe}, timed, plan_resume(paths), observers=(steps_seen,)))
     return steps_seen.rows, min(copies)
 
 

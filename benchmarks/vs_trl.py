@@ -154,11 +154,11 @@ def our_side(job: Mapping[str, Any], result: Path) -> None:
     sockets, digests = session.prepare(recipe)
     sockets.scorer.close()
     clock = CpuClock()
-    layout = RunPaths(result.parent / "run")
-    new_run.create(layout, recipe, digests, command="train")
+    paths = RunPaths(result.parent / "run")
+    new_run.create(paths, recipe, digests, command="train")
     plugged = replace(sockets, scorer=ShareOfLetter())
     ended = session.attempt_run(
-        session.OpenedRun(layout, {1: recipe}, plugged, plan_resume(layout), observers=(clock,))
+        session.OpenedRun(paths, {1: recipe}, plugged, plan_resume(paths), observers=(clock,))
     )
     lines = {(line["step"], line["stage"]): line for line in ended.lines if "stage" in line}
     steps = range(1, job["steps"] + 1)
@@ -166,7 +166,7 @@ def our_side(job: Mapping[str, Any], result: Path) -> None:
     ends = [lines[step, "actor_update"]["at"] for step in steps]
     lengths = [lines[step, "rollout"]["figures"]["rollout/response_tokens_mean"] for step in counted]
     stages = [stage for stage in NUMBERS if (1, stage) in lines and stage != "eval"]
-    shutil.rmtree(layout.root)
+    shutil.rmtree(paths.root)
     result.write_text(
         json.dumps(
             {

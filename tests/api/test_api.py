@@ -32,12 +32,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> ppoctl.Run:
     """Three steps on fakes, whose last keeps its rollouts; their tokens are read with the quickstart's tokenizer."""
     model = {"path": str(QUICKSTART.parent / "quickstart/model"), "dtype": "float32"}
     recipe = fake_recipe(model=model, checkpoint={"keep_rollouts_every_steps": 0})
-    layout = RunPaths(tmp_path_factory.mktemp("api") / "fake")
-    new_run.create(layout, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
+    paths = RunPaths(tmp_path_factory.mktemp("api") / "fake")
+    new_run.create(paths, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
     session.attempt_run(
-        session.OpenedRun(layout, {1: recipe}, fake_sockets(recipe), plan=ResumePlan(start=0, items=()))
+        session.OpenedRun(paths, {1: recipe}, fake_sockets(recipe), plan=ResumePlan(start=0, items=()))
     )
-    return ppoctl.Run(layout.root)
+    return ppoctl.Run(paths.root)
 
 
 @pytest.fixture

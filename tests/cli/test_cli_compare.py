@@ -28,9 +28,9 @@ def write(
     folder: Path, name: str, changes: Mapping[tuple[int, int], Mapping[str, Any]] | None = None, steps: int = 2
 ) -> RunPaths:
     """A run of two samples per step; `changes` by (step, sample)."""
-    layout = RunPaths(folder / name)
+    paths = RunPaths(folder / name)
     facts = {"sources": SOURCES, "versions": {"torch": "2.13"}}
-    run_dir.create(layout, recipe_toml="", resolved=resolved(name), facts=facts)
+    run_dir.create(paths, recipe_toml="", resolved=resolved(name), facts=facts)
     lines = [
         {
             "step": step,
@@ -45,15 +45,15 @@ def write(
         for step in range(1, steps + 1)
         for sample in (0, 1)
     ]
-    layout.ledger.write_bytes(b"".join(map(sealed_line, lines)))
-    return layout
+    paths.ledger.write_bytes(b"".join(map(sealed_line, lines)))
+    return paths
 
 
-def figures(layout: RunPaths, *values: Mapping[str, float]) -> None:
+def figures(paths: RunPaths, *values: Mapping[str, float]) -> None:
     """The journal of steps 1, 2, ... with these figures."""
     told = {"stage": "reward", "seconds": 1.0, "clocked": {}}
     lines = [{**told, "step": step, "seq": step, "figures": each} for step, each in enumerate(values, start=1)]
-    layout.journal.write_bytes(b"".join(map(sealed_line, lines)))
+    paths.journal.write_bytes(b"".join(map(sealed_line, lines)))
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -47,9 +47,9 @@ def make(played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster:
     def made(
         name: str, *, reward: float = 0.5, heldout: float = 0.25, ago: float = 60.0, **attempt: object
     ) -> Journal:
-        layout = RunPaths(Path("runs") / name)
-        shutil.copytree(played, layout.root)
-        journal = Journal(layout, claim(layout))
+        paths = RunPaths(Path("runs") / name)
+        shutil.copytree(played, paths.root)
+        journal = Journal(paths, claim(paths))
         at = time.time() - ago
         journal.event("attempt_started", **{"at": at - 10, "pid": 2**22 + 1, "host": platform.node(), **attempt})
         for stage, figure, value in (
@@ -98,7 +98,7 @@ def test_runs_shows_the_host_or_job_with_a_single_slurm_query(
     make("here", pid=os.getpid(), at=time.time())
     for number, state in (("12", "RUNNING"), ("13", "PENDING")):
         record(
-            make(f"in-{number}", host="node1", job=number, restart=0)._attempt.layout,
+            make(f"in-{number}", host="node1", job=number, restart=0)._attempt.paths,
             JobRecord(number, 1.0, "resume"),
         )
         cluster.has(number, state, nodes="node1", restarts=int(state == "PENDING"))
@@ -176,7 +176,7 @@ def test_runs_folder_can_be_an_argument_or_an_option(make: Callable[..., Journal
 
 
 def test_runs_notes_that_slurm_does_not_answer(make: Callable[..., Journal], ask: Ask, cluster: FakeSlurm) -> None:
-    record(make("q1", host="node1", job="12", restart=0)._attempt.layout, JobRecord("12", 1.0, "resume"))
+    record(make("q1", host="node1", job="12", restart=0)._attempt.paths, JobRecord("12", 1.0, "resume"))
     cluster.goes_away()
     said = ask("runs", "--wait", "0.1")
     assert said.out.splitlines()[1].split()[:2] == ["q1", "unknown"]
@@ -302,7 +302,7 @@ def test_rm_refuses_running_runs_and_then_deletes_nothing(
     make("here", pid=1, at=time.time())
     make("away", host="elsewhere", ago=0)
     for number in ("12", "13"):
-        layout = make(f"in-{number}", host="node1", job=number, restart=0)._attempt.layout
+        layout = make(f"in-{number}", host="node1", job=number, restart=0)._attempt.paths
         record(layout, JobRecord(number, 1.0, "resume"))
     cluster.has("12", "RUNNING", nodes="node1")
     cluster.has("13", "PENDING", reason="Resources")

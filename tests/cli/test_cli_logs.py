@@ -35,13 +35,13 @@ STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  "
 @pytest.fixture
 def made(tmp_path: Path) -> RunPaths:
     """A run of which nothing was ever said."""
-    layout = RunPaths(tmp_path / "run")
-    run_dir.create(layout, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={"name": "run"})
-    return layout
+    paths = RunPaths(tmp_path / "run")
+    run_dir.create(paths, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={"name": "run"})
+    return paths
 
 
-def said_by(layout: RunPaths, name: str, text: str) -> Path:
-    path = layout.attempt(layout.newest_attempt) / name
+def said_by(paths: RunPaths, name: str, text: str) -> Path:
+    path = paths.attempt(paths.newest_attempt) / name
     path.write_text(text, "utf-8")
     return path
 

@@ -23,10 +23,10 @@ UNMET = {"reward/score_mean": {"min": 2.0}, "value/clip_frac": {"max": 1.0}}
 
 def trained(root: Path, recipe: Recipe) -> RunResult:
     """A run directory as `train` makes it, and an attempt on it."""
-    layout = RunPaths(root)
+    paths = RunPaths(root)
     if not root.exists():
-        new_run.create(layout, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
-    opened = session.OpenedRun(layout, {1: recipe}, fake_sockets(recipe), plan=ResumePlan(start=0, items=()))
+        new_run.create(paths, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
+    opened = session.OpenedRun(paths, {1: recipe}, fake_sockets(recipe), plan=ResumePlan(start=0, items=()))
     return session.attempt_run(opened)
 
 
@@ -60,8 +60,8 @@ def test_train_json_reports_unmet_expectations(tmp_path: Path, ask: Ask, monkeyp
     told = json.loads(said.out)
     assert (said.code, told["error"]["exit_code"], told["state"]) == (5, 5, "unmet")
     assert set(told) == {"run", "state", "figures", "expect", "error"}
-    assert plain.err.splitlines()[-1] == f"hint: ppoctl resume {ended.layout.root} --set steps=4"
-    assert plain.out.splitlines()[-1] == f"run: {ended.layout.root}"
+    assert plain.err.splitlines()[-1] == f"hint: ppoctl resume {ended.paths.root} --set steps=4"
+    assert plain.out.splitlines()[-1] == f"run: {ended.paths.root}"
 
 
 HOSTILE = "\x1b]0;owned\x07\u202etxt\x00\r\x9b2J caf\u00e9"

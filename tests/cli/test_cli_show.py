@@ -39,12 +39,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three steps of eight samples on fakes, all kept, with evaluations after 0, 2 and 3; their tokens are read with
     the quickstart's tokenizer."""
     recipe = fake_recipe(model={"path": str(MODEL), "dtype": "float32"}, checkpoint={"keep_rollouts_every_steps": 1})
-    layout = RunPaths(tmp_path_factory.mktemp("show") / "fake")
-    new_run.create(layout, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
+    paths = RunPaths(tmp_path_factory.mktemp("show") / "fake")
+    new_run.create(paths, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
     session.attempt_run(
-        session.OpenedRun(layout, {1: recipe}, fake_sockets(recipe), plan=ResumePlan(start=0, items=()))
+        session.OpenedRun(paths, {1: recipe}, fake_sockets(recipe), plan=ResumePlan(start=0, items=()))
     )
-    return layout.root
+    return paths.root
 
 
 @pytest.fixture
@@ -59,17 +59,17 @@ def listed(ask: Ask, *words: object) -> list[dict[str, Any]]:
 
 
 def test_records_read_without_torch_equal_the_loaded_records(root: Path) -> None:
-    layout = RunPaths(root)
+    paths = RunPaths(root)
     for stage in ("rollout", "reward", "values", "logprobs", "advantages", "eval"):
-        whole = load_record(layout, 3, stage, require(layout.stage(3, stage)))
-        plain = record_file.read(layout, 3, stage)
+        whole = load_record(paths, 3, stage, require(paths.stage(3, stage)))
+        plain = record_file.read(paths, 3, stage)
         assert plain is not None
         assert plain.kind == whole.kind
         assert record_file.FIELDS[plain.kind] <= plain.fields.keys()
         for name, value in plain.fields.items():
             theirs = getattr(whole, name)
             assert value.tolist() == theirs.tolist() if hasattr(theirs, "tolist") else value == theirs
-    assert record_file.read(layout, 3, "correction") is None
+    assert record_file.read(paths, 3, "correction") is None
 
 
 def test_show_imports_no_torch_or_transformers(root: Path) -> None:

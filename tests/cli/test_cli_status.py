@@ -28,7 +28,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def layout(played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
+def paths(played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
     """The run `my` in the present folder."""
     shutil.copytree(played, tmp_path / "my")
     monkeypatch.chdir(tmp_path)
@@ -43,19 +43,19 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     return found
 
 
-def submitted(layout: RunPaths, id: str = "12", after: str | None = None) -> None:
-    record(layout, JobRecord(id, time.time(), "resume", after=after))
+def submitted(paths: RunPaths, id: str = "12", after: str | None = None) -> None:
+    record(paths, JobRecord(id, time.time(), "resume", after=after))
 
 
-def begun(layout: RunPaths, **where: object) -> Journal:
+def begun(paths: RunPaths, **where: object) -> Journal:
     """The journal of an attempt on a node of the cluster."""
-    journal = Journal(layout, claim(layout))
+    journal = Journal(paths, claim(paths))
     journal.event("attempt_started", **{"pid": 2**22 + 1, "host": "node1", **where})
     return journal
 
 
-def test_status_of_a_pending_job(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
-    submitted(layout)
+def test_status_of_a_pending_job(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+    submitted(paths)
     cluster.has("12", "PENDING", reason="Resources")
     said = ask("status", "my")
     assert said.code == 0
@@ -68,9 +68,9 @@ def test_status_of_a_pending_job(layout: RunPaths, cluster: FakeSlurm, ask: Ask)
     assert said.err == "stop it: ppoctl stop my\n"
 
 
-def test_status_of_a_run_in_a_job(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
-    submitted(layout)
-    begun(layout, job="12", restart=0)
+def test_status_of_a_run_in_a_job(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+    submitted(paths)
+    begun(paths, job="12", restart=0)
     cluster.has("12", "RUNNING", nodes="node[1-2]", start="1795403470")
     lines = ask("status", "my").out.splitlines()
     assert lines[0] == "my: running"
@@ -82,11 +82,11 @@ def test_status_of_a_run_in_a_job(layout: RunPaths, cluster: FakeSlurm, ask: Ask
     assert "attempts     2 running or killed on node1" in ask("status", "my", "--wait", "0.1").out.splitlines()
 
 
-def test_status_json_has_all_jobs_attempts_and_slurm_states(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
-    submitted(layout)
-    submitted(layout, "13", after="12")
-    begun(layout, job="12", restart=0).event("attempt_ended", status="preempted", exit_code=75)
-    layout.job_ended("12").write_text("0 75 7 USR1\n")
+def test_status_json_has_all_jobs_attempts_and_slurm_states(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+    submitted(paths)
+    submitted(paths, "13", after="12")
+    begun(paths, job="12", restart=0).event("attempt_ended", status="preempted", exit_code=75)
+    paths.job_ended("12").write_text("0 75 7 USR1\n")
     cluster.has("12", "PENDING", reason="BeginTime", restarts=1, start="4102444800")
     cluster.has("13", "PENDING", reason="Dependency")
     told = json.loads(ask("status", "my", "--json").out)
@@ -105,8 +105,8 @@ def test_status_json_has_all_jobs_attempts_and_slurm_states(layout: RunPaths, cl
     assert told["attempts"][-1]["job"] == "12"
 
 
-def test_status_waits_only_briefly_for_an_unreachable_slurm(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
-    submitted(layout)
+def test_status_waits_only_briefly_for_an_unreachable_slurm(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+    submitted(paths)
     cluster.goes_away()
     said = ask("status", "my", "--wait", "0.1")
     assert said.out.splitlines()[:2] == [
@@ -118,10 +118,10 @@ def test_status_waits_only_briefly_for_an_unreachable_slurm(layout: RunPaths, cl
     assert "within 0.5 s" in ask("status", "my").out
 
 
-def test_status_escapes_control_characters_in_job_errors(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
-    submitted(layout)
+def test_status_escapes_control_characters_in_job_errors(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+    submitted(paths)
     cluster.has("12", "FAILED", status="2048")
-    layout.job_log("12").write_text("error: no \x1b]0;owned\x07 disk\n")
+    paths.job_log("12").write_text("error: no \x1b]0;owned\x07 disk\n")
     said = ask("status", "my")
     assert said.out.splitlines()[1] == (
         "job 12 ended with `FAILED`, exit code 8:0; no attempt of it began: no \\x1b]0;owned\\x07 disk"
@@ -129,17 +129,17 @@ def test_status_escapes_control_characters_in_job_errors(layout: RunPaths, clust
     assert said.err == "continue: ppoctl resume my --on slurm\n"
 
 
-def test_status_lists_each_job_with_its_end(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_status_lists_each_job_with_its_end(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     for id in ("7", "8", "9"):
-        submitted(layout, id)
-    layout.job_ended("8").write_text("0 4 100 -\n")
+        submitted(paths, id)
+    paths.job_ended("8").write_text("0 4 100 -\n")
     cluster.has("9", "COMPLETED")
     assert "jobs         7 unknown, 8 ended with 4, 9 completed" in ask("status", "my").out.splitlines()
 
 
-def test_status_shows_the_time_use_of_each_attempt(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_status_shows_the_time_use_of_each_attempt(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     for number in range(10):
-        journal = begun(layout, at=1000.0 * number, gpus=4 if number == 9 else 0)
+        journal = begun(paths, at=1000.0 * number, gpus=4 if number == 9 else 0)
         ended = {"status": "preempted", "exit_code": 75, "starting_s": 20.0, "abandoned_s": 30.0}
         journal.event("attempt_ended", at=1000.0 * number + 90, **ended)
     lines = ask("status", "my").out.splitlines()
@@ -152,8 +152,8 @@ def test_status_shows_the_time_use_of_each_attempt(layout: RunPaths, cluster: Fa
     assert (told[0]["attempt"], told[0]["wall_s"], told[0]["lost_s"]) == (2, 90.0, 30.0)
 
 
-def test_resume_refuses_a_run_that_is_running_in_a_job(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
-    submitted(layout)
+def test_resume_refuses_a_run_that_is_running_in_a_job(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+    submitted(paths)
     cluster.has("12", "RUNNING", nodes="node1")
     said = ask("resume", "my")
     assert said.code == 8
@@ -162,11 +162,11 @@ def test_resume_refuses_a_run_that_is_running_in_a_job(layout: RunPaths, cluster
 
 
 def test_stop_requests_the_running_job_and_cancels_waiting_jobs(
-    layout: RunPaths, cluster: FakeSlurm, ask: Ask
+    paths: RunPaths, cluster: FakeSlurm, ask: Ask
 ) -> None:
     for id, after in (("12", None), ("13", "12"), ("14", "13")):
-        submitted(layout, id, after)
-    begun(layout, job="12", restart=0)
+        submitted(paths, id, after)
+    begun(paths, job="12", restart=0)
     cluster.has("12", "RUNNING", nodes="node1")
     cluster.has("13", "PENDING", reason="Dependency")
     cluster.has("14", "PENDING", reason="Dependency")
@@ -182,48 +182,48 @@ go on later: ppoctl resume my --on slurm
 """,
         "",
     )
-    assert stop_requested(layout, 2) == "stage"
+    assert stop_requested(paths, 2) == "stage"
     assert [call for call in cluster.asked if call.startswith("scancel")] == [
         "scancel --state=PENDING 14",
         "scancel --state=PENDING 13",
     ]
 
 
-def test_stop_now_signals_the_job_after_writing_the_request(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
-    submitted(layout)
-    begun(layout, job="12", restart=0)
+def test_stop_now_signals_the_job_after_writing_the_request(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+    submitted(paths)
+    begun(paths, job="12", restart=0)
     cluster.has("12", "RUNNING", nodes="node1")
     told = json.loads(ask("stop", "my", "--after", "now", "--json").out)
     assert (told["asked"], told["after"], told["signalled"], told["cancelled"]) == (2, "now", "12", [])
-    assert stop_requested(layout, 2) == "now"
+    assert stop_requested(paths, 2) == "now"
     assert cluster.asked[-1] == "scancel --batch --signal=TERM 12"
 
 
-def test_stop_does_not_signal_an_interactive_job(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_stop_does_not_signal_an_interactive_job(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     """A desktop, a notebook, an allocation: the run was not submitted as this job, and others may be in it."""
-    begun(layout, job="77", restart=0).event("attempt_ended", status="failed", exit_code=3)
+    begun(paths, job="77", restart=0).event("attempt_ended", status="failed", exit_code=3)
     cluster.has("77", "RUNNING", nodes="node1")
     assert ask("stop", "my", "--after", "now").code == 0
-    begun(layout, job="77", restart=0)
+    begun(paths, job="77", restart=0)
     assert ask("stop", "my", "--after", "now").code == 0
     assert not [call for call in cluster.asked if call.startswith("scancel")]
-    assert stop_requested(layout, 3) == "now"
+    assert stop_requested(paths, 3) == "now"
 
 
-def test_stop_cancels_a_pending_job(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
-    submitted(layout)
+def test_stop_cancels_a_pending_job(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+    submitted(paths)
     cluster.has("12", "PENDING", restarts=2)
-    begun(layout, job="12", restart=1).event("attempt_ended", status="preempted", exit_code=75)
+    begun(paths, job="12", restart=1).event("attempt_ended", status="preempted", exit_code=75)
     assert ask("stop", "my") == Said(0, "job 12 is cancelled\ngo on later: ppoctl resume my --on slurm\n", "")
     assert cluster.state("12") == "CANCELLED"
-    assert not layout.stop_request.exists()
+    assert not paths.stop_request.exists()
 
 
 def test_stop_cancels_a_job_that_starts_during_the_cancellation(
-    layout: RunPaths, cluster: FakeSlurm, ask: Ask
+    paths: RunPaths, cluster: FakeSlurm, ask: Ask
 ) -> None:
-    submitted(layout)
-    submitted(layout, "13", after="12")
+    submitted(paths)
+    submitted(paths, "13", after="12")
     cluster.has("12", "PENDING")
     cluster.has("13", "PENDING")
     cluster.begins_when_cancelled("12", cancelled="13")
@@ -233,32 +233,30 @@ def test_stop_cancels_a_job_that_starts_during_the_cancellation(
 
 @pytest.mark.parametrize(("code", "state"), [(75, "CANCELLED"), (0, "COMPLETING")])
 def test_stop_cancels_a_completing_job_only_if_resumable(
-    layout: RunPaths, cluster: FakeSlurm, ask: Ask, code: int, state: str
+    paths: RunPaths, cluster: FakeSlurm, ask: Ask, code: int, state: str
 ) -> None:
-    submitted(layout)
+    submitted(paths)
     status = "preempted" if code else "finished"
-    begun(layout, job="12", restart=0).event("attempt_ended", status=status, exit_code=code)
+    begun(paths, job="12", restart=0).event("attempt_ended", status=status, exit_code=code)
     cluster.has("12", "COMPLETING")
     assert ask("stop", "my").code == 0
     assert cluster.state("12") == state
 
 
-def test_stop_of_a_local_run_does_not_query_slurm(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+def test_stop_of_a_local_run_does_not_query_slurm(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     parent = psutil.Process().parent()
     assert parent is not None
-    begun(layout, host=platform.node(), pid=parent.pid)
+    begun(paths, host=platform.node(), pid=parent.pid)
     said = ask("stop", "my", "--after", "step")
     assert said.out.splitlines()[0] == (
         f"attempt 2 (process {parent.pid} here) is asked to stop when its present step is done"
     )
-    assert stop_requested(layout, 2) == "step"
+    assert stop_requested(paths, 2) == "step"
     assert cluster.asked == []
 
 
-def test_stop_of_a_run_on_another_host_only_writes_the_request(
-    layout: RunPaths, cluster: FakeSlurm, ask: Ask
-) -> None:
-    begun(layout)
+def test_stop_of_a_run_on_another_host_only_writes_the_request(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+    begun(paths)
     assert ask("stop", "my", "--after", "now").out.splitlines() == [
         "attempt 2 on node1, if it is still there, is asked to stop now: its present stage is lost, but for finished "
         "samples",
@@ -268,49 +266,47 @@ def test_stop_of_a_run_on_another_host_only_writes_the_request(
     assert cluster.asked == []
 
 
-def test_stop_of_a_finished_run_does_nothing_and_succeeds(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
-    submitted(layout)
-    begun(layout, job="12", restart=0)
+def test_stop_of_a_finished_run_does_nothing_and_succeeds(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+    submitted(paths)
+    begun(paths, job="12", restart=0)
     cluster.has("12", "NODE_FAIL")
     assert ask("stop", "my") == Said(
         0, "nothing of it is at work or waits: failed, job 12 ended with `NODE_FAIL`; attempt 2 left no word\n", ""
     )
-    assert not layout.stop_request.exists()
+    assert not paths.stop_request.exists()
 
 
-def test_stop_without_a_slurm_answer_writes_the_request(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
-    submitted(layout)
-    begun(layout, job="12", restart=0)
+def test_stop_without_a_slurm_answer_writes_the_request(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+    submitted(paths)
+    begun(paths, job="12", restart=0)
     cluster.goes_away()
     said = ask("stop", "my", "--after", "now", "--wait", "0.1")
     assert (said.code, said.err) == (0, "")
-    assert stop_requested(layout, 2) == "now"
-    submitted(layout, "13", after="12")
+    assert stop_requested(paths, 2) == "now"
+    submitted(paths, "13", after="12")
     said = ask("stop", "my", "--wait", "0.1")
     assert said.code == 3
     assert said.err == (
         "error: whether Slurm still has job 13 of this run is unknown, and none was cancelled: `squeue` gave no "
         "answer within 0.1 s\n\nhint: on a login node: ppoctl stop my --wait 20\n"
     )
-    assert stop_requested(layout, 2) == "stage"
+    assert stop_requested(paths, 2) == "stage"
 
 
-def test_stop_cancels_nothing_if_the_request_cannot_be_written(
-    layout: RunPaths, cluster: FakeSlurm, ask: Ask
-) -> None:
-    submitted(layout)
-    submitted(layout, "13", after="12")
-    begun(layout, job="12", restart=0)
+def test_stop_cancels_nothing_if_the_request_cannot_be_written(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+    submitted(paths)
+    submitted(paths, "13", after="12")
+    begun(paths, job="12", restart=0)
     cluster.has("12", "RUNNING", nodes="node1")
     cluster.has("13", "PENDING")
-    layout.stop_request.mkdir()
+    paths.stop_request.mkdir()
     assert ask("stop", "my").code == 8
     assert cluster.state("13") == "PENDING"
 
 
-def test_stop_describes_its_effect_on_a_suspended_or_hung_run(layout: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
-    submitted(layout)
-    begun(layout, job="12", restart=0, at=time.time() - 99999)
+def test_stop_describes_its_effect_on_a_suspended_or_hung_run(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
+    submitted(paths)
+    begun(paths, job="12", restart=0, at=time.time() - 99999)
     cluster.has("12", "RUNNING", nodes="node1")
     assert ask("stop", "my").out.splitlines()[1].endswith("; if it does not end: scancel 12")
     cluster.has("12", "SUSPENDED", nodes="node1")

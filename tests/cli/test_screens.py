@@ -65,10 +65,10 @@ def trained(expect: dict[str, Any], act: Act = lambda role, number, said: None, 
             act(role, number, said)
 
     recipe = fake_recipe(name="quickstart", steps=2, expect=expect, reward={"kind": "gsm8k"}, model=MODEL, data=DATA)
-    layout = RunPaths(Path("runs/quickstart"))
-    new_run.create(layout, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
+    paths = RunPaths(Path("runs/quickstart"))
+    new_run.create(paths, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
     sockets = fake_sockets(recipe, on_minibatch=on_minibatch)
-    opened = session.OpenedRun(layout, {1: recipe}, sockets, plan=ResumePlan(start=0, items=()))
+    opened = session.OpenedRun(paths, {1: recipe}, sockets, plan=ResumePlan(start=0, items=()))
     rich = RichConsole(file=said, width=width, force_terminal=True, color_system=None, legacy_windows=False)
     try:
         with closing(LiveScreen(rich, "stages", refresh_per_second=100)) as screen:  # noqa: SIM117

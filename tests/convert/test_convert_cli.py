@@ -47,24 +47,24 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 @pytest.fixture
 def trained(ask: Ask, model: Model) -> RunPaths:
     """A run that has saved both roles at step 2 and the actor at step 4."""
-    layout = RunPaths(Path("runs/small"))
+    paths = RunPaths(Path("runs/small"))
     shutil.copytree(model("qwen2"), "source")
     recipe = SMALLEST.replace('"base"', f'"{Path("source").resolve()}"')
-    layout.root.parent.mkdir()
+    paths.root.parent.mkdir()
     sources = {COMPANIONS: companions_digest(Path("source"))}
-    run_dir.create(layout, recipe_toml=recipe, resolved=PPO_STORIES, facts={"sources": sources})
+    run_dir.create(paths, recipe_toml=recipe, resolved=PPO_STORIES, facts={"sources": sources})
     rollouts = lab.make_rollouts()
     actor, critic = lab.actor(model("qwen2"), dtype="bfloat16"), lab.critic(model("qwen2"), dtype="bfloat16")
     for step in (2, 4):
         actor.update(rollouts, [lab.minibatch(rollouts)], lab.policy_objective(rollouts))
-        save(layout, "actor", step, lambda folder: lab.save(actor, folder))
+        save(paths, "actor", step, lambda folder: lab.save(actor, folder))
     critic.update(rollouts, [lab.minibatch(rollouts)], lab.value_objective(rollouts))
-    save(layout, "critic", 2, lambda folder: lab.save(critic, folder))
-    return layout
+    save(paths, "critic", 2, lambda folder: lab.save(critic, folder))
+    return paths
 
 
-def save(layout: RunPaths, role: str, step: int, write: Callable[[Path], None]) -> None:
-    folder = layout.state(role, step)
+def save(paths: RunPaths, role: str, step: int, write: Callable[[Path], None]) -> None:
+    folder = paths.state(role, step)
     folder.mkdir(parents=True)
     write(folder)
     files = {path.name: flushed_digest(path) for path in folder.iterdir()}

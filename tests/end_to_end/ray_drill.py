@@ -98,13 +98,13 @@ def attempt(root: Path, recipe: Recipe, kills: list[str]) -> None:
     from ppoctl.runs import new_run, session
     from ppoctl.runs.run_recipe import recorded_recipes
 
-    layout = RunPaths(root)
+    paths = RunPaths(root)
     sockets, digests = session.prepare(recipe)
     try:
         if not root.exists():
-            new_run.create(layout, recipe, digests, command="train")
-        recipes = recorded_recipes(layout)
-        session.attempt_run(session.OpenedRun(layout, recipes, sockets, plan_resume(layout), (Killer(kills),)))
+            new_run.create(paths, recipe, digests, command="train")
+        recipes = recorded_recipes(paths)
+        session.attempt_run(session.OpenedRun(paths, recipes, sockets, plan_resume(paths), (Killer(kills),)))
     except PpoctlError as error:
         print(f"{type(error).__name__}: {error.message}", file=sys.stderr, flush=True)
         os._exit(int(error.exit_code))

@@ -88,12 +88,12 @@ def go_on(root: Path, recipe: Recipe, moment: str | None) -> None:
     from ppoctl.runs import new_run, session
     from ppoctl.runs.run_recipe import recorded_recipes
 
-    layout = RunPaths(root)
+    paths = RunPaths(root)
     sockets, digests = session.prepare(recipe)
     if not root.exists():
-        new_run.create(layout, recipe, digests, command="train")
-    recipes = recorded_recipes(layout)
-    session.attempt_run(session.OpenedRun(layout, recipes, sockets, plan_resume(layout), (Executioner(moment),)))
+        new_run.create(paths, recipe, digests, command="train")
+    recipes = recorded_recipes(paths)
+    session.attempt_run(session.OpenedRun(paths, recipes, sockets, plan_resume(paths), (Executioner(moment),)))
 
 
 def drill(root: Path, recipe: Recipe, moments: list[str]) -> list[str]:
@@ -104,18 +104,18 @@ def drill(root: Path, recipe: Recipe, moments: list[str]) -> list[str]:
 
 
 def outcome(root: Path) -> dict[str, object]:
-    layout = RunPaths(root)
+    paths = RunPaths(root)
     states = {}
     for role in ("actor", "critic"):
-        manifest = manifests.read(layout.state(role, STEPS))
+        manifest = manifests.read(paths.state(role, STEPS))
         assert manifest is not None
         # `.metadata` is torch's index of the tensor files; it differs from process to process, they must not.
         files = {name: digest.sha256 for name, digest in manifest.files.items() if name != ".metadata"}
         states[role] = (manifest.identity, files)
-    stages = [line for line in read_lines(layout.journal) if "stage" in line]
+    stages = [line for line in read_lines(paths.journal) if "stage" in line]
     assert len({(line["step"], line["stage"]) for line in stages}) == len(stages)
     figures = {f"{line['step']} {line['stage']}": line["figures"] for line in stages}
-    ledger = [json.loads(line) for line in layout.ledger.read_text().splitlines()]
+    ledger = [json.loads(line) for line in paths.ledger.read_text().splitlines()]
     return {"states": states, "figures": figures, "ledger": ledger}
 
 

@@ -89,10 +89,10 @@ def test_killed_run_resumes_under_another_parallel_layout(tmp_path: Path, wholes
 
 def first_tokens(folder: Path) -> Tensor:
     """Of the first step's rollouts."""
-    layout = RunPaths(folder)
-    manifest = manifests.read(layout.stage(1, "rollout"))
+    paths = RunPaths(folder)
+    manifest = manifests.read(paths.stage(1, "rollout"))
     assert manifest is not None
-    rollouts = load_record(layout, 1, "rollout", manifest)
+    rollouts = load_record(paths, 1, "rollout", manifest)
     assert isinstance(rollouts, Rollouts)
     return rollouts.tokens
 

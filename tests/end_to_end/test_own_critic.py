@@ -18,9 +18,9 @@ from ppoctl.store.run_paths import RunPaths
 pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.minutes(1.5), pytest.mark.timeout(600)]
 
 
-def first_values(layout: RunPaths) -> float:
+def first_values(paths: RunPaths) -> float:
     """Mean value of the first step, before any update."""
-    lines = read_lines(layout.journal)
+    lines = read_lines(paths.journal)
     [line] = [line for line in lines if line.get("stage") == "critic_update" and line["step"] == 1]
     mean: float = line["figures"]["value/value_mean"]
     return mean

@@ -16,9 +16,9 @@ from rewards.reward_models import reward_model
 pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def figures(layout: RunPaths, stage: str) -> dict[int, dict[str, float]]:
+def figures(paths: RunPaths, stage: str) -> dict[int, dict[str, float]]:
     """Of a stage, by step."""
-    return {line["step"]: line["figures"] for line in read_lines(layout.journal) if line.get("stage") == stage}
+    return {line["step"]: line["figures"] for line in read_lines(paths.journal) if line.get("stage") == stage}
 
 
 @pytest.mark.minutes(1)

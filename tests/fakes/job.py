@@ -67,9 +67,9 @@ PPO_STORIES = {STORIES: Outlines({1: outline(PPO)}).as_json()}
 """What is recorded of a recipe that tells one story, beside its keys."""
 
 
-def saved_pairs(layout: RunPaths) -> list[int]:
+def saved_pairs(paths: RunPaths) -> list[int]:
     """Steps with saved states of both roles."""
-    return saved_steps(layout, ("actor", "critic"))
+    return saved_steps(paths, ("actor", "critic"))
 
 
 @dataclass
@@ -121,15 +121,15 @@ def open_run(
     claim: Callable[[RunPaths], Attempt] = claim,
 ) -> Wiring:
     """What `train --or-resume` does, on fakes: the bigram's, or those of `sockets`."""
-    layout = RunPaths(root)
+    paths = RunPaths(root)
     if not root.exists():
         run_dir.create(
-            layout,
+            paths,
             recipe_toml="",
             resolved=as_recorded(recipe, choose),
             facts={},
         )
-    attempt = claim(layout)
+    attempt = claim(paths)
     artifact.sweep(attempt)
     around = RunHooks(
         gate=gate or Stops(),
@@ -142,7 +142,7 @@ def open_run(
     sockets = sockets or fake_sockets(
         recipe, on_minibatch=witness.on_minibatch, on_file=witness.on_file, looks=witness.looks
     )
-    return Wiring(*assemble(layout, attempt, recipes or {1: recipe}, sockets, around, choose))
+    return Wiring(*assemble(paths, attempt, recipes or {1: recipe}, sockets, around, choose))
 
 
 def play(
@@ -156,16 +156,16 @@ def play(
 
 def result(root: Path) -> dict[str, object]:
     """What two runs must agree on: ledger and final states to the byte, figures of every stage, each once."""
-    layout = RunPaths(root)
+    paths = RunPaths(root)
     states = {
         f"{role}/{path.name}": path.read_bytes()
-        for role in outlines_of(layout).roles
-        for path in sorted(layout.state(role, layout.saved_steps(role)[-1]).iterdir())
+        for role in outlines_of(paths).roles
+        for path in sorted(paths.state(role, paths.saved_steps(role)[-1]).iterdir())
         if path.name != "manifest.json"
     }
-    lines = [line for line in read_lines(layout.journal) if "stage" in line]
+    lines = [line for line in read_lines(paths.journal) if "stage" in line]
     figures = sorted((line["step"], line["stage"], line["identity"], str(line["figures"])) for line in lines)
-    return {"ledger": layout.ledger.read_bytes(), "states": states, "figures": figures}
+    return {"ledger": paths.ledger.read_bytes(), "states": states, "figures": figures}
 
 
 KILLED = -signal.SIGKILL

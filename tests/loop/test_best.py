@@ -61,10 +61,10 @@ def test_training_metric_rates_actor_at_start_of_step(tmp_path: Path, name: str,
     assert step == last
     assert step == 0 or found == lineage(tmp_path / "run", step)
     table = torch.frombuffer(
-        bytearray((job.layout.best / f"{step:06d}" / "table.bin").read_bytes()), dtype=torch.float32
+        bytearray((job.paths.best / f"{step:06d}" / "table.bin").read_bytes()), dtype=torch.float32
     )
     saved = (
-        (job.layout.state("actor", step) / "table.bin").read_bytes()
+        (job.paths.state("actor", step) / "table.bin").read_bytes()
         if step
         else initial_table("actor").numpy().tobytes()
     )

@@ -30,13 +30,13 @@ def test_last_step_is_saved_for_any_save_interval() -> None:
 def test_ledger_records_updates_that_used_each_sample(tmp_path: Path) -> None:
     ppo = {"epochs": 1, "minibatch_seqs": 4, "critic_only_steps": 1}
     play(tmp_path / "run", fake_recipe(steps=2, ppo=ppo, checkpoint={"every_steps": 1}))
-    layout = RunPaths(tmp_path / "run")
-    lines = [json.loads(line) for line in layout.ledger.read_text().splitlines()]
+    paths = RunPaths(tmp_path / "run")
+    lines = [json.loads(line) for line in paths.ledger.read_text().splitlines()]
     # Training samples only: eight of each step, none of an evaluation.
     assert [line["step"] for line in lines] == [1] * 8 + [2] * 8
     lineages = {}
     for step, role in ((1, "critic"), (2, "critic"), (2, "actor")):
-        saved = saved_state(layout, role, step)
+        saved = saved_state(paths, role, step)
         lineages[step, role] = saved[0].lineage[:16]
     assert {line["step"]: line["used_by"] for line in lines} == {
         1: {"critic": lineages[1, "critic"]},
@@ -60,9 +60,9 @@ def test_run_with_missing_steps_raises_finished_short(tmp_path: Path, monkeypatc
 
 def test_evaluation_reads_actor_updated_in_same_step(tmp_path: Path) -> None:
     play(tmp_path / "run", fake_recipe(steps=1))
-    layout = RunPaths(tmp_path / "run")
-    saved = saved_state(layout, "actor", 1)
-    evaluated = manifests.read(layout.stage(1, "eval"))
+    paths = RunPaths(tmp_path / "run")
+    saved = saved_state(paths, "actor", 1)
+    evaluated = manifests.read(paths.stage(1, "eval"))
     assert evaluated is not None
     assert evaluated.inputs == (saved[0].identity,)
 

@@ -57,8 +57,8 @@ class Stopped:
     @property
     def kept(self) -> dict[str, int]:
         """Role -> step of the state that the stop left beside those of the steps."""
-        layout = RunPaths(self.root)
-        found = {role: manifests.read(layout.at_stop / role) for role in ("actor", "critic")}
+        paths = RunPaths(self.root)
+        found = {role: manifests.read(paths.at_stop / role) for role in ("actor", "critic")}
         return {role: manifest.step for role, manifest in found.items() if manifest is not None}
 
     def go_on(self) -> list[str]:
@@ -108,21 +108,21 @@ def test_stop_commits_finishing_stage_and_saves_states(
     folder: Path, expected: dict[str, object], number: signal.Signals, stage: str
 ) -> None:
     stopped = by_signal(folder / f"{number.name}-{stage}", number, stage, fits=True)
-    layout = RunPaths(stopped.root)
+    paths = RunPaths(stopped.root)
     assert stopped.error.exit_code == (130 if number == signal.SIGINT else 75)
     if stage not in IN_PIECES:
         assert f"{STEP} {stage} renamed" in stopped.moments
     # A pair where both engines are at the last finished step; what trained since by itself.
     if stage in BEFORE_TRAINING:
-        assert (saved_pairs(layout), stopped.kept) == ([STEP - 1], {})
+        assert (saved_pairs(paths), stopped.kept) == ([STEP - 1], {})
     elif stage == "critic_update":
-        assert (saved_pairs(layout), stopped.kept) == ([], {"critic": STEP, "actor": STEP - 1})
+        assert (saved_pairs(paths), stopped.kept) == ([], {"critic": STEP, "actor": STEP - 1})
     else:
-        assert (saved_pairs(layout), stopped.kept) == ([], {"critic": STEP, "actor": STEP})
+        assert (saved_pairs(paths), stopped.kept) == ([], {"critic": STEP, "actor": STEP})
     assert stopped.go_on() == []
     assert result(stopped.root) == expected
     assert stopped.kept == {}
-    assert not layout.at_stop.exists()
+    assert not paths.at_stop.exists()
 
 
 @pytest.mark.sampled(8)
@@ -176,13 +176,13 @@ def test_stop_request_is_obeyed_and_resume_matches(
                 signal.pause()  # the watch does not wait for the stage
 
     stopped = stop(folder / f"{after}-{stage}", act, TimeLeft(), lambda: asked[0] if asked else None)
-    layout = RunPaths(stopped.root)
+    paths = RunPaths(stopped.root)
     assert stopped.error.exit_code == 130
     assert f"`ppoctl stop --after {after}`" in stopped.error.message
     assert (f"{STEP} {stage} renamed" in stopped.moments) == (after != "now")
     assert (f"{STEP} eval renamed" in stopped.moments) == (after == "step" or (stage, after) == ("eval", "stage"))
     if after == "step":
-        assert saved_pairs(layout) == [STEP]
+        assert saved_pairs(paths) == [STEP]
     replayed = stopped.go_on()
     assert replayed == [] or after == "now"
     assert result(stopped.root) == expected

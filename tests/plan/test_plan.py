@@ -253,16 +253,16 @@ def test_plan_lists_algorithm_with_active_settings(smallest: Path) -> None:
 
 
 def test_saved_critic_state_names_its_run(smallest: Path, tmp_path: Path) -> None:
-    layout = RunPaths(tmp_path / "runs/first")
-    folder = small_critic(layout.state("critic", 12))
+    paths = RunPaths(tmp_path / "runs/first")
+    folder = small_critic(paths.state("critic", 12))
     rest: dict[str, Any] = {"inputs": (), "fingerprint": "", "files": {}, "seconds": 0.0, "committed_at": 0.0}
     state = Manifest(stage="state/critic", step=12, identity="abc", attempt=1, **rest)
     (folder / MANIFEST).write_text(state.to_text(), "ascii")
     start = plan(load([smallest], [f"model.critic={folder}"], {}).recipe).critic_start
     assert start is not None
     assert start.saved_by == SavedBy(None, "critic", 12, "abc")
-    layout.run_json.write_text("{}", "ascii")
-    assert saved_by(folder) == SavedBy(str(layout.root), "critic", 12, "abc")
+    paths.run_json.write_text("{}", "ascii")
+    assert saved_by(folder) == SavedBy(str(paths.root), "critic", 12, "abc")
     for copied in (tmp_path / "elsewhere/states/critic/12", folder.with_name("copied")):
         shutil.copytree(folder, copied)
         assert saved_by(copied) == SavedBy(None, "critic", 12, "abc")

@@ -90,7 +90,7 @@ def test_thinned_history_keeps_its_extremes_and_ends() -> None:
 def test_band_is_one_standard_deviation_around_the_mean() -> None:
     run = by_hand()
     lines = [line(1, step, "reward", 1.0, reward__score_mean=0.5, reward__score_std=0.2) for step in (1, 2)]
-    run = ReadRun(run.label, run.layout, run.facts, run.recipes, lines, history(lines), STORY)
+    run = ReadRun(run.label, run.paths, run.facts, run.recipes, lines, history(lines), STORY)
     chart = curves.chart("reward/score_mean", [run], steps := curves.Steps())
     [series] = chart["data"]["series"]
     assert series == {"run": 0, "steps": 0, "values": [0.5, 0.5], "low": [0.3, 0.3], "high": [0.7, 0.7]}
@@ -126,7 +126,7 @@ def test_timeline_has_the_seconds_of_each_stage_and_step() -> None:
 def test_many_steps_are_averaged_into_fewer_bars() -> None:
     run = by_hand()
     lines = [line(step, step, "rollout", float(step)) for step in range(1, 301)]
-    found = time_use.timeline(ReadRun("", run.layout, {}, run.recipes, lines, history(lines), STORY), 0)
+    found = time_use.timeline(ReadRun("", run.paths, {}, run.recipes, lines, history(lines), STORY), 0)
     assert (len(found["bars"]), found["bars"][0], found["bars"][-1]) == (100, [1, 3], [298, 300])
     assert found["seconds"][0][:2] == [2.0, 5.0]
 
@@ -151,7 +151,7 @@ def test_consecutive_alarms_of_a_bound_are_one_mark() -> None:
     run = by_hand()
     kls = [0.05, 0.2, 0.3, 0.2, 0.05, 0.4]
     lines = [line(at, at, "actor_update", 1.0, policy__approx_kl=kl) for at, kl in enumerate(kls, start=1)]
-    run = ReadRun("", run.layout, {}, {1: RECIPE, 4: {**RECIPE, "lr": 0.5}}, lines, history(lines), STORY)
+    run = ReadRun("", run.paths, {}, {1: RECIPE, 4: {**RECIPE, "lr": 0.5}}, lines, history(lines), STORY)
     assert [(each.at, each.text) for each in events.events(run, []) if each.kind == "health"] == [
         (2, "step 2: policy/approx_kl is 0.2, above 0.1 (`health.kl.max`), warn; until step 4"),
         (6, "step 6: policy/approx_kl is 0.4, above 0.1 (`health.kl.max`), warn"),

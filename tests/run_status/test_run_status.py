@@ -30,20 +30,20 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def layout(played: Path, tmp_path: Path) -> RunPaths:
+def paths(played: Path, tmp_path: Path) -> RunPaths:
     shutil.copytree(played, tmp_path / "run")
     return RunPaths(tmp_path / "run")
 
 
-def begun(layout: RunPaths, **where: object) -> Attempt:
+def begun(paths: RunPaths, **where: object) -> Attempt:
     """The journal of an attempt on another host that has not ended."""
-    attempt = claim(layout)
-    Journal(layout, attempt).event("attempt_started", **{"pid": 2**22 + 1, "host": "node1", **where})
+    attempt = claim(paths)
+    Journal(paths, attempt).event("attempt_started", **{"pid": 2**22 + 1, "host": "node1", **where})
     return attempt
 
 
-def facts(layout: RunPaths) -> RunFacts:
-    return run_status.facts(layout, read_lines(layout.journal))
+def facts(paths: RunPaths) -> RunFacts:
+    return run_status.facts(paths, read_lines(paths.journal))
 
 
 def age(path: Path, seconds: float) -> None:
@@ -52,11 +52,11 @@ def age(path: Path, seconds: float) -> None:
     os.utime(path, (time.time() - seconds,) * 2)
 
 
-def test_run_facts_cover_done_steps_and_submitted_jobs(layout: RunPaths) -> None:
-    begun(layout, job="12", restart=1)
-    record(layout, JobRecord("12", 5.0, "resume"))
-    layout.job_ended("12").write_text("0 75 7 USR1\n")
-    found = facts(layout)
+def test_run_facts_cover_done_steps_and_submitted_jobs(paths: RunPaths) -> None:
+    begun(paths, job="12", restart=1)
+    record(paths, JobRecord("12", 5.0, "resume"))
+    paths.job_ended("12").write_text("0 75 7 USR1\n")
+    found = facts(paths)
     assert (found.steps_done, found.steps_planned) == (2, 2)
     assert found.ends == {"12": [ScriptEnd(0, 75, 7.0, "USR1")]}
     assert found.job_ids == ("12",)
@@ -64,30 +64,30 @@ def test_run_facts_cover_done_steps_and_submitted_jobs(layout: RunPaths) -> None
     assert (found.newest["job"], found.newest["restart"], found.newest["host"]) == ("12", 1, "node1")
 
 
-def test_hang_timeout_is_ten_times_longest_stage_within_bounds(layout: RunPaths) -> None:
-    assert facts(layout).start_patience_s == 1000.0
-    assert facts(layout).patience_s == 50.0
+def test_hang_timeout_is_ten_times_longest_stage_within_bounds(paths: RunPaths) -> None:
+    assert facts(paths).start_patience_s == 1000.0
+    assert facts(paths).patience_s == 50.0
 
     def after_a_stage_of(seconds: float) -> float:
-        lines = [line | ({"seconds": seconds} if "stage" in line else {}) for line in read_lines(layout.journal)]
-        return run_status.facts(layout, lines).patience_s
+        lines = [line | ({"seconds": seconds} if "stage" in line else {}) for line in read_lines(paths.journal)]
+        return run_status.facts(paths, lines).patience_s
 
     assert [after_a_stage_of(seconds) for seconds in (4.0, 7.0, 300.0)] == [50.0, 70.0, 1000.0]
 
 
-def test_quiet_time_uses_journal_console_and_job_log(layout: RunPaths) -> None:
-    lines = read_lines(layout.journal)
-    layout_of_now = claim(layout).number
+def test_quiet_time_uses_journal_console_and_job_log(paths: RunPaths) -> None:
+    lines = read_lines(paths.journal)
+    layout_of_now = claim(paths).number
     started = {"event": "attempt_started", "attempt": layout_of_now, "at": time.time() - 900, "pid": 1, "host": "x"}
     lines = [line | {"at": time.time() - 1000} for line in lines] + [started | {"job": "12"}]
 
     def quiet() -> int:
-        return round(run_status.facts(layout, lines).quiet_s, -1)
+        return round(run_status.facts(paths, lines).quiet_s, -1)
 
     assert quiet() == 900
-    age(layout.job_log("12"), 300)
+    age(paths.job_log("12"), 300)
     assert quiet() == 300
-    age(layout.console_log(layout_of_now), 40)
+    age(paths.console_log(layout_of_now), 40)
     assert quiet() == 40
 
 
@@ -127,112 +127,112 @@ def test_missing_slurm_answer_is_reported_with_reason(cluster: FakeSlurm) -> Non
     assert absent.no_answer_reason == "no `squeue` here: this machine has no Slurm"
 
 
-def test_require_idle_rejects_run_with_running_job(layout: RunPaths, cluster: FakeSlurm) -> None:
-    begun(layout, job="12", restart=0)
+def test_require_idle_rejects_run_with_running_job(paths: RunPaths, cluster: FakeSlurm) -> None:
+    begun(paths, job="12", restart=0)
     cluster.has("12", "RUNNING", nodes="node1")
     with pytest.raises(RunAliveError, match=r"is at work: job 12 of Slurm is at work") as raised:
-        run_status.require_idle(layout)
+        run_status.require_idle(paths)
     assert raised.value.hint is not None
-    assert raised.value.hint.endswith(f"ppoctl resume {layout.root} --take-over")
+    assert raised.value.hint.endswith(f"ppoctl resume {paths.root} --take-over")
     cluster.has("12", "NODE_FAIL")
-    run_status.require_idle(layout)
+    run_status.require_idle(paths)
     cluster.forgets("12")
-    run_status.require_idle(layout)
+    run_status.require_idle(paths)
 
 
-def test_starting_job_counts_as_running_before_its_attempt(layout: RunPaths, cluster: FakeSlurm) -> None:
-    record(layout, JobRecord("12", 1.0, "resume"))
+def test_starting_job_counts_as_running_before_its_attempt(paths: RunPaths, cluster: FakeSlurm) -> None:
+    record(paths, JobRecord("12", 1.0, "resume"))
     cluster.has("12", "CONFIGURING")
     with pytest.raises(RunAliveError, match="job 12"):
-        run_status.require_idle(layout)
+        run_status.require_idle(paths)
 
 
 def test_require_idle_rejects_run_with_pending_job(
-    layout: RunPaths, cluster: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+    paths: RunPaths, cluster: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for id in ("12", "13"):
-        record(layout, JobRecord(id, float(id), "rollout"))
+        record(paths, JobRecord(id, float(id), "rollout"))
     cluster.has("13", "PENDING")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node1")
     for id in ("", "99"):  # a login node, and a shell in a job of its own
         monkeypatch.setenv("SLURM_JOB_ID", id)
         with pytest.raises(RunAliveError, match="has a job in Slurm: 13 is PENDING") as raised:
-            run_status.require_idle(layout)
+            run_status.require_idle(paths)
         assert raised.value.hint is not None
-        assert raised.value.hint.endswith(f"end it: ppoctl stop {layout.root}")
+        assert raised.value.hint.endswith(f"end it: ppoctl stop {paths.root}")
     monkeypatch.setenv("SLURM_JOB_ID", "12")  # 13 waits for its end
-    run_status.require_idle(layout)
+    run_status.require_idle(paths)
     cluster.has("12", "PENDING", restarts=1)
     monkeypatch.setenv("SLURM_JOB_ID", "13")  # somebody put 12 back into the queue
-    run_status.require_idle(layout)
+    run_status.require_idle(paths)
     cluster.has("12", "RUNNING", restarts=1)
     with pytest.raises(RunAliveError, match="job 12 of Slurm is at work"):
-        run_status.require_idle(layout)
+        run_status.require_idle(paths)
 
 
 def test_require_idle_ignores_job_of_this_process(
-    layout: RunPaths, cluster: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+    paths: RunPaths, cluster: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun(layout, job="12", restart=0)
+    begun(paths, job="12", restart=0)
     cluster.has("12", "RUNNING")
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node1")
-    run_status.require_idle(layout)
+    run_status.require_idle(paths)
     monkeypatch.setenv("SLURM_JOB_ID", "13")
     with pytest.raises(RunAliveError, match="job 12"):
-        run_status.require_idle(layout)
+        run_status.require_idle(paths)
 
 
 @pytest.mark.parametrize("inside", [False, True])
 def test_unreachable_slurm_stops_user_but_not_job(
-    layout: RunPaths, cluster: FakeSlurm, monkeypatch: pytest.MonkeyPatch, inside: bool
+    paths: RunPaths, cluster: FakeSlurm, monkeypatch: pytest.MonkeyPatch, inside: bool
 ) -> None:
-    begun(layout, job="12", restart=0)
+    begun(paths, job="12", restart=0)
     cluster.refuses("squeue", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
     if inside:
         monkeypatch.setenv("SLURM_JOB_ID", "13")
         monkeypatch.setenv("SLURM_JOB_NODELIST", "node1")
-        run_status.require_idle(layout)
+        run_status.require_idle(paths)
         return
     with pytest.raises(SlurmError, match=r"whether a job is at work on run `.*` is unknown") as raised:
-        run_status.require_idle(layout)
+        run_status.require_idle(paths)
     assert raised.value.hint is not None
     assert raised.value.hint.endswith("--take-over")
 
 
-def test_machine_without_slurm_can_take_over_run(layout: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun(layout, job="12", restart=0)
+def test_machine_without_slurm_can_take_over_run(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun(paths, job="12", restart=0)
     monkeypatch.setenv("PATH", "/nowhere")
-    run_status.require_idle(layout)
+    run_status.require_idle(paths)
 
 
-def test_require_idle_does_not_query_slurm_without_jobs(layout: RunPaths, cluster: FakeSlurm) -> None:
-    run_status.require_idle(layout)
+def test_require_idle_does_not_query_slurm_without_jobs(paths: RunPaths, cluster: FakeSlurm) -> None:
+    run_status.require_idle(paths)
     assert cluster.asked == []
 
 
-def test_require_idle_names_local_process_before_its_job(layout: RunPaths, cluster: FakeSlurm) -> None:
+def test_require_idle_names_local_process_before_its_job(paths: RunPaths, cluster: FakeSlurm) -> None:
     parent = psutil.Process().parent()
     assert parent is not None
-    begun(layout, job="12", restart=0, pid=parent.pid, host=platform.node())
+    begun(paths, job="12", restart=0, pid=parent.pid, host=platform.node())
     cluster.has("12", "RUNNING")
     with pytest.raises(RunAliveError, match=f"attempt . is process {parent.pid} here"):
-        run_status.require_idle(layout)
+        run_status.require_idle(paths)
 
 
 def test_restarted_job_takes_over_its_earlier_attempt(
-    layout: RunPaths, cluster: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+    paths: RunPaths, cluster: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parent = psutil.Process().parent()
     assert parent is not None
-    begun(layout, job="12", restart=0, pid=parent.pid, host=platform.node())
+    begun(paths, job="12", restart=0, pid=parent.pid, host=platform.node())
     cluster.has("12", "RUNNING", restarts=1)
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node1")
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    run_status.require_idle(layout)
+    run_status.require_idle(paths)
     for id, restarts in (("12", "0"), ("13", "1")):  # two shells of one job, another job of this host
         monkeypatch.setenv("SLURM_JOB_ID", id)
         monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
         with pytest.raises(RunAliveError, match="is process"):
-            run_status.require_idle(layout)
+            run_status.require_idle(paths)

@@ -18,19 +18,19 @@ from ppoctl.store.stop_request import request_stop
 
 
 @pytest.fixture
-def layout(tmp_path: Path) -> RunPaths:
+def paths(tmp_path: Path) -> RunPaths:
     """A run whose first attempt was told in job 12 to make room, after it had been asked to stop."""
-    layout = RunPaths(tmp_path / "run")
-    run_dir.create(layout, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={})
+    paths = RunPaths(tmp_path / "run")
+    run_dir.create(paths, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={})
     for id in ("12", "13"):
-        record(layout, JobRecord(id, 1.0, "resume", restarts_max=9))
-    return layout
+        record(paths, JobRecord(id, 1.0, "resume", restarts_max=9))
+    return paths
 
 
-def ended(layout: RunPaths, status: str, *, job: str = "12") -> None:
-    journal = Journal(layout, claim(layout))
+def ended(paths: RunPaths, status: str, *, job: str = "12") -> None:
+    journal = Journal(paths, claim(paths))
     journal.event("attempt_started", pid=1, host="node1", job=job, restart=0)
-    request_stop(layout, "stage")
+    request_stop(paths, "stage")
     journal.event("attempt_ended", status=status, exit_code=130 if status == "interrupted" else 75)
 
 
@@ -38,25 +38,25 @@ def turn(id: str, restarts: int) -> Allocation:
     return Allocation(id, restarts, "node1", 1, "node1", Slurm({}))
 
 
-def test_requeued_job_obeys_earlier_stop_request(layout: RunPaths) -> None:
-    ended(layout, "preempted")
+def test_requeued_job_obeys_earlier_stop_request(paths: RunPaths) -> None:
+    ended(paths, "preempted")
     with pytest.raises(InterruptedByUserError, match="before job 12 went back into the queue") as raised:
-        register_start(layout, turn("12", 1))
-    assert raised.value.hint == f"ppoctl resume {layout.root} --on slurm"
+        register_start(paths, turn("12", 1))
+    assert raised.value.hint == f"ppoctl resume {paths.root} --on slurm"
 
 
-def test_handled_stop_request_does_not_block_later_start(layout: RunPaths) -> None:
-    ended(layout, "interrupted")
-    assert register_start(layout, turn("12", 1)) is None  # put back into the queue by hand
+def test_handled_stop_request_does_not_block_later_start(paths: RunPaths) -> None:
+    ended(paths, "interrupted")
+    assert register_start(paths, turn("12", 1)) is None  # put back into the queue by hand
 
 
-def test_job_submitted_after_stop_request_continues(layout: RunPaths) -> None:
-    ended(layout, "preempted")
-    assert register_start(layout, turn("13", 0)) is None
+def test_job_submitted_after_stop_request_continues(paths: RunPaths) -> None:
+    ended(paths, "preempted")
+    assert register_start(paths, turn("13", 0)) is None
 
 
-def test_stop_request_to_older_attempt_is_ignored(layout: RunPaths) -> None:
-    ended(layout, "preempted")
-    journal = Journal(layout, claim(layout))
+def test_stop_request_to_older_attempt_is_ignored(paths: RunPaths) -> None:
+    ended(paths, "preempted")
+    journal = Journal(paths, claim(paths))
     journal.event("attempt_started", pid=1, host="node1", job="12", restart=1)
-    assert register_start(layout, turn("12", 2)) is None
+    assert register_start(paths, turn("12", 2)) is None

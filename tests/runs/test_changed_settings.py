@@ -37,8 +37,8 @@ def stopped_at(root: Path, moment: str, **tables: Any) -> RunPaths:
     return RunPaths(root)
 
 
-def starts(layout: RunPaths) -> list[int]:
-    return sorted(run_dir.recipes(layout))
+def starts(paths: RunPaths) -> list[int]:
+    return sorted(run_dir.recipes(paths))
 
 
 def test_change_applies_from_the_first_step_without_a_rollout(tmp_path: Path) -> None:
@@ -170,11 +170,11 @@ def test_state_can_be_loaded_under_another_layout(tmp_path: Path, saved_as: str,
 @pytest.mark.parametrize("asked", [{"tensor": 2}, {"pipeline": 2}, {"pipeline": 2, "first_stage_layers": 3}])
 def test_limited_layout_state_error_has_the_reshard_command(tmp_path: Path, asked: dict[str, Any]) -> None:
     play(tmp_path / "run", laid_out("dp"))
-    layout = RunPaths(tmp_path / "run")
+    paths = RunPaths(tmp_path / "run")
     with pytest.raises(StorageError, match=r"actor's state of step 3 was saved under `actor\.parallel\.") as raised:
-        change(layout, laid_out("full", **asked))
+        change(paths, laid_out("full", **asked))
     assert raised.value.hint is not None
-    assert raised.value.hint.endswith(f"resume {layout.root} --save-only --set checkpoint.reshardable=full")
+    assert raised.value.hint.endswith(f"resume {paths.root} --save-only --set checkpoint.reshardable=full")
 
 
 def test_state_of_the_other_optimizer_kind_is_refused(tmp_path: Path) -> None:

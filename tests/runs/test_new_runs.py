@@ -33,9 +33,9 @@ from store.conftest import StopError
 
 
 def made(root: Path, **facts: Any) -> RunPaths:
-    layout = RunPaths(root)
-    run_dir.create(layout, recipe_toml="", resolved={"steps": 3, **PPO_STORIES}, facts=facts)
-    return layout
+    paths = RunPaths(root)
+    run_dir.create(paths, recipe_toml="", resolved={"steps": 3, **PPO_STORIES}, facts=facts)
+    return paths
 
 
 def test_run_that_never_began_is_replaceable_unless_submitted(tmp_path: Path) -> None:
@@ -123,27 +123,27 @@ def test_starting_time_excludes_replays() -> None:
 def test_mlflow_gets_samples_evenly_spaced_over_a_step(tmp_path: Path) -> None:
     rollout = {"prompts_per_step": 5, "samples_per_prompt": 4, "max_prompt_tokens": 4, "max_new_tokens": 6}
     play(tmp_path / "run", fake_recipe(steps=1, rollout=rollout))
-    layout = RunPaths(tmp_path / "run")
-    records = StepRecords.read(layout, 1)
-    told = [(row["response"], row["reward"], row["mean advantage"]) for row in trained_on(layout, 1)]
+    paths = RunPaths(tmp_path / "run")
+    records = StepRecords.read(paths, 1)
+    told = [(row["response"], row["reward"], row["mean advantage"]) for row in trained_on(paths, 1)]
     every = [(row.response, row.score, row.advantage) for row in records.rows()]
     # Eight of twenty.
     assert told == [every[row] for row in (0, 2, 5, 7, 10, 12, 15, 17)]
-    assert trained_on(layout, 2) == ()
+    assert trained_on(paths, 2) == ()
 
 
 def test_expectations_are_reported_after_the_last_step(tmp_path: Path) -> None:
-    layout = RunPaths(tmp_path / "run")
+    paths = RunPaths(tmp_path / "run")
     expect = {"reward/score_mean": {"min": 0.5}, "policy/lr": {"max": 0.5}}
-    run_dir.create(layout, recipe_toml="", resolved={"steps": 2, "expect": expect, **PPO_STORIES}, facts={})
+    run_dir.create(paths, recipe_toml="", resolved={"steps": 2, "expect": expect, **PPO_STORIES}, facts={})
     lines = [
         {"seq": step, "step": step, "stage": stage, "seconds": 1.0, "figures": figures, "clocked": {}}
         for step in (1, 2)
         for stage, figures in (("reward", {"reward/score_mean": 1.0}), ("actor_update", {"policy/lr": 0.9}))
     ]
-    layout.journal.write_bytes(b"".join(map(sealed_line, lines[:2])))
-    assert contract_of(layout) == {}
-    layout.journal.write_bytes(b"".join(map(sealed_line, lines)))
-    found = contract_of(layout)
+    paths.journal.write_bytes(b"".join(map(sealed_line, lines[:2])))
+    assert contract_of(paths) == {}
+    paths.journal.write_bytes(b"".join(map(sealed_line, lines)))
+    found = contract_of(paths)
     assert found.pop("ppoctl.contract") == "unmet"
     assert sorted(verdict.rpartition(": ")[2] for verdict in found.values()) == ["met", "unmet"]

@@ -25,9 +25,9 @@ def recipe(tmp_path: Path) -> Recipe:
 
 @pytest.fixture
 def run(tmp_path: Path, recipe: Recipe) -> RunPaths:
-    layout = RunPaths(tmp_path / "run")
-    run_dir.create(layout, recipe_toml=recipe_as_toml(recipe), resolved=as_recorded(recipe), facts={})
-    return layout
+    paths = RunPaths(tmp_path / "run")
+    run_dir.create(paths, recipe_toml=recipe_as_toml(recipe), resolved=as_recorded(recipe), facts={})
+    return paths
 
 
 @pytest.mark.parametrize(("said", "leave"), [("true", ("actor", "critic", "generator")), ("false", ())])

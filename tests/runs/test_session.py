@@ -41,9 +41,9 @@ DIGESTS = {"model": "a" * 64, "data": "b" * 64}
 @pytest.fixture
 def made(tmp_path: Path) -> RunPaths:
     """A run directory as `train` makes it."""
-    layout = RunPaths(tmp_path / "fake")
-    new_run.create(layout, fake_recipe(), DIGESTS, command="train")
-    return layout
+    paths = RunPaths(tmp_path / "fake")
+    new_run.create(paths, fake_recipe(), DIGESTS, command="train")
+    return paths
 
 
 class BrokenScorer(EvenScorer):
@@ -61,16 +61,16 @@ class BrokenScorer(EvenScorer):
         self.is_closed = True
 
 
-def ends(layout: RunPaths) -> list[tuple[str, int]]:
-    lines = read_lines(layout.journal)
+def ends(paths: RunPaths) -> list[tuple[str, int]]:
+    lines = read_lines(paths.journal)
     return [(line["status"], line["exit_code"]) for line in lines if line.get("event") == "attempt_ended"]
 
 
-def attempt(layout: RunPaths, scorer: EvenScorer | None = None, recipe: Recipe | None = None) -> RunResult:
+def attempt(paths: RunPaths, scorer: EvenScorer | None = None, recipe: Recipe | None = None) -> RunResult:
     chosen = recipe or fake_recipe()
     sockets = fake_sockets(chosen)
     sockets = replace(sockets, scorer=scorer or sockets.scorer)
-    return session.attempt_run(session.OpenedRun(layout, {1: chosen}, sockets, plan=plan_resume(layout)))
+    return session.attempt_run(session.OpenedRun(paths, {1: chosen}, sockets, plan=plan_resume(paths)))
 
 
 def test_changed_sources_are_named(made: RunPaths) -> None:
@@ -160,13 +160,13 @@ def test_console_knows_which_steps_are_evaluated(made: RunPaths, monkeypatch: py
 
 def test_full_disk_error_shows_free_and_required_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = fake_recipe(model={"path": str(QUICKSTART), "dtype": "float32"})
-    layout = RunPaths(tmp_path / "fake")
-    new_run.create(layout, recipe, DIGESTS, command="train")
+    paths = RunPaths(tmp_path / "fake")
+    new_run.create(paths, recipe, DIGESTS, command="train")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**28))
     # As the saves of Megatron-Core say it, which know neither the disk nor the recipe.
     words = f"state cannot be written to `x`: [Errno 28] {os.strerror(errno.ENOSPC)}"
     with pytest.raises(StorageError) as caught:
-        attempt(layout, BrokenScorer(StorageError(words)), recipe)
+        attempt(paths, BrokenScorer(StorageError(words)), recipe)
     first, second = caught.value.message.splitlines()
     assert first == words
     states = 2 * 3 * (QUICKSTART / "model.safetensors").stat().st_size / 2**20  # float32: weights, two moments
@@ -177,7 +177,7 @@ def test_full_disk_error_shows_free_and_required_space(tmp_path: Path, monkeypat
     )
     assert found is not None, second
     assert float(found[1]) == pytest.approx(states, rel=0.1)
-    assert caught.value.hint == f"nothing committed is lost; make room, then resume: df -h {layout.root}"
+    assert caught.value.hint == f"nothing committed is lost; make room, then resume: df -h {paths.root}"
 
 
 def test_read_only_disk_error_has_the_resume_command(made: RunPaths) -> None:

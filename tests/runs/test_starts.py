@@ -21,17 +21,17 @@ from ppoctl.store.run_paths import RunPaths
 from store.conftest import stop_at, working
 
 
-def started(layout: RunPaths, pid: int, *, host: str = "", at: float | None = None) -> None:
+def started(paths: RunPaths, pid: int, *, host: str = "", at: float | None = None) -> None:
     """The journal of an attempt of that process, which has not ended."""
-    journal = Journal(layout, claim(layout))
+    journal = Journal(paths, claim(paths))
     journal.event("attempt_started", pid=pid, host=host or platform.node(), **({} if at is None else {"at": at}))
 
 
 @pytest.fixture
 def made(tmp_path: Path) -> RunPaths:
-    layout = RunPaths(tmp_path / "run")
-    run_dir.create(layout, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={"command": "train"})
-    return layout
+    paths = RunPaths(tmp_path / "run")
+    run_dir.create(paths, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={"command": "train"})
+    return paths
 
 
 def parent() -> psutil.Process:

@@ -95,10 +95,10 @@ def test_loaded_samples_do_not_count_as_generated(tmp_path: Path, clock: Clock) 
     line, undisturbed = rollout_line(tmp_path / "run"), rollout_line(whole)
     assert line["figures"] == undisturbed["figures"]
     # The fake draws the last request first: five were kept, the first three are drawn here.
-    layout = RunPaths(tmp_path / "run")
-    manifest = manifests.read(layout.stage(1, "rollout"))
+    paths = RunPaths(tmp_path / "run")
+    manifest = manifests.read(paths.stage(1, "rollout"))
     assert manifest is not None
-    rollouts = load_record(layout, 1, "rollout", manifest)
+    rollouts = load_record(paths, 1, "rollout", manifest)
     assert isinstance(rollouts, Rollouts)
     assert line["clocked"] == {"throughput/generated_tokens_per_s": int(rollouts.lengths[:3].sum()) / (3 * 0.5)}
     assert line["seconds"] == 2.0 + 3 * 0.5

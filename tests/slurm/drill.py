@@ -69,7 +69,7 @@ class Drill:
         self.command.chmod(0o755)
 
     @property
-    def layout(self) -> RunPaths:
+    def paths(self) -> RunPaths:
         return RunPaths(self.folder / "runs/drill")
 
     # -- what is typed
@@ -102,7 +102,7 @@ class Drill:
 
     def resume(self) -> str:
         """`ppoctl resume RUN --on slurm`; returns the job's id."""
-        return self._job(self.type("resume", str(self.layout.root), "--on", "slurm", "--json"))
+        return self._job(self.type("resume", str(self.paths.root), "--on", "slurm", "--json"))
 
     def type(self, *words: str, code: int = 0) -> str:
         return ppoctl(self.lab.environ, *words, code=code)
@@ -139,16 +139,16 @@ class Drill:
 
     @property
     def lines(self) -> list[JournalLine]:
-        return read_lines(self.layout.journal)
+        return read_lines(self.paths.journal)
 
     @property
     def log(self) -> str:
         """Slurm's own output of the jobs."""
-        return "\n".join(path.read_text(errors="replace") for path in sorted(self.layout.root.glob("logs/slurm-*")))
+        return "\n".join(path.read_text(errors="replace") for path in sorted(self.paths.root.glob("logs/slurm-*")))
 
     def codes(self) -> list[int]:
         """Exit codes that the jobs' scripts wrote down, of each end."""
-        found = [self.layout.root / f"jobs/{id}.ended" for id in self.jobs]
+        found = [self.paths.root / f"jobs/{id}.ended" for id in self.jobs]
         return [int(line.split()[1]) for path in found if path.exists() for line in path.read_text().splitlines()]
 
     def attempts(self) -> list[JournalLine]:
@@ -180,15 +180,15 @@ TABLE: list[Row] = []
 
 def require_same(drill: Drill, whole: Drill) -> None:
     """The run ended as the one that nobody touched, to the byte, and left no draft."""
-    ours, theirs = result(drill.layout.root), result(whole.layout.root)
+    ours, theirs = result(drill.paths.root), result(whole.paths.root)
     for part in theirs:
-        assert ours[part] == theirs[part], f"{part} differ in {drill.layout.root}\n{drill.log[-3000:]}"
-    assert [path.name for path in drill.layout.root.rglob("*.attempt-*")] == []
+        assert ours[part] == theirs[part], f"{part} differ in {drill.paths.root}\n{drill.log[-3000:]}"
+    assert [path.name for path in drill.paths.root.rglob("*.attempt-*")] == []
 
 
 def row_of(name: str, drill: Drill, whole: RunPaths) -> Row:
     """What the drill went through."""
     replayed = re.findall(r"steps/0*(\d+)/\d+-(\S+) +replayed", drill.log)
-    at_work_s = [sum(each.wall_s for each in attempt_times(read_lines(run.journal))) for run in (drill.layout, whole)]
+    at_work_s = [sum(each.wall_s for each in attempt_times(read_lines(run.journal))) for run in (drill.paths, whole)]
     words = [f"{step} {stage}" for step, stage in replayed]
     return Row(name, len(drill.attempts()), drill.codes(), words, at_work_s[0] - at_work_s[1])

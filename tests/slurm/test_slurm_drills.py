@@ -32,7 +32,7 @@ def require_whole(name: str, drill: Drill, whole: Drill, codes: Sequence[int]) -
     assert drill.ended()["JobState"] == "COMPLETED", drill.log
     assert drill.codes() == list(codes), drill.log
     require_same(drill, whole)
-    TABLE.append(row_of(name, drill, whole.layout))
+    TABLE.append(row_of(name, drill, whole.paths))
     assert drill.lab.left() == []
 
 

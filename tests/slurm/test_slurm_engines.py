@@ -36,7 +36,7 @@ def train_here(drill: Drill, settings: Sequence[str]) -> RunPaths:
 def wait_for_commit(drill: Drill, step: int, stage: str, *, seconds: float = 300) -> None:
     """Wait until the stage is committed; the next one runs then."""
     until = time.monotonic() + seconds
-    while not any((line.get("step"), line.get("stage")) == (step, stage) for line in _lines(drill.layout.journal)):
+    while not any((line.get("step"), line.get("stage")) == (step, stage) for line in _lines(drill.paths.journal)):
         assert time.monotonic() < until, drill.log
         time.sleep(0.02)
 
@@ -69,7 +69,7 @@ def test_real_engines_survive_faults_and_leave_no_process() -> None:
         assert hosts.job(id)["NodeList"] != node
         hosts.restore(node)
         hosts.wait_idle(seconds=60)
-        assert outcome(drill.layout.root) == outcome(whole.root)
+        assert outcome(drill.paths.root) == outcome(whole.root)
         TABLE.append(row_of("real engines: told, pushed out, network cut", drill, whole))
         assert hosts.left(seconds=60) == []
         for node, there in before.items():
@@ -89,8 +89,8 @@ def test_two_node_run_equals_one_machine_and_leaves_no_process() -> None:
         drill.submit(*OVER_TWO_NODES, "slurm.nodes=2", "slurm.cpus_per_node=4", engines=True)
         assert drill.ended(seconds=600)["JobState"] == "COMPLETED", drill.log
         whole = train_here(drill, OVER_TWO_NODES)
-        assert drill.layout.ledger.read_bytes() == whole.ledger.read_bytes()
-        assert outcome(drill.layout.root) == outcome(whole.root)
+        assert drill.paths.ledger.read_bytes() == whole.ledger.read_bytes()
+        assert outcome(drill.paths.root) == outcome(whole.root)
         assert hosts.left(seconds=60) == []
         for node, there in before.items():
             assert set(hosts.network.traces(node)) - set(there) <= {COMPILED}

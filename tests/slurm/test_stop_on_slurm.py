@@ -41,24 +41,24 @@ class Submitted:
     """A run that was submitted to the lab, and what is said of it there."""
 
     def __init__(self, lab: Lab, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.lab, self.layout, self.capsys = lab, RunPaths(root), capsys
+        self.lab, self.paths, self.capsys = lab, RunPaths(root), capsys
         resolved = {"steps": 1, "cluster": {"call_deadline_s": 600}, "expect": {}, **PPO_STORIES}
-        run_dir.create(self.layout, recipe_toml="", resolved=resolved, facts={})
+        run_dir.create(self.paths, recipe_toml="", resolved=resolved, facts={})
         (root / "attempt.py").write_text(ATTEMPT)
 
     def submit(self, *options: str, script: str = "", after: str | None = None) -> str:
-        command = f"exec {sys.executable} {self.layout.root}/attempt.py {self.layout.root}"
-        text = f"#!/bin/bash\n#SBATCH --output={self.layout.root}/logs/slurm-%j.log\n{script}\n{command}\n"
+        command = f"exec {sys.executable} {self.paths.root}/attempt.py {self.paths.root}"
+        text = f"#!/bin/bash\n#SBATCH --output={self.paths.root}/logs/slurm-%j.log\n{script}\n{command}\n"
         chained = [] if after is None else [f"--dependency=afterany:{after}"]
-        id = Slurm(self.lab.environ).submit(text, folder=self.layout.root, options=[*chained, *options])
-        record(self.layout, JobRecord(id, time.time(), "resume", after=after))
+        id = Slurm(self.lab.environ).submit(text, folder=self.paths.root, options=[*chained, *options])
+        record(self.paths, JobRecord(id, time.time(), "resume", after=after))
         return id
 
     def begun(self, id: str, restarts: int = 0) -> None:
-        wait_for_text(self.layout.job_log(id), f"begun {restarts}")
+        wait_for_text(self.paths.job_log(id), f"begun {restarts}")
 
     def says(self, command: str = "status", *words: str) -> dict[str, Any]:
-        assert run([command, str(self.layout.root), *words, "--wait", "10", "--json"]) == 0
+        assert run([command, str(self.paths.root), *words, "--wait", "10", "--json"]) == 0
         return dict(json.loads(self.capsys.readouterr().out))
 
 
@@ -112,7 +112,7 @@ def test_stop_cancels_a_job_whose_attempt_has_not_begun(lab: Lab, job: Submitted
 
 
 def test_job_unknown_to_slurm_is_lost(job: Submitted) -> None:
-    record(job.layout, JobRecord("987654", time.time(), "resume"))
+    record(job.paths, JobRecord("987654", time.time(), "resume"))
     assert job.says()["state"] == "lost"
 
 

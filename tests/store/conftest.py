@@ -51,7 +51,7 @@ def disk() -> Disk:
 
 
 @pytest.fixture
-def layout(tmp_path: Path) -> RunPaths:
+def paths(tmp_path: Path) -> RunPaths:
     """A run directory on which one attempt has started."""
     found = RunPaths(tmp_path / "run")
     run_dir.create(found, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={})
@@ -69,9 +69,9 @@ class Stale(RunPaths):
         return list(self.known)
 
 
-def working(layout: RunPaths, number: int) -> Attempt:
+def working(paths: RunPaths, number: int) -> Attempt:
     """An attempt that was claimed before, as its process has it."""
-    return Attempt(layout, number, next(layout.drafts(number).iterdir()).name)
+    return Attempt(paths, number, next(paths.drafts(number).iterdir()).name)
 
 
 def stop_at(root: Path, moment: str, **tables: object) -> RunPaths:

@@ -41,32 +41,32 @@ def inode(path: Path) -> int:
     return path.stat().st_ino
 
 
-def test_commit_flushes_data_then_manifest_then_rename(layout: RunPaths, flushed: list[object]) -> None:
-    folder = layout.stage(1, "values")
+def test_commit_flushes_data_then_manifest_then_rename(paths: RunPaths, flushed: list[object]) -> None:
+    folder = paths.stage(1, "values")
     write = artifact.write_bytes({"a": b"1", "b": b"2"})
-    artifact.commit(folder, write, a_manifest(), working(layout, 1), flushed.append)
+    artifact.commit(folder, write, a_manifest(), working(paths, 1), flushed.append)
     data = [inode(folder / name) for name in ("a", "b", MANIFEST)]
     assert flushed == ["writing", *data, inode(folder), "written", inode(folder.parent), "renamed"]
 
 
-def test_commit_renames_only_after_all_files_are_written(layout: RunPaths) -> None:
-    folder = layout.stage(1, "values")
+def test_commit_renames_only_after_all_files_are_written(paths: RunPaths) -> None:
+    folder = paths.stage(1, "values")
     seen: dict[str, tuple[bool, bool]] = {}
 
     def look(moment: str) -> None:
-        aside = working(layout, 1).draft(folder)
+        aside = working(paths, 1).draft(folder)
         seen[moment] = (folder.exists(), (aside / MANIFEST).is_file() or (folder / MANIFEST).is_file())
 
-    artifact.commit(folder, artifact.write_bytes({"a": b"1"}), a_manifest(), working(layout, 1), look)
+    artifact.commit(folder, artifact.write_bytes({"a": b"1"}), a_manifest(), working(paths, 1), look)
     assert seen == {"writing": (False, False), "written": (False, True), "renamed": (True, True)}
     manifest = manifests.read(folder)
     assert manifest is not None
     assert (list(manifest.files), manifest.files["a"].size) == (["a"], 1)
 
 
-def test_commit_never_overwrites_an_artifact(layout: RunPaths) -> None:
-    folder = layout.stage(1, "values")
-    attempt = working(layout, 1)
+def test_commit_never_overwrites_an_artifact(paths: RunPaths) -> None:
+    folder = paths.stage(1, "values")
+    attempt = working(paths, 1)
     artifact.commit(folder, artifact.write_bytes({"a": b"first"}), a_manifest(), attempt, nobody)
     with pytest.raises(StorageError):
         artifact.commit(folder, artifact.write_bytes({"a": b"second"}), a_manifest(), attempt, nobody)
@@ -74,57 +74,57 @@ def test_commit_never_overwrites_an_artifact(layout: RunPaths) -> None:
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
-def test_full_disk_leaves_no_folder_and_no_partial_artifact(layout: RunPaths, disk: Disk) -> None:
-    folder = layout.state("actor", 1)
+def test_full_disk_leaves_no_folder_and_no_partial_artifact(paths: RunPaths, disk: Disk) -> None:
+    folder = paths.state("actor", 1)
     with disk(100), pytest.raises(StorageError, match="File too large"):
-        artifact.commit(folder, artifact.write_bytes({"a": b"x" * 200}), a_manifest(), working(layout, 1), nobody)
+        artifact.commit(folder, artifact.write_bytes({"a": b"x" * 200}), a_manifest(), working(paths, 1), nobody)
     assert not folder.parent.exists()
-    assert list(working(layout, 1).own.iterdir()) == []
+    assert list(working(paths, 1).own.iterdir()) == []
 
 
-def test_commit_of_overtaken_attempt_raises_superseded_error(layout: RunPaths) -> None:
-    folder = layout.state("actor", 1)
-    attempt = working(layout, 1)
+def test_commit_of_overtaken_attempt_raises_superseded_error(paths: RunPaths) -> None:
+    folder = paths.state("actor", 1)
+    attempt = working(paths, 1)
 
     def take_over(moment: str) -> None:
         if moment == "writing":
-            claim(layout)
+            claim(paths)
 
     with pytest.raises(SupersededError, match="superseded by attempt 2"):
         artifact.commit(folder, artifact.write_bytes({"a": b"1"}), a_manifest(), attempt, take_over)
 
 
-def test_attempt_overtaken_just_before_rename_does_not_publish(layout: RunPaths) -> None:
-    folder = layout.state("actor", 1)
-    attempt = working(layout, 1)
+def test_attempt_overtaken_just_before_rename_does_not_publish(paths: RunPaths) -> None:
+    folder = paths.state("actor", 1)
+    attempt = working(paths, 1)
 
     def claim_it(moment: str) -> None:
         if moment == "written":
-            claim(layout)
+            claim(paths)
 
     with pytest.raises(SupersededError):
         artifact.commit(folder, artifact.write_bytes({"a": b"1"}), a_manifest(), attempt, claim_it)
     assert not folder.exists()
 
 
-def test_sweep_removes_only_half_written_and_half_removed_folders(layout: RunPaths) -> None:
-    kept = [layout.stage(1, "values"), layout.state("actor", 1), layout.parts(2, "rollout")]
+def test_sweep_removes_only_half_written_and_half_removed_folders(paths: RunPaths) -> None:
+    kept = [paths.stage(1, "values"), paths.state("actor", 1), paths.parts(2, "rollout")]
     half = [folder.with_name(f"{folder.name}.attempt-1") for folder in kept[:2]]
-    half_removed = layout.state("critic", 1)
+    half_removed = paths.state("critic", 1)
     for folder in (*kept, *half, half_removed):
         folder.mkdir(parents=True)
     for folder in (*kept[:2], *half):
         (folder / MANIFEST).write_text("{}")
-    artifact.sweep(working(layout, 1))
+    artifact.sweep(working(paths, 1))
     assert [folder.is_dir() for folder in (*kept, *half, half_removed)] == [True] * 3 + [False] * 3
 
 
-def test_small_file_write_is_atomic(layout: RunPaths, disk: Disk, flushed: list[object]) -> None:
-    working(layout, 1).write(layout.run_json, b'{"id": 1}')
-    assert flushed == [inode(layout.run_json), inode(layout.root)]
+def test_small_file_write_is_atomic(paths: RunPaths, disk: Disk, flushed: list[object]) -> None:
+    working(paths, 1).write(paths.run_json, b'{"id": 1}')
+    assert flushed == [inode(paths.run_json), inode(paths.root)]
     with disk(4), pytest.raises(StorageError):
-        working(layout, 1).write(layout.run_json, b'{"id": 2}')
-    assert layout.run_json.read_bytes() == b'{"id": 1}'
+        working(paths, 1).write(paths.run_json, b'{"id": 2}')
+    assert paths.run_json.read_bytes() == b'{"id": 1}'
 
 
 def test_run_directory_is_not_created_on_a_full_disk(tmp_path: Path, disk: Disk) -> None:
@@ -133,19 +133,19 @@ def test_run_directory_is_not_created_on_a_full_disk(tmp_path: Path, disk: Disk)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_append_flushes_the_line_before_returning(layout: RunPaths, flushed: list[object]) -> None:
-    with opened(layout.journal) as file:
+def test_append_flushes_the_line_before_returning(paths: RunPaths, flushed: list[object]) -> None:
+    with opened(paths.journal) as file:
         file.append(b"line\n")
-        assert flushed == [inode(layout.journal)]
+        assert flushed == [inode(paths.journal)]
 
 
-def test_attempt_numbers_are_never_reused(layout: RunPaths) -> None:
-    claim(layout)
-    layout.attempt(1).rmdir()
-    assert claim(layout).number == 3
+def test_attempt_numbers_are_never_reused(paths: RunPaths) -> None:
+    claim(paths)
+    paths.attempt(1).rmdir()
+    assert claim(paths).number == 3
 
 
-def test_racing_claims_get_distinct_numbers_and_the_last_owns_the_run(layout: RunPaths) -> None:
+def test_racing_claims_get_distinct_numbers_and_the_last_owns_the_run(paths: RunPaths) -> None:
     for _ in range(10):
         gate = threading.Barrier(8)
         claimed: list[Attempt] = []
@@ -153,7 +153,7 @@ def test_racing_claims_get_distinct_numbers_and_the_last_owns_the_run(layout: Ru
         def race(gate: threading.Barrier = gate, claimed: list[Attempt] = claimed) -> None:
             gate.wait()
             with suppress(SupersededError):
-                claimed.append(claim(layout))
+                claimed.append(claim(paths))
 
         racers = [threading.Thread(target=race) for _ in range(8)]
         for racer in racers:
@@ -162,22 +162,22 @@ def test_racing_claims_get_distinct_numbers_and_the_last_owns_the_run(layout: Ru
             racer.join()
         assert len({attempt.number for attempt in claimed}) == len(claimed)
         newest = max(claimed, key=lambda attempt: attempt.number)
-        assert newest.number == layout.newest_attempt
+        assert newest.number == paths.newest_attempt
         newest.require_newest()
         for attempt in claimed:
             if attempt is not newest:
                 with pytest.raises(SupersededError):
-                    replace(attempt, layout=Stale(layout.root, (attempt.number,))).require_newest()
+                    replace(attempt, layout=Stale(paths.root, (attempt.number,))).require_newest()
 
 
 def test_run_facts_are_completed_only_once(tmp_path: Path) -> None:
-    layout = RunPaths(tmp_path / "run")
+    paths = RunPaths(tmp_path / "run")
     made = {"sources": {"model": "m"}}
-    run_dir.create(layout, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts=made)
-    attempt = claim(layout)
+    run_dir.create(paths, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts=made)
+    attempt = claim(paths)
     run_dir.complete(attempt, {"model": "m", "tokenizer": "t"}, {"data.train": {"read": 3, "used": 2}})
     run_dir.complete(attempt, {"model": "m", "tokenizer": "t"}, {"data.train": {"read": 9, "used": 9}})
-    found = run_dir.facts(layout)
+    found = run_dir.facts(paths)
     assert found["sources"] == {"model": "m", "tokenizer": "t"}
     assert found["rows"] == {"data.train": {"read": 3, "used": 2}}
 

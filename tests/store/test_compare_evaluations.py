@@ -85,9 +85,9 @@ def test_evaluations_without_common_prompts_are_refused() -> None:
 
 def test_eval_samples_are_read_from_runs_stage_folders_and_files(tmp_path: Path) -> None:
     play(tmp_path / "run", fake_recipe(steps=2))
-    layout = RunPaths(tmp_path / "run")
-    newest = eval_samples.read(layout.root)
-    assert newest == eval_samples.read(layout.stage(2, "eval")) != eval_samples.read(layout.stage(0, "eval"))
+    paths = RunPaths(tmp_path / "run")
+    newest = eval_samples.read(paths.root)
+    assert newest == eval_samples.read(paths.stage(2, "eval")) != eval_samples.read(paths.stage(0, "eval"))
     for name in ("rows.jsonl", "rows.parquet"):
         eval_samples.write(tmp_path / name, newest)
         found = eval_samples.read(tmp_path / name)

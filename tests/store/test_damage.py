@@ -69,22 +69,22 @@ def test_recovery_from_the_hint_gives_the_undamaged_result(
     stopped: tuple[str, Path, Path], tmp_path: Path, where: str, how: str
 ) -> None:
     saves, half, whole = stopped
-    layout = RunPaths(shutil.copytree(half, tmp_path / "run"))
-    pair = saved_pairs(layout)[-1]
-    HOW[how](layout.root / WHERE[where].format(pair=pair, last=STOPPED_IN[saves]))
-    plan = plan_resume(layout)
+    paths = RunPaths(shutil.copytree(half, tmp_path / "run"))
+    pair = saved_pairs(paths)[-1]
+    HOW[how](paths.root / WHERE[where].format(pair=pair, last=STOPPED_IN[saves]))
+    plan = plan_resume(paths)
     unsaid = how in ("delete", "a folder") and "manifest" in where  # no manifest: nothing was committed there
     assert unsaid or plan.broken, plan
     if plan.broken:
         with pytest.raises(StorageError) as raised:
-            plan.require_intact(layout)
+            plan.require_intact(paths)
         assert raised.value.hint is not None
-        assert raised.value.hint.endswith(f"ppoctl resume {layout.root} --allow-missing")
-        mended, _ = repair(layout, plan)
+        assert raised.value.hint.endswith(f"ppoctl resume {paths.root} --allow-missing")
+        mended, _ = repair(paths, plan)
         assert not mended.broken
-    play(layout.root, fake_recipe(**SAVES[saves]))
-    assert result(layout.root)["states"] == result(whole)["states"]
-    assert compare(layout.ledger, RunPaths(whole).ledger).first is None
+    play(paths.root, fake_recipe(**SAVES[saves]))
+    assert result(paths.root)["states"] == result(whole)["states"]
+    assert compare(paths.ledger, RunPaths(whole).ledger).first is None
 
 
 @pytest.mark.parametrize("name", ["journal.jsonl", "ledger.jsonl"])
@@ -93,47 +93,47 @@ def test_damaged_journal_or_ledger_is_named_and_intact_lines_kept(
     stopped: tuple[str, Path, Path], tmp_path: Path, name: str, how: str
 ) -> None:
     saves, half, whole = stopped
-    layout = RunPaths(shutil.copytree(half, tmp_path / "run"))
-    before = (layout.root / name).read_bytes()
-    HOW[how](layout.root / name)
-    plan = plan_resume(layout)
+    paths = RunPaths(shutil.copytree(half, tmp_path / "run"))
+    before = (paths.root / name).read_bytes()
+    HOW[how](paths.root / name)
+    plan = plan_resume(paths)
     assert [item.name for item in plan.broken] == [name]
     with pytest.raises(CorruptArtifactError, match=name):
-        plan.require_intact(layout)
+        plan.require_intact(paths)
     with pytest.raises(CorruptArtifactError, match=name):
-        play(layout.root, fake_recipe(**SAVES[saves])) if how != "halve" else plan.require_intact(layout)
-    _, done = repair(layout, plan)
+        play(paths.root, fake_recipe(**SAVES[saves])) if how != "halve" else plan.require_intact(paths)
+    _, done = repair(paths, plan)
     assert any(name in text for text in done)
     if how != "delete":
-        assert list((layout.root / "discarded").rglob(name))
-    kept = (layout.root / name).read_bytes()
+        assert list((paths.root / "discarded").rglob(name))
+    kept = (paths.root / name).read_bytes()
     assert how == "delete" or len(set(kept.splitlines()) & set(before.splitlines())) > 3
-    play(layout.root, fake_recipe(**SAVES[saves]))
-    assert result(layout.root)["states"] == result(whole)["states"]
-    lines = read_lines(layout.journal)
+    play(paths.root, fake_recipe(**SAVES[saves]))
+    assert result(paths.root)["states"] == result(whole)["states"]
+    lines = read_lines(paths.journal)
     assert sorted({line["seq"] for line in lines}) == [line["seq"] for line in lines]
     assert [line["files"] for line in lines if line.get("event") == REPAIRED] == [[name]]
-    assert not plan_resume(layout).broken
+    assert not plan_resume(paths).broken
 
 
 def test_changed_ledger_line_fails_its_checksum(stopped: tuple[str, Path, Path], tmp_path: Path) -> None:
-    layout = RunPaths(shutil.copytree(stopped[1], tmp_path / "run"))
-    lines = layout.ledger.read_bytes().splitlines(keepends=True)
+    paths = RunPaths(shutil.copytree(stopped[1], tmp_path / "run"))
+    lines = paths.ledger.read_bytes().splitlines(keepends=True)
     changed = lines[3].replace(b'"score": ', b'"score": 1', 1)
     assert changed != lines[3]
-    layout.ledger.write_bytes(b"".join([*lines[:3], changed, *lines[4:]]))
+    paths.ledger.write_bytes(b"".join([*lines[:3], changed, *lines[4:]]))
     with pytest.raises(CorruptArtifactError, match=r"ledger\.jsonl` is corrupt: line 4"):
-        compare(layout.ledger, RunPaths(stopped[2]).ledger)
-    (item,) = plan_resume(layout).broken
+        compare(paths.ledger, RunPaths(stopped[2]).ledger)
+    (item,) = plan_resume(paths).broken
     assert item.name == "ledger.jsonl"
 
 
 def test_flipped_bit_in_a_manifest_fails_its_checksum(stopped: tuple[str, Path, Path], tmp_path: Path) -> None:
-    layout = RunPaths(shutil.copytree(stopped[1], tmp_path / "run"))
-    pair = saved_pairs(layout)[-1]
-    path = layout.state("actor", pair) / "manifest.json"
+    paths = RunPaths(shutil.copytree(stopped[1], tmp_path / "run"))
+    pair = saved_pairs(paths)[-1]
+    path = paths.state("actor", pair) / "manifest.json"
     path.write_text(path.read_text().replace('"updates": ', '"updates": 1'))
-    (item,) = plan_resume(layout).broken
+    (item,) = plan_resume(paths).broken
     assert item.name == f"states/actor/{pair:06d}"
     assert "does not match its own checksum" in item.note
 

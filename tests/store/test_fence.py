@@ -84,9 +84,9 @@ def overtaken(root: Path, *, at_moment: str = "", at_check: int = -1) -> list[st
         if number == at_check:
             another()
 
-    def slow(layout: RunPaths) -> Attempt:
-        found = claim(layout)
-        stale = Stale(layout.root, (found.number,))
+    def slow(paths: RunPaths) -> Attempt:
+        found = claim(paths)
+        stale = Stale(paths.root, (found.number,))
         return Slow(stale, found.number, found.key, on_check)
 
     witness = Witness(act=on_moment)
@@ -125,71 +125,71 @@ def test_overtaken_attempt_changes_nothing_at_any_moment(tmp_path: Path) -> None
 
 
 @pytest.fixture
-def old(layout: RunPaths) -> Attempt:
+def old(paths: RunPaths) -> Attempt:
     """The first attempt of a run, of which another machine goes on telling it that it is the only one."""
-    return replace(working(layout, 1), layout=Stale(layout.root, (1,)))
+    return replace(working(paths, 1), layout=Stale(paths.root, (1,)))
 
 
-def test_overtaken_attempt_cannot_change_files_without_checking(layout: RunPaths, old: Attempt) -> None:
-    written = old.draft(layout.stage(1, "values"))
+def test_overtaken_attempt_cannot_change_files_without_checking(paths: RunPaths, old: Attempt) -> None:
+    written = old.draft(paths.stage(1, "values"))
     written.mkdir()
-    newer = claim(layout)
-    newer.write(layout.stage(1, "rollout") / "a", b"1")
-    before = contents(layout.root)
+    newer = claim(paths)
+    newer.write(paths.stage(1, "rollout") / "a", b"1")
+    before = contents(paths.root)
     changes: list[Callable[[], object]] = [
-        lambda: written.rename(layout.stage(1, "values")),
+        lambda: written.rename(paths.stage(1, "values")),
         lambda: written.mkdir(),
-        lambda: old.place(written, layout.stage(7, "values")),
-        lambda: old.write(layout.recipe_toml, b"x"),
-        lambda: old.remove(layout.stage(1, "rollout")),
-        lambda: old.renew(layout.journal),
-        lambda: old.set_aside(layout.stage(1, "rollout")),
-        lambda: artifact.commit(layout.stage(1, "values"), artifact.write_bytes({}), a_manifest(), old, print),
-        lambda: Journal(old.layout, old).event("attempt_ended"),
+        lambda: old.place(written, paths.stage(7, "values")),
+        lambda: old.write(paths.recipe_toml, b"x"),
+        lambda: old.remove(paths.stage(1, "rollout")),
+        lambda: old.renew(paths.journal),
+        lambda: old.set_aside(paths.stage(1, "rollout")),
+        lambda: artifact.commit(paths.stage(1, "values"), artifact.write_bytes({}), a_manifest(), old, print),
+        lambda: Journal(old.paths, old).event("attempt_ended"),
         lambda: run_dir.change_recipe(old, {"steps": 2}, from_step=1),
         lambda: artifact.sweep(old),
     ]
     for change in changes:
         with pytest.raises((OSError, SupersededError)):
             change()
-        assert contents(layout.root) == before
+        assert contents(paths.root) == before
 
 
-def test_writes_to_a_file_opened_by_an_old_attempt_are_lost(layout: RunPaths) -> None:
-    descriptor = os.open(layout.journal, os.O_RDWR)
-    newer = claim(layout)
-    Journal(layout, newer).event("attempt_started")
-    before = layout.journal.read_bytes()
+def test_writes_to_a_file_opened_by_an_old_attempt_are_lost(paths: RunPaths) -> None:
+    descriptor = os.open(paths.journal, os.O_RDWR)
+    newer = claim(paths)
+    Journal(paths, newer).event("attempt_started")
+    before = paths.journal.read_bytes()
     os.pwrite(descriptor, b"{}\n" * 100, 0)
     os.ftruncate(descriptor, 1)
     os.close(descriptor)
-    assert layout.journal.read_bytes() == before
+    assert paths.journal.read_bytes() == before
 
 
 def test_attempt_of_a_replaced_run_cannot_write_to_the_new_run(tmp_path: Path) -> None:
-    layout = RunPaths(tmp_path / "run")
+    paths = RunPaths(tmp_path / "run")
     attempts = []
     for _ in range(2):
-        if layout.root.exists():
-            run_dir.remove(layout)
-        run_dir.create(layout, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={})
-        attempts.append(claim(layout))
+        if paths.root.exists():
+            run_dir.remove(paths)
+        run_dir.create(paths, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={})
+        attempts.append(claim(paths))
     old, newer = attempts
     assert old.number == newer.number == 1
     with pytest.raises(StorageError):
-        old.write(layout.recipe_toml, b"x")
-    newer.write(layout.recipe_toml, b"y")
+        old.write(paths.recipe_toml, b"x")
+    newer.write(paths.recipe_toml, b"y")
 
 
-def test_folder_being_moved_aside_survives_a_new_claim(layout: RunPaths, old: Attempt) -> None:
-    state = layout.state("actor", 3)
+def test_folder_being_moved_aside_survives_a_new_claim(paths: RunPaths, old: Attempt) -> None:
+    state = paths.state("actor", 3)
     old.write(state / "a", b"1")
     state.rename(old.own / "discarded.states.actor.000003")  # and it was killed here
-    claim(layout)
-    assert (layout.discarded(1) / "states.actor.000003" / "a").read_bytes() == b"1"
+    claim(paths)
+    assert (paths.discarded(1) / "states.actor.000003" / "a").read_bytes() == b"1"
 
 
-def test_claim_finishes_while_the_old_attempt_keeps_writing(layout: RunPaths, old: Attempt) -> None:
+def test_claim_finishes_while_the_old_attempt_keeps_writing(paths: RunPaths, old: Attempt) -> None:
     begun, refused = threading.Event(), list[OSError]()
 
     def goes_on() -> None:
@@ -199,7 +199,7 @@ def test_claim_finishes_while_the_old_attempt_keeps_writing(layout: RunPaths, ol
                 folder = old.own / f"{number}"
                 folder.mkdir()
                 (folder / "a").write_bytes(b"1")
-                folder.rename(layout.root / f"published-{number}")
+                folder.rename(paths.root / f"published-{number}")
             except OSError as error:
                 if not old.own.is_dir():
                     refused.append(error)
@@ -210,19 +210,19 @@ def test_claim_finishes_while_the_old_attempt_keeps_writing(layout: RunPaths, ol
     writer = threading.Thread(target=goes_on)
     writer.start()
     begun.wait()
-    claim(layout)
-    before = contents(layout.root)
+    claim(paths)
+    before = contents(paths.root)
     writer.join()
-    assert contents(layout.root) == before
+    assert contents(paths.root) == before
     published = [name for name in before if name.startswith("published-")]
     whole = {name for name in published if name.endswith("/a")}
     assert len(published) == 2 * len(whole), "one was published without its file"
 
 
 def test_draft_under_deletion_cannot_be_published(
-    layout: RunPaths, old: Attempt, monkeypatch: pytest.MonkeyPatch
+    paths: RunPaths, old: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    draft = old.draft(layout.state("actor", 1))
+    draft = old.draft(paths.state("actor", 1))
     draft.mkdir()
     (draft / "a").write_bytes(b"1")
     deleted: list[Path] = []
@@ -231,19 +231,19 @@ def test_draft_under_deletion_cannot_be_published(
         deleted.append(path)
         (path / "a").unlink()
         with suppress(OSError):
-            draft.rename(layout.root / "published")  # by the old attempt, in the middle of it
+            draft.rename(paths.root / "published")  # by the old attempt, in the middle of it
         path.rmdir()
 
     monkeypatch.setattr(shutil, "rmtree", slowly)
-    claim(layout)
+    claim(paths)
     assert len(deleted) == 1
-    assert not (layout.root / "published").exists()
+    assert not (paths.root / "published").exists()
 
 
 def test_claim_closes_attempts_of_an_earlier_version(tmp_path: Path) -> None:
-    layout = RunPaths(tmp_path / "run")
-    run_dir.create(layout, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={})
+    paths = RunPaths(tmp_path / "run")
+    run_dir.create(paths, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={})
     for number in (1, 2):
-        layout.attempt(number).mkdir()
-    assert claim(layout).number == 3
-    assert [layout.drafts(number).is_file() for number in (1, 2, 3)] == [True, True, False]
+        paths.attempt(number).mkdir()
+    assert claim(paths).number == 3
+    assert [paths.drafts(number).is_file() for number in (1, 2, 3)] == [True, True, False]

@@ -36,10 +36,10 @@ def test_fixture_run_is_intact_and_resumes_to_todays_result(tmp_path: Path, name
         assert told[step] == pytest.approx(known, rel=1e-4, abs=1e-6), step
 
 
-def figures(layout: RunPaths) -> dict[int, dict[str, float]]:
+def figures(paths: RunPaths) -> dict[int, dict[str, float]]:
     """By step, whichever stage tells them: where one was journaled twice, the later."""
     found: dict[int, dict[str, float]] = {}
-    for line in read_lines(layout.journal):
+    for line in read_lines(paths.journal):
         if "stage" in line:
             found.setdefault(line["step"], {}).update(line["figures"])
     return found

@@ -26,15 +26,15 @@ from store.conftest import a_manifest, stop_at, working
 REDO = {"checkpoint": {"every_steps": 5}}
 
 
-def test_torn_last_journal_line_is_removed_before_the_next(layout: RunPaths) -> None:
-    journal = Journal(layout, working(layout, 1))
+def test_torn_last_journal_line_is_removed_before_the_next(paths: RunPaths) -> None:
+    journal = Journal(paths, working(paths, 1))
     journal.event("attempt_started")
-    with layout.journal.open("ab") as file:
+    with paths.journal.open("ab") as file:
         file.write(b'{"seq": 2, "ev')
-    again = Journal(layout, working(layout, 1))
+    again = Journal(paths, working(paths, 1))
     again.event("attempt_ended")
     assert [(line["seq"], line["event"]) for line in again.lines()] == [(1, "attempt_started"), (2, "attempt_ended")]
-    assert layout.journal.read_bytes().count(b"\n") == 2
+    assert paths.journal.read_bytes().count(b"\n") == 2
 
 
 def test_lost_journal_lines_are_rebuilt_from_manifests(tmp_path: Path) -> None:
@@ -56,37 +56,37 @@ def test_stage_published_by_a_dying_attempt_gets_its_journal_line(tmp_path: Path
 
 
 def test_journal_line_is_written_after_the_manifest(tmp_path: Path) -> None:
-    layout = RunPaths(tmp_path / "run")
+    paths = RunPaths(tmp_path / "run")
     ahead: list[str] = []
 
     def look(number: int, name: str) -> None:
         words = name.split()
         if words[-1] in ("writing", "written") and not words[1].startswith("state/"):
-            lines = [(line["step"], line["stage"]) for line in read_lines(layout.journal)]
+            lines = [(line["step"], line["stage"]) for line in read_lines(paths.journal)]
             ahead.extend([name] if (int(words[0]), words[1]) in lines else [])
 
-    play(layout.root, fake_recipe(steps=1), Witness(act=look))
+    play(paths.root, fake_recipe(steps=1), Witness(act=look))
     assert ahead == []
 
 
 def test_journal_has_the_metrics_of_a_recommitted_stage(
-    layout: RunPaths,
+    paths: RunPaths,
 ) -> None:
-    journal = Journal(layout, working(layout, 1))
+    journal = Journal(paths, working(paths, 1))
     old = a_manifest()
     new = replace(old, identity="bb", figures={"value/mean": 2.0})
     assert journal.ensure(old) is not None
     assert journal.ensure(new) is not None
-    assert Journal(layout, working(layout, 1)).ensure(new) is None
+    assert Journal(paths, working(paths, 1)).ensure(new) is None
     assert journal.metrics(1) == {"value/mean": 2.0}
 
 
-def samples_of(layout: RunPaths, step: int) -> tuple[Rollouts, Rewards]:
+def samples_of(paths: RunPaths, step: int) -> tuple[Rollouts, Rewards]:
     found = []
     for stage in ("rollout", "reward"):
-        manifest = manifests.read(layout.stage(step, stage))
+        manifest = manifests.read(paths.stage(step, stage))
         assert manifest is not None
-        found.append(load_record(layout, step, stage, manifest))
+        found.append(load_record(paths, step, stage, manifest))
     rollouts, rewards = found
     assert isinstance(rollouts, Rollouts)
     assert isinstance(rewards, Rewards)
@@ -180,9 +180,9 @@ def test_regenerated_steps_replace_ledger_lines_and_journal_metrics(tmp_path: Pa
 
 
 def test_journal_history_has_complete_steps_without_initial_eval(
-    layout: RunPaths,
+    paths: RunPaths,
 ) -> None:
-    journal = Journal(layout, working(layout, 1))
+    journal = Journal(paths, working(paths, 1))
     for step, stage, value in ((0, "eval", 1.0), (1, "values", 2.0), (1, "reward", 3.0), (2, "values", 4.0)):
         journal.ensure(a_manifest(step=step, stage=stage, identity=f"{step}{stage}", figures={stage: value}))
     assert journal.history(up_to=1) == [(1, {"values": 2.0, "reward": 3.0})]
@@ -211,8 +211,8 @@ def test_read_newest_keeps_events_and_the_last_evaluation(tmp_path: Path, length
     assert kept == [seq for seq in older if seq in (5, 7)] + list(range(length - NEWEST, length))
 
 
-def test_recent_stage_time_is_the_maximum_of_the_last_five(layout: RunPaths) -> None:
-    journal = Journal(layout, working(layout, 1))
+def test_recent_stage_time_is_the_maximum_of_the_last_five(paths: RunPaths) -> None:
+    journal = Journal(paths, working(paths, 1))
     assert (journal.recent_s("values"), journal.longest_s()) == (None, 0.0)
     for step, seconds in enumerate((90.0, 3.0, 1.0, 2.0, 4.0, 1.0), start=1):
         journal.ensure(a_manifest(step=step, identity=f"{step}", seconds=seconds))

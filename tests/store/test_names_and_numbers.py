@@ -36,24 +36,24 @@ def test_moved_aside_folder_takes_the_next_free_name(tmp_path: Path) -> None:
     assert names == ["10-rollout", "10-rollout.2", "10-rollout.3"]
 
 
-def test_folder_left_by_a_kill_is_not_committed(layout: RunPaths) -> None:
-    killed = layout.step(4) / "10-rollout.attempt-2"
+def test_folder_left_by_a_kill_is_not_committed(paths: RunPaths) -> None:
+    killed = paths.step(4) / "10-rollout.attempt-2"
     killed.mkdir(parents=True)
     (killed / MANIFEST).write_text("{}")
-    assert not layout.has_committed(4)
-    killed.rename(layout.stage(4, "rollout"))
-    assert layout.has_committed(4)
+    assert not paths.has_committed(4)
+    killed.rename(paths.stage(4, "rollout"))
+    assert paths.has_committed(4)
 
 
-def test_second_rollout_round_has_its_own_folders(layout: RunPaths) -> None:
-    assert layout.stage(1, "rollout") != layout.stage(1, "rollout.2")
-    assert layout.parts(1, "rollout") != layout.parts(1, "rollout.2")
+def test_second_rollout_round_has_its_own_folders(paths: RunPaths) -> None:
+    assert paths.stage(1, "rollout") != paths.stage(1, "rollout.2")
+    assert paths.parts(1, "rollout") != paths.parts(1, "rollout.2")
 
 
-def test_saved_steps_have_a_manifest_and_are_sorted(layout: RunPaths) -> None:
+def test_saved_steps_have_a_manifest_and_are_sorted(paths: RunPaths) -> None:
     for step, is_whole in ((10, True), (9, True), (11, False), (2, True)):
-        folder = layout.state("actor", step)
+        folder = paths.state("actor", step)
         folder.mkdir(parents=True)
         if is_whole:
             (folder / MANIFEST).write_text("{}")
-    assert layout.saved_steps("actor") == [2, 9, 10]
+    assert paths.saved_steps("actor") == [2, 9, 10]

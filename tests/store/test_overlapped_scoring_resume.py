@@ -87,9 +87,9 @@ def test_each_response_is_scored_once_right_after_generation(tmp_path: Path) -> 
 
 def test_token_scores_are_committed_and_reach_the_advantages(tmp_path: Path) -> None:
     go(tmp_path / "run", Witness())
-    layout = RunPaths(tmp_path / "run")
+    paths = RunPaths(tmp_path / "run")
     rewards, rollouts, advantages = (
-        load_record(layout, 2, name, manifests.require(layout.stage(2, name)))
+        load_record(paths, 2, name, manifests.require(paths.stage(2, name)))
         for name in ("reward", "rollout", "advantages")
     )
     assert isinstance(rewards, Rewards)

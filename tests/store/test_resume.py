@@ -109,19 +109,19 @@ def test_stopped_evaluation_generates_only_missing_samples(tmp_path: Path) -> No
 
 def test_signal_stops_an_evaluation_after_the_current_sample(tmp_path: Path) -> None:
     def act(number: int, name: str) -> None:
-        if name == f"inside eval after {EVALUATED // 2} samples" and not layout.has_committed(1):
+        if name == f"inside eval after {EVALUATED // 2} samples" and not paths.has_committed(1):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    layout = RunPaths(tmp_path / "run")
+    paths = RunPaths(tmp_path / "run")
     with signal_gate("ppoctl resume runs/mine") as gate, gate.working(TimeLeft(), unknown):
-        wiring = open_run(layout.root, fake_recipe(steps=1), Witness(act=act), gate=gate)
+        wiring = open_run(paths.root, fake_recipe(steps=1), Witness(act=act), gate=gate)
         with pytest.raises(PreemptedError, match="stopped by SIGTERM at `eval` of step 0"):
             run(wiring.job)
     assert cast(BigramGenerator, wiring.generator).drawn == EVALUATED // 2
-    again = play(layout.root, fake_recipe(steps=1))
+    again = play(paths.root, fake_recipe(steps=1))
     play(tmp_path / "whole", fake_recipe(steps=1))
     assert cast(BigramGenerator, again.generator).drawn == EVALUATED // 2 + 8 + EVALUATED  # step 0, step 1, its eval
-    assert result(layout.root) == result(tmp_path / "whole")
+    assert result(paths.root) == result(tmp_path / "whole")
 
 
 def test_evaluation_keeps_samples_if_its_scorer_fails(tmp_path: Path) -> None:
@@ -137,13 +137,13 @@ def test_evaluation_keeps_samples_if_its_scorer_fails(tmp_path: Path) -> None:
     assert cast(BigramGenerator, again.generator).drawn == 8 + EVALUATED  # step 1 and its evaluation
 
 
-def test_finished_samples_load_only_for_their_key_and_if_intact(layout: RunPaths) -> None:
-    parts = FinishedSampleFiles(layout, claim(layout), every_s=1e-9)
+def test_finished_samples_load_only_for_their_key_and_if_intact(paths: RunPaths) -> None:
+    parts = FinishedSampleFiles(paths, claim(paths), every_s=1e-9)
     with parts.writer(ONE) as keep:
         keep(a_sample("p#0"))
     assert parts.load(ONE) == {"p#0": a_sample("p#0")}
     assert parts.load(replace(ONE, fingerprint="other")) == {}
-    (path,) = layout.parts(1, "rollout").iterdir()
+    (path,) = paths.parts(1, "rollout").iterdir()
     whole = path.read_bytes()
     for torn in (whole.replace(b"\2\0\0\0\1\0\0\0", b"\3\0\0\0\1\0\0\0"), whole[:-1], b""):
         assert torn != whole
@@ -151,12 +151,12 @@ def test_finished_samples_load_only_for_their_key_and_if_intact(layout: RunPaths
         assert parts.load(ONE) == {}
 
 
-def test_each_sample_is_written_to_one_file(layout: RunPaths) -> None:
-    parts = FinishedSampleFiles(layout, claim(layout), every_s=1e-9)
+def test_each_sample_is_written_to_one_file(paths: RunPaths) -> None:
+    parts = FinishedSampleFiles(paths, claim(paths), every_s=1e-9)
     with parts.writer(ONE) as keep:
         for number in range(3):
             keep(a_sample(f"p#{number}"))
-    written = [decoded(path.read_bytes(), ONE.fingerprint) for path in sorted(layout.parts(1, "rollout").iterdir())]
+    written = [decoded(path.read_bytes(), ONE.fingerprint) for path in sorted(paths.parts(1, "rollout").iterdir())]
     assert written == [[a_sample(f"p#{number}")] for number in range(3)]
 
 
@@ -169,9 +169,9 @@ def test_leftover_samples_are_removed_when_their_stage_is_reused(tmp_path: Path)
     assert not layout.parts(1, "rollout").exists()
 
 
-def test_finished_samples_round_trip(layout: RunPaths) -> None:
+def test_finished_samples_round_trip(paths: RunPaths) -> None:
     odd = Sample("p#1", (151_000,), (-1 / 3,), False, 'an "\u00e4"\n\U0001f600', "actor@0:aa+r1", sends=2)
-    parts = FinishedSampleFiles(layout, claim(layout), every_s=float("inf"))
+    parts = FinishedSampleFiles(paths, claim(paths), every_s=float("inf"))
     with suppress(StopError), parts.writer(ONE) as keep:
         keep(a_sample("p#0"))
         keep(odd)
@@ -194,12 +194,12 @@ def test_finished_samples_in_the_old_format_are_regenerated(tmp_path: Path) -> N
     assert not layout.parts(1, "rollout").exists()
 
 
-def test_superseded_attempt_writes_no_finished_samples(layout: RunPaths) -> None:
-    parts = FinishedSampleFiles(layout, claim(layout), every_s=1e-9)
-    claim(layout)
+def test_superseded_attempt_writes_no_finished_samples(paths: RunPaths) -> None:
+    parts = FinishedSampleFiles(paths, claim(paths), every_s=1e-9)
+    claim(paths)
     with pytest.raises(SupersededError), parts.writer(ONE) as keep:
         keep(a_sample("p#0"))
-    assert not layout.parts(1, "rollout").exists()
+    assert not paths.parts(1, "rollout").exists()
 
 
 def test_missing_stage_is_named_and_later_stages_are_moved_aside(tmp_path: Path) -> None:
@@ -219,10 +219,10 @@ def test_missing_stage_is_named_and_later_stages_are_moved_aside(tmp_path: Path)
     assert sorted(path.name for path in layout.step(1).iterdir()) == ["10-rollout", "20-reward"]
 
 
-def test_earlier_recipe_change_replaces_a_later_change(layout: RunPaths) -> None:
+def test_earlier_recipe_change_replaces_a_later_change(paths: RunPaths) -> None:
     for step in (1, 5, 3):
-        run_dir.change_recipe(claim(layout), {"from": step}, from_step=step)
-    assert run_dir.recipes(layout) == {1: {"from": 1}, 3: {"from": 3}}
+        run_dir.change_recipe(claim(paths), {"from": step}, from_step=step)
+    assert run_dir.recipes(paths) == {1: {"from": 1}, 3: {"from": 3}}
 
 
 def test_stage_folder_without_manifest_is_rerun(tmp_path: Path) -> None:

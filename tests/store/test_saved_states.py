@@ -154,13 +154,13 @@ def test_health_stop_saves_an_unhealthy_checkpoint_that_can_resume(tmp_path: Pat
     recipe = fake_recipe(steps=4, checkpoint={"every_steps": 5})
     with pytest.raises(HealthStopError, match="reward fell"):
         run(open_run(tmp_path / "run", recipe, Witness(), health=StopsAt((2,))).job)
-    layout = RunPaths(tmp_path / "run")
-    assert saved_pairs(layout) == [2]
-    assert [manifest_of(layout, role, 2).extra["healthy"] for role in ("actor", "critic")] == [False, False]
-    assert not layout.step(3).exists()
-    play(layout.root, recipe)
+    paths = RunPaths(tmp_path / "run")
+    assert saved_pairs(paths) == [2]
+    assert [manifest_of(paths, role, 2).extra["healthy"] for role in ("actor", "critic")] == [False, False]
+    assert not paths.step(3).exists()
+    play(paths.root, recipe)
     play(tmp_path / "whole", recipe)
-    assert result(layout.root) == result(tmp_path / "whole")
+    assert result(paths.root) == result(tmp_path / "whole")
 
 
 def test_last_healthy_checkpoint_outlives_unhealthy_checkpoints(tmp_path: Path) -> None:
@@ -168,10 +168,10 @@ def test_last_healthy_checkpoint_outlives_unhealthy_checkpoints(tmp_path: Path) 
     for stops in ((3, 4), (4,)):
         with pytest.raises(HealthStopError):
             run(open_run(tmp_path / "run", recipe, Witness(), health=StopsAt(stops)).job)
-    layout = RunPaths(tmp_path / "run")
-    Retention(claim(layout), outlines_of(layout), keep_last=2, keep_rollouts_every_steps=0).apply()
-    assert saved_pairs(layout) == [1, 2, 3, 4]
-    assert layout.stage(2, "actor_update").is_dir()
+    paths = RunPaths(tmp_path / "run")
+    Retention(claim(paths), outlines_of(paths), keep_last=2, keep_rollouts_every_steps=0).apply()
+    assert saved_pairs(paths) == [1, 2, 3, 4]
+    assert paths.stage(2, "actor_update").is_dir()
 
 
 def test_half_removed_state_is_not_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +216,7 @@ def test_best_actor_of_a_regenerated_step_is_replaced(tmp_path: Path) -> None:
     assert manifest.identity == start_point(again.job)[1]["actor"].lineage
 
 
-def manifest_of(layout: RunPaths, role: str, step: int) -> manifests.Manifest:
-    found = manifests.read(layout.state(role, step))
+def manifest_of(paths: RunPaths, role: str, step: int) -> manifests.Manifest:
+    found = manifests.read(paths.state(role, step))
     assert found is not None, MANIFEST
     return found

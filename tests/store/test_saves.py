@@ -29,10 +29,10 @@ def digest_of(data: bytes) -> FileDigest:
     return FileDigest("", len(data))
 
 
-def published(layout: RunPaths, written: Mapping[str, FileDigest]) -> Path:
+def published(paths: RunPaths, written: Mapping[str, FileDigest]) -> Path:
     """A state of two files, as whoever wrote them says they are."""
-    folder = layout.state("actor", 1)
-    draft = artifact.Draft(folder, working(layout, 1), lambda moment: None)
+    folder = paths.state("actor", 1)
+    draft = artifact.Draft(folder, working(paths, 1), lambda moment: None)
     with draft.work():
         draft.open()
         (draft.aside / "a").write_bytes(b"12")
@@ -41,9 +41,9 @@ def published(layout: RunPaths, written: Mapping[str, FileDigest]) -> Path:
     return folder
 
 
-def test_manifest_has_the_digests_of_the_writers(layout: RunPaths) -> None:
+def test_manifest_has_the_digests_of_the_writers(paths: RunPaths) -> None:
     written = {"a": digest_of(b"12"), "b": digest_of(b"345")}
-    found = manifests.read(published(layout, written))
+    found = manifests.read(published(paths, written))
     assert found is not None
     assert found.files == written
 
@@ -57,29 +57,29 @@ def test_manifest_has_the_digests_of_the_writers(layout: RunPaths) -> None:
     ],
 )
 def test_mismatch_between_files_and_digests_is_not_published(
-    layout: RunPaths, written: dict[str, int], says: str
+    paths: RunPaths, written: dict[str, int], says: str
 ) -> None:
     with pytest.raises(StorageError, match=says):
-        published(layout, {name: FileDigest("", size) for name, size in written.items()})
-    assert not layout.state("actor", 1).exists()
-    assert list(working(layout, 1).own.iterdir()) == []
+        published(paths, {name: FileDigest("", size) for name, size in written.items()})
+    assert not paths.state("actor", 1).exists()
+    assert list(working(paths, 1).own.iterdir()) == []
 
 
 @pytest.mark.parametrize("looks", LOOKS)
 def test_state_needs_its_manifest_and_older_states_are_removed_later(tmp_path: Path, looks: float) -> None:
-    layout = RunPaths(tmp_path / "run")
+    paths = RunPaths(tmp_path / "run")
     pairs: list[list[int]] = []
     folders: list[int] = []
 
     def look(number: int, name: str) -> None:
         for role in ("actor", "critic"):
-            for step in layout.saved_steps(role):
-                assert (layout.state(role, step) / MANIFEST).is_file(), name
-        pairs.append(saved_pairs(layout))
-        folders.append(sum(1 for role in ("actor", "critic") for _ in layout.state(role, 1).parent.glob("*")))
+            for step in paths.saved_steps(role):
+                assert (paths.state(role, step) / MANIFEST).is_file(), name
+        pairs.append(saved_pairs(paths))
+        folders.append(sum(1 for role in ("actor", "critic") for _ in paths.state(role, 1).parent.glob("*")))
 
-    play(layout.root, fake_recipe(steps=STEPS), Witness(act=look, looks=looks))
-    assert saved_pairs(layout) == [STEPS - 1, STEPS]
+    play(paths.root, fake_recipe(steps=STEPS), Witness(act=look, looks=looks))
+    assert saved_pairs(paths) == [STEPS - 1, STEPS]
     newest = [max(found, default=0) for found in pairs]
     assert newest == sorted(newest)
     since_two = pairs[next(i for i, found in enumerate(pairs) if len(found) == 2) :]
@@ -115,9 +115,9 @@ def test_full_disk_during_an_asynchronous_save_raises_at_next_check(
     assert raised.value.hint is not None
     assert "df -h" in raised.value.hint
     assert witness.moments[-1] == raised_after
-    layout = RunPaths(tmp_path / "run")
-    assert saved_pairs(layout) == []
-    assert not working(layout, 1).draft(layout.state("critic", 1)).exists()
+    paths = RunPaths(tmp_path / "run")
+    assert saved_pairs(paths) == []
+    assert not working(paths, 1).draft(paths.state("critic", 1)).exists()
     play(tmp_path / "run", fake_recipe(steps=2))
     play(tmp_path / "whole", fake_recipe(steps=2))
     assert result(tmp_path / "run") == result(tmp_path / "whole")
@@ -171,19 +171,19 @@ def test_health_stop_finishes_pending_saves(tmp_path: Path) -> None:
 
 
 def test_unfinished_save_is_swept_and_repeated(tmp_path: Path) -> None:
-    layout = stop_at(tmp_path / "run", "2 values starts")
-    unfinished = working(layout, 1).draft(layout.state("actor", 1))
+    paths = stop_at(tmp_path / "run", "2 values starts")
+    unfinished = working(paths, 1).draft(paths.state("actor", 1))
     play(tmp_path / "whole")
-    assert (saved_pairs(layout), unfinished.exists()) == ([1], False)  # written by then
+    assert (saved_pairs(paths), unfinished.exists()) == ([1], False)  # written by then
     slow = Witness(looks=inf, act=stopping_at("2 values starts"))
     with pytest.raises(ZeroDivisionError):
         play(tmp_path / "slow", fake_recipe(), slow)
-    layout = RunPaths(tmp_path / "slow")
-    unfinished = working(layout, 1).draft(layout.state("actor", 1))
-    assert (saved_pairs(layout), unfinished.exists()) == ([], True)
-    play(layout.root)
+    paths = RunPaths(tmp_path / "slow")
+    unfinished = working(paths, 1).draft(paths.state("actor", 1))
+    assert (saved_pairs(paths), unfinished.exists()) == ([], True)
+    play(paths.root)
     assert not unfinished.exists()
-    assert result(layout.root) == result(tmp_path / "whole")
+    assert result(paths.root) == result(tmp_path / "whole")
 
 
 def stopping_at(moment: str) -> Callable[[int, str], None]:
@@ -199,21 +199,21 @@ def narrow_recipe(**checkpoint: object) -> Recipe:
     return fake_recipe(actor=SPLIT, critic={"optimizer": {"lr": 0.1}}, checkpoint=checkpoint)
 
 
-def reshardable(layout: RunPaths, step: int) -> list[str]:
-    found = [manifests.read(layout.state(role, step)) for role in ("actor", "critic")]
+def reshardable(paths: RunPaths, step: int) -> list[str]:
+    found = [manifests.read(paths.state(role, step)) for role in ("actor", "critic")]
     return [item.extra["layout"]["reshardable"] for item in found if item is not None]
 
 
 def test_reshard_saves_a_checkpoint_without_training(tmp_path: Path) -> None:
     play(tmp_path / "run", narrow_recipe(reshardable="dp"))
-    layout = RunPaths(tmp_path / "run")
-    before = result(layout.root)
-    assert reshardable(layout, 3) == ["dp", "dp"]
+    paths = RunPaths(tmp_path / "run")
+    before = result(paths.root)
+    assert reshardable(paths, 3) == ["dp", "dp"]
     witness = Witness()
-    job = open_run(layout.root, narrow_recipe(), witness).job
+    job = open_run(paths.root, narrow_recipe(), witness).job
     assert job.states.reshard(3) == ["actor", "critic"]
-    assert reshardable(layout, 3) == ["full", "full"]
-    assert result(layout.root) == before
+    assert reshardable(paths, 3) == ["full", "full"]
+    assert result(paths.root) == before
     assert not any(moment.startswith("inside critic_update") for moment in witness.moments)
     assert job.states.reshard(3) == []
 

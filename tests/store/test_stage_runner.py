@@ -87,8 +87,8 @@ def test_damage_to_any_stage_record_is_named(stopped: Path, stage: str, damage: 
 def test_damage_to_a_saved_state_is_named_before_loading(tmp_path: Path) -> None:
     recipe = fake_recipe(steps=3)
     play(tmp_path / "run", recipe)
-    layout = RunPaths(tmp_path / "run")
-    table = layout.state("actor", 3) / "table.bin"
+    paths = RunPaths(tmp_path / "run")
+    table = paths.state("actor", 3) / "table.bin"
     data = bytearray(table.read_bytes())
     data[7] ^= 16
     table.write_bytes(data)
@@ -97,15 +97,15 @@ def test_damage_to_a_saved_state_is_named_before_loading(tmp_path: Path) -> None
 
 
 def test_repaired_stage_is_rerun_with_the_same_result(stopped: Path, tmp_path: Path) -> None:
-    layout = RunPaths(stopped)
-    record = layout.stage(2, "values") / "record.safetensors"
+    paths = RunPaths(stopped)
+    record = paths.stage(2, "values") / "record.safetensors"
     record.write_bytes(record.read_bytes()[:-3])
-    _, done = repair(layout, plan_resume(layout))
+    _, done = repair(paths, plan_resume(paths))
     assert done[0] == "set aside steps/000002/30-values"
     assert (stopped / "discarded/attempt-2/steps/000002/30-values").is_dir()
     play(stopped, fake_recipe(**SAVES_AT_THE_END))
     play(tmp_path / "whole", fake_recipe(**SAVES_AT_THE_END))
-    assert layout.ledger.read_bytes() == RunPaths(tmp_path / "whole").ledger.read_bytes()
+    assert paths.ledger.read_bytes() == RunPaths(tmp_path / "whole").ledger.read_bytes()
 
 
 def test_artifact_made_with_other_settings_is_refused(stopped: Path) -> None:
@@ -131,8 +131,8 @@ def test_older_of_two_live_attempts_is_superseded_before_publishing(tmp_path: Pa
 
 
 def test_claims_number_attempts_consecutively(tmp_path: Path) -> None:
-    layout = RunPaths(tmp_path)
-    assert [attempts.claim(layout).number for _ in range(3)] == [1, 2, 3]
+    paths = RunPaths(tmp_path)
+    assert [attempts.claim(paths).number for _ in range(3)] == [1, 2, 3]
 
 
 def test_full_disk_raises_storage_error_and_loses_nothing(stopped: Path) -> None:
@@ -156,10 +156,10 @@ def test_run_directory_that_is_a_file_raises_storage_error(tmp_path: Path) -> No
 
 
 def test_full_disk_during_a_journal_append_leaves_no_torn_line(stopped: Path) -> None:
-    layout = RunPaths(stopped)
-    attempt = attempts.claim(layout)
-    journal = Journal(layout, attempt)
-    size = layout.journal.stat().st_size
+    paths = RunPaths(stopped)
+    attempt = attempts.claim(paths)
+    journal = Journal(paths, attempt)
+    size = paths.journal.stat().st_size
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limit[1]))
@@ -169,29 +169,29 @@ def test_full_disk_during_a_journal_append_leaves_no_torn_line(stopped: Path) ->
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         signal.signal(signal.SIGXFSZ, before)
-    assert layout.journal.stat().st_size == size
+    assert paths.journal.stat().st_size == size
     journal.event("attempt_ended", status="failed", exit_code=8)
-    lines = read_lines(layout.journal)
+    lines = read_lines(paths.journal)
     assert [line["seq"] for line in lines] == list(range(1, len(lines) + 1))
 
 
 def test_two_journal_writers_write_each_line_once(stopped: Path) -> None:
-    layout = RunPaths(stopped)
-    one, other = (Journal(layout, attempt) for attempt in [attempts.claim(layout)] * 2)
-    manifest = manifests.read(layout.stage(1, "values"))
+    paths = RunPaths(stopped)
+    one, other = (Journal(paths, attempt) for attempt in [attempts.claim(paths)] * 2)
+    manifest = manifests.read(paths.stage(1, "values"))
     assert manifest is not None
     new = replace(manifest, step=9)
     assert one.ensure(new) is not None
     assert other.ensure(new) is None
-    seqs = [line["seq"] for line in read_lines(layout.journal)]
+    seqs = [line["seq"] for line in read_lines(paths.journal)]
     assert seqs == list(range(1, len(seqs) + 1))
 
 
 def test_corrupt_state_manifest_is_in_the_resume_plan(tmp_path: Path) -> None:
     play(tmp_path / "run")
-    layout = RunPaths(tmp_path / "run")
-    (layout.state("actor", 3) / MANIFEST).write_text("{")
-    plan = plan_resume(layout)
+    paths = RunPaths(tmp_path / "run")
+    (paths.state("actor", 3) / MANIFEST).write_text("{")
+    plan = plan_resume(paths)
     assert [(item.name, item.action) for item in plan.broken] == [("states/actor/000003", "corrupt")]
 
 
@@ -207,10 +207,10 @@ def test_finished_samples_are_removed_when_their_stage_commits(tmp_path: Path, m
 
 
 def test_unknown_format_is_refused_and_is_not_corruption(stopped: Path) -> None:
-    layout = RunPaths(stopped)
+    paths = RunPaths(stopped)
     readers: dict[Path, Callable[[], object]] = {
-        layout.stage(2, "values") / MANIFEST: lambda: plan_resume(layout),
-        layout.run_json: lambda: run_dir.facts(layout),
+        paths.stage(2, "values") / MANIFEST: lambda: plan_resume(paths),
+        paths.run_json: lambda: run_dir.facts(paths),
     }
     for path, read in readers.items():
         path.write_text(seal({**unseal(path.read_text()), "format": 7}, indent=1))

@@ -114,12 +114,12 @@ def test_retention_keeps_two_checkpoints_and_periodic_rollouts(tmp_path: Path) -
         eval={"at_start": False},
     )
     play(tmp_path / "run", recipe)
-    layout = RunPaths(tmp_path / "run")
-    assert layout.saved_steps("actor") == layout.saved_steps("critic") == [5, 6]
-    kept = {step: sorted(path.name for path in layout.step(step).iterdir()) for step in layout.committed_steps()}
+    paths = RunPaths(tmp_path / "run")
+    assert paths.saved_steps("actor") == paths.saved_steps("critic") == [5, 6]
+    kept = {step: sorted(path.name for path in paths.step(step).iterdir()) for step in paths.committed_steps()}
     assert kept == {
         3: ["10-rollout", "20-reward", "30-values", "40-logprobs", "50-advantages"],
-        6: sorted(layout.stage(6, stage).name for stage in (*outline(PPO).names, "eval")),
+        6: sorted(paths.stage(6, stage).name for stage in (*outline(PPO).names, "eval")),
     }
 
 
@@ -127,10 +127,10 @@ def test_keep_last_all_keeps_checkpoints_and_two_steps_of_records(tmp_path: Path
     checkpoint = {"every_steps": 2, "keep_last": "all", "keep_rollouts_every_steps": 0}
     recipe = fake_recipe(steps=8, checkpoint=checkpoint, eval={"at_start": False})
     play(tmp_path / "run", recipe)
-    layout = RunPaths(tmp_path / "run")
-    assert layout.saved_steps("actor") == layout.saved_steps("critic") == [2, 4, 6, 8]
+    paths = RunPaths(tmp_path / "run")
+    assert paths.saved_steps("actor") == paths.saved_steps("critic") == [2, 4, 6, 8]
     # What a stage leaves behind that the story does not tell, an evaluation, stays.
-    assert [step for step in layout.committed_steps() if layout.stage(step, "rollout").is_dir()] == [7, 8]
+    assert [step for step in paths.committed_steps() if paths.stage(step, "rollout").is_dir()] == [7, 8]
 
 
 def test_checkpoint_of_a_stop_is_removed_by_the_next_checkpoint(tmp_path: Path) -> None:
@@ -153,9 +153,9 @@ def test_checkpoint_of_a_stop_is_removed_by_the_next_checkpoint(tmp_path: Path) 
 def test_critic_only_steps_do_not_train_the_actor(tmp_path: Path) -> None:
     ppo = {"epochs": 1, "minibatch_seqs": 4, "critic_only_steps": 2}
     wiring = play(tmp_path / "run", fake_recipe(steps=3, ppo=ppo))
-    layout = RunPaths(tmp_path / "run")
-    assert not layout.stage(2, "actor_update").exists()
-    assert layout.stage(3, "actor_update").is_dir()
+    paths = RunPaths(tmp_path / "run")
+    assert not paths.stage(2, "actor_update").exists()
+    assert paths.stage(3, "actor_update").is_dir()
     assert trainers(wiring)["actor"].count == 2
     assert trainers(wiring)["critic"].count == 6
 
@@ -164,17 +164,17 @@ def test_unchanged_actor_states_are_hard_links(tmp_path: Path) -> None:
     tables = {"steps": 3, "checkpoint": {"keep_last": 3}}
     ppo = {"epochs": 1, "minibatch_seqs": 4, "critic_only_steps": 2}
     play(tmp_path / "run", fake_recipe(ppo=ppo, **tables))
-    layout = RunPaths(tmp_path / "run")
-    first, second, third = (layout.state("actor", step) / "table.bin" for step in (1, 2, 3))
+    paths = RunPaths(tmp_path / "run")
+    first, second, third = (paths.state("actor", step) / "table.bin" for step in (1, 2, 3))
     assert first.samefile(second)
     assert not second.samefile(third)
-    assert plan_resume(layout).broken == ()
-    shutil.rmtree(layout.state("actor", 1))  # each name is a state of its own
+    assert plan_resume(paths).broken == ()
+    shutil.rmtree(paths.state("actor", 1))  # each name is a state of its own
     for role in ("actor", "critic"):
-        shutil.rmtree(layout.state(role, 3))
-    play(layout.root, fake_recipe(ppo=ppo, **tables))
+        shutil.rmtree(paths.state(role, 3))
+    play(paths.root, fake_recipe(ppo=ppo, **tables))
     play(tmp_path / "whole", fake_recipe(ppo=ppo, **tables))
-    assert result(layout.root) == result(tmp_path / "whole")
+    assert result(paths.root) == result(tmp_path / "whole")
 
 
 def test_unchanged_actor_is_saved_again_for_another_layout(tmp_path: Path) -> None:
@@ -184,8 +184,8 @@ def test_unchanged_actor_is_saved_again_for_another_layout(tmp_path: Path) -> No
         play(tmp_path / "run", fake_recipe(**tables), stop_at("2 rollout starts"))
     again = fake_recipe(**tables, actor={"optimizer": {"lr": 0.05}, "parallel": {"data": 2}})
     play(tmp_path / "run", again)
-    layout = RunPaths(tmp_path / "run")
-    first, second = (layout.state("actor", step) for step in (1, 2))
+    paths = RunPaths(tmp_path / "run")
+    first, second = (paths.state("actor", step) for step in (1, 2))
     assert not (first / "table.bin").samefile(second / "table.bin")
     layouts = [manifests.require(folder).extra["layout"] for folder in (first, second)]
     assert layouts == [saved_layout(recipe, "actor") for recipe in (fake_recipe(**tables), again)]
@@ -199,9 +199,9 @@ def test_state_of_an_uncommitted_update_is_not_kept(tmp_path: Path) -> None:
     with pytest.raises(StopError):
         run(wiring.job)
     assert wiring.job.states.keep_residents() == ["actor"]
-    layout = RunPaths(tmp_path / "run")
-    assert manifests.require(layout.at_stop / "actor").step == 1
-    assert manifests.read(layout.at_stop / "critic") is None
+    paths = RunPaths(tmp_path / "run")
+    assert manifests.require(paths.at_stop / "actor").step == 1
+    assert manifests.read(paths.at_stop / "critic") is None
 
 
 @pytest.mark.parametrize(("shards", "replayed"), [(1, []), (2, ["actor", "critic"])])
@@ -232,13 +232,13 @@ def test_late_saved_state_has_the_ledger_size_of_its_step(tmp_path: Path) -> Non
     """Steps 3 and 4 are in the ledger already when the pair of step 2 is made again; they may be drawn anew."""
     told = []
     for lost in (False, True):
-        layout = RunPaths(tmp_path / f"lost {lost}")
+        paths = RunPaths(tmp_path / f"lost {lost}")
         with pytest.raises(StopError):
-            play(layout.root, fake_recipe(**EVERY_SECOND), stop_at("4 reward starts"))
+            play(paths.root, fake_recipe(**EVERY_SECOND), stop_at("4 reward starts"))
         for role in ("actor", "critic") if lost else ():
-            shutil.rmtree(layout.state(role, 2))
-        play(layout.root, fake_recipe(**EVERY_SECOND))
-        found = manifests.read(layout.state("actor", 2))
+            shutil.rmtree(paths.state(role, 2))
+        play(paths.root, fake_recipe(**EVERY_SECOND))
+        found = manifests.read(paths.state("actor", 2))
         assert found is not None
         told.append(found.extra["ledger_bytes"])
     assert told[0] == told[1] > 0

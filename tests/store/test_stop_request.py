@@ -10,40 +10,40 @@ from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stop_request import After, request_stop, stop_requested
 
 
-def test_no_request_is_pending_by_default(layout: RunPaths) -> None:
-    assert stop_requested(layout, 1) is None
+def test_no_request_is_pending_by_default(paths: RunPaths) -> None:
+    assert stop_requested(paths, 1) is None
 
 
 @pytest.mark.parametrize("after", get_args(After))
-def test_stop_request_is_read_back(layout: RunPaths, after: After) -> None:
-    request_stop(layout, after)
-    assert stop_requested(layout, 1) == after
+def test_stop_request_is_read_back(paths: RunPaths, after: After) -> None:
+    request_stop(paths, after)
+    assert stop_requested(paths, 1) == after
 
 
-def test_later_stop_request_replaces_an_earlier_one(layout: RunPaths) -> None:
-    request_stop(layout, "step")
-    request_stop(layout, "now")
-    assert stop_requested(layout, 1) == "now"
+def test_later_stop_request_replaces_an_earlier_one(paths: RunPaths) -> None:
+    request_stop(paths, "step")
+    request_stop(paths, "now")
+    assert stop_requested(paths, 1) == "now"
 
 
-def test_stop_request_does_not_apply_to_the_next_attempt(layout: RunPaths) -> None:
-    request_stop(layout, "now")
-    claim(layout)
-    assert stop_requested(layout, 2) is None
-    request_stop(layout, "stage")
-    assert stop_requested(layout, 2) == "stage"
-    assert stop_requested(layout, 1) is None
+def test_stop_request_does_not_apply_to_the_next_attempt(paths: RunPaths) -> None:
+    request_stop(paths, "now")
+    claim(paths)
+    assert stop_requested(paths, 2) is None
+    request_stop(paths, "stage")
+    assert stop_requested(paths, 2) == "stage"
+    assert stop_requested(paths, 1) is None
 
 
-def test_damaged_stop_request_is_ignored(layout: RunPaths) -> None:
-    request_stop(layout, "now")
-    whole = layout.stop_request.read_bytes()
+def test_damaged_stop_request_is_ignored(paths: RunPaths) -> None:
+    request_stop(paths, "now")
+    whole = paths.stop_request.read_bytes()
     for damaged in (whole.replace(b"now", b"step"), whole[:-3], b"\xff", b""):
-        layout.stop_request.write_bytes(damaged)
-        assert stop_requested(layout, 1) is None
+        paths.stop_request.write_bytes(damaged)
+        assert stop_requested(paths, 1) is None
 
 
-def test_unwritable_stop_request_is_named(layout: RunPaths) -> None:
-    layout.stop_request.mkdir()
+def test_unwritable_stop_request_is_named(paths: RunPaths) -> None:
+    paths.stop_request.mkdir()
     with pytest.raises(StorageError, match=r"stop\.json"):
-        request_stop(layout, "now")
+        request_stop(paths, "now")

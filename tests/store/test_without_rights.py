@@ -51,14 +51,14 @@ def test_unreadable_file_is_named_with_its_closed_folder() -> None:
 def test_unreadable_recipes_are_not_reported_missing() -> None:
     with tempfile.TemporaryDirectory() as above:
         Path(above).chmod(0o755)
-        layout = RunPaths(Path(above) / "run")
-        run_dir.create(layout, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={})
-        layout.root.chmod(0o755)
-        layout.recipes.chmod(0)
-        told = told_to_nobody(lambda: run_dir.recipes(layout))
-        layout.recipes.chmod(0o700)
-    says = f"cannot read `{layout.recipes}`: Permission denied"
-    assert told == f"{says} | look at owner and rights: ls -ld {layout.recipes}"
+        paths = RunPaths(Path(above) / "run")
+        run_dir.create(paths, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={})
+        paths.root.chmod(0o755)
+        paths.recipes.chmod(0)
+        told = told_to_nobody(lambda: run_dir.recipes(paths))
+        paths.recipes.chmod(0o700)
+    says = f"cannot read `{paths.recipes}`: Permission denied"
+    assert told == f"{says} | look at owner and rights: ls -ld {paths.recipes}"
 
 
 def test_permission_errors_without_a_file_are_left_unchanged() -> None:

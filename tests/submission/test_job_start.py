@@ -14,7 +14,7 @@ from ppoctl.store.run_paths import FORMAT, RunPaths
 
 
 @pytest.fixture
-def layout(tmp_path: Path) -> RunPaths:
+def paths(tmp_path: Path) -> RunPaths:
     made = RunPaths(tmp_path / "run")
     made.root.mkdir()
     made.journal.touch()
@@ -28,83 +28,83 @@ def job(id: str, restarts: int = 0) -> Allocation:
     return Allocation(id, restarts, "node1", 1, "node1", Slurm({}))
 
 
-def ended(layout: RunPaths, id: str, *lines: str) -> None:
-    layout.job_ended(id).write_text("".join(f"{line}\n" for line in lines))
+def ended(paths: RunPaths, id: str, *lines: str) -> None:
+    paths.job_ended(id).write_text("".join(f"{line}\n" for line in lines))
 
 
-def test_custom_script_starts_and_is_not_counted(layout: RunPaths) -> None:
-    assert register_start(layout, job("9")) is None
-    assert starts(layout, "9") == []
+def test_custom_script_starts_and_is_not_counted(paths: RunPaths) -> None:
+    assert register_start(paths, job("9")) is None
+    assert starts(paths, "9") == []
 
 
 @pytest.mark.parametrize(
     ("code", "leaves"),
     [(0, True), (2, True), (5, True), (9, True), (130, True), (75, False), (3, False), (137, False)],
 )
-def test_chained_job_starts_only_if_work_remains(layout: RunPaths, code: int, leaves: bool) -> None:
-    ended(layout, "7", "0 75 100 USR1", f"1 {code} 200 -")
-    assert register_start(layout, job("8")) == (code if leaves else None)
+def test_chained_job_starts_only_if_work_remains(paths: RunPaths, code: int, leaves: bool) -> None:
+    ended(paths, "7", "0 75 100 USR1", f"1 {code} 200 -")
+    assert register_start(paths, job("8")) == (code if leaves else None)
 
 
-def test_chained_job_starts_after_a_job_without_an_end_record(layout: RunPaths) -> None:
+def test_chained_job_starts_after_a_job_without_an_end_record(paths: RunPaths) -> None:
     """Its node died, or Slurm killed it."""
-    assert register_start(layout, job("8")) is None
+    assert register_start(paths, job("8")) is None
 
 
-def test_unrecorded_job_registers_itself(layout: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unrecorded_job_registers_itself(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PPOCTL_JOB", "9")  # as its script says
-    assert register_start(layout, job("9")) is None
-    assert [found.id for found in jobs(layout)] == ["7", "8", "9"]
+    assert register_start(paths, job("9")) is None
+    assert [found.id for found in jobs(paths)] == ["7", "8", "9"]
 
 
-def end(layout: RunPaths, restart: int, *, code: int = 3, signal: str = "-", at: float = 0.0) -> None:
+def end(paths: RunPaths, restart: int, *, code: int = 3, signal: str = "-", at: float = 0.0) -> None:
     """What the script of job 7 writes when it ends."""
-    with layout.job_ended("7").open("a", encoding="ascii") as file:
+    with paths.job_ended("7").open("a", encoding="ascii") as file:
         file.write(f"{restart} {code} {at:.0f} {signal}\n")
 
 
-def test_late_end_of_a_superseded_attempt_does_not_end_the_chain(layout: RunPaths) -> None:
-    ended(layout, "7", "1 75 100 USR1", "0 8 200 -")
-    assert register_start(layout, job("8")) is None
+def test_late_end_of_a_superseded_attempt_does_not_end_the_chain(paths: RunPaths) -> None:
+    ended(paths, "7", "1 75 100 USR1", "0 8 200 -")
+    assert register_start(paths, job("8")) is None
     for restart in range(3):  # the last of them was killed
-        started(layout, "7", Start(restart, 0, 0.0, 0.0))
-    ended(layout, "7", "1 0 100 -")
-    assert register_start(layout, job("8")) is None
+        started(paths, "7", Start(restart, 0, 0.0, 0.0))
+    ended(paths, "7", "1 0 100 -")
+    assert register_start(paths, job("8")) is None
 
 
-def test_job_stops_after_repeated_starts_without_progress(layout: RunPaths) -> None:
+def test_job_stops_after_repeated_starts_without_progress(paths: RunPaths) -> None:
     for restart in range(MAX_STARTS_WITHOUT_PROGRESS):
-        assert register_start(layout, job("7", restart)) is None
-        end(layout, restart)
+        assert register_start(paths, job("7", restart)) is None
+        end(paths, restart)
     with pytest.raises(
         FinishedShortError, match="job 7 started 3 times in a row and committed nothing new"
     ) as raised:
-        register_start(layout, job("7", MAX_STARTS_WITHOUT_PROGRESS))
+        register_start(paths, job("7", MAX_STARTS_WITHOUT_PROGRESS))
     assert raised.value.hint is not None
     assert raised.value.hint.startswith("see why: ppoctl logs ")
 
 
 @pytest.mark.parametrize("signal", ["TERM", "USR1", None])
-def test_starts_ended_by_slurm_do_not_count_as_failures(layout: RunPaths, signal: str | None) -> None:
+def test_starts_ended_by_slurm_do_not_count_as_failures(paths: RunPaths, signal: str | None) -> None:
     """Pushed out with a warning or without, or by the death of a node, after which there is no line."""
     for restart in range(5):
-        assert register_start(layout, job("7", restart)) is None
+        assert register_start(paths, job("7", restart)) is None
         if signal is not None:
-            end(layout, restart, code=75, signal=signal)
+            end(paths, restart, code=75, signal=signal)
 
 
-def test_time_limit_too_short_to_start_counts_as_no_progress(layout: RunPaths) -> None:
+def test_time_limit_too_short_to_start_counts_as_no_progress(paths: RunPaths) -> None:
     for restart in range(MAX_STARTS_WITHOUT_PROGRESS):
-        started(layout, "7", Start(restart, 0, 1000.0, 600.0))
-        end(layout, restart, code=75, signal="USR1", at=1400.0)
+        started(paths, "7", Start(restart, 0, 1000.0, 600.0))
+        end(paths, restart, code=75, signal="USR1", at=1400.0)
     with pytest.raises(FinishedShortError):
-        register_start(layout, job("7", MAX_STARTS_WITHOUT_PROGRESS))
+        register_start(paths, job("7", MAX_STARTS_WITHOUT_PROGRESS))
 
 
-def test_finished_rollout_samples_count_as_progress(layout: RunPaths) -> None:
-    parts = layout.parts(1, "rollout")
+def test_finished_rollout_samples_count_as_progress(paths: RunPaths) -> None:
+    parts = paths.parts(1, "rollout")
     parts.mkdir(parents=True)
     for restart in range(5):
-        assert register_start(layout, job("7", restart)) is None
-        end(layout, restart)
+        assert register_start(paths, job("7", restart)) is None
+        end(paths, restart)
         (parts / f"{restart}.safetensors").touch()

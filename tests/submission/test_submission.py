@@ -39,7 +39,7 @@ def submit(*words: str) -> int:
 
 def test_submitted_run_has_all_required_files(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     assert submit("--set", "steps=50") == 0
-    layout = RunPaths(Path("runs/quickstart"))
+    paths = RunPaths(Path("runs/quickstart"))
     assert capsys.readouterr().out == (
         "submitted: job 41 (1 node)\n"
         "run:     runs/quickstart\n"
@@ -48,12 +48,12 @@ def test_submitted_run_has_all_required_files(cluster: Programs, capsys: pytest.
         "stop:    ppoctl stop runs/quickstart\n"
         "go on:   ppoctl resume runs/quickstart --on slurm\n"
     )
-    assert run_dir.recipes(layout)[1]["steps"] == 50
-    assert set(run_dir.facts(layout)["sources"]) == {"model", "model.companions", "data.train", "data.eval.heldout"}
-    (job,) = jobs(layout)
+    assert run_dir.recipes(paths)[1]["steps"] == 50
+    assert set(run_dir.facts(paths)["sources"]) == {"model", "model.companions", "data.train", "data.eval.heldout"}
+    (job,) = jobs(paths)
     assert (job.id, job.command, job.after, job.restarts_max) == ("41", "train", None, 100)
-    assert layout.attempts() == []
-    assert not layout.saved_states()
+    assert paths.attempts() == []
+    assert not paths.saved_states()
 
 
 def test_submitted_script_is_the_printed_script(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,13 +195,13 @@ def test_resume_options_are_passed_to_the_job_or_done_locally(
     cluster: Programs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert submit("--force") == 0
-    layout = RunPaths(Path("runs/quickstart"))
-    assert "quickstart --force --on here" in layout.job_script("41").read_text("utf-8")
+    paths = RunPaths(Path("runs/quickstart"))
+    assert "quickstart --force --on here" in paths.job_script("41").read_text("utf-8")
     again = ["resume", "runs/quickstart", "--on", "slurm"]
     assert run([*again, "--rollout-only", "--force"]) == 0
-    assert "--force --rollout-only --on here" in layout.job_script("42").read_text("utf-8")
+    assert "--force --rollout-only --on here" in paths.job_script("42").read_text("utf-8")
     assert run([*again, "--save-only"]) == 0
-    assert "quickstart --save-only --on here" in layout.job_script("43").read_text("utf-8")
+    assert "quickstart --save-only --on here" in paths.job_script("43").read_text("utf-8")
     asked = len(cluster.asked)
     assert run([*again, "--plan"]) == 0
     assert run([*again, "--take-over"]) == 2
@@ -248,9 +248,9 @@ def test_or_resume_submits_only_the_recorded_recipe(cluster: Programs, capsys: p
 
 def test_rollouts_and_evaluations_can_be_submitted(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["rollout", RECIPE, "--on", "slurm"]) == 0
-    layout = RunPaths(Path("runs/quickstart"))
-    assert "--rollout-only --on here" in layout.job_script("41").read_text("utf-8")
-    assert jobs(layout)[0].command == "rollout"
+    paths = RunPaths(Path("runs/quickstart"))
+    assert "--rollout-only --on here" in paths.job_script("41").read_text("utf-8")
+    assert jobs(paths)[0].command == "rollout"
     capsys.readouterr()
     assert run(["eval", RECIPE, "--ckpt", str(MODEL), "--out", "samples.jsonl", "--on", "slurm"]) == 0
     here = Path.cwd()

@@ -39,7 +39,7 @@ class FakeTarget:
     failures: int = 0
     opened: int = 0
 
-    def open(self, layout: RunPaths, address: Address) -> MirrorTarget:
+    def open(self, paths: RunPaths, address: Address) -> MirrorTarget:
         self.opened += 1
         self._pass()
         return self
@@ -386,7 +386,7 @@ def test_tables_are_read_only_for_the_newest_steps(run: RunDir) -> None:
 
     target = FakeTarget()
     target.gate.set()
-    sender = Forwarder(run.layout, target, samples)
+    sender = Forwarder(run.paths, target, samples)
     for step in range(1, 61):
         run.stage(step, "advantages")
     sender.forward()

@@ -118,8 +118,8 @@ def test_non_finite_metric_becomes_a_tag(run: RunDir, mlflow: Mlflow) -> None:
 
 def made_anew(run: RunDir) -> None:
     """The journal as damage leaves it at its worst: without its first line, and numbered from 1."""
-    lines = [unseal(line) for line in run.layout.journal.read_text().splitlines()][1:]
-    run.layout.journal.write_bytes(b"".join(sealed_line({**line, "seq": 1 + k}) for k, line in enumerate(lines)))
+    lines = [unseal(line) for line in run.paths.journal.read_text().splitlines()][1:]
+    run.paths.journal.write_bytes(b"".join(sealed_line({**line, "seq": 1 + k}) for k, line in enumerate(lines)))
 
 
 def test_rebuilt_journal_is_sent_completely_to_a_new_run(run: RunDir, mlflow: Mlflow) -> None:

@@ -51,8 +51,8 @@ FACTS: dict[str, Any] = {
 
 def known(run: RunDir, facts: Mapping[str, Any]) -> None:
     """Write more facts into run.json."""
-    body = unseal(run.layout.run_json.read_text())
-    run.layout.run_json.write_text(seal({**body, **facts}, indent=1))
+    body = unseal(run.paths.run_json.read_text())
+    run.paths.run_json.write_text(seal({**body, **facts}, indent=1))
 
 
 # Tables of samples
@@ -223,20 +223,20 @@ def test_system_metrics_do_not_affect_the_journal(run: RunDir, mlflow: Mlflow) -
 
 def test_expectations_are_tagged_with_values_and_bounds(run: RunDir) -> None:
     run.evaluation(1)  # pass_at_1 is 0.25
-    assert contract_of(run.layout) == {}
+    assert contract_of(run.paths) == {}
     run.recipe({"name": "demo", "steps": 1, "expect": {"eval/gsm8k/pass_at_1": {"min": 0.2}}})
-    assert contract_of(run.layout) == {
+    assert contract_of(run.paths) == {
         "ppoctl.contract": "met",
         "ppoctl.contract.eval/gsm8k/pass_at_1": "0.25 (at least 0.2): met",
     }
     run.recipe({"name": "demo", "steps": 1, "expect": {"eval/gsm8k/pass_at_1": {"min": 0.2}, "a/b": {"max": 1.0}}})
-    assert contract_of(run.layout) == {
+    assert contract_of(run.paths) == {
         "ppoctl.contract": "unmet",
         "ppoctl.contract.eval/gsm8k/pass_at_1": "0.25 (at least 0.2): met",
         "ppoctl.contract.a/b": "absent (at most 1): unmet",
     }
     run.recipe({"name": "demo", "steps": 2, "expect": {"a/b": {"max": 1.0}}})
-    assert contract_of(run.layout) == {}, "a step is to come"
+    assert contract_of(run.paths) == {}, "a step is to come"
 
 
 def test_expectations_are_tagged_only_after_the_last_step(run: RunDir, mlflow: Mlflow) -> None:
@@ -280,9 +280,9 @@ def test_run_passes_expectations_and_report_to_its_mirror(
 ) -> None:
     model = {"path": str(MODEL), "dtype": "float32"}
     recipe = fake_recipe(model=model, tracking={"kind": "mlflow"}, expect={"reward/score_mean": {"min": 2.0}})
-    layout = RunPaths(runs_dir / "fake")
-    new_run.create(layout, recipe, {"model": "a" * 64, "data.train": "b" * 64}, command="train")
-    session.attempt_run(session.OpenedRun(layout, {1: recipe}, fake_sockets(recipe), plan_resume(layout)))
+    paths = RunPaths(runs_dir / "fake")
+    new_run.create(paths, recipe, {"model": "a" * 64, "data.train": "b" * 64}, command="train")
+    session.attempt_run(session.OpenedRun(paths, {1: recipe}, fake_sockets(recipe), plan_resume(paths)))
     assert "mlflow:" not in capsys.readouterr().err
     found = mlflow.run("fake")
     assert (found.info.status, found.data.tags["ppoctl.contract"]) == ("FAILED", "unmet")
@@ -290,12 +290,12 @@ def test_run_passes_expectations_and_report_to_its_mirror(
     assert '<meta name="generator" content="ppoctl report' in mlflow.text("report.html", "fake")
     samples = mlflow.table(found.info.experiment_id, "samples/train-000003.json", found.info.run_id)
     assert list(samples.columns)[:6] == ["step", "prompt", "response", "reward", "finish", "mean advantage"]
-    kept = StepRecords.read(layout, 3)
+    kept = StepRecords.read(paths, 3)
     rows = [kept.row(number * kept.num_seqs // 8) for number in range(8)]
     assert list(samples["response"]) == [row.response for row in rows]
     assert list(samples["reward"]) == pytest.approx([row.score for row in rows])
     assert list(samples["mean advantage"]) == pytest.approx([row.advantage for row in rows])
     text = TokenText(str(MODEL))
     assert list(samples["prompt"]) == [text.text(kept.prompt_tokens(row.row)) for row in rows]
-    shutil.rmtree(layout.step(3))
-    assert trained_on(layout, 3) == ()
+    shutil.rmtree(paths.step(3))
+    assert trained_on(paths, 3) == ()

@@ -26,22 +26,22 @@ class RunDir:
         self.root = root / name
         self.root.mkdir(parents=True)
         self.seq = 0
-        self.layout = RunPaths(self.root)
+        self.paths = RunPaths(self.root)
         identity = {"format": FORMAT, "name": name, "id": f"{len(name):032x}", "created": 1_763_700_000.5}
-        self.layout.run_json.write_text(seal(identity, indent=1))
-        self.layout.journal.touch()
-        self.layout.recipes.mkdir()
+        self.paths.run_json.write_text(seal(identity, indent=1))
+        self.paths.journal.touch()
+        self.paths.recipes.mkdir()
         self.recipe(RECIPE)
-        self.layout.recipe_toml.write_text('name = "demo"\n')
+        self.paths.recipe_toml.write_text('name = "demo"\n')
 
     def recipe(self, body: dict[str, Any]) -> None:
-        for path in (self.layout.recipe_resolved, self.layout.recipe_from(1)):
+        for path in (self.paths.recipe_resolved, self.paths.recipe_from(1)):
             path.write_text(seal(body, indent=1))
 
     def append(self, body: dict[str, Any]) -> dict[str, Any]:
         self.seq += 1
         line = {"seq": self.seq, "at": 1_763_712_000.25 + self.seq, **body}
-        with self.layout.journal.open("ab") as file:
+        with self.paths.journal.open("ab") as file:
             file.write(sealed_line(line))
         return line
 
@@ -55,7 +55,7 @@ class RunDir:
         self.stage(step, "actor_update", policy__loss=-0.1 * step, policy__approx_kl=0.01)
 
     def evaluation(self, step: int, rows: int = 2) -> None:
-        folder = self.layout.stage(step, "eval")
+        folder = self.paths.stage(step, "eval")
         folder.mkdir(parents=True)
         (folder / "samples.jsonl").write_text("".join(json.dumps({"row": row}) + "\n" for row in range(rows)))
         self.stage(step, "eval", **{"eval__gsm8k__pass_at_1": 0.25})

@@ -60,7 +60,7 @@ def test_evaluation_uses_the_recipe_of_its_step(tmp_path: Path) -> None:
 
 def test_second_rounds_generate_like_first_rounds(tmp_path: Path) -> None:
     job = open_run(tmp_path / "run", fake_recipe(), Witness()).job
-    draws = time_left(job.layout, Outlines({}), job.journal).draws
+    draws = time_left(job.paths, Outlines({}), job.journal).draws
     assert [stage for stage in ("rollout", "rollout.2", "reward", "eval", "values.2") if draws(stage)] == [
         "rollout",
         "rollout.2",

@@ -75,7 +75,7 @@ def golden_run() -> dict[str, Any]:
         reader = Reader(root=Path(folder) / "run")
         bench = open_bench(Path(folder), tables(), witness=reader)
         run(bench.job)
-        samples = bench.job.layout.ledger.read_text().splitlines()
+        samples = bench.job.paths.ledger.read_text().splitlines()
     ledger = [{name: value for name, value in json.loads(line).items() if name not in DIGESTS} for line in samples]
     tables_at_the_end = {"actor": _plain(bench.actor.table), "critic": _plain(bench.critic.table)}
     return {**reader.read, "ledger": _plain(ledger), "tables at the end": tables_at_the_end}

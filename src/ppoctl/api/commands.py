@@ -66,7 +66,7 @@ def rollout(recipe: RecipeArgument, keys: Keys = None, *, runs: str | Path = RUN
             from ppoctl.runs import commands
 
             ended = commands.rollout(loaded, gate, runs=Path(runs), screen=screen)
-    return Run(ended.layout.root)
+    return Run(ended.paths.root)
 
 
 def resume(run: str | Path | Run, keys: Keys = None, *, force: bool = False) -> Run:
@@ -148,7 +148,7 @@ def _run_of(ended: "RunResult") -> Run:
     from ppoctl.loop.expectations import require_met
 
     require_met(ended.verdicts)
-    return Run(ended.layout.root)
+    return Run(ended.paths.root)
 
 
 def _files(recipe: RecipeArgument) -> list[Path]:

@@ -119,12 +119,12 @@ def _submit(ckpt: Path, files: Sequence[Path], sets: Sequence[str], out: Path | 
     from ppoctl.wire.sources import run_of
 
     root = ckpt if (ckpt / "run.json").is_file() else run_of(ckpt).root
-    layout = RunPaths(root.absolute())
-    loaded = load(files, sets) if files else loaded_of(layout, sets)
+    paths = RunPaths(root.absolute())
+    loaded = load(files, sets) if files else loaded_of(paths, sets)
     words = ["eval", *(str(file.absolute()) for file in files), "--ckpt", str(ckpt.absolute())]
     words += as_options(loaded, sets)
     words += [] if out is None else ["--out", str(out.absolute())]
     folder, log = Path.cwd(), "slurm-eval-%j.log"
-    if layout.run_json.is_file():
-        folder, log = layout.root, f"logs/{log}"
+    if paths.run_json.is_file():
+        folder, log = paths.root, f"logs/{log}"
     submission.other(loaded, Work((*words, "--on", "here"), folder, log, is_run=False))

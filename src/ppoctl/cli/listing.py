@@ -103,9 +103,9 @@ def _read(run: Path) -> _Read:
     from ppoctl.store.journal import read_newest
     from ppoctl.store.run_paths import RunPaths
 
-    layout = RunPaths(run)
-    lines = read_newest(layout.journal)
-    return _Read(run_status.facts(layout, lines), lines)
+    paths = RunPaths(run)
+    lines = read_newest(paths.journal)
+    return _Read(run_status.facts(paths, lines), lines)
 
 
 def _row(run: Path, read: _Read, state: "RunState", told: "SlurmSnapshot") -> Listed:
@@ -159,6 +159,6 @@ def _touched_at(run: Path) -> float:
     """When a run that says no time of its own was written to."""
     from ppoctl.store.run_paths import RunPaths
 
-    layout = RunPaths(run)
-    there = next((path for path in (layout.journal, layout.run_json) if path.exists()), run)
+    paths = RunPaths(run)
+    there = next((path for path in (paths.journal, paths.run_json) if path.exists()), run)
     return there.stat().st_mtime

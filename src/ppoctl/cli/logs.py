@@ -46,13 +46,13 @@ def logs(
     from ppoctl.store import run_dir
     from ppoctl.store.run_paths import RunPaths
 
-    layout = RunPaths(run)
-    run_dir.facts(layout)
+    paths = RunPaths(run)
+    run_dir.facts(paths)
     if list_ or json:
-        _list(layout, attempt, as_json=json)
+        _list(paths, attempt, as_json=json)
         return
-    _require_known(layout, attempt)
-    reader = _LogReader(layout, what, attempt, lines)
+    _require_known(paths, attempt)
+    reader = _LogReader(paths, what, attempt, lines)
     if follow:
         try:
             _follow(reader)
@@ -61,15 +61,15 @@ def logs(
     else:
         reader.look()
         if not reader.tails:
-            raise _nothing(layout, what, attempt)
+            raise _nothing(paths, what, attempt)
     reader.finish()
 
 
 class _LogReader:
     """The files that were asked for, as far as they were printed."""
 
-    def __init__(self, layout: "RunPaths", what: str, attempt: int | None, lines: int | None) -> None:
-        self.layout = layout
+    def __init__(self, paths: "RunPaths", what: str, attempt: int | None, lines: int | None) -> None:
+        self.paths = paths
         self.tails: dict[Path, Tail] = {}
         self._what = what
         self._attempt = attempt
@@ -81,7 +81,7 @@ class _LogReader:
         """Print what is new, in files that are new, too."""
         from ppoctl.store.logs import Tail, chosen
 
-        found = chosen(self.layout, self._what, self._attempt)
+        found = chosen(self.paths, self._what, self._attempt)
         is_first = not self.tails
         for path in found:
             if path not in self.tails:
@@ -103,7 +103,7 @@ class _LogReader:
         if not texts:
             return
         if self._printed != path and len(self.tails) > 1:
-            render.line(f"==> {self.layout.inside(path)} <==")
+            render.line(f"==> {self.paths.inside(path)} <==")
         self._printed = path
         render.line("\n".join(map(render.printable, texts)))
 
@@ -111,13 +111,13 @@ class _LogReader:
 def _follow(reader: _LogReader) -> None:
     from ppoctl.store.append import intact
 
-    journal, size_bytes, events = reader.layout.journal, -1, list[LogLine]()
+    journal, size_bytes, events = reader.paths.journal, -1, list[LogLine]()
     ask_at = time.monotonic() + ASK_EVERY_S
     while True:
         if (found := journal.stat().st_size) != size_bytes:
             size_bytes, events = found, [line for line in intact(journal) if "event" in line]
         may_ask = time.monotonic() >= ask_at
-        is_over = _is_over(reader.layout, events, may_ask=may_ask)  # before, so that the last lines are read after
+        is_over = _is_over(reader.paths, events, may_ask=may_ask)  # before, so that the last lines are read after
         ask_at = time.monotonic() + ASK_EVERY_S if may_ask else ask_at
         reader.look()
         if is_over:
@@ -125,7 +125,7 @@ def _follow(reader: _LogReader) -> None:
         time.sleep(LOOK_EVERY_S)
 
 
-def _is_over(layout: "RunPaths", events: list[LogLine], *, may_ask: bool) -> bool:
+def _is_over(paths: "RunPaths", events: list[LogLine], *, may_ask: bool) -> bool:
     """Whether nobody is at work and no job will go on with the run by itself. Slurm is asked only where the run does
     not say so: a job that was cancelled or killed may have written nothing."""
     from ppoctl.slurm.job_start import is_resumable
@@ -136,19 +136,19 @@ def _is_over(layout: "RunPaths", events: list[LogLine], *, may_ask: bool) -> boo
     newest = next(reversed(attempts(events)), None)
     if newest is not None and newest["status"] == "running":
         return False
-    if not jobs(layout):
+    if not jobs(paths):
         return newest is not None and not newest["status"].startswith("running")
     if newest is not None and "exit_code" in newest and not is_resumable(newest["exit_code"]):
         return True
-    return may_ask and not has_open_job(layout, events)
+    return may_ask and not has_open_job(paths, events)
 
 
-def _list(layout: "RunPaths", attempt: int | None, *, as_json: bool) -> None:
+def _list(paths: "RunPaths", attempt: int | None, *, as_json: bool) -> None:
     from ppoctl.store.logs import of_attempt, of_slurm
 
-    numbers = layout.attempts() if attempt is None else [attempt]
-    found: list[tuple[int | None, Path]] = [(n, path) for n in numbers for path in of_attempt(layout, n)]
-    found += [(None, path) for path in of_slurm(layout)] if attempt is None else []
+    numbers = paths.attempts() if attempt is None else [attempt]
+    found: list[tuple[int | None, Path]] = [(n, path) for n in numbers for path in of_attempt(paths, n)]
+    found += [(None, path) for path in of_slurm(paths)] if attempt is None else []
     if as_json:
         shown = [{"file": str(path), "attempt": number, "bytes": path.stat().st_size} for number, path in found]
         render.json({"files": shown})
@@ -157,19 +157,19 @@ def _list(layout: "RunPaths", attempt: int | None, *, as_json: bool) -> None:
     render.table(rows, ("attempt", "file", "size"))
 
 
-def _require_known(layout: "RunPaths", attempt: int | None) -> None:
-    there = layout.attempts()
+def _require_known(paths: "RunPaths", attempt: int | None) -> None:
+    there = paths.attempts()
     if attempt is not None and attempt not in there:
         known = ", ".join(map(str, there)) or "none yet"
         raise RecipeError(
-            f"run `{layout.root}` has no attempt `{attempt}` (there are: {known})",
-            hint=f"ppoctl logs {quoted(layout.root)} --list",
+            f"run `{paths.root}` has no attempt `{attempt}` (there are: {known})",
+            hint=f"ppoctl logs {quoted(paths.root)} --list",
         )
 
 
-def _nothing(layout: "RunPaths", what: str, attempt: int | None) -> RecipeError:
+def _nothing(paths: "RunPaths", what: str, attempt: int | None) -> RecipeError:
     of = "" if attempt is None else f" of attempt {attempt}"
     return RecipeError(
-        f"run `{layout.root}` has no log `{what}`{of} yet",
-        hint=f"ppoctl logs {quoted(layout.root)} --list",
+        f"run `{paths.root}` has no log `{what}`{of} yet",
+        hint=f"ppoctl logs {quoted(paths.root)} --list",
     )

@@ -79,9 +79,9 @@ def _read(runs: Sequence[Path]) -> list[_Plotted]:
     found: list[_Plotted] = []
     names = [run.resolve().name for run in runs]
     for run, name in zip(runs, names, strict=True):
-        layout = RunPaths(run)
-        run_dir.facts(layout)
-        lines = read_lines(layout.journal)
+        paths = RunPaths(run)
+        run_dir.facts(paths)
+        lines = read_lines(paths.journal)
         figures = history(lines)
         if not figures:
             raise RecipeError(f"run `{run}` has no figures yet", hint=f"ppoctl status {quoted(run)}")

@@ -103,14 +103,14 @@ def require_disk_space(recipe: "Recipe", run: Path, *, force: bool) -> None:
     require_fit(recipe, *memory_of(recipe))
 
 
-def require_space_to_resume(layout: "RunPaths", sets: Sequence[str], *, force: bool) -> "Recipe":
+def require_space_to_resume(paths: "RunPaths", sets: Sequence[str], *, force: bool) -> "Recipe":
     """The recipe that a run which is there goes on with. Raises as `require_same_run` and `require_room` do."""
     from ppoctl.runs.resume_checks import require_same_run
     from ppoctl.runs.run_recipe import recipe_of
 
-    recipe = recipe_of(layout, sets)
-    require_same_run(layout, recipe)
-    require_disk_space(recipe, layout.root, force=force)
+    recipe = recipe_of(paths, sets)
+    require_same_run(paths, recipe)
+    require_disk_space(recipe, paths.root, force=force)
     return recipe
 
 

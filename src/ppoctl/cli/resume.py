@@ -67,68 +67,68 @@ def resume(
     from ppoctl.store import run_dir
     from ppoctl.store.run_paths import RunPaths
 
-    layout = RunPaths(run)
-    run_dir.facts(layout)
+    paths = RunPaths(run)
+    run_dir.facts(paths)
     if plan:
-        _tell_plan(run, layout, sets or (), allow_missing=allow_missing, as_json=json)
+        _tell_plan(run, paths, sets or (), allow_missing=allow_missing, as_json=json)
         return None
     if on == "slurm":
-        _set_aside_here(layout, back_to, allow_missing=allow_missing, take_over=take_over)
+        _set_aside_here(paths, back_to, allow_missing=allow_missing, take_over=take_over)
         submission = Submission(test_only=test_only, chain=chain, as_json=json, force=force)
-        submission.run_again(layout, sets or (), rollout_only=rollout_only, save_only=save_only)
+        submission.run_again(paths, sets or (), rollout_only=rollout_only, save_only=save_only)
         return None
     with working(as_typed("resume", [run], sets or ()), verbose=verbose, quiet=quiet) as (screen, gate):
-        if (code := _turn_is_over(layout)) is not None:
+        if (code := _turn_is_over(paths)) is not None:
             return code
         is_asked = sets or back_to is not None or allow_missing or save_only or rollout_only
-        ended = None if is_asked else _as_it_ended(layout)
+        ended = None if is_asked else _as_it_ended(paths)
         if ended is None:
-            _require_idle(layout, take_over=take_over)
-            table = _made_whole(layout, back_to, allow_missing=allow_missing)
+            _require_idle(paths, take_over=take_over)
+            table = _made_whole(paths, back_to, allow_missing=allow_missing)
             _print(run, table, to_stderr=True)
-            with engine_ahead(preflight.require_space_to_resume(layout, sets or (), force=force)):
+            with engine_ahead(preflight.require_space_to_resume(paths, sets or (), force=force)):
                 with loading("libraries"):
                     from ppoctl.runs import commands
 
                 only: commands.RunUntil | None = "save" if save_only else "rollout" if rollout_only else None
-                ended = commands.resume(layout, table, sets or (), gate, only=only, screen=screen)
+                ended = commands.resume(paths, table, sets or (), gate, only=only, screen=screen)
     # Only now: while a command works stdout is what libraries write to.
     (summary.print_rollout if rollout_only else summary.print_summary)(ended, as_json=json)
     return None
 
 
-def _set_aside_here(layout: "RunPaths", back_to: int | None, *, allow_missing: bool, take_over: bool) -> None:
+def _set_aside_here(paths: "RunPaths", back_to: int | None, *, allow_missing: bool, take_over: bool) -> None:
     """Set aside what was asked to be, once: a job that comes back would do it again. Raises RecipeError for what no
     job can do."""
     if take_over:
         raise RecipeError(
-            "`--take-over` is not for a job, which waits in a queue", hint=f"ppoctl stop {quoted(layout.root)}"
+            "`--take-over` is not for a job, which waits in a queue", hint=f"ppoctl stop {quoted(paths.root)}"
         )
     if back_to is not None or allow_missing:
-        _require_idle(layout)
-        _made_whole(layout, back_to, allow_missing=allow_missing)
+        _require_idle(paths)
+        _made_whole(paths, back_to, allow_missing=allow_missing)
 
 
-def _turn_is_over(layout: "RunPaths") -> int | None:
+def _turn_is_over(paths: "RunPaths") -> int | None:
     """Exit code of a job that has nothing to do here; None: it has, or this is no job."""
     from ppoctl.slurm.allocation import allocation
     from ppoctl.slurm.job_start import register_start
 
     here = allocation()
-    code = None if here is None else register_start(layout, here)
+    code = None if here is None else register_start(paths, here)
     if code is not None:
         render.print_stderr(f"the job before this one ended with exit code {code}: nothing is left to do")
     return code
 
 
-def _require_idle(layout: "RunPaths", *, take_over: bool = False) -> None:
+def _require_idle(paths: "RunPaths", *, take_over: bool = False) -> None:
     from ppoctl.slurm.run_status import require_idle
 
     if not take_over:
-        require_idle(layout)
+        require_idle(paths)
 
 
-def _as_it_ended(layout: "RunPaths") -> "RunResult | None":
+def _as_it_ended(paths: "RunPaths") -> "RunResult | None":
     """The run as it stands, which is then told to be over; None where something is left to do. Raises StorageError
     where it is not whole."""
     from ppoctl.loop.expectations import RunResult, check_expectations
@@ -137,49 +137,49 @@ def _as_it_ended(layout: "RunPaths") -> "RunResult | None":
     from ppoctl.store.liveness import attempts
     from ppoctl.store.resume_plan import plan_resume
 
-    lines = read_lines(layout.journal)
+    lines = read_lines(paths.journal)
     newest = next(reversed(attempts(lines)), None)
     if newest is None or newest["status"] not in ("finished", "unmet"):
         return None
-    if is_edited(layout):
+    if is_edited(paths):
         return None
-    plan_resume(layout).require_intact(layout)
-    recorded = recorded_recipes(layout)
+    plan_resume(paths).require_intact(paths)
+    recorded = recorded_recipes(paths)
     recipe = recorded[max(recorded)]
     steps = recipe.steps
-    more = f"; more steps: ppoctl resume {quoted(layout.root)} --set steps={2 * steps}"
+    more = f"; more steps: ppoctl resume {quoted(paths.root)} --set steps={2 * steps}"
     # An unmet run ends with an error, whose hint is that command.
     render.print_stderr(
         "all steps are done: nothing is left to do" + (more if newest["status"] == "finished" else "")
     )
-    return RunResult(layout, lines, check_expectations(recipe.expect, lines))
+    return RunResult(paths, lines, check_expectations(recipe.expect, lines))
 
 
-def _made_whole(layout: "RunPaths", back_to: int | None, *, allow_missing: bool) -> "ResumePlan":
+def _made_whole(paths: "RunPaths", back_to: int | None, *, allow_missing: bool) -> "ResumePlan":
     """The plan of a resume that finds all it needs, once what was asked to be set aside is."""
     from ppoctl.store.discard import repair, roll_back
     from ppoctl.store.resume_plan import plan_resume
 
-    table, done = plan_resume(layout), list[str]()
+    table, done = plan_resume(paths), list[str]()
     if back_to is not None:
-        table, done = roll_back(layout, back_to)
+        table, done = roll_back(paths, back_to)
     if allow_missing:
-        table, mended = repair(layout, table)
+        table, mended = repair(paths, table)
         done += mended
-    table.require_intact(layout)
+    table.require_intact(paths)
     for text in done:
         render.print_stderr(text)
     return table
 
 
-def _tell_plan(run: Path, layout: "RunPaths", sets: "Sequence[str]", *, allow_missing: bool, as_json: bool) -> None:
+def _tell_plan(run: Path, paths: "RunPaths", sets: "Sequence[str]", *, allow_missing: bool, as_json: bool) -> None:
     """Print what a resume would do, and end as it would. Raises StorageError where the run is not whole."""
     from ppoctl.store.resume_plan import plan_resume
 
-    table = plan_resume(layout)
+    table = plan_resume(paths)
     _print_plan(run, table, sets, as_json=as_json)
     if not allow_missing:
-        table.require_intact(layout)
+        table.require_intact(paths)
 
 
 def _print_plan(run: Path, table: "ResumePlan", sets: "Sequence[str]", *, as_json: bool) -> None:

@@ -95,10 +95,10 @@ def _tracking(run: Path) -> "MlflowTracking | None":
     from ppoctl.store import run_dir
     from ppoctl.store.run_paths import RunPaths
 
-    layout = RunPaths(run)
+    paths = RunPaths(run)
     try:
-        run_dir.facts(layout)
-        recipes = run_dir.recipes(layout)
+        run_dir.facts(paths)
+        recipes = run_dir.recipes(paths)
         tracking = from_resolved(recipes[max(recipes)]).tracking
     except PpoctlError as error:
         raise StorageError(

@@ -25,7 +25,7 @@ def show(source: "Source", step: int, row: int, by: TokenMetric, *, as_json: boo
     from ppoctl.runs.samples import read_samples, require_row
 
     if not source.evaluations:
-        [sample] = read_samples(source.layout, step, [row])
+        [sample] = read_samples(source.paths, step, [row])
         if as_json:
             render.json(vars(sample))
         else:
@@ -33,7 +33,7 @@ def show(source: "Source", step: int, row: int, by: TokenMetric, *, as_json: boo
         return
     from ppoctl.store.samples import evaluation_rows, listed
 
-    rows = evaluation_rows(source.layout, step)
+    rows = evaluation_rows(source.paths, step)
     require_row(row, len(rows))
     if as_json:
         render.json({"step": step, "row": row, **rows[row]})

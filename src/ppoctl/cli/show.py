@@ -97,7 +97,7 @@ def show(
     source = Source(_layout(run), evaluations=evaluation or set_ is not None)
     if manifest:
         step = source.last() if step is None else step
-        render.json({"step": step, "manifests": _manifests(source.layout, step)})
+        render.json({"step": step, "manifests": _manifests(source.paths, step)})
         return
     wanted = SampleFilter(finish, outcome, min_reward, max_reward, grep, prompt, set_)
     one = [] if sample is None else ["--sample"]
@@ -143,7 +143,7 @@ def _rows(source: "Source", step: int | None, wanted: "SampleFilter") -> "list[S
     if wanted.set is not None and wanted.set not in sets:
         raise RecipeError(
             f"the evaluation has no set `{wanted.set}`; it has {', '.join(sets)}",
-            hint=f"ppoctl show {quoted(source.layout.root)} --eval-set {quoted(sets[0])}",
+            hint=f"ppoctl show {quoted(source.paths.root)} --eval-set {quoted(sets[0])}",
         )
     return rows
 
@@ -161,20 +161,20 @@ def _layout(run: Path) -> "RunPaths":
     from ppoctl.store import run_dir
     from ppoctl.store.run_paths import RunPaths
 
-    layout = RunPaths(run)
-    run_dir.facts(layout)
-    return layout
+    paths = RunPaths(run)
+    run_dir.facts(paths)
+    return paths
 
 
-def _manifests(layout: "RunPaths", step: int) -> dict[str, Any]:
+def _manifests(paths: "RunPaths", step: int) -> dict[str, Any]:
     from dataclasses import asdict
 
     from ppoctl.store import manifest as manifests
     from ppoctl.store.outline import EVAL, outlines_of
 
-    names = (*outlines_of(layout).at(step).names, EVAL)
-    found = {stage: manifests.read(layout.stage(step, stage)) for stage in names}
+    names = (*outlines_of(paths).at(step).names, EVAL)
+    found = {stage: manifests.read(paths.stage(step, stage)) for stage in names}
     shown = {stage: asdict(item) for stage, item in found.items() if item is not None}
     if not shown:
-        raise RecipeError(f"step {step} of `{layout.root}` has no artifacts", hint=f"ls {quoted(layout.steps)}")
+        raise RecipeError(f"step {step} of `{paths.root}` has no artifacts", hint=f"ls {quoted(paths.steps)}")
     return shown

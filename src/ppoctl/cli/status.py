@@ -114,10 +114,10 @@ def read_status(run: Path, wait_s: float | None = None) -> dict[str, Any]:
     from ppoctl.store.run_paths import RunPaths
     from ppoctl.store.time_use import attempt_times
 
-    layout = RunPaths(run)
-    known = run_dir.facts(layout)
-    lines = read_lines(layout.journal)
-    facts = run_status.facts(layout, lines)
+    paths = RunPaths(run)
+    known = run_dir.facts(paths)
+    lines = read_lines(paths.journal)
+    facts = run_status.facts(paths, lines)
     told = run_status.ask(run_status.slurm(wait_s), [facts])
     state = run_state(facts, told, now=time.time())
     stages = [line for line in lines if "stage" in line]
@@ -129,13 +129,13 @@ def read_status(run: Path, wait_s: float | None = None) -> dict[str, Any]:
         "steps_done": facts.steps_done,
         "steps_planned": facts.steps_planned,
         "last_stage": None if last is None else f"{last['stage']} of step {last['step']} ({last['seconds']:.1f} s)",
-        "saved_steps": saved_steps(layout, outlines_of(layout).roles),
+        "saved_steps": saved_steps(paths, outlines_of(paths).roles),
         "attempts": attempts_as_known(facts, told),
         "spent": [_as_json(each) for each in attempt_times(lines)],
         "jobs": _jobs(facts, told),
         "slurm_silent": told.no_answer_reason,
         "figures": {k: v for line in stages if line["step"] == facts.steps_done for k, v in reported(line).items()},
-        "expect": _verdicts(layout, lines) if state.word in ("finished", "unmet") else [],
+        "expect": _verdicts(paths, lines) if state.word in ("finished", "unmet") else [],
     }
 
 
@@ -155,11 +155,11 @@ def _jobs(facts: "RunFacts", told: "SlurmSnapshot") -> list[dict[str, Any]]:
     return found
 
 
-def _verdicts(layout: "RunPaths", lines: "Sequence[JournalLine]") -> list[dict[str, Any]]:
+def _verdicts(paths: "RunPaths", lines: "Sequence[JournalLine]") -> list[dict[str, Any]]:
     """A contract is judged when all steps are done; before that its figures are only on their way."""
     from ppoctl.store.run_dir import recipes
 
-    asked = recipes(layout)
+    asked = recipes(paths)
     expect = asked[max(asked)]["expect"]
     if not expect:
         return []

@@ -38,9 +38,9 @@ def stop(
     from ppoctl.store import run_dir
     from ppoctl.store.run_paths import RunPaths
 
-    layout = RunPaths(run)
-    run_dir.facts(layout)
-    done = stopping.stop(layout, after, run_status.slurm(wait))
+    paths = RunPaths(run)
+    run_dir.facts(paths)
+    done = stopping.stop(paths, after, run_status.slurm(wait))
     state = run_state(done.facts, done.snapshot, now=time.time())
     says = list(_says(run, after, done, state))
     if json:

@@ -35,38 +35,38 @@ class Submission:
         from ppoctl.runs import submission
         from ppoctl.store.run_paths import RunPaths
 
-        layout = RunPaths((runs / loaded.recipe.name).absolute())
-        if or_resume and layout.run_json.is_file():
-            _require_unchanged(layout, loaded.recipe)
-            self.run_again(layout, ())
+        paths = RunPaths((runs / loaded.recipe.name).absolute())
+        if or_resume and paths.run_json.is_file():
+            _require_unchanged(paths, loaded.recipe)
+            self.run_again(paths, ())
             return
         submission.require_accepted(loaded, force=self.force)
         options = self._options(rollout_only=command == "rollout")
         if self.test_only:
-            self._ask(loaded.recipe, submission.work_of_run(layout, options))
+            self._ask(loaded.recipe, submission.work_of_run(paths, options))
         else:
             progress = preflight.Reading().notify
-            found = submission.submit_new(loaded, layout, command, options, links=self.chain, progress=progress)
+            found = submission.submit_new(loaded, paths, command, options, links=self.chain, progress=progress)
             render.passing()
-            self._tell_of_run(found, layout)
+            self._tell_of_run(found, paths)
 
     def run_again(
-        self, layout: "RunPaths", sets: Sequence[str], *, rollout_only: bool = False, save_only: bool = False
+        self, paths: "RunPaths", sets: Sequence[str], *, rollout_only: bool = False, save_only: bool = False
     ) -> None:
         """Submit a run that is there."""
         from ppoctl.runs import submission
         from ppoctl.runs.run_recipe import loaded_of
 
-        loaded = loaded_of(layout, sets)
+        loaded = loaded_of(paths, sets)
         submission.require_accepted(loaded, force=self.force)
         options = self._options(rollout_only=rollout_only, save_only=save_only)
         options += submission.as_options(loaded, sets)
         if self.test_only:
-            self._ask(loaded.recipe, submission.work_of_run(layout, options))
+            self._ask(loaded.recipe, submission.work_of_run(paths, options))
             return
         command = "rollout" if rollout_only else "resume"
-        found = submission.submit_again(layout, loaded.recipe, command, options, links=self.chain)
-        self._tell_of_run(found, layout)
+        found = submission.submit_again(paths, loaded.recipe, command, options, links=self.chain)
+        self._tell_of_run(found, paths)
 
     def _options(self, *, rollout_only: bool = False, save_only: bool = False) -> list[str]:
         """Options of this command that the job's command has, too."""
@@ -100,11 +100,11 @@ class Submission:
         else:
             render.line(f"Slurm would take it: {_with_a_date(says)}")
 
-    def _tell_of_run(self, found: "Submitted", layout: "RunPaths") -> None:
-        run = _short(layout.root)
+    def _tell_of_run(self, found: "Submitted", paths: "RunPaths") -> None:
+        run = _short(paths.root)
         if self.as_json:
-            script = str(layout.job_script(found.ids[0]))
-            render.json({"run": str(layout.root), "jobs": list(found.ids), "script": script})
+            script = str(paths.job_script(found.ids[0]))
+            render.json({"run": str(paths.root), "jobs": list(found.ids), "script": script})
             return
         jobs = f"job {found.ids[0]}" if len(found.ids) == 1 else f"jobs {', '.join(found.ids)}, one after the other"
         render.line(f"submitted: {jobs} ({_words(found.request)})")
@@ -128,17 +128,17 @@ def print_script(recipe: "Recipe", runs: Path) -> None:
     render.line(submission.script_of(recipe, work).removesuffix("\n"))
 
 
-def _require_unchanged(layout: "RunPaths", recipe: "Recipe") -> None:
+def _require_unchanged(paths: "RunPaths", recipe: "Recipe") -> None:
     from ppoctl.loading.explain import as_toml
     from ppoctl.recipe.fingerprint import differences
     from ppoctl.runs.run_recipe import recorded_recipes
 
-    recipes = recorded_recipes(layout)
+    recipes = recorded_recipes(paths)
     if changed := differences(recipes[max(recipes)], recipe):
         key, _, value = changed[0]
         raise RecipeError(
-            f"run `{layout.root}` was recorded with another `{key}`; a job goes on with what is recorded",
-            hint=f"ppoctl resume {quoted(layout.root)} --on slurm --set {quoted(f'{key}={as_toml(value)}')}",
+            f"run `{paths.root}` was recorded with another `{key}`; a job goes on with what is recorded",
+            hint=f"ppoctl resume {quoted(paths.root)} --on slurm --set {quoted(f'{key}={as_toml(value)}')}",
         )
 
 

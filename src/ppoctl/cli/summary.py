@@ -48,16 +48,16 @@ def print_summary(ended: "RunResult", *, as_json: bool) -> None:
         figures = {metric: {"first": points[0], "last": points[-1]} for metric, points in sorted(series.items())}
         unmet = not all(verdict.met for verdict in ended.verdicts)
         state = "unmet" if unmet else "finished"
-        render.json({"run": str(ended.layout.root), "state": state, "figures": figures, "expect": expect})
+        render.json({"run": str(ended.paths.root), "state": state, "figures": figures, "expect": expect})
     else:
         render.table(rows, ("figure", "step", "first", "step", "last"))
         if expect:
             render.line()
             render.table([expected_row(verdict) for verdict in expect], EXPECTED)
         render.line()
-        render.line(f"run: {ended.layout.root}")
+        render.line(f"run: {ended.paths.root}")
     steps = max((step for points in series.values() for step, _ in points), default=1)
-    require_met(ended.verdicts, longer=f"{resume_command(ended.layout.root)} --set steps={2 * steps}")
+    require_met(ended.verdicts, longer=f"{resume_command(ended.paths.root)} --set steps={2 * steps}")
 
 
 EXPECTED = ("expected", "reached", "bound", "")
@@ -74,9 +74,9 @@ def print_rollout(ended: "RunResult", *, as_json: bool) -> None:
     lines = [line for line in ended.lines if line.get("stage") in ("rollout", "reward")]
     figures = {metric: value for line in lines for metric, value in line["figures"].items()}
     if as_json:
-        render.json({"run": str(ended.layout.root), "figures": figures})
+        render.json({"run": str(ended.paths.root), "figures": figures})
         return
     render.table([(metric, f"{value:.4g}") for metric, value in sorted(figures.items())], ("figure", "value"))
     render.line()
-    render.line(f"run: {ended.layout.root}")
-    render.print_stderr(f"look at a sample: ppoctl show {quoted(ended.layout.root)} --step 1")
+    render.line(f"run: {ended.paths.root}")
+    render.print_stderr(f"look at a sample: ppoctl show {quoted(ended.paths.root)} --step 1")

@@ -15,16 +15,16 @@ def track(run: RunArgument, json: JsonOption = False) -> None:
     from ppoctl.store.run_paths import RunPaths
     from ppoctl.tracking.mirror import rebuild as send
 
-    layout = RunPaths(run)
-    run_dir.facts(layout)
-    recipes = run_dir.recipes(layout)
+    paths = RunPaths(run)
+    run_dir.facts(paths)
+    recipes = run_dir.recipes(paths)
     tracking = from_resolved(recipes[max(recipes)]).tracking
     if not isinstance(tracking, MlflowTracking):
         raise RecipeError(
             f'run `{run}` has `tracking.kind = "none"`',
             hint=f"ppoctl resume {quoted(run)} --set tracking.kind=mlflow",
         )
-    sent = send(run, tracking, around(layout, render.print_stderr))
+    sent = send(run, tracking, around(paths, render.print_stderr))
     if json:
         render.json(vars(sent))
     else:

@@ -30,7 +30,7 @@ class ExpectationResult:
 class RunResult:
     """How a run stands after an attempt that ended in order."""
 
-    layout: RunPaths
+    paths: RunPaths
     lines: list[JournalLine]
     verdicts: list[ExpectationResult]
 

@@ -56,7 +56,7 @@ class Health(Protocol):
 class RunContext:
     """Everything the loop needs, wired."""
 
-    layout: RunPaths
+    paths: RunPaths
     recipe: Recipe
     """The newest; stages and stories know the ones of before."""
     runner: StageRunner
@@ -102,13 +102,13 @@ def _require_the_last_step(job: RunContext) -> None:
     if reached < planned:
         raise FinishedShortError(
             f"the run ended at its newest saved step {reached} of the {planned} that `steps` asks for",
-            hint=resume_command(job.layout.root),
+            hint=resume_command(job.paths.root),
         )
 
 
 def last_saved(job: RunContext) -> int:
     """The newest step with the states of all roles saved; 0: none."""
-    return max(saved_steps(job.layout, job.outlines.roles), default=0)
+    return max(saved_steps(job.paths, job.outlines.roles), default=0)
 
 
 @dataclass
@@ -161,7 +161,7 @@ def start_point(job: RunContext) -> tuple[int, dict[str, State], Carry]:
     step = last_saved(job)
     if step == 0:
         return 0, dict(job.states.initial), Carry(kl_coef=0.0)
-    saved = {role: saved_state(job.layout, role, step) for role in job.outlines.roles}
+    saved = {role: saved_state(job.paths, role, step) for role in job.outlines.roles}
     return step, {role: state for role, (state, _) in saved.items()}, saved["actor"][1]
 
 
@@ -207,8 +207,8 @@ def _save(job: RunContext, done: CompletedStep, lines: Recorded, *, healthy: boo
 
 def _after_health_stop(job: RunContext) -> str:
     """How to go on: from the last healthy states, or from those that were saved as the rule stopped the run."""
-    healthy = healthy_steps(job.layout, job.outlines.roles)
-    resume = resume_command(job.layout.root)
+    healthy = healthy_steps(job.paths, job.outlines.roles)
+    resume = resume_command(job.paths.root)
     if not healthy:
         return f"everything up to this step is committed; go on from here, perhaps with changed keys: {resume}"
     back = f"{resume} --back-to {healthy[-1]}"

@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 def head(run: ReadRun) -> Json:
     """What the page says of a run before it shows anything."""
-    facts = run_status.facts(run.layout, run.lines)
+    facts = run_status.facts(run.paths, run.lines)
     told = run_status.ask(run_status.slurm(), [facts])
     state = run_state(facts, told, now=time.time())
     attempts = attempts_as_known(facts, told)

@@ -20,7 +20,7 @@ class ReadRun:
 
     label: str
     """Name under which the report speaks of it, unlike that of every other run in it."""
-    layout: RunPaths
+    paths: RunPaths
     facts: Mapping[str, Any]
     recipes: Mapping[int, Mapping[str, Any]]
     """Resolved recipes by the first step they hold for."""
@@ -48,9 +48,9 @@ def read_runs(folders: Sequence[Path]) -> list[ReadRun]:
     return [_read(label, layout, known) for label, layout, known in zip(labels, layouts, facts, strict=True)]
 
 
-def _read(label: str, layout: RunPaths, facts: Mapping[str, Any]) -> ReadRun:
-    lines = read_lines(layout.journal)
-    return ReadRun(label, layout, facts, run_dir.recipes(layout), lines, history(lines), outlines_of(layout))
+def _read(label: str, paths: RunPaths, facts: Mapping[str, Any]) -> ReadRun:
+    lines = read_lines(paths.journal)
+    return ReadRun(label, paths, facts, run_dir.recipes(paths), lines, history(lines), outlines_of(paths))
 
 
 def _labels(names: Sequence[str]) -> list[str]:

@@ -27,7 +27,7 @@ MOST_CHARACTERS = 6000
 
 def kept_steps(run: ReadRun, count: int) -> list[int]:
     """So many of the steps whose rollouts are still there, evenly spaced, the first and the last among them."""
-    found = [s for s in run.layout.committed_steps() if manifests.read(run.layout.stage(s, "rollout")) is not None]
+    found = [s for s in run.paths.committed_steps() if manifests.read(run.paths.stage(s, "rollout")) is not None]
     if count >= len(found):
         return found
     if count <= 1:
@@ -43,7 +43,7 @@ def rollouts(run: ReadRun, number: int, count: int) -> list[Json]:
 def _of_step(run: ReadRun, number: int, step: int) -> Json:
     from ppoctl.runs.samples import read_samples
 
-    found = read_samples(run.layout, step)
+    found = read_samples(run.paths, step)
     chosen = _chosen(found)
     items = [
         {"rank": rank, "kinds": kinds, **_rollout(found[row])}
@@ -120,7 +120,7 @@ def _rollout(sample: "ShownSample") -> Json:
 
 def evaluations(run: ReadRun, number: int) -> list[Json]:
     """A set of samples for each set and mode of the newest evaluation, held against the first that is there."""
-    steps = [step for step in run.layout.committed_steps() if (_folder(run, step) / eval_samples.SAMPLES).is_file()]
+    steps = [step for step in run.paths.committed_steps() if (_folder(run, step) / eval_samples.SAMPLES).is_file()]
     if not steps:
         return []
     first, last = steps[0], steps[-1]
@@ -141,7 +141,7 @@ def evaluations(run: ReadRun, number: int) -> list[Json]:
 
 
 def _folder(run: ReadRun, step: int) -> Path:
-    return run.layout.stage(step, EVAL)
+    return run.paths.stage(step, EVAL)
 
 
 def _key(row: Json) -> tuple[str, str, str, int]:

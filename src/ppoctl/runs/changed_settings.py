@@ -44,20 +44,20 @@ class Change:
         return [f"{key} {shown(old)} -> {shown(new)} from step {self.from_step}" for key, old, new in self.keys]
 
 
-def change(layout: RunPaths, recipe: Recipe) -> Change | None:
+def change(paths: RunPaths, recipe: Recipe) -> Change | None:
     """What a resume with this recipe would change; None: nothing. Raises RecipeError for what no resume can do, or
     not yet, and StorageError when the recipe lays a role out as a saved state cannot be."""
-    recipes = recorded_recipes(layout)
+    recipes = recorded_recipes(paths)
     recorded = recipes[max(recipes)]
-    require_same_run(layout, recipe)
+    require_same_run(paths, recipe)
     if recipe == recorded:
         return None
-    found = Change(differences(recorded, recipe), _holds_from(layout, recorded, recipe), recipe.steps)
-    _require_a_rate_that_goes_on(layout, recorded, recipe, found.from_step - 1)
+    found = Change(differences(recorded, recipe), _holds_from(paths, recorded, recipe), recipe.steps)
+    _require_a_rate_that_goes_on(paths, recorded, recipe, found.from_step - 1)
     return found
 
 
-def _require_a_rate_that_goes_on(layout: RunPaths, recorded: Recipe, recipe: Recipe, done: int) -> None:
+def _require_a_rate_that_goes_on(paths: RunPaths, recorded: Recipe, recipe: Recipe, done: int) -> None:
     """Raise RecipeError where the actor's learning rate counts PPO steps, and the recipe has it count them from
     another one than the first that has trained or will train the actor."""
     was, asked = recorded.ppo.critic_only_steps, recipe.ppo.critic_only_steps
@@ -69,30 +69,30 @@ def _require_a_rate_that_goes_on(layout: RunPaths, recorded: Recipe, recipe: Rec
     raise RecipeError(
         f"`ppo.critic_only_steps` is `{asked}`, was `{was}`, and {done} steps are done: the learning rate of the "
         'actor counts steps from there (`actor.optimizer.lr_ticks` = `"step"`), and would jump',
-        hint=f"ppoctl resume {quoted(layout.root)} --set ppo.critic_only_steps={step}",
+        hint=f"ppoctl resume {quoted(paths.root)} --set ppo.critic_only_steps={step}",
     )
 
 
 def adopt(attempt: Attempt, recipe: Recipe) -> Change | None:
     """Record `recipe` as the run's from the step it holds from, and say what it changes. Raises as `change` does;
     nothing is written then."""
-    found = change(attempt.layout, recipe)
+    found = change(attempt.paths, recipe)
     if found is not None:
         run_dir.change_recipe(attempt, as_recorded(recipe), from_step=found.from_step)
-        attempt.write(attempt.layout.recipe_toml, recipe_as_toml(recipe).encode())
+        attempt.write(attempt.paths.recipe_toml, recipe_as_toml(recipe).encode())
     return found
 
 
-def _holds_from(layout: RunPaths, recorded: Recipe, recipe: Recipe) -> int:
+def _holds_from(paths: RunPaths, recorded: Recipe, recipe: Recipe) -> int:
     """The first step that a changed recipe would hold for. Raises RecipeError when it cannot hold yet."""
-    start = last_saved(layout)
-    step = run_dir.first_free_step(layout, after=start)
-    if step - 1 > start and _is_mendable(layout, step - 1, recipe):
+    start = last_saved(paths)
+    step = run_dir.first_free_step(paths, after=start)
+    if step - 1 > start and _is_mendable(paths, step - 1, recipe):
         step -= 1
     changed = [key for key, _, _ in result_differences(recorded, recipe) if _is_of_the_whole_run(key)]
-    if changed and run_dir.first_free_step(layout, after=start) > start + 1:
+    if changed and run_dir.first_free_step(paths, after=start) > start + 1:
         # Without saved states the evaluation of step 0 goes too: it was drawn with the old keys.
-        redo = [layout.step(s).as_posix() for s in layout.committed_steps() if s > (start or -1)]
+        redo = [paths.step(s).as_posix() for s in paths.committed_steps() if s > (start or -1)]
         raise RecipeError(
             f"`{changed[0]}` cannot change now: steps after the saved step {start} would be replayed with it",
             hint=f"drop those steps, they are drawn again: rm -r {' '.join(map(quoted, redo))}",
@@ -100,13 +100,13 @@ def _holds_from(layout: RunPaths, recorded: Recipe, recipe: Recipe) -> int:
     return step
 
 
-def _is_mendable(layout: RunPaths, step: int, recipe: Recipe) -> bool:
+def _is_mendable(paths: RunPaths, step: int, recipe: Recipe) -> bool:
     """The step is unfinished, and its committed stages read nothing that has changed."""
-    if is_done(layout, step):
+    if is_done(paths, step):
         return False
-    names = (*outlines_of(layout).at(step).names, EVAL)
-    committed = {name: manifests.read(layout.stage(step, name)) for name in names}
-    scored_by = recorded_reward_digest(layout)
+    names = (*outlines_of(paths).at(step).names, EVAL)
+    committed = {name: manifests.read(paths.stage(step, name)) for name in names}
+    scored_by = recorded_reward_digest(paths)
     return all(
         item is None or item.fingerprint == stage_fingerprint(name, recipe, scored_by)
         for name, item in committed.items()

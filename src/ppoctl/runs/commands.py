@@ -52,23 +52,23 @@ RunUntil = Literal["rollout", "save"]
 def train(loaded: Loaded, gate: SignalGate, *, runs: Path, or_resume: bool, screen: Screen) -> RunResult:
     """Create the run and do it. A directory that exists is refused, unless `or_resume`, or unless it holds nothing
     but the rollouts that `ppoctl rollout` drew for the same recipe, or not even one (see `is_replaceable`)."""
-    layout = RunPaths(runs / loaded.recipe.name)
-    if layout.root.exists() and not is_replaceable(layout):
-        require_way(layout, or_resume=or_resume)
-        return _continue(Opening(layout, loaded.recipe, gate, screen), _as_it_is(layout))
+    paths = RunPaths(runs / loaded.recipe.name)
+    if paths.root.exists() and not is_replaceable(paths):
+        require_way(paths, or_resume=or_resume)
+        return _continue(Opening(paths, loaded.recipe, gate, screen), _as_it_is(paths))
     try:
-        return _begin(_new(layout, loaded, gate, screen), TRAIN, run)
+        return _begin(_new(paths, loaded, gate, screen), TRAIN, run)
     except RunExistsError:
         if not or_resume:
             raise
-    return _continue(Opening(layout, loaded.recipe, gate, screen), _as_it_is(layout))  # another command was faster
+    return _continue(Opening(paths, loaded.recipe, gate, screen), _as_it_is(paths))  # another command was faster
 
 
 @dataclass(frozen=True)
 class Opening:
     """A run that a command begins or goes on with."""
 
-    layout: RunPaths
+    paths: RunPaths
     recipe: Recipe
     gate: SignalGate
     screen: Screen
@@ -76,12 +76,12 @@ class Opening:
     """Paths of a new run as its recipe has them (`recipe.as_written`)."""
 
 
-def _new(layout: RunPaths, loaded: Loaded, gate: SignalGate, screen: Screen) -> Opening:
-    return Opening(layout, loaded.recipe, gate, screen, paths_as_written(loaded))
+def _new(paths: RunPaths, loaded: Loaded, gate: SignalGate, screen: Screen) -> Opening:
+    return Opening(paths, loaded.recipe, gate, screen, paths_as_written(loaded))
 
 
 def _begin(opening: Opening, command: str, do: Callable[[RunContext], None]) -> RunResult:
-    layout, recipe = opening.layout, opening.recipe
+    layout, recipe = opening.paths, opening.recipe
     sockets, digests = session.prepare(recipe)
     with engines.closed_if_it_fails(sockets):
         if layout.root.exists() and is_replaceable(layout):
@@ -92,18 +92,18 @@ def _begin(opening: Opening, command: str, do: Callable[[RunContext], None]) -> 
     return session.attempt_run(opened, do, opening.gate, opening.screen)
 
 
-def _as_it_is(layout: RunPaths) -> ResumePlan:
+def _as_it_is(paths: RunPaths) -> ResumePlan:
     """The plan of a run that is continued without a question. Raises StorageError naming what is missing or corrupt,
     RunAliveError when somebody is at work on it."""
-    run_dir.facts(layout)
-    require_idle(layout)
-    plan = plan_resume(layout)
-    plan.require_intact(layout)
+    run_dir.facts(paths)
+    require_idle(paths)
+    plan = plan_resume(paths)
+    plan.require_intact(paths)
     return plan
 
 
 def resume(
-    layout: RunPaths,
+    paths: RunPaths,
     plan: ResumePlan,
     sets: Sequence[str],
     gate: SignalGate,
@@ -114,27 +114,27 @@ def resume(
     """Continue a run that was found whole, or do one thing only: draw the next rollouts, or save the newest
     pair of states again."""
     do = {"rollout": _draw_and_score, "save": _save_for_any_layout, None: run}[only]
-    return _continue(Opening(layout, recipe_of(layout, sets), gate, screen), plan, do)
+    return _continue(Opening(paths, recipe_of(paths, sets), gate, screen), plan, do)
 
 
 def planned_change(root: Path, sets: Sequence[str]) -> changed_settings.Change | None:
     """What a resume with these keys would change; None: nothing. Raises what it would raise before it starts
     anything."""
-    layout = RunPaths(root.resolve())
-    return changed_settings.change(layout, recipe_of(layout, sets))
+    paths = RunPaths(root.resolve())
+    return changed_settings.change(paths, recipe_of(paths, sets))
 
 
 def rollout(loaded: Loaded, gate: SignalGate, *, runs: Path, screen: Screen) -> RunResult:
     """Draw and score the rollouts of the next step, and stop; `train` goes on from them."""
-    layout = RunPaths(runs / loaded.recipe.name)
-    if not layout.root.exists() or is_replaceable(layout):
-        return _begin(_new(layout, loaded, gate, screen), ROLLOUT, _draw_and_score)
-    if not holds_only_rollouts(layout):
+    paths = RunPaths(runs / loaded.recipe.name)
+    if not paths.root.exists() or is_replaceable(paths):
+        return _begin(_new(paths, loaded, gate, screen), ROLLOUT, _draw_and_score)
+    if not holds_only_rollouts(paths):
         raise RunExistsError(
-            f"run directory `{layout.root}` exists and has been trained",
+            f"run directory `{paths.root}` exists and has been trained",
             hint=f"draw under another name: --set name={loaded.recipe.name}-2",
         )
-    return _continue(Opening(layout, loaded.recipe, gate, screen), _as_it_is(layout), _draw_and_score)
+    return _continue(Opening(paths, loaded.recipe, gate, screen), _as_it_is(paths), _draw_and_score)
 
 
 def _draw_and_score(job: RunContext) -> None:
@@ -160,12 +160,12 @@ def _save_for_any_layout(job: RunContext) -> None:
     if not job.states.reshard(step):
         raise RecipeError(
             f"no state of step {step} is for some layouts only while the recipe asks for states for any",
-            hint=f"ppoctl resume {quoted(job.layout.root)} --save-only --set checkpoint.reshardable=full",
+            hint=f"ppoctl resume {quoted(job.paths.root)} --save-only --set checkpoint.reshardable=full",
         )
 
 
 def _continue(opening: Opening, plan: ResumePlan, do: Callable[[RunContext], None] = run) -> RunResult:
-    layout, recipe = opening.layout, opening.recipe
+    layout, recipe = opening.paths, opening.recipe
     changed_settings.change(layout, recipe)  # refuses what no resume can do before anything is opened
     sockets, digests = session.prepare(recipe)
     with engines.closed_if_it_fails(sockets):

@@ -24,24 +24,24 @@ STEPS_WITH_SAMPLES = 3
 """Steps of the report that have samples, as `ppoctl report` has them."""
 
 
-def around(layout: RunPaths, notify: Callable[[str], None]) -> MirrorHooks:
+def around(paths: RunPaths, notify: Callable[[str], None]) -> MirrorHooks:
     """What the mirror of this run is given; each is looked up when the mirror asks for it."""
     return MirrorHooks(
         notify=notify,
-        contract=lambda: contract_of(layout),
-        files=lambda: {REPORT: _report(layout)},
-        samples=lambda step: trained_on(layout, step),
+        contract=lambda: contract_of(paths),
+        files=lambda: {REPORT: _report(paths)},
+        samples=lambda step: trained_on(paths, step),
         gpus=gpus_here,
     )
 
 
-def trained_on(layout: RunPaths, step: int) -> Sequence[dict[str, Any]]:
+def trained_on(paths: RunPaths, step: int) -> Sequence[dict[str, Any]]:
     """A few samples of a step, evenly over it; none where they are gone or damaged, which whoever resumes hears."""
     try:
-        records = StepRecords.read(layout, step, per_token=False)
+        records = StepRecords.read(paths, step, per_token=False)
     except (PpoctlError, OSError):  # retention may remove it meanwhile
         return ()
-    recipes = run_dir.recipes(layout)
+    recipes = run_dir.recipes(paths)
     text, count = _text_of(recipes[max(recipes)]["model"]["path"]), min(SAMPLES_PER_STEP, records.num_seqs)
     rows = [number * records.num_seqs // count for number in range(count)]
     return [
@@ -66,11 +66,11 @@ def _text_of(model: str) -> TokenText | None:
         return None
 
 
-def contract_of(layout: RunPaths) -> dict[str, str]:
+def contract_of(paths: RunPaths) -> dict[str, str]:
     """Tags that say of each expectation, and of all together, whether the run meets it; none where it expects
     nothing, or has not come to its last step."""
-    recipes = run_dir.recipes(layout)
-    recipe, lines = recipes[max(recipes)], read_lines(layout.journal)
+    recipes = run_dir.recipes(paths)
+    recipe, lines = recipes[max(recipes)], read_lines(paths.journal)
     if max((line["step"] for line in lines if "stage" in line), default=0) < recipe["steps"]:
         return {}  # `ppoctl rollout` and a save end in order, too
     asked = recipe.get("expect") or {}
@@ -95,10 +95,10 @@ def gpus_here() -> dict[str, float]:
     }
 
 
-def _report(layout: RunPaths) -> str:
+def _report(paths: RunPaths) -> str:
     from ppoctl.report.write import report_text
 
-    return report_text(layout.root, steps=STEPS_WITH_SAMPLES)
+    return report_text(paths.root, steps=STEPS_WITH_SAMPLES)
 
 
 def _said(verdict: ExpectationResult) -> str:

@@ -26,7 +26,7 @@ TRAIN = "train"
 
 
 def create(
-    layout: RunPaths,
+    paths: RunPaths,
     recipe: Recipe,
     digests: Mapping[str, str],
     *,
@@ -41,7 +41,7 @@ def create(
     require_kept(recipe)
     came = saved_by(model_folder(recipe.model.critic.path)) if recipe.model.critic is not None else None
     run_dir.create(
-        layout,
+        paths,
         recipe_toml=recipe_as_toml(recipe),
         resolved=as_recorded(recipe),
         facts={
@@ -55,51 +55,51 @@ def create(
     )
 
 
-def make_way(layout: RunPaths) -> None:
+def make_way(paths: RunPaths) -> None:
     """Remove a run that never began. Raises RunExistsError where there is another one."""
-    if not layout.root.exists():
+    if not paths.root.exists():
         return
-    if not is_replaceable(layout):
-        raise exists(layout)
-    run_dir.remove(layout)
+    if not is_replaceable(paths):
+        raise exists(paths)
+    run_dir.remove(paths)
 
 
-def exists(layout: RunPaths) -> RunExistsError:
+def exists(paths: RunPaths) -> RunExistsError:
     """The error of a name that is taken."""
-    submitted = jobs(layout)
+    submitted = jobs(paths)
     by = f": submitted as job {submitted[-1].id}" if submitted else ""
     return RunExistsError(
-        f"run directory `{layout.root}` exists{by}",
-        hint=(f"see it: ppoctl status {quoted(layout.root)}; " if by else "")
-        + f"continue it: {resume_command(layout.root)}",
+        f"run directory `{paths.root}` exists{by}",
+        hint=(f"see it: ppoctl status {quoted(paths.root)}; " if by else "")
+        + f"continue it: {resume_command(paths.root)}",
     )
 
 
-def is_replaceable(layout: RunPaths) -> bool:
+def is_replaceable(paths: RunPaths) -> bool:
     """Whether the corrected command may take the name: of a run without a rollout, which never began, and for which
     no job was submitted. Raises RunAliveError while somebody is at work on it."""
-    if not layout.run_json.is_file() or run_dir.has_begun(layout) or jobs(layout):
+    if not paths.run_json.is_file() or run_dir.has_begun(paths) or jobs(paths):
         return False
-    if "on" in run_dir.facts(layout):  # a job may be waiting that nobody could write down
+    if "on" in run_dir.facts(paths):  # a job may be waiting that nobody could write down
         return False
-    require_idle(layout)
+    require_idle(paths)
     return True
 
 
-def require_way(layout: RunPaths, *, or_resume: bool) -> None:
+def require_way(paths: RunPaths, *, or_resume: bool) -> None:
     """Raise RunExistsError where `train` neither begins a run of this name nor goes on with it."""
-    if layout.root.exists() and not is_replaceable(layout) and not (or_resume or holds_only_rollouts(layout)):
-        raise exists(layout)
+    if paths.root.exists() and not is_replaceable(paths) and not (or_resume or holds_only_rollouts(paths)):
+        raise exists(paths)
 
 
-def holds_only_rollouts(layout: RunPaths) -> bool:
+def holds_only_rollouts(paths: RunPaths) -> bool:
     """Whether all that a run has is what `ppoctl rollout` drew."""
-    if run_dir.facts(layout).get("command") != ROLLOUT:
+    if run_dir.facts(paths).get("command") != ROLLOUT:
         return False
-    outlines = outlines_of(layout)
+    outlines = outlines_of(paths)
     later = (
-        layout.stage(step, name)
-        for step in layout.committed_steps()
+        paths.stage(step, name)
+        for step in paths.committed_steps()
         for name in outlines.at(step).names
         if not draws_or_scores(name)
     )

@@ -53,17 +53,17 @@ def _smaller(recipe: Recipe, told: Outline, stage: OutlineEntry, *, on_device: b
     return f"{role}.batching.{key}={max(most // 2, 1)}"
 
 
-def add_what_to_do(error: StorageError, layout: RunPaths, recipe: Recipe) -> None:
+def add_what_to_do(error: StorageError, paths: RunPaths, recipe: Recipe) -> None:
     """Where the error is of a full disk, let it say what is free there, what the records of a step and the next pair
     of states take, and what to do (estimates: `plan` has them too). Where the disk is read-only, let the hint have
     the command that continues."""
     if READ_ONLY in error.message:
-        error.hint = f"findmnt -T {quoted(layout.root)}  # mount it read-write, then: {resume_command(layout.root)}"
+        error.hint = f"findmnt -T {quoted(paths.root)}  # mount it read-write, then: {resume_command(paths.root)}"
     if not any(words in error.message for words in _FULL):
         return
     stored = storage_of(recipe)
     needed = f"{size(stored.records_bytes)} for the records of a step"
     if stored.state_bytes:
         needed += f", {size(sum(stored.state_bytes.values()))} for the next saved states"
-    error.message += f"\n  {size(free_bytes(layout.root))} are free there; the run needs about {needed}"
-    error.hint = error.hint or f"nothing committed is lost; make room, then resume: df -h {quoted(layout.root)}"
+    error.message += f"\n  {size(free_bytes(paths.root))} are free there; the run needs about {needed}"
+    error.hint = error.hint or f"nothing committed is lost; make room, then resume: df -h {quoted(paths.root)}"

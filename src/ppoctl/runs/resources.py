@@ -25,7 +25,7 @@ DRAWS = ("rollout", "eval")
 """Stages that draw: finished samples of these are kept, and they stop between two of them."""
 
 
-def time_left(layout: RunPaths, outlines: Outlines, journal: Journal) -> TimeLeft:
+def time_left(paths: RunPaths, outlines: Outlines, journal: Journal) -> TimeLeft:
     """The time of the job that this process runs in, and how long the work of the run has taken so far."""
     found, ends_at = allocation(), None
     if found is not None:
@@ -36,7 +36,7 @@ def time_left(layout: RunPaths, outlines: Outlines, journal: Journal) -> TimeLef
     return TimeLeft(
         stage_s=journal.recent_s,
         draws=lambda stage: stage.partition(".")[0] in DRAWS,
-        save_s=partial(save_s, layout, outlines.roles),
+        save_s=partial(save_s, paths, outlines.roles),
         longest_s=journal.longest_s,
         is_job=found is not None,
         ends_at=ends_at,

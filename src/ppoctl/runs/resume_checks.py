@@ -14,20 +14,20 @@ from ppoctl.store.retention import saved_steps
 from ppoctl.store.run_paths import RunPaths
 
 
-def require_same_run(layout: RunPaths, recipe: Recipe) -> None:
+def require_same_run(paths: RunPaths, recipe: Recipe) -> None:
     """Raise RecipeError where the run cannot go on with this recipe at any step, and StorageError where the recipe
     lays a role out as a saved state cannot be."""
-    recipes = recorded_recipes(layout)
-    _require_the_same(layout, recipes[max(recipes)], recipe)
-    _require_fitting_states(layout, recipe)
+    recipes = recorded_recipes(paths)
+    _require_the_same(paths, recipes[max(recipes)], recipe)
+    _require_fitting_states(paths, recipe)
 
 
-def last_saved(layout: RunPaths) -> int:
+def last_saved(paths: RunPaths) -> int:
     """The last step whose states are saved; 0: none."""
-    return max(saved_steps(layout, outlines_of(layout).roles), default=0)
+    return max(saved_steps(paths, outlines_of(paths).roles), default=0)
 
 
-def _require_the_same(layout: RunPaths, recorded: Recipe, recipe: Recipe) -> None:
+def _require_the_same(paths: RunPaths, recorded: Recipe, recipe: Recipe) -> None:
     """Raise RecipeError where a recipe renames the run, is for another model, or ends the run before a step that it
     has done."""
     if recipe.model != recorded.model:
@@ -49,28 +49,28 @@ def _require_the_same(layout: RunPaths, recorded: Recipe, recipe: Recipe) -> Non
     if recipe.name != recorded.name:
         raise RecipeError(
             f"`name` is `{recipe.name}`, and this run is `{recorded.name}`: a run keeps its name",
-            hint=f"for a new run: ppoctl train {quoted(layout.recipe_toml)} --set name={quoted(recipe.name)}",
+            hint=f"for a new run: ppoctl train {quoted(paths.recipe_toml)} --set name={quoted(recipe.name)}",
         )
-    finished = (step for step in layout.committed_steps() if is_done(layout, step))
-    done = max([last_saved(layout), *finished])
+    finished = (step for step in paths.committed_steps() if is_done(paths, step))
+    done = max([last_saved(paths), *finished])
     if recipe.steps < done:
         raise RecipeError(
             f"`steps` is `{recipe.steps}`, and {done} steps of the run are done",
-            hint=f"ppoctl resume {quoted(layout.root)} --set steps={done}",
+            hint=f"ppoctl resume {quoted(paths.root)} --set steps={done}",
         )
 
 
-def is_done(layout: RunPaths, step: int) -> bool:
+def is_done(paths: RunPaths, step: int) -> bool:
     """Whether the last stage of a step is committed."""
-    return manifests.read(layout.stage(step, outlines_of(layout).at(step).last)) is not None
+    return manifests.read(paths.stage(step, outlines_of(paths).at(step).last)) is not None
 
 
-def _require_fitting_states(layout: RunPaths, recipe: Recipe) -> None:
+def _require_fitting_states(paths: RunPaths, recipe: Recipe) -> None:
     """Raise StorageError, before anything is started, when the recipe lays a role out as a saved state cannot be."""
-    start = last_saved(layout)
-    for role in outlines_of(layout).roles:
-        for step in layout.saved_steps(role):
-            manifest = manifests.read(layout.state(role, step)) if step >= start else None
+    start = last_saved(paths)
+    for role in outlines_of(paths).roles:
+        for step in paths.saved_steps(role):
+            manifest = manifests.read(paths.state(role, step)) if step >= start else None
             if manifest is None:
                 continue
             saved, asked = manifest.extra["layout"], saved_layout(recipe, role)
@@ -82,14 +82,14 @@ def _require_fitting_states(layout: RunPaths, recipe: Recipe) -> None:
             )
             raise StorageError(
                 f"the {role}'s state of step {step} was saved under `{then}` and cannot be loaded under `{now}`",
-                hint=_how_to_load(layout, keys),
+                hint=_how_to_load(paths, keys),
             )
 
 
-def _how_to_load(layout: RunPaths, keys: list[str]) -> str:
+def _how_to_load(paths: RunPaths, keys: list[str]) -> str:
     if "distributed_optimizer" in keys:
         return "keep `distributed_optimizer` as it was; no state fits the other kind of optimizer"
     return (
         "first save it for any layout, under the one it has (nothing is trained): "
-        f"ppoctl resume {quoted(layout.root)} --save-only --set checkpoint.reshardable=full"
+        f"ppoctl resume {quoted(paths.root)} --save-only --set checkpoint.reshardable=full"
     )

@@ -36,11 +36,11 @@ class ShownSample:
     """KL from the reference, of each token; None: the reference was not asked."""
 
 
-def read_samples(layout: RunPaths, step: int, rows: Iterable[int] | None = None) -> list[ShownSample]:
+def read_samples(paths: RunPaths, step: int, rows: Iterable[int] | None = None) -> list[ShownSample]:
     """Samples of a step, in their order; without `rows`, all. Raises RecipeError when it has no rollouts, or no such
     row."""
-    records = StepRecords.read(layout, step)
-    recipes = run_dir.recipes(layout)
+    records = StepRecords.read(paths, step)
+    recipes = run_dir.recipes(paths)
     text = TokenText(recipes[max(recipes)]["model"]["path"])
     wanted = range(records.num_seqs) if rows is None else list(rows)
     for row in wanted:

@@ -130,7 +130,7 @@ class AttemptObserver:
 class OpenedRun:
     """A run directory and what its sources are, ready for an attempt."""
 
-    layout: RunPaths
+    paths: RunPaths
     recipes: Mapping[int, Recipe]
     sockets: Components
     plan: ResumePlan
@@ -170,13 +170,13 @@ def attempt_run(
 
     Health rules are judged over the recorded steps again, so a rule's count of consecutive steps survives a resume.
     """
-    goes_on = resume_command(opened.layout.root)
+    goes_on = resume_command(opened.paths.root)
     if gate is None:
         with open_screen() as shown, signal_gate(goes_on, shown.line) as own:
             return attempt_run(opened, do, own, shown)
     assert screen is not None
     gate.goes_on = goes_on
-    layout, recipe = opened.layout, opened.recipe
+    layout, recipe = opened.paths, opened.recipe
     attempt = opened.attempt or claim(layout)
     artifact.sweep(attempt)
     journal, told = Journal(layout, attempt), outlines_of(layout)
@@ -228,15 +228,15 @@ def _watched(
         )
         for _ in range(2)
     ]
-    log = open_log(views[0], opened.layout.console_log(attempt.number), history=history)
-    LIBRARY_OUTPUT.into(opened.layout.attempt(attempt.number) / "libraries.log")
+    log = open_log(views[0], opened.paths.console_log(attempt.number), history=history)
+    LIBRARY_OUTPUT.into(opened.paths.attempt(attempt.number) / "libraries.log")
     log.on_message(f"attempt {attempt.number} on {platform.node()}, process {os.getpid()}")
     console = RunConsoles(log, RunConsole(views[1], screen, history=history))
     mirror = None
     tracking = recipe.tracking
     if isinstance(tracking, MlflowTracking):
-        given = mlflow_extras.around(opened.layout, console.on_message)
-        mirror = MlflowMirror(opened.layout.root, tracking, attempt=attempt.number, around=given)
+        given = mlflow_extras.around(opened.paths, console.on_message)
+        mirror = MlflowMirror(opened.paths.root, tracking, attempt=attempt.number, around=given)
     try:
         yield AttemptObserver(console, mirror, lambda line: line["stage"] == told.at(line["step"]).last)
     except BaseException as error:
@@ -259,7 +259,7 @@ def _ending(
             yield
         except (MemoryError, torch.OutOfMemoryError) as error:
             outline = told.at(watcher.stage[0])
-            raise out_of_memory(attempt.layout.root, recipe, outline, watcher.stage, error) from error
+            raise out_of_memory(attempt.paths.root, recipe, outline, watcher.stage, error) from error
         except OSError as error:
             if (named := refused(error)) is not None:
                 raise named from error
@@ -267,9 +267,9 @@ def _ending(
         status, code = ("unmet" if watcher.exit_code else "finished"), int(watcher.exit_code)
     except PpoctlError as error:
         if isinstance(error, StorageError):
-            add_what_to_do(error, attempt.layout, recipe)
+            add_what_to_do(error, attempt.paths, recipe)
         if error.hint is not None:  # of rooms that do not know which run they work for
-            root = attempt.layout.root
+            root = attempt.paths.root
             error.hint = re.sub(
                 r"(ppoctl resume )?\bRUN\b", lambda at: resume_command(root) if at[1] else quoted(root), error.hint
             )
@@ -277,7 +277,7 @@ def _ending(
         raise
     except BaseException:
         with suppress(OSError):
-            path = attempt.layout.attempt(attempt.number) / "traceback.txt"
+            path = attempt.paths.attempt(attempt.number) / "traceback.txt"
             path.write_text(without_secrets(traceback.format_exc()), encoding="utf-8")
         raise
     finally:

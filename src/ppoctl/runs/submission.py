@@ -67,9 +67,9 @@ def program() -> list[str]:
     return [str(beside)] if beside.is_file() else [sys.executable, "-m", "ppoctl"]
 
 
-def work_of_run(layout: RunPaths, options: Sequence[str] = ()) -> Work:
+def work_of_run(paths: RunPaths, options: Sequence[str] = ()) -> Work:
     """What a job does with a run: it goes on from what is there."""
-    return Work(("resume", str(layout.root), *options, "--on", "here"), layout.root, LOG, is_run=True)
+    return Work(("resume", str(paths.root), *options, "--on", "here"), paths.root, LOG, is_run=True)
 
 
 def as_options(loaded: Loaded, sets: Sequence[str]) -> list[str]:
@@ -86,7 +86,7 @@ def as_options(loaded: Loaded, sets: Sequence[str]) -> list[str]:
 
 def submit_new(
     loaded: Loaded,
-    layout: RunPaths,
+    paths: RunPaths,
     command: str,
     options: Sequence[str],
     *,
@@ -96,26 +96,26 @@ def submit_new(
     """Make the directory of a new run, and submit it. Where Slurm refuses nothing is left. Raises RunExistsError,
     RecipeError, SlurmError, StorageError."""
     slurm, recipe = outside(), loaded.recipe
-    make_way(layout)
+    make_way(paths)
     digests = {**model_digests(recipe, partial(kept_digest, progress=progress)), **digests_of(recipe.data)}
-    create(layout, recipe, digests, command=command, on="slurm", known={"written": paths_as_written(loaded)})
+    create(paths, recipe, digests, command=command, on="slurm", known={"written": paths_as_written(loaded)})
     try:
-        return _submit_run(slurm, recipe, layout, command, options, links)
+        return _submit_run(slurm, recipe, paths, command, options, links)
     except SlurmAwayError:
         raise
     except SlurmError:
-        run_dir.remove(layout)
+        run_dir.remove(paths)
         raise
 
 
 def submit_again(
-    layout: RunPaths, recipe: Recipe, command: str, options: Sequence[str], *, links: int = 1
+    paths: RunPaths, recipe: Recipe, command: str, options: Sequence[str], *, links: int = 1
 ) -> Submitted:
     """Submit a run that is there, with keys that change from now on. Raises RunAliveError while somebody is at
     work on it, or a job of it is not over."""
     slurm = outside()
-    require_idle(layout)
-    return _submit_run(slurm, recipe, layout, command, options, links)
+    require_idle(paths)
+    return _submit_run(slurm, recipe, paths, command, options, links)
 
 
 def submit_other(recipe: Recipe, work: Work) -> Submitted:
@@ -143,27 +143,27 @@ def outside() -> Slurm:
 
 
 def _submit_run(
-    slurm: Slurm, recipe: Recipe, layout: RunPaths, command: str, options: Sequence[str], links: int
+    slurm: Slurm, recipe: Recipe, paths: RunPaths, command: str, options: Sequence[str], links: int
 ) -> Submitted:
-    work = work_of_run(layout, options)
+    work = work_of_run(paths, options)
     script, ids = script_of(recipe, work), list[str]()
     restarts = recipe.slurm.requeues if recipe.slurm.requeue else 0
-    layout.jobs.mkdir(exist_ok=True)
+    paths.jobs.mkdir(exist_ok=True)
     try:
         for _ in range(links):
             before = ids[-1] if ids else None
             # Whatever its end was: what was written down of it says whether there is work left (`slurm.turn`).
             dependency = [] if before is None else [f"--dependency=afterany:{before}"]
-            ids.append(slurm.submit(script, folder=layout.root, options=dependency))
-            write_atomically(layout.job_script(ids[-1]), script.encode("utf-8"))
-            record(layout, JobRecord(ids[-1], time.time(), command, before, restarts))
+            ids.append(slurm.submit(script, folder=paths.root, options=dependency))
+            write_atomically(paths.job_script(ids[-1]), script.encode("utf-8"))
+            record(paths, JobRecord(ids[-1], time.time(), command, before, restarts))
     except SlurmAwayError as error:
-        raise _unknown(error, recipe, layout) from error
+        raise _unknown(error, recipe, paths) from error
     except BaseException as error:
         if not _taken_back(slurm, ids):
-            raise _unknown(error, recipe, layout) from error
+            raise _unknown(error, recipe, paths) from error
         raise
-    return Submitted(tuple(ids), request_of(recipe), layout.root, work.log)
+    return Submitted(tuple(ids), request_of(recipe), paths.root, work.log)
 
 
 def _taken_back(slurm: Slurm, ids: Sequence[str]) -> bool:
@@ -176,10 +176,10 @@ def _taken_back(slurm: Slurm, ids: Sequence[str]) -> bool:
     return True
 
 
-def _unknown(error: BaseException, recipe: Recipe, layout: RunPaths) -> SlurmAwayError:
+def _unknown(error: BaseException, recipe: Recipe, paths: RunPaths) -> SlurmAwayError:
     """The error where a job may be in the queue that nobody wrote down: its run stays where it is."""
     return SlurmAwayError(
-        f"whether Slurm took a job for `{layout.root}` is not known: {error}",
-        hint=f"squeue --me --name={quoted(recipe.name)}; if there is none: ppoctl resume {quoted(layout.root)} "
+        f"whether Slurm took a job for `{paths.root}` is not known: {error}",
+        hint=f"squeue --me --name={quoted(recipe.name)}; if there is none: ppoctl resume {quoted(paths.root)} "
         "--on slurm",
     )

@@ -37,61 +37,61 @@ def is_resumable(code: int) -> bool:
     return code in (75, 3, 6) or code in _SIGNALLED
 
 
-def register_start(layout: RunPaths, here: Allocation) -> int | None:
+def register_start(paths: RunPaths, here: Allocation) -> int | None:
     """Write down that this job starts to work on the run. Returns the exit code with which it should end at once,
     because the link before it in a chain is done or must be looked at; None: to work.
 
     Raises FinishedShortError where the last starts of this job committed nothing, InterruptedByUserError where the
     run was to stop before the job went back into the queue.
     """
-    found = next((job for job in jobs(layout) if job.id == here.id), None)
+    found = next((job for job in jobs(paths) if job.id == here.id), None)
     if found is None and os.environ.get(OWN) == here.id:  # whoever submitted it could not write it down
         found = JobRecord(here.id, time.time(), "resume")
-        record(layout, found)
+        record(paths, found)
     if found is None:  # a script of the user's own
         return None
-    if (code := _done_before(layout, found)) is not None:
+    if (code := _done_before(paths, found)) is not None:
         return code
-    _require_wanted(layout, here)
-    progress = _progress(layout)
-    _require_progress(layout, here, progress)
+    _require_wanted(paths, here)
+    progress = _progress(paths)
+    _require_progress(paths, here, progress)
     now = time.time()
     limit_s = 0.0 if here.ends_at is None else here.ends_at - now
-    started(layout, here.id, Start(here.restarts, progress, now, limit_s))
+    started(paths, here.id, Start(here.restarts, progress, now, limit_s))
     return None
 
 
-def _done_before(layout: RunPaths, job: JobRecord) -> int | None:
+def _done_before(paths: RunPaths, job: JobRecord) -> int | None:
     if job.after is None:
         return None
-    began = (start.restart for start in starts(layout, job.after))
-    end = last_end(ends(layout, job.after), began)
+    began = (start.restart for start in starts(paths, job.after))
+    end = last_end(ends(paths, job.after), began)
     return None if end is None or is_resumable(end.code) else end.code
 
 
-def _require_wanted(layout: RunPaths, here: Allocation) -> None:
+def _require_wanted(paths: RunPaths, here: Allocation) -> None:
     """A signal may have come before `ppoctl stop` was heard: what the attempt of before was asked still holds."""
-    newest = next(reversed(attempts(intact(layout.journal))), None)
+    newest = next(reversed(attempts(intact(paths.journal))), None)
     if newest is None or newest.get("job") != here.id or newest["status"] == "interrupted":
         return
-    if stop_requested(layout, newest["attempt"]) is not None:
+    if stop_requested(paths, newest["attempt"]) is not None:
         raise InterruptedByUserError(
             f"`ppoctl stop` was typed before job {here.id} went back into the queue; nothing was begun",
-            hint=resume_command(layout.root),
+            hint=resume_command(paths.root),
         )
 
 
-def _require_progress(layout: RunPaths, here: Allocation, progress: int) -> None:
-    blamed = {end.restart: end for end in ends(layout, here.id)}
+def _require_progress(paths: RunPaths, here: Allocation, progress: int) -> None:
+    blamed = {end.restart: end for end in ends(paths, here.id)}
     before = [
         start
-        for start in starts(layout, here.id)
+        for start in starts(paths, here.id)
         if start.restart in blamed and _is_its_own(start, blamed[start.restart])
     ][-MAX_STARTS_WITHOUT_PROGRESS:]
     if len(before) == MAX_STARTS_WITHOUT_PROGRESS and all(start.progress == progress for start in before):
         raise FinishedShortError(
             f"job {here.id} started {MAX_STARTS_WITHOUT_PROGRESS} times in a row and committed nothing new; it is not tried again",
-            hint=f"see why: ppoctl logs {quoted(layout.root)}; then: {resume_command(layout.root)}",
+            hint=f"see why: ppoctl logs {quoted(paths.root)}; then: {resume_command(paths.root)}",
         )
 
 
@@ -101,14 +101,11 @@ def _is_its_own(start: Start, end: ScriptEnd) -> bool:
     return end.signal == "" or (end.signal == "USR1" and was_long)
 
 
-def _progress(layout: RunPaths) -> int:
+def _progress(paths: RunPaths) -> int:
     """A number that grows with everything that is committed or kept: stages, and finished samples of one that is at
     work."""
-    stages = sum("stage" in line for line in intact(layout.journal))
+    stages = sum("stage" in line for line in intact(paths.journal))
     parts = [
-        file
-        for step in layout.committed_steps()[-2:]
-        for folder in layout.all_parts(step)
-        for file in folder.iterdir()
+        file for step in paths.committed_steps()[-2:] for folder in paths.all_parts(step) for file in folder.iterdir()
     ]
     return 1_000_000 * stages + len(parts)

@@ -23,25 +23,25 @@ TAIL_BYTES = 16384
 """Bytes at the end of a job's log in which its last error is searched."""
 
 
-def facts(layout: RunPaths, lines: Sequence[JournalLine]) -> RunFacts:
+def facts(paths: RunPaths, lines: Sequence[JournalLine]) -> RunFacts:
     """What the folder of a run says of it; `lines`: its journal. Raises StorageError where it cannot be read."""
-    outlines, asked = outlines_of(layout), recipes(layout)
+    outlines, asked = outlines_of(paths), recipes(paths)
     recipe = asked[max(asked)]
     attempts = liveness.attempts(lines)
-    jobs = jobs_of.jobs(layout)
+    jobs = jobs_of.jobs(paths)
     stages = [line for line in lines if "stage" in line]
     is_whole = (line["step"] for line in stages if line["stage"] == outlines.at(line["step"]).last)
     deadline_s, patience_s = _patience(recipe, stages)
     return RunFacts(
         attempts=attempts,
         jobs=jobs,
-        ends={job.id: jobs_of.ends(layout, job.id) for job in jobs},
+        ends={job.id: jobs_of.ends(paths, job.id) for job in jobs},
         steps_done=max(is_whole, default=0),
         steps_planned=recipe["steps"],
-        quiet_s=_quiet(layout, lines, attempts),
+        quiet_s=_quiet(paths, lines, attempts),
         patience_s=patience_s,
         start_patience_s=deadline_s,
-        words=last_error(layout.job_log(jobs[-1].id)) if jobs else "",
+        words=last_error(paths.job_log(jobs[-1].id)) if jobs else "",
     )
 
 
@@ -63,39 +63,39 @@ def ask(slurm: Slurm, runs: Iterable[RunFacts]) -> SlurmSnapshot:
         return SlurmSnapshot(no_answer_reason=error.message)
 
 
-def has_open_job(layout: RunPaths, lines: Sequence[JournalLine]) -> bool:
+def has_open_job(paths: RunPaths, lines: Sequence[JournalLine]) -> bool:
     """Whether Slurm has a job of the run that runs or waits; True, too, where it does not say. `lines`: the run's
     journal."""
-    jobs = jobs_of.jobs(layout)
-    known = RunFacts(liveness.attempts(lines), jobs, {job.id: jobs_of.ends(layout, job.id) for job in jobs})
+    jobs = jobs_of.jobs(paths)
+    known = RunFacts(liveness.attempts(lines), jobs, {job.id: jobs_of.ends(paths, job.id) for job in jobs})
     told = ask(slurm(), [known])
     return told.no_answer_reason is not None or bool(told.at_work(known) or told.waiting(known))
 
 
-def require_idle(layout: RunPaths) -> None:
+def require_idle(paths: RunPaths) -> None:
     """Raise RunAliveError while another process of this host, or a job of Slurm, is at work on the run. A job of it
     that waits is in the way as well, because it would take the run away when it begins; but not in the way of the
     run's other jobs. Raises SlurmError where all that is unknown."""
     mine = allocation()
-    liveness.require_idle(layout, here=None if mine is None else (mine.id, mine.restarts))
-    job = _other_job(layout, mine)
+    liveness.require_idle(paths, here=None if mine is None else (mine.id, mine.restarts))
+    job = _other_job(paths, mine)
     if job is not None and job.is_at_work:
-        raise liveness.in_use_error(layout, f"job {job.id} of Slurm is at work")
+        raise liveness.in_use_error(paths, f"job {job.id} of Slurm is at work")
     if job is not None:
         raise RunAliveError(
-            f"run `{layout.root}` has a job in Slurm: {job.id} is {job.state}",
-            hint=f"see it: ppoctl status {quoted(layout.root)}; end it: ppoctl stop {quoted(layout.root)}",
+            f"run `{paths.root}` has a job in Slurm: {job.id} is {job.state}",
+            hint=f"see it: ppoctl status {quoted(paths.root)}; end it: ppoctl stop {quoted(paths.root)}",
         )
 
 
-def _other_job(layout: RunPaths, mine: Allocation | None) -> SlurmJob | None:
+def _other_job(paths: RunPaths, mine: Allocation | None) -> SlurmJob | None:
     """A job of the run that is in the way of this process, one at work first; None: none is.
 
     Raises SlurmError where Slurm is here and does not answer, unless this process is in a job itself: that begins
     when those before it have ended, and what is still alive behind a cut network cannot publish any more.
     """
-    newest = liveness.attempts(intact(layout.journal))[-1:]
-    ids = dict.fromkeys([job.id for job in jobs_of.jobs(layout)] + [str(a["job"]) for a in newest if "job" in a])
+    newest = liveness.attempts(intact(paths.journal))[-1:]
+    ids = dict.fromkeys([job.id for job in jobs_of.jobs(paths)] + [str(a["job"]) for a in newest if "job" in a])
     others = [id for id in ids if mine is None or id != mine.id]
     try:
         known = Slurm().jobs(others).values()
@@ -105,8 +105,8 @@ def _other_job(layout: RunPaths, mine: Allocation | None) -> SlurmJob | None:
         if mine is not None:
             return None
         raise SlurmError(
-            f"whether a job is at work on run `{layout.root}` is unknown: {error.message}",
-            hint=f"ask again; or, if you know that none is: ppoctl resume {quoted(layout.root)} --take-over",
+            f"whether a job is at work on run `{paths.root}` is unknown: {error.message}",
+            hint=f"ask again; or, if you know that none is: ppoctl resume {quoted(paths.root)} --take-over",
         ) from error
     is_link = mine is not None and mine.id in ids  # the next ones of its chain wait for its end
     found = [job for job in known if job.is_at_work or (job.is_waiting and not is_link)]
@@ -137,11 +137,11 @@ def _patience(recipe: JournalLine, stages: Sequence[JournalLine]) -> tuple[float
     return longest, min(longest, max(ten_times, deadlines.get("start_deadline_s", 0.0)))
 
 
-def _quiet(layout: RunPaths, lines: Sequence[JournalLine], attempts: Sequence[JournalLine]) -> float:
+def _quiet(paths: RunPaths, lines: Sequence[JournalLine], attempts: Sequence[JournalLine]) -> float:
     """Seconds since the journal or a console log was written."""
     written = [float(line["at"]) for line in lines[-1:]]
-    logs = [layout.job_log(str(a["job"])) for a in attempts[-1:] if "job" in a]
-    logs += [layout.job_log(job.id) for job in jobs_of.jobs(layout)[-1:]]
-    logs += [layout.console_log(a["attempt"]) for a in attempts[-1:]]
+    logs = [paths.job_log(str(a["job"])) for a in attempts[-1:] if "job" in a]
+    logs += [paths.job_log(job.id) for job in jobs_of.jobs(paths)[-1:]]
+    logs += [paths.console_log(a["attempt"]) for a in attempts[-1:]]
     written += [log.stat().st_mtime for log in logs if log.is_file()]
     return max(time.time() - max(written), 0.0) if written else 0.0

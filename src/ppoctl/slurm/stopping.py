@@ -38,7 +38,7 @@ class Stopped:
         return None if self.asked is None or "job" not in self.asked else str(self.asked["job"])
 
 
-def stop(layout: RunPaths, after: After, slurm: Slurm) -> Stopped:
+def stop(paths: RunPaths, after: After, slurm: Slurm) -> Stopped:
     """Ask the attempt that is at work to stop, and cancel the jobs of the run that wait, or hold nodes while no
     attempt is at work there.
 
@@ -46,11 +46,11 @@ def stop(layout: RunPaths, after: After, slurm: Slurm) -> Stopped:
     stays done.
     """
     patient = replace(slurm, deadline_s=max(slurm.deadline_s, DEADLINE_S))
-    found = facts(layout, intact(layout.journal))
+    found = facts(paths, intact(paths.journal))
     told = ask(slurm, [found])
     asked = next(_at_work(found, told), None)
     if asked is not None:
-        request_stop(layout, after)
+        request_stop(paths, after)
     mine = str(asked["job"]) if asked is not None and "job" in asked else None
     waiting = [job.id for job in told.waiting(found)]
     for id in reversed(waiting):  # or the end of one would let the next one begin

@@ -123,7 +123,7 @@ def sweep(attempt: Attempt) -> None:
 
     Left there it would stand in the way of the rename, should the same artifact be made again.
     """
-    for parent in (*folders(attempt.layout.steps), *folders(attempt.layout.states)):
+    for parent in (*folders(attempt.paths.steps), *folders(attempt.paths.states)):
         for folder in folders(parent):
             is_complete = (folder / MANIFEST).is_file() and ".attempt-" not in folder.name
             if not is_complete and folder.suffix != ".parts":

@@ -40,7 +40,7 @@ SET_ASIDE = "discarded."
 class Attempt:
     """This process's turn on the run."""
 
-    layout: RunPaths
+    paths: RunPaths
     number: int
     key: str
     """Name of its own folder, which no other attempt ever has: a run of this name may be deleted and made again."""
@@ -48,11 +48,11 @@ class Attempt:
     @property
     def own(self) -> Path:
         """Folder in which the attempt prepares what it changes. It goes when a newer attempt starts."""
-        return self.layout.drafts(self.number) / self.key
+        return self.paths.drafts(self.number) / self.key
 
     def draft(self, target: Path) -> Path:
         """Path in the attempt's own folder of what becomes `target` in the run."""
-        return self.own / self.layout.inside(target).replace("/", ".")
+        return self.own / self.paths.inside(target).replace("/", ".")
 
     def require_newest(self) -> None:
         """Raise SupersededError when another attempt has started since, StorageError when this one's folder is gone.
@@ -60,12 +60,12 @@ class Attempt:
         The list of attempts may be some seconds old on a network file system. So the attempt also makes a file in its
         own folder, which only the server can answer.
         """
-        newest = self.layout.newest_attempt
+        newest = self.paths.newest_attempt
         if newest > self.number:
             raise SupersededError(
-                f"attempt {self.number} of `{self.layout.root}` was superseded by attempt {newest}; "
+                f"attempt {self.number} of `{self.paths.root}` was superseded by attempt {newest}; "
                 "this one stops without publishing",
-                hint=f"look at the run: ppoctl status {quoted(self.layout.root)}",
+                hint=f"look at the run: ppoctl status {quoted(self.paths.root)}",
             )
         probe = self.own / f"alive-{secrets.token_hex(4)}"
         try:
@@ -77,15 +77,15 @@ class Attempt:
             raise self._closed() from error
 
     def _closed(self) -> StorageError:
-        if self.layout.drafts(self.number).is_file():
+        if self.paths.drafts(self.number).is_file():
             return SupersededError(
-                f"attempt {self.number} of `{self.layout.root}` was superseded by a newer one; "
+                f"attempt {self.number} of `{self.paths.root}` was superseded by a newer one; "
                 "this one stops without publishing",
-                hint=f"look at the run: ppoctl status {quoted(self.layout.root)}",
+                hint=f"look at the run: ppoctl status {quoted(self.paths.root)}",
             )
         return StorageError(
             f"`{self.own}` is gone: something moves or deletes the run's files",
-            hint=f"look what is there, then resume: ls {quoted(self.layout.root)}",
+            hint=f"look what is there, then resume: ls {quoted(self.paths.root)}",
         )
 
     @contextmanager
@@ -106,7 +106,7 @@ class Attempt:
         flush(target.parent)
 
     def _make_folder(self, folder: Path) -> None:
-        if folder.is_dir() or folder == self.layout.root:
+        if folder.is_dir() or folder == self.paths.root:
             return
         self._make_folder(folder.parent)
         aside = self.draft(folder)
@@ -160,8 +160,8 @@ class Attempt:
 
     def set_aside(self, path: Path) -> Path:
         """Move a file or a folder of the run into `discarded/`. Returns where it is then."""
-        kept = self.free(self.layout.discarded(self.number) / self.layout.inside(path))
-        aside = self.own / f"{SET_ASIDE}{self.layout.inside(path).replace('/', '.')}"
+        kept = self.free(self.paths.discarded(self.number) / self.paths.inside(path))
+        aside = self.own / f"{SET_ASIDE}{self.paths.inside(path).replace('/', '.')}"
         with self.acting(path):
             path.rename(aside)
             self.place(aside, kept)
@@ -176,53 +176,53 @@ class Attempt:
         return free
 
 
-def claim(layout: RunPaths) -> Attempt:
+def claim(paths: RunPaths) -> Attempt:
     """Take the next number and close all earlier attempts: when this returns, whatever they still do changes nothing.
     Making the folder is the claim: it fails for all but one of two racing processes.
 
     Raises StorageError, also where an earlier attempt goes on and on filling its folder; SupersededError where yet
     another claim was faster.
     """
-    _require_one_disk(layout)
+    _require_one_disk(paths)
     try:
-        attempt = _take_number(layout)
+        attempt = _take_number(paths)
         for number in range(1, attempt.number):
             _close(attempt, number)
     except OSError as error:
         raise StorageError(
-            f"cannot write to run directory `{layout.root}`: {error.strerror}",
-            hint=f"check owner and free space: ls -ld {quoted(layout.root)}; df -h {quoted(layout.root)}",
+            f"cannot write to run directory `{paths.root}`: {error.strerror}",
+            hint=f"check owner and free space: ls -ld {quoted(paths.root)}; df -h {quoted(paths.root)}",
         ) from error
-    for path in (layout.journal, layout.ledger):
+    for path in (paths.journal, paths.ledger):
         if path.is_file():
             attempt.renew(path)
     return attempt
 
 
-def _require_one_disk(layout: RunPaths) -> None:
+def _require_one_disk(paths: RunPaths) -> None:
     """Raise StorageError where a folder of the run is on another file system: nothing can be renamed into it."""
-    parts = (layout.steps, layout.states, layout.logs, layout.drafts(), layout.discarded(1).parent)
+    parts = (paths.steps, paths.states, paths.logs, paths.drafts(), paths.discarded(1).parent)
     for folder in parts:
-        if folder.is_dir() and folder.stat().st_dev != layout.root.stat().st_dev:
+        if folder.is_dir() and folder.stat().st_dev != paths.root.stat().st_dev:
             raise StorageError(
                 f"`{folder}` is on another file system than its run, and nothing can be renamed into it",
-                hint=f"move the whole run there: mv {quoted(layout.root)} {quoted(folder.resolve().parent)}",
+                hint=f"move the whole run there: mv {quoted(paths.root)} {quoted(folder.resolve().parent)}",
             )
 
 
-def _take_number(layout: RunPaths) -> Attempt:
-    layout.logs.mkdir(parents=True, exist_ok=True)
-    layout.drafts().mkdir(exist_ok=True)
-    number = layout.newest_attempt
+def _take_number(paths: RunPaths) -> Attempt:
+    paths.logs.mkdir(parents=True, exist_ok=True)
+    paths.drafts().mkdir(exist_ok=True)
+    number = paths.newest_attempt
     while True:
         number += 1
-        attempt = Attempt(layout, number, secrets.token_hex(4))
+        attempt = Attempt(paths, number, secrets.token_hex(4))
         try:
-            layout.attempt(number).mkdir()
+            paths.attempt(number).mkdir()
         except FileExistsError:
             continue
         with suppress(FileExistsError, FileNotFoundError, NotADirectoryError):  # a newer one has closed it already
-            layout.drafts(number).mkdir()
+            paths.drafts(number).mkdir()
             attempt.own.mkdir()
             return attempt
 
@@ -230,14 +230,14 @@ def _take_number(layout: RunPaths) -> Attempt:
 def _close(attempt: Attempt, number: int) -> None:
     """Take the folder of an earlier attempt away, and its name. Touches nothing of a newer attempt than this one, so
     it does no harm when it is late."""
-    folder = attempt.layout.drafts(number)
+    folder = attempt.paths.drafts(number)
     until, pause_s = time.monotonic() + CLOSE_DEADLINE_S, 0.01
     while not _is_closed(folder):
         attempt.require_newest()
         if time.monotonic() > until:
             raise StorageError(
-                f"attempt {number} of `{attempt.layout.root}` goes on writing into `{folder}`",
-                hint=f"find out where it runs, and end it: ppoctl status {quoted(attempt.layout.root)}",
+                f"attempt {number} of `{attempt.paths.root}` goes on writing into `{folder}`",
+                hint=f"find out where it runs, and end it: ppoctl status {quoted(attempt.paths.root)}",
             )
         try:
             _empty(attempt, number)
@@ -259,7 +259,7 @@ def _is_closed(folder: Path) -> bool:
 def _empty(attempt: Attempt, number: int) -> None:
     """Take everything out of the folder of an earlier attempt, piece by piece: what it is about to publish is taken
     whole, or was published whole. Then remove the folder. Raises OSError while there is more."""
-    layout, folder = attempt.layout, attempt.layout.drafts(number)
+    layout, folder = attempt.paths, attempt.paths.drafts(number)
     for own in list(folder.iterdir()):
         for piece in list(own.iterdir()):
             if piece.name.startswith(SET_ASIDE):

@@ -29,12 +29,12 @@ class BestStates:
     def offer(self, state: "State", value: float, save_weights: Callable[[Path], None]) -> None:
         """Keep the actor's weights unless as many as may be kept are better, and delete the worst that are too many;
         of equal ones the later is better. One that was kept for another metric is worse than all."""
-        folder = self.attempt.layout.best / f"{state.step:06d}"
+        folder = self.attempt.paths.best / f"{state.step:06d}"
         existing = manifests.read(folder)
         if existing is not None and existing.identity != state.lineage:
             self.attempt.remove(folder)  # of a step that was dropped and drawn again
             existing = None
-        others = sorted((self._rank(other), other) for other in self.attempt.layout.best_states() if other != folder)
+        others = sorted((self._rank(other), other) for other in self.attempt.paths.best_states() if other != folder)
         if sum(rank > (self._signed(value), state.step) for rank, _ in others) >= self.keep:
             return
         if existing is None:

@@ -20,7 +20,7 @@ from ppoctl.store.retention import saved_steps
 from ppoctl.store.run_paths import RunPaths
 
 
-def repair(layout: RunPaths, plan: ResumePlan) -> tuple[ResumePlan, list[str]]:
+def repair(paths: RunPaths, plan: ResumePlan) -> tuple[ResumePlan, list[str]]:
     """Set aside everything broken and all that came after it, until a resume finds nothing missing or corrupt.
 
     Returns the plan that holds then, and lines for people on what was done. Raises StorageError where an item is
@@ -28,45 +28,45 @@ def repair(layout: RunPaths, plan: ResumePlan) -> tuple[ResumePlan, list[str]]:
     """
     done: list[str] = []
     if plan.broken:
-        attempt = claim(layout)
-        plan = plan_resume(layout)
+        attempt = claim(paths)
+        plan = plan_resume(paths)
         handled = set[str]()
         while plan.broken:
-            _require_new(layout, plan, handled)
+            _require_new(paths, plan, handled)
             handled |= {item.name for item in plan.broken}
             done += _set_aside_broken(attempt, plan)
-            plan = plan_resume(layout)
+            plan = plan_resume(paths)
     return plan, done
 
 
-def _require_new(layout: RunPaths, plan: ResumePlan, handled: set[str]) -> None:
+def _require_new(paths: RunPaths, plan: ResumePlan, handled: set[str]) -> None:
     """Raise StorageError where an item that was handled is broken again. Names of items are finite, so that this
     bounds the passes of `make_whole`."""
     again = [item.description for item in plan.broken if item.name in handled]
     if again:
         raise StorageError(
-            f"{', '.join(again)} of `{layout.root}` is broken again after it was set aside: the file system returns "
+            f"{', '.join(again)} of `{paths.root}` is broken again after it was set aside: the file system returns "
             "an old listing, or another process writes into the run",
-            hint=repair_hint(layout.root),
+            hint=repair_hint(paths.root),
         )
 
 
-def roll_back(layout: RunPaths, step: int) -> tuple[ResumePlan, list[str]]:
+def roll_back(paths: RunPaths, step: int) -> tuple[ResumePlan, list[str]]:
     """Set aside everything after the saved states of `step`. Raises RecipeError when there is none.
 
     Returns the plan that holds then, and lines for people on what was done.
     """
-    saved = saved_steps(layout, outlines_of(layout).roles)
+    saved = saved_steps(paths, outlines_of(paths).roles)
     if step not in saved:
         kept = ", ".join(map(str, saved)) or "none"
         raise RecipeError(
             f"step {step} has no saved states to go back to (there are: {kept})",
-            hint=f"see what there is: ppoctl status {quoted(layout.root)}",
+            hint=f"see what there is: ppoctl status {quoted(paths.root)}",
         )
-    attempt = claim(layout)
-    later = [layout.inside(layout.step(each)) for each in layout.committed_steps() if each > step]
-    done = _set_aside(attempt, [*_states_from(layout, step + 1), *later])
-    return plan_resume(layout), done
+    attempt = claim(paths)
+    later = [paths.inside(paths.step(each)) for each in paths.committed_steps() if each > step]
+    done = _set_aside(attempt, [*_states_from(paths, step + 1), *later])
+    return plan_resume(paths), done
 
 
 def _set_aside_broken(attempt: Attempt, plan: ResumePlan) -> list[str]:
@@ -79,21 +79,21 @@ def _set_aside_broken(attempt: Attempt, plan: ResumePlan) -> list[str]:
     first = next((index for index, name in enumerate(order) if name in broken), None)
     if first is not None:
         step = int(order[first].split("/")[1])
-        names += [*order[first:], *_states_from(attempt.layout, step)]
+        names += [*order[first:], *_states_from(attempt.paths, step)]
     return done + _set_aside(attempt, names)
 
 
-def _states_from(layout: RunPaths, step: int) -> list[str]:
-    folders = [layout.state(role, saved) for role, saved in layout.saved_states() if saved >= step]
-    folders += [folder for folder in layout.best_states() if int(folder.name) >= step]
-    folders += [layout.at_stop]  # of steps after the last saved one, all of them
-    return [layout.inside(folder) for folder in folders]
+def _states_from(paths: RunPaths, step: int) -> list[str]:
+    folders = [paths.state(role, saved) for role, saved in paths.saved_states() if saved >= step]
+    folders += [folder for folder in paths.best_states() if int(folder.name) >= step]
+    folders += [paths.at_stop]  # of steps after the last saved one, all of them
+    return [paths.inside(folder) for folder in folders]
 
 
 def _set_aside(attempt: Attempt, names: Iterable[str]) -> list[str]:
     moved: list[str] = []
     for name in dict.fromkeys(names):
-        source = attempt.layout.root / name
+        source = attempt.paths.root / name
         if source.is_dir():
             attempt.set_aside(source)
             moved.append(f"set aside {name}")
@@ -102,7 +102,7 @@ def _set_aside(attempt: Attempt, names: Iterable[str]) -> list[str]:
 
 def _rewrite_lines(attempt: Attempt, broken: set[str]) -> list[str]:
     """Keep the intact lines of a damaged journal or ledger; make again what the manifests still tell."""
-    layout = attempt.layout
+    layout = attempt.paths
     journal = layout.journal.name in broken
     ledger = layout.ledger.name in broken
     if not journal and not ledger:
@@ -123,31 +123,31 @@ def _rewrite_lines(attempt: Attempt, broken: set[str]) -> list[str]:
 
 def _replace(attempt: Attempt, path: Path, lines: list[dict[str, Any]]) -> str:
     """Put the damaged file aside and the lines in its place; returns a line that says so."""
-    aside = attempt.free(attempt.layout.discarded(attempt.number) / path.name)
+    aside = attempt.free(attempt.paths.discarded(attempt.number) / path.name)
     if path.is_file():
         attempt.write(aside, path.read_bytes())
     attempt.write(path, b"".join(map(sealed_line, lines)))
     return f"kept {len(lines)} lines of {path.name}; as it was: {aside}"
 
 
-def _with_committed(layout: RunPaths, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_committed(paths: RunPaths, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The journal's lines, and behind them those of committed stages that have lost theirs. Numbers are never used
     again where anybody still knows them: points in MLflow go by them."""
-    seq = max([_told_seq(layout), *(int(line["seq"]) for line in lines)])
+    seq = max([_told_seq(paths), *(int(line["seq"]) for line in lines)])
     last = {(line["step"], line["stage"]): line["identity"] for line in lines if "stage" in line}
     again: list[dict[str, Any]] = []
-    outlines = outlines_of(layout)
-    for step in layout.committed_steps():
+    outlines = outlines_of(paths)
+    for step in paths.committed_steps():
         for stage in (*outlines.at(step).names, EVAL):
-            manifest = _readable(layout.stage(step, stage))
+            manifest = _readable(paths.stage(step, stage))
             if manifest is not None and last.get((step, stage)) != manifest.identity:
                 again.append({"seq": seq + len(again) + 1, **stage_line(manifest)})
     return lines + again
 
 
-def _told_seq(layout: RunPaths) -> int:
+def _told_seq(paths: RunPaths) -> int:
     """Highest number of a journal line that a saved state knows of."""
-    states = (_readable(layout.state(role, step)) for role, step in layout.saved_states())
+    states = (_readable(paths.state(role, step)) for role, step in paths.saved_states())
     return max((int(state.extra["journal_seq"]) for state in states if state is not None), default=0)
 
 

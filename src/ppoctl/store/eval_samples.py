@@ -45,9 +45,9 @@ def _file(path: Path) -> Path:
             f"`{path}` is not there: no run, no folder of an evaluation, and no file by `eval --out`",
             hint=f"ls {quoted(path.parent)}",
         )
-    layout = RunPaths(path)
-    run_dir.facts(layout)
-    found = [file for step in layout.committed_steps() if (file := layout.stage(step, EVAL) / SAMPLES).is_file()]
+    paths = RunPaths(path)
+    run_dir.facts(paths)
+    found = [file for step in paths.committed_steps() if (file := paths.stage(step, EVAL) / SAMPLES).is_file()]
     if not found:
         raise RecipeError(f"run `{path}` has no evaluation yet", hint=f"ppoctl eval {quoted(path)}")
     return found[-1]

@@ -28,13 +28,13 @@ PER_TOKEN = ("tokens", "logprobs")
 class FinishedSampleFiles:
     """Parts under `steps/N/10-rollout.parts/`, and under that of any other stage that draws."""
 
-    layout: RunPaths
+    paths: RunPaths
     attempt: Attempt
     every_s: float
 
     def load(self, drawn_for: SampleSetKey) -> dict[str, Sample]:
         found: dict[str, Sample] = {}
-        folder = self.layout.parts(drawn_for.step, drawn_for.stage)
+        folder = self.paths.parts(drawn_for.step, drawn_for.stage)
         for path in sorted(folder.glob(FILES)) if folder.is_dir() else []:
             data = path.read_bytes()
             if path.stem.endswith(_digest(data)):
@@ -43,7 +43,7 @@ class FinishedSampleFiles:
 
     @contextmanager
     def writer(self, drawn_for: SampleSetKey) -> Iterator[Callable[[Sample], None]]:
-        folder = self.layout.parts(drawn_for.step, drawn_for.stage)
+        folder = self.paths.parts(drawn_for.step, drawn_for.stage)
         pending: list[Sample] = []
         written_at = time.monotonic()
 

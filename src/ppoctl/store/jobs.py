@@ -57,39 +57,39 @@ class Start:
     """Seconds that there were until the time limit; 0: not known, or none."""
 
 
-def record(layout: RunPaths, job: JobRecord) -> None:
+def record(paths: RunPaths, job: JobRecord) -> None:
     """Write down that a job was submitted for the run. Raises StorageError."""
     try:
-        layout.jobs.mkdir(exist_ok=True)
+        paths.jobs.mkdir(exist_ok=True)
     except OSError as error:
-        raise storage_error(layout.jobs, error) from error
-    write_atomically(layout.job(job.id), seal(asdict(job), indent=1).encode("ascii"))
+        raise storage_error(paths.jobs, error) from error
+    write_atomically(paths.job(job.id), seal(asdict(job), indent=1).encode("ascii"))
 
 
 def resume_command(run: Path) -> str:
     """What to type to go on with the run where it ran before: as a job, if one was submitted for it, or may have
     been."""
-    layout = RunPaths(run)
-    return f"ppoctl resume {quoted(run)}" + (" --on slurm" if layout.jobs.is_dir() else "")
+    paths = RunPaths(run)
+    return f"ppoctl resume {quoted(run)}" + (" --on slurm" if paths.jobs.is_dir() else "")
 
 
-def jobs(layout: RunPaths) -> list[JobRecord]:
+def jobs(paths: RunPaths) -> list[JobRecord]:
     """The jobs that were submitted for the run, oldest first. Raises CorruptArtifactError naming a file that is not
     as it was written, StorageError where they cannot be read."""
     try:
-        files = [path for path in layout.jobs.iterdir() if path.suffix == ".json"]
+        files = [path for path in paths.jobs.iterdir() if path.suffix == ".json"]
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise storage_error(layout.jobs, error, doing="read") from error
+        raise storage_error(paths.jobs, error, doing="read") from error
     # The ids of one cluster rise: they tell what one second of a clock does not.
     return sorted(map(_read, files), key=lambda job: (job.submitted_at, len(job.id), job.id))
 
 
-def ends(layout: RunPaths, id: str) -> list[ScriptEnd]:
+def ends(paths: RunPaths, id: str) -> list[ScriptEnd]:
     """Every end of the job's script, in the order of its restarts: behind a cut network an old one is written late.
     None where it wrote none. Lines that are not whole do not count. Raises StorageError where they cannot be read."""
-    lines = _lines(layout.job_ended(id), r"(\d+) (\d+) (\d+) (\S+)")
+    lines = _lines(paths.job_ended(id), r"(\d+) (\d+) (\d+) (\S+)")
     found = [ScriptEnd(int(restart), int(code), float(at), signal.strip("-")) for restart, code, at, signal in lines]
     return sorted(found, key=lambda end: end.restart)
 
@@ -100,9 +100,9 @@ def last_end(ends: Sequence[ScriptEnd], began: Iterable[int]) -> ScriptEnd | Non
     return ends[-1] if ends and ends[-1].restart >= max(began, default=0) else None
 
 
-def started(layout: RunPaths, id: str, start: Start) -> None:
+def started(paths: RunPaths, id: str, start: Start) -> None:
     """Write down that a job starts to work on the run. Raises StorageError."""
-    path = layout.job_started(id)
+    path = paths.job_started(id)
     try:
         with path.open("a", encoding="ascii") as file:
             file.write(f"{start.restart} {start.progress} {start.at:.0f} {start.limit_s:.0f}\n")
@@ -110,9 +110,9 @@ def started(layout: RunPaths, id: str, start: Start) -> None:
         raise storage_error(path, error) from error
 
 
-def starts(layout: RunPaths, id: str) -> list[Start]:
+def starts(paths: RunPaths, id: str) -> list[Start]:
     """Every start of the job on the run, oldest first. Raises StorageError where they cannot be read."""
-    found = _lines(layout.job_started(id), r"(\d+) (\d+) (\d+) (\d+)")
+    found = _lines(paths.job_started(id), r"(\d+) (\d+) (\d+) (\d+)")
     return [Start(int(restart), int(progress), float(at), float(limit)) for restart, progress, at, limit in found]
 
 

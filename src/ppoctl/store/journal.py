@@ -77,8 +77,8 @@ class Journal:
     It is read once; later only what was appended since, so that a step costs the same however long the run is.
     """
 
-    def __init__(self, layout: RunPaths, attempt: Attempt) -> None:
-        self._path = layout.journal
+    def __init__(self, paths: RunPaths, attempt: Attempt) -> None:
+        self._path = paths.journal
         self._attempt = attempt
         self._lines: list[JournalLine] = []
         self._by_step: dict[int, list[JournalLine]] = {}

@@ -34,22 +34,22 @@ def attempts(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def require_idle(layout: RunPaths, *, here: tuple[str, int] | None = None) -> None:
+def require_idle(paths: RunPaths, *, here: tuple[str, int] | None = None) -> None:
     """Raise RunAliveError when another process of this host is at work on the run. `here`: this process's job and how
     often that went back into the queue; what it left behind there before is in nobody's way. Nothing is known of
     other hosts. Intact lines of a damaged journal count; others say whether the damage stops the run."""
-    for attempt in attempts(intact(layout.journal)):
+    for attempt in attempts(intact(paths.journal)):
         is_left_behind = here is not None and attempt.get("job") == here[0] and attempt.get("restart") != here[1]
         if attempt["status"] == "running" and attempt["pid"] != os.getpid() and not is_left_behind:
-            raise in_use_error(layout, f"attempt {attempt['attempt']} is process {attempt['pid']} here")
+            raise in_use_error(paths, f"attempt {attempt['attempt']} is process {attempt['pid']} here")
 
 
-def in_use_error(layout: RunPaths, who: str) -> RunAliveError:
+def in_use_error(paths: RunPaths, who: str) -> RunAliveError:
     """The error of a run that somebody is at work on."""
     return RunAliveError(
-        f"run `{layout.root}` is at work: {who}",
-        hint=f"follow it: ppoctl status {quoted(layout.root)}; or stop it and go on here: "
-        f"ppoctl resume {quoted(layout.root)} --take-over",
+        f"run `{paths.root}` is at work: {who}",
+        hint=f"follow it: ppoctl status {quoted(paths.root)}; or stop it and go on here: "
+        f"ppoctl resume {quoted(paths.root)} --take-over",
     )
 
 

@@ -19,34 +19,34 @@ BLOCK_BYTES = 1 << 20
 """Most bytes that are read at once."""
 
 
-def of_attempt(layout: RunPaths, number: int) -> list[Path]:
+def of_attempt(paths: RunPaths, number: int) -> list[Path]:
     """The log files of one attempt, the console first."""
-    folder = layout.attempt(number)
+    folder = paths.attempt(number)
     found = [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
     return sorted(found, key=lambda path: (path.name != f"{CONSOLE}.log", _by_number(path)))
 
 
-def of_slurm(layout: RunPaths) -> list[Path]:
+def of_slurm(paths: RunPaths) -> list[Path]:
     """The files that Slurm wrote, oldest job first."""
-    found = layout.logs.glob("slurm-*.log") if layout.logs.is_dir() else ()
+    found = paths.logs.glob("slurm-*.log") if paths.logs.is_dir() else ()
     return sorted((path for path in found if path.is_file()), key=_by_number)
 
 
-def chosen(layout: RunPaths, what: str, attempt: int | None) -> list[Path]:
+def chosen(paths: RunPaths, what: str, attempt: int | None) -> list[Path]:
     """The files that a word stands for: one of `KINDS`, `SLURM`, or the name of a file, with `.log` or without.
 
     Without a number those of the newest attempt that has any; and before any attempt has a console, what Slurm wrote
     of the newest job.
     """
     if what == SLURM:
-        return of_slurm(layout)
+        return of_slurm(paths)
     pattern = KINDS.get(what, rf"{re.escape(what)}(\.log)?")
-    for number in reversed(layout.attempts()) if attempt is None else (attempt,):
-        if found := [path for path in of_attempt(layout, number) if re.fullmatch(pattern, path.name)]:
+    for number in reversed(paths.attempts()) if attempt is None else (attempt,):
+        if found := [path for path in of_attempt(paths, number) if re.fullmatch(pattern, path.name)]:
             return found
     if attempt is not None:
         return []
-    written = of_slurm(layout)
+    written = of_slurm(paths)
     return written[-1:] if what == CONSOLE else [path for path in written if re.fullmatch(pattern, path.name)]
 
 

@@ -92,25 +92,25 @@ class Outlines:
         return Outlines({int(start): _outline(told) for start, told in found.items()})
 
 
-def outlines_of(layout: RunPaths) -> Outlines:
+def outlines_of(paths: RunPaths) -> Outlines:
     """What the steps of this run consist of: a recipe that was changed on the way tells its own stories from its
     first step on. Raises as `run_dir.facts` and `run_dir.asked` do."""
-    run_dir.facts(layout)
+    run_dir.facts(paths)
     found: dict[int, Outline] = {}
-    for start, asked in sorted(run_dir.read_recorded(layout).items()):
-        told = _stories(layout, start, asked)
+    for start, asked in sorted(run_dir.read_recorded(paths).items()):
+        told = _stories(paths, start, asked)
         found = {step: outline for step, outline in found.items() if step < start} | {start: told.at(start)}
         found |= {step: outline for step, outline in told.by_start.items() if step > start}
     return Outlines(found)
 
 
-def _stories(layout: RunPaths, start: int, asked: Mapping[str, Any]) -> Outlines:
+def _stories(paths: RunPaths, start: int, asked: Mapping[str, Any]) -> Outlines:
     try:
         return Outlines.from_json(asked[run_dir.STORIES])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptArtifactError(
-            f"`{layout.recipe_from(start)}` does not say what the run's steps consist of",
-            hint=f"bring it again from a copy of the run: ls {quoted(layout.root)}",
+            f"`{paths.recipe_from(start)}` does not say what the run's steps consist of",
+            hint=f"bring it again from a copy of the run: ls {quoted(paths.root)}",
         ) from error
 
 

@@ -43,27 +43,27 @@ FIELDS = {
 """Kinds that are read in this way, and fields that readers take for granted."""
 
 
-def read(layout: RunPaths, step: int, stage: str) -> PlainRecord | None:
+def read(paths: RunPaths, step: int, stage: str) -> PlainRecord | None:
     """The committed record of a stage; None where none is committed. Raises CorruptArtifactError naming the file,
     StorageError where another version of ppoctl wrote it."""
-    manifest = manifests.read(layout.stage(step, stage))
+    manifest = manifests.read(paths.stage(step, stage))
     if manifest is None:
         return None
-    data = verified(layout, step, stage, manifest)
+    data = verified(paths, step, stage, manifest)
     try:
         kind, meta = record_header.record_metadata(data)
         missing = FIELDS[kind] - (found := {**meta, **_arrays(data)}).keys() if kind in FIELDS else {kind}
         if missing:
             raise ValueError(f"a record of kind `{kind}` without `{min(missing)}`")
     except ValueError as error:
-        raise unknown(layout, step, stage, error) from error
+        raise unknown(paths, step, stage, error) from error
     return PlainRecord(kind, found)
 
 
-def verified(layout: RunPaths, step: int, stage: str, manifest: Manifest) -> bytes:
+def verified(paths: RunPaths, step: int, stage: str, manifest: Manifest) -> bytes:
     """The bytes of a committed record, all files of its artifact compared with the manifest. Raises
     CorruptArtifactError naming the file that differs."""
-    folder = layout.stage(step, stage)
+    folder = paths.stage(step, stage)
     for name in manifest.files:
         if name != RECORD:
             manifests.verify_bytes(folder / name, manifests.digest_of(folder / name), manifest.files[name])
@@ -73,13 +73,13 @@ def verified(layout: RunPaths, step: int, stage: str, manifest: Manifest) -> byt
     return data
 
 
-def unknown(layout: RunPaths, step: int, stage: str, error: ValueError) -> StorageError:
+def unknown(paths: RunPaths, step: int, stage: str, error: ValueError) -> StorageError:
     """The error for a record that another version of ppoctl wrote."""
-    path = layout.stage(step, stage) / RECORD
+    path = paths.stage(step, stage) / RECORD
     return StorageError(
         f"`{path}` was written by a version of ppoctl that this one does not know: {error}",
         hint="go on with the version that wrote it; which one, says: "
-        f"ppoctl show {quoted(layout.root)} --step {step} --manifest",
+        f"ppoctl show {quoted(paths.root)} --step {step} --manifest",
     )
 
 

@@ -53,77 +53,77 @@ class ResumePlan:
     def broken(self) -> tuple[ResumeItem, ...]:
         return tuple(item for item in self.items if item.action in ("missing", "corrupt"))
 
-    def require_intact(self, layout: RunPaths) -> None:
+    def require_intact(self, paths: RunPaths) -> None:
         """Raise StorageError naming every missing or corrupt item."""
         if not self.broken:
             return
         names = ", ".join(item.description for item in self.broken)
         error = CorruptArtifactError if any(item.action == "corrupt" for item in self.broken) else StorageError
         raise error(
-            f"cannot resume `{layout.root}` as it was: {names}",
-            hint=repair_hint(layout.root),
+            f"cannot resume `{paths.root}` as it was: {names}",
+            hint=repair_hint(paths.root),
         )
 
 
-def plan_resume(layout: RunPaths) -> ResumePlan:
+def plan_resume(paths: RunPaths) -> ResumePlan:
     """The plan of a resume, from manifests and digests, without touching anything."""
-    outlines = outlines_of(layout)
+    outlines = outlines_of(paths)
     roles = outlines.roles
-    start = (saved_steps(layout, roles) or [0])[-1]
-    items = _lines_items(layout, roles if start else (), start)
-    items += _state_items(layout, roles, start)
-    steps = [step for step in layout.committed_steps() if step > start and layout.has_committed(step)]
+    start = (saved_steps(paths, roles) or [0])[-1]
+    items = _lines_items(paths, roles if start else (), start)
+    items += _state_items(paths, roles, start)
+    steps = [step for step in paths.committed_steps() if step > start and paths.has_committed(step)]
     if steps:
         last = max(steps)
         for step in range(start + 1, last + 1):
-            items += _step_items(layout, step, outlines.at(step), is_last=step == last)
-    notes = tuple(_notes(layout, roles, start))
+            items += _step_items(paths, step, outlines.at(step), is_last=step == last)
+    notes = tuple(_notes(paths, roles, start))
     return ResumePlan(start=start, items=tuple(items), notes=notes)
 
 
-def _notes(layout: RunPaths, roles: Sequence[str], start: int) -> Sequence[str]:
+def _notes(paths: RunPaths, roles: Sequence[str], start: int) -> Sequence[str]:
     """Notes that a person should know before the run goes on."""
     try:
-        if not start or is_healthy(layout, roles, start):
+        if not start or is_healthy(paths, roles, start):
             return []
-        healthy = healthy_steps(layout, roles)
+        healthy = healthy_steps(paths, roles)
     except CorruptArtifactError:
         return []  # an item of the table says so
     note = f"a health rule stopped the run at step {start}; it goes on from the states of that step"
     if not healthy:
         return [note]
-    back = f"ppoctl resume {quoted(layout.root)} --back-to {healthy[-1]}"
+    back = f"ppoctl resume {quoted(paths.root)} --back-to {healthy[-1]}"
     return [note, f"to go on from the last healthy ones instead, and drop what came after: {back}"]
 
 
-def _lines_items(layout: RunPaths, saved: Sequence[str], start: int) -> list[ResumeItem]:
+def _lines_items(paths: RunPaths, saved: Sequence[str], start: int) -> list[ResumeItem]:
     """Items of journal and ledger, where they are damaged, gone, or end before what the saved states were told of
     them."""
     items: list[ResumeItem] = []
-    told_seq, told_bytes = _told_by_states(layout, saved, start)
+    told_seq, told_bytes = _told_by_states(paths, saved, start)
     mended_seq = -1
     try:
-        lines = read_lines(layout.journal)
+        lines = read_lines(paths.journal)
         mended_seq = max((line["seq"] for line in lines if line.get("event") == REPAIRED), default=-1)
         if (lines[-1]["seq"] if lines else 0) < told_seq:
-            items.append(ResumeItem(layout.journal.name, "corrupt", f"cut: line {told_seq} was there"))
+            items.append(ResumeItem(paths.journal.name, "corrupt", f"cut: line {told_seq} was there"))
     except CorruptArtifactError as error:
-        items.append(ResumeItem(layout.journal.name, "corrupt", error.message))
+        items.append(ResumeItem(paths.journal.name, "corrupt", error.message))
     try:
-        end = end_of_blocks(layout.ledger)
+        end = end_of_blocks(paths.ledger)
         if end < told_bytes and mended_seq < told_seq:
-            items.append(ResumeItem(layout.ledger.name, "corrupt", f"cut: {end} bytes, {told_bytes} were there"))
+            items.append(ResumeItem(paths.ledger.name, "corrupt", f"cut: {end} bytes, {told_bytes} were there"))
     except CorruptArtifactError as error:
-        items.append(ResumeItem(layout.ledger.name, "corrupt", error.message))
+        items.append(ResumeItem(paths.ledger.name, "corrupt", error.message))
     return items
 
 
-def _told_by_states(layout: RunPaths, saved: Sequence[str], start: int) -> tuple[int, int]:
+def _told_by_states(paths: RunPaths, saved: Sequence[str], start: int) -> tuple[int, int]:
     """Number of the journal's last line and size of the ledger in bytes when the newest states were saved."""
     seq, size_bytes = 0, 0
     for role in saved:
         try:
-            manifest = manifests.read(layout.state(role, start))
+            manifest = manifests.read(paths.state(role, start))
         except CorruptArtifactError:
             continue  # `_state_item` names it
         if manifest is not None:
@@ -131,24 +131,24 @@ def _told_by_states(layout: RunPaths, saved: Sequence[str], start: int) -> tuple
     return seq, size_bytes
 
 
-def _state_items(layout: RunPaths, roles: Sequence[str], start: int) -> list[ResumeItem]:
+def _state_items(paths: RunPaths, roles: Sequence[str], start: int) -> list[ResumeItem]:
     """Items of the saved states that the run goes on from, and of others that cannot be read: they are not needed,
     but whether they may go is read from them."""
     found: list[ResumeItem] = []
     for role in roles:
-        for step in layout.saved_steps(role):
-            item = _item(layout, layout.state(role, step), "restored", is_needed=step == start)
+        for step in paths.saved_steps(role):
+            item = _item(paths, paths.state(role, step), "restored", is_needed=step == start)
             if step == start or item.action == "corrupt":
                 found.append(item)
     return found
 
 
-def _step_items(layout: RunPaths, step: int, told: Outline, *, is_last: bool) -> list[ResumeItem]:
+def _step_items(paths: RunPaths, step: int, told: Outline, *, is_last: bool) -> list[ResumeItem]:
     """Items of the step's stages in the order of its story. A stage that is not there is a hole where later ones are,
     or where a later step is; an evaluation, which not every step has, never is."""
     stages = (*told.names, EVAL)
     items = {
-        stage: _item(layout, layout.stage(step, stage), "replayed" if told.is_update(stage) else "recalled", "run")
+        stage: _item(paths, paths.stage(step, stage), "replayed" if told.is_update(stage) else "recalled", "run")
         for stage in stages
     }
     there = [number for number, stage in enumerate(stages) if items[stage].action != "run"]
@@ -164,10 +164,10 @@ def _step_items(layout: RunPaths, step: int, told: Outline, *, is_last: bool) ->
 
 
 def _item(
-    layout: RunPaths, folder: Path, action: str, absent: str = "missing", *, is_needed: bool = True
+    paths: RunPaths, folder: Path, action: str, absent: str = "missing", *, is_needed: bool = True
 ) -> ResumeItem:
     """Item of an artifact, with the action on it if it can be had; files of one that is not needed are not read."""
-    name = layout.inside(folder)
+    name = paths.inside(folder)
     try:
         manifest = manifests.read(folder)
         if manifest is None:

@@ -13,24 +13,24 @@ from ppoctl.store.outline import Outlines
 from ppoctl.store.run_paths import RunPaths
 
 
-def saved_steps(layout: RunPaths, roles: Sequence[str]) -> list[int]:
+def saved_steps(paths: RunPaths, roles: Sequence[str]) -> list[int]:
     """Steps at which every one of the roles has a committed state, oldest first."""
-    return sorted(set.intersection(*(set(layout.saved_steps(role)) for role in roles)))
+    return sorted(set.intersection(*(set(paths.saved_steps(role)) for role in roles)))
 
 
-def is_healthy(layout: RunPaths, roles: Sequence[str], step: int) -> bool:
+def is_healthy(paths: RunPaths, roles: Sequence[str], step: int) -> bool:
     """Whether no health rule stopped the run at this step, of which the states are saved."""
-    return all(extra.get("healthy", True) for extra in extras_of(layout, roles, step))
+    return all(extra.get("healthy", True) for extra in extras_of(paths, roles, step))
 
 
-def extras_of(layout: RunPaths, roles: Sequence[str], step: int) -> list[dict[str, Any]]:
+def extras_of(paths: RunPaths, roles: Sequence[str], step: int) -> list[dict[str, Any]]:
     """What the manifests of a saved step's states say besides, one for each role."""
-    return [manifests.require(layout.state(role, step)).extra for role in roles]
+    return [manifests.require(paths.state(role, step)).extra for role in roles]
 
 
-def healthy_steps(layout: RunPaths, roles: Sequence[str]) -> list[int]:
+def healthy_steps(paths: RunPaths, roles: Sequence[str]) -> list[int]:
     """Saved steps at which no health rule stopped the run, oldest first."""
-    return [step for step in saved_steps(layout, roles) if is_healthy(layout, roles, step)]
+    return [step for step in saved_steps(paths, roles) if is_healthy(paths, roles, step)]
 
 
 LEAST_KEPT = 2
@@ -57,7 +57,7 @@ class Retention:
 
     def apply(self) -> list[int]:
         """Delete what may go by now. Returns the steps whose folders were looked at."""
-        layout = self.attempt.layout
+        layout = self.attempt.paths
         count = self.keep_last or LEAST_KEPT
         kept, stopped_at = self._newest_healthy(count)
         if kept or stopped_at:
@@ -76,17 +76,17 @@ class Retention:
         to the oldest of them."""
         kept: list[int] = []
         stopped_at: list[int] = []
-        for step in reversed(saved_steps(self.attempt.layout, self.outlines.roles)):
+        for step in reversed(saved_steps(self.attempt.paths, self.outlines.roles)):
             if len(kept) == count:
                 break
-            extras = extras_of(self.attempt.layout, self.outlines.roles, step)
+            extras = extras_of(self.attempt.paths, self.outlines.roles, step)
             if all(extra.get("healthy", True) for extra in extras):
                 (stopped_at if any(extra.get("at_stop", False) for extra in extras) else kept).append(step)
         return kept, stopped_at
 
     def _drop_states(self, steps: Sequence[int], *, before: int) -> None:
         """Delete the states of these steps, and of all before one."""
-        layout = self.attempt.layout
+        layout = self.attempt.paths
         for role in self.outlines.roles:
             for step in layout.saved_steps(role):
                 if step < before or step in steps:
@@ -95,11 +95,11 @@ class Retention:
     def drop_kept_at_stop(self, saved: int) -> None:
         """Delete what a stop left of steps up to one that is saved, or is about to be: engines are past it."""
         for role in self.outlines.roles:
-            self._drop(self.attempt.layout.at_stop / role, saved)
+            self._drop(self.attempt.paths.at_stop / role, saved)
 
     def drop_all_kept_at_stop(self) -> None:
         """Delete what stops left: the last step is saved."""
-        self.attempt.remove(self.attempt.layout.at_stop)
+        self.attempt.remove(self.attempt.paths.at_stop)
 
     def _drop(self, folder: Path, saved: int) -> None:
         try:
@@ -115,9 +115,9 @@ class Retention:
         is_kept = every > 0 and step % every == 0
         for stage in self.outlines.at(step).stages:
             if not is_kept or stage.trains is not None:
-                self.attempt.remove(self.attempt.layout.stage(step, stage.name))
-        for folder in self.attempt.layout.all_parts(step):
+                self.attempt.remove(self.attempt.paths.stage(step, stage.name))
+        for folder in self.attempt.paths.all_parts(step):
             self.attempt.remove(folder)
-        folder = self.attempt.layout.step(step)
+        folder = self.attempt.paths.step(step)
         if not any(folder.iterdir()):
             self.attempt.remove(folder)

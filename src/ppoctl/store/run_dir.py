@@ -24,19 +24,19 @@ STORIES = "stories"
 """Beside the keys of a recorded recipe: the outlines of its steps (`store.outline`)."""
 
 
-def create(layout: RunPaths, *, recipe_toml: str, resolved: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+def create(paths: RunPaths, *, recipe_toml: str, resolved: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     """Make the run directory, complete or not at all. `resolved`: the recipe with its stories; `facts`: sources,
     versions, command.
 
     Raises RunExistsError when it exists, StorageError when it cannot be written.
     """
-    if layout.root.exists():
+    if paths.root.exists():
         raise RunExistsError(
-            f"run directory `{layout.root}` exists", hint=f"continue it: ppoctl resume {quoted(layout.root)}"
+            f"run directory `{paths.root}` exists", hint=f"continue it: ppoctl resume {quoted(paths.root)}"
         )
-    _sweep(layout)
-    aside = RunPaths(layout.root.with_name(f".{layout.root.name}.creating-{uuid.uuid4().hex[:8]}"))
-    identity = {"format": FORMAT, "id": uuid.uuid4().hex, "name": layout.root.name, "created": time.time(), **facts}
+    _sweep(paths)
+    aside = RunPaths(paths.root.with_name(f".{paths.root.name}.creating-{uuid.uuid4().hex[:8]}"))
+    identity = {"format": FORMAT, "id": uuid.uuid4().hex, "name": paths.root.name, "created": time.time(), **facts}
     try:
         aside.recipes.mkdir(parents=True)
         aside.logs.mkdir()
@@ -46,86 +46,86 @@ def create(layout: RunPaths, *, recipe_toml: str, resolved: Mapping[str, Any], f
         for path in (aside.journal, aside.ledger):
             path.touch()  # from now on a missing one was deleted
         aside.run_json.write_text(_sealed(identity), encoding="ascii")
-        aside.root.rename(layout.root)
+        aside.root.rename(paths.root)
     except OSError as error:
         shutil.rmtree(aside.root, ignore_errors=True)
-        raise storage_error(layout.root, error) from error
+        raise storage_error(paths.root, error) from error
 
 
-def _sweep(layout: RunPaths) -> None:
+def _sweep(paths: RunPaths) -> None:
     """What commands left that were killed: of making this run, where nobody needs an hour for that, and of removing
     any run of the folder."""
-    for path in layout.root.parent.glob(".*.removing-*"):
+    for path in paths.root.parent.glob(".*.removing-*"):
         shutil.rmtree(path, ignore_errors=True)
-    for path in layout.root.parent.glob(f".{glob.escape(layout.root.name)}.creating-*"):
+    for path in paths.root.parent.glob(f".{glob.escape(paths.root.name)}.creating-*"):
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > 3600:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def facts(layout: RunPaths) -> dict[str, Any]:
+def facts(paths: RunPaths) -> dict[str, Any]:
     """`run.json`. Raises RecipeError when the folder is no run directory, StorageError when another version of ppoctl
     made it, CorruptArtifactError when it is not as it was written."""
-    if not layout.run_json.exists():
-        raise RecipeError(f"`{layout.root}` is not a run directory", hint="ppoctl runs")
-    found = _load(layout.run_json, hint=f"bring it again from a copy of the run: ls {quoted(layout.root)}")
-    require_format(layout.run_json, found.get("format"))
+    if not paths.run_json.exists():
+        raise RecipeError(f"`{paths.root}` is not a run directory", hint="ppoctl runs")
+    found = _load(paths.run_json, hint=f"bring it again from a copy of the run: ls {quoted(paths.root)}")
+    require_format(paths.run_json, found.get("format"))
     return found
 
 
 def complete(attempt: Attempt, digests: Mapping[str, str], rows: Mapping[str, Mapping[str, int]]) -> None:
     """Add the digests, and the numbers of rows, that nobody could take when the run was made: a login node has no
     tokenizer."""
-    known = facts(attempt.layout)
+    known = facts(attempt.paths)
     missing = {name: digest for name, digest in digests.items() if name not in known["sources"]}
     counted = {"rows": dict(rows)} if rows and "rows" not in known else {}
     if missing or counted:
         told = {**known, "sources": {**known["sources"], **missing}, **counted}
-        attempt.write(attempt.layout.run_json, _sealed(told).encode("ascii"))
+        attempt.write(attempt.paths.run_json, _sealed(told).encode("ascii"))
 
 
-def recipes(layout: RunPaths) -> dict[int, dict[str, Any]]:
+def recipes(paths: RunPaths) -> dict[int, dict[str, Any]]:
     """Resolved recipes by the first step they hold for. Raises as `asked` does."""
     return {
-        start: {key: found[key] for key in found if key != STORIES} for start, found in read_recorded(layout).items()
+        start: {key: found[key] for key in found if key != STORIES} for start, found in read_recorded(paths).items()
     }
 
 
-def read_recorded(layout: RunPaths) -> dict[int, dict[str, Any]]:
+def read_recorded(paths: RunPaths) -> dict[int, dict[str, Any]]:
     """Resolved recipes with the stories that they tell, by the first step they hold for.
 
     Raises CorruptArtifactError when one is not as it was written, or when the first is gone, StorageError when they
     cannot be read.
     """
-    known = f"what was asked last: ppoctl validate {quoted(layout.recipe_toml)} --show"
+    known = f"what was asked last: ppoctl validate {quoted(paths.recipe_toml)} --show"
     found = {
         int(path.stem): _load(path, hint=f"bring it again from a copy of the run; {known}")
-        for path in _recipe_files(layout)
+        for path in _recipe_files(paths)
     }
     if 1 not in found:
-        there = f"mkdir -p {quoted(layout.recipes)}"
-        again = f"{there} && cp {quoted(layout.recipe_resolved)} {quoted(layout.recipe_from(1))}"
+        there = f"mkdir -p {quoted(paths.recipes)}"
+        again = f"{there} && cp {quoted(paths.recipe_resolved)} {quoted(paths.recipe_from(1))}"
         raise CorruptArtifactError(
-            f"`{layout.recipe_from(1)}` is missing: the recipe that the run began with",
+            f"`{paths.recipe_from(1)}` is missing: the recipe that the run began with",
             hint=f"bring it again from a copy of the run; if no key was ever changed: {again}",
         )
     return found
 
 
-def _recipe_files(layout: RunPaths) -> list[Path]:
+def _recipe_files(paths: RunPaths) -> list[Path]:
     try:
         # Not `glob`, for which a folder that may not be read is an empty one.
-        return sorted(path for path in layout.recipes.iterdir() if path.suffix == ".json")
+        return sorted(path for path in paths.recipes.iterdir() if path.suffix == ".json")
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise storage_error(layout.recipes, error, doing="read") from error
+        raise storage_error(paths.recipes, error, doing="read") from error
 
 
 def change_recipe(attempt: Attempt, resolved: Mapping[str, Any], *, from_step: int) -> None:
     """Record that this recipe holds from `from_step` on (the first step with no committed rollout); earlier steps
     keep theirs."""
-    layout = attempt.layout
+    layout = attempt.paths
     for path in layout.recipes.glob("*.json"):
         if int(path.stem) > from_step:
             attempt.remove(path)
@@ -133,30 +133,30 @@ def change_recipe(attempt: Attempt, resolved: Mapping[str, Any], *, from_step: i
     attempt.write(layout.recipe_resolved, _sealed(resolved).encode("ascii"))
 
 
-def remove(layout: RunPaths) -> Path | None:
+def remove(paths: RunPaths) -> Path | None:
     """Delete a run, its name first: a kill then leaves nothing in the way of the next one, and what it leaves goes
     with the next that is made or removed beside it. Returns where what could not be deleted lies; None: nowhere.
 
     Raises StorageError where nothing could be.
     """
-    aside = layout.root.with_name(f".{layout.root.name}.removing-{uuid.uuid4().hex[:8]}")
+    aside = paths.root.with_name(f".{paths.root.name}.removing-{uuid.uuid4().hex[:8]}")
     try:
-        layout.root.rename(aside)
+        paths.root.rename(aside)
     except OSError as error:
-        raise storage_error(layout.root, error, doing="remove") from error
-    _sweep(layout)
+        raise storage_error(paths.root, error, doing="remove") from error
+    _sweep(paths)
     return aside if aside.exists() else None
 
 
-def has_begun(layout: RunPaths) -> bool:
+def has_begun(paths: RunPaths) -> bool:
     """Whether the run ever committed a stage of a step."""
-    return bool(layout.saved_states()) or any(layout.has_committed(step) for step in layout.committed_steps() if step)
+    return bool(paths.saved_states()) or any(paths.has_committed(step) for step in paths.committed_steps() if step)
 
 
-def first_free_step(layout: RunPaths, *, after: int) -> int:
+def first_free_step(paths: RunPaths, *, after: int) -> int:
     """The first step later than `after` of which nothing is committed."""
     step = after + 1
-    while layout.has_committed(step):
+    while paths.has_committed(step):
         step += 1
     return step
 

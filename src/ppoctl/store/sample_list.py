@@ -48,12 +48,12 @@ class SampleFilter:
 class Source:
     """Where samples are taken from: the steps of a run, or its evaluations."""
 
-    layout: RunPaths
+    paths: RunPaths
     evaluations: bool = False
 
     def steps(self) -> list[int]:
         """Steps that have samples, oldest first."""
-        return (samples.steps_with_evaluation if self.evaluations else samples.steps_with_rollouts)(self.layout)
+        return (samples.steps_with_evaluation if self.evaluations else samples.steps_with_rollouts)(self.paths)
 
     def last(self) -> int:
         """The newest of them. Raises RecipeError where there is none."""
@@ -65,8 +65,8 @@ class Source:
     def rows(self, step: int) -> list[SampleRow]:
         """All samples of a step. Raises RecipeError where it has none, and as `record_file.read` does."""
         if self.evaluations:
-            return samples.listed(step, samples.evaluation_rows(self.layout, step))
-        return StepRecords.read(self.layout, step, per_token=False).rows()
+            return samples.listed(step, samples.evaluation_rows(self.paths, step))
+        return StepRecords.read(self.paths, step, per_token=False).rows()
 
     def of_prompt(self, prompt_id: str) -> list[SampleRow]:
         """All samples of a prompt, oldest first. Raises RecipeError where no step has any."""
@@ -75,7 +75,7 @@ class Source:
         if not found:
             known = sorted({row.prompt_id for row in every})
             near = get_close_matches(prompt_id, known, n=1, cutoff=0.6) or [one for one in known if prompt_id in one]
-            whole = f"ppoctl show {quoted(self.layout.root)}"
+            whole = f"ppoctl show {quoted(self.paths.root)}"
             raise RecipeError(
                 f"no sample that is kept is of a prompt `{prompt_id}`"
                 + (f"; did you mean `{near[0]}`?" if near else ""),

@@ -50,15 +50,15 @@ class StepRecords:
     advantages: PlainRecord | None
 
     @staticmethod
-    def read(layout: RunPaths, step: int, *, per_token: bool = True) -> "StepRecords":
+    def read(paths: RunPaths, step: int, *, per_token: bool = True) -> "StepRecords":
         """Read and verify them; without `per_token` only what a list says. Raises RecipeError where the step has no
         rollouts, and as `record_file.read` does."""
-        rollouts = record_file.read(layout, step, "rollout")
+        rollouts = record_file.read(paths, step, "rollout")
         if rollouts is None:
-            raise no_rollouts(layout, step)
-        rewards, advantages = (record_file.read(layout, step, name) for name in ("reward", ADVANTAGES))
+            raise no_rollouts(paths, step)
+        rewards, advantages = (record_file.read(paths, step, name) for name in ("reward", ADVANTAGES))
         names = ("values", "logprobs")
-        values, logprobs = (record_file.read(layout, step, name) if per_token else None for name in names)
+        values, logprobs = (record_file.read(paths, step, name) if per_token else None for name in names)
         return StepRecords(step, rollouts, rewards, values, logprobs, advantages)
 
     @property
@@ -122,51 +122,51 @@ class StepRecords:
         return float(counted.mean()) if len(counted) else None
 
 
-def steps_with_rollouts(layout: RunPaths) -> list[int]:
+def steps_with_rollouts(paths: RunPaths) -> list[int]:
     """Steps whose rollouts are still there, oldest first."""
-    return [step for step in layout.committed_steps() if manifests.read(layout.stage(step, "rollout")) is not None]
+    return [step for step in paths.committed_steps() if manifests.read(paths.stage(step, "rollout")) is not None]
 
 
-def last_step(layout: RunPaths) -> int:
+def last_step(paths: RunPaths) -> int:
     """The newest step with rollouts. Raises RecipeError where none has any."""
-    kept = steps_with_rollouts(layout)
+    kept = steps_with_rollouts(paths)
     if not kept:
-        raise no_rollouts(layout, 1)
+        raise no_rollouts(paths, 1)
     return kept[-1]
 
 
-def no_rollouts(layout: RunPaths, step: int) -> RecipeError:
+def no_rollouts(paths: RunPaths, step: int) -> RecipeError:
     """The error for a step without rollouts: which steps have them."""
-    kept = steps_with_rollouts(layout)
+    kept = steps_with_rollouts(paths)
     if not kept:
-        return RecipeError(f"run `{layout.root}` has no rollouts yet", hint=f"ppoctl status {quoted(layout.root)}")
+        return RecipeError(f"run `{paths.root}` has no rollouts yet", hint=f"ppoctl status {quoted(paths.root)}")
     nearest = min(kept, key=lambda each: abs(each - step))
     return RecipeError(
-        f"step {step} of `{layout.root}` has no rollouts; kept are those of {spans(kept)}",
-        hint=f"ppoctl show {quoted(layout.root)} --step {nearest}",
+        f"step {step} of `{paths.root}` has no rollouts; kept are those of {spans(kept)}",
+        hint=f"ppoctl show {quoted(paths.root)} --step {nearest}",
     )
 
 
-def steps_with_evaluation(layout: RunPaths) -> list[int]:
+def steps_with_evaluation(paths: RunPaths) -> list[int]:
     """Steps that an evaluation was made after, oldest first; 0: before the first."""
-    return [step for step in layout.committed_steps() if manifests.read(layout.stage(step, EVAL)) is not None]
+    return [step for step in paths.committed_steps() if manifests.read(paths.stage(step, EVAL)) is not None]
 
 
-def evaluation_rows(layout: RunPaths, step: int) -> list[dict[str, Any]]:
+def evaluation_rows(paths: RunPaths, step: int) -> list[dict[str, Any]]:
     """Samples of the evaluation after a step as it recorded them. Raises RecipeError where there is none, and as
     `record_file.read` does."""
-    record = record_file.read(layout, step, EVAL)
+    record = record_file.read(paths, step, EVAL)
     if record is not None:
         rows: list[dict[str, Any]] = record["rows"]
         return rows
-    made = steps_with_evaluation(layout)
+    made = steps_with_evaluation(paths)
     if not made:
-        hint = f"ppoctl eval --ckpt {quoted(layout.root)}"
-        raise RecipeError(f"run `{layout.root}` has no evaluation yet", hint=hint)
+        hint = f"ppoctl eval --ckpt {quoted(paths.root)}"
+        raise RecipeError(f"run `{paths.root}` has no evaluation yet", hint=hint)
     nearest = min(made, key=lambda each: abs(each - step))
     raise RecipeError(
-        f"step {step} of `{layout.root}` has no evaluation; there are those of {spans(made)}",
-        hint=f"ppoctl show {quoted(layout.root)} --eval --step {nearest}",
+        f"step {step} of `{paths.root}` has no evaluation; there are those of {spans(made)}",
+        hint=f"ppoctl show {quoted(paths.root)} --eval --step {nearest}",
     )
 
 

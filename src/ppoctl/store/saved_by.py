@@ -26,9 +26,9 @@ def saved_by(folder: Path) -> SavedBy | None:
     if manifest is None:
         return None
     role, place = manifest.stage.partition("/")[2], folder.resolve()
-    layout = RunPaths(place.parent.parent.parent)
-    is_there = layout.run_json.is_file() and place == layout.state(role, manifest.step)
-    return SavedBy(str(layout.root) if is_there else None, role, manifest.step, manifest.identity)
+    paths = RunPaths(place.parent.parent.parent)
+    is_there = paths.run_json.is_file() and place == paths.state(role, manifest.step)
+    return SavedBy(str(paths.root) if is_there else None, role, manifest.step, manifest.identity)
 
 
 def state_manifest(folder: Path) -> Manifest | None:

@@ -72,7 +72,7 @@ class Observer(Protocol):
 class StageRunner:
     """The memory of a run."""
 
-    layout: RunPaths
+    paths: RunPaths
     attempt: Attempt
     journal: Journal
     gate: Gate
@@ -96,7 +96,7 @@ class StepRunner:
 
         Raises StorageError when a committed artifact was made from something else: nothing is overwritten.
         """
-        folder = self.runner.layout.stage(self.step, stage.name)
+        folder = self.runner.paths.stage(self.step, stage.name)
         identities = tuple(item.identity for item in inputs)
         manifest = manifests.read(folder)
         if manifest is None:
@@ -104,9 +104,9 @@ class StepRunner:
         else:
             self._require_same(stage, manifest, identities)
             self.runner.journal.ensure(manifest)
-            record = load_record(self.runner.layout, self.step, stage.name, manifest)
+            record = load_record(self.runner.paths, self.step, stage.name, manifest)
         # Where it is recalled, too: a kill may have come between the commit and this.
-        self.runner.attempt.remove(self.runner.layout.parts(self.step, stage.name))
+        self.runner.attempt.remove(self.runner.paths.parts(self.step, stage.name))
         return record.result
 
     def _run(self, stage: Stage[Result], inputs: Sequence[Identified], identities: tuple[str, ...]) -> Record[Result]:
@@ -129,7 +129,7 @@ class StepRunner:
             versions=self.runner.versions,
             extra={"clocked": record.timing_metrics()},
         )
-        folder = self.runner.layout.stage(self.step, stage.name)
+        folder = self.runner.paths.stage(self.step, stage.name)
         files = {RECORD: record.encoded, **record.readable_files()}
         committed = artifact.commit(
             folder,
@@ -145,7 +145,7 @@ class StepRunner:
         return record
 
     def _require_same(self, stage: Stage[Any], manifest: Manifest, identities: tuple[str, ...]) -> None:
-        folder = self.runner.layout.stage(self.step, stage.name)
+        folder = self.runner.paths.stage(self.step, stage.name)
         if manifest.inputs != identities:
             changed = [old for old, new in zip(manifest.inputs, identities, strict=False) if old != new]
             what = f"from other inputs (it has `{(changed or ['another number of them'])[0][:24]}`)"
@@ -169,11 +169,11 @@ def moments(observers: Sequence[Observer], step: int, stage: str) -> artifact.Mo
     return tell
 
 
-def load_record(layout: RunPaths, step: int, stage: str, manifest: Manifest) -> Record[Any]:
+def load_record(paths: RunPaths, step: int, stage: str, manifest: Manifest) -> Record[Any]:
     """A committed record, verified against its manifest. Raises CorruptArtifactError naming the file, StorageError
     where another version of ppoctl wrote it."""
-    data = record_file.verified(layout, step, stage, manifest)
+    data = record_file.verified(paths, step, stage, manifest)
     try:
         return records.decode(data)
     except ValueError as error:
-        raise record_file.unknown(layout, step, stage, error) from error
+        raise record_file.unknown(paths, step, stage, error) from error

@@ -70,7 +70,7 @@ class Recorded:
 class States:
     """States of all roles of one run."""
 
-    layout: RunPaths
+    paths: RunPaths
     outlines: Outlines
     attempt: Attempt
     engines: Mapping[str, Trainer]
@@ -125,7 +125,7 @@ class States:
     def save(self, state: State, carry: Carry, figures: dict[str, float], lines: Recorded, *, healthy: bool) -> None:
         """Commit the state unless it is: at once, or in the background (see `Saves`; what is in flight of the role
         must be finished). `figures` are the step's, for the record."""
-        folder = self.layout.state(state.role, state.step)
+        folder = self.paths.state(state.role, state.step)
         existing = manifests.read(folder)
         if existing is not None:
             if existing.identity != state.lineage:
@@ -159,8 +159,8 @@ class States:
 
     def _saved_before(self, state: State) -> tuple[Path, Manifest] | None:
         """An earlier step's folder with the very same state: a critic-only step leaves the actor as it was."""
-        for step in self.layout.saved_steps(state.role):
-            folder = self.layout.state(state.role, step)
+        for step in self.paths.saved_steps(state.role):
+            folder = self.paths.state(state.role, step)
             manifest = manifests.read(folder)
             if manifest is not None and manifest.identity == state.lineage:
                 same_layout = manifest.extra["layout"] == dict(self.layouts[state.role])
@@ -188,7 +188,7 @@ class States:
             if self._update_that_made(state) is None:
                 continue  # it was trained, and that was not committed
             extra = {"updates": state.updates, "layout": dict(self.layouts[role]), "replay": self.replays(role)}
-            draft, began = self._draft(self.layout.at_stop / role, state), time.monotonic()
+            draft, began = self._draft(self.paths.at_stop / role, state), time.monotonic()
             with draft.work():
                 draft.open()
                 files = self.engines[role].save(draft.aside, in_background=False).finish()
@@ -203,13 +203,13 @@ class States:
         A kill between the old and the new one costs a replay: the redo log leads there again. Returns the roles."""
         resharded: list[str] = []
         for role in self.outlines.roles:
-            folder, layout = self.layout.state(role, step), dict(self.layouts[role])
+            folder, layout = self.paths.state(role, step), dict(self.layouts[role])
             manifest = manifests.read(folder)
             if manifest is None:
                 continue
             if (manifest.extra["layout"]["reshardable"], layout["reshardable"]) != ("dp", "full"):
                 continue
-            state = saved_state(self.layout, role, step)[0]
+            state = saved_state(self.paths, role, step)[0]
             engine = self._bring(state)
             again = replace(manifest, attempt=self.attempt.number, extra={**manifest.extra, "layout": layout})
             draft = self._draft(folder, state)
@@ -254,7 +254,7 @@ class States:
             if update is None:
                 raise StorageError(
                     f"no saved state and no recorded update leads to {here.stamp}",
-                    hint=f"see what is there: ppoctl resume {quoted(self.layout.root)} --plan",
+                    hint=f"see what is there: ppoctl resume {quoted(self.paths.root)} --plan",
                 )
             updates.append(update)
             # All roles go through every step, so a parent is one step back (the initial state is known by lineage).
@@ -268,13 +268,13 @@ class States:
 
     def _folder_of(self, state: State) -> Path | None:
         """Folder that the state can be loaded from."""
-        folder = self.layout.state(state.role, state.step)
+        folder = self.paths.state(state.role, state.step)
         manifest = manifests.read(folder)
         return folder if manifest is not None and manifest.identity == state.lineage else self._kept_at_stop(state)
 
     def _kept_at_stop(self, state: State) -> Path | None:
         """Folder of the state as `keep_residents` left it. One that is damaged goes: replays lead there, too."""
-        folder = self.layout.at_stop / state.role
+        folder = self.paths.at_stop / state.role
         try:
             manifest = manifests.read(folder)
             if manifest is None or manifest.identity != state.lineage:
@@ -298,7 +298,7 @@ class States:
         folder = self._folder_of(state)
         assert folder is not None
         manifest = manifests.require(folder)
-        if folder.parent != self.layout.at_stop and self.layout.inside(folder) not in self.verified:
+        if folder.parent != self.paths.at_stop and self.paths.inside(folder) not in self.verified:
             manifests.verify(folder, manifest)
         engine.load(folder)
         self._resident[state.role].replay = int(manifest.extra.get("replay", 0))
@@ -313,7 +313,7 @@ class States:
         if again.lineage != recorded.lineage:
             raise StorageError(
                 f"the {recorded.role} update of step {recorded.step} was recorded with other inputs or recipe keys",
-                hint=f"see what is there: ppoctl resume {quoted(self.layout.root)} --plan",
+                hint=f"see what is there: ppoctl resume {quoted(self.paths.root)} --plan",
             )
         gap = largest_gap(recorded.per_minibatch, again.per_minibatch)
         if gap > INEXACT_TOLERANCE:
@@ -321,7 +321,7 @@ class States:
                 f"replaying {recorded.role} of step {recorded.step} gave other figures than recorded "
                 f"(relative gap {gap:.2g})",
                 hint="resume with the versions, threads and layout of the manifest: "
-                f"ppoctl show {quoted(self.layout.root)} --step {recorded.step} --manifest",
+                f"ppoctl show {quoted(self.paths.root)} --step {recorded.step} --manifest",
             )
         if gap > 0:
             self._resident[recorded.role].replay += 1
@@ -329,11 +329,11 @@ class States:
 
     def _update_that_made(self, state: State) -> Update | None:
         """The recorded update that leads to a state. Older steps than it takes are not read: nothing needs them."""
-        for step in reversed([step for step in self.layout.committed_steps() if step <= state.step]):
+        for step in reversed([step for step in self.paths.committed_steps() if step <= state.step]):
             told = self.outlines.at(step).training(state.role)
-            manifest = None if told is None else manifests.read(self.layout.stage(step, told.name))
+            manifest = None if told is None else manifests.read(self.paths.stage(step, told.name))
             if told is not None and manifest is not None:
-                update = load_record(self.layout, step, told.name, manifest)
+                update = load_record(self.paths, step, told.name, manifest)
                 assert isinstance(update, Update)
                 if update.lineage == state.lineage:
                     return update
@@ -356,20 +356,20 @@ def largest_gap(recorded: Mapping[str, list[float]], again: Mapping[str, list[fl
     return max((gap if math.isfinite(gap) else math.inf for gap in gaps), default=0.0) or math.ulp(0.0)
 
 
-def save_s(layout: RunPaths, roles: Sequence[str]) -> float | None:
+def save_s(paths: RunPaths, roles: Sequence[str]) -> float | None:
     """Seconds that saving the states of all these roles took the last time; None: one of them was never saved."""
     total_s = 0.0
     for role in roles:
-        steps = layout.saved_steps(role)
-        manifest = manifests.read(layout.state(role, steps[-1])) if steps else None
+        steps = paths.saved_steps(role)
+        manifest = manifests.read(paths.state(role, steps[-1])) if steps else None
         if manifest is None or manifest.seconds == 0:  # of a version that did not write it down
             return None
         total_s += manifest.seconds
     return total_s
 
 
-def saved_state(layout: RunPaths, role: str, step: int) -> tuple[State, Carry]:
+def saved_state(paths: RunPaths, role: str, step: int) -> tuple[State, Carry]:
     """The handle of a saved state and the carry that goes with it. Raises CorruptArtifactError when it is gone."""
-    manifest = manifests.require(layout.state(role, step))
+    manifest = manifests.require(paths.state(role, step))
     state = State(role=role, step=step, updates=int(manifest.extra["updates"]), lineage=manifest.identity)
     return state, Carry(**manifest.extra["carry"])

@@ -60,16 +60,16 @@ class Forwarder:
     """One opened target, and how far the journal has been read for it. After an error: throw it away, make a new
     one."""
 
-    def __init__(self, layout: RunPaths, target: MirrorTarget, samples: SamplesOf = lambda _: ()) -> None:
+    def __init__(self, paths: RunPaths, target: MirrorTarget, samples: SamplesOf = lambda _: ()) -> None:
         """`samples`: of which the tables of training are made."""
-        self._layout = layout
+        self._layout = paths
         self._samples = samples
         self._target = target
-        self._made = float(run_dir.facts(layout)["created"])
+        self._made = float(run_dir.facts(paths)["created"])
         self._offset = 0
         """Bytes of the journal that have been read."""
         self._files: dict[str, partial[str | None]] = {
-            path.name: partial(_text, path, _whole) for path in (layout.recipe_toml, layout.recipe_resolved)
+            path.name: partial(_text, path, _whole) for path in (paths.recipe_toml, paths.recipe_resolved)
         }
         """Files to send, by their name in MLflow, with what gives their text; None: it is not there any more."""
         self._tables: dict[str, partial[str | None]] = {}

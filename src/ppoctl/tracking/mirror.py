@@ -189,19 +189,19 @@ def rebuild(run_dir: Path, settings: MlflowTracking, around: MirrorHooks = Mirro
 
     Raises RecipeError where the folder is no run directory, EnvironmentProblemError when MLflow cannot be reached.
     """
-    layout = RunPaths(run_dir.resolve())
-    address = address_of(settings, layout.root.parent)
+    paths = RunPaths(run_dir.resolve())
+    address = address_of(settings, paths.root.parent)
     try:
-        worker = Forwarder(layout, MlflowRun(layout, address), around.samples)
+        worker = Forwarder(paths, MlflowRun(paths, address), around.samples)
         sent = worker.describe({}) + worker.forward()
-        sent += worker.end(_judged(ending(read_lines(layout.journal)), around)) + worker.keep_files()
+        sent += worker.end(_judged(ending(read_lines(paths.journal)), around)) + worker.keep_files()
         return sent + worker.keep(_made(around))
     except PpoctlError:
         raise
     except Exception as problem:
         raise EnvironmentProblemError(
             f"MLflow at `{address.shown}` does not take what is sent: {_reason(problem)}",
-            hint=f"what is missing is sent by running this again: ppoctl track {quoted(layout.root)}",
+            hint=f"what is missing is sent by running this again: ppoctl track {quoted(paths.root)}",
         ) from problem
 
 
@@ -223,10 +223,10 @@ def _made(around: MirrorHooks, stop: Callable[[], bool] = lambda: False) -> Mapp
 
 def kept_by_mlflow(run_dir: Path, settings: MlflowTracking) -> KeptRuns:
     """What MLflow has of a run. Raises EnvironmentProblemError when MLflow cannot be reached."""
-    layout = RunPaths(run_dir.resolve())
-    address = address_of(settings, layout.root.parent)
+    paths = RunPaths(run_dir.resolve())
+    address = address_of(settings, paths.root.parent)
     try:
-        return KeptRuns(layout, address)
+        return KeptRuns(paths, address)
     except PpoctlError:
         raise
     except Exception as problem:

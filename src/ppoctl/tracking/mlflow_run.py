@@ -127,9 +127,9 @@ def address_of(settings: MlflowTracking, runs_dir: Path) -> Address:
 class MlflowRun:
     """The MLflow run of one ppoctl run; found by its tag or created."""
 
-    def __init__(self, layout: RunPaths, address: Address) -> None:
+    def __init__(self, paths: RunPaths, address: Address) -> None:
         """Open the run. Imports mlflow, 0.5 to 0.9 s. Raises whatever MLflow raises when it cannot be reached."""
-        self._facts = run_dir.facts(layout)
+        self._facts = run_dir.facts(paths)
         self._address = address
         self._client = _client(address)
         self._id = self._opened()
@@ -242,19 +242,19 @@ class KeptRuns:
     """The MLflow runs of one ppoctl run, as they are: none is created. Of a copy those that tell of another directory
     that is there, with the same id, are not its own."""
 
-    def __init__(self, layout: RunPaths, address: Address) -> None:
+    def __init__(self, paths: RunPaths, address: Address) -> None:
         """Find them in all experiments. Raises whatever MLflow raises when it cannot be reached."""
         self.ids: list[str] = []
         if address.uri.startswith("sqlite:///") and not _sqlite_file(address).exists():
             return
         self._client = _client(address)
-        found = _tagged(self._client, self._client.search_experiments(), run_dir.facts(layout)["id"])
-        self.ids = sorted(id for id in found if self._is_of(layout, id))
+        found = _tagged(self._client, self._client.search_experiments(), run_dir.facts(paths)["id"])
+        self.ids = sorted(id for id in found if self._is_of(paths, id))
 
-    def _is_of(self, layout: RunPaths, id: str) -> bool:
+    def _is_of(self, paths: RunPaths, id: str) -> bool:
         tags = self._client.get_run(id).data.tags
-        told = RunPaths(Path(tags.get(RUN_DIR_TAG, layout.root)))
-        return told.root == layout.root or not _is_there(told, tags[RUN_ID_TAG])
+        told = RunPaths(Path(tags.get(RUN_DIR_TAG, paths.root)))
+        return told.root == paths.root or not _is_there(told, tags[RUN_ID_TAG])
 
     def delete(self) -> list[str]:
         """Delete them, and return their ids; `mlflow gc` makes it final, and until then each can be restored."""
@@ -263,10 +263,10 @@ class KeptRuns:
         return self.ids
 
 
-def _is_there(layout: RunPaths, id: str) -> bool:
+def _is_there(paths: RunPaths, id: str) -> bool:
     """Whether a run directory is there and has this id."""
     with contextlib.suppress(PpoctlError):
-        return bool(run_dir.facts(layout)["id"] == id)
+        return bool(run_dir.facts(paths)["id"] == id)
     return False
 
 

@@ -50,7 +50,7 @@ class RunHooks:
 
 
 def assemble(
-    layout: RunPaths,
+    paths: RunPaths,
     attempt: Attempt,
     recipes: Mapping[int, Recipe],
     sockets: Components,
@@ -60,11 +60,11 @@ def assemble(
     """A job on a run directory, and the generator, which must be closed after it. `recipes` by the first step they
     hold for; older ones are read for result keys."""
     newest = recipes[max(recipes)]
-    journal, outlines = Journal(layout, attempt), outlines_of(layout)
+    journal, outlines = Journal(paths, attempt), outlines_of(paths)
     states = _states(attempt, newest, outlines, sockets, around)
     gate = PublishingGate(states.saves, around.gate)
-    generator = sockets.generator(states.actor_at, around.notify, layout.attempt(attempt.number))
-    parts = FinishedSampleFiles(layout, attempt, every_s=newest.rollout.keep_finished_every_s)
+    generator = sockets.generator(states.actor_at, around.notify, paths.attempt(attempt.number))
+    parts = FinishedSampleFiles(paths, attempt, every_s=newest.rollout.keep_finished_every_s)
     drawing = SampleGeneration(generator, parts, gate, _to_all(around.observers))
     scorer = OverlappedScorer(sockets.scorer) if newest.reward.overlaps_generation else sockets.scorer
     builder = StageBuilder(states, drawing, scorer, around.notify, sockets.reward_digest)
@@ -79,13 +79,13 @@ def assemble(
     def evaluate(step: int) -> Stage[Evaluation]:
         return evaluation_stage(_holding_at(recipes, step), drawing, sockets, sets, around.notify)
 
-    states.replay = _replayer(layout, outlines, lambda step, name: stage_of(step_function(step), stages(step), name))
+    states.replay = _replayer(paths, outlines, lambda step, name: stage_of(step_function(step), stages(step), name))
     job = RunContext(
-        layout=layout,
+        paths=paths,
         recipe=newest,
-        runner=StageRunner(layout, attempt, journal, gate, around.observers, around.versions),
+        runner=StageRunner(paths, attempt, journal, gate, around.observers, around.versions),
         journal=journal,
-        ledger=Ledger(layout.ledger, attempt),
+        ledger=Ledger(paths.ledger, attempt),
         states=states,
         retention=Retention(
             attempt,
@@ -114,7 +114,7 @@ def _best(attempt: Attempt, recipe: Recipe, versions: Mapping[str, str]) -> Best
 
 def _states(attempt: Attempt, recipe: Recipe, outlines: Outlines, sockets: Components, around: RunHooks) -> States:
     return States(
-        layout=attempt.layout,
+        paths=attempt.paths,
         outlines=outlines,
         attempt=attempt,
         engines={"actor": sockets.actor, "critic": sockets.critic},
@@ -142,12 +142,12 @@ def _holding_at(by_start: Mapping[int, Held], step: int) -> Held:
 
 
 def _replayer(
-    layout: RunPaths, outlines: Outlines, stage: Callable[[int, str], Stage[State]]
+    paths: RunPaths, outlines: Outlines, stage: Callable[[int, str], Stage[State]]
 ) -> Callable[[int, str, State], Update]:
     """Re-runs a recorded update from the committed inputs of its step."""
 
     def recall(step: int, stage: str) -> object:
-        return load_record(layout, step, stage, manifests.require(layout.stage(step, stage)))
+        return load_record(paths, step, stage, manifests.require(paths.stage(step, stage)))
 
     def replay(step: int, role: str, parent: State) -> Update:
         told = outlines.at(step).training(role)

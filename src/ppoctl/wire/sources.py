@@ -95,18 +95,18 @@ def run_of(state: Path) -> RunPaths:
     return RunPaths(state.resolve().parent.parent.parent)
 
 
-def require_same_sources(layout: RunPaths, digests: Mapping[str, str]) -> None:
+def require_same_sources(paths: RunPaths, digests: Mapping[str, str]) -> None:
     """Raise StorageError naming the source that is not what the run was made from."""
-    for name, recorded in _recorded(layout).items():
+    for name, recorded in _recorded(paths).items():
         if digests.get(name) != recorded:
             raise StorageError(
-                f"`{name}` is not what run `{layout.root}` was made from "
+                f"`{name}` is not what run `{paths.root}` was made from "
                 f"(digest {digests.get(name, 'absent')[:12]}, recorded {recorded[:12]})",
-                hint=f"put it back, or start a new run; the recorded recipe: {layout.recipe_toml}",
+                hint=f"put it back, or start a new run; the recorded recipe: {paths.recipe_toml}",
             )
 
 
-def same_companions(layout: RunPaths, recipe: Recipe, role: str, *, otherwise: str = "") -> Path:
+def same_companions(paths: RunPaths, recipe: Recipe, role: str, *, otherwise: str = "") -> Path:
     """Folder of the model that the role started from. Raises StorageError where what lies beside its weights is no
     longer what the run was trained with: its states would be read under another configuration. `otherwise`: what else
     mends it."""
@@ -115,20 +115,20 @@ def same_companions(layout: RunPaths, recipe: Recipe, role: str, *, otherwise: s
 
     model = model_of(recipe, role)
     folder = model_folder(model.path)
-    recorded = _recorded(layout).get(CRITIC_COMPANIONS if "critic" in model.key else COMPANIONS)
+    recorded = _recorded(paths).get(CRITIC_COMPANIONS if "critic" in model.key else COMPANIONS)
     if recorded is not None and companions_digest(folder) != recorded:
         raise StorageError(
-            f"config.json or the tokenizer in `{folder}` is not what run `{layout.root}` was made from",
+            f"config.json or the tokenizer in `{folder}` is not what run `{paths.root}` was made from",
             hint=f"put it back{otherwise}",
         )
     return folder
 
 
-def _recorded(layout: RunPaths) -> dict[str, str]:
-    found: dict[str, str] = run_dir.facts(layout).get("sources", {})
+def _recorded(paths: RunPaths) -> dict[str, str]:
+    found: dict[str, str] = run_dir.facts(paths).get("sources", {})
     return found
 
 
-def recorded_reward_digest(layout: RunPaths) -> str:
+def recorded_reward_digest(paths: RunPaths) -> str:
     """The `reward_digest` of what the run was made from."""
-    return reward_digest(_recorded(layout))
+    return reward_digest(_recorded(paths))

@@ -57,45 +57,43 @@ def find_source(path: str, *, like: str | None, role: Role | None, step: int | N
     return FoundCheckpoint("hf", folder, folder, role or _role_of_config(folder), f"Hugging Face folder {folder}")
 
 
-def _state_of_run(layout: RunPaths, like: str | None, role: Role, step: int | None) -> FoundCheckpoint:
-    run_dir.facts(layout)
-    steps = layout.saved_steps(role)
+def _state_of_run(paths: RunPaths, like: str | None, role: Role, step: int | None) -> FoundCheckpoint:
+    run_dir.facts(paths)
+    steps = paths.saved_steps(role)
     if not steps:
         raise RecipeError(
-            f"run `{layout.root}` has no saved state of the {role} yet", hint=f"ppoctl status {quoted(layout.root)}"
+            f"run `{paths.root}` has no saved state of the {role} yet", hint=f"ppoctl status {quoted(paths.root)}"
         )
     wanted = steps[-1] if step is None else step
     if wanted not in steps:
         there = ", ".join(map(str, steps))
         of_critic = " --role critic" if role == "critic" else ""
         raise RecipeError(
-            f"run `{layout.root}` has no saved state of the {role} at step {wanted}; there are those of {there}",
-            hint=f"ppoctl convert-ckpt {quoted(layout.root)} OUT --to hf{of_critic} --step {steps[-1]}",
+            f"run `{paths.root}` has no saved state of the {role} at step {wanted}; there are those of {there}",
+            hint=f"ppoctl convert-ckpt {quoted(paths.root)} OUT --to hf{of_critic} --step {steps[-1]}",
         )
-    return _saved_state(layout, layout.state(role, wanted), like, role)
+    return _saved_state(paths, paths.state(role, wanted), like, role)
 
 
-def _saved_state(layout: RunPaths, folder: Path, like: str | None, role: Role | None) -> FoundCheckpoint:
+def _saved_state(paths: RunPaths, folder: Path, like: str | None, role: Role | None) -> FoundCheckpoint:
     manifest = manifests.read(folder)
     assert manifest is not None
     kept: Role = "critic" if manifest.stage == "state/critic" else "actor"
     _require_role(kept, role, folder)
     manifests.verify(folder, manifest)
-    base = model_folder(like) if like is not None else _base(layout, kept)
+    base = model_folder(like) if like is not None else _base(paths, kept)
     health = "a health rule stopped the run at this state: its last step was not healthy"
     notes = () if manifest.extra.get("healthy", True) else (health,)
-    return FoundCheckpoint(
-        "megatron", folder, base, kept, f"{kept} of `{layout.root}` at step {manifest.step}", notes
-    )
+    return FoundCheckpoint("megatron", folder, base, kept, f"{kept} of `{paths.root}` at step {manifest.step}", notes)
 
 
-def _base(layout: RunPaths, role: Role) -> Path:
-    if not layout.recipe_toml.is_file():
+def _base(paths: RunPaths, role: Role) -> Path:
+    if not paths.recipe_toml.is_file():
         raise RecipeError(
-            f"the state is in no run directory: `{layout.recipe_toml}` does not exist",
+            f"the state is in no run directory: `{paths.recipe_toml}` does not exist",
             hint="name a folder of the same model, for config and tokenizer: --like FOLDER",
         )
-    return same_companions(layout, recipe_of(layout), role, otherwise=", or name a folder that has it: --like FOLDER")
+    return same_companions(paths, recipe_of(paths), role, otherwise=", or name a folder that has it: --like FOLDER")
 
 
 def _torch_dist(folder: Path, like: str | None, role: Role | None) -> FoundCheckpoint:
