@@ -139,7 +139,7 @@ FOR_WHOM = ("algorithms", "design", "gpu", "many-nodes", "run-directory", "scali
 @pytest.mark.parametrize("page", FOR_WHOM)
 def test_docs_page_starts_with_audience_and_example(page: str) -> None:
     lines = (ROOT / "docs" / f"{page}.md").read_text("utf-8").splitlines()
-    assert lines[2].startswith("For whoever ")
+    assert lines[2].startswith("For ")
     begins = next(number for number, line in enumerate(lines) if line.startswith(("```", "    ")))
     assert begins <= 13
 
