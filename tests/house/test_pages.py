@@ -136,7 +136,7 @@ FOR_WHOM = ("algorithms", "design", "gpu", "many-nodes", "run-directory", "scali
 @pytest.mark.parametrize("page", FOR_WHOM)
 def test_a_page_says_first_for_whom_it_is_and_then_what_to_type_or_see(page: str) -> None:
     lines = (ROOT / "docs" / f"{page}.md").read_text("utf-8").splitlines()
-    assert lines[2].startswith("For whoever ")
+    assert lines[2].startswith("For ")
     begins = next(number for number, line in enumerate(lines) if line.startswith(("```", "    ")))
     assert begins <= 13
 
