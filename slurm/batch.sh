@@ -2,8 +2,8 @@
 # @{title}
 @{options}
 
-# USR1: the time limit is near, or a job of higher priority wants these nodes. TERM: Slurm ends the job. Both are
-# passed on to the command, which finishes or abandons what it is at, saves, and ends.
+# USR1: the time limit is near, or a job of higher priority takes these nodes. TERM: Slurm ends the job. Both are
+# forwarded to the command, which finishes or abandons its stage, saves, and exits.
 asked= child= heard=
 pass() {
     [ "$asked" = TERM ] || asked=$1
@@ -14,17 +14,17 @@ pass() {
 trap 'pass USR1' USR1
 trap 'pass TERM' TERM
 
-unset SLURM_EXPORT_ENV  # steps get all of this environment, not only the variables named above
-ulimit -c 0             # Ray leaves a core file where it is ended from outside
+unset SLURM_EXPORT_ENV  # srun steps inherit this environment, not only the variables named above
+ulimit -c 0             # a killed Ray would leave a core file
 cd -- @{folder} || exit 8
 
 restart=${SLURM_RESTART_COUNT:-0}
 exec 3<> <(:)  # a pipe
 (
-    echo begun >&3  # from here on a signal is this shell's own, and then the command's
+    echo begun >&3  # from now on, signals reach this subshell, then the command
     exec 3>&-
     set -e
-    export PPOCTL_JOB=$SLURM_JOB_ID  # this job is the run's own
+    export PPOCTL_JOB=$SLURM_JOB_ID  # marks the run's own job
 @{setup}
     exec @{command}
 ) &
@@ -34,24 +34,24 @@ child=$begins
 [ -z "$asked" ] || pass "$asked"
 while heard=; wait "$child"; code=$?; [ "$heard" ]; do :; done
 
-# A command that was told before it could listen died of it, and had begun nothing. 130: `ppoctl stop`.
+# A command that got a signal before it installed its handlers died and had begun nothing. 130: `ppoctl stop`.
 [ -z "$asked" ] || [ "$code" -le 128 ] || [ "$code" -eq 130 ] || code=75
-# RESTART CODE TIME SIGNAL: how `ppoctl status` knows of the end where Slurm has forgotten the job
+# RESTART CODE TIME SIGNAL: `ppoctl status` reads this line if Slurm has forgotten the job
 printf '%s %s %s %s\n' "$restart" "$code" "$(date +%s)" "${asked:--}" >>@{record}
 
 told() { squeue --noheader --job "$SLURM_JOB_ID" --Format "$1" | tr -d ' '; }
 case $code in @{goes_on}) again=yes ;; *) again= ;; esac
 [ "$restart" -lt @{requeues} ] || again=
-# What fails before the run has begun may be this node; three times in a row are enough.
+# A failure before the run begins may be caused by this node; three in a row end the job.
 begun=$(tail -n 1 "jobs/$SLURM_JOB_ID.started" 2>/dev/null | cut -d' ' -f1)
 tries=$(awk -v begun="${begun:--1}" '$4 == "-" && $1 > begun' "jobs/$SLURM_JOB_ID.ended" 2>/dev/null | wc -l)
 [ "$asked" ] || [ "$tries" -lt 3 ] || again=
-# Slurm ends a job at its limit, when it was cancelled, and to make way: then it brings the job back itself.
+# Slurm ends a job at its limit, on scancel, and on preemption; after a preemption Slurm itself requeues it.
 [ "$asked" != TERM ] || [ "$again" = "" ] || [ "$(told Reason)" = TimeLimit ] || again=
 if [ "$again" ]; then
     echo "ppoctl: exit code $code, back into the queue"
-    trap '' TERM  # by which Slurm takes the job back
-    # A controller that restarts refuses for a while; a job that is back already, elsewhere, is left alone.
+    trap '' TERM  # Slurm sends TERM when it requeues the job
+    # A restarting controller refuses for a while. A job that already runs again elsewhere is left alone.
     for _ in {1..30}; do
         case $(told RestartCnt) in
             "$restart") scontrol requeue "$SLURM_JOB_ID" && break ;;
