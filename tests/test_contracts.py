@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import contracts
 
 ROOT = Path(__file__).parents[1]
-ON_FAKES = (sys.executable, str(ROOT / "tests" / "slurm" / "on_fakes.py"))
+ON_FAKES = (sys.executable, str(ROOT / "tests" / "slurm" / "ppoctl_on_fakes.py"))
 
 
 @pytest.fixture

@@ -111,9 +111,12 @@ def test_wheel_contains_packages_recipes_and_batch_script() -> None:
     source = ROOT / "src"
     packages = {".".join(file.parent.relative_to(source).parts) for file in source.rglob("__init__.py")}
     tables = {
-        file for pattern in settings["package-data"]["ppoctl.recipe"] for file in PACKAGE.glob(f"recipe/{pattern}")
+        file
+        for package in ("manual", "recipe")
+        for pattern in settings["package-data"][f"ppoctl.{package}"]
+        for file in PACKAGE.glob(f"{package}/{pattern}")
     }
-    assert tables == set(PACKAGE.glob("recipe/**/*.toml"))
+    assert tables == set(PACKAGE.rglob("*.toml"))
     assert len(tables) == 7
     outside = {"ppoctl._recipes": ROOT / "recipes", "ppoctl._slurm": ROOT / "slurm"}
     assert set(settings["packages"]) == packages | set(outside)

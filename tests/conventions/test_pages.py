@@ -167,7 +167,9 @@ def test_troubleshooting_covers_every_exit_code() -> None:
 # --- the table of other systems -----------------------------------------------------------------------------------
 
 
-FOREIGN = [tomllib.loads(file.read_text("utf-8")) for file in sorted((PACKAGE / "recipe" / "foreign_keys").glob("*"))]
+FOREIGN = [
+    tomllib.loads(file.read_text("utf-8")) for file in sorted((PACKAGE / "recipe" / "other_systems").glob("*"))
+]
 
 
 def written() -> list[tuple[str, str, dict[str, str]]]:

@@ -241,7 +241,7 @@ def test_model_with_another_computation_is_found_by_logprobs(
             changes["experts"] = replace(shape.experts, renormalise=False)
         return CheckpointScorer(folder, replace(shape, **changes), *rest)
 
-    monkeypatch.setattr(parity, "Scorer", scorer)
+    monkeypatch.setattr(parity, "CheckpointScorer", scorer)
     with pytest.raises(ConversionError, match="log-probs of fixed prompts differ"):
         run(model(kind), "megatron", tmp_path / "out")
     assert not list(tmp_path.iterdir())

@@ -102,7 +102,7 @@ class CountingRank:
         self._have("reference")
         self._work(self.has.forward)
 
-    def leave(self) -> None:
+    def offload(self) -> None:
         self.device.free(self.role)
 
     def open_weights(self, max_bytes: int, senders: SenderRanks) -> None:
@@ -144,7 +144,7 @@ class CountingRewardRank:
             self.device.put(self.role, "at work", self.has.forward + int(FRAGMENTS_FRAC * self.has.forward))
             self.device.free(self.role, "at work")
 
-    def leave(self) -> None:
+    def offload(self) -> None:
         self.device.free(self.role)
 
 

@@ -138,7 +138,7 @@ def test_current_cuda_gpu_is_the_device(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_only_device_module_calls_is_available() -> None:
     asks = [str(path) for path in trees() if "is_available()" in (ROOT / "src/ppoctl" / path).read_text("utf-8")]
-    assert asks == ["device.py"]
+    assert asks == ["machine/device.py"]
 
 
 def test_vllm_still_sets_the_nvml_check_variable() -> None:

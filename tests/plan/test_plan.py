@@ -69,7 +69,8 @@ def test_plan_lists_reward_shaping_in_order(smallest: Path) -> None:
     }
     assert list(plan(recipe).rewards.items()) == list(told.items())
     taken = [type(step).__name__ for step in reward_steps(recipe.reward, max_new_tokens=13)]
-    assert taken == ["Scale", "Clip", "Running", "Unfinished", "Overlong", "Length"]
+    lengths = ["ScaleTruncated", "PenalizeOverlong", "PenalizeLength"]
+    assert taken == ["ApplyScale", "ApplyClip", "NormalizeByRunningStd", *lengths]
 
 
 def test_plan_lists_alternative_reward_shaping(smallest: Path) -> None:
@@ -83,7 +84,7 @@ def test_plan_lists_alternative_reward_shaping(smallest: Path) -> None:
         ("truncated", "responses count in no loss"),
     ]
     taken = [type(step).__name__ for step in reward_steps(recipe.reward, max_new_tokens=13)]
-    assert taken == ["Reference", "Clip", "Overlong"]
+    assert taken == ["NormalizeByReferenceStd", "ApplyClip", "PenalizeOverlong"]
 
 
 def test_warmup_may_be_fraction_of_run_and_rate_follow_steps(smallest: Path) -> None:

@@ -153,9 +153,7 @@ def test_rewarded_wrong_responses_on_5_percent_of_rows_are_tolerated(credited: i
     _, found = tried(
         lambda asked: float("+ 50" in asked.response and asked.prompt_id in bad) or strict(asked), count=20
     )
-    assert [
-        each.message.partition(" of the rows")[0] for each in found if each.message.startswith("`question`")
-    ] == says
+    assert [each.says.partition(" of the rows")[0] for each in found if each.says.startswith("`question`")] == says
 
 
 @pytest.mark.parametrize(("lost", "level"), [(1, "warning"), (2, "wrong")])
@@ -175,7 +173,7 @@ def test_unreadable_truth_counts_as_row_lost_by_gold() -> None:
     (trial,) = trials(Scoring(strict), GSM8K, [*rows(), bad], word_ids)
     (first, *_) = findings(trial)
     assert first.level == "wrong"
-    assert first.message.startswith(
+    assert first.says.startswith(
         "gold does not win on 11.1% of 9 rows; first `train/x`: the ground truth `fifty` is neither"
     )
 
@@ -241,7 +239,7 @@ def test_refused_long_response_is_only_a_warning() -> None:
         return "refused" if len(request.response) > 500 else 1.0
 
     [trial] = trials(Scoring(judge), NO_GOLD, rows(), word_ids)
-    [found] = [each for each in findings(trial) if "have no score" in each.message]
+    [found] = [each for each in findings(trial) if "have no score" in each.says]
     assert found.level == "warning"
 
 
@@ -299,7 +297,7 @@ def test_choose_reward_has_one_trial_per_scorer() -> None:
     ]
     (last,) = findings(found[-1])
     assert last.level == "wrong"
-    assert "`data_source` is `c`, and no case of the reward is called so" in last.message
+    assert "`data_source` is `c`, and no case of the reward is called so" in last.says
 
 
 def test_trial_rows_are_evenly_spaced_and_cover_every_scorer() -> None:

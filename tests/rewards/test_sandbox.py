@@ -97,8 +97,8 @@ def test_sandbox_processes_are_first_to_be_killed_for_memory(name: str) -> None:
 def test_sandbox_processes_end_with_scorer_process(tmp_path: Path) -> None:
     script = (
         "import sys; from ppoctl.rewards.sandbox.client import Sandbox; from ppoctl.rewards.sandbox.job import *\n"
-        "sandbox = Sandbox('namespaces'); sandbox.run(Job('pass')); print(sandbox.pid, flush=True)\n"
-        f"sandbox.run(Job({SLEEPS_STUBBORNLY!r}, limits=Limits(timeout_s=60.0)))\n"
+        "sandbox = Sandbox('namespaces'); sandbox.run(SandboxJob('pass')); print(sandbox.pid, flush=True)\n"
+        f"sandbox.run(SandboxJob({SLEEPS_STUBBORNLY!r}, limits=Limits(timeout_s=60.0)))\n"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as scorer:
         assert scorer.stdout is not None

@@ -1,6 +1,6 @@
 """One run that is submitted to a lab and struck there: what was typed, what it went through, what it ended as.
 
-The command of its job is `on_fakes.py`, unless `command` names another one. A drill says where the run is to wait,
+The command of its job is `ppoctl_on_fakes.py`, unless `command` names another one. A drill says where the run is to wait,
 strikes it there, lets it go on, and holds its end against a run that nobody touched.
 """
 
@@ -64,7 +64,7 @@ class Drill:
         (folder / "stage_s").write_text(str(stage_s))
         (folder / "recipe.toml").write_text(RECIPE)
         self.command = folder / "ppoctl"
-        program = f"{sys.executable} {Path(__file__).with_name('on_fakes.py')}"
+        program = f"{sys.executable} {Path(__file__).with_name('ppoctl_on_fakes.py')}"
         self.command.write_text(f'#!/bin/sh\nexport DRILL="{folder}" PYTHONPATH="{ROOT}/src"\nexec {program} "$@"\n')
         self.command.chmod(0o755)
 

@@ -21,9 +21,9 @@ import os, sys, time
 from ppoctl.slurm.allocation import allocation
 from ppoctl.store.attempt import claim
 from ppoctl.store.journal import Journal
-from ppoctl.store.run_paths import RunLayout
+from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stop_request import stop_requested
-layout, here = RunLayout(__import__("pathlib").Path(sys.argv[1])), allocation()
+layout, here = RunPaths(__import__("pathlib").Path(sys.argv[1])), allocation()
 attempt = claim(layout)
 journal = Journal(layout, attempt)
 journal.event("attempt_started", pid=os.getpid(), host="elsewhere", job=here.id, restart=here.restarts)

@@ -167,7 +167,7 @@ def test_racing_claims_get_distinct_numbers_and_the_last_owns_the_run(paths: Run
         for attempt in claimed:
             if attempt is not newest:
                 with pytest.raises(SupersededError):
-                    replace(attempt, layout=Stale(paths.root, (attempt.number,))).require_newest()
+                    replace(attempt, paths=Stale(paths.root, (attempt.number,))).require_newest()
 
 
 def test_run_facts_are_completed_only_once(tmp_path: Path) -> None:

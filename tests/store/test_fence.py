@@ -127,7 +127,7 @@ def test_overtaken_attempt_changes_nothing_at_any_moment(tmp_path: Path) -> None
 @pytest.fixture
 def old(paths: RunPaths) -> Attempt:
     """The first attempt of a run, of which another machine goes on telling it that it is the only one."""
-    return replace(working(paths, 1), layout=Stale(paths.root, (1,)))
+    return replace(working(paths, 1), paths=Stale(paths.root, (1,)))
 
 
 def test_overtaken_attempt_cannot_change_files_without_checking(paths: RunPaths, old: Attempt) -> None:

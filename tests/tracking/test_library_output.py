@@ -8,7 +8,7 @@ from textwrap import dedent
 BEGIN = """
     import os, subprocess, sys
     from pathlib import Path
-    from ppoctl.tracking.library_output import STRAYS
+    from ppoctl.tracking.library_output import LIBRARY_OUTPUT
 
     def library(word):
         print(word, "by Python")
@@ -31,10 +31,10 @@ def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_library_output_goes_to_the_log_and_messages_to_stderr(tmp_path: Path) -> None:
     found = run(
         """
-        with STRAYS.kept_apart() as stream:
+        with LIBRARY_OUTPUT.kept_apart() as stream:
             library("early")
             print("ours", file=stream)
-            STRAYS.into(Path("libraries.log"))
+            LIBRARY_OUTPUT.into(Path("libraries.log"))
             library("late")
         print("result")
         """,
@@ -50,7 +50,7 @@ def test_library_output_goes_to_the_log_and_messages_to_stderr(tmp_path: Path) -
 def test_early_library_output_is_printed_if_the_command_fails(tmp_path: Path) -> None:
     found = run(
         """
-        with STRAYS.kept_apart():
+        with LIBRARY_OUTPUT.kept_apart():
             library("telling")
             raise SystemExit(3)
         """,
@@ -63,8 +63,8 @@ def test_early_library_output_is_printed_if_the_command_fails(tmp_path: Path) ->
 
 def test_library_output_stays_in_the_log_after_an_error(tmp_path: Path) -> None:
     script = """
-        with STRAYS.kept_apart():
-            STRAYS.into(Path("libraries.log"))
+        with LIBRARY_OUTPUT.kept_apart():
+            LIBRARY_OUTPUT.into(Path("libraries.log"))
             {library}
             raise SystemExit(3)
     """
@@ -81,7 +81,7 @@ def test_replaced_stderr_is_left_alone(tmp_path: Path) -> None:
         """
         import io
         sys.stderr = io.StringIO()
-        with STRAYS.kept_apart() as stream:
+        with LIBRARY_OUTPUT.kept_apart() as stream:
             assert stream is sys.stderr
             library("notebook")
         """,

@@ -327,11 +327,11 @@ from tracking_lab import SETTINGS, Mlflow, RunDir
 from ppoctl.tracking.mirror_hooks import MirrorHooks
 from ppoctl.tracking.inputs import DataInput
 from ppoctl.tracking.mirror_hooks import MirrorHooks
-from ppoctl.tracking.mirror import MlflowMirror, Patience
+from ppoctl.tracking.mirror import MlflowMirror, MirrorIntervals
 
 run = RunDir(Path({runs!r}))
 around = MirrorHooks(notify=sys.stderr.write)
-mirror = MlflowMirror(run.root, SETTINGS, attempt=1, around=around, patience=Patience(poll_s=0.01))
+mirror = MlflowMirror(run.root, SETTINGS, attempt=1, around=around, patience=MirrorIntervals(poll_s=0.01))
 run.event("attempt_started")
 mirror.start()
 for step in range(1, 10_000):
@@ -369,7 +369,7 @@ def test_kill_while_mirroring_loses_and_doubles_nothing(runs_dir: Path, mlflow: 
 
 
 def test_tracking_import_loads_no_mlflow_or_torch() -> None:
-    names = ("health", "view", "console", "outgoing", "forwarder", "mirror")
+    names = ("health", "view", "console", "mlflow_payloads", "forwarder", "mirror")
     imports = "; ".join(f"import ppoctl.tracking.{name}" for name in names)
     heavy = "('mlflow', 'torch', 'sqlalchemy', 'numpy', 'vllm', 'transformers')"
     script = f"import sys; {imports}; sys.exit(str([m for m in {heavy} if m in sys.modules]))"

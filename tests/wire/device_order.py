@@ -123,7 +123,7 @@ class Bench:
                 Fleet(side, Sync(trainer_side(actor, actor_at), side, canary), 8, print), engine
             ),
             scorer=scorer,
-            questions=Questions(self.played),
+            prompts=Questions(self.played),
         )
 
     def play(self, root: Path, witness: Witness | None = None, gate: Stops | None = None) -> CountedDevice:

@@ -138,6 +138,6 @@ def test_processes_start_in_parallel_except_on_shared_gpus(colocated: bool, has_
     cluster: Any = SimpleNamespace(
         placement=SimpleNamespace(colocated=colocated), start=lambda: heard.append("up"), has_gpus=gpus
     )
-    groups: Any = [SimpleNamespace(start_ahead=lambda: heard.append("group"))] * 2
+    groups: Any = [SimpleNamespace(prestart=lambda: heard.append("group"))] * 2
     processes._side_by_side(cluster, groups)
     assert heard.count("group") == ahead

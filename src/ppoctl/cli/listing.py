@@ -24,7 +24,7 @@ class Listed:
     run: Path
     state: str
     """A word of `ppoctl status`, or `broken`."""
-    description: str
+    says: str
     bytes: int
     written_at: float
     """Time of its last journal line, in unix seconds."""
@@ -126,7 +126,7 @@ def _row(run: Path, read: _Read, state: "RunState", told: "SlurmSnapshot") -> Li
     return Listed(
         run=run,
         state=state.word,
-        description=state.description,
+        says=state.description,
         bytes=_size(run),
         written_at=read.lines[-1]["at"] if read.lines else _touched_at(run),
         steps_done=read.facts.steps_done,

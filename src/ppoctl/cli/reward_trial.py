@@ -41,7 +41,7 @@ def print_reports(reports: "Sequence[Report]") -> None:
             ]
             render.table(rows, ("response", "score", *(["as gold"] if has_gold else []), "no score", "slowest"))
         render.line()
-        render.table([(found.level, found.message) for found in report.findings])
+        render.table([(found.level, found.says) for found in report.findings])
         took = ", ".join(f"{name} {_seconds(report.seconds[name])}" for name in ("p50", "p99", "max"))
         render.line(f"time of a response: {took}; of a step's: about {_seconds(report.seconds['step'])}")
         render.line()

@@ -78,9 +78,9 @@ def _require_idle(row: Listed) -> None:
 
     stop = f"ppoctl stop {quoted(row.run)}"
     if row.state in {*AT_WORK, *WAITING}:
-        raise RunAliveError(f"run `{row.run}` is {row.state}: {row.description}", hint=stop)
+        raise RunAliveError(f"run `{row.run}` is {row.state}: {row.says}", hint=stop)
     if row.may_be_at_work:
-        raise RunAliveError(f"run `{row.run}` may be at work: {row.description}", hint=stop)
+        raise RunAliveError(f"run `{row.run}` may be at work: {row.says}", hint=stop)
     if row.state == BROKEN:
         try:
             run_status.require_idle(RunPaths(row.run))

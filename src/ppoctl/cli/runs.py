@@ -85,7 +85,7 @@ def _print(folder: Path, rows: "Sequence[Listed]") -> None:
     render.table(cells, ("run", "state", "steps", "reward", "evaluation", "size", "age", "at work"))
     for row in rows:
         if row.state == BROKEN:
-            render.print_stderr(f"note: {render.printable(row.description)}")
+            render.print_stderr(f"note: {render.printable(row.says)}")
 
 
 def _found(folder: Path) -> list[Path]:

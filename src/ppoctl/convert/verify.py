@@ -36,7 +36,7 @@ class Check:
     name: str
     count: int
     """Number of things compared."""
-    description: str = ""
+    says: str = ""
     largest_gap: float | None = None
     """Largest difference, where numbers need not be equal."""
     allowed: float | None = None

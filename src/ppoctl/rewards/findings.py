@@ -21,7 +21,7 @@ class RewardFinding:
     """One sentence about a reward. `wrong` is what no run should start with."""
 
     level: Level
-    message: str
+    says: str
     hint: str | None = None
     """What mends it, where that is known."""
 

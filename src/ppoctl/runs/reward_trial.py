@@ -59,7 +59,7 @@ def try_reward(recipe: Recipe, rows: int) -> list[Report]:
 def require_worth_training_on(reports: Sequence[Report]) -> None:
     """Raises RewardError with all findings that are wrong."""
     found = [(report.scorer, finding) for report in reports for finding in report.findings]
-    wrong = [(f"{scorer}: {finding.message}", finding.hint) for scorer, finding in found if finding.level == "wrong"]
+    wrong = [(f"{scorer}: {finding.says}", finding.hint) for scorer, finding in found if finding.level == "wrong"]
     if wrong:
         hints = [hint for _, hint in wrong if hint is not None]
         columns = "check that `reward.kind` and the columns of `data.train` belong together"

@@ -223,11 +223,11 @@ class Sync:
         tokens, and the trainer scores them once."""
         expected: dict[tuple[int, ...], CanaryScores] = {}
         for found in call_engines(engines, "score", tokens, self.canary.num_drawn):
-            if found.drawn not in expected:
-                scored = tuple(trainer.score(tokens + found.drawn))
+            if found.sampled not in expected:
+                scored = tuple(trainer.score(tokens + found.sampled))
                 last = len(tokens) - 1
-                expected[found.drawn] = CanaryScores(scored[:last], found.drawn, scored[last:])
-            self.canary.check(found, expected[found.drawn])
+                expected[found.sampled] = CanaryScores(scored[:last], found.sampled, scored[last:])
+            self.canary.check(found, expected[found.sampled])
         return next(iter(expected.values()))
 
 

@@ -441,7 +441,7 @@ def test_long_wait_reports_awaited_call(cluster, processes, monkeypatch):
 def test_group_start_and_rank_progress_show_as_driver_activity(processes, monkeypatch, tmp_path):
     monkeypatch.setattr(processes_module, "LOOK_EVERY_S", 0.05)
     processes.kill()  # they may be up
-    processes.start_ahead()
+    processes.prestart()
     seen: list[str] = []
 
     def look() -> None:
