@@ -68,12 +68,12 @@ def test_help_lists_every_command_once_in_its_group(ask: Ask, monkeypatch: pytes
     monkeypatch.setenv("COLUMNS", "80")
     assert (
         """
-What it does:
+Monitor:
   runs          List your runs, a row each.
   status        Show what a run is doing.
   logs          Print what a run said.
 
-What it did:
+Inspect:
 """
         in ask("--help").out
     )

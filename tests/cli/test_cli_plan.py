@@ -28,7 +28,7 @@ def _a_machine_of_8_gib(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
-    assert run(["plan", *words]) == code
+    assert run(["plan", "--full", *words]) == code
     return capsys.readouterr().out
 
 
@@ -38,11 +38,11 @@ def test_plan_of_the_quickstart_on_a_laptop(capsys: pytest.CaptureFixture[str]) 
         out[out.index("disk\n") :]
         == """\
 disk
-  saves       8, of which 2 pairs are kept
-  records     at most 412 KiB a step, 4.02 MiB at one time
-  parameters  862,336
-  one pair    9.87 MiB actor, 9.87 MiB critic
-  disk        79 MiB, one pair being written and one of a stop included
+  checkpoints     8, of which 2 are kept
+  records         at most 412 KiB a step, 4.02 MiB at a time
+  parameters      862,336
+  one checkpoint  9.87 MiB actor, 9.87 MiB critic
+  disk            79 MiB, with one checkpoint being written and one of a stop
 
 memory (estimates, CPU)
   of the largest rank           actor     critic
@@ -52,9 +52,9 @@ memory (estimates, CPU)
   moments                       6.58 MiB  6.58 MiB
   reference                     3.29 MiB  -
   between calls                 16.4 MiB  13.2 MiB
-  update, on top                229 MiB   227 MiB
-  forward pass, on top          38.5 MiB  38.5 MiB
-  at most                       246 MiB   240 MiB
+  update, in addition           229 MiB   227 MiB
+  forward pass, in addition     38.5 MiB  38.5 MiB
+  peak                          246 MiB   240 MiB
   all processes, between calls  16.4 MiB  13.2 MiB
 
   generator     3.57 MiB weights
@@ -75,9 +75,9 @@ stages, on this machine with all processes, 8 GiB
   critic_save    1.23 GiB  fits
   actor_load     1.21 GiB  fits
   critic_load    1.21 GiB  fits
-  nobody leaves while others work
+  no role is offloaded
 
-what is on this machine with all processes
+contents of this machine with all processes
   actor weights         3.29 MiB  always
   actor gradients       3.29 MiB  always
   actor optimizer       6.58 MiB  always
@@ -92,10 +92,10 @@ what is on this machine with all processes
   generator weights     3.57 MiB  always
   KV cache              256 MiB   always
   weights on their way  13.2 MiB  rollout, eval
-  states being written  19.7 MiB  all but actor_load, critic_load
+  states being written  19.7 MiB  all except actor_load, critic_load
   libraries             950 MiB   always
   samples and records   784 KiB   rollout
-  samples and records   824 KiB   all but rollout
+  samples and records   824 KiB   all except rollout
   published weights     3.29 MiB  always
 """
     )
@@ -110,7 +110,7 @@ memory (estimates, GPU)
   of the largest rank           actor          critic
   parameters                    1,903,953,408  1,903,953,408
   pipeline stage                0              0
-  microbatches under way        2              2
+  microbatches in flight        2              2
   weights                       3.55 GiB       3.55 GiB
   gradients                     7.09 GiB       7.09 GiB
   main weights                  3.55 GiB       3.55 GiB
@@ -118,9 +118,9 @@ memory (estimates, GPU)
   reference                     3.55 GiB       -
   gather buffer                 70 MiB         70 MiB
   between calls                 24.9 GiB       21.3 GiB
-  update, on top                32.9 GiB       32.9 GiB
-  forward pass, on top          1.04 GiB       1.04 GiB
-  at most                       57.7 GiB       54.2 GiB
+  update, in addition           32.9 GiB       32.9 GiB
+  forward pass, in addition     1.04 GiB       1.04 GiB
+  peak                          57.7 GiB       54.2 GiB
   all processes, between calls  199 GiB        159 GiB
 
   generator     14.2 GiB weights
@@ -144,9 +144,9 @@ stages, on the fullest of 8 GPUs (actor, critic, generator), 80 GiB
   critic_save    104 GiB  23.5 GiB too much
   actor_load     104 GiB  23.5 GiB too much
   critic_load    104 GiB  23.5 GiB too much
-  nobody leaves while others work
+  no role is offloaded
 
-what is on the fullest of 8 GPUs (actor, critic, generator)
+contents of the fullest of 8 GPUs (actor, critic, generator)
   actor weights         3.55 GiB  always
   actor gradients       7.09 GiB  always
   actor optimizer       10.6 GiB  always
@@ -173,7 +173,7 @@ what is on the fullest of 8 GPUs (actor, critic, generator)
 
 host memory of a node with 8 GPUs, at most 390 GiB
   rollouts in ranks     4 GiB     always
-  states being written  191 GiB   all but actor_load, critic_load
+  states being written  191 GiB   all except actor_load, critic_load
   staging               1 GiB     actor_save
   gathered for a save   170 GiB   actor_save
   read by a load        170 GiB   actor_load
@@ -182,16 +182,16 @@ host memory of a node with 8 GPUs, at most 390 GiB
   gathered for a save   158 GiB   critic_save
   read by a load        158 GiB   critic_load
   samples and records   1.41 GiB  rollout
-  samples and records   1.34 GiB  all but rollout
+  samples and records   1.34 GiB  all except rollout
   published weights     14.2 GiB  always
   object store          576 MiB   always
 
-what is largest in critic_update, and what to do
+largest items in critic_update, and what to do
   KV cache           37.8 GiB  lower `generator.gpu_memory_frac`
   critic at work     32.9 GiB  raise `critic.parallel.context`, or set `critic.recompute`
   generator weights  14.2 GiB  raise `generator.tensor`
   actor optimizer    10.6 GiB  raise `actor.parallel.data` with `distributed_optimizer = true`
-  with everything offloaded no stage needs more than 66.2 GiB (rollout):
+  if every role is offloaded, no stage needs more than 66.2 GiB (rollout):
     --set 'cluster.offload=["actor", "critic", "generator"]'
 """
     )
@@ -214,24 +214,24 @@ processes
   actor      8: tensor 4, data 2
   critic     8: tensor 4, data 2
   generator  8: 4 engines share one queue, each split over 2 processes
-  devices    24: each process has one of its own
-  Ray        the run's own, on this machine; several nodes: `--on slurm`, or `cluster.ray_address`
+  devices    24: one for each process
+  Ray        started by the run, on this machine; for several nodes use `--on slurm` or `cluster.ray_address`
 
 updates
                                  actor                 critic
   epochs                         1                     1
-  sequences of a minibatch       256                   256
+  sequences per minibatch        256                   256
   minibatches per epoch          8                     8
   optimizer steps per PPO step   8                     8
-  optimizer steps in all         320                   320
+  optimizer steps in total       320                   320
   warm-up                        80 updates, 10 steps  none
   learning rate, first           0                     2e-05
   learning rate, peak            1e-06                 2e-05
   learning rate, last            1e-06                 2e-05
   microbatches per minibatch     1 to 128              1 to 128
-  forward microbatch, at most    40,000 tokens         10,240 tokens
-  activations computed again     full                  none
-  replayed by a resume, at most  80 updates            80 updates
+  forward microbatch, maximum    40,000 tokens         10,240 tokens
+  activation recomputation       full                  none
+  replayed by a resume, maximum  80 updates            80 updates
 
   generator     7.09 GiB weights in each process
   KV cache      44.9 GiB in each process: 1,681,736 tokens, 164 sequences of full length in each engine
@@ -240,7 +240,7 @@ updates
   assumed: what each process takes of a GPU for its context, NCCL, fragments and graphs, by reports
   of others; docs/gpu.md lists the figures, none of which we have measured
 
-stages, each process on a GPU of its own, 80 GiB
+stages, each process on its own GPU, 80 GiB
                  the actor's GPU        the critic's GPU        the generator's GPU
   rollout        43.5 GiB         fits  31.5 GiB          fits  55.9 GiB             fits
   reward         37.3 GiB         fits  31.5 GiB          fits  54.8 GiB             fits
@@ -255,9 +255,9 @@ stages, each process on a GPU of its own, 80 GiB
   critic_save    37.3 GiB         fits  31.5 GiB          fits  54.8 GiB             fits
   actor_load     37.3 GiB         fits  31.5 GiB          fits  54.8 GiB             fits
   critic_load    37.3 GiB         fits  31.5 GiB          fits  54.8 GiB             fits
-  nobody leaves while others work
+  no role is offloaded
 
-what is on the actor's GPU
+contents of the actor's GPU
   actor weights         3.55 GiB  always
   actor gradients       7.09 GiB  always
   actor optimizer       21.3 GiB  always
@@ -270,7 +270,7 @@ what is on the actor's GPU
   NCCL                  1.25 GiB  always
   weights on their way  3.05 GiB  rollout, eval
 
-what is on the critic's GPU
+contents of the critic's GPU
   critic weights    3.29 GiB  always
   critic gradients  6.59 GiB  always
   critic optimizer  19.8 GiB  always
@@ -281,7 +281,7 @@ what is on the critic's GPU
   CUDA contexts     614 MiB   always
   NCCL              1.25 GiB  always
 
-what is on the generator's GPU
+contents of the generator's GPU
   generator weights     7.09 GiB  always
   KV cache              44.9 GiB  always
   CUDA graphs           1 GiB     always
@@ -291,11 +291,11 @@ what is on the generator's GPU
 
 host memory of a node with 8 GPUs (the fullest of 3), at most 110 GiB
   rollouts in ranks     2.25 GiB  always
-  states being written  99.3 GiB  all but actor_load, critic_load
+  states being written  99.3 GiB  all except actor_load, critic_load
   staging               1 GiB     actor_save
   libraries             3.52 GiB  always
   samples and records   1.41 GiB  rollout
-  samples and records   1.34 GiB  all but rollout
+  samples and records   1.34 GiB  all except rollout
   weights on their way  3.05 GiB  rollout, eval
   object store          576 MiB   always
 """
@@ -323,10 +323,10 @@ stages, on the fullest of 8 GPUs (actor, critic, generator), 80 GiB
   critic_save    26.7 GiB  fits
   actor_load     26.7 GiB  fits
   critic_load    26.7 GiB  fits
-  while others work, these leave: actor, critic, generator
+  offloaded while others compute: actor, critic, generator
 
-what is on the fullest of 8 GPUs (actor, critic, generator)
-  actor weights         3.55 GiB  all but reward, values, critic_update, critic_save, critic_load
+contents of the fullest of 8 GPUs (actor, critic, generator)
+  actor weights         3.55 GiB  all except reward, values, critic_update, critic_save, critic_load
   actor gradients       7.09 GiB  actor_update, actor_save, actor_load
   actor optimizer       10.6 GiB  actor_update, actor_save, actor_load
   reference             3.55 GiB  logprobs, correction, advantages
@@ -351,19 +351,19 @@ what is on the fullest of 8 GPUs (actor, critic, generator)
   weights on their way  4.06 GiB  rollout, eval
 
 host memory of a node with 8 GPUs, at most 637 GiB
-  moved out             142 GiB   all but actor_load
+  moved out             142 GiB   all except actor_load
   rollouts in ranks     4 GiB     always
-  states being written  191 GiB   all but actor_load, critic_load
+  states being written  191 GiB   all except actor_load, critic_load
   staging               1 GiB     actor_save
   gathered for a save   170 GiB   actor_save
   read by a load        170 GiB   actor_load
   libraries             7.18 GiB  always
-  moved out             105 GiB   all but critic_load
+  moved out             105 GiB   all except critic_load
   staging               1 GiB     critic_save
   gathered for a save   158 GiB   critic_save
   read by a load        158 GiB   critic_load
   samples and records   1.41 GiB  rollout
-  samples and records   1.34 GiB  all but rollout
+  samples and records   1.34 GiB  all except rollout
   published weights     14.2 GiB  always
   object store          576 MiB   always
 """
@@ -372,11 +372,11 @@ host memory of a node with 8 GPUs, at most 637 GiB
 
 def test_plan_on_a_machine_that_is_too_small(capsys: pytest.CaptureFixture[str]) -> None:
     out = said(capsys, *LARGE)
-    says = out[out.index("what is largest") :]
+    says = out[out.index("largest items") :]
     assert (
         says
         == """\
-what is largest in actor_update, and what to do
+largest items in actor_update, and what to do
   states being written  191 GiB   set `checkpoint.asynchronous = false`
   actor optimizer       85.1 GiB  take more nodes (`cluster.ray_address`) or a smaller model
   actor at work         81.5 GiB  raise `actor.parallel.context`, or set `actor.recompute`
@@ -408,7 +408,7 @@ def test_plan_states_its_assumptions_about_a_family(
     assert "assumed: " not in said(capsys, QUICKSTART)
     if family == "gemma2":
         out = said(capsys, *LARGE, "--set", f"model.path={tmp_path}", "--gpu-gib", "1", code=7)
-        assert "  too long: attention of the actor has no flash kernel and keeps 3.22 GiB of scores" in out
+        assert "  warning: attention of the actor has no flash kernel and keeps 3.22 GiB of scores" in out
 
 
 def test_plan_json_has_all_memory_numbers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -434,22 +434,22 @@ def test_plan_reports_idle_processes_and_unused_ray(capsys: pytest.CaptureFixtur
         processes(capsys, "actor.parallel={data=100}", "critic.parallel={data=2}", "generator.engines=8")
         == """\
 processes
-  actor      100: data 100; 36 of its data ranks have no row of a minibatch
+  actor      100: data 100; 36 of its data ranks get no row of a minibatch
   critic     2: data 2
-  generator  8: 8 engines share one queue; 92 of 100 devices have none
-  devices    100: a process of each role shares one
-  Ray        the run's own, on this machine
+  generator  8: 8 engines share one queue; 92 of 100 devices have no engine
+  devices    100: each is shared by one process of every role
+  Ray        started by the run, on this machine
 """
     )
     assert (
         processes(capsys, "cluster.ray_address=head:6379")
         == """\
 processes
-  all roles  in the process of the command, but vLLM in one beside it
-  Ray        none: `cluster.ray_address` is not used
+  all roles  in the process of the command; vLLM in a second process
+  Ray        not started: `cluster.ray_address` is not used
 """
     )
-    assert "  Ray        the one at `head:6379`" in processes(
+    assert "  Ray        the cluster at `head:6379`" in processes(
         capsys, "generator.engines=2", "cluster.ray_address=head:6379"
     )
 

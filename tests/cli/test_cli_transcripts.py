@@ -123,56 +123,14 @@ def test_plan_prints_batch_sizes_and_creates_no_file(ask: Ask) -> None:
     assert said == Said(
         0,
         """\
-small: 10 PPO steps
-
-one step
-  sequences   4 = 4 prompts x 1 samples
-  window      33 tokens
-  generated   at most 52 tokens
-  trained on  at most 132 tokens, prompts included
-
-algorithm
-  advantages     gae: gamma 1, gae_lambda 1, whiten
-  actor's loss   clip: aggregation token_mean, clip_low 0.2, clip_high 0.2
-  critic's loss  scale 1, aggregation token_mean
-  old log-probs  the actor's, by a forward pass before its update
-  KL             none; no reference is loaded
-  correction     none of what sampler and trainer differ by
-
-rewards, step by step
-  truncated  responses count as finished
-
-processes
-  all roles  in the process of the command, but vLLM in one beside it
-
-updates
-                                 actor          critic
-  epochs                         1              1
-  sequences of a minibatch       2              2
-  minibatches per epoch          2              2
-  optimizer steps per PPO step   2              2
-  optimizer steps in all         20             20
-  warm-up                        none           none
-  learning rate, first           1e-06          1e-05
-  learning rate, peak            1e-06          1e-05
-  learning rate, last            1e-06          1e-05
-  microbatches per minibatch     1              1
-  forward microbatch, at most    16,384 tokens  16,384 tokens
-  activations computed again     none           none
-  replayed by a resume, at most  2 updates      2 updates
-
-data
-  train        4 rows; 40 prompts drawn, 10 epochs
-  eval.e       4 rows
-  evaluations  2, at steps 0, 10, 8 responses each
-
-disk
-  saves    10, of which 2 pairs are kept
-  records  at most 2.43 KiB a step, 4.86 KiB at one time
-  size     unknown: the model is no local folder of a known family
-
-memory
-  unknown: the model's config.json is not here (--set model.path=FOLDER names one that is)
+small: 10 PPO steps of 4 sequences
+  memory       unknown: the model's config.json is not on this machine
+  GPUs         not required: all roles run in one process, vLLM in a second
+  disk         4.86 KiB for records of steps; checkpoints unknown: the model is not a local folder of a known family
+  updates      actor 20 (2 per step), critic 20 (2 per step)
+  checkpoints  10, of which 2 are kept; 2 evaluations
+  not checked  memory; speed (known after a step)
+  `--full` prints the rest: batch sizes, algorithm, processes, schedules, data, memory by stage
 """,
         "note: `model.path` is `org/base`: it has not been fetched; not checked\n",
     )

@@ -31,9 +31,9 @@ def gpu_part(here: HostInfo) -> list[Finding]:
 
 
 def test_screen_of_a_healthy_node(capsys: pytest.CaptureFixture[str]) -> None:
-    assert print_findings(gpu_part(node()), json=False) is None
+    assert print_findings(gpu_part(node()), verbose=True, json=False) is None
     said = capsys.readouterr()
-    assert said.err == "nothing is wrong\n"
+    assert said.err == ""
     assert (
         said.out
         == """\
@@ -45,6 +45,7 @@ compute mode  ok  DEFAULT
 peer access   ok  between all 2 GPUs
 NCCL          ok  2.29.7
 compiler      ok  /usr/bin/cc
+8 checks passed
 """
     )
 
@@ -53,19 +54,20 @@ def test_screen_shows_faults_and_their_fixes(capsys: pytest.CaptureFixture[str])
     broken = replace(
         node(), torch=TorchBuild("2.13.0+cpu", None), driver=driver(FakeNvml(count=2, mode=3, apart={(0, 1)}))
     )
-    assert print_findings(gpu_part(broken)[2:6], json=False) == 3
+    assert print_findings(gpu_part(broken)[2:6], verbose=True, json=False) == 3
     said = capsys.readouterr()
-    assert said.err == "2 of 4 findings are wrong\n"
+    assert said.err == ""
     assert (
         said.out
         == """\
-torch         wrong    2.13.0+cpu, built for CPUs, and this machine has 2 GPUs; mend it: make setup-gpu  # or, \
-without a checkout: uv pip install --reinstall 'ppoctl[gpu]'
+torch         wrong    2.13.0+cpu, built for CPUs, and this machine has 2 GPUs; fix: make setup-gpu  # or, without \
+a checkout: uv pip install --reinstall 'ppoctl[gpu]'
 GPUs          ok       2: NVIDIA H100 80GB HBM3 40 GiB, NVIDIA H100 80GB HBM3 80 GiB
 compute mode  wrong    GPU 0 is in compute mode `EXCLUSIVE_PROCESS` (2 of 2 GPUs): several processes of a run share \
-a GPU; mend it: sudo nvidia-smi -c DEFAULT
-peer access   warning  none between GPUs 0 and 1 (1 of 1 pairs): what they exchange goes through the host; mend it: \
+a GPU; fix: sudo nvidia-smi -c DEFAULT
+peer access   warning  none between GPUs 0 and 1 (1 of 1 pairs): what they exchange goes through the host; fix: \
 nvidia-smi topo -p2p r  # a virtual machine, ACS or an IOMMU may forbid it
+1 check passed, 1 warning, 2 failed
 """
     )
 
@@ -75,10 +77,12 @@ def test_doctor_prints_every_check_and_leaves_no_files(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     FakeNvml(fault="NVML Shared Library Not Found").plant(monkeypatch)
+    assert run(["doctor", "-v"]) == 0
+    *checks, count = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in checks] == NAMES
+    assert count == f"{len(NAMES)} checks passed"
     assert run(["doctor"]) == 0
-    said = capsys.readouterr()
-    assert [line.split("  ")[0] for line in said.out.splitlines()] == NAMES
-    assert said.err == "nothing is wrong\n"
+    assert tuple(capsys.readouterr()) == (f"{count}\n", "")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -106,11 +110,16 @@ def test_doctor_with_a_recipe_checks_its_requirements(
     Path("r.toml").write_text(SMALLEST.replace('"base"', '"org/base"').replace("train.jsonl", "$DATA_OF_DOC/t.jsonl"))
     monkeypatch.delenv("DATA_OF_DOC", raising=False)
     assert run(["doctor", "r.toml"]) == 3
-    lines = capsys.readouterr().out.splitlines()[len(NAMES) :]
+    *lines, count = capsys.readouterr().out.splitlines()
+    assert count.endswith(", 2 failed")
     assert [line.split()[:2] for line in lines[:2]] == [["model", "wrong"], ["model", "wrong"]]
-    assert lines[0].endswith("mend it: export DATA_OF_DOC=VALUE")
-    assert "mend it: hf download org/base  # not in " in lines[1]
-    assert [line.split("  ")[0] for line in lines[2:]] == ["layout", "memory", "saves", "Ray's address", "MLflow"]
+    assert lines[0].endswith("fix: export DATA_OF_DOC=VALUE")
+    assert "fix: hf download org/base  # not in " in lines[1]
+    assert len(lines) == 2, "the other checks passed"
+    assert run(["doctor", "r.toml", "-v"]) == 3
+    *all_of_it, _ = capsys.readouterr().out.splitlines()
+    names = [line.split("  ")[0] for line in all_of_it[len(NAMES) + 2 :]]
+    assert names == ["layout", "memory", "saves", "Ray's address", "MLflow"]
     assert run(["doctor", "r.toml", "--set", "steps=0"]) == 2, "a wrong recipe is an error of its own"
 
 

@@ -48,8 +48,8 @@ from ppoctl.errors import ExitCode, PpoctlError, quoted, without_secrets
 app = typer.Typer(
     name="ppoctl",
     cls=Commands,
-    help="PPO for language models that you can plan, kill, resume and prove.",
-    epilog="Start here: ppoctl recipes list. What a command wants: ppoctl help COMMAND",
+    help="PPO for language models: plan, kill, resume and verify a run.",
+    epilog="Start with: ppoctl recipes list. Options of a command: ppoctl help COMMAND",
     add_completion=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

@@ -1,4 +1,4 @@
-"""`ppoctl doctor`: whether this machine can run, before anything is started."""
+"""`ppoctl doctor`: whether this machine can run ppoctl, checked before anything starts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,27 +17,28 @@ if TYPE_CHECKING:
 
 def doctor(
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="RECIPE", help="TOML files: also look at what they need.")
+        list[Path] | None, typer.Argument(metavar="RECIPE", help="TOML files: also check what these recipes require.")
     ] = None,
     sets: Sets = None,
     runs: Runs = Path("runs"),
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also print the checks that passed.")] = False,
     json: JsonOption = False,
 ) -> int | None:
-    """Find out whether this machine can run. Driver, packages, GPUs, limits and disks, a line each: what is wrong,
-    and the command that mends it. Changes nothing. Exit code 3 where something is wrong."""
+    """Check whether this machine can run ppoctl. Driver, packages, GPUs, limits and disks: prints what is wrong and
+    the command that fixes it, and how many checks passed. Changes nothing. Exit code 3 if a check fails."""
     from ppoctl.doctor.examine import findings
     from ppoctl.machine.host_info import this_machine
 
-    wanted = _asked(files, sets or ()) if files else None
+    intended = _intended(files, sets or ()) if files else None
     try:
-        found = list(findings(this_machine(), runs, wanted, render.passing))
+        found = list(findings(this_machine(), runs, intended, render.passing))
     finally:
         render.passing()
-    return print_findings(found, json=json)
+    return print_findings(found, verbose=verbose, json=json)
 
 
-def print_findings(found: "Sequence[Finding]", *, json: bool) -> int | None:
-    """Print all findings; the exit code where one is wrong."""
+def print_findings(found: "Sequence[Finding]", *, verbose: bool, json: bool) -> int | None:
+    """Print the findings that are not ok (`verbose`: all), and a count. Returns the exit code if one is wrong."""
     bad = [finding for finding in found if finding.verdict == "wrong"]
     error = None
     if bad:
@@ -49,18 +50,26 @@ def print_findings(found: "Sequence[Finding]", *, json: bool) -> int | None:
         if error is not None:
             render.json({"error": error.as_json()})
     else:
-        render.table([(finding.name, finding.verdict.value, _line(finding)) for finding in found])
-        count = "nothing is wrong" if not bad else f"{len(bad)} of {len(found)} findings are wrong"
-        render.print_stderr(count)
+        shown = [finding for finding in found if verbose or finding.verdict != "ok"]
+        render.table([(finding.name, finding.verdict.value, _line(finding)) for finding in shown])
+        render.line(_count(found))
     return None if error is None else int(error.exit_code)
 
 
 def _line(finding: "Finding") -> str:
-    return finding.seen if finding.mend is None else f"{finding.seen}; mend it: {finding.mend}"
+    return finding.seen if finding.mend is None else f"{finding.seen}; fix: {finding.mend}"
 
 
-def _asked(files: Sequence[Path], sets: Sequence[str]) -> "IntendedRun":
-    """The recipe with what it names and is not here. Raises RecipeError where it is wrong by itself."""
+def _count(found: "Sequence[Finding]") -> str:
+    """For example `20 checks passed, 1 warning, 1 failed`."""
+    numbers = {word: sum(finding.verdict == word for finding in found) for word in ("ok", "warning", "wrong")}
+    passed = f"{numbers['ok']} checks passed" if numbers["ok"] != 1 else "1 check passed"
+    warnings = f", {numbers['warning']} warning{'s' if numbers['warning'] > 1 else ''}" if numbers["warning"] else ""
+    return passed + warnings + (f", {numbers['wrong']} failed" if numbers["wrong"] else "")
+
+
+def _intended(files: Sequence[Path], sets: Sequence[str]) -> "IntendedRun":
+    """Return the recipe with the files it names that are missing. Raises RecipeError if the recipe itself is wrong."""
     from ppoctl.doctor.recipe_checks import IntendedRun
     from ppoctl.loading.load import examine
     from ppoctl.loading.problems import as_error

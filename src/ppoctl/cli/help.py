@@ -72,10 +72,10 @@ EXAMPLES: dict[str, str] = {
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Before a run": ("recipes", "doctor", "validate", "preview", "plan"),
-    "A run": ("train", "resume", "stop", "rollout", "eval"),
-    "What it does": ("runs", "status", "logs"),
-    "What it did": ("show", "plot", "compare", "report"),
-    "What becomes of it": ("convert-ckpt", "track", "rm"),
+    "Run": ("train", "resume", "stop", "rollout", "eval"),
+    "Monitor": ("runs", "status", "logs"),
+    "Inspect": ("show", "plot", "compare", "report"),
+    "Export and clean up": ("convert-ckpt", "track", "rm"),
 }
 """The commands of `ppoctl` in the order in which a person needs them."""
 

@@ -1,4 +1,4 @@
-"""`ppoctl plan`: the numbers of a run, without touching anything."""
+"""`ppoctl plan`: what a run requires, before anything starts: six lines, or all of it with `--full`."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ppoctl import units
-from ppoctl.cli import preflight, render, submission, summary
+from ppoctl.cli import plan_summary, preflight, render, submission, summary
 from ppoctl.cli.options import Assets, GpuGib, Here, JsonOption, Recipes, Runs, Sets
 from ppoctl.cli.plan_memory import print_memory
 
@@ -23,14 +23,17 @@ def plan(
     gpu_gib: GpuGib = None,
     here: Here = False,
     assets: Assets = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Also print batch sizes, schedules, data, and memory by role and stage.")
+    ] = False,
     sbatch: Annotated[
         bool, typer.Option("--sbatch", help="Print the batch script that `train --on slurm` submits, and stop.")
     ] = False,
     runs: Runs = summary.RUNS,
     json: JsonOption = False,
 ) -> int | None:
-    """Print what a run will take, and start nothing. Batch arithmetic, schedules, evaluations, disk and memory; exit
-    code 7 where the run does not fit what --gpu-gib or --here name."""
+    """Print what a run requires, and start nothing. Six lines: memory, GPUs, disk, updates, checkpoints, and what was
+    not checked. Exit code 7 if the run does not fit the memory that --gpu-gib or --here name."""
     from ppoctl.plan.memory.estimate import misfit
     from ppoctl.plan.run_plan import plan as plan_of
 
@@ -49,8 +52,10 @@ def plan(
     if json:
         wrong = {} if too_much is None else {"error": too_much.as_json()}
         render.json({**planned.as_dict(), **wrong})
-    else:
+    elif full:
         _print(loaded.recipe, planned)
+    else:
+        plan_summary.print_summary(planned, on_gpus=gpu_gib is not None)
     if too_much is None:
         return None
     if not json:
@@ -77,7 +82,9 @@ def _print(recipe: "Recipe", planned: "Plan") -> None:
         return
     render.line()
     render.heading("memory")
-    render.line("  unknown: the model's config.json is not here (--set model.path=FOLDER names one that is)")
+    render.line(
+        "  unknown: the model's config.json is not on this machine (--set model.path=FOLDER names a local one)"
+    )
 
 
 def _section(name: str, rows: "Iterator[tuple[str, ...]]", headers: tuple[str, ...] = ()) -> None:
@@ -91,13 +98,13 @@ def _batch_rows(planned: "Plan") -> Iterator[PlanRow]:
     prompts = f"{batch.prompts_per_step} prompts x {batch.samples_per_prompt} samples"
     yield "sequences", f"{batch.sequences_per_step} = {prompts}"
     yield "window", f"{batch.window_tokens} tokens"
-    yield "generated", f"at most {batch.new_tokens_per_step_max:,} tokens"
-    yield "trained on", f"at most {batch.tokens_per_step_max:,} tokens, prompts included"
+    yield "generated tokens", f"at most {batch.new_tokens_per_step_max:,}"
+    yield "trained tokens", f"at most {batch.tokens_per_step_max:,}, with prompts"
     if (work := planned.work) is not None:
-        parts = {"drawing": work.drawing, "forward passes": work.forwards, "updates": work.updates}
+        parts = {"generation": work.drawing, "forward passes": work.forwards, "updates": work.updates}
         shares = ", ".join(f"{name} {part / work.total:.0%}" for name, part in parts.items())
-        yield "arithmetic", f"at most {work.total / 1e12:.3g} TFLOP: {shares}"
-        yield "seconds", "not foretold: what this machine does in one is known when a step has run on it"
+        yield "computation", f"at most {work.total / 1e12:.3g} TFLOP: {shares}"
+        yield "seconds", "not estimated: the speed of this machine is known only after a step has run"
 
 
 def _process_rows(recipe: "Recipe", planned: "Plan") -> Iterator[PlanRow]:
@@ -105,41 +112,43 @@ def _process_rows(recipe: "Recipe", planned: "Plan") -> Iterator[PlanRow]:
 
     address, sizes, count = recipe.cluster.ray_address, planned.processes, planned.devices
     if planned.is_one_process:
-        yield "all roles", "in the process of the command, but vLLM in one beside it"
+        yield "all roles", "in the process of the command; vLLM in a second process"
         if address is not None:
-            yield "Ray", "none: `cluster.ray_address` is not used"
+            yield "Ray", "not started: `cluster.ray_address` is not used"
         return
     for role, table in (("actor", planned.actor), ("critic", planned.critic)):
         idle = table.data_ranks - table.minibatch_seqs
-        without = f"; {idle} of its data ranks have no row of a minibatch" if idle > 0 else ""
+        without = f"; {idle} of its data ranks get no row of a minibatch" if idle > 0 else ""
         yield role, f"{sizes[role]}: {table.layout}{without}"
-    engines, each = recipe.generator.engines, recipe.generator.tensor
-    says = f"{engines} engines share one queue" if engines > 1 else "one engine"
-    says += f", each split over {each} processes" if each > 1 else ""
+    engines, per_engine = recipe.generator.engines, recipe.generator.tensor
+    description = f"{engines} engines share one queue" if engines > 1 else "one engine"
+    description += f", each split over {per_engine} processes" if per_engine > 1 else ""
     idle = count - sizes["generator"] if recipe.cluster.placement == "colocated" else 0
-    says += f"; {idle} of {count} devices have none" if idle else ""
-    yield "generator", f"{sizes['generator']}: {says}"
+    description += f"; {idle} of {count} devices have no engine" if idle else ""
+    yield "generator", f"{sizes['generator']}: {description}"
     yield from ((role, f"{sizes[role]}: {model.layout}") for role, model in planned.reward_models.items())
-    shares = {"colocated": "a process of each role shares one", "apart": "each process has one of its own"}
+    shares = {"colocated": "each is shared by one process of every role", "apart": "one for each process"}
     yield "devices", f"{count}: {shares[recipe.cluster.placement]}"
-    ray = "the run's own, on this machine" if address is None else f"the one at `{address}`"
+    ray = "started by the run, on this machine" if address is None else f"the cluster at `{address}`"
     on_gpus = planned.memory is not None and planned.memory.device == "gpu"
     if address is None and on_gpus and count > GPUS_PER_NODE:
-        ray += "; several nodes: `--on slurm`, or `cluster.ray_address`"
+        ray += "; for several nodes use `--on slurm` or `cluster.ray_address`"
     yield "Ray", ray
 
 
 def _critic_rows(start: "CriticStart") -> Iterator[PlanRow]:
-    size = "not here" if start.parameters is None else f"{start.family}, {start.parameters:,} parameters"
+    size = "not on this machine" if start.parameters is None else f"{start.family}, {start.parameters:,} parameters"
     yield "model", f"{start.path} ({size}, {start.dtype})"
-    if (came := start.saved_by) is not None:
-        by = came.run or "a run that is not beside it,"
-        yield "saved by", f"{by} at step {came.step}, lineage {came.lineage[:12]}; its optimizer stays there"
+    if (origin := start.saved_by) is not None:
+        run = origin.run or "a run whose folder is not present,"
+        yield "saved by", f"{run} at step {origin.step}, lineage {origin.lineage[:12]}; its optimizer is not loaded"
 
 
 def _reward_model_rows(models: Mapping[str, "RewardModelPlan"]) -> Iterator[PlanRow]:
     for key, model in models.items():
-        size = "not here" if model.parameters is None else f"{model.family}, {model.parameters:,} parameters"
+        size = (
+            "not on this machine" if model.parameters is None else f"{model.family}, {model.parameters:,} parameters"
+        )
         yield key, f"{model.path} ({size}, {model.dtype})"
         if model.passes_per_step_max is not None:
             work = f"{model.passes_per_step_max:,} of {model.max_tokens:,} tokens a step"
@@ -151,18 +160,18 @@ def _role_rows(planned: "Plan") -> Iterator[tuple[str, str, str]]:
         return show.format(getattr(planned.actor, name)), show.format(getattr(planned.critic, name))
 
     yield "epochs", *both("epochs")
-    yield "sequences of a minibatch", *both("minibatch_seqs")
+    yield "sequences per minibatch", *both("minibatch_seqs")
     yield "minibatches per epoch", *both("minibatches_per_epoch")
     yield "optimizer steps per PPO step", *both("updates_per_step")
-    yield "optimizer steps in all", *both("updates_total")
+    yield "optimizer steps in total", *both("updates_total")
     yield "warm-up", _warm_up(planned.actor), _warm_up(planned.critic)
     yield "learning rate, first", *both("lr_first", "{:.4g}")
     yield "learning rate, peak", *both("lr_peak", "{:.4g}")
     yield "learning rate, last", *both("lr_last", "{:.4g}")
     yield "microbatches per minibatch", _bounds(planned.actor), _bounds(planned.critic)
-    yield "forward microbatch, at most", *both("forward_microbatch")
-    yield "activations computed again", *both("recompute")
-    yield "replayed by a resume, at most", *both("replayed_updates_max", "{} updates")
+    yield "forward microbatch, maximum", *both("forward_microbatch")
+    yield "activation recomputation", *both("recompute")
+    yield "replayed by a resume, maximum", *both("replayed_updates_max", "{} updates")
 
 
 def _warm_up(role: "RolePlan") -> str:
@@ -177,7 +186,7 @@ def _bounds(role: "RolePlan") -> str:
 def _data_rows(planned: "Plan") -> Iterator[PlanRow]:
     train = planned.train
     passes = "" if train.epochs is None else f", {train.epochs:.3g} epochs"
-    yield "train", f"{_rows(train)}; {train.prompts_total} prompts drawn{passes}"
+    yield "train", f"{_rows(train)}; {train.prompts_total} prompts used{passes}"
     yield from ((f"eval.{name}", _rows(table)) for name, table in planned.eval_sets.items())
     steps = planned.evaluation.at_steps
     shown = ", ".join(map(str, steps if len(steps) <= 8 else (*steps[:4], "...", *steps[-2:])))
@@ -193,12 +202,12 @@ def _rows(table: "DataPlan") -> str:
 def _storage_rows(planned: "Plan") -> Iterator[PlanRow]:
     storage = planned.storage
     step, kept = units.size(storage.records_bytes), units.size(storage.records_kept_bytes)
-    yield "saves", f"{storage.saves}, of which {storage.keep_last or 'all'} pairs are kept"
-    yield "records", f"at most {step} a step, {kept} at one time"
+    yield "checkpoints", f"{storage.saves}, of which {storage.keep_last or 'all'} are kept"
+    yield "records", f"at most {step} a step, {kept} at a time"
     if storage.states_bytes is None:
-        yield "size", "unknown: the model is no local folder of a known family"
+        yield "size", "unknown: the model is not a local folder of a known family"
         return
     yield "parameters", f"{storage.parameters:,}"
-    pair = (f"{units.size(size)} {role}" for role, size in storage.state_bytes.items())
-    yield "one pair", ", ".join(pair)
-    yield "disk", f"{units.size(storage.states_bytes)}, one pair being written and one of a stop included"
+    by_role = (f"{units.size(size)} {role}" for role, size in storage.state_bytes.items())
+    yield "one checkpoint", ", ".join(by_role)
+    yield "disk", f"{units.size(storage.states_bytes)}, with one checkpoint being written and one of a stop"

@@ -1,4 +1,4 @@
-"""The part of `ppoctl plan` about memory."""
+"""The sections of `ppoctl plan --full` about memory."""
 
 import textwrap
 from collections import Counter
@@ -23,11 +23,11 @@ _COMPONENTS = {
     "reference": "reference",
     "gather buffer": "gather_buffer",
     "between calls": "resident",
-    "update, on top": "update",
-    "forward pass, on top": "forward",
-    "at most": "peak",
+    "update, in addition": "update",
+    "forward pass, in addition": "forward",
+    "peak": "peak",
 }
-"""Name on the screen -> figure of a rank."""
+"""Label on the screen -> attribute of a rank."""
 
 
 def print_memory(recipe: "Recipe", memory: "Memory") -> None:
@@ -42,12 +42,12 @@ def print_memory(recipe: "Recipe", memory: "Memory") -> None:
     for assumption in memory.assumptions:
         _print_words(f"assumed: {assumption}")
     for warning in memory.warnings:
-        _print_words(f"too long: {warning}")
+        _print_words(f"warning: {warning}")
     render.line()
     _print_stages(memory.places)
     _print_words(_leaving(recipe.cluster.offload, memory.device))
     for found in memory.places:
-        _print_items(f"what is on {found.name}", found)
+        _print_items(f"contents of {found.name}", found)
     if memory.node is not None:
         most = units.size(memory.node.fullest.bytes)
         _print_items(f"host memory of {memory.node.name}, at most {most}", memory.node)
@@ -64,7 +64,7 @@ def _print_words(words: str) -> None:
 def _print_stages(places: "Sequence[Pool]") -> None:
     room = "" if places[0].room is None else f", {units.size(places[0].room)}"
     several = len(places) > 1
-    where = "each process on a GPU of its own" if several else f"on {places[0].name}"
+    where = "each process on its own GPU" if several else f"on {places[0].name}"
     render.heading(f"stages, {where}{room}")
     headers = ["", "", *(name for found in places for name in (found.name, ""))] if several else []
     stages = zip(*(found.stages for found in places), strict=True)
@@ -81,7 +81,7 @@ def _cells(room: int | None, stage: "StageBytes") -> tuple[str, str]:
 
 
 def _print_items(heading: str, pool: "Pool") -> None:
-    """Print every item of a pool, its bytes, and when it is there."""
+    """Print every item of a pool, its bytes, and the stages in which it is in memory."""
     sizes = Counter[tuple[str, str]]()
     for item in pool.items:
         sizes[item.name, _when(pool, item)] += item.bytes
@@ -94,24 +94,24 @@ def _when(pool: "Pool", item: "MemoryItem") -> str:
     others = [stage.stage for stage in pool.stages if not item.is_in(stage.stage)]
     if item.stages is None or not others:
         return "always"
-    return ", ".join(item.stages) if len(others) >= len(item.stages) else f"all but {', '.join(others)}"
+    return ", ".join(item.stages) if len(others) >= len(item.stages) else f"all except {', '.join(others)}"
 
 
 def _print_too_much(memory: "Memory") -> None:
-    """Print what is largest in the fullest stage, where it does not fit, and what to do."""
+    """Print the largest items of the fullest stage if it does not fit, and the keys that reduce them."""
     fullest = max(memory.places, key=lambda found: found.fullest.bytes)
     stage = fullest.fullest
     if fullest.room is None or stage.bytes <= fullest.room:
         return
     render.line()
     where = f" on {fullest.name}" if len(memory.places) > 1 else ""
-    render.heading(f"what is largest in {stage.stage}{where}, and what to do")
+    render.heading(f"largest items in {stage.stage}{where}, and what to do")
     render.table([("", item.name, units.size(item.bytes), item.lower) for item in fullest.largest(stage.stage)[:4]])
     least = memory.taking_turns
     if least is not None:
         most = f"{units.size(least.bytes)} ({least.stage})"
         enough = "" if least.fits else ", still too much"
-        render.line(f"  with everything offloaded no stage needs more than {most}{enough}:")
+        render.line(f"  if every role is offloaded, no stage needs more than {most}{enough}:")
         reward = ', "reward"' if memory.scoring else ""
         render.line(f"""    --set 'cluster.offload=["actor", "critic", "generator"{reward}]'""")
 
@@ -121,7 +121,7 @@ def _rank_rows(memory: "Memory") -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("parameters", *(f"{rank.parameters:,}" for rank in ranks))]
     if max(len(role.ranks) for role in memory.roles.values()) > 1:
         rows.append(("pipeline stage", *(str(rank.stage) for rank in ranks)))
-        rows.append(("microbatches under way", *(f"{rank.microbatches_under_way:g}" for rank in ranks)))
+        rows.append(("microbatches in flight", *(f"{rank.microbatches_under_way:g}" for rank in ranks)))
     for name, figure in _COMPONENTS.items():
         found = [getattr(rank, figure) for rank in ranks]
         if any(found):
@@ -140,7 +140,7 @@ def _other_rows(recipe: "Recipe", memory: "Memory") -> list[tuple[str, str]]:
     samples = f"{units.size(driver.samples)} for samples of a step, then {units.size(driver.records)} of records"
     rows = [
         *(
-            (role, f"{units.size(of.weights)} weights and {units.size(of.forward)} at work, in each process")
+            (role, f"{units.size(of.weights)} weights and {units.size(of.forward)} while scoring, in each process")
             for role, of in memory.scoring.items()
         ),
         ("generator", f"{units.size(generator.weights)} weights{each}"),
@@ -155,9 +155,9 @@ def _other_rows(recipe: "Recipe", memory: "Memory") -> list[tuple[str, str]]:
 
 
 def _leaving(roles: Sequence[str], device: str) -> str:
-    """A line on who leaves between the stages it works in."""
+    """Which roles are offloaded between their stages."""
     if not roles:
-        return "nobody leaves while others work"
+        return "no role is offloaded"
     if device == "cpu":
-        return "what `cluster.offload` moves out of a CPU's memory is still in it"
-    return f"while others work, these leave: {', '.join(roles)}"
+        return "`cluster.offload` frees no memory without a GPU"
+    return f"offloaded while others compute: {', '.join(roles)}"

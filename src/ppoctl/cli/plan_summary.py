@@ -1,0 +1,86 @@
+"""The six lines of `ppoctl plan`: whether the run fits, what it takes, and what was not checked."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ppoctl import units
+from ppoctl.cli import render
+
+if TYPE_CHECKING:
+    from ppoctl.plan.memory.estimate import Memory
+    from ppoctl.plan.run_plan import Plan
+
+
+def print_summary(planned: "Plan", *, on_gpus: bool) -> None:
+    """Print the six lines. `on_gpus`: memory was estimated for GPUs of a known size, not for CPUs."""
+    steps, sequences = planned.batch.steps, planned.batch.sequences_per_step
+    render.heading(f"{planned.name}: {steps} PPO steps of {sequences} sequences")
+    rows = [
+        ("memory", _memory(planned.memory)),
+        ("GPUs", _gpus(planned, on_gpus=on_gpus)),
+        ("disk", _disk(planned)),
+        ("updates", _updates(planned)),
+        ("checkpoints", _checkpoints(planned)),
+        ("not checked", "; ".join(_not_checked(planned, on_gpus=on_gpus))),
+    ]
+    render.table([("", *row) for row in rows])
+    render.line("  `--full` prints the rest: batch sizes, algorithm, processes, schedules, data, memory by stage")
+
+
+def _memory(memory: "Memory | None") -> str:
+    if memory is None:
+        return "unknown: the model's config.json is not on this machine"
+    pool = max(memory.places, key=lambda place: place.fullest.bytes)
+    stage = pool.fullest
+    unfit = next((found.stage for place in memory.places for found in place.stages if found.fits is False), None)
+    if pool.room is None:
+        return f"{units.size(stage.bytes)} in `{stage.stage}`, the fullest stage, on {pool.name}"
+    if unfit is None:
+        return f"fits: {units.size(stage.bytes)} of {units.size(pool.room)} in `{stage.stage}`, on {pool.name}"
+    if stage.bytes > pool.room:
+        return (
+            f"does not fit: `{stage.stage}` needs {units.size(stage.bytes)}, {units.size(stage.bytes - pool.room)} "
+            f"more than {pool.name} has"
+        )
+    return f"does not fit: no KV cache for one sequence in `{unfit}`"
+
+
+def _gpus(planned: "Plan", *, on_gpus: bool) -> str:
+    if planned.is_one_process:
+        return "1, shared by all roles" if on_gpus else "not required: all roles run in one process, vLLM in a second"
+    processes = sum(planned.processes.values())
+    sharing = f"shared by {processes} processes" if processes > planned.devices else "one for each process"
+    return f"{planned.devices}, {sharing}"
+
+
+def _disk(planned: "Plan") -> str:
+    storage = planned.storage
+    records = f"{units.size(storage.records_kept_bytes)} for records of steps"
+    if storage.states_bytes is None:
+        return f"{records}; checkpoints unknown: the model is not a local folder of a known family"
+    return f"{units.size(storage.states_bytes)} for checkpoints, {records}"
+
+
+def _updates(planned: "Plan") -> str:
+    roles = {"actor": planned.actor, "critic": planned.critic}
+    return ", ".join(f"{role} {of.updates_total:,} ({of.updates_per_step} per step)" for role, of in roles.items())
+
+
+def _checkpoints(planned: "Plan") -> str:
+    kept = planned.storage.keep_last or "all"
+    steps = planned.evaluation.at_steps
+    evaluations = f"{len(steps)} evaluations" if len(steps) != 1 else "1 evaluation"
+    return f"{planned.storage.saves}, of which {kept} are kept; {evaluations}"
+
+
+def _not_checked(planned: "Plan", *, on_gpus: bool) -> Iterator[str]:
+    if planned.memory is None:
+        yield "memory"
+    elif on_gpus:
+        yield "assumed sizes of CUDA contexts and libraries"
+    else:
+        yield "memory of GPUs (`--gpu-gib N`)"
+    unknown = [name for name, table in {"train": planned.train, **planned.eval_sets}.items() if table.rows is None]
+    if unknown:
+        yield f"number of rows of {', '.join(unknown)}"
+    yield "speed (known after a step)"
