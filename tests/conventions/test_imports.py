@@ -128,7 +128,7 @@ def room(module: Path) -> str:
 
 def package_of(parts: Sequence[str]) -> str:
     """The package of a dotted name: one level, and two where a part of a package has imports of its own."""
-    is_split = parts[0] == "engines" and parts[1:2] != ("__init__",) or tuple(parts[:2]) == ("convert", "command")
+    is_split = (parts[0] == "engines" and parts[1:2] != ("__init__",)) or tuple(parts[:2]) == ("convert", "command")
     return ".".join(parts[:2]) if is_split else parts[0]
 
 
