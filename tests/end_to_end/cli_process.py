@@ -44,7 +44,7 @@ class Forked:
         self._channel, theirs = socket.socketpair()
         with theirs:
             self._server = subprocess.Popen(
-                [sys.executable, "-m", "story.preloaded", str(theirs.fileno())],
+                [sys.executable, "-m", "end_to_end.fork_server", str(theirs.fileno())],
                 cwd=TESTS,
                 env={**os.environ, **ONE_THREAD},
                 pass_fds=[theirs.fileno()],

@@ -1,4 +1,4 @@
-"""Stands where `python -m MODULE WORDS` would, minus the seconds of imports: `python -m story.preloaded FD`.
+"""Stands where `python -m MODULE WORDS` would, minus the seconds of imports: `python -m end_to_end.fork_server FD`.
 
 This process has imported torch, Megatron-Core and vLLM, and not Ray (see `ray_forks`); it holds no engine, no process
 group and no second thread, and does nothing but fork. A child takes the place of a fresh interpreter: arguments,

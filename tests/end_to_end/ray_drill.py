@@ -1,4 +1,4 @@
-"""A run in processes of Ray, of which one is killed: python -m story.ray_drill FOLDER WHOLE LAYOUT KILLS (JSON).
+"""A run in processes of Ray, of which one is killed: python -m end_to_end.ray_drill FOLDER WHOLE LAYOUT KILLS (JSON).
 
 Like `real_drill`, one chain of attempts: in each, processes are killed at moments of a list, `STEP STAGE WHO`, when
 the stage starts or a moment after; WHO is a rank of the actor, the critic, an engine, this driver, or the

@@ -1,4 +1,4 @@
-"""A run on the real engines, killed and resumed: python -m story.real_drill FOLDER WHOLE TABLES MOMENTS (JSON), with
+"""A run on the real engines, killed and resumed: python -m end_to_end.real_drill FOLDER WHOLE TABLES MOMENTS (JSON), with
 tables that take the place of the recipe's.
 
 One chain of attempts: each is killed at the next moment on the list, the last one ends the run. Then ledger, final

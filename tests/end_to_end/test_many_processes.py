@@ -53,7 +53,7 @@ def run_drill(
     forked: Forked, folder: Path, whole: Path, layout: dict[str, object], attempts: list[list[str]]
 ) -> list[int]:
     """How each attempt ended; fails when the killed run did not end as the whole one, or left something behind."""
-    words = ["story.ray_drill", str(folder), str(whole), json.dumps(layout), json.dumps(attempts)]
+    words = ["end_to_end.ray_drill", str(folder), str(whole), json.dumps(layout), json.dumps(attempts)]
     with (folder / "out").open("w") as out, (folder / "log").open("w") as log:
         pid = forked.start(TESTS, words, out, log)
     assert forked.wait(pid, timeout_s=PATIENCE_S) == 0, (folder / "log").read_text()[-4000:]

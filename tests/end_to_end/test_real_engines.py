@@ -46,7 +46,7 @@ def start_drill(
 ) -> int:
     """In a process of its own, because this one may hold engines whose threads do not survive a fork."""
     changed = json.dumps({"checkpoint": checkpoint, **tables})
-    words = ["story.real_drill", str(folder), str(whole), changed, json.dumps(moments)]
+    words = ["end_to_end.real_drill", str(folder), str(whole), changed, json.dumps(moments)]
     with (folder / "out").open("w") as out, (folder / "log").open("w") as log:
         return forked.start(TESTS, words, out, log)
 

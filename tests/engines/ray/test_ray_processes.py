@@ -208,7 +208,7 @@ def test_process_output_goes_to_log_file_per_rank(cluster, group, tmp_path, monk
     monkeypatch.setattr(cluster, "logs", tmp_path)
     for _ in range(2):  # a group that is started again writes behind what is there
         made = RayProcesses(group, cluster)
-        made.call("say")
+        made.call("notify")
         made.close()
     for rank in range(2):
         text = (tmp_path / f"actor-{rank}.log").read_text()
@@ -429,7 +429,7 @@ def test_every_ray_error_ends_the_pending_call(group, monkeypatch, error, expect
 def test_long_wait_reports_awaited_call(cluster, processes, monkeypatch):
     lines: list[str] = []
     processes.call("sleep", 0.0)  # they are up
-    monkeypatch.setattr(cluster, "say", lines.append)
+    monkeypatch.setattr(cluster, "notify", lines.append)
     processes.call("sleep", 2.5)
     assert lines == []
     monkeypatch.setattr(processes_module, "SAY_EVERY_S", 1.0)
