@@ -1,4 +1,4 @@
-"""PPO for language models that you can plan, kill, resume and prove.
+"""PPO for language models that you can plan, kill, resume and verify.
 
 import ppoctl
 
@@ -18,14 +18,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {"evaluate": "commands", "resume": "commands", "rollout": "commands", "train": "commands", "Run": "run"}
-"""The names of Python's way in, and where in `ppoctl.api` they are."""
+"""Public names of the Python API, and the module of `ppoctl.api` that defines each."""
 
 __all__ = ["Run", "__version__", "evaluate", "resume", "rollout", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    """A name of Python's way in, when it is first asked for: the commands import this package too, and must start
-    fast."""
+    """Import a public name on first use: the commands import this package too, and must start fast."""
     if name not in _HOMES:
         raise AttributeError(f"module `ppoctl` has no attribute `{name}`")
     from importlib import import_module

@@ -1,6 +1,7 @@
-"""What this process is doing right now, for whoever shows it: acts within acts, each with a count if it has one.
+"""Current activity of this process, for screens: nested activities, each with an optional count.
 
-Who works says so (`DOING.at`, `preparing`); who shows asks (`DOING.now`). Neither knows the other. Light.
+Code that works reports it (`ACTIVITIES.track`, `preparing`); screens read it (`ACTIVITIES.now`). Neither depends on
+the other. Imports only the standard library.
 """
 
 import gc
@@ -19,98 +20,98 @@ Item = TypeVar("Item")
 
 @dataclass
 class Activity:
-    """Something that is being done."""
+    """Work in progress."""
 
     what: str
-    """A few words: `starting vLLM`, `minibatch`."""
+    """Short description, such as `starting vLLM` or `minibatch`."""
     total: int | None = None
-    """How many there are to do; None: nobody counts."""
+    """Number of items; None: not counted."""
     done: int = 0
     since: float = field(default_factory=time.monotonic)
 
     def __str__(self) -> str:
-        """The act with its count, `minibatch 3/8`."""
+        """Return the description with its count, `minibatch 3/8`."""
         return self.what if self.total is None else f"{self.what} {self.done}/{self.total}"
 
     def seconds(self) -> float:
-        """How long it has been going on."""
+        """Return the seconds since it began."""
         return time.monotonic() - self.since
 
     def timed(self) -> str:
-        """The act with its count and its age, `starting vLLM  4.1s`."""
+        """Return the description with its count and age, `starting vLLM  4.1s`."""
         return f"{self}  {duration(self.seconds())}"
 
 
 class Activities:
-    """Acts of one process, of all its threads."""
+    """Activities of one process, of all its threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._acts: list[Activity] = []
-        self._heard: list[OnPreparing] = []
+        self._activities: list[Activity] = []
+        self._callbacks: list[OnPreparing] = []
 
     def now(self) -> Activity | None:
-        """The act that began last and goes on; None: nobody said anything."""
+        """Return the newest activity that has not ended; None: no activity was reported."""
         with self._lock:
-            return self._acts[-1] if self._acts else None
+            return self._activities[-1] if self._activities else None
 
     @contextmanager
     def track(self, what: str, total: int | None = None) -> Iterator[Activity]:
-        """Context of an act; whoever works in it may count."""
-        act = Activity(what, total)
+        """Context of an activity. Code inside it may update the count."""
+        activity = Activity(what, total)
         with self._lock:
-            self._acts.append(act)
+            self._activities.append(activity)
         try:
-            yield act
+            yield activity
         finally:
             with self._lock:
-                self._acts = [each for each in self._acts if each is not act]
+                self._activities = [other for other in self._activities if other is not activity]
 
     @contextmanager
-    def notifying(self, heard: OnPreparing) -> Iterator[None]:
-        """Context in which `heard` is told in words of each thing that is prepared, when it begins."""
-        self._heard.append(heard)
+    def notifying(self, callback: OnPreparing) -> Iterator[None]:
+        """Context in which `callback` receives a description of each preparation when it begins."""
+        self._callbacks.append(callback)
         try:
             yield
         finally:
-            self._heard.remove(heard)
+            self._callbacks.remove(callback)
 
     def notify(self, what: str) -> None:
-        """Tell whoever hears what is being prepared."""
-        for heard in list(self._heard):
-            heard(what)
+        """Send the description of a preparation to all callbacks."""
+        for callback in list(self._callbacks):
+            callback(what)
 
 
 ACTIVITIES = Activities()
-"""What this process does."""
+"""Activities of this process."""
 
 
 @contextmanager
 def preparing(what: str) -> Iterator[Activity]:
-    """Context of what must be there before work can begin: an engine, a trainer, data. The clock of work stands
-    still."""
+    """Context of preparation before work can begin: of an engine, a trainer, data. The work clock is stopped in
+    it."""
     ACTIVITIES.notify(what)
-    with WORK.stopped(), ACTIVITIES.track(what) as act:
-        yield act
+    with WORK.stopped(), ACTIVITIES.track(what) as activity:
+        yield activity
 
 
 @contextmanager
 def loading(what: str) -> Iterator[Activity]:
-    """Context of imports that take long. What is imported stays, and looking for garbage among it would cost a third
-    of their time: that waits."""
+    """Context of slow imports. Garbage collection is off: scanning what they create would cost a third of the import
+    time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
-        with preparing(f"loading {what}") as act:
-            yield act
+        with preparing(f"loading {what}") as activity:
+            yield activity
     finally:
         if was_on:
             gc.enable()
 
 
 def track_items(items: Sequence[Item], what: str) -> Iterator[tuple[int, Item]]:
-    """The items with their numbers, from 0, as an act that counts the one that is worked on."""
-    with ACTIVITIES.track(what, len(items)) as act:
+    """Iterate over (number from 0, item) as an activity that counts the current item."""
+    with ACTIVITIES.track(what, len(items)) as activity:
         for number, item in enumerate(items):
-            act.done = number + 1
+            activity.done = number + 1
             yield number, item

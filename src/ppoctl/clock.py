@@ -1,6 +1,7 @@
-"""The clock of work: it stands still while something starts (vLLM, a trainer, Ray): no stage is charged for that.
+"""Work clock: it is stopped while a component starts (vLLM, a trainer, Ray), so no stage is charged for that time.
 
-Seconds of stages, tokens per second and the time that is left are read from it; and how seconds are written. Light.
+Seconds of stages, tokens per second and the remaining time are measured with it. Also formats durations. Imports only
+the standard library.
 """
 
 import threading
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 
 
 def duration(seconds: float | None) -> str:
-    """The seconds as `4.1s`, `42s`, `7m 42s`, `3h 07m`, `2d 03h`; `-` for none."""
+    """Return the seconds as `4.1s`, `42s`, `7m 42s`, `3h 07m`, `2d 03h`; `-` for None."""
     if seconds is None:
         return "-"
     if seconds < 10:
@@ -23,7 +24,7 @@ def duration(seconds: float | None) -> str:
 
 
 class WorkClock:
-    """Seconds of one process; `start` intervals may lie within each other, and count once."""
+    """Seconds of work of one process. Start intervals may be nested or overlap; the clock is then stopped once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -32,13 +33,13 @@ class WorkClock:
         self._lost_s = 0.0
 
     def now(self) -> float:
-        """Seconds of work since an arbitrary point."""
+        """Return the seconds of work since an arbitrary point."""
         with self._lock:
             return (self._stopped_at if self._depth else time.monotonic()) - self._lost_s
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Around what starts something."""
+        """Context in which the clock is stopped."""
         with self._lock:
             self._depth += 1
             if self._depth == 1:
@@ -53,4 +54,4 @@ class WorkClock:
 
 
 WORK = WorkClock()
-"""The clock of this process."""
+"""Work clock of this process."""

@@ -1,8 +1,8 @@
-"""What can go wrong, and what to do about it.
+"""Errors: one root class, and one family for each kind of person or system that can act on them.
 
-One root class; families by who can act on them. Every error carries `hint`, one command or one change that mends
-it, and the exit code of its family (the table of `docs/errors.md`). All are picklable: they cross processes.
-`cli/app.py` is the only place that catches `PpoctlError` and prints it.
+Every error has a `hint`, one command or one change that fixes it, and the exit code of its family (the table of
+`docs/errors.md`). All errors are picklable, because they are sent between processes. Only `cli/app.py` catches
+`PpoctlError` and prints it.
 """
 
 import re
@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 
 _USER = re.compile(r"(\w+)://(?=[^/\s])(\S*)@")
-"""Part of a URI before its host, the user. Some readers take a password up to the last `@`, slashes included."""
+"""The user part of a URI, before its host. Some parsers read a password up to the last `@`, slashes included."""
 _QUERY = re.compile(r"([?&][^=&\s]*(?:pass|pwd|token|secret|key)[^=&\s]*=)[^&\s`'\"]+", re.IGNORECASE)
 
 
 class ExitCode(IntEnum):
-    """What the shell sees. Signals that are not turned into one of these end as 128 + n."""
+    """Exit codes of the commands. A signal that is not turned into one of these ends the process with 128 + n."""
 
     DONE = 0
     INTERNAL = 1
@@ -35,25 +35,28 @@ class ExitCode(IntEnum):
 
 
 def quoted(value: str | Path) -> str:
-    """A word of a command in a hint, as a shell has to be given it: what is pasted runs nothing else."""
+    """Return the value quoted as one word of a shell command, so that a pasted hint runs nothing else."""
     return shlex.quote(str(value))
 
 
 def without_secrets(text: str) -> str:
-    """The text without user names, passwords and tokens in its URIs."""
+    """Return the text without the user names, passwords and tokens of its URIs."""
     return _QUERY.sub(r"\1...", _USER.sub(r"\1://", text))
 
 
 def holds_secret(text: str) -> bool:
-    """Whether the text is or has a URI with a password or a token in it. The user of a database alone is none."""
+    """Whether the text contains a URI with a password or a token. A database user without a password is not a
+    secret."""
     users = [(scheme, user) for scheme, user in _USER.findall(text) if ":" in user or scheme.startswith("http")]
     return bool(users) or _QUERY.search(text) is not None
 
 
 class PpoctlError(Exception):
-    """Root of all errors a person, a recipe or a machine can cause. `message` says what failed, with the offending
-    value in backticks and where it was set; `hint` is one command or change that mends it. Neither has a secret of a
-    URI in it, wherever it came from."""
+    """Root of all errors that a person, a recipe or a machine can cause.
+
+    `message` states what failed, with the offending value in backticks and the place where it was set. `hint` is one
+    command or change that fixes it. Secrets of URIs are removed from both.
+    """
 
     exit_code: ExitCode = ExitCode.INTERNAL
 
@@ -63,7 +66,7 @@ class PpoctlError(Exception):
         super().__init__(self.message)
 
     def as_json(self) -> dict[str, object]:
-        """What `--json` prints of it."""
+        """Return the object that `--json` prints under `error`."""
         fields = {"kind": type(self).__name__, "message": self.message, "problems": self.message.splitlines()}
         return {**fields, "hint": self.hint, "exit_code": int(self.exit_code)}
 
@@ -72,13 +75,13 @@ class PpoctlError(Exception):
 
 
 class RecipeError(PpoctlError):
-    """The recipe or the command line asks for something that does not exist or contradicts itself."""
+    """The recipe or the command line contains something that does not exist or contradicts itself."""
 
     exit_code = ExitCode.USAGE
 
 
 class RunExistsError(RecipeError):
-    """`train` was pointed at a run that exists; `resume` continues it."""
+    """The run directory of `train` already exists; `resume` continues it."""
 
 
 class EnvironmentProblemError(PpoctlError):
@@ -88,72 +91,81 @@ class EnvironmentProblemError(PpoctlError):
 
 
 class MissingAssetError(EnvironmentProblemError):
-    """A model folder, a hub model that was not fetched, a data file, or a sandbox for programs is not here. It may be
-    elsewhere: `validate` and `plan` only note it."""
+    """A model folder, hub model, data file or sandbox for programs is missing on this machine.
+
+    It may exist on another machine, so `validate` and `plan` only print a note.
+    """
 
 
 class ProcessLostError(EnvironmentProblemError):
-    """A process of the run died without a word: killed, or its machine is gone. What is committed is safe."""
+    """A process of the run ended without reporting an error: it was killed, or its machine failed. Committed work is
+    safe."""
 
 
 class SenderLostError(ProcessLostError):
-    """Weights went with the process of the trainer that sent them; who noticed is not to blame."""
+    """A trainer process that was sending weights died. The process that reports the loss is not the cause."""
 
 
 class SlurmError(EnvironmentProblemError):
-    """Slurm is not here, does not answer, or refuses what it was asked."""
+    """Slurm is not on this machine, does not answer, or rejects a request."""
 
 
 class DataError(PpoctlError):
-    """Prompts or rewards: a missing or empty dataset, a bad row, a prompt longer than the window."""
+    """Invalid prompts or rewards: a missing or empty dataset, a bad row, a prompt longer than the window."""
 
     exit_code = ExitCode.DATA
 
 
 class RewardError(DataError):
-    """The scorer fails more often than the recipe allows, or prefers wrong answers to gold ones."""
+    """The scorer fails more often than the recipe allows, or prefers wrong answers to gold answers."""
 
 
 class ServiceLostError(RewardError):
-    """A service that scores has not answered for as long as the recipe waits."""
+    """A scoring service did not answer within the time that the recipe allows."""
 
 
 class HealthStopError(PpoctlError):
-    """A health rule of the recipe with `action = "stop"`, or the run's own finite checks, stopped it."""
+    """A health rule with `action = "stop"` or a finite check stopped the run."""
 
     exit_code = ExitCode.HEALTH
 
 
 class NonFiniteError(HealthStopError):
-    """NaN or infinity in a reward, value, log-prob, loss or gradient. Weights are as before the update."""
+    """A reward, value, log-prob, loss or gradient is NaN or infinite. The weights are those before the update."""
 
 
 class MismatchError(HealthStopError):
-    """Sampler and trainer lie so far apart that a correction of rollouts leaves no token to learn from."""
+    """The log-probs of sampler and trainer differ so much that the correction masks out every token."""
 
 
 class ExpectationError(HealthStopError):
-    """The run finished and did not reach what its recipe's `[expect]` table states."""
+    """The run finished without meeting the `[expect]` table of its recipe."""
 
 
 class WeightSyncError(HealthStopError):
-    """Trainer and generator do not hold the same weights: a tensor's checksum, their number, or the canary's
-    log-probs differ. Raised before any sample is drawn from the wrong weights."""
+    """Trainer and generator do not hold the same weights: checksums, number of tensors, or log-probs of the canary
+    differ.
+
+    Raised before any sample is generated with the wrong weights.
+    """
 
 
 class ConversionError(HealthStopError):
-    """A converted checkpoint is not what it was made from: a tensor, its shape or dtype, the configuration, or what
-    the model says of fixed prompts differs. Nothing is left at the destination."""
+    """A converted checkpoint differs from its source in a tensor, shape, dtype, configuration, or outputs on fixed
+    prompts.
+
+    Nothing is left at the destination.
+    """
 
 
 class HangError(PpoctlError):
-    """A stage missed its deadline."""
+    """A stage exceeded its deadline."""
 
     exit_code = ExitCode.HANG
 
 
 class OutOfMemoryError(PpoctlError):
-    """The host or the accelerator ran out of memory; names the stage and the key to lower."""
+    """The host or the accelerator ran out of memory. The message names the stage and the key to lower."""
 
     exit_code = ExitCode.MEMORY
 
@@ -169,21 +181,21 @@ class CorruptArtifactError(StorageError):
 
 
 class SupersededError(StorageError):
-    """A newer attempt runs on the same run directory; this one stops before it publishes anything more."""
+    """A newer attempt is running on the same run directory. This attempt stops before it publishes anything else."""
 
 
 class RunAliveError(StorageError):
-    """Another process of this host works on the run directory; nothing was touched."""
+    """Another process on this host is using the run directory. Nothing was changed."""
 
 
 class FinishedShortError(PpoctlError):
-    """The job ended in order but before the planned number of steps."""
+    """The job ended without an error before the planned number of steps."""
 
     exit_code = ExitCode.SHORT
 
 
 class PreemptedError(PpoctlError):
-    """A termination signal arrived; everything finished is committed, and the job is safe to requeue."""
+    """A termination signal arrived. Everything finished is committed, and the job is safe to requeue."""
 
     exit_code = ExitCode.PREEMPTED
 

@@ -1,9 +1,9 @@
-"""HTTP with one time limit for the whole of an exchange, whatever the server sends. Standard library only.
+"""HTTP client with one time limit for a complete exchange, whatever the server sends. Standard library only.
 
     Connection.exchange: name lookup, connection, TLS, request, status, headers, body: together within `limit_s`
 
-A socket's own time limit begins again with each byte, so `http.client` waits for ever for a server that sends a byte
-now and then. Here each call on the socket gets the time that is left of the exchange.
+The time limit of a socket restarts with each byte, so `http.client` waits forever for a server that sends a byte now
+and then. Here each call on the socket gets the remaining time of the exchange.
 """
 
 import io
@@ -20,7 +20,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 LeftS = Callable[[], float]
-"""Returns the seconds that are left; raises TimeoutError where there are none."""
+"""Returns the remaining seconds; raises TimeoutError if no time is left."""
 
 
 @dataclass(frozen=True)
@@ -29,18 +29,20 @@ class HttpResponse:
 
     status: int
     headers: Mapping[str, str]
-    """Names are in lower case."""
+    """Header values by lowercase name."""
     body: bytes
     is_whole: bool
-    """False: the body is longer than the client reads, and only its first bytes are here."""
+    """Whether the body is complete. False: it is longer than the client reads, and `body` contains only its first
+    bytes."""
 
 
 class Connection:
-    """A connection to a server, which stays open between exchanges. One thread exchanges; any thread may `cut` it."""
+    """Connection to a server, which stays open between exchanges. One thread calls `exchange`; any thread may call
+    `cut`."""
 
     def __init__(self, url: str, *, limit_s: float, most_bytes: int) -> None:
-        """At most `most_bytes` of a body are read; 0: the body is not waited for. Raises ValueError or HTTPException
-        if the URL is not valid."""
+        """Read at most `most_bytes` of a body; 0: do not wait for the body. Raises ValueError or HTTPException if the
+        URL is not valid."""
         address = urlsplit(url)
         host = address.netloc.rpartition("@")[2]
         self._tls = ssl.create_default_context() if address.scheme == "https" else None
@@ -54,22 +56,22 @@ class Connection:
     def exchange(
         self, method: str, body: bytes | None = None, headers: Mapping[str, str] | None = None, target: str = ""
     ) -> HttpResponse:
-        """Send a request and read the answer. Raises TimeoutError where it takes longer than the limit, and OSError
-        or HTTPException where there is no valid answer; then the connection is closed."""
+        """Send a request and read the response. Raises TimeoutError if the exchange exceeds the time limit, and
+        OSError or HTTPException if the response is not valid. The connection is then closed."""
         was_open, self._left_s = self._socket is not None, time_limit(self._limit_s)
         request = (method, target or self._target, body, dict(headers or {}))
         try:
             try:
                 return self._exchanged(*request)
             except (HTTPException, OSError):
-                # A server may hang up between two exchanges: this one has not failed yet.
+                # The server may have closed the connection since the last exchange: connect again once.
                 if not was_open or self._is_cut:
                     raise
                 self.close()
                 return self._exchanged(*request)
         except BaseException as error:
             self.close()
-            if isinstance(error, ValueError):  # a length that is not a number, or TLS that was cut
+            if isinstance(error, ValueError):  # the length is not a number, or TLS was cut
                 raise HTTPException(str(error)) from error
             raise
 
@@ -79,7 +81,7 @@ class Connection:
         self._http.request(method, target, body, headers)
         response = self._http.getresponse()
         read = response.read(self._most_bytes + 1) if self._most_bytes else b""
-        if self._is_cut:  # then the end of the body is not the end that the server gave it
+        if self._is_cut:  # the body may then be incomplete
             raise ConnectionAbortedError("the connection was cut")
         is_whole = len(read) <= self._most_bytes
         if self._most_bytes and is_whole and response.length:
@@ -101,20 +103,21 @@ class Connection:
         self._http.sock = cast(socket.socket, _Limited(self._socket, lambda: self._left_s()))
 
     def _hold(self, made: socket.socket) -> None:
-        """Keep the socket where `cut` finds it."""
+        """Store the socket, so that `cut` can shut it down."""
         self._socket = made
         if self._is_cut:
             raise ConnectionAbortedError("the connection was cut")
 
     def close(self) -> None:
-        """Close the connection; the next exchange opens it again. Only the thread that exchanges calls this."""
+        """Close the connection; the next exchange opens it again. Only the thread that calls `exchange` may call
+        this."""
         self._http.close()
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
     def cut(self) -> None:
-        """End the connection for good. The exchange that is running fails at once."""
+        """End the connection permanently. A running exchange fails at once."""
         self._is_cut = True
         if (held := self._socket) is not None:
             with suppress(OSError):
@@ -122,7 +125,7 @@ class Connection:
 
 
 def time_limit(limit_s: float) -> LeftS:
-    """The time that is left of a limit which begins now."""
+    """Return a function for the remaining time of a limit that starts now."""
     until = time.monotonic() + limit_s
 
     def left_s() -> float:
@@ -136,8 +139,8 @@ def time_limit(limit_s: float) -> LeftS:
 def connected(
     host: str, port: int, left_s: LeftS, hold: Callable[[socket.socket], None] = lambda _: None
 ) -> socket.socket:
-    """A connection to the first address of a host that accepts one. `hold` gets each socket before it connects.
-    Raises OSError."""
+    """Return a connection to the first address of the host that accepts one. `hold` receives each socket before it
+    connects. Raises OSError."""
     addresses = _addresses(host, port, left_s())
     failed: OSError | None = None
     for tried, (family, kind, protocol, _, address) in enumerate(addresses):
@@ -155,22 +158,21 @@ def connected(
 
 
 def _addresses(host: str, port: int, limit_s: float) -> list[Any]:
-    """Addresses of a host. A caller cannot set a time limit for the system's name service, so a thread waits for
-    it."""
-    found: Future[list[Any]] = Future()
+    """Return the addresses of a host. The system's name lookup has no time limit, so a thread waits for it."""
+    addresses: Future[list[Any]] = Future()
 
     def look_up() -> None:
         try:
-            found.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-        except Exception as error:  # noqa: BLE001 - the caller gets it
-            found.set_exception(error)
+            addresses.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except Exception as error:  # noqa: BLE001 - raised by `result`
+            addresses.set_exception(error)
 
     Thread(target=look_up, name="name lookup", daemon=True).start()
-    return found.result(limit_s)
+    return addresses.result(limit_s)
 
 
 class _Limited:
-    """A socket as `http.client` uses it, of which no call outlasts the time that is left. `Connection` closes it."""
+    """Socket for `http.client` whose calls never exceed the remaining time. `Connection` closes it."""
 
     def __init__(self, inner: socket.socket, left_s: LeftS) -> None:
         self._inner, self._left_s = inner, left_s
@@ -185,7 +187,7 @@ class _Limited:
         return io.BufferedReader(_ResponseReader(self._inner, self._left_s))
 
     def close(self) -> None:
-        """A response may still be read from it."""
+        """Do nothing: a response may still be read from the socket."""
 
 
 class _ResponseReader(io.RawIOBase):

@@ -1,16 +1,19 @@
-"""The sockets engines plug into: all that a stage knows of an engine. Shapes are part of the contract, checked in
-tests, which is why the protocols are runtime checkable. How weights get from the actor to the generator no stage
-knows: that is between the engines (`ppoctl.weights`).
+"""Ports: the protocols that stages require of the components of a run.
 
-B sequences, R response positions. Every row index a port takes is a row of the `Sequences` it was given.
+A stage knows a component only by its port. Shapes and dtypes are part of each port, and tests check them; the
+protocols are therefore runtime checkable. B is the number of sequences, R the number of response positions. Every row
+index that a port takes is a row of the `Sequences` that it receives.
 
-    stages  ->  Models.actor_at(state) ->  Actor   (Megatron-Core)
-            ->  Models.critic_at(state) -> Critic  (Megatron-Core)
-            ->  Generator                          (vLLM)
-            ->  Scorer                             (child processes; in `batch.scores`, where light rooms find it)
-                  -> RewardModel                   (Megatron-Core; likewise)
-            ->  SampleParts                        (finished samples of an unfinished stage)
-            ->  Gate                               (whoever may stop the job)
+    stages  ->  Models.actor_at(state)  ->  Actor    (Megatron-Core)
+            ->  Models.critic_at(state) ->  Critic   (Megatron-Core)
+            ->  Generator                            (vLLM)
+            ->  Scorer                               (child processes)
+                  ->  RewardModel                    (Megatron-Core)
+            ->  FinishedSamples                      (samples of a stage that is not committed yet)
+            ->  Gate                                 (decides whether the job must stop)
+
+`Scorer` and `RewardModel` are defined in `batch.scores`, which imports no torch. No port moves weights from the actor
+to the generator: trainers and engines do that between themselves (`ppoctl.weights`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +35,7 @@ from ppoctl.batch.sequences import Sequences
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to draw. `temperature == 0` is greedy."""
+    """Sampling parameters of a stream. `temperature == 0` is greedy decoding."""
 
     temperature: float
     max_new_tokens: int
@@ -41,14 +44,14 @@ class SamplingParams:
     min_p: float = 0.0
     stop_strings: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
-    """Ids that end a response besides the model's own end tokens."""
+    """Ids that end a response, in addition to the model's own end tokens."""
     min_new_tokens: int = 0
-    """Nothing ends a response among its first so many tokens: ids that would are left out, stop strings not seen."""
+    """Minimum number of response tokens. Until then, end tokens are masked and stop strings are ignored."""
     max_window_tokens: int | None = None
-    """Most tokens of prompt and response together; None: the engine's own window."""
+    """Maximum length of prompt and response together; None: the window of the engine."""
 
     def new_tokens(self, prompt_tokens: int) -> int:
-        """Most tokens of a response to a prompt of this length."""
+        """Return the maximum number of response tokens for a prompt of this length."""
         if self.max_window_tokens is None:
             return self.max_new_tokens
         return min(self.max_new_tokens, self.max_window_tokens - prompt_tokens)
@@ -56,7 +59,8 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """One response to draw. `key` is unique within the rollout; `seed` makes the draw independent of all others."""
+    """Request for one response. `key` is unique within the rollout. `seed` makes the sample independent of all
+    others."""
 
     key: str
     prompt_tokens: tuple[int, ...]
@@ -65,82 +69,90 @@ class SampleRequest:
 
 @dataclass(frozen=True)
 class Sample:
-    """One finished response. The end token, where one was sampled, is the last of `tokens` and counts."""
+    """One finished response. If an end token was sampled, it is the last of `tokens` and is in the loss."""
 
     key: str
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """Log-probs of the sampled tokens under the distribution that was sampled from."""
+    """Log-probs of the sampled tokens under the distribution that they were sampled from, filters included."""
     terminated: bool
-    """False when the length limit cut it."""
+    """False if the length limit truncated the response."""
     text: str
-    """Decoded, special tokens skipped, stop string removed."""
+    """Decoded text, without special tokens and without the stop string."""
     stamp: str
-    """`State.stamp` of the actor whose weights drew it."""
+    """`State.stamp` of the actor whose weights generated the response."""
     sends: int = 1
-    """How often it was asked for: twice where an engine died over it."""
+    """Number of times the request was sent to an engine: 2 if the first engine died while generating."""
 
 
 @runtime_checkable
 class Stream(Protocol):
-    """Draws from one actor state, all with the same `SamplingParams`. Tokens are a function of weights, prompt, seed
-    and params, whatever else is drawn at the same time; on a GPU, where that decides how logits are rounded, only
-    as long as no two tokens are nearly equally likely (docs/gpu.md, Decoding)."""
+    """Requests to one actor state, all with the same `SamplingParams`.
+
+    Tokens are a function of weights, prompt, seed and params, independent of the other requests. On a GPU, the other
+    requests change how logits are rounded, so this holds only if no two tokens are nearly equally likely
+    (docs/gpu.md, Decoding).
+    """
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
-        """Begin to draw these too; others may be running. Raises DataError on a prompt longer than the window, and
-        then none of them is drawn."""
+        """Start these requests; others may be running. Raises DataError, and starts none, if a prompt is longer than
+        the window."""
         ...
 
     def finished(self) -> Sequence[Sample]:
-        """Wait until at least one draw has ended that was not handed out yet; those that have, in any order. Empty
-        when none is open."""
+        """Wait until at least one request has finished, and return the samples not returned before, in any order.
+
+        Returns an empty sequence if no request is open.
+        """
         ...
 
     def close(self) -> None:
-        """Abort the draws that are open. Safe to call again."""
+        """Abort the open requests. Safe to call again."""
         ...
 
 
 @runtime_checkable
 class Generator(Protocol):
-    """Draws responses from the actor state that it was prepared for last, one stream at a time."""
+    """Generates responses with the weights of the actor state that it was last prepared for, one stream at a time."""
 
     def prepare(self, state: State) -> None:
-        """Start what draws, and have it hold the state's weights, proven; costs nothing where it does. No stream is
-        open meanwhile. Raises WeightSyncError when generator and trainer do not hold the same weights."""
+        """Start the engines, load the weights of `state` into them, and verify the weights.
+
+        Returns at once if the engines already hold these weights. No stream may be open. Raises WeightSyncError if
+        generator and trainer do not hold the same weights.
+        """
         ...
 
     def open(self, params: SamplingParams) -> Stream:
-        """Begin to draw. The caller closes the stream."""
+        """Open a stream of requests. The caller closes it."""
         ...
 
     def close(self) -> None:
-        """Free the engine and everything it started."""
+        """Shut down the engines and every process that they started."""
         ...
 
 
 @dataclass(frozen=True)
 class OptimizerStep:
-    """What one optimizer step needs besides gradients. Schedules are computed by the stage, so a replay reads the
-    same numbers from the same committed inputs."""
+    """Settings of one optimizer step. A stage computes them from committed inputs, so a replay uses the same
+    numbers."""
 
     lr: float
     weight_decay: float
     grad_clip: float
-    """Largest global gradient norm (2-norm); 0 turns clipping off."""
+    """Maximum global 2-norm of the gradient; 0: no clipping."""
     beta1: float
     beta2: float
     eps: float
 
 
 Totals = tuple[int, ...]
-"""What each term of an objective divides by, counted over a whole minibatch. Only the objective reads it."""
+"""Divisor of each term of an objective, counted over the whole minibatch. Only the objective reads it."""
 
 
 @dataclass(frozen=True)
 class Minibatch:
-    """One optimizer step: which rows, what the objective divides by, and the step's settings."""
+    """One optimizer step: its rows, the divisors of its objective, and its settings."""
 
     rows: Int[Tensor, " M"]
     totals: Totals
@@ -149,52 +161,52 @@ class Minibatch:
 
 @dataclass(frozen=True)
 class OutputRequest:
-    """What a model is asked about each response token, and under which distribution; a critic reads none of it."""
+    """Outputs that a model computes for each response token, and the distribution they refer to. A critic ignores
+    it."""
 
     temperature: float = 1.0
-    """Divides the logits."""
+    """Divisor of the logits."""
     top_p: float = 1.0
-    """Only the smallest set of likeliest ids with this share of the probability can be drawn; 1: all."""
+    """Only the smallest set of most likely ids with this total probability can be sampled; 1: all ids."""
     top_k: int | None = None
-    """Only so many likeliest ids can be drawn; None: all."""
+    """Only this many most likely ids can be sampled; None: all ids."""
     min_p: float = 0.0
-    """Only ids at least so many times as likely as the likeliest can be drawn; 0: all."""
+    """Only ids with at least this fraction of the highest probability can be sampled; 0: all ids."""
     min_new_tokens: int = 0
-    """At the first so many response positions no id can be drawn that ends a response."""
+    """At this many first response positions, ids that end a response are excluded."""
     stop_token_ids: tuple[int, ...] = ()
-    """Such ids, besides the model's own end tokens."""
+    """Ids that end a response, in addition to the model's own end tokens."""
     entropy: bool = False
-    """Whether the entropy of each distribution is asked for too."""
+    """Whether to compute the entropy of each distribution."""
     full_kl: bool = False
-    """Whether KL(model || reference) over the whole vocabulary is asked for too. The reference is read at the same
-    temperature, without filters."""
+    """Whether to compute KL(model || reference) over the full vocabulary. The reference uses the same temperature,
+    without filters."""
 
     @property
     def is_filtered(self) -> bool:
-        """Whether there are ids that cannot be drawn."""
+        """Whether some ids cannot be sampled because of top_p, top_k or min_p."""
         return self.top_p < 1 or self.top_k is not None or self.min_p > 0
 
 
 @dataclass(frozen=True)
 class TokenOutputs:
-    """What a model says about the response tokens of some rows, on their response grid; float32, 0 where not
-    present."""
+    """Outputs of a model for the response tokens of m rows; float32, 0 at positions without a token."""
 
     primary: Float[Tensor, "m R"]
     """Actor: log-probs. Critic: values of the states before the tokens."""
     entropy: Float[Tensor, "m R"] | None = None
-    """Nats; absent where it was not asked for."""
+    """Entropy in nats; None: not requested."""
     full_kl: Float[Tensor, "m R"] | None = None
-    """KL(model || reference) of the whole distributions, in nats; absent where it was not asked for."""
+    """KL(model || reference) over the full vocabulary in nats; None: not requested."""
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "TokenOutputs":
-        """What a function makes of each grid that is there."""
+        """Return the outputs with `change` applied to each grid that is present."""
         entropy, full_kl = (None if grid is None else change(grid) for grid in (self.entropy, self.full_kl))
         return TokenOutputs(change(self.primary), entropy, full_kl)
 
 
 def concatenate_outputs(parts: Sequence[TokenOutputs]) -> TokenOutputs:
-    """The rows of all parts, one part after the other; all were asked the same."""
+    """Return the rows of all parts in order. All parts must come from the same request."""
     entropies = [part.entropy for part in parts if part.entropy is not None]
     full_kls = [part.full_kl for part in parts if part.full_kl is not None]
     outputs = torch.cat([part.primary for part in parts])
@@ -203,80 +215,83 @@ def concatenate_outputs(parts: Sequence[TokenOutputs]) -> TokenOutputs:
 
 @dataclass(frozen=True)
 class MinibatchResult:
-    """What an optimizer step saw and did."""
+    """Result of one optimizer step."""
 
     loss: float
     grad_norm: float
-    """Before clipping."""
+    """Global norm of the gradient before clipping."""
     said: TokenOutputs
-    """What the model said before the step of the minibatch's rows, in their order."""
+    """Outputs of the model for the rows of the minibatch, in their order, before the optimizer step."""
 
 
 @runtime_checkable
 class Objective(Protocol):
-    """The loss of some rows as a pure function of the model's token outputs; closes over the step's data."""
+    """Loss of some rows as a pure function of the model's token outputs. It holds the data of the step."""
 
     @property
     def request(self) -> OutputRequest:
-        """What it reads of the model."""
+        """Outputs that the loss reads."""
         ...
 
     def totals(self, rows: Int[Tensor, " M"]) -> Totals:
-        """What the loss of a minibatch of these rows is divided by; all 0 where nothing in it counts."""
+        """Return the divisors of the loss for a minibatch of these rows; all 0 if no token is in the loss."""
         ...
 
     def __call__(self, rows: Int[Tensor, " m"], said: TokenOutputs, totals: Totals) -> Float[Tensor, ""]:
-        """The share of these rows in the loss of a minibatch with these totals; summing over any split of a minibatch
-        gives its loss."""
+        """Return the contribution of these rows to the loss of a minibatch with these totals.
+
+        For any split of a minibatch, the contributions add up to its loss.
+        """
         ...
 
 
 @runtime_checkable
 class Saving(Protocol):
-    """A state on its way to disk."""
+    """State that is being written to disk."""
 
     def is_written(self) -> bool:
-        """Whether `finish` would not have to wait, or would fail. Cheap enough to be asked between two samples."""
+        """Whether `finish` would return or raise without waiting. Cheap enough to call after each sample."""
         ...
 
     def finish(self) -> Mapping[str, FileDigest]:
-        """Wait for it. Every file of the folder by name, digested by the process that wrote it and flushed to disk.
+        """Wait for the save, and return the digest of each file of the folder by name.
 
-        Raises StorageError when the disk did not take it.
+        The process that wrote a file also digested it and flushed it to disk. Raises StorageError if a write failed.
         """
         ...
 
 
 @runtime_checkable
 class Trainer(Protocol):
-    """A model with an optimizer at one state, in this process or spread over others."""
+    """Model with an optimizer, at one state, in this process or distributed over others."""
 
     def start(self) -> None:
-        """Weights from the recipe's model source, a fresh optimizer."""
+        """Load the weights of the recipe's model source, and create a fresh optimizer."""
         ...
 
     def save(self, folder: Path, *, in_background: bool) -> Saving:
-        """Write weights and optimizer, as they are now, into an existing empty folder (Megatron torch_dist).
+        """Write the current weights and optimizer into an existing empty folder (Megatron torch_dist).
 
-        In the background: returns once they are copied, and training may go on. One save at a time; it ends with
-        `Saving.finish`. Raises StorageError.
+        With `in_background`, return as soon as they are copied; training may then continue. Only one save may be
+        open; `Saving.finish` ends it. Raises StorageError.
         """
         ...
 
     def save_weights(self, folder: Path) -> None:
-        """Write weights alone, for evaluation and export (Hugging Face safetensors, config, tokenizer)."""
+        """Write the weights only, for evaluation and export (Hugging Face safetensors, config, tokenizer)."""
         ...
 
     def load(self, folder: Path) -> None:
-        """Weights and optimizer as `save` wrote them; raises StorageError when a part is missing or does not fit."""
+        """Load weights and optimizer as written by `save`. Raises StorageError if a file is missing or does not
+        fit."""
         ...
 
     def update(
         self, sequences: Sequences, minibatches: Sequence[Minibatch], objective: Objective
     ) -> list[MinibatchResult]:
-        """One optimizer step per minibatch, in order. The split into microbatches never changes a gradient.
+        """Run one optimizer step per minibatch, in order. The split into microbatches never changes a gradient.
 
-        Raises NonFiniteError before the optimizer runs when a loss or gradient is not finite: the weights are then
+        Raises NonFiniteError before the optimizer step if a loss or gradient is not finite. The weights are then
         those after the last good minibatch, and the caller must not use them (nothing of the stage is committed).
         """
         ...
@@ -285,41 +300,45 @@ class Trainer(Protocol):
 @runtime_checkable
 class Actor(Trainer, Protocol):
     def logprobs(self, sequences: Sequences, asked: OutputRequest) -> TokenOutputs:
-        """Log-prob of each response token, and what else is asked."""
+        """Return the log-prob of each response token, and the other outputs that `asked` requests."""
         ...
 
     def reference_logprobs(self, sequences: Sequences, asked: OutputRequest) -> Float[Tensor, "B R"]:
-        """Log-prob of each response token under the frozen initial weights; float32, 0 where not present."""
+        """Return the log-prob of each response token under the frozen initial weights; float32, 0 at positions
+        without a token."""
         ...
 
 
 @runtime_checkable
 class Critic(Trainer, Protocol):
     def values(self, sequences: Sequences) -> Float[Tensor, "B R"]:
-        """V of the state before each response token; float32, 0 where not present."""
+        """Return the value of the state before each response token; float32, 0 at positions without a token."""
         ...
 
 
 @runtime_checkable
 class Models(Protocol):
-    """Brings the trainers to states: resident already, loaded, or loaded and replayed. See `store.states`."""
+    """Brings each trainer to a requested state: already in memory, loaded, or loaded and replayed. See
+    `store.states`."""
 
     def actor_at(self, state: State) -> Actor: ...
 
     def critic_at(self, state: State) -> Critic: ...
 
     def stamped(self, state: State) -> State:
-        """Equal state whose stamp says how often it was made again inexactly; its engine is then at it."""
+        """Return an equal state whose stamp counts the inexact replays that produced it. Its trainer is then at that
+        state."""
         ...
 
     def advancing(self, state: State, *, to: State) -> AbstractContextManager[Trainer]:
-        """The engine at `state`; when the context ends well it counts as being at `to`, else as being nowhere."""
+        """Return a context with the trainer at `state`. The trainer is at `to` after a normal exit, and at no state
+        after an error."""
         ...
 
 
 @dataclass(frozen=True)
 class SampleSetKey:
-    """What finished samples were drawn for; samples of anything else are others."""
+    """Identity of a set of finished samples. Samples with another key are never reused."""
 
     step: int
     stage: str
@@ -329,32 +348,38 @@ class SampleSetKey:
 
 @runtime_checkable
 class FinishedSamples(Protocol):
-    """Finished samples of a stage that is not committed yet, kept over a crash; dropped when it is."""
+    """Finished samples of a stage that is not committed yet. They survive a crash and are dropped when the stage is
+    committed."""
 
     def load(self, drawn_for: SampleSetKey) -> dict[str, Sample]:
-        """Samples that an earlier attempt finished for the same, by key."""
+        """Return the samples that an earlier attempt finished for the same `SampleSetKey`, by request key."""
         ...
 
     def writer(self, drawn_for: SampleSetKey) -> AbstractContextManager[Callable[[Sample], None]]:
-        """A function that takes each finished sample; written out in groups, and when the context fails."""
+        """Return a context with a function that takes each finished sample.
+
+        Samples are written in groups, and also if the context ends with an error.
+        """
         ...
 
 
 @runtime_checkable
 class Gate(Protocol):
-    """Whoever may stop the job, asked where nothing finished would be lost. It is told where the job is, so that it
-    can know what is still to come."""
+    """Decides whether the job must stop. Called only where no finished work would be lost, with the current step and
+    stage."""
 
     def before(self, step: int, stage: str) -> None:
-        """A stage is about to run. Raises PreemptedError or InterruptedByUserError where it should not."""
+        """Check before a stage runs. Raises PreemptedError or InterruptedByUserError if the stage must not start."""
         ...
 
     def between(self) -> None:
-        """A piece of that stage's work is done, and the next is about to begin. Raises as `before` does; cheap enough
-        to be asked after each sample."""
+        """Check between two units of work within a stage. Raises as `before` does; cheap enough to call after each
+        sample."""
         ...
 
     def may_save(self) -> bool:
-        """Whether states that are not saved may be, once one of the others has raised: there is time for it, and no
-        engine was interrupted in its work."""
+        """Whether unsaved states may be saved after `before` or `between` has raised.
+
+        It returns True if enough time is left and no engine was interrupted while it worked.
+        """
         ...

@@ -1,8 +1,8 @@
-"""Numbers in words: bytes and counts with a unit, three figures. Light."""
+"""Format byte counts and other counts with a unit and three significant digits. Imports only the standard library."""
 
 
 def size(num_bytes: int) -> str:
-    """The bytes with a unit, three figures."""
+    """Return the bytes with a unit and three significant digits."""
     number = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if number < 999.5:
@@ -12,7 +12,7 @@ def size(num_bytes: int) -> str:
 
 
 def number(count: int) -> str:
-    """The count in thousands, millions or billions, three figures."""
+    """Return the count in thousands, millions or billions with three significant digits."""
     value = float(count)
     for unit in ("", "K", "M"):
         if value < 999.5:

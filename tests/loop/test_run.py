@@ -54,7 +54,7 @@ def test_run_with_missing_steps_raises_finished_short(tmp_path: Path, monkeypatc
         return step + 1, *rest
 
     monkeypatch.setattr(run_module, "start_point", further)
-    with pytest.raises(FinishedShortError, match="newest saved step 2 of the 3 that `steps` asks for"):
+    with pytest.raises(FinishedShortError, match="newest saved step 2, but `steps` is 3"):
         play(tmp_path / "run", fake_recipe(steps=3, checkpoint={"every_steps": 1}))
 
 

@@ -157,9 +157,9 @@ def test_diagnostics_have_registered_metric_names():
 
 def test_diagnostics_require_an_unmasked_token():
     zeros, nothing = row(0.0, 0.0), torch.zeros(1, 2, dtype=torch.bool)
-    with pytest.raises(ValueError, match="0 counted tokens"):
+    with pytest.raises(ValueError, match="0 unmasked tokens"):
         policy_diagnostics(zeros, zeros, zeros, nothing, loss=CLIP)
-    with pytest.raises(ValueError, match="0 counted tokens"):
+    with pytest.raises(ValueError, match="0 unmasked tokens"):
         value_diagnostics(zeros, zeros, zeros, nothing, clip=None)
-    with pytest.raises(ValueError, match="0 counted tokens"):
+    with pytest.raises(ValueError, match="0 unmasked tokens"):
         sampler_gap(zeros, zeros, nothing)

@@ -37,7 +37,7 @@ def test_measured_kl_ignores_padding_and_row_order():
 
 
 def test_measured_kl_requires_an_unmasked_token():
-    with pytest.raises(ValueError, match="0 counted tokens"):
+    with pytest.raises(ValueError, match="0 unmasked tokens"):
         PER_TOKEN.measured(KL, MASK & False)
 
 

@@ -38,7 +38,7 @@ def test_masked_sum_without_unmasked_tokens_is_zero():
 
 @pytest.mark.parametrize("statistic", [masked_mean, masked_variance, whiten])
 def test_statistics_require_an_unmasked_token(statistic):
-    with pytest.raises(ValueError, match="0 counted tokens"):
+    with pytest.raises(ValueError, match="0 unmasked tokens"):
         statistic(X, torch.zeros_like(MASK))
 
 

@@ -1,1 +1,1 @@
-"""What happens, in order: the story of one PPO step, and the run that goes over steps."""
+"""The order of events: the step function of one PPO step, and the loop over steps."""

@@ -1,4 +1,4 @@
-"""The recipe's contract: what the run must reach, judged on the journal when it ends."""
+"""Check of the recipe's `[expect]` table against the journal at the end of a run."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExpectationResult:
-    """One line of the final table."""
+    """One row of the final table."""
 
     metric: str
     step: int | None
-    """Where it was read; None: the metric never appeared."""
+    """Step of the value that was checked; None: the metric never appeared."""
     first: float | None
     value: float | None
     bound: str
@@ -28,7 +28,7 @@ class ExpectationResult:
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run stands after an attempt that ended in order."""
+    """Result of a run after an attempt that ended without an error."""
 
     paths: RunPaths
     lines: list[JournalLine]
@@ -36,7 +36,7 @@ class RunResult:
 
 
 def history(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """Journal lines as metric -> [(step, value)], by step."""
+    """Return the journal lines as metric -> [(step, value)], sorted by step."""
     series: dict[str, dict[int, float]] = {}
     for line in lines:
         for metric, value in reported(line).items():
@@ -47,25 +47,27 @@ def history(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, flo
 def check_expectations(
     expect: "Mapping[str, Expectation]", lines: Iterable[Mapping[str, Any]]
 ) -> list[ExpectationResult]:
-    """One verdict per expectation, in the recipe's order. A metric that never appeared is unmet."""
+    """Return one result per expectation, in the recipe's order. An expectation is unmet if its metric never
+    appeared."""
     series = history(lines)
-    return [_judge_one(metric, wanted, series.get(metric, [])) for metric, wanted in expect.items()]
+    return [_check_one(metric, wanted, series.get(metric, [])) for metric, wanted in expect.items()]
 
 
 def require_met(verdicts: Iterable[ExpectationResult], *, longer: str | None = None) -> None:
-    """Raise ExpectationError naming every unmet expectation; `longer` is the command that trains on."""
-    unmet = [verdict for verdict in verdicts if not verdict.met]
+    """Raise ExpectationError that names every unmet expectation. `longer` is the command that trains for more
+    steps."""
+    unmet = [result for result in verdicts if not result.met]
     if unmet:
         parts = [
             f"`{v.metric}` is {'absent' if v.value is None else f'{v.value:.4g}'} (expected {v.bound})" for v in unmet
         ]
         raise ExpectationError(
-            "the run ended without what its recipe expects: " + "; ".join(parts),
+            "the run does not meet the expectations of its recipe:  " + "; ".join(parts),
             hint=longer,
         )
 
 
-def _judge_one(metric: str, wanted: "Expectation", points: list[tuple[int, float]]) -> ExpectationResult:
+def _check_one(metric: str, wanted: "Expectation", points: list[tuple[int, float]]) -> ExpectationResult:
     bound = _bound_text(wanted)
     usable = [(s, v) for s, v in points if wanted.at_step is None or s == wanted.at_step]
     if not usable:
@@ -88,5 +90,5 @@ def _bound_text(wanted: "Expectation") -> str:
         parts.append(f"at most {wanted.max:g}")
     if wanted.rise_min is not None:
         parts.append(f"a rise of {wanted.rise_min:g}")
-    where = "" if wanted.at_step is None else f" at step {wanted.at_step}"
-    return " and ".join(parts) + where
+    step = "" if wanted.at_step is None else f" at step {wanted.at_step}"
+    return " and ".join(parts) + step

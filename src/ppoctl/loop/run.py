@@ -1,4 +1,5 @@
-"""Over steps: tell the story, keep the ledger, evaluate, judge, save, retain. One loop for `train` and `resume`."""
+"""The loop over steps, shared by `train` and `resume`: run the step function, record the ledger, evaluate, check
+health rules, save, delete superseded states."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ from ppoctl.store.states import Recorded, States, saved_state
 
 @runtime_checkable
 class Alarm(Protocol):
-    """What a health rule says of a step."""
+    """Health rule that a step broke."""
 
     @property
     def action(self) -> str: ...
@@ -41,10 +42,10 @@ class Alarm(Protocol):
 
 @runtime_checkable
 class Health(Protocol):
-    """The recipe's health rules, which count in how many steps in a row they were broken."""
+    """Health rules of the recipe. They count the consecutive steps in which each rule was broken."""
 
     def replay(self, history: Sequence[tuple[int, Mapping[str, float]]]) -> None:
-        """Count the steps before the one that the run goes on from."""
+        """Count the steps before the step that the run resumes from."""
         ...
 
     def check(self, step: int, figures: Mapping[str, float]) -> Sequence[Alarm]: ...
@@ -54,34 +55,37 @@ class Health(Protocol):
 
 @dataclass(frozen=True)
 class RunContext:
-    """Everything the loop needs, wired."""
+    """Everything that the loop needs, constructed by `wire`."""
 
     paths: RunPaths
     recipe: Recipe
-    """The newest; stages and stories know the ones of before."""
+    """The newest recipe. Step functions and stages come from the recipe that was valid at their step."""
     runner: StageRunner
     journal: Journal
     ledger: Ledger
     states: States
     retention: Retention
     best: BestStates | None
-    """None: no best actor is kept."""
+    """None: the best actor is not kept."""
     health: Health
     step_function: Callable[[int], StepFunction]
     outlines: Outlines
     stages: Callable[[int], Stages]
-    """Settings that were changed on the way hold from their step on."""
+    """Stages of a step. A setting that was changed during the run holds from its step on."""
     prompts: Callable[[int], Prompts]
     evaluate: Callable[[int], Stage[Evaluation]]
-    """Asked for steps that are evaluated only."""
+    """Called only for steps that are evaluated."""
     notify: Callable[[str], None]
 
 
 def run(job: RunContext) -> None:
-    """Do what is left of the run. Raises HealthStopError when a rule with `action = "stop"` is broken,
-    FinishedShortError when not all steps are on disk at the end, and whatever error stopped a stage; everything
-    committed stays. States in flight are committed when the run ends or is asked to stop, and those in memory are
-    saved then, where there is time; another error leaves them to the redo log."""
+    """Run the remaining steps.
+
+    Raises HealthStopError if a rule with `action = "stop"` is broken, FinishedShortError if some steps are not on
+    disk at the end, or the error that stopped a stage. Everything that was committed remains. Open saves are
+    committed when the run ends or must stop. On a stop, states that are only in memory are saved too, if there is
+    time. After any other error, they are replayed from the redo log.
+    """
     done = CompletedStep(*start_point(job))
     try:
         _do_steps(job, done)
@@ -97,23 +101,26 @@ def run(job: RunContext) -> None:
 
 
 def _require_the_last_step(job: RunContext) -> None:
-    """The plan against what is on disk: a run that did too little must not look like one that did all."""
+    """Raise FinishedShortError if the newest saved step is not the last step of the recipe.
+
+    A run that did too little must not look like a complete run.
+    """
     reached, planned = last_saved(job), job.recipe.steps
     if reached < planned:
         raise FinishedShortError(
-            f"the run ended at its newest saved step {reached} of the {planned} that `steps` asks for",
+            f"the run ended at its newest saved step {reached}, but `steps` is {planned}",
             hint=resume_command(job.paths.root),
         )
 
 
 def last_saved(job: RunContext) -> int:
-    """The newest step with the states of all roles saved; 0: none."""
+    """Return the newest step whose states are saved for all roles; 0: none."""
     return max(saved_steps(job.paths, job.outlines.roles), default=0)
 
 
 @dataclass
 class CompletedStep:
-    """The last step that is done, saving included, and where it led."""
+    """The last completed step, saving included, and its states and carry."""
 
     step: int
     states: Mapping[str, State]
@@ -122,27 +129,32 @@ class CompletedStep:
 
 def _do_steps(job: RunContext, done: CompletedStep) -> None:
     step, states, carry = done.step, done.states, done.carry
-    # Up to the saved step, not further: what is run again after it is judged again.
+    # Only up to the saved step: later steps run again, and are then checked again.
     job.health.replay(job.journal.history(up_to=step))
     if step == 0:
         _evaluate(job, 0, states["actor"])
     while step < job.recipe.steps:
         step += 1
-        given = StepInputs(job.prompts(step), states, carry)
-        outcome = job.step_function(step).run(job.runner.at(step), _keeping_best(job, step, job.stages(step)), given)
-        waiting = {role: replace(state, step=step) for role, state in states.items() if role not in outcome.states}
-        states = {**outcome.states, **waiting}
-        carry = outcome.carry
-        job.ledger.record(step, outcome.samples, _used_by(outcome))
+        inputs = StepInputs(job.prompts(step), states, carry)
+        outputs = job.step_function(step).run(
+            job.runner.at(step), _with_best_kept(job, step, job.stages(step)), inputs
+        )
+        untrained = {role: replace(state, step=step) for role, state in states.items() if role not in outputs.states}
+        states = {**outputs.states, **untrained}
+        carry = outputs.carry
+        job.ledger.record(step, outputs.samples, _used_by(outputs))
         _evaluate(job, step, states["actor"])
-        _judge_and_save(job, step, states, carry)
+        _check_and_save(job, step, states, carry)
         done.step, done.states, done.carry = step, states, carry
 
 
 def _save_at_stop(job: RunContext, done: CompletedStep) -> None:
-    """Save what is in memory: as states of the last step where all engines are at it, so that the run goes on from
-    there; what an engine is at within a step by itself, for the next attempt to load instead of replaying. A disk
-    that does not take it, or an engine that cannot, changes nothing about the stop."""
+    """Save the states that are in memory before the job stops.
+
+    If all trainers are at the last completed step, save its states, so that the next attempt resumes there. In the
+    middle of a step, save each trainer's state separately, so that the next attempt loads it instead of replaying. A
+    failure to save does not change the stop.
+    """
     try:
         job.retention.apply()
         if done.step > 0 and all(job.states.is_at(state) for state in done.states.values()):
@@ -152,12 +164,13 @@ def _save_at_stop(job: RunContext, done: CompletedStep) -> None:
         job.states.keep_residents()
     except (PreemptedError, InterruptedByUserError):
         raise
-    except (PpoctlError, RuntimeError, MemoryError) as error:  # of torch, too
-        job.notify(f"what is in memory could not be saved: {error}")
+    except (PpoctlError, RuntimeError, MemoryError) as error:  # torch raises the last two
+        job.notify(f"the states in memory could not be saved: {error}")
 
 
 def start_point(job: RunContext) -> tuple[int, dict[str, State], Carry]:
-    """The newest step with the states of all roles saved, or the beginning."""
+    """Return the newest step whose states are saved for all roles, with these states and the carry; step 0 if there
+    is none."""
     step = last_saved(job)
     if step == 0:
         return 0, dict(job.states.initial), Carry(kl_coef=0.0)
@@ -165,9 +178,9 @@ def start_point(job: RunContext) -> tuple[int, dict[str, State], Carry]:
     return step, {role: state for role, (state, _) in saved.items()}, saved["actor"][1]
 
 
-def _used_by(outcome: StepOutputs) -> dict[str, str]:
-    """Role -> the lineage that the step's samples led it to."""
-    return {role: state.lineage[:16] for role, state in outcome.states.items()}
+def _used_by(outputs: StepOutputs) -> dict[str, str]:
+    """Return role -> lineage of the state that was trained on the step's samples."""
+    return {role: state.lineage[:16] for role, state in outputs.states.items()}
 
 
 def _evaluate(job: RunContext, step: int, actor: State) -> None:
@@ -175,20 +188,22 @@ def _evaluate(job: RunContext, step: int, actor: State) -> None:
         job.runner.at(step)(job.evaluate(step), actor)
 
 
-def _judge_and_save(job: RunContext, step: int, states: Mapping[str, State], carry: Carry) -> None:
-    figures = job.journal.metrics(step)
-    verdicts = job.health.check(step, figures)
-    for verdict in verdicts:
-        job.notify(f"{verdict.action}: {verdict.text}")
-    stops = [verdict.text for verdict in verdicts if verdict.action == "stop"]
+def _check_and_save(job: RunContext, step: int, states: Mapping[str, State], carry: Carry) -> None:
+    metrics = job.journal.metrics(step)
+    alarms = job.health.check(step, metrics)
+    for alarm in alarms:
+        job.notify(f"{alarm.action}: {alarm.text}")
+    stops = [alarm.text for alarm in alarms if alarm.action == "stop"]
     if not stops and not _is_measured_before_the_update(job, step):
-        _save_best(job, states["actor"], figures)
+        _save_best(job, states["actor"], metrics)
     if saves(job.recipe, step) or stops:
-        job.states.saves.finish()  # of the step before; what they make superfluous goes before the new ones come
+        # Finish earlier saves first: `apply` can then delete superseded states before the new ones need the space.
+        job.states.saves.finish()
         job.retention.apply()
         for state in states.values():
             job.states.take_up(state)
-        job.retention.drop_kept_at_stop(step)  # before the new ones come: a disk may have no room for both
+        # Before the new states are written: the disk may not have space for both.
+        job.retention.drop_kept_at_stop(step)
         _save(job, CompletedStep(step, states, carry), _recorded(job, step), healthy=not stops)
     if stops:
         job.states.saves.finish()
@@ -206,25 +221,30 @@ def _save(job: RunContext, done: CompletedStep, lines: Recorded, *, healthy: boo
 
 
 def _after_health_stop(job: RunContext) -> str:
-    """How to go on: from the last healthy states, or from those that were saved as the rule stopped the run."""
+    """Return the hint of a health stop: resume from the last healthy states, or from those saved when the rule
+    stopped the run."""
     healthy = healthy_steps(job.paths, job.outlines.roles)
     resume = resume_command(job.paths.root)
     if not healthy:
-        return f"everything up to this step is committed; go on from here, perhaps with changed keys: {resume}"
+        return f"everything up to this step is committed; resume from here, perhaps with changed keys: {resume}"
     back = f"{resume} --back-to {healthy[-1]}"
-    return f"go on from the last healthy states: {back}; from the present ones: {resume}"
+    return f"resume from the last healthy states: {back}; or from the newest states: {resume}"
 
 
-def _keeping_best(job: RunContext, step: int, stages: Stages) -> Stages:
-    """The stages of a step that keep the actor it was drawn from, where its figures are the best so far."""
+def _with_best_kept(job: RunContext, step: int, stages: Stages) -> Stages:
+    """Return the stages of a step; the actor update first saves its input actor if the best metric measures that
+    actor."""
     if not _is_measured_before_the_update(job, step):
         return stages
     return replace(stages, actor_update=_SaveBestBeforeUpdate(stages.actor_update, job, step))
 
 
 def _is_measured_before_the_update(job: RunContext, step: int) -> bool:
-    """Whether the metric of the best state is of the actor that the step began with, and an update leads away from
-    it: figures of training are; an evaluation is of the actor that the step made."""
+    """Whether the metric of `checkpoint.best` measures the actor that the step began with, and the step then updates
+    it.
+
+    Training metrics measure that actor; evaluation metrics measure the actor after the update.
+    """
     best = job.recipe.checkpoint.best
     is_trained = job.outlines.at(step).training("actor") is not None
     return best is not None and eval_set(best) is None and is_trained
@@ -232,8 +252,12 @@ def _is_measured_before_the_update(job: RunContext, step: int) -> bool:
 
 @dataclass(frozen=True)
 class _SaveBestBeforeUpdate:
-    """The actor's update, which first keeps the actor it is given if that is the best so far and its figures stop
-    nothing: all that measures it is committed by then, and afterwards its weights are gone."""
+    """Actor update that first saves the weights of its input actor, if these are the best so far and no health rule
+    would stop.
+
+    The save must come before the update: every metric of that actor is committed by then, and the update overwrites
+    its weights.
+    """
 
     update: Stage[State]
     job: RunContext
@@ -248,14 +272,14 @@ class _SaveBestBeforeUpdate:
         return self.update.fingerprint
 
     def run(self, actor: State, *inputs: Any) -> Record[State]:
-        figures = self.job.journal.metrics(self.step)
-        if not self.job.health.would_stop(self.step, figures):
-            _save_best(self.job, actor, figures)
+        metrics = self.job.journal.metrics(self.step)
+        if not self.job.health.would_stop(self.step, metrics):
+            _save_best(self.job, actor, metrics)
         return self.update.run(actor, *inputs)
 
 
-def _save_best(job: RunContext, actor: State, figures: Mapping[str, float]) -> None:
-    """Keep the weights of the actor that the figures are of, if they are among the best so far."""
+def _save_best(job: RunContext, actor: State, metrics: Mapping[str, float]) -> None:
+    """Keep the weights of the actor that `metrics` measure, if they are among the best so far."""
     best = job.best
-    if best is not None and best.metric in figures:
-        best.offer(actor, figures[best.metric], lambda folder: job.states.actor_at(actor).save_weights(folder))
+    if best is not None and best.metric in metrics:
+        best.offer(actor, metrics[best.metric], lambda folder: job.states.actor_at(actor).save_weights(folder))

@@ -1,15 +1,23 @@
-"""The stories: what one step is, which roles it trains, and which story is told when.
+"""Step functions: the definition of one PPO step as a Python function, and the choice of a step function for each
+step.
 
-A story is told to `once`, line by line. Told to a `once` that only writes down what it hears, it gives its own
-outline; layout, resume, retention, replay and every screen ask that, and know no stage or role of their own.
+A *step function* calls `run_stage(stage, *inputs)` once for each stage, in order. During training, `run_stage` is a
+`store.stage_runner`: it returns the committed record of the stage if there is one; otherwise it runs the stage and
+commits the record. Resuming a run therefore needs no code here: it calls the same step function again.
 
-Our differences from textbook PPO (Schulman et al. 2017; Ouyang et al. 2022):
+A *trace* calls the step function with placeholders and a `run_stage` that executes nothing and records the calls. The
+result is the *outline*: the stages in order, what each reads, and which role it trains. Run directory, resume,
+retention, replay and screens read the outline, so none of them contains a list of stages or roles.
+
+Differences from textbook PPO (Schulman et al. 2017; Ouyang et al. 2022):
 
 1. The critic trains before the actor, each for its own number of epochs. Returns and advantages are fixed before
-   either moves, so this equals the interleaved order and moves each model in and out once.
-2. Every line is durable: `once` recalls what is committed and commits what it runs. There is no resume code.
-3. Losses are sums over counted tokens over the minibatch's global count, so no memory setting changes a gradient.
-4. The ratio's denominator is the trainer's own log-prob, not the generator's, unless `ppo.old_logprobs` says so.
+   either update, so the result equals that of the interleaved order. Each model is loaded and offloaded once.
+2. Every stage is durable: its record is on disk before the next stage starts.
+3. A loss is a sum over unmasked tokens, divided by a count over the whole minibatch. Microbatch sizes therefore never
+   change a gradient.
+4. The denominator of the ratio is the trainer's own log-prob, not the generator's, unless `ppo.old_logprobs` changes
+   it.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,14 +35,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages that a recipe describes. A story tells those it needs, and may bring others of its own."""
+    """Stages that a recipe describes. A step function runs those that it needs, and may add others."""
 
     rollout: "Stage[Rollouts]"
     reward: "Stage[Rewards]"
     values: "Stage[Values]"
     logprobs: "Stage[Logprobs]"
     correction: "Stage[Correction] | None"
-    """None: the sampler's log-probs are trusted."""
+    """None: sampler log-probs are not corrected."""
     advantages: "Stage[Advantages]"
     critic_update: "Stage[State]"
     actor_update: "Stage[State]"
@@ -42,27 +50,28 @@ class Stages:
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What a step begins with."""
+    """Inputs of a step."""
 
     prompts: "Prompts"
     states: "Mapping[str, State]"
-    """Role -> the state it has when the step begins."""
+    """Role -> its state at the beginning of the step."""
     carry: "Carry"
 
 
 @dataclass(frozen=True)
 class StepOutputs:
-    """Where a step leads, and what the ledger records of it."""
+    """Outputs of a step, and the samples that the ledger records."""
 
     states: "Mapping[str, State]"
-    """The roles that were trained; the others stay as they were."""
+    """States of the roles that were trained. The other roles are unchanged."""
     carry: "Carry"
     samples: "tuple[tuple[Rollouts, Rewards], ...]"
-    """Each round of drawing, with its scores."""
+    """Rollouts and rewards of each round of generation."""
 
 
 class RunStage(Protocol):
-    """Whoever a story is told to: the memory of a run, or somebody who only listens."""
+    """Callable that runs a stage or returns its committed record (`store.stage_runner`), or only records the call (a
+    trace)."""
 
     def __call__(self, stage: "Stage[Result]", *inputs: "Identified") -> "Result": ...
 
@@ -72,14 +81,14 @@ StepBody = Callable[[RunStage, Stages, StepInputs], StepOutputs]
 
 @dataclass(frozen=True)
 class StepFunction:
-    """What a step is, and what it is called."""
+    """Named definition of a step. The name is written to the outline."""
 
     name: str
     run: StepBody
 
 
 def _ppo(run_stage: RunStage, stages: Stages, inputs: StepInputs) -> StepOutputs:
-    """Draw, score, judge, learn."""
+    """PPO: generate, score, compute advantages, update critic and actor."""
     actor, critic = inputs.states["actor"], inputs.states["critic"]
     rollouts = run_stage(stages.rollout, actor, inputs.prompts)
     rewards = run_stage(stages.reward, inputs.prompts, rollouts)
@@ -92,8 +101,9 @@ def _ppo(run_stage: RunStage, stages: Stages, inputs: StepInputs) -> StepOutputs
 
 
 def _ppo_corrected(run_stage: RunStage, stages: Stages, inputs: StepInputs) -> StepOutputs:
-    """PPO in which a token weighs in the actor's loss what the sampler's log-prob says."""
-    assert stages.correction is not None, "a story that corrects needs the stage that does"
+    """PPO with rollout correction: importance weights correct the actor's loss for differences of sampler and trainer
+    log-probs."""
+    assert stages.correction is not None, "`ppo_corrected` needs the correction stage"
     actor, critic = inputs.states["actor"], inputs.states["critic"]
     rollouts = run_stage(stages.rollout, actor, inputs.prompts)
     rewards = run_stage(stages.reward, inputs.prompts, rollouts)
@@ -107,7 +117,7 @@ def _ppo_corrected(run_stage: RunStage, stages: Stages, inputs: StepInputs) -> S
 
 
 def _critic_only(run_stage: RunStage, stages: Stages, inputs: StepInputs) -> StepOutputs:
-    """PPO in which the actor waits until the critic knows something."""
+    """PPO without the actor update: critic warm-up before its values are used to train the actor."""
     actor, critic = inputs.states["actor"], inputs.states["critic"]
     rollouts = run_stage(stages.rollout, actor, inputs.prompts)
     rewards = run_stage(stages.reward, inputs.prompts, rollouts)
@@ -124,15 +134,15 @@ CRITIC_ONLY = StepFunction("critic_only", _critic_only)
 
 
 def step_function_at(recipe: Recipe, step: int) -> StepFunction:
-    """Which story a step tells. The critic may train alone for some steps; then the actor learns too, from corrected
-    rollouts or plain ones."""
+    """Return the step function of a step: critic only for the first `critic_only_steps`, then PPO with or without
+    correction."""
     if step <= recipe.ppo.critic_only_steps:
         return CRITIC_ONLY
     return PPO_CORRECTED if recipe.ppo.corrects_rollouts else PPO
 
 
 def outline(step_function: StepFunction) -> Outline:
-    """The lines of the story, heard by telling it once to nobody."""
+    """Trace the step function with placeholder inputs and return its stages in order."""
     names: Any = _PlaceholderStages()
     recorded, outputs = _trace(step_function, names)
     trained = {str(state): role for role, state in outputs.states.items()}
@@ -143,14 +153,15 @@ def outline(step_function: StepFunction) -> Outline:
 
 
 def stage_of(step_function: StepFunction, stages: Stages, name: str) -> "Stage[Any]":
-    """The stage that the story tells by this name. Raises KeyError when it tells none."""
+    """Return the stage that the step function runs under this name. Raises KeyError if it runs no such stage."""
     return {stage.name: stage for stage, _ in _trace(step_function, stages)[0]}[name]
 
 
 def _trace(
     step_function: StepFunction, stages: Stages
 ) -> "tuple[list[tuple[Stage[Any], tuple[str, ...]]], StepOutputs]":
-    """Each stage with the names of what it is given, and what the story ends with; nothing is run."""
+    """Call the step function without running a stage. Return each stage with the names of its inputs, and the step
+    outputs."""
     recorded: list[tuple[Any, tuple[str, ...]]] = []
 
     def run_stage(stage: Any, *inputs: Any) -> Any:
@@ -165,7 +176,8 @@ def _trace(
 
 @dataclass(frozen=True)
 class _Placeholder:
-    """What stands for a result while a story is only listened to: the name of what gave it."""
+    """Stand-in for a record during a trace. Its name is that of the stage or input that produced it; so are its
+    attributes."""
 
     name: str
 
@@ -177,14 +189,14 @@ class _Placeholder:
 
 
 class _PlaceholderStages:
-    """Stages that are names only; `dataclasses.replace` may give them others."""
+    """Stages for a trace, with the attribute names as stage names. A plain object, so no recipe is required."""
 
     def __getattr__(self, name: str) -> _Placeholder:
         return _Placeholder(name)
 
 
 class _PlaceholderStates(dict[str, _Placeholder]):
-    """Every role that is asked for is there."""
+    """Role states for a trace: any role can be looked up."""
 
     def __missing__(self, role: str) -> _Placeholder:
         return _Placeholder(role)

@@ -1,1 +1,1 @@
-"""The algebra of PPO as pure functions of tensors on the response grid."""
+"""The formulas of PPO as pure functions of tensors on the response grid."""

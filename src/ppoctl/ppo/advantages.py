@@ -1,28 +1,29 @@
-"""Generalised advantage estimation over rows with holes, without a loop over time.
+"""Generalized advantage estimation over rows with masked-out tokens, without a loop over time.
 
 The textbook recursion runs from the last token to the first (Schulman et al. 2016, arXiv:1506.02438, eq. 16):
 
     delta_t = r_t + gamma V_t+1 - V_t          A_t = delta_t + gamma lam A_t+1          G_t = A_t + V_t
 
-Here the same numbers come from three ideas:
+This module computes the same numbers in three steps, so that a device needs log2(R) operations instead of R:
 
-1. Put G into the recursion (the lambda return of Sutton and Barto, 2nd ed., eq. 12.2) and unroll it:
+1. Insert G into the recursion (the lambda return of Sutton and Barto, 2nd ed., eq. 12.2) and unroll it:
 
        x_t = (1 - lam) V_t + lam r_t           G_t = r_t + gamma sum_{j > t} (gamma lam)^(j - t - 1) x_j
 
-   One series is summed instead of two, and no values cancel: lam = 1 gives the discounted sum of rewards itself.
-2. Pack the counted tokens of a row side by side. A hole (tool output in mid-response) then does not exist.
-3. Sum by doubling: what reaches one token ahead, then two, then four (Hillis and Steele 1986).
+   This sums one series instead of two, and no values cancel: lam = 1 gives the discounted sum of rewards.
+2. Pack the unmasked tokens of a row next to each other. Masked-out tokens (tool output within a response) then do not
+   exist. The paper has no masked-out tokens.
+3. Sum by doubling: add the term one token ahead, then two, then four (Hillis and Steele 1986).
 
-There is no bootstrap behind the last token: for the recursion it is part of the last reward (`rewards.bootstrapped`).
-Whitening is the caller's.
+No value after the last token is added here: a bootstrap value is part of the last reward (`rewards.bootstrapped`).
+The caller whitens.
 """
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-# Speed only: so many tokens at a time stay in the cache while their sums double.
+# Affects speed only: this many tokens stay in the cache while their sums double.
 CHUNK_TOKENS = 2**18
 
 
@@ -34,45 +35,46 @@ def gae(
     gamma: float,
     lam: float | Float[Tensor, " B"],
 ) -> tuple[Float[Tensor, "B R"], Float[Tensor, "B R"]]:
-    """Advantages and returns, both exactly 0 under the mask and without a gradient.
+    """Return advantages and returns, both exactly 0 where masked out, and without a gradient.
 
         A_t = sum_{l >= 0} (gamma lam)^l (r_t+l + gamma V_t+l+1 - V_t+l)        G_t = A_t + V_t
 
-    with t counting the counted tokens of a row: masked positions cost neither gamma nor lam, and a reward there
-    is not seen. lam is one number for all rows or one for each. Source: Schulman et al. 2016, eq. 16; carry over
-    holes as in NeMo-RL and verl.
+    t counts the unmasked tokens of a row: masked positions apply neither gamma nor lam, and a reward there is
+    ignored. lam is one number for all rows, or one per row. Source: Schulman et al. 2016, eq. 16. The paper has no
+    masked positions; they are skipped as in NeMo-RL and verl.
 
-    Raises ValueError when gamma or a lam lies outside 0 to 1.
+    Raises ValueError if gamma or a lam is not between 0 and 1.
     """
     lams = torch.as_tensor(lam, dtype=torch.float64, device=rewards.device).expand(rewards.shape[0])
-    _require_share("gamma", torch.tensor(gamma))
-    _require_share("lam", lams)
+    _require_fraction("gamma", torch.tensor(gamma))
+    _require_fraction("lam", lams)
     rows_at_once = max(1, CHUNK_TOKENS // max(1, rewards.shape[1]))
     chunks = (torch.split(x, rows_at_once) for x in (rewards, values, mask, lams[:, None]))
     with torch.no_grad():
-        parts = [_gae_of_chunk(r, v, m, of_row, gamma) for r, v, m, of_row in zip(*chunks, strict=True)]
-    advantages, returns = (torch.cat(part) for part in zip(*parts, strict=True))
+        chunk_results = [_gae_of_chunk(r, v, m, of_row, gamma) for r, v, m, of_row in zip(*chunks, strict=True)]
+    advantages, returns = (torch.cat(grids) for grids in zip(*chunk_results, strict=True))
     return advantages, returns
 
 
 def monte_carlo(rewards: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], *, gamma: float) -> Float[Tensor, "B R"]:
-    """The discounted sum of the rewards from each counted token on, and 0 under the mask; no critic is asked.
+    """Return the discounted sum of rewards from each unmasked token on, 0 where masked out. It reads no values.
 
         G_t = sum_{l >= 0} gamma^l r_t+l
 
-    Source: Williams 1992 (REINFORCE); with gamma 1 and no KL in the reward NeMo-RL's `raw_reward`.
-    Raises ValueError when gamma lies outside 0 to 1.
+    Source: Williams 1992 (REINFORCE). With gamma 1 and no KL in the reward, this is NeMo-RL's `raw_reward`.
+    Raises ValueError if gamma is not between 0 and 1.
     """
     return gae(rewards, torch.zeros_like(rewards), mask, gamma=gamma, lam=1.0)[1]
 
 
 def length_adaptive_lambda(mask: Bool[Tensor, "B R"], *, alpha: float) -> Float[Tensor, " B"]:
-    """GAE's lambda of each row from its number n of counted tokens, in float64.
+    """Return GAE's lambda of each row from its number n of unmasked tokens, in float64.
 
         1 - 1 / max(1, alpha n)
 
-    So 1 / (1 - lambda), over which rewards are spread, is alpha times the length; up to 1 / alpha tokens it is 0.
-    Source: VAPO, arXiv:2504.05118, eq. 7, with NeMo-RL's bound.
+    The horizon 1 / (1 - lambda), over which rewards are distributed, is thus alpha times the length. Up to 1 / alpha
+    tokens, lambda is 0. Source: VAPO, arXiv:2504.05118, eq. 7. The paper has no lower bound; the 1 in max is
+    NeMo-RL's.
     """
     return 1.0 - 1.0 / (alpha * mask.sum(dim=1, dtype=torch.float64)).clamp(min=1.0)
 
@@ -83,9 +85,10 @@ def _gae_of_chunk(rewards: Tensor, values: Tensor, mask: Tensor, lam: Tensor, ga
 
 
 def _discounted_future(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: Tensor) -> Tensor:
-    """sum_{j > t} (gamma lam)^(j - t - 1) x_j at counted positions, and junk elsewhere; lam is `[rows, 1]`."""
-    # The k-th counted token of a row goes to column k = 1, 2, ...; everything masked is thrown onto column 0. The
-    # last column stays empty: the future of the last token.
+    """Return sum_{j > t} (gamma lam)^(j - t - 1) x_j at unmasked positions; other positions are undefined. lam is
+    `[rows, 1]`."""
+    # The k-th unmasked token of a row goes to column k = 1, 2, ...; all masked tokens go to column 0, which is
+    # ignored. The last column stays empty: it is the future of the last token.
     column = mask.cumsum(dim=1).masked_fill_(~mask, 0)
     packed = rewards.new_zeros(mask.shape[0], mask.shape[1] + 2)
     packed.scatter_(1, column, torch.lerp(values, rewards, lam.to(rewards.dtype)))
@@ -93,16 +96,17 @@ def _discounted_future(rewards: Tensor, values: Tensor, mask: Tensor, gamma: flo
 
 
 def _suffix_sums(x: Float[Tensor, "m C"], *, decay: Float[Tensor, "m 1"]) -> Float[Tensor, "m C"]:
-    """s_t = sum_{j >= t} decay^(j - t) x_j along each row, with a decay per row (float64: its powers stay exact)."""
+    """Return s_t = sum_{j >= t} decay^(j - t) x_j along each row. decay is per row, in float64, so that its powers
+    stay exact."""
     reach = 1
     while reach < x.shape[1]:
-        # Each sum reaches `reach` columns ahead; the one that begins where it ends doubles that.
+        # Each sum covers `reach` columns; adding the sum that starts where it ends doubles that.
         x = torch.cat([torch.addcmul(x[:, :-reach], x[:, reach:], decay.to(x.dtype)), x[:, -reach:]], dim=1)
         reach, decay = 2 * reach, decay.square()
     return x
 
 
-def _require_share(name: str, numbers: Tensor) -> None:
-    """Raise ValueError naming the first that does not lie between 0 and 1."""
-    for number in numbers[~((numbers >= 0) & (numbers <= 1))].flatten()[:1].tolist():
-        raise ValueError(f"{name} is {number}: it must lie between 0 and 1")
+def _require_fraction(name: str, values: Tensor) -> None:
+    """Raise ValueError that names the first value that is not between 0 and 1."""
+    for value in values[~((values >= 0) & (values <= 1))].flatten()[:1].tolist():
+        raise ValueError(f"{name} is {value}: it must be between 0 and 1")

@@ -1,9 +1,10 @@
-"""How the losses of tokens become one number: what is summed, and what the sum is divided by.
+"""Aggregation of token losses into one number: the sum, and its divisor.
 
     loss of a minibatch = sum over its rows of   summed(token losses) / total(mask of the minibatch)
 
-The total is counted once over the whole minibatch, and a row is never split over microbatches or ranks; so the sums
-over any cut of a minibatch add up to the same loss and gradient. A row without a counted token is in no total.
+The total is counted once over the whole minibatch, and a row is never split over microbatches or ranks. The sums over
+any split of a minibatch therefore add up to the same loss and gradient. A row without an unmasked token is in no
+total.
 """
 
 from dataclasses import dataclass
@@ -18,36 +19,37 @@ AggregationKind = Literal["token_mean", "sequence_mean_token_mean", "sequence_me
 
 @runtime_checkable
 class Aggregation(Protocol):
-    """A way from token losses to one number."""
+    """Maps token losses to one number."""
 
     def total(self, mask: Bool[Tensor, "M R"]) -> int:
-        """What the sum over a whole minibatch is divided by; 0 where nothing counts."""
+        """Return the divisor of the sum over a whole minibatch; 0 if no token is unmasked."""
         ...
 
     def summed(self, losses: Float[Tensor, "m R"], mask: Bool[Tensor, "m R"]) -> Float[Tensor, ""]:
-        """The share of some rows in that sum. `losses` are exactly 0 under the mask."""
+        """Return the contribution of some rows to that sum. `losses` must be exactly 0 where masked out."""
         ...
 
 
 @dataclass(frozen=True)
 class TokenMean:
-    """The mean over all counted tokens of the minibatch: long responses weigh more (DAPO, arXiv:2503.14476)."""
+    """Mean over all unmasked tokens of the minibatch; long responses weigh more (DAPO, arXiv:2503.14476)."""
 
     def total(self, mask: Bool[Tensor, "M R"]) -> int:
         return int(mask.sum())
 
-    def summed(self, losses: Float[Tensor, "m R"], mask: Bool[Tensor, "m R"]) -> Float[Tensor, ""]:  # noqa: ARG002 - others count
+    def summed(self, losses: Float[Tensor, "m R"], mask: Bool[Tensor, "m R"]) -> Float[Tensor, ""]:  # noqa: ARG002 - read by other aggregations
         return losses.sum()
 
 
 @dataclass(frozen=True)
 class SequenceMean:
-    """The mean over sequences of each one's token sum over its length: all sequences weigh the same.
+    """Mean over sequences of each sequence's token sum, divided by its length: all sequences have the same weight.
 
         loss = 1/G sum_i  sum_t l_it / n_i
 
-    n_i counted tokens of sequence i, G sequences that have one. In each response of twice the length a token weighs
-    half (GRPO, arXiv:2402.03300, eq. 3; GSPO, arXiv:2507.18071, eq. 5).
+    n_i is the number of unmasked tokens of sequence i, G the number of sequences with an unmasked token. In a
+    response of twice the length, a token has half the weight (GRPO, arXiv:2402.03300, eq. 3; GSPO, arXiv:2507.18071,
+    eq. 5). In the papers G is the group size; here sequences without an unmasked token are excluded.
     """
 
     def total(self, mask: Bool[Tensor, "M R"]) -> int:
@@ -59,13 +61,13 @@ class SequenceMean:
 
 @dataclass(frozen=True)
 class SequenceSum:
-    """The mean over sequences of each one's token sum over a length that is the same for all.
+    """Mean over sequences of each sequence's token sum, divided by a length that is the same for all.
 
         loss = 1/G sum_i  sum_t l_it / length_tokens
 
-    G sequences that have a counted token. With the longest length that a response may have: Dr. GRPO
-    (arXiv:2503.20783), in which a token weighs the same in every response. With 1: the plain sum, the log-likelihood
-    of a sequence. Raises ValueError when the length is not positive.
+    G is the number of sequences with an unmasked token. If length_tokens is the maximum response length, this is Dr.
+    GRPO (arXiv:2503.20783), in which a token has the same weight in every response. If it is 1, this is the plain
+    sum, the log-likelihood of a sequence. Raises ValueError if the length is not positive.
     """
 
     length_tokens: int = 1
@@ -77,13 +79,13 @@ class SequenceSum:
     def total(self, mask: Bool[Tensor, "M R"]) -> int:
         return _sequences(mask)
 
-    def summed(self, losses: Float[Tensor, "m R"], mask: Bool[Tensor, "m R"]) -> Float[Tensor, ""]:  # noqa: ARG002 - others count
+    def summed(self, losses: Float[Tensor, "m R"], mask: Bool[Tensor, "m R"]) -> Float[Tensor, ""]:  # noqa: ARG002 - read by other aggregations
         return losses.sum() / self.length_tokens
 
 
 def aggregation(kind: AggregationKind, *, max_new_tokens: int) -> Aggregation:
-    """The aggregation that a recipe calls `kind`; `max_new_tokens` is the longest a response may be, and read by
-    `fixed_length` alone."""
+    """Return the aggregation that a recipe names `kind`. `max_new_tokens`, the maximum response length, is read only
+    by `fixed_length`."""
     if kind == "token_mean":
         return TokenMean()
     if kind == "sequence_mean_token_mean":

@@ -1,8 +1,9 @@
-"""What a token drawn by a sampler that is not quite the trainer weighs in the actor's loss, and whether it counts.
+"""Rollout correction: importance weights for tokens from a sampler that differs from the trainer, and rejection of
+tokens.
 
-All is a function of the log-ratio trainer - sampler of the drawn tokens, at rollout time: positive where the trainer
-says a token more often than the sampler. A ratio is its exponential, so a bound of a ratio is one of
-trainer / sampler, never of the inverse. Weights carry no gradient.
+All functions take log-ratios trainer - sampler of the sampled tokens at rollout time: positive if the trainer gives a
+token a higher probability than the sampler. A ratio is the exponential; a bound on a ratio bounds trainer / sampler,
+never the inverse. Weights carry no gradient.
 """
 
 import math
@@ -21,25 +22,26 @@ Level = Literal["token", "sequence_sum", "sequence_mean", "sequence_max"]
 
 @dataclass(frozen=True)
 class CorrectionWeights:
-    """What tokens weigh."""
+    """Importance weights of tokens."""
 
     weights: Float[Tensor, "B R"]
-    """0 under the mask of the tokens that count."""
+    """0 where masked out."""
     outside: Bool[Tensor, "B R"]
-    """Tokens whose ratio lies outside the bounds."""
+    """Tokens whose ratio is outside the bounds."""
 
 
 def log_ratios(
     logprobs: Float[Tensor, "B R"], sampler_logprobs: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]
 ) -> Float[Tensor, "B R"]:
-    """The log-ratio trainer - sampler of each token in nats; 0 under the mask, whatever lies there."""
+    """Return the log-ratio trainer - sampler of each token in nats; 0 where masked out, even if the inputs are NaN
+    there."""
     return torch.where(mask, logprobs.detach() - sampler_logprobs, 0)
 
 
 def truncated_weights(
     log_ratio: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], *, min_ratio: float, max_ratio: float
 ) -> CorrectionWeights:
-    """Truncated importance sampling (TIS): each token weighs its ratio, held within the bounds.
+    """Truncated importance sampling (TIS): the weight of a token is its ratio, clipped to the bounds.
 
     w = clip(exp(trainer - sampler), min_ratio, max_ratio)
     """
@@ -49,7 +51,7 @@ def truncated_weights(
 def truncated_sequence_weights(
     log_ratio: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], *, min_ratio: float, max_ratio: float
 ) -> CorrectionWeights:
-    """Truncated importance sampling of whole sequences: each token weighs the ratio of its sequence, held within the
+    """Truncated importance sampling of sequences: the weight of a token is the ratio of its sequence, clipped to the
     bounds.
 
         w = clip(exp(sum over the sequence of trainer - sampler), min_ratio, max_ratio)
@@ -61,26 +63,26 @@ def truncated_sequence_weights(
 def inside_weights(
     log_ratio: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], *, min_ratio: float, max_ratio: float
 ) -> CorrectionWeights:
-    """IcePop: a token weighs its ratio where that lies within the bounds, and 0 elsewhere. It still counts: means
-    divide by it too."""
+    """IcePop: the weight of a token is its ratio if that is within the bounds, otherwise 0. Means still divide by
+    every token."""
     ratio = _ratio(log_ratio)
     outside = mask & ((ratio < min_ratio) | (ratio > max_ratio))
     return CorrectionWeights(torch.where(mask & ~outside, ratio, 0), outside)
 
 
 def plain_weights(log_ratio: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> CorrectionWeights:
-    """Importance sampling without bounds, but for the 20 nats that keep exp finite: each token weighs its ratio."""
+    """Importance sampling: the weight of a token is its ratio, bounded only at exp(20), which keeps exp finite."""
     return CorrectionWeights(torch.where(mask, _ratio(log_ratio), 0), torch.zeros_like(mask))
 
 
 def unit_weights(log_ratio: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> CorrectionWeights:
-    """Every token weighs 1: the sampler is trusted with what is kept."""
+    """Return weight 1 for every unmasked token: kept tokens are not corrected."""
     return CorrectionWeights(mask.to(log_ratio.dtype), torch.zeros_like(mask))
 
 
 def normalized(weights: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B R"]:
-    """The weights divided by their mean over the counted tokens, so that they average 1; all 0 where they are all 0.
-    Raises ValueError when no token counts."""
+    """Return the weights divided by their mean over unmasked tokens; all 0 if all weights are 0. Raises ValueError if
+    all tokens are masked out."""
     mean = masked_mean(weights, mask)
     return torch.where(mask & (mean > 0), weights / mean, 0)
 
@@ -93,14 +95,15 @@ def kept_by_ratio(
     min_ratio: float | None,
     max_ratio: float | None,
 ) -> Bool[Tensor, "B R"]:
-    """Tokens whose ratio trainer / sampler lies within the bounds; None: no bound.
+    """Return the tokens whose ratio trainer / sampler is within the bounds; None: no bound.
 
-    level says whose ratio: of the token; of its sequence (sequence_sum: the product over the tokens, sequence_mean:
-    their geometric mean); sequence_max: of every token of the sequence, so that one outside takes all with it.
+    `level` selects the ratio that is compared. token: that of the token. sequence_sum: the product over the tokens of
+    its sequence. sequence_mean: their geometric mean. sequence_max: every token of the sequence, so that one token
+    outside the bounds rejects the whole sequence.
     """
     kept = mask
     if min_ratio is not None:
-        # The smallest of a sequence is minus the largest of the negative.
+        # The minimum over a sequence is minus the maximum of the negated log-ratios.
         kept = kept & (-_at(-log_ratio, mask, level) >= math.log(min_ratio))
     if max_ratio is not None:
         kept = kept & (_at(log_ratio, mask, level) <= math.log(max_ratio))
@@ -115,31 +118,33 @@ def kept_by_divergence(
     level: Level,
     max_nats: float,
 ) -> Bool[Tensor, "B R"]:
-    """Tokens whose estimate of KL(sampler || trainer) is at most so many nats, at a level as in `kept_by_ratio`.
+    """Return the tokens whose estimate of KL(sampler || trainer) is at most `max_nats`, at a level as in
+    `kept_by_ratio`.
 
-    k2 = log-ratio^2 / 2          k3 = ratio - 1 - log-ratio
+        k2 = log-ratio^2 / 2          k3 = ratio - 1 - log-ratio
     """
     if statistic == "k2":
         estimate = log_ratio.square() / 2
     else:
-        held = log_ratio.clamp(max=MAX_LOG_RATIO)
-        estimate = torch.expm1(held) - held
+        bounded = log_ratio.clamp(max=MAX_LOG_RATIO)
+        estimate = torch.expm1(bounded) - bounded
     return mask & (_at(estimate, mask, level) <= max_nats)
 
 
 def kept_by_gap(log_ratio: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], *, max_gap: float) -> Bool[Tensor, "B R"]:
-    """Tokens of sequences whose gap (see `sequence_gaps`) is at most so much.
-    Source: NeMo-RL's seq_logprob_error_threshold."""
+    """Return the tokens of sequences whose difference (see `sequence_gaps`) is at most `max_gap`. Source: NeMo-RL's
+    seq_logprob_error_threshold."""
     return mask & (sequence_gaps(log_ratio, mask) <= max_gap)
 
 
 def sequence_gaps(log_ratio: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B 1"]:
-    """The mean over each sequence's tokens of exp|trainer - sampler|: 1 where the two agree; 0 without tokens."""
+    """Return the mean of exp|trainer - sampler| over each sequence's tokens: 1 if the two agree; 0 for a sequence
+    without tokens."""
     return _averaged(_ratio(log_ratio.abs()), mask)
 
 
 def _ratio(log_ratio: Tensor) -> Tensor:
-    # Not from below: there exp vanishes by itself.
+    # No lower clamp is required: exp of a very negative number is 0.
     return log_ratio.clamp(max=MAX_LOG_RATIO).exp()
 
 
@@ -149,7 +154,7 @@ def _within(ratio: Tensor, mask: Tensor, *, min_ratio: float, max_ratio: float) 
 
 
 def _at(x: Tensor, mask: Tensor, level: Level) -> Tensor:
-    """x of each token, or what its sequence makes of it, as `[B, R]` or `[B, 1]`."""
+    """Return x per token, or aggregated over its sequence, as `[B, R]` or `[B, 1]`."""
     if level == "token":
         return x
     if level == "sequence_sum":
@@ -164,5 +169,5 @@ def _summed(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def _averaged(x: Tensor, mask: Tensor) -> Tensor:
-    """0 for a sequence without counted tokens."""
+    """Return the mean over the unmasked tokens of each sequence; 0 for a sequence without any."""
     return _summed(x, mask) / mask.sum(1, keepdim=True).clamp(min=1)

@@ -1,6 +1,6 @@
-"""Figures that say whether an update is healthy, as plain floats.
+"""Diagnostics: metrics that show whether an update is healthy, as plain floats.
 
-Each function takes the counted tokens of one call and no more: it neither reduces over ranks nor names a metric.
+Each function takes the tokens of one call: it does not reduce over ranks and does not name a metric.
 """
 
 import torch
@@ -22,23 +22,25 @@ def policy_diagnostics(
     *,
     loss: PolicyLoss,
 ) -> dict[str, float]:
-    """How far the policy moved: clip fractions, KL from the old policy, and the spread of the ratio.
+    """Return how far the policy moved: clip fractions, KL from the old policy, and quantiles of the ratio.
 
-    clip_frac_high, clip_frac_low, clip_frac (their sum) and dual_clip_frac: the shares of tokens that the clips of
-    this loss have hold of (`PolicyLoss.clipped`), where it has them. approx_kl: k3 estimate of KL(old || new), nats.
-    ratio_mean, max, p01, p50, p99 (see `nearest_rank`): over tokens, of the ratio that the loss looks at.
-    Raises ValueError when no token counts.
+    clip_frac_high, clip_frac_low, clip_frac (their sum) and dual_clip_frac: fraction of tokens that each clip of this
+    loss applies to (`PolicyLoss.clipped`); absent if the loss has no such clip. approx_kl: k3 estimate of KL(old ||
+    new), in nats. ratio_mean, max, p01, p50, p99 (see `nearest_rank`): of the ratio that the loss reads, over tokens.
+    Raises ValueError if all tokens are masked out.
     """
     with torch.no_grad():
         ratio = loss.ratios(logprobs, old_logprobs, mask)
-        figures = {name: masked_mean(held.float(), mask) for name, held in loss.clipped(ratio, advantages).items()}
-        figures["approx_kl"] = masked_mean(KlEstimator("k3").estimates(old_logprobs, logprobs), mask)
-        figures["ratio_mean"] = masked_mean(ratio, mask)
-        counted = ratio[mask]
+        metrics = {
+            name: masked_mean(clipped.float(), mask) for name, clipped in loss.clipped(ratio, advantages).items()
+        }
+        metrics["approx_kl"] = masked_mean(KlEstimator("k3").estimates(old_logprobs, logprobs), mask)
+        metrics["ratio_mean"] = masked_mean(ratio, mask)
+        ratios = ratio[mask]
         for name, share in (("p01", 0.01), ("p50", 0.5), ("p99", 0.99)):
-            figures[f"ratio_{name}"] = nearest_rank(counted, share=share)
-        figures["ratio_max"] = counted.max()
-    return _as_floats(figures)
+            metrics[f"ratio_{name}"] = nearest_rank(ratios, share=share)
+        metrics["ratio_max"] = ratios.max()
+    return _as_floats(metrics)
 
 
 def value_diagnostics(
@@ -49,15 +51,15 @@ def value_diagnostics(
     *,
     clip: float | None,
 ) -> dict[str, float]:
-    """How well the critic predicts: explained variance, clip fraction, and the scale of values and returns.
+    """Return how well the critic predicts: explained variance, clip fraction, and the scale of values and returns.
 
-    explained_variance: that of the values GAE used, V_old.
-    clip_frac: share of tokens where the clipped error is the larger one. value_error: mean |V - G|.
-    Raises ValueError when no token counts.
+    explained_variance: of V_old, the values that GAE used. clip_frac: fraction of tokens whose clipped error is
+    larger than the unclipped error. value_error: mean |V - G|.
+    Raises ValueError if all tokens are masked out.
     """
     with torch.no_grad():
         errors, clipped_errors = squared_errors(values, old_values, returns, mask, clip=clip)
-        figures = {
+        metrics = {
             "explained_variance": explained_variance(old_values, returns, mask),
             "clip_frac": masked_mean((clipped_errors > errors).float(), mask),
             "value_mean": masked_mean(values, mask),
@@ -65,14 +67,16 @@ def value_diagnostics(
             "return_std": masked_variance(returns, mask).sqrt(),
             "value_error": masked_mean((values - returns).abs(), mask),
         }
-    return _as_floats(figures)
+    return _as_floats(metrics)
 
 
 def explained_variance(
     values: Float[Tensor, "B R"], returns: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]
 ) -> Float[Tensor, ""]:
-    """The share of the returns' spread that the values foretell: 1 - Var(G - V) / Var(G); 0 when all returns are
-    equal, but for rounding. Raises ValueError when no token counts."""
+    """Return the fraction of the returns' variance that the values explain: 1 - Var(G - V) / Var(G).
+
+    It is 0 if all returns are equal up to rounding. Raises ValueError if all tokens are masked out.
+    """
     variance = masked_variance(returns, mask)
     unexplained = masked_variance(returns - values, mask)
     return torch.where(variance > 0, 1.0 - unexplained / variance, 0.0)
@@ -81,19 +85,19 @@ def explained_variance(
 def sampler_gap(
     logprobs: Float[Tensor, "B R"], sampler_logprobs: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]
 ) -> dict[str, float]:
-    """How far the trainer's log-probs lie from the sampler's for the same weights and tokens.
+    """Return how far the trainer's log-probs are from the sampler's, for the same weights and tokens.
 
-    gap_mean_abs and gap_max_abs: |trainer - sampler| in nats; gap_k3: k3 estimate of KL(sampler || trainer).
+    gap_mean_abs and gap_max_abs: |trainer - sampler| in nats. gap_k3: k3 estimate of KL(sampler || trainer).
     ess_frac: (sum w)^2 / (n sum w^2) with w = exp(trainer - sampler), the effective sample size of the importance
-    weights as a share of the n tokens (Kish): 1 when the two agree. sequence_gap_mean and sequence_gap_max: over
-    sequences with a counted token, of what `max_sequence_gap` bounds (`correction.sequence_gaps`).
-    Raises ValueError when no token counts.
+    weights as a fraction of the n tokens (Kish); 1 if the two agree. sequence_gap_mean and sequence_gap_max:
+    `correction.sequence_gaps` over sequences with an unmasked token, the value that `max_sequence_gap` bounds.
+    Raises ValueError if all tokens are masked out.
     """
     with torch.no_grad():
         log_ratio = log_ratios(logprobs, sampler_logprobs, mask)
         gap, sequences = log_ratio.abs(), sequence_gaps(log_ratio, mask)[mask.any(1)]
         weights = token_ratios(logprobs, sampler_logprobs, mask)
-        figures = {
+        metrics = {
             "gap_mean_abs": masked_mean(gap, mask),
             "gap_max_abs": gap.max(),
             "gap_k3": masked_mean(KlEstimator("k3").estimates(sampler_logprobs, logprobs), mask),
@@ -101,15 +105,16 @@ def sampler_gap(
             "sequence_gap_mean": sequences.mean(),
             "sequence_gap_max": sequences.max(),
         }
-    return _as_floats(figures)
+    return _as_floats(metrics)
 
 
 def nearest_rank(sample: Float[Tensor, " N"], *, share: float) -> Float[Tensor, ""]:
-    """The number with about `share` of the sample below it: sorted[round(share (N - 1))], without interpolation."""
-    # Not torch.quantile: it refuses more than 2^24 numbers.
+    """Return the number with about `share` of the sample below it: sorted[round(share (N - 1))], without
+    interpolation."""
+    # Not torch.quantile: it rejects more than 2^24 numbers.
     return sample.kthvalue(round(share * (sample.numel() - 1)) + 1).values
 
 
-def _as_floats(figures: dict[str, Tensor]) -> dict[str, float]:
-    # One transfer from the device instead of one per figure.
-    return dict(zip(figures, torch.stack(list(figures.values())).tolist(), strict=True))
+def _as_floats(metrics: dict[str, Tensor]) -> dict[str, float]:
+    # One transfer from the device instead of one per metric.
+    return dict(zip(metrics, torch.stack(list(metrics.values())).tolist(), strict=True))

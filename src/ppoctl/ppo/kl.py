@@ -1,8 +1,7 @@
-"""Estimates of a KL divergence from two log-probs of each sampled token (Schulman's notes), and their gradients in a
-loss.
+"""Estimates of a KL divergence from two log-probs of each sampled token, and their gradients in a loss.
 
-http://joschu.net/blog/kl-approx.html. The exact sum over the vocabulary is not here; the coefficient is in
-`kl_coefficient`.
+Source: Schulman's notes, http://joschu.net/blog/kl-approx.html. The exact sum over the vocabulary is computed by the
+trainer; the coefficient is in `kl_coefficient`.
 """
 
 import math
@@ -16,7 +15,7 @@ from torch import Tensor
 KlKind = Literal["k1", "k2", "k3", "abs"]
 KlGradient = Literal["estimator", "k2", "score_function", "importance"]
 
-# exp(20) = 5e8: above it a log-ratio says only "far away", and exp would overflow from 88 on.
+# exp(20) = 5e8: a larger log-ratio only means "far away", and exp overflows from 88 on.
 MAX_LOG_RATIO = 20.0
 
 
@@ -26,12 +25,13 @@ class KlEstimator:
 
         d = other - logprobs          k1 = -d          k2 = d^2 / 2          k3 = exp(d) - 1 - d          abs = |d|
 
-    k1 is unbiased and noisy, k2 biased with little noise, k3 unbiased, never negative, with little noise; abs is not
-    an estimate of KL but a distance (verl has it).
+    k1 is unbiased with high variance. k2 is biased with low variance. k3 is unbiased, never negative, and has low
+    variance. abs is not an estimate of KL but a distance (as in verl).
 
-    A clamp holds a token when it changes its number: the input clamp where |d| > input_clamp, the output clamp where
-    the estimate is outside +-output_clamp. None: no clamp. NeMo-RL clamps at 20 and 10. k3 always holds d at 20 from
-    above, which keeps exp finite; below, where `other` is far less likely, k3 is -d - 1 and needs no clamp.
+    A clamp is active on a token if it changes its value: the input clamp if |d| > input_clamp, the output clamp if
+    the estimate is outside +-output_clamp. None: no clamp. The notes have no clamps; NeMo-RL clamps at 20 and 10. k3
+    always clamps d at 20 from above, which keeps exp finite. For very negative d, where `other` is far less likely,
+    k3 is -d - 1 and needs no clamp.
     """
 
     kind: KlKind
@@ -44,16 +44,17 @@ class KlEstimator:
         other_logprobs: Float[Tensor, "B R"],
         mask: Bool[Tensor, "B R"] | None = None,
     ) -> Float[Tensor, "B R"]:
-        """The estimates, with the gradient of their formula: that of a token that a clamp holds is 0.
+        """Return the estimates with the gradient of their formula; the gradient of a clamped token is 0.
 
-        The value and the gradient are two questions. Gradient with respect to logprobs, as a loss on tokens of pi
-        (see `losses` for others):
-        k1: 1, zero on average, so use k1 in the reward, not in a loss.
+        An unbiased value does not imply an unbiased gradient. The gradient with respect to logprobs, as a loss on
+        tokens of pi (see `losses` for other gradients), is:
+        k1: 1, which is zero on average; use k1 in the reward, not in a loss.
         k2: -d, on average the gradient of KL(pi || other).
         k3: 1 - exp(d), on average the gradient of KL(other || pi).
         abs: the sign of -d.
 
-        With a mask the result and the gradients under it are exactly 0; without one every position counts.
+        With a mask, the result and the gradients are exactly 0 where masked out; without a mask every position is
+        used.
         """
         d, _ = self._difference(logprobs, other_logprobs, mask)
         return self._bounded(_formula(d, self.kind))
@@ -67,22 +68,23 @@ class KlEstimator:
         *,
         gradient: KlGradient,
     ) -> Float[Tensor, "B R"]:
-        """The estimates as a loss with the gradient that the penalty is to have; 0 under the mask.
+        """Return the estimates as a loss with the requested gradient; 0 where masked out.
 
         estimator: the gradient of the estimate's own formula (see `estimates`).
-        k2: the estimate's value and the gradient of k2 without clamps, logprobs - other, so that a token that a clamp
-        holds is pulled back too (verl's "k1+", "k3+").
-        score_function: each estimate times w = exp(logprobs - stop(logprobs)), which is 1. Adds estimate x
-        d logprobs: on average over tokens of pi the gradient of what the estimate averages to, so of KL(pi || other)
-        for k1 and k3 (NeMo-RL). Without clamps that of k3 is token by token the gradient of k2.
-        importance: each estimate times w = exp(logprobs - old). That of score_function on average over tokens of the
-        policy that sampled them, also when pi has moved away from it; the value is weighted too. The log-weight is
-        held within +-20.
+        k2: the value of the estimate with the gradient of k2 without clamps, logprobs - other, so that a clamped
+        token is pulled back too (verl's "k1+", "k3+").
+        score_function: each estimate times w = exp(logprobs - stop(logprobs)), which is 1. This adds estimate x d
+        logprobs. Over tokens of pi, the gradient is on average that of the estimate's expectation: KL(pi || other)
+        for k1 and k3 (NeMo-RL). Without clamps, the gradient of k3 is token by token that of k2.
+        importance: each estimate times w = exp(logprobs - old). Over tokens of the policy that sampled them, the
+        gradient is on average that of score_function, even after pi has moved away from that policy. The value is
+        weighted too. The log-weight is clamped to +-20.
 
-        The weight is inside the output clamp, which bounds w x estimate. A token that either clamp holds contributes
-        no gradient, through its weight neither: the input clamp makes w a constant there. With importance its value
-        still has the weight, w x estimate; so the value of such a token moves with logprobs while its gradient is 0.
-        Multiplying after the clamps would give a held token the gradient w x clamp, away from the reference.
+        The weight is inside the output clamp, which bounds w x estimate. A token that either clamp is active on
+        contributes no gradient, not even through its weight: the input clamp makes w a constant there. With
+        importance, the value of such a token still contains the weight, so it changes with logprobs while its
+        gradient is 0. Multiplying after the clamps would give a clamped token the gradient w x clamp, away from the
+        reference.
         """
         if gradient == "estimator":
             return self.estimates(logprobs, other_logprobs, mask)
@@ -92,8 +94,8 @@ class KlEstimator:
         before = logprobs if gradient == "score_function" else old_logprobs
         moved = torch.where(mask, logprobs - before.detach(), 0)
         weight = moved.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-        d, held = self._difference(logprobs, other_logprobs, mask)
-        weight = torch.where(held, weight.detach(), weight)
+        d, is_clamped = self._difference(logprobs, other_logprobs, mask)
+        weight = torch.where(is_clamped, weight.detach(), weight)
         return self._bounded(weight * _formula(d, self.kind))
 
     def held(
@@ -102,23 +104,23 @@ class KlEstimator:
         other_logprobs: Float[Tensor, "B R"],
         mask: Bool[Tensor, "B R"],
     ) -> Bool[Tensor, "B R"]:
-        """The tokens of the mask whose estimate a clamp holds."""
-        d, held = self._difference(logprobs, other_logprobs, mask)
+        """Return the unmasked tokens on which a clamp is active."""
+        d, is_clamped = self._difference(logprobs, other_logprobs, mask)
         if self.output_clamp is not None:
-            held = held | (_formula(d, self.kind).abs() > self.output_clamp)
-        return held
+            is_clamped = is_clamped | (_formula(d, self.kind).abs() > self.output_clamp)
+        return is_clamped
 
     def _difference(
         self, logprobs: Tensor, other_logprobs: Tensor, mask: Tensor | None
     ) -> tuple[Float[Tensor, "B R"], Bool[Tensor, "B R"]]:
-        """d within the input clamp, and the tokens that are held there."""
+        """Return d within the input clamp, and the tokens on which that clamp is active."""
         d = other_logprobs - logprobs
         if mask is not None:
-            # Before the formulas: a where behind them would stop NaN in the value but not in the gradient.
+            # Before the formulas: a `where` after them would stop NaN in the value but not in the gradient.
             d = torch.where(mask, d, 0)
         low = high = math.inf if self.input_clamp is None else self.input_clamp
         if self.kind == "k3":
-            # Not from below: there exp vanishes, and a clamp would stop the gradient of the farthest tokens.
+            # No lower clamp: exp is finite there, and a clamp would stop the gradient of the most distant tokens.
             high = min(high, MAX_LOG_RATIO)
         return d.clamp(-low, high), (d < -low) | (d > high)
 
@@ -133,5 +135,5 @@ def _formula(d: Float[Tensor, "B R"], kind: KlKind) -> Float[Tensor, "B R"]:
         return d.square() / 2
     if kind == "abs":
         return d.abs()
-    # expm1: near d = 0, where training lives, exp(d) - 1 would lose all its digits.
+    # expm1: near d = 0, the usual case in training, exp(d) - 1 would lose all significant digits.
     return torch.expm1(d) - d

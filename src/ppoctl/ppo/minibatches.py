@@ -1,4 +1,4 @@
-"""Which rows are in which minibatch."""
+"""Split of a step's rows into minibatches."""
 
 import torch
 from jaxtyping import Int64
@@ -6,12 +6,12 @@ from torch import Tensor
 
 
 def minibatch_rows(num_seqs: int, minibatch_seqs: int, *, seed: int | None) -> tuple[Int64[Tensor, " M"], ...]:
-    """The rows of each minibatch: a permutation of 0 .. num_seqs - 1, or without a seed these in order, cut into
-    equal parts.
+    """Return the rows of each minibatch: a permutation of 0 .. num_seqs - 1, split into equal parts; in order if seed
+    is None.
 
-    The permutation depends on the seed alone: the global generator is neither read nor moved.
-    Raises ValueError when minibatch_seqs does not divide num_seqs: a smaller last minibatch would be an optimizer
-    step of its own weight.
+    The permutation depends only on the seed: the global generator is neither read nor advanced. Raises ValueError if
+    minibatch_seqs does not divide num_seqs: the smaller last minibatch would be an optimizer step with a different
+    weight.
     """
     if num_seqs < 1 or minibatch_seqs < 1 or num_seqs % minibatch_seqs != 0:
         raise ValueError(f"{num_seqs} sequences do not divide into minibatches of {minibatch_seqs}")

@@ -1,8 +1,8 @@
-"""Policy losses: what a token gains by its advantage, as a loss.
+"""Policy losses: the loss of each token as a function of its advantage and probability ratio.
 
-Every kind is linear in the size of the advantage A, so that weights of a rollout correction are multiplied into A,
-and none looks beyond its own row. Only log-probs carry a gradient: A and old log-probs are constants of the update.
-Entropy bonus, KL penalty and NLL of good responses are terms of their own.
+Every loss is linear in the magnitude of the advantage A, so that the weights of a rollout correction can be
+multiplied into A. No loss reads other rows. Only log-probs carry a gradient: A and old log-probs are constants of the
+update. Entropy bonus, KL penalty and NLL of good responses are separate terms.
 """
 
 from collections.abc import Mapping
@@ -26,20 +26,20 @@ class PolicyLoss(Protocol):
     """One kind of policy loss with its bounds."""
 
     def ratios(self, logprobs: Grid, old_logprobs: Grid, mask: Mask) -> Grid:
-        """The ratio of new to old probability that the kind looks at, for each token; 1 under the mask."""
+        """Return the ratio of new to old probability that the loss uses for each token; 1 where masked out."""
         ...
 
     def losses(self, logprobs: Grid, old_logprobs: Grid, advantages: Grid, mask: Mask) -> Grid:
-        """The loss of each token, to be minimised; exactly 0 under the mask."""
+        """Return the loss of each token, to be minimized; exactly 0 where masked out."""
         ...
 
     def clipped(self, ratios: Grid, advantages: Grid) -> Mapping[str, Mask]:
-        """The tokens that each clip has hold of, under the names of their figures; empty for a kind without one."""
+        """Return the tokens that each clip applies to, by metric name; empty for a loss without a clip."""
         ...
 
 
 class _TokenRatio:
-    """A kind whose ratio is of each token by itself."""
+    """Loss with a separate ratio for each token."""
 
     def ratios(self, logprobs: Grid, old_logprobs: Grid, mask: Mask) -> Grid:
         return token_ratios(logprobs, old_logprobs, mask)
@@ -50,11 +50,11 @@ class PolicyClip(_TokenRatio):
     """PPO's clipped surrogate (Schulman et al. 2017, arXiv:1707.06347, eq. 7).
 
         ratio = exp(logprobs - old)          l = max(-A ratio, -A clip(ratio, 1 - low, 1 + high))
-        where A < 0 and dual is set: l = min(l, -A dual)
+        if A < 0 and dual is set:            l = min(l, -A dual)
 
-    PPO has low equal to high; DAPO (arXiv:2503.14476) high above low. dual bounds the loss of a token with a negative
-    advantage at dual times |A| (Ye et al. 2020, arXiv:1912.09729), as in verl and NeMo-RL; None: no bound.
-    Raises ValueError when low is outside 0 to 1, high is negative or dual is not above 1.
+    PPO has low equal to high; DAPO (arXiv:2503.14476) has high above low. dual bounds the loss of a token with a
+    negative advantage at dual times |A| (Ye et al. 2020, arXiv:1912.09729), as in verl and NeMo-RL; None: no bound.
+    Raises ValueError if low is not between 0 and 1, high is negative, or dual is not above 1.
     """
 
     low: float
@@ -68,28 +68,28 @@ class PolicyClip(_TokenRatio):
 
     def losses(self, logprobs: Grid, old_logprobs: Grid, advantages: Grid, mask: Mask) -> Grid:
         advantages = _constants(advantages, mask)
-        loss = _pessimist(self.ratios(logprobs, old_logprobs, mask), advantages, self.low, self.high)
+        loss = _clipped_surrogate(self.ratios(logprobs, old_logprobs, mask), advantages, self.low, self.high)
         if self.dual is not None:
             loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * self.dual), loss)
         return torch.where(mask, loss, 0)
 
     def clipped(self, ratios: Grid, advantages: Grid) -> Mapping[str, Mask]:
-        """The three regions in which the clipped branch is the loss, and the gradient is 0."""
+        """Return the three regions in which the clipped branch is the loss, and the gradient is 0."""
         dual = (advantages < 0) & (ratios > (torch.inf if self.dual is None else self.dual))
         return {**_stopped(ratios, advantages, self.low, self.high), "dual_clip_frac": dual}
 
 
 @dataclass(frozen=True)
 class Gspo:
-    """Group sequence policy optimisation's loss: PPO's clip, of one ratio for all n tokens of a sequence.
+    """Loss of group sequence policy optimization: PPO's clip with one ratio for all n tokens of a sequence.
 
         s = exp(1/n sum_t (logprobs_t - old_t))          l_t = max(-A_t s, -A_t clip(s, 1 - low, 1 + high))
 
     gradient "token" (GSPO-token, arXiv:2507.18071, eq. 13-14; verl): s stands for sg(s) exp(logprobs_t -
-    sg(logprobs_t)), so that a token moves by its own advantage. "sequence" (eq. 5-7; NeMo-RL): the gradient goes
-    through s, and every token of a sequence moves by the sequence's mean advantage. They are the same where all
-    tokens of a response have one advantage, which a critic's have not.
-    Raises ValueError when low is outside 0 to 1 or high is negative.
+    sg(logprobs_t)), so that the gradient of a token is scaled by its own advantage. "sequence" (eq. 5-7; NeMo-RL):
+    the gradient flows through s, and that of every token is scaled by the mean advantage of the sequence. The two are
+    equal if all tokens of a response have the same advantage, as in the paper; with a critic they do not.
+    Raises ValueError if low is not between 0 and 1, or high is negative.
     """
 
     low: float
@@ -102,27 +102,27 @@ class Gspo:
     def ratios(self, logprobs: Grid, old_logprobs: Grid, mask: Mask) -> Grid:
         log_ratio = torch.where(mask, logprobs - old_logprobs.detach(), 0)
         mean = log_ratio.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
-        whole = mean.detach() + (log_ratio - log_ratio.detach()) if self.gradient == "token" else mean
-        return torch.where(mask, whole.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(), 1)
+        sequence_mean = mean.detach() + (log_ratio - log_ratio.detach()) if self.gradient == "token" else mean
+        return torch.where(mask, sequence_mean.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(), 1)
 
     def losses(self, logprobs: Grid, old_logprobs: Grid, advantages: Grid, mask: Mask) -> Grid:
         ratios = self.ratios(logprobs, old_logprobs, mask)
-        return torch.where(mask, _pessimist(ratios, _constants(advantages, mask), self.low, self.high), 0)
+        return torch.where(mask, _clipped_surrogate(ratios, _constants(advantages, mask), self.low, self.high), 0)
 
     def clipped(self, ratios: Grid, advantages: Grid) -> Mapping[str, Mask]:
-        """The tokens whose sequence's ratio is clipped, as GSPO's paper counts them."""
+        """Return the tokens of sequences whose ratio is clipped, as in the paper."""
         return _stopped(ratios, advantages, self.low, self.high)
 
 
 @dataclass(frozen=True)
 class Cispo(_TokenRatio):
-    """CISPO's loss: the log-prob of each token, weighted by a clipped ratio that is a constant (arXiv:2506.13585,
-    eq. 4-5).
+    """CISPO's loss: the log-prob of each token, weighted by a clipped ratio that is a constant (arXiv:2506.13585, eq.
+    4-5).
 
         ratio = exp(logprobs - old)          l = -A sg(clip(ratio, 1 - low, 1 + high)) logprobs
 
     A clipped token keeps a gradient, with a bounded weight. low = 1: no lower bound, as in MiniMax-M1.
-    Raises ValueError when low is outside 0 to 1 or high is negative.
+    Raises ValueError if low is not between 0 and 1, or high is negative.
     """
 
     low: float
@@ -137,14 +137,14 @@ class Cispo(_TokenRatio):
         return -_constants(advantages, mask) * weights * torch.where(mask, logprobs, 0)
 
     def clipped(self, ratios: Grid, advantages: Grid) -> Mapping[str, Mask]:
-        """The tokens whose weight is bounded, whatever the sign of A."""
+        """Return the tokens whose weight is bounded, for either sign of A."""
         del advantages
         return _fractions(ratios > 1.0 + self.high, ratios < 1.0 - self.low)
 
 
 @dataclass(frozen=True)
 class Reinforce(_TokenRatio):
-    """REINFORCE (Williams 1992): l = -A logprobs, whatever the old log-probs were (NeMo-RL's
+    """REINFORCE (Williams 1992): l = -A logprobs, independent of the old log-probs (NeMo-RL's
     `disable_ppo_ratio`)."""
 
     def losses(self, logprobs: Grid, old_logprobs: Grid, advantages: Grid, mask: Mask) -> Grid:
@@ -159,15 +159,16 @@ class Reinforce(_TokenRatio):
 def token_ratios(
     logprobs: Float[Tensor, "B R"], old_logprobs: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]
 ) -> Float[Tensor, "B R"]:
-    """exp(logprobs - old) with the difference held within +-20, and 1 under the mask; old carries no gradient."""
-    # Blanked before exp: a where behind it would stop NaN in the value but not in the gradient (0 times NaN).
+    """Return exp(logprobs - old), with the difference clamped to +-20; 1 where masked out. `old` carries no
+    gradient."""
+    # Masked before exp: a `where` after it would stop NaN in the value but not in the gradient (0 times NaN).
     log_ratio = torch.where(mask, logprobs - old_logprobs.detach(), 0)
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def _require_bounds(low: float, high: float) -> None:
     if not 0.0 <= low <= 1.0:
-        raise ValueError(f"low is {low}: it must lie between 0 and 1")
+        raise ValueError(f"low is {low}: it must be between 0 and 1")
     if not high >= 0.0:
         raise ValueError(f"high is {high}: it must not be negative")
 
@@ -176,13 +177,13 @@ def _constants(advantages: Grid, mask: Mask) -> Grid:
     return torch.where(mask, advantages, 0).detach()
 
 
-def _pessimist(ratios: Grid, advantages: Grid, low: float, high: float) -> Grid:
-    # The larger loss of the two is the pessimist's: the clip takes the reward for moving on, never the cost.
+def _clipped_surrogate(ratios: Grid, advantages: Grid, low: float, high: float) -> Grid:
+    # The larger of the two losses: the clip removes the reward for moving further, never the cost.
     return torch.maximum(-advantages * ratios, -advantages * ratios.clamp(1.0 - low, 1.0 + high))
 
 
 def _stopped(ratios: Grid, advantages: Grid, low: float, high: float) -> Mapping[str, Mask]:
-    """The tokens whose gradient the pessimist's clip stops."""
+    """Return the tokens whose gradient the clip sets to 0."""
     return _fractions((advantages > 0) & (ratios > 1.0 + high), (advantages < 0) & (ratios < 1.0 - low))
 
 

@@ -1,6 +1,6 @@
-"""The arithmetic of rewards, and where a sequence's reward lands on the response grid.
+"""Reward shaping, and the position of a sequence's reward on the response grid.
 
-Penalties per token (KL in the reward) are added by the caller.
+The caller adds penalties per token (KL in the reward).
 """
 
 import math
@@ -12,12 +12,12 @@ from torch import Tensor
 
 
 def terminal_rewards(scores: Float[Tensor, " B"], mask: Bool[Tensor, "B R"]) -> Float[Tensor, "B R"]:
-    """Token rewards: each row's score on its last counted token, 0 elsewhere; a row without one gets zeros.
+    """Return token rewards: each row's score at its last unmasked token, 0 elsewhere; zeros for a row without one.
 
-        r_t = score * 1[t = last counted position]
+        r_t = score * 1[t = last unmasked position]
 
-    The last counted token, not the last token: a reward on a masked token would be skipped by GAE and lost.
-    Source: the token rewards of NeMo-RL and verl.
+    The position is the last unmasked token, not the last token: GAE skips masked tokens, so a reward there would be
+    lost. Source: the token rewards of NeMo-RL and verl.
     """
     num_so_far = mask.cumsum(dim=1)
     last = mask & (num_so_far == num_so_far[:, -1:])
@@ -27,16 +27,16 @@ def terminal_rewards(scores: Float[Tensor, " B"], mask: Bool[Tensor, "B R"]) -> 
 def scaled(
     scores: Float[Tensor, "*scores"], *, source: tuple[float, float], target: tuple[float, float]
 ) -> Float[Tensor, "*scores"]:
-    """Scores clamped to `source`, then mapped linearly to `target`; both are (low, high), and both ends land exactly.
+    """Return the scores clamped to `source`, then mapped linearly to `target`; both are (low, high).
 
         target_low + (clamp(score) - source_low) / (source_high - source_low) * (target_high - target_low)
 
-    Source: the reward scaling of NeMo-RL. `source` may not be empty.
+    Both ends are mapped exactly. Source: the reward scaling of NeMo-RL. The ends of `source` must differ.
     """
     (low, high), (to_low, to_high) = source, target
-    # In float64, so that both ends land exactly.
-    share = (scores.to(torch.float64).clamp(low, high) - low) / (high - low)
-    return (to_low + share * (to_high - to_low)).to(scores.dtype)
+    # In float64, so that both ends are mapped exactly.
+    fraction = (scores.to(torch.float64).clamp(low, high) - low) / (high - low)
+    return (to_low + fraction * (to_high - to_low)).to(scores.dtype)
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class Moments:
 
     @property
     def std(self) -> float:
-        """The unbiased standard deviation, sqrt(m2 / (count - 1)); 0 for fewer than two numbers."""
+        """Unbiased standard deviation, sqrt(m2 / (count - 1)); 0 for fewer than two numbers."""
         return math.sqrt(self.m2 / (self.count - 1)) if self.count > 1 else 0.0
 
 
 def moments_of(numbers: Float[Tensor, " n"]) -> Moments:
-    """Moments of these numbers, computed in float64; all 0 where there are none."""
+    """Return the moments of these numbers, computed in float64; all 0 for no numbers."""
     if len(numbers) == 0:
         return Moments(0.0, 0.0, 0.0)
     exact = numbers.to(torch.float64)
@@ -63,7 +63,7 @@ def moments_of(numbers: Float[Tensor, " n"]) -> Moments:
 
 
 def merged(one: Moments, other: Moments) -> Moments:
-    """Moments of both sets of numbers together, as if they had been taken at once.
+    """Return the moments of both sets of numbers together, as if computed at once.
 
         n = n1 + n2    d = mean2 - mean1    mean = mean1 + d n2 / n    m2 = m2_1 + m2_2 + d^2 n1 n2 / n
 
@@ -80,28 +80,29 @@ def merged(one: Moments, other: Moments) -> Moments:
 def overlong_penalty(
     lengths: Int[Tensor, " B"], *, max_tokens: int, buffer_tokens: int, penalty: float, floor: bool
 ) -> Float[Tensor, " B"]:
-    """What a response of so many tokens gains, at most 0: nothing up to `max_tokens` - `buffer_tokens`, then linearly
-    less, -`penalty` at `max_tokens`, and beyond that no less where there is a `floor`.
+    """Return the reward change of each response by its length, at most 0.
 
         min(0, (max_tokens - buffer_tokens - length) / buffer_tokens) penalty        floor: at least -penalty
 
-    Source: DAPO, arXiv:2503.14476, eq. 13 (with the floor); NeMo-RL has none.
+    It is 0 up to `max_tokens` - `buffer_tokens`, decreases linearly to -`penalty` at `max_tokens`, and with `floor`
+    stays there for longer responses. Source: DAPO, arXiv:2503.14476, eq. 13 (with the floor); NeMo-RL has no floor.
     """
     over = (lengths - (max_tokens - buffer_tokens)).to(torch.float64) / buffer_tokens
     return (-penalty * over.clamp(0.0, 1.0 if floor else math.inf)).to(torch.float32)
 
 
 def length_penalty(lengths: Int[Tensor, " B"], *, per_token: float, free_tokens: int) -> Float[Tensor, " B"]:
-    """What a response of so many tokens gains: -`per_token` for each one beyond `free_tokens`."""
+    """Return the reward change of each response by its length: -`per_token` for each token beyond `free_tokens`."""
     return (-per_token * (lengths - free_tokens).clamp(min=0).to(torch.float64)).to(torch.float32)
 
 
 def bootstrapped(
     rewards: Float[Tensor, "B R"], behind: Float[Tensor, " B"], mask: Bool[Tensor, "B R"], *, gamma: float
 ) -> Float[Tensor, "B R"]:
-    """Token rewards whose returns go on with the value of the state `behind` a row's last token; 0: it has ended.
+    """Return token rewards that include the bootstrap value: the value of the state after a row's last token; 0: a
+    finished episode.
 
-        r_T + gamma V_T+1, which is the last return of an episode that was cut
+        r_T + gamma V_T+1, the last return of a truncated episode
 
     Source: Pardo et al. 2018, arXiv:1712.00378, eq. 6.
     """
