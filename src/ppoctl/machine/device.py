@@ -21,7 +21,7 @@ _BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 @dataclass(frozen=True)
 class CudaView:
-    """What torch sees in this process."""
+    """GPUs and NCCL as torch sees them in this process."""
 
     gpus: int
     nccl: str | None

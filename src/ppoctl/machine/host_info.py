@@ -31,7 +31,7 @@ class TorchBuild:
 
 @dataclass(frozen=True)
 class HostInfo:
-    """What the checks need to know about a machine."""
+    """Facts about a machine that the checks need."""
 
     driver: nvml.Driver | nvml.NoDriver
     torch: TorchBuild | None

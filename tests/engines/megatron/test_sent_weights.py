@@ -367,7 +367,7 @@ def test_closing_rendezvous_releases_waiting_receiver() -> None:
         waiting = engine.begin("receive_weights", broadcast.BroadcastGroup(0, address, 3, TIMEOUT_S), 1, [])
         assert not waiting.pipes[0].poll(2.0)
     begun = time.monotonic()
-    with pytest.raises(ProcessLostError, match="the process group over which weights are sent broke"):
+    with pytest.raises(ProcessLostError, match="the process group that broadcasts weights broke"):
         waiting.answers()
     assert time.monotonic() - begun < SOON_S
 

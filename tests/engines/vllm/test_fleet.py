@@ -318,7 +318,7 @@ def test_engine_without_in_place_update_restarts_and_is_verified(monkeypatch):
 def test_canary_catches_wrong_decoding_before_generation():
     engines = CountingHost(speed=1), CountingHost(speed=1, decodes=-0.5)
     fleet, _ = fleet_of(*engines)
-    with pytest.raises(WeightSyncError, match=r"differ by 0\.5 nats \(max over 8 tokens that the generator drew;"):
+    with pytest.raises(WeightSyncError, match=r"differ by 0\.5 nats \(max over 8 generated tokens;"):
         fleet.prepare(STATE)
     assert "advance" not in engines[0].log + engines[1].log
 
@@ -337,7 +337,7 @@ def test_engines_with_different_canary_tokens_are_each_checked(monkeypatch):
     assert len(run(bench.fleet, 4)) == 4
     assert scored == [(0, *range(1, 8)), (7, *range(1, 8))]
     other.decodes = -0.5
-    with pytest.raises(WeightSyncError, match="tokens that the generator drew"):
+    with pytest.raises(WeightSyncError, match="generated tokens"):
         bench.fleet.prepare(NEXT)
 
 

@@ -53,7 +53,7 @@ def test_engine_restored_with_wrong_bytes_raises_error(opened: Opened, in_place:
     dying = CountingHost(speed=1, dies_in=[1], in_place=in_place)
     bench = opened(dying)
     dying.spoils = True
-    with pytest.raises(WeightSyncError, match=r"weight `a` was sent as .* and the engine holds"):
+    with pytest.raises(WeightSyncError, match=r"weight `a` was sent as .* but the engine holds"):
         bench.fleet.finished()
 
 

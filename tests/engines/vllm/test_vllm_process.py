@@ -44,7 +44,7 @@ def test_engine_restarted_on_export_has_its_weights(untied: Bench, monkeypatch: 
     untied.trainer.move(1e-6)
     with monkeypatch.context() as stale:
         stale.setattr(untied.trainer, "save", behind.save_pretrained)
-        with pytest.raises(WeightSyncError, match=r"weight `.*` was sent as float32.* and the engine holds float32"):
+        with pytest.raises(WeightSyncError, match=r"weight `.*` was sent as float32.* but the engine holds float32"):
             untied.draw(prompts(1), DRAW)
     monkeypatch.undo()
     untied.trainer.move(0.05)

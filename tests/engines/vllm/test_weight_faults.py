@@ -87,7 +87,7 @@ def test_checksums_catch_skipped_load_that_canary_misses(bench: Bench, monkeypat
     for name in ("start_weight_update", "finish_weight_update"):
         monkeypatch.setattr(HostTransfer, name, lambda self: None)
     monkeypatch.setattr(HostTransfer, "receive_weights", lambda self, arrived: None)
-    with pytest.raises(WeightSyncError, match=r"weight `.*` was sent as float32.* and the engine holds float32"):
+    with pytest.raises(WeightSyncError, match=r"weight `.*` was sent as float32.* but the engine holds float32"):
         draw(bench)
 
 
@@ -121,7 +121,7 @@ def test_unsent_tensor_is_caught_by_name(tied: Bench, monkeypatch: pytest.Monkey
 
     tied.trainer.move(TINY)
     monkeypatch.setattr(tied.trainer, "weights", without)
-    with pytest.raises(WeightSyncError, match=f"`{name}` was announced and never left"):
+    with pytest.raises(WeightSyncError, match=f"`{name}` was announced but never sent"):
         draw(tied)
 
 
@@ -151,7 +151,7 @@ def test_tensor_missing_from_announcement_is_caught_by_name(untied: Bench, monke
 
     untied.trainer.move(TINY)
     monkeypatch.setattr(untied.trainer, "weights", forgetful)
-    with pytest.raises(WeightSyncError, match=r"`lm_head.weight` is held by the engine .* and was not sent"):
+    with pytest.raises(WeightSyncError, match=r"`lm_head.weight` is held by the engine .* but was not sent"):
         draw(untied)
 
 
@@ -190,7 +190,7 @@ def test_weights_of_other_state_are_rejected(tied: Bench, monkeypatch: pytest.Mo
     stale = tied.trainer.weights(tied.trainer.state)
     tied.trainer.move(TINY)
     monkeypatch.setattr(tied.trainer, "weights", lambda state: stale)
-    with pytest.raises(WeightSyncError, match="gave the weights of"):
+    with pytest.raises(WeightSyncError, match="returned weights of"):
         draw(tied)
 
 
@@ -216,7 +216,7 @@ def test_canary_catches_kv_cache_corrupted_during_decoding(tied: Bench, monkeypa
 
     tied.trainer.move(TINY)
     monkeypatch.setattr(engine, "step", forgetful)
-    with pytest.raises(WeightSyncError, match=r"canary .* nats \(max over 8 tokens that the generator drew;"):
+    with pytest.raises(WeightSyncError, match=r"canary .* nats \(max over 8 generated tokens;"):
         draw(tied)
     monkeypatch.undo()
     assert tied.worst_gap(prompts(2), DRAW) < 1e-3
