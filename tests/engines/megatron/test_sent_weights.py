@@ -182,7 +182,7 @@ def test_engine_killed_during_transfer_is_restarted(pool, model, engines, way: s
     fleet.prepare(STATE)
     assert time.monotonic() - begun < SOON_S
     assert len(said) == 1
-    assert said[0].endswith("; started again")
+    assert said[0].endswith("; restarting")
     # In a broadcast all have lost what was on its way; in memory each reads for itself.
     assert [engine.starts for engine in engines] == [2, 2]
     assert_all_hold(engines, model("qwen2"))

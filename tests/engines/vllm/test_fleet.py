@@ -38,7 +38,7 @@ def test_dead_engine_is_restored_and_its_requests_are_resent():
     # 4 draws each; one had ended when it died over the other three.
     assert sorted(sends.values()) == [1] * 5 + [2] * 3
     assert len(said) == 1
-    assert "an engine died; started again, and its 3 samples are drawn again" in said[0]
+    assert "an engine died; restarting, and its 3 samples are generated again" in said[0]
     closed = dying.log.index("close")
     assert dying.log[closed + 1 :][:4] == ["begin_weights", "take_weights", "end_weights", "score"]
     assert other.log.count("begin_weights") == 1
@@ -84,7 +84,7 @@ def test_engine_dying_in_weight_sync_is_restarted_once(method: str):
     dying, other = CountingHost(speed=1, dies_at=[method]), CountingHost(speed=1)
     fleet, said = fleet_of(dying, other)
     assert len(run(fleet, 4)) == 4
-    assert said == ["an engine died; started again"]
+    assert said == ["an engine died; restarting"]
     one, two = CountingHost(speed=1, dies_at=[method]), CountingHost(speed=1, dies_at=[method])
     fleet, said = fleet_of(one, two)
     assert len(run(fleet, 4)) == 4  # each of them may die
@@ -99,7 +99,7 @@ def test_engines_that_died_before_sync_are_restarted_together():
     one, two = CountingHost(speed=1, dies_at=["takes_weights"] * 2), CountingHost(speed=1, dies_at=["takes_weights"])
     fleet, said = fleet_of(one, two)
     assert len(run(fleet, 4)) == 4
-    assert said == ["an engine died; an engine died; started again", "an engine died; started again"]
+    assert said == ["an engine died; an engine died; restarting", "an engine died; restarting"]
 
 
 def test_trainer_death_is_not_treated_as_engine_death(monkeypatch: pytest.MonkeyPatch):

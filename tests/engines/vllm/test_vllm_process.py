@@ -106,5 +106,5 @@ def test_error_without_message_reports_its_source_line(tmp_path: Path) -> None:
     except AssertionError as error:
         bare = AssertionError().with_traceback(error.__traceback__)
     found = _start_error(settings_for(tmp_path), bare)
-    assert re.search(r"AssertionError: no words, from .*test_vllm_process\.py:\d+$", found.message)
+    assert re.search(r"AssertionError: no message, from .*test_vllm_process\.py:\d+$", found.message)
     assert found.exit_code == 3

@@ -58,7 +58,7 @@ def test_engine_starts_without_reading_weights_from_folder(tied: Bench, tmp_path
     generator = VllmGenerator(settings_for(folder), tied.trainer.at, side, print)
     try:
         assert call_engines([host], "takes_weights") == [True]
-        with pytest.raises(WeightSyncError, match="was asked for tokens before it was sent weights"):
+        with pytest.raises(WeightSyncError, match="was called before it received weights"):
             call_engines([host], "score", (5, 6, 7), 1)
         bench = Bench(tied.trainer, generator, side)
         assert bench.worst_gap(prompts(4), DRAW) < 1e-3
@@ -245,7 +245,7 @@ def test_failed_prefix_cache_reset_raises_error(tied: Bench, monkeypatch: pytest
     draw(tied)
     tied.trainer.move(TINY)
     monkeypatch.setattr(tied.engine._llm, "reset_prefix_cache", lambda: False)
-    with pytest.raises(WeightSyncError, match="keys and values of the old weights"):
+    with pytest.raises(WeightSyncError, match="KV cache of the old weights"):
         draw(tied)
 
 
@@ -263,6 +263,6 @@ def test_weight_loading_during_generation_is_rejected(tied: Bench) -> None:
     stream = tied.open(prompts(12), long)
     stream.finished()
     engine = tied.engine
-    with pytest.raises(WeightSyncError, match="while it is drawing"):
+    with pytest.raises(WeightSyncError, match="while it is generating"):
         engine.begin_weights()
     stream.close()
