@@ -35,7 +35,7 @@ def test_machine_without_a_driver_uses_the_cpu(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("fault", ["Driver Not Loaded", "Driver/library version mismatch", "GPU is lost"])
 def test_broken_driver_is_an_error_instead_of_a_cpu_run(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     FakeNvml(fault=fault).plant(monkeypatch)
-    with pytest.raises(EnvironmentProblemError, match=rf"driver that is broken.*none answers \({fault}\).*`export"):
+    with pytest.raises(EnvironmentProblemError, match=rf"driver that is broken.*not available \({fault}\).*`export"):
         device.this_device()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert device.this_device() == CPU
@@ -52,7 +52,7 @@ def test_gpu_known_only_to_the_kernel_is_expected_by_cuda_torch(
     assert device.this_device() == CPU
     device.on_gpu.cache_clear()
     (tmp_path / "nvidia0").touch()
-    with pytest.raises(EnvironmentProblemError, match="has a GPU that is not shown to us"):
+    with pytest.raises(EnvironmentProblemError, match="has a GPU that is hidden from this process"):
         device.this_device()
     monkeypatch.setattr(torch.version, "cuda", None)
     assert device.this_device() == CPU, "a container without GPUs"
@@ -68,8 +68,8 @@ def test_gpu_unusable_by_torch_is_an_error_with_driver_and_build(monkeypatch: py
     with pytest.raises(EnvironmentProblemError) as error:
         device.this_device()
     assert error.value.message == (
-        f"this machine has 2 GPUs, and torch `{torch.__version__}`, built for CPUs only, cannot use it: Torch not "
-        "compiled with CUDA enabled; NVIDIA driver: of version 535.104.05. To compute on CPUs all the same: "
+        f"this machine has 2 GPUs, but torch `{torch.__version__}`, built for CPUs only, cannot use it: Torch not "
+        "compiled with CUDA enabled; NVIDIA driver: version 535.104.05. To compute on CPUs anyway: "
         "`export CUDA_VISIBLE_DEVICES=`"
     )
     assert error.value.hint == "make setup-gpu  # or on CPUs: export CUDA_VISIBLE_DEVICES="
@@ -78,7 +78,7 @@ def test_gpu_unusable_by_torch_is_an_error_with_driver_and_build(monkeypatch: py
 def test_gpu_assigned_by_ray_is_expected_without_a_driver_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeNvml(fault=NO_LIBRARY).plant(monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    says = r"given GPU `3` \(`CUDA_VISIBLE_DEVICES`\).*none answers \(NVML.*the same: `unset CUDA_VISIBLE_DEVICES`"
+    says = r"given GPU `3` \(`CUDA_VISIBLE_DEVICES`\).*not available \(NVML.*CPUs anyway: `unset CUDA_VISIBLE_DEVICES`"
     with pytest.raises(EnvironmentProblemError, match=says):
         device.this_device()
 

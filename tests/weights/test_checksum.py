@@ -110,11 +110,11 @@ def test_require_equal_accepts_matching_weights() -> None:
 @pytest.mark.parametrize(
     ("arrived", "loaded", "says"),
     [
-        (sent(a=ONES), [A, B], "`b` was announced and never left the trainer \\(1 of 2 did\\)"),
-        (sent(a=ONES, b=TWOS), [A], "`b` was sent and has no place in the engine"),
-        (sent(a=ONES, b=TWOS, c=ONES), [A, B], "`c` was sent and is not among the announced names"),
+        (sent(a=ONES), [A, B], "`b` was announced but never sent \\(1 of 2 were\\)"),
+        (sent(a=ONES, b=TWOS), [A], "`b` was sent, but the engine has no such weight"),
+        (sent(a=ONES, b=TWOS, c=ONES), [A, B], "`c` was sent but not announced"),
         (sent(a=ONES, b=TWOS), [A, B, LoadedWeight("c", ONES, tied_to=None)], "`c` is held by the engine"),
-        (sent(a=ONES, b=ONES), [A, B], "`b` was sent as float32.* and the engine holds float32"),
+        (sent(a=ONES, b=ONES), [A, B], "`b` was sent as float32.* but the engine holds float32"),
         (
             sent(a=ONES, b=TWOS),
             [A, B, replace(HEAD, checksum=TWOS)],

@@ -103,7 +103,9 @@ def test_reader_in_other_process_gets_error_after_owner_dies() -> None:
     finally:
         os.kill(owner.pid, signal.SIGKILL)
         owner.join()
-    with pytest.raises(ProcessLostError, match=f"weights were lost with process {owner.pid}, which sent them"):
+    with pytest.raises(
+        ProcessLostError, match=f"weights were lost because process {owner.pid}, which sent them, has ended"
+    ):
         shared.tensors()
 
 
@@ -141,7 +143,7 @@ def test_unreadable_process_memory_raises_explained_error(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(sharing, "open", refuse, raising=False)
     with pytest.raises(
-        EnvironmentProblemError, match="cannot read memory of process 1, where new weights are: not yours"
+        EnvironmentProblemError, match="cannot read memory of process 1, which holds the new weights: not yours"
     ):
         OpenFile(1, 0).copied(8)
 

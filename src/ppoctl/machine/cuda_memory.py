@@ -1,4 +1,4 @@
-"""Settings of torch's allocator of GPU memory, for this process."""
+"""Settings of torch's GPU memory allocator in this process."""
 
 import re
 from collections.abc import Iterator
@@ -7,12 +7,12 @@ from contextlib import contextmanager
 import torch
 
 _EXPANDABLE = "expandable_segments"
-_SETTING = re.compile(r"(\w+):(\[[^\]]*\]|[^,\[]+)")  # a list has commas of its own
+_SETTING = re.compile(r"(\w+):(\[[^\]]*\]|[^,\[]+)")  # a list contains commas
 
 
 def use_expandable_segments() -> None:
-    """Let pieces of GPU memory grow: microbatches differ in length, and what was freed of one does not fit the next.
-    What a person has set stays."""
+    """Let segments of GPU memory grow. Microbatches differ in length, so memory that one of them frees would not fit
+    the next. A value that the user has set is kept."""
     settings = _settings()
     if _EXPANDABLE not in settings:
         _set({**settings, _EXPANDABLE: "True"})
@@ -20,8 +20,8 @@ def use_expandable_segments() -> None:
 
 @contextmanager
 def fixed_segments() -> Iterator[None]:
-    """Within it new GPU memory is of the kind that other processes can open by CUDA IPC: the other kind goes through
-    a system call that containers refuse."""
+    """Context in which new GPU memory can be opened by other processes over CUDA IPC. Expandable segments would need
+    a system call that containers forbid."""
     settings = _settings()
     _set({**settings, _EXPANDABLE: "False"})
     try:
@@ -31,10 +31,10 @@ def fixed_segments() -> Iterator[None]:
 
 
 def _settings() -> dict[str, str]:
-    written = str(torch._C._accelerator_getAllocatorSettings())
-    return {name.strip(): value for name, value in _SETTING.findall(written)}
+    settings = str(torch._C._accelerator_getAllocatorSettings())
+    return {name.strip(): value for name, value in _SETTING.findall(settings)}
 
 
 def _set(settings: dict[str, str]) -> None:
-    # torch resets whatever the string does not name.
+    # torch resets every setting that the string does not contain.
     torch._C._accelerator_setAllocatorSettings(",".join(f"{name}:{value}" for name, value in settings.items()))

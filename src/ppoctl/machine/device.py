@@ -1,4 +1,4 @@
-"""The one place that decides what this process computes on. Light: torch is imported by whoever asks."""
+"""Decides which device this process computes on. Only the functions that need torch import it."""
 
 import os
 import warnings
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
     import torch
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-"""The variable that shows GPUs to a process: a person sets it, or Ray for each process that it gives a GPU."""
+"""Environment variable that limits which GPUs a process sees: set by the user, or by Ray for each process."""
 _BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 @dataclass(frozen=True)
 class CudaView:
-    """What torch finds in this process."""
+    """GPUs and NCCL as torch sees them in this process."""
 
     gpus: int
     nccl: str | None
-    """Version of NCCL; None where torch has none."""
+    """Version of NCCL. None: torch was built without NCCL."""
     reason: str = ""
-    """Why it finds no GPU, in torch's words."""
+    """Reason why torch finds no GPU, in torch's words."""
 
 
 @cache
 def on_gpu() -> bool:
-    """Whether this process computes on a GPU; decided once, and no CUDA context is made for it.
+    """Whether this process computes on a GPU. Decided once, without creating a CUDA context.
 
-    False where this machine has no GPU, or none is shown on purpose (`CUDA_VISIBLE_DEVICES=`). Raises
-    EnvironmentProblemError where there is a GPU that torch cannot use: it would be a CPU run that nobody asked for.
+    False if this machine has no GPU, or if all GPUs are hidden on purpose (`CUDA_VISIBLE_DEVICES=`). Raises
+    EnvironmentProblemError if there is a GPU that torch cannot use, since the run would silently compute on CPUs.
     """
     if _finds_gpus():
         return True
@@ -46,30 +46,30 @@ def on_gpu() -> bool:
     if expected is None:
         return False
     wheel = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs only"
-    driver = f"of version {found.version}" if isinstance(found, nvml.Driver) else f"none answers ({found.reason})"
+    driver = f"version {found.version}" if isinstance(found, nvml.Driver) else f"not available ({found.reason})"
     raise EnvironmentProblemError(
-        f"{expected.description}, and torch `{torch.__version__}`, built for {wheel}, cannot use it: {why_no_gpu()}; NVIDIA "
-        f"driver: {driver}. To compute on CPUs all the same: `{expected.to_cpu}`",
+        f"{expected.description}, but torch `{torch.__version__}`, built for {wheel}, cannot use it: "
+        f"{why_no_gpu()}; NVIDIA driver: {driver}. To compute on CPUs anyway: `{expected.to_cpu}`",
         hint="ppoctl doctor" if torch.version.cuda else f"make setup-gpu  # or on CPUs: {expected.to_cpu}",
     )
 
 
 @dataclass(frozen=True)
 class Expected:
-    """Why a process should compute on a GPU."""
+    """Reason why a process is expected to compute on a GPU."""
 
     description: str
     to_cpu: str = f"export {VISIBLE}="
-    """The command after which it is to compute on CPUs."""
+    """Command that switches the process to CPUs."""
 
 
 def gpu_expected(
     found: nvml.Driver | nvml.NoDriver, environ: Mapping[str, str], built_for: str | None
 ) -> Expected | None:
-    """Why a process with this environment should compute on a GPU; None where a CPU is all there is, or is asked for.
+    """Return why a process with this environment should compute on a GPU. None: there is no GPU, or all are hidden.
 
-    `built_for`: the version of CUDA of its torch. A kernel that knows a GPU, which nobody lets us use, is a reason
-    only for a torch that was built for it: a container without GPUs sees its host's.
+    `built_for`: CUDA version of the process's torch. A GPU that only the kernel sees is a reason only if torch was
+    built for CUDA: a container without GPUs also sees the GPUs of its host there.
     """
     shown, gpus = environ.get(VISIBLE), found.gpus if isinstance(found, nvml.Driver) else ()
     if hides_all(shown):
@@ -79,30 +79,31 @@ def gpu_expected(
     if isinstance(found, nvml.NoDriver) and found.is_broken:
         return Expected("this machine has an NVIDIA driver that is broken")
     if built_for is not None and nvml.in_kernel():
-        return Expected("this machine has a GPU that is not shown to us")
+        return Expected("this machine has a GPU that is hidden from this process")
     if shown is not None:
         return Expected(f"this process was given GPU `{shown}` (`{VISIBLE}`)", f"unset {VISIBLE}")
     return None
 
 
 def this_device() -> "torch.device":
-    """The device of this process: the current GPU, or the CPU. Raises what `on_gpu` raises."""
+    """Return the device of this process: the current GPU, or the CPU. Raises the errors of `on_gpu`."""
     import torch
 
     return torch.device("cuda", torch.cuda.current_device()) if on_gpu() else torch.device("cpu")
 
 
 def hides_all(shown: str | None) -> bool:
-    """Whether this value of `CUDA_VISIBLE_DEVICES` shows no GPU, as CUDA and torch read it."""
+    """Whether this value of `CUDA_VISIBLE_DEVICES` hides every GPU, by the rules of CUDA and torch."""
     return shown is not None and shown.strip() in ("", "-1", "NoDevFiles")
 
 
 def visible(found: nvml.Driver | nvml.NoDriver, environ: Mapping[str, str]) -> tuple[nvml.Gpu, ...]:
-    """The GPUs that a process with this environment may use, as CUDA reads `CUDA_VISIBLE_DEVICES`: indices or
-    beginnings of UUIDs, up to the first that is neither.
+    """Return the GPUs that a process with this environment may use, by CUDA's rules for `CUDA_VISIBLE_DEVICES`:
+    indices or prefixes of UUIDs, up to the first entry that is neither.
 
-    An index counts the fastest first unless `CUDA_DEVICE_ORDER=PCI_BUS_ID`; CUDA does not say how it judges, and we
-    take the compute capability. Where a part of a GPU is shown (MIG) all GPUs are: NVML does not say whose it is.
+    Unless `CUDA_DEVICE_ORDER=PCI_BUS_ID`, index 0 is the fastest GPU. CUDA does not document how it ranks GPUs; this
+    function sorts by compute capability. If a MIG device is listed, all GPUs are returned, since NVML does not report
+    which GPU the device belongs to.
     """
     gpus, shown = found.gpus if isinstance(found, nvml.Driver) else (), environ.get(VISIBLE)
     if shown is None or "MIG-" in shown:
@@ -121,7 +122,7 @@ def visible(found: nvml.Driver | nvml.NoDriver, environ: Mapping[str, str]) -> t
 
 
 def seen_by_torch() -> CudaView:
-    """What torch finds in this process; a torch that cannot be imported finds nothing. No CUDA context is made."""
+    """Return what torch sees in this process: no GPU if torch cannot be imported. Creates no CUDA context."""
     try:
         import torch
         import torch.cuda.nccl
@@ -136,7 +137,7 @@ def seen_by_torch() -> CudaView:
 
 
 def why_no_gpu() -> str:
-    """The words in which torch says why it cannot use a GPU."""
+    """Return torch's own message about why it cannot use a GPU."""
     import torch
 
     try:
@@ -144,12 +145,12 @@ def why_no_gpu() -> str:
             torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
         return _first_line(error)
-    return "torch does not say why"
+    return "torch gives no reason"
 
 
 def _finds_gpus() -> bool:
-    """torch's answer from CUDA itself. vLLM, when imported, has torch count what NVML sees instead, which also counts
-    the GPUs of a driver that is too old for this torch."""
+    """Whether CUDA itself reports a GPU to torch. vLLM, when imported, makes torch count GPUs by NVML instead, which
+    includes GPUs whose driver is too old for this torch."""
     import torch
 
     before = os.environ.pop(_BY_NVML, None)
@@ -163,7 +164,7 @@ def _finds_gpus() -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Context in which torch does not warn of what becomes our error."""
+    """Context without torch's warnings: the caller raises an error about the same problem."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -1,4 +1,5 @@
-"""What is read of a machine, once. Checks judge this and nothing else, but for disks and ports, which they try."""
+"""A snapshot of this machine, read once. The checks of `doctor` use only this, except for disks and ports, which they
+test directly."""
 
 import os
 import re
@@ -21,30 +22,30 @@ _CUDA = re.compile(r"^cuda\b[^=]*=\s*'([\d.]+)'", re.MULTILINE)
 
 @dataclass(frozen=True)
 class TorchBuild:
-    """The wheel of torch that is installed."""
+    """The installed build of torch."""
 
     version: str
     cuda: str | None
-    """Version of CUDA that it was built for; None: for CPUs."""
+    """CUDA version that it was built for. None: built for CPUs."""
 
 
 @dataclass(frozen=True)
 class HostInfo:
-    """A machine, as far as the checks ask."""
+    """Facts about a machine that the checks need."""
 
     driver: nvml.Driver | nvml.NoDriver
     torch: TorchBuild | None
     """None: not installed."""
     view: Callable[[], device.CudaView]
-    """What torch finds, which takes its import: asked only where there are GPUs."""
+    """Returns what torch sees. Called only on machines with GPUs, because it imports torch."""
     requires: tuple[str, ...]
-    """What ppoctl requires, as its wheel says it; empty where it is not installed."""
+    """Requirements of ppoctl from its package metadata; empty if ppoctl is not installed."""
     versions: Mapping[str, str]
     """Versions of installed packages, by name."""
     limits: Mapping[str, int]
-    """Soft limits of a process by the letter of `ulimit`, in its numbers."""
+    """Soft resource limits of a process, by the letter of the `ulimit` option, in the units of `getrlimit`."""
     commands: Mapping[str, str] = field(default_factory=dict)
-    """Paths of commands that were found, by name."""
+    """Paths of the commands that exist, by name."""
     has_python_header: bool = True
     shared_memory: Path = Path("/dev/shm")
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -56,17 +57,17 @@ class HostInfo:
 
     @property
     def gpu_count(self) -> int:
-        """Number of GPUs of the machine, whichever this shell may use."""
+        """Number of GPUs of the machine, including GPUs that are hidden from this shell."""
         return len(self.driver.gpus) if isinstance(self.driver, nvml.Driver) else 0
 
     @property
     def hides_gpus(self) -> bool:
-        """Whether this shell wants no GPU."""
+        """Whether this shell hides all GPUs."""
         return device.hides_all(self.environ.get(device.VISIBLE))
 
 
 def this_machine() -> HostInfo:
-    """The machine of this process."""
+    """Return the snapshot of the machine that this process runs on."""
     return HostInfo(
         driver=nvml.look(),
         torch=_torch_build(),
@@ -105,20 +106,22 @@ def _requires() -> tuple[str, ...]:
 
 
 def _versions() -> dict[str, str]:
-    """Versions by name. A folder whose metadata is gone, as a killed installation leaves it, is no package."""
+    """Return versions of installed packages by name. A folder without metadata, as a killed installation leaves it,
+    is skipped."""
     found = {}
     for package in metadata.distributions():
         try:
-            told = package.metadata
+            package_metadata = package.metadata
         except _UNREADABLE:
             continue
-        if told and "Name" in told and "Version" in told:
-            found[_plain(told["Name"])] = told["Version"]
+        if package_metadata and "Name" in package_metadata and "Version" in package_metadata:
+            found[_plain(package_metadata["Name"])] = package_metadata["Version"]
     return found
 
 
 def _torch_build() -> TorchBuild | None:
-    """The build of torch, from the file that says so: importing torch takes seconds. None where a part is missing."""
+    """Return the build of torch, read from its version file, since importing torch takes seconds. None: torch is not
+    installed completely."""
     try:
         spec = find_spec("torch")
         if spec is None or spec.origin is None:
@@ -130,6 +133,6 @@ def _torch_build() -> TorchBuild | None:
 
 
 def built_for(version_file: str) -> str | None:
-    """Version of CUDA that torch's `version.py` says it was built for; None: for CPUs."""
+    """Return the CUDA version in torch's `version.py`. None: built for CPUs."""
     found = _CUDA.search(version_file)
     return found[1] if found else None

@@ -1,5 +1,5 @@
-"""What NVIDIA's management library says of this machine's GPUs. Light: it needs no CUDA, takes no memory of a GPU,
-and says the same whatever torch was built for."""
+"""GPUs of this machine, read through NVML. Needs no CUDA context and no GPU memory, and does not depend on the build
+of torch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,28 +8,29 @@ from pathlib import Path
 from typing import Any
 
 _COMPUTE_MODES = {0: "DEFAULT", 1: "EXCLUSIVE_THREAD", 2: "PROHIBITED", 3: "EXCLUSIVE_PROCESS"}
-"""Words of `nvidia-smi` by NVML's numbers."""
+"""NVML's numbers and the words that `nvidia-smi` prints for them."""
 _READ = 0
-"""NVML's number for reading in the memory of another GPU; a comma makes its Python constant a tuple."""
+"""NVML's constant for the capability to read another GPU's memory. (pynvml's constant is a tuple, because of a stray
+comma.)"""
 SHARED = "DEFAULT"
-"""The compute mode in which several processes may use a GPU."""
+"""Compute mode in which several processes may use a GPU."""
 _KERNEL = Path("/proc/driver/nvidia/gpus")
 _DEVICES = Path("/dev")
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU of this machine. None stands for what it does not tell."""
+    """One GPU of this machine. None: the GPU does not report the value."""
 
     index: int
-    """Place in the order of `nvidia-smi`, which is that of the PCI bus; CUDA's may be another."""
+    """Index in the order of `nvidia-smi`, which is the order of the PCI bus. CUDA may use another order."""
     uuid: str
     name: str
     memory_bytes: int | None
     used_bytes: int | None
     compute_mode: str
     capability: tuple[int, int]
-    """Compute capability, as (9, 0) of an H100."""
+    """Compute capability, e.g. (9, 0) for an H100."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Driver:
 
     version: str
     cuda: tuple[int, int]
-    """Newest CUDA that programs may be built for."""
+    """Newest CUDA version that the driver supports."""
     gpus: tuple[Gpu, ...]
     apart: tuple[tuple[int, int], ...] = ()
     """Pairs of GPUs that cannot read each other's memory."""
@@ -46,25 +47,25 @@ class Driver:
 
 @dataclass(frozen=True)
 class NoDriver:
-    """No NVIDIA driver answers."""
+    """Why no NVIDIA driver is available."""
 
     reason: str
     is_broken: bool = False
-    """Whether there is one: its library answers with an error, as after an update or where a GPU is lost."""
+    """Whether a driver is installed, but its library returns an error, e.g. after an update or if a GPU is lost."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """How busy one GPU is. None stands for what it does not tell."""
+    """How busy one GPU is. None: the GPU does not report the value."""
 
     index: int
     busy_percent: float | None
-    """Share of the last moments in which something ran on it."""
+    """Percentage of the last sampling period in which a kernel ran."""
     used_bytes: int | None
 
 
 def look() -> Driver | NoDriver:
-    """The driver of this machine with its GPUs, whichever of them this process may use."""
+    """Return the driver of this machine with all GPUs, including GPUs that this process may not use."""
     try:
         import pynvml
     except ImportError:
@@ -82,7 +83,7 @@ def look() -> Driver | NoDriver:
 
 
 def loads() -> list[Load]:
-    """How busy each GPU of this machine is now; none where no driver answers."""
+    """Return how busy each GPU of this machine is now; empty if no driver is available."""
     try:
         import pynvml
     except ImportError:
@@ -100,12 +101,12 @@ def loads() -> list[Load]:
 
 
 def in_kernel() -> bool:
-    """Whether the kernel knows a GPU, whatever the library says: a container sees those of its host."""
+    """Whether the kernel lists a GPU, independent of NVML. A container also sees the GPUs of its host there."""
     return any(chain(_KERNEL.glob("*"), _DEVICES.glob("nvidia[0-9]*")))
 
 
 def words(cuda: tuple[int, ...]) -> str:
-    """A version of CUDA, or a compute capability, as it is written: `13.0`."""
+    """Return a CUDA version or a compute capability as text, e.g. `13.0`."""
     return ".".join(map(str, cuda))
 
 
@@ -122,8 +123,8 @@ def _driver(pynvml: Any) -> Driver:
 
 
 def _gpu(pynvml: Any, index: int, handle: Any) -> Gpu:
-    memory = _if_told(pynvml, lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
-    mode = _if_told(pynvml, lambda: pynvml.nvmlDeviceGetComputeMode(handle)) or 0
+    memory = _or_none(pynvml, lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
+    mode = _or_none(pynvml, lambda: pynvml.nvmlDeviceGetComputeMode(handle)) or 0
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
     return Gpu(
         index=index,
@@ -138,23 +139,23 @@ def _gpu(pynvml: Any, index: int, handle: Any) -> Gpu:
 
 def _load(pynvml: Any, index: int) -> Load:
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    rates = _if_told(pynvml, lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
-    memory = _if_told(pynvml, lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
+    rates = _or_none(pynvml, lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
+    memory = _or_none(pynvml, lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
     return Load(index, None if rates is None else float(rates.gpu), None if memory is None else int(memory.used))
 
 
 def _apart(pynvml: Any, handles: Sequence[Any]) -> list[tuple[int, int]]:
-    def can_read(one: Any, other: Any) -> bool:
-        status = _if_told(pynvml, lambda: pynvml.nvmlDeviceGetP2PStatus(one, other, _READ))
+    def can_read(reader: Any, owner: Any) -> bool:
+        status = _or_none(pynvml, lambda: pynvml.nvmlDeviceGetP2PStatus(reader, owner, _READ))
         return status is None or bool(status == pynvml.NVML_P2P_STATUS_OK)
 
     pairs = combinations(range(len(handles)), 2)
-    return [(one, other) for one, other in pairs if not can_read(handles[one], handles[other])]
+    return [(first, second) for first, second in pairs if not can_read(handles[first], handles[second])]
 
 
-def _if_told(pynvml: Any, ask: Callable[[], Any]) -> Any:
-    """What a GPU answers; None where it does not tell (the memory of a Grace, anything of a virtual GPU)."""
+def _or_none(pynvml: Any, query: Callable[[], Any]) -> Any:
+    """Return the result of a query. None: the GPU does not support it (memory on Grace, most queries on a vGPU)."""
     try:
-        return ask()
+        return query()
     except pynvml.NVMLError:
         return None

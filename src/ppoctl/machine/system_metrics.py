@@ -1,4 +1,5 @@
-"""What the machine of a training process uses, under MLflow's own names: its tab of system metrics shows them."""
+"""Resource use of the machine of a training process, under MLflow's own metric names, so that its system tab shows
+it."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -7,21 +8,22 @@ from pathlib import Path
 import psutil
 
 MEGABYTE = 1e6
-"""MLflow's."""
+"""MLflow's unit."""
 
 
 class SystemMetrics:
-    """This machine, this process and its children; `gpus` gives figures of GPUs by the end of their name."""
+    """Resource use of this machine, this process and its children. `gpus` returns GPU metrics by the last part of
+    their names."""
 
     def __init__(self, folder: Path, gpus: Callable[[], Mapping[str, float]]) -> None:
-        """Count from now on; the disk is that of `folder`."""
+        """Start measuring now. The reported disk is the disk of `folder`."""
         self._folder = folder
         self._gpus = gpus
-        with suppress(OSError):  # a container may hide it
-            psutil.cpu_percent()  # what it says next is of the time since now
+        with suppress(OSError):  # a container may hide the file that psutil reads
+            psutil.cpu_percent()  # the next call reports the time since this one
 
     def measured(self) -> dict[str, float]:
-        """Figures since the last call, and of this moment, by their names in MLflow."""
+        """Return averages since the last call and current values, by MLflow metric name."""
         memory = psutil.virtual_memory()
         found = {
             "cpu_utilization_percentage": psutil.cpu_percent(),
@@ -35,11 +37,11 @@ class SystemMetrics:
 
 
 def _own_bytes() -> int:
-    """Resident memory of this process and its children without what they share with others, which would count
-    several times."""
-    here, total = psutil.Process(), 0
-    for process in (here, *here.children(recursive=True)):
-        with suppress(psutil.Error):  # it has ended meanwhile
+    """Return the resident bytes of this process and its children, without shared memory, which would be counted once
+    per process."""
+    this_process, total = psutil.Process(), 0
+    for process in (this_process, *this_process.children(recursive=True)):
+        with suppress(psutil.Error):  # the process has ended
             used = process.memory_info()
             total += used.rss - getattr(used, "shared", 0)
     return total

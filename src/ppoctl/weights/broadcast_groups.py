@@ -1,4 +1,5 @@
-"""The process groups of broadcasts as the driver sees them: where members meet, and how long they stay together."""
+"""Process groups of broadcasts, from the driver's point of view: where members meet, and how long a group is
+reused."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -11,32 +12,32 @@ from ppoctl.weights.sending import PipelineRankSender
 
 @dataclass(frozen=True)
 class BroadcastWay:
-    """How processes of the trainer and of engines form process groups."""
+    """Settings from which processes of the trainer and the engines form process groups."""
 
     host: Callable[[], str]
-    """Address at which both find the driver, where they meet."""
+    """Returns the address at which both sides reach the driver, where they meet."""
     timeout_s: float
-    """Seconds that a member waits for the others to come, and for each broadcast."""
+    """Seconds that a member waits for the other members, and for each broadcast."""
     engine_ranks: int
-    """Processes of each engine."""
+    """Number of processes of each engine."""
 
 
 @dataclass(frozen=True)
 class _Link:
     group: BroadcastGroup
     open: ExitStack
-    """The store in which the members have met, which NCCL goes on asking."""
+    """The store in which the members met. It must remain open, because NCCL continues to query it."""
 
 
 class Links:
-    """One process group for each sender, kept from transfer to transfer."""
+    """One process group per sender, reused from transfer to transfer."""
 
     def __init__(self) -> None:
         self._links: dict[int, _Link] = {}
 
     def group(self, sender: PipelineRankSender, engines: Sequence[EngineHandle], way: BroadcastWay) -> BroadcastGroup:
-        """The group of this sender and these engines: the one that they are in, or one that they are to join. Raises
-        EngineLostError, ProcessLostError."""
+        """Return the group of this sender and these engines: the current group if all are still members, otherwise a
+        new group for them to join. Raises EngineLostError, ProcessLostError."""
         size = 1 + way.engine_ranks * len(engines)
         link = self._links.get(sender.ranks[0])
         if link is not None and link.group.size == size and self._is_whole(link.group, sender, engines):
@@ -52,12 +53,13 @@ class Links:
         return sender.is_linked(group) and all(call_engines(engines, "is_linked", group))
 
     def end(self, sender: PipelineRankSender) -> None:
-        """Let go whoever waits for others in the group of this sender; the next one is new."""
+        """Close the group of this sender, so that members that wait for others get an error. The next group is
+        new."""
         link = self._links.pop(sender.ranks[0], None)
         if link is not None:
             link.open.close()
 
     def close(self) -> None:
-        """End all."""
+        """Close all groups."""
         while self._links:
             self._links.popitem()[1].open.close()

@@ -1,7 +1,7 @@
-"""A bucket: some tensors on their way, their checksums, and where their bytes can be read.
+"""A bucket: several tensors that are transferred together, their checksums, and the locations of their bytes.
 
-Tensors are packed one after the other into one flat piece of uint8, each at a multiple of `ALIGNMENT`, because
-torch's own pickling would copy every tensor on both sides:
+Tensors are packed one after the other into one flat uint8 buffer, each at a multiple of `ALIGNMENT`. torch's own
+pickling would copy every tensor on both sides.
 
     specs:  [a: float32 (2, 4)] [b: bfloat16 (3,)] ...
     memory: |aaaaaaaaaaaaaaaaaa|bbb.............|...
@@ -20,7 +20,7 @@ from ppoctl.errors import EnvironmentProblemError
 from ppoctl.weights.checksum import TensorChecksum, checksum_of
 
 ALIGNMENT = 16
-"""Bytes; each tensor of a flat piece starts at a multiple of it."""
+"""Bytes. Each tensor in a flat buffer starts at a multiple of this number."""
 
 Item = TypeVar("Item")
 NamedTensors = Sequence[tuple[str, Tensor]]
@@ -29,25 +29,25 @@ NamedTensors = Sequence[tuple[str, Tensor]]
 
 @runtime_checkable
 class BucketLocation(Protocol):
-    """One place where the tensors of a bucket lie."""
+    """One location of the tensors of a bucket."""
 
     @property
     def lasts(self) -> bool:
-        """Whether they lie there until the next transfer, whatever the trainer does meanwhile."""
+        """Whether the tensors remain there until the next transfer, whatever the trainer does meanwhile."""
         ...
 
     def is_near(self) -> bool:
-        """Whether this process can read it."""
+        """Whether this process can read the location."""
         ...
 
     def tensors(self) -> list[tuple[str, Tensor]]:
-        """The tensors by name; nobody may write to them."""
+        """Return the tensors by name. The caller must not write to them."""
         ...
 
 
 @dataclass(frozen=True)
 class LocalTensors:
-    """Content in this process: the tensors themselves, not copied."""
+    """Tensors of this process, not copied."""
 
     named: NamedTensors
 
@@ -64,7 +64,7 @@ class LocalTensors:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Name, dtype and shape of a tensor: what a reader must know to find it in a flat piece."""
+    """Name, dtype and shape of a tensor: what a reader needs to find it in a flat buffer."""
 
     name: str
     dtype: torch.dtype
@@ -77,11 +77,11 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class FlatTensors:
-    """Content packed into host memory of this process."""
+    """Tensors packed into host memory of this process."""
 
     specs: tuple[TensorSpec, ...]
     data: Any
-    """numpy array of uint8; read-only where it comes out of shared memory."""
+    """numpy array of uint8; read-only if it comes from shared memory."""
 
     @property
     def lasts(self) -> bool:
@@ -91,9 +91,9 @@ class FlatTensors:
         return True
 
     def tensors(self) -> list[tuple[str, Tensor]]:
-        """Views of `data`."""
+        """Return views of `data`."""
         with warnings.catch_warnings():
-            # torch has no read-only tensors, and says so.
+            # torch has no read-only tensors and warns about that.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             memory = torch.from_numpy(self.data)
         return views(memory, self.specs)
@@ -101,71 +101,73 @@ class FlatTensors:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Some weights under Hugging Face names: their checksums, and the places where they lie."""
+    """Some weights under their Hugging Face names: checksums, and the locations of the bytes."""
 
     checksums: Mapping[str, TensorChecksum]
-    """Checksum of each tensor by name, taken from the trainer's own before anything was copied."""
+    """Checksum of each tensor by name, computed from the trainer's tensor before any copy."""
     contents: tuple[BucketLocation, ...]
-    """Equal copies of the tensors; a reader takes the first that is near."""
+    """Equal copies of the tensors. A reader uses the first location that it can read."""
 
     def lasting(self) -> "Bucket":
-        """Bucket with the places that stay, without those that the trainer is about to need."""
+        """Return the bucket with only the locations that last until the next transfer."""
         return Bucket(self.checksums, tuple(content for content in self.contents if content.lasts))
 
     def tensors(self) -> list[tuple[str, Tensor]]:
-        """The tensors, from the first place that this process can read. Raises EnvironmentProblemError where it can
-        read none."""
+        """Return the tensors from the first location that this process can read. Raises EnvironmentProblemError if it
+        can read none of them."""
         for content in self.contents:
             if content.is_near():
                 return content.tensors()
         raise EnvironmentProblemError(
-            f"an engine is on another machine than each of the {len(self.contents)} places where new weights are",
+            f"an engine cannot read any of the {len(self.contents)} copies of the new weights: they are on other "
+            "machines",
             hint="`--set cluster.weights=store` sends them through Ray's object store instead",
         )
 
 
 def bucket_of(tensors: NamedTensors, *contents: BucketLocation) -> Bucket:
-    """Bucket of tensors of this process, which lie at `contents`; without any, they are read where they are."""
+    """Return a bucket of tensors of this process whose copies are at `contents`. Without `contents`, readers use the
+    tensors themselves."""
     return Bucket({name: checksum_of(tensor) for name, tensor in tensors}, contents or (LocalTensors(tensors),))
 
 
 def tensors_of(buckets: Iterable[Bucket]) -> Iterator[tuple[str, Tensor]]:
-    """All tensors of these buckets, one by one, wherever they lie."""
+    """Yield all tensors of these buckets, one by one, from any location."""
     for bucket in buckets:
         yield from bucket.tensors()
 
 
 def in_buckets(tensors: Iterable[tuple[str, Tensor]], max_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
-    """Cut a stream of tensors into lists of at most `max_bytes`; a larger tensor is a list of its own."""
-    return _cut(tensors, lambda named: named[1].nbytes, max_bytes)
+    """Split a stream of tensors into lists of at most `max_bytes`. A larger tensor gets a separate list."""
+    return _split(tensors, lambda named: named[1].nbytes, max_bytes)
 
 
 def planned_buckets(specs: Iterable[TensorSpec], max_bytes: int) -> list[list[TensorSpec]]:
-    """How `in_buckets` will cut tensors like these."""
-    return list(_cut(specs, lambda spec: spec.nbytes, max_bytes))
+    """Return how `in_buckets` will split tensors with these specs."""
+    return list(_split(specs, lambda spec: spec.nbytes, max_bytes))
 
 
-def _cut(items: Iterable[Item], nbytes: Callable[[Item], int], max_bytes: int) -> Iterator[list[Item]]:
-    found: list[Item] = []
-    room = max_bytes
+def _split(items: Iterable[Item], nbytes: Callable[[Item], int], max_bytes: int) -> Iterator[list[Item]]:
+    bucket: list[Item] = []
+    free_bytes = max_bytes
     for item in items:
-        if found and nbytes(item) > room:
-            yield found
-            found, room = [], max_bytes
-        found.append(item)
-        room -= nbytes(item)
-    if found:
-        yield found
+        if bucket and nbytes(item) > free_bytes:
+            yield bucket
+            bucket, free_bytes = [], max_bytes
+        bucket.append(item)
+        free_bytes -= nbytes(item)
+    if bucket:
+        yield bucket
 
 
 def flatten(tensors: NamedTensors) -> FlatTensors:
-    """Copy tensors of any device together into host memory."""
+    """Copy tensors of any device into one buffer in host memory."""
     specs, memory = packed(tensors, torch.device("cpu"))
     return FlatTensors(specs, memory.numpy())
 
 
 def packed(tensors: NamedTensors, device: torch.device) -> tuple[tuple[TensorSpec, ...], Tensor]:
-    """Copy tensors together into one new flat piece on `device`: their specs, and the piece (uint8)."""
+    """Copy tensors into one new flat buffer on `device`. Returns their specs and the buffer (uint8)."""
     specs = specs_of(tensors)
     memory = torch.empty(packed_bytes(specs), dtype=torch.uint8, device=device)
     pack(tensors, specs, memory)
@@ -173,29 +175,29 @@ def packed(tensors: NamedTensors, device: torch.device) -> tuple[tuple[TensorSpe
 
 
 def pack(tensors: NamedTensors, specs: Sequence[TensorSpec], memory: Tensor) -> None:
-    """Copy tensors together into the beginning of a flat piece (uint8)."""
-    for (_, place), (_, tensor) in zip(views(memory, specs), tensors, strict=True):
-        place.copy_(tensor.detach())
+    """Copy tensors into the beginning of a flat buffer (uint8)."""
+    for (_, target), (_, tensor) in zip(views(memory, specs), tensors, strict=True):
+        target.copy_(tensor.detach())
 
 
 def specs_of(tensors: Iterable[tuple[str, Tensor]]) -> tuple[TensorSpec, ...]:
-    """Specs of tensors, in order."""
+    """Return the specs of tensors, in order."""
     return tuple(TensorSpec(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors)
 
 
 def packed_bytes(specs: Iterable[TensorSpec]) -> int:
-    """Size in bytes of the flat piece that tensors like these fill."""
-    return sum(_room(spec) for spec in specs)
+    """Return the size in bytes of the flat buffer for tensors with these specs."""
+    return sum(_aligned_bytes(spec) for spec in specs)
 
 
 def views(memory: Tensor, specs: Iterable[TensorSpec]) -> list[tuple[str, Tensor]]:
-    """The tensors in a flat piece (uint8), as views of it."""
-    found, start = [], 0
+    """Return the tensors in a flat buffer (uint8), as views of it."""
+    tensors, start = [], 0
     for spec in specs:
-        found.append((spec.name, memory[start : start + spec.nbytes].view(spec.dtype).view(spec.shape)))
-        start += _room(spec)
-    return found
+        tensors.append((spec.name, memory[start : start + spec.nbytes].view(spec.dtype).view(spec.shape)))
+        start += _aligned_bytes(spec)
+    return tensors
 
 
-def _room(spec: TensorSpec) -> int:
+def _aligned_bytes(spec: TensorSpec) -> int:
     return -(-spec.nbytes // ALIGNMENT) * ALIGNMENT

@@ -1,9 +1,9 @@
-"""The canary: one fixed prompt that trainer and engine both score after every transfer, and a few tokens that the
-engine draws after it, greedily, and both score.
+"""The canary: a fixed prompt that trainer and engine both score after every transfer, and a few tokens that the
+engine generates greedily after it, which both also score.
 
-Checksums prove that both hold the same numbers. The canary proves that both compute the same function of them: layer
-order, rotary tables, norms, attention, compiled graphs. An engine scores a prompt in one pass; it draws from its
-paged cache of keys and values, with other kernels and graphs, so the one says nothing of the other.
+Checksums verify that both sides hold the same numbers. The canary verifies that both compute the same function of
+them: layer order, rotary embeddings, norms, attention, compiled graphs. An engine scores a prompt in one pass, but
+decodes from its paged KV cache with other kernels and graphs, so each of the two has to be checked.
 """
 
 import math
@@ -21,40 +21,40 @@ _BFLOAT16_MEAN = 0.5
 
 @dataclass(frozen=True)
 class CanaryScores:
-    """What one side says of the canary; log-probs in nats, at temperature 1."""
+    """One side's log-probs of the canary, in nats, at temperature 1."""
 
     prompt: tuple[float, ...]
     """Log-probs of tokens 1.. of the prompt."""
     sampled: tuple[int, ...]
-    """Ids of the tokens that an engine drew after it."""
+    """Ids of the tokens that an engine generated after the prompt."""
     logprobs: tuple[float, ...]
-    """Log-probs of those."""
+    """Log-probs of the generated tokens."""
 
 
 @dataclass(frozen=True)
 class Canary:
-    """The prompt that both sides score, and how far apart two honest engines may be.
+    """The prompt that both sides score, and how far correct implementations may differ.
 
-    In float32 the largest gap is bounded: rounding stays near 1e-4. In bfloat16 single tokens of peaked distributions
-    differ by nats between correct implementations, so there the mean gap is bounded.
+    In float32 the largest difference is bounded: rounding stays near 1e-4. In bfloat16 single tokens of peaked
+    distributions differ by nats between correct implementations, so the mean difference is bounded instead.
     """
 
     max_model_len: int
-    """Window of the engine, in tokens."""
+    """Context length of the engine, in tokens."""
     statistic: str
-    """"max" or "mean" of the absolute gaps."""
+    """"max" or "mean" of the absolute differences."""
     tolerance: float
     """Largest allowed value of the statistic, in nats."""
 
     @staticmethod
     def of(dtype: str, max_model_len: int, tolerance: float | None) -> "Canary":
-        """Canary of a model in `dtype`; `tolerance` is the recipe's `generator.canary_tolerance`."""
+        """Return the canary of a model in `dtype`; `tolerance` is the recipe's `generator.canary_tolerance`."""
         statistic, default = ("max", _FLOAT32_MAX) if dtype == "float32" else ("mean", _BFLOAT16_MEAN)
         return Canary(max_model_len, statistic, default if tolerance is None else tolerance)
 
     @property
     def num_drawn(self) -> int:
-        """Tokens that an engine draws: fewer where its window is small."""
+        """Number of tokens that an engine generates; fewer if its context is short."""
         return min(DRAWN_TOKENS, self.max_model_len - self._num_prompt)
 
     @property
@@ -62,29 +62,29 @@ class Canary:
         return min(PROMPT_TOKENS, max(1, self.max_model_len - DRAWN_TOKENS))
 
     def tokens(self, vocab_size: int) -> tuple[int, ...]:
-        """Ids of the prompt: all over the vocabulary, the same in every process."""
+        """Return the token ids of the prompt: spread over the vocabulary, the same in every process."""
         return tuple(((i + 1) * 2654435761 >> 7) % vocab_size for i in range(self._num_prompt))
 
     def check(self, generator: CanaryScores, trainer: CanaryScores) -> None:
-        """Raise WeightSyncError where log-probs of the prompt, or of the drawn tokens, are too far apart, or no
-        numbers. Where the sides have other drawn tokens, as an engine that was started again may where two are
-        nearly equally likely, the last ones compared are the first that differ, as both are the most likely; and the
-        prompt's are compared with them once more, since a mean over few tokens says little."""
-        self._compare(generator.prompt, trainer.prompt, "tokens", _OF_THE_PROMPT)
+        """Raise WeightSyncError if the log-probs of the prompt or of the generated tokens differ too much, or are not
+        finite. A restarted engine may generate another token than before if two are nearly equally likely. Then the
+        comparison ends with the first token that differs, since each side's token is its most likely one. The
+        log-probs of the prompt are included again, because a mean over few tokens is unreliable."""
+        self._compare(generator.prompt, trainer.prompt, "tokens", _PROMPT_HINT)
         pairs = zip(generator.sampled, trainer.sampled, strict=False)
         same = 1 + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        drawn, scored, what = generator.logprobs[:same], trainer.logprobs[:same], "tokens that the generator drew"
+        generated, scored, what = generator.logprobs[:same], trainer.logprobs[:same], "generated tokens"
         if same < len(generator.sampled):
-            drawn, scored = generator.prompt + drawn, trainer.prompt + scored
-            what = "tokens of the prompt and the first that the generator drew"
-        self._compare(drawn, scored, what, _OF_DRAWING)
+            generated, scored = generator.prompt + generated, trainer.prompt + scored
+            what = "tokens of the prompt and the first generated token"
+        self._compare(generated, scored, what, _DECODING_HINT)
 
     def _compare(self, generator: Sequence[float], trainer: Sequence[float], what: str, hint: str) -> None:
         if len(generator) != len(trainer):
             raise WeightSyncError(
-                f"the canary has {len(generator)} scored {what} in the generator and {len(trainer)} in the trainer"
+                f"the canary has {len(generator)} scored {what} in the generator, but {len(trainer)} in the trainer"
             )
-        if not generator:  # a prompt of one token, in a window of few
+        if not generator:  # a prompt of one token, because the context is so short
             return
         gaps = [abs(left - right) for left, right in zip(generator, trainer, strict=True)]
         gap = max(gaps) if self.statistic == "max" else sum(gaps) / len(gaps)
@@ -98,11 +98,11 @@ class Canary:
             )
 
 
-_OF_THE_PROMPT = (
-    "the two engines compute different functions: check the model's config.json (rope, norms, tied embeddings); if "
-    "the gap is rounding, raise `generator.canary_tolerance`"
+_PROMPT_HINT = (
+    "generator and trainer compute different functions: check the model's config.json (rope, norms, tied embeddings);"
+    " if the difference is rounding, raise `generator.canary_tolerance`"
 )
-_OF_DRAWING = (
-    "they agree on a prompt, and not on what is decoded after it: try `--set generator.compile=false`, then "
-    '`--set generator.model_runner="v1"`; if the gap is rounding, raise `generator.canary_tolerance`'
+_DECODING_HINT = (
+    "they agree on a prompt, but not on the tokens decoded after it: try `--set generator.compile=false`, then "
+    '`--set generator.model_runner="v1"`; if the difference is rounding, raise `generator.canary_tolerance`'
 )

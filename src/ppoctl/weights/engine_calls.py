@@ -1,6 +1,6 @@
-"""How the driver calls the processes at both ends: ask, go on, and hear the answer later.
+"""Asynchronous calls from the driver to trainer ranks and engines: start a call, continue, collect the result later.
 
-The room knows neither vLLM, Megatron nor Ray: processes are whoever answers a method by its name.
+Independent of vLLM, Megatron and Ray: a process is anything that executes a method by name.
 """
 
 from collections.abc import Sequence
@@ -12,16 +12,17 @@ from ppoctl.errors import ProcessLostError, SenderLostError
 
 @runtime_checkable
 class Reply(Protocol):
-    """The answers of processes to a call, on their way."""
+    """Pending results of a call to one or several processes."""
 
     def answers(self) -> list[Any]:
-        """Wait for the answer of each process that was called, in order. Raises the error that decides."""
+        """Wait for the result of each called process; returns them in the order of the processes. If several calls
+        fail, raises the error that explains the others."""
         ...
 
 
 @dataclass(frozen=True)
 class CompletedReply:
-    """Answers that are there already."""
+    """Results that already exist."""
 
     found: list[Any]
 
@@ -31,11 +32,11 @@ class CompletedReply:
 
 @runtime_checkable
 class EngineHandle(Protocol):
-    """The processes of one engine, one per tensor rank."""
+    """Processes of one engine, one per tensor rank."""
 
     def begin(self, method: str, *arguments: Any) -> Reply:
-        """Call a method of each, without waiting for the answers. Starts the engine where it is not; it is gone where
-        the answer is an error."""
+        """Call a method of each process without waiting for the results. Starts the engine if it is not running. If a
+        call raises, the engine has ended."""
         ...
 
     def close(self) -> None:
@@ -45,37 +46,37 @@ class EngineHandle(Protocol):
 
 @runtime_checkable
 class Executor(Protocol):
-    """The processes of a trained role, one per rank."""
+    """Processes of a trained role, one per rank."""
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method of all ranks; their answers, in order."""
+        """Call a method of all ranks and return their results in rank order."""
         ...
 
     def call_ranks(self, ranks: Sequence[int], method: str, *arguments: Any) -> list[Any]:
-        """Call a method of these ranks; their answers, in order."""
+        """Call a method of these ranks and return their results in order."""
         ...
 
     def begin(self, method: str, *arguments: Any, ranks: Sequence[int]) -> Reply:
-        """Call a method of these ranks, without waiting for the answers."""
+        """Call a method of these ranks without waiting for the results."""
         ...
 
     def nodes(self) -> Sequence[str]:
-        """Node of each rank, once all of them have answered something."""
+        """Return the node of each rank, once every rank has completed a call."""
         ...
 
 
 class EngineLostError(ProcessLostError):
-    """An engine died, and not a process of the trainer, which could not be brought back."""
+    """An engine died. Engines can be restarted, unlike processes of the trainer."""
 
 
 def call_engines(engines: Sequence[EngineHandle], method: str, *arguments: Any) -> list[Any]:
-    """Call a method of each engine; one answer per engine, since its tensor ranks say the same."""
+    """Call a method of each engine. Returns one result per engine, since all its tensor ranks return the same."""
     return wait([engine.begin(method, *arguments) for engine in engines])
 
 
 def wait(replies: Sequence[Reply]) -> list[Any]:
-    """One answer per engine. Raises EngineLostError, once all have been heard, naming each that has died; or
-    SenderLostError from an engine that could not read."""
+    """Return one result per engine. Raises EngineLostError, which names each engine that died, after all replies have
+    arrived, or SenderLostError if an engine could not read the weights."""
     answers, lost = [], []
     for reply in replies:
         try:

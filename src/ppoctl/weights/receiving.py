@@ -1,13 +1,13 @@
-"""The engines' side: what each process of an engine answers to `sync`, one bucket at a time.
+"""The engines' side of a transfer: the methods of each engine process that `sync` calls, one bucket at a time.
 
-    begin_weights()                                          weights will come
-    take_weights(Bucket)                                     load them, from wherever they lie, or
-    receive_weights(BroadcastGroup, first_rank, plan)        load them as they arrive in a broadcast
-    end_weights()                        -> [LoadedWeight]   all have come: what was read back
+    begin_weights()                                          prepare to load
+    take_weights(Bucket)                                     load tensors from any location, or
+    receive_weights(BroadcastGroup, first_rank, plan)        load tensors as they arrive in a broadcast
+    end_weights()                        -> [LoadedWeight]   all weights are loaded: read them back
 
-    restart(folder)                      -> [LoadedWeight]   where weights cannot change in place
+    restart(folder)                      -> [LoadedWeight]   if weights cannot change in place
 
-All tensor ranks of an engine are called alike, and answer the same.
+All tensor ranks of an engine receive the same calls and return the same results.
 """
 
 from abc import ABC, abstractmethod
@@ -20,7 +20,7 @@ from ppoctl.weights.checksum import LoadedWeight
 
 
 class ReceivingEngine(ABC):
-    """One process of an engine, which is a tensor rank of it."""
+    """One process of an engine: one of its tensor ranks."""
 
     @abstractmethod
     def takes_weights(self) -> bool:
@@ -28,24 +28,24 @@ class ReceivingEngine(ABC):
 
     @abstractmethod
     def begin_weights(self) -> None:
-        """Get ready to load. Raises WeightSyncError while requests are running."""
+        """Prepare to load weights. Raises WeightSyncError while requests are running."""
 
     @abstractmethod
     def load(self, tensors: NamedTensors) -> None:
-        """Load some of the weights; their memory may change again when this has returned."""
+        """Load some of the weights. After the return, the caller may overwrite their memory."""
 
     @abstractmethod
     def end_weights(self) -> list[LoadedWeight]:
-        """Use what was loaded, and forget what was computed with the old weights: every weight, read back from where
-        the engine computes with it."""
+        """Activate the loaded weights and drop caches that were computed with the old ones. Returns every weight,
+        read back from the memory that the engine computes with."""
 
     @abstractmethod
     def restart(self, folder: str) -> list[LoadedWeight]:
-        """Start anew on this Hugging Face folder: every tensor that was read."""
+        """Restart from this Hugging Face folder. Returns every tensor that was read."""
 
     @abstractmethod
     def tensor_rank(self) -> int:
-        """Number of this process among those of its engine."""
+        """Return the tensor rank of this process in its engine."""
 
     def take_weights(self, bucket: Bucket) -> None:
         """Load the tensors of a bucket. Raises SenderLostError, EnvironmentProblemError, OutOfMemoryError."""

@@ -1,16 +1,17 @@
-"""The trainer's side: ranks gather weights tensor by tensor, one of them sends, and the driver puts together.
+"""The trainer's side of a transfer: ranks gather weights tensor by tensor, one of them sends, the driver merges.
 
     driver: RankSource                  each rank: SendingRank
-    open_weights(who sends)        -->  begin to gather
-    next_weights()                 -->  gather a bucket; copy it to shared memory, or to be stored
-        merged bucket              <--  checksums, and where the bytes are      (ranks that only take part: nothing)
+    open_weights(senders)          -->  begin to gather
+    next_weights()                 -->  gather a bucket; copy it to shared memory or for the object store
+        merged bucket              <--  checksums and locations of the bytes    (ranks that only gather: None)
 
-    PipelineRankSender.plan        -->  planned_weights: what each bucket will hold
+    PipelineRankSender.plan        -->  planned_weights: specs of the tensors in each bucket
     PipelineRankSender.begin       -->  broadcast_weights: gather bucket after bucket into a `BroadcastSource`
                                    <--  SendReport
 
-All tensor and expert ranks of a pipeline rank take part in gathering; ranks of other data or context ranks hold the
-same weights, and are asked only where engines of their node can read from them.
+All tensor and expert ranks of a pipeline rank gather together: gathering is collective, so if one were not called,
+the others would wait forever. Other data or context ranks hold the same weights, and are called only if engines of
+their node can read from them.
 """
 
 from abc import ABC, abstractmethod
@@ -31,30 +32,32 @@ from ppoctl.weights.sharing import RetainedBuffers, Shared, SharedBuffers
 
 @dataclass(frozen=True)
 class SenderRanks:
-    """The ranks that hand out buckets of one pipeline rank; the first of each group that gathers together."""
+    """The ranks that hand out buckets of one pipeline rank; each is the first rank of a group that gathers
+    together."""
 
     sharing: frozenset[int] = frozenset()
-    """Ranks that put them into memory that processes of their node read (`weights.sharing`)."""
+    """Ranks that copy buckets into memory that processes of their node can read (`weights.sharing`)."""
     storing: frozenset[int] = frozenset()
-    """Ranks that put them where any process finds them, for one copy more on each side. What is stored lasts."""
+    """Ranks that store buckets where any process can read them, at the cost of one more copy on each side. Stored
+    buckets last until the next transfer."""
     keeping: frozenset[int] = frozenset()
-    """Ranks that keep them all in host memory, which processes of their node read (`weights.sharing`)."""
+    """Ranks that keep all buckets in host memory that processes of their node can read (`weights.sharing`)."""
 
     def has(self, rank: int) -> bool:
         return rank in self.sharing or rank in self.storing or rank in self.keeping
 
     @classmethod
     def near(cls, groups: Sequence[Sequence[int]], nodes: Sequence[str], wanted: Collection[str]) -> "SenderRanks":
-        """One rank that shares for each node of `wanted`, as far as there is one, and one whose copy lasts: it keeps
-        it for the only node, or else stores it, for nodes without a rank too.
+        """Return one sharing rank for each node of `wanted` that has a rank, and one rank whose copy lasts. If
+        `wanted` is a single node, its rank keeps the copy. Otherwise a rank stores it, also for nodes without a rank.
 
-        `groups` are ranks that gather together, the first of which has whole tensors; `nodes` has the node of every
-        rank.
+        `groups` are the ranks that gather together; the first rank of each has full tensors. `nodes` has the node of
+        every rank.
         """
-        first_there: dict[str, int] = {}
+        first_on_node: dict[str, int] = {}
         for group in groups:
-            first_there.setdefault(nodes[group[0]], group[0])
-        sharing = frozenset(first_there[node] for node in wanted if node in first_there)
+            first_on_node.setdefault(nodes[group[0]], group[0])
+        sharing = frozenset(first_on_node[node] for node in wanted if node in first_on_node)
         if sharing and len(set(wanted)) == 1:
             return cls(sharing, keeping=sharing)
         return cls(sharing, storing=frozenset({min(sharing, default=groups[0][0])}))
@@ -62,41 +65,41 @@ class SenderRanks:
 
 @dataclass(frozen=True)
 class SendReport:
-    """A sender's answer when it has broadcast its part of the weights."""
+    """A sender's result of broadcasting its shard of the weights."""
 
     checksums: Mapping[str, TensorChecksum]
-    """Checksum of each tensor by name, taken from the trainer's own before it was copied."""
+    """Checksum of each tensor by name, computed from the trainer's tensor before any copy."""
     arrived: bool
-    """False: the process group broke."""
+    """Whether everything arrived. False: the process group broke."""
 
 
 class SendingRank(ABC):
-    """One process of the trainer: gathers its pipeline rank's weights and hands them out. The driver calls the four
-    methods `*_weights` on all ranks of a group alike, because gathering is collective."""
+    """One process of the trainer, which gathers the weights of its pipeline rank and hands them out. The driver calls
+    the four methods `*_weights` on all ranks of a group: gathering is collective and would hang otherwise."""
 
     device: torch.device
 
     def __init__(self) -> None:
         self._gathered: Iterator[list[tuple[str, Tensor]]] = iter(())
         self._places: list[SharedBuffers | RetainedBuffers] = []
-        """Where this rank puts buckets for others to read."""
+        """Buffers into which this rank copies buckets for other processes."""
         self._kept: RetainedBuffers | None = None
         self._stores = False
 
     @abstractmethod
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole tensors under Hugging Face names, one at a time; collective."""
+        """Yield full tensors under Hugging Face names, one at a time. Collective."""
 
     @abstractmethod
     def weight_specs(self) -> list[TensorSpec]:
-        """Name, dtype and shape of each tensor that `weights` will give."""
+        """Return name, dtype and shape of each tensor that `weights` will yield."""
 
     def open_weights(self, max_bytes: int, senders: SenderRanks) -> None:
         """Begin to hand out weights in buckets of at most `max_bytes`."""
         rank = torch.distributed.get_rank()
         self._gathered = in_buckets(self.weights(), max_bytes)
         self._places, self._stores = [], rank in senders.storing
-        # On a CPU engines read what is kept.
+        # On a CPU, retained buffers are shared memory already: engines read those.
         if rank in senders.sharing and not (rank in senders.keeping and self.device.type == "cpu"):
             self._places.append(SharedBuffers(self.device))
         if rank in senders.keeping:
@@ -105,16 +108,16 @@ class SendingRank(ABC):
             self._places.append(self._kept)
 
     def next_weights(self) -> Bucket | None:
-        """The next bucket, copied to where it is read. None: there are no more, or this rank only takes part."""
+        """Return the next bucket, copied to where it is read. None: no more buckets, or this rank only gathers."""
         tensors = next(self._gathered, [])
         if not tensors:
-            return None  # and keep the memory: engines still read the last two buckets
+            return None  # keep the buffers: engines still read the last two buckets
         contents: list[BucketLocation] = [place.put(tensors) for place in self._places]
         contents += [flatten(tensors)] if self._stores else []
         return bucket_of(tensors, *contents) if contents else None
 
     def planned_weights(self, max_bytes: int) -> list[list[TensorSpec]]:
-        """The buckets of `broadcast_weights`, before they are sent."""
+        """Return the specs of the buckets of `broadcast_weights`, before they are sent."""
         return planned_buckets(self.weight_specs(), max_bytes)
 
     def is_linked(self, group: BroadcastGroup) -> bool:
@@ -122,8 +125,8 @@ class SendingRank(ABC):
         return is_linked(group)
 
     def broadcast_weights(self, group: BroadcastGroup, max_bytes: int, sender: int) -> SendReport | None:
-        """Rank `sender` sends all weights to a process group, in buckets; one is on its way while the next is
-        gathered. None: this rank only took part. A group that breaks does not end the gathering."""
+        """Gather all weights in buckets, which rank `sender` broadcasts; one bucket is in transit while the next is
+        gathered. Returns None on ranks that only gather. Gathering continues if the group breaks."""
         source = BroadcastSource(group, self.device) if torch.distributed.get_rank() == sender else None
         checksums: dict[str, TensorChecksum] = {}
         for tensors in in_buckets(self.weights(), max_bytes):
@@ -133,38 +136,39 @@ class SendingRank(ABC):
         return None if source is None else SendReport(checksums, arrived=source.finish())
 
     def stop_sharing(self) -> None:
-        """Free the memory that engines could read until now, but for what is kept."""
+        """Free the memory that engines could read until now, except for retained buffers."""
         self._places = []
 
 
 @dataclass(frozen=True)
 class RankSource:
-    """All weights of a trainer, as the driver gets them from its ranks; valid until the next update."""
+    """All weights of a trainer, as the driver receives them from its ranks. Valid until the next update."""
 
     executor: Executor
     pipeline_ranks: Sequence[Sequence[Sequence[int]]]
     """For each pipeline rank, the groups of ranks that can gather its weights."""
     bucket_bytes: int
     engine_nodes: Callable[[], Collection[str]] | None = None
-    """Nodes of engines: ranks share with those there. None: all engines get buckets from one rank."""
+    """Returns the nodes with engines: ranks share buckets on these nodes. None: all engines get buckets from one
+    rank."""
     shares: bool = True
-    """Whether engines may read the memory of a rank's device; if not, they read what it keeps in host memory."""
+    """Whether engines may read a rank's device memory. If not, they read the copy in host memory."""
 
     def buckets(self) -> Iterator[Bucket]:
-        """Buckets that the driver can read, pipeline rank by pipeline rank; the first tensor rank of each stores."""
+        """Yield buckets that the driver can read, by pipeline rank; the first tensor rank of each stores them."""
         for groups in self.pipeline_ranks:
             yield from self._handed_out(groups, SenderRanks(storing=frozenset(groups[0][:1])))
 
     def buckets_for_engines(self) -> Iterator[Bucket]:
-        """Buckets that engines read directly, which the driver may not be able to: pipeline rank by pipeline rank,
-        from each node that has engines and ranks that can gather. Each stays valid until two more have been asked
-        for; the last two until the role is next called. Each has a content that lasts."""
+        """Yield buckets that engines read directly, and that the driver may be unable to read, by pipeline rank, from
+        each node with engines and ranks that can gather. A bucket is valid until two more are requested; the last two
+        are valid until the role is called again. Each bucket has a location that lasts until the next transfer."""
         for groups in self.pipeline_ranks:
             yield from self._handed_out(groups, self._near_engines(groups))
 
     def buckets_to_keep(self) -> Iterator[Bucket]:
-        """Buckets with nothing but a content that lasts, pipeline rank by pipeline rank, from one rank of each: what
-        a broadcast leaves for engines that die."""
+        """Yield buckets that have only a location that lasts, by pipeline rank, from one rank of each. After a
+        broadcast, engines that die are restored from these."""
         for groups in self.pipeline_ranks:
             yield from self._handed_out(groups, replace(self._near_engines(groups), sharing=frozenset()))
 
@@ -177,12 +181,12 @@ class RankSource:
     def _handed_out(self, groups: Sequence[Sequence[int]], senders: SenderRanks) -> Iterator[Bucket]:
         ranks = [rank for group in groups if senders.has(group[0]) for rank in group]
         self.executor.call_ranks(ranks, "open_weights", self.bucket_bytes, senders)
-        while found := [bucket for bucket in self.executor.call_ranks(ranks, "next_weights") if bucket is not None]:
-            yield _merged(found)
+        while buckets := [bucket for bucket in self.executor.call_ranks(ranks, "next_weights") if bucket is not None]:
+            yield _merged(buckets)
 
     def senders(self) -> Sequence["PipelineRankSender"]:
-        """Who can broadcast the weights instead, one per pipeline rank, each for a process group of its own: in one
-        for all, a sender would receive what the others send."""
+        """Return the senders that can broadcast the weights instead, one per pipeline rank. Each has a separate
+        process group: in a common group, every sender would receive the tensors of the others."""
         return [PipelineRankSender(self.executor, groups[0], self.bucket_bytes) for groups in self.pipeline_ranks]
 
 
@@ -196,18 +200,18 @@ class PipelineRankSender:
     bucket_bytes: int
 
     def plan(self) -> list[list[TensorSpec]]:
-        """The tensors that will be sent, bucket by bucket."""
+        """Return the specs of the tensors that will be sent, bucket by bucket."""
         [planned] = self.executor.call_ranks(self.ranks[:1], "planned_weights", self.bucket_bytes)
         buckets: list[list[TensorSpec]] = planned
         return buckets
 
     def is_linked(self, group: BroadcastGroup) -> bool:
-        """Whether the rank that sends is in the group."""
+        """Whether the sending rank is in the group."""
         [answer] = self.executor.call_ranks(self.ranks[:1], "is_linked", group)
         return bool(answer)
 
     def begin(self, group: BroadcastGroup) -> Reply:
-        """Begin to send. The first of the answers is a `SendReport`."""
+        """Begin to send. The first result of the reply is a `SendReport`."""
         return self.executor.begin("broadcast_weights", group, self.bucket_bytes, self.ranks[0], ranks=self.ranks)
 
 
@@ -217,28 +221,28 @@ class NamedWeights:
 
     state: State
     names: tuple[str, ...]
-    """All Hugging Face names, which the engines must be sent."""
+    """All Hugging Face names, which must be sent to the engines."""
     buckets: Callable[[], Iterator[Bucket]]
-    """A fresh iterator (`RankSource.buckets_for_engines`)."""
+    """Returns a new iterator (`RankSource.buckets_for_engines`)."""
     senders: Callable[[], Sequence[PipelineRankSender]]
     """`RankSource.senders`."""
     to_keep: Callable[[], Iterator[Bucket]]
     """`RankSource.buckets_to_keep`."""
 
 
-def _merged(found: Sequence[Bucket]) -> Bucket:
-    """A bucket that several ranks have made. Raises WeightSyncError where they hold different weights."""
-    first, *others = found
+def _merged(copies: Sequence[Bucket]) -> Bucket:
+    """Merge the copies of a bucket from several ranks. Raises WeightSyncError if they differ."""
+    first, *others = copies
     for name, checksum in first.checksums.items():
         for other in others:
             if other.checksums.get(name) != checksum:
                 raise WeightSyncError(
-                    f"data ranks of the actor hold different weights: `{name}` is {checksum} on one of them, and "
+                    f"data ranks of the actor hold different weights: `{name}` is {checksum} on one rank and "
                     f"{other.checksums.get(name)} on another",
-                    hint="`ppoctl resume RUN` loads one state into all; if they part again, report it with the "
-                    "layout",
+                    hint="`ppoctl resume RUN` loads one state into all ranks; if it happens again, report it with "
+                    "the layout",
                 )
-    contents = [content for bucket in found for content in bucket.contents]
-    # A reader takes the first that is near, which a stored one always is.
+    contents = [content for bucket in copies for content in bucket.contents]
+    # A reader takes the first location that it can read. Any process can read a stored copy, so it must be last.
     contents.sort(key=lambda content: not isinstance(content, Shared))
     return Bucket(first.checksums, tuple(contents))

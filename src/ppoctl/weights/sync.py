@@ -1,11 +1,12 @@
-"""Preparing engines for a state, as the driver does it: send the weights, then have each engine prove that it holds
-and computes the same. An engine that dies later is restored from what was published then, and proven against it.
+"""One transfer, from the driver's point of view: send the weights to the engines, then verify that each engine holds
+them and computes the same. An engine that dies later is restored from the published weights and verified against
+them.
 
     trainer's ranks (sending)    -- buckets, or one broadcast -->    engines' processes (receiving)
          checksums               -------- require_equal --------     read back
          log-probs               -------- Canary.check ---------     log-probs
 
-    Published: checksums, log-probs, and where the bytes are     -->     an engine that is started again
+    Published: checksums, log-probs, and locations of the bytes  -->     an engine that is restarted
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,23 +27,25 @@ from ppoctl.weights.engine_calls import EngineHandle, EngineLostError, Reply, ca
 from ppoctl.weights.sending import NamedWeights, PipelineRankSender, SendReport
 
 GENERATOR = "generator"
-"""Role of the engines where roles share devices (`engines.turns`)."""
+"""Role of the engines if roles share devices (`engines.device_sharing`)."""
 
 
 @dataclass(frozen=True)
 class TrainerSide:
-    """The trainer at one state, as a sync calls it. No call brings it to another state, so none builds a model, loads
-    or updates while engines have the device."""
+    """The trainer at one state, as used by `Sync`. No call changes the state, so none builds a model, loads or
+    updates while engines use the device."""
 
     weights: Callable[[], NamedWeights]
     score: Callable[[tuple[int, ...]], list[float]]
-    """Log-probs (temperature 1, float32) of tokens 1.. of a sequence."""
+    """Returns the log-probs (temperature 1, float32) of tokens 1.. of a sequence."""
     export: Callable[[Path], SentChecksums]
-    """Writes the weights as a Hugging Face model into an existing empty folder: checksums of what was written."""
+    """Writes the weights as a Hugging Face model into an existing empty folder. Returns checksums of the written
+    tensors."""
 
 
 TrainerAt = Callable[[State], TrainerSide]
-"""Brings the trainer to a state, which takes the memory of a whole trainer: weights, gradients and optimizer."""
+"""Brings the trainer to a state, which requires the memory of a complete trainer: weights, gradients and
+optimizer."""
 
 
 @dataclass(frozen=True)
@@ -51,23 +54,23 @@ class EngineSide:
 
     engines: Sequence[EngineHandle]
     first_done: Callable[[Sequence[Any]], Sequence[Reply]]
-    """Waits until at least one of these replies has come, well or not, and returns those that have."""
+    """Waits until at least one of these replies has arrived, with a result or an error. Returns those that have."""
     broadcast: BroadcastWay | None = None
-    """Absent: engines are handed weights bucket by bucket."""
+    """None: engines receive weights bucket by bucket."""
     sharing: DeviceSharing = field(default_factory=DeviceSharing)
-    """Turns that the engines take with roles on the same devices."""
+    """Device sharing between the engines and other roles."""
     exports: Callable[[], Path] | None = None
-    """Says an existing folder that all engines see, where an export lasts; absent: it goes once engines are on it,
-    and one that dies then ends the job."""
+    """Returns an existing folder that all engines can read, where an export is kept. None: an export is deleted once
+    engines have loaded it, and an engine that dies later ends the job."""
     begin_on: Callable[[EngineHandle, str], None] | None = None
-    """Ends an engine, whose next process then begins on the weights of a folder; absent: an engine that starts anew
-    does so in its process."""
+    """Ends an engine, whose next process then starts from the weights in a folder. None: an engine restarts within
+    its process."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """What a transfer leaves behind: an engine that dies is restored from it and proven against it, wherever the
-    trainer is by then."""
+    """The result of a transfer. An engine that dies is restored from it and verified against it, without involving
+    the trainer."""
 
     state: State
     names: tuple[str, ...]
@@ -76,23 +79,23 @@ class Published:
     canary: tuple[int, ...]
     """Token ids of the prompt that both sides score."""
     expected: CanaryScores
-    """The trainer's log-probs of it, and of what an engine drew after it."""
+    """The trainer's log-probs of the prompt and of the tokens that an engine generated after it."""
     buckets: Sequence[Bucket]
-    """Contents that last; none where engines start on a folder."""
+    """Buckets with locations that last; empty if engines start from a folder."""
     folder: Path | None
-    """Export on which engines start that cannot take weights."""
+    """Export folder, for engines that cannot change weights in place."""
     drop: Callable[[], None]
-    """Removes what is no object of the driver."""
+    """Frees what garbage collection in the driver does not: the export folder."""
 
     @property
     def can_restore(self) -> bool:
-        """False where an export went when it was loaded."""
+        """Whether the bytes still exist. False if an export was deleted after it was loaded."""
         return self.folder is not None or (bool(self.buckets) and all(bucket.contents for bucket in self.buckets))
 
 
 @dataclass
 class Sync:
-    """Sends weights to engines, proves that they arrived, and restores engines without the trainer."""
+    """Sends weights to engines, verifies that they arrived, and restores engines without the trainer."""
 
     trainer_at: TrainerAt
     side: EngineSide
@@ -100,16 +103,16 @@ class Sync:
     _links: Links = field(default_factory=Links, init=False)
 
     def close(self) -> None:
-        """Engines are about to end."""
+        """Close the process groups, before the engines end."""
         self._links.close()
 
     def prepare(self, engines: Sequence[EngineHandle], trainer: TrainerSide, state: State) -> Published:
-        """Have these engines hold the weights of the trainer, which is at `state`. Raises WeightSyncError where they
-        do not afterwards, and EngineLostError when one of them dies."""
+        """Transfer the weights of the trainer, which is at `state`, to these engines. Raises WeightSyncError if the
+        engines do not hold them afterwards, and EngineLostError if an engine dies."""
         in_place = all(call_engines(engines, "takes_weights"))
         weights = trainer.weights()
         if weights.state != state:
-            raise WeightSyncError(f"the trainer gave the weights of `{weights.state.stamp}`, not of `{state.stamp}`")
+            raise WeightSyncError(f"the trainer returned weights of `{weights.state.stamp}`, not of `{state.stamp}`")
         with ExitStack() as kept:
             buckets, folder = list[Bucket](), None
             if in_place:
@@ -122,8 +125,8 @@ class Sync:
             return Published(state, weights.names, sent, tokens, expected, buckets, folder, kept.pop_all().close)
 
     def restore(self, engines: Sequence[EngineHandle], published: Published) -> None:
-        """Have these engines, which were started again, hold what was published. The trainer is not asked. Raises
-        WeightSyncError, EngineLostError, and SenderLostError where the bytes are gone."""
+        """Load the published weights into these engines, which were restarted. The trainer is not involved. Raises
+        WeightSyncError, EngineLostError, and SenderLostError if the bytes no longer exist."""
         if published.folder is not None:
             loaded = self._restarted(engines, published.folder)
         else:
@@ -131,12 +134,12 @@ class Sync:
                 hand_over(engines, published.buckets)
                 loaded = call_engines(engines, "end_weights")
         _require_all_equal(published.names, published.sent, loaded)
-        for found in call_engines(engines, "score", published.canary, self.canary.num_drawn):
-            self.canary.check(found, published.expected)
+        for scores in call_engines(engines, "score", published.canary, self.canary.num_drawn):
+            self.canary.check(scores, published.expected)
 
     def _send(self, engines: Sequence[EngineHandle], weights: NamedWeights) -> tuple[SentChecksums, list[Bucket]]:
-        """Change weights in place, in buckets, and compare what each engine then holds: what was sent, and what of
-        it lasts."""
+        """Change weights in place, and verify what each engine then holds. Returns the checksums, and buckets with
+        the locations that last."""
         with _closed_if_it_fails(engines):
             if self.side.broadcast is None:
                 sent, buckets = hand_over(engines, weights.buckets())
@@ -152,12 +155,14 @@ class Sync:
     def _export(
         self, engines: Sequence[EngineHandle], trainer: TrainerSide, weights: NamedWeights, kept: ExitStack
     ) -> tuple[SentChecksums, Path | None]:
-        """Start engines anew on a folder, where weights cannot change in place. What each engine read of it must be
-        what the trainer holds; that it computes with what it read only the canary says."""
+        """Restart engines that cannot change weights in place from a folder. The weights that each engine read must
+        equal the trainer's. Only the canary checks that the engine computes with the weights that it read."""
         parent = None if self.side.exports is None else self.side.exports()
         folder = Path(kept.enter_context(TemporaryDirectory(prefix="ppoctl-export-", dir=parent)))
         sent = trainer.export(folder)
-        self.side.sharing.offload_others(GENERATOR)  # an engine takes its share of the memory when it starts
+        # An engine reserves its fraction of GPU memory when it starts: that fails while another role is on the
+        # device.
+        self.side.sharing.offload_others(GENERATOR)
         _require_all_equal(weights.names, sent, self._restarted(engines, folder))
         if parent is None:
             kept.close()
@@ -171,7 +176,7 @@ class Sync:
         return call_engines(engines, "restart", str(folder))
 
     def broadcast(self, engines: Sequence[EngineHandle], weights: NamedWeights, way: BroadcastWay) -> SentChecksums:
-        """Send straight from processes of the trainer to those of the engines, one sender after the other."""
+        """Send directly from processes of the trainer to processes of the engines, one sender after the other."""
         call_engines(engines, "begin_weights")
         sent = SentChecksums()
         for sender in weights.senders():
@@ -189,15 +194,15 @@ class Sync:
                 engine.begin("receive_weights", group, 1 + ranks * number, plan)
                 for number, engine in enumerate(engines)
             ]
-            self._hear(sending, receiving)
+            self._wait_until_received(sending, receiving)
             if not sending.answers()[0].arrived:
-                self._links.end(sender)  # which lets go those that still wait for others
+                self._links.end(sender)  # unblocks members that still wait for others
             wait(receiving)
         except EngineLostError:
             self._links.end(sender)
             for engine in engines:
-                engine.close()  # which breaks the group, so that the sender notices
-            sending.answers()  # a loss of the trainer's is what has really happened
+                engine.close()  # breaks the group; otherwise the sender would wait for its timeout
+            sending.answers()  # if a process of the trainer died too, its error is the cause: raise that one
             raise
         except BaseException:
             self._links.end(sender)
@@ -205,8 +210,9 @@ class Sync:
         report: SendReport = sending.answers()[0]
         return report
 
-    def _hear(self, sending: Reply, receiving: Sequence[Reply]) -> None:
-        """Wait until all have answered, or the sender says that the group broke. Raises what an answer raises."""
+    def _wait_until_received(self, sending: Reply, receiving: Sequence[Reply]) -> None:
+        """Wait until all replies have arrived, or the sender reports that the group broke. Raises the error of a
+        reply."""
         waiting = [sending, *receiving]
         while waiting:
             for reply in self.side.first_done(waiting):
@@ -219,21 +225,22 @@ class Sync:
     def _checked(
         self, engines: Sequence[EngineHandle], trainer: TrainerSide, tokens: tuple[int, ...]
     ) -> CanaryScores:
-        """What the trainer says of the canary, once each engine has said the same. Engines most often draw the same
-        tokens, and the trainer scores them once."""
+        """Compare the canary of each engine with the trainer's, and return the trainer's. Engines usually generate
+        the same tokens, which the trainer scores only once."""
         expected: dict[tuple[int, ...], CanaryScores] = {}
-        for found in call_engines(engines, "score", tokens, self.canary.num_drawn):
-            if found.sampled not in expected:
-                scored = tuple(trainer.score(tokens + found.sampled))
+        for scores in call_engines(engines, "score", tokens, self.canary.num_drawn):
+            if scores.sampled not in expected:
+                scored = tuple(trainer.score(tokens + scores.sampled))
                 last = len(tokens) - 1
-                expected[found.sampled] = CanaryScores(scored[:last], found.sampled, scored[last:])
-            self.canary.check(found, expected[found.sampled])
+                expected[scores.sampled] = CanaryScores(scored[:last], scores.sampled, scored[last:])
+            self.canary.check(scores, expected[scores.sampled])
         return next(iter(expected.values()))
 
 
 @contextmanager
 def _closed_if_it_fails(engines: Sequence[EngineHandle]) -> Iterator[None]:
-    """Engines that have half of the weights wait for the rest: whoever asks next gets a fresh one."""
+    """Context that closes the engines on an error: with half of the weights they would wait for the rest. The next
+    call starts a new engine."""
     try:
         yield
     except BaseException:
@@ -248,8 +255,8 @@ def _require_all_equal(names: Sequence[str], sent: SentChecksums, loaded: Iterab
 
 
 def hand_over(engines: Sequence[EngineHandle], buckets: Iterable[Bucket]) -> tuple[SentChecksums, list[Bucket]]:
-    """Have engines load weights bucket by bucket: one is loaded while the trainer makes the next. What was sent, and
-    the buckets with the contents that last."""
+    """Load weights into engines bucket by bucket; one bucket is loaded while the trainer prepares the next. Returns
+    the checksums, and the buckets with the locations that last."""
     call_engines(engines, "begin_weights")
     sent, lasting, loading, rest = SentChecksums(), list[Bucket](), list[Reply](), iter(buckets)
     try:
@@ -260,6 +267,6 @@ def hand_over(engines: Sequence[EngineHandle], buckets: Iterable[Bucket]) -> tup
             loading = [engine.begin("take_weights", bucket) for engine in engines]
         wait(loading)
     except SenderLostError:
-        next(rest, None)  # the call to the ranks says which of them it was
+        next(rest, None)  # a call to the ranks raises the error that names the rank that died
         raise
     return sent, lasting

@@ -182,7 +182,7 @@ def test_engine_killed_during_transfer_is_restarted(pool, model, engines, way: s
     fleet.prepare(STATE)
     assert time.monotonic() - begun < SOON_S
     assert len(said) == 1
-    assert said[0].endswith("; started again")
+    assert said[0].endswith("; restarting")
     # In a broadcast all have lost what was on its way; in memory each reads for itself.
     assert [engine.starts for engine in engines] == [2, 2]
     assert_all_hold(engines, model("qwen2"))
@@ -367,7 +367,7 @@ def test_closing_rendezvous_releases_waiting_receiver() -> None:
         waiting = engine.begin("receive_weights", broadcast.BroadcastGroup(0, address, 3, TIMEOUT_S), 1, [])
         assert not waiting.pipes[0].poll(2.0)
     begun = time.monotonic()
-    with pytest.raises(ProcessLostError, match="the process group over which weights are sent broke"):
+    with pytest.raises(ProcessLostError, match="the process group that broadcasts weights broke"):
         waiting.answers()
     assert time.monotonic() - begun < SOON_S
 

@@ -86,7 +86,7 @@ def test_broadcast_survives_engine_deaths_in_sync_and_generation(placed, monkeyp
     kill_when_it_receives(hosts, 1, monkeypatch)
     fleet.prepare(State("actor", 0, 0, "second"))
     assert len(events(said)) == 1, said
-    assert events(said)[0].endswith("; started again")
+    assert events(said)[0].endswith("; restarting")
 
     monkeypatch.setattr(fleet._sync, "trainer_at", not_asked)
     fleet.open(SamplingParams(temperature=1.0, max_new_tokens=64))

@@ -384,7 +384,7 @@ def test_weights_lost_with_sender_raise_process_lost(processes, cluster, group):
     sender = RayProcesses(replace(group, name="sender", role="critic", size=1), cluster)
     [bucket] = sender.call("weights")
     sender.kill()
-    with pytest.raises(ProcessLostError, match="weights were lost with the process that sent them"):
+    with pytest.raises(ProcessLostError, match="weights were lost because the process that sent them has ended"):
         read_until_lost(processes, bucket)
 
 

@@ -185,7 +185,7 @@ def test_tensor_ranks_see_all_gpus_before_cuda_starts():
 def test_tensor_ranks_with_several_gpus_each_raise_error():
     [(_, first, _, _), (_, second, _, _)] = ranks_that_see("0,1", "0,1")
     assert first == second
-    assert first.startswith("tensor ranks of an engine need a GPU each, and see `0,1`, `0,1`")
+    assert first.startswith("tensor ranks of an engine need one GPU each, but see `0,1`, `0,1`")
 
 
 def test_vllm_looks_up_gpus_of_all_ranks_in_visible_devices(monkeypatch):

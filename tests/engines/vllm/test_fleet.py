@@ -38,7 +38,7 @@ def test_dead_engine_is_restored_and_its_requests_are_resent():
     # 4 draws each; one had ended when it died over the other three.
     assert sorted(sends.values()) == [1] * 5 + [2] * 3
     assert len(said) == 1
-    assert "an engine died; started again, and its 3 samples are drawn again" in said[0]
+    assert "an engine died; restarting, and its 3 samples are generated again" in said[0]
     closed = dying.log.index("close")
     assert dying.log[closed + 1 :][:4] == ["begin_weights", "take_weights", "end_weights", "score"]
     assert other.log.count("begin_weights") == 1
@@ -84,7 +84,7 @@ def test_engine_dying_in_weight_sync_is_restarted_once(method: str):
     dying, other = CountingHost(speed=1, dies_at=[method]), CountingHost(speed=1)
     fleet, said = fleet_of(dying, other)
     assert len(run(fleet, 4)) == 4
-    assert said == ["an engine died; started again"]
+    assert said == ["an engine died; restarting"]
     one, two = CountingHost(speed=1, dies_at=[method]), CountingHost(speed=1, dies_at=[method])
     fleet, said = fleet_of(one, two)
     assert len(run(fleet, 4)) == 4  # each of them may die
@@ -99,7 +99,7 @@ def test_engines_that_died_before_sync_are_restarted_together():
     one, two = CountingHost(speed=1, dies_at=["takes_weights"] * 2), CountingHost(speed=1, dies_at=["takes_weights"])
     fleet, said = fleet_of(one, two)
     assert len(run(fleet, 4)) == 4
-    assert said == ["an engine died; an engine died; started again", "an engine died; started again"]
+    assert said == ["an engine died; an engine died; restarting", "an engine died; restarting"]
 
 
 def test_trainer_death_is_not_treated_as_engine_death(monkeypatch: pytest.MonkeyPatch):
@@ -318,7 +318,7 @@ def test_engine_without_in_place_update_restarts_and_is_verified(monkeypatch):
 def test_canary_catches_wrong_decoding_before_generation():
     engines = CountingHost(speed=1), CountingHost(speed=1, decodes=-0.5)
     fleet, _ = fleet_of(*engines)
-    with pytest.raises(WeightSyncError, match=r"differ by 0\.5 nats \(max over 8 tokens that the generator drew;"):
+    with pytest.raises(WeightSyncError, match=r"differ by 0\.5 nats \(max over 8 generated tokens;"):
         fleet.prepare(STATE)
     assert "advance" not in engines[0].log + engines[1].log
 
@@ -337,7 +337,7 @@ def test_engines_with_different_canary_tokens_are_each_checked(monkeypatch):
     assert len(run(bench.fleet, 4)) == 4
     assert scored == [(0, *range(1, 8)), (7, *range(1, 8))]
     other.decodes = -0.5
-    with pytest.raises(WeightSyncError, match="tokens that the generator drew"):
+    with pytest.raises(WeightSyncError, match="generated tokens"):
         bench.fleet.prepare(NEXT)
 
 

@@ -53,7 +53,7 @@ def test_engine_restored_with_wrong_bytes_raises_error(opened: Opened, in_place:
     dying = CountingHost(speed=1, dies_in=[1], in_place=in_place)
     bench = opened(dying)
     dying.spoils = True
-    with pytest.raises(WeightSyncError, match=r"weight `a` was sent as .* and the engine holds"):
+    with pytest.raises(WeightSyncError, match=r"weight `a` was sent as .* but the engine holds"):
         bench.fleet.finished()
 
 
@@ -70,7 +70,7 @@ def test_engine_may_die_once_more_during_restore(opened: Opened) -> None:
     bench = opened(dying, CountingHost(speed=1))
     dying.dies_at = ["end_weights"]
     assert sum(len(ended) for ended in iter(bench.fleet.finished, [])) == 6
-    assert bench.said[1:] == ["an engine died; started again"]
+    assert bench.said[1:] == ["an engine died; restarting"]
     bench = opened(dying := CountingHost(speed=1, dies_in=[1]))
     dying.dies_at = ["end_weights", "end_weights"]
     with pytest.raises(ProcessLostError):

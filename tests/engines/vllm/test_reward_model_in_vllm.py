@@ -93,5 +93,5 @@ def test_unloadable_reward_model_error_names_recipe_key(tmp_path: Path) -> None:
     settings = settings_of(recipe(folder, engine="vllm"), ("reward",))
     assert isinstance(settings, PoolingSettings)
     (folder / "model.safetensors").write_bytes(b"no weights")
-    with pytest.raises(EnvironmentProblemError, match=r"vLLM could not start on `reward\.path`"):
+    with pytest.raises(EnvironmentProblemError, match=r"vLLM could not start with `reward\.path`"):
         PoolingEngine(settings).start()

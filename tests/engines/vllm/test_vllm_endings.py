@@ -94,7 +94,7 @@ def test_stop_token_ends_response_and_is_not_in_text(tied: Bench) -> None:
             continue
         assert (sample.terminated, sample.tokens) == (True, free[key].tokens[: place + 1])
         assert sample.text == tied.generator._detokenizer.text(sample.tokens[:-1], params)
-    with pytest.raises(RecipeError, match=r"`rollout.stop_token_ids` has id 99999"):
+    with pytest.raises(RecipeError, match=r"`rollout.stop_token_ids` contains id 99999"):
         tied.draw(prompts(1), dataclasses.replace(params, stop_token_ids=(99999,)))
 
 
@@ -116,7 +116,7 @@ def test_stop_strings_do_not_persist_between_calls(tied: Bench) -> None:
 
 def test_prompt_beyond_window_is_rejected_before_generation(tied: Bench) -> None:
     requests = [*prompts(2), dataclasses.replace(prompts(1, length=300)[0], key="the long one")]
-    with pytest.raises(DataError, match=rf"`the long one` has 300 tokens; with 32 new ones .* window of {WINDOW}"):
+    with pytest.raises(DataError, match=rf"`the long one` has 300 tokens; with 32 new tokens .* window of {WINDOW}"):
         tied.draw(requests, SamplingParams(temperature=1.0, max_new_tokens=32))
 
 

@@ -44,7 +44,7 @@ def test_engine_restarted_on_export_has_its_weights(untied: Bench, monkeypatch: 
     untied.trainer.move(1e-6)
     with monkeypatch.context() as stale:
         stale.setattr(untied.trainer, "save", behind.save_pretrained)
-        with pytest.raises(WeightSyncError, match=r"weight `.*` was sent as float32.* and the engine holds float32"):
+        with pytest.raises(WeightSyncError, match=r"weight `.*` was sent as float32.* but the engine holds float32"):
             untied.draw(prompts(1), DRAW)
     monkeypatch.undo()
     untied.trainer.move(0.05)
@@ -106,5 +106,5 @@ def test_error_without_message_reports_its_source_line(tmp_path: Path) -> None:
     except AssertionError as error:
         bare = AssertionError().with_traceback(error.__traceback__)
     found = _start_error(settings_for(tmp_path), bare)
-    assert re.search(r"AssertionError: no words, from .*test_vllm_process\.py:\d+$", found.message)
+    assert re.search(r"AssertionError: no message, from .*test_vllm_process\.py:\d+$", found.message)
     assert found.exit_code == 3

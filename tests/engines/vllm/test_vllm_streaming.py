@@ -88,7 +88,7 @@ def test_stream_raises_error_if_generator_is_closed(tied: Bench, monkeypatch: py
     with monkeypatch.context() as closed:
         closed.setattr(Here, "close", lambda host: None)  # the session's engine stays
         tied.generator.close()
-    with pytest.raises(PpoctlError, match=rf"closed with {left} samples still to draw"):
+    with pytest.raises(PpoctlError, match=rf"closed with {left} samples unfinished"):
         stream.finished()
     engine.abort()
 

@@ -58,7 +58,7 @@ def test_engine_starts_without_reading_weights_from_folder(tied: Bench, tmp_path
     generator = VllmGenerator(settings_for(folder), tied.trainer.at, side, print)
     try:
         assert call_engines([host], "takes_weights") == [True]
-        with pytest.raises(WeightSyncError, match="was asked for tokens before it was sent weights"):
+        with pytest.raises(WeightSyncError, match="was called before it received weights"):
             call_engines([host], "score", (5, 6, 7), 1)
         bench = Bench(tied.trainer, generator, side)
         assert bench.worst_gap(prompts(4), DRAW) < 1e-3
@@ -87,7 +87,7 @@ def test_checksums_catch_skipped_load_that_canary_misses(bench: Bench, monkeypat
     for name in ("start_weight_update", "finish_weight_update"):
         monkeypatch.setattr(HostTransfer, name, lambda self: None)
     monkeypatch.setattr(HostTransfer, "receive_weights", lambda self, arrived: None)
-    with pytest.raises(WeightSyncError, match=r"weight `.*` was sent as float32.* and the engine holds float32"):
+    with pytest.raises(WeightSyncError, match=r"weight `.*` was sent as float32.* but the engine holds float32"):
         draw(bench)
 
 
@@ -121,7 +121,7 @@ def test_unsent_tensor_is_caught_by_name(tied: Bench, monkeypatch: pytest.Monkey
 
     tied.trainer.move(TINY)
     monkeypatch.setattr(tied.trainer, "weights", without)
-    with pytest.raises(WeightSyncError, match=f"`{name}` was announced and never left"):
+    with pytest.raises(WeightSyncError, match=f"`{name}` was announced but never sent"):
         draw(tied)
 
 
@@ -151,7 +151,7 @@ def test_tensor_missing_from_announcement_is_caught_by_name(untied: Bench, monke
 
     untied.trainer.move(TINY)
     monkeypatch.setattr(untied.trainer, "weights", forgetful)
-    with pytest.raises(WeightSyncError, match=r"`lm_head.weight` is held by the engine .* and was not sent"):
+    with pytest.raises(WeightSyncError, match=r"`lm_head.weight` is held by the engine .* but was not sent"):
         draw(untied)
 
 
@@ -190,7 +190,7 @@ def test_weights_of_other_state_are_rejected(tied: Bench, monkeypatch: pytest.Mo
     stale = tied.trainer.weights(tied.trainer.state)
     tied.trainer.move(TINY)
     monkeypatch.setattr(tied.trainer, "weights", lambda state: stale)
-    with pytest.raises(WeightSyncError, match="gave the weights of"):
+    with pytest.raises(WeightSyncError, match="returned weights of"):
         draw(tied)
 
 
@@ -216,7 +216,7 @@ def test_canary_catches_kv_cache_corrupted_during_decoding(tied: Bench, monkeypa
 
     tied.trainer.move(TINY)
     monkeypatch.setattr(engine, "step", forgetful)
-    with pytest.raises(WeightSyncError, match=r"canary .* nats \(max over 8 tokens that the generator drew;"):
+    with pytest.raises(WeightSyncError, match=r"canary .* nats \(max over 8 generated tokens;"):
         draw(tied)
     monkeypatch.undo()
     assert tied.worst_gap(prompts(2), DRAW) < 1e-3
@@ -245,7 +245,7 @@ def test_failed_prefix_cache_reset_raises_error(tied: Bench, monkeypatch: pytest
     draw(tied)
     tied.trainer.move(TINY)
     monkeypatch.setattr(tied.engine._llm, "reset_prefix_cache", lambda: False)
-    with pytest.raises(WeightSyncError, match="keys and values of the old weights"):
+    with pytest.raises(WeightSyncError, match="KV cache of the old weights"):
         draw(tied)
 
 
@@ -263,6 +263,6 @@ def test_weight_loading_during_generation_is_rejected(tied: Bench) -> None:
     stream = tied.open(prompts(12), long)
     stream.finished()
     engine = tied.engine
-    with pytest.raises(WeightSyncError, match="while it is drawing"):
+    with pytest.raises(WeightSyncError, match="while it is generating"):
         engine.begin_weights()
     stream.close()

@@ -1,11 +1,15 @@
-"""The generator: real vLLM, in processes of its own.
+"""The generator: vLLM, in separate processes.
 
-settings      what an engine is started with: light
-environment   variables that are read when vLLM is imported
-engine        vLLM's engine behind few verbs; weights, loader: new weights in it
-pooling       the engine of a reward model
-hosts         how processes make engines, and how a driver without Ray reaches one
-fleet         engines that share one queue
-generator     the port
-log           what vLLM says of itself
+settings           how an engine is started; imports no vLLM
+environment        environment variables that are read when vLLM is imported
+arguments          arguments of vLLM's `EngineArgs`
+engine             vLLM's engine behind a few methods
+weights, loader    loading new weights into an engine
+pooling            the engine of a reward model
+engine_factories   how processes create engines
+own_process        how a driver without Ray reaches its engine
+fleet              engines that share one request queue
+generator          the `Generator` port
+detokenizer        token ids to text
+log                vLLM's log files
 """

@@ -1,4 +1,4 @@
-"""Arguments of vLLM's `EngineArgs`, from the settings of an engine and the device that it is on."""
+"""Arguments of vLLM's `EngineArgs`, from the settings of an engine and its device."""
 
 from typing import Any
 
@@ -7,17 +7,17 @@ from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.machine.device import on_gpu
 
 _PREFILL_TOKENS = 8192
-"""Prompt tokens of one engine step on a CPU."""
+"""Maximum number of prompt tokens per engine step on a CPU."""
 _MIB = 1 << 20
 
 
 def engine_arguments(settings: VllmSettings) -> dict[str, Any]:
-    """Arguments by name. Imports vLLM."""
-    of_device = _of_a_gpu if on_gpu() else _of_a_cpu
-    return {**_of_any_device(settings), **of_device(settings)}
+    """Return the arguments by name. Imports vLLM."""
+    device_arguments = _gpu_arguments if on_gpu() else _cpu_arguments
+    return {**_common_arguments(settings), **device_arguments(settings)}
 
 
-def _of_any_device(settings: VllmSettings) -> dict[str, Any]:
+def _common_arguments(settings: VllmSettings) -> dict[str, Any]:
     from vllm.config import WeightTransferConfig
 
     from ppoctl.engines.vllm import weights
@@ -41,38 +41,39 @@ def _of_any_device(settings: VllmSettings) -> dict[str, Any]:
         "use_tqdm_on_load": False,
         "weight_transfer_config": WeightTransferConfig(backend=weights.BACKEND),
         "tensor_parallel_size": table.tensor,
-        # Each tensor rank is a process of ours with an engine of its own; they all do the same.
+        # Each tensor rank is a separate process with its own engine; all ranks receive the same calls.
         "distributed_executor_backend": "external_launcher" if table.tensor > 1 else None,
     }
 
 
-def _of_a_gpu(settings: VllmSettings) -> dict[str, Any]:
+def _gpu_arguments(settings: VllmSettings) -> dict[str, Any]:
     table = settings.table
     return {
         "gpu_memory_utilization": table.gpu_memory_frac,
         "enable_sleep_mode": settings.sleeps,
-        # Its own kernels read the memory of the other ranks' GPUs: NCCL instead, until that has been seen to work.
+        # vLLM's own all-reduce kernels read memory of other GPUs. NCCL is used until those are verified to work here.
         "disable_custom_all_reduce": table.tensor > 1,
     }
 
 
-def _of_a_cpu(settings: VllmSettings) -> dict[str, Any]:
-    """vLLM's default on a CPU is 92 % of all memory. A prompt that is prefilled in chunks draws a number it then
-    takes back, which CPU generators cannot: whole prompts only."""
-    found: dict[str, Any] = {
+def _cpu_arguments(settings: VllmSettings) -> dict[str, Any]:
+    """Return arguments for a CPU. vLLM would use 92 % of all memory. With chunked prefill, vLLM takes a random number
+    for an unfinished prompt and then rewinds the random generator, which CPU generators cannot: prompts stay
+    whole."""
+    arguments: dict[str, Any] = {
         "kv_cache_memory_bytes": settings.table.kv_cache_mib * _MIB,
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(_PREFILL_TOKENS, settings.max_model_len),
     }
     if not compiles(settings.table) and _has_latent_attention(settings.model):
-        # The CPU kernel turns neighbouring channels of the wrong heads, silently; vLLM's torch code does it right.
-        # Compiled, it takes that anyway.
-        found["compilation_config"] = {"custom_ops": ["all", "-rotary_embedding"]}
-    return found
+        # The CPU kernel silently rotates neighbouring channels of the wrong heads; vLLM's torch code is correct.
+        # A compiled engine uses the torch code anyway.
+        arguments["compilation_config"] = {"custom_ops": ["all", "-rotary_embedding"]}
+    return arguments
 
 
 def _has_latent_attention(model: str) -> bool:
-    """Whether it is of DeepSeek's architecture since V2."""
+    """Whether the model has DeepSeek's latent attention (V2 and later)."""
     from vllm.transformers_utils.config import get_config
 
     return hasattr(get_config(model, trust_remote_code=False), "kv_lora_rank")

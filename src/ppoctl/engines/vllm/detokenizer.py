@@ -1,4 +1,4 @@
-"""Token ids to the text a scorer reads. The engine itself sees ids only."""
+"""Conversion of token ids to the text that a scorer reads. The engine itself uses ids only."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -8,7 +8,7 @@ from ppoctl.ports import SamplingParams
 
 
 class Detokenizer:
-    """The model's tokenizer, loaded when first needed."""
+    """The model's tokenizer, loaded on first use."""
 
     def __init__(self, model: str, eos_token_ids: Sequence[int]) -> None:
         self._model = model
@@ -21,16 +21,17 @@ class Detokenizer:
         return AutoTokenizer.from_pretrained(self._model, trust_remote_code=False)
 
     def text(self, tokens: Sequence[int], params: SamplingParams) -> str:
-        """Decoded response: special tokens skipped, the token that ends it left out (also where the tokenizer does
-        not call it special), cut before the first stop string that ends behind the first `min_new_tokens`."""
+        """Return the decoded response, without special tokens and without the token that ends it (even if the
+        tokenizer does not list it as special). The text ends before the first stop string that is complete only after
+        the first `min_new_tokens`."""
         ends = self._eos_token_ids.union(params.stop_token_ids)
         text = self._decoded(tokens[:-1] if tokens and tokens[-1] in ends else tokens)
         if not params.stop_strings:
             return text
-        unseen = len(self._decoded(tokens[: params.min_new_tokens]))
-        starts = ((stop, max(0, unseen - len(stop) + 1)) for stop in params.stop_strings)
-        found = [at for at in (text.find(stop, start) for stop, start in starts) if at >= 0]
-        return text[: min(found)] if found else text
+        ignored = len(self._decoded(tokens[: params.min_new_tokens]))
+        starts = ((stop, max(0, ignored - len(stop) + 1)) for stop in params.stop_strings)
+        stops = [position for position in (text.find(stop, start) for stop, start in starts) if position >= 0]
+        return text[: min(stops)] if stops else text
 
     def _decoded(self, tokens: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True)) if tokens else ""

@@ -1,4 +1,4 @@
-"""vLLM's LLMEngine behind the few verbs the generator needs; the only file that touches its API."""
+"""vLLM's LLMEngine behind the few methods that the generator needs. Only this file uses its API."""
 
 import gc
 import logging
@@ -27,16 +27,16 @@ from ppoctl.weights.checksum import LoadedWeight
 from ppoctl.weights.receiving import ReceivingEngine
 
 FEWEST_STEPS, MOST_STEPS = 16, 64
-"""Engine steps of one `advance`. In between, an engine answers when `ENOUGH` has ended. Steps and not seconds, so
-that the tensor ranks of an engine do the same."""
+"""Number of engine steps of one `advance`: between these two, it returns when `FLUSH_FRACTION` of the requests have
+finished. Steps rather than seconds, so that all tensor ranks of an engine return after the same step."""
 FLUSH_FRACTION = 1 / 8
-"""Share of its draws that an engine tells the driver of at once. While long responses are drawn hardly any end, and a
-driver of hundreds of engines has no time to ask each of them every few tokens."""
+"""Fraction of its requests that must finish before an engine returns early. While long responses are generated few
+requests finish, and a driver of hundreds of engines cannot poll each of them every few tokens."""
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One response to draw. The prompt's ids must be in the vocabulary: nobody checks them here."""
+    """One response to generate. The prompt's ids must be in the vocabulary; the engine does not check them."""
 
     id: str
     prompt: tuple[int, ...]
@@ -45,36 +45,36 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class GenerationOutput:
-    """A draw that ended."""
+    """A finished request."""
 
     id: str
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     reason: str
-    """vLLM's: "stop", "length", or something that must not happen ("abort", "error", "repetition")."""
+    """vLLM's finish reason: "stop", "length", or one that must not occur ("abort", "error", "repetition")."""
     prompt_logprobs: tuple[float, ...]
-    """Log-probs of prompt tokens 1..; empty unless asked for."""
+    """Log-probs of prompt tokens 1..; empty unless requested."""
 
 
 class Engine(ReceivingEngine):
-    """A running engine in this process, or one tensor rank of it; tensor ranks must be called alike. vLLM behaves as
-    if the process were its own, so it should be: it reseeds all random numbers, and ends all process groups."""
+    """A running engine in this process, or one of its tensor ranks, which must all receive the same calls. The
+    process should contain nothing else: vLLM reseeds all random number generators and destroys all process groups."""
 
     def __init__(self, settings: VllmSettings, *, folder: str | None = None) -> None:
-        """Starts vLLM: about 2 s for a small model. It begins on the weights of `folder` where there is one, and says
-        so when it is to restart on it. Otherwise it begins with random weights, which the first transfer replaces.
-        Raises RecipeError, EnvironmentProblemError or OutOfMemoryError."""
+        """Start vLLM, which takes about 2 s for a small model. If `folder` exists, the engine loads its weights, and
+        reports them when `restart` is called with the same folder. Otherwise the engine starts with random weights,
+        which the first transfer replaces. Raises RecipeError, EnvironmentProblemError or OutOfMemoryError."""
         self._settings = settings
         self._detokenizer = Detokenizer(settings.model, settings.eos_token_ids)
         self._syncs = 0
         self._open: set[str] = set()
         self._is_asleep = False
-        self._began_on = folder if folder is not None and Path(folder).is_dir() else None
-        self._has_weights = self._began_on is not None
-        self._llm = started(settings, load_format="dummy") if self._began_on is None else self._on(self._began_on)
+        self._source = folder if folder is not None and Path(folder).is_dir() else None
+        self._has_weights = self._source is not None
+        self._llm = started(settings, load_format="dummy") if self._source is None else self._start_from(self._source)
 
     def write_log_into(self, folder: Path | None) -> None:
-        """See `log.write_logs_alone`, whose folder was not known when the engine was made."""
+        """Write the log into a folder that was not known when the engine was created (see `log.write_logs_alone`)."""
         self._settings = replace(self._settings, logs=folder)
         write_logs_alone(self._settings)
 
@@ -82,33 +82,34 @@ class Engine(ReceivingEngine):
         return int(self._llm.model_config.get_vocab_size())
 
     def takes_weights(self) -> bool:
-        """False for mixtures of experts. On a CPU vLLM repacks experts when it starts; what is loaded
-        afterwards does not reach the copies it computes with, silently. Whether it does on a GPU, which fuses them
-        into one tensor of all experts, cannot be read back tensor by tensor (`weights`)."""
+        """Whether weights can be loaded in place: not for mixtures of experts. On a CPU vLLM repacks experts at
+        startup; weights loaded later do not reach the copies that it computes with, and no error is raised. A GPU
+        engine fuses all experts into one tensor, which cannot be read back tensor by tensor (`weights`), so the load
+        could not be verified."""
         return not self._llm.model_config.is_moe
 
     def restart(self, folder: str) -> list[LoadedWeight]:
-        began_on, self._began_on = self._began_on, None
-        if began_on != folder:
+        source, self._source = self._source, None
+        if source != folder:
             self.close()
             self._is_asleep = False
-            self._llm = self._on(folder)
+            self._llm = self._start_from(folder)
         self._has_weights = True
         from ppoctl.engines.vllm import loader
 
         return loader.last_read()
 
-    def _on(self, folder: str) -> Any:
-        there = replace(self._settings, model=folder)
-        prepare_environment(there)  # before the loader, which imports vLLM
+    def _start_from(self, folder: str) -> Any:
+        settings = replace(self._settings, model=folder)
+        prepare_environment(settings)  # must precede the loader, which imports vLLM: vLLM reads variables on import
         with _third_party_quiet():
             from ppoctl.engines.vllm import loader
         loader.register()
-        return started(there, load_format=loader.FORMAT)
+        return started(settings, load_format=loader.FORMAT)
 
     def sleep(self) -> None:
-        """Free the device: weights, keys and values are forgotten. It wakes when it gets weights. On a CPU vLLM stops
-        scheduling, and frees nothing."""
+        """Free the device: discard weights and KV cache. The engine wakes when it receives weights. On a CPU vLLM
+        only stops scheduling and frees nothing."""
         if not self._is_asleep:
             self._llm.sleep(level=2)
             self._is_asleep = True
@@ -118,14 +119,14 @@ class Engine(ReceivingEngine):
             self._llm.wake_up()
             self._is_asleep = False
         if self._llm.has_unfinished_requests():
-            raise WeightSyncError("the generator was asked for new weights while it is drawing samples")
+            raise WeightSyncError("the generator cannot load new weights while it is generating samples")
         self._llm.collective_rpc("start_weight_update")
 
     def load(self, tensors: NamedTensors) -> None:
         self._llm.collective_rpc("update_weights", args=({"tensors": tensors},))
 
     def tensor_rank(self) -> int:
-        # The default group of a process that is alone with its engine is vLLM's: the tensor ranks.
+        # vLLM's tensor ranks are the default process group, because the process contains only the engine.
         return torch.distributed.get_rank()
 
     def end_weights(self) -> list[LoadedWeight]:
@@ -134,13 +135,13 @@ class Engine(ReceivingEngine):
         self._syncs += 1
         self._has_weights = True
         if not self._llm.reset_prefix_cache():
-            raise WeightSyncError("the generator kept keys and values of the old weights: its cache is in use")
+            raise WeightSyncError("the generator could not drop the KV cache of the old weights: it is in use")
         return list(loaded)
 
     def advance(self, draws: Sequence[GenerationRequest], params: SamplingParams) -> list[GenerationOutput]:
-        """Queue these, go on with all that are queued for some steps, and say which ended."""
-        for draw in draws:
-            self._add(draw, params)
+        """Queue new requests, run all queued requests for some steps, and return the finished ones."""
+        for request in draws:
+            self._add(request, params)
         finished: list[GenerationOutput] = []
         enough = FLUSH_FRACTION * self._llm.get_num_unfinished_requests()
         for steps in range(1, MOST_STEPS + 1):
@@ -151,39 +152,39 @@ class Engine(ReceivingEngine):
                 break
         return finished
 
-    def _add(self, draw: GenerationRequest, params: SamplingParams) -> None:
+    def _add(self, request: GenerationRequest, params: SamplingParams) -> None:
         from vllm import SamplingParams as VllmParams
         from vllm.sampling_params import RequestOutputKind
 
-        # Only stop strings need text inside the engine; they are found by vLLM's incremental detokeniser.
+        # Only stop strings require text inside the engine; vLLM's incremental detokenizer finds them.
         stops = list(params.stop_strings)
         self._llm.output_processor.tokenizer = self._detokenizer.tokenizer if stops else None
-        drawn = VllmParams(
+        sampling = VllmParams(
             temperature=params.temperature,
             top_p=params.top_p,
             top_k=-1 if params.top_k is None else params.top_k,
             min_p=params.min_p,
-            max_tokens=params.new_tokens(len(draw.prompt)),
-            # vLLM leaves out the ends that the model folder names too, which is where ours are from.
+            max_tokens=params.new_tokens(len(request.prompt)),
+            # Until then vLLM also masks the end tokens listed in the model folder, which is where ours come from.
             min_tokens=params.min_new_tokens,
-            seed=draw.seed,
+            seed=request.seed,
             stop=stops,
             stop_token_ids=[*self._settings.eos_token_ids, *params.stop_token_ids],
-            # Otherwise the ids in the model folder end a response too.
+            # Otherwise the end tokens listed in the model folder would also end a response.
             ignore_eos=True,
             logprobs=0,
             detokenize=bool(stops),
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        self._queue(draw.id, draw.prompt, drawn)
+        self._queue(request.id, request.prompt, sampling)
 
     def score(self, tokens: tuple[int, ...], draws: int) -> CanaryScores:
-        """Log-probs of a prompt in one pass, and of `draws` tokens that are drawn after it, greedily, as samples are:
-        over the paged cache, whatever ends a response. Nothing else may be running."""
+        """Return the log-probs of a prompt, from one pass, and of `draws` tokens that are generated greedily after it
+        over the paged KV cache, as samples are, ignoring end tokens. No other request may be running."""
         from vllm import SamplingParams as VllmParams
         from vllm.sampling_params import RequestOutputKind
 
-        scored = VllmParams(
+        sampling = VllmParams(
             temperature=0.0,
             max_tokens=draws,
             ignore_eos=True,
@@ -192,7 +193,7 @@ class Engine(ReceivingEngine):
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        self._queue("score", tokens, scored)
+        self._queue("score", tokens, sampling)
         try:
             while True:
                 for finished in self.step():
@@ -202,65 +203,65 @@ class Engine(ReceivingEngine):
 
     def _queue(self, id: str, prompt: Sequence[int], params: Any) -> None:
         if not self._has_weights:
-            raise WeightSyncError("the generator was asked for tokens before it was sent weights")
+            raise WeightSyncError("the generator was called before it received weights")
         if self._is_asleep:
-            raise WeightSyncError("the generator has forgotten its weights in sleep, and was asked to use them")
-        # The salt keeps cached keys and values of one set of weights from ever matching a request of another, even
-        # if resetting the prefix cache should fail.
+            raise WeightSyncError("the generator was called while it sleeps and has no weights")
+        # The salt keeps the KV cache of one set of weights from ever matching a request with another set, even if
+        # resetting the prefix cache fails.
         request = {"prompt_token_ids": list(prompt), "cache_salt": f"sync-{self._syncs}"}
         self._llm.add_request(id, request, params)
         self._open.add(id)
 
     def step(self) -> list[GenerationOutput]:
-        """One forward pass over the running requests; those that ended with it."""
+        """Run one forward pass over the running requests, and return the requests that finished."""
         try:
             outputs = self._llm.step()
         except (RuntimeError, ValueError, NotImplementedError, AssertionError) as error:
             raise generation_error(self._settings, error) from error
         finished = [_finished(output) for output in outputs if output.finished]
-        self._open.difference_update(one.id for one in finished)
+        self._open.difference_update(output.id for output in finished)
         return finished
 
     def abort(self) -> None:
-        """Forget all requests, finished or not."""
+        """Drop all requests, finished or not."""
         self._llm.abort_request(list(self._open))
         self._open.clear()
-        # One more pass lets the scheduler drop what it had in flight, so that the next load finds it idle.
+        # One more pass lets the scheduler drop requests in flight. Otherwise the next weight load finds it busy.
         while self._llm.engine_core.engine_core.scheduler.has_requests():
             self._llm.step()
 
     def close(self) -> None:
-        """Free the engine, and all process groups of this process."""
-        gc.freeze()  # vLLM collects, unfreezes and collects again: once is enough for it
+        """Free the engine and all process groups of this process."""
+        gc.freeze()  # vLLM collects, unfreezes and collects again: freezing makes the first collection cheap
         end(self._llm)
         del self._llm
         gc.collect()
 
 
 def end(llm: Any) -> None:
-    """Shut vLLM's engine down, and all process groups of this process."""
+    """Shut down vLLM's engine and all process groups of this process."""
     llm.engine_core.engine_core.shutdown()
 
 
 def started(settings: VllmSettings, **options: Any) -> Any:
-    """vLLM's LLMEngine; `options` are arguments of its own, in place of ours. Raises RecipeError,
-    EnvironmentProblemError or OutOfMemoryError."""
+    """Return vLLM's LLMEngine; `options` override our engine arguments. Raises RecipeError, EnvironmentProblemError
+    or OutOfMemoryError."""
     prepare_environment(settings)
     with _threads_kept(), _third_party_quiet():
         import vllm.v1.engine.llm_engine  # noqa: F401 - loads most of vLLM
 
-        gc.freeze()  # vLLM collects five times while it starts, and what is imported is most of the heap
+        gc.freeze()  # vLLM collects five times during startup, and imported modules are most of the heap
         with store_in_memory():
             llm = _start(settings, **options)
-    # vLLM would otherwise shut down, process groups included, whenever this object happens to be collected.
+    # Otherwise vLLM shuts down, including all process groups, when this object happens to be garbage-collected.
     llm.engine_core._finalizer.detach()
     return llm
 
 
 @contextmanager
 def _threads_kept() -> Iterator[None]:
-    """Context that leaves the number of threads as it was, and settable: vLLM puts a function that warns in place of
-    `torch.set_num_threads`."""
+    """Context that restores the number of threads, and `torch.set_num_threads`, which vLLM replaces by a function
+    that only warns."""
     set_threads, threads = torch.set_num_threads, torch.get_num_threads()
     try:
         yield
@@ -282,18 +283,18 @@ def _start(settings: VllmSettings, **options: Any) -> Any:
 
 
 def _start_error(settings: VllmSettings, error: Exception) -> PpoctlError:
-    """vLLM's reasons come as ValueErrors of many origins; the text tells them apart."""
+    """Return our error for vLLM's. vLLM raises ValueError for many reasons, which only the text distinguishes."""
     table, text = settings.table, str(error)
     if "KV cache" in text or isinstance(error, torch.OutOfMemoryError):
         key = "gpu_memory_frac" if on_gpu() else "kv_cache_mib"
         return OutOfMemoryError(
-            f"vLLM has no room for one sequence of {settings.max_model_len} tokens: {text}",
+            f"vLLM does not have enough memory for one sequence of {settings.max_model_len} tokens: {text}",
             hint=f"raise `generator.{key}` (now {getattr(table, key)}) or lower `rollout.max_new_tokens`",
         )
     if "Free memory on device" in text:
         return OutOfMemoryError(
-            f"vLLM has less of the GPU's memory than its share: {text}",
-            hint=f"lower `generator.gpu_memory_frac` (now {table.gpu_memory_frac}), or have the trainers leave: "
+            f"the GPU has less free memory than vLLM's fraction of it: {text}",
+            hint=f"lower `generator.gpu_memory_frac` (now {table.gpu_memory_frac}), or offload the trainers: "
             """--set 'cluster.offload=["actor", "critic"]'""",
         )
     if "max_model_len" in text:
@@ -301,27 +302,27 @@ def _start_error(settings: VllmSettings, error: Exception) -> PpoctlError:
     if "e_score_correction_bias" in text:
         return unread_router_bias(settings.model)
     return EnvironmentProblemError(
-        f"vLLM could not start on `{settings.key}` `{settings.model}`: {_in_words(error)}",
+        f"vLLM could not start with `{settings.key}` `{settings.model}`: {_one_line(error)}",
         hint=where_it_says_more(settings),
     )
 
 
 def generation_error(settings: VllmSettings, error: Exception) -> Exception:
-    """What vLLM's own error in a forward pass is to a person; one of memory stays what it is."""
+    """Return our error for vLLM's error in a forward pass. Out-of-memory errors are returned unchanged."""
     if isinstance(error, torch.OutOfMemoryError):
         return error
     return EnvironmentProblemError(
-        f"vLLM failed while it computed with `{settings.key}` `{settings.model}`: {_in_words(error)}",
+        f"vLLM failed while it computed with `{settings.key}` `{settings.model}`: {_one_line(error)}",
         hint=where_it_says_more(settings),
     )
 
 
-def _in_words(error: Exception) -> str:
-    """An error of others on one line; one without a text says where it is from."""
+def _one_line(error: Exception) -> str:
+    """Return a library's error in one line; for an error without a message, its source line."""
     text = next(iter(str(error).splitlines()), "")
     if not text:
         last = traceback.extract_tb(error.__traceback__)[-1:]
-        text = "".join(f"no words, from {frame.filename}:{frame.lineno}" for frame in last) or "no words"
+        text = "".join(f"no message, from {frame.filename}:{frame.lineno}" for frame in last) or "no message"
     return f"{type(error).__name__}: {text}"
 
 
@@ -341,10 +342,10 @@ def _finished(output: Any) -> GenerationOutput:
 
 @contextmanager
 def _third_party_quiet() -> Iterator[None]:
-    """Silence what vLLM and torch say about each other while vLLM is imported and started."""
+    """Context that silences warnings of vLLM and torch about each other while vLLM is imported and started."""
     triton = logging.getLogger("torch._library.triton")
     level = triton.level
-    # "Triton not available": on a CPU it is left out on purpose.
+    # "Triton not available": it is left out of CPU installations on purpose.
     triton.setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"`torch\.jit\.script_method` is deprecated")

@@ -1,5 +1,5 @@
-"""What processes make engines with: those of an executor (`OpenEngine`), and the one beside a driver without Ray
-(`open_alone`)."""
+"""How processes create engines: the processes of an executor (`OpenEngine`), and the engine process of a driver
+without Ray (`open_alone`)."""
 
 from dataclasses import dataclass
 
@@ -11,13 +11,13 @@ from ppoctl.engines.vllm.settings import VllmSettings
 
 @dataclass
 class OpenEngine:
-    """Makes an engine, or one tensor rank of it, in the process it is called in."""
+    """Creates an engine, or one of its tensor ranks, in the process that calls it."""
 
     settings: VllmSettings
     number: int = 0
-    """Number of the engine."""
+    """Index of the engine."""
     folder: str | None = None
-    """Folder on whose weights the next process begins, if it is still there; absent: on the model's own."""
+    """Folder whose weights the next process loads, if it still exists. None: the model's own folder."""
 
     def __call__(self, rank: int, world_size: int, address: str) -> Engine:
         write_log(self.settings, f"engine-{self.number}" + (f"-rank-{rank}" if rank > 0 else ""))
@@ -27,8 +27,8 @@ class OpenEngine:
 
 
 def open_alone(settings: VllmSettings, folder: str | None) -> Engine:
-    """The only engine of a job. Where the settings do not say where its log goes, that is kept until
-    `Engine.write_log_into` does."""
+    """Create the only engine of a job. If the settings have no log folder, its log is kept in memory until
+    `Engine.write_log_into` is called."""
     if settings.logs is None:
         keep_log()
     else:

@@ -1,4 +1,4 @@
-"""The `Generator` port on vLLM: prepare a state, draw from it, stream."""
+"""The `Generator` port on vLLM: prepare a state, generate from it, stream the samples."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,11 +14,12 @@ from ppoctl.weights.canary import Canary
 from ppoctl.weights.sync import EngineSide, Sync, TrainerAt
 
 _COLDEST, _HOTTEST = 0.01, 2.0
-"""vLLM raises temperatures between 0 and the first to it, silently, and refuses those above the second."""
+"""vLLM silently raises temperatures between 0 and the first value to the first value, and rejects those above the
+second."""
 
 
 class VllmGenerator:
-    """Engines that are started by the first `prepare`, in this process or in others."""
+    """Engines that the first `prepare` starts, in this process or in others."""
 
     def __init__(
         self, settings: VllmSettings, trainer_at: TrainerAt, side: EngineSide, notify: Callable[[str], None]
@@ -37,19 +38,19 @@ class VllmGenerator:
         self._stamp = state.stamp
 
     def open(self, params: SamplingParams) -> "VllmStream":
-        """See `ports.Generator`. Greedy samples report the log-probs of the untempered distribution. Raises
-        RecipeError on a temperature that vLLM would change or refuse."""
+        """See `ports.Generator`. Greedy samples report the log-probs at temperature 1. Raises RecipeError for a
+        temperature that vLLM would change or reject."""
         self._require_no_stream()
         if params.temperature != 0 and not _COLDEST <= params.temperature <= _HOTTEST:
             raise RecipeError(
-                f"temperature `{params.temperature}` is outside what vLLM samples with",
+                f"vLLM does not support temperature `{params.temperature}`",
                 hint=f"set it between {_COLDEST} and {_HOTTEST}, or to 0 (greedy)",
             )
         vocab_size = self._fleet.vocab_size() if params.stop_token_ids else 0
         if wrong := [token for token in params.stop_token_ids if not 0 <= token < vocab_size]:
             raise RecipeError(
-                f"`rollout.stop_token_ids` has id {wrong[0]}; the model's vocabulary has {vocab_size}",
-                hint=f"ids below {vocab_size} end responses",
+                f"`rollout.stop_token_ids` contains id {wrong[0]}, but the model's vocabulary has {vocab_size} ids",
+                hint=f"use ids below {vocab_size}",
             )
         self._fleet.open(params)
         window = self._settings.max_model_len
@@ -58,7 +59,7 @@ class VllmGenerator:
         return self._stream
 
     def close(self) -> None:
-        """See `ports.Generator`. A later `prepare` starts fresh engines."""
+        """See `ports.Generator`. A later `prepare` starts new engines."""
         if self._stream is not None:
             self._stream.lose()
         self._fleet.close()
@@ -81,12 +82,12 @@ class VllmStream:
         self._max_prompt_tokens = max_prompt_tokens
         self._keys: set[str] = set()
         self._lost = 0
-        """Draws that were open when the generator was closed."""
+        """Number of requests that were open when the generator was closed."""
         self.is_open = True
 
     def submit(self, requests: Sequence[SampleRequest]) -> None:
-        """See `ports.Stream`. Raises DataError, also on an id outside the vocabulary; ValueError on a key that this
-        stream had before, or a negative seed."""
+        """See `ports.Stream`. Raises DataError (also for an id outside the vocabulary), and ValueError for a key that
+        this stream has had before, or a negative seed."""
         self._require_open()
         keys = set(self._keys)
         for request in requests:
@@ -100,9 +101,9 @@ class VllmStream:
         )
 
     def finished(self) -> Sequence[Sample]:
-        """See `ports.Stream`. Raises NonFiniteError where the weights give log-probs that are not finite."""
+        """See `ports.Stream`. Raises NonFiniteError if the weights give log-probs that are not finite."""
         self._require_open()
-        return [self._sample(drawn) for drawn in self._fleet.finished()]
+        return [self._sample(completed) for completed in self._fleet.finished()]
 
     def close(self) -> None:
         """See `ports.Stream`."""
@@ -111,44 +112,43 @@ class VllmStream:
             self._fleet.abort()
 
     def lose(self) -> None:
-        """The engines are about to be closed under it."""
+        """Mark the stream as ended, before the generator closes its engines."""
         if self.is_open:
             self.is_open = False
             self._lost = self._fleet.open_requests
 
     def _require_open(self) -> None:
         if not self.is_open:
-            why = (
-                f"the generator was closed with {self._lost} samples still to draw" if self._lost else "it is closed"
-            )
-            raise PpoctlError(f"nothing more comes from this stream: {why}")
+            why = f"the generator was closed with {self._lost} samples unfinished" if self._lost else "it is closed"
+            raise PpoctlError(f"this stream returns no more samples: {why}")
 
     def _check(self, request: SampleRequest) -> None:
-        length, most = len(request.prompt_tokens), self._max_prompt_tokens
-        if not 1 <= length <= most:
+        length, limit = len(request.prompt_tokens), self._max_prompt_tokens
+        if not 1 <= length <= limit:
             new = 1 if self._params.max_window_tokens else self._params.max_new_tokens
             raise DataError(
-                f"prompt of `{request.key}` has {length} tokens; with {new} new ones it must fit the generator's "
-                f"window of {most + new}",
-                hint="raise `rollout.max_prompt_tokens` or leave the prompt out of the data",
+                f"the prompt of `{request.key}` has {length} tokens; with {new} new tokens it must fit into the "
+                f"generator's window of {limit + new}",
+                hint="raise `rollout.max_prompt_tokens` or remove the prompt from the data",
             )
         if request.seed < 0:
             raise ValueError(f"seed of `{request.key}` is negative: {request.seed}")
-        # vLLM started without a tokenizer does not look; the embedding would fail on a CPU and poison the GPU.
+        # vLLM without a tokenizer does not check ids. The embedding would fail on a CPU and corrupt the CUDA context.
         vocab_size = self._fleet.vocab_size()
         wrong = [token for token in request.prompt_tokens if not 0 <= token < vocab_size]
         if wrong:
             raise DataError(
-                f"prompt of `{request.key}` has id {wrong[0]}; the model's vocabulary has {vocab_size}",
-                hint="the data were tokenised for another model: check `model.path`",
+                f"the prompt of `{request.key}` contains id {wrong[0]}, but the model's vocabulary has only "
+                f"{vocab_size} ids",
+                hint="the data were tokenized for another model: check `model.path`",
             )
 
-    def _sample(self, drawn: CompletedRequest) -> Sample:
-        finished = drawn.finished
+    def _sample(self, completed: CompletedRequest) -> Sample:
+        finished = completed.finished
         if finished.reason not in ("stop", "length"):
             raise PpoctlError(f"vLLM ended sample `{finished.id}` with `{finished.reason}`")
         if not all(map(math.isfinite, finished.logprobs)):
-            raise NonFiniteError(f"sample `{finished.id}` has a log-prob that is not finite under {self._stamp}")
+            raise NonFiniteError(f"sample `{finished.id}` has a log-prob that is not finite with {self._stamp}")
         return Sample(
             key=finished.id,
             tokens=finished.tokens,
@@ -156,5 +156,5 @@ class VllmStream:
             terminated=finished.reason == "stop",
             text=self._detokenizer.text(finished.tokens, self._params),
             stamp=self._stamp,
-            sends=drawn.sends,
+            sends=completed.sends,
         )

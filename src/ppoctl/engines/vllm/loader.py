@@ -1,6 +1,6 @@
-"""vLLM's own loading of a Hugging Face folder, with a checksum of every tensor that it reads.
+"""vLLM's own loader of Hugging Face folders, with a checksum of every tensor that it reads.
 
-For engines that cannot take weights in place: what they were started on is proven by what they read.
+For engines that cannot change weights in place: the checksums verify which weights the engine was started from.
 """
 
 import copy
@@ -22,7 +22,7 @@ _read: list[LoadedWeight] = []
 
 
 class WitnessedLoader(DefaultModelLoader):
-    """vLLM's default loader of safetensors, which remembers a checksum of each tensor."""
+    """vLLM's default safetensors loader, which also records a checksum of each tensor."""
 
     def __init__(self, load_config: LoadConfig) -> None:
         config = copy.copy(load_config)
@@ -37,7 +37,7 @@ class WitnessedLoader(DefaultModelLoader):
 
 
 def register() -> None:
-    """Make the format known to vLLM in this process; safe to call again."""
+    """Register the format with vLLM in this process; may be called again."""
     from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER
 
     if FORMAT not in _LOAD_FORMAT_TO_MODEL_LOADER:
@@ -45,5 +45,5 @@ def register() -> None:
 
 
 def last_read() -> list[LoadedWeight]:
-    """Every tensor that the engine of this process was last started on."""
+    """Return every tensor that this process's engine read at its last start."""
     return list(_read)

@@ -1,4 +1,4 @@
-"""What vLLM says of itself (attention backend, size of the cache, fallbacks), in a file of each engine."""
+"""Log files of vLLM (attention backend, cache size, fallbacks), one per engine."""
 
 import logging
 import os
@@ -9,17 +9,17 @@ from ppoctl.engines.vllm.settings import VllmSettings
 from ppoctl.errors import quoted
 
 _MOST_KEPT = 10_000
-"""Lines that `keep_log` keeps."""
+"""Maximum number of lines that `keep_log` keeps."""
 
 
 def write_log(settings: VllmSettings, name: str) -> None:
-    """Send vLLM's log of this process, and what was kept of it, to `vllm-NAME.log` in the folder of the settings;
-    where there is none only its errors go to the screen. A person who exported how vLLM is to log decides alone. Call
-    it, or `keep_log`, before vLLM is imported.
+    """Write vLLM's log of this process, including the kept lines, to `vllm-NAME.log` in the folder of the settings.
+    Without a folder, only errors are printed. If the user exported vLLM's logging variables, nothing is changed. This
+    function or `keep_log` must be called before vLLM is imported.
     """
     if _is_exported():
         return
-    # vLLM would put its own in place of our handler at each start.
+    # Otherwise vLLM replaces our handler at each start.
     os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
     logger = logging.getLogger("vllm")
     kept = [line for handler in logger.handlers if isinstance(handler, MemoryHandler) for line in handler.buffer]
@@ -35,15 +35,15 @@ def write_log(settings: VllmSettings, name: str) -> None:
 
 
 def write_logs_alone(settings: VllmSettings) -> None:
-    """Send vLLM's log of this process, which has a job's only engine, to its file, and what else it prints to
-    another."""
+    """Write vLLM's log of this process, which contains a job's only engine, to its file, and its other output to a
+    second file."""
     if settings.logs is not None:
-        write_into(settings.logs / "generator-0.log")  # as under Ray
+        write_into(settings.logs / "generator-0.log")  # the same name as with Ray
     write_log(settings, "engine-0")
 
 
 def keep_log() -> None:
-    """Keep vLLM's log of this process until `write_log` knows where it goes."""
+    """Keep vLLM's log of this process in memory until `write_log` is called."""
     if _is_exported():
         return
     os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
@@ -54,8 +54,7 @@ def keep_log() -> None:
 
 
 def close_log() -> None:
-    """Close the file of an engine that has ended: what is left of vLLM in this process says its errors to the
-    screen."""
+    """Close the log file of an engine that has ended. Later errors of vLLM in this process are printed."""
     if _is_exported():
         return
     logger = logging.getLogger("vllm")
@@ -71,7 +70,7 @@ def _is_exported() -> bool:
 
 
 def where_it_says_more(settings: VllmSettings) -> str:
-    """Hint that leads to what vLLM said."""
+    """Return a hint that leads to vLLM's log."""
     if settings.logs is None:
-        return "the same command with VLLM_LOGGING_LEVEL=INFO in front prints what vLLM says"
-    return f"what vLLM said: tail -n 50 {quoted(settings.logs)}/vllm-*.log"
+        return "run the same command with VLLM_LOGGING_LEVEL=INFO in front to print vLLM's log"
+    return f"vLLM's log: tail -n 50 {quoted(settings.logs)}/vllm-*.log"

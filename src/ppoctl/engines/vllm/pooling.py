@@ -1,4 +1,4 @@
-"""A reward model in vLLM: an engine that pools, and how whoever scores with it reaches its process."""
+"""A reward model in vLLM: an engine that pools, and the classes that scorers use to reach its process."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,28 +16,28 @@ from ppoctl.recipe.schema import ParallelTable
 
 @dataclass(frozen=True)
 class PoolingSettings:
-    """What the engine of a reward model is started with."""
+    """Settings that the engine of a reward model starts with."""
 
     role: str
     """Key of the model's table."""
     engine: VllmSettings
     step_tokens: int
-    """Most tokens that are read in one step; no text has more."""
+    """Maximum number of tokens in one engine step; no text is longer."""
     step_texts: int
-    """Most texts of one step."""
+    """Maximum number of texts in one engine step."""
     cache_bytes: int
-    """Room for the keys and values of one step."""
+    """Size of the KV cache of one step."""
     label: int | None = None
-    """Number of the label whose probability is the score; None: the head has one output, which is the score."""
+    """Index of the label whose probability is the score. None: the head has one output, which is the score."""
 
     @property
     def parallel(self) -> ParallelTable:
-        """One process has all of the model."""
+        """Parallelism of the model, which is complete in one process."""
         return ParallelTable()
 
 
 class PoolingEngine:
-    """A reward model in this process. Nothing is started before `start`."""
+    """A reward model in this process. `start` starts vLLM."""
 
     def __init__(self, settings: PoolingSettings) -> None:
         self._settings = settings
@@ -61,27 +61,27 @@ class PoolingEngine:
         )
 
     def scores(self, texts: Sequence[tuple[int, ...]]) -> list[float]:
-        """What the head says at the last token of each text, or the probability of the label."""
+        """Return the head's output at the last token of each text, or the probability of the label."""
         from vllm import PoolingParams
 
         if self._is_asleep:
             self._llm.wake_up()
             self._is_asleep = False
-        said: dict[int, torch.Tensor] = {}
+        outputs: dict[int, torch.Tensor] = {}
         try:
             for number, text in enumerate(texts):
-                asked = PoolingParams(task="classify", use_activation=False)
-                self._llm.add_request(str(number), {"prompt_token_ids": list(text)}, asked)
+                params = PoolingParams(task="classify", use_activation=False)
+                self._llm.add_request(str(number), {"prompt_token_ids": list(text)}, params)
             while self._llm.has_unfinished_requests():
-                said.update((int(one.request_id), one.outputs.data) for one in self._llm.step() if one.finished)
+                outputs.update((int(row.request_id), row.outputs.data) for row in self._llm.step() if row.finished)
         except (RuntimeError, ValueError, NotImplementedError, AssertionError) as error:
             raise generation_error(self._settings.engine, error) from error
-        heads = torch.stack([said[number].flatten().float() for number in range(len(texts))])
+        heads = torch.stack([outputs[number].flatten().float() for number in range(len(texts))])
         label = self._settings.label
         return [float(score) for score in (heads[:, 0] if label is None else heads.softmax(1)[:, label])]
 
     def leave(self) -> None:
-        """Move the weights to the host, for others to use this device's memory; on a CPU they are there already."""
+        """Offload the weights to the host, so that other roles can use the device memory. No-op on a CPU."""
         if self._llm is not None and on_gpu() and self._settings.engine.sleeps and not self._is_asleep:
             self._llm.sleep(level=1)
             self._is_asleep = True
@@ -94,18 +94,18 @@ class PoolingEngine:
 
 
 class OwnPooling:
-    """An `engines.megatron.ranks.Ranks` of one engine, in a process of its own on this machine."""
+    """Implements `engines.megatron.ranks.Ranks` with one engine in a separate process on this machine."""
 
     def __init__(self, settings: PoolingSettings, threads: int) -> None:
         target = ChildFactory("ppoctl.engines.vllm.pooling:open_pooling", (settings,), threads)
         self._child = ChildProcess(f"vLLM for `{settings.role}`", target)
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
-        """What a method of the engine says, in a list."""
+        """Call a method of the engine, and return its result in a list."""
         return [self._child.call(method, *arguments)]
 
     def weights(self) -> NoReturn:
-        """Nobody's: a reward model never changes."""
+        """Raise TypeError: a reward model never changes, so it sends no weights."""
         raise TypeError("a reward model sends no weights")
 
     def close(self) -> None:
@@ -114,26 +114,26 @@ class OwnPooling:
 
 
 def open_pooling(settings: PoolingSettings) -> PoolingEngine:
-    """The engine of a reward model, in the process it is called in."""
+    """Create the engine of a reward model in this process."""
     write_log(settings.engine, settings.role)
     return PoolingEngine(settings)
 
 
 @dataclass(frozen=True)
 class OpenPooling:
-    """Makes the engine of a reward model in the process it is called in."""
+    """Creates the engine of a reward model in the process that calls it."""
 
     settings: PoolingSettings
 
-    def __call__(self, rank: int, world_size: int, address: str) -> PoolingEngine:  # noqa: ARG002 - there is one
+    def __call__(self, rank: int, world_size: int, address: str) -> PoolingEngine:  # noqa: ARG002 - a single rank
         return open_pooling(self.settings)
 
 
 class VllmRewardModel:
-    """The part of a `batch.scores.RewardModel` that computes."""
+    """The computing part of a `batch.scores.RewardModel`."""
 
     def __init__(self, call: Callable[..., list[Any]]) -> None:
-        """`call` asks the process for a method of its `PoolingEngine`, and gives a list of one answer."""
+        """`call` runs a method of the `PoolingEngine` in its process, and returns a list with one result."""
         self._call = call
 
     def start(self) -> None:
@@ -141,6 +141,6 @@ class VllmRewardModel:
         self._call("start")
 
     def scores(self, texts: Sequence[tuple[int, ...]]) -> list[float]:
-        """What the head says at the last token of each text."""
-        (found,) = self._call("scores", list(texts))
-        return list(found)
+        """Return the head's output at the last token of each text."""
+        (scores,) = self._call("scores", list(texts))
+        return list(scores)

@@ -1,4 +1,4 @@
-"""What the engine is started with."""
+"""Settings that an engine is started with."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,21 +9,22 @@ from ppoctl.recipe.schema import GeneratorTable
 
 @dataclass(frozen=True)
 class VllmSettings:
-    """Everything that is fixed for the life of an engine."""
+    """Settings that are fixed for the life of an engine."""
 
     model: str
     """Hugging Face folder (config, first weights, tokenizer) or hub id."""
     dtype: Literal["float32", "bfloat16"]
     max_model_len: int
-    """Longest prompt plus most new tokens of any request, evaluation included; at least 3 (the canary's need)."""
+    """Longest prompt plus the maximum number of new tokens of any request, including evaluation. At least 3, which
+    the canary requires."""
     eos_token_ids: tuple[int, ...]
-    """A response ends with any of them, and with no other id, whatever the model folder says."""
+    """A response ends with any of these ids and with no other, regardless of the model folder."""
     table: GeneratorTable
     sleeps: bool = False
-    """Whether it leaves its device to other roles between rollouts."""
+    """Whether the engine sleeps between rollouts, so that other roles can use its device."""
     logs: Path | None = None
-    """Folder in which each engine writes what vLLM says; absent: nowhere."""
+    """Folder in which each engine writes vLLM's log. None: no log."""
     key: str = "model.path"
-    """Key of the recipe that names the model."""
+    """Recipe key that names the model."""
     seed: int = 0
-    """Seed of the engine; no sample depends on it, as every request brings its own."""
+    """Seed of the engine. No sample depends on it, since every request has a seed."""

@@ -1,20 +1,20 @@
-"""Weights inside vLLM: loaded while it runs, and read back from where it computes.
+"""Weights inside vLLM: loading while the engine runs, and reading back from the memory that it computes with.
 
     start_weight_update  ->  update_weights(tensors) ...  ->  finish_weight_update  ->  ppoctl_loaded_weights
 
-Loading is vLLM's layerwise reload, in place, through its weight-transfer interface. Tensors come in any number and
-order; a fused layer is loaded when its last part has come. (`loader` reads a folder when an engine starts.)
+Loading is vLLM's layerwise reload, in place, through its weight-transfer interface. Tensors arrive in any number and
+order; a fused layer is loaded when its last part has arrived. (`loader` reads a folder when an engine starts.)
 
-The proof (`weights.checksum`) does not trust the loading: weights are read *back from where the engine computes*.
+The verification (`weights.checksum`) does not rely on the loading code: weights are read *back from the memory that
+the engine computes with*.
 
 - Linear layers and the output head on a CPU: the engine computes with a packed copy in oneDNN's own layout and keeps
   no plain weight. The worker multiplies the identity matrix by the packed copy through the layer's own kernel. Each
   output element is one weight times 1 plus zeros, so this returns the packed weights exactly, in float32 and in
-  bfloat16. A tied head has a packed copy of its own beside the embedding, and is read and compared by itself.
-- Everything else (embeddings, norms, biases; on a GPU all weights): the resident tensor itself.
+  bfloat16. A tied head has a packed copy in addition to the embedding, which is read and compared separately.
+- All other weights (embeddings, norms, biases; on a GPU all weights): the resident tensor itself.
 
-Not proven here: that no keys and values of older weights are read. That cannot happen by construction (see
-`Engine._queue`).
+Not verified: that no KV cache of older weights is read. `Engine._queue` excludes that by construction.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,35 +35,35 @@ from ppoctl.weights.checksum import LoadedWeight, checksum_of
 BACKEND = "ppoctl_host"
 """Name of `HostTransfer` in vLLM."""
 _PROBE_ROWS = 512
-"""Rows of the identity per product: bounds the memory of reading back a large matrix."""
+"""Rows of the identity matrix per product, which bounds the memory for reading back a large matrix."""
 
 
 def register() -> None:
-    """Make the backend known to vLLM in this process; safe to call again."""
+    """Register the backend with vLLM in this process; may be called again."""
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, HostTransfer)
 
 
 @dataclass
 class NothingToAgreeOn(WeightTransferInitInfo):
-    """vLLM's set-up of a connection: there is none."""
+    """Parameters of the connection that vLLM would set up: none."""
 
 
 @dataclass
 class Arrived(WeightTransferUpdateInfo):
-    """Some of the weights, under Hugging Face names, which this process can read already."""
+    """Some of the weights, under Hugging Face names, in memory that this process can already read."""
 
     tensors: list[tuple[str, Tensor]]
 
 
 class HostTransfer(WeightTransferEngine[NothingToAgreeOn, Arrived]):
-    """Loads the tensors that it is handed, in checkpoint format."""
+    """Loads the tensors that it is passed, in checkpoint format."""
 
     init_info_cls = NothingToAgreeOn
     update_info_cls = Arrived
 
     def init_transfer_engine(self, init_info: NothingToAgreeOn) -> None:
-        """Nothing to do."""
+        """Do nothing: there is no connection."""
 
     def start_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
@@ -80,16 +80,16 @@ class HostTransfer(WeightTransferEngine[NothingToAgreeOn, Arrived]):
         finalize_layerwise_reload(self.model, self.model_config)
 
     def shutdown(self) -> None:
-        """Nothing to do."""
+        """Do nothing: there is no connection."""
 
 
 class WeightReader:
-    """Extension of vLLM's worker (`worker_extension_cls`), which runs where the engine's weights are."""
+    """Extension of vLLM's worker (`worker_extension_cls`), which runs in the process with the engine's weights."""
 
     model_runner: Any
 
     def ppoctl_loaded_weights(self) -> list[LoadedWeight]:
-        """Every weight of the engine, read back from where it computes."""
+        """Return every weight of the engine, read back from the memory that it computes with."""
         model = self.model_runner.get_model()
         with torch.no_grad():
             repack_heads(model)
@@ -97,10 +97,10 @@ class WeightReader:
 
 
 def repack_heads(model: torch.nn.Module) -> None:
-    """Rebuild the packed copy of every layer that has one beside a resident weight.
+    """Rebuild the packed copy of every layer that has one in addition to a resident weight.
 
-    Loading rebuilds those of layers that received weights. A head tied to the embedding receives none, so
-    without this its logits come from the old embedding, silently (vLLM 0.32 and 0.33, CPU). No-op on a GPU.
+    Loading rebuilds the copies of layers that received weights. A head tied to the embedding receives none, so
+    without this its logits would silently come from the old embedding (vLLM 0.32 and 0.33, CPU). No-op on a GPU.
     """
     for module in model.modules():
         weight = getattr(module, "weight", None)
@@ -110,14 +110,15 @@ def repack_heads(model: torch.nn.Module) -> None:
 
 
 def _read_back(model: torch.nn.Module) -> Iterator[LoadedWeight]:
-    """Every parameter of the engine's model under its Hugging Face name; fused layers are split into their parts."""
+    """Yield every parameter of the engine's model under its Hugging Face name; fused layers are split into their
+    parts."""
     fused: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", {})
     owners: dict[int, str] = {}
     dtype = next(model.parameters()).dtype
     for path, module in model.named_modules():
         for kind, parameter in module.named_parameters(recurse=False):
             parts = fused.get(path.rpartition(".")[2], ())
-            # Families whose checkpoints are fused too list themselves as their only part.
+            # Models whose checkpoints are fused too list the fused layer as its only part.
             parts = parts if len(parts) > 1 else ()
             sizes = module.output_partition_sizes if parts else ()
             value = _in_use(module, kind, parameter, dtype)
@@ -137,18 +138,18 @@ def _parts(name: str, value: Tensor, parts: Sequence[str], sizes: Sequence[int])
 
 
 def _in_use(module: Any, kind: str, parameter: Tensor, dtype: torch.dtype) -> Tensor:
-    """The numbers this tensor rank computes with."""
+    """Return the numbers that this tensor rank computes with."""
     value = parameter.data
     if kind == "weight" and hasattr(module, "cpu_linear"):
         value = _unpacked(module, dtype)
     elif value.dtype != dtype and hasattr(module, "cpu_linear"):
-        # Some CPU kernels keep the bias in float32: exact, and exact back.
+        # Some CPU kernels keep the bias in float32; the conversion is exact in both directions.
         value = value.to(dtype)
     return value
 
 
 def _whole(module: Any, kind: str, part: Tensor) -> Tensor:
-    """The tensor put together from all tensor ranks, padding removed."""
+    """Return the full tensor, gathered from all tensor ranks, without padding."""
     from vllm.distributed import get_tp_group
     from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
@@ -164,7 +165,7 @@ def _whole(module: Any, kind: str, part: Tensor) -> Tensor:
 
 
 def _unpacked(module: Any, dtype: torch.dtype) -> Tensor:
-    """The packed weight [out, in] of a CPU linear layer, read through the layer's own kernel."""
+    """Return the packed weight [out, in] of a CPU linear layer, read through the layer's own kernel."""
     width = module.embedding_dim if hasattr(module, "embedding_dim") else module.input_size_per_partition
     columns = []
     for start in range(0, width, _PROBE_ROWS):
