@@ -98,7 +98,9 @@ def test_refused_secret_hint_names_the_alternatives(folder, capsys):
     Path("r.toml").write_text(SMALLEST + at_uri(f'"{URI}"'))
     assert run(["validate", "r.toml"]) == 2
     said = capsys.readouterr().err
-    assert "`tracking.uri` holds a password or a token, and a recipe is kept and sent on" in said
+    assert (
+        "`tracking.uri` contains a password or a token, but a recipe is stored in the run and sent to MLflow" in said
+    )
     assert "MLFLOW_TRACKING_PASSWORD" in said
     assert '`tracking.uri = "$NAME"`' in said
 

@@ -96,7 +96,7 @@ def test_estimator_name_is_rejected_for_other_keys(smallest: Path) -> None:
         ("actor.LoRA={rank=8}", "actor.LoRA", "LoRA and other adapters"),
         ("actor.freeze=['embedding']", "actor.freeze", "layers of the actor that do not train"),
         ("rollout.dynamic_sampling=true", "rollout.dynamic_sampling", "sampling again"),
-        ("ppo.pf_ppo.weight_pow=2.0", "ppo.pf_ppo", "rollouts drawn again by their score"),
+        ("ppo.pf_ppo.weight_pow=2.0", "ppo.pf_ppo", "rollouts resampled by their score"),
         ("rollout.tools=['python']", "rollout.tools", "responses of several turns"),
         ("cluster.async=true", "cluster.async", "asynchronous training"),
     ],

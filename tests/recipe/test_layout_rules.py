@@ -43,23 +43,22 @@ CASES = [
     (
         "check_pipeline_layers",
         "actor.parallel={pipeline=2, first_stage_layers=4}",
-        "the model's 4 layers, 4 of them on the first and last rank as written here, do not divide over 2 pipeline "
-        "ranks",
+        "the model's 4 layers, 4 of them set for the first and last rank, do not divide over 2 pipeline ranks",
     ),
     (
         "check_ray_address",
         "cluster.ray_address=auto",
-        "`auto` is no `host:port`",
+        "`auto` is not `host:port`",
     ),
     (
         "check_end_layers",
         "actor.parallel={last_stage_layers=2}",
-        "one pipeline rank has all layers",
+        "a single pipeline rank has all layers",
     ),
     (
         "check_interleaving_needs_pipeline",
         "actor.parallel={stages_per_rank=2}",
-        "one pipeline rank has nobody to interleave with",
+        "interleaving needs more than one pipeline rank",
     ),
     (
         "check_interleaved_layers",
@@ -74,17 +73,17 @@ CASES = [
     (
         "check_sequence_parallel",
         "critic.parallel={sequence=true}",
-        "sequence parallelism splits over the tensor ranks, and there is one",
+        "sequence parallelism splits over the tensor ranks, but there is only one",
     ),
     (
         "check_offload_needs_colocation",
         "cluster={placement='apart', offload=['actor']}",
-        "each process has a device of its own: nobody would take the place of what is moved out",
+        "each process has its own device, so nothing would use the memory that offloading frees",
     ),
     (
         "check_broadcast_needs_separate_devices",
         "cluster.weights=broadcast",
-        "a device takes part in a broadcast once, and roles that share it would twice",
+        "a broadcast allows one process per device, but colocated roles share a device",
     ),
     (
         "check_reshardable",
@@ -161,13 +160,13 @@ EXPERT_CASES = [
     (
         "check_expert_ranks",
         "actor.parallel={data=2, tensor=2, sequence=true, expert=3, expert_tensor=2}",
-        "3 expert ranks of 2 each do not divide the 2 tensor x 1 context x 2 data ranks they are made of",
+        "3 expert ranks of 2 each do not divide the 2 tensor x 1 context x 2 data ranks that they consist of",
         "--set actor.parallel.data=6",
     ),
     (
         "check_experts_need_sequence_parallel",
         "actor.parallel={tensor=2, expert=2}",
-        "2 tensor ranks that do not split the tokens would all send them the same ones",
+        "without sequence parallelism, 2 tensor ranks would send them the same tokens",
         "--set actor.parallel.sequence=true",
     ),
 ]

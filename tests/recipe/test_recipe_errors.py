@@ -84,9 +84,9 @@ uri = "x"
         "r.toml:16: `reward.scale.to` is `[1]`: must have more entries",
         "r.toml:15: `reward.strict` is `1`: must be `true` or `false`",
         "r.toml:18: `ppo.epochs` is `0`: must be at least 1",
-        'r.toml:23: `ppo.kl.coef` goes with `place = "reward"` or `place = "loss"`, and `ppo.kl.place` is `"none"`',
+        'r.toml:23: `ppo.kl.coef` requires `place = "reward"` or `place = "loss"`, but `ppo.kl.place` is `"none"`',
         "r.toml:25: `ppo.policy_loss.clip_low` is `nan`: must be finite",
-        "r.toml:20: unknown key `ppo.critic`; [critic] is a table of its own",
+        "r.toml:20: unknown key `ppo.critic`; [critic] is a table at the top of a recipe",
         "r.toml:26: missing `actor.optimizer.lr`; add it under [actor.optimizer], e.g. `lr = 1e-6`",
         "r.toml:27: unknown key `actor.optimizer.learning_rate`; a suggestion: TRL's `learning_rate` is "
         "`actor.optimizer.lr` and `critic.optimizer.lr` here: one rate for both there",
@@ -148,13 +148,14 @@ BROUGHT = [
     ),
     (
         "ppo.reward_scaling.enabled=false",
-        "it is NeMo-RL's, and `reward.scale` here: on where the table is written; as it is `false`, leave it out",
+        "it is NeMo-RL's, and `reward.scale` here: on where the table is written; its value is `false`, so leave "
+        "it out",
         "ppoctl recipes keys reward.scale",
     ),
     (
         "loss_fn.reference_policy_kl_penalty=0",
         "it is NeMo-RL's, and `ppo.kl.coef` here: in the loss unless `use_kl_in_reward`: write `ppo.kl.place` too; "
-        "as it is `0`, leave it out",
+        "its value is `0`, so leave it out",
         "ppoctl recipes keys ppo.kl.coef",
     ),
     (
@@ -206,7 +207,7 @@ lr = 2e-6
 def test_own_key_of_other_alternative_is_not_treated_as_foreign(smallest: Path) -> None:
     lines, _ = said(smallest, sets=("ppo.kl={place='none', estimator='k1'}",))
     assert lines == [
-        '--set: `ppo.kl.estimator` goes with `place = "reward"` or `place = "loss"`, and `ppo.kl.place` is `"none"`'
+        '--set: `ppo.kl.estimator` requires `place = "reward"` or `place = "loss"`, but `ppo.kl.place` is `"none"`'
     ]
 
 
@@ -220,11 +221,11 @@ def test_own_key_of_other_alternative_is_not_treated_as_foreign(smallest: Path) 
         ),
         (
             "{kind='gspo', dual_clip=3.0}",
-            '`ppo.policy_loss.dual_clip` goes with `kind = "clip"`, and `ppo.policy_loss.kind` is `"gspo"`',
+            '`ppo.policy_loss.dual_clip` requires `kind = "clip"`, but `ppo.policy_loss.kind` is `"gspo"`',
         ),
         (
             "{ratio_gradient='token'}",
-            '`ppo.policy_loss.ratio_gradient` goes with `kind = "gspo"`, and `ppo.policy_loss.kind` is `"clip"`',
+            '`ppo.policy_loss.ratio_gradient` requires `kind = "gspo"`, but `ppo.policy_loss.kind` is `"clip"`',
         ),
         ("3", '[ppo.policy_loss] needs `kind`: one of `"clip"`, `"gspo"`, `"cispo"`, `"reinforce"`'),
     ],
@@ -270,12 +271,12 @@ def test_date_is_not_text(write: Write) -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ('a = 1\nb = "x\n', 'r.toml:2: not valid TOML: a text without its closing quote in `b = "x`'),
+        ('a = 1\nb = "x\n', 'r.toml:2: not valid TOML: a string without its closing quote in `b = "x`'),
         ("a = 1\nb = [1,\n", "r.toml:2: not valid TOML: invalid value in `b = [1,`"),
-        ("a = 1\na = 2\n", "r.toml:2: not valid TOML: a second value for what has one in `a = 2`"),
+        ("a = 1\na = 2\n", "r.toml:2: not valid TOML: a second value for the same key in `a = 2`"),
         ("[a]\n[b]\n[a]\n", "r.toml:3: not valid TOML: cannot declare [a] twice in `[a]` (first at line 1)"),
         ("[a.b]\n[a.b]\n", "r.toml:2: not valid TOML: cannot declare [a.b] twice in `[a.b]` (first at line 1)"),
-        ("steps 3\n", "r.toml:1: not valid TOML: no `=` behind the key in `steps 3`"),
+        ("steps 3\n", "r.toml:1: not valid TOML: no `=` after the key in `steps 3`"),
         (
             "\ufeff\ufeffa = 1\n",
             "r.toml:1: not valid TOML: invalid statement in `\\ufeffa = 1`; "
@@ -283,7 +284,7 @@ def test_date_is_not_text(write: Write) -> None:
         ),
         (
             "a = \u201cx\u201d\n",
-            'r.toml:1: not valid TOML: invalid value in `a = \u201cx\u201d`; `\u201c` is no quote of TOML: write `"`',
+            'r.toml:1: not valid TOML: invalid value in `a = \u201cx\u201d`; `\u201c` is not a TOML quote: write `"`',
         ),
     ],
 )
@@ -326,8 +327,8 @@ def test_every_unreadable_file_is_reported(write: Write, tmp_path: Path) -> None
     lines, hint = said(*map(Path, ("r.toml", "none.toml", "folder.toml", "latin.toml")))
     assert lines == [
         "none.toml: no such recipe",
-        "folder.toml: is no file; a recipe is a `.toml` file",
-        "latin.toml: is no UTF-8 text (byte 8)",
+        "folder.toml: is not a regular file; a recipe is a `.toml` file",
+        "latin.toml: is not UTF-8 text (byte 8)",
     ]
     assert hint == "ppoctl recipes list"
 
@@ -343,7 +344,7 @@ def test_list_of_tables_is_shown_only_for_misplaced_keys(smallest: Path) -> None
     (line,), _ = said(smallest, sets=("health.reward.min=1",))
     assert line.startswith("--set: unknown key `health.reward`; [health] has `kl`, ")
     (line,), _ = said(smallest, sets=("ppo.reward.kind=gsm8k",))
-    assert line == "--set: unknown key `ppo.reward`; [reward] is a table of its own"
+    assert line == "--set: unknown key `ppo.reward`; [reward] is a table at the top of a recipe"
 
 
 def test_missing_path_variable_is_named(write: Write) -> None:
@@ -430,7 +431,7 @@ def test_unparsable_file_error_names_cause(write: Write, text: str, says: str) -
 
 def test_device_file_is_not_a_recipe() -> None:
     lines, _ = said(Path("/dev/zero"))
-    assert lines == ["/dev/zero: is no file; a recipe is a `.toml` file"]
+    assert lines == ["/dev/zero: is not a regular file; a recipe is a `.toml` file"]
 
 
 @pytest.mark.parametrize("wrong", ["steps=1000000000000", f"name={'x' * 101}"])

@@ -23,63 +23,63 @@ CASES: list[tuple[str, list[str], str]] = [
     (
         "check_row_source",
         ["data.train={format='columns', prompt='q', answer='a'}"],
-        '--set: [data.train] names no rows: it has no `path`: `data.train.format` = `"columns"` (--set)',
+        '--set: [data.train] has no rows: `path` is missing: `data.train.format` = `"columns"` (--set)',
     ),
     (
         "check_row_source",
         ["data.train={format='gsm8k', path='/x.jsonl', dataset={path='org/x'}}"],
-        '--set: [data.train] names its rows twice, by `path` and by `dataset`: `data.train.path` = `"/x.jsonl"` '
+        '--set: [data.train] has both `path` and `dataset`: `data.train.path` = `"/x.jsonl"` '
         '(--set), `data.train.dataset.path` = `"org/x"` (--set)',
     ),
     (
         "check_mix_weights",
         ["data.train.weight=2.0"],
-        "--set: [data.train] is no source of a mix, and only such have a weight: `data.train.weight` = `2.0` (--set)",
+        "--set: `weight` applies only to sources of a mix; [data.train] is not one: `data.train.weight` = `2.0` (--set)",
     ),
     (
         "check_mix_weights",
         ["data.eval.e={format='mix', sources={a={format='gsm8k', path='/x.jsonl', weight=0.5}}}"],
-        "--set: an evaluation asks every row of each source once: `data.eval.e.sources.a.weight` = `0.5` (--set)",
+        "--set: an evaluation uses each row of each source once, so a weight has no effect: `data.eval.e.sources.a.weight` = `0.5` (--set)",
     ),
     (
         "check_prompt_file_conflicts",
         ["data.train={format='gsm8k', path='/x.jsonl', prompt_file='/p.txt', instruction='i'}"],
-        "--set: a prompt file says all that is said besides the question: `data.train.prompt_file` = "
+        "--set: a prompt file contains the complete prompt, so `instruction` has no effect: `data.train.prompt_file` = "
         '`"/p.txt"` (--set), `data.train.instruction` = `"i"` (--set)',
     ),
     (
         "check_template_arguments",
         ["data.train.template_args.tools=1"],
-        "--set: `tools` of the chat template is set by whoever renders: `data.train.template_args.tools` = `1` (--set)",
+        "--set: the argument `tools` of the chat template is set by ppoctl: `data.train.template_args.tools` = `1` (--set)",
     ),
     (
         "check_reward_has_ground_truth",
         ["data.train={format='dialogues', path='/x.jsonl'}"],
-        "--set: the reward compares with a ground truth, and [data.train] has none: it is made of dialogues: "
+        "--set: the reward compares with a ground truth, but [data.train] has none: its rows are dialogues: "
         '`data.train.format` = `"dialogues"` (--set), `reward.kind` = `"gsm8k"` (r.toml:13)',
     ),
     (
         "check_loss_penalty_has_gradient",
         ["ppo.kl={place='loss', coef=0.1, estimator='k1'}"],
-        '--set: as a loss k1 has a gradient that averages to 0: it pulls nowhere: `ppo.kl.gradient` = `"estimator"` '
+        '--set: k1 as a loss has a gradient with mean 0, so it has no effect: `ppo.kl.gradient` = `"estimator"` '
         '(default), `ppo.kl.estimator` = `"k1"` (--set)',
     ),
     (
         "check_full_kl_options",
         ["ppo.kl={place='reward', coef=0.1, estimator='full', input_clamp=20.0}"],
-        "--set: the sum over the vocabulary has no difference of two log-probs to clamp: `ppo.kl.estimator` = "
+        "--set: the full KL has no difference of two log-probs to clamp: `ppo.kl.estimator` = "
         '`"full"` (--set), `ppo.kl.input_clamp` = `20.0` (--set)',
     ),
     (
         "check_full_kl_options",
         ["ppo.kl={place='loss', coef=0.1, estimator='full', gradient='k2'}"],
-        '--set: the sum over the vocabulary has its own gradient: `ppo.kl.estimator` = `"full"` (--set), '
+        '--set: the full KL has its own gradient: `ppo.kl.estimator` = `"full"` (--set), '
         '`ppo.kl.gradient` = `"k2"` (--set)',
     ),
     (
         "check_full_kl_options",
         ["ppo.kl={place='reward', coef=0.1, estimator='full'}", "ppo.old_logprobs=sampler"],
-        "--set: the sum over the vocabulary is read in a forward pass of the actor, and none is run: "
+        "--set: the full KL needs a forward pass of the actor, but none is run: "
         '`ppo.kl.estimator` = `"full"` (--set), `ppo.old_logprobs` = `"sampler"` (--set)',
     ),
     (
@@ -88,7 +88,7 @@ CASES: list[tuple[str, list[str], str]] = [
             "ppo.kl={place='reward', coef=0.1, adaptive={target_per_sequence=0.1, horizon_seqs=1}}",
             "rollout.samples_per_prompt=2",
         ],
-        "--set: one step of 8 sequences may take the coefficient to 0 or below: `ppo.kl.adaptive.horizon_seqs` = `1` "
+        "--set: one step of 8 sequences may reduce the coefficient to 0 or below: `ppo.kl.adaptive.horizon_seqs` = `1` "
         "(--set)",
     ),
     (
@@ -98,7 +98,7 @@ CASES: list[tuple[str, list[str], str]] = [
             "ppo.old_logprobs=current",
             "ppo.minibatch_seqs=4",
         ],
-        "--set: a coefficient adapts to the KL of the actor's log-probs before its update, and nothing computes them: "
+        "--set: the coefficient adapts to the KL of the actor's log-probs before its update, but they are not computed: "
         '`ppo.old_logprobs` = `"current"` (--set)',
     ),
     (
@@ -107,35 +107,35 @@ CASES: list[tuple[str, list[str], str]] = [
             "ppo.kl={place='loss', coef=0.1, estimator='full', adaptive={target_per_token=0.1}}",
             "ppo.old_logprobs=sampler",
         ],
-        "--set: a coefficient adapts to the KL of the actor's log-probs before its update, and nothing computes them: "
+        "--set: the coefficient adapts to the KL of the actor's log-probs before its update, but they are not computed: "
         '`ppo.old_logprobs` = `"sampler"` (--set)',
     ),
     (
         "check_correction_has_trainer_logprobs",
         ["ppo.max_sequence_gap=1.5", "ppo.old_logprobs=sampler"],
-        "--set: a correction compares the sampler's log-probs with the trainer's, and nothing computes those: "
+        "--set: a correction compares the sampler's log-probs with the trainer's, but the trainer computes none: "
         '`ppo.max_sequence_gap` = `1.5` (--set), `ppo.old_logprobs` = `"sampler"` (--set)',
     ),
     (
         "check_rejection_bounds",
         ["ppo.rollout_rejection={kind='ratio', level='token'}"],
-        '--set: nothing bounds k1: it takes `min_ratio` or `max_ratio`: `ppo.rollout_rejection.statistic` = `"k1"` (default), `ppo.rollout_rejection.kind` = `"ratio"` (--set)',
+        '--set: k1 has no bound: set `min_ratio` or `max_ratio`: `ppo.rollout_rejection.statistic` = `"k1"` (default), `ppo.rollout_rejection.kind` = `"ratio"` (--set)',
     ),
     (
         "check_rejection_bounds",
         ["ppo.rollout_rejection={kind='ratio', level='token', statistic='k2'}"],
-        '--set: nothing bounds k2: it takes `max`: `ppo.rollout_rejection.statistic` = `"k2"` (--set), `ppo.rollout_rejection.kind` = `"ratio"` (--set)',
+        '--set: k2 has no bound: set `max`: `ppo.rollout_rejection.statistic` = `"k2"` (--set), `ppo.rollout_rejection.kind` = `"ratio"` (--set)',
     ),
     (
         "check_rejection_bounds",
         ["ppo.rollout_rejection={kind='ratio', level='token', statistic='k3', max=0.1, min_ratio=0.5}"],
-        "--set: k3 is bounded by `max`, and `min_ratio` would not be read: `ppo.rollout_rejection.min_ratio` = `0.5` (--set), "
+        "--set: k3 is bounded by `max`, so `min_ratio` has no effect: `ppo.rollout_rejection.min_ratio` = `0.5` (--set), "
         '`ppo.rollout_rejection.statistic` = `"k3"` (--set)',
     ),
     (
         "check_rejection_bounds",
         ["ppo.rollout_rejection={kind='ratio', level='token', max_ratio=2.0, max=0.1}"],
-        "--set: k1 is bounded by `min_ratio` or `max_ratio`, and `max` would not be read: `ppo.rollout_rejection.max` = `0.1` "
+        "--set: k1 is bounded by `min_ratio` or `max_ratio`, so `max` has no effect: `ppo.rollout_rejection.max` = `0.1` "
         '(--set), `ppo.rollout_rejection.statistic` = `"k1"` (default)',
     ),
     (
@@ -165,70 +165,70 @@ CASES: list[tuple[str, list[str], str]] = [
     (
         "check_microbatch_fits_longest_sequence",
         ["critic.batching.max_tokens_per_microbatch=31"],
-        "--set: a microbatch of 31 tokens cannot hold a sequence of 32 (prompt + response - 1: the last token is "
-        "predicted and not read): `critic.batching.max_tokens_per_microbatch` = `31` (--set), "
+        "--set: a microbatch of 31 tokens cannot contain a sequence of 32 (prompt + response - 1: the last token is "
+        "predicted, not read): `critic.batching.max_tokens_per_microbatch` = `31` (--set), "
         "`rollout.max_prompt_tokens` = `20` (r.toml:10), `rollout.max_new_tokens` = `13` (r.toml:11)",
     ),
     (
         "check_microbatch_fits_longest_sequence",
         ["ppo.truncated=bootstrap", "critic.batching.max_tokens_per_microbatch=32"],
-        "--set: a microbatch of 32 tokens cannot hold a sequence of 33 (prompt + response: the critic values what "
-        "comes after a truncated one): `critic.batching.max_tokens_per_microbatch` = `32` (--set), "
+        "--set: a microbatch of 32 tokens cannot contain a sequence of 33 (prompt + response: the critic also reads the last token "
+        "of a truncated response): `critic.batching.max_tokens_per_microbatch` = `32` (--set), "
         "`rollout.max_prompt_tokens` = `20` (r.toml:10), `rollout.max_new_tokens` = `13` (r.toml:11)",
     ),
     (
         "check_microbatch_fits_longest_sequence",
         ["actor.batching={max_tokens_per_microbatch=32, forward_max_tokens_per_microbatch=31}"],
-        "--set: a microbatch of 31 tokens cannot hold a sequence of 32 (prompt + response - 1: the last token is "
-        "predicted and not read): `actor.batching.forward_max_tokens_per_microbatch` = `31` (--set), "
+        "--set: a microbatch of 31 tokens cannot contain a sequence of 32 (prompt + response - 1: the last token is "
+        "predicted, not read): `actor.batching.forward_max_tokens_per_microbatch` = `31` (--set), "
         "`rollout.max_prompt_tokens` = `20` (r.toml:10), `rollout.max_new_tokens` = `13` (r.toml:11)",
     ),
     (
         "check_warmup_fraction",
         ["actor.optimizer.lr_warmup_frac=0.02"],
-        "--set: the warm-up of the actor is none: the nearest number of updates to this share of 20 is 0: "
+        "--set: the actor has no warm-up: this fraction of 20 updates rounds to 0: "
         "`actor.optimizer.lr_warmup_frac` = `0.02` (--set)",
     ),
     (
         "check_warmup_length",
         ["actor.optimizer.lr_warmup_updates=21"],
-        "--set: a warm-up of 21 updates never ends: the run has 20 updates of the actor: "
+        "--set: a warm-up of 21 updates never ends: the run has only 20 updates of the actor: "
         "`actor.optimizer.lr_warmup_updates` = `21` (--set), `steps` = `10` (r.toml:2)",
     ),
     (
         "check_decay_length",
         ["actor.optimizer={lr=1.0, lr_schedule='linear', lr_warmup_updates=5, lr_decay_updates=5}"],
-        "--set: the decay is over at update 5, before the warm-up is (update 5): `actor.optimizer.lr_decay_updates` = "
+        "--set: the decay ends at update 5, before the warm-up ends (update 5): `actor.optimizer.lr_decay_updates` = "
         "`5` (--set), `actor.optimizer.lr_warmup_updates` = `5` (--set)",
     ),
     (
         "check_decay_length",
         ["actor.optimizer={lr=1.0, lr_schedule='linear', lr_warmup_frac=0.5, lr_decay_updates=10}"],
-        "--set: the decay is over at update 10, before the warm-up is (update 10): "
+        "--set: the decay ends at update 10, before the warm-up ends (update 10): "
         "`actor.optimizer.lr_decay_updates` = `10` (--set), `actor.optimizer.lr_warmup_frac` = `0.5` (--set)",
     ),
     (
         "check_one_warmup_key",
         ["actor.optimizer={lr=1.0, lr_warmup_frac=0.1, lr_warmup_updates=2}"],
-        "--set: the warm-up of the actor is a share of the run and a number of updates: "
+        "--set: the warm-up of the actor is set both as a fraction and as a number of updates: "
         "`actor.optimizer.lr_warmup_frac` = `0.1` (--set), `actor.optimizer.lr_warmup_updates` = `2` (--set)",
     ),
     (
         "check_one_warmup_key",
         ["critic.optimizer={lr=1.0, lr_warmup_frac=0.0, lr_warmup_init_frac=0.5}"],
-        "--set: `critic.optimizer.lr_warmup_init_frac` is set, and there is no warm-up: "
+        "--set: `critic.optimizer.lr_warmup_init_frac` is set, but there is no warm-up: "
         "`critic.optimizer.lr_warmup_init_frac` = `0.5` (--set), `critic.optimizer.lr_warmup_updates` = `0` (default)",
     ),
     (
         "check_lr_tick_multiples",
         ["actor.optimizer={lr=1.0, lr_ticks='step', lr_warmup_updates=3}"],
-        "--set: the learning rate of the actor moves every 2 updates, and 3 are no whole number of these: "
+        "--set: the learning rate of the actor changes every 2 updates, and 3 is not a multiple of that: "
         '`actor.optimizer.lr_warmup_updates` = `3` (--set), `actor.optimizer.lr_ticks` = `"step"` (--set)',
     ),
     (
         "check_constant_lr_keys",
         ["actor.optimizer.lr_min_frac=0.1"],
-        "--set: `actor.optimizer.lr_min_frac` is set, and a constant learning rate never decays: "
+        "--set: `actor.optimizer.lr_min_frac` is set, but a constant learning rate never decays: "
         '`actor.optimizer.lr_min_frac` = `0.1` (--set), `actor.optimizer.lr_schedule` = `"constant"` (default)',
     ),
     (
@@ -240,23 +240,23 @@ CASES: list[tuple[str, list[str], str]] = [
     (
         "check_truncated_factor_sign",
         ["reward.scale={from=[0, 1], to=[-1, 1]}", "reward.unfinished_factor=0.5"],
-        "--set: a factor of 0.5 makes the negative reward of a truncated response better: "
+        "--set: a factor of 0.5 raises the negative reward of a truncated response: "
         "`reward.unfinished_factor` = `0.5` (--set), `reward.scale.to` = `[-1.0, 1.0]` (--set)",
     ),
     (
         "check_part_names",
         ["reward={kind='sum', parts={score={kind='gsm8k'}}}"],
-        "--set: `reward/score_mean` is the name of another figure",
+        "--set: `reward/score_mean` is the name of another metric",
     ),
     (
         "check_code_endpoint",
         ["reward={kind='code', sandbox='fusion'}"],
-        '--set: an endpoint that runs programs needs its address: `reward.sandbox` = `"fusion"` (--set)',
+        '--set: a sandbox endpoint requires its address: `reward.sandbox` = `"fusion"` (--set)',
     ),
     (
         "check_code_endpoint",
         ["reward={kind='code', url='http://host:8080/run_code'}"],
-        '--set: programs run on this machine, and no endpoint is asked: `reward.sandbox` = `"namespaces"` (default), '
+        '--set: programs run on this machine, so no endpoint is used: `reward.sandbox` = `"namespaces"` (default), '
         '`reward.url` = `"http://host:8080/run_code"` (--set)',
     ),
     (
@@ -268,77 +268,77 @@ CASES: list[tuple[str, list[str], str]] = [
     (
         "check_vllm_reward_model_layout",
         ["reward={kind='sum', parts={judge={kind='model', path='judge', engine='vllm', parallel={tensor=2}}}}"],
-        "--set: vLLM runs a reward model in one process; Megatron-Core in as many as its layout has: "
+        "--set: vLLM runs a reward model in one process; Megatron-Core supports several: "
         '`reward.parts.judge.engine` = `"vllm"` (--set)',
     ),
     (
         "check_offload_without_reward_model",
         ["cluster.offload=['actor', 'reward']"],
-        '--set: the reward has no model that could leave: `cluster.offload` = `["actor", "reward"]` (--set), '
+        '--set: the reward has no model to offload: `cluster.offload` = `["actor", "reward"]` (--set), '
         '`reward.kind` = `"gsm8k"` (r.toml:13)',
     ),
     (
         "check_positive_nll_reachable",
         ["reward.scale={from=[0, 1], to=[-1, 0]}", "ppo.policy_loss.positive_nll_coef=0.1"],
-        "--set: the likelihood of responses with a reward above 0 is raised, and none can have one: "
+        "--set: the NLL term trains on responses with a reward above 0, but no response can have one: "
         "`ppo.policy_loss.positive_nll_coef` = `0.1` (--set), `reward.scale.to` = `[-1.0, 0.0]` (--set)",
     ),
     (
         "check_estimator_unbiased_with_filters",
         ["ppo.kl={place='reward', estimator='k3', coef=0.1}", "rollout.top_p=0.9"],
-        "--set: k3 does not average to the KL of a filtered actor from the whole reference: "
+        "--set: k3 is a biased estimate of the KL between a filtered actor and an unfiltered reference: "
         '`ppo.kl.estimator` = `"k3"` (--set), `rollout.top_p` = `0.9` (--set)',
     ),
     (
         "check_best_metric",
         ["checkpoint={best='policy/entropy_mean', best_direction='higher'}"],
-        "--set: `policy/entropy_mean` is told by the update of the actor that it is of, whose weights are gone by "
-        'then: `checkpoint.best` = `"policy/entropy_mean"` (--set)',
+        "--set: `policy/entropy_mean` is measured during the actor's update, when the weights it describes "
+        'have already been replaced: `checkpoint.best` = `"policy/entropy_mean"` (--set)',
     ),
     (
         "check_whitening_batch",
         ["rollout.prompts_per_step=1", "ppo.minibatch_seqs=1"],
-        "--set: whitening the advantages of one sequence removes its reward: `ppo.advantages.whiten` = `true` "
+        "--set: whitening the advantages of a single sequence removes the effect of its reward: `ppo.advantages.whiten` = `true` "
         "(default), `rollout.prompts_per_step` = `1` (--set), `rollout.samples_per_prompt` = `1` (default)",
     ),
     (
         "check_dual_clip",
         ["ppo.policy_loss.dual_clip=1.1"],
-        "--set: a dual clip of 1.1 lies inside the clip at 1 + 0.2: `ppo.policy_loss.dual_clip` = `1.1` (--set), "
+        "--set: a dual clip of 1.1 is inside the clip at 1 + 0.2: `ppo.policy_loss.dual_clip` = `1.1` (--set), "
         "`ppo.policy_loss.clip_high` = `0.2` (default)",
     ),
     (
         "check_single_update_if_on_policy",
         ["ppo.old_logprobs=current"],
-        "--set: the actor has 2 updates a step, and the current log-probs are the old ones in the first alone: "
+        "--set: the actor has 2 updates per step, but current log-probs equal the old ones only in the first update: "
         '`ppo.old_logprobs` = `"current"` (--set), `ppo.epochs` = `1` (default), `ppo.minibatch_seqs` = `2` (r.toml:15)',
     ),
     (
         "check_reward_penalty_has_logprobs",
         ["ppo.old_logprobs=current", "ppo.minibatch_seqs=4", "ppo.kl={place='reward', coef=0.1}"],
-        "--set: a KL penalty in the reward needs the actor's log-probs before its update, and nothing computes them: "
+        "--set: a KL penalty in the reward needs the actor's log-probs before its update, but they are not computed: "
         '`ppo.kl.place` = `"reward"` (--set), `ppo.old_logprobs` = `"current"` (--set)',
     ),
     (
         "check_correction_has_trainer_logprobs",
         ["ppo.old_logprobs=sampler", "ppo.rollout_correction.kind=tis"],
-        "--set: a correction compares the sampler's log-probs with the trainer's, and nothing computes those: "
+        "--set: a correction compares the sampler's log-probs with the trainer's, but the trainer computes none: "
         '`ppo.rollout_correction.kind` = `"tis"` (--set), `ppo.old_logprobs` = `"sampler"` (--set)',
     ),
     (
         "check_reward_scale",
         ["reward.scale={from=[1, 1], to=[0, 1]}"],
-        "--set: the lowest score is not below the highest: `reward.scale.from` = `[1.0, 1.0]` (--set)",
+        "--set: the lowest score must be below the highest: `reward.scale.from` = `[1.0, 1.0]` (--set)",
     ),
     (
         "check_reward_scale",
         ["reward.scale={from=[0, 1], to=[1, 1]}"],
-        "--set: all scores become the same reward: `reward.scale.to` = `[1.0, 1.0]` (--set)",
+        "--set: all scores would become the same reward: `reward.scale.to` = `[1.0, 1.0]` (--set)",
     ),
     (
         "check_reward_clip",
         ["reward.clip={low=1, high=1}"],
-        "--set: the lowest reward is not below the highest: `reward.clip.low` = `1.0` (--set), "
+        "--set: the lowest reward must be below the highest: `reward.clip.low` = `1.0` (--set), "
         "`reward.clip.high` = `1.0` (--set)",
     ),
     (
@@ -350,124 +350,123 @@ CASES: list[tuple[str, list[str], str]] = [
     (
         "check_overlong_reachable",
         ["reward.overlong={buffer_tokens=50, max_tokens=150}", "rollout.max_new_tokens=100"],
-        "--set: no response of at most 100 tokens comes into the buffer, which begins at 100: "
+        "--set: no response of at most 100 tokens reaches the buffer, which begins at 100: "
         "`reward.overlong.buffer_tokens` = `50` (--set), `reward.overlong.max_tokens` = `150` (--set), "
         "`rollout.max_new_tokens` = `100` (--set)",
     ),
     (
         "check_length_penalty_reachable",
         ["reward.length_penalty={per_token=1, free_tokens=100}", "rollout.max_new_tokens=100"],
-        "--set: no response of at most 100 tokens has more than the 100 that cost nothing: "
+        "--set: no response of at most 100 tokens exceeds the 100 tokens without a penalty: "
         "`reward.length_penalty.free_tokens` = `100` (--set), `rollout.max_new_tokens` = `100` (--set)",
     ),
     (
         "check_truncated_factor_used",
         ["ppo.truncated=filter", "reward.unfinished_factor=0.5"],
-        "--set: truncated responses are left out, so that no factor of their rewards has an effect: "
+        "--set: truncated responses are left out, so a factor of their rewards has no effect: "
         '`reward.unfinished_factor` = `0.5` (--set), `ppo.truncated` = `"filter"` (--set)',
     ),
     (
         "check_truncated_factor_sign",
         ["reward.scale={from=[0, 1], to=[-1, 1]}", "reward.unfinished_factor=0.5"],
-        "--set: a factor of 0.5 makes the negative reward of a truncated response better: "
+        "--set: a factor of 0.5 raises the negative reward of a truncated response: "
         "`reward.unfinished_factor` = `0.5` (--set), `reward.scale.to` = `[-1.0, 1.0]` (--set)",
     ),
     (
         "check_positive_nll_reachable",
         ["reward.scale={from=[0, 1], to=[-1, 0]}", "ppo.policy_loss.positive_nll_coef=0.1"],
-        "--set: the likelihood of responses with a reward above 0 is raised, and none can have one: "
+        "--set: the NLL term trains on responses with a reward above 0, but no response can have one: "
         "`ppo.policy_loss.positive_nll_coef` = `0.1` (--set), `reward.scale.to` = `[-1.0, 0.0]` (--set)",
     ),
     (
         "check_estimator_unbiased_with_filters",
         ["ppo.kl={place='reward', estimator='k3', coef=0.1}", "rollout.top_p=0.9"],
-        "--set: k3 does not average to the KL of a filtered actor from the whole reference: "
+        "--set: k3 is a biased estimate of the KL between a filtered actor and an unfiltered reference: "
         '`ppo.kl.estimator` = `"k3"` (--set), `rollout.top_p` = `0.9` (--set)',
     ),
     (
         "check_best_metric",
         ["checkpoint={best='policy/entropy_mean', best_direction='higher'}"],
-        "--set: `policy/entropy_mean` is told by the update of the actor that it is of, whose weights are gone by "
-        'then: `checkpoint.best` = `"policy/entropy_mean"` (--set)',
+        "--set: `policy/entropy_mean` is measured during the actor's update, when the weights it describes "
+        'have already been replaced: `checkpoint.best` = `"policy/entropy_mean"` (--set)',
     ),
     (
         "check_whitening_batch",
         ["rollout.prompts_per_step=1", "ppo.minibatch_seqs=1", "ppo.advantages.kind=monte_carlo"],
-        "--set: whitening the advantages of one sequence removes its reward: `ppo.advantages.whiten` = `true` "
+        "--set: whitening the advantages of a single sequence removes the effect of its reward: `ppo.advantages.whiten` = `true` "
         "(default), `rollout.prompts_per_step` = `1` (--set), `rollout.samples_per_prompt` = `1` (default)",
     ),
     (
         "check_reward_has_ground_truth",
         ["reward={kind='exact_match'}"],
-        "--set: an exact match with GSM8K's bare number needs an instruction that asks for the bare number: "
+        "--set: an exact match with GSM8K's number requires an instruction to answer with only the number: "
         '`reward.kind` = `"exact_match"` (--set), `data.train.format` = `"gsm8k"` (r.toml:6), '
         '`data.train.instruction` = `""` (default)',
     ),
     (
         "check_reward_has_ground_truth",
         ["data.train={format='columns', path='x.jsonl', prompt='q'}"],
-        "--set: the reward compares with a ground truth, and [data.train] names no column that has it: "
+        "--set: the reward compares with a ground truth, but [data.train] does not name a column for it: "
         '`data.train.format` = `"columns"` (--set), `reward.kind` = `"gsm8k"` (r.toml:13)',
     ),
     (
         "check_min_new_tokens",
         ["rollout.min_new_tokens=14"],
-        "--set: a response has more tokens at least than it has at most: `rollout.min_new_tokens` = `14` (--set), "
+        "--set: the minimum response length exceeds the maximum: `rollout.min_new_tokens` = `14` (--set), "
         "`rollout.max_new_tokens` = `13` (r.toml:11)",
     ),
     (
         "check_min_new_tokens",
         ["rollout.min_new_tokens=4", "rollout.max_window_tokens=23"],
-        "--set: the window has no room for the longest prompt and the shortest response: "
+        "--set: the window is too small for the longest prompt and the shortest response: "
         "`rollout.max_window_tokens` = `23` (--set), `rollout.max_prompt_tokens` = `20` (r.toml:10), "
         "`rollout.min_new_tokens` = `4` (--set)",
     ),
     (
         "check_window_reachable",
         ["rollout.max_window_tokens=34"],
-        "--set: no prompt and response are as long as the window together: `rollout.max_window_tokens` = `34` "
+        "--set: no prompt and response together reach the window: `rollout.max_window_tokens` = `34` "
         "(--set), `rollout.max_prompt_tokens` = `20` (r.toml:10), `rollout.max_new_tokens` = `13` (r.toml:11)",
     ),
     (
         "check_stop_token_ids",
         ["rollout.stop_token_ids=[-1]"],
-        "--set: a token that ends a response is an id, from 0, and stands there once: `rollout.stop_token_ids` = "
-        "`[-1]` (--set)",
+        "--set: stop token ids must be unique and at least 0: `rollout.stop_token_ids` = `[-1]` (--set)",
     ),
     (
         "check_eval_sample_counts",
         ["eval.pass_at=[1, 8]", "eval.samples_per_prompt=4"],
-        "--set: `eval.pass_at` speaks of 8 responses to a prompt, and fewer are drawn: `eval.pass_at` = `[1, 8]` "
+        "--set: `eval.pass_at` needs 8 responses per prompt, but fewer are generated: `eval.pass_at` = `[1, 8]` "
         "(--set), `eval.samples_per_prompt` = `4` (--set)",
     ),
     (
         "check_eval_sample_counts",
         ["eval.pass_at=[0]"],
-        "--set: `eval.pass_at` has a number of responses below 1: `eval.pass_at` = `[0]` (--set)",
+        "--set: `eval.pass_at` contains a number below 1: `eval.pass_at` = `[0]` (--set)",
     ),
     (
         "check_eval_sample_counts",
         ["eval.maj_at=[2, 2]", "eval.samples_per_prompt=1001"],
-        "--set: `eval.maj_at` has a number twice: `eval.maj_at` = `[2, 2]` (--set)\n"
-        "--set: votes of more than 1000 responses are not counted: `eval.maj_at` = `[2, 2]` (--set), "
+        "--set: `eval.maj_at` contains a number twice: `eval.maj_at` = `[2, 2]` (--set)\n"
+        "--set: votes are counted for at most 1000 responses: `eval.maj_at` = `[2, 2]` (--set), "
         "`eval.samples_per_prompt` = `1001` (--set)",
     ),
     (
         "check_eval_sample_counts",
         ["eval.maj_at=[2]", "eval.samples_per_prompt=2", "reward={kind='format', pattern='x'}"],
-        "--set: `eval.maj_at` counts votes for answers, and this reward reads none out of a response: `eval.maj_at` = "
+        "--set: `eval.maj_at` counts votes for answers, but this reward extracts no answers: `eval.maj_at` = "
         '`[2]` (--set), `reward.kind` = `"format"` (--set)',
     ),
     (
         "check_sampled_eval_keys",
         ["eval.passes=greedy", "eval.top_p=0.9"],
-        "--set: `eval.top_p` is of the sampled pass, and there is none: `eval.top_p` = `0.9` (--set), `eval.passes` = "
+        "--set: `eval.top_p` belongs to the sampled pass, but there is none: `eval.top_p` = `0.9` (--set), `eval.passes` = "
         '`"greedy"` (--set)',
     ),
     (
         "check_metrics_reported",
         [EVAL, "eval.passes=greedy", "expect={'eval/e/pass_at_1' = {min=0.0}}"],
-        '--set: `eval/e/pass_at_1` is of the sampled pass, and there is none: `eval.passes` = `"greedy"` (--set)',
+        '--set: `eval/e/pass_at_1` belongs to the sampled pass, but there is none: `eval.passes` = `"greedy"` (--set)',
     ),
     (
         "check_metrics_reported",
@@ -477,52 +476,52 @@ CASES: list[tuple[str, list[str], str]] = [
     (
         "check_metrics_reported",
         [EVAL, "expect={'eval/e/custom_words' = {min=0.0}}"],
-        "--set: `eval/e/custom_words` is of a function of one's own, and there is none",
+        "--set: `eval/e/custom_words` belongs to a custom metrics function, but there is none",
     ),
     (
         "check_metrics_reported",
         [EVAL, "eval.metrics=m.py:f", "eval.passes=sampled", "expect={'eval/e/greedy_custom_w' = {min=0.0}}"],
-        '--set: `eval/e/greedy_custom_w` is of the greedy pass, and there is none: `eval.passes` = `"sampled"` (--set)',
+        '--set: `eval/e/greedy_custom_w` belongs to the greedy pass, but there is none: `eval.passes` = `"sampled"` (--set)',
     ),
     (
         "check_metrics_reported",
         [EVAL, "eval.pass_at=[1]", "expect={'eval/e/best_at_1' = {min=0.0}}"],
-        "--set: `eval/e/best_at_1` needs `eval.pass_score`; without it scores are what passes",
+        "--set: `eval/e/best_at_1` requires `eval.pass_score`; without it, `pass_at_k` uses the scores themselves",
     ),
     (
         "check_metrics_reported",
         ["data.eval.e={format='columns', path='e.jsonl', prompt='q'}", "expect={'eval/e/pass_at_1' = {min=0.0}}"],
-        "--set: `eval/e/pass_at_1` is of scores, and the rows of this set have no ground truth to compare with: "
+        "--set: `eval/e/pass_at_1` is computed from scores, but the rows of this set have no ground truth: "
         '`reward.kind` = `"gsm8k"` (r.toml:13)',
     ),
     (
         "check_health_bounds",
         ["health.entropy={min=2.0, max=1.0}"],
-        "--set: nothing is at least 2.0 and at most 1.0: `health.entropy.min` = `2.0` (--set), `health.entropy.max` = "
+        "--set: no value is at least 2.0 and at most 1.0: `health.entropy.min` = `2.0` (--set), `health.entropy.max` = "
         "`1.0` (--set)",
     ),
     (
         "check_stop_rule_has_bound",
         ["health.entropy.action=stop"],
-        "--set: [health.entropy] would stop the run and has neither `min` nor `max`: `health.entropy.action` = "
+        "--set: [health.entropy] stops the run but has neither `min` nor `max`: `health.entropy.action` = "
         '`"stop"` (--set)',
     ),
     (
         "check_no_secrets",
         ["tracking={kind='mlflow', uri='http://me:hunter2@host'}"],
-        "--set: `tracking.uri` holds a password or a token, and a recipe is kept and sent on: `tracking.uri` = "
+        "--set: `tracking.uri` contains a password or a token, but a recipe is stored in the run and sent to MLflow: `tracking.uri` = "
         '`"http://host"` (--set)',
     ),
     (
         "check_health_metrics",
         ["health.reference_kl.max=1.0"],
-        "--set: `health.reference_kl` bounds the distance to a reference, and none is loaded: `ppo.kl.place` = "
+        "--set: `health.reference_kl` bounds the KL to a reference, but none is loaded: `ppo.kl.place` = "
         '`"none"` (default)',
     ),
     (
         "check_kl_rule_not_constant",
         ["health.kl.max=0.02", "ppo.old_logprobs=current", "ppo.minibatch_seqs=4"],
-        "--set: `health.kl` bounds how far an update moves the actor from its old log-probs, and with those of the "
+        "--set: `health.kl` bounds the KL between old and updated log-probs, which is always 0 with "
         'update itself that is always 0: `health.kl.max` = `0.02` (--set), `ppo.old_logprobs` = `"current"` (--set)',
     ),
     (
@@ -538,7 +537,7 @@ CASES: list[tuple[str, list[str], str]] = [
     (
         "check_expectation_bounds",
         ['expect."policy/entropy_mean"={min=1, max=0}'],
-        '--set: nothing is at least 1.0 and at most 0.0: `expect."policy/entropy_mean".min` = `1.0` (--set), '
+        '--set: no value is at least 1.0 and at most 0.0: `expect."policy/entropy_mean".min` = `1.0` (--set), '
         '`expect."policy/entropy_mean".max` = `0.0` (--set)',
     ),
     (
@@ -550,99 +549,99 @@ CASES: list[tuple[str, list[str], str]] = [
     (
         "check_metrics_reported",
         ['expect."kl/reference_mean".max=1'],
-        '--set: `kl/reference_mean` needs a reference, and none is loaded: `ppo.kl.place` = `"none"` (default)',
+        '--set: `kl/reference_mean` requires a reference, but none is loaded: `ppo.kl.place` = `"none"` (default)',
     ),
     (
         "check_metrics_reported",
         ['expect."reward/strict_mean".min=0.1'],
-        "--set: `reward/strict_mean` is the score itself, which is reported as `reward/score_mean`: "
+        "--set: `reward/strict_mean` equals the score, which is reported as `reward/score_mean`: "
         "`reward.strict` = `true` (default)",
     ),
     (
         "check_metrics_reported",
         ["reward.kind=exact_match", "data.train.instruction=x", 'expect."reward/lenient_mean".min=0.1'],
-        "--set: `reward/lenient_mean` is one of the two readings of `gsm8k`, and this reward has one: "
+        "--set: `reward/lenient_mean` is one of two readings of an answer, which only `gsm8k` has: "
         '`reward.kind` = `"exact_match"` (--set)',
     ),
     (
         "check_metrics_reported",
         ['expect."time/eval_s".max=9'],
-        "--set: `time/eval_s` needs an evaluation set, and [data.eval] has none",
+        "--set: `time/eval_s` requires an evaluation set, but [data.eval] has none",
     ),
     (
         "check_metrics_reported",
         [EVAL, "checkpoint.best=eval/f/pass_at_1"],
-        "--set: `eval/f/pass_at_1` speaks of an evaluation set `f`; [data.eval] has `e`: `checkpoint.best` = "
+        "--set: `eval/f/pass_at_1` names an evaluation set `f`; [data.eval] has `e`: `checkpoint.best` = "
         '`"eval/f/pass_at_1"` (--set)',
     ),
     (
         "check_expected_step",
         ["ppo.critic_only_steps=3", 'expect."policy/loss"={max=9, at_step=3}'],
-        "--set: `policy/loss` is expected at step 3, where only the critic trains: "
+        "--set: `policy/loss` is expected at step 3, when only the critic trains: "
         '`expect."policy/loss".at_step` = `3` (--set), `ppo.critic_only_steps` = `3` (--set)',
     ),
     (
         "check_expected_step",  # who asks for log-probs before the update has it at each
         ["ppo.old_logprobs=sampler", "ppo.critic_only_steps=3", 'expect."mismatch/gap_k3"={max=9, at_step=3}'],
-        "--set: `mismatch/gap_k3` is expected at step 3, where only the critic trains: "
+        "--set: `mismatch/gap_k3` is expected at step 3, when only the critic trains: "
         '`expect."mismatch/gap_k3".at_step` = `3` (--set), `ppo.critic_only_steps` = `3` (--set)',
     ),
     (
         "check_expected_step",
         ['expect."reward/score_mean"={min=0.1, at_step=0}'],
-        "--set: `reward/score_mean` is expected at step 0, which is before the first; steps count from 1: "
+        "--set: `reward/score_mean` is expected at step 0, before the first step; steps count from 1: "
         '`expect."reward/score_mean".at_step` = `0` (--set)',
     ),
     (
         "check_expected_step",
         [EVAL, "eval.every_steps=4", 'expect."eval/e/pass_at_1"={min=0.5, at_step=6}'],
-        "--set: `eval/e/pass_at_1` is expected at step 6, where nothing is evaluated: "
+        "--set: `eval/e/pass_at_1` is expected at step 6, but nothing is evaluated then: "
         '`expect."eval/e/pass_at_1".at_step` = `6` (--set), `eval.every_steps` = `4` (--set), `eval.at_start` = `true` '
         "(default)",
     ),
     (
         "check_expected_step",
         [EVAL, "eval.every_steps=4", "eval.at_end=false", 'expect."eval/e/pass_at_1".min=0.5'],
-        "--set: `eval/e/pass_at_1` is expected at the end of the run, where nothing is evaluated: "
+        "--set: `eval/e/pass_at_1` is expected at the end of the run, but nothing is evaluated then: "
         "`eval.every_steps` = `4` (--set), `eval.at_end` = `false` (--set)",
     ),
     (
         "check_expected_step",
         [EVAL, "eval.at_end=false", 'expect."eval/e/pass_at_1"={min=0.5, at_step=10}'],
-        "--set: `eval/e/pass_at_1` is expected at step 10, where nothing is evaluated: "
+        "--set: `eval/e/pass_at_1` is expected at step 10, but nothing is evaluated then: "
         '`expect."eval/e/pass_at_1".at_step` = `10` (--set), `eval.every_steps` = `0` (default), `eval.at_end` = '
         "`false` (--set)",
     ),
     (
         "check_rise_has_two_values",
         [EVAL, "eval.at_end=false", 'expect."eval/e/pass_at_1"={rise_min=0.1, at_step=0}'],
-        "--set: `eval/e/pass_at_1` must rise over its first value, and the run evaluates once: "
+        "--set: `eval/e/pass_at_1` must rise above its first value, but the run evaluates only once: "
         '`expect."eval/e/pass_at_1".rise_min` = `0.1` (--set), `eval.at_end` = `false` (--set), `eval.every_steps` = '
         "`0` (default)",
     ),
     (
         "check_best_metric",
         [EVAL, "eval.at_end=false", "checkpoint.best=eval/e/pass_at_1"],
-        "--set: `eval/e/pass_at_1` selects the best actor, and no actor is evaluated after a step: `checkpoint.best` = "
+        "--set: `eval/e/pass_at_1` selects the best actor, but no actor is evaluated after a step: `checkpoint.best` = "
         '`"eval/e/pass_at_1"` (--set), `eval.at_end` = `false` (--set), `eval.every_steps` = `0` (default)',
     ),
     (
         "check_rise_has_two_values",
         ["ppo.critic_only_steps=9", 'expect."policy/entropy_mean".rise_min=0.1'],
-        "--set: `policy/entropy_mean` must rise over its first value, and the run reports it once: "
+        "--set: `policy/entropy_mean` must rise above its first value, but the run reports it only once: "
         '`expect."policy/entropy_mean".rise_min` = `0.1` (--set), `steps` = `10` (r.toml:2)',
     ),
     (
         "check_rise_has_two_values",
         [EVAL, "eval.at_start=false", 'expect."eval/e/pass_at_1".rise_min=0.1'],
-        "--set: `eval/e/pass_at_1` must rise over its first value, and the run evaluates once: "
+        "--set: `eval/e/pass_at_1` must rise above its first value, but the run evaluates only once: "
         '`expect."eval/e/pass_at_1".rise_min` = `0.1` (--set), `eval.at_start` = `false` (--set), `eval.every_steps` = '
         "`0` (default)",
     ),
     (
         "check_best_metric",
         ["checkpoint.best=policy/loss"],
-        "--set: `policy/loss` does not say which of two actors is better: `checkpoint.best` = "
+        "--set: `policy/loss` does not define which of two actors is better: `checkpoint.best` = "
         '`"policy/loss"` (--set)',
     ),
     (
@@ -654,29 +653,29 @@ CASES: list[tuple[str, list[str], str]] = [
     (
         "check_metrics_reported",
         ["eval.at_end=false", "checkpoint.best=eval/e/pass_at_1"],
-        "--set: `eval/e/pass_at_1` speaks of an evaluation set `e`; [data.eval] has none: `checkpoint.best` = "
+        "--set: `eval/e/pass_at_1` names an evaluation set `e`; [data.eval] has none: `checkpoint.best` = "
         '`"eval/e/pass_at_1"` (--set)',
     ),
     (
         "check_best_keys_need_best",
         ["checkpoint.best_keep=3"],
-        "--set: `checkpoint.best_keep` is set, and no best actor is kept: `checkpoint.best_keep` = `3` (--set)",
+        "--set: `checkpoint.best_keep` is set, but no best actor is kept: `checkpoint.best_keep` = `3` (--set)",
     ),
     (
         "check_best_keys_need_best",
         ["checkpoint.best_direction=lower"],
-        "--set: `checkpoint.best_direction` is set, and no best actor is kept: `checkpoint.best_direction` = "
+        "--set: `checkpoint.best_direction` is set, but no best actor is kept: `checkpoint.best_direction` = "
         '`"lower"` (--set)',
     ),
     (
         "check_eval_set_names",
         ["data.eval.'a/b'={format='gsm8k', path='e.jsonl'}"],
-        "--set: `a/b` names an evaluation set and may not hold `/`",
+        "--set: `a/b` names an evaluation set and must not contain `/`",
     ),
     (
         "check_requires",
         ['requires=["tools", "magic"]'],
-        "--set: nothing is called `magic`; known are async, critic-free, dynamic-sampling, freezing, lora, pf-ppo, "
+        "--set: unknown capability `magic`; known are async, critic-free, dynamic-sampling, freezing, lora, pf-ppo, "
         'sft-start, tools: `requires` = `["tools", "magic"]` (--set)',
     ),
     (
@@ -739,14 +738,17 @@ def test_values_at_rule_bounds_are_accepted(smallest: Path) -> None:
                 "rollout.prompts_per_step=5",
                 "ppo.minibatch_seqs=5",
             ],
-            "one step of 5 sequences may take the coefficient to 0 or below",
+            "one step of 5 sequences may reduce the coefficient to 0 or below",
         ),
         (
             ["ppo.kl={place='loss', coef=0.1, adaptive={target_per_token=0.1}}", "rollout.top_k=5"],
-            "k3 does not average to the KL of a filtered actor",
+            "k3 is a biased estimate of the KL between a filtered actor",
         ),
-        (["ppo.policy_loss.dual_clip=1.2"], "a dual clip of 1.2 lies inside the clip at 1 + 0.2"),
-        (["rollout.max_window_tokens=20"], "the window has no room for the longest prompt and the shortest response"),
+        (["ppo.policy_loss.dual_clip=1.2"], "a dual clip of 1.2 is inside the clip at 1 + 0.2"),
+        (
+            ["rollout.max_window_tokens=20"],
+            "the window is too small for the longest prompt and the shortest response",
+        ),
     ],
 )
 def test_values_beyond_rule_bounds_are_rejected(smallest: Path, sets: list[str], says: str) -> None:

@@ -21,7 +21,7 @@ def test_epochs_become_whole_steps_rounded_down(write: Write) -> None:
     loaded = load([write(IN_EPOCHS)], [], {})
     # 3 x 6 rows are 4 steps of 4 prompts: two rows of an epoch begin the next, and of the last two are not drawn.
     assert (loaded.recipe.steps, loaded.recipe.epochs) == (4, None)
-    assert loaded.notes == ("`epochs` = `3` of 6 rows: 4 steps of 4 prompts; 2 rows of the last epoch are left over",)
+    assert loaded.notes == ("`epochs` = `3` of 6 rows: 4 steps of 4 prompts; 2 rows of the last epoch are not used",)
     assert loaded.origins["steps"] == "r.toml:2"
     assert load([write(recipe_as_toml(loaded.recipe), "kept.toml")], [], {}).recipe == loaded.recipe
     fewer = load([write(IN_EPOCHS)], ["data.train.max_rows=4"], {})
@@ -44,7 +44,7 @@ def test_stronger_layer_decides_between_steps_and_epochs(write: Write) -> None:
         load([epochs], [], {"PPOCTL_STEPS": "9"}),
     ]
     assert [loaded.recipe.steps for loaded in found] == [2, 7, 6, 9]
-    with pytest.raises(RecipeError, match=r"^--set: `steps` and `epochs` are both written"):
+    with pytest.raises(RecipeError, match=r"^--set: `steps` and `epochs` are both set"):
         load([steps], ["steps=7", "epochs=1"], {})
 
 
@@ -58,7 +58,7 @@ def test_uncountable_epochs_are_reported_once(write: Write) -> None:
         loaded, problems = examine([file], sets, {})
         assert (loaded, len(problems)) == (None, 1)
     write(ROW, "train.jsonl")
-    with pytest.raises(DataError, match=r"^r.toml:2: `epochs` is `1`: 1 rows of `data.train` are no"):
+    with pytest.raises(DataError, match=r"^r.toml:2: `epochs` is `1`: 1 rows of `data.train` do not"):
         load([write(IN_EPOCHS.replace("3", "1", 1))], [], {})
 
 
@@ -84,10 +84,12 @@ def test_epochs_count_multiple_files_and_mix_weights(write: Write) -> None:
 def test_epochs_of_rows_counted_only_on_read_raise(write: Write) -> None:
     write(ROW * 5, "train.jsonl")
     file = write(IN_EPOCHS)
-    with pytest.raises(RecipeError, match=r'those of \[data.train\], with `duplicates = "drop"`, are counted only'):
+    with pytest.raises(
+        RecipeError, match=r'the rows of \[data.train\], with `duplicates = "drop"`, are counted only'
+    ):
         load([file], ["data.train.duplicates=drop"], {})
     with pytest.raises(
-        RecipeError, match=r"those of \[data.train\], which are in no file, are counted only when they are"
+        RecipeError, match=r"the rows of \[data.train\], which are not in a file, are counted only when they are"
     ):
         load([file], ["data.train={format='python', function='x.py:rows'}"], {})
 

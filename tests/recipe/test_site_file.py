@@ -63,14 +63,14 @@ def test_site_file_is_in_user_settings_unless_variable_is_set(write: Write, smal
 def test_missing_site_file_error_names_its_variable(smallest: Path) -> None:
     lines, hint = problems([smallest], {"PPOCTL_SITE": "/no/site.toml"})
     assert lines == ["environment PPOCTL_SITE: `/no/site.toml`: no such file"]
-    assert hint == "export PPOCTL_SITE=  # no site's file"
+    assert hint == "export PPOCTL_SITE=  # no site file"
 
 
 def test_site_file_rejects_keys_that_change_results(write: Write, smallest: Path) -> None:
     text = "seed = 1\n[slurm]\nnodes = 2\n[rollout]\nmax_new_tokens = 13\n[data.eval.more]\nformat = 'gsm8k'\n"
     site = write(text, "site.toml")
     lines, hint = problems([smallest], {"PPOCTL_SITE": str(site)})
-    says = "changes results, and a site's file may not: the recipe alone says what a run is"
+    says = "changes results, which a site file must not: only the recipe defines a run"
     assert lines[:3] == [
         f"site.toml:1: `seed` {says}",
         f"site.toml:5: `rollout.max_new_tokens` {says}",  # although it says what the recipe says

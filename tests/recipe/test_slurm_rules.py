@@ -13,149 +13,153 @@ CASES: list[tuple[str, str, str, str | None]] = [
     (
         "check_sbatch_options",
         "slurm.options.partition=gpu",
-        '--set: `--partition` is not set here: `slurm.partition`: `slurm.options.partition` = `"gpu"` (--set)',
+        '--set: `--partition` cannot be set here: `slurm.partition`: `slurm.options.partition` = `"gpu"` (--set)',
         "change the recipe, or add `--set slurm.partition=gpu`",
     ),
     (
         "check_sbatch_options",
         "slurm.options.outp=x",  # Slurm takes it for --output
-        "--set: `--output` is not set here: Slurm's own output of a job goes into the run, `logs/slurm-ID.log`: "
+        "--set: `--output` cannot be set here: Slurm writes the output of a job to `logs/slurm-ID.log` of the run: "
         '`slurm.options.outp` = `"x"` (--set)',
         None,
     ),
     (
         "check_sbatch_options",
         "slurm.options.gres=gpu:a100:4",
-        '--set: GPUs are not set here: `slurm.gpus_per_node`: `slurm.options.gres` = `"gpu:a100:4"` (--set)',
+        '--set: GPUs cannot be set here: `slurm.gpus_per_node`: `slurm.options.gres` = `"gpu:a100:4"` (--set)',
         "change the recipe, or add `--set slurm.gpus_per_node=4 --set slurm.gpu_type=a100`",
     ),
     (
         "check_sbatch_options",
         "slurm.options.gres='lscratch:1T,gpu'",
-        '--set: GPUs are not set here: `slurm.gpus_per_node`: `slurm.options.gres` = `"lscratch:1T,gpu"` (--set)',
+        '--set: GPUs cannot be set here: `slurm.gpus_per_node`: `slurm.options.gres` = `"lscratch:1T,gpu"` (--set)',
         "change the recipe, or add `--set slurm.gpus_per_node=1`",
     ),
     (
         "check_sbatch_options",
         "slurm.options.gres='gpu:a100:2,gpu:h100:2'",
-        "--set: GPUs are not set here: `slurm.gpus_per_node`: `slurm.options.gres` = "
+        "--set: GPUs cannot be set here: `slurm.gpus_per_node`: `slurm.options.gres` = "
         '`"gpu:a100:2,gpu:h100:2"` (--set)',
         None,
     ),
     (
         "check_sbatch_options",
         "slurm.options.gpus-per-node='1g.5gb:7'",
-        "--set: `--gpus-per-node` is not set here: `slurm.gpus_per_node`: `slurm.options.gpus-per-node` = "
+        "--set: `--gpus-per-node` cannot be set here: `slurm.gpus_per_node`: `slurm.options.gpus-per-node` = "
         '`"1g.5gb:7"` (--set)',
         "change the recipe, or add `--set slurm.gpus_per_node=7 --set slurm.gpu_type=1g.5gb`",
     ),
     (
         "check_gpu_type",
         "slurm.gpu_type=h100",
-        '--set: a type of GPUs, and a job without `slurm.gpus_per_node` asks for none: `slurm.gpu_type` = `"h100"` '
+        "--set: a GPU type is set, but without `slurm.gpus_per_node` the job requests no GPUs: `slurm.gpu_type` = "
+        '`"h100"` '
         "(--set)",
         "change the recipe, or add `--set slurm.gpus_per_node=8`",
     ),
     (
         "check_gpu_type",
         "slurm.gpu_type='h100:4'",
-        "--set: no type of GPUs: letters, digits and `_.+-`; how many is `slurm.gpus_per_node`: `slurm.gpu_type` = "
+        "--set: not a GPU type: letters, digits and `_.+-`; the number of GPUs is `slurm.gpus_per_node`: "
+        "`slurm.gpu_type` = "
         '`"h100:4"` (--set)',
         "sinfo --format=%G",
     ),
     (
         "check_sbatch_options",
         "slurm.options.--exclude=node7",
-        "--set: `--exclude` is no long name of an option, such as `exclude`: small letters, digits and `-`: "
+        "--set: `--exclude` is not the long name of an option, such as `exclude`: lower-case letters, digits and "
+        "`-`: "
         '`slurm.options.--exclude` = `"node7"` (--set)',
         "man sbatch",
     ),
     (
         "check_single_line",
         'slurm.options.comment="a\\nrm -rf x"',
-        "--set: `slurm.options.comment` is one line of the batch script, and this is not one line: "
+        "--set: `slurm.options.comment` becomes one line of the batch script, but the value is not one line: "
         '`slurm.options.comment` = `"a\\nrm -rf x"` (--set)',
         None,
     ),
     (
         "check_single_line",
         'slurm.partition="a\\nb"',
-        "--set: `slurm.partition` is one line of the batch script, and this is not one line: "
+        "--set: `slurm.partition` becomes one line of the batch script, but the value is not one line: "
         '`slurm.partition` = `"a\\nb"` (--set)',
         None,
     ),
     (
         "check_no_nul_bytes",
         'slurm.environment.WHERE="/a\\u0000"',
-        "--set: `slurm.environment.WHERE` has a zero byte, which no shell and no program can be given: "
+        "--set: `slurm.environment.WHERE` contains a NUL byte, which cannot be passed to a shell or a program: "
         '`slurm.environment.WHERE` = `"/a\\u0000"` (--set)',
         None,
     ),
     (
         "check_variable_names",
         "slurm.environment.NCCL-DEBUG=INFO",
-        "--set: `NCCL-DEBUG` is no name of a variable: letters, digits and `_`, no digit first: "
+        "--set: `NCCL-DEBUG` is not a variable name: letters, digits and `_`, not beginning with a digit: "
         '`slurm.environment.NCCL-DEBUG` = `"INFO"` (--set)',
         None,
     ),
     (
         "check_variable_names",
         "slurm.pass_on=['A=1']",
-        "--set: `A=1` is no name of a variable: letters, digits and `_`, no digit first: "
+        "--set: `A=1` is not a variable name: letters, digits and `_`, not beginning with a digit: "
         '`slurm.pass_on` = `["A=1"]` (--set)',
         None,
     ),
     (
         "check_no_secret_in_job",
         "slurm.environment.HF_TOKEN=hf_123456",
-        "--set: variable `HF_TOKEN` looks like a secret, and the script would show it",
-        "write it into a file of your own, `chmod 600 FILE`, and --set slurm.secrets=FILE",
+        "--set: variable `HF_TOKEN` looks like a secret, but the script would show it",
+        "write it into a file that you own, `chmod 600 FILE`, and --set slurm.secrets=FILE",
     ),
     (
         "check_no_secret_in_job",
         "slurm.pass_on=['WANDB_API_KEY']",
-        "--set: variable `WANDB_API_KEY` looks like a secret, and Slurm would keep it with the job: "
+        "--set: variable `WANDB_API_KEY` looks like a secret, but Slurm would store it with the job: "
         '`slurm.pass_on` = `["WANDB_API_KEY"]` (--set)',
-        "write it into a file of your own, `chmod 600 FILE`, and --set slurm.secrets=FILE",
+        "write it into a file that you own, `chmod 600 FILE`, and --set slurm.secrets=FILE",
     ),
     (
         "check_no_secret_in_job",
         "slurm.setup=['module load x', 'export DB_PASSWORD=hunter2']",
-        "--set: a line of `slurm.setup` holds a secret (`DB_PASSWORD`), and the script would show it",
-        "write it into a file of your own, `chmod 600 FILE`, and --set slurm.secrets=FILE",
+        "--set: a line of `slurm.setup` contains a secret (`DB_PASSWORD`), but the script would show it",
+        "write it into a file that you own, `chmod 600 FILE`, and --set slurm.secrets=FILE",
     ),
     (
         "check_time_limit",
         "slurm.time=4h",
-        "--set: no time limit of Slurm: `minutes`, `minutes:seconds`, `HH:MM:SS`, `days-HH` or `days-HH:MM:SS`: "
+        "--set: not a Slurm time limit; valid forms: `minutes`, `minutes:seconds`, `HH:MM:SS`, `days-HH` or "
+        "`days-HH:MM:SS`: "
         '`slurm.time` = `"4h"` (--set)',
         "change the recipe, or add `--set slurm.time=04:00:00`",
     ),
     (
         "check_warning_time",
         "slurm.time=5",
-        "--set: a job of 300 s would be told 300 s before its end, which is before it begins: "
+        "--set: the warning, 300 s before the end, would come before a job of 300 s starts: "
         '`slurm.warn_s` = `300` (default), `slurm.time` = `"5"` (--set)',
         "change the recipe, or add `--set slurm.warn_s=150`",
     ),
     (
         "check_memory",
         "slurm.memory=lots",
-        "--set: no amount of memory of Slurm: a whole number and K, M, G or T; `0`: all that a node has: "
+        "--set: not an amount of memory: a whole number and K, M, G or T; `0`: all memory of a node: "
         '`slurm.memory` = `"lots"` (--set)',
         "change the recipe, or add `--set slurm.memory=200G`",
     ),
     (
         "check_requeues",
         "slurm={requeue=false, requeues=3}",
-        "--set: a job that may not go back into the queue would do so 3 times: `slurm.requeues` = `3` (--set), "
+        "--set: requeuing is off, but `slurm.requeues` is 3: `slurm.requeues` = `3` (--set), "
         "`slurm.requeue` = `false` (--set)",
         "change the recipe, or add `--set slurm.requeue=true`",
     ),
     (
         "check_mounts",
         "slurm.container={kind='pyxis', image='i.sqsh', mounts=['data:/data']}",
-        "--set: `data:/data` is no mount: `/HOST/FOLDER:/FOLDER/INSIDE`, without a comma: "
+        "--set: `data:/data` is not a mount: `/HOST/FOLDER:/FOLDER/INSIDE`, without a comma: "
         '`slurm.container.mounts` = `["data:/data"]` (--set)',
         None,
     ),
@@ -176,7 +180,7 @@ def test_every_slurm_rule_has_a_failing_case() -> None:
 
 @pytest.mark.parametrize("option", sorted(OWNED))
 def test_sbatch_option_owned_by_ppoctl_raises(smallest: Path, option: str) -> None:
-    with pytest.raises(RecipeError, match=f"`--{option}` is not set here"):
+    with pytest.raises(RecipeError, match=f"`--{option}` cannot be set here"):
         load([smallest], [f"slurm.options.{option}=1"], {})
 
 

@@ -221,8 +221,8 @@ def test_combined_reward_reports_properties_of_its_parts() -> None:
     ("sets", "message"),
     [
         (["reward={kind='sum', parts={}}"], "reward.parts"),
-        (["reward={kind='sum', parts={score={kind='gsm8k'}}}"], "`reward/score_mean` is the name of another figure"),
-        (["reward={kind='sum', parts={'a b'={kind='gsm8k'}}}"], "`a b` names a part of the reward"),
+        (["reward={kind='sum', parts={score={kind='gsm8k'}}}"], "`reward/score_mean` is the name of another metric"),
+        (["reward={kind='sum', parts={'a b'={kind='gsm8k'}}}"], "`a b` names a component of the reward"),
         (["reward={kind='sum', parts={a={kind='sum'}}}"], 'must be one of `"gsm8k"`'),
         (["reward={kind='choose', cases={a={kind='gsm8k', weight=2.0}}}"], "unknown key `reward.cases.a.weight`"),
     ],
@@ -256,5 +256,5 @@ def test_mix_with_some_ground_truth_passes_eval_score_check() -> None:
     bare = f"{{format='columns', path='{rows}', prompt='question'}}"
     whole = f"{{format='gsm8k', path='{rows}'}}"
     load([QUICKSTART], [f"data.eval.heldout={{format='mix', sources={{bare={bare}, whole={whole}}}}}"], {})
-    with pytest.raises(RecipeError, match="no ground truth to compare with"):
+    with pytest.raises(RecipeError, match="have no ground truth"):
         load([QUICKSTART], [f"data.eval.heldout={{format='mix', sources={{bare={bare}}}}}"], {})

@@ -1,4 +1,7 @@
-"""Paths in the words of the recipe files: a run records absolute ones, and a report shows what was written. Light."""
+"""Paths as the recipe files write them: a run records absolute paths, and a report shows the written form.
+
+Imports no torch.
+"""
 
 import os
 import tomllib
@@ -10,21 +13,21 @@ from ppoctl.loading.load import Loaded
 
 
 def paths_as_written(loaded: Loaded) -> dict[str, str]:
-    """The absolute paths of a recipe that one of its files has in other words, with those words."""
-    resolved, found = loaded.resolved(), dict[str, str]()
+    """Return absolute path -> written form, for each path that a file of the recipe writes in another form."""
+    resolved, written_forms = loaded.resolved(), dict[str, str]()
     for file in loaded.files:
-        found |= dict(_pairs(tomllib.loads(file.read_text(encoding="utf-8")), resolved, file.parent))
-    return found
+        written_forms |= dict(_pairs(tomllib.loads(file.read_text(encoding="utf-8")), resolved, file.parent))
+    return written_forms
 
 
 def _pairs(written: Any, resolved: Any, folder: Path) -> Iterator[tuple[str, str]]:
-    """Each path below these two values, absolute and as written in a file of this folder."""
+    """Yield each path below these two values, absolute and as written in a file of `folder`."""
     if isinstance(written, Mapping) and isinstance(resolved, Mapping):
         for key in written.keys() & resolved.keys():
             yield from _pairs(written[key], resolved[key], folder)
     elif _is_array(written) and _is_array(resolved):
-        for one, other in zip(written, resolved, strict=False):
-            yield from _pairs(one, other, folder)
+        for written_item, resolved_item in zip(written, resolved, strict=False):
+            yield from _pairs(written_item, resolved_item, folder)
     elif isinstance(written, str) and isinstance(resolved, str) and written != resolved:
         base = Path.cwd() if written.startswith("$") else folder.absolute()
         if os.path.normpath(base / Path(os.path.expandvars(written)).expanduser()) == resolved:

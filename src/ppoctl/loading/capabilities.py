@@ -1,5 +1,8 @@
-"""What a recipe needs that ppoctl cannot do yet: it is judged and planned all the same, and trained once somebody
-accepts that it is done without."""
+"""Capabilities that a recipe may require and that ppoctl does not have yet.
+
+Such a recipe is validated and planned like any other. It trains only after the user accepts, with `--without`, that
+the run does without the capability.
+"""
 
 import re
 from collections.abc import Iterator
@@ -15,11 +18,11 @@ NOT_YET = {
     "dynamic-sampling": "sampling again until the responses to a prompt have different scores",
     "freezing": "layers of the actor that do not train",
     "lora": "LoRA and other adapters, which train in place of the weights",
-    "pf-ppo": "rollouts drawn again by their score before the update (PF-PPO)",
+    "pf-ppo": "rollouts resampled by their score before the update (PF-PPO)",
     "sft-start": "supervised fine-tuning (SFT) of the model that a run starts from: `model.path` names its result",
     "tools": "responses of several turns, with tools or an environment",
 }
-"""Capabilities that a recipe may require, and what each is."""
+"""Capability that a recipe may require -> its description."""
 
 _KEYS = {
     "async": ("async", "async_ppo", "max_staleness", "partial_rollout"),
@@ -30,32 +33,32 @@ _KEYS = {
     "pf-ppo": ("pf_ppo", "use_pf_ppo"),
     "tools": ("tools", "tool", "multi_turn", "max_turns", "environments"),
 }
-"""Names that a key of each might have, once it is there."""
+"""Capability -> names that users try as a key for it."""
 
 _ESTIMATORS = re.compile(
     r"(dr_?)?grpo(_\w+)?|group_norm|rloo(_\w+)?|reinforce(_plus_plus|\+\+)?(_baseline)?|remax|opo|gpg"
 )
-"""Values of `ppo.advantages.kind` in other systems that need no critic."""
+"""Advantage estimators of other systems that need no critic; users try them as `ppo.advantages.kind`."""
 
 
 def planned_key(name: str) -> str | None:
-    """What a key is that is not there yet, by its name; None where nothing of that name is planned."""
+    """Return the description of the planned capability that an unknown key suggests; None: no capability does."""
     return next((NOT_YET[capability] for capability, names in _KEYS.items() if name.lower() in names), None)
 
 
 def planned_value(path: KeyPath, value: object) -> str | None:
-    """What a value of a key chooses that is not there yet; None where nothing of that name is planned."""
+    """Return the description of the planned capability that an invalid value suggests; None: no capability does."""
     is_estimator = path == ("ppo", "advantages", "kind") and isinstance(value, str)
     return NOT_YET["critic-free"] if is_estimator and _ESTIMATORS.fullmatch(str(value).lower()) else None
 
 
 def wanting(recipe: Recipe) -> tuple[str, ...]:
-    """Names of what the recipe requires, and neither is there nor is done without."""
+    """Return the capabilities that the recipe requires, ppoctl lacks, and `without` does not list."""
     return tuple(name for name in recipe.requires if name in NOT_YET and name not in recipe.without)
 
 
 def require_capable(recipe: Recipe) -> None:
-    """Raise RecipeError where training would be something else than the recipe says, and nobody has accepted that."""
+    """Raise RecipeError if the recipe requires a missing capability that `without` does not list."""
     if names := wanting(recipe):
         raise RecipeError(
             "\n".join(says(name) for name in names),
@@ -64,14 +67,14 @@ def require_capable(recipe: Recipe) -> None:
 
 
 def says(name: str) -> str:
-    """A sentence on one capability that is required."""
+    """Return a sentence about one required capability that is missing."""
     return f"`requires` names `{name}`, which ppoctl cannot do yet: {NOT_YET[name]}"
 
 
 def check_requires(recipe: Recipe) -> Iterator[Conflict]:
     for name in recipe.requires:
         if name not in NOT_YET:
-            yield Conflict(f"nothing is called `{name}`; known are {', '.join(NOT_YET)}", (("requires",),))
+            yield Conflict(f"unknown capability `{name}`; known are {', '.join(NOT_YET)}", (("requires",),))
 
 
 def check_without(recipe: Recipe) -> Iterator[Conflict]:

@@ -1,7 +1,7 @@
-"""Pydantic's findings in a recipe, told in the words of the person who wrote it.
+"""Turn pydantic's validation errors into problems that use the terms of the recipe file.
 
-Each problem names where the value was set, the dotted key, the value, and what would be right: a similar key, the
-section where the key belongs, the allowed values, or a line to add.
+Each problem names the origin of the value, the dotted key, the value, and a correction: a similar key, the table that
+the key belongs to, the allowed values, or a line to add.
 """
 
 import re
@@ -63,8 +63,10 @@ TERMS = {
     for term in _TERM.findall(key.field.description or "")
     if term not in _OURS
 }
-"""Keys of ours by the names that Megatron-Core and vLLM have for them, which the keys' docstrings give; not those
-that another key of ours has."""
+"""Name in Megatron-Core or vLLM -> key of ppoctl, as given by the docstring of the key.
+
+A name that is also a key of ppoctl is left out.
+"""
 
 _KNOWN = "a known feature that is not available yet"
 
@@ -92,15 +94,15 @@ _BOUNDS = {
 
 
 def problems_of(error: ValidationError, layers: Layers) -> list[Problem]:
-    """Every finding of pydantic as a problem, in the order of the schema."""
-    found = error.errors(include_url=False)
-    if "epochs" in layers.written:  # which says how long the run is, once it can be counted
-        found = [details for details in found if details["loc"] != ("steps",)]
-    return [problem for details in found for problem in _explain(details, layers)]
+    """Return all errors of pydantic as problems, in the order of the schema."""
+    errors = error.errors(include_url=False)
+    if "epochs" in layers.written:  # `steps` is missing only until the rows of an epoch can be counted
+        errors = [details for details in errors if details["loc"] != ("steps",)]
+    return [problem for details in errors for problem in _explain(details, layers)]
 
 
 def as_toml(value: Any) -> str:
-    """A Python value as TOML text, whole; `absent` for None."""
+    """Return a Python value as TOML text of any length; None becomes `absent`."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "absent"}[value]
     if isinstance(value, str):
@@ -113,19 +115,19 @@ def as_toml(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A Python value as TOML text, cut when long, without the secrets of URIs."""
+    """Return a Python value as TOML text of at most 80 characters, without the secrets of URIs."""
     text = without_secrets(as_toml(value))
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 def similar(name: str, known: Sequence[str]) -> str:
-    """The words `; did you mean ...?` with the nearest known name, or nothing."""
+    """Return `; did you mean ...?` with the nearest known name; empty: no name is similar."""
     close = get_close_matches(name, known, n=1, cutoff=0.7) or get_close_matches(name.lower(), known, n=1, cutoff=0.7)
     return f"; did you mean `{close[0]}`?" if close else ""
 
 
 def section(path: KeyPath) -> str:
-    """The place of a table as a person finds it: `[actor.optimizer]`, or the top of the file."""
+    """Return a table as its heading in the file: `[actor.optimizer]`, or the top of the file."""
     return f"[{dotted(path)}]" if path else "the top of the file, before the first [section]"
 
 
@@ -134,70 +136,72 @@ def _explain(details: ErrorDetails, layers: Layers) -> Sequence[Problem]:
     kind = details["type"]
     if kind == "missing" and not isinstance(details["loc"][-1], int):
         return [_missing(path, layers)]
-    is_ours = bool(tree.keys_at(ROOT, path))  # of another alternative
-    if kind == "extra_forbidden" and not is_ours and (brought := _brought_along(path, details["input"], layers)):
-        return brought
-    tell = _TELLERS.get(kind)
-    says = tell(path, details, layers) if tell else _wrong_value(path, details)
+    is_ours = bool(tree.keys_at(ROOT, path))  # a key of another alternative of the table
+    if kind == "extra_forbidden" and not is_ours and (foreign := _foreign_keys(path, details["input"], layers)):
+        return foreign
+    explain = _EXPLANATIONS.get(kind)
+    message = explain(path, details, layers) if explain else _wrong_value(path, details)
     choice = tree.at(ROOT, path, layers.written)
     tag = (choice.tag,) if kind == "union_tag_invalid" and isinstance(choice, tree.Choice) and choice.tag else ()
     place = layers.place((*path, *tag))
-    # A key of an alternative may be absent, and the table around it is what was written.
+    # A key of an alternative may be absent; then the table around it has the origin.
     place = layers.place(path[:-1]) if place == DEFAULT and len(path) > 1 else place
-    hidden = _brought_into(path, choice, layers) if kind.startswith("union_tag") else []
-    return [Problem(place, says, _look_up(path)), *hidden]
+    hidden = _foreign_keys_of_unknown_kind(path, choice, layers) if kind.startswith("union_tag") else []
+    return [Problem(place, message, _look_up(path)), *hidden]
 
 
-def _brought_along(path: KeyPath, value: Any, layers: Layers) -> list[Problem]:
-    """A problem for each key that stands at or below an unknown one, where some of them are another system's, or one
-    for a feature that is planned; else none."""
+def _foreign_keys(path: KeyPath, value: Any, layers: Layers) -> list[Problem]:
+    """Return problems for an unknown key that other systems have, or one problem for a planned feature.
+
+    If the value is a table, each key inside it is a problem. Returns none if no key is known from elsewhere.
+    """
     inside = list(paths_in(value)) if isinstance(value, Mapping) else []
     tables = {other[:-1] for other in inside}
     keys = [(*path, *inner) for inner in inside if inner not in tables] or [path]
     answers = {key: key_mappings.find(key) for key in keys}
     if not any(answers.values()) and (planned := planned_key(path[-1])):
-        says = f"unknown key `{dotted(path)}`; it is {_KNOWN}: {planned}"
-        return [Problem(layers.place(path), says, "ppoctl recipes keys requires")]
-    # What is nearly spelled like a key of this table is a slip, and no suggestion from elsewhere.
+        message = f"unknown key `{dotted(path)}`; it is {_KNOWN}: {planned}"
+        return [Problem(layers.place(path), message, "ppoctl recipes keys requires")]
+    # A name that is similar to a key of this table is a typo, so keys of other systems are not suggested.
     near = similar(path[-1], _keys_at(path[:-1], layers))
     suggestions = {key: None if answers[key] or near else key_mappings.nearest(key) for key in keys}
     if not any(answers.values()) and not any(suggestions.values()):
         return []
     problems = []
-    for key, found in answers.items():
+    for key, matches in answers.items():
         suggestion = suggestions[key]
-        said = [answer.message + _off(answer, _in(value, key, path)) for answer in found]
-        said += [suggestion.suggests] if suggestion else []
-        ours = next((answer.ours[0] for answer in (*found, suggestion) if answer and answer.ours), None)
+        parts = [answer.message + _off(answer, _in(value, key, path)) for answer in matches]
+        parts += [suggestion.suggests] if suggestion else []
+        ours = next((answer.ours[0] for answer in (*matches, suggestion) if answer and answer.ours), None)
         hint = f"ppoctl recipes keys {quoted(ours.partition(' = ')[0])}" if ours else None
-        problems.append(Problem(layers.place(key), "; ".join([f"unknown key `{dotted(key)}`", *said]), hint))
+        problems.append(Problem(layers.place(key), "; ".join([f"unknown key `{dotted(key)}`", *parts]), hint))
     return problems
 
 
-def _brought_into(path: KeyPath, choice: tree.Node | None, layers: Layers) -> list[Problem]:
-    """Problems for keys of other systems in a table whose kind is not known, where pydantic looks at no key."""
+def _foreign_keys_of_unknown_kind(path: KeyPath, choice: tree.Node | None, layers: Layers) -> list[Problem]:
+    """Return problems for keys of other systems in a table of unknown kind, whose keys pydantic does not check."""
     known = (
         {name for table in choice.tables.values() for name in table.keys} if isinstance(choice, tree.Choice) else {}
     )
     keys = [((*path, name), value) for name, value in _written(path, layers).items() if name not in known]
-    return [problem for key, value in keys for problem in _brought_along(key, value, layers)]
+    return [problem for key, value in keys for problem in _foreign_keys(key, value, layers)]
 
 
 def _in(value: Any, key: KeyPath, path: KeyPath) -> Any:
-    """The value at a key, where that at `path`, which is at or above it, is known."""
+    """Return the value at `key`, given the value at `path`, which is `key` or a table around it."""
     for name in key[len(path) :]:
         value = value[name]
     return value
 
 
-def _off(found: key_mappings.KeyAnswer, value: Any) -> str:
-    """The end of the sentence where the value is false or 0, and what it switches off is off here by default."""
-    if not found.ours or isinstance(value, Mapping) or value != 0:
+def _off(answer: key_mappings.KeyAnswer, value: Any) -> str:
+    """Return advice to leave the key out if its value is false or 0 and the feature is off by default; else empty."""
+    if not answer.ours or isinstance(value, Mapping) or value != 0:
         return ""
-    name, chosen, _ = found.ours[0].partition(" = ")
+    name, chosen, _ = answer.ours[0].partition(" = ")
     usual = [key.field.default for key in tree.keys_at(ROOT, tuple(name.split(".")))]
     is_off = bool(chosen) or name.endswith("coef") or any(default in (None, False, 0) for default in usual)
-    return f"; as it is `{shown(value)}`, leave it out" if is_off else ""
+    return f"; its value is `{shown(value)}`, so leave it out" if is_off else ""
 
 
 def _look_up(path: KeyPath) -> str:
@@ -211,7 +215,7 @@ def _wrong_value(path: KeyPath, details: ErrorDetails) -> str:
         wrong = f"{words} {context[bound]}"
     elif kind == "too_long":
         wrong = f"must have {context['max_length']} entries"
-    elif kind == "missing":  # pydantic names the entry that is not there
+    elif kind == "missing":  # pydantic names the missing entry of an array
         return f"`{dotted(path[:-1])}` is `{shown(details['input'])}`: must have more entries"
     elif kind == "string_pattern_mismatch" and path[-1] == "function":
         place = details["input"].rpartition(":")[0] or details["input"]
@@ -219,8 +223,8 @@ def _wrong_value(path: KeyPath, details: ErrorDetails) -> str:
     elif kind == "string_pattern_mismatch" and path[-1] == "url":
         wrong = "must begin with `http://` or `https://` and the name of a host"
     else:
-        said = details["msg"].removeprefix("Value error, ")  # by a validator of ours
-        wrong = _TYPES.get(kind) or said[0].lower() + said[1:]
+        text = details["msg"].removeprefix("Value error, ")  # raised by a validator of ppoctl
+        wrong = _TYPES.get(kind) or text[0].lower() + text[1:]
     return f"`{dotted(path)}` is `{shown(details['input'])}`: {wrong}"
 
 
@@ -232,7 +236,7 @@ def _wrong_literal(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:
 
 
 def _literals(table: tree.Node | None, name: str) -> list[str]:
-    """Values that a key of a table may have, where the schema lists them; else none."""
+    """Return the values that the schema lists for a key of a table; empty: it lists none."""
     key = table.keys.get(name) if isinstance(table, tree.TableNode) else None
     return [str(value) for value in tree.allowed(key.field.annotation)] if key else []
 
@@ -265,47 +269,47 @@ def _one_of(allowed: Sequence[str]) -> str:
 
 
 def _unknown(path: KeyPath, details: ErrorDetails, layers: Layers) -> str:
-    """The sentence about an unknown key: why it is unknown here, and where it is known."""
+    """Return the message about an unknown key: why it is unknown in its table, and which table has it."""
     name, table = path[-1], path[:-1]
-    here = _keys_at(table, layers)
+    known_keys = _keys_at(table, layers)
     excluded = _excluded_by(name, table, layers)
     if excluded:
         return excluded
     ours = TERMS.get(name, name)
     wrong = f"unknown key `{dotted(path)}`"
     joined = [dotted(known) for known, _ in tree.walk(ROOT) if "_".join(known) == "_".join(path)]
-    if joined:  # a variable with one underscore where two are between tables
+    if joined:  # a variable has one underscore instead of the two between tables
         return f"{wrong}; did you mean `{joined[0]}`?"
-    if ours in here:
+    if ours in known_keys:
         return f"{wrong}; did you mean `{ours}`?"
     elsewhere = [known[:-1] for known, _ in tree.walk(ROOT) if known[-1] == ours]
-    # A key that is nearly spelled like one of this table is a slip, whatever other tables have.
-    near = similar(name, here)
+    # A name that is similar to a key of this table is a typo, even if another table has that name.
+    near = similar(name, known_keys)
     if () in elsewhere and not near and not isinstance(ROOT.keys[ours].node, tree.Leaf):
-        inside, beside = details["input"], [(*table, known) for known in here]
-        if _fits(inside, (ours,), layers) or not any(_fits(inside, known, layers) for known in beside):
-            return f"{wrong}; [{ours}] is a table of its own"
+        inside, siblings = details["input"], [(*table, known) for known in known_keys]
+        if _fits(inside, (ours,), layers) or not any(_fits(inside, known, layers) for known in siblings):
+            return f"{wrong}; [{ours}] is a table at the top of a recipe"
     elif elsewhere and not near:
         places = " or ".join(dict.fromkeys(section(place) for place in elsewhere[:4]))
         return f"{wrong}; `{ours}` belongs {'at' if not elsewhere[0] else 'under'} {places}"
-    known = ", ".join(f"`{key}`" for key in here)
+    known = ", ".join(f"`{key}`" for key in known_keys)
     return wrong + (near or f"; {section(table) if table else 'the top of a recipe'} has {known}")
 
 
 def _fits(written: Any, table: KeyPath, layers: Layers) -> bool:
-    """Whether what was written is a table whose keys this one has: then it was meant to be one of that kind."""
+    """Return whether the written value is a table whose keys all exist in `table`; then it was meant for `table`."""
     return isinstance(written, Mapping) and bool(written) and {*written} <= {*_keys_at(table, layers)}
 
 
 def _keys_at(table: KeyPath, layers: Layers) -> list[str]:
-    here = tree.at(ROOT, table, layers.written)
-    if isinstance(here, tree.Choice):
-        here = here.table(_written(table, layers))
-    return list(here.keys) if isinstance(here, tree.TableNode) else []
+    node = tree.at(ROOT, table, layers.written)
+    if isinstance(node, tree.Choice):
+        node = node.table(_written(table, layers))
+    return list(node.keys) if isinstance(node, tree.TableNode) else []
 
 
 def _excluded_by(name: str, table: KeyPath, layers: Layers) -> str | None:
-    """The sentence about a key that belongs to another alternative of the same table; None where it does not."""
+    """Return the message about a key that belongs to another alternative of the table; None: it does not."""
     choice = tree.at(ROOT, table, layers.written)
     if not isinstance(choice, tree.Choice):
         return None
@@ -313,28 +317,28 @@ def _excluded_by(name: str, table: KeyPath, layers: Layers) -> str | None:
     if not owners:
         return None
     if choice.tag is None:
-        friends = {key for owner in owners for key in choice.tables[owner].keys}
-        rivals = [key for key in _written(table, layers) if key not in friends and _is_own(key, choice)]
-        return f"`{dotted((*table, name))}` excludes `{'`, `'.join(rivals)}`: keep one of them"
+        compatible = {key for owner in owners for key in choice.tables[owner].keys}
+        excluded = [key for key in _written(table, layers) if key not in compatible and _is_own(key, choice)]
+        return f"`{dotted((*table, name))}` excludes `{'`, `'.join(excluded)}`: keep one of them"
     chosen = choice.chosen(_written(table, layers)) or choice.usual
     needed = " or ".join(f'`{choice.tag} = "{owner}"`' for owner in owners)
-    return f'`{dotted((*table, name))}` goes with {needed}, and `{dotted((*table, choice.tag))}` is `"{chosen}"`'
+    return f'`{dotted((*table, name))}` requires {needed}, but `{dotted((*table, choice.tag))}` is `"{chosen}"`'
 
 
 def _is_own(key: str, choice: tree.Choice) -> bool:
-    """Whether some alternatives have the key, and others do not."""
+    """Return whether some alternatives have the key and others do not."""
     return {key in table.keys for table in choice.tables.values()} == {True, False}
 
 
 def _written(path: KeyPath, layers: Layers) -> Mapping[str, Any]:
-    here: Any = layers.written
+    table: Any = layers.written
     for name in path:
-        here = here.get(name) if isinstance(here, Mapping) else None
-    return here if isinstance(here, Mapping) else {}
+        table = table.get(name) if isinstance(table, Mapping) else None
+    return table if isinstance(table, Mapping) else {}
 
 
 def _missing(path: KeyPath, layers: Layers) -> Problem:
-    """A required key or table, with a line to add."""
+    """Return the problem of a missing required key or table, with a line to add."""
     table, name = path[:-1], path[-1]
     place = layers.place(table) if table else DEFAULT
     where = place if place != DEFAULT else " + ".join(str(file) for file in layers.files)
@@ -364,18 +368,18 @@ def _example(known: tree.Node | None, name: str) -> str:
 
 
 def _required(table: tree.TableNode) -> list[KeyPath]:
-    found: list[KeyPath] = []
+    required: list[KeyPath] = []
     for name, key in table.keys.items():
         if key.required and isinstance(key.node, tree.TableNode):
-            found += [(name, *inner) for inner in _required(key.node)]
+            required += [(name, *inner) for inner in _required(key.node)]
         elif key.required and isinstance(key.node, tree.Choice):
-            found.append((name, key.node.tag) if key.node.tag else (name,))
+            required.append((name, key.node.tag) if key.node.tag else (name,))
         elif key.required:
-            found.append((name,))
-    return found
+            required.append((name,))
+    return required
 
 
-_TELLERS: dict[str, Callable[[KeyPath, ErrorDetails, Layers], str]] = {
+_EXPLANATIONS: dict[str, Callable[[KeyPath, ErrorDetails, Layers], str]] = {
     "extra_forbidden": _unknown,
     "literal_error": _wrong_literal,
     "union_tag_invalid": _wrong_tag,

@@ -1,16 +1,21 @@
-"""The layers of a recipe, weakest first: the site's file, files from left to right, environment, `--set`.
+"""The layers of a recipe, weakest first: the site file, files from left to right, environment, `--set`.
 
     slurm.toml  a.toml  b.toml  PPOCTL_ACTOR__OPTIMIZER__LR=1e-6  --set steps=40
          |         |       |                |                          |
-         +---------+-------+----------- deep merge --------------------+--> one dict, and for each value its layer
+         +---------+-------+----------- deep merge --------------------+--> one dict, and the layer of each value
 
 Each layer is a source of pydantic-settings, which reads the files and the variables, calls the sources from the
-strongest to the weakest (`WrittenRecipe` gives the order), and merges them; the defaults of a table that was written
-are the weakest. A layer adds what pydantic-settings does not have: where it sets each value, and what stronger layers
-leave of it. The value of a variable is read as that of `--set` is: a table among them is the whole value of its key,
-and of the weaker layers only the defaults have a say in it. A table whose alternative (`kind`, `place`, `format`) a
-stronger layer changes is dropped whole from the weaker ones. Relative paths become absolute (`paths`). Nothing here
-judges values, but for the site's file: it may say nothing that changes a result.
+strongest to the weakest (`WrittenRecipe` defines the order), and merges them. The weakest source contains the
+defaults of the tables that were written. A layer adds two things to pydantic-settings: the origin of each value, and
+the part of its data that stronger layers do not replace.
+
+- The value of a variable is parsed like the value of `--set`. A table is the complete value of its key: weaker layers
+  contribute only defaults to it.
+- If a stronger layer changes the alternative of a table (`kind`, `place`, `format`), the table is dropped from the
+  weaker layers.
+- Relative paths become absolute (`paths`).
+
+Values are not checked in this module, with one exception: the site file must not set a key that changes results.
 """
 
 import re
@@ -45,49 +50,49 @@ PREFIX = "PPOCTL_"
 NESTED = "__"
 SITE = "PPOCTL_SITE"
 NO_KEYS = {
-    "PPOCTL_JOB": "job that the batch script of a run began; set by it",
+    "PPOCTL_JOB": "job that the batch script of a run started; set by the script",
     "PPOCTL_DATA": "folder of data sets, where recipes and tests look for real rows",
-    "PPOCTL_RAY_FOLDER": "private folder of a node's Ray, by which its processes are known",
-    SITE: "the site's file, read below every recipe; empty: none",
+    "PPOCTL_RAY_FOLDER": "private folder of a node's Ray, which identifies its processes",
+    SITE: "the site file, the weakest layer of every recipe; empty: none",
 }
-"""Our variables that set no key of a recipe, with their meaning."""
+"""Variables of ppoctl that do not set a recipe key -> their meaning."""
 BY_ONE_KEY: dict[KeyPath, str] = {("model", "critic"): "path", ("eval", "metrics"): "function"}
-"""Paths of the tables that may be written as the value of one of their keys (`schema.PathOrTable`), with that key."""
+"""Path of a table that may be written as the value of one of its keys (`schema.PathOrTable`) -> that key."""
 LENGTHS = {"steps", "epochs"}
-"""Keys that say how long a run is: a layer that writes one of them writes none of the other's."""
+"""Keys that set the length of a run. A layer that sets one of them hides both in weaker layers."""
 COMPLETE = "parallel"
-"""Name of the tables that say all there is to say (`ParallelTable`): writing one sets its other keys to 1 or off."""
+"""Name of the tables that are always complete (`ParallelTable`): writing one sets its other keys to 1 or off."""
 _NAMED = re.compile(r"\$\{?(\w+)")
 
 
 @dataclass
 class Layers:
-    """The layers to compose, and what was found out while they were read."""
+    """The layers to merge, and the result of reading them."""
 
     files: tuple[Path, ...]
     sets: tuple[str, ...]
     environ: Mapping[str, str]
     site: Path | None = None
-    """The site's file, which is there; None: there is none."""
+    """The existing site file; None: there is none."""
     problems: list[Problem] = field(default_factory=list)
     written: dict[str, Any] = field(default_factory=dict)
     """All layers merged: the data that the recipe is validated from."""
     sources: list["Layer"] = field(default_factory=list)
     """The layers that were read, strongest first."""
     replaced: set[KeyPath] = field(default_factory=set)
-    """Paths of alternatives that a stronger layer changed and of tables that it wrote whole; weaker layers have no
-    say there."""
+    """Paths of alternatives that a stronger layer changed, and of tables that it wrote completely. Weaker layers do
+    not contribute to them."""
 
     counts_epochs: bool = False
     """Whether `steps` was counted from `epochs` (see `run_length`)."""
 
     def read(self) -> None:
-        """Read and merge all layers; what is wrong with one of them is added to `problems`."""
+        """Read and merge all layers. Errors in a layer are added to `problems`."""
         merged = _OF_KEYS(layers=self)
         self.written = {name: value for name, value in merged if name in merged.model_fields_set}
 
     def place(self, path: KeyPath) -> str:
-        """Where the value at this path was set; for a table, where the strongest layer that has it writes it."""
+        """Return the origin of the value at a path; for a table, its origin in the strongest layer that has it."""
         path = (*path[:-1], "function") if path[-1:] == ("digest",) else path
         path = ("epochs",) if path == ("steps",) and self.counts_epochs else path
         for source in self.sources:
@@ -97,7 +102,7 @@ class Layers:
 
 
 class WrittenRecipe(BaseSettings):
-    """A recipe as its layers write it together. Its values are of any type: `Recipe` validates them afterwards."""
+    """The merged values of all layers, of any type: `Recipe` validates them afterwards."""
 
     model_config = SettingsConfigDict(
         extra="allow", case_sensitive=True, env_prefix=PREFIX, env_nested_delimiter=NESTED, enable_decoding=False
@@ -112,7 +117,7 @@ class WrittenRecipe(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The layers, strongest first."""
+        """Return the layers, strongest first."""
         assert isinstance(init_settings, InitSettingsSource)
         layers: Layers = init_settings.init_kwargs["layers"]
         sets = SetLayer(settings_cls, layers)
@@ -122,7 +127,7 @@ class WrittenRecipe(BaseSettings):
             layers.problems += _changing_results(files[-1])
         variables = _of_environment(layers.environ, ())
         values = [*(file.toml_data for file in files), *(value for _, value, _ in (*sets.settings, *variables))]
-        named = {name for each in values for name in _named_in(each)}
+        named = {name for value in values for name in _named_in(value)}
         environment = EnvironmentLayer(settings_cls, layers, _of_environment(layers.environ, named))
         return sets, environment, *files, WrittenDefaults(settings_cls)
 
@@ -133,30 +138,32 @@ _OF_KEYS = create_model("WrittenRecipe", __base__=WrittenRecipe, **_ANY)
 
 
 class Layer(PydanticBaseSettingsSource):
-    """A source of a recipe's values that knows where it sets each of them."""
+    """A source of recipe values that records the origin of each value."""
 
     layers: Layers
     kept: dict[str, Any]
-    """What the layer contributes below the stronger ones."""
+    """The part of the data of the layer that stronger layers do not replace."""
     base: Path = Path()
-    """Folder at which the layer's relative paths start."""
+    """Folder that the relative paths of the layer start from."""
 
     @abstractmethod
     def place(self, path: KeyPath) -> str:
-        """Where the layer sets the value at a path."""
+        """Return the origin of the value at a path."""
 
     def compose(self, data: dict[str, Any], whole: Sequence[KeyPath]) -> dict[str, Any]:
-        """What stronger layers leave of this layer's data, with absolute paths. The `whole` tables replace those of
-        weaker layers instead of being merged with them."""
+        """Return the data of this layer that stronger layers do not replace, with absolute paths.
+
+        `whole`: tables that replace those of weaker layers instead of being merged with them.
+        """
         layers, stronger = self.layers, self.current_state
         kept: dict[str, Any] = _without_replaced(ROOT, data, stronger, layers.replaced)
         if LENGTHS & stronger.keys():
             kept = {name: value for name, value in kept.items() if name not in LENGTHS}
         elif kept.keys() >= LENGTHS:
-            says = "`steps` and `epochs` are both written, and each says how long the run is"
-            layers.problems.append(Problem(self.place(("epochs",)), says, "remove one of the two"))
+            message = "`steps` and `epochs` are both set, and each sets the length of the run"
+            layers.problems.append(Problem(self.place(("epochs",)), message, "remove one of the two"))
             del kept["epochs"]
-        # Only now: a table that the layer writes whole hides those of weaker layers, and not its own.
+        # Must come after `kept` is computed: a complete table hides those of weaker layers, not this layer's own.
         layers.replaced.update(whole)
         for pattern, key in BY_ONE_KEY.items():
             for path, table in matching(kept, pattern):
@@ -182,7 +189,7 @@ class FileLayer(Layer, TomlConfigSettingsSource):
         return self.compose(super().__call__(), [path for path in self.lines if path[-1] == COMPLETE])
 
     def place(self, path: KeyPath) -> str:
-        # A value inside an array stands where its array stands when it has no line of its own.
+        # A value inside an array has the line of the array if it does not have a separate line.
         known = (path[:length] for length in range(len(path), 0, -1) if path[:length] in self.lines)
         return next((f"{self.file}:{self.lines[key]}" for key in known), str(self.file))
 
@@ -191,21 +198,21 @@ class FileLayer(Layer, TomlConfigSettingsSource):
 
 
 def _text_of(file: Path) -> str:
-    return file.read_text("utf-8-sig")  # a byte order mark is no part of it
+    return file.read_text("utf-8-sig")  # utf-8-sig drops a byte order mark
 
 
 Setting = tuple[KeyPath, Any, str]
-"""A dotted key, its value, and where the two were given."""
+"""A dotted key, its value, and their origin."""
 
 
 class SettingLayer(Layer):
-    """Values that were each given by a dotted key, later ones over earlier ones."""
+    """Values that are set by dotted keys; later settings override earlier ones."""
 
     settings: Sequence[Setting]
 
     def place(self, path: KeyPath) -> str:
-        inside = [where for given, _, where in self.settings if given[: len(path)] == path]
-        around = [where for given, _, where in self.settings if given == path[: len(given)]]
+        inside = [where for key, _, where in self.settings if key[: len(path)] == path]
+        around = [where for key, _, where in self.settings if key == path[: len(key)]]
         return [*inside, *around][-1]
 
     @property
@@ -231,7 +238,7 @@ class EnvironmentLayer(SettingLayer, EnvSettingsSource):
         return self.compose(data, self.tables)
 
     def field_is_complex(self, field: FieldInfo) -> bool:  # noqa: ARG002
-        """Whether variables may set keys inside this one; any may, as the class has no types."""
+        """Return whether variables may set keys inside this key: always, because the class has no types."""
         return True
 
 
@@ -250,8 +257,8 @@ class SetLayer(SettingLayer, InitSettingsSource):
 
 
 class WrittenDefaults(PydanticBaseSettingsSource):
-    """Defaults of the tables that were written: `--set health.kl.action=stop` leaves the bound of that rule at its
-    default, and so does a table that is written whole."""
+    """Defaults of the tables that were written: after `--set health.kl.action=stop` the bound of that rule keeps its
+    default. A table that is written as a complete value keeps the defaults of its other keys too."""
 
     def __call__(self) -> dict[str, Any]:
         defaults = tree.defaults_beside(ROOT, self.current_state)
@@ -264,8 +271,10 @@ class WrittenDefaults(PydanticBaseSettingsSource):
 
 
 def site_file(environ: Mapping[str, str]) -> Path | None:
-    """The file with what a site wants of every run: the one that `PPOCTL_SITE` names, else `ppoctl/slurm.toml` in the
-    user's folder of settings if it is there. None: there is none; without a home in `environ` nobody looks."""
+    """Return the site file: `PPOCTL_SITE`, else `ppoctl/slurm.toml` in the user's config folder.
+
+    Returns None if there is no such file, or if `environ` has neither `HOME` nor `XDG_CONFIG_HOME`.
+    """
     if SITE in environ:
         return Path(environ[SITE]).expanduser() if environ[SITE] else None
     home = environ.get("HOME")
@@ -275,16 +284,19 @@ def site_file(environ: Mapping[str, str]) -> Path | None:
 
 
 def _changing_results(site: FileLayer) -> Iterator[Problem]:
-    """A problem for each key of the site's file that changes results: one recipe would be another one elsewhere."""
+    """Yield a problem for each key of the site file that changes results; only a recipe may set these."""
     for path in paths_in(site.toml_data):
         if any(key.effect is Effect.RESULTS for key in tree.keys_at(ROOT, path)):
-            says = f"`{dotted(path)}` changes results, and a site's file may not: the recipe alone says what a run is"
-            yield Problem(site.place(path), says, "move the line into the recipe")
+            message = f"`{dotted(path)}` changes results, which a site file must not: only the recipe defines a run"
+            yield Problem(site.place(path), message, "move the line into the recipe")
 
 
 def _of_environment(environ: Mapping[str, str], named: Collection[str]) -> list[Setting]:
-    """Settings of `PPOCTL_ACTOR__OPTIMIZER__LR` and the like: of every variable with our prefix, so that a misspelt
-    one is an unknown key, but for those that a value of the recipe has `named`."""
+    """Return the settings of variables such as `PPOCTL_ACTOR__OPTIMIZER__LR`.
+
+    Every variable with the prefix is read, so that a misspelt name is an unknown key. Variables in `named`, which a
+    value of the recipe uses, are skipped.
+    """
     names = [name for name in environ if name.upper().startswith(PREFIX) and name not in (*NO_KEYS, *named)]
     return [
         _setting(tuple(name.lower().removeprefix(PREFIX.lower()).split(NESTED)), environ[name], f"environment {name}")
@@ -293,28 +305,28 @@ def _of_environment(environ: Mapping[str, str], named: Collection[str]) -> list[
 
 
 def _of_sets(sets: Sequence[str], problems: list[Problem]) -> list[Setting]:
-    """Settings of `--set a.b=1`, in order."""
-    found: list[Setting] = []
+    """Return the settings of `--set a.b=1`, in order. Errors are added to `problems`."""
+    settings: list[Setting] = []
     for text in sets:
         key, equals, value = text.partition("=")
         path = path_of(key)
         if path and equals:
-            found.append(_setting(path, value, "--set"))
+            settings.append(_setting(path, value, "--set"))
         else:
-            says = f"`{text}` is not KEY=VALUE with a dotted key"
-            problems.append(Problem("--set", says, "write it as `--set actor.optimizer.lr=1e-6`"))
-    return found
+            message = f"`{text}` is not KEY=VALUE with a dotted key"
+            problems.append(Problem("--set", message, "write it as `--set actor.optimizer.lr=1e-6`"))
+    return settings
 
 
 def _setting(path: KeyPath, text: str, where: str) -> Setting:
     value = _typed(text, path)
     if path in BY_ONE_KEY and isinstance(value, str):
-        path = (*path, BY_ONE_KEY[path])  # other settings may be of keys beside it
+        path = (*path, BY_ONE_KEY[path])  # other settings may set other keys of the table
     return path, value, where
 
 
 def _typed(text: str, path: KeyPath) -> Any:
-    """The value of a setting: TOML, or a bare word, which is text; where the key is a text, it needs no quotes."""
+    """Return the value of a setting: parsed as TOML, or as text if it is not TOML or the key takes text."""
     try:
         document = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
@@ -327,7 +339,7 @@ def _typed(text: str, path: KeyPath) -> Any:
 
 
 def _named_in(value: Any) -> Iterator[str]:
-    """Names of the variables in a text, and in all texts of a table or an array."""
+    """Yield the names of variables in a text, or in all texts of a table or array."""
     if isinstance(value, str):
         yield from _NAMED.findall(value)
     elif isinstance(value, dict | list):
@@ -336,12 +348,12 @@ def _named_in(value: Any) -> Iterator[str]:
 
 
 def path_of(key: str) -> KeyPath:
-    """The parts of a dotted key as TOML reads it; none where it is no key."""
+    """Return the parts of a dotted key, parsed as TOML; empty: the text is not a key."""
     try:
         document = tomllib.loads(f"{key} = 0")
     except tomllib.TOMLDecodeError:
         return ()
-    paths = list(paths_in(document))  # none: all of it is a comment
+    paths = list(paths_in(document))  # empty: the text is a comment
     return paths[-1] if paths and "\n" not in key else ()
 
 
@@ -353,19 +365,18 @@ def _put(data: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 
 def _without_replaced(
-    here: tree.Node | None, data: Any, stronger: Any, replaced: set[KeyPath], path: KeyPath = ()
+    node: tree.Node | None, data: Any, stronger: Any, replaced: set[KeyPath], path: KeyPath = ()
 ) -> Any:
-    """A copy of a weaker layer's data without the tables that a stronger layer has replaced, or whose alternative it
-    changed."""
+    """Return a copy of a weaker layer's data without tables that a stronger layer replaced or changed the kind of."""
     if not isinstance(data, dict):
         return data
     kept: dict[str, Any] = {}
     for name, value in data.items():
-        inner = tree.at(here, (name,), data) if here is not None else None
+        inner = tree.at(node, (name,), data) if node is not None else None
         above = stronger.get(name) if isinstance(stronger, Mapping) else None
         if isinstance(inner, tree.Choice) and isinstance(value, dict) and isinstance(above, Mapping):
-            mine, theirs = inner.chosen(value) or inner.usual, inner.chosen(above)
-            if mine and theirs and mine != theirs:
+            weaker_kind, stronger_kind = inner.chosen(value) or inner.usual, inner.chosen(above)
+            if weaker_kind and stronger_kind and weaker_kind != stronger_kind:
                 replaced.add((*path, name))
         if (*path, name) not in replaced:
             kept[name] = _without_replaced(inner, value, above, replaced, (*path, name))

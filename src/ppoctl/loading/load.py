@@ -1,7 +1,9 @@
-"""A recipe from its files, the environment and `--set`; every value with its origin, every error in one pass.
+"""Load a recipe from its files, the environment and `--set`.
 
-load(files, sets) -> Loaded(recipe, origins)        raises one RecipeError that lists all problems
-from_resolved(json) -> Recipe                       what a run stored, as it was
+    load(files, sets) -> Loaded(recipe, origins)   raises one error that lists all problems
+    from_resolved(json) -> Recipe                  the recipe that a run stored
+
+Each value keeps its origin, and all problems are found in one pass.
 """
 
 import os
@@ -27,33 +29,33 @@ from ppoctl.recipe.origins import KeyPath, dotted
 from ppoctl.recipe.schema import Recipe
 
 MOST_BYTES = 1 << 20
-"""Largest size of a recipe file, in bytes; a larger file is no recipe, and would be read for minutes."""
+"""Largest size of a recipe file, in bytes. A larger file is not a recipe, and parsing it would take minutes."""
 
 Judge = Callable[[Recipe, Callable[[KeyPath], str]], list[Problem]]
-"""A judge takes a recipe and a function that says where a key was set, and returns what is wrong."""
+"""Function of a recipe, and of a function that returns the origin of a key; it returns the problems it finds."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A recipe that keeps all rules, and where each of its values was set."""
+    """A valid recipe, with the origin of each value."""
 
     recipe: Recipe
     origins: dict[str, str]
-    """`file:line`, `environment PPOCTL_...`, `--set` or `default`, by dotted key; every key of the recipe is here."""
+    """Dotted key -> `file:line`, `environment PPOCTL_...`, `--set` or `default`, for every key of the recipe."""
     files: tuple[Path, ...]
     notes: tuple[str, ...] = ()
-    """What came of settings that stand for others."""
+    """Notes on settings that were replaced by others, such as `epochs` by `steps`."""
 
     def resolved(self) -> dict[str, Any]:
-        """The whole recipe, defaults included, as JSON; `from_resolved` reads it back."""
+        """Return the complete recipe, with defaults, as JSON values. `from_resolved` reads them back."""
         return self.recipe.model_dump(mode="json", by_alias=True)
 
 
 def load(files: Sequence[Path], sets: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Loaded:
-    """Compose the site's file, files left to right, then environment, then `--set`, and check the result.
+    """Merge the site file, `files` from left to right, the environment and `sets`, and check the result.
 
-    Raises RecipeError (exit 2) with one line per problem, MissingAssetError (exit 3) where all that is wrong is an
-    environment variable that is not set.
+    Raises RecipeError (exit 2) with one line per problem, or MissingAssetError (exit 3) if the first problem is
+    something that is missing on this machine.
     """
     loaded, problems = examine(files, sets, environ)
     if loaded is None or problems:
@@ -67,9 +69,11 @@ def examine(
     environ: Mapping[str, str] = os.environ,
     judges: Sequence[Judge] = (violations,),
 ) -> tuple[Loaded | None, list[Problem]]:
-    """The recipe that `load` would give, or None, and all problems instead of an error. A recipe is there when all
-    that is wrong is something missing on this machine. Each judge also sees a recipe with errors, as far as it is
-    usable (`partial`)."""
+    """Return the recipe as `load` does, or None, together with all problems instead of an error.
+
+    The recipe is returned even with problems, if each of them is only something missing on this machine. The judges
+    also receive a recipe with errors, reduced to its usable part (`partial`).
+    """
     layers = Layers(tuple(Path(file) for file in files), tuple(sets), environ, site_file(environ))
     unreadable = [problem for file in layers.files for problem in _unreadable(file)]
     if layers.site is not None:
@@ -87,19 +91,19 @@ def examine(
     problems = [
         *layers.problems,
         *wrong,
-        *(found for judge in judges for found in judge(recipe, layers.place)),
+        *(problem for judge in judges for problem in judge(recipe, layers.place)),
     ]
-    # Something that is only missing here may be there where the run will be: the recipe itself is right.
+    # A file that is missing on this machine may exist on the machine of the run: the recipe itself is valid.
     if "epochs" in layers.written or not all(problem.is_missing for problem in problems):
         return None, problems
-    origins = {dotted(found.path): layers.place(found.path) for found in tree.values(recipe)}
+    origins = {dotted(entry.path): layers.place(entry.path) for entry in tree.values(recipe)}
     return Loaded(recipe, origins, layers.files, () if note is None else (note,)), problems
 
 
 def from_resolved(resolved: Mapping[str, Any]) -> Recipe:
-    """The recipe that `Loaded.resolved` wrote; equal to the one that was written.
+    """Return the recipe whose `Loaded.resolved` is `resolved`; it equals the original.
 
-    Raises RecipeError when this version of ppoctl does not know a key of it.
+    Raises RecipeError if this version of ppoctl does not know one of the keys.
     """
     try:
         return Recipe.model_validate(resolved)
@@ -111,34 +115,34 @@ def from_resolved(resolved: Mapping[str, Any]) -> Recipe:
 
 
 def _unreadable(file: Path) -> list[Problem]:
-    """Problems that keep a file from being a TOML document; empty: it is one."""
+    """Return the reasons why a file cannot be read as TOML; empty: it can."""
     try:
         if file.exists() and not file.is_file():
-            return [Problem(str(file), "is no file; a recipe is a `.toml` file", "ppoctl recipes list")]
+            return [Problem(str(file), "is not a regular file; a recipe is a `.toml` file", "ppoctl recipes list")]
         if file.is_file() and file.stat().st_size > MOST_BYTES:
-            says = f"has {file.stat().st_size} bytes; a recipe has at most {MOST_BYTES}"
-            return [Problem(str(file), says, f"ls -l {quoted(file)}")]
+            message = f"has {file.stat().st_size} bytes; a recipe has at most {MOST_BYTES}"
+            return [Problem(str(file), message, f"ls -l {quoted(file)}")]
         text = file.read_text("utf-8-sig")
         tomllib.loads(text)
     except FileNotFoundError:
         return [Problem(str(file), "no such recipe", _shipped(file))]
     except UnicodeDecodeError as error:
         kind = "utf-16" if file.read_bytes()[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin1"
-        again = f"iconv -f {kind} -t utf-8 {quoted(file)} > {quoted(file.with_suffix('.utf8.toml'))}"
-        return [Problem(str(file), f"is no UTF-8 text (byte {error.start})", again)]
+        convert = f"iconv -f {kind} -t utf-8 {quoted(file)} > {quoted(file.with_suffix('.utf8.toml'))}"
+        return [Problem(str(file), f"is not UTF-8 text (byte {error.start})", convert)]
     except OSError as error:
         return [Problem(str(file), f"cannot be read: {error.strerror}")]
     except tomllib.TOMLDecodeError as error:
         return [_syntax(file, text, str(error))]
     except RecursionError:
         return [Problem(str(file), "not valid TOML: arrays or tables are nested too deep", _open(file, 1))]
-    except ValueError as error:  # an integer of thousands of digits, which Python refuses to read
+    except ValueError as error:  # Python refuses to parse an integer with thousands of digits
         return [Problem(str(file), f"not valid TOML: {str(error).split(';')[0]}", _open(file, 1))]
     return []
 
 
 def _shipped(file: Path) -> str:
-    """Command that leads from the name of a shipped recipe to its file."""
+    """Return the command that copies a shipped recipe of this name, or lists all if there is none."""
     folder, name = recipes_folder(), file.as_posix().removeprefix("recipes/").removesuffix(".toml")
     if folder is None or file.is_absolute() or not (folder / f"{name}.toml").is_file():
         return "ppoctl recipes list"
@@ -146,10 +150,12 @@ def _shipped(file: Path) -> str:
 
 
 def _unreadable_site(site: Path) -> list[Problem]:
-    """Problems that keep the site's file from being a TOML document. One that is not there was named by the variable:
-    where nobody names one, it is read only if it is there."""
+    """Return the reasons why the site file cannot be read as TOML.
+
+    A missing site file was named by the variable: without the variable, `site_file` returns only an existing file.
+    """
     if not site.exists():
-        return [Problem(f"environment {SITE}", f"`{site}`: no such file", "export PPOCTL_SITE=  # no site's file")]
+        return [Problem(f"environment {SITE}", f"`{site}`: no such file", "export PPOCTL_SITE=  # no site file")]
     return _unreadable(site)
 
 
@@ -157,35 +163,35 @@ def _open(file: Path, line: int) -> str:
     return f"${{EDITOR:-vi}} +{line} {quoted(file)}"
 
 
-def _syntax(file: Path, text: str, message: str) -> Problem:
+def _syntax(file: Path, text: str, reason: str) -> Problem:
     lines = text.splitlines()
-    found = re.fullmatch(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", message, re.DOTALL)
-    what, line = (found[1], int(found[2] or len(lines))) if found else (message, 1)
+    match = re.fullmatch(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", reason, re.DOTALL)
+    what, line = (match[1], int(match[2] or len(lines))) if match else (reason, 1)
     written = lines[line - 1].strip() if line <= len(lines) else ""
-    # tomllib shows a table's name as a tuple.
+    # tomllib shows the name of a table as a tuple.
     what = re.sub(r"\('(.*?)',?\)", lambda name: f"[{name[1].replace(chr(39) + ', ' + chr(39), '.')}]", what)
     what = _IN_WORDS.get(what, f"{what[0].lower()}{what[1:]}")
     shown = "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in written)
-    says = f"not valid TOML: {what} in `{shown}`{_where_first(lines, line)}"
+    message = f"not valid TOML: {what} in `{shown}`{_first_occurrence(lines, line)}"
     if unseen := [char for char in written if not char.isprintable() and char != "\t"]:
-        says += f"; `\\u{ord(unseen[0]):04x}` is {_UNSEEN.get(unseen[0], 'a character that nobody sees')}: delete it"
+        message += f"; `\\u{ord(unseen[0]):04x}` is {_UNSEEN.get(unseen[0], 'an invisible character')}: delete it"
     elif curly := [char for char in written if char in _CURLY]:
-        says += f'; `{curly[0]}` is no quote of TOML: write `"`'
-    return Problem(f"{file}:{line}", says, _open(file, line))
+        message += f'; `{curly[0]}` is not a TOML quote: write `"`'
+    return Problem(f"{file}:{line}", message, _open(file, line))
 
 
 _IN_WORDS = {
-    "Illegal character '\\n'": "a text without its closing quote",
-    "Cannot overwrite a value": "a second value for what has one",
-    "Expected '=' after a key in a key/value pair": "no `=` behind the key",
+    "Illegal character '\\n'": "a string without its closing quote",
+    "Cannot overwrite a value": "a second value for the same key",
+    "Expected '=' after a key in a key/value pair": "no `=` after the key",
 }
-"""What tomllib says that is meant for who reads tomllib."""
-_UNSEEN = {"\ufeff": "a byte order mark", "\xa0": "a space that breaks no line", "\u200b": "a space without width"}
+"""Errors of tomllib that name its internals -> plain wording."""
+_UNSEEN = {"\ufeff": "a byte order mark", "\xa0": "a no-break space", "\u200b": "a zero-width space"}
 _CURLY = "\u201c\u201d\u201e\u2018\u2019"
 
 
-def _where_first(lines: Sequence[str], line: int) -> str:
-    """The end of the sentence where a heading stands a second time."""
+def _first_occurrence(lines: Sequence[str], line: int) -> str:
+    """Return the line of the first occurrence of a heading that is repeated, in words; empty: it is not repeated."""
     written = lines[line - 1].strip() if line <= len(lines) else ""
     first = next((number for number, text in enumerate(lines[: line - 1], 1) if text.strip() == written), None)
     return f" (first at line {first})" if first and written.startswith("[") else ""

@@ -1,4 +1,4 @@
-"""The usable part of a recipe with errors, so that the rules between tables are judged in the same pass."""
+"""The usable part of a recipe with errors, so that the rules across tables are checked in the same pass."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from ppoctl.recipe.schema import Recipe
 
 
 def partial(written: Mapping[str, Any], error: ValidationError) -> Recipe:
-    """The recipe as far as it is valid. Reading a value that is missing or wrong raises AttributeError."""
+    """Return the valid part of a recipe. Reading a missing or wrong value of it raises AttributeError."""
     wrong = {tree.without_tags(tree.of(Recipe), details["loc"]) for details in error.errors(include_url=False)}
     recipe = _table(tree.of(Recipe), written, (), wrong)
     assert isinstance(recipe, Recipe)
@@ -23,7 +23,7 @@ def _table(table: tree.TableNode, written: Mapping[str, Any], path: KeyPath, wro
     absent: list[str] = []
     for name, key in table.keys.items():
         inner = (*path, name)
-        # Of an array, and of values with names, pydantic names the wrong entry.
+        # For an array or a mapping, pydantic names the wrong entry, not the key.
         is_wrong = inner in wrong or (_is_value(key) and _is_within(inner, wrong))
         if is_wrong or (name not in written and key.required):
             absent.append(key.attribute)
@@ -31,17 +31,17 @@ def _table(table: tree.TableNode, written: Mapping[str, Any], path: KeyPath, wro
             usable[name] = None
         elif name in written:
             _keep(usable, absent, key, _value(key.node, value, inner, wrong))
-    made = table.model.model_construct(**usable)
+    model = table.model.model_construct(**usable)
     for attribute in absent:
-        made.__dict__.pop(attribute, None)
-    return made
+        model.__dict__.pop(attribute, None)
+    return model
 
 
 def _rewritten(key: tree.RecipeKey, value: Any) -> Any:
-    """The value that the key's own validators make of what is written; None where they make it absent."""
-    for each in key.field.metadata:
-        if isinstance(each, BeforeValidator):
-            value = each.func(value)  # type: ignore[call-arg]  # ours take the value alone
+    """Apply the validators of the key to the written value. Returns None if they make the value absent."""
+    for validator in key.field.metadata:
+        if isinstance(validator, BeforeValidator):
+            value = validator.func(value)  # type: ignore[call-arg]  # ppoctl's validators take only the value
     return value
 
 
@@ -50,7 +50,7 @@ def _is_value(key: tree.RecipeKey) -> bool:
 
 
 def _is_within(path: KeyPath, wrong: set[KeyPath]) -> bool:
-    return any(found[: len(path)] == path for found in wrong)
+    return any(wrong_path[: len(path)] == path for wrong_path in wrong)
 
 
 def _keep(usable: dict[str, Any], absent: list[str], key: tree.RecipeKey, value: Any) -> None:
@@ -60,19 +60,19 @@ def _keep(usable: dict[str, Any], absent: list[str], key: tree.RecipeKey, value:
         usable[key.field.alias or key.attribute] = value
 
 
-def _value(here: tree.Node, written: Any, path: KeyPath, wrong: set[KeyPath]) -> Any:
-    """The usable value at this node, or None when nothing of it is usable."""
-    if isinstance(here, tree.Leaf):
+def _value(node: tree.Node, written: Any, path: KeyPath, wrong: set[KeyPath]) -> Any:
+    """Return the usable part of the value at this node; None: no part is usable."""
+    if isinstance(node, tree.Leaf):
         return tuple(written) if isinstance(written, list) else written
     if not isinstance(written, Mapping):
         return None
-    if isinstance(here, tree.Choice):
-        chosen = here.table(written)
+    if isinstance(node, tree.Choice):
+        chosen = node.table(written)
         return _table(chosen, written, path, wrong) if chosen else None
-    if isinstance(here, tree.TableNode):
-        return _table(here, written, path, wrong)
+    if isinstance(node, tree.TableNode):
+        return _table(node, written, path, wrong)
     return {
-        name: _value(here.each, inner, (*path, name), wrong)
+        name: _value(node.each, inner, (*path, name), wrong)
         for name, inner in written.items()
-        if isinstance(inner, Mapping) or isinstance(here.each, tree.Leaf)
+        if isinstance(inner, Mapping) or isinstance(node.each, tree.Leaf)
     }

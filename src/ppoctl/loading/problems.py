@@ -1,4 +1,4 @@
-"""The findings of rules: a conflict of keys, a problem with its place, and all problems as one error."""
+"""Results of the checks of a recipe: a conflict between keys, a problem with its origin, and one error for all."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,24 +18,24 @@ class Conflict:
     keys: tuple[KeyPath, ...]
     hint: str | None = None
     hides_values: bool = False
-    """Whether the values of the keys are left out of what is said."""
+    """Whether the message omits the values of the keys."""
 
 
 Rule = Callable[[Recipe], Iterator[Conflict]]
-"""A rule yields every conflict of a recipe with the law it is named after."""
+"""A rule yields each conflict between keys of a recipe that it finds."""
 
 
 def rules_of(module: Mapping[str, Any]) -> tuple[Rule, ...]:
-    """The rules among the names of a module, in its order: its public functions that yield conflicts."""
+    """Return the rules of a module in its order: the public functions whose return type is `Iterator[Conflict]`."""
     return tuple(
-        each
-        for name, each in module.items()
-        if isfunction(each) and not name.startswith("_") and each.__annotations__["return"] == Iterator[Conflict]
+        member
+        for name, member in module.items()
+        if isfunction(member) and not name.startswith("_") and member.__annotations__["return"] == Iterator[Conflict]
     )
 
 
 def trained_roles(recipe: Recipe) -> Iterator[tuple[str, TrainedTable]]:
-    """The trained roles whose tables are usable, with their tables."""
+    """Yield each trained role whose table is usable, with its table."""
     for role in ("actor", "critic"):
         table = getattr(recipe, role, None)
         if table is not None:
@@ -44,10 +44,10 @@ def trained_roles(recipe: Recipe) -> Iterator[tuple[str, TrainedTable]]:
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong with a recipe: where it was set (file:line, environment, --set), what is wrong, and one command
-    or change that mends it."""
+    """One thing that is wrong with a recipe, and one command or change that fixes it."""
 
     where: str
+    """Origin of the wrong value: `file:line`, `environment NAME` or `--set`; empty: the recipe as a whole."""
     message: str
     hint: str | None = None
     kind: type[PpoctlError] = RecipeError
@@ -58,11 +58,11 @@ class Problem:
 
     @property
     def is_missing(self) -> bool:
-        """Whether something is only missing on this machine; it may be there where the run will be."""
+        """Whether something is only missing on this machine; it may exist on the machine of the run."""
         return issubclass(self.kind, MissingAssetError)
 
 
 def as_error(problems: Sequence[Problem]) -> PpoctlError:
-    """All problems as one error of the first one's kind, one line each; the hint is the first there is."""
+    """Return one error with a line per problem, the class of the first problem, and the first hint."""
     hint = next((problem.hint for problem in problems if problem.hint), None)
     return problems[0].kind("\n".join(str(problem) for problem in problems), hint=hint)

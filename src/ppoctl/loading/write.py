@@ -1,4 +1,4 @@
-"""A recipe as one TOML file with every key, composed and resolved, ready to be loaded again. Runs keep one."""
+"""Write a resolved recipe as one TOML file with every key, which can be loaded again. Each run keeps such a file."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,15 +10,17 @@ from ppoctl.recipe.schema import Recipe
 
 
 def recipe_as_toml(recipe: Recipe) -> str:
-    """TOML text; absent values are left out (TOML has no null) or, where they are not absent by default, `"off"` or
-    `"all"`. So loading it gives an equal recipe."""
+    """Return the recipe as TOML text; loading it gives an equal recipe.
+
+    Absent values are omitted, because TOML has no null. If the default is not absent, they are `"off"` or `"all"`.
+    """
     values = recipe.model_dump(mode="json", by_alias=True)
-    for found in tree.values(recipe):
-        if found.value is None and found.usual is not None:
+    for entry in tree.values(recipe):
+        if entry.value is None and entry.usual is not None:
             table = values
-            for name in found.path[:-1]:
+            for name in entry.path[:-1]:
                 table = table[name]
-            table[found.path[-1]] = found.shown
+            table[entry.path[-1]] = entry.shown
     return "\n".join(_table(values, ())).lstrip("\n") + "\n"
 
 

@@ -1,8 +1,8 @@
-"""Rules across tables, which no single key can hold. Each is a function named as the sentence it holds.
+"""Rules between the keys of several tables. Each rule is a function `check_*`.
 
-A rule yields conflicts; it never corrects. All rules are judged in one pass, and each conflict names its keys, their
-values and where they were set. A rule may meet a recipe with missing values (see `partial`): reading one raises
-AttributeError, and the rule is then not judged.
+A rule yields conflicts and never changes a value. All rules are checked in one pass. Each conflict names its keys,
+their values and their origins. A recipe may lack values (see `partial`): reading a missing value raises
+AttributeError, and the rule is then skipped.
 """
 
 from collections.abc import Callable, Iterator
@@ -67,16 +67,16 @@ def check_microbatch_fits_longest_sequence(recipe: Recipe) -> Iterator[Conflict]
         if not isinstance(table.batching, ByTokens):
             continue
         for name in ("max_tokens_per_microbatch", "forward_max_tokens_per_microbatch"):
-            # A truncated response is read to its end where its return goes on with the critic's value of it.
-            to_the_end = recipe.ppo.truncated == "bootstrap" and role == "critic"
+            # With `bootstrap`, the critic also reads the last token of a truncated response.
+            includes_last = recipe.ppo.truncated == "bootstrap" and role == "critic"
             scores = microbatch_limit(table.batching, with_gradient=False)[0] == name
-            longest = longest_sequence(recipe) + (to_the_end and scores)
+            longest = longest_sequence(recipe) + (includes_last and scores)
             cap = getattr(table.batching, name)
             if cap is not None and cap < longest:
                 key = (role, "batching", name)
                 yield Conflict(
-                    f"a microbatch of {cap} tokens cannot hold a sequence of "
-                    f"{longest} (prompt + response{_LAST_TOKEN[to_the_end and scores]})",
+                    f"a microbatch of {cap} tokens cannot contain a sequence of "
+                    f"{longest} (prompt + response{_LAST_TOKEN[includes_last and scores]})",
                     (key, _PROMPT_TOKENS, _NEW_TOKENS),
                     f"--set {dotted(key)}={longest}",
                 )
@@ -91,25 +91,30 @@ def check_actor_trains(recipe: Recipe) -> Iterator[Conflict]:
 
 
 def check_whitening_batch(recipe: Recipe) -> Iterator[Conflict]:
-    """One sequence with lambda and gamma 1 has advantages of one sign; whitening would give half of them the other
-    sign."""
+    """Check that advantages are whitened over more than one sequence.
+
+    With lambda and gamma 1, the advantages of one sequence have one sign; whitening would flip the sign of some.
+    """
     sequences = sequences_per_step(recipe)
     if recipe.ppo.advantages.whiten and sequences == 1:
         yield Conflict(
-            "whitening the advantages of one sequence removes its reward",
+            "whitening the advantages of a single sequence removes the effect of its reward",
             (("ppo", "advantages", "whiten"), _PROMPTS, _SAMPLES),
             "--set ppo.advantages.whiten=false",
         )
 
 
 def check_reward_has_ground_truth(recipe: Recipe) -> Iterator[Conflict]:
-    """GSM8K's rows hold the number behind `####`, which a whole response hardly ever equals."""
+    """Check that the reward finds a ground truth that it can compare with.
+
+    Rows of GSM8K contain the number after `####`, which a complete response almost never equals.
+    """
     for path, table in tables_of_rows(recipe):
         if recipe.reward.reads_truth and path[1] == "train" and not has_truth(table):
             is_chat = isinstance(table, DialogueRows)
             yield Conflict(
-                f"the reward compares with a ground truth, and [{dotted(path)}] "
-                + ("has none: it is made of dialogues" if is_chat else "names no column that has it"),
+                f"the reward compares with a ground truth, but [{dotted(path)}] "
+                + ("has none: its rows are dialogues" if is_chat else "does not name a column for it"),
                 ((*path, "format"), ("reward", "kind")),
                 None if is_chat else f"--set {dotted(path)}.answer=COLUMN",
             )
@@ -117,7 +122,7 @@ def check_reward_has_ground_truth(recipe: Recipe) -> Iterator[Conflict]:
     scorers = () if isinstance(recipe.reward, ChooseReward) else recipe.reward.singles
     if is_bare and any(isinstance(scorer, ExactMatchScorer) for scorer in scorers):
         yield Conflict(
-            "an exact match with GSM8K's bare number needs an instruction that asks for the bare number",
+            "an exact match with GSM8K's number requires an instruction to answer with only the number",
             (("reward", "kind"), ("data", "train", "format"), ("data", "train", "instruction")),
             "--set reward.kind=gsm8k",
         )
@@ -128,7 +133,7 @@ def check_health_bounds(recipe: Recipe) -> Iterator[Conflict]:
         rule: HealthRule = getattr(recipe.health, name)
         if rule.min is not None and rule.max is not None and rule.min > rule.max:
             yield Conflict(
-                f"nothing is at least {rule.min} and at most {rule.max}",
+                f"no value is at least {rule.min} and at most {rule.max}",
                 (("health", name, "min"), ("health", name, "max")),
             )
 
@@ -138,18 +143,19 @@ def check_stop_rule_has_bound(recipe: Recipe) -> Iterator[Conflict]:
         rule: HealthRule = getattr(recipe.health, name)
         if rule.action == "stop" and rule.min is None and rule.max is None:
             yield Conflict(
-                f"[health.{name}] would stop the run and has neither `min` nor `max`", (("health", name, "action"),)
+                f"[health.{name}] stops the run but has neither `min` nor `max`", (("health", name, "action"),)
             )
 
 
 def check_no_secrets(recipe: Recipe) -> Iterator[Conflict]:
-    """A recipe is kept in the run directory and sent to MLflow, so it must hold no secret."""
-    for found in tree.values(recipe):
-        if isinstance(found.value, str) and holds_secret(found.value):
+    """Check that no value contains a secret: a recipe is stored in the run directory and sent to MLflow."""
+    for entry in tree.values(recipe):
+        if isinstance(entry.value, str) and holds_secret(entry.value):
             yield Conflict(
-                f"`{dotted(found.path)}` holds a password or a token, and a recipe is kept and sent on",
-                (found.path,),
-                _SECRET_URI if found.path == ("tracking", "uri") else None,
+                f"`{dotted(entry.path)}` contains a password or a token, but a recipe is stored in the run and "
+                f"sent to MLflow",
+                (entry.path,),
+                _SECRET_URI if entry.path == ("tracking", "uri") else None,
             )
 
 
@@ -170,8 +176,8 @@ RULES = (
 )
 
 _LAST_TOKEN = {
-    False: " - 1: the last token is predicted and not read",
-    True: ": the critic values what comes after a truncated one",
+    False: " - 1: the last token is predicted, not read",
+    True: ": the critic also reads the last token of a truncated response",
 }
 _MINIBATCH: KeyPath = ("ppo", "minibatch_seqs")
 _CRITIC_MINIBATCH: KeyPath = ("ppo", "critic_minibatch_seqs")
@@ -180,31 +186,31 @@ _SAMPLES: KeyPath = ("rollout", "samples_per_prompt")
 _PROMPT_TOKENS: KeyPath = ("rollout", "max_prompt_tokens")
 _NEW_TOKENS: KeyPath = ("rollout", "max_new_tokens")
 _SECRET_URI = (
-    "export MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (of a server), or the whole URI under a name of "
-    'your own and write `tracking.uri = "$NAME"`'
+    "export MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (of a server), or export the complete URI as a "
+    'variable NAME and write `tracking.uri = "$NAME"`'
 )
 
 
 def violations(recipe: Recipe, place: Callable[[KeyPath], str]) -> list[Problem]:
-    """Every conflict in a recipe, with the values of its keys and where each was set."""
-    found: list[Problem] = []
+    """Return all conflicts of a recipe as problems, with the values and origins (`place`) of their keys."""
+    problems: list[Problem] = []
     for rule in RULES:
         try:
-            found.extend(_problem(conflict, recipe, place) for conflict in rule(recipe))
+            problems.extend(_problem(conflict, recipe, place) for conflict in rule(recipe))
         except AttributeError:
-            # A value is missing, so this rule cannot be judged. In a whole recipe it is a defect of the rule.
-            if _is_whole(recipe):
+            # A value is missing, so the rule is skipped. In a complete recipe the error is a defect of the rule.
+            if _is_complete(recipe):
                 raise
-    return found
+    return problems
 
 
 def notes_on(recipe: Recipe) -> list[str]:
-    """Everything about a right recipe that may not be what was meant."""
+    """Return notes on settings of a valid recipe that may be unintended."""
     return [*unused(recipe), *doubtful(recipe)]
 
 
 def doubtful(recipe: Recipe) -> list[str]:
-    """Notes on settings that are read, and together compute what few people mean."""
+    """Return notes on settings that have an effect but rarely the intended effect."""
     notes = []
     ppo, updates = recipe.ppo, updates_per_step(recipe, "actor")
     if ppo.advantages.kind == "monte_carlo" and ppo.truncated == "bootstrap":
@@ -224,11 +230,11 @@ def doubtful(recipe: Recipe) -> list[str]:
 
 
 def unused(recipe: Recipe) -> list[str]:
-    """Notes on settings that nothing would read: they are not wrong, and may not be what was meant either."""
+    """Return notes on settings that have no effect: they are valid, but may be unintended."""
     if recipe.cluster.ray_address is not None and is_one_process(recipe):
         return [
-            f"`cluster.ray_address` (`{recipe.cluster.ray_address}`) is not used: each role is one process, and all "
-            "live on this machine, without Ray; more of them: --set 'actor.parallel={data=2}'"
+            f"`cluster.ray_address` (`{recipe.cluster.ray_address}`) is not used: each role is one process on "
+            "this machine, without Ray; for several processes: --set 'actor.parallel={data=2}'"
         ]
     return []
 
@@ -243,22 +249,24 @@ def _problem(conflict: Conflict, recipe: Recipe, place: Callable[[KeyPath], str]
     hint = conflict.hint
     if hint is not None and hint.startswith("--set"):
         hint = f"change the recipe, or add `{hint}`"
-    says = conflict.message + (f": {', '.join(settings)}" if settings else "")
-    return Problem(changed, says, hint)
+    message = conflict.message + (f": {', '.join(settings)}" if settings else "")
+    return Problem(changed, message, hint)
 
 
 def _value_at(recipe: Recipe, key: KeyPath) -> Any:
-    here: Any = recipe
+    value: Any = recipe
     for name in key:
-        here = here.get(name) if isinstance(here, dict) else getattr(here, {"from": "from_"}.get(name, name), None)
-    return list(here) if isinstance(here, tuple) else here if isinstance(here, str | int | float) else None
+        value = (
+            value.get(name) if isinstance(value, dict) else getattr(value, {"from": "from_"}.get(name, name), None)
+        )
+    return list(value) if isinstance(value, tuple) else value if isinstance(value, str | int | float) else None
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:
     return min((size for size in range(1, number + 1) if number % size == 0), key=lambda size: abs(size - wanted))
 
 
-def _is_whole(recipe: Recipe) -> bool:
+def _is_complete(recipe: Recipe) -> bool:
     try:
         return all(True for _ in tree.values(recipe))
     except AttributeError:

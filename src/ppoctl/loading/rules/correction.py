@@ -1,4 +1,7 @@
-"""Rules about what is rejected where sampler and trainer lie apart. See `rules`."""
+"""Rules about rejection, which masks tokens or sequences whose sampler and trainer log-probs differ.
+
+See `across_tables`.
+"""
 
 from collections.abc import Iterator
 
@@ -18,12 +21,12 @@ def check_rejection_bounds(recipe: Recipe) -> Iterator[Conflict]:
     for name in others:
         if getattr(table, name) is not None:
             yield Conflict(
-                f"{table.statistic} is bounded by {_words(own)}, and `{name}` would not be read",
+                f"{table.statistic} is bounded by {_words(own)}, so `{name}` has no effect",
                 ((*_TABLE, name), (*_TABLE, "statistic")),
             )
     if all(getattr(table, name) is None for name in own):
         yield Conflict(
-            f"nothing bounds {table.statistic}: it takes {_words(own)}",
+            f"{table.statistic} has no bound: set {_words(own)}",
             ((*_TABLE, "statistic"), (*_TABLE, "kind")),
             f"--set ppo.rollout_rejection.{own[-1]}={2.0 if table.statistic == 'k1' else 0.01}",
         )

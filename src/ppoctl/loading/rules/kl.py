@@ -1,4 +1,4 @@
-"""Rules about the KL penalty. See `rules`."""
+"""Rules about the KL penalty. See `across_tables`."""
 
 from collections.abc import Iterator
 
@@ -12,18 +12,21 @@ def check_loss_penalty_has_gradient(recipe: Recipe) -> Iterator[Conflict]:
     kl = recipe.ppo.kl
     if isinstance(kl, KlInLoss) and (kl.estimator, kl.gradient) == ("k1", "estimator"):
         yield Conflict(
-            "as a loss k1 has a gradient that averages to 0: it pulls nowhere",
+            "k1 as a loss has a gradient with mean 0, so it has no effect",
             (("ppo", "kl", "gradient"), ("ppo", "kl", "estimator")),
             "--set ppo.kl.gradient=score_function",
         )
 
 
 def check_adaptive_coef_positive(recipe: Recipe) -> Iterator[Conflict]:
-    """It shrinks by a fifth of the step's sequences over the horizon at most."""
+    """Check that the adaptive coefficient stays positive.
+
+    In one step it shrinks at most by the fraction 0.2 x sequences / horizon.
+    """
     kl, sequences = recipe.ppo.kl, sequences_per_step(recipe)
     if not isinstance(kl, NoKl) and kl.adaptive is not None and sequences >= 5 * kl.adaptive.horizon_seqs:
         yield Conflict(
-            f"one step of {sequences} sequences may take the coefficient to 0 or below",
+            f"one step of {sequences} sequences may reduce the coefficient to 0 or below",
             (("ppo", "kl", "adaptive", "horizon_seqs"),),
             f"--set ppo.kl.adaptive.horizon_seqs={10 * sequences}",
         )
@@ -31,28 +34,31 @@ def check_adaptive_coef_positive(recipe: Recipe) -> Iterator[Conflict]:
 
 def check_adaptive_coef_has_kl(recipe: Recipe) -> Iterator[Conflict]:
     kl = recipe.ppo.kl
-    by = recipe.ppo.old_logprobs
-    if isinstance(kl, NoKl) or kl.adaptive is None or by == "trainer":
+    source = recipe.ppo.old_logprobs
+    if isinstance(kl, NoKl) or kl.adaptive is None or source == "trainer":
         return
-    if by == "current" or kl.estimator == "full":
+    if source == "current" or kl.estimator == "full":
         yield Conflict(
-            "a coefficient adapts to the KL of the actor's log-probs before its update, and nothing computes them",
+            "the coefficient adapts to the KL of the actor's log-probs before its update, but they are not computed",
             (("ppo", "old_logprobs"), ("ppo", "kl", "adaptive")),
             "--set ppo.old_logprobs=trainer",
         )
 
 
 def check_estimator_unbiased_with_filters(recipe: Recipe) -> Iterator[Conflict]:
-    """Estimates k2 and k3 of a filtered actor and the whole reference average to something else than KL; as a loss
-    they pull right."""
+    """Check that k2 and k3 estimate the KL without bias.
+
+    Sampling filters such as top_p bias them, because the reference is not filtered. As a fixed loss they still have
+    the right gradient.
+    """
     kl, rollout = recipe.ppo.kl, recipe.rollout
     if isinstance(kl, NoKl) or (kl.place == "loss" and kl.adaptive is None) or kl.estimator not in ("k2", "k3"):
         return
-    usual = type(rollout).model_fields
+    defaults = type(rollout).model_fields
     for name in ("top_p", "top_k", "min_p", "min_new_tokens"):
-        if getattr(rollout, name) != usual[name].default:
+        if getattr(rollout, name) != defaults[name].default:
             yield Conflict(
-                f"{kl.estimator} does not average to the KL of a filtered actor from the whole reference",
+                f"{kl.estimator} is a biased estimate of the KL between a filtered actor and an unfiltered reference",
                 (("ppo", "kl", "estimator"), ("rollout", name)),
                 "--set ppo.kl.estimator=full",
             )
@@ -65,15 +71,13 @@ def check_full_kl_options(recipe: Recipe) -> Iterator[Conflict]:
     full: KeyPath = ("ppo", "kl", "estimator")
     if kl.input_clamp is not None:
         key = ("ppo", "kl", "input_clamp")
-        yield Conflict("the sum over the vocabulary has no difference of two log-probs to clamp", (full, key))
+        yield Conflict("the full KL has no difference of two log-probs to clamp", (full, key))
     if isinstance(kl, KlInLoss) and kl.gradient != "estimator":
         key = ("ppo", "kl", "gradient")
-        yield Conflict(
-            "the sum over the vocabulary has its own gradient", (full, key), "--set ppo.kl.gradient=estimator"
-        )
+        yield Conflict("the full KL has its own gradient", (full, key), "--set ppo.kl.gradient=estimator")
     if recipe.ppo.old_logprobs != "trainer" and kl.place == "reward":
         yield Conflict(
-            "the sum over the vocabulary is read in a forward pass of the actor, and none is run",
+            "the full KL needs a forward pass of the actor, but none is run",
             (full, ("ppo", "old_logprobs")),
             "--set ppo.old_logprobs=trainer",
         )

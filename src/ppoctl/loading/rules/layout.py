@@ -1,4 +1,4 @@
-"""Rules on parallel layouts that the model cannot take, judged on config.json alone before any process is started."""
+"""Rules about parallel layouts that the model does not support. They read only config.json and start no process."""
 
 import re
 from collections.abc import Iterator
@@ -17,14 +17,19 @@ _END_KEYS = ("first_stage_layers", "last_stage_layers")
 
 
 def check_tensor_parallel(recipe: Recipe) -> Iterator[Conflict]:
-    asked: list[tuple[KeyPath, int, RoleModel]] = [
+    layouts_written: list[tuple[KeyPath, int, RoleModel]] = [
         ((*role, "parallel", "tensor"), table.tensor, model) for role, table, model in _laid_out(recipe)
     ]
-    for key, tensor, model in [*asked, (("generator", "tensor"), recipe.generator.tensor, model_of(recipe, "actor"))]:
-        parts = {} if model.shape is None else _what_tensor_ranks_split(model.shape)
-        for name, count in parts.items():
+    for key, tensor, model in [
+        *layouts_written,
+        (("generator", "tensor"), recipe.generator.tensor, model_of(recipe, "actor")),
+    ]:
+        dimensions = {} if model.shape is None else _tensor_parallel_dimensions(model.shape)
+        for name, count in dimensions.items():
             if count % tensor:
-                fits = max(size for size in range(1, tensor + 1) if not any(each % size for each in parts.values()))
+                fits = max(
+                    size for size in range(1, tensor + 1) if not any(length % size for length in dimensions.values())
+                )
                 yield Conflict(
                     f"{tensor} tensor ranks do not divide the model's {count} {name}",
                     (key, model.key),
@@ -36,20 +41,20 @@ def check_tensor_parallel(recipe: Recipe) -> Iterator[Conflict]:
 def check_pipeline_layers(recipe: Recipe) -> Iterator[Conflict]:
     for role, table, model, shape in _with_shapes(recipe):
         layers = shape.num_layers
-        says = _pipeline_problem(table, layers)
-        if says is None:
+        message = _pipeline_problem(table, layers)
+        if message is None:
             continue
         ends = [key for key in _END_KEYS if getattr(table, key) is not None]
         keys = tuple((*role, "parallel", key) for key in (*ends, "pipeline"))
         fits = max(size for size in range(1, table.pipeline + 1) if layers % size == 0)
         hint = None if ends else _with_key(recipe, (*role, "parallel", "pipeline"), fits)
-        yield Conflict(says, (*keys, model.key), hint)
+        yield Conflict(message, (*keys, model.key), hint)
 
 
 def check_offload_needs_colocation(recipe: Recipe) -> Iterator[Conflict]:
     if recipe.cluster.offload and recipe.cluster.placement == "apart":
         yield Conflict(
-            "each process has a device of its own: nobody would take the place of what is moved out",
+            "each process has its own device, so nothing would use the memory that offloading frees",
             (("cluster", "offload"), ("cluster", "placement")),
             "--set cluster.offload=[]",
         )
@@ -58,7 +63,7 @@ def check_offload_needs_colocation(recipe: Recipe) -> Iterator[Conflict]:
 def check_broadcast_needs_separate_devices(recipe: Recipe) -> Iterator[Conflict]:
     if recipe.cluster.weights == "broadcast" and recipe.cluster.placement == "colocated":
         yield Conflict(
-            "a device takes part in a broadcast once, and roles that share it would twice",
+            "a broadcast allows one process per device, but colocated roles share a device",
             (("cluster", "weights"), ("cluster", "placement")),
             "--set cluster.weights=shared",
         )
@@ -68,7 +73,7 @@ def check_ray_address(recipe: Recipe) -> Iterator[Conflict]:
     address = recipe.cluster.ray_address
     if address is not None and re.fullmatch(r"[^\s/]+:\d+", address) is None:
         yield Conflict(
-            f"`{address}` is no `host:port`: where `ray start --head` said that others connect",
+            f"`{address}` is not `host:port`, the address that `ray start --head` prints",
             (("cluster", "ray_address"),),
             "--set cluster.ray_address=HOST:6379",
         )
@@ -79,7 +84,8 @@ def check_end_layers(recipe: Recipe) -> Iterator[Conflict]:
         for key in _END_KEYS:
             if getattr(table, key) is not None and table.pipeline == 1:
                 yield Conflict(
-                    "one pipeline rank has all layers", ((*role, "parallel", key), (*role, "parallel", "pipeline"))
+                    "a single pipeline rank has all layers",
+                    ((*role, "parallel", key), (*role, "parallel", "pipeline")),
                 )
 
 
@@ -87,7 +93,7 @@ def check_interleaving_needs_pipeline(recipe: Recipe) -> Iterator[Conflict]:
     for role, table in _written(recipe):
         if table.stages_per_rank > 1 and table.pipeline == 1:
             yield Conflict(
-                "one pipeline rank has nobody to interleave with",
+                "interleaving needs more than one pipeline rank",
                 ((*role, "parallel", "stages_per_rank"), (*role, "parallel", "pipeline")),
                 f"--set {dotted(role)}.parallel.stages_per_rank=1",
             )
@@ -110,7 +116,7 @@ def check_sequence_parallel(recipe: Recipe) -> Iterator[Conflict]:
     for role, table in _written(recipe):
         if table.sequence and table.tensor == 1:
             yield Conflict(
-                "sequence parallelism splits over the tensor ranks, and there is one",
+                "sequence parallelism splits over the tensor ranks, but there is only one",
                 ((*role, "parallel", "sequence"), (*role, "parallel", "tensor")),
                 f"--set {dotted(role)}.parallel.sequence=false",
             )
@@ -120,7 +126,7 @@ def check_reshardable(recipe: Recipe) -> Iterator[Conflict]:
     roles = layouts(recipe)
     if recipe.checkpoint.reshardable == "dp" and not any(table.distributed_optimizer for table in roles.values()):
         yield Conflict(
-            "neither role has a distributed optimizer, and any other is saved for every layout as it is",
+            "neither role has a distributed optimizer, and other optimizers are always saved for every layout",
             (("checkpoint", "reshardable"),),
             "--set checkpoint.reshardable=full",
         )
@@ -160,24 +166,27 @@ def check_expert_ranks(recipe: Recipe) -> Iterator[Conflict]:
     for role, table in _written(recipe):
         if table.stage_ranks % table.expert_ranks:
             keys = ("expert", "expert_tensor", "tensor", "context", "data")
-            # The smallest factor of data ranks with which the expert ranks divide them.
+            # The smallest factor of the data ranks that makes the expert ranks divide all ranks.
             missing = table.expert_ranks // gcd(table.expert_ranks, table.stage_ranks)
             yield Conflict(
                 f"{table.expert} expert ranks of {table.expert_tensor} each do not divide the {table.tensor} tensor "
-                f"x {table.context} context x {table.data} data ranks they are made of",
+                f"x {table.context} context x {table.data} data ranks that they consist of",
                 tuple((*role, "parallel", key) for key in keys),
                 f"--set {dotted(role)}.parallel.data={table.data * missing}",
             )
 
 
 def check_experts_need_sequence_parallel(recipe: Recipe) -> Iterator[Conflict]:
-    """Without sequence parallelism every tensor rank would send every token to the experts, and count its gradient
-    again."""
+    """Check that experts on several tensor ranks use sequence parallelism.
+
+    Without it, each tensor rank would send every token to the experts, and its gradient would be counted repeatedly.
+    """
     for role, table, model, shape in _with_shapes(recipe):
         if shape.experts is not None and table.tensor > 1 and not table.sequence:
             yield Conflict(
-                f"the model has experts, and {table.tensor} tensor ranks that do not split the tokens would all send "
-                "them the same ones",
+                f"the model has experts: without sequence parallelism, {table.tensor} tensor ranks would send "
+                f"them the "
+                "same tokens",
                 ((*role, "parallel", "sequence"), (*role, "parallel", "tensor"), model.key),
                 _with_key(recipe, (*role, "parallel", "sequence"), value=True),
             )
@@ -187,8 +196,10 @@ LAYOUT_RULES = rules_of(globals())
 
 
 def _with_key(recipe: Recipe, key: KeyPath, value: object) -> str:
-    """The setting that changes one key of a layout. A critic that follows the actor gets a table of its own by it,
-    which names the other keys too."""
+    """Return the `--set` option that changes one key of a layout.
+
+    If the critic has the actor's layout, the option gives it a separate table with all its unusual keys.
+    """
     if key[0] != "critic" or recipe.critic.parallel is not None:
         return f"--set {'.'.join(key)}={as_toml(value)}"
     usual = ParallelTable()
@@ -199,22 +210,26 @@ def _with_key(recipe: Recipe, key: KeyPath, value: object) -> str:
 
 
 def _written(recipe: Recipe) -> Iterator[tuple[KeyPath, ParallelTable]]:
-    """Parallel tables that the recipe writes down, by the key of their role; a critic that follows the actor has no
-    problem of its own."""
+    """Yield the parallel tables that the recipe writes, each with the key of its role.
+
+    A critic with the actor's layout is skipped: its problems are those of the actor.
+    """
     for role in ("actor", "critic"):
         table = getattr(getattr(recipe, role, None), "parallel", None)
         if table is not None:
             yield (role,), table
     try:
         models = reward_models(recipe)
-    except AttributeError:  # the reward is not whole, and says nothing about the others
+    except AttributeError:  # the reward table has errors; the other roles are still checked
         models = {}
     yield from ((key, scorer.parallel) for key, scorer in models.items() if scorer.parallel is not None)
 
 
 def _laid_out(recipe: Recipe) -> Iterator[tuple[KeyPath, ParallelTable, RoleModel]]:
-    """Parallel tables that the recipe writes down, by role, each with the model that is laid out so; and the actor's
-    where a critic of another model follows it."""
+    """Yield the parallel tables that the recipe writes, each with its role and the model of the role.
+
+    If a critic of another model has the actor's layout, the actor's table is yielded for it too.
+    """
     written = dict(_written(recipe))
     if ("actor",) in written and recipe.model.critic is not None:
         written.setdefault(("critic",), written[("actor",)])
@@ -223,14 +238,15 @@ def _laid_out(recipe: Recipe) -> Iterator[tuple[KeyPath, ParallelTable, RoleMode
 
 
 def _with_shapes(recipe: Recipe) -> Iterator[tuple[KeyPath, ParallelTable, RoleModel, ModelShape]]:
-    """The tables of `_laid_out`, each with the architecture of its model; none of a model that is not here."""
+    """Yield the tables of `_laid_out` with the architecture of each model. A model that is not on this machine is
+    skipped."""
     for role, table, model in _laid_out(recipe):
         if (shape := model.shape) is not None:
             yield role, table, model, shape
 
 
-def _what_tensor_ranks_split(shape: ModelShape) -> dict[str, int]:
-    """Numbers of the model's parts that tensor ranks split, by name. Experts have ranks of their own."""
+def _tensor_parallel_dimensions(shape: ModelShape) -> dict[str, int]:
+    """Return name -> size of each dimension that tensor ranks split. Experts have separate ranks."""
     parts = {"attention heads": shape.num_heads, "key/value heads": shape.num_kv_heads}
     if shape.experts is None:
         parts["columns of an MLP"] = shape.ffn_hidden_size
@@ -248,12 +264,12 @@ def _pipeline_problem(table: ParallelTable, layers: int) -> str | None:
     rest, ranks = layers - sum(ends), table.pipeline - len(ends)
     if (ranks == 0 and rest == 0) or (ranks > 0 and rest > 0 and rest % ranks == 0):
         return None
-    written = f", {sum(ends)} of them on the first and last rank as written here," if ends else ""
+    written = f", {sum(ends)} of them set for the first and last rank," if ends else ""
     return f"the model's {layers} layers{written} do not divide over {table.pipeline} pipeline ranks"
 
 
 def _layers_of_ranks(table: ParallelTable, layers: int) -> list[int]:
-    """Layers of the written ends, and of one rank between them, where the layers divide over the ranks."""
+    """Return the layers of the first and last rank as written, and of one rank between them, if the layers divide."""
     ends = _ends(table)
     between = table.pipeline - len(ends)
     return [*ends, (layers - sum(ends)) // between] if between else ends

@@ -1,4 +1,4 @@
-"""Rules about the actor's loss and the log-probs that it takes ratios to. See `rules`."""
+"""Rules about the actor's loss and the old log-probs of its ratio. See `across_tables`."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ def check_dual_clip(recipe: Recipe) -> Iterator[Conflict]:
     loss = recipe.ppo.policy_loss
     if isinstance(loss, ClippedLoss) and loss.dual_clip is not None and loss.dual_clip <= 1 + loss.clip_high:
         yield Conflict(
-            f"a dual clip of {loss.dual_clip} lies inside the clip at 1 + {loss.clip_high}",
+            f"a dual clip of {loss.dual_clip} is inside the clip at 1 + {loss.clip_high}",
             (("ppo", "policy_loss", "dual_clip"), ("ppo", "policy_loss", "clip_high")),
         )
 
@@ -23,7 +23,8 @@ def check_single_update_if_on_policy(recipe: Recipe) -> Iterator[Conflict]:
     updates = updates_per_step(recipe, "actor")
     if recipe.ppo.old_logprobs == "current" and updates > 1:
         yield Conflict(
-            f"the actor has {updates} updates a step, and the current log-probs are the old ones in the first alone",
+            f"the actor has {updates} updates per step, but current log-probs equal the old ones only in the "
+            f"first update",
             (_OLD, ("ppo", "epochs"), ("ppo", "minibatch_seqs")),
             f"--set ppo.epochs=1 --set ppo.minibatch_seqs={sequences_per_step(recipe)}",
         )
@@ -32,7 +33,7 @@ def check_single_update_if_on_policy(recipe: Recipe) -> Iterator[Conflict]:
 def check_reward_penalty_has_logprobs(recipe: Recipe) -> Iterator[Conflict]:
     if recipe.ppo.old_logprobs == "current" and recipe.ppo.kl.place == "reward":
         yield Conflict(
-            "a KL penalty in the reward needs the actor's log-probs before its update, and nothing computes them",
+            "a KL penalty in the reward needs the actor's log-probs before its update, but they are not computed",
             (("ppo", "kl", "place"), _OLD),
             "--set ppo.old_logprobs=trainer",
         )
@@ -44,11 +45,11 @@ def check_correction_has_trainer_logprobs(recipe: Recipe) -> Iterator[Conflict]:
             "rollout_correction": recipe.ppo.rollout_correction,
             "rollout_rejection": recipe.ppo.rollout_rejection,
         }
-        asked: list[KeyPath] = [("ppo", name, "kind") for name, table in tables.items() if table.kind != "none"]
-        asked += [("ppo", "max_sequence_gap")] if recipe.ppo.max_sequence_gap is not None else []
+        enabled: list[KeyPath] = [("ppo", name, "kind") for name, table in tables.items() if table.kind != "none"]
+        enabled += [("ppo", "max_sequence_gap")] if recipe.ppo.max_sequence_gap is not None else []
         yield Conflict(
-            "a correction compares the sampler's log-probs with the trainer's, and nothing computes those",
-            (*asked, _OLD),
+            "a correction compares the sampler's log-probs with the trainer's, but the trainer computes none",
+            (*enabled, _OLD),
             "--set ppo.old_logprobs=trainer",
         )
 

@@ -1,5 +1,7 @@
-"""Rules about the arithmetic of rewards and about truncated responses: no step without an effect, no empty range. See
-`rules`."""
+"""Rules about reward shaping and truncated responses: each step has an effect, and each range contains a value.
+
+See `across_tables`.
+"""
 
 import json
 import re
@@ -20,16 +22,16 @@ _NEW_TOKENS: KeyPath = ("rollout", "max_new_tokens")
 def check_reward_scale(recipe: Recipe) -> Iterator[Conflict]:
     scale = recipe.reward.scale
     if scale is not None and scale.from_[0] >= scale.from_[1]:
-        yield Conflict("the lowest score is not below the highest", (("reward", "scale", "from"),))
+        yield Conflict("the lowest score must be below the highest", (("reward", "scale", "from"),))
     if scale is not None and scale.to[0] == scale.to[1]:
-        yield Conflict("all scores become the same reward", (("reward", "scale", "to"),))
+        yield Conflict("all scores would become the same reward", (("reward", "scale", "to"),))
 
 
 def check_reward_clip(recipe: Recipe) -> Iterator[Conflict]:
     clip = recipe.reward.clip
     if clip is not None and clip.low >= clip.high:
         yield Conflict(
-            "the lowest reward is not below the highest", (("reward", "clip", "low"), ("reward", "clip", "high"))
+            "the lowest reward must be below the highest", (("reward", "clip", "low"), ("reward", "clip", "high"))
         )
 
 
@@ -41,19 +43,19 @@ def check_overlong_reachable(recipe: Recipe) -> Iterator[Conflict]:
     length = overlong.max_tokens or longest
     keys = (key, ("reward", "overlong", "max_tokens"), _NEW_TOKENS)
     if overlong.buffer_tokens > length:
-        says = f"a buffer of {overlong.buffer_tokens} tokens is longer than a response of {length}"
-        yield Conflict(says, keys, f"--set reward.overlong.buffer_tokens={length}")
+        message = f"a buffer of {overlong.buffer_tokens} tokens is longer than a response of {length}"
+        yield Conflict(message, keys, f"--set reward.overlong.buffer_tokens={length}")
     elif length - overlong.buffer_tokens >= longest:
-        says = f"no response of at most {longest} tokens comes into the buffer, which begins at "
-        yield Conflict(f"{says}{length - overlong.buffer_tokens}", keys)
+        start = length - overlong.buffer_tokens
+        yield Conflict(f"no response of at most {longest} tokens reaches the buffer, which begins at {start}", keys)
 
 
 def check_length_penalty_reachable(recipe: Recipe) -> Iterator[Conflict]:
     penalty = recipe.reward.length_penalty
     if penalty is not None and penalty.free_tokens >= recipe.rollout.max_new_tokens:
         yield Conflict(
-            f"no response of at most {recipe.rollout.max_new_tokens} tokens has more than the "
-            f"{penalty.free_tokens} that cost nothing",
+            f"no response of at most {recipe.rollout.max_new_tokens} tokens exceeds the {penalty.free_tokens} tokens "
+            "without a penalty",
             (("reward", "length_penalty", "free_tokens"), _NEW_TOKENS),
         )
 
@@ -61,14 +63,14 @@ def check_length_penalty_reachable(recipe: Recipe) -> Iterator[Conflict]:
 def check_truncated_factor_used(recipe: Recipe) -> Iterator[Conflict]:
     if recipe.ppo.truncated == "filter" and recipe.reward.unfinished_factor != 1:
         yield Conflict(
-            "truncated responses are left out, so that no factor of their rewards has an effect",
+            "truncated responses are left out, so a factor of their rewards has no effect",
             (("reward", "unfinished_factor"), ("ppo", "truncated")),
             "--set reward.unfinished_factor=1.0",
         )
 
 
 def check_truncated_factor_sign(recipe: Recipe) -> Iterator[Conflict]:
-    """Less of a negative reward is more."""
+    """Check that the factor does not raise a reward: a negative reward times a factor below 1 is higher."""
     reward, keys = recipe.reward, [KeyPath(("reward", "unfinished_factor"))]
     if reward.unfinished_factor >= 1:
         return
@@ -77,15 +79,15 @@ def check_truncated_factor_sign(recipe: Recipe) -> Iterator[Conflict]:
     if getattr(reward.moments, "center", False):
         keys.append(("reward", "moments", "center"))
     if len(keys) > 1:
-        says = f"a factor of {reward.unfinished_factor:g} makes the negative reward of a truncated response better"
-        yield Conflict(says, tuple(keys), "--set reward.unfinished_factor=1.0")
+        message = f"a factor of {reward.unfinished_factor:g} raises the negative reward of a truncated response"
+        yield Conflict(message, tuple(keys), "--set reward.unfinished_factor=1.0")
 
 
 def check_positive_nll_reachable(recipe: Recipe) -> Iterator[Conflict]:
     scale, coef = recipe.reward.scale, recipe.ppo.policy_loss.positive_nll_coef
     if coef > 0 and scale is not None and max(scale.to) <= 0:
         yield Conflict(
-            "the likelihood of responses with a reward above 0 is raised, and none can have one",
+            "the NLL term trains on responses with a reward above 0, but no response can have one",
             (("ppo", "policy_loss", "positive_nll_coef"), ("reward", "scale", "to")),
         )
 
@@ -94,40 +96,42 @@ def check_part_names(recipe: Recipe) -> Iterator[Conflict]:
     for name in recipe.reward.parts if isinstance(recipe.reward, SumReward) else ():
         key: KeyPath = ("reward", "parts", name)
         if not _PART.fullmatch(name):
-            yield Conflict(f"`{name}` names a part of the reward, and may hold letters, digits, `_` and `-`", (key,))
+            yield Conflict(
+                f"`{name}` names a component of the reward and must consist of letters, digits, `_` and `-`", (key,)
+            )
         elif metric_registry.reward_part(f"reward/{name}_mean") is None:
-            yield Conflict(f"`reward/{name}_mean` is the name of another figure", (key,))
+            yield Conflict(f"`reward/{name}_mean` is the name of another metric", (key,))
 
 
 def check_code_endpoint(recipe: Recipe) -> Iterator[Conflict]:
-    for below, scorer in recipe.reward.scorers.items():
+    for path, scorer in recipe.reward.scorers.items():
         if not isinstance(scorer, CodeScorer):
             continue
-        key = KeyPath(("reward", *below))
+        key = KeyPath(("reward", *path))
         place, url = (*key, "sandbox"), (*key, "url")
         if scorer.sandbox == "fusion" and scorer.url is None:
-            says = "an endpoint that runs programs needs its address"
-            yield Conflict(says, (place, url), f"--set {dotted(url)}=http://HOST:8080/run_code")
+            message = "a sandbox endpoint requires its address"
+            yield Conflict(message, (place, url), f"--set {dotted(url)}=http://HOST:8080/run_code")
         elif scorer.sandbox != "fusion" and scorer.url is not None:
-            says = "programs run on this machine, and no endpoint is asked"
-            yield Conflict(says, (place, url), f"--set {dotted(place)}=fusion")
+            message = "programs run on this machine, so no endpoint is used"
+            yield Conflict(message, (place, url), f"--set {dotted(place)}=fusion")
         if scorer.sandbox != "fusion" and scorer.language != "python":
-            says = f"programs in `{scorer.language}` run at an endpoint only"
-            yield Conflict(says, (place, (*key, "language")), f"--set {dotted(place)}=fusion")
+            message = f"programs in `{scorer.language}` run at an endpoint only"
+            yield Conflict(message, (place, (*key, "language")), f"--set {dotted(place)}=fusion")
 
 
 def check_vllm_reward_model_layout(recipe: Recipe) -> Iterator[Conflict]:
     for key, table in reward_models(recipe).items():
         if table.engine == "vllm" and table.parallel is not None and table.parallel.world_size > 1:
-            says = "vLLM runs a reward model in one process; Megatron-Core in as many as its layout has"
-            yield Conflict(says, ((*key, "engine"), (*key, "parallel")), f"--set {dotted(key)}.engine=megatron")
+            message = "vLLM runs a reward model in one process; Megatron-Core supports several"
+            yield Conflict(message, ((*key, "engine"), (*key, "parallel")), f"--set {dotted(key)}.engine=megatron")
 
 
 def check_offload_without_reward_model(recipe: Recipe) -> Iterator[Conflict]:
     if "reward" in recipe.cluster.offload and not reward_models(recipe):
         listed = [role for role in recipe.cluster.offload if role != "reward"]
         yield Conflict(
-            "the reward has no model that could leave",
+            "the reward has no model to offload",
             (("cluster", "offload"), ("reward", "kind")),
             f"--set 'cluster.offload={json.dumps(listed)}'",
         )

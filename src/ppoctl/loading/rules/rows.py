@@ -1,4 +1,4 @@
-"""Rules of the tables of rows. See `rules` for what a rule is."""
+"""Rules about the tables of rows in `[data]`. See `across_tables`."""
 
 from collections.abc import Iterator
 
@@ -12,11 +12,11 @@ TAKEN_ARGUMENTS = (
     "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize",
     "tokenizer_kwargs", "tools", "truncation",
 )  # fmt: skip
-"""Names of a template's arguments that are not a recipe's to set."""
+"""Arguments of chat templates that the tokenizer or ppoctl sets; a recipe cannot set them."""
 
 
 def tables_of_rows(recipe: Recipe) -> Iterator[tuple[KeyPath, SingleTable]]:
-    """Every single table of rows, with its path."""
+    """Yield each table of rows with its path; a mix yields the tables of its sources."""
     sets: dict[KeyPath, AnyRows] = {("data", "train"): recipe.data.train}
     sets |= {("data", "eval", name): table for name, table in recipe.data.eval.items()}
     for path, table in sets.items():
@@ -25,18 +25,18 @@ def tables_of_rows(recipe: Recipe) -> Iterator[tuple[KeyPath, SingleTable]]:
 
 
 def has_truth(table: SingleTable) -> bool:
-    """Whether rows of the table may have a ground truth."""
+    """Return whether rows of the table may have a ground truth."""
     return not (isinstance(table, DialogueRows) or (isinstance(table, ColumnRows) and table.answer is None))
 
 
 def check_row_source(recipe: Recipe) -> Iterator[Conflict]:
     for path, table in tables_of_rows(recipe):
         if isinstance(table, StoredRows) and (table.path is None) == (table.dataset is None):
-            both = table.path is not None
-            says = "names its rows twice, by `path` and by `dataset`" if both else "names no rows: it has no `path`"
-            keys = ((*path, "path"), (*path, "dataset", "path")) if both else ((*path, "format"),)
-            hint = "remove one of the two" if both else f"--set {dotted(path)}.path=FILE"
-            yield Conflict(f"[{dotted(path)}] {says}", keys, hint)
+            has_both = table.path is not None
+            message = "has both `path` and `dataset`" if has_both else "has no rows: `path` is missing"
+            keys = ((*path, "path"), (*path, "dataset", "path")) if has_both else ((*path, "format"),)
+            hint = "remove one of the two" if has_both else f"--set {dotted(path)}.path=FILE"
+            yield Conflict(f"[{dotted(path)}] {message}", keys, hint)
 
 
 def check_mix_weights(recipe: Recipe) -> Iterator[Conflict]:
@@ -44,19 +44,19 @@ def check_mix_weights(recipe: Recipe) -> Iterator[Conflict]:
         if table.weight == 1:
             continue
         if path[-2] != "sources":
-            says = f"[{dotted(path)}] is no source of a mix, and only such have a weight"
+            message = f"`weight` applies only to sources of a mix; [{dotted(path)}] is not one"
         elif path[1] == "eval":
-            says = "an evaluation asks every row of each source once"
+            message = "an evaluation uses each row of each source once, so a weight has no effect"
         else:
             continue
-        yield Conflict(says, ((*path, "weight"),), f"--set {dotted(path)}.weight=1")
+        yield Conflict(message, ((*path, "weight"),), f"--set {dotted(path)}.weight=1")
 
 
 def check_prompt_file_conflicts(recipe: Recipe) -> Iterator[Conflict]:
     for path, table in tables_of_rows(recipe):
         if table.prompt_file is not None and table.instruction:
             yield Conflict(
-                "a prompt file says all that is said besides the question",
+                "a prompt file contains the complete prompt, so `instruction` has no effect",
                 ((*path, "prompt_file"), (*path, "instruction")),
                 "write the instruction into the file",
             )
@@ -67,7 +67,7 @@ def check_template_arguments(recipe: Recipe) -> Iterator[Conflict]:
         for name in table.template_args:
             if name in TAKEN_ARGUMENTS:
                 yield Conflict(
-                    f"`{name}` of the chat template is set by whoever renders", ((*path, "template_args", name),)
+                    f"the argument `{name}` of the chat template is set by ppoctl", ((*path, "template_args", name),)
                 )
 
 

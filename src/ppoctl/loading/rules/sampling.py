@@ -1,4 +1,4 @@
-"""Rules about how responses are drawn: limits of their length leave room for each other. See `rules`."""
+"""Rules about sampling: the limits of prompt, response and window are consistent. See `across_tables`."""
 
 from collections.abc import Iterator
 
@@ -16,25 +16,25 @@ _WINDOW: KeyPath = ("rollout", "max_window_tokens")
 def check_min_new_tokens(recipe: Recipe) -> Iterator[Conflict]:
     rollout = recipe.rollout
     if rollout.min_new_tokens > rollout.max_new_tokens:
-        yield Conflict("a response has more tokens at least than it has at most", (_FEWEST, _NEW))
+        yield Conflict("the minimum response length exceeds the maximum", (_FEWEST, _NEW))
     window = rollout.max_window_tokens
     if window is not None and window - rollout.max_prompt_tokens < max(rollout.min_new_tokens, 1):
-        says = "the window has no room for the longest prompt and the shortest response"
-        fewest = rollout.max_prompt_tokens + max(rollout.min_new_tokens, 1)
-        yield Conflict(says, (_WINDOW, _PROMPT, _FEWEST), f"--set rollout.max_window_tokens={fewest}")
+        message = "the window is too small for the longest prompt and the shortest response"
+        smallest = rollout.max_prompt_tokens + max(rollout.min_new_tokens, 1)
+        yield Conflict(message, (_WINDOW, _PROMPT, _FEWEST), f"--set rollout.max_window_tokens={smallest}")
 
 
 def check_window_reachable(recipe: Recipe) -> Iterator[Conflict]:
     window = recipe.rollout.max_window_tokens
     if window is not None and generator_window(recipe) < window:
-        yield Conflict("no prompt and response are as long as the window together", (_WINDOW, _PROMPT, _NEW))
+        yield Conflict("no prompt and response together reach the window", (_WINDOW, _PROMPT, _NEW))
 
 
 def check_stop_token_ids(recipe: Recipe) -> Iterator[Conflict]:
     ids = recipe.rollout.stop_token_ids
     if any(token < 0 for token in ids) or len(set(ids)) != len(ids):
-        says = "a token that ends a response is an id, from 0, and stands there once"
-        yield Conflict(says, (("rollout", "stop_token_ids"),))
+        message = "stop token ids must be unique and at least 0"
+        yield Conflict(message, (("rollout", "stop_token_ids"),))
 
 
 SAMPLING_RULES = rules_of(globals())

@@ -1,4 +1,4 @@
-"""Rules about learning rates: warm-up, decay, and how often the rate moves. See `rules`."""
+"""Rules about learning rates: warm-up, decay, and how often the rate changes. See `across_tables`."""
 
 from collections.abc import Iterator
 from math import ceil
@@ -14,14 +14,14 @@ def check_one_warmup_key(recipe: Recipe) -> Iterator[Conflict]:
         optimizer = table.optimizer
         if optimizer.lr_warmup_frac is not None and optimizer.lr_warmup_updates:
             yield Conflict(
-                f"the warm-up of the {role} is a share of the run and a number of updates",
+                f"the warm-up of the {role} is set both as a fraction and as a number of updates",
                 _keys(role, "lr_warmup_frac", "lr_warmup_updates"),
                 f"--set {role}.optimizer.lr_warmup_updates=0",
             )
-        has_one = optimizer.lr_warmup_frac or optimizer.lr_warmup_updates
-        if optimizer.lr_warmup_init_frac is not None and not has_one:
+        has_warmup = optimizer.lr_warmup_frac or optimizer.lr_warmup_updates
+        if optimizer.lr_warmup_init_frac is not None and not has_warmup:
             yield Conflict(
-                f"`{role}.optimizer.lr_warmup_init_frac` is set, and there is no warm-up",
+                f"`{role}.optimizer.lr_warmup_init_frac` is set, but there is no warm-up",
                 _keys(role, "lr_warmup_init_frac", "lr_warmup_updates"),
                 f"--set {role}.optimizer.lr_warmup_frac=0.05",
             )
@@ -32,7 +32,7 @@ def check_warmup_fraction(recipe: Recipe) -> Iterator[Conflict]:
         if table.optimizer.lr_warmup_frac and not warmup_updates(recipe, role):
             planned, per_tick = planned_updates(recipe, role), updates_per_tick(recipe, role)
             yield Conflict(
-                f"the warm-up of the {role} is none: the nearest number of updates to this share of {planned} is 0",
+                f"the {role} has no warm-up: this fraction of {planned} updates rounds to 0",
                 _keys(role, "lr_warmup_frac"),
                 f"--set {role}.optimizer.lr_warmup_frac={ceil(100 * per_tick / max(planned, per_tick)) / 100}",
             )
@@ -45,8 +45,9 @@ def check_lr_tick_multiples(recipe: Recipe) -> Iterator[Conflict]:
             length = getattr(table.optimizer, name)
             if length is not None and length % per_tick:
                 yield Conflict(
-                    f"the learning rate of the {role} moves every {per_tick} updates, and {length} are no whole "
-                    "number of these",
+                    f"the learning rate of the {role} changes every {per_tick} updates, and {length} is not a "
+                    f"multiple "
+                    "of that",
                     _keys(role, name, "lr_ticks"),
                     f"--set {role}.optimizer.{name}={ceil(length / per_tick) * per_tick}",
                 )
@@ -57,7 +58,7 @@ def check_warmup_length(recipe: Recipe) -> Iterator[Conflict]:
         planned, warmup = planned_updates(recipe, role), table.optimizer.lr_warmup_updates
         if warmup > planned:
             yield Conflict(
-                f"a warm-up of {warmup} updates never ends: the run has {planned} updates of the {role}",
+                f"a warm-up of {warmup} updates never ends: the run has only {planned} updates of the {role}",
                 ((role, "optimizer", "lr_warmup_updates"), ("steps",)),
                 f"--set {role}.optimizer.lr_warmup_updates={planned // 10}",
             )
@@ -69,7 +70,7 @@ def check_decay_length(recipe: Recipe) -> Iterator[Conflict]:
         if decay is not None and decay <= warmup:
             written = "lr_warmup_updates" if table.optimizer.lr_warmup_frac is None else "lr_warmup_frac"
             yield Conflict(
-                f"the decay is over at update {decay}, before the warm-up is (update {warmup})",
+                f"the decay ends at update {decay}, before the warm-up ends (update {warmup})",
                 _keys(role, "lr_decay_updates", written),
             )
 
@@ -80,7 +81,7 @@ def check_constant_lr_keys(recipe: Recipe) -> Iterator[Conflict]:
         for name in ("lr_decay_updates", "lr_min_frac"):
             if optimizer.lr_schedule == "constant" and getattr(optimizer, name):
                 yield Conflict(
-                    f"`{role}.optimizer.{name}` is set, and a constant learning rate never decays",
+                    f"`{role}.optimizer.{name}` is set, but a constant learning rate never decays",
                     _keys(role, name, "lr_schedule"),
                     f"--set {role}.optimizer.lr_schedule=linear",
                 )

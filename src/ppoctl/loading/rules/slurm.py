@@ -1,5 +1,4 @@
-"""Rules on the `[slurm]` table: what goes into a batch script is one option a line, is set in one place, and holds no
-secret."""
+"""Rules about `[slurm]`: each value of a batch script is one line, is set in one place, and contains no secret."""
 
 import re
 from collections.abc import Iterator
@@ -12,8 +11,8 @@ from ppoctl.recipe.slurm import Apptainer, Pyxis, SlurmTable, limit_s, memory_mi
 
 _ENVIRONMENT = "`slurm.environment` or `slurm.pass_on`"
 _ONE_TASK = "the script starts one task on each node"
-_LOG = "Slurm's own output of a job goes into the run, `logs/slurm-ID.log`"
-_RUN = "the script works in the run directory, which `--runs` and `name` say"
+_LOG = "Slurm writes the output of a job to `logs/slurm-ID.log` of the run"
+_RUN = "the script runs in the run directory, which `--runs` and `name` set"
 OWNED = {
     "partition": "`slurm.partition`",
     "account": "`slurm.account`",
@@ -30,19 +29,19 @@ OWNED = {
     **dict.fromkeys(("export", "export-file", "get-user-env"), _ENVIRONMENT),
     "job-name": "`name`",
     **dict.fromkeys(("output", "error", "open-mode"), _LOG),
-    "input": "nothing reads it",
+    "input": "no command reads standard input",
     "chdir": _RUN,
     **dict.fromkeys(("ntasks", "ntasks-per-node", "ntasks-per-core", "ntasks-per-socket"), _ONE_TASK),
     "ntasks-per-gpu": _ONE_TASK,
     "array": "a run is one job",
-    "wrap": "the script is made from the recipe",
+    "wrap": "ppoctl generates the script from the recipe",
     "dependency": "`--chain` submits jobs that wait for one another",
-    "clusters": "`status` and `stop` ask the cluster that the command line speaks to",
-    **dict.fromkeys(("parsable", "quiet", "wait"), "the command reads what sbatch answers"),
+    "clusters": "`status` and `stop` query the default cluster of the command line",
+    **dict.fromkeys(("parsable", "quiet", "wait"), "the command parses the output of sbatch"),
     "test-only": "`ppoctl train RECIPE --on slurm --test-only`",
-    **dict.fromkeys(("uid", "gid"), "a run is its owner's"),
+    **dict.fromkeys(("uid", "gid"), "a run belongs to the user who submits it"),
 }
-"""Options of sbatch that are set elsewhere or that the script owns, with where they are set, or why."""
+"""Option of sbatch that `slurm.options` must not set -> the key that sets it, or the reason."""
 
 _OPTION = re.compile(r"[a-z][a-z0-9-]*", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -50,22 +49,24 @@ _ASSIGNED = re.compile(r"\b([A-Za-z_]\w*)=[\"']?([^\s\"'$`;]+)", re.ASCII)
 _SECRET_WORDS = {"TOKEN", "PASSWORD", "PASSWD", "SECRET", "KEY", "APIKEY", "CREDENTIAL", "CREDENTIALS"}
 _PLACE_WORDS = {"PATH", "FILE", "DIR", "HOME"}
 _SECRETS: KeyPath = ("slurm", "secrets")
-_SECRET_HINT = "write it into a file of your own, `chmod 600 FILE`, and --set slurm.secrets=FILE"
+_SECRET_HINT = "write it into a file that you own, `chmod 600 FILE`, and --set slurm.secrets=FILE"
 
 
 def check_sbatch_options(recipe: Recipe) -> Iterator[Conflict]:
     for name, value in recipe.slurm.options.items():
         key = ("slurm", "options", name)
-        # Slurm takes an option by any beginning of its name that no other one has.
+        # Slurm accepts any unambiguous prefix of an option name.
         owned = name if name in OWNED else next((other for other in OWNED if other.startswith(name)), None)
         if not _OPTION.fullmatch(name):
-            says = f"`{name}` is no long name of an option, such as `exclude`: small letters, digits and `-`"
-            yield Conflict(says, (key,), "man sbatch")
+            message = (
+                f"`{name}` is not the long name of an option, such as `exclude`: lower-case letters, digits and `-`"
+            )
+            yield Conflict(message, (key,), "man sbatch")
         elif owned is not None:
-            yield Conflict(f"`--{owned}` is not set here: {OWNED[owned]}", (key,), _instead(owned, value))
+            yield Conflict(f"`--{owned}` cannot be set here: {OWNED[owned]}", (key,), _instead(owned, value))
         elif name == "gres" and (gpus := re.findall(r"\bgpu\b[^,]*", value)):
             yield Conflict(
-                f"GPUs are not set here: {OWNED['gpus']}", (key,), _instead("gpus-per-node", ",".join(gpus))
+                f"GPUs cannot be set here: {OWNED['gpus']}", (key,), _instead("gpus-per-node", ",".join(gpus))
             )
 
 
@@ -74,60 +75,69 @@ def check_gpu_type(recipe: Recipe) -> Iterator[Conflict]:
     if table.gpu_type is None:
         return
     if not re.fullmatch(r"[\w.+-]+", table.gpu_type, re.ASCII):
-        says = "no type of GPUs: letters, digits and `_.+-`; how many is `slurm.gpus_per_node`"
-        yield Conflict(says, (key,), "sinfo --format=%G")
+        message = "not a GPU type: letters, digits and `_.+-`; the number of GPUs is `slurm.gpus_per_node`"
+        yield Conflict(message, (key,), "sinfo --format=%G")
     elif table.gpus_per_node is None:
-        says = "a type of GPUs, and a job without `slurm.gpus_per_node` asks for none"
-        yield Conflict(says, (key,), "--set slurm.gpus_per_node=8")
+        message = "a GPU type is set, but without `slurm.gpus_per_node` the job requests no GPUs"
+        yield Conflict(message, (key,), "--set slurm.gpus_per_node=8")
 
 
 def check_single_line(recipe: Recipe) -> Iterator[Conflict]:
-    """A second line would be a command of the script, or end its options."""
+    """Check that values are one line: a second line would be a command of the script, or end its options."""
     table = recipe.slurm
     names = ("partition", "account", "qos", "memory", "time", "constraint")
     values: list[tuple[KeyPath, str | None]] = [(("slurm", name), getattr(table, name)) for name in names]
     values += [(("slurm", "options", name), value) for name, value in table.options.items()]
     for key, value in values:
         if value is not None and re.search(r"[\n\r\0]", value):
-            yield Conflict(f"`{dotted(key)}` is one line of the batch script, and this is not one line", (key,))
+            yield Conflict(
+                f"`{dotted(key)}` becomes one line of the batch script, but the value is not one line", (key,)
+            )
 
 
 def check_no_nul_bytes(recipe: Recipe) -> Iterator[Conflict]:
-    """A shell would drop it without a word, and a program would not get past it."""
+    """Check for NUL bytes: a shell drops them silently, and a program cannot receive them."""
     for key, value in _texts(recipe.slurm):
         if "\0" in value:
-            yield Conflict(f"`{dotted(key)}` has a zero byte, which no shell and no program can be given", (key,))
+            yield Conflict(
+                f"`{dotted(key)}` contains a NUL byte, which cannot be passed to a shell or a program", (key,)
+            )
 
 
 def check_variable_names(recipe: Recipe) -> Iterator[Conflict]:
     named = [(("slurm", "environment", name), name) for name in recipe.slurm.environment]
     for key, name in [*named, *((("slurm", "pass_on"), name) for name in recipe.slurm.pass_on)]:
         if not _VARIABLE.fullmatch(name):
-            yield Conflict(f"`{name}` is no name of a variable: letters, digits and `_`, no digit first", (key,))
+            yield Conflict(
+                f"`{name}` is not a variable name: letters, digits and `_`, not beginning with a digit", (key,)
+            )
 
 
 def check_no_secret_in_job(recipe: Recipe) -> Iterator[Conflict]:
-    """The script is kept in the run, and Slurm shows it and the job's variables to whoever may look."""
+    """Check for secrets: the script is stored in the run, and Slurm shows it and the variables to other users."""
     for name, value in recipe.slurm.environment.items():
         if value and _names_a_secret(name):
-            says = f"variable `{name}` looks like a secret, and the script would show it"
-            yield Conflict(says, (("slurm", "environment", name),), _SECRET_HINT, hides_values=True)
+            message = f"variable `{name}` looks like a secret, but the script would show it"
+            yield Conflict(message, (("slurm", "environment", name),), _SECRET_HINT, hides_values=True)
     for name in recipe.slurm.pass_on:
         if _names_a_secret(name):
-            says = f"variable `{name}` looks like a secret, and Slurm would keep it with the job"
-            yield Conflict(says, (("slurm", "pass_on"),), _SECRET_HINT)
+            message = f"variable `{name}` looks like a secret, but Slurm would store it with the job"
+            yield Conflict(message, (("slurm", "pass_on"),), _SECRET_HINT)
     for line in recipe.slurm.setup:
-        found = next((name for name, _ in _ASSIGNED.findall(line) if _names_a_secret(name)), None)
-        if found is not None or holds_secret(line):
-            what = f"`{found}`" if found else "a URI"
-            says = f"a line of `slurm.setup` holds a secret ({what}), and the script would show it"
-            yield Conflict(says, (("slurm", "setup"),), _SECRET_HINT, hides_values=True)
+        secret = next((name for name, _ in _ASSIGNED.findall(line) if _names_a_secret(name)), None)
+        if secret is not None or holds_secret(line):
+            source = f"`{secret}`" if secret else "a URI"
+            message = f"a line of `slurm.setup` contains a secret ({source}), but the script would show it"
+            yield Conflict(message, (("slurm", "setup"),), _SECRET_HINT, hides_values=True)
 
 
 def check_time_limit(recipe: Recipe) -> Iterator[Conflict]:
     if recipe.slurm.time is not None and _limit_s(recipe.slurm) is None:
-        says = "no time limit of Slurm: `minutes`, `minutes:seconds`, `HH:MM:SS`, `days-HH` or `days-HH:MM:SS`"
-        yield Conflict(says, (("slurm", "time"),), "--set slurm.time=04:00:00")
+        message = (
+            "not a Slurm time limit; valid forms: `minutes`, `minutes:seconds`, `HH:MM:SS`, `days-HH` or "
+            "`days-HH:MM:SS`"
+        )
+        yield Conflict(message, (("slurm", "time"),), "--set slurm.time=04:00:00")
 
 
 def check_warning_time(recipe: Recipe) -> Iterator[Conflict]:
@@ -136,7 +146,7 @@ def check_warning_time(recipe: Recipe) -> Iterator[Conflict]:
     if limit is not None and table.warn_s >= limit:
         longer = f"--set slurm.time={2 * table.warn_s // 60 + 1}"
         yield Conflict(
-            f"a job of {limit:g} s would be told {table.warn_s} s before its end, which is before it begins",
+            f"the warning, {table.warn_s} s before the end, would come before a job of {limit:g} s starts",
             (("slurm", "warn_s"), ("slurm", "time")),
             f"--set slurm.warn_s={int(limit) // 2}" if limit >= 60 else longer,
         )
@@ -147,52 +157,54 @@ def check_memory(recipe: Recipe) -> Iterator[Conflict]:
         try:
             memory_mib(recipe.slurm.memory)
         except ValueError:
-            says = "no amount of memory of Slurm: a whole number and K, M, G or T; `0`: all that a node has"
-            yield Conflict(says, (("slurm", "memory"),), "--set slurm.memory=200G")
+            message = "not an amount of memory: a whole number and K, M, G or T; `0`: all memory of a node"
+            yield Conflict(message, (("slurm", "memory"),), "--set slurm.memory=200G")
 
 
 def check_requeues(recipe: Recipe) -> Iterator[Conflict]:
     table = recipe.slurm
     if not table.requeue and table.requeues not in (0, SlurmTable.model_fields["requeues"].default):
         yield Conflict(
-            f"a job that may not go back into the queue would do so {table.requeues} times",
+            f"requeuing is off, but `slurm.requeues` is {table.requeues}",
             (("slurm", "requeues"), ("slurm", "requeue")),
             "--set slurm.requeue=true",
         )
 
 
 def check_mounts(recipe: Recipe) -> Iterator[Conflict]:
-    """Programs of containers read a comma as the end of a mount."""
+    """Check container mounts: container runtimes read a comma as the end of a mount."""
     container = recipe.slurm.container
     for mount in container.mounts if isinstance(container, Pyxis | Apptainer) else ():
         sides = mount.split(":")
         if len(sides) not in (2, 3) or not all(side.startswith("/") for side in sides[:2]) or "," in mount:
-            says = f"`{mount}` is no mount: `/HOST/FOLDER:/FOLDER/INSIDE`, without a comma"
-            yield Conflict(says, (("slurm", "container", "mounts"),))
+            message = f"`{mount}` is not a mount: `/HOST/FOLDER:/FOLDER/INSIDE`, without a comma"
+            yield Conflict(message, (("slurm", "container", "mounts"),))
 
 
 SLURM_RULES = rules_of(globals())
 
 _SAME_VALUE = ("partition", "account", "qos", "nodes", "cpus-per-task", "mem", "time", "constraint")
-"""Options whose value is that of the key."""
+"""Options whose value has the same form as the value of the key."""
 
 
 def _instead(option: str, value: str) -> str | None:
     if option in ("requeue", "no-requeue"):
         return f"--set slurm.requeue={'true' if option == 'requeue' else 'false'}"
     if option == "gpus-per-node":
-        words = re.fullmatch(
+        match = re.fullmatch(
             r"(?:gpu\b:?)?(?:([^:,]*[^\d:,][^:,]*):?)?(\d*)", value
-        )  # `gpu:TYPE:N`, each part or none
-        typed = f" --set slurm.gpu_type={quoted(words[1])}" if words and words[1] else ""
-        return f"--set slurm.gpus_per_node={words[2] or 1}{typed}" if words else None
+        )  # `gpu:TYPE:N`, in which each part is optional
+        typed = f" --set slurm.gpu_type={quoted(match[1])}" if match and match[1] else ""
+        return f"--set slurm.gpus_per_node={match[2] or 1}{typed}" if match else None
     return f"--set {OWNED[option].strip('`')}={quoted(value)}" if option in _SAME_VALUE else None
 
 
 def _names_a_secret(name: str) -> bool:
-    """Whether a variable's name is that of a secret; a path is none, and no word within another is one
-    (`TOKENIZERS_PARALLELISM`)."""
-    words = name.upper().removeprefix("PG").split("_")  # PGPASSWORD
+    """Return whether the name of a variable suggests a secret.
+
+    Names of paths do not. Only complete words count, so `TOKENIZERS_PARALLELISM` does not either.
+    """
+    words = name.upper().removeprefix("PG").split("_")  # for PGPASSWORD
     return not _SECRET_WORDS.isdisjoint(words) and words[-1] not in _PLACE_WORDS
 
 
