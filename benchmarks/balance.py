@@ -39,11 +39,11 @@ def distributions(num_seqs: int) -> Iterator[tuple[str, int, Tensor]]:
         )
         yield "gsm8k", 512, lengths.clamp(max=512)[torch.randint(len(lengths), (num_seqs,), generator=generator)]
     for mean, deviation, window in LOGNORMALS:
-        drawn = torch.exp(mean + deviation * torch.randn(num_seqs, generator=generator, dtype=torch.float64))
-        yield f"lognormal {mean} {deviation} to {window}", window, drawn.clamp(8, window).long()
+        sampled = torch.exp(mean + deviation * torch.randn(num_seqs, generator=generator, dtype=torch.float64))
+        yield f"lognormal {mean} {deviation} to {window}", window, sampled.clamp(8, window).long()
     for exponent, window in PARETOS:
-        drawn = 200 * (1 - torch.rand(num_seqs, generator=generator, dtype=torch.float64)) ** (-1 / exponent)
-        yield f"pareto {exponent} to {window}", window, drawn.clamp(max=window).long()
+        sampled = 200 * (1 - torch.rand(num_seqs, generator=generator, dtype=torch.float64)) ** (-1 / exponent)
+        yield f"pareto {exponent} to {window}", window, sampled.clamp(max=window).long()
 
 
 def contiguous(costs: Tensor, ranks: int) -> list[Tensor]:

@@ -51,17 +51,17 @@ def published() -> list[Path]:
     return [file for file in sorted(RECIPES.rglob("*.toml")) if "Published" in head_of(file.read_text("utf-8")).parts]
 
 
-def rows(contract: Contract, told: dict[str, Any], code: int) -> Iterator[Row]:
+def rows(contract: Contract, outcome: dict[str, Any], code: int) -> Iterator[Row]:
     """A row of the table for each figure that is expected; one for a run that ended otherwise."""
     first = (contract.name, contract.published)
-    if code not in (ExitCode.DONE, ExitCode.HEALTH) or not told.get("expect"):
-        says = told.get("error", {}).get("message", "no expectation").splitlines()[0]
+    if code not in (ExitCode.DONE, ExitCode.HEALTH) or not outcome.get("expect"):
+        says = outcome.get("error", {}).get("message", "no expectation").splitlines()[0]
         yield (*first, "", "", "", "", f"FAILED ({code}): {says}")
         return
-    for verdict in told["expect"]:
+    for verdict in outcome["expect"]:
         value = "-" if verdict["value"] is None else f"{verdict['value']:.4g}"
-        said = "met" if verdict["met"] else "UNMET"
-        yield (*first, verdict["metric"], verdict["bound"], value, str(verdict["step"]), said)
+        result = "met" if verdict["met"] else "UNMET"
+        yield (*first, verdict["metric"], verdict["bound"], value, str(verdict["step"]), result)
 
 
 def keep(contracts: Sequence[Contract], gpus: int, command: Sequence[str], options: Sequence[str]) -> Iterator[Row]:
@@ -74,10 +74,10 @@ def keep(contracts: Sequence[Contract], gpus: int, command: Sequence[str], optio
         print(f"$ {shlex.join(words)}", file=sys.stderr, flush=True)
         done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
         try:
-            told = json.loads(done.stdout)
+            outcome = json.loads(done.stdout)
         except json.JSONDecodeError:
-            told = {}
-        yield from rows(contract, told, done.returncode)
+            outcome = {}
+        yield from rows(contract, outcome, done.returncode)
 
 
 def as_table(found: Sequence[Row]) -> str:
@@ -108,13 +108,13 @@ def main(words: Sequence[str], command: Sequence[str] = (sys.executable, "-m", "
     parser.add_argument("--out", type=Path, default=Path("contracts.md"))
     parser.add_argument("--gpus", type=int, default=None)
     parser.add_argument("--set", action="append", default=[], dest="sets")
-    asked = parser.parse_args(words)
-    contracts = [Contract.of(file.resolve(), asked.sets) for file in asked.recipes or published()]
-    options = ["--runs", str(asked.runs), *(word for item in asked.sets for word in ("--set", item))]
+    args = parser.parse_args(words)
+    contracts = [Contract.of(file.resolve(), args.sets) for file in args.recipes or published()]
+    options = ["--runs", str(args.runs), *(word for item in args.sets for word in ("--set", item))]
     found: list[Row] = []
-    for row in keep(contracts, gpus_here() if asked.gpus is None else asked.gpus, command, options):
+    for row in keep(contracts, gpus_here() if args.gpus is None else args.gpus, command, options):
         found.append(row)
-        asked.out.write_text(as_table(found), "utf-8")  # as far as it is: the next run may take a day
+        args.out.write_text(as_table(found), "utf-8")  # as far as it is: the next run may take a day
     print(as_table(found), end="")
     return exit_code(found)
 

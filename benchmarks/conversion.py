@@ -28,12 +28,12 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--hidden", type=int, default=2048)
-    asked = parser.parse_args()
-    hidden, ffn = asked.hidden, 5 * asked.hidden // 2
+    args = parser.parse_args()
+    hidden, ffn = args.hidden, 5 * args.hidden // 2
     sizes = {
         "hidden_size": hidden,
         "intermediate_size": ffn,
-        "num_hidden_layers": asked.layers,
+        "num_hidden_layers": args.layers,
         "vocab_size": 152_000,
     }
     layer = 2 * hidden * (2 * hidden + hidden // 2 + 3 * ffn)
@@ -47,10 +47,12 @@ def main() -> int:
             command = [sys.executable, big_model.__file__, str(root / source), str(root / out), to]
             started = time.monotonic()
             done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-            told = json.loads(done.stdout)
-            worst = max(worst, told["peak"])
+            report = json.loads(done.stdout)
+            worst = max(worst, report["peak"])
             seconds = time.monotonic() - started
-            print(f"to {to}: peak {told['peak'] / 1e6:.0f} MB, {seconds:.1f} s, {told['digests']} tensors compared")
+            print(
+                f"to {to}: peak {report['peak'] / 1e6:.0f} MB, {seconds:.1f} s, {report['digests']} tensors compared"
+            )
     return int(worst > layer + largest + 2**30)
 
 

@@ -104,16 +104,16 @@ def main() -> int:
     }
     for name, (num_bytes, work) in rates.items():
         print(f"{name:<28} {num_bytes / best(work, repeat) / 1e9:6.2f} GB/s")
-    _tell_what_ranks_are_given(assemble(prompts, requests, done, samples=1))
+    _print_rank_inputs(assemble(prompts, requests, done, samples=1))
     return 0
 
 
-def _tell_what_ranks_are_given(drawn: Rollouts) -> None:
+def _print_rank_inputs(rollouts: Rollouts) -> None:
     """Token ids once a step, against all that was drawn in each of five calls: values, log-probs, the reference's,
     two updates. (What the objectives close over is sent besides.)"""
-    drawn = replace(drawn, texts=[f"{row:04}" * TOKENS for row in range(ROWS)])
-    given, whole = (len(pickle.dumps(each)) for each in (drawn.sequences, drawn))
-    each, times = given / (ROWS * TOKENS), 5 * whole / given
+    rollouts = replace(rollouts, texts=[f"{row:04}" * TOKENS for row in range(ROWS)])
+    sequences_bytes, whole = (len(pickle.dumps(each)) for each in (rollouts.sequences, rollouts))
+    each, times = sequences_bytes / (ROWS * TOKENS), 5 * whole / sequences_bytes
     print(f"{'sent to ranks in a step':<28} {each:6.2f} bytes per token; whole rollouts: {times:.0f} times that")
 
 

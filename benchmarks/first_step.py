@@ -64,8 +64,8 @@ def train(tree: Path, cache: Path, folder: Path) -> dict[str, float]:
 def whole(tree: Path, cache: Path, folder: Path, *words: str) -> float:
     began = time.perf_counter()
     with started(tree, cache, words, folder) as process:
-        said = process.communicate()[1]
-    assert process.returncode == 0, said
+        output = process.communicate()[1]
+    assert process.returncode == 0, output
     return time.perf_counter() - began
 
 
@@ -85,15 +85,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="How long a person waits, here and in another checkout.")
     parser.add_argument("--before", type=Path, required=True, help="the other checkout")
     parser.add_argument("--repeat", type=int, default=3)
-    given = parser.parse_args()
-    trees = {"before": given.before.resolve(), "now": HERE}
+    args = parser.parse_args()
+    trees = {"before": args.before.resolve(), "now": HERE}
     with tempfile.TemporaryDirectory() as cache:
         runs = {name: [once(tree, Path(cache))] for name, tree in trees.items()}  # writes bytecode
-        for _ in range(given.repeat):
+        for _ in range(args.repeat):
             for name, tree in trees.items():
                 runs[name].append(once(tree, Path(cache)))
     best = {name: {what: min(run[what] for run in found[1:]) for what in found[0]} for name, found in runs.items()}
-    print(f"{'seconds until':<14} {'before':>8} {'now':>8} {'ratio':>7}   best of {given.repeat}")
+    print(f"{'seconds until':<14} {'before':>8} {'now':>8} {'ratio':>7}   best of {args.repeat}")
     for what, before in best["before"].items():
         now = best["now"][what]
         print(f"{what:<14} {before:>8.2f} {now:>8.2f} {now / before:>7.2f}")

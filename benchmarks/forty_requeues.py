@@ -103,21 +103,21 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--within", type=float, default=3.0, metavar="SECONDS")
-    given = parser.parse_args()
-    draw = random.Random(given.seed)
+    args = parser.parse_args()
+    rng = random.Random(args.seed)
     with tempfile.TemporaryDirectory(prefix="requeues-") as name, Lab(2) as lab:
         whole = Drill(lab, Path(name) / "whole")
-        untouched = ThreadPoolExecutor(1).submit(whole.play_here, "--set", f"steps={given.steps}")
+        untouched = ThreadPoolExecutor(1).submit(whole.play_here, "--set", f"steps={args.steps}")
         drill = Drill(lab, Path(name) / "struck", stage_s=0.05)
-        drill.submit(f"steps={given.steps}")
+        drill.submit(f"steps={args.steps}")
         ways: Counter[str] = Counter()
         begun = time.monotonic()
         seen = 0
-        while ways.total() < given.requeues and wait_for_start(lab, drill, seen):
+        while ways.total() < args.requeues and wait_for_start(lab, drill, seen):
             seen = starts(lab, drill)
-            after_s, way = draw.uniform(0, given.within), draw.choice(WAYS)
+            after_s, way = rng.uniform(0, args.within), rng.choice(WAYS)
             attempts = _attempts(drill)
-            if draw.random() < ON_THE_RUN:
+            if rng.random() < ON_THE_RUN:
                 wait_for_attempt(lab, drill, attempts)
             time.sleep(after_s)
             told = where(drill)
@@ -140,11 +140,11 @@ def main() -> int:
         row = row_of("", drill, whole.paths)
         left = lab.left()
         kinds = ", ".join(f"{count} {way}" for way, count in sorted(ways.items()))
-        print(f"{ways.total()} requeues ({kinds}) of a run of {given.steps} steps in {took_s:.0f} s: bit-identical")
+        print(f"{ways.total()} requeues ({kinds}) of a run of {args.steps} steps in {took_s:.0f} s: bit-identical")
         print(
             f"{row.attempts} attempts got to the run; {len(row.replayed)} updates replayed; left: {left or 'nothing'}"
         )
-        return 0 if ways.total() == given.requeues and not left else 1
+        return 0 if ways.total() == args.requeues and not left else 1
 
 
 if __name__ == "__main__":

@@ -41,13 +41,13 @@ def main() -> int:
         help=f"most seconds of every part; absent: {PART_LIMIT_S:.0f}, but {longer}",
     )
     parser.add_argument("--tiny", action="store_true", help="a dry run, which a CPU can do")
-    given = parser.parse_args()
+    args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which ends the part that runs
-    if unknown := set(given.parts) - PARTS.keys():
+    if unknown := set(args.parts) - PARTS.keys():
         parser.error(f"no part has the name {', '.join(sorted(unknown))}; the parts are: {' '.join(PARTS)}")
-    out = given.out or Path(tempfile.mkdtemp(prefix="gpu_first_"))
-    parts = [PARTS[name] for name in given.parts or PARTS]
-    return run(parts, Options(out, given.tiny, given.part_limit, given.minutes * 60))
+    out = args.out or Path(tempfile.mkdtemp(prefix="gpu_first_"))
+    parts = [PARTS[name] for name in args.parts or PARTS]
+    return run(parts, Options(out, args.tiny, args.part_limit, args.minutes * 60))
 
 
 if __name__ == "__main__":

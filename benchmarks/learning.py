@@ -76,15 +76,15 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--only", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--cell", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.cell:
-        run(Cell(**json.loads(asked.cell)), asked.folder, asked.steps)
+    args = parser.parse_args()
+    if args.cell:
+        run(Cell(**json.loads(args.cell)), args.folder, args.steps)
         return 0
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    cells = list(cells_of(asked.only, asked.seeds))
+    args.folder.mkdir(parents=True, exist_ok=True)
+    cells = list(cells_of(args.only, args.seeds))
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda cell: run_apart(cell, asked.folder, asked.steps), cells))
-    return judged({cell: result_of(cell, asked.folder) for cell in cells})
+        list(pool.map(lambda cell: run_apart(cell, args.folder, args.steps), cells))
+    return judged({cell: result_of(cell, args.folder) for cell in cells})
 
 
 def cells_of(variants: Iterable[str], seeds: list[int]) -> Iterator[Cell]:
@@ -118,8 +118,8 @@ def judged(results: dict[Cell, Result]) -> int:
     print("variant          seed before  after   rise   weights")
     for cell, result in results.items():
         says = "shuffled" if cell.shuffled else str(cell.seed)
-        figures = f"{result.before:6.3f} {result.after:6.3f} {result.rise:+6.3f}  {result.weights}"
-        print(f"{cell.variant:12} {says:>8} {figures}")
+        columns = f"{result.before:6.3f} {result.after:6.3f} {result.rise:+6.3f}  {result.weights}"
+        print(f"{cell.variant:12} {says:>8} {columns}")
         if (result.rise >= RISE_MIN) == cell.shuffled:
             wrong.append(f"{cell.name} {'rises' if cell.shuffled else 'does not rise'}")
         plain = results.get(replace(cell, variant="ppo"))
@@ -137,24 +137,24 @@ def run(cell: Cell, folder: Path, steps: int) -> None:
     from ppoctl.store.resume_plan import plan_resume
     from ppoctl.store.run_paths import RunPaths
 
-    told = [f"seed={cell.seed}", f"name={cell.name}", f"steps={steps}", f"eval.every_steps={steps}", "expect={}"]
+    settings = [f"seed={cell.seed}", f"name={cell.name}", f"steps={steps}", f"eval.every_steps={steps}", "expect={}"]
     fixed = ["tracking={kind='none'}", "cluster.threads=1", f"checkpoint.every_steps={steps}"]
-    recipe = load([RECIPE], [*told, *fixed, *VARIANTS[cell.variant]]).recipe
-    sockets, digests = session.prepare(recipe)
+    recipe = load([RECIPE], [*settings, *fixed, *VARIANTS[cell.variant]]).recipe
+    components, digests = session.prepare(recipe)
     if cell.shuffled:
         step_seqs = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
-        sockets = replace(sockets, scorer=ShuffledScorer(sockets.scorer, step_seqs))
+        components = replace(components, scorer=ShuffledScorer(components.scorer, step_seqs))
     found: list[str] = []
-    actor, close = sockets.actor, sockets.close_trainers
+    actor, close = components.actor, components.close_trainers
 
     def digest_and_close() -> None:
         found.append(weights_digest(actor))
         close()
 
-    sockets = replace(sockets, close_trainers=digest_and_close)
+    components = replace(components, close_trainers=digest_and_close)
     paths = RunPaths(folder / "runs" / cell.name)
     new_run.create(paths, recipe, digests, command="train")
-    ended = session.attempt_run(session.OpenedRun(paths, {1: recipe}, sockets, plan_resume(paths)))
+    ended = session.attempt_run(session.OpenedRun(paths, {1: recipe}, components, plan_resume(paths)))
     points = history(ended.lines)[METRIC]
     result = Result(points[0][1], points[-1][1], found[0])
     (folder / f"{cell.name}.json").write_text(json.dumps(asdict(result)))

@@ -145,8 +145,8 @@ def run(folder: Path, steps: int, threads: int) -> tuple[list[dict[str, float]],
     recipe = load([RECIPE], [*changes, f"cluster={{threads={threads}}}"]).recipe
     clock = Clock()
     steps_seen = Steps(clock)
-    sockets, digests = session.prepare(recipe)
-    for trainer in (sockets.actor, sockets.critic):
+    components, digests = session.prepare(recipe)
+    for trainer in (components.actor, components.critic):
         for method in ("start", "update", "logprobs", "reference_logprobs", "values"):
             if hasattr(trainer, method):
                 clock.wrap(trainer, method, "engines")
@@ -156,8 +156,10 @@ def run(folder: Path, steps: int, threads: int) -> tuple[list[dict[str, float]],
     clock_asked(clock)
     clock.wrap(sync_module, "require_equal", "proof", nested=True)
     clock.wrap(sync_module.Sync, "_checked", "proof", nested=True)
-    make = sockets.generator
-    timed = replace(sockets, generator=lambda actor_at, say, logs: TimedGenerator(make(actor_at, say, logs), clock))
+    make = components.generator
+    timed = replace(
+        components, generator=lambda actor_at, say, logs: TimedGenerator(make(actor_at, say, logs), clock)
+    )
     paths = RunPaths(folder / "run")
     new_run.create(paths, recipe, digests, command="train")
     copies: list[float] = []

@@ -31,8 +31,8 @@ def write(file: Path, rows: int) -> None:
     import pyarrow
     from pyarrow import parquet
 
-    draw = random.Random(1)
-    texts = [f"Problem {n}: {' '.join(draw.choices(WORDS, k=draw.randint(30, 120)))}?" for n in range(PROMPTS)]
+    rng = random.Random(1)
+    texts = [f"Problem {n}: {' '.join(rng.choices(WORDS, k=rng.randint(30, 120)))}?" for n in range(PROMPTS)]
     chat = pyarrow.list_(pyarrow.struct([("content", pyarrow.string()), ("role", pyarrow.string())]))
     truth = pyarrow.struct([("ground_truth", pyarrow.string()), ("style", pyarrow.string())])
     further = pyarrow.struct([("index", pyarrow.string())])
@@ -47,7 +47,7 @@ def write(file: Path, rows: int) -> None:
     )
     with parquet.ParquetWriter(file, schema) as out:
         for start in range(0, rows, 100_000):
-            numbers = [draw.randrange(PROMPTS) for _ in range(min(100_000, rows - start))]
+            numbers = [rng.randrange(PROMPTS) for _ in range(min(100_000, rows - start))]
             columns = [
                 pyarrow.array(["math_dapo"] * len(numbers)),
                 pyarrow.array([[{"content": texts[n], "role": "user"}] for n in numbers], chat),
@@ -101,13 +101,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_790_000)
     parser.add_argument("--start", nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.start:
-        print(json.dumps(start(Path(given.start[0]), given.start[1])))
+    args = parser.parse_args()
+    if args.start:
+        print(json.dumps(start(Path(args.start[0]), args.start[1])))
         return
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows.parquet"
-        write(file, given.rows)
+        write(file, args.rows)
         print(f"{file.stat().st_size / 2**20:.0f} MiB of parquet", flush=True)
         for duplicates in ("drop", "keep"):
             subprocess.run([sys.executable, __file__, "--start", str(file), duplicates], check=True)

@@ -47,9 +47,9 @@ class Objective:
     def totals(self, rows: Tensor) -> Totals:
         return (int(self.mask[rows].sum()),)
 
-    def __call__(self, rows: Tensor, said: TokenOutputs, totals: Totals) -> Tensor:
-        total = (said.primary * self.mask[rows]).sum()
-        return (total if said.entropy is None else total + said.entropy.sum()) / totals[0]
+    def __call__(self, rows: Tensor, outputs: TokenOutputs, totals: Totals) -> Tensor:
+        total = (outputs.primary * self.mask[rows]).sum()
+        return (total if outputs.entropy is None else total + outputs.entropy.sum()) / totals[0]
 
 
 def model_of_50m(folder: Path, vocabulary: int) -> Qwen2Config:

@@ -42,8 +42,8 @@ class Objective:
     def totals(self, rows: Tensor) -> Totals:
         return (len(rows) * RESPONSE,)
 
-    def __call__(self, rows: Tensor, said: TokenOutputs, totals: Totals) -> Tensor:
-        return (said.primary * (rows[:, None] >= 0)).sum() / totals[0]
+    def __call__(self, rows: Tensor, outputs: TokenOutputs, totals: Totals) -> Tensor:
+        return (outputs.primary * (rows[:, None] >= 0)).sum() / totals[0]
 
 
 def model_of_10m(folder: Path) -> Path:

@@ -195,8 +195,8 @@ def _world(recipe: Recipe, gpus: int, *, growing: bool) -> World | None:
 
 def _step(recipe: Recipe, shape: ModelShape, world: World, gpu_gib: float, units: Units) -> SimulatedStep:
     batch = world.batch
-    asked = calls(recipe, batch)
-    put = sum(call.bytes for call in asked)
+    recorded_calls = calls(recipe, batch)
+    put = sum(call.bytes for call in recorded_calls)
     buckets = bucket_bytes(shape, world.actor, world.weight, recipe.cluster.weights_bucket_mib * 2**20)
     # Encoded for its identity and for its file; digested for its identity and as the file is read back.
     committed = 2 / units.encode_bytes_s + 2 / units.digest_bytes_s + 1 / units.disk_bytes_s
@@ -211,7 +211,7 @@ def _step(recipe: Recipe, shape: ModelShape, world: World, gpu_gib: float, units
         sent_bytes=put * (world.nodes - 1),
         sent_weights_bytes=sum(buckets) * _copies_sent(recipe, world),
         weights_s=_weights_seconds(recipe, sum(buckets), world, units)
-        + len(buckets) * _asked_for_weights(recipe, world) * units.call_s,
+        + len(buckets) * _rpc_for_weights(recipe, world) * units.call_s,
         rollout_s=decoding,
         asking_s=max(0.0, asking - decoding),
         samples_s=batch.cells * units.token_s,
@@ -219,7 +219,7 @@ def _step(recipe: Recipe, shape: ModelShape, world: World, gpu_gib: float, units
         forward_s=_forward_seconds(shape, world, units),
         critic_update_s=_update_seconds(recipe, shape, world, "critic", units),
         actor_update_s=_update_seconds(recipe, shape, world, "actor", units),
-        data_s=_data_seconds(asked, world, units),
+        data_s=_data_seconds(recorded_calls, world, units),
         commit_s=sum(records_of(batch).values()) * committed,
         save_s=0.0,
     )
@@ -256,7 +256,7 @@ def _copies_sent(recipe: Recipe, world: World) -> int:
     return others
 
 
-def _asked_for_weights(recipe: Recipe, world: World) -> int:
+def _rpc_for_weights(recipe: Recipe, world: World) -> int:
     """Processes that the driver asks for each bucket: ranks that gather, and all of the engines. Over a link they
     are asked once for all."""
     if recipe.cluster.weights == "broadcast":
@@ -360,14 +360,14 @@ def _update_seconds(recipe: Recipe, shape: ModelShape, world: World, role: str, 
     return updates_per_step(recipe, role) * one
 
 
-def _data_seconds(asked: Sequence[Call], world: World, units: Units) -> float:
+def _data_seconds(recorded_calls: Sequence[Call], world: World, units: Units) -> float:
     """Each call: put once, sent to every other node out of the driver's, copied out by the ranks of a node at the
     same time; grids come back and are merged."""
-    put = sum(call.bytes for call in asked)
+    put = sum(call.bytes for call in recorded_calls)
     there = put * (2 / units.copy_bytes_s + (world.nodes - 1) / units.store_bytes_s)
-    grids = 4 * world.batch.cells * sum(call.grids for call in asked)
+    grids = 4 * world.batch.cells * sum(call.grids for call in recorded_calls)
     remote = 1 / units.store_bytes_s if world.nodes > 1 else 0.0
-    return there + grids * (2 / units.copy_bytes_s + remote) + len(asked) * world.gpus * units.call_s
+    return there + grids * (2 / units.copy_bytes_s + remote) + len(recorded_calls) * world.gpus * units.call_s
 
 
 SECONDS = [
@@ -447,9 +447,9 @@ def main() -> int:
     parser.add_argument("recipe", type=Path)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="sets")
     parser.add_argument("--gpu-gib", type=float, default=H200_GIB)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     try:
-        show(load([asked.recipe], asked.sets).recipe, asked.gpu_gib)
+        show(load([args.recipe], args.sets).recipe, args.gpu_gib)
     except PpoctlError as error:
         render.error(error.message)
         render.hint(error.hint or "")

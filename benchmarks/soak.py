@@ -255,9 +255,9 @@ class Soak:
         """The run has ended as the reference has, says so, and leaves nothing."""
         root = case / "runs/soak"
         status = self.run(case, ["status", "runs/soak", "--json"])
-        told = json.loads(status.screen)
-        if status.code or (told["state"], told["steps_done"]) != ("finished", steps):
-            raise Mismatch(f"status: {told.get('state')}, step {told.get('steps_done')}, exit {status.code}")
+        report = json.loads(status.screen)
+        if status.code or (report["state"], report["steps_done"]) != ("finished", steps):
+            raise Mismatch(f"status: {report.get('state')}, step {report.get('steps_done')}, exit {status.code}")
         if problems := soak_oracle.differences(soak_oracle.outcome(root), expected, lost or {}):
             raise Mismatch("not the reference: " + " | ".join(problems[:6]) + f" ({len(problems)} in all)")
         left = soak_oracle.left_over(case / "runs", self.tmp)
@@ -282,7 +282,7 @@ class Soak:
         resume = ["resume", "runs/soak", *([] if is_half else DONE)]
         for words in (["status", "runs/soak"], [*resume, "--plan"]):
             told.append(f"{words[0]}{' --plan' * ('--plan' in words)} {self.looked(case, words, how).code}")
-        outcome = self.mend(case, resume, damage, how)
+        outcome = self.resume_to_end(case, resume, damage, how)
         if outcome == "unharmed" and soak_damage.put_back(root, original, hurt):
             outcome = (
                 "asleep"  # nothing that goes on reads it; whoever shows it names it (`store/test_stage_runner.py`)
@@ -305,20 +305,20 @@ class Soak:
             raise Mismatch(f"no hint of `ppoctl {shlex.join(words)}`: {ended.screen[-300:]}")
         return ended
 
-    def mend(self, case: Path, resume: list[str], damage: soak_damage.Damage, how: dict[str, Any]) -> str:
+    def resume_to_end(self, case: Path, resume: list[str], damage: soak_damage.Damage, how: dict[str, Any]) -> str:
         """Resume, and follow hints, to the end; how it came about. Where a hint only shows what is there, a person
         brings the file again from a copy, or gives the rights."""
-        outcome, asked = "unharmed", list[str]()
+        outcome, hints_seen = "unharmed", list[str]()
         for _ in range(MAX_COMMANDS):
             ended = self.looked(case, resume, how)
             if ended.code == 0:
                 return outcome
             while ended.code != 0:
                 hint = str(hinted(ended.screen))
-                if asked.count(hint) > 1:
+                if hints_seen.count(hint) > 1:
                     raise Mismatch(f"{damage.what}: the hint `{hint}` was executed twice and mends nothing")
                 followed = self.follow(case, ended, **how)
-                asked.append(hint)
+                hints_seen.append(hint)
                 if followed is None:
                     if outcome == "restored":
                         raise Mismatch(
@@ -330,7 +330,7 @@ class Soak:
                 outcome, ended = "mended", followed
                 if ended.code not in {0} | REFUSED:
                     raise Mismatch(f"exit {ended.code} of the hinted `{hint}`: {ended.screen[-300:]}")
-        raise Mismatch(f"{damage.what}: not ended after {MAX_COMMANDS} hints: {asked[-3:]}")
+        raise Mismatch(f"{damage.what}: not ended after {MAX_COMMANDS} hints: {hints_seen[-3:]}")
 
     # -- cases
 
@@ -404,25 +404,25 @@ def main() -> int:
     parser.add_argument("--damages", type=int, default=200)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no case after that")
     parser.add_argument("--only", nargs="*", help="cases by name, also such as were done")
-    asked = parser.parse_args()
-    soak = Soak(asked.folder.resolve(), asked.seed)
+    args = parser.parse_args()
+    soak = Soak(args.folder.resolve(), args.seed)
     results = [json.loads(line) for line in soak.results.read_text().splitlines()] if soak.results.exists() else []
     before = len(results)
-    until = time.monotonic() + 60 * asked.minutes
-    mine = [each for each in results if each["seed"] == asked.seed]
+    until = time.monotonic() + 60 * args.minutes
+    mine = [each for each in results if each["seed"] == args.seed]
     done = {each["case"] for each in mine}
     number = 0
     while time.monotonic() < until:
-        if asked.only:
-            names = asked.only[number : number + 1]
+        if args.only:
+            names = args.only[number : number + 1]
         else:
             signals = sum(sum(each["counts"].values()) for each in mine if each["case"].startswith("kill"))
-            wanted = ["kill"] * (signals < asked.kills) + ["damage"] * (number < asked.damages)
+            wanted = ["kill"] * (signals < args.kills) + ["damage"] * (number < args.damages)
             names = [f"{kind}-{number + 1}" for kind in wanted]
         number += 1
         if not names:
             break
-        for name in [each for each in names if asked.only or each not in done]:
+        for name in [each for each in names if args.only or each not in done]:
             result = soak.case(name)
             mine.append(result)
             results.append(result)
@@ -431,7 +431,7 @@ def main() -> int:
             (soak.folder / "table.md").write_text(table(results))
     soak.start.close()
     print("\n" + table(results))
-    judged = results[before:] if asked.only else mine
+    judged = results[before:] if args.only else mine
     return int(any(each["mismatch"] for each in judged))
 
 

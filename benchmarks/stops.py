@@ -174,8 +174,8 @@ def waits(name: str) -> Iterator[Wait]:
                 ["doctor", RECIPE, "--set", f'tracking={{kind="mlflow",uri="http://{address}"}}'], hangs
             ),
             "sbatch": lambda: Wait([*train(), "--on", "slurm"], here, both),
-            "start of vLLM": lambda: Wait(train(), lambda said: "starting vLLM" in said),
-            "update": lambda: Wait(train(), lambda said: "step 1" in said),
+            "start of vLLM": lambda: Wait(train(), lambda screen: "starting vLLM" in screen),
+            "update": lambda: Wait(train(), lambda screen: "step 1" in screen),
             "service in a stage": lambda: Wait(train(http(address)), hangs, both),
             "scorer in a stage": lambda: Wait(
                 train(python(SLEEPS, when="sample.response not in ('', 'The answer is 42.')")), here
@@ -183,7 +183,7 @@ def waits(name: str) -> Iterator[Wait]:
             "MLflow in training": lambda: Wait(
                 train(f'tracking={{kind="mlflow",uri="http://{address}"}}'), hangs
             ),
-            "start of Ray": lambda: Wait(train("generator.engines=2"), lambda said: "start" in said),
+            "start of Ray": lambda: Wait(train("generator.engines=2"), lambda screen: "start" in screen),
             "a Ray that does not answer": lambda: Wait(
                 train("generator.engines=2", f"cluster.ray_address={address}"), hangs
             ),
@@ -253,8 +253,8 @@ def stop(wait: Wait, number: int, *, reads: bool) -> tuple[str, str, str]:
         command.kill()
         command.wait()
     thread.join(5)
-    said = [f"{at - began:.1f} s: {line}" for at, line in lines if at >= began and line]
-    return seconds, str(command.returncode), said[0] if said else "nothing"
+    screen = [f"{at - began:.1f} s: {line}" for at, line in lines if at >= began and line]
+    return seconds, str(command.returncode), screen[0] if screen else "nothing"
 
 
 if __name__ == "__main__":

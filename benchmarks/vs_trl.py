@@ -151,12 +151,12 @@ def our_side(job: Mapping[str, Any], result: Path) -> None:
     file = result.parent / "vs-trl.toml"
     file.write_text(RECIPE.format(**job), encoding="utf-8")
     recipe = load([file]).recipe
-    sockets, digests = session.prepare(recipe)
-    sockets.scorer.close()
+    components, digests = session.prepare(recipe)
+    components.scorer.close()
     clock = CpuClock()
     paths = RunPaths(result.parent / "run")
     new_run.create(paths, recipe, digests, command="train")
-    plugged = replace(sockets, scorer=ShareOfLetter())
+    plugged = replace(components, scorer=ShareOfLetter())
     ended = session.attempt_run(
         session.OpenedRun(paths, {1: recipe}, plugged, plan_resume(paths), observers=(clock,))
     )
@@ -255,8 +255,8 @@ def make_model(size: str, folder: Path, *, vocabulary: int, ragged: bool) -> int
 
 def make_prompts(file: Path, rows: int, shortest: int, longest: int) -> None:
     """Random letters. TRL needs a spare batch: where its prompts end exactly, its last update goes wrong."""
-    draw = random.Random(0)
-    texts = ["".join(draw.choices(LETTERS, k=draw.randint(shortest, longest))) for _ in range(rows)]
+    rng = random.Random(0)
+    texts = ["".join(rng.choices(LETTERS, k=rng.randint(shortest, longest))) for _ in range(rows)]
     file.write_text("".join(json.dumps({"prompt": text, "answer": "a"}) + "\n" for text in texts), encoding="utf-8")
 
 

@@ -53,16 +53,16 @@ def start() -> None:
         notify("start", start_s=seconds, blocks=blocks, block_tokens=size, eager=eager)
     log = Path(JOB.out) / f"vllm-{JOB.part}.log"
     text = log.read_text(encoding="utf-8") if log.exists() else ""
-    told = [line for line in text.splitlines() if TOLD.search(line)]
-    for line in told:
+    kept_lines = [line for line in text.splitlines() if TOLD.search(line)]
+    for line in kept_lines:
         notify("start", log=line[:300])
     backend = re.search(r"Using (\w+)(?: attention)? backend", text)
     notify("start", backend=backend[1] if backend else None)
     if CUDA:
-        notify("start", graphs=any("graph" in line.lower() and "captur" in line.lower() for line in told))
+        notify("start", graphs=any("graph" in line.lower() and "captur" in line.lower() for line in kept_lines))
 
 
-def draw() -> None:
+def generate() -> None:
     """Tokens per second and milliseconds per step of the engine, by sequences that it decodes together, with CUDA
     graphs and without (where a recipe says nothing, a CPU has none)."""
     new_tokens = 8 if TINY else 128

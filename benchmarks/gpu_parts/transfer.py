@@ -37,24 +37,24 @@ class Bench:
     actor: MegatronActor
     child: ChildProcess
     fleet: Fleet
-    turns: DeviceSharing
+    sharing: DeviceSharing
 
     @staticmethod
     def opened(way: str, bucket_mib: int) -> "Bench":
         batching = ByTokens(max_tokens_per_microbatch=64 if TINY else 8192)
         settings = TrainerSettings("actor", str(folder("1.5b")), BF16, batching)
         rank = OpenRank(settings, START_DEADLINE_S)(0, 1, "")
-        turns = DeviceSharing(ROLES)
+        sharing = DeviceSharing(ROLES)
         ranks = ThisProcess(rank, bucket_mib * 2**20, shares=way == "shared")
-        actor = MegatronActor(settings, DeviceSharingRanks(ranks, "actor", turns))
+        actor = MegatronActor(settings, DeviceSharingRanks(ranks, "actor", sharing))
         child = ChildProcess("the receiver", ChildFactory("gpu_parts.receiver:Receiver", (), 1))
-        side = EngineSide([child], list, sharing=turns)
+        side = EngineSide([child], list, sharing=sharing)
 
         def trainer_at(state: State) -> TrainerSide:
             return TrainerSide(partial(actor.weights, state), lambda tokens: [0.0] * (len(tokens) - 1), actor.export)
 
         sync = Sync(trainer_at, side, Canary.of("float32", 64, None))
-        return Bench(rank, actor, child, Fleet(side, sync, 8, lambda text: notify("transfer", said=text)), turns)
+        return Bench(rank, actor, child, Fleet(side, sync, 8, lambda text: notify("transfer", said=text)), sharing)
 
     def prepare(self, number: int) -> float:
         """Bring the receiver to this state; seconds that it takes."""
@@ -93,13 +93,13 @@ def _play(way: str, bench: Bench, sequences: Sequences) -> None:
     held = bench.child.call("values")
     # The engine forgets its weights, and is restored from what was published while the trainer stays away.
     awake = _free()
-    bench.turns.offload_others("nobody")
+    bench.sharing.offload_others("nobody")
     _report_freed(way, "engine", gib(bench.child.call("forgotten")), awake, _free())
     asleep = bench.child.call("values")
     restored = bench.prepare(2)
     notify("transfer", way=way, restored_s=round(restored, 2), right=bench.child.call("values") == held != asleep)
     # The engine has died, and the next process is brought to the state.
-    bench.turns.offload_others("nobody")
+    bench.sharing.offload_others("nobody")
     bench.child.close()
     again = bench.prepare(2)
     notify("transfer", way=way, started_again_s=round(again, 2), right=bench.child.call("values") == held)

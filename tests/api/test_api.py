@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import ppoctl
-from fakes.components import fake_recipe, fake_sockets
+from fakes.components import fake_components, fake_recipe
 from ppoctl.errors import ExpectationError, RecipeError, RunExistsError
 from ppoctl.recipe.schema import Recipe
 from ppoctl.runs import new_run, session
@@ -35,7 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> ppoctl.Run:
     paths = RunPaths(tmp_path_factory.mktemp("api") / "fake")
     new_run.create(paths, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
     session.attempt_run(
-        session.OpenedRun(paths, {1: recipe}, fake_sockets(recipe), plan=ResumePlan(start=0, items=()))
+        session.OpenedRun(paths, {1: recipe}, fake_components(recipe), plan=ResumePlan(start=0, items=()))
     )
     return ppoctl.Run(paths.root)
 
@@ -45,7 +45,7 @@ def on_fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A working directory in which whatever is trained is trained on fakes."""
 
     def prepared(recipe: Recipe) -> tuple[Any, dict[str, str]]:
-        return fake_sockets(recipe), {"model": "a" * 64, "data": "b" * 64}
+        return fake_components(recipe), {"model": "a" * 64, "data": "b" * 64}
 
     monkeypatch.setattr(session, "prepare", prepared)
     monkeypatch.chdir(tmp_path)

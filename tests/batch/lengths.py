@@ -33,9 +33,9 @@ def distributions(num_seqs: int, seed: int, data: Path) -> Iterator[tuple[str, i
     real = gsm8k(data)
     yield "gsm8k", GSM8K_WINDOW, real[torch.randint(len(real), (num_seqs,), generator=generator)]
     for mean, deviation, window in LOGNORMALS:
-        drawn = torch.exp(mean + deviation * torch.randn(num_seqs, generator=generator, dtype=torch.float64))
-        yield f"lognormal {mean} {deviation} to {window}", window, drawn.clamp(8, window).long()
+        sampled = torch.exp(mean + deviation * torch.randn(num_seqs, generator=generator, dtype=torch.float64))
+        yield f"lognormal {mean} {deviation} to {window}", window, sampled.clamp(8, window).long()
     for exponent, window in PARETOS:
         uniform = torch.rand(num_seqs, generator=generator, dtype=torch.float64)
-        drawn = 200 * (1 - uniform) ** (-1 / exponent)
-        yield f"pareto {exponent} to {window}", window, drawn.clamp(max=window).long()
+        sampled = 200 * (1 - uniform) ** (-1 / exponent)
+        yield f"pareto {exponent} to {window}", window, sampled.clamp(max=window).long()

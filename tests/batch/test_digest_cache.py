@@ -26,10 +26,10 @@ def old(path: Path, data: bytes) -> Path:
 
 def read_bytes_of(path: Path) -> tuple[str, list[tuple[int, int]]]:
     """The digest, and what was told while the file was read; nothing is told of one that is not."""
-    told: list[tuple[int, int]] = []
-    found = kept_digest(path, lambda _, done, size: told.append((done, size)))
+    calls: list[tuple[int, int]] = []
+    found = kept_digest(path, lambda _, done, size: calls.append((done, size)))
     assert found.size == path.stat().st_size
-    return found.sha256, told
+    return found.sha256, calls
 
 
 def test_digest_cache_reads_file_once_and_reports_progress(tmp_path: Path, cache: Path) -> None:

@@ -187,11 +187,11 @@ def test_unpadded_sequence_is_prompt_plus_response() -> None:
 
 
 def test_rollout_metrics_match_hand_computed_values() -> None:
-    figures = rollouts().metrics()
-    assert figures["rollout/response_tokens_mean"] == pytest.approx(7 / 3)
-    assert figures["rollout/response_tokens_max"] == 3
-    assert figures["rollout/truncated_frac"] == pytest.approx(1 / 3)
-    assert figures["rollout/resent_seqs"] == 2
+    metrics = rollouts().metrics()
+    assert metrics["rollout/response_tokens_mean"] == pytest.approx(7 / 3)
+    assert metrics["rollout/response_tokens_max"] == 3
+    assert metrics["rollout/truncated_frac"] == pytest.approx(1 / 3)
+    assert metrics["rollout/resent_seqs"] == 2
 
 
 def test_rollout_throughput_counts_only_tokens_of_this_attempt() -> None:

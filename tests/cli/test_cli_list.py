@@ -111,7 +111,7 @@ def test_runs_shows_the_host_or_job_with_a_single_slurm_query(
     assert {name: (row["host"], row["job"]) for name, row in told.items() if row["host"] or row["job"]} == {
         "here": (platform.node(), None), "in-12": ("node1", "12"), "in-13": (None, "13"), "lost": ("elsewhere", None),
     }  # fmt: skip
-    assert [words for words in cluster.asked if words.startswith("squeue")] == cluster.asked[:1]
+    assert [words for words in cluster.calls if words.startswith("squeue")] == cluster.calls[:1]
     at_work = {line.split()[0]: line.split("  ")[-1] for line in ask("runs").out.splitlines()[1:]}
     assert at_work["in-12"] == f"node1:{2**22 + 1}, job 12"
     assert at_work["in-13"] == "job 13"

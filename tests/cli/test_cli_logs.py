@@ -15,8 +15,8 @@ import pytest
 
 from cli.conftest import Ask, Said
 from cli.test_cli_runs import trained
-from fakes.components import fake_recipe, fake_sockets
-from fakes.job import PPO_STORIES
+from fakes.components import fake_components, fake_recipe
+from fakes.job import PPO_STEP_FUNCTIONS
 from fakes.slurm import FakeSlurm
 from ppoctl.cli.logs import _is_over
 from ppoctl.errors import DataError
@@ -36,7 +36,7 @@ STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  "
 def made(tmp_path: Path) -> RunPaths:
     """A run of which nothing was ever said."""
     paths = RunPaths(tmp_path / "run")
-    run_dir.create(paths, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={"name": "run"})
+    run_dir.create(paths, recipe_toml="", resolved={"steps": 1, **PPO_STEP_FUNCTIONS}, facts={"name": "run"})
     return paths
 
 
@@ -69,9 +69,9 @@ def test_console_log_ends_with_the_error_without_secrets(tmp_path: Path, ask: As
         def close(self) -> None:
             pass
 
-    sockets = replace(fake_sockets(recipe), scorer=Refuses())  # type: ignore[arg-type]
+    components = replace(fake_components(recipe), scorer=Refuses())  # type: ignore[arg-type]
     with pytest.raises(DataError):
-        session.attempt_run(session.OpenedRun(layout, {1: recipe}, sockets, plan=ResumePlan(0, ())))
+        session.attempt_run(session.OpenedRun(layout, {1: recipe}, components, plan=ResumePlan(0, ())))
     *_, error, hint = ask("logs", layout.root).out.splitlines()
     assert re.fullmatch(STAMP + r"error: no answer from https://scorer", error)
     assert re.fullmatch(STAMP + r"hint: curl https://scorer", hint)

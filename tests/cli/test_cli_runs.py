@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cli.conftest import Ask
-from fakes.components import fake_recipe, fake_sockets
+from fakes.components import fake_components, fake_recipe
 from ppoctl.cli import resume, sample_screen, summary
 from ppoctl.cli import train as train_module
 from ppoctl.cli.app import app, run
@@ -26,7 +26,7 @@ def trained(root: Path, recipe: Recipe) -> RunResult:
     paths = RunPaths(root)
     if not root.exists():
         new_run.create(paths, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
-    opened = session.OpenedRun(paths, {1: recipe}, fake_sockets(recipe), plan=ResumePlan(start=0, items=()))
+    opened = session.OpenedRun(paths, {1: recipe}, fake_components(recipe), plan=ResumePlan(start=0, items=()))
     return session.attempt_run(opened)
 
 

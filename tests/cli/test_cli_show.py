@@ -15,7 +15,7 @@ import pytest
 
 from cli.conftest import Ask, Said
 from conventions.test_lightweight_imports import front
-from fakes.components import fake_recipe, fake_sockets
+from fakes.components import fake_components, fake_recipe
 from ppoctl.batch.scores import FINISH_REASONS, REWARD_OUTCOMES
 from ppoctl.cli import pager, render, sample_list, sample_screen, show
 from ppoctl.cli.app import run
@@ -42,7 +42,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     paths = RunPaths(tmp_path_factory.mktemp("show") / "fake")
     new_run.create(paths, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
     session.attempt_run(
-        session.OpenedRun(paths, {1: recipe}, fake_sockets(recipe), plan=ResumePlan(start=0, items=()))
+        session.OpenedRun(paths, {1: recipe}, fake_components(recipe), plan=ResumePlan(start=0, items=()))
     )
     return paths.root
 

@@ -183,7 +183,7 @@ go on later: ppoctl resume my --on slurm
         "",
     )
     assert stop_requested(paths, 2) == "stage"
-    assert [call for call in cluster.asked if call.startswith("scancel")] == [
+    assert [call for call in cluster.calls if call.startswith("scancel")] == [
         "scancel --state=PENDING 14",
         "scancel --state=PENDING 13",
     ]
@@ -196,7 +196,7 @@ def test_stop_now_signals_the_job_after_writing_the_request(paths: RunPaths, clu
     told = json.loads(ask("stop", "my", "--after", "now", "--json").out)
     assert (told["asked"], told["after"], told["signalled"], told["cancelled"]) == (2, "now", "12", [])
     assert stop_requested(paths, 2) == "now"
-    assert cluster.asked[-1] == "scancel --batch --signal=TERM 12"
+    assert cluster.calls[-1] == "scancel --batch --signal=TERM 12"
 
 
 def test_stop_does_not_signal_an_interactive_job(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
@@ -206,7 +206,7 @@ def test_stop_does_not_signal_an_interactive_job(paths: RunPaths, cluster: FakeS
     assert ask("stop", "my", "--after", "now").code == 0
     begun(paths, job="77", restart=0)
     assert ask("stop", "my", "--after", "now").code == 0
-    assert not [call for call in cluster.asked if call.startswith("scancel")]
+    assert not [call for call in cluster.calls if call.startswith("scancel")]
     assert stop_requested(paths, 3) == "now"
 
 
@@ -252,7 +252,7 @@ def test_stop_of_a_local_run_does_not_query_slurm(paths: RunPaths, cluster: Fake
         f"attempt 2 (process {parent.pid} here) is asked to stop when its present step is done"
     )
     assert stop_requested(paths, 2) == "step"
-    assert cluster.asked == []
+    assert cluster.calls == []
 
 
 def test_stop_of_a_run_on_another_host_only_writes_the_request(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
@@ -263,7 +263,7 @@ def test_stop_of_a_run_on_another_host_only_writes_the_request(paths: RunPaths, 
         "it ends with exit code 130; see it: ppoctl status my",
         "go on later: ppoctl resume my",
     ]
-    assert cluster.asked == []
+    assert cluster.calls == []
 
 
 def test_stop_of_a_finished_run_does_nothing_and_succeeds(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console as RichConsole
 
 from cli.screens import PAGE, SCREENS, blocks, captured, kind, unpack
-from fakes.components import fake_recipe, fake_sockets
+from fakes.components import fake_components, fake_recipe
 from ppoctl.activity import ACTIVITIES
 from ppoctl.cli import summary
 from ppoctl.cli.app import run
@@ -67,8 +67,8 @@ def trained(expect: dict[str, Any], act: Act = lambda role, number, said: None, 
     recipe = fake_recipe(name="quickstart", steps=2, expect=expect, reward={"kind": "gsm8k"}, model=MODEL, data=DATA)
     paths = RunPaths(Path("runs/quickstart"))
     new_run.create(paths, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
-    sockets = fake_sockets(recipe, on_minibatch=on_minibatch)
-    opened = session.OpenedRun(paths, {1: recipe}, sockets, plan=ResumePlan(start=0, items=()))
+    components = fake_components(recipe, on_minibatch=on_minibatch)
+    opened = session.OpenedRun(paths, {1: recipe}, components, plan=ResumePlan(start=0, items=()))
     rich = RichConsole(file=said, width=width, force_terminal=True, color_system=None, legacy_windows=False)
     try:
         with closing(LiveScreen(rich, "stages", refresh_per_second=100)) as screen:  # noqa: SIM117

@@ -16,7 +16,7 @@ from for_each import for_each
 from ppoctl.recipe import schema_tree as tree
 from ppoctl.recipe.schema import Recipe
 
-ASKED = {
+CALLED = {
     Path("recipe/sizes.py"): ("microbatch_limit", "epochs", "minibatch_seqs", "updates_per_tick", "warmup_updates"),
     Path("loading/capabilities.py"): ("wanting",),
     Path("recipe/cadence.py"): ("evaluates", "saves"),
@@ -26,10 +26,10 @@ ASKED = {
 """The functions of `recipe/` and `plan/` that engines, wiring and loop ask for a key."""
 
 
-def doing() -> Iterator[ast.AST]:
+def executed_nodes() -> Iterator[ast.AST]:
     """The files that do something, and the functions of `recipe/` and `plan/` that they ask."""
     for module, parsed in trees().items():
-        if functions := ASKED.get(module):
+        if functions := CALLED.get(module):
             yield from (node for node in parsed.body if isinstance(node, ast.FunctionDef) and node.name in functions)
         elif module.parts[0] not in ("recipe", "plan", "cli"):
             yield parsed
@@ -39,7 +39,7 @@ def doing() -> Iterator[ast.AST]:
 def read_names() -> frozenset[str]:
     """Attributes that are read, and strings, in the parts of the product that do something."""
     names: set[str] = set()
-    for part in doing():
+    for part in executed_nodes():
         for node in ast.walk(part):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                 names.add(node.attr)

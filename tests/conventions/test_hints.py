@@ -30,9 +30,9 @@ def unquoted(tree: ast.AST) -> Iterator[str]:
             if isinstance(part, ast.Constant):
                 before += str(part.value)
             elif isinstance(part, ast.FormattedValue):
-                told = ast.unparse(part.value)
-                if COMMAND.search(before) and not told.startswith("quoted(") and told not in PLAIN:
-                    yield f"line {text.lineno}: {told}"
+                expression = ast.unparse(part.value)
+                if COMMAND.search(before) and not expression.startswith("quoted(") and expression not in PLAIN:
+                    yield f"line {text.lineno}: {expression}"
                 before += "WORD"
 
 

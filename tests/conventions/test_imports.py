@@ -121,7 +121,7 @@ HOMES = {
 }
 
 
-def room(module: Path) -> str:
+def package_of_file(module: Path) -> str:
     parts = module.with_suffix("").parts
     return package_of(parts)
 
@@ -150,7 +150,7 @@ def imports(tree: ast.AST, *, is_late: bool = False) -> Iterator[tuple[str, bool
 MODULES = sorted(trees())
 
 
-def rooms_imported(module: Path) -> Iterator[tuple[str, str, bool]]:
+def packages_imported(module: Path) -> Iterator[tuple[str, str, bool]]:
     """Room, name, and whether late, of every import of the product by a file."""
     for name, is_late in imports(trees()[module]):
         first, *rest = name.split(".")
@@ -160,36 +160,36 @@ def rooms_imported(module: Path) -> Iterator[tuple[str, str, bool]]:
 
 @for_each(MODULES)
 def test_imports_follow_package_table(module: Path) -> None:
-    here = room(module)
-    if here in ("__init__", "engines"):
+    source = package_of_file(module)
+    if source in ("__init__", "engines"):
         of_api = {name for name, is_late in imports(trees()[module]) if is_late and name.startswith("ppoctl.api.")}
         assert {name for name, _ in imports(trees()[module])} <= of_api | {"typing.TYPE_CHECKING", "typing.Any"} | {
             "importlib.import_module"
         }, f"{module} is a name, not a room"
         return
-    assert here in ARROWS, f"a new room `{here}`: say in ARROWS what it may import"
-    for there, name, is_late in rooms_imported(module):
-        allowed = ARROWS[here] | {here} | (LATE.get(here, set()) if is_late else set())
-        assert there in allowed, f"{module} imports {name}"
+    assert source in ARROWS, f"a new room `{source}`: say in ARROWS what it may import"
+    for target, name, is_late in packages_imported(module):
+        allowed = ARROWS[source] | {source} | (LATE.get(source, set()) if is_late else set())
+        assert target in allowed, f"{module} imports {name}"
 
 
 def test_every_allowed_import_is_used() -> None:
     """What nobody needs is not allowed: the table is how the rooms are, not how they might be."""
-    at_once, late = defaultdict(set), defaultdict(set)
+    eager, late = defaultdict(set), defaultdict(set)
     for module in MODULES:
-        for there, _, is_late in rooms_imported(module):
-            here = room(module)
-            (late if is_late and there not in ARROWS.get(here, set()) else at_once)[here].add(there)
-    for used, table in ((at_once, ARROWS), (late, LATE)):
-        assert {(here, there) for here, allowed in table.items() for there in allowed - used[here]} == set()
+        for target, _, is_late in packages_imported(module):
+            source = package_of_file(module)
+            (late if is_late and target not in ARROWS.get(source, set()) else eager)[source].add(target)
+    for used, table in ((eager, ARROWS), (late, LATE)):
+        assert {(source, target) for source, allowed in table.items() for target in allowed - used[source]} == set()
 
 
 def test_modules_have_no_import_cycles() -> None:
     """Late and type-only imports included: a circle of files is one file in pieces."""
     edges = {dotted(module): set(files_imported(module)) for module in MODULES}
-    while leaves := {file for file, there in edges.items() if not there & edges.keys()}:
-        edges = {file: there for file, there in edges.items() if file not in leaves}
-    assert {file: sorted(there & edges.keys()) for file, there in edges.items()} == {}
+    while leaves := {file for file, target in edges.items() if not target & edges.keys()}:
+        edges = {file: target for file, target in edges.items() if file not in leaves}
+    assert {file: sorted(target & edges.keys()) for file, target in edges.items()} == {}
 
 
 def dotted(module: Path) -> str:
@@ -208,13 +208,13 @@ def files_imported(module: Path) -> Iterator[str]:
 
 @for_each(MODULES)
 def test_third_party_imports_stay_in_their_packages(module: Path) -> None:
-    here = room(module)
+    source = package_of_file(module)
     for name, _ in imports(trees()[module]):
         package = name.split(".")[0]
         if package == "ppoctl" or package in sys.stdlib_module_names:
             continue
-        assert here not in FOREIGN or package in FOREIGN[here], f"{module} imports {name}"
-        assert package not in HOMES or here in HOMES[package], f"{module} imports {name}"
+        assert source not in FOREIGN or package in FOREIGN[source], f"{module} imports {name}"
+        assert package not in HOMES or source in HOMES[package], f"{module} imports {name}"
 
 
 def test_package_table_has_no_cycles() -> None:
@@ -224,5 +224,5 @@ def test_package_table_has_no_cycles() -> None:
         edge = set(ARROWS[start])
         while edge:
             seen |= edge
-            edge = {there for here in edge for there in ARROWS[here]} - seen
+            edge = {target for source in edge for target in ARROWS[source]} - seen
         assert start not in seen, start

@@ -41,9 +41,9 @@ def front(*commands: tuple[str, ...]) -> dict[tuple[str, ...], dict[str, object]
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps(commands)], capture_output=True, text=True, env=env, check=False
     )
-    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"words": ')]
-    assert len(told) == len(commands), done.stderr
-    return {tuple(each["words"]): each for each in told}
+    reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"words": ')]
+    assert len(reports) == len(commands), done.stderr
+    return {tuple(each["words"]): each for each in reports}
 
 
 COMMANDS: list[tuple[tuple[str, ...], int | None]] = [

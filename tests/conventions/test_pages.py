@@ -72,17 +72,21 @@ def _keys(table: tree.TableNode, path: tuple[str, ...] = ()) -> list[tuple[str, 
 
 
 def test_algorithms_page_lists_each_key_once_per_declaring_class() -> None:
-    told, wanted = Counter(rows()), results()
+    documented, wanted = Counter(rows()), results()
     assert len(wanted) > 40
-    assert {name: told[name] for name in wanted} == wanted
+    assert {name: documented[name] for name in wanted} == wanted
 
 
 def test_feature_sections_are_filled_and_name_known_metrics() -> None:
     assert {feature.section for feature in features()} == set(SECTIONS)
-    told = [
-        (part.names, told) for part in features() for told in (part.docstring, *(key.docstring for key in part.keys))
+    documented = [
+        (part.names, documented)
+        for part in features()
+        for documented in (part.docstring, *(key.docstring for key in part.keys))
     ]
-    assert [(names, figure) for names, said in told for figure in said.metrics if find(figure) is None] == []
+    assert [
+        (names, metric) for names, docstring in documented for metric in docstring.metrics if find(metric) is None
+    ] == []
 
 
 WITHOUT = (
@@ -124,13 +128,13 @@ WRITTEN = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name no
 def test_keys_and_metrics_named_in_docs_exist(page: Path) -> None:
     """A dotted word in backticks that begins with a table of the recipe is a key, or a table; one with a slash that
     begins with a group of metrics is a metric."""
-    root, said = tree.of(Recipe), _coded(re.sub(r"(?ms)^```.*?^```$", "", page.read_text("utf-8")))
-    keys = {word for word in said if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", word) and word.split(".")[0] in root.keys}
-    figures = {
-        word for word in said if re.fullmatch(r"[a-z]+(/[a-z_0-9]+)+", word) and word.split("/")[0] in groups()
+    root, coded = tree.of(Recipe), _coded(re.sub(r"(?ms)^```.*?^```$", "", page.read_text("utf-8")))
+    keys = {word for word in coded if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", word) and word.split(".")[0] in root.keys}
+    metric_names = {
+        word for word in coded if re.fullmatch(r"[a-z]+(/[a-z_0-9]+)+", word) and word.split("/")[0] in groups()
     }
     wrong = [word for word in sorted(keys) if not tree.keys_at(root, tuple(word.split(".")))]
-    assert wrong + [word for word in sorted(figures) if find(word) is None] == []
+    assert wrong + [word for word in sorted(metric_names) if find(word) is None] == []
 
 
 FOR_WHOM = ("algorithms", "design", "gpu", "many-nodes", "run-directory", "scaling", "security", "slurm")
@@ -150,12 +154,12 @@ def test_quickstart_page_explains_every_line_of_recipe() -> None:
         " ".join(line.split()) for line in (ROOT / "recipes" / "quickstart.toml").read_text("utf-8").splitlines()
     ]
     rows = page.partition("## The recipe")[2].partition("## The console")[0].splitlines()
-    told = [text for row in rows if row.startswith("| `") for text in _coded(row.split(" | ")[0])]
-    lines = [text for text in told if " = " in text]
+    named = [text for row in rows if row.startswith("| `") for text in _coded(row.split(" | ")[0])]
+    lines = [text for text in named if " = " in text]
     assert len(lines) >= 10
     assert [text for text in lines if not any(line.startswith(text) for line in recipe)] == []
     tables = {line.split(" #")[0] for line in recipe if line.startswith("[")}
-    assert tables - {"[actor.batching]", "[critic.batching]"} == {text for text in told if text.startswith("[")}
+    assert tables - {"[actor.batching]", "[critic.batching]"} == {text for text in named if text.startswith("[")}
 
 
 def test_troubleshooting_covers_every_exit_code() -> None:

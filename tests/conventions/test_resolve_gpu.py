@@ -28,7 +28,7 @@ def test_gpu_versions_are_pinned_only_if_every_python_resolves(tmp_path: Path, w
     uv.chmod(0o755)
     (tmp_path / ".venv" / ".installed").touch()
     environ = {**os.environ, "NO_SOLUTION_FOR": without, "MAKEFLAGS": ""}
-    told = subprocess.run(["make", "pin-gpu"], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
-    assert (told.returncode == 0) == (without == "none")
-    assert ("python 3.12: no solution" in told.stderr) == (without == "3.12")
+    done = subprocess.run(["make", "pin-gpu"], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == (without == "none")
+    assert ("python 3.12: no solution" in done.stderr) == (without == "3.12")
     assert (tmp_path / "requirements" / "gpu.txt").read_text("utf-8").endswith(pinned)

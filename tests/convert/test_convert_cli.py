@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from cli.conftest import Ask, Said, asking
-from fakes.job import PPO_STORIES
+from fakes.job import PPO_STEP_FUNCTIONS
 from ppoctl.batch.digest import flushed_digest
 from ppoctl.convert.model_files import companions_digest
 from ppoctl.store import manifest as manifests
@@ -52,7 +52,7 @@ def trained(ask: Ask, model: Model) -> RunPaths:
     recipe = SMALLEST.replace('"base"', f'"{Path("source").resolve()}"')
     paths.root.parent.mkdir()
     sources = {COMPANIONS: companions_digest(Path("source"))}
-    run_dir.create(paths, recipe_toml=recipe, resolved=PPO_STORIES, facts={"sources": sources})
+    run_dir.create(paths, recipe_toml=recipe, resolved=PPO_STEP_FUNCTIONS, facts={"sources": sources})
     rollouts = lab.make_rollouts()
     actor, critic = lab.actor(model("qwen2"), dtype="bfloat16"), lab.critic(model("qwen2"), dtype="bfloat16")
     for step in (2, 4):
@@ -143,7 +143,7 @@ def test_critic_with_its_own_model_is_exported_as_that_model(ask: Ask, model: Mo
     layout.root.parent.mkdir()
     sources = {COMPANIONS: "not this one's", CRITIC_COMPANIONS: companions_digest(own)}
     recipe = SMALLEST.replace('"base"', written)
-    run_dir.create(layout, recipe_toml=recipe, resolved=PPO_STORIES, facts={"sources": sources})
+    run_dir.create(layout, recipe_toml=recipe, resolved=PPO_STEP_FUNCTIONS, facts={"sources": sources})
     critic = lab.critic(own)
     save(layout, "critic", 2, lambda folder: lab.save(critic, folder))
     said = ask("convert-ckpt", "runs/small", "out", "--to", "hf", "--role", "critic")

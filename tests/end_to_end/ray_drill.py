@@ -99,12 +99,12 @@ def attempt(root: Path, recipe: Recipe, kills: list[str]) -> None:
     from ppoctl.runs.run_recipe import recorded_recipes
 
     paths = RunPaths(root)
-    sockets, digests = session.prepare(recipe)
+    components, digests = session.prepare(recipe)
     try:
         if not root.exists():
             new_run.create(paths, recipe, digests, command="train")
         recipes = recorded_recipes(paths)
-        session.attempt_run(session.OpenedRun(paths, recipes, sockets, plan_resume(paths), (Killer(kills),)))
+        session.attempt_run(session.OpenedRun(paths, recipes, components, plan_resume(paths), (Killer(kills),)))
     except PpoctlError as error:
         print(f"{type(error).__name__}: {error.message}", file=sys.stderr, flush=True)
         os._exit(int(error.exit_code))

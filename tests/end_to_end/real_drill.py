@@ -89,11 +89,11 @@ def go_on(root: Path, recipe: Recipe, moment: str | None) -> None:
     from ppoctl.runs.run_recipe import recorded_recipes
 
     paths = RunPaths(root)
-    sockets, digests = session.prepare(recipe)
+    components, digests = session.prepare(recipe)
     if not root.exists():
         new_run.create(paths, recipe, digests, command="train")
     recipes = recorded_recipes(paths)
-    session.attempt_run(session.OpenedRun(paths, recipes, sockets, plan_resume(paths), (Executioner(moment),)))
+    session.attempt_run(session.OpenedRun(paths, recipes, components, plan_resume(paths), (Executioner(moment),)))
 
 
 def drill(root: Path, recipe: Recipe, moments: list[str]) -> list[str]:
@@ -114,9 +114,9 @@ def outcome(root: Path) -> dict[str, object]:
         states[role] = (manifest.identity, files)
     stages = [line for line in read_lines(paths.journal) if "stage" in line]
     assert len({(line["step"], line["stage"]) for line in stages}) == len(stages)
-    figures = {f"{line['step']} {line['stage']}": line["figures"] for line in stages}
+    metrics = {f"{line['step']} {line['stage']}": line["figures"] for line in stages}
     ledger = [json.loads(line) for line in paths.ledger.read_text().splitlines()]
-    return {"states": states, "figures": figures, "ledger": ledger}
+    return {"states": states, "figures": metrics, "ledger": ledger}
 
 
 def moments_of_the_grid(every_steps: int) -> list[str]:

@@ -43,8 +43,8 @@ def test_forked_command_has_the_output_of_a_fresh_process(tmp_path: Path, forked
 
 
 def test_rollout_train_show_eval_and_resume(tmp_path: Path, ppoctl_data: Path, forked: Forked) -> None:
-    drawn = answer(forked, tmp_path, "rollout", str(SMOKE))
-    assert drawn["figures"]["reward/error_frac"] == 0
+    rollout = answer(forked, tmp_path, "rollout", str(SMOKE))
+    assert rollout["figures"]["reward/error_frac"] == 0
     trained = fresh(tmp_path, "train", str(SMOKE))
     assert trained.returncode == 0, trained.stderr
     assert "step 2/2" in trained.stderr

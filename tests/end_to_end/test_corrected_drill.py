@@ -16,7 +16,7 @@ import torch
 
 from end_to_end.drill import side_by_side
 from end_to_end.test_kill_drill import KEEPS_EACH, Walk
-from fakes.components import BigramGenerator, fake_recipe, fake_sockets
+from fakes.components import BigramGenerator, fake_components, fake_recipe
 from fakes.job import Witness, open_run, result
 from ppoctl.loop.run import run
 from ppoctl.ports import Sample, SampleRequest, SamplingParams
@@ -48,8 +48,8 @@ class SkewedGenerator(BigramGenerator):
         super().__init__(actor_at)
         self.rounding = rounding
 
-    def draw(self, request: SampleRequest, params: SamplingParams) -> Sample:
-        sample = super().draw(request, params)
+    def generate(self, request: SampleRequest, params: SamplingParams) -> Sample:
+        sample = super().generate(request, params)
         places = torch.arange(len(sample.logprobs)) + request.seed % 97
         gap = 0.4 * torch.sin(0.9 * places) + self.rounding * torch.cos(places)
         return replace(sample, logprobs=tuple((torch.tensor(sample.logprobs) + gap).tolist()))
@@ -60,8 +60,10 @@ def play(root: Path, witness: Witness | None = None, *, rounding: float = 0.0) -
         return SkewedGenerator(actor_at, rounding)
 
     seen = witness or Witness()
-    sockets = replace(fake_sockets(RECIPE, on_minibatch=seen.on_minibatch, on_file=seen.on_file), generator=generator)
-    run(open_run(root, RECIPE, seen, sockets=sockets).job)
+    components = replace(
+        fake_components(RECIPE, on_minibatch=seen.on_minibatch, on_file=seen.on_file), generator=generator
+    )
+    run(open_run(root, RECIPE, seen, components=components).job)
 
 
 @pytest.fixture
@@ -71,12 +73,12 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def figures(root: Path) -> dict[str, list[float]]:
+def correction_metrics(root: Path) -> dict[str, list[float]]:
     """Of all steps, by name."""
     found: dict[str, list[float]] = {}
     for line in read_lines(RunPaths(root).journal):
-        for name, figure in line.get("figures", {}).items():
-            found.setdefault(name, []).append(figure)
+        for name, value in line.get("figures", {}).items():
+            found.setdefault(name, []).append(value)
     return found
 
 
@@ -85,7 +87,7 @@ def figures(root: Path) -> dict[str, list[float]]:
 def test_corrected_run_with_adaptive_kl_survives_any_kill(folder: Path, half: int) -> None:
     whole = Walk(folder / "whole")
     play(whole.root, Witness(act=whole.on_moment))
-    expected, seen = result(whole.root), figures(whole.root)
+    expected, seen = result(whole.root), correction_metrics(whole.root)
     assert all(0 < share < 1 for name in ("capped", "rejected") for share in seen[f"correction/{name}_frac"])
     assert max(seen["correction/dropped_seqs"]) > 0
     assert len(set(seen["kl/coef"])) == 3

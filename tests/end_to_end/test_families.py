@@ -15,7 +15,7 @@ from ppoctl.store.run_paths import RunPaths
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
 
-def figures(forked: Forked, folder: Path, model: Path, name: str, *sets: str) -> dict[str, float]:
+def metrics_of(forked: Forked, folder: Path, model: Path, name: str, *sets: str) -> dict[str, float]:
     """Of the second step of two."""
     optimizer = {"optimizer": {"lr": 1e-3}}
     tables = {"model": {"path": str(model), "dtype": "float32"}, "actor": optimizer, "critic": optimizer}
@@ -38,7 +38,7 @@ IN_THE_STORY = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("llama",
 
 @pytest.mark.parametrize("kind", ["deepseek_v3", "gemma2", *IN_THE_STORY])
 def test_family_trains_in_one_process(tmp_path: Path, forked: Forked, kind: str) -> None:
-    found = figures(forked, tmp_path, tiny_model(kind, tmp_path / "model"), "alone")
+    found = metrics_of(forked, tmp_path, tiny_model(kind, tmp_path / "model"), "alone")
     # The engine that drew step 2 held what step 1 trained.
     assert found["mismatch/gap_max_abs"] < 1e-3
 
@@ -48,7 +48,7 @@ def test_family_trains_in_one_process(tmp_path: Path, forked: Forked, kind: str)
 @pytest.mark.parametrize("kind", ["deepseek_v3", "qwen2_moe", "qwen3_moe"])
 def test_family_trains_with_experts_on_two_ranks(tmp_path: Path, forked: Forked, kind: str) -> None:
     experts = tiny_model(kind, tmp_path / "model")
-    alone = figures(forked, tmp_path, experts, "alone")
+    alone = metrics_of(forked, tmp_path, experts, "alone")
     # Who is not at work is on the host: an export must bring back the weights it is made of.
     sets = [
         "actor.parallel={data=2,expert=2}",
@@ -56,6 +56,6 @@ def test_family_trains_with_experts_on_two_ranks(tmp_path: Path, forked: Forked,
         "cluster.offload=['actor', 'critic', 'generator']",
     ]
     layout = [word for key in sets for word in ("--set", key)]
-    shared = figures(forked, tmp_path, experts, "shared", *layout)
+    shared = metrics_of(forked, tmp_path, experts, "shared", *layout)
     assert shared["rollout/response_tokens_mean"] == alone["rollout/response_tokens_mean"]
     assert shared["policy/entropy_mean"] == pytest.approx(alone["policy/entropy_mean"], rel=1e-3)

@@ -27,7 +27,7 @@ import pytest
 
 from end_to_end.drill import in_a_process, killer, side_by_side
 from fakes.components import fake_recipe
-from fakes.job import Witness, play, result, saved_pairs
+from fakes.job import Witness, play, result, saved_checkpoints
 from fakes.step_functions import NO_CRITIC, TWO_ROUNDS
 from ppoctl.loop.step_functions import step_function_at
 from ppoctl.store.run_paths import RunPaths
@@ -142,7 +142,7 @@ def contents(root: Path) -> dict[str, bytes | None]:
 @pytest.mark.sampled(6)  # one half of each walk, because halves of a walk are neighbours
 @pytest.mark.parametrize("half", [0, 1])
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "step_function"),
     [
         *((how, "ppo") for how in ("every step", "every third", "at three paces")),
         ("every third", "no critic"),
@@ -151,10 +151,12 @@ def contents(root: Path) -> dict[str, bytes | None]:
     ],
 )
 def test_run_killed_at_any_moment_ends_like_an_uninterrupted_run(
-    folder: Path, how: str, told: str, half: int
+    folder: Path, how: str, step_function: str, half: int
 ) -> None:
-    (checkpoint, paces), choose = HOW_SAVED[how], STORIES.get(told, step_function_at)
-    recipe = fake_recipe(checkpoint=checkpoint, rollout=KEEPS_EACH, **{"ppo": TWO_MINIBATCHES, **WITH.get(told, {})})
+    (checkpoint, paces), choose = HOW_SAVED[how], STORIES.get(step_function, step_function_at)
+    recipe = fake_recipe(
+        checkpoint=checkpoint, rollout=KEEPS_EACH, **{"ppo": TWO_MINIBATCHES, **WITH.get(step_function, {})}
+    )
     walks = {looks: Walk(folder / f"whole {looks}") for looks in paces}
     witnesses = {looks: Witness(act=walk.on_moment, looks=looks) for looks, walk in walks.items()}
     for looks, witness in witnesses.items():
@@ -226,7 +228,7 @@ def test_run_killed_between_two_role_saves_resumes(folder: Path, first: str) -> 
         died = in_a_process(lambda: play(root, recipe, Witness(act=killer(number), looks=paces)))
         assert died == signal.SIGKILL
         assert RunPaths(root).saved_steps(first) == [3]
-        assert saved_pairs(RunPaths(root)) == []
+        assert saved_checkpoints(RunPaths(root)) == []
         assert in_a_process(lambda: play(root, recipe)) == 0
         assert result(root) == expected, f"killed at: {witness.moments[number]}"
 
@@ -243,8 +245,8 @@ def test_killed_evaluation_generates_only_missing_samples(folder: Path) -> None:
     assert died == signal.SIGKILL
     finished = int(witness.moments[number].split()[3])
     assert len(list(RunPaths(root).parts(0, "eval").iterdir())) == finished
-    drawn = {run: play(folder / run, recipe).generator.drawn for run in ("run", "again")}  # type: ignore[attr-defined]
-    assert drawn["run"] == drawn["again"] - finished
+    num_generated = {run: play(folder / run, recipe).generator.num_generated for run in ("run", "again")}  # type: ignore[attr-defined]
+    assert num_generated["run"] == num_generated["again"] - finished
     assert result(root) == result(folder / "whole")
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from end_to_end.drill import side_by_side
 from end_to_end.test_kill_drill import KEEPS_EACH, Walk
-from fakes.components import fake_recipe, fake_sockets
+from fakes.components import fake_components, fake_recipe
 from fakes.job import Witness, open_run, result
 from ppoctl.batch.scores import ScoreRequest
 from ppoctl.loop.run import run
@@ -28,8 +28,8 @@ class Judge:
     """A reward model that likes even tokens, and rounds by who shares its batch: so that a run which asked in another
     order, or in other batches, would end elsewhere."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self.tell = tell
+    def __init__(self, record: Callable[[str], None]) -> None:
+        self.record = record
 
     def tokens(self, request: ScoreRequest) -> tuple[int, ...]:
         if len(request.token_ids) == 1:
@@ -37,17 +37,17 @@ class Judge:
         return request.token_ids
 
     def scores(self, texts: Sequence[tuple[int, ...]]) -> list[float]:
-        self.tell("inside reward before the model scores")
+        self.record("inside reward before the model scores")
         beside = zip(texts, [texts[-1], *texts], strict=False)
         found = [sum(id % 2 == 0 for id in text) / len(text) + 1e-3 * sum(other) for text, other in beside]
-        self.tell("inside reward after the model has scored")
+        self.record("inside reward after the model has scored")
         return found
 
 
 def play(root: Path, witness: Witness) -> None:
-    sockets = fake_sockets(RECIPE, on_minibatch=witness.on_minibatch, on_file=witness.on_file)
-    sockets = replace(sockets, scorer=CollectingScorer(Judge(witness.tell)), reward_digest="judge")
-    run(open_run(root, RECIPE, witness, sockets=sockets).job)
+    components = fake_components(RECIPE, on_minibatch=witness.on_minibatch, on_file=witness.on_file)
+    components = replace(components, scorer=CollectingScorer(Judge(witness.record)), reward_digest="judge")
+    run(open_run(root, RECIPE, witness, components=components).job)
 
 
 @pytest.fixture
@@ -64,9 +64,11 @@ def test_run_with_a_reward_model_survives_any_kill(folder: Path) -> None:
     names = [name for left in whole.all for name in left.moments]
     # Two steps, and the evaluation at the end, with a greedy and a sampled pass.
     assert names.count("inside reward before the model scores") == 2 + 2
-    told = [line["figures"] for line in read_lines(RunPaths(whole.root).journal) if line.get("stage") == "reward"]
-    assert all(figures["reward/score_std"] > 0 for figures in told)
-    assert any(figures["reward/error_frac"] > 0 for figures in told)
+    reward_lines = [
+        line["figures"] for line in read_lines(RunPaths(whole.root).journal) if line.get("stage") == "reward"
+    ]
+    assert all(metrics["reward/score_std"] > 0 for metrics in reward_lines)
+    assert any(metrics["reward/error_frac"] > 0 for metrics in reward_lines)
 
     def go_on(number: int) -> None:
         root = folder / f"{number}"

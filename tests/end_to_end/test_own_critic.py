@@ -40,10 +40,10 @@ def test_critic_of_another_model_trains_and_starts_a_second_run(tmp_path: Path, 
     assert first_values(second) != 0.0
     config = json.loads((first.state("critic", 2) / "config.json").read_text("utf-8"))
     assert (config["model_type"], config["hidden_size"], config["dtype"]) == ("llama", 64, "bfloat16")
-    told = run_dir.facts(second)["critic_from"]
+    source = run_dir.facts(second)["critic_from"]
     saved = manifests.read(first.state("critic", 2))
     assert saved is not None
-    assert (told["run"], told["step"], told["lineage"]) == (str(first.root), 2, saved.identity)
+    assert (source["run"], source["step"], source["lineage"]) == (str(first.root), 2, saved.identity)
     for name in ("first", "second"):
         done = forked(tmp_path, "resume", f"runs/{name}", "--set", "steps=3")
         assert done.returncode == 0, done.stderr

@@ -40,13 +40,13 @@ def rows_for(table: SingleTable, reward: RewardTable, folder: Path) -> Path:
     pairs = [(f"{n} + {n}", str(2 * n)) for n in range(1, 9)]
     if isinstance(table, Gsm8kRows):
         file = folder / "rows.jsonl"
-        lines = [json.dumps({"question": asks, "answer": f"so\n#### {says}"}) for asks, says in pairs]
+        lines = [json.dumps({"question": question, "answer": f"so\n#### {answer}"}) for question, answer in pairs]
         file.write_text("\n".join(lines), "utf-8")
         return file
     if isinstance(table, DialogueRows):
         file = folder / "dialogues.jsonl"
-        asked = [(f"\n\nHuman: {asks}\n\nAssistant:", says) for asks, says in pairs]
-        lines = [json.dumps({"chosen": f"{text} {says}", "rejected": f"{text} no"}) for text, says in asked]
+        prompts = [(f"\n\nHuman: {question}\n\nAssistant:", answer) for question, answer in pairs]
+        lines = [json.dumps({"chosen": f"{text} {answer}", "rejected": f"{text} no"}) for text, answer in prompts]
         file.write_text("\n".join(lines), "utf-8")
         return file
     assert isinstance(table, ColumnRows | VerlRows), table
@@ -56,10 +56,10 @@ def rows_for(table: SingleTable, reward: RewardTable, folder: Path) -> Path:
     rows: list[dict[str, Any]] = [
         {
             "data_source": source,
-            "prompt": [{"role": "user", "content": asks}],
-            "reward_model": {"ground_truth": json.dumps(tests) if isinstance(case, CodeScorer) else says},
+            "prompt": [{"role": "user", "content": question}],
+            "reward_model": {"ground_truth": json.dumps(tests) if isinstance(case, CodeScorer) else answer},
         }
-        for (asks, says), (source, case) in zip(pairs, cases, strict=False)
+        for (question, answer), (source, case) in zip(pairs, cases, strict=False)
     ]
     parquet.write_table(pa.Table.from_pylist(rows), file)
     return file
@@ -128,6 +128,6 @@ def test_shipped_recipe_trains_with_a_tiny_model(tmp_path: Path, forked: Forked,
     assert done.returncode == 0, done.stderr
     lines = [line for line in read_lines(tmp_path / "runs" / recipe.name / "journal.jsonl") if "stage" in line]
     assert {line["step"] for line in lines if line["stage"] == "actor_update"} == {1, 2}
-    figures = {metric: value for line in lines for metric, value in line["figures"].items()}
+    metrics = {metric: value for line in lines for metric, value in line["figures"].items()}
     # The engine that drew step 2 held what step 1 trained.
-    assert figures["mismatch/gap_max_abs"] < 1e-3
+    assert metrics["mismatch/gap_max_abs"] < 1e-3

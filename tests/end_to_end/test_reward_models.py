@@ -16,7 +16,7 @@ from rewards.reward_models import reward_model
 pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def figures(paths: RunPaths, stage: str) -> dict[int, dict[str, float]]:
+def metrics_by_step(paths: RunPaths, stage: str) -> dict[int, dict[str, float]]:
     """Of a stage, by step."""
     return {line["step"]: line["figures"] for line in read_lines(paths.journal) if line.get("stage") == stage}
 
@@ -44,7 +44,7 @@ def test_ppo_raises_model_score_and_its_critic_scores_another_run(tmp_path: Path
     recipe = str(ROOT / "recipes/quickstart.toml")
     done = forked(tmp_path, "train", recipe, "judged.toml", *sets, "--set", "name=judged")
     assert done.returncode == 0, done.stderr
-    scores = figures(RunPaths(tmp_path / "runs/judged"), "eval")
+    scores = metrics_by_step(RunPaths(tmp_path / "runs/judged"), "eval")
     assert scores[10]["eval/heldout/greedy_pass_at_1"] > scores[0]["eval/heldout/greedy_pass_at_1"] + 0.1
 
     done = forked(tmp_path, "convert-ckpt", "runs/judged", "critic", "--to", "hf", "--role", "critic")
@@ -52,9 +52,9 @@ def test_ppo_raises_model_score_and_its_critic_scores_another_run(tmp_path: Path
     again = [*sets, "--set", "name=again", "--set", "reward.path=critic", "--set", "steps=1"]
     done = forked(tmp_path, "train", recipe, "judged.toml", *again, "--set", "eval.at_start=false")
     assert done.returncode == 0, done.stderr
-    told = figures(RunPaths(tmp_path / "runs/again"), "reward")[1]
-    assert told["reward/error_frac"] == 0
-    assert told["reward/score_std"] > 0
+    scores_again = metrics_by_step(RunPaths(tmp_path / "runs/again"), "reward")[1]
+    assert scores_again["reward/error_frac"] == 0
+    assert scores_again["reward/score_std"] > 0
 
 
 @pytest.mark.minutes(1.5)
@@ -74,7 +74,8 @@ def test_offloaded_sharded_and_vllm_reward_models_agree(tmp_path: Path, forked: 
         done = forked(tmp_path, "train", f"{name}.toml")
         assert done.returncode == 0, done.stderr
     stays, leaves, spread, served = (
-        {stage: figures(RunPaths(tmp_path / "runs" / name), stage) for stage in ("reward", "eval")} for name in runs
+        {stage: metrics_by_step(RunPaths(tmp_path / "runs" / name), stage) for stage in ("reward", "eval")}
+        for name in runs
     )
     assert leaves == stays
     assert 0 < stays["reward"][2]["reward/score_mean"] < 1

@@ -96,8 +96,8 @@ def test_run_joins_an_existing_ray_and_leaves_it_running(
     assert head.is_running()
     assert {pid for pid in before if psutil.pid_exists(pid)} == before
     command, shows_token = [sys.executable, "-c", ASK, address], {**os.environ, "RAY_AUTH_MODE": "token"}
-    asked = subprocess.run(command, env=shows_token, capture_output=True, text=True, check=False)
-    assert "answers 42" in asked.stdout, asked.stderr
+    called = subprocess.run(command, env=shows_token, capture_output=True, text=True, check=False)
+    assert "answers 42" in called.stdout, called.stderr
 
 
 def _address_of(head: "subprocess.Popen[bytes]", port: int, log: Path) -> str:

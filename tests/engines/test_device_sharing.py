@@ -21,45 +21,45 @@ def leaves(left: list[str]) -> Callable[[str], Callable[[], None]]:
 
 
 def test_other_roles_offload_once_before_role_runs(left, leaves):
-    turns = DeviceSharing(EVERYONE)
+    sharing = DeviceSharing(EVERYONE)
     for role in ("actor", "actor", "critic", "critic", "actor"):
-        turns.acquire(role, leaves(role))
+        sharing.acquire(role, leaves(role))
     assert left == ["actor", "critic"]
 
 
 def test_keep_all_delays_offload_until_other_role_runs(left, leaves):
-    turns = DeviceSharing(EVERYONE)
-    turns.acquire("generator", leaves("generator"))
-    with turns.keep_all():
-        turns.acquire("actor", leaves("actor"))
-        turns.acquire("generator", leaves("generator"))
+    sharing = DeviceSharing(EVERYONE)
+    sharing.acquire("generator", leaves("generator"))
+    with sharing.keep_all():
+        sharing.acquire("actor", leaves("actor"))
+        sharing.acquire("generator", leaves("generator"))
     assert left == []
-    turns.acquire("critic", leaves("critic"))
+    sharing.acquire("critic", leaves("critic"))
     assert sorted(left) == ["actor", "generator"]
 
 
 def test_offload_others_applies_inside_keep_all(left, leaves):
-    turns = DeviceSharing(EVERYONE)
-    with turns.keep_all():
-        turns.acquire("generator", leaves("generator"))
-        turns.acquire("actor", leaves("actor"))
-        turns.offload_others("generator")
+    sharing = DeviceSharing(EVERYONE)
+    with sharing.keep_all():
+        sharing.acquire("generator", leaves("generator"))
+        sharing.acquire("actor", leaves("actor"))
+        sharing.offload_others("generator")
     assert left == ["actor"]
-    turns.acquire("critic", leaves("critic"))
+    sharing.acquire("critic", leaves("critic"))
     assert left == ["actor", "generator"]
 
 
 def test_error_inside_keep_all_restores_sharing(left, leaves):
-    turns = DeviceSharing(EVERYONE)
+    sharing = DeviceSharing(EVERYONE)
 
     def fails_together() -> None:
-        with turns.keep_all():
-            turns.acquire("actor", leaves("actor"))
+        with sharing.keep_all():
+            sharing.acquire("actor", leaves("actor"))
             raise KeyError
 
     with pytest.raises(KeyError):
         fails_together()
-    turns.acquire("critic", leaves("critic"))
+    sharing.acquire("critic", leaves("critic"))
     assert left == ["actor"]
 
 
@@ -67,27 +67,27 @@ def test_failed_offload_is_not_repeated(left, leaves):
     def fails() -> None:
         raise OSError
 
-    turns = DeviceSharing(EVERYONE)
-    turns.acquire("actor", fails)
+    sharing = DeviceSharing(EVERYONE)
+    sharing.acquire("actor", fails)
     with pytest.raises(OSError):
-        turns.acquire("critic", leaves("critic"))
-    turns.acquire("critic", leaves("critic"))
+        sharing.acquire("critic", leaves("critic"))
+    sharing.acquire("critic", leaves("critic"))
     assert left == []
 
 
 def test_no_shared_roles_means_no_offload(left, leaves):
-    turns = DeviceSharing()
+    sharing = DeviceSharing()
     for role in ("actor", "critic", "generator"):
-        turns.acquire(role, leaves(role))
+        sharing.acquire(role, leaves(role))
     assert left == []
 
 
 def test_only_listed_roles_offload(left, leaves):
-    turns = DeviceSharing(["generator"])
-    assert [role for role in EVERYONE if turns.leaves(role)] == ["generator"]
+    sharing = DeviceSharing(["generator"])
+    assert [role for role in EVERYONE if sharing.leaves(role)] == ["generator"]
     for role in ("actor", "generator", "critic", "actor", "generator"):
-        turns.acquire(role, leaves(role))
-    turns.offload_others("actor")
+        sharing.acquire(role, leaves(role))
+    sharing.offload_others("actor")
     assert left == ["generator", "generator"]
 
 
@@ -117,10 +117,10 @@ def test_training_state_offloads_before_weights_only_calls(whole: str):
 
 
 def test_ranks_offloaded_by_other_role_do_not_offload_again():
-    ranks, turns = CalledRanks(), DeviceSharing(EVERYONE)
-    actor = DeviceSharingRanks(ranks, "actor", turns)
+    ranks, sharing = CalledRanks(), DeviceSharing(EVERYONE)
+    actor = DeviceSharingRanks(ranks, "actor", sharing)
     actor.call("update")
-    turns.acquire("generator", lambda: None)
+    sharing.acquire("generator", lambda: None)
     actor.call("forward")
     assert ranks.calls == ["update", "offload", "forward"]
 

@@ -14,11 +14,11 @@ from ppoctl.batch.sequences import Sequences
 from ppoctl.errors import NonFiniteError
 from ppoctl.ports import Minibatch, MinibatchResult, Objective, OutputRequest, TokenOutputs
 
-Tell = Callable[[str, int], None]
+RoleCallback = Callable[[str, int], None]
 """(role, number) of a minibatch that was trained on, of half a file that was written."""
 
 
-def tell_nobody(role: str, number: int) -> None:
+def ignore_call(role: str, number: int) -> None:
     """Nobody listens."""
 
 
@@ -33,29 +33,29 @@ def initial_table(role: str) -> Tensor:
     return torch.randn(VOCABULARY, VOCABULARY, generator=generator) * 0.5
 
 
-def filtered_logs(logits: Tensor, drawn: Tensor | None, asked: OutputRequest) -> Tensor:
+def filtered_logs(logits: Tensor, sampled: Tensor | None, request: OutputRequest) -> Tensor:
     """Log-probs of what filters leave, with ids that were drawn. [n V]"""
-    x = logits / max(asked.temperature, 1e-6)
-    if not asked.is_filtered:
+    x = logits / max(request.temperature, 1e-6)
+    if not request.is_filtered:
         return torch.log_softmax(x, -1)
-    found = x.detach().softmax(-1)
-    likely, order = found.sort(dim=-1, descending=True, stable=True)
-    likely = likely.where(likely >= asked.min_p * likely[:, :1], 0.0)
-    likely[:, asked.top_k or VOCABULARY :] = 0.0
+    probs = x.detach().softmax(-1)
+    likely, order = probs.sort(dim=-1, descending=True, stable=True)
+    likely = likely.where(likely >= request.min_p * likely[:, :1], 0.0)
+    likely[:, request.top_k or VOCABULARY :] = 0.0
     before = likely.cumsum(-1) - likely
-    stays = (before < asked.top_p * likely.sum(-1, keepdim=True)) & (likely > 0)
-    kept = torch.zeros_like(stays).scatter(1, order, stays)
-    if drawn is not None:
-        kept |= found >= found.gather(1, drawn[:, None])
+    is_kept = (before < request.top_p * likely.sum(-1, keepdim=True)) & (likely > 0)
+    kept = torch.zeros_like(is_kept).scatter(1, order, is_kept)
+    if sampled is not None:
+        kept |= probs >= probs.gather(1, sampled[:, None])
     return torch.log_softmax(x.masked_fill(~kept, -1e9), -1)
 
 
-def without_ends(logits: Tensor, early: Tensor, drawn: Tensor | None, asked: OutputRequest) -> Tensor:
+def without_ends(logits: Tensor, early: Tensor, sampled: Tensor | None, request: OutputRequest) -> Tensor:
     """Logits of early positions without the ids that end a response, unless one was drawn. [n V]"""
     ends = torch.zeros(logits.shape, dtype=torch.bool)
-    ends[:, [END, *asked.stop_token_ids]] = True
-    if drawn is not None:
-        ends.scatter_(1, drawn[:, None], value=False)
+    ends[:, [END, *request.stop_token_ids]] = True
+    if sampled is not None:
+        ends.scatter_(1, sampled[:, None], value=False)
     return logits.masked_fill(ends & early[:, None], -1e9)
 
 
@@ -114,8 +114,8 @@ class BigramTrainer:
         self,
         role: str,
         *,
-        on_minibatch: Tell = tell_nobody,
-        on_file: Tell = tell_nobody,
+        on_minibatch: RoleCallback = ignore_call,
+        on_file: RoleCallback = ignore_call,
         looks: float = 1,
     ) -> None:
         self.role = role
@@ -155,17 +155,17 @@ class BigramTrainer:
         self.moments = _tensor(folder / "moments.bin").reshape(2, *shape)
         self.count = json.loads((folder / "count.json").read_text())
 
-    def logprobs(self, sequences: Sequences, asked: OutputRequest) -> TokenOutputs:
+    def logprobs(self, sequences: Sequences, request: OutputRequest) -> TokenOutputs:
         with torch.no_grad():
-            return self._said(sequences, torch.arange(sequences.num_seqs), self.table, asked)
+            return self._outputs(sequences, torch.arange(sequences.num_seqs), self.table, request)
 
-    def reference_logprobs(self, sequences: Sequences, asked: OutputRequest) -> Tensor:
+    def reference_logprobs(self, sequences: Sequences, request: OutputRequest) -> Tensor:
         with torch.no_grad():
-            return self._said(sequences, torch.arange(sequences.num_seqs), initial_table("actor"), asked).primary
+            return self._outputs(sequences, torch.arange(sequences.num_seqs), initial_table("actor"), request).primary
 
     def values(self, sequences: Sequences) -> Tensor:
         with torch.no_grad():
-            return self._said(sequences, torch.arange(sequences.num_seqs), self.table, OutputRequest()).primary
+            return self._outputs(sequences, torch.arange(sequences.num_seqs), self.table, OutputRequest()).primary
 
     def update(
         self, sequences: Sequences, minibatches: Sequence[Minibatch], objective: Objective
@@ -178,8 +178,8 @@ class BigramTrainer:
 
     def _step(self, sequences: Sequences, minibatch: Minibatch, objective: Objective) -> MinibatchResult:
         table = self.table.clone().requires_grad_()
-        said = self._said(sequences, minibatch.rows, table, objective.request)
-        loss = objective(minibatch.rows, said, minibatch.totals)
+        outputs = self._outputs(sequences, minibatch.rows, table, objective.request)
+        loss = objective(minibatch.rows, outputs, minibatch.totals)
         loss.backward()  # type: ignore[no-untyped-call]
         assert table.grad is not None
         norm = table.grad.norm()
@@ -188,7 +188,7 @@ class BigramTrainer:
         limit = minibatch.step.grad_clip
         clipped = table.grad * min(1.0, limit / (float(norm) + 1e-6)) if limit > 0 else table.grad
         self._adam(clipped, minibatch)
-        return MinibatchResult(float(loss.detach()), float(norm), said.map(Tensor.detach))
+        return MinibatchResult(float(loss.detach()), float(norm), outputs.map(Tensor.detach))
 
     def _adam(self, gradient: Tensor, minibatch: Minibatch) -> None:
         step = minibatch.step
@@ -199,17 +199,17 @@ class BigramTrainer:
         scale = (self.moments[1] / (1 - step.beta2**self.count)).sqrt() + step.eps
         self.table = self.table * (1 - step.lr * step.weight_decay) - step.lr * mean / scale
 
-    def _said(self, sequences: Sequences, rows: Tensor, table: Tensor, asked: OutputRequest) -> TokenOutputs:
+    def _outputs(self, sequences: Sequences, rows: Tensor, table: Tensor, request: OutputRequest) -> TokenOutputs:
         packed = pack(sequences, rows)
         before = packed.tokens[packed.read_at]
         if self.role == "critic":
             return TokenOutputs(packed.to_grid(table[before]))
-        early = packed.column < asked.min_new_tokens
-        logs = filtered_logs(without_ends(table[before], early, packed.targets, asked), packed.targets, asked)
+        early = packed.column < request.min_new_tokens
+        logs = filtered_logs(without_ends(table[before], early, packed.targets, request), packed.targets, request)
         chosen = logs.gather(1, packed.targets[:, None])[:, 0]
-        entropy = packed.to_grid(-(logs.exp() * logs).sum(-1)) if asked.entropy else None
-        others = torch.log_softmax(initial_table("actor")[before] / asked.temperature, -1)
-        full_kl = packed.to_grid((logs.exp() * (logs - others)).sum(-1)) if asked.full_kl else None
+        entropy = packed.to_grid(-(logs.exp() * logs).sum(-1)) if request.entropy else None
+        others = torch.log_softmax(initial_table("actor")[before] / request.temperature, -1)
+        full_kl = packed.to_grid((logs.exp() * (logs - others)).sum(-1)) if request.full_kl else None
         return TokenOutputs(packed.to_grid(chosen), entropy, full_kl)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fakes.bigram import END, VOCABULARY, BigramTrainer, Tell, filtered_logs, tell_nobody, without_ends
+from fakes.bigram import END, VOCABULARY, BigramTrainer, RoleCallback, filtered_logs, ignore_call, without_ends
 from ppoctl.batch.prompts import Prompt, Prompts
 from ppoctl.batch.records import State
 from ppoctl.batch.scores import Score, ScoreRequest
@@ -20,8 +20,8 @@ from ppoctl.wire.components import Components
 class FakeStream:
     """Draws one request when it is asked, the last one first."""
 
-    def __init__(self, draw: Callable[[SampleRequest], Sample]) -> None:
-        self.draw = draw
+    def __init__(self, generate: Callable[[SampleRequest], Sample]) -> None:
+        self.generate = generate
         self.open: list[SampleRequest] = []
         self.is_closed = False
 
@@ -31,7 +31,7 @@ class FakeStream:
 
     def finished(self) -> Sequence[Sample]:
         assert not self.is_closed
-        return (self.draw(self.open.pop()),) if self.open else ()
+        return (self.generate(self.open.pop()),) if self.open else ()
 
     def close(self) -> None:
         self.is_closed = True
@@ -43,7 +43,7 @@ class BigramGenerator:
     def __init__(self, actor_at: Callable[[State], Actor]) -> None:
         self.actor_at = actor_at
         self.lineage = ""
-        self.drawn = 0
+        self.num_generated = 0
         self.syncs = 0
         self.stream: FakeStream | None = None
 
@@ -59,21 +59,23 @@ class BigramGenerator:
 
     def open(self, params: SamplingParams) -> "FakeStream":
         assert self.stream is None or self.stream.is_closed
-        self.stream = FakeStream(lambda request: self.draw(request, params))
+        self.stream = FakeStream(lambda request: self.generate(request, params))
         return self.stream
 
     def close(self) -> None:
         pass
 
-    def draw(self, request: SampleRequest, params: SamplingParams) -> Sample:
+    def generate(self, request: SampleRequest, params: SamplingParams) -> Sample:
         generator = torch.Generator().manual_seed(request.seed)
         tokens, logprobs, text, stopped = [request.prompt_tokens[-1]], [], "", False
         filters = (params.temperature, params.top_p, params.top_k, params.min_p)
-        asked = OutputRequest(*filters, params.min_new_tokens, params.stop_token_ids)
+        output_request = OutputRequest(*filters, params.min_new_tokens, params.stop_token_ids)
         ends = {END, *params.stop_token_ids}
         for number in range(params.new_tokens(len(request.prompt_tokens))):
             early = torch.tensor([number < params.min_new_tokens])
-            [logs] = filtered_logs(without_ends(self.table[tokens[-1]][None], early, None, asked), None, asked)
+            [logs] = filtered_logs(
+                without_ends(self.table[tokens[-1]][None], early, None, output_request), None, output_request
+            )
             token = int(torch.multinomial(logs.exp(), 1, generator=generator))
             tokens.append(token)
             logprobs.append(float(logs[token]))
@@ -83,7 +85,7 @@ class BigramGenerator:
             if stopped:
                 text = text[: min(found)] if found else text
                 break
-        self.drawn += 1
+        self.num_generated += 1
         return Sample(request.key, tuple(tokens[1:]), tuple(logprobs), stopped, text, self.state.stamp)
 
 
@@ -111,7 +113,7 @@ class EvenScorer:
         )
 
 
-class CountingQuestions:
+class CountingPrompts:
     """Prompts that are a pure function of the step."""
 
     def __init__(self, prompts_per_step: int) -> None:
@@ -132,23 +134,23 @@ def _prompts(step: int, numbers: range) -> Prompts:
     return Prompts(step, rows)
 
 
-def fake_sockets(
+def fake_components(
     recipe: Recipe,
     *,
-    on_minibatch: Tell = tell_nobody,
-    on_file: Tell = tell_nobody,
+    on_minibatch: RoleCallback = ignore_call,
+    on_file: RoleCallback = ignore_call,
     looks: float | Mapping[str, float] = 1,
 ) -> Components:
     def trainer(role: str) -> BigramTrainer:
-        patience = looks[role] if isinstance(looks, Mapping) else looks
-        return BigramTrainer(role, on_minibatch=on_minibatch, on_file=on_file, looks=patience)
+        save_looks = looks[role] if isinstance(looks, Mapping) else looks
+        return BigramTrainer(role, on_minibatch=on_minibatch, on_file=on_file, looks=save_looks)
 
     return Components(
         actor=trainer("actor"),
         critic=trainer("critic"),
-        generator=lambda actor_at, say, logs: BigramGenerator(actor_at),
+        generator=lambda actor_at, notify, logs: BigramGenerator(actor_at),
         scorer=EvenScorer(other_reading=_other_reading(recipe)),
-        prompts=CountingQuestions(recipe.rollout.prompts_per_step),
+        prompts=CountingPrompts(recipe.rollout.prompts_per_step),
         source_digests={"actor": "bigram", "critic": "bigram"},
     )
 

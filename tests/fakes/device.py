@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fakes.bigram import VOCABULARY, BigramSaving, BigramTrainer, Tell, tell_nobody
+from fakes.bigram import VOCABULARY, BigramSaving, BigramTrainer, RoleCallback, ignore_call
 from fakes.components import BigramGenerator, EvenScorer, FakeStream
 from ppoctl.batch.records import State
 from ppoctl.batch.scores import Score, ScoreRequest
@@ -156,7 +156,7 @@ class CountingEngine:
         self.device, self.share, self.buckets = device, share, buckets
         self.table = torch.zeros(())
         self._is_running = False
-        self._taken = 0
+        self._num_taken = 0
 
     def begin(self, method: str, *arguments: Any) -> CompletedReply:
         if not self._is_running:
@@ -182,11 +182,11 @@ class CountingEngine:
 
     def _begin_weights(self) -> None:
         self._wake()
-        self._taken = 0
+        self._num_taken = 0
 
     def _take_weights(self, bucket: Bucket) -> None:
-        self.device.put("generator", "arriving", self.buckets[self._taken])
-        self._taken += 1
+        self.device.put("generator", "arriving", self.buckets[self._num_taken])
+        self._num_taken += 1
         for _, tensor in bucket.tensors():
             self.table = tensor.clone()
         self.device.free("generator", "arriving")
@@ -196,20 +196,20 @@ class CountingEngine:
 
     def _score(self, tokens: tuple[int, ...], draws: int) -> CanaryScores:
         logs = torch.log_softmax(self.table, -1)
-        drawn = [tokens[-1]]
+        generated = [tokens[-1]]
         for _ in range(draws):
-            drawn.append(int(logs[drawn[-1]].argmax()))
+            generated.append(int(logs[generated[-1]].argmax()))
 
         def scores(ids: Sequence[int]) -> tuple[float, ...]:
             return tuple(float(logs[before, after]) for before, after in pairwise(ids))
 
-        return CanaryScores(scores(tokens), tuple(drawn[1:]), scores(drawn))
+        return CanaryScores(scores(tokens), tuple(generated[1:]), scores(generated))
 
 
 class CountedTrainer(BigramTrainer):
     """The bigram's actor or critic, which asks its ranks as `MegatronTrainer` does."""
 
-    def __init__(self, role: str, ranks: Ranks, rank: CountingRank, on_minibatch: Tell = tell_nobody) -> None:
+    def __init__(self, role: str, ranks: Ranks, rank: CountingRank, on_minibatch: RoleCallback = ignore_call) -> None:
         super().__init__(role, on_minibatch=on_minibatch)
         self.ranks, self.rank = ranks, rank
 
@@ -241,13 +241,13 @@ class CountedTrainer(BigramTrainer):
         self.ranks.call("update")
         return super().update(sequences, minibatches, objective)
 
-    def logprobs(self, sequences: Sequences, asked: OutputRequest) -> TokenOutputs:
+    def logprobs(self, sequences: Sequences, request: OutputRequest) -> TokenOutputs:
         self.ranks.call("forward")
-        return super().logprobs(sequences, asked)
+        return super().logprobs(sequences, request)
 
-    def reference_logprobs(self, sequences: Sequences, asked: OutputRequest) -> Tensor:
+    def reference_logprobs(self, sequences: Sequences, request: OutputRequest) -> Tensor:
         self.ranks.call("reference_forward")
-        return super().reference_logprobs(sequences, asked)
+        return super().reference_logprobs(sequences, request)
 
     def values(self, sequences: Sequences) -> Tensor:
         self.ranks.call("forward")
@@ -264,7 +264,7 @@ class CountedGenerator(BigramGenerator):
 
     def __init__(self, fleet: Fleet, engine: CountingEngine) -> None:
         self.fleet, self.engine = fleet, engine
-        self.drawn = 0
+        self.num_generated = 0
         self.stream = None
 
     def prepare(self, state: State) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fakes.components import fake_recipe, fake_sockets
+from fakes.components import fake_components, fake_recipe
 from ppoctl.errors import PreemptedError
 from ppoctl.loop.run import Health, RunContext, run
 from ppoctl.loop.step_functions import PPO, outline, step_function_at
@@ -37,37 +37,37 @@ class Witness:
     """That runs, or ran last."""
     committed: list[JournalLine] = field(default_factory=list)
 
-    def tell(self, name: str) -> None:
+    def record(self, name: str) -> None:
         self.moments.append(name)
         self.act(len(self.moments) - 1, name)
 
     def on_stage(self, step: int, stage: str) -> None:
         self.stage = stage
-        self.tell(f"{step} {stage} starts")
+        self.record(f"{step} {stage} starts")
 
     def on_moment(self, step: int, stage: str, moment: str) -> None:
-        self.tell(f"{step} {stage} {moment}")
+        self.record(f"{step} {stage} {moment}")
 
     def on_committed(self, line: JournalLine) -> None:
         self.committed.append(line)
 
     def on_minibatch(self, role: str, number: int) -> None:
         if number == 1:
-            self.tell(f"inside {role}_update after a minibatch")
+            self.record(f"inside {role}_update after a minibatch")
 
     def on_file(self, role: str, number: int) -> None:
-        self.tell(f"inside state/{role} after {number} half files")
+        self.record(f"inside state/{role} after {number} half files")
 
     def on_progress(self, done: int, total: int, tokens: int) -> None:
         if done == total // 2:
-            self.tell(f"inside {self.stage} after {done} samples")
+            self.record(f"inside {self.stage} after {done} samples")
 
 
-PPO_STORIES = {STORIES: Outlines({1: outline(PPO)}).as_json()}
+PPO_STEP_FUNCTIONS = {STORIES: Outlines({1: outline(PPO)}).as_json()}
 """What is recorded of a recipe that tells one story, beside its keys."""
 
 
-def saved_pairs(paths: RunPaths) -> list[int]:
+def saved_checkpoints(paths: RunPaths) -> list[int]:
     """Steps with saved states of both roles."""
     return saved_steps(paths, ("actor", "critic"))
 
@@ -76,20 +76,20 @@ def saved_pairs(paths: RunPaths) -> list[int]:
 class Stops:
     """A gate that lets pass until `when` says so, and tells how often it was asked."""
 
-    when: Callable[["Stops"], bool] = lambda asked: False
+    when: Callable[["Stops"], bool] = lambda gate: False
     at: tuple[int, str] | None = None
     """Step and stage that are about to run, or run."""
-    between_asked: int = 0
+    between_calls: int = 0
     """How often it was asked inside that stage."""
     saves: bool = True
     """Whether there is time to save when it stops."""
 
     def before(self, step: int, stage: str) -> None:
-        self.at, self.between_asked = (step, stage), 0
+        self.at, self.between_calls = (step, stage), 0
         self._stop_if_due()
 
     def between(self) -> None:
-        self.between_asked += 1
+        self.between_calls += 1
         self._stop_if_due()
 
     def may_save(self) -> bool:
@@ -116,7 +116,7 @@ def open_run(
     recipes: Mapping[int, Recipe] | None = None,
     health: Health | None = None,
     gate: Gate | None = None,
-    sockets: Components | None = None,
+    components: Components | None = None,
     choose: StoryAt = step_function_at,
     claim: Callable[[RunPaths], Attempt] = claim,
 ) -> Wiring:
@@ -131,7 +131,7 @@ def open_run(
         )
     attempt = claim(paths)
     artifact.sweep(attempt)
-    around = RunHooks(
+    hooks = RunHooks(
         gate=gate or Stops(),
         notify=lambda text: None,
         log=lambda text: None,
@@ -139,10 +139,10 @@ def open_run(
         health=health or HealthMonitor(recipe.health),
         versions={},
     )
-    sockets = sockets or fake_sockets(
+    components = components or fake_components(
         recipe, on_minibatch=witness.on_minibatch, on_file=witness.on_file, looks=witness.looks
     )
-    return Wiring(*assemble(paths, attempt, recipes or {1: recipe}, sockets, around, choose))
+    return Wiring(*assemble(paths, attempt, recipes or {1: recipe}, components, hooks, choose))
 
 
 def play(
@@ -164,8 +164,8 @@ def result(root: Path) -> dict[str, object]:
         if path.name != "manifest.json"
     }
     lines = [line for line in read_lines(paths.journal) if "stage" in line]
-    figures = sorted((line["step"], line["stage"], line["identity"], str(line["figures"])) for line in lines)
-    return {"ledger": paths.ledger.read_bytes(), "states": states, "figures": figures}
+    metrics = sorted((line["step"], line["stage"], line["identity"], str(line["figures"])) for line in lines)
+    return {"ledger": paths.ledger.read_bytes(), "states": states, "figures": metrics}
 
 
 KILLED = -signal.SIGKILL

@@ -67,8 +67,8 @@ class FakeSlurm:
         """Nothing is answered any more."""
         (self.folder / "away").touch()
 
-    def refuses(self, program: str, words: str) -> None:
-        (self.folder / f"refuses-{program}").write_text(words + "\n")
+    def refuses(self, program: str, message: str) -> None:
+        (self.folder / f"refuses-{program}").write_text(message + "\n")
 
     def accounts(self, *lines: str) -> None:
         """Accounting is on, and says this whatever it is asked."""
@@ -79,7 +79,7 @@ class FakeSlurm:
         (self.folder / f"begins-after-{cancelled}").write_text(id)
 
     @property
-    def asked(self) -> list[str]:
+    def calls(self) -> list[str]:
         """Every call so far, oldest first."""
         path = self.folder / "asked"
         return path.read_text().splitlines() if path.exists() else []

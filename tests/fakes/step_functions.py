@@ -21,7 +21,7 @@ class GroupAdvantages:
         prompts = torch.tensor([rollouts.prompt_ids.index(name) for name in rollouts.prompt_ids])
         scores = rewards.scores.where(rewards.valid, 0.0)
         ones = rewards.valid.float()
-        sums, counts = (torch.zeros(len(prompts)).index_add(0, prompts, each) for each in (scores, ones))
+        sums, counts = (torch.zeros(len(prompts)).index_add(0, prompts, values) for values in (scores, ones))
         advantages = (scores - (sums / counts.clamp(min=1.0))[prompts])[:, None] * mask
         return Advantages(
             advantages=advantages,
@@ -33,33 +33,35 @@ class GroupAdvantages:
         )
 
 
-def _no_critic(once: RunStage, stages: Stages, given: StepInputs) -> StepOutputs:
+def _no_critic(run_stage: RunStage, stages: Stages, inputs: StepInputs) -> StepOutputs:
     """Samples of one prompt are judged against each other."""
-    actor = given.states["actor"]
-    rollouts = once(stages.rollout, actor, given.prompts)
-    rewards = once(stages.reward, given.prompts, rollouts)
-    logprobs = once(stages.logprobs, actor, rollouts)
-    advantages = once(GroupAdvantages(), rollouts, rewards, given.carry)
-    actor = once(stages.actor_update, actor, rollouts, logprobs, advantages)
+    actor = inputs.states["actor"]
+    rollouts = run_stage(stages.rollout, actor, inputs.prompts)
+    rewards = run_stage(stages.reward, inputs.prompts, rollouts)
+    logprobs = run_stage(stages.logprobs, actor, rollouts)
+    advantages = run_stage(GroupAdvantages(), rollouts, rewards, inputs.carry)
+    actor = run_stage(stages.actor_update, actor, rollouts, logprobs, advantages)
     return StepOutputs({"actor": actor}, advantages.carry, ((rollouts, rewards),))
 
 
-def _two_rounds(once: RunStage, stages: Stages, given: StepInputs) -> StepOutputs:
+def _two_rounds(run_stage: RunStage, stages: Stages, inputs: StepInputs) -> StepOutputs:
     """The critic learns from a first round, and judges the second one, from which the actor learns."""
-    actor, critic = given.states["actor"], given.states["critic"]
-    rollouts = once(stages.rollout, actor, given.prompts)
-    rewards = once(stages.reward, given.prompts, rollouts)
-    values = once(stages.values, critic, rollouts)
-    logprobs = once(stages.logprobs, actor, rollouts)
-    advantages = once(stages.advantages, rollouts, rewards, values, logprobs, given.carry)
-    critic = once(stages.critic_update, critic, rollouts, values, advantages)
-    again = once(_second(stages.rollout), actor, given.prompts)
-    scores = once(_second(stages.reward), given.prompts, again)
-    values = once(_second(stages.values), critic, again)
-    logprobs = once(_second(stages.logprobs), actor, again)
-    advantages = once(_second(stages.advantages), again, scores, values, logprobs, advantages.carry)
-    actor = once(stages.actor_update, actor, again, logprobs, advantages)
-    return StepOutputs({"critic": critic, "actor": actor}, advantages.carry, ((rollouts, rewards), (again, scores)))
+    actor, critic = inputs.states["actor"], inputs.states["critic"]
+    rollouts = run_stage(stages.rollout, actor, inputs.prompts)
+    rewards = run_stage(stages.reward, inputs.prompts, rollouts)
+    values = run_stage(stages.values, critic, rollouts)
+    logprobs = run_stage(stages.logprobs, actor, rollouts)
+    advantages = run_stage(stages.advantages, rollouts, rewards, values, logprobs, inputs.carry)
+    critic = run_stage(stages.critic_update, critic, rollouts, values, advantages)
+    second_rollouts = run_stage(_second(stages.rollout), actor, inputs.prompts)
+    scores = run_stage(_second(stages.reward), inputs.prompts, second_rollouts)
+    values = run_stage(_second(stages.values), critic, second_rollouts)
+    logprobs = run_stage(_second(stages.logprobs), actor, second_rollouts)
+    advantages = run_stage(_second(stages.advantages), second_rollouts, scores, values, logprobs, advantages.carry)
+    actor = run_stage(stages.actor_update, actor, second_rollouts, logprobs, advantages)
+    return StepOutputs(
+        {"critic": critic, "actor": actor}, advantages.carry, ((rollouts, rewards), (second_rollouts, scores))
+    )
 
 
 def _second(stage: Any) -> Any:

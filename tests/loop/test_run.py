@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fakes.components import BigramGenerator, fake_recipe, fake_sockets
+from fakes.components import BigramGenerator, fake_components, fake_recipe
 from fakes.job import Witness, open_run, play
 from ppoctl.batch.records import Carry, State
 from ppoctl.errors import ExpectationError, FinishedShortError, HealthStopError
@@ -126,16 +126,16 @@ def test_missing_metric_is_unmet_and_named() -> None:
 class DriftingGenerator(BigramGenerator):
     """Each transfer of weights makes its sampler a little surer of what it draws than the trainer is."""
 
-    def draw(self, request: SampleRequest, params: SamplingParams) -> Sample:
-        sample = super().draw(request, params)
+    def generate(self, request: SampleRequest, params: SamplingParams) -> Sample:
+        sample = super().generate(request, params)
         return replace(sample, logprobs=tuple(logprob + 0.04 * self.syncs for logprob in sample.logprobs))
 
 
 def test_health_rule_stops_run_if_generator_drifts(tmp_path: Path) -> None:
     recipe = fake_recipe(steps=20, eval={"every_steps": 0})
-    drifting = replace(fake_sockets(recipe), generator=lambda models, say, logs: DriftingGenerator(models))
-    wiring = open_run(tmp_path / "run", recipe, Witness(), sockets=drifting)
-    with pytest.raises(HealthStopError, match=r"step 8: mismatch/gap_mean_abs is 0\.32, above 0\.3 \(`h") as told:
+    drifting = replace(fake_components(recipe), generator=lambda models, say, logs: DriftingGenerator(models))
+    wiring = open_run(tmp_path / "run", recipe, Witness(), components=drifting)
+    with pytest.raises(HealthStopError, match=r"step 8: mismatch/gap_mean_abs is 0\.32, above 0\.3 \(`h") as raised:
         run_module.run(wiring.job)
-    assert told.value.exit_code == 5
-    assert "ppoctl resume" in str(told.value.hint)
+    assert raised.value.exit_code == 5
+    assert "ppoctl resume" in str(raised.value.hint)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fakes.components import fake_recipe
-from fakes.job import Witness, open_run, result, saved_pairs
+from fakes.job import Witness, open_run, result, saved_checkpoints
 from ppoctl.errors import InterruptedByUserError, PpoctlError, PreemptedError
 from ppoctl.loop.run import run
 from ppoctl.shutdown import signals
@@ -52,7 +52,7 @@ class Stopped:
     root: Path
     error: PpoctlError
     moments: list[str]
-    said: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
 
     @property
     def kept(self) -> dict[str, int]:
@@ -64,24 +64,24 @@ class Stopped:
     def go_on(self) -> list[str]:
         """Do the rest. Returns what was said of replays."""
         job = open_run(self.root, RECIPE, Witness()).job
-        job.states.notify = self.said.append
+        job.states.notify = self.messages.append
         run(job)
-        return [text for text in self.said if text.startswith("replayed")]
+        return [text for text in self.messages if text.startswith("replayed")]
 
 
 def stop(
-    root: Path, act: Callable[[SignalGate, str], None], time_left: TimeLeft, asked: Callable[[], str | None]
+    root: Path, act: Callable[[SignalGate, str], None], time_left: TimeLeft, stop_request: Callable[[], str | None]
 ) -> Stopped:
     """Run until the gate ends it. `act` is told each moment."""
-    with signal_gate("go on") as gate, gate.working(time_left, asked):
+    with signal_gate("go on") as gate, gate.working(time_left, stop_request):
         witness = Witness(act=lambda _, moment: act(gate, moment))
         job = open_run(root, RECIPE, witness, gate=gate).job
-        with pytest.raises((PreemptedError, InterruptedByUserError)) as told:
+        with pytest.raises((PreemptedError, InterruptedByUserError)) as raised:
             run(job)
-    return Stopped(root, told.value, witness.moments)
+    return Stopped(root, raised.value, witness.moments)
 
 
-def nobody_asks() -> None:
+def no_stop_request() -> None:
     """Nothing is asked of the run."""
 
 
@@ -98,7 +98,7 @@ def by_signal(root: Path, number: signal.Signals, stage: str, *, fits: bool) -> 
                 gate._time = replace(gate._time, ends_at=gate.clock() + 60)
             os.kill(os.getpid(), number)
 
-    return stop(root, act, TimeLeft() if fits else SLOW, nobody_asks)
+    return stop(root, act, TimeLeft() if fits else SLOW, no_stop_request)
 
 
 @pytest.mark.sampled(8)
@@ -114,11 +114,11 @@ def test_stop_commits_finishing_stage_and_saves_states(
         assert f"{STEP} {stage} renamed" in stopped.moments
     # A pair where both engines are at the last finished step; what trained since by itself.
     if stage in BEFORE_TRAINING:
-        assert (saved_pairs(paths), stopped.kept) == ([STEP - 1], {})
+        assert (saved_checkpoints(paths), stopped.kept) == ([STEP - 1], {})
     elif stage == "critic_update":
-        assert (saved_pairs(paths), stopped.kept) == ([], {"critic": STEP, "actor": STEP - 1})
+        assert (saved_checkpoints(paths), stopped.kept) == ([], {"critic": STEP, "actor": STEP - 1})
     else:
-        assert (saved_pairs(paths), stopped.kept) == ([], {"critic": STEP, "actor": STEP})
+        assert (saved_checkpoints(paths), stopped.kept) == ([], {"critic": STEP, "actor": STEP})
     assert stopped.go_on() == []
     assert result(stopped.root) == expected
     assert stopped.kept == {}
@@ -136,7 +136,7 @@ def test_stop_abandons_stage_that_cannot_finish_in_time(
     assert f"{STEP} {stage} starts" in stopped.moments[-1:]
     assert not RunPaths(stopped.root).stage(STEP, stage).exists()
     # An engine that was interrupted is not believed.
-    assert (saved_pairs(RunPaths(stopped.root)), stopped.kept) == ([], {})
+    assert (saved_checkpoints(RunPaths(stopped.root)), stopped.kept) == ([], {})
     stopped.go_on()
     assert result(stopped.root) == expected
 
@@ -148,7 +148,7 @@ def test_stage_that_exceeds_time_limit_is_not_started(folder: Path, expected: di
             known = TimeLeft(stage_s=lambda name: 50.0 if name == stage else 0.0, save_s=lambda: 0.0, is_job=True)
             gate._time = replace(known, ends_at=gate.clock() + 50)
 
-    stopped = stop(folder / f"limit-{stage}", act, TimeLeft(), nobody_asks)
+    stopped = stop(folder / f"limit-{stage}", act, TimeLeft(), no_stop_request)
     assert stopped.error.message.startswith(
         f"`{stage}` of step {STEP} was not begun: with a save it takes about 55 s"
     )
@@ -167,22 +167,22 @@ def test_stop_request_is_obeyed_and_resume_matches(
     after: str,
 ) -> None:
     monkeypatch.setattr(signals, "POLL_S", 0.01)
-    asked: list[str] = []
+    stop_requests: list[str] = []
 
     def act(gate: SignalGate, moment: str) -> None:
         if moment == f"{STEP} {stage} starts":
-            asked.append(after)
+            stop_requests.append(after)
             if after == "now":
                 signal.pause()  # the watch does not wait for the stage
 
-    stopped = stop(folder / f"{after}-{stage}", act, TimeLeft(), lambda: asked[0] if asked else None)
+    stopped = stop(folder / f"{after}-{stage}", act, TimeLeft(), lambda: stop_requests[0] if stop_requests else None)
     paths = RunPaths(stopped.root)
     assert stopped.error.exit_code == 130
     assert f"`ppoctl stop --after {after}`" in stopped.error.message
     assert (f"{STEP} {stage} renamed" in stopped.moments) == (after != "now")
     assert (f"{STEP} eval renamed" in stopped.moments) == (after == "step" or (stage, after) == ("eval", "stage"))
     if after == "step":
-        assert saved_pairs(paths) == [STEP]
+        assert saved_checkpoints(paths) == [STEP]
     replayed = stopped.go_on()
     assert replayed == [] or after == "now"
     assert result(stopped.root) == expected
@@ -193,8 +193,8 @@ def test_stop_saves_nothing_if_time_is_short(folder: Path, expected: dict[str, o
         if moment == f"{STEP} reward starts":
             os.kill(os.getpid(), signal.SIGTERM)
 
-    stopped = stop(folder / "no-time", act, TimeLeft(save_s=lambda: 100.0, is_job=True), nobody_asks)
-    assert (saved_pairs(RunPaths(stopped.root)), stopped.kept) == ([], {})
+    stopped = stop(folder / "no-time", act, TimeLeft(save_s=lambda: 100.0, is_job=True), no_stop_request)
+    assert (saved_checkpoints(RunPaths(stopped.root)), stopped.kept) == ([], {})
     assert len(stopped.go_on()) == 2  # the actor and the critic of the first step
     assert result(stopped.root) == expected
 
@@ -207,7 +207,7 @@ def test_damaged_state_of_stop_is_recreated_on_resume(folder: Path, expected: di
         "replayed critic update of step 1",
         "replayed critic update of step 2",
     ]
-    assert [text for text in stopped.said if "table.bin" in text and text.endswith("it is made again")]
+    assert [text for text in stopped.messages if "table.bin" in text and text.endswith("it is made again")]
     assert result(stopped.root) == expected
 
 
@@ -220,7 +220,7 @@ def test_stop_succeeds_if_states_cannot_be_written(folder: Path, expected: dict[
             RunPaths(root).at_stop.write_bytes(b"in the way")
             os.kill(os.getpid(), signal.SIGTERM)
 
-    stopped = stop(root, act, TimeLeft(), nobody_asks)
+    stopped = stop(root, act, TimeLeft(), no_stop_request)
     assert stopped.error.exit_code == 75
     assert stopped.kept == {}
     RunPaths(root).at_stop.unlink()
@@ -229,8 +229,8 @@ def test_stop_succeeds_if_states_cannot_be_written(folder: Path, expected: dict[
 
 
 def test_repeated_stops_replay_no_updates(folder: Path, expected: dict[str, object]) -> None:
-    root, stops, said = folder / "often", 0, list[str]()
-    while saved_pairs(RunPaths(root))[-1:] != [3]:
+    root, stops, messages = folder / "often", 0, list[str]()
+    while saved_checkpoints(RunPaths(root))[-1:] != [3]:
         began: list[str] = []
 
         def act(gate: SignalGate, moment: str, began: list[str] = began) -> None:
@@ -239,15 +239,15 @@ def test_repeated_stops_replay_no_updates(folder: Path, expected: dict[str, obje
                 if len(began) == 2:
                     os.kill(os.getpid(), signal.SIGTERM)
 
-        with signal_gate("go on") as gate, gate.working(TimeLeft(), nobody_asks):
+        with signal_gate("go on") as gate, gate.working(TimeLeft(), no_stop_request):
             witness = Witness(act=lambda _, moment, gate=gate, act=act: act(gate, moment))
             job = open_run(root, RECIPE, witness, gate=gate).job
-            job.states.notify = said.append
+            job.states.notify = messages.append
             try:
                 run(job)
             except PreemptedError:
                 stops += 1
         assert stops < 30
     assert stops > 8
-    assert not [text for text in said if text.startswith("replayed")]
+    assert not [text for text in messages if text.startswith("replayed")]
     assert result(root) == expected

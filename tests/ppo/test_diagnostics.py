@@ -127,7 +127,7 @@ def test_equal_sampler_has_zero_gap():
     check(found, gap_mean_abs=0.0, gap_max_abs=0.0, gap_k3=0.0, ess_frac=1.0)
 
 
-def figures(mask, garbage):
+def diagnostics_of(mask, garbage):
     """All figures of a fixed example, with garbage under the mask."""
     first, second, third = (poisoned(normal(5, 7, seed=i), mask, garbage) for i in range(3))
     return {
@@ -144,13 +144,13 @@ def of(group, found):
 @pytest.mark.parametrize("garbage", GARBAGE)
 def test_diagnostics_ignore_masked_garbage(garbage):
     mask = holey_mask(5, 7, seed=3)
-    clean, dirty = figures(mask, 0.0), figures(mask, garbage)
+    clean, dirty = diagnostics_of(mask, 0.0), diagnostics_of(mask, garbage)
     assert all(type(number) is float and math.isfinite(number) for number in clean.values())
     EXACT.check(torch.tensor(list(dirty.values())), torch.tensor(list(clean.values())))
 
 
 def test_diagnostics_have_registered_metric_names():
-    found = figures(holey_mask(5, 7, seed=3), 0.0)
+    found = diagnostics_of(holey_mask(5, 7, seed=3), 0.0)
     assert len(found) == 10 + 6 + 6
     assert all(find(name) is not None for name in found)
 

@@ -182,11 +182,11 @@ def test_kl_gradient_kinds_by_hand(gradient):
     assert old.grad is None
 
 
-def drawn_gradient(kind, gradient, logits, other_logits, drawn_by):
+def mean_gradient(kind, gradient, logits, other_logits, sampled_from):
     """The exact mean, over tokens of `drawn_by`, of a form's gradient with respect to the logits of pi."""
     logits = logits.clone().requires_grad_()
     logprobs, other = logits.log_softmax(-1)[None], other_logits.log_softmax(-1)[None]
-    old = drawn_by.log_softmax(-1)[None]
+    old = sampled_from.log_softmax(-1)[None]
     losses = KlEstimator(kind).losses(logprobs, other, old, torch.ones(1, 5) > 0, gradient=gradient)
     (old.exp() * losses).sum().backward()
     return logits.grad
@@ -199,7 +199,7 @@ def forward_kl(p, q):
 @pytest.mark.parametrize("kind", ["k1", "k3"])
 def test_score_function_descends_forward_kl(kind):
     logits, other = normal(5, seed=0), normal(5, seed=1)
-    found = drawn_gradient(kind, "score_function", logits, other, drawn_by=logits)
+    found = mean_gradient(kind, "score_function", logits, other, sampled_from=logits)
     FLOAT32.check(found, true_gradient(forward_kl, logits, other))
 
 
@@ -207,15 +207,15 @@ def test_score_function_descends_forward_kl(kind):
 def test_only_importance_is_unbiased_for_off_policy_tokens(kind):
     logits, other, old = (normal(5, seed=seed) for seed in range(3))
     true = true_gradient(forward_kl, logits, other)
-    FLOAT32.check(drawn_gradient(kind, "importance", logits, other, drawn_by=old), true)
-    off = drawn_gradient(kind, "score_function", logits, other, drawn_by=old)
+    FLOAT32.check(mean_gradient(kind, "importance", logits, other, sampled_from=old), true)
+    off = mean_gradient(kind, "score_function", logits, other, sampled_from=old)
     assert (off - true).abs().max() > 0.05
 
 
 @pytest.mark.parametrize("kind", ["k1", "k3", "abs"])
 def test_straight_through_descends_forward_kl(kind):
     logits, other = normal(5, seed=0), normal(5, seed=1)
-    found = drawn_gradient(kind, "k2", logits, other, drawn_by=logits)
+    found = mean_gradient(kind, "k2", logits, other, sampled_from=logits)
     FLOAT32.check(found, true_gradient(forward_kl, logits, other))
 
 

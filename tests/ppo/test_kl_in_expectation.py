@@ -23,8 +23,8 @@ def exact(pi: torch.Tensor, other: torch.Tensor) -> float:
 
 def mean_and_error(kind: KlKind, pi: torch.Tensor, other: torch.Tensor) -> tuple[float, float]:
     """Mean of the estimates of drawn tokens, and its standard error."""
-    drawn = torch.multinomial(pi.exp(), DRAWS, replacement=True, generator=torch.Generator().manual_seed(3))
-    found = KlEstimator(kind).estimates(pi[drawn][None], other[drawn][None])
+    sampled = torch.multinomial(pi.exp(), DRAWS, replacement=True, generator=torch.Generator().manual_seed(3))
+    found = KlEstimator(kind).estimates(pi[sampled][None], other[sampled][None])
     return float(found.mean()), float(found.std()) / DRAWS**0.5
 
 

@@ -23,7 +23,7 @@ from tolerance import FLOAT32
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "told"),
+    ("source", "target", "expected"),
     [
         ((0.0, 1.0), (-1.0, 1.0), [-1.0, -1.0, -0.5, 1.0, 1.0]),
         ((-3.0, 5.0), (0.0, 1.0), [0.0, 0.375, 0.40625, 0.5, 1.0]),
@@ -31,11 +31,11 @@ from tolerance import FLOAT32
     ],
 )
 def test_scores_are_clamped_and_rescaled(
-    source: tuple[float, float], target: tuple[float, float], told: list[float]
+    source: tuple[float, float], target: tuple[float, float], expected: list[float]
 ) -> None:
     # -3..5 onto 0..1: (0 + 3) / 8 = 0.375, (0.25 + 3) / 8 = 0.40625, (1 + 3) / 8 = 0.5; -4 and 9 are outside.
     scores = torch.tensor([-4.0, 0.0, 0.25, 1.0, 9.0])
-    assert torch.equal(scaled(scores, source=source, target=target), torch.tensor(told))
+    assert torch.equal(scaled(scores, source=source, target=target), torch.tensor(expected))
 
 
 def test_scaled_bounds_equal_target_exactly() -> None:
@@ -125,13 +125,13 @@ def test_monte_carlo_equals_loop_and_ignores_masked_garbage(
     mask = holey_mask(4, columns, seed=seed)
     mask[1] = False
     rewards = normal(4, columns, seed=seed + 1)
-    told = torch.zeros(4, columns, dtype=torch.float64)
+    expected_returns = torch.zeros(4, columns, dtype=torch.float64)
     for row in range(4):
         future = 0.0
         for column in reversed(mask[row].nonzero().flatten().tolist()):
             future = float(rewards[row, column]) + gamma * future
-            told[row, column] = future
-    FLOAT32.check(monte_carlo(poisoned(rewards, mask, garbage), mask, gamma=gamma), told.float())
+            expected_returns[row, column] = future
+    FLOAT32.check(monte_carlo(poisoned(rewards, mask, garbage), mask, gamma=gamma), expected_returns.float())
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.5, 1.0])
@@ -141,12 +141,12 @@ def test_bootstrapped_returns_equal_returns_of_longer_row(lam: float) -> None:
     gamma, columns = 0.9, 5
     rewards, values = normal(3, columns, seed=1), normal(3, columns, seed=2)
     mask = holey_mask(3, columns, seed=3)
-    behind = torch.tensor([2.0, 0.0, -1.0])
-    longer = [torch.cat([x, last[:, None]], 1) for x, last in ((rewards, behind), (values, behind))]
+    bootstrap = torch.tensor([2.0, 0.0, -1.0])
+    longer = [torch.cat([x, last[:, None]], 1) for x, last in ((rewards, bootstrap), (values, bootstrap))]
     counted = torch.cat([mask, torch.ones(3, 1, dtype=torch.bool)], 1)
-    told = gae(*longer, counted, gamma=gamma, lam=lam)
-    found = gae(bootstrapped(rewards, behind, mask, gamma=gamma), values, mask, gamma=gamma, lam=lam)
-    for got, expected in zip(found, told, strict=True):
+    extended = gae(*longer, counted, gamma=gamma, lam=lam)
+    found = gae(bootstrapped(rewards, bootstrap, mask, gamma=gamma), values, mask, gamma=gamma, lam=lam)
+    for got, expected in zip(found, extended, strict=True):
         FLOAT32.check(got, expected[:, :columns] * mask)
 
 

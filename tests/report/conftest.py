@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import ppoctl
-from fakes.components import fake_sockets
+from fakes.components import fake_components
 from ppoctl.recipe.schema import Recipe
 from ppoctl.runs import session
 
@@ -35,7 +35,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """`first` was trained for two steps, and resumed for a third with a lower learning rate; `second` for two."""
 
     def prepared(recipe: Recipe) -> tuple[Any, dict[str, str]]:
-        return fake_sockets(recipe), {"model": "a" * 64, "data": "b" * 64}
+        return fake_components(recipe), {"model": "a" * 64, "data": "b" * 64}
 
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:

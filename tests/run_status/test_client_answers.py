@@ -31,8 +31,8 @@ def test_jobs_are_queried_once_and_forgotten_jobs_from_sacct(cluster: FakeSlurm)
     found = Slurm().jobs(["12", "13", "14"])
     assert {id: job.state for id, job in found.items()} == {"12": "RUNNING", "13": "CANCELLED"}
     assert (found["13"].exit_code, found["13"].nodes, found["13"].ends_at) == ("0:15", "node1", 1795400009.0)
-    assert [call.split()[0] for call in cluster.asked] == ["squeue", "sacct"]
-    assert "--jobs=13,14" in cluster.asked[1]
+    assert [call.split()[0] for call in cluster.calls] == ["squeue", "sacct"]
+    assert "--jobs=13,14" in cluster.calls[1]
 
 
 def test_accounting_is_used_only_for_ended_jobs(cluster: FakeSlurm) -> None:

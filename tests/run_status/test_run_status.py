@@ -110,13 +110,13 @@ def test_jobs_of_many_runs_are_queried_once(cluster: FakeSlurm) -> None:
     cluster.has("12", "RUNNING")
     cluster.has("13", "PENDING")
     told = run_status.ask(Slurm(), [*runs, done])
-    assert "--jobs=12,13,8 " in cluster.asked[0]
+    assert "--jobs=12,13,8 " in cluster.calls[0]
     assert [job.id for run in runs for job in (*told.at_work(run), *told.waiting(run))] == ["12", "13"]
 
 
 def test_slurm_is_not_queried_for_run_without_jobs(cluster: FakeSlurm) -> None:
     assert run_status.ask(Slurm(), [RunFacts()]).no_answer_reason is None
-    assert cluster.asked == []
+    assert cluster.calls == []
 
 
 def test_missing_slurm_answer_is_reported_with_reason(cluster: FakeSlurm) -> None:
@@ -208,7 +208,7 @@ def test_machine_without_slurm_can_take_over_run(paths: RunPaths, monkeypatch: p
 
 def test_require_idle_does_not_query_slurm_without_jobs(paths: RunPaths, cluster: FakeSlurm) -> None:
     run_status.require_idle(paths)
-    assert cluster.asked == []
+    assert cluster.calls == []
 
 
 def test_require_idle_names_local_process_before_its_job(paths: RunPaths, cluster: FakeSlurm) -> None:

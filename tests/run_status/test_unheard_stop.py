@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fakes.job import PPO_STORIES
+from fakes.job import PPO_STEP_FUNCTIONS
 from ppoctl.errors import InterruptedByUserError
 from ppoctl.slurm.allocation import Allocation
 from ppoctl.slurm.client import Slurm
@@ -21,7 +21,7 @@ from ppoctl.store.stop_request import request_stop
 def paths(tmp_path: Path) -> RunPaths:
     """A run whose first attempt was told in job 12 to make room, after it had been asked to stop."""
     paths = RunPaths(tmp_path / "run")
-    run_dir.create(paths, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={})
+    run_dir.create(paths, recipe_toml="", resolved={"steps": 1, **PPO_STEP_FUNCTIONS}, facts={})
     for id in ("12", "13"):
         record(paths, JobRecord(id, 1.0, "resume", restarts_max=9))
     return paths

@@ -109,7 +109,7 @@ def test_critic_only_steps_can_be_added_on_resume(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("was", "asked", "fits"),
+    ("was", "new_value", "fits"),
     [
         (0, 0, None),
         (0, 2, 0),  # after a step that trained the actor, its first would be another one
@@ -119,7 +119,7 @@ def test_critic_only_steps_can_be_added_on_resume(tmp_path: Path) -> None:
     ],
 )
 def test_step_ticked_rate_counts_from_the_first_trained_step(
-    tmp_path: Path, was: int, asked: int, fits: int | None
+    tmp_path: Path, was: int, new_value: int, fits: int | None
 ) -> None:
     counted = {"optimizer": {"lr": 0.05, "lr_schedule": "linear", "lr_ticks": "step"}}
     constant = {"optimizer": {"lr": 0.05, "lr_ticks": "step"}}
@@ -130,17 +130,17 @@ def test_step_ticked_rate_counts_from_the_first_trained_step(
     tables = recipe(was, counted).model_dump(mode="json", by_alias=True)
     layout = stopped_at(tmp_path / "run", "3 rollout starts", **{**REDO, "ppo": tables["ppo"], "actor": counted})
     if fits is None:
-        change(layout, recipe(asked, counted))
+        change(layout, recipe(new_value, counted))
         return
-    with pytest.raises(RecipeError, match=f"`{asked}`, was `{was}`, and 2 steps are done") as raised:
-        change(layout, recipe(asked, counted))
+    with pytest.raises(RecipeError, match=f"`{new_value}`, was `{was}`, and 2 steps are done") as raised:
+        change(layout, recipe(new_value, counted))
     assert raised.value.hint.endswith(f"--set ppo.critic_only_steps={fits}")
     change(layout, recipe(fits, counted))
-    change(layout, recipe(asked, constant))
+    change(layout, recipe(new_value, constant))
     # A warm-up alone moves the rate, too.
     warmed = {"optimizer": {"lr": 0.05, "lr_ticks": "step", "lr_warmup_updates": 8}}
     with pytest.raises(RecipeError, match="2 steps are done"):
-        change(layout, recipe(asked, warmed))
+        change(layout, recipe(new_value, warmed))
 
 
 def test_equal_recipes_change_nothing(tmp_path: Path) -> None:
@@ -155,24 +155,24 @@ def laid_out(reshardable: str = "full", **parallel: object) -> Recipe:
 
 
 @pytest.mark.parametrize(
-    ("saved_as", "asked"),
+    ("saved_as", "layout_keys"),
     [
         ("full", {"tensor": 2, "pipeline": 2, "data": 3}),
         ("dp", {"data": 3}),
         ("dp", {}),
     ],
 )
-def test_state_can_be_loaded_under_another_layout(tmp_path: Path, saved_as: str, asked: dict[str, Any]) -> None:
+def test_state_can_be_loaded_under_another_layout(tmp_path: Path, saved_as: str, layout_keys: dict[str, Any]) -> None:
     play(tmp_path / "run", laid_out(saved_as))
-    change(RunPaths(tmp_path / "run"), laid_out(**asked))
+    change(RunPaths(tmp_path / "run"), laid_out(**layout_keys))
 
 
-@pytest.mark.parametrize("asked", [{"tensor": 2}, {"pipeline": 2}, {"pipeline": 2, "first_stage_layers": 3}])
-def test_limited_layout_state_error_has_the_reshard_command(tmp_path: Path, asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize("layout_keys", [{"tensor": 2}, {"pipeline": 2}, {"pipeline": 2, "first_stage_layers": 3}])
+def test_limited_layout_state_error_has_the_reshard_command(tmp_path: Path, layout_keys: dict[str, Any]) -> None:
     play(tmp_path / "run", laid_out("dp"))
     paths = RunPaths(tmp_path / "run")
     with pytest.raises(StorageError, match=r"actor's state of step 3 was saved under `actor\.parallel\.") as raised:
-        change(paths, laid_out("full", **asked))
+        change(paths, laid_out("full", **layout_keys))
     assert raised.value.hint is not None
     assert raised.value.hint.endswith(f"resume {paths.root} --save-only --set checkpoint.reshardable=full")
 

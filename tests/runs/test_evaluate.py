@@ -10,7 +10,7 @@ import torch
 
 import fakes.components
 from fakes.bigram import BigramTrainer
-from fakes.components import BigramGenerator, CountingQuestions, fake_recipe, fake_sockets
+from fakes.components import BigramGenerator, CountingPrompts, fake_components, fake_recipe
 from fakes.job import play
 from ppoctl.batch.prompts import Prompts
 from ppoctl.batch.records import Evaluation, State
@@ -25,12 +25,12 @@ from ppoctl.wire import engines
 from ppoctl.wire.components import Components
 
 
-def on_fakes(monkeypatch: pytest.MonkeyPatch, sockets: Components) -> None:
+def on_fakes(monkeypatch: pytest.MonkeyPatch, components: Components) -> None:
     """Let `evaluate` find fake engines."""
     monkeypatch.setattr(commands.preflight, "require", lambda recipe: None)
     monkeypatch.setattr(engines, "set_threads", lambda recipe: None)
-    monkeypatch.setattr(engines, "read_questions", lambda recipe: sockets.prompts)
-    monkeypatch.setattr(engines, "open_engines", lambda *_: sockets)
+    monkeypatch.setattr(engines, "read_questions", lambda recipe: components.prompts)
+    monkeypatch.setattr(engines, "open_engines", lambda *_: components)
 
 
 SAVED = Manifest("state/actor", 2, "lineage", (), "", {}, 0.0, 0.0, 1, extra={"updates": 4})
@@ -41,22 +41,22 @@ def test_actor_state_is_loaded_once_on_generator_request(
     monkeypatch: pytest.MonkeyPatch, saved: Manifest | None
 ) -> None:
     recipe, order = fake_recipe(), list[str]()
-    sockets = fake_sockets(recipe)
-    start = sockets.actor.start
+    components = fake_components(recipe)
+    start = components.actor.start
 
     def begin(says: str) -> None:
         order.append(says)
         start()
 
-    monkeypatch.setattr(sockets.actor, "start", lambda: begin("actor starts"))
-    monkeypatch.setattr(sockets.actor, "load", lambda found: begin(f"actor loads {found}"))
+    monkeypatch.setattr(components.actor, "start", lambda: begin("actor starts"))
+    monkeypatch.setattr(components.actor, "load", lambda found: begin(f"actor loads {found}"))
 
     class Starting(BigramGenerator):
         def prepare(self, state: State) -> None:
             order.append("generator prepares")
             super().prepare(state)
 
-    on_fakes(monkeypatch, replace(sockets, generator=lambda actor_at, *_: Starting(actor_at)))
+    on_fakes(monkeypatch, replace(components, generator=lambda actor_at, *_: Starting(actor_at)))
     found = commands.evaluate(Checkpoint(recipe, Path("states"), saved), print)
     assert found.metrics
     assert found.stamp.startswith("actor@0:" if saved is None else "actor@2:lineage")
@@ -74,7 +74,7 @@ def test_metric_function_is_checked_before_engines_start() -> None:
         engines.open_scorer(fake_recipe(eval={"metrics": f"{function}:missing"}), not_asked, not_asked)
 
 
-class TwoSets(CountingQuestions):
+class TwoSets(CountingPrompts):
     """A set more than a fake run has."""
 
     def evaluation_sets(self) -> dict[str, Prompts]:
@@ -113,8 +113,8 @@ def test_run_state_and_export_get_the_same_evaluation(
     trained.save_weights(export)
     place = {"run": layout.root, "state": layout.state("actor", 3), "export": export}[checkpoint]
     found = eval_target.find_checkpoint(place, [layout.recipe_toml] if checkpoint == "export" else [], [])
-    sockets = fake_sockets(found.recipe)
-    on_fakes(monkeypatch, replace(sockets, actor=FromFolder(found.recipe)))
+    components = fake_components(found.recipe)
+    on_fakes(monkeypatch, replace(components, actor=FromFolder(found.recipe)))
     evaluated: Evaluation = commands.evaluate(found, print)
     samples = (layout.stage(3, "eval") / "samples.jsonl").read_text().splitlines()
     assert [dict(row) for row in evaluated.rows] == [json.loads(line) for line in samples]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fakes.components import fake_recipe
-from fakes.job import PPO_STORIES, Witness, open_run, play
+from fakes.job import PPO_STEP_FUNCTIONS, Witness, open_run, play
 from ppoctl.batch.sealed_json import sealed_line
 from ppoctl.clock import WORK
 from ppoctl.convert.model_files import companions_digest
@@ -34,7 +34,7 @@ from store.conftest import StopError
 
 def made(root: Path, **facts: Any) -> RunPaths:
     paths = RunPaths(root)
-    run_dir.create(paths, recipe_toml="", resolved={"steps": 3, **PPO_STORIES}, facts=facts)
+    run_dir.create(paths, recipe_toml="", resolved={"steps": 3, **PPO_STEP_FUNCTIONS}, facts=facts)
     return paths
 
 
@@ -125,21 +125,21 @@ def test_mlflow_gets_samples_evenly_spaced_over_a_step(tmp_path: Path) -> None:
     play(tmp_path / "run", fake_recipe(steps=1, rollout=rollout))
     paths = RunPaths(tmp_path / "run")
     records = StepRecords.read(paths, 1)
-    told = [(row["response"], row["reward"], row["mean advantage"]) for row in trained_on(paths, 1)]
+    shown = [(row["response"], row["reward"], row["mean advantage"]) for row in trained_on(paths, 1)]
     every = [(row.response, row.score, row.advantage) for row in records.rows()]
     # Eight of twenty.
-    assert told == [every[row] for row in (0, 2, 5, 7, 10, 12, 15, 17)]
+    assert shown == [every[row] for row in (0, 2, 5, 7, 10, 12, 15, 17)]
     assert trained_on(paths, 2) == ()
 
 
 def test_expectations_are_reported_after_the_last_step(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "run")
     expect = {"reward/score_mean": {"min": 0.5}, "policy/lr": {"max": 0.5}}
-    run_dir.create(paths, recipe_toml="", resolved={"steps": 2, "expect": expect, **PPO_STORIES}, facts={})
+    run_dir.create(paths, recipe_toml="", resolved={"steps": 2, "expect": expect, **PPO_STEP_FUNCTIONS}, facts={})
     lines = [
-        {"seq": step, "step": step, "stage": stage, "seconds": 1.0, "figures": figures, "clocked": {}}
+        {"seq": step, "step": step, "stage": stage, "seconds": 1.0, "figures": metrics, "clocked": {}}
         for step in (1, 2)
-        for stage, figures in (("reward", {"reward/score_mean": 1.0}), ("actor_update", {"policy/lr": 0.9}))
+        for stage, metrics in (("reward", {"reward/score_mean": 1.0}), ("actor_update", {"policy/lr": 0.9}))
     ]
     paths.journal.write_bytes(b"".join(map(sealed_line, lines[:2])))
     assert contract_of(paths) == {}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fakes.components import fake_recipe, fake_sockets
+from fakes.components import fake_components, fake_recipe
 from fakes.job import Witness
 from ppoctl.errors import OutOfMemoryError
 from ppoctl.loop.step_functions import PPO, outline
@@ -48,9 +48,9 @@ class Full(Witness):
 def raised(folder: Path, stage: str, error: BaseException) -> OutOfMemoryError:
     recipe, layout = fake_recipe(actor=TRAINED, critic=TRAINED), RunPaths(folder / "a run")
     new_run.create(layout, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
-    sockets = fake_sockets(recipe)
+    components = fake_components(recipe)
     opened = session.OpenedRun(
-        layout, {1: recipe}, sockets, plan_resume(layout), (Full(fails_in=stage, error=error),)
+        layout, {1: recipe}, components, plan_resume(layout), (Full(fails_in=stage, error=error),)
     )
 
     def begin(job: object) -> None:

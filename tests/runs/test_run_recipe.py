@@ -30,12 +30,14 @@ def run(tmp_path: Path, recipe: Recipe) -> RunPaths:
     return paths
 
 
-@pytest.mark.parametrize(("said", "leave"), [("true", ("actor", "critic", "generator")), ("false", ())])
-def test_boolean_offload_of_earlier_versions_is_converted(run: RunPaths, said: str, leave: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("written_value", "leave"), [("true", ("actor", "critic", "generator")), ("false", ())])
+def test_boolean_offload_of_earlier_versions_is_converted(
+    run: RunPaths, written_value: str, leave: tuple[str, ...]
+) -> None:
     """What versions wrote in which `cluster.offload` was one word for all roles."""
     written = run.recipe_toml.read_text()
     assert "offload = []" in written
-    run.recipe_toml.write_text(written.replace("offload = []", f"offload = {said}"))
+    run.recipe_toml.write_text(written.replace("offload = []", f"offload = {written_value}"))
     assert recipe_of(run, []).cluster.offload == leave
 
 

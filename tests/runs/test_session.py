@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fakes.components import EvenScorer, fake_recipe, fake_sockets
+from fakes.components import EvenScorer, fake_components, fake_recipe
 from ppoctl.batch.scores import Score, ScoreRequest
 from ppoctl.errors import InterruptedByUserError, NonFiniteError, PreemptedError, RecipeError, StorageError
 from ppoctl.loop.expectations import RunResult
@@ -68,9 +68,9 @@ def ends(paths: RunPaths) -> list[tuple[str, int]]:
 
 def attempt(paths: RunPaths, scorer: EvenScorer | None = None, recipe: Recipe | None = None) -> RunResult:
     chosen = recipe or fake_recipe()
-    sockets = fake_sockets(chosen)
-    sockets = replace(sockets, scorer=scorer or sockets.scorer)
-    return session.attempt_run(session.OpenedRun(paths, {1: chosen}, sockets, plan=plan_resume(paths)))
+    components = fake_components(chosen)
+    components = replace(components, scorer=scorer or components.scorer)
+    return session.attempt_run(session.OpenedRun(paths, {1: chosen}, components, plan=plan_resume(paths)))
 
 
 def test_changed_sources_are_named(made: RunPaths) -> None:
@@ -278,6 +278,6 @@ def test_failed_attempt_is_recorded_and_closes_its_resources(
 def test_gate_knows_stage_times_of_the_current_attempt(made: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     known: list[Any] = []
     real = session.time_left
-    monkeypatch.setattr(session, "time_left", lambda *given: known.append(real(*given)) or known[-1])
+    monkeypatch.setattr(session, "time_left", lambda *arguments: known.append(real(*arguments)) or known[-1])
     attempt(made)
     assert known[0].stage_s("rollout") is not None

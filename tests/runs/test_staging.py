@@ -31,7 +31,7 @@ def recipe(*sets: str) -> Loaded:
     return load([QUICKSTART], sets, {})
 
 
-def said(loaded: Loaded) -> list[tuple[str, str | None]]:
+def findings_of(loaded: Loaded) -> list[tuple[str, str | None]]:
     return [(str(problem), problem.hint) for problem in staging.faults(loaded)]
 
 
@@ -63,7 +63,7 @@ def test_staging_lists_all_files_of_a_job_and_keeps_digests(tmp_path: Path, cach
     assert found["model.path"].size > 3 * 2**20
     assert found["slurm.secrets"].sha256 == ""
     assert str(image) in json.loads(cache.read_text())
-    assert said(loaded) == []
+    assert findings_of(loaded) == []
 
 
 def test_registry_image_is_left_to_the_nodes() -> None:
@@ -83,7 +83,7 @@ def test_all_missing_files_are_reported_with_their_origin(tmp_path: Path) -> Non
         "slurm.setup=['module load cuda', 'if then']",
         "tracking.uri=$MLFLOW_AT",
     )
-    assert said(loaded) == [
+    assert findings_of(loaded) == [
         (
             f"--set: `data.eval.heldout.path` is `{tmp_path}/none.jsonl`: no such file",
             f"ls -l {tmp_path}/none.jsonl",
@@ -105,27 +105,27 @@ def test_all_missing_files_are_reported_with_their_origin(tmp_path: Path) -> Non
 def test_secrets_file_must_be_private(tmp_path: Path, mode: int) -> None:
     file = secrets(tmp_path, mode=mode)
     says = f"--set: `slurm.secrets` is `{file}`, and others may read it (mode {mode:o})"
-    assert said(recipe(f"slurm.secrets={file}")) == [(says, f"chmod 600 {file}")]
+    assert findings_of(recipe(f"slurm.secrets={file}")) == [(says, f"chmod 600 {file}")]
 
 
 def test_syntax_error_in_a_secrets_file_is_reported_without_text(tmp_path: Path) -> None:
     file = secrets(tmp_path, "export A=1\nexport B=(hunter2\n")
-    [(says, hint)] = said(recipe(f"slurm.secrets={file}"))
+    [(says, hint)] = findings_of(recipe(f"slurm.secrets={file}"))
     assert says.startswith(f"--set: `slurm.secrets` is `{file}`: line ")
     assert "hunter2" not in f"{says} {hint}"
 
 
 @pytest.mark.parametrize(
-    "given",
+    "uri",
     [
         "slurm.environment.MLFLOW_AT=http://host",
         "slurm.pass_on=['MLFLOW_AT']",
         "slurm.secrets={secrets}",
     ],
 )
-def test_mlflow_address_from_secrets_reaches_the_job(tmp_path: Path, given: str) -> None:
+def test_mlflow_address_from_secrets_reaches_the_job(tmp_path: Path, uri: str) -> None:
     file = secrets(tmp_path, "export MLFLOW_AT=http://user:word@host\n")
-    assert said(recipe("tracking.uri=$MLFLOW_AT", given.format(secrets=file))) == []
+    assert findings_of(recipe("tracking.uri=$MLFLOW_AT", uri.format(secrets=file))) == []
 
 
 def test_submission_checks_faults_that_only_a_job_would_notice(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fakes.components import BigramGenerator, fake_recipe, fake_sockets
+from fakes.components import BigramGenerator, fake_components, fake_recipe
 from fakes.job import Stops
 from ppoctl.batch.records import Rollouts, State
 from ppoctl.clock import WORK
@@ -51,9 +51,9 @@ class SlowGenerator(BigramGenerator):
             self.clock.now += 2.0
         super().prepare(state)
 
-    def draw(self, request: SampleRequest, params: SamplingParams) -> Sample:
+    def generate(self, request: SampleRequest, params: SamplingParams) -> Sample:
         self.clock.now += 0.5
-        return super().draw(request, params)
+        return super().generate(request, params)
 
 
 @pytest.fixture
@@ -68,8 +68,10 @@ def play(root: Path, clock: Clock, gate: Gate | None = None) -> None:
     if not root.exists():
         run_dir.create(layout, recipe_toml="", resolved=as_recorded(recipe), facts={})
     around = RunHooks(gate or Stops(), lambda text: None, lambda text: None, (), HealthMonitor(recipe.health), {})
-    sockets = replace(fake_sockets(recipe), generator=lambda actor_at, say, logs: SlowGenerator(actor_at, clock))
-    run(assemble(layout, claim(layout), {1: recipe}, sockets, around)[0])
+    components = replace(
+        fake_components(recipe), generator=lambda actor_at, notify, logs: SlowGenerator(actor_at, clock)
+    )
+    run(assemble(layout, claim(layout), {1: recipe}, components, around)[0])
 
 
 def rollout_line(root: Path) -> JournalLine:
@@ -88,7 +90,7 @@ def test_rollout_time_excludes_startup_and_generation_excludes_sync(tmp_path: Pa
 
 def test_loaded_samples_do_not_count_as_generated(tmp_path: Path, clock: Clock) -> None:
     with pytest.raises(PreemptedError):
-        play(tmp_path / "run", clock, Stops(when=lambda asked: asked.between_asked == 5))
+        play(tmp_path / "run", clock, Stops(when=lambda gate: gate.between_calls == 5))
     play(tmp_path / "run", clock)
     whole = tmp_path / "whole"
     play(whole, clock)

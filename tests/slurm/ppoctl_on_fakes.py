@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from fakes.components import fake_sockets
+from fakes.components import fake_components
 from ppoctl.loop.expectations import RunResult
 from ppoctl.recipe.schema import Recipe
 from ppoctl.runs import session
@@ -68,7 +68,7 @@ def main() -> None:
 
     def prepared(recipe: Recipe) -> tuple[Components, dict[str, str]]:
         director.wait_at(f"start-{os.environ.get('SLURM_RESTART_COUNT', 0)}")
-        return fake_sockets(recipe), sources
+        return fake_components(recipe), sources
 
     def directed(opened: session.OpenedRun, *do: Any) -> RunResult:
         return attempt_run(dataclasses.replace(opened, observers=(director,)), *do)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fakes.job import PPO_STORIES
+from fakes.job import PPO_STEP_FUNCTIONS
 from ppoctl.cli.app import run
 from ppoctl.slurm.client import Slurm
 from ppoctl.store import run_dir
@@ -42,7 +42,7 @@ class Submitted:
 
     def __init__(self, lab: Lab, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.lab, self.paths, self.capsys = lab, RunPaths(root), capsys
-        resolved = {"steps": 1, "cluster": {"call_deadline_s": 600}, "expect": {}, **PPO_STORIES}
+        resolved = {"steps": 1, "cluster": {"call_deadline_s": 600}, "expect": {}, **PPO_STEP_FUNCTIONS}
         run_dir.create(self.paths, recipe_toml="", resolved=resolved, facts={})
         (root / "attempt.py").write_text(ATTEMPT)
 

@@ -61,21 +61,21 @@ class Engine:
 
     outputs: torch.Tensor = field(default_factory=lambda: ACTOR.clone())
     reference: torch.Tensor = field(default_factory=lambda: REFERENCE.clone())
-    asked: dict[str, object] = field(default_factory=dict)
+    calls: dict[str, object] = field(default_factory=dict)
 
-    def logprobs(self, sequences: Sequences, asked: OutputRequest) -> TokenOutputs:
-        self.asked["actor"] = asked
+    def logprobs(self, sequences: Sequences, request: OutputRequest) -> TokenOutputs:
+        self.calls["actor"] = request
         return TokenOutputs(self.outputs, torch.zeros(2, 3))
 
-    def reference_logprobs(self, sequences: Sequences, asked: OutputRequest) -> torch.Tensor:
-        self.asked["reference"] = asked
+    def reference_logprobs(self, sequences: Sequences, request: OutputRequest) -> torch.Tensor:
+        self.calls["reference"] = request
         return self.reference
 
     def values(self, sequences: Sequences) -> torch.Tensor:
         return self.outputs
 
     def update(self, sequences: Sequences, minibatches: list, objective: object) -> list[MinibatchResult]:  # type: ignore[type-arg]
-        self.asked["minibatches"], self.asked["objective"] = minibatches, objective
+        self.calls["minibatches"], self.calls["objective"] = minibatches, objective
         grid = torch.zeros_like(self.outputs) if getattr(objective, "request", OutputRequest()).entropy else None
         entropies = [None if grid is None else grid[m.rows] for m in minibatches]
         return [

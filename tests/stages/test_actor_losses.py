@@ -28,13 +28,13 @@ def logprobs_of(source: str, *, with_reference: bool = False) -> tuple[Logprobs,
     stage = LogprobsStage(
         cast(Any, models), OutputRequest(temperature=0.7), with_reference, fingerprint="", source=cast(Any, source)
     )
-    return stage.run(STATES["actor"], ROLLOUTS), models.engine.asked
+    return stage.run(STATES["actor"], ROLLOUTS), models.engine.calls
 
 
 @pytest.mark.parametrize("source", ["sampler", "current"])
 def test_sampler_or_current_logprobs_need_no_actor_forward_pass(source: str) -> None:
-    found, asked = logprobs_of(source, with_reference=True)
-    assert asked == {"reference": OutputRequest(temperature=0.7)}
+    found, requests = logprobs_of(source, with_reference=True)
+    assert requests == {"reference": OutputRequest(temperature=0.7)}
     assert (found.entropy, found.gap, found.metrics()) == (None, {}, {})
     assert found.reference is not None
     assert (found.actor is None) == (source == "current")
@@ -77,7 +77,7 @@ class Talking(stub_models.Engine):
 
     def update(self, sequences: object, minibatches: list[Minibatch], objective: object) -> list[MinibatchResult]:
         assert cast(Terms, objective).request.entropy
-        self.asked["objective"], self.first = objective, minibatches[0].rows
+        self.calls["objective"], self.first = objective, minibatches[0].rows
         return [
             MinibatchResult(0.0, 1.0, TokenOutputs(self.outputs[m.rows] + place, torch.full((1, 3), 1.0 + place)))
             for place, m in enumerate(minibatches)
@@ -102,25 +102,25 @@ def test_first_minibatch_supplies_metrics_without_forward_pass(source: str) -> N
     old = current() if source == "current" else replace(current(), actor=SAMPLER)
     advantages = stub_models.advantages(kl_coef=0.1)
     record = stage.run(STATES["actor"], ROLLOUTS, old, advantages)
-    figures, row = record.metrics(), engine.first.item()
-    assert figures["policy/entropy_mean"] == 1.0
+    metrics, row = record.metrics(), engine.first.item()
+    assert metrics["policy/entropy_mean"] == 1.0
     # The sampler said 0.25 less of each token, row by row.
-    assert figures["mismatch/gap_mean_abs"] == pytest.approx(0.25)
+    assert metrics["mismatch/gap_mean_abs"] == pytest.approx(0.25)
     assert record.identity == replace(record, gap={"gap_k3": 7.0}).identity
     # k2 of d = reference - actor: 0.5, -0.5 in row 0; 0, 0.5, -1 in row 1.
     mean = [0.125, (0.125 + 0.5) / 3][row]
-    told = {name: figure for name, figure in figures.items() if name.startswith("kl/")}
+    kl_metrics = {name: value for name, value in metrics.items() if name.startswith("kl/")}
     expected = {"kl/reference_mean": mean, "kl/clamped_frac": 0.0, "kl/coef": 0.1, "kl/penalty_mean": 0.1 * mean}
-    assert told == pytest.approx(expected if source == "current" else {})
+    assert kl_metrics == pytest.approx(expected if source == "current" else {})
 
 
 def test_full_kl_is_read_before_update_for_rewards_or_target() -> None:
     alone = KlPenalty("loss", "full", 0.1)
     followed = replace(alone, target=KlTarget(0.1, "token", 100))
-    said = stub_models.logprobs(reference=None)
+    outputs = stub_models.logprobs(reference=None)
     assert [p.reads_full_kl_first for p in (alone, followed, replace(alone, place="reward"))] == [False, True, True]
-    assert alone.before_update(said, ROLLOUTS.mask) is None
-    first = followed.before_update(replace(said, full_kl=torch.full((2, 3), 0.5)), ROLLOUTS.mask)
+    assert alone.before_update(outputs, ROLLOUTS.mask) is None
+    first = followed.before_update(replace(outputs, full_kl=torch.full((2, 3), 0.5)), ROLLOUTS.mask)
     assert first is not None
     EXACT.check(first.nats, 0.5 * stub_models.MASK)
 
@@ -129,7 +129,7 @@ def test_entropies_computed_by_trainer_are_not_requested_again() -> None:
     stage = actor_stage(plan=plan(epochs=2))
     record = stage.run(STATES["actor"], ROLLOUTS, stub_models.logprobs(), stub_models.advantages())
     assert record.gap is None
-    assert not cast(Terms, cast(Any, stage.models).engine.asked["objective"]).request.entropy
+    assert not cast(Terms, cast(Any, stage.models).engine.calls["objective"]).request.entropy
 
 
 @pytest.mark.parametrize("term", [NegativeLogLikelihood(), Entropy()], ids=["nll", "entropy"])
@@ -140,8 +140,8 @@ def test_loss_term_gradients_match_finite_differences(term: NegativeLogLikelihoo
 
     def losses(logits: torch.Tensor) -> torch.Tensor:
         logp = logits.log_softmax(-1)
-        said = TokenOutputs(logp[..., 2], -(logp.exp() * logp).sum(-1))
-        return term(LossInputs(torch.arange(3), said.primary, said.entropy), mask)
+        token_outputs = TokenOutputs(logp[..., 2], -(logp.exp() * logp).sum(-1))
+        return term(LossInputs(torch.arange(3), token_outputs.primary, token_outputs.entropy), mask)
 
     assert torch.autograd.gradcheck(losses, (logits,))
     assert not losses(logits)[~mask].any()
@@ -180,20 +180,20 @@ def test_loss_terms_are_reported_with_their_coefficients() -> None:
     )
     advantages = replace(stub_models.advantages(kl_coef=0.1), shaped=torch.tensor([0.5, -1.0]))
     record = stage.run(STATES["actor"], ROLLOUTS, current(), advantages)
-    figures, first = record.metrics(), cast(Any, stage.models).engine.first.item()
+    metrics, first = record.metrics(), cast(Any, stage.models).engine.first.item()
     # Two minibatches of one row: minus the mean advantage, (1 + 2) / 2 and (-1 + 0.5 + 3) / 3.
-    assert figures["policy/surrogate_loss"] == pytest.approx(-(1.5 + 2.5 / 3) / 2)
+    assert metrics["policy/surrogate_loss"] == pytest.approx(-(1.5 + 2.5 / 3) / 2)
     # The engine says entropies of 1, then of 2.
-    assert figures["policy/entropy_loss"] == pytest.approx(-0.3 * (1 + 2) / 2)
+    assert metrics["policy/entropy_loss"] == pytest.approx(-0.3 * (1 + 2) / 2)
     # k2 of reference - actor: 0.5, -0.5 in row 0; 0, 0.5, -1 in row 1; 1 less in the row that is second.
     away = {0: [0.5, -0.5], 1: [0.0, 0.5, -1.0]}
     shifted = {row: [d - (row != first) for d in ds] for row, ds in away.items()}
     means = [sum(d * d / 2 for d in ds) / len(ds) for ds in shifted.values()]
-    assert figures["policy/kl_loss"] == pytest.approx(0.1 * sum(means) / 2)
+    assert metrics["policy/kl_loss"] == pytest.approx(0.1 * sum(means) / 2)
     # Row 0 alone is good: log-probs -0.5 and -2.5, 1 more if it is second; nothing in the other minibatch.
     later = float(first != 0)
-    assert figures["policy/nll_loss"] == pytest.approx(0.2 * (0.5 + 2.5 - 2 * later) / 2 / 2)
-    assert figures["policy/nll_tokens"] == 2.0
+    assert metrics["policy/nll_loss"] == pytest.approx(0.2 * (0.5 + 2.5 - 2 * later) / 2 / 2)
+    assert metrics["policy/nll_tokens"] == 2.0
     # They are not among the figures that a replay compares: records of earlier versions do not have them.
     assert not [name for name in record.per_minibatch if name.endswith("_loss") or name == "nll_tokens"]
 
@@ -218,5 +218,5 @@ def test_reward_penalty_adds_no_kl_metrics_to_update() -> None:
     in_reward = KlPenalty(place="reward", estimator="k2", coef=0.1)
     stage = actor_stage(models=cast(Any, stub_models.Models(Talking())), penalty=in_reward)
     old = replace(current(), actor=SAMPLER)
-    figures = stage.run(STATES["actor"], ROLLOUTS, old, stub_models.advantages()).metrics()
-    assert not [name for name in figures if name.startswith("kl/")]
+    metrics = stage.run(STATES["actor"], ROLLOUTS, old, stub_models.advantages()).metrics()
+    assert not [name for name in metrics if name.startswith("kl/")]

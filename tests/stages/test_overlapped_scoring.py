@@ -18,11 +18,11 @@ class Waits:
     """A scorer that scores nothing: it keeps each request with its future."""
 
     def __init__(self) -> None:
-        self.given: list[tuple[ScoreRequest, Future[Score]]] = []
+        self.submitted: list[tuple[ScoreRequest, Future[Score]]] = []
 
     def submit(self, request: ScoreRequest) -> Future[Score]:
-        self.given.append((request, Future()))
-        return self.given[-1][1]
+        self.submitted.append((request, Future()))
+        return self.submitted[-1][1]
 
     def close(self) -> None:
         pass
@@ -30,13 +30,13 @@ class Waits:
 
 def test_equal_responses_get_separate_scores() -> None:
     scorer = Waits()
-    beside = OverlappedScorer(scorer)
+    overlapped = OverlappedScorer(scorer)
     request = request_about(PROMPT, SAMPLE)
-    beside.start(PROMPT, SAMPLE)
-    beside.start(PROMPT, replace(SAMPLE, key="a#1"))
-    futures = [beside.submit(request) for _ in range(3)]
+    overlapped.start(PROMPT, SAMPLE)
+    overlapped.start(PROMPT, replace(SAMPLE, key="a#1"))
+    futures = [overlapped.submit(request) for _ in range(3)]
     assert len({id(future) for future in futures}) == 3
-    assert futures == [future for _, future in scorer.given]
+    assert futures == [future for _, future in scorer.submitted]
 
 
 @pytest.mark.parametrize(
@@ -53,26 +53,26 @@ def test_equal_responses_get_separate_scores() -> None:
 )
 def test_response_that_differs_in_any_field_is_scored_separately(change: dict[str, object]) -> None:
     scorer = Waits()
-    beside = OverlappedScorer(scorer)
-    beside.start(PROMPT, SAMPLE)
+    overlapped = OverlappedScorer(scorer)
+    overlapped.start(PROMPT, SAMPLE)
     other = replace(request_about(PROMPT, SAMPLE), **change)  # type: ignore[arg-type]
-    assert beside.submit(other) is scorer.given[1][1]
-    assert scorer.given[1][0] == other
-    assert beside.submit(request_about(PROMPT, SAMPLE)) is scorer.given[0][1]
+    assert overlapped.submit(other) is scorer.submitted[1][1]
+    assert scorer.submitted[1][0] == other
+    assert overlapped.submit(request_about(PROMPT, SAMPLE)) is scorer.submitted[0][1]
 
 
 def test_unused_early_scores_are_cancelled_before_flush() -> None:
     class Settles(Waits):
         def flush(self) -> None:
-            self.left = [future.cancelled() for _, future in self.given]
+            self.left = [future.cancelled() for _, future in self.submitted]
 
     scorer = Settles()
-    beside = OverlappedScorer(scorer)
-    beside.start(PROMPT, SAMPLE)
-    beside.start(PROMPT, replace(SAMPLE, text="3"))
-    wanted = beside.submit(request_about(PROMPT, SAMPLE))
-    beside.flush()
+    overlapped = OverlappedScorer(scorer)
+    overlapped.start(PROMPT, SAMPLE)
+    overlapped.start(PROMPT, replace(SAMPLE, text="3"))
+    wanted = overlapped.submit(request_about(PROMPT, SAMPLE))
+    overlapped.flush()
     assert scorer.left == [False, True]
     assert not wanted.cancelled()
     # What was given up is scored again if it is requested later.
-    assert beside.submit(request_about(PROMPT, replace(SAMPLE, text="3"))) is scorer.given[2][1]
+    assert overlapped.submit(request_about(PROMPT, replace(SAMPLE, text="3"))) is scorer.submitted[2][1]

@@ -32,10 +32,10 @@ def test_best_at_k_is_mean_over_all_choices(scores: list[float], data: st.DataOb
 
 
 @given(GIVEN, st.data())
-def test_majority_at_k_is_mean_over_all_choices(given: list[tuple[str | None, float]], data: st.DataObject) -> None:
-    k = data.draw(st.integers(1, len(given)))
-    expected = mean(voted(chosen, given) for chosen in combinations(given, k))
-    assert majority_at(*zip(*given, strict=True), k) == pytest.approx(expected)  # type: ignore[arg-type]
+def test_majority_at_k_is_mean_over_all_choices(samples: list[tuple[str | None, float]], data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, len(samples)))
+    expected = mean(voted(chosen, samples) for chosen in combinations(samples, k))
+    assert majority_at(*zip(*samples, strict=True), k) == pytest.approx(expected)  # type: ignore[arg-type]
 
 
 def test_best_at_k_of_binary_scores_equals_pass_at_k() -> None:
@@ -77,9 +77,9 @@ def rows(*of_prompts: tuple[str, list[float | None], str]) -> list[dict[str, obj
 def test_eval_metrics_average_prompts_with_enough_scores() -> None:
     """Prompt c has one score of three: it is in what one response takes only."""
     found = rows(("a", [2.0, 0.0, 2.0], "xyx"), ("b", [0.0, 0.0, 1.0], "xxy"), ("c", [None, 1.0, None], "---"))
-    figures = summarise("s", "sampled", found, Estimates(pass_at=(2,), maj_at=(3,), pass_score=1.0))
-    told = {name.removeprefix("eval/s/"): value for name, value in figures.items() if "stderr" not in name}
-    assert told == pytest.approx(
+    metrics = summarise("s", "sampled", found, Estimates(pass_at=(2,), maj_at=(3,), pass_score=1.0))
+    estimates = {name.removeprefix("eval/s/"): value for name, value in metrics.items() if "stderr" not in name}
+    assert estimates == pytest.approx(
         {
             "truncated_frac": 0,
             "response_tokens_mean": 4,
@@ -91,7 +91,7 @@ def test_eval_metrics_average_prompts_with_enough_scores() -> None:
             "maj_at_3": (1 + 0) / 2,
         }
     )
-    assert figures["eval/s/maj_at_3_stderr"] == pytest.approx(0.5)
+    assert metrics["eval/s/maj_at_3_stderr"] == pytest.approx(0.5)
 
 
 def test_unrequested_score_is_not_counted_as_error() -> None:

@@ -61,17 +61,17 @@ class Recorder:
     """A generator that writes down what it was asked."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[float, SampleRequest]] = []
+        self.requests: list[tuple[float, SampleRequest]] = []
 
     def prepare(self, state: State) -> None:
         self.state = state
 
     def open(self, params: SamplingParams) -> FakeStream:
-        def draw(request: SampleRequest) -> Sample:
-            self.asked.append((params.temperature, request))
+        def generate(request: SampleRequest) -> Sample:
+            self.requests.append((params.temperature, request))
             return Sample(request.key, (2, 1), (0.0, 0.0), True, "2 1", self.state.stamp)
 
-        return FakeStream(draw)
+        return FakeStream(generate)
 
     def close(self) -> None:
         pass
@@ -81,15 +81,15 @@ class Recorder:
 class Keys:
     """The parts port: writes down under which fingerprint it was asked."""
 
-    there: tuple[str, ...] = ("a#0", "b#0")
+    finished: tuple[str, ...] = ("a#0", "b#0")
     seen: list[str] = field(default_factory=list)
 
-    def load(self, drawn_for: SampleSetKey) -> dict[str, Sample]:
-        self.seen.append(drawn_for.fingerprint)
-        return {key: replace(a_sample(key, 2, 1), text="2 1") for key in self.there}
+    def load(self, sample_set: SampleSetKey) -> dict[str, Sample]:
+        self.seen.append(sample_set.fingerprint)
+        return {key: replace(a_sample(key, 2, 1), text="2 1") for key in self.finished}
 
-    def writer(self, drawn_for: SampleSetKey) -> Any:
-        assert drawn_for.fingerprint == self.seen[-1]
+    def writer(self, sample_set: SampleSetKey) -> Any:
+        assert sample_set.fingerprint == self.seen[-1]
         return nullcontext(lambda sample: None)
 
 
@@ -97,12 +97,12 @@ class Keys:
 class Some:
     """The parts port: these samples are there."""
 
-    there: tuple[str, ...]
+    finished: tuple[str, ...]
 
-    def load(self, drawn_for: SampleSetKey) -> dict[str, Sample]:
-        return {key: replace(a_sample(key, 2, 1), text="2 1") for key in self.there}
+    def load(self, sample_set: SampleSetKey) -> dict[str, Sample]:
+        return {key: replace(a_sample(key, 2, 1), text="2 1") for key in self.finished}
 
-    def writer(self, drawn_for: SampleSetKey) -> Any:
+    def writer(self, sample_set: SampleSetKey) -> Any:
         return nullcontext(lambda sample: None)
 
 
@@ -113,37 +113,39 @@ def unwatched(done: int, total: int, tokens: int) -> None:
 class Replayed(stub_models.Models):
     """An actor that was made again twice, inexactly."""
 
-    asked = 0
+    num_calls = 0
 
     def stamped(self, state: State) -> State:
-        self.asked += 1
+        self.num_calls += 1
         return replace(state, replay=2)
 
 
 @pytest.mark.parametrize(
-    ("there", "stamps"), [(("a#0",), ["", "actor@0:first+r2"]), (("a#0", "b#0"), ["", ""])], ids=["one", "both"]
+    ("finished", "stamps"), [(("a#0",), ["", "actor@0:first+r2"]), (("a#0", "b#0"), ["", ""])], ids=["one", "both"]
 )
-def test_new_samples_record_state_id_of_replayed_actor(there: tuple[str, ...], stamps: list[str]) -> None:
+def test_new_samples_record_state_id_of_replayed_actor(finished: tuple[str, ...], stamps: list[str]) -> None:
     """And nobody asks where no sample is missing: it would bring an engine to the actor for nothing."""
-    models, told = Replayed(), []
+    models, progress = Replayed(), []
     stage = RolloutStage(
         models=cast(Any, models),
-        drawing=SampleGeneration(Recorder(), cast(Any, Some(there)), Stops(), lambda *counts: told.append(counts)),
+        drawing=SampleGeneration(
+            Recorder(), cast(Any, Some(finished)), Stops(), lambda *counts: progress.append(counts)
+        ),
         params=SamplingParams(1.0, 4),
         samples_per_prompt=1,
         seed=3,
         fingerprint="",
     )
     assert stage.run(ACTOR, prompts()).stamps == stamps
-    assert models.asked == 2 - len(there)
+    assert models.num_calls == 2 - len(finished)
     # Recalled samples are done, and their tokens are not counted: nobody drew them now.
-    assert told == ([(1, 2, 0), (2, 2, 2)] if len(there) == 1 else [])
+    assert progress == ([(1, 2, 0), (2, 2, 2)] if len(finished) == 1 else [])
 
 
 def test_finished_rollout_samples_are_keyed_by_actor_prompts_recipe() -> None:
     keys = Keys()
 
-    def draw(state: State, asked: Prompts, fingerprint: str) -> None:
+    def generate(state: State, step_prompts: Prompts, fingerprint: str) -> None:
         stage = RolloutStage(
             models=cast(Any, stub_models.Models()),
             drawing=SampleGeneration(Recorder(), cast(Any, keys), Stops(), unwatched),
@@ -152,13 +154,13 @@ def test_finished_rollout_samples_are_keyed_by_actor_prompts_recipe() -> None:
             seed=3,
             fingerprint=fingerprint,
         )
-        stage.run(state, asked)
+        stage.run(state, step_prompts)
 
-    draw(ACTOR, prompts(), "keys")
-    draw(ACTOR, prompts(), "keys")
-    draw(State("actor", 0, 0, "second"), prompts(), "keys")
-    draw(ACTOR, prompts(answer="odd"), "keys")
-    draw(ACTOR, prompts(), "other keys")
+    generate(ACTOR, prompts(), "keys")
+    generate(ACTOR, prompts(), "keys")
+    generate(State("actor", 0, 0, "second"), prompts(), "keys")
+    generate(ACTOR, prompts(answer="odd"), "keys")
+    generate(ACTOR, prompts(), "other keys")
     assert keys.seen[0] == keys.seen[1]
     assert len(set(keys.seen)) == 4
 
@@ -181,7 +183,7 @@ def test_logprobs_use_rollout_temperature_for_actor_and_reference() -> None:
         cast(Any, models), scored=OutputRequest(temperature=0.7), with_reference=True, fingerprint=""
     )
     found = stage.run(ACTOR, stub_models.rollouts())
-    assert models.engine.asked == {
+    assert models.engine.calls == {
         "actor": OutputRequest(temperature=0.7, entropy=True),
         "reference": OutputRequest(temperature=0.7),
     }
@@ -308,9 +310,9 @@ CUT = torch.tensor([0, 1])
 @pytest.mark.parametrize(("estimator", "first"), [(Gae(0.5, 1.0, 1.0, None), -1.0), (MonteCarlo(0.5), 0.0)])
 def test_return_of_truncated_response_includes_bootstrap_value(estimator: Any, first: float) -> None:
     values = replace(stub_models.values(torch.ones(2, 3) * stub_models.MASK), behind=torch.tensor([0.0, 8.0]))
-    drawn = stub_models.rollouts(finish=CUT)
+    rollouts = stub_models.rollouts(finish=CUT)
     stage = advantages(estimator=estimator, truncated="bootstrap")
-    found = stage.run(drawn, stub_models.rewards(), values, stub_models.logprobs(), Carry(0.0))
+    found = stage.run(rollouts, stub_models.rewards(), values, stub_models.logprobs(), Carry(0.0))
     # Row 1: 2 + 8/2 = 6, 6/2 = 3, 3/2 = 1.5; row 0 has ended: 1, 1/2. A value is no reward.
     returns = torch.tensor([[0.5, 1.0, 0.0], [1.5, 3.0, 6.0]])
     FLOAT32.check(found.returns, returns)
@@ -321,17 +323,17 @@ def test_return_of_truncated_response_includes_bootstrap_value(estimator: Any, f
 
 def test_bootstrap_value_is_added_at_last_token_of_short_response() -> None:
     values = replace(stub_models.values(), behind=torch.tensor([8.0, 0.0]))
-    drawn = stub_models.rollouts(finish=torch.tensor([1, 0]))
+    rollouts = stub_models.rollouts(finish=torch.tensor([1, 0]))
     stage = advantages(estimator=MonteCarlo(0.5), truncated="bootstrap")
-    found = stage.run(drawn, stub_models.rewards(), values, stub_models.logprobs(), Carry(0.0))
+    found = stage.run(rollouts, stub_models.rewards(), values, stub_models.logprobs(), Carry(0.0))
     # Row 0: 1 + 8/2 = 5 at its second and last token, 5/2 before.
     FLOAT32.check(found.returns, torch.tensor([[2.5, 5.0, 0.0], [0.5, 1.0, 2.0]]))
 
 
 def test_truncated_response_without_score_is_not_bootstrapped() -> None:
     values = replace(stub_models.values(), behind=torch.tensor([0.0, 8.0]))
-    drawn, unscored = stub_models.rollouts(finish=CUT), stub_models.rewards(1.0, 0.0, outcomes=(0, 2))
-    found = advantages(truncated="bootstrap").run(drawn, unscored, values, stub_models.logprobs(), Carry(0.0))
+    rollouts, unscored = stub_models.rollouts(finish=CUT), stub_models.rewards(1.0, 0.0, outcomes=(0, 2))
+    found = advantages(truncated="bootstrap").run(rollouts, unscored, values, stub_models.logprobs(), Carry(0.0))
     FLOAT32.check(found.returns, torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]))
     assert found.metrics()["advantage/bootstrap_mean"] == 0.0
 
@@ -355,16 +357,16 @@ def test_filter_masks_truncated_responses_in_advantages() -> None:
     assert found.shaped is not None
     assert found.shaped.tolist() == [1.0, 2.0]
     assert (found.carry.trained_seqs, found.carry.trained_tokens) == (1, 2)
-    figures = found.metrics()
-    assert figures["advantage/filtered_frac"] == 0.5
+    metrics = found.metrics()
+    assert metrics["advantage/filtered_frac"] == 0.5
     # k1 of row 0: 0.5 and -0.5.
-    assert figures["kl/reference_mean"] == pytest.approx(0.0)
+    assert metrics["kl/reference_mean"] == pytest.approx(0.0)
 
 
 def test_step_with_only_truncated_responses_raises() -> None:
-    drawn = stub_models.rollouts(finish=torch.tensor([1, 1]), stamps=["actor@4:x", "actor@4:x"])
+    rollouts = stub_models.rollouts(finish=torch.tensor([1, 1]), stamps=["actor@4:x", "actor@4:x"])
     with pytest.raises(RewardError, match=r"all 2 scored responses of step 5 are truncated.*`filter`") as caught:
-        advantages(truncated="filter").run(drawn, *GATHERED[1:])
+        advantages(truncated="filter").run(rollouts, *GATHERED[1:])
     assert (caught.value.exit_code, caught.value.hint) == (4, "ppoctl resume RUN --set ppo.truncated=terminal")
 
 
@@ -372,7 +374,7 @@ class TellsTheToken(stub_models.Engine):
     """A critic whose value of a state is the token before it, and that remembers what it was asked."""
 
     def values(self, sequences: Sequences) -> torch.Tensor:
-        self.asked["sequences"] = sequences
+        self.calls["sequences"] = sequences
         packed = pack(sequences, torch.arange(sequences.num_seqs))
         return packed.to_grid(packed.tokens[packed.read_at].float()) + 0.5
 
@@ -380,19 +382,19 @@ class TellsTheToken(stub_models.Engine):
 @pytest.mark.parametrize("cut", [[0, 0], [1, 0], [0, 1], [1, 1]])
 def test_bootstrap_value_is_value_after_last_token(cut: list[int]) -> None:
     engine = TellsTheToken()
-    drawn = stub_models.rollouts(finish=torch.tensor(cut))
+    rollouts = stub_models.rollouts(finish=torch.tensor(cut))
     stages = [ValuesStage(cast(Any, stub_models.Models(engine)), t, "") for t in ("terminal", "filter", "bootstrap")]
-    plain, other, found = (stage.run(ACTOR, drawn) for stage in stages)
+    plain, other, found = (stage.run(ACTOR, rollouts) for stage in stages)
     # Prompts 5 and 6, responses 2 1 and 3 4 1: the last token of both is 1.
     EXACT.check(plain.values, torch.tensor([[5.5, 2.5, 0.0], [6.5, 3.5, 4.5]]))
     assert plain.behind is other.behind is None
     EXACT.check(found.values, plain.values)
     assert found.behind is not None
     EXACT.check(found.behind, torch.tensor([1.5, 1.5]) * torch.tensor(cut))
-    asked = cast(Sequences, engine.asked["sequences"])
-    assert asked.lengths.tolist() == [2 + cut[0], 3 + cut[1]]
-    assert asked.tokens.shape[1] == 3 + cut[1]
-    assert torch.equal(asked.prompt_tokens, drawn.prompt_tokens)
+    sequences = cast(Sequences, engine.calls["sequences"])
+    assert sequences.lengths.tolist() == [2 + cut[0], 3 + cut[1]]
+    assert sequences.tokens.shape[1] == 3 + cut[1]
+    assert torch.equal(sequences.prompt_tokens, rollouts.prompt_tokens)
 
 
 def test_non_finite_bootstrap_value_raises() -> None:
@@ -508,8 +510,8 @@ def test_evaluation_has_one_greedy_pass_and_seeded_samples() -> None:
         fingerprint="",
     )
     record = stage.run(ACTOR)
-    assert [temperature for temperature, _ in generator.asked] == [0.0] * 3 + [0.8] * 9
-    assert len({request.seed for _, request in generator.asked}) == 12
+    assert [temperature for temperature, _ in generator.requests] == [0.0] * 3 + [0.8] * 9
+    assert len({request.seed for _, request in generator.requests}) == 12
     owners = [(name, index) for name in ("a", "b", "a#2") for index in range(3)]
     assert [(row["prompt_id"], row["sample"]) for row in record.rows[3:]] == owners
 
@@ -529,16 +531,16 @@ def evaluation(**changes: Any) -> EvaluateStage:
 
 
 def test_resumed_evaluation_generates_missing_and_scores_all() -> None:
-    whole, told = evaluation().run(ACTOR), []
-    there = ("held/greedy/a#0", "held/greedy/b#0", "far/sampled/b#1")
+    complete, progress = evaluation().run(ACTOR), []
+    finished = ("held/greedy/a#0", "held/greedy/b#0", "far/sampled/b#1")
     generator = Recorder()
-    drawing = SampleGeneration(generator, cast(Any, Some(there)), Stops(), lambda *counts: told.append(counts))
-    assert evaluation(drawing=drawing).run(ACTOR) == whole
-    drawn = {request.key for _, request in generator.asked}
-    assert len(drawn) == len(generator.asked) == 12 - 3
-    assert not drawn & {*there}
-    assert [done for done, _, _ in told] == list(range(3, 13))
-    assert told[-1] == (12, 12, 9 * 2)
+    drawing = SampleGeneration(generator, cast(Any, Some(finished)), Stops(), lambda *counts: progress.append(counts))
+    assert evaluation(drawing=drawing).run(ACTOR) == complete
+    generated = {request.key for _, request in generator.requests}
+    assert len(generated) == len(generator.requests) == 12 - 3
+    assert not generated & {*finished}
+    assert [done for done, _, _ in progress] == list(range(3, 13))
+    assert progress[-1] == (12, 12, 9 * 2)
 
 
 def test_complete_evaluation_does_not_prepare_generator() -> None:
@@ -551,7 +553,7 @@ def test_complete_evaluation_does_not_prepare_generator() -> None:
 
 
 def test_finished_eval_samples_are_keyed_by_actor_sets_and_recipe() -> None:
-    keys = Keys(there=("held/greedy/a#0",))
+    keys = Keys(finished=("held/greedy/a#0",))
     drawing = SampleGeneration(Recorder(), cast(Any, keys), Stops(), unwatched)
     others = {"held": prompts(step=0, answer="odd"), "far": prompts(step=0)}
     for changes in ({}, {}, {"fingerprint": "other keys"}, {"sets": others}, {"sets": {"held": prompts(step=0)}}):
@@ -591,7 +593,7 @@ def test_eval_rows_match_scores_of_their_requests() -> None:
 
 
 def test_on_sample_receives_loaded_responses_first() -> None:
-    heard: list[tuple[str, str]] = []
+    scored: list[tuple[str, str]] = []
     stage = RolloutStage(
         models=cast(Any, stub_models.Models()),
         drawing=SampleGeneration(Recorder(), cast(Any, Some(("b#0", "a#1"))), Stops(), unwatched),
@@ -599,18 +601,18 @@ def test_on_sample_receives_loaded_responses_first() -> None:
         samples_per_prompt=2,
         seed=3,
         fingerprint="",
-        on_sample=lambda prompt, sample: heard.append((prompt.id, sample.key)),
+        on_sample=lambda prompt, sample: scored.append((prompt.id, sample.key)),
     )
     stage.run(ACTOR, prompts())
-    assert heard == [("b", "b#0"), ("a", "a#1"), ("b", "b#1"), ("a", "a#0")]
+    assert scored == [("b", "b#0"), ("a", "a#1"), ("b", "b#1"), ("a", "a#0")]
 
 
 def test_evaluation_stops_before_next_sample() -> None:
-    generator, gate = Recorder(), Stops(when=lambda asked: asked.between_asked == 3)
+    generator, gate = Recorder(), Stops(when=lambda gate: gate.between_calls == 3)
     stage = evaluation(drawing=SampleGeneration(generator, cast(Any, Some(())), gate, unwatched))
     with pytest.raises(PreemptedError):
         stage.run(ACTOR)
-    assert len(generator.asked) == 3
+    assert len(generator.requests) == 3
 
 
 def test_samples_finished_together_are_kept_together() -> None:
@@ -618,20 +620,20 @@ def test_samples_finished_together_are_kept_together() -> None:
 
     class Together(FakeStream):
         def finished(self) -> list[Sample]:
-            return [self.draw(self.open.pop()) for _ in range(len(self.open))]
+            return [self.generate(self.open.pop()) for _ in range(len(self.open))]
 
     class Pairs(Recorder):
         def open(self, params: SamplingParams) -> FakeStream:
-            return Together(super().open(params).draw)
+            return Together(super().open(params).generate)
 
     kept: list[str] = []
 
     class Kept(Some):
-        def writer(self, drawn_for: SampleSetKey) -> Any:
+        def writer(self, sample_set: SampleSetKey) -> Any:
             return nullcontext(lambda sample: kept.append(sample.key))
 
     drawing = SampleGeneration(
-        Pairs(), cast(Any, Kept(())), Stops(when=lambda asked: asked.between_asked == 1), unwatched
+        Pairs(), cast(Any, Kept(())), Stops(when=lambda gate: gate.between_calls == 1), unwatched
     )
     with pytest.raises(PreemptedError):
         evaluation(drawing=drawing).run(ACTOR)
@@ -647,12 +649,12 @@ def test_second_rollout_round_uses_different_seeds() -> None:
 def test_full_kl_is_committed_masked_and_non_finite_raises() -> None:
     holed = torch.tensor([[True, False, False], [True, True, True]])
 
-    class Told(stub_models.Engine):
-        def logprobs(self, sequences: Sequences, asked: OutputRequest) -> TokenOutputs:
-            told = super().logprobs(sequences, asked)
-            return replace(told, full_kl=torch.tensor([[0.5, math.nan, math.inf], [0.25, 1.5, 2.0]]))
+    class WithFullKl(stub_models.Engine):
+        def logprobs(self, sequences: Sequences, request: OutputRequest) -> TokenOutputs:
+            outputs = super().logprobs(sequences, request)
+            return replace(outputs, full_kl=torch.tensor([[0.5, math.nan, math.inf], [0.25, 1.5, 2.0]]))
 
-    models = cast(Any, stub_models.Models(Told()))
+    models = cast(Any, stub_models.Models(WithFullKl()))
     stage = LogprobsStage(
         models, OutputRequest(), with_reference=False, with_full_kl=True, source="trainer", fingerprint=""
     )

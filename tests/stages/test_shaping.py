@@ -22,7 +22,7 @@ from ppoctl.stages.shaping import (
 from stages import stub_models
 
 
-def earned(rewards: Any, **changes: Any) -> ShapedRewards:
+def shaped_rewards(rewards: Any, **changes: Any) -> ShapedRewards:
     """Two responses, of two and three tokens."""
     keys = {"rollouts": stub_models.rollouts(), "valid": torch.tensor([True, True]), "carry": Carry()}
     return ShapedRewards(torch.tensor(rewards), **{**keys, **changes})
@@ -31,20 +31,20 @@ def earned(rewards: Any, **changes: Any) -> ShapedRewards:
 def test_response_reward_is_at_last_unmasked_token() -> None:
     mask = torch.tensor([[True, True, False], [True, True, False]])
     rollouts = stub_models.rollouts(mask=mask, sampler_logprobs=stub_models.ACTOR * mask)
-    found = earned([1.0, 2.0], rollouts=rollouts)
+    found = shaped_rewards([1.0, 2.0], rollouts=rollouts)
     assert found.per_token.tolist() == [[0.0, 1.0, 0.0], [0.0, 2.0, 0.0]]
     assert found.per_response.tolist() == [1.0, 2.0]
 
 
 def test_token_rewards_keep_position_and_are_zero_if_masked() -> None:
-    found = earned([[0.5, 0.25, 9.0], [1.0, 0.0, -3.0]])
+    found = shaped_rewards([[0.5, 0.25, 9.0], [1.0, 0.0, -3.0]])
     assert found.per_token.tolist() == [[0.5, 0.25, 0.0], [1.0, 0.0, -3.0]]
     assert found.per_response.tolist() == [0.75, -2.0]
 
 
 @pytest.mark.parametrize("rewards", [[5.0, 2.0], [[5.0, 5.0, 5.0], [0.0, 0.0, 2.0]]])
 def test_unscored_response_gets_zero_reward(rewards: Any) -> None:
-    found = earned(rewards, valid=torch.tensor([False, True]))
+    found = shaped_rewards(rewards, valid=torch.tensor([False, True]))
     assert found.per_response.tolist() == [0.0, 2.0]
     assert found.per_token.tolist() == [[0.0, 0.0, 0.0], [0.0, 0.0, 2.0]]
 
@@ -74,7 +74,7 @@ NAN_HERE = [[0.5, 2.0, float("nan")], [0.0, -1.0, 3.0]]
 
 
 @pytest.mark.parametrize(
-    ("step", "rewards", "after", "figure"),
+    ("step", "rewards", "after", "metric"),
     [
         # One of two is outside; of the five counted tokens 2, -1 and 3 are.
         (ApplyScale((0.0, 1.0), (0.0, 4.0)), [0.25, 7.0], [1.0, 4.0], 0.5),
@@ -95,41 +95,41 @@ NAN_HERE = [[0.5, 2.0, float("nan")], [0.0, -1.0, 3.0]]
     ids=str,
 )
 def test_shaping_step_treats_responses_and_tokens_alike(
-    step: ShapingStep, rewards: Any, after: Any, figure: float
+    step: ShapingStep, rewards: Any, after: Any, metric: float
 ) -> None:
-    found = step(earned(rewards, rollouts=stub_models.rollouts(finish=torch.tensor([0, 1]))))
+    found = step(shaped_rewards(rewards, rollouts=stub_models.rollouts(finish=torch.tensor([0, 1]))))
     assert (found.per_response if found.rewards.ndim == 1 else found.per_token).tolist() == [
         pytest.approx(row) for row in after
     ]
-    assert list(found.metrics.values()) == [pytest.approx(figure)]
+    assert list(found.metrics.values()) == [pytest.approx(metric)]
 
 
 @pytest.mark.parametrize("step", [ApplyClip(-0.5, 1.0), ApplyScale((-0.5, 1.0), (0.0, 1.0))], ids=str)
 @pytest.mark.parametrize("rewards", [[0.25, 7.0], [[0.5, 0.25, 9.0], [3.0, 3.0, 3.0]]])
 def test_clamped_fraction_counts_scored_responses_only(step: ShapingStep, rewards: Any) -> None:
-    found = step(earned(rewards, valid=torch.tensor([True, False])))
+    found = step(shaped_rewards(rewards, valid=torch.tensor([True, False])))
     assert list(found.metrics.values()) == [0.0]
-    found = step(earned(rewards, valid=torch.tensor([False, True])))
+    found = step(shaped_rewards(rewards, valid=torch.tensor([False, True])))
     assert list(found.metrics.values()) == [1.0]
 
 
 def test_running_moments_cover_all_steps() -> None:
     # Step 1: 1, 3: mean 2, std sqrt(2). Step 2: 1, 3, 5, 7: mean 4, m2 = 9 + 1 + 1 + 9 = 20, std sqrt(20 / 3).
-    first = NormalizeByRunningStd(center=False)(earned([1.0, 3.0]))
+    first = NormalizeByRunningStd(center=False)(shaped_rewards([1.0, 3.0]))
     assert first.rewards.tolist() == pytest.approx([1 / 2**0.5, 3 / 2**0.5])
     assert first.metrics == {"reward/moments_mean": 2.0, "reward/moments_std": pytest.approx(2**0.5)}
-    second = NormalizeByRunningStd(center=False)(earned([5.0, 7.0], carry=first.carry))
+    second = NormalizeByRunningStd(center=False)(shaped_rewards([5.0, 7.0], carry=first.carry))
     assert second.carry == Carry(reward_count=4.0, reward_mean=4.0, reward_m2=20.0)
     std = (20 / 3) ** 0.5
     assert second.rewards.tolist() == pytest.approx([5 / std, 7 / std])
-    centered = NormalizeByRunningStd(center=True)(earned([5.0, 7.0], carry=first.carry))
+    centered = NormalizeByRunningStd(center=True)(shaped_rewards([5.0, 7.0], carry=first.carry))
     assert centered.rewards.tolist() == pytest.approx([1 / std, 3 / std])
 
 
 @pytest.mark.parametrize("center", [False, True])
 def test_moments_of_token_rewards_are_per_response(center: bool) -> None:
     # Sums 2.5 and 2: mean 2.25, std 0.5 / sqrt(2). Centering takes it from the last token.
-    found = NormalizeByRunningStd(center)(earned(NAN_HERE))
+    found = NormalizeByRunningStd(center)(shaped_rewards(NAN_HERE))
     std, mean = 0.5 / 2**0.5, 2.25 * center
     assert found.per_token.tolist() == [
         pytest.approx([0.5 / std, (2.0 - mean) / std, 0.0]),
@@ -140,7 +140,7 @@ def test_moments_of_token_rewards_are_per_response(center: bool) -> None:
 
 @pytest.mark.parametrize("step", [NormalizeByRunningStd(center=True), NormalizeByReferenceStd(None, center=True)])
 def test_constant_rewards_are_not_normalized(step: ShapingStep) -> None:
-    found = step(earned([3.0, 3.0]))
+    found = step(shaped_rewards([3.0, 3.0]))
     assert found.rewards.tolist() == [3.0, 3.0]
     assert found.metrics["reward/moments_std"] == 0.0
     assert found.carry.reward_reference_std == 0.0
@@ -148,7 +148,7 @@ def test_constant_rewards_are_not_normalized(step: ShapingStep) -> None:
 
 @pytest.mark.parametrize("step", [NormalizeByRunningStd(center=False), NormalizeByReferenceStd(None, center=False)])
 def test_unscored_responses_are_excluded_from_moments(step: ShapingStep) -> None:
-    found = step(earned([3.0, 100.0], valid=torch.tensor([True, False])))
+    found = step(shaped_rewards([3.0, 100.0], valid=torch.tensor([True, False])))
     assert found.rewards[0] == 3.0
     assert found.carry.reward_count in (0.0, 1.0)
     assert found.carry.reward_reference_std == 0.0
@@ -156,28 +156,28 @@ def test_unscored_responses_are_excluded_from_moments(step: ShapingStep) -> None
 
 def test_reference_moments_are_from_first_step_with_varied_rewards() -> None:
     step = NormalizeByReferenceStd(None, center=False)
-    first = step(step(earned([3.0, 3.0])).with_metrics(rewards=torch.tensor([1.0, 3.0]), metrics={}))
+    first = step(step(shaped_rewards([3.0, 3.0])).with_metrics(rewards=torch.tensor([1.0, 3.0]), metrics={}))
     assert first.carry == Carry(reward_reference_mean=2.0, reward_reference_std=2**0.5)
     assert first.rewards.tolist() == pytest.approx([1 / 2**0.5, 3 / 2**0.5])
-    later = step(earned([10.0, 30.0], carry=first.carry))
+    later = step(shaped_rewards([10.0, 30.0], carry=first.carry))
     assert later.carry == first.carry
     assert later.rewards.tolist() == pytest.approx([10 / 2**0.5, 30 / 2**0.5])
-    centered = NormalizeByReferenceStd(None, center=True)(earned([10.0, 30.0], carry=first.carry))
+    centered = NormalizeByReferenceStd(None, center=True)(shaped_rewards([10.0, 30.0], carry=first.carry))
     assert centered.rewards.tolist() == pytest.approx([8 / 2**0.5, 28 / 2**0.5])
 
 
 def test_configured_reference_std_divides_rewards() -> None:
-    assert NormalizeByReferenceStd(4.0, center=False)(earned([1.0, 3.0])).rewards.tolist() == [0.25, 0.75]
-    assert NormalizeByReferenceStd(4.0, center=True)(earned([1.0, 3.0])).rewards.tolist() == [-0.25, 0.25]
+    assert NormalizeByReferenceStd(4.0, center=False)(shaped_rewards([1.0, 3.0])).rewards.tolist() == [0.25, 0.75]
+    assert NormalizeByReferenceStd(4.0, center=True)(shaped_rewards([1.0, 3.0])).rewards.tolist() == [-0.25, 0.25]
     # Until there is a mean to take away, rewards stay as they are: targets would jump otherwise.
-    assert NormalizeByReferenceStd(4.0, center=True)(earned([3.0, 3.0])).rewards.tolist() == [3.0, 3.0]
+    assert NormalizeByReferenceStd(4.0, center=True)(shaped_rewards([3.0, 3.0])).rewards.tolist() == [3.0, 3.0]
     # One that takes no mean away divides from the first step on.
-    assert NormalizeByReferenceStd(4.0, center=False)(earned([3.0, 3.0])).rewards.tolist() == [0.75, 0.75]
+    assert NormalizeByReferenceStd(4.0, center=False)(shaped_rewards([3.0, 3.0])).rewards.tolist() == [0.75, 0.75]
 
 
 def test_equal_rewards_set_no_reference_std() -> None:
     step = NormalizeByReferenceStd(None, center=False)
-    equal = step(earned([3.0, 3.0]))
+    equal = step(shaped_rewards([3.0, 3.0]))
     assert (equal.carry, equal.metrics["reward/moments_mean"]) == (Carry(), 0.0)
-    later = step(earned([1.0, 3.0], carry=equal.carry))
+    later = step(shaped_rewards([1.0, 3.0], carry=equal.carry))
     assert later.rewards.tolist() == pytest.approx([1 / 2**0.5, 3 / 2**0.5])

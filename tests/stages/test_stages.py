@@ -48,28 +48,28 @@ def test_partial_extra_metric_averages_over_scored_rows() -> None:
 
 def test_token_scores_fill_grid_and_plain_scores_last_token() -> None:
     ids = ((2, 4), (3, 4, 1), (1,), (5, 1))
-    asked = [replace(one, token_ids=its) for one, its in zip(requests("a", "b", "c", "d"), ids, strict=True)]
+    score_requests = [replace(one, token_ids=its) for one, its in zip(requests("a", "b", "c", "d"), ids, strict=True)]
     none = Score(None, "unreachable", "no answer")
     scores = [Score(1.5, "ok", token_values=(0.5, 1.0)), Score(2.0, "ok"), none, Score(-3.0, "ok")]
-    rewards = collect(scores, asked)
+    rewards = collect(scores, score_requests)
     assert rewards.token_scores is not None
     assert rewards.token_scores.tolist() == [[0.5, 1.0, 0.0], [0.0, 0.0, 2.0], [0.0, 0.0, 0.0], [0.0, -3.0, 0.0]]
     assert rewards.valid.tolist() == [True, True, False, True]
     assert rewards.metrics()["reward/error_frac"] == pytest.approx(1 / 4)
-    assert collect(scores[1:], asked[1:]).token_scores is None
+    assert collect(scores[1:], score_requests[1:]).token_scores is None
 
 
 def test_slowest_sample_is_reported() -> None:
-    asked = requests("a", "b", "c", "d", "e")
+    score_requests = requests("a", "b", "c", "d", "e")
     scores = [Score(1.0, "ok", seconds=0.1)] * 4
     late = Score(None, "timeout", "10 s", seconds=10.0)
-    assert slowest([*scores, late], asked) == (
+    assert slowest([*scores, late], score_requests) == (
         "the slowest sample took 10.0 s to score (mean 2.1 s): of prompt `e`, timeout"
     )
-    assert slowest([*scores, replace(late, seconds=0.9)], asked) is None
-    assert slowest([late] * 5, asked) is None
-    figures = collect([*scores, late], asked).timing_metrics()
-    assert figures == {"reward/seconds_mean": pytest.approx(2.08), "reward/seconds_max": 10.0}
+    assert slowest([*scores, replace(late, seconds=0.9)], score_requests) is None
+    assert slowest([late] * 5, score_requests) is None
+    metrics = collect([*scores, late], score_requests).timing_metrics()
+    assert metrics == {"reward/seconds_mean": pytest.approx(2.08), "reward/seconds_max": 10.0}
 
 
 def test_score_all_flushes_batch_scorer() -> None:
@@ -111,9 +111,9 @@ def test_scorer_receives_all_fields_of_response() -> None:
     row = Prompt("a", (5,), "[user] why?", "x", (Message("user", "why?"),), {"level": 3})
     scorer = AskedScorer()
     stage = RewardStage(scorer, max_error_frac=0.0, fingerprint="", between=Stops().between)
-    drawn = stub_models.rollouts(finish=torch.tensor([0, 1]), prompt_ids=["b", "a"])
-    rewards = stage.run(Prompts(1, (row, replace(row, id="b", answer=None, fields={}))), drawn)
-    assert scorer.asked == [
+    rollouts = stub_models.rollouts(finish=torch.tensor([0, 1]), prompt_ids=["b", "a"])
+    rewards = stage.run(Prompts(1, (row, replace(row, id="b", answer=None, fields={}))), rollouts)
+    assert scorer.requests == [
         ScoreRequest("b", "[user] why?", (Message("user", "why?"),), "2 1", None, {}, "terminated", (2, 1)),
         ScoreRequest(
             "a", "[user] why?", (Message("user", "why?"),), "3 4 1", "x", {"level": 3}, "truncated", (3, 4, 1)
@@ -127,10 +127,10 @@ class AskedScorer(EvenScorer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: list[ScoreRequest] = []
+        self.requests: list[ScoreRequest] = []
 
     def submit(self, request: ScoreRequest) -> Future[Score]:
-        self.asked.append(request)
+        self.requests.append(request)
         return super().submit(request)
 
 
@@ -151,12 +151,12 @@ class SlowScorer:
 
 
 def test_stop_while_waiting_for_scores_cancels_the_rest() -> None:
-    asked = 0
+    num_calls = 0
 
     def stop_at_the_third_look() -> None:
-        nonlocal asked
-        asked += 1
-        if asked == 3:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 3:
             raise PreemptedError("asked to stop")
 
     scorer = SlowScorer()
@@ -232,10 +232,10 @@ def test_pass_at_1_and_its_error_average_over_prompts() -> None:
         {"prompt_id": p, "score": s, "outcome": "ok", "terminated": True, "response_tokens": 4}
         for p, s in [("a", 1.0), ("a", 0.0), ("b", 1.0), ("b", 1.0), ("c", None)]
     ]
-    figures = summarise("held", "sampled", rows, Estimates())
-    assert figures["eval/held/pass_at_1"] == 0.75
-    assert figures["eval/held/pass_at_1_stderr"] == pytest.approx(math.sqrt(0.125 / 2))
-    assert figures["eval/held/error_frac"] == 0.2
+    metrics = summarise("held", "sampled", rows, Estimates())
+    assert metrics["eval/held/pass_at_1"] == 0.75
+    assert metrics["eval/held/pass_at_1_stderr"] == pytest.approx(math.sqrt(0.125 / 2))
+    assert metrics["eval/held/error_frac"] == 0.2
     assert "eval/held/greedy_pass_at_1" in summarise("held", "greedy", rows, Estimates())
 
 

@@ -73,11 +73,11 @@ def objective_of(stage: ActorUpdateStage, **changes: Any) -> Terms:
         "advantages": stub_models.advantages(kl_coef=0.1),
     }
     stage.run(STATES["actor"], **(inputs | changes))
-    return asked_of(stage)
+    return recorded_objective(stage)
 
 
-def asked_of(stage: ActorUpdateStage | CriticUpdateStage) -> Terms:
-    return cast(Terms, cast(stub_models.Models, stage.models).engine.asked["objective"])
+def recorded_objective(stage: ActorUpdateStage | CriticUpdateStage) -> Terms:
+    return cast(Terms, cast(stub_models.Models, stage.models).engine.calls["objective"])
 
 
 def losses_of(objective: Terms) -> list[type]:
@@ -160,7 +160,7 @@ def test_losses_and_gradients_ignore_masked_garbage(garbage: float) -> None:
         name: getattr(stub_models.advantages(), name) * kept for name in ("advantages", "returns", "token_rewards")
     })  # fmt: skip
     critic.run(STATES["critic"], stub_models.rollouts(), stub_models.values(), advantages)
-    for objective, entropy in ((actor, ones), (asked_of(critic), None)):
+    for objective, entropy in ((actor, ones), (recorded_objective(critic), None)):
         found = []
         for under in (7.0, garbage):
             outputs = stub_models.ACTOR.where(kept, under).requires_grad_()
@@ -170,7 +170,7 @@ def test_losses_and_gradients_ignore_masked_garbage(garbage: float) -> None:
             assert outputs.grad is not None
             found.append((loss.item(), outputs.grad.tolist()))
         assert found[0] == found[1]
-    assert not asked_of(critic).request.entropy
+    assert not recorded_objective(critic).request.entropy
 
 
 def test_reward_penalty_is_not_in_loss() -> None:
@@ -232,8 +232,8 @@ def test_token_is_in_loss_only_if_all_rejection_tests_pass() -> None:
     found = corrected((below, above))
     assert found.mask.tolist() == [[True, False, False], [True, False, True]]
     FLOAT32.check(found.weights, torch.tensor([[1.5, 0.0, 0.0], [1.0, 0.0, 2.0]]))
-    figures = {"weight_mean": 4.5 / 3, "rejected_frac": 2 / 5, "dropped_seqs": 0.0}
-    assert found.metrics() == pytest.approx({f"correction/{name}": value for name, value in figures.items()})
+    metrics = {"weight_mean": 4.5 / 3, "rejected_frac": 2 / 5, "dropped_seqs": 0.0}
+    assert found.metrics() == pytest.approx({f"correction/{name}": value for name, value in metrics.items()})
 
 
 def test_sequence_rejection_sees_all_tokens_of_sequence() -> None:
@@ -321,11 +321,11 @@ def test_corrected_update_metrics_use_kept_tokens() -> None:
         models=stub_models.Models(moved), plan=replace(plan(), minibatch_seqs=2), positive_nll_coef=0.1
     )
     advantages = replace(stub_models.advantages(), shaped=torch.tensor([1.0, 1.0]))
-    figures = stage.run(STATES["actor"], inputs[0], inputs[1], advantages, inputs[3]).metrics()
-    assert figures["policy/entropy_mean"] == 1.0
+    metrics = stage.run(STATES["actor"], inputs[0], inputs[1], advantages, inputs[3]).metrics()
+    assert metrics["policy/entropy_mean"] == 1.0
     # The token whose ratio is exp(5) does not count, and its likelihood is not raised.
-    assert figures["policy/ratio_max"] == 1.0
-    assert asked_of(stage).totals(BOTH) == (4, 4)
+    assert metrics["policy/ratio_max"] == 1.0
+    assert recorded_objective(stage).totals(BOTH) == (4, 4)
 
 
 def test_value_loss_uses_global_count_and_scale() -> None:
@@ -333,9 +333,9 @@ def test_value_loss_uses_global_count_and_scale() -> None:
     returns = stub_models.advantages(torch.tensor([[8.0, 8.0, 0.0], [0.0, 1.0, 2.0]]))  # of which it is one more
     stage.run(STATES["critic"], stub_models.rollouts(), stub_models.values(), returns)
     # Squared errors of row 1: 1, 0, 4; half of their sum over 5 tokens, scaled.
-    found = asked_of(stage)(torch.tensor([1]), TokenOutputs(torch.tensor([[0.0, 2.0, 1.0]])), (5,))
+    found = recorded_objective(stage)(torch.tensor([1]), TokenOutputs(torch.tensor([[0.0, 2.0, 1.0]])), (5,))
     FLOAT32.check(found, 0.5 * 5 / 2 / 5)
-    at_returns = asked_of(stage)(torch.tensor([1]), TokenOutputs(torch.tensor([[1.0, 2.0, 3.0]])), (5,))
+    at_returns = recorded_objective(stage)(torch.tensor([1]), TokenOutputs(torch.tensor([[1.0, 2.0, 3.0]])), (5,))
     FLOAT32.check(at_returns, 0.0)
 
 
@@ -353,7 +353,7 @@ def test_value_loss_uses_configured_aggregation(aggregation: Any, total: int, ex
     stage = critic_stage(scale=0.5, aggregation=aggregation)
     returns = stub_models.advantages(torch.tensor([[8.0, 8.0, 0.0], [0.0, 1.0, 2.0]]))  # of which it is one more
     stage.run(STATES["critic"], stub_models.rollouts(), stub_models.values(), returns)
-    objective = asked_of(stage)
+    objective = recorded_objective(stage)
     assert objective.totals(BOTH) == (total,)
     seen = torch.tensor([[7.0, 8.0, 5.0], [0.0, 2.0, 1.0]])
     shares = [objective(BOTH[row : row + 1], TokenOutputs(seen[row : row + 1]), (total,)) for row in (0, 1)]
@@ -376,11 +376,11 @@ def test_explained_variance_is_reported_before_and_after_update() -> None:
 
     stage = critic_stage(models=stub_models.Models(Learning()), plan=plan(epochs=2))
     old = stub_models.values(torch.tensor([[1.0, 2.0, 0.0], [-1.0, 0.5, 5.0]]))
-    figures = stage.run(STATES["critic"], stub_models.rollouts(), old, stub_models.advantages()).metrics()
+    metrics = stage.run(STATES["critic"], stub_models.rollouts(), old, stub_models.advantages()).metrics()
     # Returns less values before: 1, 1, 1, 1, -1: mean 0.6, squares 5 - 5 x 0.36 = 3.2.
-    assert figures["value/explained_variance"] == pytest.approx(1 - 3.2 / 9.2)
+    assert metrics["value/explained_variance"] == pytest.approx(1 - 3.2 / 9.2)
     # Less those of the second epoch: 0, 1, 0, 0, 0: mean 0.2, squares 1 - 5 x 0.04 = 0.8.
-    assert figures["value/explained_variance_last_epoch"] == pytest.approx(1 - 0.8 / 9.2)
+    assert metrics["value/explained_variance_last_epoch"] == pytest.approx(1 - 0.8 / 9.2)
 
 
 @pytest.mark.parametrize("changed", ["rollouts", "logprobs", "advantages", "fingerprint", "parent"])

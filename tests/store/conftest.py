@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fakes.components import fake_recipe
-from fakes.job import PPO_STORIES, Witness, play
+from fakes.job import PPO_STEP_FUNCTIONS, Witness, play
 from ppoctl.store import run_dir
 from ppoctl.store.attempt import Attempt, claim
 from ppoctl.store.manifest import Manifest
@@ -54,7 +54,7 @@ def disk() -> Disk:
 def paths(tmp_path: Path) -> RunPaths:
     """A run directory on which one attempt has started."""
     found = RunPaths(tmp_path / "run")
-    run_dir.create(found, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={})
+    run_dir.create(found, recipe_toml="", resolved={"steps": 1, **PPO_STEP_FUNCTIONS}, facts={})
     claim(found)
     return found
 

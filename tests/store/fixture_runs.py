@@ -63,18 +63,18 @@ def _make(name: str, folder: Path) -> None:
     FOLDER.mkdir(exist_ok=True)
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=9) as archive:
-        archive.add(folder / "run", "run", filter=_nobodys)
+        archive.add(folder / "run", "run", filter=_without_owner)
     kept(name).write_bytes(packed.getvalue())
 
 
-def _nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
+def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     return member
 
 
 if __name__ == "__main__":
-    for each in STOPS:
-        if not kept(each).exists():
+    for name in STOPS:
+        if not kept(name).exists():
             with tempfile.TemporaryDirectory() as made:
-                _make(each, Path(made))
+                _make(name, Path(made))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fakes.job import PPO_STORIES
+from fakes.job import PPO_STEP_FUNCTIONS
 from ppoctl.errors import StorageError, SupersededError
 from ppoctl.store import artifact, run_dir
 from ppoctl.store import manifest as manifests
@@ -19,22 +19,22 @@ from ppoctl.store.run_paths import MANIFEST, RunPaths
 from store.conftest import Disk, Stale, a_manifest, working
 
 
-def nobody(moment: str) -> None:
+def ignore_moment(moment: str) -> None:
     """Nobody is told."""
 
 
 @pytest.fixture
 def flushed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What was flushed to the disk, as inodes, in order."""
-    told: list[object] = []
+    inodes: list[object] = []
     fsync = os.fsync
 
     def record(descriptor: int) -> None:
-        told.append(os.fstat(descriptor).st_ino)
+        inodes.append(os.fstat(descriptor).st_ino)
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", record)
-    return told
+    return inodes
 
 
 def inode(path: Path) -> int:
@@ -67,9 +67,9 @@ def test_commit_renames_only_after_all_files_are_written(paths: RunPaths) -> Non
 def test_commit_never_overwrites_an_artifact(paths: RunPaths) -> None:
     folder = paths.stage(1, "values")
     attempt = working(paths, 1)
-    artifact.commit(folder, artifact.write_bytes({"a": b"first"}), a_manifest(), attempt, nobody)
+    artifact.commit(folder, artifact.write_bytes({"a": b"first"}), a_manifest(), attempt, ignore_moment)
     with pytest.raises(StorageError):
-        artifact.commit(folder, artifact.write_bytes({"a": b"second"}), a_manifest(), attempt, nobody)
+        artifact.commit(folder, artifact.write_bytes({"a": b"second"}), a_manifest(), attempt, ignore_moment)
     assert (folder / "a").read_bytes() == b"first"
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
@@ -77,7 +77,9 @@ def test_commit_never_overwrites_an_artifact(paths: RunPaths) -> None:
 def test_full_disk_leaves_no_folder_and_no_partial_artifact(paths: RunPaths, disk: Disk) -> None:
     folder = paths.state("actor", 1)
     with disk(100), pytest.raises(StorageError, match="File too large"):
-        artifact.commit(folder, artifact.write_bytes({"a": b"x" * 200}), a_manifest(), working(paths, 1), nobody)
+        artifact.commit(
+            folder, artifact.write_bytes({"a": b"x" * 200}), a_manifest(), working(paths, 1), ignore_moment
+        )
     assert not folder.parent.exists()
     assert list(working(paths, 1).own.iterdir()) == []
 
@@ -129,7 +131,7 @@ def test_small_file_write_is_atomic(paths: RunPaths, disk: Disk, flushed: list[o
 
 def test_run_directory_is_not_created_on_a_full_disk(tmp_path: Path, disk: Disk) -> None:
     with disk(10), pytest.raises(StorageError, match="cannot write"):
-        run_dir.create(RunPaths(tmp_path / "run"), recipe_toml="x" * 50, resolved=PPO_STORIES, facts={})
+        run_dir.create(RunPaths(tmp_path / "run"), recipe_toml="x" * 50, resolved=PPO_STEP_FUNCTIONS, facts={})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -173,7 +175,7 @@ def test_racing_claims_get_distinct_numbers_and_the_last_owns_the_run(paths: Run
 def test_run_facts_are_completed_only_once(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "run")
     made = {"sources": {"model": "m"}}
-    run_dir.create(paths, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts=made)
+    run_dir.create(paths, recipe_toml="", resolved={"steps": 1, **PPO_STEP_FUNCTIONS}, facts=made)
     attempt = claim(paths)
     run_dir.complete(attempt, {"model": "m", "tokenizer": "t"}, {"data.train": {"read": 3, "used": 2}})
     run_dir.complete(attempt, {"model": "m", "tokenizer": "t"}, {"data.train": {"read": 9, "used": 9}})

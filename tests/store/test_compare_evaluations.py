@@ -61,11 +61,11 @@ def test_p_value_matches_the_sign_permutation_test(differences: list[float]) -> 
 def test_confidence_interval_uses_students_t(pairs: int, quantile: float) -> None:
     differences = [0.5 if number % 2 else -0.25 for number in range(pairs)]
     mean = sum(differences) / pairs
-    spread = sqrt(sum((each - mean) ** 2 for each in differences) / (pairs - 1))
+    variance = sqrt(sum((each - mean) ** 2 for each in differences) / (pairs - 1))
     found = paired(differences)
-    assert (found.high - found.mean) == pytest.approx(quantile * spread / sqrt(pairs), rel=2e-3)
+    assert (found.high - found.mean) == pytest.approx(quantile * variance / sqrt(pairs), rel=2e-3)
     assert found.low + found.high == pytest.approx(2 * found.mean)
-    assert found.effect == pytest.approx(mean / spread)
+    assert found.effect == pytest.approx(mean / variance)
 
 
 def test_evaluations_are_compared_by_mean_score_per_prompt() -> None:
@@ -137,10 +137,10 @@ def test_compare_screen_shows_difference_and_changed_prompts(
     capsys.readouterr()
     assert run(["compare", "a.jsonl", "b.jsonl", "--eval", "--json"]) == 0
     both = json.loads(capsys.readouterr().out)
-    [told] = both["sets"]
-    assert len(told["changed"]) == 10
+    [compared] = both["sets"]
+    assert len(compared["changed"]) == 10
     assert both["not_compared"] == []
-    assert told["difference"]["p_value"] == pytest.approx(22 / 1024)
+    assert compared["difference"]["p_value"] == pytest.approx(22 / 1024)
 
 
 def test_sets_in_only_one_evaluation_are_listed(

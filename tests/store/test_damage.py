@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fakes.components import fake_recipe
-from fakes.job import play, result, saved_pairs
+from fakes.job import play, result, saved_checkpoints
 from ppoctl.errors import CorruptArtifactError, RecipeError, StorageError
 from ppoctl.store.compare import compare
 from ppoctl.store.discard import repair, roll_back
@@ -70,7 +70,7 @@ def test_recovery_from_the_hint_gives_the_undamaged_result(
 ) -> None:
     saves, half, whole = stopped
     paths = RunPaths(shutil.copytree(half, tmp_path / "run"))
-    pair = saved_pairs(paths)[-1]
+    pair = saved_checkpoints(paths)[-1]
     HOW[how](paths.root / WHERE[where].format(pair=pair, last=STOPPED_IN[saves]))
     plan = plan_resume(paths)
     unsaid = how in ("delete", "a folder") and "manifest" in where  # no manifest: nothing was committed there
@@ -80,8 +80,8 @@ def test_recovery_from_the_hint_gives_the_undamaged_result(
             plan.require_intact(paths)
         assert raised.value.hint is not None
         assert raised.value.hint.endswith(f"ppoctl resume {paths.root} --allow-missing")
-        mended, _ = repair(paths, plan)
-        assert not mended.broken
+        repaired, _ = repair(paths, plan)
+        assert not repaired.broken
     play(paths.root, fake_recipe(**SAVES[saves]))
     assert result(paths.root)["states"] == result(whole)["states"]
     assert compare(paths.ledger, RunPaths(whole).ledger).first is None
@@ -130,7 +130,7 @@ def test_changed_ledger_line_fails_its_checksum(stopped: tuple[str, Path, Path],
 
 def test_flipped_bit_in_a_manifest_fails_its_checksum(stopped: tuple[str, Path, Path], tmp_path: Path) -> None:
     paths = RunPaths(shutil.copytree(stopped[1], tmp_path / "run"))
-    pair = saved_pairs(paths)[-1]
+    pair = saved_checkpoints(paths)[-1]
     path = paths.state("actor", pair) / "manifest.json"
     path.write_text(path.read_text().replace('"updates": ', '"updates": 1'))
     (item,) = plan_resume(paths).broken
@@ -142,7 +142,7 @@ def test_roll_back_moves_later_steps_and_states_aside(tmp_path: Path) -> None:
     tables = SAVES["two pairs"]
     layout = stop_at(tmp_path / "half", "6 logprobs starts", **tables)
     play(tmp_path / "whole", fake_recipe(**tables))
-    newest, older = saved_pairs(layout)[-1], saved_pairs(layout)[-2]
+    newest, older = saved_checkpoints(layout)[-1], saved_checkpoints(layout)[-2]
     shutil.copytree(layout.state("critic", newest), layout.at_stop / "critic")
     plan, done = roll_back(layout, older)
     assert (plan.start, plan.broken) == (older, ())
@@ -162,9 +162,9 @@ def test_roll_back_moves_later_steps_and_states_aside(tmp_path: Path) -> None:
 def test_roll_back_by_one_step_discards_states_of_that_step(tmp_path: Path) -> None:
     checkpoint = {"every_steps": 1, "keep_last": 3, "asynchronous": False}
     layout = stop_at(tmp_path / "run", "4 rollout starts", checkpoint=checkpoint, steps=4)
-    assert saved_pairs(layout) == [1, 2, 3]
+    assert saved_checkpoints(layout) == [1, 2, 3]
     roll_back(layout, 2)
-    assert saved_pairs(layout) == [1, 2]
+    assert saved_checkpoints(layout) == [1, 2]
 
 
 def test_run_restarts_if_every_checkpoint_is_broken(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_run_restarts_if_every_checkpoint_is_broken(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "half", "6 logprobs starts", **tables)
     play(tmp_path / "whole", fake_recipe(**tables))
     assert not layout.stage(1, "actor_update").exists()
-    for step in saved_pairs(layout):
+    for step in saved_checkpoints(layout):
         flip(layout.state("critic", step) / "table.bin")
     plan, done = repair(layout, plan_resume(layout))
     assert plan.start == 0
@@ -195,7 +195,7 @@ class OldListing(RunPaths):
 @pytest.mark.timeout(30)
 def test_repair_stops_if_an_item_breaks_again(stopped: tuple[str, Path, Path], tmp_path: Path) -> None:
     root = shutil.copytree(stopped[1], tmp_path / "run")
-    layout = OldListing(root, tuple(saved_pairs(RunPaths(root))))
+    layout = OldListing(root, tuple(saved_checkpoints(RunPaths(root))))
     newest = layout.known[-1]
     flip(layout.state("actor", newest) / "table.bin")
     with pytest.raises(StorageError, match=rf"`states/actor/{newest:06d}` \(missing\).* is broken again") as raised:
@@ -203,5 +203,5 @@ def test_repair_stops_if_an_item_breaks_again(stopped: tuple[str, Path, Path], t
     assert raised.value.hint is not None
     assert raised.value.hint.endswith(f"ppoctl resume {root} --allow-missing")
     # The hint's command repairs the run once the listing is current.
-    mended, _ = repair(RunPaths(root), plan_resume(RunPaths(root)))
-    assert not mended.broken
+    repaired, _ = repair(RunPaths(root), plan_resume(RunPaths(root)))
+    assert not repaired.broken

@@ -13,7 +13,7 @@ import pytest
 
 from end_to_end.drill import side_by_side
 from fakes.components import fake_recipe
-from fakes.job import PPO_STORIES, Witness, open_run, play, result
+from fakes.job import PPO_STEP_FUNCTIONS, Witness, open_run, play, result
 from ppoctl.errors import StorageError, SupersededError
 from ppoctl.loop.run import run
 from ppoctl.store import artifact, run_dir
@@ -120,8 +120,8 @@ def test_overtaken_attempt_changes_nothing_at_any_moment(tmp_path: Path) -> None
             raise
 
     # All 250 of them take minutes; neighbours differ little.
-    drawn = [*moments[3::EACH], *checks[1::EACH]]
-    side_by_side([partial(at, number, name) for number, name in enumerate(drawn)])
+    selected = [*moments[3::EACH], *checks[1::EACH]]
+    side_by_side([partial(at, number, name) for number, name in enumerate(selected)])
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_attempt_of_a_replaced_run_cannot_write_to_the_new_run(tmp_path: Path) -
     for _ in range(2):
         if paths.root.exists():
             run_dir.remove(paths)
-        run_dir.create(paths, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={})
+        run_dir.create(paths, recipe_toml="", resolved={"steps": 1, **PPO_STEP_FUNCTIONS}, facts={})
         attempts.append(claim(paths))
     old, newer = attempts
     assert old.number == newer.number == 1
@@ -192,7 +192,7 @@ def test_folder_being_moved_aside_survives_a_new_claim(paths: RunPaths, old: Att
 def test_claim_finishes_while_the_old_attempt_keeps_writing(paths: RunPaths, old: Attempt) -> None:
     begun, refused = threading.Event(), list[OSError]()
 
-    def goes_on() -> None:
+    def keeps_writing() -> None:
         number = 0
         while not refused:
             try:
@@ -207,7 +207,7 @@ def test_claim_finishes_while_the_old_attempt_keeps_writing(paths: RunPaths, old
             if number == 20:
                 begun.set()
 
-    writer = threading.Thread(target=goes_on)
+    writer = threading.Thread(target=keeps_writing)
     writer.start()
     begun.wait()
     claim(paths)
@@ -242,7 +242,7 @@ def test_draft_under_deletion_cannot_be_published(
 
 def test_claim_closes_attempts_of_an_earlier_version(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "run")
-    run_dir.create(paths, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={})
+    run_dir.create(paths, recipe_toml="", resolved={"steps": 1, **PPO_STEP_FUNCTIONS}, facts={})
     for number in (1, 2):
         paths.attempt(number).mkdir()
     assert claim(paths).number == 3

@@ -27,16 +27,18 @@ def test_fixture_run_is_intact_and_resumes_to_todays_result(tmp_path: Path, name
     play(root, recipe(steps=5))
     play(tmp_path / "today", recipe(steps=5))
     assert layout.ledger.read_bytes().startswith(before)
-    told, today = (figures(each) for each in (layout, RunPaths(tmp_path / "today")))
+    kept_metrics, today = (metrics_by_step(each) for each in (layout, RunPaths(tmp_path / "today")))
     for step in today:
         # What has trained is counted from the first step that counted it.
         left_out = ("trained/", "eval/") if step == 3 else ("trained/",)
-        told[step] = {name: value for name, value in told[step].items() if not name.startswith(left_out)}
-        known = {name: today[step][name] for name in told[step]}  # not what is a figure since
-        assert told[step] == pytest.approx(known, rel=1e-4, abs=1e-6), step
+        kept_metrics[step] = {
+            name: value for name, value in kept_metrics[step].items() if not name.startswith(left_out)
+        }
+        known = {name: today[step][name] for name in kept_metrics[step]}  # not what is a figure since
+        assert kept_metrics[step] == pytest.approx(known, rel=1e-4, abs=1e-6), step
 
 
-def figures(paths: RunPaths) -> dict[int, dict[str, float]]:
+def metrics_by_step(paths: RunPaths) -> dict[int, dict[str, float]]:
     """By step, whichever stage tells them: where one was journaled twice, the later."""
     found: dict[int, dict[str, float]] = {}
     for line in read_lines(paths.journal):

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from fakes.components import BigramGenerator, fake_recipe, fake_sockets
+from fakes.components import BigramGenerator, fake_components, fake_recipe
 from fakes.job import Witness, open_run, result
 from ppoctl.batch.records import Rewards
 from ppoctl.batch.scores import Score, ScoreRequest
@@ -30,12 +30,12 @@ class TokenScorer:
     """Scores in a thread of its own, the last request first, with one figure for each token: 1 where it is even."""
 
     def __init__(self) -> None:
-        self.asked: list[ScoreRequest] = []
+        self.requests: list[ScoreRequest] = []
         self._waiting: SimpleQueue[tuple[ScoreRequest, Future[Score]]] = SimpleQueue()
         threading.Thread(target=self._serve, daemon=True).start()
 
     def submit(self, request: ScoreRequest) -> Future[Score]:
-        self.asked.append(request)
+        self.requests.append(request)
         future: Future[Score] = Future()
         self._waiting.put((request, future))
         return future
@@ -50,8 +50,8 @@ class TokenScorer:
                 batch.append(self._waiting.get())
             for request, future in reversed(batch):
                 if future.set_running_or_notify_cancel():
-                    figures = tuple(float(token % 2 == 0) for token in request.token_ids)
-                    future.set_result(Score(sum(figures), "ok", token_values=figures))
+                    token_values = tuple(float(token % 2 == 0) for token in request.token_ids)
+                    future.set_result(Score(sum(token_values), "ok", token_values=token_values))
 
 
 def recipe() -> Recipe:
@@ -60,15 +60,15 @@ def recipe() -> Recipe:
 
 def go(root: Path, witness: Witness) -> tuple[TokenScorer, BigramGenerator, list[int]]:
     """A run to its end: its scorer, its generator, and how many samples were drawn at each request."""
-    scorer, drawn = TokenScorer(), list[int]()
-    sockets = fake_sockets(recipe(), on_minibatch=witness.on_minibatch, on_file=witness.on_file)
-    wiring = open_run(root, recipe(), witness, sockets=replace(sockets, scorer=scorer))
+    scorer, at_request = TokenScorer(), list[int]()
+    components = fake_components(recipe(), on_minibatch=witness.on_minibatch, on_file=witness.on_file)
+    wiring = open_run(root, recipe(), witness, components=replace(components, scorer=scorer))
     assert isinstance(wiring.generator, BigramGenerator)
     submit, generator = scorer.submit, wiring.generator
-    scorer.submit = lambda request: (drawn.append(generator.drawn), submit(request))[1]  # type: ignore[method-assign]
+    scorer.submit = lambda request: (at_request.append(generator.num_generated), submit(request))[1]  # type: ignore[method-assign]
     with suppress(StopError):
         run(wiring.job)
-    return scorer, generator, drawn
+    return scorer, generator, at_request
 
 
 def stopping_at(moment: str) -> Witness:
@@ -82,7 +82,7 @@ def stopping_at(moment: str) -> Witness:
 def test_each_response_is_scored_once_right_after_generation(tmp_path: Path) -> None:
     scorer, _, drawn = go(tmp_path / "run", Witness())
     assert drawn[:16] == list(range(1, 17))
-    assert len(scorer.asked) == 16 + EVALUATED
+    assert len(scorer.requests) == 16 + EVALUATED
 
 
 def test_token_scores_are_committed_and_reach_the_advantages(tmp_path: Path) -> None:
@@ -116,9 +116,9 @@ def test_run_stopped_during_overlapped_scoring_commits_the_same(
     assert result(tmp_path / "run") == whole
     if moment == "inside rollout after 4 samples":
         # The recalled ones are scored too.
-        assert (generator.drawn, len(scorer.asked)) == (4 + 8 + EVALUATED, 8 + 8 + EVALUATED)
+        assert (generator.num_generated, len(scorer.requests)) == (4 + 8 + EVALUATED, 8 + 8 + EVALUATED)
     if moment == "2 reward renamed":
-        assert len(scorer.asked) == EVALUATED
+        assert len(scorer.requests) == EVALUATED
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from fakes.components import BigramGenerator, EvenScorer, fake_recipe, fake_sockets
+from fakes.components import BigramGenerator, EvenScorer, fake_components, fake_recipe
 from fakes.job import Stops, Witness, open_run, play, result
 from ppoctl.cli.app import run as run_command
 from ppoctl.errors import CorruptArtifactError, PreemptedError, StorageError, SupersededError
@@ -55,7 +55,7 @@ def test_damage_to_eval_samples_is_named(tmp_path: Path) -> None:
 
 
 def test_no_stage_starts_after_a_stop_request(tmp_path: Path) -> None:
-    witness, gate = Witness(), Stops(when=lambda asked: True)
+    witness, gate = Witness(), Stops(when=lambda gate: True)
     with pytest.raises(PreemptedError):
         run(open_run(tmp_path / "run", fake_recipe(), witness, gate=gate).job)
     assert witness.moments == []
@@ -69,7 +69,7 @@ def test_finished_samples_of_a_stopped_rollout_are_not_regenerated(tmp_path: Pat
     generator = cast(BigramGenerator, wiring.generator)
     stages, actor = wiring.job.stages(1), wiring.job.states.initial["actor"]
     wiring.job.runner.at(1)(stages.rollout, actor, wiring.job.prompts(1))
-    assert generator.drawn == 4
+    assert generator.num_generated == 4
     run(wiring.job)
     play(tmp_path / "whole", fake_recipe(steps=1))
     assert result(layout.root)["states"] == result(tmp_path / "whole")["states"]
@@ -100,7 +100,7 @@ def test_stopped_evaluation_generates_only_missing_samples(tmp_path: Path) -> No
     stage = wiring.job.evaluate(0)
     assert stage is not None
     wiring.job.runner.at(0)(stage, wiring.job.states.initial["actor"])
-    assert generator.drawn == EVALUATED - EVALUATED // 2
+    assert generator.num_generated == EVALUATED - EVALUATED // 2
     assert not layout.parts(0, "eval").exists()
     run(wiring.job)
     play(tmp_path / "whole", fake_recipe(steps=1))
@@ -117,10 +117,12 @@ def test_signal_stops_an_evaluation_after_the_current_sample(tmp_path: Path) -> 
         wiring = open_run(paths.root, fake_recipe(steps=1), Witness(act=act), gate=gate)
         with pytest.raises(PreemptedError, match="stopped by SIGTERM at `eval` of step 0"):
             run(wiring.job)
-    assert cast(BigramGenerator, wiring.generator).drawn == EVALUATED // 2
+    assert cast(BigramGenerator, wiring.generator).num_generated == EVALUATED // 2
     again = play(paths.root, fake_recipe(steps=1))
     play(tmp_path / "whole", fake_recipe(steps=1))
-    assert cast(BigramGenerator, again.generator).drawn == EVALUATED // 2 + 8 + EVALUATED  # step 0, step 1, its eval
+    assert (
+        cast(BigramGenerator, again.generator).num_generated == EVALUATED // 2 + 8 + EVALUATED
+    )  # step 0, step 1, its eval
     assert result(paths.root) == result(tmp_path / "whole")
 
 
@@ -130,11 +132,11 @@ def test_evaluation_keeps_samples_if_its_scorer_fails(tmp_path: Path) -> None:
             raise StopError
 
     recipe, root = fake_recipe(steps=1), tmp_path / "run"
-    wiring = open_run(root, recipe, Witness(), sockets=replace(fake_sockets(recipe), scorer=Fails()))
+    wiring = open_run(root, recipe, Witness(), components=replace(fake_components(recipe), scorer=Fails()))
     with pytest.raises(StopError):
         run(wiring.job)
     again = play(root, recipe)
-    assert cast(BigramGenerator, again.generator).drawn == 8 + EVALUATED  # step 1 and its evaluation
+    assert cast(BigramGenerator, again.generator).num_generated == 8 + EVALUATED  # step 1 and its evaluation
 
 
 def test_finished_samples_load_only_for_their_key_and_if_intact(paths: RunPaths) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from fakes.bigram import BigramTrainer
 from fakes.components import fake_recipe
-from fakes.job import Wiring, Witness, open_run, play, result, saved_pairs
+from fakes.job import Wiring, Witness, open_run, play, result, saved_checkpoints
 from ppoctl.batch.records import Carry, State
 from ppoctl.errors import HealthStopError, StorageError
 from ppoctl.loop.run import run, start_point
@@ -46,11 +46,11 @@ class StopsAt:
     def replay(self, history: Sequence[tuple[int, Mapping[str, float]]]) -> None:
         pass
 
-    def check(self, step: int, figures: Mapping[str, float]) -> list[Stop]:
+    def check(self, step: int, metrics: Mapping[str, float]) -> list[Stop]:
         return [Stop()] if step in self.steps else []
 
-    def would_stop(self, step: int, figures: Mapping[str, float]) -> bool:
-        return bool(self.check(step, figures))
+    def would_stop(self, step: int, metrics: Mapping[str, float]) -> bool:
+        return bool(self.check(step, metrics))
 
 
 def trainer(wiring: Wiring, role: str) -> BigramTrainer:
@@ -70,9 +70,9 @@ def test_saved_state_has_its_updates_and_carry(tmp_path: Path) -> None:
 def test_trained_totals_count_all_steps_and_survive_a_resume(tmp_path: Path, moment: str) -> None:
     layout = stop_at(tmp_path / "run", moment, **EVERY_SECOND)
     journal = play(layout.root, fake_recipe(**EVERY_SECOND)).job.journal
-    drawn = [journal.metrics(step)["rollout/tokens"] for step in range(1, 5)]
+    num_tokens = [journal.metrics(step)["rollout/tokens"] for step in range(1, 5)]
     counted = [journal.metrics(step)["trained/tokens"] for step in range(1, 5)]
-    assert counted == [sum(drawn[: step + 1]) for step in range(4)]
+    assert counted == [sum(num_tokens[: step + 1]) for step in range(4)]
     assert [journal.metrics(step)["trained/seqs"] for step in range(1, 5)] == [8, 16, 24, 32]
     assert saved_state(layout, "actor", 4)[1].trained_tokens == counted[-1]
 
@@ -99,7 +99,7 @@ def test_replay_counts_steps_and_updates_like_the_first_run(tmp_path: Path, sche
 
 def test_state_of_one_role_is_not_a_checkpoint(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "2 state/actor writing", **EVERY_SECOND)
-    assert (layout.saved_steps("critic"), layout.saved_steps("actor"), saved_pairs(layout)) == ([2], [], [])
+    assert (layout.saved_steps("critic"), layout.saved_steps("actor"), saved_checkpoints(layout)) == ([2], [], [])
     wiring = open_run(layout.root, fake_recipe(**EVERY_SECOND), Witness())
     assert start_point(wiring.job)[0] == 0
 
@@ -155,7 +155,7 @@ def test_health_stop_saves_an_unhealthy_checkpoint_that_can_resume(tmp_path: Pat
     with pytest.raises(HealthStopError, match="reward fell"):
         run(open_run(tmp_path / "run", recipe, Witness(), health=StopsAt((2,))).job)
     paths = RunPaths(tmp_path / "run")
-    assert saved_pairs(paths) == [2]
+    assert saved_checkpoints(paths) == [2]
     assert [manifest_of(paths, role, 2).extra["healthy"] for role in ("actor", "critic")] == [False, False]
     assert not paths.step(3).exists()
     play(paths.root, recipe)
@@ -170,7 +170,7 @@ def test_last_healthy_checkpoint_outlives_unhealthy_checkpoints(tmp_path: Path) 
             run(open_run(tmp_path / "run", recipe, Witness(), health=StopsAt(stops)).job)
     paths = RunPaths(tmp_path / "run")
     Retention(claim(paths), outlines_of(paths), keep_last=2, keep_rollouts_every_steps=0).apply()
-    assert saved_pairs(paths) == [1, 2, 3, 4]
+    assert saved_checkpoints(paths) == [1, 2, 3, 4]
     assert paths.stage(2, "actor_update").is_dir()
 
 
@@ -184,7 +184,7 @@ def test_half_removed_state_is_not_a_checkpoint(tmp_path: Path, monkeypatch: pyt
     with monkeypatch.context() as killed:  # a kill before the first file of a folder is gone
         killed.setattr(shutil, "rmtree", lambda folder, **options: None)
         Retention(claim(layout), outlines_of(layout), keep_last=1, keep_rollouts_every_steps=0).apply()
-    assert saved_pairs(layout) == [3]
+    assert saved_checkpoints(layout) == [3]
     assert manifests.read(layout.stage(2, "rollout")) is None
 
 
@@ -192,7 +192,7 @@ def test_resume_from_an_older_checkpoint_gives_the_same_result(tmp_path: Path) -
     tables = {"steps": 7, "checkpoint": {"every_steps": 2, "keep_last": 2, "asynchronous": False}}
     play(tmp_path / "whole", fake_recipe(**tables))
     layout = stop_at(tmp_path / "run", "7 actor_update starts", **tables)
-    assert (saved_pairs(layout), layout.stage(4, "actor_update").exists()) == ([4, 6], False)
+    assert (saved_checkpoints(layout), layout.stage(4, "actor_update").exists()) == ([4, 6], False)
     (layout.state("actor", 6) / "table.bin").unlink()
     repair(layout, plan_resume(layout))
     play(layout.root, fake_recipe(**tables))

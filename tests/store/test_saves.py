@@ -10,7 +10,7 @@ import pytest
 
 from fakes.bigram import BigramSaving
 from fakes.components import fake_recipe
-from fakes.job import Stops, Witness, open_run, play, result, saved_pairs
+from fakes.job import Stops, Witness, open_run, play, result, saved_checkpoints
 from ppoctl.batch.digest import FileDigest
 from ppoctl.errors import HealthStopError, PreemptedError, StorageError
 from ppoctl.loop.run import run
@@ -75,11 +75,11 @@ def test_state_needs_its_manifest_and_older_states_are_removed_later(tmp_path: P
         for role in ("actor", "critic"):
             for step in paths.saved_steps(role):
                 assert (paths.state(role, step) / MANIFEST).is_file(), name
-        pairs.append(saved_pairs(paths))
+        pairs.append(saved_checkpoints(paths))
         folders.append(sum(1 for role in ("actor", "critic") for _ in paths.state(role, 1).parent.glob("*")))
 
     play(paths.root, fake_recipe(steps=STEPS), Witness(act=look, looks=looks))
-    assert saved_pairs(paths) == [STEPS - 1, STEPS]
+    assert saved_checkpoints(paths) == [STEPS - 1, STEPS]
     newest = [max(found, default=0) for found in pairs]
     assert newest == sorted(newest)
     since_two = pairs[next(i for i, found in enumerate(pairs) if len(found) == 2) :]
@@ -116,7 +116,7 @@ def test_full_disk_during_an_asynchronous_save_raises_at_next_check(
     assert "df -h" in raised.value.hint
     assert witness.moments[-1] == raised_after
     paths = RunPaths(tmp_path / "run")
-    assert saved_pairs(paths) == []
+    assert saved_checkpoints(paths) == []
     assert not working(paths, 1).draft(paths.state("critic", 1)).exists()
     play(tmp_path / "run", fake_recipe(steps=2))
     play(tmp_path / "whole", fake_recipe(steps=2))
@@ -134,11 +134,11 @@ def no_space(saving: BigramSaving) -> None:
 
 
 def test_stopped_run_finishes_pending_saves(tmp_path: Path) -> None:
-    witness, gate = Witness(looks=inf), Stops(when=lambda asked: asked.at == (2, "logprobs"))
+    witness, gate = Witness(looks=inf), Stops(when=lambda gate: gate.at == (2, "logprobs"))
     with pytest.raises(PreemptedError):
         run(open_run(tmp_path / "run", fake_recipe(), witness, gate=gate).job)
     assert "2 values renamed" in witness.moments
-    assert saved_pairs(RunPaths(tmp_path / "run")) == [1]
+    assert saved_checkpoints(RunPaths(tmp_path / "run")) == [1]
     assert witness.moments[-1] == "1 state/actor renamed"
 
 
@@ -156,31 +156,31 @@ class StopsAtOnce:
     def replay(self, history: Sequence[tuple[int, Mapping[str, float]]]) -> None:
         pass
 
-    def check(self, step: int, figures: Mapping[str, float]) -> list[Stop]:
+    def check(self, step: int, metrics: Mapping[str, float]) -> list[Stop]:
         return [Stop()]
 
-    def would_stop(self, step: int, figures: Mapping[str, float]) -> bool:
-        return bool(self.check(step, figures))
+    def would_stop(self, step: int, metrics: Mapping[str, float]) -> bool:
+        return bool(self.check(step, metrics))
 
 
 def test_health_stop_finishes_pending_saves(tmp_path: Path) -> None:
     wiring = open_run(tmp_path / "run", fake_recipe(), Witness(looks=inf), health=StopsAtOnce())
     with pytest.raises(HealthStopError):
         run(wiring.job)
-    assert saved_pairs(RunPaths(tmp_path / "run")) == [1]
+    assert saved_checkpoints(RunPaths(tmp_path / "run")) == [1]
 
 
 def test_unfinished_save_is_swept_and_repeated(tmp_path: Path) -> None:
     paths = stop_at(tmp_path / "run", "2 values starts")
     unfinished = working(paths, 1).draft(paths.state("actor", 1))
     play(tmp_path / "whole")
-    assert (saved_pairs(paths), unfinished.exists()) == ([1], False)  # written by then
+    assert (saved_checkpoints(paths), unfinished.exists()) == ([1], False)  # written by then
     slow = Witness(looks=inf, act=stopping_at("2 values starts"))
     with pytest.raises(ZeroDivisionError):
         play(tmp_path / "slow", fake_recipe(), slow)
     paths = RunPaths(tmp_path / "slow")
     unfinished = working(paths, 1).draft(paths.state("actor", 1))
-    assert (saved_pairs(paths), unfinished.exists()) == ([], True)
+    assert (saved_checkpoints(paths), unfinished.exists()) == ([], True)
     play(paths.root)
     assert not unfinished.exists()
     assert result(paths.root) == result(tmp_path / "whole")

@@ -8,7 +8,7 @@ import pytest
 
 from fakes.bigram import BigramTrainer
 from fakes.components import fake_recipe
-from fakes.job import Stops, Witness, open_run, play, result, saved_pairs
+from fakes.job import Stops, Witness, open_run, play, result, saved_checkpoints
 from ppoctl.errors import PreemptedError, StorageError
 from ppoctl.loop.run import run, start_point
 from ppoctl.loop.step_functions import PPO, outline
@@ -92,19 +92,19 @@ def test_replay_with_rounding_differences_is_counted(tmp_path: Path) -> None:
     assert wiring.job.states.replays("critic") == 0
 
 
-def figures(*losses: float, clip_frac: float = 0.0) -> dict[str, list[float]]:
+def minibatch_metrics(*losses: float, clip_frac: float = 0.0) -> dict[str, list[float]]:
     return {"loss": list(losses), "grad_norm": [1.0], "lr": [0.1], "clip_frac": [clip_frac]}
 
 
 def test_replay_gap_is_relative_and_infinite_for_other_shapes() -> None:
-    assert largest_gap(figures(1.0, 2.0), figures(1.0, 2.0)) == 0
-    assert largest_gap(figures(1.0, 2.0), figures(1.0, 2.2)) == pytest.approx(0.2 / 2.2)
-    assert largest_gap(figures(1.0), figures(1.0, 2.0)) == float("inf")
-    assert largest_gap(figures(1.0), figures(float("nan"))) == float("inf")
+    assert largest_gap(minibatch_metrics(1.0, 2.0), minibatch_metrics(1.0, 2.0)) == 0
+    assert largest_gap(minibatch_metrics(1.0, 2.0), minibatch_metrics(1.0, 2.2)) == pytest.approx(0.2 / 2.2)
+    assert largest_gap(minibatch_metrics(1.0), minibatch_metrics(1.0, 2.0)) == float("inf")
+    assert largest_gap(minibatch_metrics(1.0), minibatch_metrics(float("nan"))) == float("inf")
 
 
 def test_clip_fraction_changed_by_one_token_is_only_inexact() -> None:
-    assert 0 < largest_gap(figures(1.0, clip_frac=0.5), figures(1.0, clip_frac=0.4)) < 1e-3
+    assert 0 < largest_gap(minibatch_metrics(1.0, clip_frac=0.5), minibatch_metrics(1.0, clip_frac=0.4)) < 1e-3
 
 
 def test_retention_keeps_two_checkpoints_and_periodic_rollouts(tmp_path: Path) -> None:
@@ -137,15 +137,15 @@ def test_checkpoint_of_a_stop_is_removed_by_the_next_checkpoint(tmp_path: Path) 
     recipe = fake_recipe(steps=8, checkpoint={"every_steps": 2, "keep_last": 2, "asynchronous": False})
     layout, found = RunPaths(tmp_path / "run"), []
     for at in ((4, "rollout"), (6, "rollout"), (7, "values"), (8, "rollout")):
-        gate = Stops(when=lambda asked, at=at: asked.at == at)
+        gate = Stops(when=lambda gate, at=at: gate.at == at)
         with pytest.raises(PreemptedError):
             run(open_run(layout.root, recipe, Witness(), gate=gate).job)
-        found.append(saved_pairs(layout))
+        found.append(saved_checkpoints(layout))
     # Of steps 3, 5 and 7, which the cadence does not save; step 6 stopped within 7 is a pair of the cadence.
     assert found == [[2, 3], [2, 4, 5], [4, 6], [4, 6, 7]]
     assert manifests.require(layout.state("actor", 7)).extra["at_stop"]
     play(layout.root, recipe)
-    assert saved_pairs(layout) == [6, 8]
+    assert saved_checkpoints(layout) == [6, 8]
     play(tmp_path / "whole", recipe)
     assert result(layout.root) == result(tmp_path / "whole")
 
@@ -212,10 +212,10 @@ def test_at_stop_states_load_only_under_the_same_layout(tmp_path: Path, shards: 
         run(wiring.job)
     assert wiring.job.states.keep_residents() == ["actor", "critic"]
     again = fake_recipe(**tables, actor={"optimizer": {"lr": 0.05}, "parallel": {"data": shards}})
-    job, said = open_run(tmp_path / "run", again, Witness()).job, list[str]()
-    job.states.notify = said.append
+    job, messages = open_run(tmp_path / "run", again, Witness()).job, list[str]()
+    job.states.notify = messages.append
     run(job)
-    assert [text.split()[1] for text in said if text.startswith("replayed")] == replayed
+    assert [text.split()[1] for text in messages if text.startswith("replayed")] == replayed
 
 
 def test_best_actor_is_kept_as_weights_only(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_best_actor_is_kept_as_weights_only(tmp_path: Path) -> None:
 
 def test_late_saved_state_has_the_ledger_size_of_its_step(tmp_path: Path) -> None:
     """Steps 3 and 4 are in the ledger already when the pair of step 2 is made again; they may be drawn anew."""
-    told = []
+    ledger_sizes = []
     for lost in (False, True):
         paths = RunPaths(tmp_path / f"lost {lost}")
         with pytest.raises(StopError):
@@ -240,5 +240,5 @@ def test_late_saved_state_has_the_ledger_size_of_its_step(tmp_path: Path) -> Non
         play(paths.root, fake_recipe(**EVERY_SECOND))
         found = manifests.read(paths.state("actor", 2))
         assert found is not None
-        told.append(found.extra["ledger_bytes"])
-    assert told[0] == told[1] > 0
+        ledger_sizes.append(found.extra["ledger_bytes"])
+    assert ledger_sizes[0] == ledger_sizes[1] > 0

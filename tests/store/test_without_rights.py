@@ -6,14 +6,14 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from fakes.job import PPO_STORIES
+from fakes.job import PPO_STEP_FUNCTIONS
 from ppoctl.errors import PpoctlError
 from ppoctl.store import run_dir
 from ppoctl.store.disk import refused
 from ppoctl.store.run_paths import RunPaths
 
 
-def told_to_nobody(look: Callable[[], object]) -> str:
+def message_without_rights(look: Callable[[], object]) -> str:
     """What is said, hint and all, when a process without rights looks at something."""
     reading, writing = os.pipe()
     if not os.fork():
@@ -32,8 +32,8 @@ def told_to_nobody(look: Callable[[], object]) -> str:
             os._exit(0)
     os.close(writing)
     os.wait()
-    with os.fdopen(reading) as told:
-        return told.read()
+    with os.fdopen(reading) as message:
+        return message.read()
 
 
 def test_unreadable_file_is_named_with_its_closed_folder() -> None:
@@ -42,23 +42,23 @@ def test_unreadable_file_is_named_with_its_closed_folder() -> None:
         Path(above).chmod(0o755)
         shut = Path(above) / "shut"
         shut.mkdir(mode=0)
-        told = told_to_nobody((shut / "manifest.json").stat)
+        message = message_without_rights((shut / "manifest.json").stat)
         shut.chmod(0o700)
     says = f"cannot use `{shut}/manifest.json`: Permission denied"
-    assert told == f"{says} | look at owner and rights: ls -ld {shut}"
+    assert message == f"{says} | look at owner and rights: ls -ld {shut}"
 
 
 def test_unreadable_recipes_are_not_reported_missing() -> None:
     with tempfile.TemporaryDirectory() as above:
         Path(above).chmod(0o755)
         paths = RunPaths(Path(above) / "run")
-        run_dir.create(paths, recipe_toml="", resolved={"steps": 1, **PPO_STORIES}, facts={})
+        run_dir.create(paths, recipe_toml="", resolved={"steps": 1, **PPO_STEP_FUNCTIONS}, facts={})
         paths.root.chmod(0o755)
         paths.recipes.chmod(0)
-        told = told_to_nobody(lambda: run_dir.recipes(paths))
+        message = message_without_rights(lambda: run_dir.recipes(paths))
         paths.recipes.chmod(0o700)
     says = f"cannot read `{paths.recipes}`: Permission denied"
-    assert told == f"{says} | look at owner and rights: ls -ld {paths.recipes}"
+    assert message == f"{says} | look at owner and rights: ls -ld {paths.recipes}"
 
 
 def test_permission_errors_without_a_file_are_left_unchanged() -> None:

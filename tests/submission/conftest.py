@@ -25,7 +25,7 @@ class Programs:
     folder: Path
 
     @property
-    def asked(self) -> list[str]:
+    def calls(self) -> list[str]:
         file = self.folder / "asked"
         return file.read_text("utf-8").splitlines() if file.exists() else []
 

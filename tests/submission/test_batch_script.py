@@ -48,7 +48,7 @@ def in_queue(
 
 
 def requeued(programs: Programs) -> bool:
-    return "scontrol requeue 17" in programs.asked
+    return "scontrol requeue 17" in programs.calls
 
 
 def test_script_options_follow_the_recipe(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_failing_setup_line_ends_the_job(tmp_path: Path, programs: Programs) -> 
     programs.make("work")
     done = started(script(tmp_path / "run", 'slurm.setup=["false"]'), tmp_path / "run")
     done.communicate()
-    assert (done.returncode, programs.asked) == (1, [])
+    assert (done.returncode, programs.calls) == (1, [])
 
 
 @pytest.mark.parametrize("name", [ODD, "run"])
@@ -139,7 +139,7 @@ def test_job_without_its_run_folder_exits_at_once(tmp_path: Path, programs: Prog
     (tmp_path / "run").mkdir()
     done = started(script(tmp_path / "gone"), tmp_path / "run")
     done.communicate()
-    assert (done.returncode, programs.asked) == (8, [])
+    assert (done.returncode, programs.calls) == (8, [])
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 75, 130, 134, 137, 139, 140])
@@ -150,8 +150,8 @@ def test_job_is_requeued_after_resumable_exit_codes(tmp_path: Path, programs: Pr
     done.communicate()
     assert done.returncode == code
     assert requeued(programs) == is_resumable(code)
-    restart, ended, at, asked = (tmp_path / "run" / "jobs" / "17.ended").read_text().split()
-    assert (restart, ended, asked) == ("4", str(code), "-")
+    restart, ended, at, calls = (tmp_path / "run" / "jobs" / "17.ended").read_text().split()
+    assert (restart, ended, calls) == ("4", str(code), "-")
     assert abs(int(at) - time.time()) < 60
 
 

@@ -67,8 +67,10 @@ def test_submitted_script_is_the_printed_script(cluster: Programs, capsys: pytes
 
 def test_chained_jobs_each_depend_on_the_previous_job(cluster: Programs) -> None:
     assert submit("--chain", "3") == 0
-    asked = [line.removeprefix("sbatch --parsable").strip() for line in cluster.asked if line.startswith("sbatch")]
-    assert asked == ["", "--dependency=afterany:41", "--dependency=afterany:42"]
+    submitted = [
+        line.removeprefix("sbatch --parsable").strip() for line in cluster.submitted if line.startswith("sbatch")
+    ]
+    assert submitted == ["", "--dependency=afterany:41", "--dependency=afterany:42"]
     assert [(job.id, job.after) for job in jobs(RunPaths(Path("runs/quickstart")))] == [
         ("41", None),
         ("42", "41"),
@@ -114,7 +116,7 @@ def test_impossible_cluster_requests_are_refused(cluster: Programs, capsys: pyte
     for words in (*runs, evaluation):
         assert run([*words, *wrong]) == 2
         assert "long" in capsys.readouterr().err
-    assert not [line for line in cluster.asked if line.startswith("sbatch")]
+    assert not [line for line in cluster.calls if line.startswith("sbatch")]
     assert not Path("runs").exists()
 
 
@@ -131,7 +133,7 @@ def test_force_skips_cluster_limit_checks(cluster: Programs, capsys: pytest.Capt
 def test_broken_chain_is_cancelled(cluster: Programs) -> None:
     cluster.make("sbatch", f'[ "$2" = "--dependency=afterany:41" ] && {{ echo no >&2; exit 1; }}; {TAKES}')
     assert submit("--chain", "2") == 3
-    assert cluster.asked[-1] == "scancel 41"
+    assert cluster.calls[-1] == "scancel 41"
     assert list(Path("runs").iterdir()) == []
 
 
@@ -144,7 +146,7 @@ def test_submission_inside_a_job_is_refused(
     said = capsys.readouterr().err
     assert "`--on slurm` inside job 17" in said
     assert said.endswith("env -u SLURM_JOB_ID ppoctl ...\n")
-    assert cluster.asked == []
+    assert cluster.calls == []
 
 
 def test_variable_missing_from_the_job_is_named(
@@ -164,7 +166,7 @@ def test_test_only_shows_the_start_time_and_creates_nothing(
     cluster.make("sbatch", f'echo "sbatch: Job 5 to start at {noon} using 2 processors" >&2')
     assert submit("--test-only") == 0
     assert capsys.readouterr().out == "Slurm would take it: Job 5 to start at 2026-11-23 12:30 using 2 processors\n"
-    assert [line for line in cluster.asked if "sbatch" in line] == ["sbatch --test-only"]
+    assert [line for line in cluster.calls if "sbatch" in line] == ["sbatch --test-only"]
     assert not Path("runs").exists()
 
 
@@ -202,11 +204,11 @@ def test_resume_options_are_passed_to_the_job_or_done_locally(
     assert "--force --rollout-only --on here" in paths.job_script("42").read_text("utf-8")
     assert run([*again, "--save-only"]) == 0
     assert "quickstart --save-only --on here" in paths.job_script("43").read_text("utf-8")
-    asked = len(cluster.asked)
+    num_calls = len(cluster.num_calls)
     assert run([*again, "--plan"]) == 0
     assert run([*again, "--take-over"]) == 2
     assert run([*again, "--back-to", "4"]) != 0, "there is no such step to go back to"
-    assert len([line for line in cluster.asked[asked:] if line.startswith("sbatch")]) == 0
+    assert len([line for line in cluster.calls[num_calls:] if line.startswith("sbatch")]) == 0
 
 
 def test_possibly_queued_job_keeps_its_run(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from tracking_lab import SETTINGS, Mlflow, RunDir, Said, figures_and_status, journaled_points
 
-from fakes.components import fake_recipe, fake_sockets
+from fakes.components import fake_components, fake_recipe
 from fakes.nvml import FakeNvml
 from ppoctl.batch.sealed_json import seal, unseal
 from ppoctl.data.token_text import TokenText
@@ -282,7 +282,7 @@ def test_run_passes_expectations_and_report_to_its_mirror(
     recipe = fake_recipe(model=model, tracking={"kind": "mlflow"}, expect={"reward/score_mean": {"min": 2.0}})
     paths = RunPaths(runs_dir / "fake")
     new_run.create(paths, recipe, {"model": "a" * 64, "data.train": "b" * 64}, command="train")
-    session.attempt_run(session.OpenedRun(paths, {1: recipe}, fake_sockets(recipe), plan_resume(paths)))
+    session.attempt_run(session.OpenedRun(paths, {1: recipe}, fake_components(recipe), plan_resume(paths)))
     assert "mlflow:" not in capsys.readouterr().err
     found = mlflow.run("fake")
     assert (found.info.status, found.data.tags["ppoctl.contract"]) == ("FAILED", "unmet")

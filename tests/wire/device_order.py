@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fakes.components import CountingQuestions, EvenScorer, fake_recipe, fake_sockets
+from fakes.components import CountingPrompts, EvenScorer, fake_components, fake_recipe
 from fakes.device import (
     CountedDevice,
     CountedGenerator,
@@ -59,7 +59,7 @@ class Killed(BaseException):
     """SIGKILL, for what is in this process."""
 
 
-class Questions(CountingQuestions):
+class FewPrompts(CountingPrompts):
     """Prompts, and an evaluation set of the name that the recipe has."""
 
     def __init__(self, recipe: Recipe) -> None:
@@ -72,7 +72,7 @@ class Questions(CountingQuestions):
 
 
 @dataclass(frozen=True)
-class Bench:
+class Harness:
     """A recipe as it is planned, and as it is played."""
 
     recipe: Recipe
@@ -80,7 +80,7 @@ class Bench:
     memory: Memory
 
     @classmethod
-    def of(cls, name: str, gpu_gib: float, *sets: str) -> "Bench":
+    def of(cls, name: str, gpu_gib: float, *sets: str) -> "Harness":
         recipe = load([RECIPES / f"{name}.toml"], sets, {"PPOCTL_DATA": "/data"}).recipe
         changes = {table: getattr(recipe, table).model_copy(update=keys) for table, keys in _PLAYED.items()}
         reward = recipe.reward if reward_models(recipe) else fake_recipe().reward
@@ -99,31 +99,33 @@ class Bench:
         [gpu] = self.memory.places
         return CountedDevice(sum(item.bytes for item in gpu.items if item.name.endswith(_ALWAYS)))
 
-    def sockets(self, device: CountedDevice, witness: Witness | None = None) -> Components:
+    def components(self, device: CountedDevice, witness: Witness | None = None) -> Components:
         """Engines that are not started yet, on this device."""
-        memory, turns = self.memory, DeviceSharing(leaving(self.recipe))
-        buckets, told = memory.sending.buckets, witness or Witness()
+        memory, sharing = self.memory, DeviceSharing(leaving(self.recipe))
+        buckets, observer = memory.sending.buckets, witness or Witness()
 
         def trainer(role: str) -> CountedTrainer:
             rank = CountingRank(device, role, memory.roles[role].ranks[0], buckets)
-            return CountedTrainer(role, DeviceSharingRanks(ThisProcess(rank), role, turns), rank, told.on_minibatch)
+            return CountedTrainer(
+                role, DeviceSharingRanks(ThisProcess(rank), role, sharing), rank, observer.on_minibatch
+            )
 
         actor, scorer = trainer("actor"), EvenScorer()
         for role in map(dotted, reward_models(self.recipe)):
             own = CountingRewardRank(device, role, memory.scoring[role].ranks[0])
-            scorer = CountedScorer(DeviceSharingRanks(ThisProcess(own), role, turns))
+            scorer = CountedScorer(DeviceSharingRanks(ThisProcess(own), role, sharing))
         engine = CountingEngine(device, memory.generator.weights + memory.generator.kv_cache, buckets)
-        side = EngineSide([engine], list, sharing=turns)
+        side = EngineSide([engine], list, sharing=sharing)
         canary = Canary.of("float32", max_model_len=64, tolerance=None)
         return replace(
-            fake_sockets(self.played),
+            fake_components(self.played),
             actor=actor,
             critic=trainer("critic"),
             generator=lambda actor_at, *_: CountedGenerator(
                 Fleet(side, Sync(trainer_side(actor, actor_at), side, canary), 8, print), engine
             ),
             scorer=scorer,
-            prompts=Questions(self.played),
+            prompts=FewPrompts(self.played),
         )
 
     def play(self, root: Path, witness: Witness | None = None, gate: Stops | None = None) -> CountedDevice:
@@ -137,7 +139,7 @@ class Bench:
             on_stage(step, stage)
 
         witness.on_stage = named  # type: ignore[method-assign]
-        wiring = open_run(root, self.played, witness, gate=gate, sockets=self.sockets(device, witness))
+        wiring = open_run(root, self.played, witness, gate=gate, components=self.components(device, witness))
         with suppress(Killed, PreemptedError):
             run(wiring.job)
         return device
@@ -156,49 +158,49 @@ def kills_at(*moments: str) -> Witness:
     return Witness(act=act)
 
 
-def train(bench: Bench, root: Path) -> CountedDevice:
+def train(harness: Harness, root: Path) -> CountedDevice:
     """The evaluation comes first."""
-    return bench.play(root)
+    return harness.play(root)
 
 
-def resume_into_an_evaluation(bench: Bench, root: Path) -> CountedDevice:
+def resume_into_an_evaluation(harness: Harness, root: Path) -> CountedDevice:
     """A stop within the first step's evaluation has saved the actor."""
-    bench.play(root, gate=Stops(lambda asked: asked.at == (1, "eval") and asked.between_asked > 2))
+    harness.play(root, gate=Stops(lambda gate: gate.at == (1, "eval") and gate.between_calls > 2))
     assert list((root / "states/at-stop").glob("actor/manifest.json"))
-    return bench.play(root)
+    return harness.play(root)
 
 
-def resume_after_a_kill_in_actor_update(bench: Bench, root: Path) -> CountedDevice:
+def resume_after_a_kill_in_actor_update(harness: Harness, root: Path) -> CountedDevice:
     """The second step's update was under way: the first one's is replayed, and an evaluation follows."""
-    bench.play(root, kills_at("2 actor_update starts", "inside actor_update after a minibatch"))
-    return bench.play(root)
+    harness.play(root, kills_at("2 actor_update starts", "inside actor_update after a minibatch"))
+    return harness.play(root)
 
 
-def resume_after_a_kill_in_an_evaluation(bench: Bench, root: Path) -> CountedDevice:
+def resume_after_a_kill_in_an_evaluation(harness: Harness, root: Path) -> CountedDevice:
     """The first step's update is committed and replayed by the evaluation itself."""
-    bench.play(root, kills_at("1 eval starts"))
-    return bench.play(root)
+    harness.play(root, kills_at("1 eval starts"))
+    return harness.play(root)
 
 
-def resume_into_log_probs(bench: Bench, root: Path) -> CountedDevice:
+def resume_into_log_probs(harness: Harness, root: Path) -> CountedDevice:
     """The actor is brought to its state by a stage that only reads it."""
-    bench.play(root, kills_at("2 logprobs starts"))
-    return bench.play(root)
+    harness.play(root, kills_at("2 logprobs starts"))
+    return harness.play(root)
 
 
-def eval_alone(bench: Bench, root: Path) -> CountedDevice:
+def eval_alone(harness: Harness, root: Path) -> CountedDevice:
     """`ppoctl eval` of a saved state, in a process of its own."""
-    bench.play(root)
+    harness.play(root)
     folder = root / "states" / "actor" / "000002"
-    device = bench.device()
+    device = harness.device()
     device.stage = "eval"
-    sockets = bench.sockets(device)
-    found = Checkpoint(bench.played, folder, manifests.require(folder))
-    evaluated(found, sockets, sockets.prompts.evaluation_sets(), print)
+    components = harness.components(device)
+    found = Checkpoint(harness.played, folder, manifests.require(folder))
+    evaluated(found, components, components.prompts.evaluation_sets(), print)
     return device
 
 
-SITUATIONS: dict[str, Callable[[Bench, Path], CountedDevice]] = {
+SITUATIONS: dict[str, Callable[[Harness, Path], CountedDevice]] = {
     "train": train,
     "resume into an evaluation": resume_into_an_evaluation,
     "after a kill in actor_update": resume_after_a_kill_in_actor_update,
@@ -221,11 +223,11 @@ def usable_gib(name: str) -> float:
 def main() -> None:
     print(f"{'recipe':29} {'situation':29} {'peak':>6}  {'in':13} {'plan':>8} {'fullest':>8} {'over':>8}")
     for name in names():
-        bench = Bench.of(name, usable_gib(name))
-        planned = bench.planned
+        harness = Harness.of(name, usable_gib(name))
+        planned = harness.planned
         for situation, play in SITUATIONS.items():
             with TemporaryDirectory() as folder:
-                peaks = play(bench, Path(folder) / "run").peaks
+                peaks = play(harness, Path(folder) / "run").peaks
             most = max(peaks, key=lambda stage: peaks[stage])
             over = max(peaks[stage] - planned[stage] for stage in peaks)
             sizes = (peaks[most], planned[most], max(planned.values()), over)

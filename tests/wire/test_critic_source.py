@@ -93,8 +93,8 @@ def test_critic_state_that_its_run_will_delete_is_refused(
     require_kept(copied)
     new_run.create(RunPaths(tmp_path / "second"), copied, {}, command="train")
     # Whose it was is known, where it lay is not.
-    told = {"run": None, "role": "critic", "step": 12, "lineage": "abc"}
-    assert run_dir.facts(RunPaths(tmp_path / "second"))["critic_from"] == told
+    expected = {"run": None, "role": "critic", "step": 12, "lineage": "abc"}
+    assert run_dir.facts(RunPaths(tmp_path / "second"))["critic_from"] == expected
 
 
 def test_new_run_records_the_source_of_its_critic(base: Path, state: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from fakes.components import EvenScorer, fake_recipe, fake_sockets
+from fakes.components import EvenScorer, fake_components, fake_recipe
 from ppoctl.batch.scores import Score
 from ppoctl.engines.megatron.factory import trainer_settings
 from ppoctl.engines.ray.processes import RayProcesses
@@ -120,7 +120,7 @@ def test_scorer_is_closed_if_trainers_fail_to_close() -> None:
         raise RuntimeError("an engine is stuck")
 
     with pytest.raises(RuntimeError, match="stuck"):
-        replace(fake_sockets(fake_recipe()), scorer=Scoring(), close_trainers=fail).close()
+        replace(fake_components(fake_recipe()), scorer=Scoring(), close_trainers=fail).close()
     assert closed == ["trainers", "scorer"]
 
 
@@ -129,15 +129,15 @@ def test_scorer_is_closed_if_trainers_fail_to_close() -> None:
 )
 def test_processes_start_in_parallel_except_on_shared_gpus(colocated: bool, has_gpus: bool, ahead: int) -> None:
     """There an engine measures what is free when it starts. Ray is up before anybody asks it for its GPUs."""
-    heard = list[str]()
+    events = list[str]()
 
     def gpus() -> bool:
-        assert heard == ["up"]
+        assert events == ["up"]
         return has_gpus
 
     cluster: Any = SimpleNamespace(
-        placement=SimpleNamespace(colocated=colocated), start=lambda: heard.append("up"), has_gpus=gpus
+        placement=SimpleNamespace(colocated=colocated), start=lambda: events.append("up"), has_gpus=gpus
     )
-    groups: Any = [SimpleNamespace(prestart=lambda: heard.append("group"))] * 2
+    groups: Any = [SimpleNamespace(prestart=lambda: events.append("group"))] * 2
     processes._side_by_side(cluster, groups)
-    assert heard.count("group") == ahead
+    assert events.count("group") == ahead

@@ -102,5 +102,5 @@ def test_reported_metrics_are_exactly_the_expectable_metrics(setting: str) -> No
 
 
 def test_every_registered_metric_is_reported_by_some_setting() -> None:
-    said = {found.name for setting in SETTINGS for name in names_of(setting) if (found := find(name)) is not None}
-    assert said == {metric.name for metric in METRICS}
+    named = {found.name for setting in SETTINGS for name in names_of(setting) if (found := find(name)) is not None}
+    assert named == {metric.name for metric in METRICS}

@@ -131,10 +131,10 @@ def test_overlong_penalty_reads_the_rollout_length_by_default() -> None:
 def test_sampling_filters_apply_to_rollout_and_logprobs_not_eval(tmp_path: Path) -> None:
     rollout = {**ROLLOUT, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.125}
     job = open_run(tmp_path / "run", fake_recipe(rollout=rollout), Witness()).job
-    drawn, scored = job.stages(1).rollout.params, job.stages(1).logprobs.scored  # type: ignore[attr-defined]
+    sampling, scored = job.stages(1).rollout.params, job.stages(1).logprobs.scored  # type: ignore[attr-defined]
     measured = job.evaluate(1).sampled  # type: ignore[attr-defined]
-    for asked in (drawn, scored):
-        assert (asked.temperature, asked.top_p, asked.top_k, asked.min_p) == (0.5, 0.9, 3, 0.125)
+    for settings in (sampling, scored):
+        assert (settings.temperature, settings.top_p, settings.top_k, settings.min_p) == (0.5, 0.9, 3, 0.125)
     assert (measured.top_p, measured.top_k, measured.min_p) == (1.0, None, 0.0)
 
 

@@ -34,7 +34,7 @@ from ppoctl.store import manifest as manifests
 from ppoctl.store.journal import JournalLine
 from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stage_runner import load_record
-from wiring.harness import BASE, open_bench
+from wiring.harness import BASE, open_harness
 
 FILE = Path(__file__).parent / "golden_run.json"
 DIGESTS = ("used_by", "tokens", "seal")
@@ -60,30 +60,30 @@ class Reader(Witness):
     read: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def on_committed(self, line: JournalLine) -> None:
-        step, stage, layout = line["step"], line["stage"], RunPaths(self.root)
-        manifest = manifests.read(layout.stage(step, stage))
+        step, stage, paths = line["step"], line["stage"], RunPaths(self.root)
+        manifest = manifests.read(paths.stage(step, stage))
         assert manifest is not None
-        record = load_record(layout, step, stage, manifest)
+        record = load_record(paths, step, stage, manifest)
         assert line["figures"] == manifest.figures == record.metrics()
-        told = self.read.setdefault(f"step {step}", {})
-        told[stage] = {**_fields(record), "figures": _plain(line["figures"])}
+        stages = self.read.setdefault(f"step {step}", {})
+        stages[stage] = {**_fields(record), "figures": _plain(line["figures"])}
 
 
 def golden_run() -> dict[str, Any]:
     """Play it; everything that it committed, in the order of the steps."""
     with TemporaryDirectory() as folder:
         reader = Reader(root=Path(folder) / "run")
-        bench = open_bench(Path(folder), tables(), witness=reader)
-        run(bench.job)
-        samples = bench.job.paths.ledger.read_text().splitlines()
+        harness = open_harness(Path(folder), tables(), witness=reader)
+        run(harness.job)
+        samples = harness.job.paths.ledger.read_text().splitlines()
     ledger = [{name: value for name, value in json.loads(line).items() if name not in DIGESTS} for line in samples]
-    tables_at_the_end = {"actor": _plain(bench.actor.table), "critic": _plain(bench.critic.table)}
+    tables_at_the_end = {"actor": _plain(harness.actor.table), "critic": _plain(harness.critic.table)}
     return {**reader.read, "ledger": _plain(ledger), "tables at the end": tables_at_the_end}
 
 
 def _fields(record: Record) -> dict[str, Any]:
     # A summary is told among the figures; what is None is not in the record.
-    names = [each.name for each in fields(record) if each.name not in ("parent", "lineage", "summary")]
+    names = [item.name for item in fields(record) if item.name not in ("parent", "lineage", "summary")]
     return {name: _plain(getattr(record, name)) for name in names if getattr(record, name) is not None}
 
 
@@ -94,7 +94,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _plain(value[name]) for name in sorted(value)}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     return value.partition(":")[0] if isinstance(value, str) and "@" in value else value
@@ -103,10 +103,10 @@ def _plain(value: Any) -> Any:
 def written(value: Any, indent: str = "") -> str:
     """JSON with a line for each name and for each row of a grid."""
     if isinstance(value, Mapping):
-        lines = [f'{indent} "{name}": {written(each, indent + " ")}' for name, each in value.items()]
+        lines = [f'{indent} "{name}": {written(item, indent + " ")}' for name, item in value.items()]
         return "{\n" + ",\n".join(lines) + f"\n{indent}}}" if lines else "{}"
-    if isinstance(value, list) and any(isinstance(each, list | Mapping) for each in value):
-        lines = [f"{indent} {json.dumps(each)}" for each in value]
+    if isinstance(value, list) and any(isinstance(item, list | Mapping) for item in value):
+        lines = [f"{indent} {json.dumps(item)}" for item in value]
         return "[\n" + ",\n".join(lines) + f"\n{indent}]"
     return json.dumps(value)
 
@@ -114,11 +114,11 @@ def written(value: Any, indent: str = "") -> str:
 def entries(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Every leaf by its path; numbers of one list together."""
     if isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from entries(each, f"{name} / {key}" if name else key)
-    elif isinstance(value, list) and not all(isinstance(each, int | float | bool) for each in value):
-        for place, each in enumerate(value):
-            yield from entries(each, f"{name} [{place}]")
+        for key, item in value.items():
+            yield from entries(item, f"{name} / {key}" if name else key)
+    elif isinstance(value, list) and not all(isinstance(item, int | float | bool) for item in value):
+        for place, item in enumerate(value):
+            yield from entries(item, f"{name} [{place}]")
         yield f"{name} (how many)", len(value)
     else:
         yield name, value

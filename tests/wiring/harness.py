@@ -193,14 +193,14 @@ class LoggedGenerator(BigramGenerator):
 
     def __init__(self, actor_at: Callable[[State], Actor]) -> None:
         super().__init__(actor_at)
-        self.asked: list[tuple[SampleRequest, SamplingParams, State]] = []
+        self.requests: list[tuple[SampleRequest, SamplingParams, State]] = []
 
     def open(self, params: SamplingParams) -> FakeStream:
         stream = super().open(params)
         submit = stream.submit
 
         def logged(requests: Sequence[SampleRequest]) -> None:
-            self.asked += [(request, params, self.state) for request in requests]
+            self.requests += [(request, params, self.state) for request in requests]
             submit(requests)
 
         stream.submit = logged  # type: ignore[method-assign]
@@ -213,12 +213,12 @@ class RiddleScorer:
 
     def __init__(self, lost: Mapping[int, Score]) -> None:
         self.lost = lost
-        self.asked: list[ScoreRequest] = []
+        self.requests: list[ScoreRequest] = []
         self.handed: list[HandedScore] = []
         self.taken = 0
 
     def submit(self, request: ScoreRequest) -> "HandedScore":
-        self.asked.append(request)
+        self.requests.append(request)
         words = len(request.response.split())
         score = Score(riddle(request.response, request.required_truth()), "ok", extras={"words": words})
         self.handed.append(HandedScore(score, self.take))
@@ -277,7 +277,7 @@ def prompts(step: int, numbers: range) -> Prompts:
 
 
 @dataclass(frozen=True)
-class Bench:
+class Harness:
     """A job on fakes, with what its ports were asked."""
 
     job: RunContext
@@ -285,31 +285,31 @@ class Bench:
     generator: LoggedGenerator
     actor: MovedTrainer
     critic: MovedTrainer
-    questions: Riddles
+    prompt_source: Riddles
 
     def state(self, role: str) -> State:
         """The first weights, as if the role had been updated before."""
         return replace(self.job.states.initial[role], step=STEP_NUMBER - 1, updates=UPDATES[role])
 
 
-def open_bench(
+def open_harness(
     folder: Path, tables: Mapping[str, Any], *, lost: Mapping[int, Score] = LOST, witness: Witness | None = None
-) -> Bench:
+) -> Harness:
     recipe = Recipe.model_validate(tables)
     actor, critic = MovedTrainer("actor"), MovedTrainer("critic")
     made: list[LoggedGenerator] = []
     scorer = RiddleScorer(lost)
-    questions = Riddles(recipe.rollout.prompts_per_step)
+    prompt_source = Riddles(recipe.rollout.prompts_per_step)
 
-    def generator(actor_at: Callable[[State], Actor], say: Any, logs: Any) -> LoggedGenerator:
+    def generator(actor_at: Callable[[State], Actor], notify: Any, logs: Any) -> LoggedGenerator:
         made.append(LoggedGenerator(actor_at))
         return made[0]
 
-    sockets = Components(
-        actor, critic, generator, scorer, questions, source_digests={"actor": "bench", "critic": "bench"}
+    components = Components(
+        actor, critic, generator, scorer, prompt_source, source_digests={"actor": "bench", "critic": "bench"}
     )
-    job = open_run(folder / "run", recipe, witness or Witness(), sockets=sockets).job
-    return Bench(job, scorer, made[0], actor, critic, questions)
+    job = open_run(folder / "run", recipe, witness or Witness(), components=components).job
+    return Harness(job, scorer, made[0], actor, critic, prompt_source)
 
 
 @dataclass(frozen=True)
@@ -338,11 +338,11 @@ def with_holes(rollouts: Rollouts) -> Rollouts:
     return replace(rollouts, mask=mask, sampler_logprobs=(rollouts.sampler_logprobs + gap) * mask)
 
 
-def play_step(bench: Bench) -> Played:
+def play_step(harness: Harness) -> Played:
     """The stages of the bench's step in the order of the story, on responses with holes."""
-    stages: Any = bench.job.stages(STEP_NUMBER)
-    actor, critic = bench.state("actor"), bench.state("critic")
-    prompts: Any = bench.questions.prompts_for(STEP_NUMBER)
+    stages: Any = harness.job.stages(STEP_NUMBER)
+    actor, critic = harness.state("actor"), harness.state("critic")
+    prompts: Any = harness.prompt_source.prompts_for(STEP_NUMBER)
     rollouts: Any = with_holes(stages.rollout.run(actor, prompts))
     rewards: Any = stages.reward.run(prompts, rollouts)
     values: Any = stages.values.run(critic, rollouts)
@@ -351,22 +351,22 @@ def play_step(bench: Bench) -> Played:
     advantages: Any = stages.advantages.run(rollouts, rewards, values, logprobs, CARRY)
     critic_update: Any = stages.critic_update.run(critic, rollouts, values, advantages)
     actor_update: Any = stages.actor_update.run(actor, rollouts, logprobs, advantages, correction)
-    tables = {"actor": bench.actor.table, "critic": bench.critic.table}
+    tables = {"actor": harness.actor.table, "critic": harness.critic.table}
     return Played(rollouts, rewards, values, logprobs, correction, advantages, critic_update, actor_update, tables)
 
 
-SAID_OF_TOKENS = {"logprobs": "actor", "entropy": "entropy", "reference": "reference"}
+TOKEN_FIELDS = {"logprobs": "actor", "entropy": "entropy", "reference": "reference"}
 """Name of the book -> field of the log-probs, each absent where nobody reads it."""
 
 
-def found_in(played: Played) -> dict[str, np.ndarray]:
+def numbers_of(played: Played) -> dict[str, np.ndarray]:
     """The numbers of a step under the names that the book gives them."""
-    advantages, figures = played.advantages, {}
+    advantages, metrics = played.advantages, {}
     for record in (played.rollouts, played.rewards, played.logprobs, advantages):
-        figures |= record.metrics()
+        metrics |= record.metrics()
     if played.correction is not None:
-        figures |= {"weights": played.correction.weights, "kept": played.correction.mask}
-        figures |= played.correction.metrics()
+        metrics |= {"weights": played.correction.weights, "kept": played.correction.mask}
+        metrics |= played.correction.metrics()
     found: dict[str, Any] = {
         "scores": played.rewards.scores,
         "shaped": advantages.shaped,
@@ -376,12 +376,12 @@ def found_in(played: Played) -> dict[str, np.ndarray]:
         "returns": advantages.returns,
         "mask": advantages.mask,
         "next kl/coef": advantages.carry.kl_coef,
-        **figures,
+        **metrics,
     }
     if played.values.behind is not None:
         found["behind"] = played.values.behind
-    said = {name: getattr(played.logprobs, field) for name, field in SAID_OF_TOKENS.items()}
-    found |= {name: grid * played.rollouts.mask for name, grid in said.items() if grid is not None}
+    token_fields = {name: getattr(played.logprobs, field) for name, field in TOKEN_FIELDS.items()}
+    found |= {name: grid * played.rollouts.mask for name, grid in token_fields.items() if grid is not None}
     for role, prefix, update in (("critic", "value", played.critic_update), ("actor", "policy", played.actor_update)):
         found[f"{role} table"] = played.tables[role]
         found[f"{role} updates"] = update.updates
@@ -390,19 +390,21 @@ def found_in(played: Played) -> dict[str, np.ndarray]:
     return {name: np.asarray(value, dtype=float) for name, value in found.items()}
 
 
-def by_the_book(tables: Mapping[str, Any], played: Played) -> dict[str, np.ndarray]:
+def textbook_numbers(tables: Mapping[str, Any], played: Played) -> dict[str, np.ndarray]:
     """What the book makes of the same responses."""
     rollouts = played.rollouts
     packed = pack(rollouts, torch.arange(rollouts.num_seqs))
     before = np.zeros(rollouts.tokens.shape, dtype=int)
     before[packed.row.numpy(), packed.column.numpy()] = packed.tokens[packed.read_at].numpy()
-    asked = {row.id: row for row in Riddles(tables["rollout"]["prompts_per_step"]).prompts_for(STEP_NUMBER).rows}
+    prompts_by_id = {
+        row.id: row for row in Riddles(tables["rollout"]["prompts_per_step"]).prompts_for(STEP_NUMBER).rows
+    }
     scores = [
-        None if place in LOST else riddle(text, asked[name].answer)
+        None if place in LOST else riddle(text, prompts_by_id[name].answer)
         for place, (text, name) in enumerate(zip(rollouts.texts, rollouts.prompt_ids, strict=True))
     ]
     lengths = rollouts.lengths.numpy()
-    drawn = textbook.Drawn(
+    rollout = textbook.TextbookRollout(
         actor=moved_table("actor").double().numpy(),
         critic=moved_table("critic").double().numpy(),
         reference=initial_table("actor").double().numpy(),
@@ -421,25 +423,25 @@ def by_the_book(tables: Mapping[str, Any], played: Played) -> dict[str, np.ndarr
         updates=UPDATES,
         carried_coef=CARRIED_COEF,
     )
-    return textbook.step(tables, drawn)
+    return textbook.step(tables, rollout)
 
 
 @cache
 def _played(written: str) -> tuple[Played, dict[str, np.ndarray]]:
     tables = json.loads(written)
     with TemporaryDirectory() as folder:
-        played = play_step(open_bench(Path(folder), tables))
-    return played, by_the_book(tables, played)
+        played = play_step(open_harness(Path(folder), tables))
+    return played, textbook_numbers(tables, played)
 
 
-def played_and_told(tables: Mapping[str, Any]) -> tuple[Played, dict[str, np.ndarray]]:
+def wired_and_textbook(tables: Mapping[str, Any]) -> tuple[Played, dict[str, np.ndarray]]:
     """One step of the wired stages and what the book says of it; each recipe is played once."""
     return _played(json.dumps(tables))
 
 
-def require_told(found: Mapping[str, np.ndarray], told: Mapping[str, np.ndarray]) -> None:
+def require_equal(found: Mapping[str, np.ndarray], expected_numbers: Mapping[str, np.ndarray]) -> None:
     """Every number that the book tells is found."""
-    for name, expected in told.items():
+    for name, expected in expected_numbers.items():
         try:
             STEP.check(torch.from_numpy(np.asarray(found[name])), torch.from_numpy(np.asarray(expected)))
         except AssertionError as error:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakes.components import fake_sockets
+from fakes.components import fake_components
 from ppoctl.batch.records import Evaluation
 from ppoctl.batch.scores import Score
 from ppoctl.errors import RewardError
@@ -18,15 +18,15 @@ from ppoctl.rewards.python import digest_of
 from ppoctl.wire.stages import evaluation_stage
 from wiring import textbook
 from wiring.cases import each_key, holds
-from wiring.harness import Bench, open_bench, riddle, with_key, with_keys
+from wiring.harness import Harness, open_harness, riddle, with_key, with_keys
 
 METRICS = Path(__file__).parents[1] / "rewards" / "users_metrics.py"
 LOST = {1: Score(None, "error", "no number"), 2: Score(None, "timeout", "10 s")}
 
 
-def evaluated(folder: Path, **changes: Any) -> tuple[Bench, Evaluation]:
+def evaluated(folder: Path, **changes: Any) -> tuple[Harness, Evaluation]:
     keys = {key.replace("__", "."): value for key, value in changes.items()}
-    played = open_bench(folder, with_keys(keys), lost=LOST)
+    played = open_harness(folder, with_keys(keys), lost=LOST)
     stage = played.job.evaluate(2)
     assert stage is not None
     record = stage.run(played.state("actor"))
@@ -45,20 +45,27 @@ SAMPLED = [
 @holds("rollout.stop_strings", "eval.passes")
 @each_key("key, value", [*SAMPLED, ("eval.passes", "greedy"), ("eval.passes", "sampled")])
 def test_each_set_is_sampled_with_the_recipe_settings(tmp_path: Path, key: str, value: Any) -> None:
-    told = {"eval.samples_per_prompt": 3, "eval.temperature": 0.6, "eval.max_new_tokens": 4, "seed": 5}
-    told = {**told, "eval.top_p": 1.0, "eval.top_k": None, "eval.min_p": 0.0, "eval.passes": "both", key: value}
+    settings = {"eval.samples_per_prompt": 3, "eval.temperature": 0.6, "eval.max_new_tokens": 4, "seed": 5}
+    settings = {
+        **settings,
+        "eval.top_p": 1.0,
+        "eval.top_k": None,
+        "eval.min_p": 0.0,
+        "eval.passes": "both",
+        key: value,
+    }
     played, _ = evaluated(tmp_path, **{key: value})
-    count, seed, length = told["eval.samples_per_prompt"], told["seed"], told["eval.max_new_tokens"] or 6
+    count, seed, length = settings["eval.samples_per_prompt"], settings["seed"], settings["eval.max_new_tokens"] or 6
     plain = SamplingParams(0.0, length, stop_strings=("7 3",))
-    filters = {name: told[f"eval.{name}"] for name in ("temperature", "top_p", "top_k", "min_p")}
+    filters = {name: settings[f"eval.{name}"] for name in ("temperature", "top_p", "top_k", "min_p")}
     wanted = []
-    for name, prompts in played.questions.evaluation_sets().items():
+    for name, prompts in played.prompt_source.evaluation_sets().items():
         for mode, times, params in (("greedy", 1, plain), ("sampled", count, replace(plain, **filters))):
-            for prompt in prompts.rows if told["eval.passes"] in (mode, "both") else ():
+            for prompt in prompts.rows if settings["eval.passes"] in (mode, "both") else ():
                 for index in range(times):
-                    drawn = textbook.derived(seed, "eval", mode, prompt.id, index)
-                    wanted.append((f"{name}/{mode}/{prompt.id}#{index}", prompt.token_ids, drawn, params))
-    assert [(r.key, r.prompt_tokens, r.seed, p) for r, p, _ in played.generator.asked] == wanted
+                    derived_seed = textbook.derived(seed, "eval", mode, prompt.id, index)
+                    wanted.append((f"{name}/{mode}/{prompt.id}#{index}", prompt.token_ids, derived_seed, params))
+    assert [(r.key, r.prompt_tokens, r.seed, p) for r, p, _ in played.generator.requests] == wanted
 
 
 @holds("eval.pass_at", "eval.pass_score", "eval.maj_at")
@@ -70,15 +77,15 @@ def test_estimates_follow_the_recipe(tmp_path: Path) -> None:
         ("pass_score", 0.5, {"score_mean"}),
     ):
         changes = {"eval__passes": "sampled", f"eval__{key}": value}
-        figures = evaluated(tmp_path / key, **changes)[1].metrics()
+        metrics = evaluated(tmp_path / key, **changes)[1].metrics()
         sets, endings = ("held", "far"), ("", "_stderr")
-        assert set(figures) - plain == {f"eval/{name}/{m}{end}" for name in sets for m in more for end in endings}
-        passed = figures["eval/far/pass_at_1"] * 15
+        assert set(metrics) - plain == {f"eval/{name}/{m}{end}" for name in sets for m in more for end in endings}
+        passed = metrics["eval/far/pass_at_1"] * 15
         assert (passed == pytest.approx(round(passed))) == (key == "pass_score")
 
 
 def test_eval_row_has_the_answer_read_by_the_scorer(tmp_path: Path) -> None:
-    played = open_bench(tmp_path, with_keys({"eval.passes": "sampled", "eval.maj_at": [3]}), lost={})
+    played = open_harness(tmp_path, with_keys({"eval.passes": "sampled", "eval.maj_at": [3]}), lost={})
     stage: Any = played.job.evaluate(2)
     submit = played.scorer.submit
 
@@ -90,35 +97,35 @@ def test_eval_row_has_the_answer_read_by_the_scorer(tmp_path: Path) -> None:
     played.scorer.submit = reading  # type: ignore[method-assign]
     record = stage.run(played.state("actor"))
     assert [row.get("given") for row in record.rows] == [row["response"][:1] or None for row in record.rows]
-    told = []
+    means = []
     for name in ("held", "far"):
-        asked = defaultdict(list)
+        by_prompt = defaultdict(list)
         for row in record.rows:
             if row["set"] == name:
-                asked[row["prompt_id"]].append((row["response"][:1], row["score"]))
-        for given in asked.values():
-            votes = [sum(other == answer for other, _ in given) for answer, _ in given]
+                by_prompt[row["prompt_id"]].append((row["response"][:1], row["score"]))
+        for answers in by_prompt.values():
+            votes = [sum(other == answer for other, _ in answers) for answer, _ in answers]
             # Each of the leaders is led by as many: their mean is that of their answers.
-            told.append(
-                (name, np.mean([score for (_, score), n in zip(given, votes, strict=True) if n == max(votes)]))
+            means.append(
+                (name, np.mean([score for (_, score), n in zip(answers, votes, strict=True) if n == max(votes)]))
             )
     for name in ("held", "far"):
-        mean = np.mean([value for of, value in told if of == name])
+        mean = np.mean([value for of, value in means if of == name])
         assert record.metrics()[f"eval/{name}/maj_at_3"] == pytest.approx(mean)
 
 
 def test_first_samples_of_each_set_and_pass_are_printed(tmp_path: Path) -> None:
-    played = open_bench(tmp_path, with_key("eval.print_samples", 2))
-    told: list[str] = []
-    stage = replace(played.job.evaluate(2), notify=told.append)  # type: ignore[type-var]
+    played = open_harness(tmp_path, with_key("eval.print_samples", 2))
+    messages: list[str] = []
+    stage = replace(played.job.evaluate(2), notify=messages.append)  # type: ignore[type-var]
     record: Any = stage.run(played.state("actor"))
-    assert [text.split(":")[0] for text in told] == [
+    assert [text.split(":")[0] for text in messages] == [
         f"eval {name} {mode} riddle {number}"
         for name, first in (("held", 100), ("far", 200))
         for mode, numbers in (("greedy", (0, 1)), ("sampled", (0, 0)))
         for number in (first + numbers[0], first + numbers[1])
     ]
-    assert all(part in told[0] for part in (record.rows[0]["prompt"], record.rows[0]["response"], "score "))
+    assert all(part in messages[0] for part in (record.rows[0]["prompt"], record.rows[0]["response"], "score "))
 
 
 @holds("eval.metrics.function", "eval.metrics.options.*")
@@ -135,14 +142,14 @@ def test_custom_metrics_are_computed_per_set_and_pass(tmp_path: Path, unit: floa
 
 
 def test_only_the_custom_metric_function_gets_row_fields(tmp_path: Path) -> None:
-    played = open_bench(tmp_path, with_key("eval.metrics", f"{METRICS}:of_fields"), lost={})
+    played = open_harness(tmp_path, with_key("eval.metrics", f"{METRICS}:of_fields"), lost={})
     stage: Any = played.job.evaluate(2)
     held = stage.sets["held"]
     rows = tuple(replace(row, fields={"level": number}) for number, row in enumerate(held.rows))
     record = replace(stage, sets={"held": replace(held, rows=rows)}).run(played.state("actor"))
     levels = sum(range(len(rows)))
-    figures = {name: value for name, value in record.metrics().items() if "custom_" in name}
-    assert figures == {
+    metrics = {name: value for name, value in record.metrics().items() if "custom_" in name}
+    assert metrics == {
         "eval/held/greedy_custom_level": levels,
         "eval/held/greedy_custom_sampled": 0,
         "eval/held/custom_level": 3 * levels,
@@ -152,18 +159,18 @@ def test_only_the_custom_metric_function_gets_row_fields(tmp_path: Path) -> None
 
 
 def test_failing_custom_metrics_are_left_out_and_reported(tmp_path: Path) -> None:
-    played = open_bench(tmp_path, with_key("eval.metrics", f"{METRICS}:raises"))
+    played = open_harness(tmp_path, with_key("eval.metrics", f"{METRICS}:raises"))
     stage: Any = played.job.evaluate(2)
-    told: list[str] = []
+    messages: list[str] = []
     recipe = Recipe.model_validate(with_key("eval.metrics", f"{METRICS}:raises"))
-    sockets = replace(fake_sockets(recipe), scorer=stage.scorer)
-    stage = evaluation_stage(recipe, stage.drawing, sockets, stage.sets, told.append)
-    figures = stage.run(played.state("actor")).metrics()
-    assert set(figures) == set(evaluated(tmp_path / "plain")[1].metrics())
-    assert [text.rpartition("; ")[2] for text in told] == [
+    components = replace(fake_components(recipe), scorer=stage.scorer)
+    stage = evaluation_stage(recipe, stage.drawing, components, stage.sets, messages.append)
+    metrics = stage.run(played.state("actor")).metrics()
+    assert set(metrics) == set(evaluated(tmp_path / "plain")[1].metrics())
+    assert [text.rpartition("; ")[2] for text in messages] == [
         f"its figures of `{name}` {mode} are left out" for name in ("held", "far") for mode in ("greedy", "sampled")
     ]
-    assert "ZeroDivisionError" in told[0]
+    assert "ZeroDivisionError" in messages[0]
 
 
 @holds("eval.metrics.digest")
@@ -183,7 +190,7 @@ def test_metric_function_with_another_digest_is_refused(tmp_path: Path) -> None:
 
 
 def test_rows_without_required_ground_truth_are_not_scored(tmp_path: Path) -> None:
-    played = open_bench(tmp_path, with_keys({}), lost={})
+    played = open_harness(tmp_path, with_keys({}), lost={})
     stage: Any = played.job.evaluate(2)
     far = stage.sets["far"]
     without = replace(far, rows=tuple(replace(row, answer=None) for row in far.rows))
@@ -211,24 +218,24 @@ def test_each_evaluation_setting_changes_the_fingerprint(tmp_path: Path) -> None
         {"rollout.stop_strings": ["1"]},
         {"seed": 8},
     ]
-    benches = [open_bench(tmp_path / str(place), with_keys(change)) for place, change in enumerate(changes)]
-    stages: list[Any] = [bench.job.evaluate(2) for bench in benches]
+    harnesses = [open_harness(tmp_path / str(place), with_keys(change)) for place, change in enumerate(changes)]
+    stages: list[Any] = [harness.job.evaluate(2) for harness in harnesses]
     assert len({stage.fingerprint for stage in stages}) == len(changes)
-    benches[0].questions.first_held += 1
+    harnesses[0].prompt_source.first_held += 1
     first = stages[0]
-    recipe, sets = Recipe.model_validate(with_keys({})), benches[0].questions.evaluation_sets()
-    sockets = replace(fake_sockets(recipe), scorer=first.scorer)
-    other = evaluation_stage(recipe, first.drawing, sockets, sets)
+    recipe, sets = Recipe.model_validate(with_keys({})), harnesses[0].prompt_source.evaluation_sets()
+    components = replace(fake_components(recipe), scorer=first.scorer)
+    other = evaluation_stage(recipe, first.drawing, components, sets)
     assert other.fingerprint != first.fingerprint
-    judged = evaluation_stage(recipe, first.drawing, replace(sockets, reward_digest="a judge"), sets)
+    judged = evaluation_stage(recipe, first.drawing, replace(components, reward_digest="a judge"), sets)
     assert judged.fingerprint not in (other.fingerprint, first.fingerprint)
 
 
 def test_evaluation_metrics_are_computed_from_its_samples(tmp_path: Path) -> None:
     """Samples 1 and 2 of each draw have no score: in the greedy draws two prompts of each set."""
     played, record = evaluated(tmp_path)
-    told: dict[str, float] = {}
-    for name, prompts in played.questions.evaluation_sets().items():
+    expected: dict[str, float] = {}
+    for name, prompts in played.prompt_source.evaluation_sets().items():
         for mode, prefix in (("greedy", "greedy_"), ("sampled", "")):
             rows = [row for row in record.rows if (row["set"], row["mode"]) == (name, mode)]
             by_prompt = defaultdict(list)
@@ -241,19 +248,19 @@ def test_evaluation_metrics_are_computed_from_its_samples(tmp_path: Path) -> Non
                 if score is not None:
                     by_prompt[prompt.id].append(score)
             means = np.array([np.mean(scores) for scores in by_prompt.values()])
-            told[f"eval/{name}/{prefix}pass_at_1"] = means.mean()
+            expected[f"eval/{name}/{prefix}pass_at_1"] = means.mean()
             error = means.std(ddof=1) / np.sqrt(len(means)) if len(means) > 1 else 0.0
-            told[f"eval/{name}/{prefix}pass_at_1_stderr"] = float(error)
-            told[f"eval/{name}/{prefix}error_frac"] = 2 / len(rows)
+            expected[f"eval/{name}/{prefix}pass_at_1_stderr"] = float(error)
+            expected[f"eval/{name}/{prefix}error_frac"] = 2 / len(rows)
             tokens = [row["response_tokens"] for row in rows]
-            told[f"eval/{name}/{prefix}response_tokens_mean"] = float(np.mean(tokens))
-            told[f"eval/{name}/{prefix}truncated_frac"] = float(np.mean([not row["terminated"] for row in rows]))
+            expected[f"eval/{name}/{prefix}response_tokens_mean"] = float(np.mean(tokens))
+            expected[f"eval/{name}/{prefix}truncated_frac"] = float(np.mean([not row["terminated"] for row in rows]))
             assert all(len(row["response"].split()) <= row["response_tokens"] for row in rows)
             assert {row["response_tokens"] for row in rows if not row["terminated"]} <= {4}
-    assert record.metrics() == pytest.approx(told)
-    assert len({value for name, value in told.items() if name.endswith("pass_at_1")}) == 4
+    assert record.metrics() == pytest.approx(expected)
+    assert len({value for name, value in expected.items() if name.endswith("pass_at_1")}) == 4
 
 
 def test_evaluation_uses_the_given_actor_state(tmp_path: Path) -> None:
     played, _ = evaluated(tmp_path)
-    assert {at.stamp for _, _, at in played.generator.asked} == {played.state("actor").stamp}
+    assert {at.stamp for _, _, at in played.generator.requests} == {played.state("actor").stamp}

@@ -11,7 +11,7 @@ from wiring.harness import with_keys
 
 
 @each_key(
-    "key, changes, told",
+    "key, changes, changed",
     [
         (
             "model.path",
@@ -41,9 +41,12 @@ from wiring.harness import with_keys
     ],
 )
 def test_role_starts_from_the_model_and_dtype_of_the_recipe(
-    key: str, changes: dict[str, Any], told: dict[str, tuple[str, torch.dtype]]
+    key: str, changes: dict[str, Any], changed: dict[str, tuple[str, torch.dtype]]
 ) -> None:
-    for written, expected in (({}, dict.fromkeys(("actor", "critic"), ("bigram", torch.float32))), (changes, told)):
+    for written, expected in (
+        ({}, dict.fromkeys(("actor", "critic"), ("bigram", torch.float32))),
+        (changes, changed),
+    ):
         recipe = Recipe.model_validate(with_keys(written))
         found = {role: trainer_settings(recipe, role) for role in ("actor", "critic")}
         assert {role: (made.model, made.dtype) for role, made in found.items()} == expected

@@ -69,10 +69,12 @@ class Templated(Words):
 
     chat_template = "there is one"
 
-    def apply_chat_template(self, messages: Any, *, add_generation_prompt: bool, tokenize: bool, **told: Any) -> str:
+    def apply_chat_template(
+        self, messages: Any, *, add_generation_prompt: bool, tokenize: bool, **arguments: Any
+    ) -> str:
         assert add_generation_prompt
         assert not tokenize
-        return f"{messages[0]['content']} {told}"
+        return f"{messages[0]['content']} {arguments}"
 
 
 DATASET = ("path", "name", "split")
@@ -96,7 +98,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def asked(data: dict[str, Any], tokenizer: Words | None = None, **rollout: Any) -> PromptSource:
+def prompts_of(data: dict[str, Any], tokenizer: Words | None = None, **rollout: Any) -> PromptSource:
     tables = {**BASE, "data": data, "rollout": {**BASE["rollout"], "prompts_per_step": 1, **rollout}}
     recipe = Recipe.model_validate(tables)
     template = PromptTemplate(tokenizer or Words())
@@ -150,9 +152,9 @@ def as_source(table: dict[str, Any]) -> dict[str, Any]:
     )
 )
 @pytest.mark.parametrize("wrapped", [dict, as_source], ids=["alone", "source"])
-@pytest.mark.parametrize(("key", "table", "value", "told"), CASES, ids=[f"{c[0]}={c[2]}" for c in CASES])
+@pytest.mark.parametrize(("key", "table", "value", "expected"), CASES, ids=[f"{c[0]}={c[2]}" for c in CASES])
 def test_rows_are_read_with_the_recipe_settings(
-    key: str, table: dict[str, Any], value: Any, told: list[tuple[str, str]], wrapped: Any
+    key: str, table: dict[str, Any], value: Any, expected: list[tuple[str, str]], wrapped: Any
 ) -> None:
     plain = PLAIN.get(table.get("path", ""), SUMS if table is GSM8K else NUMBERS)
     changed = {**table, key: value}
@@ -160,9 +162,9 @@ def test_rows_are_read_with_the_recipe_settings(
         {"train": wrapped(changed), "eval": {"held": table}},
         {"train": table, "eval": {"held": wrapped(changed)}},
     ):
-        found = asked(tables, max_prompt_tokens=9)
+        found = prompts_of(tables, max_prompt_tokens=9)
         both = (read(found.train), read(found.evaluations["held"]))
-        assert both == ((told, plain) if tables["eval"]["held"] is table else (plain, told))
+        assert both == ((expected, plain) if tables["eval"]["held"] is table else (plain, expected))
 
 
 @holds(*(f"data.{name}{inside}.fields" for name in ("train", "eval.*") for inside in ("", ".sources.*")))
@@ -175,11 +177,11 @@ def test_prompt_has_the_reward_fields_named_in_the_recipe(wrapped: Any, source: 
 
     named, every = {**COLUMNS, "fields": ["b", "a.silver"]}, {**PYTHON, "fields": ["b"]}
     silver, nothing = [{"b": "7", "a.silver": f"-{n}", **source} for n in range(4)], [{}] * 4
-    found = asked({"train": wrapped(named), "eval": {"held": COLUMNS}})
+    found = prompts_of({"train": wrapped(named), "eval": {"held": COLUMNS}})
     assert (fields(found.train), fields(found.evaluations["held"])) == (silver, nothing)
-    found = asked({"train": COLUMNS, "eval": {"held": wrapped(named)}})
+    found = prompts_of({"train": COLUMNS, "eval": {"held": wrapped(named)}})
     assert (fields(found.train), fields(found.evaluations["held"])) == (nothing, silver)
-    found = asked({"train": every, "eval": {"held": {**PYTHON, "fields": []}}})
+    found = prompts_of({"train": every, "eval": {"held": {**PYTHON, "fields": []}}})
     assert (fields(found.train), fields(found.evaluations["held"])) == ([{"b": "7"}] * 4, nothing)
 
 
@@ -200,7 +202,7 @@ def test_weight_is_refused_outside_training_sources(place: str) -> None:
 @holds("data.train.sources.*.weight")
 def test_source_occurs_in_an_epoch_as_often_as_its_weight() -> None:
     mix = {"format": "mix", "sources": {"a": {**COLUMNS, "weight": 2.5}, "b": GSM8K}}
-    found = asked({"train": mix}, prompts_per_step=14)  # 2.5 * 4 + 4
+    found = prompts_of({"train": mix}, prompts_per_step=14)  # 2.5 * 4 + 4
     for step in (1, 2):
         texts = Counter(row.text for row in found.prompts_for(step).rows)
         assert sorted(texts.values()) == [1, 1, 1, 1, 2, 2, 3, 3]
@@ -214,9 +216,9 @@ def test_source_occurs_in_an_epoch_as_often_as_its_weight() -> None:
 @pytest.mark.parametrize("wrapped", [dict, as_source], ids=["alone", "source"])
 def test_template_arguments_reach_the_chat_template(wrapped: Any) -> None:
     changed = wrapped({**COLUMNS, "template_args": {"thinks": False}})
-    found = asked({"train": changed, "eval": {"held": COLUMNS}}, tokenizer=Templated())
+    found = prompts_of({"train": changed, "eval": {"held": COLUMNS}}, tokenizer=Templated())
     assert (found.train[0].text, found.evaluations["held"][0].text) == ("number 0 {'thinks': False}", "number 0 {}")
-    found = asked({"train": COLUMNS, "eval": {"held": changed}}, tokenizer=Templated())
+    found = prompts_of({"train": COLUMNS, "eval": {"held": changed}}, tokenizer=Templated())
     assert (found.train[0].text, found.evaluations["held"][0].text) == ("number 0 {}", "number 0 {'thinks': False}")
 
 
@@ -228,7 +230,7 @@ def test_datasets_library_rows_follow_the_recipe(wrapped: Any, library: Path) ->
         return wrapped({"format": "columns", "prompt": "q", "dataset": named})
 
     def texts(**keys: str) -> list[str]:
-        found = asked({"train": table(**keys), "eval": {"held": table(**keys)}})
+        found = prompts_of({"train": table(**keys), "eval": {"held": table(**keys)}})
         trained, held = ([row.text for row in rows] for rows in (found.train, found.evaluations["held"]))
         assert trained == held
         return trained
@@ -240,7 +242,7 @@ def test_datasets_library_rows_follow_the_recipe(wrapped: Any, library: Path) ->
 
 
 def test_prompt_has_the_rendered_chat() -> None:
-    source = asked({"train": {**COLUMNS, "system": "Be brief.", "instruction": "Think."}}, max_prompt_tokens=9)
+    source = prompts_of({"train": {**COLUMNS, "system": "Be brief.", "instruction": "Think."}}, max_prompt_tokens=9)
     first = [(message.role, message.content) for message in source.train[0].messages]
     assert first == [("system", "Be brief."), ("user", "number 0\nThink.")]
 
@@ -249,21 +251,21 @@ def test_prompt_has_the_rendered_chat() -> None:
 @pytest.mark.parametrize("wrapped", [dict, as_source], ids=["alone", "source"])
 def test_each_format_reads_its_own_columns(wrapped: Any) -> None:
     for train, held in ((COLUMNS, GSM8K), (GSM8K, COLUMNS)):
-        source = asked({"train": wrapped(train), "eval": {"held": wrapped(held)}})
+        source = prompts_of({"train": wrapped(train), "eval": {"held": wrapped(held)}})
         found = (read(source.train), read(source.evaluations["held"]))
         assert found == ((NUMBERS, SUMS) if train is COLUMNS else (SUMS, NUMBERS))
 
 
 @holds("rollout.max_prompt_tokens")
 def test_prompt_over_the_token_limit_is_refused() -> None:
-    assert asked({"train": COLUMNS}, max_prompt_tokens=2)
+    assert prompts_of({"train": COLUMNS}, max_prompt_tokens=2)
     with pytest.raises(DataError, match=r"has 2 prompt tokens, and `rollout\.max_prompt_tokens` is 1"):
-        asked({"train": COLUMNS}, max_prompt_tokens=1)
+        prompts_of({"train": COLUMNS}, max_prompt_tokens=1)
 
 
 @each_key("key, value", [("rollout.prompts_per_step", 3), ("seed", 6)])
 def test_step_has_prompts_per_step_rows_in_seed_order(key: str, value: int) -> None:
-    source = asked({"train": COLUMNS}, **({"prompts_per_step": value} if key != "seed" else {}))
+    source = prompts_of({"train": COLUMNS}, **({"prompts_per_step": value} if key != "seed" else {}))
     found = source.prompts_for(1)
     assert isinstance(found, Prompts)
     assert len(found.rows) == (value if key != "seed" else 1)

@@ -71,7 +71,7 @@ def score(reward: dict[str, Any], response: str, truth: str, fields: dict[str, A
     "reward.match", "reward.unit", "reward.at_least", "reward.at_most", "reward.fall",
 )  # fmt: skip
 @pytest.mark.parametrize(
-    ("reward", "response", "truth", "told"),
+    ("reward", "response", "truth", "expected"),
     [
         (EXACT, "Paris ", "Paris", 1.0),
         (EXACT, "thus #### 4", "4", 0.0),
@@ -103,9 +103,9 @@ def score(reward: dict[str, Any], response: str, truth: str, fields: dict[str, A
     ],
 )
 def test_response_is_scored_with_the_kind_and_parsing_of_the_recipe(
-    reward: dict[str, Any], response: str, truth: str, told: float
+    reward: dict[str, Any], response: str, truth: str, expected: float
 ) -> None:
-    assert score(reward, response, truth) == told
+    assert score(reward, response, truth) == expected
 
 
 @holds("reward.url")
@@ -126,7 +126,7 @@ def test_http_reward_calls_the_service_of_the_recipe() -> None:
     "reward.output_kib",
 )
 @pytest.mark.parametrize(
-    ("keys", "program", "told"),
+    ("keys", "program", "expected"),
     [
         ({}, "print(input() * 2)", 0.5),
         ({"partial": False}, "print(input() * 2)", 0.0),
@@ -142,10 +142,10 @@ def test_http_reward_calls_the_service_of_the_recipe() -> None:
     ],
 )
 def test_program_is_run_with_the_tests_and_limits_of_the_recipe(
-    keys: dict[str, Any], program: str, told: float
+    keys: dict[str, Any], program: str, expected: float
 ) -> None:
     truth = json.dumps({"inputs": ["a", "b"], "outputs": ["aa", "wrong"]})
-    assert score({"kind": "code", **keys}, f"```python\n{program}\n```", truth) == told
+    assert score({"kind": "code", **keys}, f"```python\n{program}\n```", truth) == expected
 
 
 @holds("reward.sandbox", "reward.language")
@@ -161,21 +161,21 @@ def test_program_runs_in_the_sandbox_and_language_of_the_recipe() -> None:
 
 
 @holds("reward.parts.*.weight")
-@pytest.mark.parametrize(("weight", "told"), [(1.0, 2.0), (-0.5, 0.5)])
-def test_sum_adds_its_parts_by_weight(weight: float, told: float) -> None:
+@pytest.mark.parametrize(("weight", "expected"), [(1.0, 2.0), (-0.5, 0.5)])
+def test_sum_adds_its_parts_by_weight(weight: float, expected: float) -> None:
     parts = {"number": GSM8K, "bare": {**EXACT, "weight": weight}}
-    assert score({"kind": "sum", "parts": parts}, "#### 4", "#### 4") == told
+    assert score({"kind": "sum", "parts": parts}, "#### 4", "#### 4") == expected
 
 
 @holds("reward.by")
-@pytest.mark.parametrize(("by", "told"), [("data_source", 0.0), ("source", 1.0)])
-def test_row_is_scored_by_the_case_of_its_field(by: str, told: float) -> None:
-    assert score({**CHOOSE, "by": by}, "thus #### 4", "4", {"data_source": "bare", "source": "other"}) == told
+@pytest.mark.parametrize(("by", "expected"), [("data_source", 0.0), ("source", 1.0)])
+def test_row_is_scored_by_the_case_of_its_field(by: str, expected: float) -> None:
+    assert score({**CHOOSE, "by": by}, "thus #### 4", "4", {"data_source": "bare", "source": "other"}) == expected
 
 
 @holds("reward.function", "reward.options.*", "reward.batched")
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "expected"),
     [
         ({"function": "contains"}, 1.0),
         ({"function": "contains", "options": {"scale": 2.0}}, 2.0),
@@ -183,9 +183,9 @@ def test_row_is_scored_by_the_case_of_its_field(by: str, told: float) -> None:
         ({"function": "many", "batched": True}, 1.0),
     ],
 )
-def test_custom_function_is_called_with_the_recipe_settings(keys: dict[str, Any], told: float) -> None:
+def test_custom_function_is_called_with_the_recipe_settings(keys: dict[str, Any], expected: float) -> None:
     file = Path(__file__).parents[1] / "rewards" / "users_functions.py"
-    assert score({"kind": "python", **keys, "function": f"{file}:{keys['function']}"}, "so 4 ok", "4") == told
+    assert score({"kind": "python", **keys, "function": f"{file}:{keys['function']}"}, "so 4 ok", "4") == expected
 
 
 @holds("reward.digest")

@@ -55,14 +55,14 @@ def recipe(folder: Path, **keys: Any) -> Recipe:
 def scored(of: Recipe, response: str) -> tuple[float | None, str]:
     """What the response to `1 + 1?` scores, and why it has none."""
     scorer = of.reward.open(RewardModelsOf(of, {"reward": Counting()}))
-    asked = replace(request(response, "2"), prompt="Q: 1 + 1? A:", messages=CHAT)
-    score = scorer.submit(asked).result()
+    score_request = replace(request(response, "2"), prompt="Q: 1 + 1? A:", messages=CHAT)
+    score = scorer.submit(score_request).result()
     return score.value, score.message
 
 
 @holds("reward.template", "reward.max_tokens")
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "expected"),
     [
         ({}, (15.0, "")),
         ({"template": "text"}, (18.0, "")),
@@ -71,9 +71,9 @@ def scored(of: Recipe, response: str) -> tuple[float | None, str]:
     ],
 )
 def test_reward_model_input_follows_the_recipe(
-    folder: Path, keys: dict[str, Any], told: tuple[float | None, str]
+    folder: Path, keys: dict[str, Any], expected: tuple[float | None, str]
 ) -> None:
-    assert scored(recipe(folder, **keys), "So it is 2") == told
+    assert scored(recipe(folder, **keys), "So it is 2") == expected
 
 
 @holds("reward.path", "reward.label", "reward.dtype")
@@ -122,8 +122,8 @@ def test_vllm_runs_the_reward_model_if_the_recipe_says_so(folder: Path) -> None:
     assert engine.key == "reward.path"
     ranks = Counting()
     scorer = of.reward.open(RewardModelsOf(of, {"reward": ranks}))
-    asked = replace(request("So it is 2", "2"), messages=CHAT)
-    assert scorer.submit(asked).result().value == 15.0
+    score_request = replace(request("So it is 2", "2"), messages=CHAT)
+    assert scorer.submit(score_request).result().value == 15.0
     assert ranks.called == ["start", "scores"]
 
 

@@ -10,7 +10,7 @@ from fakes.bigram import END
 from ppoctl.batch.records import TRUNCATED
 from tolerance import STEP
 from wiring.cases import holds
-from wiring.harness import STEP_NUMBER, open_bench, with_keys
+from wiring.harness import STEP_NUMBER, open_harness, with_keys
 
 KEYS = ("min_new_tokens", "stop_token_ids", "max_window_tokens")
 
@@ -23,10 +23,10 @@ KEYS = ("min_new_tokens", "stop_token_ids", "max_window_tokens")
 )
 def test_excluded_end_tokens_are_neither_generated_nor_scored(tmp_path: Path, changes: dict[str, Any]) -> None:
     plain = {f"rollout.{key}": value for key, value in changes.items()}
-    bench = open_bench(tmp_path, with_keys({**plain, "ppo.rollout_correction": {"kind": "none"}}))
-    stages: Any = bench.job.stages(STEP_NUMBER)
-    actor: Any = bench.state("actor")
-    rollouts = stages.rollout.run(actor, bench.questions.prompts_for(STEP_NUMBER))
+    harness = open_harness(tmp_path, with_keys({**plain, "ppo.rollout_correction": {"kind": "none"}}))
+    stages: Any = harness.job.stages(STEP_NUMBER)
+    actor: Any = harness.state("actor")
+    rollouts = stages.rollout.run(actor, harness.prompt_source.prompts_for(STEP_NUMBER))
     fewest, ends = changes.get("min_new_tokens", 0), {END, *changes.get("stop_token_ids", [])}
     rows = zip(rollouts.tokens.tolist(), rollouts.lengths.tolist(), rollouts.finish.tolist(), strict=True)
     for tokens, length, finish in rows:
@@ -38,7 +38,7 @@ def test_excluded_end_tokens_are_neither_generated_nor_scored(tmp_path: Path, ch
     said = stages.logprobs.run(actor, rollouts)
     STEP.check(said.actor, rollouts.sampler_logprobs)
     # The reference is whole.
-    whole = bench.actor.reference_logprobs(rollouts.sequences, type(stages.logprobs.scored)(temperature=1.25))
+    whole = harness.actor.reference_logprobs(rollouts.sequences, type(stages.logprobs.scored)(temperature=1.25))
     STEP.check(said.reference, whole.where(rollouts.mask, 0.0))
     assert stages.actor_update.scored == stages.logprobs.scored
 
@@ -46,16 +46,16 @@ def test_excluded_end_tokens_are_neither_generated_nor_scored(tmp_path: Path, ch
 def test_window_limits_the_response_to_the_space_after_the_prompt(tmp_path: Path) -> None:
     lengths = {}
     for window in (None, 5):
-        bench = open_bench(tmp_path / str(window), with_keys({"rollout.max_window_tokens": window}))
-        stages: Any = bench.job.stages(STEP_NUMBER)
-        actor: Any = bench.state("actor")
-        rollouts = stages.rollout.run(actor, bench.questions.prompts_for(STEP_NUMBER))
+        harness = open_harness(tmp_path / str(window), with_keys({"rollout.max_window_tokens": window}))
+        stages: Any = harness.job.stages(STEP_NUMBER)
+        actor: Any = harness.state("actor")
+        rollouts = stages.rollout.run(actor, harness.prompt_source.prompts_for(STEP_NUMBER))
         lengths[window] = rollouts.lengths
         both = rollouts.prompt_lengths + rollouts.lengths
         assert int(both.max()) == (window or 8)
         assert {*both[rollouts.finish == TRUNCATED].tolist()} == {window or 8}
-        record: Any = bench.job.evaluate(2)
-        params = {params.max_window_tokens for _, params, _ in bench.generator.asked}
+        record: Any = harness.job.evaluate(2)
+        params = {params.max_window_tokens for _, params, _ in harness.generator.requests}
         assert params == {window}
         assert record.sampled.max_window_tokens == window
     assert bool((lengths[5] <= lengths[None]).all())
@@ -64,11 +64,11 @@ def test_window_limits_the_response_to_the_space_after_the_prompt(tmp_path: Path
 
 def test_evaluations_share_end_tokens_but_not_the_minimum_length(tmp_path: Path) -> None:
     changes = {"rollout.stop_token_ids": [2, 5], "rollout.min_new_tokens": 4, "rollout.max_window_tokens": 7}
-    stage: Any = open_bench(tmp_path / "a", with_keys(changes)).job.evaluate(2)
+    stage: Any = open_harness(tmp_path / "a", with_keys(changes)).job.evaluate(2)
     sampled = stage.sampled
     assert (sampled.stop_token_ids, sampled.min_new_tokens, sampled.max_window_tokens) == ((2, 5), 0, 7)
     prints = set()
     for number, change in enumerate(({}, *({key: value} for key, value in changes.items()))):
-        other: Any = open_bench(tmp_path / str(number), with_keys(change)).job.evaluate(2)
+        other: Any = open_harness(tmp_path / str(number), with_keys(change)).job.evaluate(2)
         prints.add(other.fingerprint)
     assert len(prints) == 3  # the fewest tokens change nothing

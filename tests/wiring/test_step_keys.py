@@ -16,7 +16,7 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.wire.stages import READS, stage_fingerprint
 from wiring import harness, textbook
 from wiring.cases import each_key, holds
-from wiring.harness import BASE, STEP_NUMBER, found_in, open_bench, play_step, played_and_told, with_keys
+from wiring.harness import BASE, STEP_NUMBER, numbers_of, open_harness, play_step, wired_and_textbook, with_keys
 
 CLAMPS = {"input_clamp": None, "output_clamp": None}
 LOSS = {"place": "loss", "estimator": "k3", **CLAMPS, "gradient": "estimator", "coef": 0.4, "adaptive": None}
@@ -162,9 +162,9 @@ MAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def numbers(tables: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    played, told = played_and_told(tables)
-    harness.require_told(found_in(played), told)
-    return told | {"drawn": played.rollouts.tokens.double().numpy()}
+    played, expected = wired_and_textbook(tables)
+    harness.require_equal(numbers_of(played), expected)
+    return expected | {"drawn": played.rollouts.tokens.double().numpy()}
 
 
 @each_key("key, value", CASES)
@@ -228,7 +228,7 @@ def test_kl_penalty_is_in_the_loss_or_reward_as_configured(place: str, estimator
     different = harness.differing(*found)
     assert ("token_rewards" in different) == (place == "reward")
     assert "policy minibatches loss" in different
-    assert [float(told["kl/coef"]) for told in found] == list(coefs)
+    assert [float(expected["kl/coef"]) for expected in found] == list(coefs)
 
 
 @holds("ppo.advantages.kind")
@@ -305,9 +305,9 @@ def test_adaptive_coefficient_is_carried_to_the_next_step(place: str) -> None:
         near = float(numbers(with_keys({"ppo.kl": adapting(place, unit, 1.0, 300)}))["kl/measured"])
         cases = [(near / 1.1, 300), (near / 1.1, 100), (near / 0.95, 300), *((target, 300) for target in targets)]
         for target, horizon in cases:
-            told = numbers(with_keys({"ppo.kl": adapting(place, unit, target, horizon)}))
-            assert told["kl/coef"] == harness.CARRIED_COEF
-            followed.append(float(told["next kl/coef"]) / harness.CARRIED_COEF)
+            expected = numbers(with_keys({"ppo.kl": adapting(place, unit, target, horizon)}))
+            assert expected["kl/coef"] == harness.CARRIED_COEF
+            followed.append(float(expected["next kl/coef"]) / harness.CARRIED_COEF)
     # 12 sequences: e = 0.1, 0.1, -0.05, 0.2, -0.2.
     changes = [1 + 0.1 * 12 / 300, 1 + 0.1 * 12 / 100, 1 - 0.05 * 12 / 300, 1 + 0.2 * 12 / 300, 1 - 0.2 * 12 / 300]
     assert followed == pytest.approx(changes * 2, abs=1e-4)
@@ -336,13 +336,13 @@ def test_rejection_follows_the_recipe() -> None:
             own = {"statistic": statistic, "level": level, "max_ratio": None}
             kept += [{**RATIO, **own, "max": limit} for limit in limits[level]]
     found = [numbers(with_keys({"ppo.rollout_rejection": rejection})) for rejection in kept]
-    shares = [float(told["correction/rejected_frac"]) for told in found]
+    shares = [float(expected["correction/rejected_frac"]) for expected in found]
     assert all(0 < share < 1 for share in shares), dict(zip(map(str, kept), shares, strict=True))
     # Advantages and returns are as without a rejection: no terminal reward is lost with its token.
     as_is = numbers(BASE)
-    for told in found:
-        assert not harness.differing(as_is, told) & {"advantages", "returns", "critic table", "token_rewards"}
-        assert {"kept", "actor table"} <= harness.differing(as_is, told)
+    for expected in found:
+        assert not harness.differing(as_is, expected) & {"advantages", "returns", "critic table", "token_rewards"}
+        assert {"kept", "actor table"} <= harness.differing(as_is, expected)
 
 
 def test_all_corrections_apply_together() -> None:
@@ -394,7 +394,7 @@ def test_decay_without_a_length_ends_with_the_run() -> None:
 def test_step_fails_above_the_allowed_reward_error_fraction(tmp_path: Path) -> None:
     # Two of twelve samples have none.
     for share, stops in ((0.2, False), (0.15, True)):
-        played = open_bench(tmp_path / f"{share}", with_keys({"reward.max_error_frac": share}))
+        played = open_harness(tmp_path / f"{share}", with_keys({"reward.max_error_frac": share}))
         if stops:
             with pytest.raises(RewardError, match=r"2 of 12 samples .*16\.7%.*15\.0%.*`riddle 13` error no number"):
                 play_step(played)
@@ -404,7 +404,7 @@ def test_step_fails_above_the_allowed_reward_error_fraction(tmp_path: Path) -> N
 
 def test_step_without_any_score_always_fails(tmp_path: Path) -> None:
     lost = {place: Score(None, "timeout", "10 s") for place in range(12)}
-    played = open_bench(tmp_path, with_keys({"reward.max_error_frac": 1.0}), lost=lost)
+    played = open_harness(tmp_path, with_keys({"reward.max_error_frac": 1.0}), lost=lost)
     with pytest.raises(RewardError, match=r"none of the 12 samples of step 2 has a score.*`riddle 12` timeout") as e:
         play_step(played)
     assert (e.value.exit_code, "ppoctl resume" in str(e.value.hint)) == (4, True)
@@ -412,15 +412,15 @@ def test_step_without_any_score_always_fails(tmp_path: Path) -> None:
 
 def test_samples_have_their_prompt_and_seeds_of_the_run(tmp_path: Path) -> None:
     for seed in (5, 6):
-        played = open_bench(tmp_path / f"{seed}", with_keys({"seed": seed}))
+        played = open_harness(tmp_path / f"{seed}", with_keys({"seed": seed}))
         rollouts = play_step(played).rollouts
-        asked = played.questions.prompts_for(STEP_NUMBER).rows
-        owners = [(prompt, index) for prompt in asked for index in range(2)]
+        prompt_rows = played.prompt_source.prompts_for(STEP_NUMBER).rows
+        owners = [(prompt, index) for prompt in prompt_rows for index in range(2)]
         assert rollouts.prompt_ids == [prompt.id for prompt, _ in owners]
         assert rollouts.sample_indices == [index for _, index in owners]
         assert rollouts.prompt_tokens.tolist() == [token for prompt, _ in owners for token in prompt.token_ids]
         assert rollouts.seeds.tolist() == [textbook.derived(seed, 2, "rollout", p.id, index) for p, index in owners]
-        requests = {request.key: (request, params) for request, params, _ in played.generator.asked}
+        requests = {request.key: (request, params) for request, params, _ in played.generator.requests}
         assert list(requests) == [f"{prompt.id}#{index}" for prompt, index in owners]
         for row, (request, params) in enumerate(requests.values()):
             assert (request.seed, request.prompt_tokens) == (int(rollouts.seeds[row]), owners[row][0].token_ids)
@@ -429,19 +429,22 @@ def test_samples_have_their_prompt_and_seeds_of_the_run(tmp_path: Path) -> None:
 
 
 def test_scorer_gets_each_response_with_its_ground_truth(tmp_path: Path) -> None:
-    played = open_bench(tmp_path, BASE)
+    played = open_harness(tmp_path, BASE)
     rollouts = play_step(played).rollouts
-    truths = {prompt.id: prompt.answer for prompt in played.questions.prompts_for(STEP_NUMBER).rows}
+    truths = {prompt.id: prompt.answer for prompt in played.prompt_source.prompts_for(STEP_NUMBER).rows}
     assert len(set(truths.values())) == 6
-    asked = sorted((asked.prompt_id, asked.response, asked.truth) for asked in played.scorer.asked)
+    score_requests = sorted(
+        (score_requests.prompt_id, score_requests.response, score_requests.truth)
+        for score_requests in played.scorer.requests
+    )
     texts = zip(rollouts.prompt_ids, rollouts.texts, strict=True)
-    assert asked == sorted((name, text, truths[name]) for name, text in texts)
+    assert score_requests == sorted((name, text, truths[name]) for name, text in texts)
 
 
 def test_responses_end_as_configured(tmp_path: Path) -> None:
     for length, stops in ((6, ["7 3"]), (3, ["7 3"]), (6, ["11 2"]), (6, ["2"])):
         tables = with_keys({"rollout.max_new_tokens": length, "rollout.stop_strings": stops})
-        rollouts = played_and_told(tables)[0].rollouts
+        rollouts = wired_and_textbook(tables)[0].rollouts
         for row, size in enumerate(rollouts.lengths.tolist()):
             ids = rollouts.tokens[row, :size].tolist()
             words = " ".join(map(str, ids))
@@ -453,7 +456,7 @@ def test_responses_end_as_configured(tmp_path: Path) -> None:
 
 def test_unscored_rows_and_masked_tokens_do_not_affect_the_step() -> None:
     """What lies there may be anything: the step comes out the same."""
-    played, _ = played_and_told(BASE)
+    played, _ = wired_and_textbook(BASE)
     counted = played.advantages.mask
     assert counted.sum() < played.rollouts.mask.sum() < (played.rollouts.tokens > 0).sum()
     for lost in (3, 6):
@@ -469,20 +472,20 @@ def test_unscored_rows_and_masked_tokens_do_not_affect_the_step() -> None:
 
 def test_carry_starts_with_the_recipe_coefficient(tmp_path: Path) -> None:
     for kl, coef in (({"place": "none"}, 0.0), (LOSS, 0.4), (BASE["ppo"]["kl"], 0.15)):
-        assert played_and_told(with_keys({"ppo.kl": kl}))[0].advantages.carry.kl_coef == coef
+        assert wired_and_textbook(with_keys({"ppo.kl": kl}))[0].advantages.carry.kl_coef == coef
 
 
 def test_reference_is_not_computed_without_a_kl_penalty() -> None:
-    played, _ = played_and_told(with_keys({"ppo.kl": {"place": "none"}}))
+    played, _ = wired_and_textbook(with_keys({"ppo.kl": {"place": "none"}}))
     assert played.logprobs.reference is None
     assert not [name for name in played.advantages.metrics() if name.startswith("kl/")]
 
 
 def test_rollout_and_reward_metrics_equal_the_records() -> None:
-    played, _ = played_and_told(BASE)
+    played, _ = wired_and_textbook(BASE)
     lengths = played.rollouts.lengths.tolist()
-    figures = played.rollouts.metrics() | played.rewards.metrics()
-    told = {
+    metrics = played.rollouts.metrics() | played.rewards.metrics()
+    expected = {
         "rollout/response_tokens_mean": sum(lengths) / 12,
         "rollout/response_tokens_max": max(lengths),
         "rollout/truncated_frac": sum(length == 6 and t[-1] != END for length, t in tokens_of(played)) / 12,
@@ -491,7 +494,7 @@ def test_rollout_and_reward_metrics_equal_the_records() -> None:
         "reward/timeout_frac": 1 / 12,
         "reward/words_mean": np.mean([n for place, n in enumerate(words_of(played)) if place not in (3, 6)]),
     }
-    assert {name: figures[name] for name in told} == pytest.approx(told)
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected)
     assert played.rewards.outcome_messages == [{3: "no number", 6: "10 s"}.get(place, "") for place in range(12)]
     assert played.rewards.outcomes.tolist() == [{3: 2, 6: 1}.get(place, 0) for place in range(12)]
 
@@ -507,21 +510,21 @@ def words_of(played: harness.Played) -> list[int]:
 
 def test_harness_step_exercises_every_feature() -> None:
     """Everything that a key turns on is at work in the step of the bench."""
-    played, told = played_and_told(BASE)
-    assert (told["policy minibatches clip_frac_high"] > 0).any()
-    assert (told["policy minibatches clip_frac_low"] > 0).any()
-    assert (told["policy minibatches dual_clip_frac"] > 0).any()
+    played, expected = wired_and_textbook(BASE)
+    assert (expected["policy minibatches clip_frac_high"] > 0).any()
+    assert (expected["policy minibatches clip_frac_low"] > 0).any()
+    assert (expected["policy minibatches dual_clip_frac"] > 0).any()
     assert played.critic_update.summary["value/loss"] > 0
-    assert len(told["policy minibatches loss"]) == 4
-    assert len(told["value minibatches loss"]) == 6
+    assert len(expected["policy minibatches loss"]) == 4
+    assert len(expected["value minibatches loss"]) == 6
     assert sorted(set(played.rollouts.lengths.tolist())) == [1, 2, 3, 5, 6]
-    assert (told["policy minibatches grad_norm"] > 0.05).any()
-    assert (told["value minibatches grad_norm"] > 0.06).all()
+    assert (expected["policy minibatches grad_norm"] > 0.05).any()
+    assert (expected["value minibatches grad_norm"] > 0.06).all()
     holes = (played.rollouts.lengths - played.rollouts.mask.sum(1)).tolist()
     assert holes == [2, 0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0]
 
 
 def test_textbook_comparison_detects_permuted_advantages() -> None:
-    played, told = played_and_told(BASE)
+    played, expected = wired_and_textbook(BASE)
     with pytest.raises(AssertionError, match="advantages"):
-        harness.require_told(found_in(played), {"advantages": told["advantages"][::-1].copy()})
+        harness.require_equal(numbers_of(played), {"advantages": expected["advantages"][::-1].copy()})

@@ -23,7 +23,7 @@ Tables = Mapping[str, Any]
 
 
 @dataclass
-class Drawn:
+class TextbookRollout:
     """What a step is made of: models, responses and their scores. B rows, R columns, left-justified."""
 
     actor: Array
@@ -58,9 +58,9 @@ class Learned:
     count: int = 0
     columns: dict[str, list[float]] = field(default_factory=dict)
 
-    def note(self, **figures: float) -> None:
-        for name, figure in figures.items():
-            self.columns.setdefault(name, []).append(figure)
+    def note(self, **metrics: float) -> None:
+        for name, value in metrics.items():
+            self.columns.setdefault(name, []).append(value)
 
 
 def derived(*parts: object) -> int:
@@ -69,40 +69,40 @@ def derived(*parts: object) -> int:
     return int.from_bytes(hashed[:8], "little") // 4
 
 
-def step(tables: Tables, drawn: Drawn) -> dict[str, Array]:
+def step(tables: Tables, rollout: TextbookRollout) -> dict[str, Array]:
     """Every number of one step, by name."""
-    valid = np.array([score is not None for score in drawn.scores])
-    shaped, told = arithmetic(tables, drawn, valid)
+    valid = np.array([score is not None for score in rollout.scores])
+    shaped, numbers = shape_rewards(tables, rollout, valid)
     truncated = tables["ppo"]["truncated"]
-    mask = drawn.mask & valid[:, None] & ~(drawn.truncated & (truncated == "filter"))[:, None]
+    mask = rollout.mask & valid[:, None] & ~(rollout.truncated & (truncated == "filter"))[:, None]
     sampling = tables["rollout"]
-    actor, entropy = said(drawn.actor, drawn, sampling)
-    reference, _ = said(drawn.reference, drawn, {**sampling, **UNFILTERED})
-    values = np.where(drawn.mask, drawn.critic[drawn.before], 0.0)
+    actor, entropy = token_outputs(rollout.actor, rollout, sampling)
+    reference, _ = token_outputs(rollout.reference, rollout, {**sampling, **UNFILTERED})
+    values = np.where(rollout.mask, rollout.critic[rollout.before], 0.0)
     kl = tables["ppo"]["kl"]
     has_kl = kl["place"] != "none"
     by = tables["ppo"]["old_logprobs"]
-    old = drawn.sampler if by == "sampler" else actor
-    away = clamped = np.zeros_like(actor)
+    old = rollout.sampler if by == "sampler" else actor
+    nats = clamped = np.zeros_like(actor)
     if has_kl:
-        whole = kl["estimator"] == "full"
-        found, clamped = whole_divergence(drawn, sampling, kl) if whole else divergence(old, reference, kl)
-        away = np.where(mask, found, 0.0)
-    coef, next_coef, measured = coefficients(kl, away, mask, drawn.carried_coef)
-    rewards = at_the_last(shaped, mask) - (coef * away if kl["place"] == "reward" else 0.0)
+        full = kl["estimator"] == "full"
+        found, clamped = full_divergence(rollout, sampling, kl) if full else divergence(old, reference, kl)
+        nats = np.where(mask, found, 0.0)
+    coef, next_coef, measured = coefficients(kl, nats, mask, rollout.carried_coef)
+    rewards = at_last_token(shaped, mask) - (coef * nats if kl["place"] == "reward" else 0.0)
     gae_keys = tables["ppo"]["advantages"]
-    last = drawn.critic[drawn.tokens[np.arange(len(mask)), drawn.present.sum(1) - 1]]
-    behind = np.where(drawn.truncated & (truncated == "bootstrap"), last, 0.0)
-    advantages, returns, lams = estimated(gae_keys, rewards, values, mask, np.where(valid, behind, 0.0))
+    last = rollout.critic[rollout.tokens[np.arange(len(mask)), rollout.present.sum(1) - 1]]
+    bootstrap = np.where(rollout.truncated & (truncated == "bootstrap"), last, 0.0)
+    advantages, returns, lams = estimate_advantages(gae_keys, rewards, values, mask, np.where(valid, bootstrap, 0.0))
     if gae_keys["whiten"]:
-        counted = advantages[mask]
-        advantages = np.where(mask, (advantages - counted.mean()) / np.sqrt(counted.var(ddof=1) + 1e-8), 0.0)
-    told |= {
-        "scores": np.array([score or 0.0 for score in drawn.scores]),
+        unmasked = advantages[mask]
+        advantages = np.where(mask, (advantages - unmasked.mean()) / np.sqrt(unmasked.var(ddof=1) + 1e-8), 0.0)
+    numbers |= {
+        "scores": np.array([score or 0.0 for score in rollout.scores]),
         "shaped": shaped,
         "values": values,
-        **({} if by == "current" else {"logprobs": np.where(drawn.mask, old, 0.0)}),
-        **({"entropy": np.where(drawn.mask, entropy, 0.0)} if by == "trainer" else {}),
+        **({} if by == "current" else {"logprobs": np.where(rollout.mask, old, 0.0)}),
+        **({"entropy": np.where(rollout.mask, entropy, 0.0)} if by == "trainer" else {}),
         "token_rewards": rewards,
         "advantages": advantages,
         "returns": returns,
@@ -110,35 +110,38 @@ def step(tables: Tables, drawn: Drawn) -> dict[str, Array]:
         "next kl/coef": next_coef,
     }
     if truncated == "bootstrap":
-        told |= {"behind": behind, "advantage/bootstrap_mean": np.where(valid, behind, 0.0)[valid].mean()}
+        numbers |= {"behind": bootstrap, "advantage/bootstrap_mean": np.where(valid, bootstrap, 0.0)[valid].mean()}
     if truncated == "filter":
-        told["advantage/filtered_frac"] = drawn.truncated[valid].mean()
+        numbers["advantage/filtered_frac"] = rollout.truncated[valid].mean()
     if gae_keys.get("length_adaptive_alpha"):
-        told["advantage/lambda_mean"] = lams[mask.any(1)].mean()
+        numbers["advantage/lambda_mean"] = lams[mask.any(1)].mean()
     # Without a forward pass before the update, its first minibatch tells what that would have told.
-    first = minibatches(tables, drawn, mask, role="actor")[0][0]
+    first = minibatches(tables, rollout, mask, role="actor")[0][0]
     seen = np.isin(np.arange(len(mask)), range(len(mask)) if by == "trainer" else first)[:, None]
-    told |= figures_of_rewards(drawn.scores, shaped, valid) | figures_of_mismatch(actor, drawn, drawn.mask & seen)
+    numbers |= reward_metrics(rollout.scores, shaped, valid) | mismatch_metrics(actor, rollout, rollout.mask & seen)
     if has_kl:
-        told |= {} if kl["estimator"] == "full" else {"reference": np.where(drawn.mask, reference, 0.0)}
+        numbers |= {} if kl["estimator"] == "full" else {"reference": np.where(rollout.mask, reference, 0.0)}
         # A sum over the vocabulary that only the loss reads is told by the update alone.
-        update_tells = (kl["place"], kl["estimator"], kl["adaptive"]) == ("loss", "full", None)
-        rows = first if update_tells else range(len(mask))
-        told_of = mask & np.isin(np.arange(len(mask)), rows)[:, None]
-        told["kl/reference_mean"], told["kl/clamped_frac"] = away[told_of].mean(), clamped[told_of].mean()
-        told["kl/coef"] = coef
-        told["kl/penalty_mean"] = coef * told["kl/reference_mean"]
-        told |= {} if measured is None else {"kl/measured": measured}
-    weights, kept, figures = corrected(tables["ppo"], actor, drawn)
-    told |= figures
-    told |= critic_update(tables, drawn, values, returns, mask)
+        only_in_update = (kl["place"], kl["estimator"], kl["adaptive"]) == ("loss", "full", None)
+        rows = first if only_in_update else range(len(mask))
+        measured_tokens = mask & np.isin(np.arange(len(mask)), rows)[:, None]
+        numbers["kl/reference_mean"], numbers["kl/clamped_frac"] = (
+            nats[measured_tokens].mean(),
+            clamped[measured_tokens].mean(),
+        )
+        numbers["kl/coef"] = coef
+        numbers["kl/penalty_mean"] = coef * numbers["kl/reference_mean"]
+        numbers |= {} if measured is None else {"kl/measured": measured}
+    weights, kept, metrics = correct_mismatch(tables["ppo"], actor, rollout)
+    numbers |= metrics
+    numbers |= critic_update(tables, rollout, values, returns, mask)
     with_coef = {**tables, "ppo": {**tables["ppo"], "kl": {**kl, "coef": coef}}}
     gains = (advantages, weights * advantages)
-    told |= actor_update(
-        with_coef, drawn, mask & kept, old=old, reference=reference, advantages=gains, is_good=valid & (shaped > 0)
+    numbers |= actor_update(
+        with_coef, rollout, mask & kept, old=old, reference=reference, advantages=gains, is_good=valid & (shaped > 0)
     )
-    told["policy/entropy_mean"] = entropy[mask & kept & seen].mean()
-    return {name: np.asarray(value, dtype=float) for name, value in told.items()}
+    numbers["policy/entropy_mean"] = entropy[mask & kept & seen].mean()
+    return {name: np.asarray(value, dtype=float) for name, value in numbers.items()}
 
 
 def scaled(score: float, scale: Mapping[str, Sequence[float]] | None) -> float:
@@ -149,78 +152,82 @@ def scaled(score: float, scale: Mapping[str, Sequence[float]] | None) -> float:
     return to_low + (min(max(score, low), high) - low) * (to_high - to_low) / (high - low)
 
 
-def arithmetic(tables: Tables, drawn: Drawn, valid: Array) -> tuple[Array, dict[str, Any]]:
+def shape_rewards(tables: Tables, rollout: TextbookRollout, valid: Array) -> tuple[Array, dict[str, Any]]:
     """What each response earns, 0 without a score: scale, clip, moments, clip, unfinished, overlong, length."""
-    keys, lengths, told = tables["reward"], drawn.present.sum(1), {}
-    scores = np.array([0.0 if score is None else score for score in drawn.scores])
+    keys, lengths, numbers = tables["reward"], rollout.present.sum(1), {}
+    scores = np.array([0.0 if score is None else score for score in rollout.scores])
     rewards = np.array([scaled(score, keys["scale"]) for score in scores])
     if keys["scale"]:
         low, high = keys["scale"]["from"]
-        told["reward/clamped_frac"] = ((scores < low) | (scores > high))[valid].mean()
+        numbers["reward/clamped_frac"] = ((scores < low) | (scores > high))[valid].mean()
     clip, moments, overlong, per_length = (keys[name] for name in ("clip", "moments", "overlong", "length_penalty"))
 
     def clipped(place: str) -> Array:
         if not clip or clip["place"] != place:
             return rewards
-        told["reward/clipped_frac"] = ((rewards < clip["low"]) | (rewards > clip["high"]))[valid].mean()
+        numbers["reward/clipped_frac"] = ((rewards < clip["low"]) | (rewards > clip["high"]))[valid].mean()
         return np.clip(rewards, clip["low"], clip["high"])
 
     rewards = clipped("before_moments")
     if moments["kind"] != "none":
-        mean, std = drawn.carry["reference_mean"], moments.get("std") or drawn.carry["reference_std"]
+        mean, std = rollout.carry["reference_mean"], moments.get("std") or rollout.carry["reference_std"]
         if moments["kind"] == "running":
             # As many numbers with that mean and that sum of squared deviations as there were.
-            count, old, m2 = drawn.carry["count"], drawn.carry["mean"], drawn.carry["m2"]
-            spread = math.sqrt(m2 / count)
-            all_of_them = [*[old - spread, old + spread] * (int(count) // 2), *rewards[valid]]
+            count, old, m2 = rollout.carry["count"], rollout.carry["mean"], rollout.carry["m2"]
+            std_before = math.sqrt(m2 / count)
+            all_of_them = [*[old - std_before, old + std_before] * (int(count) // 2), *rewards[valid]]
             mean, std = np.mean(all_of_them), np.std(all_of_them, ddof=1)
         rewards = (rewards - (mean if moments["center"] else 0.0)) / std
-        told |= {"reward/moments_mean": mean, "reward/moments_std": std}
+        numbers |= {"reward/moments_mean": mean, "reward/moments_std": std}
     rewards = clipped("after_moments")
-    before, rewards = rewards, np.where(drawn.truncated, rewards * keys["unfinished_factor"], rewards)
+    before, rewards = rewards, np.where(rollout.truncated, rewards * keys["unfinished_factor"], rewards)
     if keys["unfinished_factor"] != 1:
-        told["reward/unfinished_mean"] = (rewards - before)[valid].mean()
+        numbers["reward/unfinished_mean"] = (rewards - before)[valid].mean()
     if overlong:
         end = overlong["max_tokens"] or tables["rollout"]["max_new_tokens"]
         over = [max(0.0, (length - end) / overlong["buffer_tokens"] + 1) for length in lengths]
-        lost = overlong["penalty"] * np.array([min(share, 1.0) if overlong["floor"] else share for share in over])
-        rewards, told["reward/overlong_mean"] = rewards - lost, -lost[valid].mean()
+        lost = overlong["penalty"] * np.array(
+            [min(fraction, 1.0) if overlong["floor"] else fraction for fraction in over]
+        )
+        rewards, numbers["reward/overlong_mean"] = rewards - lost, -lost[valid].mean()
     if per_length:
         lost = per_length["per_token"] * np.maximum(lengths - per_length["free_tokens"], 0)
-        rewards, told["reward/length_mean"] = rewards - lost, -lost[valid].mean()
-    return np.where(valid, rewards, 0.0), told
+        rewards, numbers["reward/length_mean"] = rewards - lost, -lost[valid].mean()
+    return np.where(valid, rewards, 0.0), numbers
 
 
-def estimated(keys: Tables, rewards: Array, values: Array, mask: Array, behind: Array) -> tuple[Array, Array, Array]:
+def estimate_advantages(
+    keys: Tables, rewards: Array, values: Array, mask: Array, bootstrap: Array
+) -> tuple[Array, Array, Array]:
     """Advantages, returns, and the lambda of each row of the policy."""
     if keys["kind"] == "monte_carlo":
-        _, returns = gae(rewards, 0 * values, mask, keys["gamma"], np.ones(len(mask)), behind)
+        _, returns = gae(rewards, 0 * values, mask, keys["gamma"], np.ones(len(mask)), bootstrap)
         return returns, returns, np.ones(len(mask))
     lams = np.full(len(mask), keys["gae_lambda"])
     if keys["length_adaptive_alpha"]:
-        lams = np.array([1 - 1 / max(1, keys["length_adaptive_alpha"] * counts.sum()) for counts in mask])
+        lams = np.array([1 - 1 / max(1, keys["length_adaptive_alpha"] * row_mask.sum()) for row_mask in mask])
     critics = keys["gae_lambda"] if keys["gae_lambda_value"] is None else keys["gae_lambda_value"]
-    advantages, _ = gae(rewards, values, mask, keys["gamma"], lams, behind)
-    _, returns = gae(rewards, values, mask, keys["gamma"], np.full(len(mask), critics), behind)
+    advantages, _ = gae(rewards, values, mask, keys["gamma"], lams, bootstrap)
+    _, returns = gae(rewards, values, mask, keys["gamma"], np.full(len(mask), critics), bootstrap)
     return advantages, returns, lams
 
 
-def said(table: Array, drawn: Drawn, sampling: Tables) -> tuple[Array, Array]:
+def token_outputs(table: Array, rollout: TextbookRollout, sampling: Tables) -> tuple[Array, Array]:
     """Log-prob of each response token, and entropy of what it was drawn from; 0 where there is none."""
-    chosen, entropies = np.zeros(drawn.present.shape), np.zeros(drawn.present.shape)
-    for place in zip(*np.nonzero(drawn.present), strict=True):
-        logs = drawn_from(table[drawn.before[place]], drawn.tokens[place], sampling)
-        chosen[place], entropies[place] = logs[drawn.tokens[place]], -(np.exp(logs) * logs).sum()
+    chosen, entropies = np.zeros(rollout.present.shape), np.zeros(rollout.present.shape)
+    for place in zip(*np.nonzero(rollout.present), strict=True):
+        logs = filtered_logprobs(table[rollout.before[place]], rollout.tokens[place], sampling)
+        chosen[place], entropies[place] = logs[rollout.tokens[place]], -(np.exp(logs) * logs).sum()
     return chosen, entropies
 
 
-def drawn_from(logits: Array, token: int, sampling: Tables) -> Array:
+def filtered_logprobs(logits: Array, token: int, sampling: Tables) -> Array:
     """Log-probs of all ids, as far as the sampler's filters leave them; others have a chance of 0, and no log-prob to
     speak of. The token was drawn, so it and all that are likelier were left."""
-    whole = log_softmax(logits[None] / sampling["temperature"])[0]
+    full = log_softmax(logits[None] / sampling["temperature"])[0]
     if not sampling["top_k"] and not sampling["min_p"] and sampling["top_p"] == 1:
-        return whole
-    chances = np.exp(whole)
+        return full
+    chances = np.exp(full)
     left = {id_ for id_ in range(len(chances)) if chances[id_] >= sampling["min_p"] * chances.max()}
     ordered = sorted(left, key=lambda id_: -chances[id_])[: sampling["top_k"] or None]
     of_all, nucleus, mass = sum(chances[id_] for id_ in ordered), [], 0.0
@@ -248,26 +255,28 @@ def divergence(pi: Array, other: Array, kl: Tables) -> tuple[Array, Array]:
     return np.clip(nats, -cap, cap), (np.abs(other - pi) > bound) | (np.abs(nats) > cap)
 
 
-def whole_divergence(drawn: Drawn, sampling: Tables, kl: Tables) -> tuple[Array, Array]:
+def full_divergence(rollout: TextbookRollout, sampling: Tables, kl: Tables) -> tuple[Array, Array]:
     """KL(actor || reference) over all ids at each place, the actor as it draws and the reference whole; and which of
     them the clamp changes."""
-    found = np.zeros(drawn.present.shape)
-    for place in zip(*np.nonzero(drawn.present), strict=True):
-        state, token = drawn.before[place], drawn.tokens[place]
-        found[place] = from_reference(drawn_from(drawn.actor[state], token, sampling), drawn, state, sampling)[0]
+    found = np.zeros(rollout.present.shape)
+    for place in zip(*np.nonzero(rollout.present), strict=True):
+        state, token = rollout.before[place], rollout.tokens[place]
+        found[place] = from_reference(
+            filtered_logprobs(rollout.actor[state], token, sampling), rollout, state, sampling
+        )[0]
     cap = kl["output_clamp"] or math.inf
     return np.minimum(found, cap), found > cap
 
 
-def from_reference(logs: Array, drawn: Drawn, state: int, sampling: Tables) -> tuple[float, Array]:
+def from_reference(logs: Array, rollout: TextbookRollout, state: int, sampling: Tables) -> tuple[float, Array]:
     """KL of this distribution from the reference's, and its slope by each logit at temperature 1:
     p_k (log p_k - log q_k - KL)."""
-    apart = logs - log_softmax(drawn.reference[state][None] / sampling["temperature"])[0]
+    apart = logs - log_softmax(rollout.reference[state][None] / sampling["temperature"])[0]
     kl = float((np.exp(logs) * apart).sum())
     return kl, np.exp(logs) * (apart - kl)
 
 
-def pull(pi: float, other: float, old: float, kl: Tables) -> tuple[float, float]:
+def loss_penalty(pi: float, other: float, old: float, kl: Tables) -> tuple[float, float]:
     """A penalty in the loss for one token, and its slope by the log-prob of pi. The slope is that of
     clip(weight x estimate(d)): where either clamp holds the token, there is none."""
     log_r, cap = other - pi, kl["output_clamp"] or math.inf
@@ -283,14 +292,14 @@ def pull(pi: float, other: float, old: float, kl: Tables) -> tuple[float, float]
     return value, weight * (slope + (0.0 if kl["gradient"] == "estimator" else nats))
 
 
-def coefficients(kl: Tables, away: Array, mask: Array, carried: float) -> tuple[float, float, float | None]:
+def coefficients(kl: Tables, nats: Array, mask: Array, carried: float) -> tuple[float, float, float | None]:
     """Of this step and of the next, and what is held against a target (Ziegler et al. 2019, section 2.2)."""
     if kl["place"] == "none":
         return 0.0, 0.0, None
     adaptive = kl["adaptive"]
     if adaptive is None:
         return kl["coef"], kl["coef"], None
-    rows = [away[row][counts] for row, counts in enumerate(mask) if counts.any()]
+    rows = [nats[row][row_mask] for row, row_mask in enumerate(mask) if row_mask.any()]
     if "target_per_token" in adaptive:
         target, measured = adaptive["target_per_token"], float(np.mean([row.mean() for row in rows]))
     else:
@@ -299,21 +308,23 @@ def coefficients(kl: Tables, away: Array, mask: Array, carried: float) -> tuple[
     return carried, carried * (1 + error * len(mask) / adaptive["horizon_seqs"]), measured
 
 
-def at_the_last(scores: Array, mask: Array) -> Array:
+def at_last_token(scores: Array, mask: Array) -> Array:
     grid = np.zeros(mask.shape)
-    for row, counts in enumerate(mask):
-        if counts.any():
-            grid[row, np.flatnonzero(counts)[-1]] = scores[row]
+    for row, row_mask in enumerate(mask):
+        if row_mask.any():
+            grid[row, np.flatnonzero(row_mask)[-1]] = scores[row]
     return grid
 
 
-def gae(rewards: Array, values: Array, mask: Array, gamma: float, lams: Array, behind: Array) -> tuple[Array, Array]:
+def gae(
+    rewards: Array, values: Array, mask: Array, gamma: float, lams: Array, bootstrap: Array
+) -> tuple[Array, Array]:
     """Schulman et al. 2016, equation 16, from the last counted token back; holes are not there. `behind` the last
     token a return goes on with a value, where it does."""
     advantages, returns = np.zeros(mask.shape), np.zeros(mask.shape)
-    for row, counts in enumerate(mask):
-        next_value, next_advantage = behind[row], 0.0
-        for column in reversed(np.flatnonzero(counts)):
+    for row, row_mask in enumerate(mask):
+        next_value, next_advantage = bootstrap[row], 0.0
+        for column in reversed(np.flatnonzero(row_mask)):
             delta = rewards[row, column] + gamma * next_value - values[row, column]
             next_advantage = delta + gamma * lams[row] * next_advantage
             next_value = values[row, column]
@@ -322,82 +333,84 @@ def gae(rewards: Array, values: Array, mask: Array, gamma: float, lams: Array, b
     return advantages, returns
 
 
-def critic_update(tables: Tables, drawn: Drawn, old: Array, returns: Array, mask: Array) -> dict[str, Any]:
+def critic_update(
+    tables: Tables, rollout: TextbookRollout, old: Array, returns: Array, mask: Array
+) -> dict[str, Any]:
     """Schulman's PPO2: the larger of the two squared errors, halved, a mean over tokens."""
     keys = tables["ppo"]["value_loss"]
     clip, scale = keys["clip"], keys["scale"]
-    learned, last_seen = Learned(drawn.critic.copy(), np.zeros((2, *drawn.critic.shape))), old.copy()
-    for rows, lr in minibatches(tables, drawn, mask, role="critic"):
+    learned, last_seen = Learned(rollout.critic.copy(), np.zeros((2, *rollout.critic.shape))), old.copy()
+    for rows, lr in minibatches(tables, rollout, mask, role="critic"):
         loss, gradient = 0.0, np.zeros_like(learned.table)
         places = [(row, column) for row in rows for column in np.flatnonzero(mask[row])]
-        shares = shares_of_tokens(keys.get("aggregation", "token_mean"), mask[rows].sum(1), rows, tables)
+        fractions = token_fractions(keys.get("aggregation", "token_mean"), mask[rows].sum(1), rows, tables)
         errors = []
         for row, column in places:
-            value, goal = learned.table[drawn.before[row, column]], returns[row, column]
+            value, goal = learned.table[rollout.before[row, column]], returns[row, column]
             last_seen[row, column] = value
             bounded = value if clip is None else min(max(value, old[row, column] - clip), old[row, column] + clip)
             plain, clipped = (value - goal) ** 2, (bounded - goal) ** 2
-            loss += scale * shares[row] * max(plain, clipped) / 2
+            loss += scale * fractions[row] * max(plain, clipped) / 2
             if plain >= clipped:
-                gradient[drawn.before[row, column]] += scale * shares[row] * (value - goal)
+                gradient[rollout.before[row, column]] += scale * fractions[row] * (value - goal)
             errors.append((value, abs(value - goal)))
         learned.note(value_mean=float(np.mean([v for v, _ in errors])))
         learned.note(value_error=float(np.mean([e for _, e in errors])))
         adamw(learned, gradient, tables["critic"]["optimizer"], lr=lr, loss=loss)
-    told = as_figures("critic", "value", learned, drawn)
+    numbers = update_metrics("critic", "value", learned, rollout)
     target, unexplained = returns[mask], (returns - old)[mask]
-    told["value/explained_variance"] = 1 - unexplained.var() / target.var()
-    told["value/explained_variance_last_epoch"] = 1 - (returns - last_seen)[mask].var() / target.var()
-    told["value/value_mean"], told["value/return_mean"] = old[mask].mean(), target.mean()
-    told["value/return_std"] = target.std(ddof=1)
-    told["value/value_error"] = np.abs(unexplained).mean()
-    return told
+    numbers["value/explained_variance"] = 1 - unexplained.var() / target.var()
+    numbers["value/explained_variance_last_epoch"] = 1 - (returns - last_seen)[mask].var() / target.var()
+    numbers["value/value_mean"], numbers["value/return_mean"] = old[mask].mean(), target.mean()
+    numbers["value/return_std"] = target.std(ddof=1)
+    numbers["value/value_error"] = np.abs(unexplained).mean()
+    return numbers
 
 
-def shares_of_tokens(kind: str, counts: Array, rows: Sequence[int], tables: Tables) -> dict[int, float]:
+def token_fractions(kind: str, counts: Array, rows: Sequence[int], tables: Tables) -> dict[int, float]:
     """What a token of each row weighs in a minibatch whose rows have so many counted tokens."""
     if kind == "token_mean":
         return dict.fromkeys(rows, 1 / counts.sum())
     sequences = np.count_nonzero(counts)
     longest = tables["rollout"]["max_new_tokens"] if kind == "fixed_length" else 1
-    each = counts if kind == "sequence_mean_token_mean" else np.full(len(rows), longest)
-    return {row: 1 / sequences / max(size, 1) for row, size in zip(rows, each, strict=True)}
+    lengths = counts if kind == "sequence_mean_token_mean" else np.full(len(rows), longest)
+    return {row: 1 / sequences / max(size, 1) for row, size in zip(rows, lengths, strict=True)}
 
 
-def corrected(ppo: Tables, old: Array, drawn: Drawn) -> tuple[Array, Array, dict[str, Any]]:
+def correct_mismatch(ppo: Tables, old: Array, rollout: TextbookRollout) -> tuple[Array, Array, dict[str, Any]]:
     """What tokens weigh, which are kept, and the figures of that. Ratios are trainer / sampler."""
     keys, rejection, gap = ppo["rollout_correction"], ppo["rollout_rejection"], ppo["max_sequence_gap"]
-    kind, ones = keys["kind"], np.ones(drawn.mask.shape)
+    kind, ones = keys["kind"], np.ones(rollout.mask.shape)
     rejects = kind == "sequence_mask" or rejection["kind"] != "none" or gap is not None
     if kind == "none" and not rejects:
-        return ones, drawn.mask, {}
-    weights, outside, kept = np.zeros_like(ones), np.zeros_like(drawn.mask), drawn.mask.copy()
-    for row, counts in enumerate(drawn.mask):
-        if not counts.any():
+        return ones, rollout.mask, {}
+    weights, outside, kept = np.zeros_like(ones), np.zeros_like(rollout.mask), rollout.mask.copy()
+    for row, row_mask in enumerate(rollout.mask):
+        if not row_mask.any():
             continue
-        log_r = (old - drawn.sampler)[row][counts]
-        weights[row][counts], outside[row][counts] = weighed(keys, log_r)
-        stays = np.ones(len(log_r), dtype=bool)
+        log_r = (old - rollout.sampler)[row][row_mask]
+        weights[row][row_mask], outside[row][row_mask] = token_weights(keys, log_r)
+        passes = np.ones(len(log_r), dtype=bool)
         if kind == "sequence_mask":
-            stays &= keys["min_ratio"] <= math.exp(log_r.mean()) <= keys["max_ratio"]
+            passes &= keys["min_ratio"] <= math.exp(log_r.mean()) <= keys["max_ratio"]
         if rejection["kind"] != "none":
-            stays &= survives(rejection, log_r)
+            passes &= passes_rejection(rejection, log_r)
         if gap is not None:
-            stays &= np.exp(np.abs(log_r)).mean() <= gap
-        kept[row][counts] = stays
+            passes &= np.exp(np.abs(log_r)).mean() <= gap
+        kept[row][row_mask] = passes
     weights = np.where(kept, weights, 0.0)
     if kind != "none" and keys["normalize"]:
         weights /= weights[kept].mean()
-    told = {"weights": weights, "kept": kept.astype(float), "correction/weight_mean": weights[kept].mean()}
+    numbers = {"weights": weights, "kept": kept.astype(float), "correction/weight_mean": weights[kept].mean()}
     if kind in ("tis", "tis_sequence", "icepop"):
-        told["correction/capped_frac"] = outside[kept].mean()
+        numbers["correction/capped_frac"] = outside[kept].mean()
     if rejects:
-        told["correction/rejected_frac"] = 1 - kept.sum() / drawn.mask.sum()
-        told["correction/dropped_seqs"] = (drawn.mask.any(1) & ~kept.any(1)).sum()
-    return weights, kept, told
+        numbers["correction/rejected_frac"] = 1 - kept.sum() / rollout.mask.sum()
+        numbers["correction/dropped_seqs"] = (rollout.mask.any(1) & ~kept.any(1)).sum()
+    return weights, kept, numbers
 
 
-def weighed(keys: Tables, log_r: Array) -> tuple[Array, Array]:
+def token_weights(keys: Tables, log_r: Array) -> tuple[Array, Array]:
     """Weights of a sequence's tokens, and which have a ratio outside the bounds."""
     ratio, kind = np.exp(log_r), keys["kind"]
     if kind == "none":
@@ -412,7 +425,7 @@ def weighed(keys: Tables, log_r: Array) -> tuple[Array, Array]:
     return np.clip(ratio, keys["min_ratio"], keys["max_ratio"]), outside
 
 
-def survives(rejection: Tables, log_r: Array) -> Array | bool:
+def passes_rejection(rejection: Tables, log_r: Array) -> Array | bool:
     """Whether tokens of a sequence are kept: a value for each, or one for all."""
     ratio, level = np.exp(log_r), rejection["level"]
     if rejection["statistic"] == "k1":
@@ -430,7 +443,7 @@ def survives(rejection: Tables, log_r: Array) -> Array | bool:
 
 def actor_update(
     tables: Tables,
-    drawn: Drawn,
+    rollout: TextbookRollout,
     mask: Array,
     *,
     old: Array,
@@ -443,66 +456,66 @@ def actor_update(
     ppo, sampling = tables["ppo"], tables["rollout"]
     temperature = sampling["temperature"]
     keys, penalty, (plain_advantages, gains) = ppo["policy_loss"], ppo["kl"], advantages
-    learned = Learned(drawn.actor.copy(), np.zeros((2, *drawn.actor.shape)))
+    learned = Learned(rollout.actor.copy(), np.zeros((2, *rollout.actor.shape)))
     parts: dict[str, list[float]] = {}
-    for rows, lr in minibatches(tables, drawn, mask, role="actor"):
+    for rows, lr in minibatches(tables, rollout, mask, role="actor"):
         part, gradient = dict.fromkeys(("surrogate", "entropy", "kl", "nll"), 0.0), np.zeros_like(learned.table)
-        now, _ = said(learned.table, drawn, sampling)
+        now, _ = token_outputs(learned.table, rollout, sampling)
         was = now.copy() if ppo["old_logprobs"] == "current" else old
         surrogates, slopes, ratios = np.zeros((3, *mask.shape))
         for row in (row for row in rows if mask[row].any()):
             at = row, mask[row]
-            surrogates[at], slopes[at], ratios[at] = textbook_losses.of_response(keys, now[at], was[at], gains[at])
+            surrogates[at], slopes[at], ratios[at] = textbook_losses.response_loss(keys, now[at], was[at], gains[at])
         places = [(row, column) for row in rows for column in np.flatnonzero(mask[row])]
-        shares = shares_of_tokens(keys["aggregation"], mask[rows].sum(1), rows, tables)
+        fractions = token_fractions(keys["aggregation"], mask[rows].sum(1), rows, tables)
         good_tokens = mask[rows].sum(1) @ is_good[rows]
         for row, column in places:
-            state, token = drawn.before[row, column], drawn.tokens[row, column]
-            logs = drawn_from(learned.table[state], token, sampling)
-            share, chances = shares[row], np.exp(logs)
+            state, token = rollout.before[row, column], rollout.tokens[row, column]
+            logs = filtered_logprobs(learned.table[state], token, sampling)
+            fraction, chances = fractions[row], np.exp(logs)
             log_prob = logs[token]
             surrogate, slope = surrogates[row, column], slopes[row, column]
             if penalty["place"] == "loss" and penalty["estimator"] == "full":
                 bound = penalty["output_clamp"] or math.inf
-                kl, steep_by_logit = from_reference(logs, drawn, state, sampling)
-                part["kl"] += share * penalty["coef"] * min(kl, bound)
-                gradient[state] += share * penalty["coef"] * steep_by_logit * (kl <= bound) / temperature
+                kl, steep_by_logit = from_reference(logs, rollout, state, sampling)
+                part["kl"] += fraction * penalty["coef"] * min(kl, bound)
+                gradient[state] += fraction * penalty["coef"] * steep_by_logit * (kl <= bound) / temperature
             elif penalty["place"] == "loss":
-                away, steep = pull(log_prob, reference[row, column], was[row, column], penalty)
-                part["kl"] += share * penalty["coef"] * away
+                nats, steep = loss_penalty(log_prob, reference[row, column], was[row, column], penalty)
+                part["kl"] += fraction * penalty["coef"] * nats
                 slope += penalty["coef"] * steep
             entropy = -(chances * logs).sum()
-            part["surrogate"] += share * surrogate
-            part["entropy"] -= share * keys["entropy_coef"] * entropy
+            part["surrogate"] += fraction * surrogate
+            part["entropy"] -= fraction * keys["entropy_coef"] * entropy
             nll = keys["positive_nll_coef"] / good_tokens if is_good[row] else 0.0
             part["nll"] -= nll * log_prob
             one_hot = np.eye(len(chances))[token]
-            gradient[state] += (share * slope - nll) * (one_hot - chances) / temperature
+            gradient[state] += (fraction * slope - nll) * (one_hot - chances) / temperature
             # d entropy / d logit k = -p_k (log p_k + entropy)
-            gradient[state] += share * keys["entropy_coef"] * chances * (logs + entropy) / temperature
-        counted = mask & np.isin(np.arange(len(mask)), rows)[:, None]
-        learned.note(**textbook_losses.clip_figures(keys, ratios[counted], plain_advantages[counted]))
-        learned.note(**moved(ratios[counted], (now - was)[counted]))
+            gradient[state] += fraction * keys["entropy_coef"] * chances * (logs + entropy) / temperature
+        unmasked = mask & np.isin(np.arange(len(mask)), rows)[:, None]
+        learned.note(**textbook_losses.clip_metrics(keys, ratios[unmasked], plain_advantages[unmasked]))
+        learned.note(**ratio_metrics(ratios[unmasked], (now - was)[unmasked]))
         adamw(learned, gradient, tables["actor"]["optimizer"], lr=lr, loss=sum(part.values()))
-        for name, share in part.items():
-            parts.setdefault(name, []).append(share)
+        for name, fraction in part.items():
+            parts.setdefault(name, []).append(fraction)
     is_there = {
         "surrogate": True,
         "entropy": keys["entropy_coef"] > 0,
         "kl": penalty["place"] == "loss",
         "nll": keys["positive_nll_coef"] > 0,
     }
-    of_terms = {f"policy/{name}_loss": np.mean(shares) for name, shares in parts.items() if is_there[name]}
+    of_terms = {f"policy/{name}_loss": np.mean(fractions) for name, fractions in parts.items() if is_there[name]}
     of_nll = {"policy/nll_tokens": (mask & is_good[:, None]).sum()} if is_there["nll"] else {}
-    return as_figures("actor", "policy", learned, drawn) | of_terms | of_nll
+    return update_metrics("actor", "policy", learned, rollout) | of_terms | of_nll
 
 
-def moved(ratio: Array, log_r: Array) -> dict[str, float]:
+def ratio_metrics(ratio: Array, log_r: Array) -> dict[str, float]:
     """How far a minibatch's ratios lie from 1."""
     ordered = np.sort(ratio)
 
-    def rank(share: float) -> float:
-        return float(ordered[round(share * (len(ordered) - 1))])
+    def rank(fraction: float) -> float:
+        return float(ordered[round(fraction * (len(ordered) - 1))])
 
     return {
         "approx_kl": (np.exp(log_r) - 1 - log_r).mean(),
@@ -514,7 +527,7 @@ def moved(ratio: Array, log_r: Array) -> dict[str, float]:
     }
 
 
-def minibatches(tables: Tables, drawn: Drawn, mask: Array, *, role: str) -> list[tuple[list[int], float]]:
+def minibatches(tables: Tables, rollout: TextbookRollout, mask: Array, *, role: str) -> list[tuple[list[int], float]]:
     """(rows, learning rate) of each optimizer step; one without a counted token is none."""
     ppo, optimizer = tables["ppo"], tables[role]["optimizer"]
     epochs = ppo["epochs"] if role == "actor" or ppo["critic_epochs"] is None else ppo["critic_epochs"]
@@ -527,14 +540,14 @@ def minibatches(tables: Tables, drawn: Drawn, mask: Array, *, role: str) -> list
     planned = (tables["steps"] - waits) * epochs * (num_rows // size)
     found: list[tuple[list[int], float]] = []
     for epoch in range(epochs):
-        generator = torch.Generator().manual_seed(derived(tables["seed"], drawn.step, role, epoch))
+        generator = torch.Generator().manual_seed(derived(tables["seed"], rollout.step, role, epoch))
         order = torch.randperm(num_rows, generator=generator).tolist()
         if ppo.get("minibatch_order", "shuffled") == "in_order":
             order = list(range(num_rows))
         for start in range(0, num_rows, size):
             rows = order[start : start + size]
             if mask[rows].any():
-                tick = drawn.step - 1 - waits if by_step else drawn.updates[role] + len(found)
+                tick = rollout.step - 1 - waits if by_step else rollout.updates[role] + len(found)
                 found.append((rows, rate(optimizer, tick, planned, per_tick)))
     return found
 
@@ -543,8 +556,8 @@ def rate(keys: Tables, tick: int, planned: int, per_tick: int) -> float:
     """Linear warm-up, whose first tick is not 0 or as written; then constant, or linear or half a cosine down to the
     floor."""
     peak, floor, first = keys["lr"], keys["lr_min_frac"], keys.get("lr_warmup_init_frac")
-    share = keys.get("lr_warmup_frac")
-    warmup = keys["lr_warmup_updates"] // per_tick if share is None else round(share * planned / per_tick)
+    fraction = keys.get("lr_warmup_frac")
+    warmup = keys["lr_warmup_updates"] // per_tick if fraction is None else round(fraction * planned / per_tick)
     if tick < warmup:
         return float(peak * ((tick + 1) / warmup if first is None else first + (1 - first) * tick / warmup))
     end = (keys["lr_decay_updates"] or planned) // per_tick
@@ -562,37 +575,40 @@ def adamw(learned: Learned, gradient: Array, keys: Tables, *, lr: float, loss: f
     learned.moments[0] = keys["beta1"] * learned.moments[0] + (1 - keys["beta1"]) * gradient
     learned.moments[1] = keys["beta2"] * learned.moments[1] + (1 - keys["beta2"]) * gradient**2
     mean = learned.moments[0] / (1 - keys["beta1"] ** learned.count)
-    spread = learned.moments[1] / (1 - keys["beta2"] ** learned.count)
+    std_before = learned.moments[1] / (1 - keys["beta2"] ** learned.count)
     decayed = learned.table - lr * keys["weight_decay"] * learned.table
-    learned.table = decayed - lr * mean / (np.sqrt(spread) + keys["eps"])
+    learned.table = decayed - lr * mean / (np.sqrt(std_before) + keys["eps"])
     learned.note(loss=loss, grad_norm=norm, lr=lr)
 
 
-def as_figures(role: str, prefix: str, learned: Learned, drawn: Drawn) -> dict[str, Any]:
+def update_metrics(role: str, prefix: str, learned: Learned, rollout: TextbookRollout) -> dict[str, Any]:
     """An update's numbers: each optimizer step's, and over them the mean, the last rate, the largest extreme."""
-    told: dict[str, Any] = {f"{role} table": learned.table, f"{role} updates": drawn.updates[role] + learned.count}
+    numbers: dict[str, Any] = {
+        f"{role} table": learned.table,
+        f"{role} updates": rollout.updates[role] + learned.count,
+    }
     for name, column in learned.columns.items():
-        told[f"{prefix} minibatches {name}"] = column
+        numbers[f"{prefix} minibatches {name}"] = column
         over = column[-1] if name == "lr" else max(column) if name == "ratio_max" else float(np.mean(column))
-        told[f"{prefix}/{name}"] = over
-    return told
+        numbers[f"{prefix}/{name}"] = over
+    return numbers
 
 
-def figures_of_rewards(scores: Sequence[float | None], shaped: Array, valid: Array) -> dict[str, Any]:
-    given = np.array([score for score in scores if score is not None])
+def reward_metrics(scores: Sequence[float | None], shaped: Array, valid: Array) -> dict[str, Any]:
+    scored = np.array([score for score in scores if score is not None])
     return {
-        "reward/score_mean": given.mean(),
-        "reward/score_std": given.std(),
+        "reward/score_mean": scored.mean(),
+        "reward/score_std": scored.std(),
         "reward/shaped_mean": shaped[valid].mean(),
     }
 
 
-def figures_of_mismatch(actor: Array, drawn: Drawn, counted: Array) -> dict[str, Any]:
+def mismatch_metrics(actor: Array, rollout: TextbookRollout, unmasked: Array) -> dict[str, Any]:
     """Trainer against sampler over the counted tokens; the effective sample size is Kish's."""
-    gap = (actor - drawn.sampler)[counted]
+    gap = (actor - rollout.sampler)[unmasked]
     weights = np.exp(gap)
-    rows = [row for row in range(len(counted)) if counted[row].any()]
-    by_sequence = [np.exp(np.abs((actor - drawn.sampler)[row][counted[row]])).mean() for row in rows]
+    rows = [row for row in range(len(unmasked)) if unmasked[row].any()]
+    by_sequence = [np.exp(np.abs((actor - rollout.sampler)[row][unmasked[row]])).mean() for row in rows]
     return {
         "mismatch/gap_mean_abs": np.abs(gap).mean(),
         "mismatch/gap_max_abs": np.abs(gap).max(),

@@ -9,7 +9,7 @@ import numpy as np
 Array = np.ndarray
 
 
-def of_response(keys: Mapping[str, Any], new: Array, old: Array, gains: Array) -> tuple[Array, Array, Array]:
+def response_loss(keys: Mapping[str, Any], new: Array, old: Array, gains: Array) -> tuple[Array, Array, Array]:
     """Loss of each counted token, d loss / d its log-prob (all tokens weighing 1), and the ratio that is clipped."""
     ratios = np.exp(new - old)
     if keys["kind"] == "reinforce":  # Williams 1992
@@ -34,15 +34,15 @@ def _clipped(keys: Mapping[str, Any], ratio: float, gain: float) -> tuple[float,
     return (-gain * dual, 0.0) if gain < 0 and loss > -gain * dual else (loss, slope)
 
 
-def clip_figures(keys: Mapping[str, Any], ratios: Array, advantages: Array) -> dict[str, float]:
+def clip_metrics(keys: Mapping[str, Any], ratios: Array, advantages: Array) -> dict[str, float]:
     """The shares of tokens that a clip has hold of."""
     if keys["kind"] == "reinforce":
         return {}
     above, below = ratios > 1 + keys["clip_high"], ratios < 1 - keys["clip_low"]
     if keys["kind"] != "cispo":
         above, below = above & (advantages > 0), below & (advantages < 0)
-    figures = {"clip_frac_high": above.mean(), "clip_frac_low": below.mean(), "clip_frac": (above | below).mean()}
+    metrics = {"clip_frac_high": above.mean(), "clip_frac_low": below.mean(), "clip_frac": (above | below).mean()}
     if keys["kind"] == "clip":
         dual = (advantages < 0) & (ratios > (keys["dual_clip"] or math.inf))
-        figures["dual_clip_frac"] = dual.mean()
-    return {name: float(share) for name, share in figures.items()}
+        metrics["dual_clip_frac"] = dual.mean()
+    return {name: float(fraction) for name, fraction in metrics.items()}

@@ -45,7 +45,7 @@ def trainer(pool: RankPool, made_from: TrainerSettings) -> MegatronTrainer:
     return {"actor": MegatronActor, "critic": MegatronCritic}[made_from.role](made_from, pool)
 
 
-def policy_objective(rollouts: lab.Drawn) -> Terms:
+def policy_objective(rollouts: lab.TrainerBatch) -> Terms:
     return lab.policy_objective(rollouts, needs_entropy=True, temperature=TEMPERATURE)
 
 

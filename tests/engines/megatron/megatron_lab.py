@@ -209,7 +209,7 @@ def wider_vocabulary(folder: Path) -> Path:
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn(Sequences):
+class TrainerBatch(Sequences):
     """What a trainer is given, and which of it counts in an objective."""
 
     mask: Tensor
@@ -217,13 +217,13 @@ class Drawn(Sequences):
 
 def make_rollouts(
     *, prompts: Sequence[int] = (3, 5, 2, 6, 1), lengths: Sequence[int] = (4, 7, 1, 5, 9), seed: int = 0
-) -> Drawn:
+) -> TrainerBatch:
     """Random ids; every seventh present token does not count (as tool output would not)."""
     generator = torch.Generator().manual_seed(seed)
     num_rows, num_columns = len(lengths), max(lengths)
     present = torch.arange(num_columns)[None] < torch.tensor(lengths)[:, None]
     counted = present & (torch.arange(present.numel()).view_as(present) % 7 != 3)
-    return Drawn(
+    return TrainerBatch(
         prompt_tokens=torch.randint(1, VOCABULARY, (sum(prompts),), generator=generator).int(),
         prompt_lengths=torch.tensor(prompts),
         tokens=(torch.randint(1, VOCABULARY, (num_rows, num_columns), generator=generator) * present).int(),
@@ -232,7 +232,7 @@ def make_rollouts(
     )
 
 
-def expected_logprobs(model: PreTrainedModel, rollouts: Drawn, temperature: float) -> tuple[Tensor, Tensor]:
+def expected_logprobs(model: PreTrainedModel, rollouts: TrainerBatch, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies of the response tokens by transformers, on one padded batch. [B R] each."""
     sequences = rollouts.unpadded()
     ids = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True)
@@ -280,12 +280,12 @@ def ppo_objective(mask: Tensor, old_logprobs: Tensor, advantages: Tensor) -> Ter
     return Terms((Term(Surrogate(old_logprobs, advantages, PolicyClip(low=0.2, high=0.2, dual=None)), mask),))
 
 
-def random_weights(rollouts: Drawn) -> Tensor:
+def random_weights(rollouts: TrainerBatch) -> Tensor:
     return torch.randn(rollouts.tokens.shape, generator=torch.Generator().manual_seed(3))
 
 
 def policy_objective(
-    rollouts: Drawn, *, needs_entropy: bool = False, weights: Tensor | None = None, temperature: float = 1.0
+    rollouts: TrainerBatch, *, needs_entropy: bool = False, weights: Tensor | None = None, temperature: float = 1.0
 ) -> Terms:
     """Weighed log-probs, with a share of the entropies where asked; one term."""
     weights = random_weights(rollouts) if weights is None else weights
@@ -294,12 +294,12 @@ def policy_objective(
     )
 
 
-def value_objective(rollouts: Drawn) -> Terms:
+def value_objective(rollouts: TrainerBatch) -> Terms:
     returns = torch.randn(rollouts.tokens.shape, generator=torch.Generator().manual_seed(4))
     return Terms((Term(SquaredDistance(returns), rollouts.mask),))
 
 
-def expected_gradients(kind: str, rollouts: Drawn, objective: Terms) -> tuple[Tensor, dict[str, Tensor]]:
+def expected_gradients(kind: str, rollouts: TrainerBatch, objective: Terms) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and gradients of `objective` by transformers and autograd, one sequence at a time, in float64."""
     model = copy.deepcopy(hugging_face_model(kind)).double()
     if hasattr(model.config, "num_experts_per_tok"):
@@ -338,7 +338,7 @@ GRADIENT = Level("GRADIENT", 1e-4, floor=0.0)
 STEP = OptimizerStep(lr=1e-3, weight_decay=0.0, grad_clip=0.0, beta1=0.9, beta2=0.95, eps=1e-8)
 
 
-def minibatch(rollouts: Drawn, rows: Sequence[int] | None = None, step: OptimizerStep = STEP) -> Minibatch:
+def minibatch(rollouts: TrainerBatch, rows: Sequence[int] | None = None, step: OptimizerStep = STEP) -> Minibatch:
     """A minibatch of an objective with one term over all counted tokens."""
     chosen = torch.arange(rollouts.num_seqs) if rows is None else torch.tensor(rows)
     return Minibatch(chosen, (int(rollouts.mask[chosen].sum()),), step)

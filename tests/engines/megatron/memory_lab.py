@@ -45,7 +45,7 @@ def held(rank: MegatronRank) -> dict[str, int]:
     }
 
 
-def kept(rank: MegatronRank, rollouts: lab.Drawn) -> dict[str, int]:
+def kept(rank: MegatronRank, rollouts: lab.TrainerBatch) -> dict[str, int]:
     """What one microbatch of all rows keeps for its backward pass, by component."""
     known = storages([weight for model in rank.models for weight in model.parameters()])
     known |= storages([buffer for model in rank.models for buffer in model.buffers()])
@@ -107,7 +107,7 @@ def pickled_bucket(rank: MegatronRank) -> int:
     return len(pickle.dumps(rank.next_weights()))
 
 
-def peak(rank: MegatronRank, rollouts: lab.Drawn, call: str) -> int:
+def peak(rank: MegatronRank, rollouts: lab.TrainerBatch, call: str) -> int:
     """Most bytes at one time beyond what lay there before the call."""
     objective = _objective(rank, rollouts)
     with _Live() as live:
@@ -118,7 +118,7 @@ def peak(rank: MegatronRank, rollouts: lab.Drawn, call: str) -> int:
     return live.peak
 
 
-def _objective(rank: MegatronRank, rollouts: lab.Drawn) -> "_Watched":
+def _objective(rank: MegatronRank, rollouts: lab.TrainerBatch) -> "_Watched":
     inner = lab.policy_objective(rollouts) if rank.settings.role == "actor" else lab.value_objective(rollouts)
     return _Watched(inner)
 

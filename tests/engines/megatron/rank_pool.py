@@ -121,18 +121,18 @@ class RankPool:
 
     def open(self, settings: TrainerSettings) -> None:
         """Make the ranks of this layout."""
-        self._ask_all([("close",)] * len(self.pipes))
+        self._call_all([("close",)] * len(self.pipes))
         self.used, self.parallel = settings.parallel.world_size, settings.parallel
         address = f"127.0.0.1:{_free_port()}"
         places = [RankInfo(rank, self.used, address) for rank in range(self.used)]
-        self._ask_all([("open", place, replace(settings)) for place in places])
+        self._call_all([("open", place, replace(settings)) for place in places])
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
-        return self._ask_all([("call", method, *arguments)] * self.used)
+        return self._call_all([("call", method, *arguments)] * self.used)
 
     def examine(self, look: Callable[..., Any], *arguments: Any) -> list[Any]:
         """What a function finds in each process; it lies in a module that can be imported there."""
-        return self._ask_all([("examine", look, *arguments)] * self.used)
+        return self._call_all([("examine", look, *arguments)] * self.used)
 
     def call_ranks(self, ranks: Sequence[int], method: str, *arguments: Any) -> list[Any]:
         """As an `Executor`."""
@@ -158,11 +158,11 @@ class RankPool:
 
     def gradients(self) -> dict[str, Tensor]:
         """Of all stages; of a tied embedding the copy of the first."""
-        found = [pair for stage in self._ask_all([("gradients",)] * self.used) for pair in stage]
+        found = [pair for stage in self._call_all([("gradients",)] * self.used) for pair in stage]
         return dict(reversed(found))
 
     def forget_gradient(self, rank: int, only: str = "") -> None:
-        self._ask_all([("forget_gradient", rank, only)] * self.used)
+        self._call_all([("forget_gradient", rank, only)] * self.used)
 
     def close(self) -> None:
         for pipe in self.pipes:
@@ -171,11 +171,11 @@ class RankPool:
             process.join(10)
             process.kill()
 
-    def _ask_all(self, questions: list[tuple[Any, ...]]) -> list[Any]:
-        asked = list(zip(self.pipes, questions, strict=False))
-        for pipe, question in asked:
+    def _call_all(self, calls_by_rank: list[tuple[Any, ...]]) -> list[Any]:
+        calls = list(zip(self.pipes, calls_by_rank, strict=False))
+        for pipe, question in calls:
             pipe.send(question)
-        answers = [pipe.recv() for pipe, _ in asked]
+        answers = [pipe.recv() for pipe, _ in calls]
         for went_well, answer in answers:
             if not went_well:
                 raise answer

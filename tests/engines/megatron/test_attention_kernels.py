@@ -19,17 +19,17 @@ def packed(*lengths: int) -> PackedInput:
 @pytest.mark.parametrize(("device", "kv_heads", "is_grouped"), [("cuda", 6, False), ("cpu", 2, True)])
 def test_float32_attention_on_gpu_repeats_key_heads(monkeypatch, device, kv_heads, is_grouped):
     """With fewer, torch takes the kernel that keeps S x S scores."""
-    asked: list[tuple[int, bool]] = []
+    calls: list[tuple[int, bool]] = []
 
     def record(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **settings: bool) -> torch.Tensor:
-        asked.append((key.shape[1], settings["enable_gqa"]))
+        calls.append((key.shape[1], settings["enable_gqa"]))
         return query
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", record)
     with FakeTensorMode():
         query, key, value = (torch.empty(7, heads, 16, device=device) for heads in (6, 2, 2))
         assert _per_piece(query, key, value, packed(3, 4), None).shape == (7, 6, 16)
-    assert asked == [(kv_heads, is_grouped)] * 2
+    assert calls == [(kv_heads, is_grouped)] * 2
 
 
 def test_repeated_key_heads_match_grouped_attention():

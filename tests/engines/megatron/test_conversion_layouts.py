@@ -71,8 +71,8 @@ def test_state_of_every_layout_converts_to_hugging_face(pool, model, tmp_path, k
     (tmp_path / "state").mkdir()
     lab.save(trained, tmp_path / "state")
     weights = {each: tensor.clone() for each, tensor in pool.tensors()}
-    asked = ConvertRequest(source=str(tmp_path / "state"), to="hf", out=tmp_path / "out", like=str(model(kind)))
-    report = convert(asked, lambda _: None)
+    request = ConvertRequest(source=str(tmp_path / "state"), to="hf", out=tmp_path / "out", like=str(model(kind)))
+    report = convert(request, lambda _: None)
     found = load_file(tmp_path / "out" / "model.safetensors")
     assert found.keys() == weights.keys()
     assert all(torch.equal(found[each], weights[each]) for each in weights)

@@ -58,7 +58,7 @@ def peaked_model(folder: Path, kind: str) -> Path:
 @pytest.mark.parametrize("kind", KINDS)
 def test_transformers_and_vllm_load_trained_deepseek_export(tmp_path, kind):
     source, target = peaked_model(tmp_path / "source", kind), tmp_path / "target"
-    check_export(source, target, check_drawn_tokens)
+    check_export(source, target, check_generated_tokens)
     biases = [load_file(folder / "model.safetensors") for folder in (source, target)]
     for name in (name for name in biases[0] if name.endswith("e_score_correction_bias")):
         assert torch.equal(biases[0][name], biases[1][name])
@@ -74,16 +74,16 @@ def test_engine_rejects_config_without_topk_method(tmp_path):
         Engine(vllm_settings(folder), folder=str(folder))
 
 
-def check_drawn_tokens(engine: Engine, model: torch.nn.Module) -> None:
+def check_generated_tokens(engine: Engine, model: torch.nn.Module) -> None:
     """Token by token, over the cache of keys and values: another way through the engine than a prompt's."""
-    draws = [GenerationRequest(str(n), tuple(range(3 + n, 9 + 3 * n)), seed=n) for n in range(3)]
-    finished = engine.advance(draws, SamplingParams(temperature=1.0, max_new_tokens=20))
-    while len(finished) < len(draws):
+    requests = [GenerationRequest(str(n), tuple(range(3 + n, 9 + 3 * n)), seed=n) for n in range(3)]
+    finished = engine.advance(requests, SamplingParams(temperature=1.0, max_new_tokens=20))
+    while len(finished) < len(requests):
         finished += engine.advance([], SamplingParams(temperature=1.0, max_new_tokens=20))
-    for draw in finished:
-        prompt = draws[int(draw.id)].prompt
-        ids = torch.tensor([(*prompt, *draw.tokens)])
+    for output in finished:
+        prompt = requests[int(output.id)].prompt
+        ids = torch.tensor([(*prompt, *output.tokens)])
         with torch.no_grad():
             all_logprobs = model(ids).logits[0, :-1].log_softmax(-1)
         expected = all_logprobs.gather(1, ids[0, 1:, None])[len(prompt) - 1 :, 0]
-        torch.testing.assert_close(torch.tensor(draw.logprobs), expected, atol=1e-3, rtol=0)
+        torch.testing.assert_close(torch.tensor(output.logprobs), expected, atol=1e-3, rtol=0)

@@ -33,29 +33,31 @@ FILTERS = {
 }
 
 
-def kept(logits: Tensor, asked: OutputRequest) -> Tensor:
+def kept(logits: Tensor, request: OutputRequest) -> Tensor:
     """Which ids stay, in vLLM's order: min-p, top-k, top-p of what is then left. [n V] bool"""
     probabilities = logits.softmax(-1)
-    stay = probabilities >= asked.min_p * probabilities.amax(-1, keepdim=True)
+    stay = probabilities >= request.min_p * probabilities.amax(-1, keepdim=True)
     left = logits.masked_fill(~stay, -torch.inf)
-    if asked.top_k is not None:
-        kth = left.topk(min(asked.top_k, logits.shape[1]), -1).values[:, -1:]
+    if request.top_k is not None:
+        kth = left.topk(min(request.top_k, logits.shape[1]), -1).values[:, -1:]
         left = left.masked_fill(left < kth, -torch.inf)
     ordered, order = left.softmax(-1).sort(-1, descending=True)
     before = ordered.cumsum(-1) - ordered  # what likelier ids have
-    stays = (before < asked.top_p) & (ordered > 0)
+    stays = (before < request.top_p) & (ordered > 0)
     return torch.zeros_like(stays).scatter(1, order, stays)
 
 
-def expected(logits: Tensor, others: Tensor, targets: Tensor, asked: OutputRequest) -> tuple[Tensor, Tensor, Tensor]:
+def expected(
+    logits: Tensor, others: Tensor, targets: Tensor, request: OutputRequest
+) -> tuple[Tensor, Tensor, Tensor]:
     """Log-prob of the target, entropy and KL from the reference's whole distribution."""
-    x = logits / asked.temperature
-    stay = kept(x.detach(), asked)
+    x = logits / request.temperature
+    stay = kept(x.detach(), request)
     # Whoever was drawn is kept, and all that are likelier.
     stay |= x.detach() >= x.detach().gather(1, targets[:, None])
     log_p = x.masked_fill(~stay, -1e300).log_softmax(-1)
     p = log_p.exp()
-    log_q = (others / asked.temperature).log_softmax(-1)
+    log_q = (others / request.temperature).log_softmax(-1)
     entropy, kl = -(p * log_p).sum(-1), (p * (log_p - log_q)).sum(-1)
     return log_p.gather(1, targets[:, None])[:, 0], entropy, kl
 
@@ -69,7 +71,7 @@ def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, 
     return hidden, weight, 0.5 * hidden + 0.5 * other, moved, targets
 
 
-def asked_of(filters: str, **more: float) -> OutputRequest:
+def request_of(filters: str, **more: float) -> OutputRequest:
     return OutputRequest(**{"temperature": 0.8, "entropy": True, "full_kl": True, **FILTERS[filters], **more})  # type: ignore[arg-type]
 
 
@@ -84,7 +86,7 @@ def by_the_engine(settings: LogprobSettings, hidden: Tensor, weight: Tensor) -> 
 def test_filtered_logprobs_and_gradients_match_float64_formula(monkeypatch, filters, block_elements, softcap):
     """To 1e-6 in values: float32 arithmetic on what float64 says of all ids at once."""
     monkeypatch.setitem(module._BLOCK_ELEMENTS, "cpu", block_elements)
-    asked = asked_of(filters)
+    request = request_of(filters)
     hidden, weight, other, moved, targets = inputs()
     hidden.requires_grad_()
     weight.requires_grad_()
@@ -92,11 +94,11 @@ def test_filtered_logprobs_and_gradients_match_float64_formula(monkeypatch, filt
     def capped(logits: Tensor) -> Tensor:
         return logits if softcap is None else softcap * (logits / softcap).tanh()
 
-    wanted = expected(capped(hidden @ weight.T), capped(other @ moved.T), targets, asked)
+    wanted = expected(capped(hidden @ weight.T), capped(other @ moved.T), targets, request)
     along = torch.randn(3, NUM, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     slopes = torch.autograd.grad(sum(a @ w for a, w in zip(along, wanted, strict=True)), (hidden, weight))
     leaves = [tensor.detach().float().requires_grad_() for tensor in (hidden, weight)]
-    found = by_the_engine(LogprobSettings(asked, 5, softcap), *leaves)
+    found = by_the_engine(LogprobSettings(request, 5, softcap), *leaves)
     for one, of_it in zip(found, wanted, strict=True):
         torch.testing.assert_close(one.double(), of_it.detach(), atol=2e-6, rtol=1e-6)
     loss = sum(a.float() @ one for a, one in zip(along, found, strict=True))
@@ -107,7 +109,7 @@ def test_filtered_logprobs_and_gradients_match_float64_formula(monkeypatch, filt
 @pytest.mark.parametrize("filters", ["none", "all"])
 def test_excluded_ids_are_masked_except_as_target(filters):
     """Before the filters, and not the target. One of them is another rank's."""
-    asked = asked_of(filters)
+    request = request_of(filters)
     hidden, weight, other, moved, targets = inputs()
     hidden.requires_grad_()
     at, ids = torch.arange(NUM) < 12, torch.tensor([3, 11, 40])
@@ -115,18 +117,20 @@ def test_excluded_ids_are_masked_except_as_target(filters):
     closed = at[:, None] & torch.zeros(NUM, VOCABULARY, dtype=torch.bool).index_fill(1, ids, value=True)
     closed = closed.scatter(1, targets[:, None], value=False)
     logits = (hidden @ weight.T).masked_fill(closed, -1e9)
-    wanted = expected(logits, other @ moved.T, targets, asked)
+    wanted = expected(logits, other @ moved.T, targets, request)
     along = torch.randn(3, NUM, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     slope = torch.autograd.grad(sum(a @ w for a, w in zip(along, wanted, strict=True)), hidden)[0]
     leaf = hidden.detach().float().requires_grad_()
-    settings = LogprobSettings(asked, 5, barred=ExcludedTokens(at, torch.cat([ids, torch.tensor([VOCABULARY + 7])])))
+    settings = LogprobSettings(
+        request, 5, barred=ExcludedTokens(at, torch.cat([ids, torch.tensor([VOCABULARY + 7])]))
+    )
     frozen = FrozenOutputs(other.float(), moved.float())
     found = token_logprobs(leaf, weight.float(), targets, settings, None, frozen)
     for one, of_it in zip(found, wanted, strict=True):
         torch.testing.assert_close(one.double(), of_it.detach(), atol=2e-6, rtol=1e-6)
     [ours] = torch.autograd.grad(sum(a.float() @ one for a, one in zip(along, found, strict=True)), leaf)
     assert (ours - slope).norm() <= 1e-5 * slope.norm()
-    free = token_logprobs(leaf, weight.float(), targets, LogprobSettings(asked, 5), None, frozen).outputs
+    free = token_logprobs(leaf, weight.float(), targets, LogprobSettings(request, 5), None, frozen).outputs
     assert (found.outputs[:12] - free[:12]).abs().max() > 1e-3
     assert torch.equal(found.outputs[12:], free[12:])
 
@@ -157,9 +161,9 @@ def test_end_tokens_are_excluded_before_min_new_tokens():
 @pytest.mark.parametrize("filters", FILTERS)
 def test_omitted_outputs_do_not_change_logprobs(filters):
     hidden, weight, _, _, targets = inputs(torch.float32)
-    all_of_it = by_the_engine(LogprobSettings(asked_of(filters), 5), hidden, weight)
+    all_of_it = by_the_engine(LogprobSettings(request_of(filters), 5), hidden, weight)
     alone = token_logprobs(
-        hidden, weight, targets, LogprobSettings(asked_of(filters, entropy=False, full_kl=False), 5)
+        hidden, weight, targets, LogprobSettings(request_of(filters, entropy=False, full_kl=False), 5)
     )
     assert torch.equal(alone.outputs, all_of_it.outputs)
     assert alone.entropy is alone.full_kl is None
@@ -179,8 +183,10 @@ def test_full_kl_of_filter_equals_minus_log_kept_mass():
     """KL(p || q) >= -log q(kept) (the data processing inequality), here with p filtered from q itself: equality."""
     hidden, weight, _, _, _ = inputs(torch.float32)
     likeliest = (hidden @ weight.T).argmax(-1)
-    asked = OutputRequest(top_k=5, full_kl=True)
-    found = token_logprobs(hidden, weight, likeliest, LogprobSettings(asked, 5), None, FrozenOutputs(hidden, weight))
+    request = OutputRequest(top_k=5, full_kl=True)
+    found = token_logprobs(
+        hidden, weight, likeliest, LogprobSettings(request, 5), None, FrozenOutputs(hidden, weight)
+    )
     q = (hidden @ weight.T).double().softmax(-1)
     torch.testing.assert_close(found.full_kl.double(), -q.topk(5, -1).values.sum(-1).log(), atol=2e-6, rtol=0)
 

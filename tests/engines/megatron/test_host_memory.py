@@ -91,8 +91,8 @@ def test_host_memory_of_7b_model_matches_its_bytes():
     sizes = [2 * numbers for numbers in [vocabulary * hidden, *layer * 28, hidden, vocabulary * hidden]]
     needed = sum(sizes)
     assert needed / 2**30 == pytest.approx(3.55, abs=0.01)
-    asked = PinnedMemory(side_by_side(sizes)[-1], torch.device("cpu")).bytes.nbytes
-    assert needed <= asked <= 1.02 * needed
+    requested_bytes = PinnedMemory(side_by_side(sizes)[-1], torch.device("cpu")).bytes.nbytes
+    assert needed <= requested_bytes <= 1.02 * needed
     assert sum(1 << (size - 1).bit_length() for size in sizes) > 1.1 * needed
 
 

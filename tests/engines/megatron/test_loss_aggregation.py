@@ -37,7 +37,7 @@ KINDS = {
 UNMOVED = replace(STEP, lr=0.0, weight_decay=0.0)
 
 
-def objective(kind: AggregationKind, rollouts: lab.Drawn, old: torch.Tensor) -> Terms:
+def objective(kind: AggregationKind, rollouts: lab.TrainerBatch, old: torch.Tensor) -> Terms:
     """The loss, an entropy bonus, KL to somewhere else, and the NLL of two responses. Nothing of row 0 counts."""
     mask = rollouts.mask & (torch.arange(rollouts.num_seqs) != 0)[:, None]
     good = mask & torch.isin(torch.arange(rollouts.num_seqs), torch.tensor([3, 1]))[:, None]
@@ -63,8 +63,8 @@ def gradients_of(pool, folder, layout, cuts, old):
     for place, cut in enumerate(cuts):
         pool.examine(cut_otherwise, cut)
         for kind in get_args(AggregationKind):
-            asked = objective(kind, rollouts, old)
-            trained.update(rollouts, [Minibatch(ROWS, asked.totals(ROWS), UNMOVED)], asked)
+            policy_objective = objective(kind, rollouts, old)
+            trained.update(rollouts, [Minibatch(ROWS, policy_objective.totals(ROWS), UNMOVED)], policy_objective)
             found[kind, place] = pool.gradients()
     return found
 

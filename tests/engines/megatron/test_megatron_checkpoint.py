@@ -171,11 +171,11 @@ def test_distributed_optimizer_is_gathered_on_first_data_rank_only(model, tmp_pa
     trainer = MegatronActor(made, ThisProcess(MegatronRank(made)))
     trainer.start()
     (optimizer,) = lab.rank_of(trainer).optimizer.chained_optimizers
-    asked: list[dict[str, bool]] = []
+    calls: list[dict[str, bool]] = []
     gather = optimizer.get_parameter_state_dp_zero
-    monkeypatch.setattr(optimizer, "get_parameter_state_dp_zero", lambda **how: asked.append(how) or gather(**how))
+    monkeypatch.setattr(optimizer, "get_parameter_state_dp_zero", lambda **how: calls.append(how) or gather(**how))
     lab.save(trainer, tmp_path)
-    assert asked == [{"use_gloo_comm": True, "empty_data": False, "return_on_all_ranks": False}]
+    assert calls == [{"use_gloo_comm": True, "empty_data": False, "return_on_all_ranks": False}]
 
 
 def digests_on_disk(folder):

@@ -38,15 +38,15 @@ def test_end_tokens_are_masked_before_min_new_tokens(model, tmp_path):
     """The model's own ends and one more; not one that was drawn all the same. At the first position, where nothing
     that was drawn stands before it, their chances are missing in the sum."""
     folder = lab.with_ends(model("llama"), tmp_path / "model", (5, 33))
-    drawn, asked = lab.make_rollouts(), OutputRequest(min_new_tokens=3, stop_token_ids=(9,))
-    tokens = drawn.tokens.clone()
+    batch, request = lab.make_rollouts(), OutputRequest(min_new_tokens=3, stop_token_ids=(9,))
+    tokens = batch.tokens.clone()
     tokens[1, 0] = 9
-    rollouts, actor = replace(drawn, tokens=tokens), lab.actor(folder)
-    plain, said = actor.logprobs(rollouts, OutputRequest()).primary, actor.logprobs(rollouts, asked).primary
+    rollouts, actor = replace(batch, tokens=tokens), lab.actor(folder)
+    plain, said = actor.logprobs(rollouts, OutputRequest()).primary, actor.logprobs(rollouts, request).primary
     chances = {}
     for end in (5, 33, 9):
         tokens[:, 0] = end
-        chances[end] = actor.logprobs(replace(drawn, tokens=tokens.clone()), OutputRequest()).primary[:, 0].exp()
+        chances[end] = actor.logprobs(replace(batch, tokens=tokens.clone()), OutputRequest()).primary[:, 0].exp()
     missing = sum(chances.values())
     missing[1] -= chances[9][1]
     FLOAT32.check(said[:, 0], plain[:, 0] - torch.log1p(-missing))

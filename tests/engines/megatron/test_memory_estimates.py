@@ -90,7 +90,7 @@ class Case(NamedTuple):
     role: str
     layout: ParallelTable
     weight: int
-    rollouts: lab.Drawn
+    rollouts: lab.TrainerBatch
     expected: list[RankBytes]
     """By rank."""
 
@@ -175,7 +175,7 @@ def test_estimated_bytes_of_every_family_are_within_a_tenth(opened: Callable[...
 
 def _check(found: dict[str, list[tuple[int, int]]]) -> None:
     for component, pairs in found.items():
-        print(f"{component:>12} {' '.join(f'{said / has:.4f}' for said, has in pairs if has)}")
+        print(f"{component:>12} {' '.join(f'{estimate / has:.4f}' for estimate, has in pairs if has)}")
     within = {name: KEPT_WITHIN if name in KEPT else WITHIN for name in found}
     far = {name: pairs for name, pairs in found.items() if not all(close(*pair, within[name]) for pair in pairs)}
     assert far == {}
@@ -186,8 +186,8 @@ def _compared(case: Case) -> dict[str, list[tuple[int, int]]]:
     pool, layout, rollouts, expected = case.pool, case.layout, case.rollouts, case.expected
     found: dict[str, list[tuple[int, int]]] = {}
 
-    def compare(component: str, said: int, has: int) -> None:
-        found.setdefault(component, []).append((said, has))
+    def compare(component: str, estimate: int, has: int) -> None:
+        found.setdefault(component, []).append((estimate, has))
 
     for rank, held in zip(expected, pool.examine(memory_lab.held), strict=True):
         for component, size in held.items():

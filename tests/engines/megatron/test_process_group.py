@@ -20,7 +20,7 @@ HERE, ELSEWHERE = "127.0.0.1:7", "10.0.0.1:7"
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def arguments(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What torch and Megatron-Core are asked for in a process that belongs to no group: the interface at each
     question, and whether Megatron-Core is to make groups of gloo."""
     found: dict[str, Any] = {}
@@ -45,30 +45,30 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("address", "interface"), [(HERE, "lo"), ("localhost:7", "lo"), (ELSEWHERE, None)])
-def test_ranks_of_one_machine_use_loopback_and_others_the_network(asked, address, interface):
+def test_ranks_of_one_machine_use_loopback_and_others_the_network(arguments, address, interface):
     join(RankInfo(rank=1, world_size=2, address=address), GroupTimeouts(meet_s=1.0, collective_s=1.0))
     ensure_process_group(ParallelTable(data=2))
-    assert (asked["world"], asked["groups"]) == (interface, interface)
+    assert (arguments["world"], arguments["groups"]) == (interface, interface)
     assert "GLOO_SOCKET_IFNAME" not in os.environ
 
 
-def test_exported_gloo_interface_is_kept(asked, monkeypatch):
+def test_exported_gloo_interface_is_kept(arguments, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     ensure_process_group(ParallelTable())
-    assert (asked["world"], asked["groups"], os.environ["GLOO_SOCKET_IFNAME"]) == ("eth7", "eth7", "eth7")
+    assert (arguments["world"], arguments["groups"], os.environ["GLOO_SOCKET_IFNAME"]) == ("eth7", "eth7", "eth7")
 
 
-def test_single_process_uses_loopback_and_creates_gloo_groups(asked):
+def test_single_process_uses_loopback_and_creates_gloo_groups(arguments):
     """Roles of one process share the groups: the first may have a whole optimizer and the second a split one."""
     ensure_process_group(ParallelTable())
-    assert asked == {"world": "lo", "groups": "lo", "gloo": True}
+    assert arguments == {"world": "lo", "groups": "lo", "gloo": True}
 
 
 @pytest.mark.parametrize("is_split", [True, False])
-def test_gloo_groups_exist_only_with_distributed_optimizer(asked, is_split):
+def test_gloo_groups_exist_only_with_distributed_optimizer(arguments, is_split):
     join(RankInfo(rank=1, world_size=2, address=ELSEWHERE), GroupTimeouts(meet_s=1.0, collective_s=1.0))
     ensure_process_group(ParallelTable(data=2, distributed_optimizer=is_split))
-    assert asked["gloo"] == is_split
+    assert arguments["gloo"] == is_split
 
 
 def opened(parallel: ParallelTable) -> None:

@@ -61,7 +61,7 @@ def engines() -> Iterator[list[ReceiverHost]]:
 
 
 def fleet_of(engines: list[ReceiverHost], actor: MegatronActor, way: str) -> tuple[Fleet, list[str]]:
-    said: list[str] = []
+    messages: list[str] = []
     broadcast = BroadcastWay(lambda: "127.0.0.1", TIMEOUT_S, engine_ranks=1) if way == "broadcast" else None
     engine_side = EngineSide(engines, first_done, broadcast)
 
@@ -69,7 +69,7 @@ def fleet_of(engines: list[ReceiverHost], actor: MegatronActor, way: str) -> tup
         return TrainerSide(lambda: actor.weights(state), lambda tokens: [0.0] * (len(tokens) - 1), actor.export)
 
     sync = Sync(trainer_at, engine_side, Canary.of("float32", max_model_len=64, tolerance=None))
-    return Fleet(engine_side, sync, 8, said.append), said
+    return Fleet(engine_side, sync, 8, messages.append), messages
 
 
 def started(pool: RankPool, folder: Path, parallel: ParallelTable) -> MegatronActor:
@@ -97,11 +97,11 @@ def assert_all_hold(engines: list[ReceiverHost], folder: Path) -> None:
 def test_engines_receive_exact_rank_weights(pool, model, engines, way: str, layout: str) -> None:
     folder = model(KINDS.get(layout, "qwen2"))
     actor = started(pool, folder, LAYOUTS[layout])
-    fleet, said = fleet_of(engines, actor, way)
+    fleet, messages = fleet_of(engines, actor, way)
     fleet.prepare(STATE)
     assert_all_hold(engines, folder)
     assert list(held(engines[0])) == list(weight_names(read_shape(folder)))
-    assert said == []
+    assert messages == []
     fleet.prepare(State("actor", 2, 2, "next"))  # over the same process groups
     assert_all_hold(engines, folder)
     fleet.close()
@@ -119,7 +119,7 @@ def test_broadcast_group_is_reused_until_engine_restarts(pool, model, engines, m
             yield address
 
     monkeypatch.setattr(broadcast_groups, "meeting", counted)
-    fleet, said = fleet_of(engines, actor, "broadcast")
+    fleet, messages = fleet_of(engines, actor, "broadcast")
     for step in (1, 2, 3):
         fleet.prepare(State("actor", step, step, f"state {step}"))
     assert len(made) == 2  # one for each pipeline rank
@@ -127,7 +127,7 @@ def test_broadcast_group_is_reused_until_engine_restarts(pool, model, engines, m
     fleet.prepare(State("actor", 4, 4, "state 4"))
     assert len(made) == 4
     assert_all_hold(engines, folder)
-    assert said == []
+    assert messages == []
     fleet.close()
 
 
@@ -177,12 +177,12 @@ def test_engine_killed_during_transfer_is_restarted(pool, model, engines, way: s
     """Before it has joined; when the first bucket has come; in the middle."""
     actor = started(pool, model("qwen2"), LAYOUTS[layout])
     engines[1].defect = Defect(bucket, dies)
-    fleet, said = fleet_of(engines, actor, way)
+    fleet, messages = fleet_of(engines, actor, way)
     begun = time.monotonic()
     fleet.prepare(STATE)
     assert time.monotonic() - begun < SOON_S
-    assert len(said) == 1
-    assert said[0].endswith("; restarting")
+    assert len(messages) == 1
+    assert messages[0].endswith("; restarting")
     # In a broadcast all have lost what was on its way; in memory each reads for itself.
     assert [engine.starts for engine in engines] == [2, 2]
     assert_all_hold(engines, model("qwen2"))
@@ -197,10 +197,10 @@ def test_repeatedly_dying_engines_end_the_run(pool, model, engines, monkeypatch)
         return begin(self, method, *arguments)
 
     monkeypatch.setattr(ReceiverHost, "begin", always)
-    fleet, said = fleet_of(engines, actor, "broadcast")
+    fleet, messages = fleet_of(engines, actor, "broadcast")
     with pytest.raises(ProcessLostError):
         fleet.prepare(STATE)
-    assert len(said) == 2  # as many tries as there are engines, and one
+    assert len(messages) == 2  # as many tries as there are engines, and one
 
 
 def kill_at_bucket(rank: MegatronRank, number: int, victim: int) -> None:
@@ -228,12 +228,12 @@ def test_rank_death_during_transfer_is_a_trainer_loss(
     own = RankPool(2)
     actor = started(own, model("qwen2"), LAYOUTS["TP2"])
     own.examine(kill_at_bucket, 3, victim)
-    fleet, said = fleet_of(engines, actor, way)
+    fleet, messages = fleet_of(engines, actor, way)
     begun = time.monotonic()
     with pytest.raises(ProcessLostError, match=f"rank {victim} died"):
         fleet.prepare(STATE)
     assert time.monotonic() - begun < SOON_S
-    assert said == []
+    assert messages == []
     own.close()
 
 

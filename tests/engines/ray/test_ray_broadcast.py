@@ -45,11 +45,11 @@ def kill_when_it_receives(engines: EngineSide, number: int, monkeypatch: pytest.
     begin = host.begin
 
     def kills(method: str, *arguments: Any) -> Any:
-        asked = begin(method, *arguments)
+        reply = begin(method, *arguments)
         if method == "receive_weights":
             monkeypatch.undo()
             kill(number)
-        return asked
+        return reply
 
     monkeypatch.setattr(host, "begin", kills)
 
@@ -71,22 +71,22 @@ def test_broadcast_survives_engine_deaths_in_sync_and_generation(placed, monkeyp
     """What engines hold and compute is compared with what two tensor ranks have, each time; the last time the ranks
     are not asked."""
     made, actor = placed
-    said: list[str] = []
+    messages: list[str] = []
     table = load([ROOT / "recipes/quickstart.toml"], CHANGES, {"PPOCTL_DATA": "none"}).recipe.generator
     settings = VllmSettings(actor.settings.model, "float32", 128, (1,), table)
-    hosts = made.generator(settings, said.append)
+    hosts = made.generator(settings, messages.append)
 
     side = trainer_side(actor, lambda state: actor)
-    fleet = Fleet(hosts, Sync(side, hosts, Canary.of("float32", 128, tolerance=None)), 8, said.append)
+    fleet = Fleet(hosts, Sync(side, hosts, Canary.of("float32", 128, tolerance=None)), 8, messages.append)
     with monkeypatch.context() as small:
         small.setattr(made.actor.ranks, "bucket_bytes", 2**16)
         actor.start()
         fleet.prepare(State("actor", 0, 0, "first"))
-    assert events(said) == []
+    assert events(messages) == []
     kill_when_it_receives(hosts, 1, monkeypatch)
     fleet.prepare(State("actor", 0, 0, "second"))
-    assert len(events(said)) == 1, said
-    assert events(said)[0].endswith("; restarting")
+    assert len(events(messages)) == 1, messages
+    assert events(messages)[0].endswith("; restarting")
 
     monkeypatch.setattr(fleet._sync, "trainer_at", not_asked)
     fleet.open(SamplingParams(temperature=1.0, max_new_tokens=64))
@@ -95,10 +95,10 @@ def test_broadcast_survives_engine_deaths_in_sync_and_generation(placed, monkeyp
     drawn = [one for ended in iter(fleet.finished, []) for one in ended]
     assert {one.finished.id for one in drawn} == {f"d{number}" for number in range(8)}
     assert sorted({one.sends for one in drawn}) == [1, 2]
-    assert len(events(said)) == 2
+    assert len(events(messages)) == 2
     fleet.close()
 
 
-def events(said: list[str]) -> list[str]:
+def events(messages: list[str]) -> list[str]:
     """Without what a wait says on a busy machine."""
-    return [line for line in said if not line.startswith("waiting for ")]
+    return [line for line in messages if not line.startswith("waiting for ")]

@@ -207,12 +207,12 @@ def assert_nothing_left(folder: Path) -> None:
 def test_ray_start_timeout_names_missing_nodes(folder, monkeypatch):
     """And says so before: the program of a node takes longer than this to begin."""
     monkeypatch.setattr(srun, "SAY_EVERY_S", 0.0)
-    late, said = cluster_of(folder, "node1", "node2"), []
-    late.start_deadline_s, late.notify = 0.05, said.append
+    late, messages = cluster_of(folder, "node1", "node2"), []
+    late.start_deadline_s, late.notify = 0.05, messages.append
     with pytest.raises(EnvironmentProblemError, match=r"did not start on `node1` of job 7 within `cluster\.start_"):
         late.start()
     late.close()
-    assert said[0] == "waiting for Ray on `node1` of 2 nodes"
+    assert messages[0] == "waiting for Ray on `node1` of 2 nodes"
     assert_nothing_left(folder)
 
 
@@ -253,6 +253,6 @@ def test_slow_ray_shutdown_names_awaited_node(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(srun, "SAY_EVERY_S", 0.5)
     monkeypatch.setattr(srun, "END_DEADLINE_S", 1.0)
-    said = list[str]()
-    srun.NodeSteps(JobNodes("7", "here", {"here": "127.0.0.1", "deaf": "127.0.0.1"}), tmp_path).end(said.append)
-    assert said == ["waiting for Ray to end on `deaf`, at most 6 s in all"]
+    messages = list[str]()
+    srun.NodeSteps(JobNodes("7", "here", {"here": "127.0.0.1", "deaf": "127.0.0.1"}), tmp_path).end(messages.append)
+    assert messages == ["waiting for Ray to end on `deaf`, at most 6 s in all"]

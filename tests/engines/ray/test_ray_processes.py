@@ -488,7 +488,7 @@ def test_local_ray_ports_use_loopback_and_require_token(processes, cluster):
             continue
         for address in listening:
             seen.add(process.name())
-            said = asked_without_a_token(address.port, METHODS.get(process.name(), ["CoreWorkerService/PushTask"]))
+            said = call_without_token(address.port, METHODS.get(process.name(), ["CoreWorkerService/PushTask"]))
             assert said & {"UNAUTHENTICATED", "401"}, f"{process.cmdline()} says {said}"
             assert said <= {"UNAUTHENTICATED", "401", "UNIMPLEMENTED"}, f"{process.cmdline()} says {said}"
     assert {"gcs_server", "raylet"} < seen
@@ -496,7 +496,7 @@ def test_local_ray_ports_use_loopback_and_require_token(processes, cluster):
     assert (cluster.folder / "auth_token").stat().st_mode & 0o777 == 0o600
 
 
-def asked_without_a_token(port: int, methods: list[str]) -> set[str]:
+def call_without_token(port: int, methods: list[str]) -> set[str]:
     """What Ray says at this port."""
     with suppress(OSError, HTTPException), closing(HTTPConnection("127.0.0.1", port, timeout=5.0)) as connection:
         connection.request("POST", "/get_or_create_runtime_env")

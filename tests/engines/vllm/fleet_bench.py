@@ -64,7 +64,7 @@ class CountingHost:
     """Log-prob of each token of the canary's prompt."""
     decodes: float = 0.0
     """Log-prob of each token that it draws after the first."""
-    draws_first: int = 0
+    first_token: int = 0
     """The first of those tokens."""
     spoils: bool = False
     """Whether what it loads arrives with another number."""
@@ -102,7 +102,7 @@ class CountingHost:
         return 100
 
     def _score(self, tokens: tuple[int, ...], draws: int) -> CanaryScores:
-        drawn = (self.draws_first, *range(1, draws))
+        drawn = (self.first_token, *range(1, draws))
         return CanaryScores((self.scores,) * (len(tokens) - 1), drawn, (0.0, *(self.decodes,) * (draws - 1)))
 
     def _takes_weights(self) -> bool:
@@ -140,7 +140,7 @@ def tensor_at(state: State) -> Tensor:
 class OneTensorTrainer:
     """Plays the trainer; one that has moved on must not be asked."""
 
-    turns: DeviceSharing
+    sharing: DeviceSharing
     left: list[str]
     """Told when it leaves the device."""
     keeps: bool = True
@@ -168,7 +168,7 @@ class OneTensorTrainer:
 
     def score(self, state: State, tokens: tuple[int, ...]) -> list[float]:
         assert not self.has_moved_on
-        self.turns.acquire("actor", lambda: self.left.append("leave"))
+        self.sharing.acquire("actor", lambda: self.left.append("leave"))
         return [0.0] * (len(tokens) - 1)
 
     def export(self, state: State, folder: Path) -> SentChecksums:
@@ -182,35 +182,35 @@ class FleetBench:
     """A fleet, and who is at both ends of it."""
 
     fleet: Fleet
-    said: list[str]
+    messages: list[str]
     trainer: OneTensorTrainer
 
 
 def bench_of(
     *engines: CountingHost,
     seqs_together: int = 8,
-    turns: DeviceSharing | None = None,
+    sharing: DeviceSharing | None = None,
     exports: Callable[[], Path] | None = None,
 ) -> FleetBench:
-    said: list[str] = []
-    turns = turns or DeviceSharing()
-    trainer = OneTensorTrainer(turns, [])
-    side = EngineSide(engines, first_done=list, sharing=turns, exports=exports)
-    return FleetBench(Fleet(side, Sync(trainer.at, side, CANARY), seqs_together, said.append), said, trainer)
+    messages: list[str] = []
+    sharing = sharing or DeviceSharing()
+    trainer = OneTensorTrainer(sharing, [])
+    side = EngineSide(engines, first_done=list, sharing=sharing, exports=exports)
+    return FleetBench(Fleet(side, Sync(trainer.at, side, CANARY), seqs_together, messages.append), messages, trainer)
 
 
 def fleet_of(
-    *engines: CountingHost, seqs_together: int = 8, turns: DeviceSharing | None = None
+    *engines: CountingHost, seqs_together: int = 8, sharing: DeviceSharing | None = None
 ) -> tuple[Fleet, list[str]]:
-    bench = bench_of(*engines, seqs_together=seqs_together, turns=turns)
-    return bench.fleet, bench.said
+    bench = bench_of(*engines, seqs_together=seqs_together, sharing=sharing)
+    return bench.fleet, bench.messages
 
 
 def draws(count: int) -> list[GenerationRequest]:
     return [GenerationRequest(f"d{number}", (1, 2), number) for number in range(count)]
 
 
-def drawn_of(fleet: Fleet, count: int) -> list[CompletedRequest]:
+def generate_all(fleet: Fleet, count: int) -> list[CompletedRequest]:
     fleet.open(PARAMS)
     try:
         fleet.submit(draws(count))
@@ -222,6 +222,6 @@ def drawn_of(fleet: Fleet, count: int) -> list[CompletedRequest]:
 def run(fleet: Fleet, count: int) -> dict[str, int]:
     """Sends by draw; every draw once, with its own answer."""
     fleet.prepare(STATE)
-    drawn = drawn_of(fleet, count)
+    drawn = generate_all(fleet, count)
     assert sorted(one.finished.tokens[0] for one in drawn) == list(range(count))
     return {one.finished.id: one.sends for one in drawn}

@@ -119,8 +119,8 @@ def test_caches_are_private_and_on_this_node_unless_exported(clean, gpu):
     folder = clean / f"ppoctl_cache_{os.getuid()}"
     assert folder.stat().st_mode & 0o777 == 0o700
     names = ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE")
-    said = [os.environ[name] for name in names]
-    assert said == [str(folder / "vllm"), "mine", str(folder / "inductor"), str(folder / "flashinfer")]
+    values = [os.environ[name] for name in names]
+    assert values == [str(folder / "vllm"), "mine", str(folder / "inductor"), str(folder / "flashinfer")]
 
 
 def test_flashinfer_sampler_is_disabled_unless_exported(clean, gpu):
@@ -145,7 +145,7 @@ def test_insecure_cache_folder_is_not_used(clean, gpu, is_link):
     assert "VLLM_CACHE_ROOT" not in os.environ
 
 
-def _rank(rank: int, devices: str, port: int, said: Any, all_said: Any) -> None:
+def _rank(rank: int, devices: str, port: int, queue: Any, all_values: Any) -> None:
     """A tensor rank in a process of its own, which notes what torch and the engine would see."""
     seen: list[str | None] = []
     torch.cuda.is_available = lambda: bool(seen.append(os.environ.get("CUDA_VISIBLE_DEVICES")))
@@ -154,23 +154,23 @@ def _rank(rank: int, devices: str, port: int, said: Any, all_said: Any) -> None:
     try:
         OpenEngine(settings_of(tensor=2))(rank, 2, f"127.0.0.1:{port}")
     except Exception as error:  # noqa: BLE001 - to be compared
-        said.put((rank, str(error), "", seen))
+        queue.put((rank, str(error), "", seen))
     else:
-        said.put((rank, os.environ["CUDA_VISIBLE_DEVICES"], os.environ["LOCAL_RANK"], seen))
-    all_said.wait(60)  # the ranks meet in the first one
+        queue.put((rank, os.environ["CUDA_VISIBLE_DEVICES"], os.environ["LOCAL_RANK"], seen))
+    all_values.wait(60)  # the ranks meet in the first one
 
 
 def ranks_that_see(*devices: str) -> list[tuple[int, str, str, list[str]]]:
     fork = multiprocessing.get_context("fork")
-    said: Any = fork.Queue()
+    queue: Any = fork.Queue()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    last = port, said, fork.Barrier(len(devices))
+    last = port, queue, fork.Barrier(len(devices))
     processes = [fork.Process(target=_rank, args=(rank, device, *last)) for rank, device in enumerate(devices)]
     for process in processes:
         process.start()
-    found = sorted(said.get(timeout=60) for _ in processes)
+    found = sorted(queue.get(timeout=60) for _ in processes)
     for process in processes:
         process.join()
     return found
@@ -243,8 +243,8 @@ def test_vllm_log_goes_to_file_per_engine_and_not_to_screen(clean, vllm_logger, 
     write_log(settings, "engine-3")
     prepare_environment(settings)
     logging.getLogger("vllm.v1.engine").info("using FLASH_ATTN")
-    said = (clean / "vllm-engine-3.log").read_text(encoding="utf-8")
-    assert said.endswith(" INFO vllm.v1.engine: using FLASH_ATTN\n")
+    log = (clean / "vllm-engine-3.log").read_text(encoding="utf-8")
+    assert log.endswith(" INFO vllm.v1.engine: using FLASH_ATTN\n")
     assert os.environ["VLLM_CONFIGURE_LOGGING"] == "0"
     assert "FLASH_ATTN" not in "".join(capfd.readouterr())
     assert where_it_says_more(settings).endswith("/vllm-*.log")
@@ -282,8 +282,8 @@ def test_early_vllm_log_lines_are_written_to_file(clean, vllm_logger, capfd):
     assert capfd.readouterr().err == ""
     write_log(replace(settings_of(), logs=clean), "engine-0")
     logging.getLogger("vllm.v1.engine").info("at work")
-    said = (clean / "vllm-engine-0.log").read_text(encoding="utf-8").splitlines()
-    assert [line.rpartition(": ")[2] for line in said] == ["using FLASH_ATTN", "no room", "at work"]
+    log = (clean / "vllm-engine-0.log").read_text(encoding="utf-8").splitlines()
+    assert [line.rpartition(": ")[2] for line in log] == ["using FLASH_ATTN", "no room", "at work"]
     assert capfd.readouterr().err == ""
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fleet_bench import EVERYONE, NEXT, PARAMS, STATE, CountingHost, bench_of, drawn_of, draws, fleet_of, run
+from fleet_bench import EVERYONE, NEXT, PARAMS, STATE, CountingHost, bench_of, draws, fleet_of, generate_all, run
 
 from ppoctl.batch.records import State
 from ppoctl.engines.device_sharing import DeviceSharing
@@ -33,12 +33,12 @@ def test_slow_engine_gets_fewer_requests_within_queue_limit():
 
 def test_dead_engine_is_restored_and_its_requests_are_resent():
     dying, other = CountingHost(speed=1, dies_in=[2]), CountingHost(speed=1)
-    fleet, said = fleet_of(dying, other)
+    fleet, messages = fleet_of(dying, other)
     sends = run(fleet, 8)
     # 4 draws each; one had ended when it died over the other three.
     assert sorted(sends.values()) == [1] * 5 + [2] * 3
-    assert len(said) == 1
-    assert "an engine died; restarting, and its 3 samples are generated again" in said[0]
+    assert len(messages) == 1
+    assert "an engine died; restarting, and its 3 samples are generated again" in messages[0]
     closed = dying.log.index("close")
     assert dying.log[closed + 1 :][:4] == ["begin_weights", "take_weights", "end_weights", "score"]
     assert other.log.count("begin_weights") == 1
@@ -48,20 +48,20 @@ def test_requests_that_kill_two_engines_stop_the_run():
     fleet, _ = fleet_of(CountingHost(speed=1, dies_in=[1, 2]))
     fleet.prepare(STATE)
     with pytest.raises(ProcessLostError):
-        drawn_of(fleet, 4)
+        generate_all(fleet, 4)
 
 
 @pytest.mark.parametrize("state", [STATE, NEXT], ids=["the first state", "another state"])
 def test_trainer_reaches_state_before_engines_get_device(monkeypatch, state: State):
     """A trainer that is built, loaded or updated takes memory that the engines would have: they start, or wake, when
     it has left."""
-    turns, engine = DeviceSharing(EVERYONE), CountingHost(speed=1)
-    bench = bench_of(engine, turns=turns)
+    sharing, engine = DeviceSharing(EVERYONE), CountingHost(speed=1)
+    bench = bench_of(engine, sharing=sharing)
     if state is NEXT:
         run(bench.fleet, 4)
 
     def reach(_: State) -> None:
-        turns.acquire("actor", lambda: engine.log.append("the actor leaves"))
+        sharing.acquire("actor", lambda: engine.log.append("the actor leaves"))
         engine.log.append("the actor is at its state")
 
     monkeypatch.setattr(bench.trainer, "reach", reach)
@@ -82,11 +82,11 @@ def test_trainer_is_not_moved_to_state_that_engines_hold(monkeypatch):
 @pytest.mark.parametrize("method", ["begin_weights", "end_weights", "score"])
 def test_engine_dying_in_weight_sync_is_restarted_once(method: str):
     dying, other = CountingHost(speed=1, dies_at=[method]), CountingHost(speed=1)
-    fleet, said = fleet_of(dying, other)
+    fleet, messages = fleet_of(dying, other)
     assert len(run(fleet, 4)) == 4
-    assert said == ["an engine died; restarting"]
+    assert messages == ["an engine died; restarting"]
     one, two = CountingHost(speed=1, dies_at=[method]), CountingHost(speed=1, dies_at=[method])
-    fleet, said = fleet_of(one, two)
+    fleet, messages = fleet_of(one, two)
     assert len(run(fleet, 4)) == 4  # each of them may die
     twice = CountingHost(speed=1, dies_at=[method, method])
     fleet, _ = fleet_of(twice)
@@ -97,9 +97,9 @@ def test_engine_dying_in_weight_sync_is_restarted_once(method: str):
 def test_engines_that_died_before_sync_are_restarted_together():
     """One of them twice, the other once before: no more tries are needed than one engine's two deaths take."""
     one, two = CountingHost(speed=1, dies_at=["takes_weights"] * 2), CountingHost(speed=1, dies_at=["takes_weights"])
-    fleet, said = fleet_of(one, two)
+    fleet, messages = fleet_of(one, two)
     assert len(run(fleet, 4)) == 4
-    assert said == ["an engine died; an engine died; restarting", "an engine died; restarting"]
+    assert messages == ["an engine died; an engine died; restarting", "an engine died; restarting"]
 
 
 def test_trainer_death_is_not_treated_as_engine_death(monkeypatch: pytest.MonkeyPatch):
@@ -112,7 +112,7 @@ def test_trainer_death_is_not_treated_as_engine_death(monkeypatch: pytest.Monkey
     monkeypatch.setattr(bench.trainer, "score", dead)
     with pytest.raises(ProcessLostError, match="of the actor's 2 died"):
         bench.fleet.prepare(STATE)
-    assert bench.said == []
+    assert bench.messages == []
     assert "close" not in engine.log
 
 
@@ -131,19 +131,19 @@ def test_sender_death_is_not_treated_as_engine_death(monkeypatch, buckets: int, 
     monkeypatch.setattr(bench.trainer, "weights", lambda state: weights)
     with pytest.raises(ProcessLostError, match=says):
         bench.fleet.prepare(STATE)
-    assert bench.said == []
+    assert bench.messages == []
     assert [host.log.count("begin_weights") for host in (engine, other)] == [1, 1]
     assert engine.log[-1] == other.log[-1] == "close"  # both have half of them
 
 
 def test_engine_restarts_on_export_after_trainer_offloads(monkeypatch, tmp_path):
-    turns, engine = DeviceSharing(EVERYONE), CountingHost(speed=1, in_place=False)
-    bench = bench_of(engine, turns=turns, exports=lambda: tmp_path)
+    sharing, engine = DeviceSharing(EVERYONE), CountingHost(speed=1, in_place=False)
+    bench = bench_of(engine, sharing=sharing, exports=lambda: tmp_path)
     fleet, inner = bench.fleet, bench.trainer.export
 
     def export(state: State, folder: Path) -> SentChecksums:
         assert folder.parent == tmp_path
-        turns.acquire("actor", lambda: engine.log.append("the actor leaves"))
+        sharing.acquire("actor", lambda: engine.log.append("the actor leaves"))
         return inner(state, folder)
 
     monkeypatch.setattr(bench.trainer, "export", export)
@@ -153,12 +153,12 @@ def test_engine_restarts_on_export_after_trainer_offloads(monkeypatch, tmp_path)
 
 
 def test_dead_engine_restarts_after_trainer_offloads(monkeypatch):
-    turns, dying = DeviceSharing(EVERYONE), CountingHost(speed=1, dies_at=["end_weights"])
-    bench = bench_of(dying, turns=turns)
+    sharing, dying = DeviceSharing(EVERYONE), CountingHost(speed=1, dies_at=["end_weights"])
+    bench = bench_of(dying, sharing=sharing)
     inner = bench.trainer.weights
 
     def weights(state: State) -> NamedWeights:
-        turns.acquire("actor", lambda: dying.log.append("the actor leaves"))
+        sharing.acquire("actor", lambda: dying.log.append("the actor leaves"))
         return inner(state)
 
     monkeypatch.setattr(bench.trainer, "weights", weights)
@@ -168,17 +168,17 @@ def test_dead_engine_restarts_after_trainer_offloads(monkeypatch):
 
 
 def test_engines_sleep_for_other_roles_but_not_during_weight_sync():
-    turns, critic = DeviceSharing(EVERYONE), list[int]()
+    sharing, critic = DeviceSharing(EVERYONE), list[int]()
     engines = [CountingHost(speed=1), CountingHost(speed=1)]
-    bench = bench_of(*engines, turns=turns)
+    bench = bench_of(*engines, sharing=sharing)
     fleet, actor = bench.fleet, bench.trainer.left
-    turns.acquire("critic", lambda: critic.append(len(engines[0].log)))
+    sharing.acquire("critic", lambda: critic.append(len(engines[0].log)))
     fleet.prepare(STATE)
     assert critic == [0]  # it left before the engines start, which ask how much memory is free
     assert actor == ["leave"]  # once it has sent its weights and answered the canary
     run(fleet, 4)
     assert "sleep" not in engines[0].log
-    turns.acquire("critic", lambda: critic.append(-1))
+    sharing.acquire("critic", lambda: critic.append(-1))
     assert [engine.log[-1] for engine in engines] == ["sleep", "sleep"]
     log = list(engines[0].log)
     bench.trainer.has_moved_on = True
@@ -187,17 +187,17 @@ def test_engines_sleep_for_other_roles_but_not_during_weight_sync():
     assert engines[0].log[len(log) :][:5] == ["begin_weights", "take_weights", "end_weights", "score", "advance"]
     assert engines[1].log.count("end_weights") == 2
     fleet.close()
-    turns.acquire("critic", lambda: None)
+    sharing.acquire("critic", lambda: None)
     assert engines[0].log[-1] == "close"  # and is not started to be put to sleep
 
 
 def test_engines_sleep_before_trainer_that_stays_on_device():
-    turns, engine = DeviceSharing(["generator"]), CountingHost(speed=1)
-    bench = bench_of(engine, turns=turns)
-    turns.acquire("critic", lambda: engine.log.append("the critic leaves"))
+    sharing, engine = DeviceSharing(["generator"]), CountingHost(speed=1)
+    bench = bench_of(engine, sharing=sharing)
+    sharing.acquire("critic", lambda: engine.log.append("the critic leaves"))
     run(bench.fleet, 4)
     assert engine.log[-1] == "advance"
-    turns.acquire("critic", lambda: engine.log.append("the critic leaves"))
+    sharing.acquire("critic", lambda: engine.log.append("the critic leaves"))
     assert engine.log[-1] == "sleep"
     run(bench.fleet, 4)
     assert bench.trainer.left == []
@@ -205,32 +205,32 @@ def test_engines_sleep_before_trainer_that_stays_on_device():
 
 
 def test_running_engines_stay_awake_while_another_is_restored():
-    turns = DeviceSharing(EVERYONE)
+    sharing = DeviceSharing(EVERYONE)
     dying, other = CountingHost(speed=1, dies_in=[2]), CountingHost(speed=1)
-    fleet, _ = fleet_of(dying, other, turns=turns)
+    fleet, _ = fleet_of(dying, other, sharing=sharing)
     run(fleet, 8)
     assert dying.log.count("begin_weights") == 2
     assert "sleep" not in other.log
 
 
 def test_engine_dying_in_sleep_is_restarted_on_next_use():
-    turns = DeviceSharing(EVERYONE)
+    sharing = DeviceSharing(EVERYONE)
     dying, other = CountingHost(speed=1, dies_at=["sleep"]), CountingHost(speed=1)
-    fleet, said = fleet_of(dying, other, turns=turns)
+    fleet, messages = fleet_of(dying, other, sharing=sharing)
     run(fleet, 4)
-    turns.acquire("critic", lambda: None)
-    assert said == ["an engine died"]
+    sharing.acquire("critic", lambda: None)
+    assert messages == ["an engine died"]
     run(fleet, 4)
     assert dying.log.count("begin_weights") == other.log.count("begin_weights") == 2
 
 
 def test_engines_get_weights_from_trainer_if_none_are_kept():
-    turns, engine = DeviceSharing(EVERYONE), CountingHost(speed=1)
-    bench = bench_of(engine, turns=turns)
+    sharing, engine = DeviceSharing(EVERYONE), CountingHost(speed=1)
+    bench = bench_of(engine, sharing=sharing)
     bench.trainer.keeps = False
     for _ in range(2):
         run(bench.fleet, 4)
-        turns.acquire("critic", lambda: None)
+        sharing.acquire("critic", lambda: None)
     assert engine.log.count("end_weights") == 2
     run(bench.fleet, 4)
     run(bench.fleet, 4)  # evaluated, then drawn, without a turn of anybody in between
@@ -250,7 +250,7 @@ def test_hang_error_names_pending_samples():
     fleet, _ = fleet_of(engine)
     fleet.prepare(STATE)
     with pytest.raises(HangError, match=r"not finished\n  2 samples: d0, d1") as caught:
-        drawn_of(fleet, 2)
+        generate_all(fleet, 2)
     assert caught.value.hint == "look"
     assert engine.log[-1] == "close"  # and it was not started again to be told to forget
 
@@ -324,7 +324,7 @@ def test_canary_catches_wrong_decoding_before_generation():
 
 
 def test_engines_with_different_canary_tokens_are_each_checked(monkeypatch):
-    other = CountingHost(speed=1, draws_first=7)
+    other = CountingHost(speed=1, first_token=7)
     bench = bench_of(CountingHost(speed=1), other, CountingHost(speed=1))
     scored: list[tuple[int, ...]] = []
     inner = bench.trainer.score
@@ -355,7 +355,7 @@ def test_used_up_engine_process_is_replaced_on_restart(tmp_path):
     sync.side = replace(sync.side, begin_on=begin_on)
     assert len(run(bench.fleet, 8)) == 8
     for host, starts in ((dying, 2), (other, 1)):
-        places = [place for place, said in enumerate(host.log) if said == "restart"]
+        places = [place for place, messages in enumerate(host.log) if messages == "restart"]
         assert len(places) == starts
         assert all(host.log[place - 1] == "close" for place in places)
     assert len(begun) == 3

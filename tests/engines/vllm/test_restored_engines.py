@@ -70,7 +70,7 @@ def test_engine_may_die_once_more_during_restore(opened: Opened) -> None:
     bench = opened(dying, CountingHost(speed=1))
     dying.dies_at = ["end_weights"]
     assert sum(len(ended) for ended in iter(bench.fleet.finished, [])) == 6
-    assert bench.said[1:] == ["an engine died; restarting"]
+    assert bench.messages[1:] == ["an engine died; restarting"]
     bench = opened(dying := CountingHost(speed=1, dies_in=[1]))
     dying.dies_at = ["end_weights", "end_weights"]
     with pytest.raises(ProcessLostError):
@@ -83,14 +83,14 @@ def test_lost_published_weights_end_the_run(opened: Opened) -> None:
     dying.misses = SenderLostError("weights were lost")
     with pytest.raises(SenderLostError):
         bench.fleet.finished()
-    assert len(bench.said) == 1  # it was started again once
+    assert len(bench.messages) == 1  # it was started again once
 
 
 def test_restoring_sleeping_engine_does_not_load_trainer() -> None:
-    turns, left = DeviceSharing(EVERYONE), ["born"]
-    bench = bench_of(CountingHost(speed=1, dies_at=["sleep"]), CountingHost(speed=1), turns=turns)
+    sharing, left = DeviceSharing(EVERYONE), ["born"]
+    bench = bench_of(CountingHost(speed=1, dies_at=["sleep"]), CountingHost(speed=1), sharing=sharing)
     run(bench.fleet, 4)
-    turns.acquire("critic", lambda: left.append("critic"))
+    sharing.acquire("critic", lambda: left.append("critic"))
     bench.trainer.has_moved_on = True
     run(bench.fleet, 4)
     assert left == ["born", "critic"]
@@ -130,21 +130,21 @@ def test_failed_transfer_invalidates_previous_weights(
         planted.setattr(engine, "scores", 1.0)
         with pytest.raises(WeightSyncError, match="canary"):
             fleet.prepare(NEXT)
-    asked = engine.log.count("takes_weights")
+    num_calls = engine.log.count("takes_weights")
     fleet.prepare(STATE)
-    assert engine.log.count("takes_weights") == asked + 1  # a transfer of its own
+    assert engine.log.count("takes_weights") == num_calls + 1  # a transfer of its own
 
 
 @WAYS
 def test_single_process_keeps_no_weights_and_sends_again(in_place: bool) -> None:
-    turns = DeviceSharing(EVERYONE)
-    bench = bench_of(CountingHost(speed=1, dies_at=["sleep"], in_place=in_place), turns=turns)
+    sharing = DeviceSharing(EVERYONE)
+    bench = bench_of(CountingHost(speed=1, dies_at=["sleep"], in_place=in_place), sharing=sharing)
     bench.trainer.keeps = False
     run(bench.fleet, 2)
     published = bench.fleet._published
     assert published is not None
     assert not published.can_restore
-    turns.acquire("critic", lambda: None)
+    sharing.acquire("critic", lambda: None)
     run(bench.fleet, 2)
     assert bench.fleet._published is not published
 

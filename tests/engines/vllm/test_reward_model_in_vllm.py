@@ -72,19 +72,19 @@ def test_vllm_score_is_probability_of_named_label(
 
 def test_vllm_score_of_response_matches_megatron(tmp_path: Path) -> None:
     folder = reward_model(tmp_path / "judge")
-    asked: list[ScoreRequest] = [request(f"{n} + 1 = {n + 1}", "2") for n in range(5)]
+    score_requests: list[ScoreRequest] = [request(f"{n} + 1 = {n + 1}", "2") for n in range(5)]
 
     def scores(engine: str) -> list[float | None]:
         of = recipe(folder, engine=engine, template="text")
         placed = place_roles(of)
         scorer = of.reward.open(RewardModelsOf(of, placed.rewards))
-        futures = [scorer.submit(each) for each in asked]
+        futures = [scorer.submit(each) for each in score_requests]
         found = [future.result().value for future in futures]
         placed.close()
         return found
 
     megatron = scores("megatron")
-    assert len(set(megatron)) == len(asked)
+    assert len(set(megatron)) == len(score_requests)
     assert scores("vllm") == pytest.approx(megatron, abs=1e-4)
 
 

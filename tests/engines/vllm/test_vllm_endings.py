@@ -12,7 +12,7 @@ pytestmark = pytest.mark.engines
 
 
 def test_only_end_token_ends_response_and_is_not_in_text(tied: Bench) -> None:
-    samples = tied.draw(prompts(32), SamplingParams(temperature=2.0, max_new_tokens=48))
+    samples = tied.generate(prompts(32), SamplingParams(temperature=2.0, max_new_tokens=48))
     ended = [sample for sample in samples.values() if sample.terminated]
     assert 0 < len(ended) < 32
     for sample in ended:
@@ -32,10 +32,10 @@ def test_only_end_token_ends_response_and_is_not_in_text(tied: Bench) -> None:
 
 def test_stop_string_ends_response_and_is_cut_from_text(tied: Bench) -> None:
     params = SamplingParams(temperature=1.5, max_new_tokens=40)
-    free = tied.draw(prompts(10), params)
+    free = tied.generate(prompts(10), params)
     text = free["p0"].text
     stop = next(text[i : i + 2] for i in range(5, len(text)) if text[i : i + 2].isascii())
-    stopped = tied.draw(prompts(10), dataclasses.replace(params, stop_strings=(stop, "never drawn")))
+    stopped = tied.generate(prompts(10), dataclasses.replace(params, stop_strings=(stop, "never drawn")))
     assert stopped["p0"].terminated
     for key, sample in stopped.items():
         whole = free[key]
@@ -57,8 +57,8 @@ def test_min_new_tokens_masks_end_tokens_and_ignores_stop_strings(tied: Bench) -
     params = SamplingParams(temperature=2.0, max_new_tokens=40, stop_token_ids=(FOLDER_EOS, 45, 46, 47, 48))
     for stop_strings in ((), ("a", "e", "o")):
         plain = dataclasses.replace(params, stop_strings=stop_strings)
-        asked = dataclasses.replace(plain, min_new_tokens=12)
-        free, samples = (tied.draw(prompts(16), each) for each in (plain, asked))
+        with_minimum = dataclasses.replace(plain, min_new_tokens=12)
+        free, samples = (tied.generate(prompts(16), each) for each in (plain, with_minimum))
         assert min(len(sample.tokens) for sample in free.values()) < 12
         assert min(len(sample.tokens) for sample in samples.values()) >= 12
         ends = {END, *params.stop_token_ids}
@@ -68,8 +68,8 @@ def test_min_new_tokens_masks_end_tokens_and_ignores_stop_strings(tied: Bench) -
             assert sample.terminated == (len(sample.tokens) < 40 or sample.tokens[-1] in ends) or stop_strings
             text = tied.generator._detokenizer.text(sample.tokens[:12], SamplingParams(1.0, 1))
             assert sample.text.startswith(text[:-1])
-        assert tied.worst_gap(prompts(16), asked) < 1e-3
-        whole = dataclasses.replace(asked, min_new_tokens=0)
+        assert tied.worst_gap(prompts(16), with_minimum) < 1e-3
+        whole = dataclasses.replace(with_minimum, min_new_tokens=0)
         assert any(
             abs(a - b) > 1e-3
             for request in prompts(16)
@@ -85,9 +85,9 @@ def test_min_new_tokens_masks_end_tokens_and_ignores_stop_strings(tied: Bench) -
 
 def test_stop_token_ends_response_and_is_not_in_text(tied: Bench) -> None:
     params = SamplingParams(temperature=1.5, max_new_tokens=40)
-    free = tied.draw(prompts(6), params)
+    free = tied.generate(prompts(6), params)
     stop = free["p0"].tokens[5]
-    for key, sample in tied.draw(prompts(6), dataclasses.replace(params, stop_token_ids=(stop,))).items():
+    for key, sample in tied.generate(prompts(6), dataclasses.replace(params, stop_token_ids=(stop,))).items():
         place = free[key].tokens.index(stop) if stop in free[key].tokens else None
         if place is None:
             assert sample == free[key]
@@ -95,13 +95,13 @@ def test_stop_token_ends_response_and_is_not_in_text(tied: Bench) -> None:
         assert (sample.terminated, sample.tokens) == (True, free[key].tokens[: place + 1])
         assert sample.text == tied.generator._detokenizer.text(sample.tokens[:-1], params)
     with pytest.raises(RecipeError, match=r"`rollout.stop_token_ids` contains id 99999"):
-        tied.draw(prompts(1), dataclasses.replace(params, stop_token_ids=(99999,)))
+        tied.generate(prompts(1), dataclasses.replace(params, stop_token_ids=(99999,)))
 
 
 def test_long_prompt_shortens_response_to_rest_of_window(tied: Bench) -> None:
     params = SamplingParams(temperature=1.0, max_new_tokens=20, min_new_tokens=8, max_window_tokens=40)
     requests = [dataclasses.replace(prompts(1, length=length)[0], key=f"{length}") for length in (12, 25, 32)]
-    found = {key: len(sample.tokens) for key, sample in tied.draw(requests, params).items()}
+    found = {key: len(sample.tokens) for key, sample in tied.generate(requests, params).items()}
     assert found["32"] == 8
     assert found["25"] <= 15
     assert found["12"] <= 20
@@ -109,20 +109,20 @@ def test_long_prompt_shortens_response_to_rest_of_window(tied: Bench) -> None:
 
 def test_stop_strings_do_not_persist_between_calls(tied: Bench) -> None:
     params = SamplingParams(temperature=1.0, max_new_tokens=20)
-    before = tied.draw(prompts(4), params)
-    tied.draw(prompts(4), dataclasses.replace(params, stop_strings=("a", "e")))
-    assert tied.draw(prompts(4), params) == before
+    before = tied.generate(prompts(4), params)
+    tied.generate(prompts(4), dataclasses.replace(params, stop_strings=("a", "e")))
+    assert tied.generate(prompts(4), params) == before
 
 
 def test_prompt_beyond_window_is_rejected_before_generation(tied: Bench) -> None:
     requests = [*prompts(2), dataclasses.replace(prompts(1, length=300)[0], key="the long one")]
     with pytest.raises(DataError, match=rf"`the long one` has 300 tokens; with 32 new tokens .* window of {WINDOW}"):
-        tied.draw(requests, SamplingParams(temperature=1.0, max_new_tokens=32))
+        tied.generate(requests, SamplingParams(temperature=1.0, max_new_tokens=32))
 
 
 def test_prompt_that_exactly_fits_window_gets_full_response(tied: Bench) -> None:
     requests = prompts(1, length=WINDOW - 8)
-    sample = tied.draw(requests, SamplingParams(temperature=1.0, max_new_tokens=8))["p0"]
+    sample = tied.generate(requests, SamplingParams(temperature=1.0, max_new_tokens=8))["p0"]
     assert len(sample.tokens) == 8
     assert not sample.terminated
 
@@ -130,22 +130,22 @@ def test_prompt_that_exactly_fits_window_gets_full_response(tied: Bench) -> None
 def test_empty_prompt_is_rejected(tied: Bench) -> None:
     request = dataclasses.replace(prompts(1)[0], prompt_tokens=())
     with pytest.raises(DataError, match="`p0` has 0 tokens"):
-        tied.draw([request], SamplingParams(temperature=1.0, max_new_tokens=8))
+        tied.generate([request], SamplingParams(temperature=1.0, max_new_tokens=8))
 
 
 def test_token_id_outside_vocabulary_is_rejected_by_key(tied: Bench) -> None:
     request = dataclasses.replace(prompts(1)[0], prompt_tokens=(5, 99999))
     with pytest.raises(DataError, match="`p0`"):
-        tied.draw([request], SamplingParams(temperature=1.0, max_new_tokens=8))
-    assert len(tied.draw(prompts(2), SamplingParams(temperature=1.0, max_new_tokens=8))) == 2
+        tied.generate([request], SamplingParams(temperature=1.0, max_new_tokens=8))
+    assert len(tied.generate(prompts(2), SamplingParams(temperature=1.0, max_new_tokens=8))) == 2
 
 
 def test_duplicate_request_keys_are_rejected(tied: Bench) -> None:
     with pytest.raises(ValueError, match="key `p0`"):
-        tied.draw(prompts(1) * 2, SamplingParams(temperature=1.0, max_new_tokens=8))
+        tied.generate(prompts(1) * 2, SamplingParams(temperature=1.0, max_new_tokens=8))
 
 
 @pytest.mark.parametrize("temperature", [0.005, 2.5])
 def test_unsupported_temperature_is_rejected(tied: Bench, temperature: float) -> None:
     with pytest.raises(RecipeError, match=f"`{temperature}`"):
-        tied.draw(prompts(1), SamplingParams(temperature=temperature, max_new_tokens=8))
+        tied.generate(prompts(1), SamplingParams(temperature=temperature, max_new_tokens=8))

@@ -7,14 +7,14 @@ from ppoctl.ports import OutputRequest, SamplingParams
 
 pytestmark = pytest.mark.engines
 
-DRAW = SamplingParams(temperature=1.0, max_new_tokens=24)
+SAMPLING = SamplingParams(temperature=1.0, max_new_tokens=24)
 
 
 def test_sampler_logprobs_match_trainer_after_each_update(bench: Bench) -> None:
     for _ in range(2):
-        assert bench.worst_gap(prompts(6), DRAW) < 1e-3
+        assert bench.worst_gap(prompts(6), SAMPLING) < 1e-3
         bench.trainer.move(0.05)
-    assert bench.worst_gap(prompts(6), DRAW) < 1e-3
+    assert bench.worst_gap(prompts(6), SAMPLING) < 1e-3
 
 
 def test_sampler_logprobs_include_temperature(tied: Bench) -> None:
@@ -31,7 +31,7 @@ def test_sampler_logprobs_include_filters(tied: Bench, filters: dict[str, float]
     params = SamplingParams(temperature=1.3, max_new_tokens=16, **filters)  # type: ignore[arg-type]
     assert tied.worst_gap(prompts(4), params) < 1e-3
     # Else the filters would leave everything, and the comparison would be of nothing.
-    samples = tied.draw(prompts(1), params)["p0"]
+    samples = tied.generate(prompts(1), params)["p0"]
     unfiltered = tied.trainer.logprobs(
         prompts(1)[0].prompt_tokens + samples.tokens, OutputRequest(params.temperature)
     )
@@ -41,7 +41,7 @@ def test_sampler_logprobs_include_filters(tied: Bench, filters: dict[str, float]
 
 def test_greedy_sampling_takes_most_likely_trainer_token(tied: Bench) -> None:
     (request,) = prompts(1)
-    sample = tied.draw([request], SamplingParams(temperature=0.0, max_new_tokens=10))["p0"]
+    sample = tied.generate([request], SamplingParams(temperature=0.0, max_new_tokens=10))["p0"]
     tokens = request.prompt_tokens
     for token in sample.tokens:
         assert token == tied.trainer.most_likely(tokens)
@@ -50,9 +50,9 @@ def test_greedy_sampling_takes_most_likely_trainer_token(tied: Bench) -> None:
 
 def test_tokens_depend_on_prompt_and_seed_alone(tied: Bench) -> None:
     requests = prompts(12)
-    together = tied.draw(requests, DRAW)
-    reversed_order = tied.draw(requests[::-1], DRAW)
-    alone = {request.key: tied.draw([request], DRAW)[request.key] for request in requests[:3]}
+    together = tied.generate(requests, SAMPLING)
+    reversed_order = tied.generate(requests[::-1], SAMPLING)
+    alone = {request.key: tied.generate([request], SAMPLING)[request.key] for request in requests[:3]}
     assert {key: sample.tokens for key, sample in reversed_order.items()} == {
         key: sample.tokens for key, sample in together.items()
     }
@@ -60,11 +60,11 @@ def test_tokens_depend_on_prompt_and_seed_alone(tied: Bench) -> None:
 
 
 def test_different_seed_gives_different_response(tied: Bench) -> None:
-    one = tied.draw(prompts(4), DRAW)
-    other = tied.draw(prompts(4, first_seed=900), DRAW)
+    one = tied.generate(prompts(4), SAMPLING)
+    other = tied.generate(prompts(4, first_seed=900), SAMPLING)
     assert all(one[key].tokens != other[key].tokens for key in one)
 
 
 def test_samples_have_stamp_of_their_state(tied: Bench) -> None:
     state = tied.trainer.move(0.01)
-    assert {sample.stamp for sample in tied.draw(prompts(2), DRAW).values()} == {state.stamp}
+    assert {sample.stamp for sample in tied.generate(prompts(2), SAMPLING).values()} == {state.stamp}

@@ -20,35 +20,35 @@ from vllm_in_process import Here
 
 pytestmark = pytest.mark.engines
 
-DRAW = SamplingParams(temperature=1.0, max_new_tokens=8)
+SAMPLING = SamplingParams(temperature=1.0, max_new_tokens=8)
 
 
 def test_bfloat16_engine_is_exact_and_keeps_thread_settings(model_folder: Callable[[str], Path], tied: Bench) -> None:
-    tied.draw(prompts(2), DRAW)
+    tied.generate(prompts(2), SAMPLING)
     bench = Bench.start(model_folder("untied"), dtype="bfloat16")
     threads, set_threads = torch.get_num_threads(), torch.set_num_threads
     bench.trainer.move(0.01)
-    assert len(bench.draw(prompts(10), DRAW)) == 10
+    assert len(bench.generate(prompts(10), SAMPLING)) == 10
     assert (torch.get_num_threads(), torch.set_num_threads) == (threads, set_threads)
     bench.generator.close()
     bench.generator.close()
-    assert len(tied.draw(prompts(2), DRAW)) == 2
+    assert len(tied.generate(prompts(2), SAMPLING)) == 2
 
 
 def test_engine_restarted_on_export_has_its_weights(untied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "takes_weights", lambda engine: False)
     untied.trainer.move(0.05)
-    assert untied.worst_gap(prompts(4), DRAW) < 1e-3
+    assert untied.worst_gap(prompts(4), SAMPLING) < 1e-3
     # One small step behind: no comparison of log-probs sees it.
     behind = copy.deepcopy(untied.trainer.model)
     untied.trainer.move(1e-6)
     with monkeypatch.context() as stale:
         stale.setattr(untied.trainer, "save", behind.save_pretrained)
         with pytest.raises(WeightSyncError, match=r"weight `.*` was sent as float32.* but the engine holds float32"):
-            untied.draw(prompts(1), DRAW)
+            untied.generate(prompts(1), SAMPLING)
     monkeypatch.undo()
     untied.trainer.move(0.05)
-    assert untied.worst_gap(prompts(4), DRAW) < 1e-3
+    assert untied.worst_gap(prompts(4), SAMPLING) < 1e-3
 
 
 def test_engine_creates_no_files_in_temporary_folder(
@@ -56,7 +56,7 @@ def test_engine_creates_no_files_in_temporary_folder(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     bench = Bench.start(model_folder("tied"))
-    assert len(bench.draw(prompts(2), DRAW)) == 2
+    assert len(bench.generate(prompts(2), SAMPLING)) == 2
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == []
     bench.generator.close()
 
@@ -69,7 +69,7 @@ def test_folder_without_model_raises_environment_problem(tmp_path: Path, tied: B
         generator.prepare(trainer.state)
     generator.close()
     assert psutil.Process().children(recursive=True) == others
-    assert len(tied.draw(prompts(2), DRAW)) == 2
+    assert len(tied.generate(prompts(2), SAMPLING)) == 2
 
 
 @pytest.mark.parametrize(

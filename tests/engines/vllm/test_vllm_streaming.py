@@ -15,17 +15,17 @@ from vllm_in_process import Here
 
 pytestmark = pytest.mark.engines
 
-DRAW = SamplingParams(temperature=1.0, max_new_tokens=24)
+SAMPLING = SamplingParams(temperature=1.0, max_new_tokens=24)
 
 
 def test_first_samples_arrive_before_last(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     passes: list[None] = []
     step = Engine.step
     monkeypatch.setattr(Engine, "step", lambda engine: passes.append(None) or step(engine))
-    tied.draw(prompts(1), DRAW)  # be at the state already: the canary's pass is not counted
+    tied.generate(prompts(1), SAMPLING)  # be at the state already: the canary's pass is not counted
     passes.clear()
     # 20 requests on 8 seats: the last ones cannot start before the first ones ended.
-    stream, arrivals = tied.open(prompts(20), DRAW), []
+    stream, arrivals = tied.open(prompts(20), SAMPLING), []
     while samples := stream.finished():
         arrivals += [len(passes)] * len(samples)
     stream.close()
@@ -35,46 +35,46 @@ def test_first_samples_arrive_before_last(tied: Bench, monkeypatch: pytest.Monke
 
 
 def test_advance_returns_after_enough_samples_or_many_tokens(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+    calls: list[int] = []
     advance = Engine.advance
 
     def counted(engine: Engine, *args: Any) -> list[GenerationOutput]:
         found = advance(engine, *args)
-        asked.append(len(found))
+        calls.append(len(found))
         return found
 
     monkeypatch.setattr(Engine, "advance", counted)
-    tied.draw(prompts(1), SamplingParams(temperature=1.0, max_new_tokens=40))
-    assert asked == [1]  # and not once every 16 tokens
-    asked.clear()
-    tied.draw(prompts(20), DRAW)
-    assert len(asked) >= 3  # 20 on 8 seats: those that ended first are handed out before the last begin
-    assert sum(asked) == 20
+    tied.generate(prompts(1), SamplingParams(temperature=1.0, max_new_tokens=40))
+    assert calls == [1]  # and not once every 16 tokens
+    calls.clear()
+    tied.generate(prompts(20), SAMPLING)
+    assert len(calls) >= 3  # 20 on 8 seats: those that ended first are handed out before the last begin
+    assert sum(calls) == 20
 
 
 def test_late_requests_give_same_samples_as_separate_requests(tied: Bench) -> None:
-    whole = tied.draw(prompts(12), DRAW)
-    with closing(tied.open(prompts(12)[:5], DRAW)) as stream:
+    whole = tied.generate(prompts(12), SAMPLING)
+    with closing(tied.open(prompts(12)[:5], SAMPLING)) as stream:
         stream.submit(prompts(12)[5:])  # to an engine that is in the middle of the first ones
         samples = [sample for finished in iter(stream.finished, []) for sample in finished]
     assert {sample.key: sample for sample in samples} == whole
 
 
 def test_closing_stream_drops_requests_and_next_is_complete(tied: Bench) -> None:
-    whole = tied.draw(prompts(12), DRAW)
-    stream = tied.open(prompts(12), DRAW)
+    whole = tied.generate(prompts(12), SAMPLING)
+    stream = tied.open(prompts(12), SAMPLING)
     first, *_ = stream.finished()
     stream.close()
     assert first == whole[first.key]
     tied.trainer.move(0.0)  # a new state with the same numbers: loading needs an idle engine
-    again = tied.draw(prompts(12), DRAW)
+    again = tied.generate(prompts(12), SAMPLING)
     assert {key: sample.tokens for key, sample in again.items()} == {k: sample.tokens for k, sample in whole.items()}
 
 
 def test_open_stream_blocks_second_stream_and_weight_sync(tied: Bench) -> None:
-    with closing(tied.open(prompts(1), DRAW)) as stream:
+    with closing(tied.open(prompts(1), SAMPLING)) as stream:
         with pytest.raises(PpoctlError, match="still open"):
-            tied.generator.open(DRAW)
+            tied.generator.open(SAMPLING)
         with pytest.raises(PpoctlError, match="still open"):
             tied.generator.prepare(tied.trainer.state)
         assert len(stream.finished()) == 1
@@ -82,7 +82,7 @@ def test_open_stream_blocks_second_stream_and_weight_sync(tied: Bench) -> None:
 
 
 def test_stream_raises_error_if_generator_is_closed(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = tied.open(prompts(12), DRAW)
+    stream = tied.open(prompts(12), SAMPLING)
     left = 12 - len(stream.finished())
     engine = tied.engine
     with monkeypatch.context() as closed:
@@ -99,7 +99,7 @@ def test_prompts_are_never_prefilled_in_chunks(model_folder: Callable[[str], Pat
     bench = Bench.start(model_folder("tied"), seats=64)
     requests = prompts(64, length=280)
     first = SamplingParams(temperature=1.0, max_new_tokens=4)  # where a draw too many shows
-    many = bench.draw(requests, first)
-    few = bench.draw(requests[:4], first)
+    many = bench.generate(requests, first)
+    few = bench.generate(requests[:4], first)
     bench.generator.close()
     assert [many[key].tokens for key in few] == [sample.tokens for sample in few.values()]

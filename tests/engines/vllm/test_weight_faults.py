@@ -29,22 +29,22 @@ from vllm_in_process import Here
 pytestmark = pytest.mark.engines
 
 TINY = 1e-6
-DRAW = SamplingParams(temperature=1.0, max_new_tokens=8)
+SAMPLING = SamplingParams(temperature=1.0, max_new_tokens=8)
 RECEIVE = HostTransfer.receive_weights
 
 
-def draw(bench: Bench) -> None:
-    bench.draw(prompts(2), DRAW)
+def generate(bench: Bench) -> None:
+    bench.generate(prompts(2), SAMPLING)
 
 
 def test_equal_state_sends_nothing_and_new_state_sends_weights(tied: Bench) -> None:
     tied.trainer.move(0.01)
-    draw(tied)
+    generate(tied)
     tied.trainer.traffic.clear()
-    draw(tied)
+    generate(tied)
     assert tied.trainer.traffic == []
     tied.trainer.move(TINY)
-    draw(tied)
+    generate(tied)
     assert len(tied.trainer.traffic) == len(dict(tied.trainer.model.named_parameters()))
 
 
@@ -61,13 +61,13 @@ def test_engine_starts_without_reading_weights_from_folder(tied: Bench, tmp_path
         with pytest.raises(WeightSyncError, match="was called before it received weights"):
             call_engines([host], "score", (5, 6, 7), 1)
         bench = Bench(tied.trainer, generator, side)
-        assert bench.worst_gap(prompts(4), DRAW) < 1e-3
+        assert bench.worst_gap(prompts(4), SAMPLING) < 1e-3
     finally:
         generator.close()
 
 
 def test_replayed_update_is_sent_again(tied: Bench) -> None:
-    draw(tied)
+    generate(tied)
     tied.trainer.traffic.clear()
     replayed = dataclasses.replace(tied.trainer.state, replay=1)
     tied.generator.prepare(replayed)
@@ -75,20 +75,20 @@ def test_replayed_update_is_sent_again(tied: Bench) -> None:
 
 
 def test_checksums_catch_skipped_load_that_canary_misses(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw(bench)
+    generate(bench)
     bench.trainer.move(TINY)
     engine = bench.engine
     assert engine is not None
     canary = Canary.of("float32", WINDOW, tolerance=None)
     tokens = canary.tokens(engine.vocab_size())
-    heard = engine.score(tokens, canary.num_drawn)
-    scored = tuple(bench.trainer.logprobs(tokens + heard.sampled))
-    canary.check(heard, CanaryScores(scored[: len(tokens) - 1], heard.sampled, scored[len(tokens) - 1 :]))
+    scores = engine.score(tokens, canary.num_drawn)
+    scored = tuple(bench.trainer.logprobs(tokens + scores.sampled))
+    canary.check(scores, CanaryScores(scored[: len(tokens) - 1], scores.sampled, scored[len(tokens) - 1 :]))
     for name in ("start_weight_update", "finish_weight_update"):
         monkeypatch.setattr(HostTransfer, name, lambda self: None)
     monkeypatch.setattr(HostTransfer, "receive_weights", lambda self, arrived: None)
     with pytest.raises(WeightSyncError, match=r"weight `.*` was sent as float32.* but the engine holds float32"):
-        draw(bench)
+        generate(bench)
 
 
 def test_failed_load_is_repeated_for_same_state(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,16 +98,16 @@ def test_failed_load_is_repeated_for_same_state(bench: Bench, monkeypatch: pytes
             HostTransfer, "receive_weights", lambda self, arrived: RECEIVE(self, Arrived(arrived.tensors[:-3]))
         )
         with pytest.raises(WeightSyncError):
-            draw(bench)
-    assert bench.worst_gap(prompts(4), DRAW) < 1e-3
+            generate(bench)
+    assert bench.worst_gap(prompts(4), SAMPLING) < 1e-3
 
 
 def test_stale_tied_head_is_caught_by_name(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw(tied)
+    generate(tied)
     tied.trainer.move(TINY)
     monkeypatch.setattr(weights_module, "repack_heads", lambda model: None)
     with pytest.raises(WeightSyncError, match=r"`lm_head.weight` was sent with `model.embed_tokens.weight`"):
-        draw(tied)
+        generate(tied)
 
 
 @pytest.mark.parametrize("name", ["model.layers.1.self_attn.k_proj.bias", "model.layers.0.mlp.up_proj.weight"])
@@ -122,7 +122,7 @@ def test_unsent_tensor_is_caught_by_name(tied: Bench, monkeypatch: pytest.Monkey
     tied.trainer.move(TINY)
     monkeypatch.setattr(tied.trainer, "weights", without)
     with pytest.raises(WeightSyncError, match=f"`{name}` was announced but never sent"):
-        draw(tied)
+        generate(tied)
 
 
 def test_tensor_sent_twice_is_caught_by_name(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,8 +136,8 @@ def test_tensor_sent_twice_is_caught_by_name(tied: Bench, monkeypatch: pytest.Mo
     with monkeypatch.context() as planted:
         planted.setattr(tied.trainer, "weights", twice)
         with pytest.raises(WeightSyncError, match=r"`model.embed_tokens.weight` left the trainer twice"):
-            draw(tied)
-    assert tied.worst_gap(prompts(4), DRAW) < 1e-3
+            generate(tied)
+    assert tied.worst_gap(prompts(4), SAMPLING) < 1e-3
 
 
 def test_tensor_missing_from_announcement_is_caught_by_name(untied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_tensor_missing_from_announcement_is_caught_by_name(untied: Bench, monke
     untied.trainer.move(TINY)
     monkeypatch.setattr(untied.trainer, "weights", forgetful)
     with pytest.raises(WeightSyncError, match=r"`lm_head.weight` is held by the engine .* but was not sent"):
-        draw(untied)
+        generate(untied)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_flipped_bit_in_transfer_is_caught_by_name(untied: Bench, monkeypatch: p
     untied.trainer.move(TINY)
     monkeypatch.setattr(HostTransfer, "receive_weights", corrupt)
     with pytest.raises(WeightSyncError, match=f"`{name}` was sent as"):
-        draw(untied)
+        generate(untied)
 
 
 def test_swapped_tensors_are_caught(untied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ def test_swapped_tensors_are_caught(untied: Bench, monkeypatch: pytest.MonkeyPat
     untied.trainer.move(TINY)
     monkeypatch.setattr(HostTransfer, "receive_weights", exchange)
     with pytest.raises(WeightSyncError, match=r"mlp\.(gate|up)_proj\.weight` was sent as"):
-        draw(untied)
+        generate(untied)
 
 
 def test_weights_of_other_state_are_rejected(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +191,7 @@ def test_weights_of_other_state_are_rejected(tied: Bench, monkeypatch: pytest.Mo
     tied.trainer.move(TINY)
     monkeypatch.setattr(tied.trainer, "weights", lambda state: stale)
     with pytest.raises(WeightSyncError, match="returned weights of"):
-        draw(tied)
+        generate(tied)
 
 
 def test_canary_catches_engine_that_computes_other_function(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,12 +199,12 @@ def test_canary_catches_engine_that_computes_other_function(tied: Bench, monkeyp
     buffers = tied.trainer.model.model.rotary_emb._buffers
     monkeypatch.setitem(buffers, "inv_freq", buffers["inv_freq"] / 2)
     with pytest.raises(WeightSyncError, match=r"canary log-probs .* nats \(max over 47 tokens; allowed 0.001"):
-        draw(tied)
+        generate(tied)
 
 
 def test_canary_catches_kv_cache_corrupted_during_decoding(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     tied.trainer.move(TINY)
-    draw(tied)
+    generate(tied)
     engine = tied.engine
     worker = engine._llm.engine_core.engine_core.model_executor.driver_worker
     step, caches = engine.step, worker.model_runner.kv_caches
@@ -217,9 +217,9 @@ def test_canary_catches_kv_cache_corrupted_during_decoding(tied: Bench, monkeypa
     tied.trainer.move(TINY)
     monkeypatch.setattr(engine, "step", forgetful)
     with pytest.raises(WeightSyncError, match=r"canary .* nats \(max over 8 generated tokens;"):
-        draw(tied)
+        generate(tied)
     monkeypatch.undo()
-    assert tied.worst_gap(prompts(2), DRAW) < 1e-3
+    assert tied.worst_gap(prompts(2), SAMPLING) < 1e-3
 
 
 def test_kv_cache_of_old_weights_is_unused_even_without_reset(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,26 +227,26 @@ def test_kv_cache_of_old_weights_is_unused_even_without_reset(tied: Bench, monke
     long = prompts(2, length=200)
     llm = tied.engine._llm
     monkeypatch.setattr(llm, "reset_prefix_cache", lambda: True)
-    assert tied.worst_gap(long, DRAW) < 1e-3
+    assert tied.worst_gap(long, SAMPLING) < 1e-3
     tied.trainer.move(0.1)
-    assert tied.worst_gap(long, DRAW) < 1e-3
+    assert tied.worst_gap(long, SAMPLING) < 1e-3
 
     # The same without the salt: this is what the two measures are for.
     add_request = llm.add_request
     monkeypatch.setattr(
         llm, "add_request", lambda id, prompt, params: add_request(id, {**prompt, "cache_salt": "same"}, params)
     )
-    assert tied.worst_gap(long, DRAW) < 1e-3
+    assert tied.worst_gap(long, SAMPLING) < 1e-3
     tied.trainer.move(0.1)
-    assert tied.worst_gap(long, DRAW) > 1.0
+    assert tied.worst_gap(long, SAMPLING) > 1.0
 
 
 def test_failed_prefix_cache_reset_raises_error(tied: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw(tied)
+    generate(tied)
     tied.trainer.move(TINY)
     monkeypatch.setattr(tied.engine._llm, "reset_prefix_cache", lambda: False)
     with pytest.raises(WeightSyncError, match="KV cache of the old weights"):
-        draw(tied)
+        generate(tied)
 
 
 def test_negative_zeros_and_denormals_pass_checksums(untied: Bench) -> None:
@@ -255,7 +255,7 @@ def test_negative_zeros_and_denormals_pass_checksums(untied: Bench) -> None:
         for parameter in untied.trainer.model.parameters():
             numbers = parameter.view(-1)
             numbers[0], numbers[1] = -0.0, 1e-40
-    assert untied.worst_gap(prompts(2), DRAW) < 1e-3
+    assert untied.worst_gap(prompts(2), SAMPLING) < 1e-3
 
 
 def test_weight_loading_during_generation_is_rejected(tied: Bench) -> None:

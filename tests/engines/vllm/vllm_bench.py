@@ -108,22 +108,24 @@ class HfTrainer:
         self.model.save_pretrained(folder)
 
     def logprobs(
-        self, tokens: tuple[int, ...], asked: OutputRequest | None = None, prompt_tokens: int = 1
+        self, tokens: tuple[int, ...], output_request: OutputRequest | None = None, prompt_tokens: int = 1
     ) -> list[float]:
         """Log-probs of tokens 1.. of a sequence; under filters as the Megatron engine takes them."""
-        ids, asked = torch.tensor([tokens]), asked or OutputRequest()
+        ids, output_request = torch.tensor([tokens]), output_request or OutputRequest()
         with torch.no_grad():
-            if asked.is_filtered or asked.min_new_tokens:
+            if output_request.is_filtered or output_request.min_new_tokens:
                 from ppoctl.engines.megatron.logprobs import ExcludedTokens, LogprobSettings, token_logprobs
 
                 hidden = self.model.model(ids).last_hidden_state[0, :-1]
                 # Tokens 1.. of the prompt come before the response's.
-                early = torch.arange(len(hidden)) < prompt_tokens - 1 + asked.min_new_tokens
+                early = torch.arange(len(hidden)) < prompt_tokens - 1 + output_request.min_new_tokens
                 settings = LogprobSettings(
-                    asked, 8, barred=ExcludedTokens(early, torch.tensor([END, *asked.stop_token_ids]))
+                    output_request,
+                    8,
+                    barred=ExcludedTokens(early, torch.tensor([END, *output_request.stop_token_ids])),
                 )
                 return token_logprobs(hidden, self.model.lm_head.weight, ids[0, 1:], settings).outputs.tolist()
-            logits = self.model(ids).logits[0, :-1].float() / asked.temperature
+            logits = self.model(ids).logits[0, :-1].float() / output_request.temperature
         return torch.log_softmax(logits, -1).gather(1, ids[0, 1:, None])[:, 0].tolist()
 
     def most_likely(self, tokens: tuple[int, ...]) -> int:
@@ -175,7 +177,7 @@ class Bench:
         assert host.engine is not None
         return host.engine
 
-    def draw(self, requests: list[SampleRequest], params: SamplingParams) -> dict[str, Sample]:
+    def generate(self, requests: list[SampleRequest], params: SamplingParams) -> dict[str, Sample]:
         self.generator.prepare(self.trainer.state)
         with stream_samples(self.generator, requests, params) as finished:
             return {sample.key: sample for together in finished for sample in together}
@@ -190,12 +192,15 @@ class Bench:
     def worst_gap(self, requests: list[SampleRequest], params: SamplingParams) -> float:
         """Largest difference between a sampled token's log-prob and a forward pass of the trainer's model."""
         worst = 0.0
-        samples = self.draw(requests, params)
+        samples = self.generate(requests, params)
         for request in requests:
             sample = samples[request.key]
             filters = (params.top_p, params.top_k, params.min_p, params.min_new_tokens, params.stop_token_ids)
-            asked, prompt_tokens = OutputRequest(params.temperature or 1.0, *filters), len(request.prompt_tokens)
-            whole = self.trainer.logprobs(request.prompt_tokens + sample.tokens, asked, prompt_tokens)
+            output_request, prompt_tokens = (
+                OutputRequest(params.temperature or 1.0, *filters),
+                len(request.prompt_tokens),
+            )
+            whole = self.trainer.logprobs(request.prompt_tokens + sample.tokens, output_request, prompt_tokens)
             theirs = whole[len(request.prompt_tokens) - 1 :]
             worst = max(worst, max(abs(a - b) for a, b in zip(theirs, sample.logprobs, strict=True)))
         return worst

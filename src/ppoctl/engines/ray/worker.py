@@ -46,7 +46,9 @@ class InStore:
         try:
             flat: FlatTensors = ray.get(self.reference)
         except RayError as error:
-            raise SenderLostError(f"weights were lost because the process that sent them has ended: {error}") from error
+            raise SenderLostError(
+                f"weights were lost because the process that sent them has ended: {error}"
+            ) from error
         return flat.tensors()
 
 
