@@ -14,7 +14,7 @@ from itertools import takewhile
 from ppoctl.errors import WeightSyncError
 
 PROMPT_TOKENS = 48
-DRAWN_TOKENS = 8
+GENERATED_TOKENS = 8
 _FLOAT32_MAX = 1e-3
 _BFLOAT16_MEAN = 0.5
 
@@ -55,11 +55,11 @@ class Canary:
     @property
     def num_drawn(self) -> int:
         """Number of tokens that an engine generates; fewer if its context is short."""
-        return min(DRAWN_TOKENS, self.max_model_len - self._num_prompt)
+        return min(GENERATED_TOKENS, self.max_model_len - self._num_prompt)
 
     @property
     def _num_prompt(self) -> int:
-        return min(PROMPT_TOKENS, max(1, self.max_model_len - DRAWN_TOKENS))
+        return min(PROMPT_TOKENS, max(1, self.max_model_len - GENERATED_TOKENS))
 
     def tokens(self, vocab_size: int) -> tuple[int, ...]:
         """Return the token ids of the prompt: spread over the vocabulary, the same in every process."""

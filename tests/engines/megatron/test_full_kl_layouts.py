@@ -61,8 +61,8 @@ def outputs_of(pool, actor: MegatronActor, request: OutputRequest):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("request", [WHOLE, FILTERED], ids=["whole", "filtered"])
-def test_full_kl_and_gradient_do_not_depend_on_layout(pool, model, tmp_path, layout, request):
+@pytest.mark.parametrize("output_request", [WHOLE, FILTERED], ids=["whole", "filtered"])
+def test_full_kl_and_gradient_do_not_depend_on_layout(pool, model, tmp_path, layout, output_request):
     """Of an actor that has moved away from its reference: one state, loaded under both layouts."""
     folder, rollouts = lab.with_ends(model("qwen2-deep"), tmp_path / "model", (5, 33)), lab.make_rollouts()
     actor = opened(pool, folder, ParallelTable())
@@ -70,10 +70,10 @@ def test_full_kl_and_gradient_do_not_depend_on_layout(pool, model, tmp_path, lay
     actor.update(rollouts, [lab.minibatch(rollouts, step=STEP)], lab.policy_objective(rollouts))
     (tmp_path / "state").mkdir()
     actor.save(tmp_path / "state", in_background=False).finish()
-    expected, of_one = outputs_of(pool, actor, request)
+    expected, of_one = outputs_of(pool, actor, output_request)
     actor = opened(pool, folder, LAYOUTS[layout])
     actor.load(tmp_path / "state")
-    said, gradient = outputs_of(pool, actor, request)
+    said, gradient = outputs_of(pool, actor, output_request)
     assert float(expected.full_kl.max()) > 0.01
     for one, other in zip(vars(said).values(), vars(expected).values(), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
