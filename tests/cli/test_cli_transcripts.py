@@ -298,7 +298,7 @@ def test_metrics_are_looked_up_by_name_or_group(ask: Ask) -> None:
 
 def test_coming_from_prints_the_keys_of_another_system(ask: Ask) -> None:
     out = ask("recipes", "coming-from", "trl").out
-    assert out.startswith("## TRL\n\nOf version 1.12, ")
+    assert out.startswith("## TRL\n\nVersion: 1.12, ")
     assert "| `cliprange_value` | `ppo.value_loss.clip` | 0.2 in TRL, off in ppoctl |\n" in out
     assert "## verl" not in out
     assert ask("recipes", "coming-from", "verll").err == (

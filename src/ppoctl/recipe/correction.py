@@ -57,8 +57,8 @@ class TruncatedSequenceImportance(Table):
     min_ratio: Annotated[float, RESULTS, Field(ge=0, lt=1)] = 0.0
     """Smallest importance weight of a sequence."""
     normalize: Annotated[bool, RESULTS] = False
-    """Whether the weights are divided by their mean over the tokens that are not rejected, so that they average 1.
-    verl takes the mean before rejection, over sequences, and counts each sequence once."""
+    """Whether the weights are divided by their mean over the tokens that are not rejected, so that they average 1. In
+    verl, the mean is taken before rejection, over sequences, and each sequence counts once."""
 
 
 class IcePop(Table):
