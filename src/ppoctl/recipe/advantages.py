@@ -28,8 +28,8 @@ class GaeAdvantages(Table):
     gae_lambda_value: Annotated[float | None, RESULTS, Fraction] = None
     """Separate lambda for the returns that the critic learns (1 in VC-PPO and VAPO); absent: `gae_lambda`."""
     length_adaptive_alpha: Annotated[float | None, RESULTS, Positive] = None
-    """Makes lambda of the policy's advantages depend on the response length: it approaches 1 as the number n of
-    unmasked tokens grows. Absent: `gae_lambda` for every response.
+    """Factor by which lambda of the policy's advantages depends on the response length: lambda approaches 1 as the
+    number n of unmasked tokens grows. Absent: `gae_lambda` for every response.
 
     Formula: lambda = 1 - 1 / max(1, length_adaptive_alpha n)
     Source: VAPO (arXiv:2504.05118), eq. 7, with 0.05; the bound is NeMo-RL's
@@ -37,7 +37,8 @@ class GaeAdvantages(Table):
     Figures: advantage/lambda_mean
     """
     whiten: Annotated[bool, RESULTS] = True
-    """Shift and scale advantages to zero mean and unit variance over all unmasked tokens of the step."""
+    """Whether advantages are shifted and scaled to zero mean and unit variance over all unmasked tokens of the
+    step."""
 
 
 class MonteCarloAdvantages(Table):
@@ -57,7 +58,8 @@ class MonteCarloAdvantages(Table):
     gamma: Annotated[float, RESULTS, Fraction] = 1.0
     """Discount per token."""
     whiten: Annotated[bool, RESULTS] = True
-    """Shift and scale advantages to zero mean and unit variance over all unmasked tokens of the step."""
+    """Whether advantages are shifted and scaled to zero mean and unit variance over all unmasked tokens of the
+    step."""
 
 
 AdvantagesTable = Annotated[GaeAdvantages | MonteCarloAdvantages, Field(discriminator="kind")]
