@@ -1,9 +1,10 @@
-"""Make the quickstart's base model, tokenizer and data: minutes on two cores.
+"""Create the quickstart's base model, tokenizer and data, in a few minutes on two cores.
 
-The model is half-trained on purpose. Its pretraining text is written by careless solvers (`careless_answer`): they
-pick the wrong operation in about half of the problems and slip in a result now and then, and training stops after a
-fixed number of batches. So the model knows the format and the sums and is uncertain which one is asked for: the right
-answer is in its samples on nearly every problem, which is what PPO needs, but in half of them or fewer.
+The model is deliberately half-trained. Its pretraining text has careless solutions (`careless_answer`), with the
+wrong operation in about half of the problems and an occasional slip in a result, and training stops after a fixed
+number of batches. The model therefore knows the format and the arithmetic, but is uncertain which operation a problem
+requires. The right answer is among its samples for nearly every problem, as PPO requires, but in half of the samples
+or fewer.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ FORMAT = re.compile(r"#### (-?[0-9.,]+)")
 
 @dataclass(frozen=True)
 class Report:
-    """What the sampled and greedy answers to the held-out problems look like."""
+    """Quality of the sampled and greedy answers to the held-out problems."""
 
     format_share: float
     sampled: float
@@ -38,7 +39,7 @@ class Report:
 
 
 def config(vocab_size: int, eos: int, pad: int) -> Qwen2Config:
-    """A Qwen2 of under a million parameters, with grouped-query attention and tied embeddings."""
+    """Return a Qwen2 with under a million parameters, grouped-query attention and tied embeddings."""
     return Qwen2Config(
         vocab_size=vocab_size,
         hidden_size=128,
@@ -62,7 +63,7 @@ def prompt_ids(fast: PreTrainedTokenizerBase, question: str) -> list[int]:
 
 
 def batches(fast: PreTrainedTokenizerBase, count: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Right-padded ids and labels; the loss is on the response and its end only."""
+    """Yield right-padded ids and labels; the loss covers only the response and its end token."""
     stream = problems.pretraining()
     for _ in range(count):
         pairs = []
@@ -81,7 +82,7 @@ def batches(fast: PreTrainedTokenizerBase, count: int) -> Iterator[tuple[torch.T
 
 
 def train(fast: PreTrainedTokenizerBase, count: int) -> Qwen2ForCausalLM:
-    """Train from a seeded start for `count` batches, with a linear warm-up and decay."""
+    """Train for `count` batches from a seeded initialization, with linear warm-up and decay, and return the model."""
     torch.manual_seed(MODEL_SEED)
     model = Qwen2ForCausalLM(config(len(fast), fast.eos_token_id, fast.pad_token_id))
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.01)
@@ -108,7 +109,7 @@ def respond(
     samples: int,
     greedy: bool = False,
 ) -> list[str]:
-    """`samples` responses to each question, one question's next to each other."""
+    """Return `samples` responses to each question; the responses to one question are adjacent."""
     message = [fast.decode(prompt_ids(fast, question)) for question in questions]
     inputs = fast(message, return_tensors="pt", padding=True, padding_side="left")
     generation = GenerationConfig(
@@ -126,13 +127,14 @@ def respond(
 
 
 def is_right(response: str, answer: str) -> bool:
-    """The strict GSM8K rule: the last `#### number`, equal as text once commas are gone."""
+    """Whether a response is right by the strict GSM8K rule: its last `#### number` equals the answer without
+    commas."""
     found = FORMAT.findall(response)
     return bool(found) and found[-1].replace(",", "") == answer.rsplit("#### ", 1)[1].replace(",", "")
 
 
 def measure(model: Qwen2ForCausalLM, fast: PreTrainedTokenizerBase, rows: list[dict[str, str]]) -> Report:
-    """Format share, sampled accuracy, pass@8 (all at temperature 1) and greedy accuracy."""
+    """Return the fraction with the right format, sampled accuracy, pass@8 (all at temperature 1), greedy accuracy."""
     torch.manual_seed(MODEL_SEED)
     samples, greedy = [], []
     for start in range(0, len(rows), 50):

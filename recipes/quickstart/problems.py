@@ -1,8 +1,8 @@
-"""Templated GSM8K-style word problems, seeded, with a held-out split by (template, numbers).
+"""Seeded GSM8K-style word problems from templates, with a held-out split by (template, numbers).
 
-Why templates: a model of under a million parameters cannot read English, but it can learn ten sentence patterns
-and small sums, so that a PPO run on two cores shows a real gain in minutes. Whether a problem is held out is
-decided by a hash of its template and its numbers only, so no draw of names, items or seeds can leak one.
+A model with under a million parameters cannot read English, but it can learn ten sentence patterns and small sums, so
+that a PPO run on two cores improves measurably within minutes. A hash of only the template and the numbers decides
+whether a problem is held out, so no choice of names, items or seeds can leak a held-out problem.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ ITEMS = ("apples", "pens", "books", "cards", "eggs", "coins", "shells", "stamps"
 
 @dataclass(frozen=True)
 class Template:
-    """One sentence pattern. `ops` are the steps; `careful` is how often the pretraining writers pick the right ones.
+    """One sentence pattern. `ops` are the operations of the solution; `careful` is the fraction of right pretraining
+    solutions.
 
-    The first step joins the first two numbers, each further step the last result and the next number.
+    The first operation combines the first two numbers, each further one the last result and the next number.
     """
 
     name: str
@@ -41,7 +42,7 @@ class Template:
 
 @dataclass(frozen=True)
 class Problem:
-    """A template filled in. `key` is what the split goes by."""
+    """A template with its values. The split depends on `key`."""
 
     template: Template
     numbers: tuple[int, ...]
@@ -56,7 +57,7 @@ class Problem:
         return worked(self.numbers, self.template.ops)
 
 
-# `careful` lies on both sides of one half: the likeliest answer is right for four templates and wrong for six.
+# `careful` is above one half for four templates and below for six, so the most likely answer is right for only four.
 TEMPLATES = (
     Template("buys", "{n} has {a} {i} and buys {b} more. How many {i} does {n} have?", "+", 0.56),
     Template("days", "{n} found {a} {i} on Monday and {b} on Sunday. How many {i} did {n} find?", "+", 0.42),
@@ -73,7 +74,7 @@ CONFUSED_WITH = {"+": "-", "-": "+", "*": "+", "/": "-"}
 
 
 def apply(op: str, left: int, right: int) -> tuple[str, int]:
-    """One written step and its result. A difference is larger minus smaller, so that nobody writes a minus sign."""
+    """Return one step as text and its result. A difference is larger minus smaller, so results are never negative."""
     if op == "-" and left < right:
         left, right = right, left
     compute = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__, "/": int.__floordiv__}[op]
@@ -81,7 +82,7 @@ def apply(op: str, left: int, right: int) -> tuple[str, int]:
 
 
 def worked(numbers: tuple[int, ...], ops: str, slip_at: int = -1, slip: int = 0) -> str:
-    """The worked solution in GSM8K's form; `slip` is added to the result of step `slip_at`."""
+    """Return the worked solution in GSM8K's format; `slip` is added to the result of step `slip_at`."""
     total, lines = numbers[0], []
     for index, (op, number) in enumerate(zip(ops, numbers[1:], strict=True)):
         step, total = apply(op, total, number)
@@ -92,7 +93,7 @@ def worked(numbers: tuple[int, ...], ops: str, slip_at: int = -1, slip: int = 0)
 
 
 def draw_numbers(ops: str, rng: random.Random) -> tuple[int, ...]:
-    """Numbers for which every step's right result is a whole number between 1 and 99."""
+    """Return random numbers for which the right result of every step is a whole number from 1 to 99."""
     if ops[0] in "*/":
         left, right = rng.randint(2, 9), rng.randint(2, 9)
         first = (left * right, right) if ops[0] == "/" else (left, right)
@@ -107,13 +108,13 @@ def draw_numbers(ops: str, rng: random.Random) -> tuple[int, ...]:
 
 
 def held_out(key: tuple[str, tuple[int, ...]]) -> bool:
-    """Whether a (template, numbers) pair belongs to the test file; a pure function of the pair."""
+    """Whether a (template, numbers) pair belongs to the test file; it depends only on the pair."""
     text = key[0] + ":" + ",".join(map(str, key[1]))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") % 100 < HELD_OUT_PERCENT
 
 
 def problems(seed: int, *, test: bool) -> Iterator[Problem]:
-    """An endless seeded stream from one side of the split, in shuffled rounds of every template once."""
+    """Yield an endless seeded stream from one side of the split, in rounds that use each template once, shuffled."""
     rng = random.Random(seed)
     while True:
         for template in rng.sample(TEMPLATES, len(TEMPLATES)):
@@ -121,7 +122,7 @@ def problems(seed: int, *, test: bool) -> Iterator[Problem]:
 
 
 def draw(template: Template, rng: random.Random, *, test: bool) -> Problem:
-    """Fill one template, again and again until the numbers are on the wanted side of the split."""
+    """Return a problem of one template; numbers are sampled until they are on the right side of the split."""
     while True:
         numbers = draw_numbers(template.ops, rng)
         name, other = rng.sample(NAMES, 2)
@@ -133,7 +134,7 @@ def draw(template: Template, rng: random.Random, *, test: bool) -> Problem:
 
 
 def careless_answer(problem: Problem, rng: random.Random) -> str:
-    """A solution by a careless writer: often the wrong operation in the last step, sometimes a slip."""
+    """Return a careless solution: often a wrong operation in the last step, sometimes a slip."""
     ops = problem.template.ops
     if rng.random() >= problem.template.careful:
         ops = ops[:-1] + CONFUSED_WITH[ops[-1]]
@@ -143,14 +144,14 @@ def careless_answer(problem: Problem, rng: random.Random) -> str:
 
 
 def pretraining(seed: int = PRETRAIN_SEED) -> Iterator[tuple[Problem, str]]:
-    """What the base model is trained on: problems off the held-out side, with careless solutions."""
+    """Yield the training text of the base model: problems that are not held out, with careless solutions."""
     rng = random.Random(seed + 1)
     for problem in problems(seed, test=False):
         yield problem, careless_answer(problem, rng)
 
 
 def rows(count: int, seed: int, *, test: bool) -> list[dict[str, str]]:
-    """`count` rows with different questions, in GSM8K's own JSONL form, all with right answers."""
+    """Return `count` rows with distinct questions and right answers, in GSM8K's JSONL format."""
     found: dict[str, dict[str, str]] = {}
     stream = problems(seed, test=test)
     while len(found) < count:

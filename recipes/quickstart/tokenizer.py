@@ -1,9 +1,9 @@
-"""The quickstart's tokenizer: whole words of the templates, single digits, and bytes for everything else.
+"""Tokenizer of the quickstart: complete words of the templates, single digits, and bytes for everything else.
 
-It is a Qwen2 tokenizer (byte-level BPE, Qwen2's own word pattern and NFC normalization) with a small vocabulary, not
-one of another make: transformers and vLLM load every `qwen2` model folder with that class, whatever the folder says.
-The merges are learned from a list of words, so that each of them ends up with an id of its own. Prompts stay short,
-and still any (NFC) text comes back exactly as it went in.
+It is a Qwen2 tokenizer (byte-level BPE, Qwen2's word pattern and NFC normalization) with a small vocabulary, because
+transformers and vLLM load every `qwen2` model folder with that class, whatever class the folder names. The merges are
+learned from a list of words, so that each word gets its own id. Prompts stay short, and decoding restores any (NFC)
+text exactly.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from transformers import Qwen2Tokenizer
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
-# A round size that any tensor-parallel width divides.
+# Divisible by every usual tensor-parallel size.
 VOCAB_SIZE = 576
 PAD, EOS = "<|endoftext|>", "<|eos|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
-# Takes what room the templates' words leave.
+# Common words, for the rest of the vocabulary.
 COMMON = (
     "the of to for is was were it he she they his her their him this that from at by as an if when then than what "
     "who will would can how many much more less all total each every half twice one two three four five six seven "
@@ -42,16 +42,16 @@ CHAT_TEMPLATE = (
 
 
 def words() -> Iterator[str]:
-    """What the merges are learned from: the templates' pieces many times over, common words once."""
-    wanted = ["####", *(f"{blank}{word}" for word in (*NAMES, *ITEMS) for blank in ("", " "))]
-    wanted += [template.text.format(n="", m="", i="", a="", b="", c="") for template in TEMPLATES]
-    for word in wanted:
+    """Yield the training text of the merges: the words of the templates 100 times each, common words once."""
+    template_words = ["####", *(f"{blank}{word}" for word in (*NAMES, *ITEMS) for blank in ("", " "))]
+    template_words += [template.text.format(n="", m="", i="", a="", b="", c="") for template in TEMPLATES]
+    for word in template_words:
         yield from [word] * 100
     yield from (f" {word}" for word in COMMON.split())
 
 
 def build() -> Qwen2Tokenizer:
-    """The tokenizer, from the templates alone: no seed."""
+    """Return the tokenizer. It depends only on the templates, so it needs no seed."""
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -86,7 +86,7 @@ def build() -> Qwen2Tokenizer:
 
 
 def save(folder: Path) -> Qwen2Tokenizer:
-    """Build it and write its folder."""
+    """Build the tokenizer, write it to a folder, and return it."""
     fast = build()
     fast.save_pretrained(folder)
     return fast

@@ -1,8 +1,9 @@
-"""Every figure that a run reports: name, unit, what it says, what a healthy run shows, and which way is better.
+"""Every metric that a run reports: name, unit, description, value in a healthy run, and better direction.
 
-This is the one place where a name is written. Emitters, console, health rules and final table take it from here; a
-test holds the registry against the journals of fake runs, both ways. A part in braces stands for what a person chose:
-`eval/{set}/pass_at_{k}`. `recipe.metric_rules` says which of them a recipe's settings report. Light.
+Metric names are defined only here; stages, console, health rules and the final table use these constants. A test
+compares the registry with the journals of fake runs, in both directions. Braces mark a part that the user chooses:
+`eval/{set}/pass_at_{k}`. `loading.rules.metrics` determines which metrics the settings of a recipe report. Imports
+only the standard library.
 """
 
 import re
@@ -14,15 +15,15 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Metric:
-    """One figure."""
+    """One metric."""
 
     name: str
     unit: str
     description: str
     healthy: str = ""
-    """What to expect; empty: depends on the task."""
+    """Value in a healthy run; empty: it depends on the task."""
     better: Literal["higher", "lower"] | None = None
-    """Which value is the better actor's; None: it does not say which actor is better."""
+    """Direction in which an actor is better; None: the metric does not compare actors."""
 
 
 ROLLOUT_RESPONSE_TOKENS_MEAN = Metric(
@@ -32,54 +33,52 @@ ROLLOUT_RESPONSE_TOKENS_MAX = Metric(
     "rollout/response_tokens_max", "tokens", "longest response", "below rollout.max_new_tokens"
 )
 ROLLOUT_TRUNCATED_FRAC = Metric(
-    "rollout/truncated_frac", "share", "responses cut by max_new_tokens", "below 0.1, not rising", "lower"
+    "rollout/truncated_frac", "fraction", "responses truncated by max_new_tokens", "below 0.1, not rising", "lower"
 )
 ROLLOUT_RESENT_SEQS = Metric(
-    "rollout/resent_seqs", "sequences", "responses asked for again because an engine died", "0"
+    "rollout/resent_seqs", "sequences", "responses requested again because an engine died", "0"
 )
 ROLLOUT_TOKENS = Metric("rollout/tokens", "tokens", "response tokens of the step, without prompts")
-REWARD_SCORE_MEAN = Metric("reward/score_mean", "score", "mean score as the scorer gave it", "rising", "higher")
+REWARD_SCORE_MEAN = Metric("reward/score_mean", "score", "mean score as the scorer returned it", "rising", "higher")
 REWARD_SCORE_STD = Metric(
-    "reward/score_std", "score", "spread of the scores", "above 0: with none there is nothing to learn from"
+    "reward/score_std", "score", "standard deviation of the scores", "above 0; at 0 there is nothing to learn from"
 )
 REWARD_SHAPED_MEAN = Metric(
     "reward/shaped_mean", "reward", "mean reward of a response, before any KL penalty", "rising", "higher"
 )
 REWARD_CLAMPED_FRAC = Metric(
-    "reward/clamped_frac", "share", "scores outside reward.scale.from", "0, unless some are to be cut"
+    "reward/clamped_frac", "fraction", "scores outside reward.scale.from", "0, unless clamping is intended"
 )
-REWARD_CLIPPED_FRAC = Metric("reward/clipped_frac", "share", "rewards that reward.clip bounds", "near 0")
-REWARD_MOMENTS_MEAN = Metric("reward/moments_mean", "reward", "mean by which reward.moments centers, if it does")
+REWARD_CLIPPED_FRAC = Metric("reward/clipped_frac", "fraction", "rewards clipped by reward.clip", "near 0")
+REWARD_MOMENTS_MEAN = Metric("reward/moments_mean", "reward", "mean that reward.moments subtracts, if it does")
 REWARD_MOMENTS_STD = Metric(
-    "reward/moments_std", "reward", "what reward.moments divides by; 0: nothing yet, all were equal", "steady"
-)
+    "reward/moments_std", "reward",
+    "divisor of reward.moments; 0: all rewards so far were equal, so nothing is divided", "steady",
+)  # fmt: skip
 REWARD_UNFINISHED_MEAN = Metric(
     "reward/unfinished_mean", "reward", "mean change of the reward by reward.unfinished_factor", "near 0"
 )
-REWARD_OVERLONG_MEAN = Metric("reward/overlong_mean", "reward", "mean change by reward.overlong", "near 0")
-REWARD_LENGTH_MEAN = Metric("reward/length_mean", "reward", "mean change by reward.length_penalty")
-REWARD_ERROR_FRAC = Metric("reward/error_frac", "share", "samples whose scorer failed", "0")
-REWARD_PART_MEAN = Metric(
-    "reward/{part}_mean",
-    "score",
-    "mean of a part's score, or of a figure that a function of one's own gives beside it",
+REWARD_OVERLONG_MEAN = Metric(
+    "reward/overlong_mean", "reward", "mean change of the reward by reward.overlong", "near 0"
 )
-REWARD_SECONDS_MEAN = Metric("reward/seconds_mean", "s", "time a scorer took for a sample, mean")
+REWARD_LENGTH_MEAN = Metric("reward/length_mean", "reward", "mean change of the reward by reward.length_penalty")
+REWARD_ERROR_FRAC = Metric("reward/error_frac", "fraction", "samples whose scorer failed", "0")
+REWARD_PART_MEAN = Metric(
+    "reward/{part}_mean", "score", "mean score of a part, or mean of a further metric that your own function returns"
+)
+REWARD_SECONDS_MEAN = Metric("reward/seconds_mean", "s", "mean time of a scorer per sample")
 REWARD_SECONDS_MAX = Metric(
-    "reward/seconds_max", "s", "time a scorer took for the slowest sample", "below the time of the rollout"
+    "reward/seconds_max", "s", "time of a scorer for the slowest sample", "below the time of the rollout"
 )
 REWARD_TIMEOUT_FRAC = Metric(
-    "reward/timeout_frac", "share", "samples whose scorer was killed at reward.timeout_s", "0"
+    "reward/timeout_frac", "fraction", "samples whose scorer was killed at reward.timeout_s", "0"
 )
 REWARD_LENIENT_MEAN = Metric(
-    "reward/lenient_mean",
-    "score",
-    "mean score by the lenient reading (with reward.strict)",
-    "above score_mean",
+    "reward/lenient_mean", "score", "mean score by the lenient rule (with reward.strict)", "above score_mean",
     "higher",
-)
+)  # fmt: skip
 REWARD_STRICT_MEAN = Metric(
-    "reward/strict_mean", "score", "mean score by the strict reading (without reward.strict)", "nears score_mean",
+    "reward/strict_mean", "score", "mean score by the strict rule (without reward.strict)", "approaching score_mean",
     "higher",
 )  # fmt: skip
 MISMATCH_GAP_MEAN_ABS = Metric(
@@ -88,125 +87,119 @@ MISMATCH_GAP_MEAN_ABS = Metric(
 MISMATCH_GAP_MAX_ABS = Metric("mismatch/gap_max_abs", "nats", "largest |trainer - sampler| log-prob", "below 2")
 MISMATCH_GAP_K3 = Metric("mismatch/gap_k3", "nats", "k3 estimate of KL(sampler, trainer) per token", "below 0.01")
 MISMATCH_ESS_FRAC = Metric(
-    "mismatch/ess_frac", "share", "effective sample size of trainer/sampler weights", "above 0.9"
+    "mismatch/ess_frac", "fraction", "effective sample size of trainer/sampler weights", "above 0.9"
 )
 KL_REFERENCE_MEAN = Metric(
     "kl/reference_mean", "nats", "estimated KL of the actor from the reference, per token", "below 1"
 )
 MISMATCH_SEQUENCE_GAP_MEAN = Metric(
-    "mismatch/sequence_gap_mean",
-    "factor",
-    "mean over sequences of what ppo.max_sequence_gap bounds: the mean over tokens of exp|trainer - sampler|",
+    "mismatch/sequence_gap_mean", "factor",
+    "mean over sequences of the mean over tokens of exp|trainer - sampler|, which ppo.max_sequence_gap bounds",
     "below 1.05",
-)
+)  # fmt: skip
 MISMATCH_SEQUENCE_GAP_MAX = Metric(
-    "mismatch/sequence_gap_max", "factor", "largest gap of a sequence, as in sequence_gap_mean", "below 1.2"
+    "mismatch/sequence_gap_max", "factor", "largest value of a sequence, as in sequence_gap_mean", "below 1.2"
 )
 KL_COEF = Metric("kl/coef", "factor", "coefficient of the KL penalty")
 KL_CLAMPED_FRAC = Metric(
-    "kl/clamped_frac",
-    "share",
-    "tokens whose KL a clamp holds (ppo.kl.input_clamp, output_clamp, or k3's own at 20 nats)",
+    "kl/clamped_frac", "fraction",
+    "tokens whose KL estimate is clamped (by ppo.kl.input_clamp, output_clamp, or k3's limit of 20 nats)",
     "below 0.01",
+)  # fmt: skip
+KL_PENALTY_MEAN = Metric(
+    "kl/penalty_mean", "reward", "mean KL penalty per token", "small compared with the shaped reward"
 )
-KL_PENALTY_MEAN = Metric("kl/penalty_mean", "reward", "mean KL penalty per token", "small beside the shaped reward")
 KL_MEASURED = Metric(
-    "kl/measured", "nats", "KL from the reference that ppo.kl.adaptive holds against its target", "near the target"
+    "kl/measured", "nats", "KL from the reference, which ppo.kl.adaptive compares with its target", "near the target"
 )
 CORRECTION_WEIGHT_MEAN = Metric(
-    "correction/weight_mean", "factor", "mean weight of a token that counts in the actor's loss (with a correction)",
-    "near 1",
+    "correction/weight_mean", "factor",
+    "mean importance weight of the tokens in the actor's loss (with a correction)", "near 1",
 )  # fmt: skip
 CORRECTION_CAPPED_FRAC = Metric(
-    "correction/capped_frac", "share", "tokens whose ratio lies outside the bounds of rollout_correction", "near 0"
+    "correction/capped_frac", "fraction", "tokens whose ratio is outside the bounds of rollout_correction", "near 0"
 )
 CORRECTION_REJECTED_FRAC = Metric(
-    "correction/rejected_frac", "share", "tokens that a correction takes out of the actor's loss", "near 0"
+    "correction/rejected_frac", "fraction", "tokens that a correction masks out of the actor's loss", "near 0"
 )
 CORRECTION_DROPPED_SEQS = Metric(
-    "correction/dropped_seqs", "sequences", "responses of which a correction leaves no token", "near 0"
+    "correction/dropped_seqs", "sequences", "responses of which a correction masks out every token", "near 0"
 )
-ADVANTAGE_RAW_MEAN = Metric("advantage/raw_mean", "reward", "mean advantage over counted tokens, before whitening")
+ADVANTAGE_RAW_MEAN = Metric("advantage/raw_mean", "reward", "mean advantage over unmasked tokens, before whitening")
 ADVANTAGE_RAW_STD = Metric(
-    "advantage/raw_std",
-    "reward",
-    "spread of the advantages before whitening",
+    "advantage/raw_std", "reward", "standard deviation of the advantages before whitening",
     "above 0, falling as the critic learns",
-)
+)  # fmt: skip
 ADVANTAGE_RAW_ABS_MAX = Metric("advantage/raw_abs_max", "reward", "largest |advantage| before whitening")
 TRAINED_SEQS = Metric(
-    "trained/seqs", "sequences", "responses that have trained so far, this step and all before (those with a score)"
+    "trained/seqs", "sequences", "responses with a score that have been trained on, in this and all earlier steps"
 )
 TRAINED_TOKENS = Metric(
-    "trained/tokens",
-    "tokens",
-    "response tokens that have counted in a loss so far; each once, whatever ppo.epochs is",
-)
+    "trained/tokens", "tokens",
+    "response tokens that have been in a loss so far; each is counted once, for any ppo.epochs",
+)  # fmt: skip
 ADVANTAGE_LAMBDA_MEAN = Metric(
-    "advantage/lambda_mean",
-    "factor",
+    "advantage/lambda_mean", "factor",
     "mean lambda of the policy's advantages, over sequences (with length_adaptive_alpha)",
-)
+)  # fmt: skip
 ADVANTAGE_BOOTSTRAP_MEAN = Metric(
-    "advantage/bootstrap_mean",
-    "reward",
-    "mean value behind the last token, 0 for finished responses (with ppo.truncated = bootstrap)",
-)
+    "advantage/bootstrap_mean", "reward",
+    "mean bootstrap value after the last token, 0 for finished responses (with ppo.truncated = bootstrap)",
+)  # fmt: skip
 ADVANTAGE_FILTERED_FRAC = Metric(
-    "advantage/filtered_frac", "share", "scored responses left out (with ppo.truncated = filter)", "below 0.1"
-)
+    "advantage/filtered_frac", "fraction", "scored responses that are excluded (with ppo.truncated = filter)",
+    "below 0.1",
+)  # fmt: skip
 VALUE_EXPLAINED_VARIANCE = Metric(
-    "value/explained_variance", "share", "1 - Var(return - value) / Var(return)", "rising towards 1"
+    "value/explained_variance", "fraction", "1 - Var(return - value) / Var(return)", "rising towards 1"
 )
 VALUE_EXPLAINED_VARIANCE_LAST_EPOCH = Metric(
-    "value/explained_variance_last_epoch",
-    "share",
-    "explained variance with each value as the critic's last epoch saw it, before its own optimizer step",
-    "above explained_variance where the critic has several epochs",
-)
+    "value/explained_variance_last_epoch", "fraction",
+    "explained variance in the critic's last epoch; each value is computed before its minibatch is trained on",
+    "above explained_variance if the critic has several epochs",
+)  # fmt: skip
 VALUE_CLIP_FRAC = Metric(
-    "value/clip_frac",
-    "share",
-    "tokens whose clipped value error is the larger; 0 without value_loss.clip",
-    "below 0.3",
-)
+    "value/clip_frac", "fraction",
+    "tokens whose clipped value error is larger than the unclipped error; 0 without value_loss.clip", "below 0.3",
+)  # fmt: skip
 VALUE_MEAN = Metric("value/value_mean", "reward", "mean value", "near return_mean")
 VALUE_RETURN_MEAN = Metric("value/return_mean", "reward", "mean return")
-VALUE_RETURN_STD = Metric("value/return_std", "reward", "spread of the returns")
+VALUE_RETURN_STD = Metric("value/return_std", "reward", "standard deviation of the returns")
 VALUE_ERROR = Metric("value/value_error", "reward", "mean |value - return|", "falling")
 VALUE_LOSS = Metric("value/loss", "loss", "the critic's loss", "falling")
 VALUE_GRAD_NORM = Metric("value/grad_norm", "norm", "global gradient norm of the critic before clipping", "no spikes")
 VALUE_LR = Metric("value/lr", "rate", "the critic's learning rate at the last update of the step")
-POLICY_LOSS = Metric("policy/loss", "loss", "the actor's loss", "near 0; it says little")
+POLICY_LOSS = Metric("policy/loss", "loss", "the actor's loss", "near 0; not very informative")
 POLICY_SURROGATE_LOSS = Metric(
-    "policy/surrogate_loss", "loss", "the part of policy/loss that the advantages make", "near 0"
+    "policy/surrogate_loss", "loss", "the term of policy/loss from the advantages", "near 0"
 )
 POLICY_ENTROPY_LOSS = Metric(
-    "policy/entropy_loss", "loss", "the part that the entropy bonus makes: at most 0 (with entropy_coef)"
+    "policy/entropy_loss", "loss", "the term of policy/loss from the entropy bonus: at most 0 (with entropy_coef)"
 )
 POLICY_KL_LOSS = Metric(
-    "policy/kl_loss", "loss", "the part that the KL penalty makes (with ppo.kl.place = loss)", "small, rising slowly"
-)
+    "policy/kl_loss", "loss", "the term of policy/loss from the KL penalty (with ppo.kl.place = loss)",
+    "small, rising slowly",
+)  # fmt: skip
 POLICY_NLL_LOSS = Metric(
-    "policy/nll_loss", "loss", "the part that good responses make (with positive_nll_coef)", "falling"
+    "policy/nll_loss", "loss", "the term of policy/loss from good responses (with positive_nll_coef)", "falling"
 )
 POLICY_NLL_TOKENS = Metric(
-    "policy/nll_tokens",
-    "tokens",
-    "tokens of good responses in the step, which positive_nll_coef averages over",
+    "policy/nll_tokens", "tokens", "tokens of good responses in the step, over which positive_nll_coef averages",
     "above 0",
-)
+)  # fmt: skip
 POLICY_GRAD_NORM = Metric(
     "policy/grad_norm", "norm", "global gradient norm of the actor before clipping", "no spikes"
 )
 POLICY_LR = Metric("policy/lr", "rate", "the actor's learning rate at the last update of the step")
 POLICY_APPROX_KL = Metric(
-    "policy/approx_kl", "nats", "how far the step moved the actor, per token (k3)", "below 0.05"
+    "policy/approx_kl", "nats", "KL between the actor before and after the step, per token (k3)", "below 0.05"
 )
-POLICY_CLIP_FRAC = Metric("policy/clip_frac", "share", "tokens whose ratio was clipped", "0.01 to 0.3")
-POLICY_CLIP_FRAC_HIGH = Metric("policy/clip_frac_high", "share", "tokens with A > 0 clipped above")
-POLICY_CLIP_FRAC_LOW = Metric("policy/clip_frac_low", "share", "tokens with A < 0 clipped below")
-POLICY_DUAL_CLIP_FRAC = Metric("policy/dual_clip_frac", "share", "tokens bounded by dual_clip; 0 without", "near 0")
+POLICY_CLIP_FRAC = Metric("policy/clip_frac", "fraction", "tokens whose ratio was clipped", "0.01 to 0.3")
+POLICY_CLIP_FRAC_HIGH = Metric("policy/clip_frac_high", "fraction", "tokens with A > 0 clipped above")
+POLICY_CLIP_FRAC_LOW = Metric("policy/clip_frac_low", "fraction", "tokens with A < 0 clipped below")
+POLICY_DUAL_CLIP_FRAC = Metric(
+    "policy/dual_clip_frac", "fraction", "tokens bounded by dual_clip; 0 without dual_clip", "near 0"
+)
 POLICY_RATIO_MEAN = Metric("policy/ratio_mean", "factor", "mean new / old probability", "near 1")
 POLICY_RATIO_P01 = Metric("policy/ratio_p01", "factor", "1st percentile of the ratio", "above 0.5")
 POLICY_RATIO_P50 = Metric("policy/ratio_p50", "factor", "median of the ratio", "near 1")
@@ -216,41 +209,43 @@ POLICY_ENTROPY_MEAN = Metric(
     "policy/entropy_mean", "nats", "entropy of the next-token distribution", "falling slowly, not to 0"
 )
 EVAL_PASS_AT_1 = Metric(
-    "eval/{set}/pass_at_1", "share", "mean score of sampled responses (mean@n), or share that passes", "rising",
+    "eval/{set}/pass_at_1", "fraction", "mean score of sampled responses (mean@n), or fraction that passes", "rising",
     "higher",
 )  # fmt: skip
-EVAL_PASS_AT_1_STDERR = Metric("eval/{set}/pass_at_1_stderr", "share", "standard error of pass_at_1, over prompts")
+EVAL_PASS_AT_1_STDERR = Metric("eval/{set}/pass_at_1_stderr", "fraction", "standard error of pass_at_1, over prompts")
 EVAL_PASS_AT_K = Metric(
-    "eval/{set}/pass_at_{k}", "share", "what the best of k sampled responses scores (with eval.pass_at)", "rising",
-    "higher",
+    "eval/{set}/pass_at_{k}", "fraction", "expected score of the best of k sampled responses (with eval.pass_at)",
+    "rising", "higher",
 )  # fmt: skip
-EVAL_PASS_AT_K_STDERR = Metric("eval/{set}/pass_at_{k}_stderr", "share", "standard error of pass_at_k, over prompts")
+EVAL_PASS_AT_K_STDERR = Metric(
+    "eval/{set}/pass_at_{k}_stderr", "fraction", "standard error of pass_at_k, over prompts"
+)
 EVAL_MAJ_AT_K = Metric(
-    "eval/{set}/maj_at_{k}", "share", "what the answer that most of k give scores (with eval.maj_at)", "rising",
-    "higher",
+    "eval/{set}/maj_at_{k}", "fraction",
+    "expected score of the most frequent answer of k responses (with eval.maj_at)", "rising", "higher",
 )  # fmt: skip
-EVAL_MAJ_AT_K_STDERR = Metric("eval/{set}/maj_at_{k}_stderr", "share", "standard error of maj_at_k, over prompts")
+EVAL_MAJ_AT_K_STDERR = Metric("eval/{set}/maj_at_{k}_stderr", "fraction", "standard error of maj_at_k, over prompts")
 EVAL_SCORE_MEAN = Metric(
     "eval/{set}/score_mean", "score", "mean score of sampled responses (with eval.pass_score)", "rising", "higher"
 )
 EVAL_SCORE_MEAN_STDERR = Metric("eval/{set}/score_mean_stderr", "score", "standard error of score_mean, over prompts")
 EVAL_BEST_AT_K = Metric(
-    "eval/{set}/best_at_{k}", "score", "mean of the best score of k (with eval.pass_score and pass_at)", "rising",
-    "higher",
+    "eval/{set}/best_at_{k}", "score",
+    "expected best score of k sampled responses (with eval.pass_score and pass_at)", "rising", "higher",
 )  # fmt: skip
 EVAL_BEST_AT_K_STDERR = Metric("eval/{set}/best_at_{k}_stderr", "score", "standard error of best_at_k, over prompts")
 EVAL_TRUNCATED_FRAC = Metric(
-    "eval/{set}/truncated_frac", "share", "sampled responses cut by the length limit", "below 0.1", "lower"
+    "eval/{set}/truncated_frac", "fraction", "sampled responses truncated by the length limit", "below 0.1", "lower"
 )
 EVAL_RESPONSE_TOKENS_MEAN = Metric(
     "eval/{set}/response_tokens_mean", "tokens", "mean length of the sampled responses"
 )
-EVAL_ERROR_FRAC = Metric("eval/{set}/error_frac", "share", "sampled responses without a score", "0")
+EVAL_ERROR_FRAC = Metric("eval/{set}/error_frac", "fraction", "sampled responses without a score", "0")
 EVAL_GREEDY_PASS_AT_1 = Metric(
-    "eval/{set}/greedy_pass_at_1", "share", "mean score of greedy responses", "rising", "higher"
+    "eval/{set}/greedy_pass_at_1", "fraction", "mean score of greedy responses", "rising", "higher"
 )
 EVAL_GREEDY_PASS_AT_1_STDERR = Metric(
-    "eval/{set}/greedy_pass_at_1_stderr", "share", "standard error of greedy_pass_at_1, over prompts"
+    "eval/{set}/greedy_pass_at_1_stderr", "fraction", "standard error of greedy_pass_at_1, over prompts"
 )
 EVAL_GREEDY_SCORE_MEAN = Metric(
     "eval/{set}/greedy_score_mean", "score", "mean score of greedy responses (with eval.pass_score)", "rising",
@@ -260,41 +255,42 @@ EVAL_GREEDY_SCORE_MEAN_STDERR = Metric(
     "eval/{set}/greedy_score_mean_stderr", "score", "standard error of greedy_score_mean, over prompts"
 )
 EVAL_GREEDY_TRUNCATED_FRAC = Metric(
-    "eval/{set}/greedy_truncated_frac", "share", "greedy responses cut by the length limit", "below 0.1", "lower"
-)
+    "eval/{set}/greedy_truncated_frac", "fraction", "greedy responses truncated by the length limit", "below 0.1",
+    "lower",
+)  # fmt: skip
 EVAL_GREEDY_RESPONSE_TOKENS_MEAN = Metric(
     "eval/{set}/greedy_response_tokens_mean", "tokens", "mean length of the greedy responses"
 )
-EVAL_GREEDY_ERROR_FRAC = Metric("eval/{set}/greedy_error_frac", "share", "greedy responses without a score", "0")
-EVAL_CUSTOM = Metric("eval/{set}/custom_{name}", "figure", "what `eval.metrics` makes of the sampled responses")
+EVAL_GREEDY_ERROR_FRAC = Metric("eval/{set}/greedy_error_frac", "fraction", "greedy responses without a score", "0")
+EVAL_CUSTOM = Metric("eval/{set}/custom_{name}", "value", "result of `eval.metrics` for the sampled responses")
 EVAL_GREEDY_CUSTOM = Metric(
-    "eval/{set}/greedy_custom_{name}", "figure", "what `eval.metrics` makes of the greedy responses"
+    "eval/{set}/greedy_custom_{name}", "value", "result of `eval.metrics` for the greedy responses"
 )
-TIME_ROLLOUT_S = Metric("time/rollout_s", "s", "time of the rollout, weights sent to the engines included")
+TIME_ROLLOUT_S = Metric("time/rollout_s", "s", "time of the rollout, including the weight transfer to the engines")
 TIME_REWARD_S = Metric("time/reward_s", "s", "time of scoring")
 TIME_VALUES_S = Metric("time/values_s", "s", "time of the critic's values")
-TIME_LOGPROBS_S = Metric("time/logprobs_s", "s", "time of log-probs, the reference's included")
+TIME_LOGPROBS_S = Metric("time/logprobs_s", "s", "time of log-probs, including those of the reference")
 TIME_CORRECTION_S = Metric("time/correction_s", "s", "time of the rollout correction")
 TIME_ADVANTAGES_S = Metric("time/advantages_s", "s", "time of the advantages")
 TIME_CRITIC_UPDATE_S = Metric("time/critic_update_s", "s", "time of the critic's update")
 TIME_ACTOR_UPDATE_S = Metric("time/actor_update_s", "s", "time of the actor's update")
-TIME_EVAL_S = Metric("time/eval_s", "s", "time of an evaluation, all sets")
+TIME_EVAL_S = Metric("time/eval_s", "s", "time of an evaluation of all sets")
 THROUGHPUT_GENERATED = Metric(
-    "throughput/generated_tokens_per_s",
-    "tokens/s",
-    "response tokens drawn by the attempt that finished the rollout, per second of drawing",
-    "steady",
-)
+    "throughput/generated_tokens_per_s", "tokens/s",
+    "response tokens per second of generation, in the attempt that finished the rollout", "steady",
+)  # fmt: skip
 
 METRICS: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
-"""All of them, in the order above. Times are of work (`clock`): waiting until an engine, a trainer or Ray has started
-is in none."""
+"""All metrics in the order above. Times measure work (`clock`) and do not include the start of engines, trainers or
+Ray."""
 _BY_NAME = {metric.name: metric for metric in METRICS}
 
 
 def named(group: str, figure: str) -> str:
-    """The full name of a figure that a stage calls `figure`. Raises KeyError where the registry does not have it, so
-    that nothing is reported under a name of its own."""
+    """Return the full name of the metric that a stage calls `figure`.
+
+    Raises KeyError if the metric is not in the registry, so that no stage reports an unregistered name.
+    """
     name = f"{group}/{figure}"
     if find(name) is None:
         raise KeyError(f"`{name}` is not in the registry of metrics")
@@ -302,7 +298,7 @@ def named(group: str, figure: str) -> str:
 
 
 def reported(line: Mapping[str, Any]) -> dict[str, float]:
-    """All figures of a journal line: those of the record, and those of the clock; an event has none."""
+    """Return all metrics of a journal line, from the record and from the clock; an event has none."""
     if "stage" not in line:
         return {}
     return {**line.get("figures", {}), **line.get("clocked", {}), f"time/{line['stage']}_s": line["seconds"]}
@@ -315,23 +311,25 @@ ON_THE_CONSOLE: dict[str, str] = {
     "clip": POLICY_CLIP_FRAC.name,
     "trunc": ROLLOUT_TRUNCATED_FRAC.name,
 }
-"""Short word -> metric of the figures that are shown of every step."""
+"""Metrics that the console shows for every step, by their short names there."""
 
 
 def find(name: str) -> Metric | None:
-    """The registry's entry for a metric name or a word of the console, of any evaluation set and any number of
-    responses too."""
+    """Return the registry entry of a metric name or a short name of the console; None if there is none.
+
+    The name may contain any evaluation set and any number of responses.
+    """
     name = ON_THE_CONSOLE.get(name, name)
     if is_custom(name):
         return EVAL_GREEDY_CUSTOM if "/greedy_" in name else EVAL_CUSTOM
-    named = eval_set(name)
-    general = name.replace(f"/{named}/", "/{set}/") if named else name
-    found = _BY_NAME.get(general) or _BY_NAME.get(_OF_NUMBER.sub("_at_{k}", general))
-    return REWARD_PART_MEAN if found is None and reward_part(name) else found
+    set_name = eval_set(name)
+    general = name.replace(f"/{set_name}/", "/{set}/") if set_name else name
+    metric = _BY_NAME.get(general) or _BY_NAME.get(_OF_NUMBER.sub("_at_{k}", general))
+    return REWARD_PART_MEAN if metric is None and reward_part(name) else metric
 
 
 def is_custom(name: str) -> bool:
-    """Whether a metric is of a function of the user's own."""
+    """Whether a metric is computed by a function of the user."""
     return _CUSTOM.fullmatch(name) is not None
 
 
@@ -340,27 +338,29 @@ _OF_NUMBER = re.compile(r"_at_[1-9][0-9]*(?=(_stderr)?$)")
 
 
 def responses_asked(name: str) -> int | None:
-    """The number of responses that a metric such as `eval/SET/pass_at_8` speaks of; None for any other."""
-    found = _OF_NUMBER.search(name) if eval_set(name) else None
-    return int(found.group().removeprefix("_at_")) if found else None
+    """Return the number of responses k of a metric such as `eval/SET/pass_at_8`; None for other metrics."""
+    match = _OF_NUMBER.search(name) if eval_set(name) else None
+    return int(match.group().removeprefix("_at_")) if match else None
 
 
 def reward_part(name: str) -> str | None:
-    """The part of a reward that `reward/PART_mean` speaks of; None for any other metric."""
-    found = _OF_PART.fullmatch(name)
-    return found[1] if found and name not in _BY_NAME else None
+    """Return the name of the reward part in `reward/PART_mean`; None for other metrics."""
+    match = _OF_PART.fullmatch(name)
+    return match[1] if match and name not in _BY_NAME else None
 
 
 def is_of_a_scorer(name: str) -> bool:
-    """Whether a scorer may give a figure of this name beside its score: `reward/NAME_mean` is no other figure's
-    name, and its letters are such that tracking takes it."""
-    told = f"reward/{name}_mean"
-    return _OF_PART.fullmatch(told) is not None and told not in _OF_THE_STEP
+    """Whether a scorer may return a further metric of this name with its score.
+
+    `reward/NAME_mean` must not be the name of another metric, and must have only characters that tracking accepts.
+    """
+    metric = f"reward/{name}_mean"
+    return _OF_PART.fullmatch(metric) is not None and metric not in _OF_THE_STEP
 
 
 _OF_THE_STEP = {
-    each.name
-    for each in (
+    metric.name
+    for metric in (
         REWARD_SCORE_MEAN,
         REWARD_SHAPED_MEAN,
         REWARD_MOMENTS_MEAN,
@@ -374,16 +374,16 @@ _OF_PART = re.compile(r"reward/([A-Za-z0-9_-]+)_mean")
 
 
 def eval_set(name: str) -> str | None:
-    """The evaluation set that `eval/SET/...` speaks of; None for any other metric."""
+    """Return the evaluation set of `eval/SET/...`; None for other metrics."""
     parts = name.split("/")
     return parts[1] if len(parts) == 3 and parts[0] == "eval" else None
 
 
 def unknown(name: str) -> str:
-    """What to say of a name that no metric has."""
-    named = eval_set(name)
-    known = [metric.name.replace("{set}", named or "SET") for metric in METRICS if metric is not REWARD_PART_MEAN]
+    """Return the error message for a name that is not a metric, with a suggestion if one is close."""
+    set_name = eval_set(name)
+    known = [metric.name.replace("{set}", set_name or "SET") for metric in METRICS if metric is not REWARD_PART_MEAN]
     close = get_close_matches(name, known, n=1, cutoff=0.6)
-    last = [other for other in known if other.rsplit("/", 1)[-1] == name.rsplit("/", 1)[-1]]
-    near = close or last
+    same_last = [other for other in known if other.rsplit("/", 1)[-1] == name.rsplit("/", 1)[-1]]
+    near = close or same_last
     return f"no metric is called `{name}`" + (f"; did you mean `{near[0]}`?" if near else "")

@@ -1,9 +1,9 @@
-"""The base of the recipe's tables, the bounds that keys share, the effect of changing a key, and the table of a
-model's parallel layout, which tables of several rooms have.
+"""Base class of all recipe tables, bounds and effects of keys, and the table of a parallel layout.
 
-Every recipe key carries exactly one effect; a test proves it. RESULTS keys are fingerprinted by the stages that read
-them: a committed stage is recalled only under equal ones. SPEED keys (batching, placement, deadlines) and REPORTING
-keys are never fingerprinted.
+The tables are in several packages, which all import this module. Every recipe key has exactly one effect, which a
+test checks. Stages include the RESULTS keys that they read in their fingerprint: a committed stage is reused only if
+these keys have the same values. SPEED keys (batching, placement, deadlines) and REPORTING keys are never
+fingerprinted.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
 class Effect(Enum):
-    """The kind of thing that changing a key changes."""
+    """Effect of changing a key."""
 
     RESULTS = "results"
     SPEED = "speed"
@@ -32,37 +32,36 @@ NotNegative = Field(ge=0)
 Fraction = Field(ge=0, le=1)
 OrOff = BeforeValidator(lambda value: None if value == "off" else value)
 OrAll = BeforeValidator(lambda value: None if value == "all" else value)
-"""Validators of keys that are not absent by default: a word makes them absent, as TOML has none for it."""
+"""Validators of keys whose default is not None. The word sets the key to None, for which TOML has no value."""
 _WORDS = {OrOff: "off", OrAll: "all"}
 
 
 def word_for_none(metadata: Sequence[object]) -> str | None:
-    """The word that makes a key with this metadata absent; None: leaving it out does."""
+    """Return the word that sets a key with this metadata to None; None: the key has no such word."""
     return next((word for validator, word in _WORDS.items() if validator in metadata), None)
 
 
 Array = Field(strict=False)
-"""Field of a tuple that TOML and JSON write as an array."""
+"""Field of a tuple, which TOML and JSON write as an array."""
 
 
 @dataclass(frozen=True)
 class KindOr:
-    """Discriminator of alternatives that are told apart by `kind`; a table without one is the `usual` one."""
+    """Discriminator that selects an alternative by `kind`; a table without `kind` is the `usual` alternative."""
 
     usual: str
-    __name__ = "kind"  # what pydantic calls it in errors
+    __name__ = "kind"  # pydantic uses this name in errors
 
     def __call__(self, value: Any) -> str | None:
-        """The name of the alternative that a table, or what is written of one, asks for; None where it is no
-        table."""
+        """Return the name of the alternative of a table, or of its written keys; None if it is not a table."""
         if isinstance(value, dict):
             return str(value.get("kind", self.usual))
         return getattr(value, "kind", None)
 
 
 class Table(BaseModel):
-    """Base of all tables: unknown keys are errors, values are frozen and of the written type (`"8"` is no number, `1`
-    is no switch), docstrings become descriptions."""
+    """Base class of all tables. Unknown keys are errors, values are frozen and never converted (`"8"` is not a
+    number, `1` is not a boolean), and docstrings become descriptions."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, allow_inf_nan=False
@@ -70,73 +69,75 @@ class Table(BaseModel):
 
 
 class ParallelTable(Table):
-    """Megatron-Core's parallel layout of one role. A written table is complete: keys not given are 1 or off."""
+    """Parallel layout of one role in Megatron-Core. A written table is complete: missing keys are 1 or off."""
 
     tensor: Annotated[int, SPEED, AtLeastOne] = 1
-    """Ranks that split each layer (Megatron-Core's `tensor_model_parallel_size`); divides attention heads and
-    key/value heads."""
+    """Number of ranks that split each layer (Megatron-Core's `tensor_model_parallel_size`). It must divide the
+    numbers of attention heads and key/value heads."""
     pipeline: Annotated[int, SPEED, AtLeastOne] = 1
-    """Ranks that split the layers among them (Megatron-Core's `pipeline_model_parallel_size`)."""
+    """Number of ranks that split the sequence of layers (Megatron-Core's `pipeline_model_parallel_size`)."""
     stages_per_rank: Annotated[int, SPEED, AtLeastOne] = 1
-    """Runs of layers on each pipeline rank (Megatron-Core's `virtual_pipeline_model_parallel_size`). More than one,
-    the interleaved schedule, shortens the wait at the ends of a minibatch and costs more messages."""
+    """Number of virtual pipeline stages on each pipeline rank (Megatron-Core's
+    `virtual_pipeline_model_parallel_size`). More than 1, the interleaved schedule, shortens the idle time at both
+    ends of a minibatch and requires more communication."""
     context: Annotated[int, SPEED, AtLeastOne] = 1
-    """Ranks that split the tokens of a microbatch, within a sequence too (Megatron-Core's `context_parallel_size`).
-    Raise it when one sequence is too long for a device."""
+    """Number of ranks that split the tokens of each sequence (Megatron-Core's `context_parallel_size`). Raise it if a
+    sequence is too long for one device."""
     data: Annotated[int, SPEED, AtLeastOne] = 1
-    """Copies of the model that share the rows of a minibatch (Megatron-Core's `data_parallel_size`)."""
+    """Number of copies of the model, which split the rows of a minibatch (Megatron-Core's `data_parallel_size`)."""
     sequence: Annotated[bool, SPEED] = False
-    """Split norms and residuals over the tensor ranks too (Megatron-Core's `sequence_parallel`); a model with experts
-    needs it where there are tensor ranks."""
+    """Whether norms and residuals are split over the tensor ranks too (Megatron-Core's `sequence_parallel`). Required
+    for a model with experts if `tensor` is above 1."""
     expert: Annotated[int, SPEED, AtLeastOne] = 1
-    """Ranks that share the experts of a layer (Megatron-Core's `expert_model_parallel_size`); divides their number.
-    They are the data, context and tensor ranks seen another way: no more processes."""
+    """Number of ranks that share the experts of a layer (Megatron-Core's `expert_model_parallel_size`). It must
+    divide the number of experts. Expert parallelism regroups the data, context and tensor ranks; it adds no
+    processes."""
     expert_tensor: Annotated[int, SPEED, AtLeastOne] = 1
-    """Ranks that split each expert (Megatron-Core's `expert_tensor_parallel_size`); they too are those ranks seen
-    another way. Experts are small: 1, each whole on its rank, suits nearly all models (Megatron-Core's own default is
-    `tensor`)."""
+    """Number of ranks that split each expert (Megatron-Core's `expert_tensor_parallel_size`); it regroups the same
+    ranks. Experts are small, so 1 (each expert on one rank) suits nearly all models. Megatron-Core's default is
+    `tensor`."""
     first_stage_layers: Annotated[int | None, SPEED, AtLeastOne] = None
-    """Layers of the first pipeline rank, which also holds the embedding (Megatron-Core's
-    `num_layers_in_first_pipeline_stage`); absent: as many as the others."""
+    """Number of layers on the first pipeline rank, which also holds the embedding (Megatron-Core's
+    `num_layers_in_first_pipeline_stage`); absent: as many as on the other ranks."""
     last_stage_layers: Annotated[int | None, SPEED, AtLeastOne] = None
-    """Layers of the last pipeline rank, which also holds the output layer (Megatron-Core's
-    `num_layers_in_last_pipeline_stage`); absent: as many as the others."""
+    """Number of layers on the last pipeline rank, which also holds the output layer (Megatron-Core's
+    `num_layers_in_last_pipeline_stage`); absent: as many as on the other ranks."""
     distributed_optimizer: Annotated[bool, SPEED] = False
-    """Split main weights and moments over the data and context ranks (Megatron-Core's
+    """Whether main weights and moments are sharded over the data and context ranks (Megatron-Core's
     `use_distributed_optimizer`)."""
 
     @property
     def expert_ranks(self) -> int:
-        """Ranks of a pipeline stage that hold one copy of all its experts."""
+        """Number of ranks of a pipeline stage that hold one copy of all its experts."""
         return self.expert * self.expert_tensor
 
     @property
     def experts_span_data(self) -> bool:
-        """Whether data ranks exchange tokens: then each must run as many microbatches as the others."""
+        """Whether data ranks exchange tokens; then all of them must run the same number of microbatches."""
         return self.tensor * self.context % self.expert_ranks != 0
 
     @property
     def virtual_pipeline(self) -> int | None:
-        """Runs of layers on a rank as Megatron-Core takes it: None where there is only one."""
+        """Number of virtual pipeline stages per rank, as Megatron-Core expects it: None if there is only one."""
         return self.stages_per_rank if self.stages_per_rank > 1 else None
 
     @property
     def model_ranks(self) -> int:
-        """Processes that hold one copy of the model."""
+        """Number of tensor and pipeline ranks, which hold one copy of the model."""
         return self.tensor * self.pipeline
 
     @property
     def stage_ranks(self) -> int:
-        """Processes of one pipeline stage."""
+        """Number of processes of one pipeline stage."""
         return self.tensor * self.context * self.data
 
     @property
     def world_size(self) -> int:
-        """Processes of the role."""
+        """Number of processes of the role."""
         return self.stage_ranks * self.pipeline
 
     def describe(self) -> str:
-        """Settings that are not 1, off or absent, in words; `one process` where there are none."""
-        set_here = {name: value for name, value in self if value != type(self).model_fields[name].default}
-        words = [name if value is True else f"{name} {value}" for name, value in set_here.items()]
+        """Return the settings that are not 1, off or absent, in words; `one process` if there are none."""
+        changed = {name: value for name, value in self if value != type(self).model_fields[name].default}
+        words = [name if value is True else f"{name} {value}" for name, value in changed.items()]
         return ", ".join(words).replace("_", " ") or "one process"

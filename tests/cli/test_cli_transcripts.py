@@ -241,8 +241,8 @@ def test_metrics_are_looked_up_by_name_or_group(ask: Ask) -> None:
     assert [line.split()[0] for line in lines[1:] if not line.startswith("kl/")] == ["policy/approx_kl"]
     assert ask("recipes", "metrics", "ev").out.splitlines()[0] == "value/explained_variance"
     out = ask("recipes", "metrics", "policy/clip_frac_high").out
-    assert '\nppo.policy_loss.kind = "clip"\n  Clipped surrogate: ' in out
-    assert "\n  clip_high: source: DAPO (arXiv:2503.14476), there 0.28; default of: " in out
+    assert '\nppo.policy_loss.kind = "clip"\n  PPO\'s clipped surrogate: ' in out
+    assert "\n  clip_high: source: DAPO (arXiv:2503.14476), which uses 0.28; default of: " in out
     assert 'kind = "reinforce"' not in out
     assert ask("recipes", "metrics", "eval/any/pass_at_1").out.splitlines()[0] == "eval/{set}/pass_at_1"
     said = ask("recipes", "metrics", "policy/clip_fraction")
@@ -256,8 +256,8 @@ def test_metrics_are_looked_up_by_name_or_group(ask: Ask) -> None:
 
 def test_coming_from_prints_the_keys_of_another_system(ask: Ask) -> None:
     out = ask("recipes", "coming-from", "trl").out
-    assert out.startswith("## TRL\n\nOf version 1.12, ")
-    assert "| `cliprange_value` | `ppo.value_loss.clip` | 0.2 there, off here |\n" in out
+    assert out.startswith("## TRL\n\nVersion: 1.12, ")
+    assert "| `cliprange_value` | `ppo.value_loss.clip` | 0.2 in TRL, off in ppoctl |\n" in out
     assert "## verl" not in out
     assert ask("recipes", "coming-from", "verll").err == (
         "error: no table of keys is of `verll`; did you mean `verl`?\n\nhint: ppoctl recipes coming-from\n"
@@ -265,7 +265,7 @@ def test_coming_from_prints_the_keys_of_another_system(ask: Ask) -> None:
     [system] = json.loads(ask("recipes", "coming-from", "verl", "--json").out)["systems"]
     assert system["rows"][0]["theirs"] == ["algorithm.adv_estimator"]
     assert ask("recipes", "keys", "clip_ratio_high").err.startswith(
-        "error: no key has `clip_ratio_high` in its name; it is verl's, and `ppo.policy_loss.clip_high` here: "
+        "error: no key has `clip_ratio_high` in its name; it is a key of verl; use `ppo.policy_loss.clip_high`: "
     )
 
 

@@ -70,7 +70,7 @@ def test_max_rows_counts_over_all_files(folder: Path, most: int) -> None:
 
 
 def test_paths_without_readable_files_are_reported(folder: Path) -> None:
-    with pytest.raises(MissingAssetError, match=r"`data.train.path` is `.*/rows/\*.txt`: no file has such a name"):
+    with pytest.raises(MissingAssetError, match=r"`data.train.path` is `.*/rows/\*.txt`: no file matches"):
         read_rows(columns(f"{folder}/*.txt"), name="train")
     assert rows_of(columns(f"{folder}/*.txt")) is None
     (folder / "d.jsonl.gz").write_bytes(b"no gzip")

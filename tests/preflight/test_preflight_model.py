@@ -259,17 +259,17 @@ def test_supported_head_sizes_depend_on_device() -> None:
     with pytest.raises(RecipeError) as caught:
         require_head_size(16, "m", "cpu")
     assert caught.value.message == (
-        "`model.path` is `m`, whose heads have 16 channels (`head_dim`); vLLM on a CPU computes heads of 32, 48, 64, "
-        "80, 96, 112, 128, 160, 192, 224, 256, 512"
+        "`model.path` is `m`, which has a head size (`head_dim`) of 16; vLLM on a CPU supports 32, 48, 64, 80, 96, "
+        "112, 128, 160, 192, 224, 256, 512"
     )
 
 
 def test_head_size_of_model_is_checked(folder: Path) -> None:
     edit(folder / "base/config.json", head_dim=16)
     says = [problem.message for problem in check(load([Path("r.toml")]).recipe, device="cpu", rows=False).problems]
-    assert sum("whose heads have 16 channels" in text for text in says) == 1
+    assert sum("head size (`head_dim`) of 16" in text for text in says) == 1
     says = [problem.message for problem in check(load([Path("r.toml")]).recipe, device="gpu", rows=False).problems]
-    assert not any("channels" in text for text in says)
+    assert not any("head size" in text for text in says)
 
 
 def test_missing_chat_template_is_noted(folder: Path) -> None:

@@ -382,7 +382,7 @@ def test_tracking_uri_variable_is_optional_for_validate_not_train(
 ) -> None:
     sets = ["--set", "tracking={kind='mlflow', uri='$WHERE_MLFLOW_IS/one'}"]
     monkeypatch.delenv("WHERE_MLFLOW_IS", raising=False)
-    says = "`tracking.uri` is `$WHERE_MLFLOW_IS/one`, and the environment has no `WHERE_MLFLOW_IS`"
+    says = "`tracking.uri` is `$WHERE_MLFLOW_IS/one`, but `WHERE_MLFLOW_IS` is not set in the environment"
     assert run(["validate", "r.toml", *sets]) == 0
     assert f"note: {says}; not checked\n" in capsys.readouterr().err
     assert run(["validate", "r.toml", *sets, "--assets"]) == 3

@@ -46,13 +46,14 @@ def answers(name: str) -> tuple[str, dict[str, str], dict[str, str]]:
     rows, lists = {}, {}
     for key, row in file["keys"].items():
         for theirs, ours in (file["roles"] if "ROLE" in key else {"": ""}).items():
-            here = [f"`{each.replace('ROLE', ours)}`" for each in row.get("is", "").split(", ") if each]
+            keys = [f"`{each.replace('ROLE', ours)}`" for each in row.get("is", "").split(", ") if each]
             note = f": {row['note']}" if "note" in row else ""
-            rows[key.replace("ROLE", theirs)] = (" and ".join(here) or "nothing") + f" here{note}"
+            answer = f"use {' and '.join(keys)}" if keys else "ppoctl has no such key"
+            rows[key.replace("ROLE", theirs)] = f"{answer}{note}"
     for each in file["unused"]:
         for key in each["keys"]:
             for theirs in file["roles"] if "ROLE" in key else [""]:
-                lists[key.replace("ROLE", theirs)] = f"nothing here: {each['why']}"
+                lists[key.replace("ROLE", theirs)] = f"ppoctl has no such key: {each['why']}"
     return file["name"], rows, lists
 
 
@@ -68,7 +69,9 @@ def test_every_key_of_other_system_has_mapping_or_listed_reason(
     wrong = {}
     for key in keys:
         listed = [why for it, why in lists.items() if fnmatchcase(key, it) or it == f"{key}.*"]
-        expected = f"it is {system}'s, and {rows.get(key) or listed[0]}" if key in rows or listed else "(no answer)"
+        expected = (
+            f"it is a key of {system}; {rows.get(key) or listed[0]}" if key in rows or listed else "(no answer)"
+        )
         if key not in OURS_TOO.get(name, ()) and expected not in said.get(key, ""):
             wrong[key] = (expected, said.get(key))
     assert wrong == {}
@@ -84,18 +87,21 @@ def test_enabled_switches_are_not_mistaken_for_other_keys(smallest: Path, write:
     said = told(write, [*switches, "policy.mystery.enabled", "enabled"], smallest)
     assert [key for key, says in said.items() if "reward.scale" in says] == ["ppo.reward_scaling.enabled"]
     assert said["policy.mystery.enabled"] == ""
-    assert "Megatron-Core always trains here" in said["policy.megatron_cfg.enabled"]
+    assert "Megatron-Core always trains in ppoctl" in said["policy.megatron_cfg.enabled"]
 
 
 @pytest.mark.parametrize(
     ("key", "says"),
     [
-        ("ppo.policy_loss.ratio_clip_max", "NeMo-RL's `loss_fn.ratio_clip_max` is `ppo.policy_loss.clip_high` here"),
+        (
+            "ppo.policy_loss.ratio_clip_max",
+            "NeMo-RL's `loss_fn.ratio_clip_max` is `ppo.policy_loss.clip_high` in ppoctl",
+        ),
         (
             "critic.megatron_cfg.optimizer.lr",
-            "NeMo-RL's `value.megatron_cfg.optimizer.lr` is `critic.optimizer.lr` here",
+            "NeMo-RL's `value.megatron_cfg.optimizer.lr` is `critic.optimizer.lr` in ppoctl",
         ),
-        ("reward.whiten_rewards", "TRL's `whiten_rewards` is nothing here"),
+        ("reward.whiten_rewards", "TRL's `whiten_rewards` has no counterpart in ppoctl"),
     ],
 )
 def test_unknown_key_gets_nearest_foreign_key_as_suggestion(
@@ -106,16 +112,16 @@ def test_unknown_key_gets_nearest_foreign_key_as_suggestion(
 
 @pytest.mark.parametrize("key", ["clip_ratio_high", "actor.clip_ratio_high"])
 def test_role_prefix_of_foreign_key_is_optional(smallest: Path, write: Write, key: str) -> None:
-    assert told(write, [key], smallest)[key].startswith("it is verl's, and `ppo.policy_loss.clip_high` here")
+    assert told(write, [key], smallest)[key].startswith("it is a key of verl; use `ppo.policy_loss.clip_high`")
 
 
 def test_foreign_key_of_both_roles_maps_to_both(smallest: Path, write: Write) -> None:
     says = told(write, ["optim.lr"], smallest)["optim.lr"]
-    assert says == "it is verl's, and `actor.optimizer.lr` and `critic.optimizer.lr` here"
+    assert says == "it is a key of verl; use `actor.optimizer.lr` and `critic.optimizer.lr`"
 
 
 def test_key_of_two_systems_is_mapped_for_each(smallest: Path, write: Write) -> None:
     assert told(write, ["train.batch_size"], smallest)["train.batch_size"] == (
-        "it is trlX's, and `ppo.minibatch_seqs` here: of each data rank there, of all here; "
-        "it is OpenRLHF's, and `ppo.minibatch_seqs` here"
+        "it is a key of trlX; use `ppo.minibatch_seqs`: per data rank in trlX, of all ranks in ppoctl; "
+        "it is a key of OpenRLHF; use `ppo.minibatch_seqs`"
     )

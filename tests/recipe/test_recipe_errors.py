@@ -89,7 +89,7 @@ uri = "x"
         "r.toml:20: unknown key `ppo.critic`; [critic] is a table at the top of a recipe",
         "r.toml:26: missing `actor.optimizer.lr`; add it under [actor.optimizer], e.g. `lr = 1e-6`",
         "r.toml:27: unknown key `actor.optimizer.learning_rate`; a suggestion: TRL's `learning_rate` is "
-        "`actor.optimizer.lr` and `critic.optimizer.lr` here: one rate for both there",
+        "`actor.optimizer.lr` and `critic.optimizer.lr` in ppoctl: one rate for both in TRL",
         "r.toml:29: `actor.batching.microbatch_seqs` excludes `max_tokens_per_microbatch`: keep one of them",
         "r.toml: missing table [critic]; it needs `critic.optimizer.lr`",
         "environment PPOCTL_ACTR__LR: unknown key `actr`; did you mean `actor`?",
@@ -110,70 +110,69 @@ def test_key_of_other_system_is_translated(write: Write) -> None:
     assert lines == [
         "r.toml:15: unknown key `ppo.mini_batch_size`; did you mean `minibatch_seqs`?",
         "r.toml:16: unknown key `ppo.batch_size`; a suggestion: TRL's `batch_size` is `rollout.prompts_per_step` "
-        "here",
+        "in ppoctl",
     ]
 
 
 BROUGHT = [
     (
         "actor_rollout_ref.actor.clip_ratio_high=0.28",
-        "it is verl's, and `ppo.policy_loss.clip_high` here: 0.2 there and here; DAPO has 0.28",
+        "it is a key of verl; use `ppo.policy_loss.clip_high`: 0.2 in verl and in ppoctl; DAPO uses 0.28",
         "ppoctl recipes keys ppo.policy_loss.clip_high",
     ),
     (
         "loss_fn.ratio_clip_max=0.28",
-        "it is NeMo-RL's, and `ppo.policy_loss.clip_high` here: 0.28 there by default, 0.2 here",
+        "it is a key of NeMo-RL; use `ppo.policy_loss.clip_high`: 0.28 in NeMo-RL by default, 0.2 in ppoctl",
         "ppoctl recipes keys ppo.policy_loss.clip_high",
     ),
     (
         "kl_coef=0.05",
-        'it is TRL\'s, and `ppo.kl.coef` here: with `ppo.kl.place = "reward"`; 0.05 there',
+        'it is a key of TRL; use `ppo.kl.coef`: with `ppo.kl.place = "reward"`; 0.05 in TRL',
         "ppoctl recipes keys ppo.kl.coef",
     ),
     (
         "critic.cliprange_value=0.5",
-        "it is verl's, and `ppo.value_loss.clip` here: 0.5 there by default, off here",
+        "it is a key of verl; use `ppo.value_loss.clip`: 0.5 in verl by default, off in ppoctl",
         "ppoctl recipes keys ppo.value_loss.clip",
     ),
     (
         "method.vf_coef=1",
-        "it is trlX's, and `ppo.value_loss.scale` here: a weight within one loss there; the critic has its own "
-        "optimizer here, so it matters only beside `grad_clip`",
+        "it is a key of trlX; use `ppo.value_loss.scale`: a weight within one loss in trlX; the critic has its own "
+        "optimizer in ppoctl, so it matters only together with `grad_clip`",
         "ppoctl recipes keys ppo.value_loss.scale",
     ),
     (
         "algo.kl.init_coef=0.01",
-        'it is OpenRLHF\'s, and `ppo.kl.coef` here: 0.01 there, with k1 in the reward (`place = "reward"`)',
+        'it is a key of OpenRLHF; use `ppo.kl.coef`: 0.01 in OpenRLHF, with k1 in the reward (`place = "reward"`)',
         "ppoctl recipes keys ppo.kl.coef",
     ),
     (
         "ppo.reward_scaling.enabled=false",
-        "it is NeMo-RL's, and `reward.scale` here: on where the table is written; its value is `false`, so leave "
-        "it out",
+        "it is a key of NeMo-RL; use `reward.scale`: on if the table is written; its value is `false`, so leave it out",
         "ppoctl recipes keys reward.scale",
     ),
     (
         "loss_fn.reference_policy_kl_penalty=0",
-        "it is NeMo-RL's, and `ppo.kl.coef` here: in the loss unless `use_kl_in_reward`: write `ppo.kl.place` too; "
-        "its value is `0`, so leave it out",
+        "it is a key of NeMo-RL; use `ppo.kl.coef`: in the loss unless `use_kl_in_reward` is set: write "
+        "`ppo.kl.place` too; its value is `0`, so leave it out",
         "ppoctl recipes keys ppo.kl.coef",
     ),
     (
         "ppo.async_ppo.enabled=true",
-        "it is NeMo-RL's, and nothing here: asynchronous training is not offered: a step is drawn by the actor that "
-        "it trains",
+        "it is a key of NeMo-RL; ppoctl has no such key: asynchronous training is not offered: the actor that a step "
+        "trains generates its responses",
         None,
     ),
     (
         "algorithm.pf_ppo.enabled=true",
-        "it is verl's, and nothing here: PF-PPO is not available yet; there the resampled rows no longer fit their "
-        "tokens",
+        "it is a key of verl; ppoctl has no such key: PF-PPO is not available yet; in verl the resampled rows no "
+        "longer match their tokens",
         None,
     ),
     # Near to `epochs` as a word, and yet no slip: it is a whole key of theirs.
-    ("ppo_epochs=4", "it is TRL's, and `ppo.epochs` here: 4 there, 1 here", "ppoctl recipes keys ppo.epochs"),
-    ("ent_coef=0.1", "it is of other systems, and `ppo.policy_loss.entropy_coef` here", None),
-    ("ppo.ent_coef=1", "a suggestion: `ent_coef` of other systems is `ppo.policy_loss.entropy_coef` here", None),
+    ("ppo_epochs=4", "it is a key of TRL; use `ppo.epochs`: 4 in TRL, 1 in ppoctl", "ppoctl recipes keys ppo.epochs"),
+    ("ent_coef=0.1", "it is a key of other systems; use `ppo.policy_loss.entropy_coef`", None),
+    ("ppo.ent_coef=1", "a suggestion: `ent_coef` of other systems is `ppo.policy_loss.entropy_coef` in ppoctl", None),
 ]
 
 
@@ -198,9 +197,9 @@ lr = 2e-6
         )
     )
     assert [line for line in lines if "kl_ctrl.type" not in line] == [
-        "r.toml:21: unknown key `algorithm.gamma`; it is verl's, and `ppo.advantages.gamma` here",
+        "r.toml:21: unknown key `algorithm.gamma`; it is a key of verl; use `ppo.advantages.gamma`",
         "r.toml:22: unknown key `algorithm.kl_ctrl.mystery`",
-        "r.toml:24: unknown key `value.megatron_cfg.optimizer.lr`; it is NeMo-RL's, and `critic.optimizer.lr` here",
+        "r.toml:24: unknown key `value.megatron_cfg.optimizer.lr`; it is a key of NeMo-RL; use `critic.optimizer.lr`",
     ]
 
 
@@ -352,7 +351,7 @@ def test_missing_path_variable_is_named(write: Write) -> None:
         load([write(SMALLEST.replace('"train.jsonl"', '"$PPOCTL_DATA/a.jsonl"'))], (), {})
     lines, hint = caught.value.message.splitlines(), caught.value.hint
     assert lines == [
-        "r.toml:7: `data.train.path` is `$PPOCTL_DATA/a.jsonl`, and the environment has no `PPOCTL_DATA`"
+        "r.toml:7: `data.train.path` is `$PPOCTL_DATA/a.jsonl`, but `PPOCTL_DATA` is not set in the environment"
     ]
     assert hint == "export PPOCTL_DATA=VALUE"
 

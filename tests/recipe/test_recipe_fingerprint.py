@@ -65,7 +65,7 @@ def test_fingerprint_of_critic_model_path_is_unchanged(smallest: Path) -> None:
 
 @pytest.mark.parametrize("path", ["rolout", "rollout.temprature", "seed.x", ""])
 def test_fingerprint_of_misspelled_path_raises_value_error(smallest: Path, path: str) -> None:
-    with pytest.raises(ValueError, match="is no key of a recipe"):
+    with pytest.raises(ValueError, match="is not a recipe key"):
         of(smallest, paths=(path,))
 
 

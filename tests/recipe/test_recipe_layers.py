@@ -229,7 +229,7 @@ def test_path_may_start_with_variable(write: Write) -> None:
 def test_replaced_path_does_not_require_its_variable(write: Write) -> None:
     file = write(SMALLEST.replace('"train.jsonl"', '"$NOBODY/train.jsonl"'))
     assert load([file], ["data.train.path=/other.jsonl"], {}).recipe.data.train.path == "/other.jsonl"
-    with pytest.raises(MissingAssetError, match="no `NOBODY`"):
+    with pytest.raises(MissingAssetError, match="`NOBODY` is not set"):
         load([file], [], {})
 
 

@@ -225,7 +225,7 @@ def test_time_limit_is_parsed_like_slurm(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "4h", "1:2:3:4", "-5", "1-", "1-2:3:4:5", " 5", "5\n"])
 def test_invalid_time_limit_raises(text: str) -> None:
-    with pytest.raises(ValueError, match="is no time limit"):
+    with pytest.raises(ValueError, match="is not a time limit"):
         limit_s(text)
 
 

@@ -1,4 +1,4 @@
-"""The pages of docs/ that are made of docstrings and tables: `make docs` writes them, a test holds them."""
+"""Generated pages docs/algorithms.md and docs/coming-from.md: `make docs` writes them, and a test compares them."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,84 +9,93 @@ from ppoctl.recipe.key_mappings import systems
 
 HEAD = """# Algorithms
 
-For whoever decides how a run learns, or holds it against a paper or another system. Each part says what a setting
-does, its formula, where that is from, whose default it is, and which metrics show it at work. On a terminal:
+For users who choose the settings of the algorithm, or compare a run with a paper or another system. Each entry has
+the effect of a setting, its formula and source, the systems that have the same default, and the metrics that show
+its effect. In a terminal:
 
-    ppoctl recipes keys ppo.kl                   # a part with its keys; any key or table will do
-    ppoctl recipes metrics policy/clip_frac      # a metric: how to read it, and the settings that move it
-    ppoctl recipes coming-from verl              # what the keys of another system are here (coming-from.md)
+    ppoctl recipes keys ppo.kl                   # an entry with its keys, for any key or table
+    ppoctl recipes metrics policy/clip_frac      # a metric: how to read it, and the settings that affect it
+    ppoctl recipes coming-from verl              # the keys of another system and their replacement (coming-from.md)
 
-The parts stand in the order of what happens to a token. A part whose name is `KEY = "value"`, or `TABLE by KEY`, is
-one of several alternatives. A key with the default `absent` may be left out; its row says what happens then.
-`make docs` makes this page of the docstrings in `src/ppoctl/recipe` and `src/ppoctl/rewards`.
+The entries are in the order of processing: generation, reward, advantages, losses, schedules. An entry with the name
+`KEY = "value"` or `TABLE by KEY` is one of several alternatives. A key with the default `absent` may be left out; its
+row describes what happens then. `make docs` generates this page from the docstrings in `src/ppoctl/recipe` and
+`src/ppoctl/rewards`.
 
-Formulas are in the names of keys, and in these:
+Formulas use the names of keys, and these symbols:
 
-- `A` is an advantage, `r` a reward, or in a loss the ratio; `V` is a value, `G` a return.
-- `logp` is the log-prob of a token under the actor as it is, `old` as it was when the step began, `ref` under the
-  reference, `sampler` as the engine said.
+- `A` is an advantage; `r` is a reward, or the ratio in a loss; `V` is a value; `G` is a return.
+- `logp` is the log-prob of a token under the current actor, `old` under the actor at the start of the step, `ref`
+  under the reference; `sampler` is the log-prob that the engine returned.
 
 """
 
 FOREIGN_HEAD = """# Coming from another system
 
-Key by key, with what differs and the trap each one had. A recipe that holds a key of another system is refused with
-the line that stands here, so a whole configuration may be pasted as TOML: `ppoctl validate` says what each of its
-keys is here. A key that this page does not have may get the nearest one as a suggestion. Defaults are those of the
-versions named. `make docs` makes this page of `src/ppoctl/recipe/other_systems`; on a terminal:
-`ppoctl recipes coming-from SYSTEM`. What the keys of ours mean: [algorithms.md](algorithms.md).
+Keys of other systems, the ppoctl keys that replace them, and the differences and pitfalls. If a recipe contains a key
+of another system, the error quotes its row of this page. A complete configuration can therefore be pasted as TOML:
+`ppoctl validate` lists the replacement of each of its keys. For a key that is not on this page, the error may suggest
+the most similar key. Defaults are those of the named versions. `make docs` generates this page from
+`src/ppoctl/recipe/other_systems`. In a terminal: `ppoctl recipes coming-from SYSTEM`. The meaning of ppoctl's keys:
+[algorithms.md](algorithms.md).
 
-Whatever was brought along: a key that is not known is an error; a step that was killed goes on where it was, with
-the same bits; the coefficient of an adaptive KL, the moments of rewards and the seeds of all randomness are part of
-what a resume restores; both losses are divided by counts of the whole minibatch, so that no split into microbatches
-or ranks changes a gradient. Weights & Biases, TensorBoard, SwanLab and images are not offered.
+Differences from every other system:
+
+- An unknown key is an error.
+- A step that was killed continues within the step, with bitwise equal results. A resume also restores the coefficient
+  of an adaptive KL, the moments of rewards and the random seeds.
+- Both losses are divided by counts of the whole minibatch, so the split into microbatches or ranks does not change a
+  gradient.
+- Weights & Biases, TensorBoard, SwanLab and images are not offered.
 """
 
 
 def rendered_rows(feature: Feature, prefix: str = "") -> list[tuple[str, str]]:
-    """What is said of a part, each with the word before it: formula, source, whose default, where it shows; then of
-    those of its keys at or below a dotted key that say something of their own."""
-    said = [("", feature.docstring.prose), *_marks(feature.docstring)]
+    """Return the labelled lines of an entry: its prose (without label), formula, source, defaults and metrics.
+
+    They are followed by one line for each key at or below `prefix` whose docstring has such fields.
+    """
+    lines = [("", feature.docstring.prose), *_labelled(feature.docstring)]
     for key in feature.keys:
-        marks = "; ".join(f"{word}: {text.rstrip('.')}" for word, text in _marks(key.docstring))
-        if marks and any(f"{name}.".startswith(f"{prefix}.") or not prefix for name in key.names):
-            said.append((key.names[0].rpartition(".")[2], marks))
-    return said
+        fields = "; ".join(f"{label}: {text.rstrip('.')}" for label, text in _labelled(key.docstring))
+        if fields and any(f"{name}.".startswith(f"{prefix}.") or not prefix for name in key.names):
+            lines.append((key.names[0].rpartition(".")[2], fields))
+    return lines
 
 
-def _marks(said: DocstringFields) -> list[tuple[str, str]]:
-    marks = {
-        "formula": said.formula,
-        "source": said.source,
-        "default of": said.default_of,
-        "shows in": ", ".join(said.metrics),
+def _labelled(docstring: DocstringFields) -> list[tuple[str, str]]:
+    fields = {
+        "formula": docstring.formula,
+        "source": docstring.source,
+        "default of": docstring.default_of,
+        "shows in": ", ".join(docstring.metrics),
     }
-    return [(word, text) for word, text in marks.items() if text]
+    return [(label, text) for label, text in fields.items() if text]
 
 
 def algorithms() -> str:
-    """The page docs/algorithms.md."""
-    found = features()
-    lines = [HEAD + "| what happens | you decide | keys |", "|---|---|---|"]
+    """Return the page docs/algorithms.md."""
+    entries = features()
+    lines = [HEAD + "| section | decision | keys |", "|---|---|---|"]
     for section in SECTIONS:
         anchor = "".join(char for char in section.title.lower() if char.isalnum() or char == " ").replace(" ", "-")
-        keys = _chosen(name for feature in found if feature.section is section for name in feature.names)
+        keys = _alternatives(name for feature in entries if feature.section is section for name in feature.names)
         lines.append(cells(f"[{section.title}](#{anchor})", section.decides, keys))
     for section in SECTIONS:
         lines.append(f"\n## {section.title}")
-        for feature in found:
+        for feature in entries:
             if feature.section is section:
                 lines += _feature(feature)
     return "\n".join(lines) + "\n"
 
 
-def _chosen(names: Iterable[str]) -> str:
-    """The keys of some parts, each once, with its alternatives behind it."""
+def _alternatives(names: Iterable[str]) -> str:
+    """Return the keys of some entries without duplicates, each followed by its alternatives."""
     values: dict[str, list[str]] = {}
     for name in names:
         key, _, value = name.partition(" by ")[0].partition(" = ")
         values.setdefault(key, []).extend([value.strip('"')] if value else [])
-    return ", ".join(f"`{key}`" + (f" ({', '.join(said)})" if said else "") for key, said in values.items())
+    return ", ".join(f"`{key}`" + (f" ({', '.join(names)})" if names else "") for key, names in values.items())
 
 
 def _feature(feature: Feature) -> list[str]:
@@ -104,22 +113,22 @@ def _feature(feature: Feature) -> list[str]:
     if feature.is_one_key:
         line = feature.keys[0].line
         usual = REQUIRED if line.default == REQUIRED else f"default: `{line.default}`"
-        lines += [f"May be: {_allowed(line)}; {usual}."]
+        lines += [f"Value: {_allowed(line)}; {usual}."]
     elif feature.keys:
-        lines += ([""] if lines[-1] else []) + ["| key | default | may be | what it is |", "|---|---|---|---|"]
+        lines += ([""] if lines[-1] else []) + ["| key | default | value | meaning |", "|---|---|---|---|"]
         lines += [_row(key) for key in feature.keys]
     return lines if lines[-1] else lines[:-1]
 
 
-def _sentences(said: DocstringFields) -> list[str]:
-    """Source, whose default it is and where it shows, a sentence each."""
-    told = {"Source": said.source, "Default of": said.default_of, "Shows in": coded(said.metrics)}
-    return [f"{word}: {text.rstrip('.')}." for word, text in told.items() if text]
+def _sentences(docstring: DocstringFields) -> list[str]:
+    """Return source, systems with the same default, and related metrics, one sentence each."""
+    fields = {"Source": docstring.source, "Default of": docstring.default_of, "Shows in": coded(docstring.metrics)}
+    return [f"{label}: {text.rstrip('.')}." for label, text in fields.items() if text]
 
 
 def _row(key: FeatureKey) -> str:
-    says = " ".join([key.line.meaning, *_sentences(key.docstring)])
-    return cells(coded(key.names), f"`{key.line.default}`", _allowed(key.line), says)
+    meaning = " ".join([key.line.meaning, *_sentences(key.docstring)])
+    return cells(coded(key.names), f"`{key.line.default}`", _allowed(key.line), meaning)
 
 
 def _allowed(line: KeyLine) -> str:
@@ -127,27 +136,28 @@ def _allowed(line: KeyLine) -> str:
 
 
 def coming_from(names: Sequence[str] = ()) -> str:
-    """The page docs/coming-from.md, or the tables of some systems only."""
+    """Return the page docs/coming-from.md, or only the tables of the named systems."""
     lines = [] if names else [FOREIGN_HEAD]
     for system in systems():
         if names and system.name not in names:
             continue
-        lines += [f"## {system.name}\n", f"Of version {system.version}. {system.about}\n"]
-        lines += ["| there | here | what differs |", "|---|---|---|"]
-        lines += [cells(coded(row.theirs), coded(row.ours_of_all) or "nothing", row.note) for row in system.rows]
+        lines += [f"## {system.name}\n", f"Version: {system.version}. {system.about}\n"]
+        lines += [f"| {system.name} | ppoctl | note |", "|---|---|---|"]
+        lines += [cells(coded(row.theirs), coded(row.ours_of_all) or "none", row.note) for row in system.rows]
         lines.append("")
         if system.unused:
-            lines += ["Keys without a meaning here (`*` stands for any text):\n", "| there | why |", "|---|---|"]
+            lines += ["Keys without a meaning in ppoctl (`*` stands for any text):\n"]
+            lines += [f"| {system.name} | reason |", "|---|---|"]
             lines += [cells(coded(unused.keys), unused.why) for unused in system.unused]
             lines.append("")
     return "\n".join(lines)
 
 
 def coded(names: Iterable[str]) -> str:
-    """The names, each as code, with commas between."""
+    """Return the names as inline code, separated by commas."""
     return ", ".join(f"`{name}`" for name in names)
 
 
 def cells(*cells: str) -> str:
-    """A row of a table."""
+    """Return a row of a Markdown table."""
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -1,5 +1,6 @@
-"""How to read a metric and what to do when it is not healthy, from `guides.toml`: for docs/metrics.md and
-`ppoctl recipes metrics NAME`."""
+"""Guides to metrics, from `guides.toml`: how to read a metric, and what to do when it is not healthy.
+
+docs/metrics.md and `ppoctl recipes metrics NAME` print them."""
 
 import tomllib
 from collections.abc import Mapping
@@ -13,29 +14,29 @@ from ppoctl.metric_registry import Metric
 
 @dataclass(frozen=True)
 class Guide:
-    """What a person who steers by a metric wants to know beside its name."""
+    """The guide to one metric."""
 
     read: str
-    """How to read it, in a sentence or two."""
+    """How to read the metric, in a sentence or two."""
     when: tuple[tuple[str, str], ...]
-    """What may be seen, each with what it means and what to do."""
+    """Observations, each with its meaning and what to do."""
 
 
 def guide(metric: Metric) -> Guide | None:
-    """The guide to a metric; None for one that nobody steers by."""
-    found = _file()["metric"].get(metric.name)
-    return found and Guide(found["read"], tuple((sees, do) for sees, do in found["when"]))
+    """Return the guide to a metric; None if it has no guide."""
+    entry = _file()["metric"].get(metric.name)
+    return entry and Guide(entry["read"], tuple((observation, advice) for observation, advice in entry["when"]))
 
 
 def guided() -> list[str]:
-    """Names of the metrics that have a guide."""
+    """Return the names of the metrics that have a guide."""
     return list(_file()["metric"])
 
 
 def groups() -> Mapping[str, str]:
-    """What each group of metrics is about, by the first part of their names, in the order of a step."""
-    told: dict[str, str] = _file()["group"]
-    return told
+    """Return the description of each group of metrics by the first part of its names, in the order of a step."""
+    descriptions: dict[str, str] = _file()["group"]
+    return descriptions
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Every key a recipe may have, as `ppoctl recipes keys` prints it: type, default, range, effect, meaning."""
+"""Every key of a recipe, as `ppoctl recipes keys` prints it: type, default, range, effect and meaning."""
 
 import types
 from collections.abc import Iterator
@@ -18,22 +18,22 @@ REQUIRED = "required"
 
 @dataclass(frozen=True)
 class KeyLine:
-    """One line a person may write."""
+    """One key, as it is printed."""
 
     key: str
     only: str
-    """The alternative that the key belongs to, `place = "loss"`, or the table that must be written; empty: the key is
-    always there."""
+    """The alternative that the key belongs to (`place = "loss"`), or the table that must be written; empty: the key
+    always exists."""
     type: str
     default: str
-    """Value of the key where it is not written, as TOML; `absent`, or `required`."""
+    """Default of the key as TOML; `absent`; or `required`."""
     range: str
     changes: str
     meaning: str
 
 
 def key_lines() -> list[KeyLine]:
-    """Every key of a recipe, in the order of the schema."""
+    """Return every key of a recipe, in schema order."""
     return list(_of_table(tree.of(Recipe), (), None))
 
 
@@ -48,7 +48,7 @@ def _of_table(table: tree.TableNode, path: KeyPath, default: BaseModel | None) -
             yield from _of_shape(key.node.each, (*inner, tree.ANY_NAME), None)
         else:
             lines = _of_shape(key.node, inner, value if isinstance(value, BaseModel) else None)
-            # A table that may be absent says nothing until it is written; whoever names its kind has written it.
+            # The keys of an optional table exist only if it is written. A line that names its kind implies that.
             yield from (
                 lines
                 if value is not None
@@ -56,22 +56,22 @@ def _of_table(table: tree.TableNode, path: KeyPath, default: BaseModel | None) -
             )
 
 
-def _of_shape(here: tree.Node, path: KeyPath, default: BaseModel | None) -> Iterator[KeyLine]:
-    if isinstance(here, tree.TableNode):
-        yield from _of_table(here, path, default)
-    elif isinstance(here, tree.Choice):
-        yield from _of_choice(here, path, default)
+def _of_shape(node: tree.Node, path: KeyPath, default: BaseModel | None) -> Iterator[KeyLine]:
+    if isinstance(node, tree.TableNode):
+        yield from _of_table(node, path, default)
+    elif isinstance(node, tree.Choice):
+        yield from _of_choice(node, path, default)
 
 
 def _of_choice(choice: tree.Choice, path: KeyPath, default: BaseModel | None) -> Iterator[KeyLine]:
-    """Lines of all alternatives; a line that is the same in all of them comes once, without naming one."""
+    """Yield the lines of all alternatives; a line that all alternatives share is yielded once, without naming one."""
     if choice.tag is not None:
         yield _tag_line(choice, (*path, choice.tag), default)
-    # Keys of one name may differ between alternatives, in their range or meaning: each such line stands.
+    # Keys of one name may differ between alternatives in range or meaning: each variant is a separate line.
     owners: dict[KeyLine, list[str]] = {}
     for name, table in choice.tables.items():
         for line in _of_table(table, path, default if isinstance(default, table.model) else None):
-            if line.key != ".".join((*path, choice.tag or "")):  # the tables around it are alternatives too
+            if line.key != ".".join((*path, choice.tag or "")):  # the tag has its own line, from `_tag_line`
                 owners.setdefault(line, []).append(name)
     usual = [name for name, table in choice.tables.items() if isinstance(default, table.model)]
     for line, names in owners.items():
@@ -80,13 +80,13 @@ def _of_choice(choice: tree.Choice, path: KeyPath, default: BaseModel | None) ->
 
 
 def _alternatives(tag: str | None, names: list[str], usual: list[str]) -> str:
-    if tag is None:  # no key has a line that says which one is the default
+    if tag is None:  # without a tag line, the default alternative is marked here
         return f"by {names[0]}" + (" (the default)" if names == usual else "")
     return f"{tag} = " + " or ".join(f'"{name}"' for name in names)
 
 
 def _tag_line(choice: tree.Choice, path: KeyPath, default: BaseModel | None) -> KeyLine:
-    """The line of the key that names the alternative."""
+    """Return the line of the key that selects the alternative."""
     assert choice.tag is not None
     keys = {name: table.keys[choice.tag] for name, table in choice.tables.items()}
     first = next(iter(keys.values()))
@@ -103,7 +103,7 @@ def _default(key: tree.RecipeKey, table: BaseModel | None) -> Any:
 
 
 def key_line(path: KeyPath, key: tree.RecipeKey, value: Any) -> KeyLine:
-    """The line of a key with one value, whose default is `value`."""
+    """Return the line of a key that is not a table, with the default `value`."""
     default = REQUIRED if key.required and value is REQUIRED else as_toml(value)
     effect = key.effect.value if key.effect else ""
     annotation = key.field.annotation if path[-1] != tree.ANY_NAME else get_args(key.field.annotation)[1]
@@ -111,7 +111,7 @@ def key_line(path: KeyPath, key: tree.RecipeKey, value: Any) -> KeyLine:
 
 
 def _type(annotation: Any) -> str:
-    """The type of a key in a person's words."""
+    """Return the type of a key in plain words."""
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     if get_origin(annotation) in (Union, types.UnionType):
@@ -126,7 +126,7 @@ def _type(annotation: Any) -> str:
 
 
 def _range(key: tree.RecipeKey) -> str:
-    """The bounds that pydantic holds a key to, beyond its type."""
+    """Return the bounds of a key in words, and the word that makes it absent, if it has one."""
     words = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
     parts = []
     for constraint in key.field.metadata:

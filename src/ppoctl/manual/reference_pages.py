@@ -1,5 +1,6 @@
-"""The two reference pages of docs/, made of the schema and of the registry of metrics: `make docs` writes them, a
-test holds them."""
+"""Generated pages docs/recipe.md and docs/metrics.md, from the recipe schema and the metric registry.
+
+`make docs` writes them, and a test compares them."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,54 +15,56 @@ from ppoctl.recipe.schema import Recipe
 
 METRICS_HEAD = """# Metrics
 
-Every figure that a run reports. On a terminal: `ppoctl recipes metrics NAME` prints what stands here of one metric,
-`ppoctl recipes metrics policy` of a group. Curves as a whole, and what to change when a run does not learn:
-[reading curves](reading-curves.md). `[expect]`, `checkpoint.best` and `[health]` of a recipe judge by these names.
+Every metric that a run reports. In a terminal, `ppoctl recipes metrics NAME` prints one metric, and
+`ppoctl recipes metrics policy` a group. [Reading curves](reading-curves.md) explains the curves of a complete run,
+and what to change if a run does not learn. `[expect]`, `checkpoint.best` and `[health]` of a recipe use these names.
 
-A metric with a link in its name is one to steer by: below its table stands how to read it, and what to do.
+If the name of a metric is a link, a guide below the table explains how to read the metric and what to do.
 
-`make docs` makes this page of `src/ppoctl/metric_registry.py` and `src/ppoctl/manual/guides.toml`.
+`make docs` generates this page from `src/ppoctl/metric_registry.py` and `src/ppoctl/manual/guides.toml`.
 """
 
 RECIPE_HEAD = """# Every key of a recipe
 
-A recipe is a TOML file, or several of which a later one overrides an earlier one. An unknown key is an error, and so
-is a value of another type (`"8"` is no number). What is left out has the default that stands here; `required` has
-none. An [annotated recipe](annotated.toml) shows the usual keys at work; formulas, sources and whose defaults these
-are: [algorithms](algorithms.md). On a terminal: `ppoctl recipes keys TABLE`, or a word: `ppoctl recipes keys lr`.
+A recipe is one TOML file, or several, of which later files override earlier ones. An unknown key is an error, and so
+is a value of another type (`"8"` is not a number). A key that is not written has the default below; `required` means
+that there is none. An [annotated recipe](annotated.toml) shows the usual keys. [Algorithms](algorithms.md) has
+formulas, sources, and the systems with the same defaults. In a terminal: `ppoctl recipes keys TABLE`, or a word:
+`ppoctl recipes keys lr`.
 
-Tables of several files are merged key by key, but for two: a layout (`parallel`) says all there is to say, and a
-table whose kind changes (`kind`, `place`, `format`) begins anew. `--set KEY=VALUE`, like a variable
-(`PPOCTL_PPO__EPOCHS`), is stronger than all files, and gives one key another value. Where that value is a table it
-takes the place of the whole table, and what it leaves out has its default: `--set expect={}` expects nothing,
-`--set 'actor.parallel={pipeline=2}'` is two processes whatever the file says, and `--set actor.parallel.pipeline=2`
-changes that one key of the layout.
+Tables of several files are merged key by key, with two exceptions: a layout (`parallel`) replaces the earlier layout
+completely, and so does a table that changes its `kind`, `place` or `format`. `--set KEY=VALUE`, or an environment
+variable such as `PPOCTL_PPO__EPOCHS`, overrides all files for one key. If the value is a table, it replaces the
+complete table, and its missing keys have their defaults. `--set expect={}` expects nothing.
+`--set 'actor.parallel={pipeline=2}'` is a layout of two processes and replaces the layout in the file;
+`--set actor.parallel.pipeline=2` changes only that key of the layout.
 
-`changes` says what another value of the key changes. **results**: what is learned, so that a run in progress takes it
-only from its next step on. **speed**: time and memory, and no result but for rounding. **reporting**: what is
-told, kept or asked for. A name in place of which `*` stands is yours to choose.
+The column `changes` is the effect of another value. **results**: the training results; a run in progress uses the new
+value from its next step on. **speed**: time and memory; results are equal up to rounding. **reporting**: output,
+retention or the length of the run. `*` stands for a name of your choice.
 
-`make docs` makes this page of the docstrings in `src/ppoctl/recipe` and `src/ppoctl/rewards`.
+`make docs` generates this page from the docstrings in `src/ppoctl/recipe` and `src/ppoctl/rewards`.
 """
 
 
 def metrics() -> str:
-    """The page docs/metrics.md."""
-    lines = [METRICS_HEAD, *(f"- [{name}](#{name}): {says}" for name, says in groups().items())]
-    for group, says in groups().items():
-        inside = [metric for metric in METRICS if metric.name.startswith(f"{group}/")]
-        lines += ["", f"## {group}", "", says, "", "| metric | unit | what it is | healthy |", "|---|---|---|---|"]
-        lines += [cells(_linked(metric), metric.unit, metric.description, metric.healthy) for metric in inside]
-        for metric in inside:
-            if found := guide(metric):
-                lines += ["", f"### `{metric.name}`", "", *metric_lines(metric, found, "- ")]
+    """Return the page docs/metrics.md."""
+    lines = [METRICS_HEAD, *(f"- [{name}](#{name}): {description}" for name, description in groups().items())]
+    for group, description in groups().items():
+        members = [metric for metric in METRICS if metric.name.startswith(f"{group}/")]
+        lines += ["", f"## {group}", "", description, ""]
+        lines += ["| metric | unit | meaning | healthy |", "|---|---|---|---|"]
+        lines += [cells(_linked(metric), metric.unit, metric.description, metric.healthy) for metric in members]
+        for metric in members:
+            if advice := guide(metric):
+                lines += ["", f"### `{metric.name}`", "", *metric_lines(metric, advice, "- ")]
     return "\n".join(lines) + "\n"
 
 
 def metric_lines(metric: Metric, found: Guide, mark: str = "") -> list[str]:
-    """The lines about a metric that a person steers by: how to read it, what is healthy, and what to do when."""
+    """Return the lines of a guide: how to read the metric, its healthy values, and what to do in which case."""
     healthy = f" Healthy: {metric.healthy}." if metric.healthy else ""
-    return [found.read + healthy, "", *(f"{mark}**{sees}**: {do}." for sees, do in found.when)]
+    return [found.read + healthy, "", *(f"{mark}**{observation}**: {advice}." for observation, advice in found.when)]
 
 
 def _linked(metric: Metric) -> str:
@@ -71,10 +74,10 @@ def _linked(metric: Metric) -> str:
 
 @dataclass(frozen=True)
 class _Group:
-    """A table of the recipe under each name it has there, and the keys in it."""
+    """Tables of the recipe with the same keys, which are documented together."""
 
     lines: Mapping[str, list[KeyLine]]
-    """Its lines by the dotted name of the table; the same ones but for their defaults."""
+    """Lines by the dotted name of the table; equal except for the defaults."""
 
     @property
     def first(self) -> str:
@@ -82,7 +85,7 @@ class _Group:
 
 
 def recipe() -> str:
-    """The page docs/recipe.md."""
+    """Return the page docs/recipe.md."""
     parts: dict[str, list[str]] = {}
     shown: set[str] = set()
     title = TOP
@@ -104,25 +107,26 @@ def _part(group: _Group, *, is_top: bool) -> Iterator[str]:
     names, lines = list(group.lines), group.lines[group.first]
     if not is_top or any("." in name for name in names):
         yield f"### {coded(f'[{name}]' for name in names)}\n"
-    says = {name: text for name in names if (text := _says(name)) and text not in (each.meaning for each in lines)}
-    bullets = [f"- `{name}`: {text}" for name, text in says.items()]
-    same = [f"Its keys are those of `[{_LIKE[group.first]}]`."] if group.first in _LIKE else []
-    yield "\n".join([*(bullets if len(names) > 1 else says.values()), *same])
+    meanings = [line.meaning for line in lines]
+    descriptions = {name: text for name in names if (text := _description(name)) and text not in meanings}
+    bullets = [f"- `{name}`: {text}" for name, text in descriptions.items()]
+    same = [f"It has the keys of `[{_LIKE[group.first]}]`."] if group.first in _LIKE else []
+    yield "\n".join([*(bullets if len(names) > 1 else descriptions.values()), *same])
     if same:
         return
     with_only = any(_only(line) for line in lines)
-    head = ["key", *(["goes with"] if with_only else []), "may be", "default", "changes", "what it is"]
-    yield f"{chr(10) * bool(says)}{cells(*head)}\n{'|---' * len(head)}|"
+    head = ["key", *(["only with"] if with_only else []), "value", "default", "changes", "meaning"]
+    yield f"{chr(10) * bool(descriptions)}{cells(*head)}\n{'|---' * len(head)}|"
     for number, line in enumerate(lines):
         name = line.key.rpartition(".")[2]
-        may = ", ".join(filter(None, (line.type, re.sub(r"matches (.*)", r"matches `\1`", line.range))))
+        value = ", ".join(filter(None, (line.type, re.sub(r"matches (.*)", r"matches `\1`", line.range))))
         default = _default({table: lines[number].default for table, lines in group.lines.items()})
         only = [_only(line)] if with_only else []
-        yield cells(f"`{name}`", *only, may, default, line.changes, line.meaning)
+        yield cells(f"`{name}`", *only, value, default, line.changes, line.meaning)
 
 
 def _default(by_table: Mapping[str, str]) -> str:
-    """The default of a key; where tables differ in it, the usual one and then who has another."""
+    """Return the default of a key; if tables differ, the most common default, then the tables with another one."""
     tables: dict[str, list[str]] = {}
     for table, default in by_table.items():
         tables.setdefault(default, []).append(table.rpartition(".")[2])
@@ -132,18 +136,17 @@ def _default(by_table: Mapping[str, str]) -> str:
 
 
 def _only(line: KeyLine) -> str:
-    """The alternative that a key goes with; that its own table must be written is no such thing."""
+    """Return the alternative that a key belongs to; empty if only its own table must be written."""
     tag, _, names = line.only.partition(" = ")
     if line.only.startswith("[") or not line.only:
         return ""
     return f"`{tag}` {names.replace(' or ', ', ')}" if " or " in names else f"`{line.only}`"
 
 
-def _says(table: str) -> str:
-    """The sentence about a table, of the key that names it or else of its class."""
-    found = tree.keys_at(tree.of(Recipe), tuple(table.removesuffix(".*").split("."))) if table else []
-    says = dict.fromkeys(key.description for key in found if key.description)
-    return " ".join(says)
+def _description(table: str) -> str:
+    """Return the docstring of the key that names a table; empty if the key has none."""
+    keys = tree.keys_at(tree.of(Recipe), tuple(table.removesuffix(".*").split("."))) if table else []
+    return " ".join(dict.fromkeys(key.description for key in keys if key.description))
 
 
 _LIKE = {
@@ -153,12 +156,11 @@ _LIKE = {
     "reward.cases.*": "reward",
     "reward.otherwise": "reward",
 }
-"""Tables whose keys are those of another one, all or nearly all: a part of a reward is a reward."""
+"""Tables that have (nearly) all keys of another table: a part of a reward is a reward."""
 
 
 def _groups() -> Iterator[_Group]:
-    """Tables in the order of the schema; those with the same keys together, those that repeat others below one that
-    does left out."""
+    """Yield the tables in schema order, grouped by equal keys, without the tables below those in `_LIKE`."""
     tables: dict[str, list[KeyLine]] = {}
     for line in key_lines():
         tables.setdefault(line.key.rpartition(".")[0], []).append(line)
@@ -166,7 +168,7 @@ def _groups() -> Iterator[_Group]:
     for table, lines in tables.items():
         if not any(table.startswith(f"{inner}.") for inner in (*_LIKE, "data.eval.*")):
             same = tuple(
-                replace(each, key=each.key.rpartition(".")[2], only=_only(each), default="") for each in lines
+                replace(line, key=line.key.rpartition(".")[2], only=_only(line), default="") for line in lines
             )
             groups.setdefault((table if table in _LIKE else "", same), {})[table] = lines
-    return (_Group(found) for found in groups.values())
+    return (_Group(tables_with_same_keys) for tables_with_same_keys in groups.values())

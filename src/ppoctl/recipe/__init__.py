@@ -1,1 +1,1 @@
-"""What a user asks for: the typed TOML recipe, where each value was set, and the rules between tables."""
+"""The recipe: its typed TOML tables, the sizes that follow from them, and the origin of each value."""

@@ -1,10 +1,10 @@
-"""After which steps a run evaluates and saves."""
+"""Steps after which a run evaluates and saves."""
 
 from ppoctl.recipe.schema import Recipe
 
 
 def evaluates(recipe: Recipe, step: int) -> bool:
-    """Whether the run evaluates after this step; 0 is before the first."""
+    """Whether the run evaluates after this step; step 0 is before the first update."""
     if not recipe.data.eval:
         return False
     table = recipe.eval
@@ -14,5 +14,5 @@ def evaluates(recipe: Recipe, step: int) -> bool:
 
 
 def saves(recipe: Recipe, step: int) -> bool:
-    """Whether states are saved after this step."""
+    """Whether the run saves the states after this step."""
     return step % recipe.checkpoint.every_steps == 0 or step == recipe.steps

@@ -1,5 +1,7 @@
-"""Keys of other systems and what they are here, from the files of `other_systems`: for docs/coming-from.md, and for
-the answer to an unknown key of a recipe. A key is answered by the row of the whole key, never by that of another."""
+"""Keys of other systems and the ppoctl keys that replace them, from the files in `other_systems`.
+
+docs/coming-from.md lists them, and the error for an unknown recipe key uses them. A key matches only the row of the
+complete key, never a row of another key with the same last name."""
 
 import tomllib
 from collections.abc import Iterator
@@ -16,37 +18,37 @@ from ppoctl.recipe.schema import Recipe
 ROOT = tree.of(Recipe)
 FOLDER = Path(__file__).parent / "other_systems"
 BELOW = ".*"
-"""The end of a key that stands for all keys below it."""
+"""Suffix of a key that stands for all keys below it."""
 _FILES = ("nemo_rl", "verl", "trlx", "trl", "openrlhf", "others")
 _ROLE = "ROLE"
 OTHERS = "other systems"
-"""The name of the table with what no one system has alone."""
+"""Name of the table of keys that several systems have."""
 
 
 @dataclass(frozen=True)
 class KeyMapping:
-    """One line of the table: a key of another system under each name it has, and what it is here."""
+    """One row of the table: a key of another system under each of its names, and the ppoctl keys that replace it."""
 
     system: str
     theirs: tuple[str, ...]
-    """Their key; where several roles have it, one for each."""
+    """Keys of the other system; if several roles have the key, one name for each role."""
     ours: tuple[tuple[str, ...], ...]
-    """Keys of ours for each of `theirs`, some with the value to write: `ppo.kl.place = "loss"`. None: nothing is like
-    it here."""
+    """ppoctl keys for each of `theirs`, some with the value to write: `ppo.kl.place = "loss"`. Empty: ppoctl has no
+    such key."""
     note: str
 
     @property
     def ours_of_all(self) -> tuple[str, ...]:
-        """Keys of ours for all of `theirs`, each once."""
+        """ppoctl keys for all of `theirs`, without duplicates."""
         return tuple(dict.fromkeys(name for names in self.ours for name in names))
 
 
 @dataclass(frozen=True)
 class Unused:
-    """Keys of another system that have no meaning here, for one reason."""
+    """Keys of another system that have no meaning in ppoctl, with the common reason."""
 
     keys: tuple[str, ...]
-    """Whole keys, or patterns in which `*` stands for any text."""
+    """Complete keys, or patterns in which `*` stands for any text."""
     why: str
 
 
@@ -58,73 +60,81 @@ class System:
     version: str
     about: str
     prefixes: tuple[str, ...]
-    """Beginnings of keys that may be left out: those of roles."""
+    """Prefixes of keys that may be left out, such as those of roles."""
     rows: tuple[KeyMapping, ...]
     unused: tuple[Unused, ...]
 
 
 @dataclass(frozen=True)
 class KeyAnswer:
-    """What one key of another system is here."""
+    """The ppoctl keys that replace one key of another system."""
 
     system: str
     theirs: str
-    """Their key, or the pattern that it matches."""
+    """Key of the other system, or the pattern that it matches."""
     ours: tuple[str, ...]
     note: str
 
     @property
     def message(self) -> str:
-        """The rest of a sentence about an unknown key that is theirs."""
-        whose = f"{self.system}'s" if self.system != OTHERS else f"of {OTHERS}"
-        return f"it is {whose}, and {self._here}"
+        """The rest of a sentence about an unknown key that the other system has."""
+        replacement = f"use {self._ours}" if self.ours else "ppoctl has no such key"
+        return f"it is a key of {self.system}; {replacement}{self._note}"
 
     @property
     def suggests(self) -> str:
-        """The rest of a sentence about an unknown key that is not theirs, but near to it."""
+        """The rest of a sentence about an unknown key that resembles a key of the other system."""
         whose = f"{self.system}'s `{self.theirs}`" if self.system != OTHERS else f"`{self.theirs}` of {OTHERS}"
-        return f"a suggestion: {whose} is {self._here}"
+        replacement = f"is {self._ours} in ppoctl" if self.ours else "has no counterpart in ppoctl"
+        return f"a suggestion: {whose} {replacement}{self._note}"
 
     @property
-    def _here(self) -> str:
-        return (
-            (" and ".join(f"`{key}`" for key in self.ours) or "nothing") + " here" + (self.note and f": {self.note}")
-        )
+    def _ours(self) -> str:
+        return " and ".join(f"`{key}`" for key in self.ours)
+
+    @property
+    def _note(self) -> str:
+        return self.note and f": {self.note}"
 
 
 @cache
 def systems() -> tuple[System, ...]:
-    """All other systems, in the order of the page."""
+    """Return all other systems, in the order of the page."""
     return tuple(_system(tomllib.loads((FOLDER / f"{name}.toml").read_text("utf-8"))) for name in _FILES)
 
 
 def find(path: KeyPath) -> tuple[KeyAnswer, ...]:
-    """The answer of each system that has a key that is not ours: as it is written, by a row or a pattern; where none
-    has it so, without the prefix of a role."""
+    """Return the answer of each system that has this key.
+
+    The key matches a row or a pattern as it is written; if no system has it so, it may lack the prefix of a role.
+    """
     written = ".".join(path)
-    found = [answer for index in _indices() if (answer := index.whole.get(written) or index.pattern(written))]
-    return tuple(found or [index.of_role[written] for index in _indices() if written in index.of_role])
+    answers = [answer for index in _indices() if (answer := index.whole.get(written) or index.pattern(written))]
+    return tuple(answers or [index.of_role[written] for index in _indices() if written in index.of_role])
 
 
 def nearest(path: KeyPath) -> KeyAnswer | None:
-    """The answer to the key with the most names, from the last, in common with a key that no system has, and of these
-    one that has no other names; None where there is none, or such keys have several answers."""
-    best, found = (1, False), list[KeyAnswer]()
+    """Return the answer to the most similar key of another system, for a key that no system has.
+
+    The most similar key has the most names in common, counted from the last name; among equals, a key without other
+    names wins. None: no key is similar, or the similar keys have different answers.
+    """
+    best, nearest_answers = (1, False), list[KeyAnswer]()
     for answer in (answer for index in _indices() for answer in index.whole.values()):
         their = answer.theirs.split(".")
         number = _in_common(path, their)
         closeness = (number, number == len(their))
-        # A name that keys of ours have too says nothing by itself: `path`, `seed`, `temperature`.
+        # A single name that ppoctl keys have too is not evidence: `path`, `seed`, `temperature`.
         if closeness >= best and (number > 1 or path[-1] not in _our_names()):
-            found, best = [*(found if closeness == best else []), answer], closeness
-    # Where both roles have it, the one in whose table it was written is meant.
-    of_role = [answer for answer in found if any(name.startswith(f"{path[0]}.") for name in answer.ours)]
-    meant = (of_role if path[0] in ("actor", "critic") else []) or found
+            nearest_answers, best = [*(nearest_answers if closeness == best else []), answer], closeness
+    # If both roles have the key, the role in whose table it was written is meant.
+    of_role = [answer for answer in nearest_answers if any(name.startswith(f"{path[0]}.") for name in answer.ours)]
+    meant = (of_role if path[0] in ("actor", "critic") else []) or nearest_answers
     return meant[0] if len({answer.ours for answer in meant}) == 1 else None
 
 
 def matches(written: str, pattern: str) -> bool:
-    """Whether a pattern stands for a key. One that ends in `.*` stands for the table itself too."""
+    """Whether a pattern stands for a key. A pattern that ends in `.*` also stands for the table itself."""
     return fnmatchcase(written, pattern) or fnmatchcase(f"{written}.", pattern)
 
 
@@ -134,12 +144,12 @@ class _Index:
 
     whole: dict[str, KeyAnswer]
     of_role: dict[str, KeyAnswer]
-    """Keys without the prefix of a role; what several roles have is one answer with the keys of all."""
+    """Answers by key without the prefix of a role; a key of several roles has one answer with the keys of all."""
     patterns: list[KeyAnswer]
-    """Those of rows for all keys below one, then those of the lists of what has no meaning here."""
+    """Answers of rows that end in `.*`, then of the lists of unused keys."""
 
     def pattern(self, written: str) -> KeyAnswer | None:
-        """The answer of the first pattern that stands for a key."""
+        """Return the answer of the first pattern that matches a key; None: no pattern matches."""
         return next((answer for answer in self.patterns if matches(written, answer.theirs)), None)
 
 
@@ -149,21 +159,21 @@ def _indices() -> tuple[_Index, ...]:
 
 
 def _index(system: System) -> _Index:
-    found = _Index({}, {}, [])
+    index = _Index({}, {}, [])
     for row in system.rows:
         for their, ours in zip(row.theirs, row.ours, strict=True):
             answer = KeyAnswer(system.name, their, ours, row.note)
             if their.endswith(BELOW):
-                found.patterns.append(answer)
+                index.patterns.append(answer)
                 continue
-            found.whole[their] = answer
+            index.whole[their] = answer
             for bare in [their.removeprefix(f"{role}.") for role in system.prefixes if their.startswith(f"{role}.")]:
-                others = found.of_role[bare].ours if bare in found.of_role else ()
-                found.of_role[bare] = replace(answer, ours=tuple(dict.fromkeys(others + ours)))
-    found.patterns.extend(
+                others = index.of_role[bare].ours if bare in index.of_role else ()
+                index.of_role[bare] = replace(answer, ours=tuple(dict.fromkeys(others + ours)))
+    index.patterns.extend(
         KeyAnswer(system.name, key, (), unused.why) for unused in system.unused for key in unused.keys
     )
-    return found
+    return index
 
 
 def _in_common(path: KeyPath, their: list[str]) -> int:
@@ -179,8 +189,8 @@ def _our_names() -> frozenset[str]:
 def _system(table: dict[str, Any]) -> System:
     roles: dict[str, str] = table.get("roles", {})
     unused = tuple(
-        Unused(tuple(name for key in each["keys"] for name in _for_roles(key, roles)), each["why"])
-        for each in table.get("unused", [])
+        Unused(tuple(name for key in entry["keys"] for name in _for_roles(key, roles)), entry["why"])
+        for entry in table.get("unused", [])
     )
     prefixes = (*roles, *table.get("prefixes", []))
     about = " ".join(table["about"].split())
@@ -190,9 +200,9 @@ def _system(table: dict[str, Any]) -> System:
 def _rows(table: dict[str, Any], roles: dict[str, str]) -> Iterator[KeyMapping]:
     for key, row in table["keys"].items():
         ours = [name for name in row.get("is", "").split(", ") if name]
-        # For each role its name there and here; a key that no role has is told as it is.
-        here = tuple(tuple(name.replace(_ROLE, role) for name in ours) for role in _roles_of(key, roles).values())
-        yield KeyMapping(table["name"], tuple(_for_roles(key, roles)), here, row.get("note", ""))
+        # `ROLE` is replaced by the name of each role, in both systems; other keys are used as they are.
+        by_role = tuple(tuple(name.replace(_ROLE, role) for name in ours) for role in _roles_of(key, roles).values())
+        yield KeyMapping(table["name"], tuple(_for_roles(key, roles)), by_role, row.get("note", ""))
 
 
 def _for_roles(key: str, roles: dict[str, str]) -> list[str]:

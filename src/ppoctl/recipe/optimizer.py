@@ -1,4 +1,4 @@
-"""The recipe's tables of the optimizer and its schedule."""
+"""Recipe tables of the optimizer and its learning-rate schedule."""
 
 from typing import Annotated, Literal
 
@@ -8,56 +8,58 @@ from ppoctl.recipe_table import RESULTS, AtLeastOne, Fraction, NotNegative, Posi
 
 
 class OptimizerTable(Table):
-    """AdamW and its learning-rate schedule. Lengths are counted in optimizer steps, whatever a tick is.
+    """AdamW and its learning-rate schedule. Lengths are counted in optimizer steps, also with `lr_ticks = "step"`.
 
     Formula: g = gradient x min(1, grad_clip / its norm); m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g^2;
     w -= lr_t (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay w)
     Source: Loshchilov and Hutter 2019 (arXiv:1711.05101)
-    Default of: OpenRLHF, trlX (0.9 and 0.95); verl and NeMo-RL have 0.999 and a weight decay, of 0.01 and 0.1
+    Default of: OpenRLHF, trlX (0.9 and 0.95); verl and NeMo-RL use 0.999 and a weight decay of 0.01 and 0.1
     Figures: policy/grad_norm, policy/lr, value/grad_norm, value/lr
     """
 
     lr: Annotated[float, RESULTS, Positive]
     """Peak learning rate."""
     weight_decay: Annotated[float, RESULTS, NotNegative] = 0.0
-    """Decoupled weight decay; biases and norms have none."""
+    """Decoupled weight decay; not applied to biases and norms."""
     beta1: Annotated[float, RESULTS, Field(ge=0, lt=1)] = 0.9
     """Decay of AdamW's first moment (Megatron-Core's `adam_beta1`)."""
     beta2: Annotated[float, RESULTS, Field(ge=0, lt=1)] = 0.95
     """Decay of AdamW's second moment (Megatron-Core's `adam_beta2`)."""
     eps: Annotated[float, RESULTS, Positive] = 1e-8
-    """Number added to the root of AdamW's second moment (Megatron-Core's `adam_eps`)."""
+    """Number added to the square root of AdamW's second moment (Megatron-Core's `adam_eps`)."""
     grad_clip: Annotated[float, RESULTS, NotNegative] = 1.0
     """Largest global gradient norm (Megatron-Core's `clip_grad`); 0: no clipping."""
     lr_schedule: Annotated[Literal["constant", "linear", "cosine"], RESULTS] = "constant"
     """Shape of the learning rate after warm-up."""
     lr_ticks: Annotated[Literal["update", "step"], RESULTS] = "update"
-    """How often the rate moves. update: with each optimizer step; step: once for each PPO step that trains the role,
-    and all its optimizer steps have the same rate. Warm-up and decay then end with a PPO step.
+    """Interval at which the rate changes (a tick). update: at each optimizer step; step: once per PPO step that
+    trains the role, so that all optimizer steps of a PPO step have the same rate. Warm-up and decay then end with a
+    PPO step.
 
     Default of: transformers, trlX, OpenRLHF (update); verl (step)
     Figures: policy/lr, value/lr
     """
     lr_warmup_updates: Annotated[int, RESULTS, NotNegative] = 0
-    """Optimizer steps of linear warm-up; the rate of the first is above 0, unless `lr_warmup_init_frac` says so.
+    """Number of optimizer steps of linear warm-up. The first rate is above 0, unless `lr_warmup_init_frac` is 0.
 
     Formula: lr (t + 1) / w in tick t = 0 ... w - 1 of w
     Source: Goyal et al. 2017 (arXiv:1706.02677), 2.2
-    Default of: verl, TRL, trlX (0); NeMo-RL has 10 ticks, OpenRLHF a share of 0.03
+    Default of: verl, TRL, trlX (0); NeMo-RL uses 10 ticks, OpenRLHF a fraction of 0.03
     Figures: policy/lr, value/lr
     """
     lr_warmup_frac: Annotated[float | None, RESULTS, Fraction] = None
-    """Warm-up as a share of the optimizer steps that the run plans for the role, to the nearest tick (verl's
+    """Length of the warm-up as a fraction of the role's planned optimizer steps, rounded to a tick (verl's
     `lr_warmup_steps_ratio`, transformers' `warmup_ratio`); absent: `lr_warmup_updates`."""
     lr_warmup_init_frac: Annotated[float | None, RESULTS, Fraction] = None
-    """Rate of the first tick as a share of lr, from which the warm-up rises to lr in the tick behind it; absent: as
-    `lr_warmup_updates` says. From 0 the first rollout teaches nothing.
+    """Rate of the first tick as a fraction of lr. The warm-up rises from it and reaches lr in the tick after the
+    warm-up. Absent: the formula of `lr_warmup_updates`. With 0, the first tick changes no weights.
 
     Formula: lr (init + (1 - init) t / w) in tick t = 0 ... w - 1 of w
-    Source: Megatron-Core's `lr_warmup_init`, there a rate
-    Default of: nobody; verl and transformers begin at 0, NeMo-RL at a tenth of lr (critic: a twentieth)
+    Source: Megatron-Core's `lr_warmup_init`, which is a rate
+    Default of: no system; verl and transformers begin at 0, NeMo-RL at a tenth of lr (critic: a twentieth)
     """
     lr_decay_updates: Annotated[int | None, RESULTS, AtLeastOne] = None
-    """Optimizer step at which linear and cosine reach their minimum; absent: the last one planned."""
+    """Optimizer step at which linear and cosine schedules reach their minimum; absent: the last planned optimizer
+    step."""
     lr_min_frac: Annotated[float, RESULTS, Fraction] = 0.0
-    """Minimum of linear and cosine schedules, as a share of lr."""
+    """Minimum of linear and cosine schedules, as a fraction of lr."""

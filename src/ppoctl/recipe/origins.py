@@ -1,4 +1,4 @@
-"""Where each value was set: dotted keys, and the line of each key in a TOML file (tomllib gives values, no lines)."""
+"""Dotted names of keys, and the line of each key in a TOML file (tomllib returns values without lines)."""
 
 import json
 import re
@@ -11,7 +11,7 @@ DEFAULT = "default"
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _TOKEN = re.compile(
-    r'"""(?:[^"\\]|\\.|"(?!""))*+""""{0,2}'  # two more quotes may stand before those that end it
+    r'"""(?:[^"\\]|\\.|"(?!""))*+""""{0,2}'  # the text may end with up to two quotes
     r"|'{3}(?:[^']|'(?!''))*+'{3}'{0,2}"
     r'|"(?:[^"\\]|\\.)*+"'
     r"|'[^']*+'"
@@ -19,40 +19,43 @@ _TOKEN = re.compile(
     r"|[][{}\n]",
     re.DOTALL,
 )
-"""What decides where a statement of TOML ends: strings and comments, in which anything may stand, brackets, ends of
-lines."""
+"""Tokens that determine the end of a TOML statement: strings and comments (with any content), brackets, line
+breaks."""
 
 
 def dotted(path: KeyPath) -> str:
-    """The key path as TOML spells it: parts that are no bare key are quoted."""
+    """Return the key path in TOML's spelling: names that are not bare keys are quoted."""
     return ".".join(part if _BARE.fullmatch(part) else quoted_text(part) for part in path)
 
 
 def quoted_text(text: str) -> str:
-    """A TOML string. Like JSON's but for two things: no surrogate pairs, and DEL must be escaped."""
+    """Return a TOML string. It differs from a JSON string in two ways: no surrogate pairs, and DEL must be
+    escaped."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def lines_of(text: str) -> dict[KeyPath, int]:
-    """The line (from 1) on which each key and each table of a TOML document first stands. What is inside an array has
-    no line of its own; `text` must be TOML."""
+    """Return the line (from 1) on which each key and each table of a TOML document first appears.
+
+    Keys inside an array have no line. `text` must be valid TOML.
+    """
     lines: dict[KeyPath, int] = {}
     table: KeyPath = ()
-    begun = 1
+    line = 1
     for statement in _statements(f"{text}\n"):
         paths = list(paths_in(tomllib.loads(statement)))
         is_heading = statement.lstrip().startswith("[")
-        around = () if is_heading else table
+        parent = () if is_heading else table
         for path in paths:
-            lines.setdefault((*around, *path), begun)
+            lines.setdefault((*parent, *path), line)
         if is_heading:
             table = paths[-1]
-        begun += statement.count("\n")
+        line += statement.count("\n")
     return lines
 
 
 def _statements(text: str) -> Iterator[str]:
-    """The statements of a TOML document, each up to the end of its last line; a line that says nothing is one too."""
+    """Yield the statements of a TOML document, each with its last line break; an empty line is a statement too."""
     start = depth = 0
     for token in _TOKEN.finditer(text):
         depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0)
@@ -62,7 +65,7 @@ def _statements(text: str) -> Iterator[str]:
 
 
 def paths_in(table: Mapping[str, Any], path: KeyPath = ()) -> Iterator[KeyPath]:
-    """Paths of all keys in a table, each before those inside it."""
+    """Yield the paths of all keys in a table, parents before children."""
     for name, value in table.items():
         yield (*path, name)
         if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
-"""The keys of a recipe that name folders, files, models and functions, and what they name as absolute paths.
+"""Recipe keys that name folders, files, models and functions, and their resolution to absolute paths.
 
-A relative path starts at the folder of the file that wrote it; one that begins with an environment variable starts
-where the command was typed.
+A relative path starts at the folder of the recipe file. A path that begins with an environment variable starts at the
+current directory of the command.
 """
 
 import os
@@ -28,24 +28,26 @@ ROWS = (*_SETS, *((*path, "sources", tree.ANY_NAME) for path in _SETS))
 DATASETS = tuple((*path, "dataset", "path") for path in ROWS)
 FILES = tuple((*path, key) for path in ROWS for key in ("path", "prompt_file", "function"))
 FUNCTIONS = (*(("reward", *path, "function") for path in _SCORERS), ("eval", "metrics", "function"))
-"""Paths of the keys that name a function that scores or measures, each with the digest of its file beside it."""
+"""Paths of the keys that name a scoring or metric function. The digest of its file is a key of the same table."""
 PATHS = (*MODELS, *DATASETS, *FILES, IMAGE, ("slurm", "secrets"))
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})(?=/|$)")
 
 
 @dataclass(frozen=True)
 class PathResolver:
-    """Makes the paths in one layer of a recipe absolute."""
+    """Converts the paths in one layer of a recipe to absolute paths."""
 
     base: Path
     """Folder at which relative paths start."""
     environ: Mapping[str, str]
     missing: Callable[[KeyPath, MissingAssetError], None]
-    """Takes the key of a path whose variable is not set, and the error that says so."""
+    """Callback for a path whose variable is not set; receives the key and the error."""
 
     def resolve(self, data: dict[str, Any], stronger: Mapping[str, Any]) -> None:
-        """Make every path in `data` absolute, and add the digest of each function's file where it is not written. A
-        path that a `stronger` layer has too is left alone: nobody reads it, so its variable need not be set."""
+        """Make every path in `data` absolute, and add the digest of each function's file if it is not written.
+
+        A path that a `stronger` layer overrides is skipped: it is never read, so its variable need not be set.
+        """
         for pattern in PATHS:
             may_be_hub = pattern in (*MODELS, *DATASETS)
             for path, table in matching(data, pattern):
@@ -56,8 +58,8 @@ class PathResolver:
                     table[path[-1]] = self._resolved(path, value, may_be_hub=may_be_hub)
                 elif isinstance(value, list):
                     table[path[-1]] = [
-                        self._resolved(path, each, may_be_hub=False) if isinstance(each, str) else each
-                        for each in value
+                        self._resolved(path, item, may_be_hub=False) if isinstance(item, str) else item
+                        for item in value
                     ]
         for pattern in FUNCTIONS:
             for path, table in matching(data, pattern):
@@ -65,12 +67,12 @@ class PathResolver:
                     self._resolve_function(path, table)
 
     def _resolved(self, path: KeyPath, text: str, *, may_be_hub: bool) -> str:
-        """The path of a folder or a file as an absolute one, unless it is a hub id or names an image elsewhere."""
+        """Return the absolute path of a folder or file; a hub id or an image in a registry is returned unchanged."""
         base = self.base
         if is_url(text) or (path == IMAGE and not is_image_file(text)):
             return text
         if VARIABLE.match(text):
-            base = Path.cwd()  # where somebody typed it
+            base = Path.cwd()
             try:
                 text = _expanded(dotted(path), text, self.environ)
             except MissingAssetError as error:
@@ -78,19 +80,19 @@ class PathResolver:
                 return text
         if may_be_hub and is_hub_id(text) and not (base / text.split("/")[0]).exists():
             return text
-        # Without `..`, and without following links: a run keeps the name a person gave.
+        # `..` is removed, but links are not followed: a run keeps the path that the user wrote.
         return os.path.normpath((base / Path(text).expanduser()).absolute())
 
     def _resolve_function(self, path: KeyPath, table: dict[str, Any]) -> None:
-        """Make the path of a function's file absolute, and note its digest where the layer does not have it."""
+        """Make the path of a function's file absolute, and add its digest if the layer does not have it."""
         if (file := file_of(table["function"])) is not None:
-            whole = self._resolved(path, str(file), may_be_hub=False)
-            table["function"] = f"{whole}:{table['function'].rpartition(':')[2]}"
+            absolute = self._resolved(path, str(file), may_be_hub=False)
+            table["function"] = f"{absolute}:{table['function'].rpartition(':')[2]}"
         table.setdefault("digest", digest_of(table["function"]))
 
 
 def is_written(data: Any, path: KeyPath) -> bool:
-    """Whether a layer writes the key, or an array in which it is."""
+    """Whether a layer writes the key, or an array that contains it."""
     for name in path:
         if isinstance(data, list):
             return True
@@ -101,7 +103,7 @@ def is_written(data: Any, path: KeyPath) -> bool:
 
 
 def matching(data: Any, pattern: KeyPath, path: KeyPath = ()) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
-    """Every written key that fits the pattern, with the table it stands in."""
+    """Yield every written key that matches the pattern, with the table that contains it."""
     if not isinstance(data, dict):
         return
     names = list(data) if pattern[0] == tree.ANY_NAME else [pattern[0]]
@@ -113,20 +115,25 @@ def matching(data: Any, pattern: KeyPath, path: KeyPath = ()) -> Iterator[tuple[
 
 
 def resolved_uri(uri: str | None) -> str | None:
-    """The tracking URI as MLflow is told it. A variable stays a name until here, so that its value is written
-    nowhere. Raises MissingAssetError where it is not set."""
+    """Return the tracking URI that is passed to MLflow, with its environment variable expanded.
+
+    The variable is expanded only here, so that its value is never written to a file. Raises MissingAssetError if the
+    variable is not set.
+    """
     return None if uri is None else _expanded("tracking.uri", uri, os.environ)
 
 
 def _expanded(key: str, text: str, environ: Mapping[str, str]) -> str:
-    """The value of a key with the variable that it begins with, if any, in place of its name. Raises
-    MissingAssetError where the variable is not set."""
+    """Return the value of a key with its leading environment variable expanded, if it has one.
+
+    Raises MissingAssetError if the variable is not set.
+    """
     variable = VARIABLE.match(text)
     if variable is None:
         return text
     name = variable[1] or variable[2]
     if not environ.get(name):
         raise MissingAssetError(
-            f"`{key}` is `{text}`, and the environment has no `{name}`", hint=f"export {name}=VALUE"
+            f"`{key}` is `{text}`, but `{name}` is not set in the environment", hint=f"export {name}=VALUE"
         )
     return environ[name] + text[variable.end() :]

@@ -1,4 +1,4 @@
-"""The model that a role starts from: the critic may have one of its own."""
+"""The model that a role starts from. The critic may have its own model."""
 
 from dataclasses import dataclass
 
@@ -22,17 +22,18 @@ class RoleModel:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of one number of the weights."""
+        """Bytes per weight."""
         return 4 if self.dtype == "float32" else 2
 
     @property
     def shape(self) -> ModelShape | None:
-        """The architecture by its config.json, or by the one that ships with ppoctl; None where there is neither."""
+        """The architecture from the model's config.json, or from the copy that ppoctl ships; None if neither
+        exists."""
         return shape_if_known(self.path)
 
 
 def model_of(recipe: Recipe, role: str) -> RoleModel:
-    """The model that actor or critic starts from."""
+    """Return the model that the actor or the critic starts from."""
     model = recipe.model
     own = model.critic if role == "critic" else None
     if own is None:
@@ -41,6 +42,6 @@ def model_of(recipe: Recipe, role: str) -> RoleModel:
 
 
 def reward_model_of(recipe: Recipe, key: KeyPath) -> RoleModel:
-    """The model of the reward's table at this key."""
+    """Return the model of the reward table at this key."""
     table = reward_models(recipe)[key]
     return RoleModel(table.path, table.dtype, (*key, "path"))

@@ -1,4 +1,4 @@
-"""Files of rows that a table names: found by name, folder or glob, and counted without reading a row."""
+"""Row files of a table: found by name, folder or glob, and counted without parsing rows."""
 
 import glob
 import gzip
@@ -16,64 +16,63 @@ _READABLE = (*JSONL, PARQUET)
 
 
 def files_of(table: StoredRows, *, key: str) -> list[Path]:
-    """Files of a table that names them by `path`, in the order in which they are read; a folder's and a glob's by
-    name. `key` is the table's.
+    """Return the files of a table's `path` in reading order; files of a folder or a glob are sorted by name.
 
-    Raises MissingAssetError where a path leads to nothing, RecipeError on a file or a folder that holds no rows by
-    its name.
+    `key` is the dotted key of the table. Raises MissingAssetError if a path does not exist, and RecipeError for a
+    file with an unknown suffix or a folder without row files.
     """
-    named = table.path if isinstance(table.path, tuple) else (table.path or "",)
-    found = [file for path in named for file in _found(path, key=f"{key}.path")]
-    for file in found:
+    paths = table.path if isinstance(table.path, tuple) else (table.path or "",)
+    files = [file for path in paths for file in _files_at(path, key=f"{key}.path")]
+    for file in files:
         if not file.name.endswith(_READABLE):
             raise RecipeError(
                 f"`{key}.path` is `{file}`: must end in `.jsonl`, `.jsonl.gz` or `.parquet`",
-                hint='`format = "python"` reads any other file with a function of your own',
+                hint='`format = "python"` reads any other file with your own function',
             )
-    return found
+    return files
 
 
-def _found(path: str, *, key: str) -> list[Path]:
+def _files_at(path: str, *, key: str) -> list[Path]:
     if is_url(path):
         raise RecipeError(
-            f"`{key}` is `{path}`, a URL; rows are read from files of this machine",
+            f"`{key}` is `{path}`, a URL; rows are read only from files on this machine",
             hint=f"fetch it first, then --set {key}={quoted(f'./{Path(path).name}')}",
         )
     file = Path(path)
-    if os.path.isdir(file):  # noqa: PTH112 - no error where a folder above is closed
-        inside = sorted(each for each in file.iterdir() if each.name.endswith(_READABLE))
+    if os.path.isdir(file):  # noqa: PTH112 - Path.is_dir raises if a parent folder is not readable
+        inside = sorted(entry for entry in file.iterdir() if entry.name.endswith(_READABLE))
         if not inside:
             raise RecipeError(
                 f"`{key}` is `{file}`: a folder without `.jsonl` or `.parquet`", hint=f"ls {quoted(file)}"
             )
         return inside
-    if os.path.exists(file):  # noqa: PTH110 - the same
+    if os.path.exists(file):  # noqa: PTH110 - Path.exists raises in that case too
         return [file]
     if glob.has_magic(path):
-        if matching := sorted(glob.glob(path, recursive=True)):  # noqa: PTH207 - the pattern is a whole path
-            return [Path(each) for each in matching]
-        raise MissingAssetError(f"`{key}` is `{path}`: no file has such a name", hint=f"ls {quoted(_before(path))}")
+        if matching := sorted(glob.glob(path, recursive=True)):  # noqa: PTH207 - the pattern is a complete path
+            return [Path(name) for name in matching]
+        raise MissingAssetError(f"`{key}` is `{path}`: no file matches", hint=f"ls {quoted(_folder_of(path))}")
     raise MissingAssetError(f"`{key}` is `{file}`: no such file", hint=f"ls {quoted(file.parent)}")
 
 
-def _before(pattern: str) -> Path:
-    """The innermost folder in front of a glob's first special character."""
+def _folder_of(pattern: str) -> Path:
+    """Return the longest parent folder of a glob that has no special character."""
     parts = Path(pattern).parts
     return Path(*parts[: next(number for number, part in enumerate(parts) if glob.has_magic(part))])
 
 
 def rows_of(table: AnyRows) -> int | None:
-    """Rows that one epoch of a table has before any is dropped; None where they cannot be counted without reading
-    them."""
+    """Return the number of rows in one epoch of a table, before any is dropped; None if they cannot be counted
+    without parsing them."""
     if isinstance(table, MixRows):
-        each = [(rows_of(source), source.weight) for source in table.sources.values()]
-        known = [in_an_epoch(rows, weight) for rows, weight in each if rows is not None]
-        return sum(known) if len(known) == len(each) else None
+        sources = [(rows_of(source), source.weight) for source in table.sources.values()]
+        known = [in_an_epoch(rows, weight) for rows, weight in sources if rows is not None]
+        return sum(known) if len(known) == len(sources) else None
     return _rows_of(table)
 
 
 def in_an_epoch(rows: int, weight: float) -> int:
-    """Rows that a source of this weight has in each epoch of its mix."""
+    """Return the number of rows that a source of this weight has in each epoch of its mix."""
     return round(rows * weight)
 
 
@@ -91,7 +90,8 @@ def _rows_of(table: SingleTable) -> int | None:
 
 
 def _rows_in(file: Path) -> int | None:
-    """Lines of JSONL that are not blank, or what a parquet file says it has; None: it cannot be read."""
+    """Return the number of nonblank JSONL lines, or the row count in a parquet footer; None if the file is not
+    readable."""
     try:
         if file.suffix == PARQUET:
             from pyarrow import parquet
@@ -99,12 +99,13 @@ def _rows_in(file: Path) -> int | None:
             return int(parquet.read_metadata(file).num_rows)
         with opened(file) as lines:
             return sum(1 for line in lines if line.strip())
-    except (OSError, EOFError, ValueError, DataError):  # pyarrow's own are of these
+    except (OSError, EOFError, ValueError, DataError):  # pyarrow's errors are subclasses of these
         return None
 
 
 def opened(path: Path) -> BufferedIOBase:
-    """A JSONL file's bytes, unpacked where it is packed. Raises DataError where it cannot be read."""
+    """Open a JSONL file for reading bytes, decompressed if it ends in `.gz`. Raises DataError if it cannot be
+    opened."""
     try:
         return gzip.GzipFile(path) if path.suffix == ".gz" else path.open("rb")
     except OSError as error:

@@ -1,7 +1,7 @@
-"""The recipe: one frozen class per TOML table, one docstring per key. Nothing here computes; see `rules` and `plan`.
+"""The recipe: one frozen class per TOML table, one docstring per key. The classes only hold values.
 
-Alternatives are tagged tables (`kind = "..."`). `None` appears only where absence is a meaning. Conflicts are errors
-(`rules`), never corrected. Every key declares its effect (`table`).
+Alternatives are tagged tables (`kind = "..."`). `None` is used only if the absence of a key has a meaning. Conflicts
+between keys are errors (`loading.rules`) and are never corrected. Every key declares its effect (`recipe_table`).
 """
 
 from typing import Annotated, Literal
@@ -54,163 +54,171 @@ from ppoctl.rewards.reward import Reward
 
 
 class CriticModelTable(Table):
-    """The critic's own model: of any supported family and size, with the tokens of the actor's.
+    """The critic's own model, of any supported family and size, with the same token ids as the actor's model.
 
     Default of: NeMo-RL and verl (none: the actor's model); OpenRLHF starts the critic from the reward model.
     """
 
     path: Annotated[str, RESULTS]
-    """Weights that the critic starts from: a reward model (a folder or hub id of a ...ForSequenceClassification with
-    one label), another language model (its value head starts at zero), a folder by `convert-ckpt --to megatron`, or a
-    critic that a run has saved, `runs/NAME/states/critic/STEP`, whose optimizer is left behind."""
+    """Initial weights of the critic: a reward model (a folder or hub id of a ...ForSequenceClassification with one
+    label), another language model (the value head starts at zero), a folder written by `convert-ckpt --to megatron`,
+    or a saved critic of a run, `runs/NAME/states/critic/STEP`. The optimizer of a saved critic is not loaded."""
     dtype: Annotated[Literal["float32", "bfloat16"] | None, RESULTS] = None
     """Dtype of the critic's weights and activations; absent: `model.dtype`."""
 
 
 PathOrTable = BeforeValidator(lambda value: {"path": value} if isinstance(value, str) else value)
-"""A table that may be written as its path alone, as run directories of before have it."""
+"""Validator of a table that may be written as its path alone, as in run directories of earlier versions."""
 
 
 class ModelTable(Table):
-    """The base model: actor and reference start from it, and a critic without a model of its own."""
+    """The base model: the initial weights of actor and reference, and of a critic without its own model."""
 
     path: Annotated[str, RESULTS]
     """Hugging Face folder (a relative path starts at the recipe file) or hub id."""
     dtype: Annotated[Literal["float32", "bfloat16"], RESULTS] = "bfloat16"
-    """Dtype of weights and activations; main weights and optimizer are float32 either way."""
+    """Dtype of weights and activations; main weights and optimizer are float32 in both cases."""
     critic: Annotated[CriticModelTable | None, PathOrTable] = None
-    """The critic's own model, as a table or as its path alone; absent: the base model, with a head of zero."""
+    """The critic's own model, as a table or as its path alone; absent: the base model with a value head of zeros."""
 
 
 class RolloutTable(Table):
-    """Sampling of responses, and of what distribution log-probs are: the trainer divides logits and leaves ids out as
-    the generator does, in `logprobs` and in updates, so that a ratio compares like with like.
+    """Sampling of responses. These settings also define the distribution of log-probs: in `logprobs` and in updates,
+    the trainer scales and filters logits as the generator does. A ratio therefore compares equal distributions.
 
-    Formula: logits / temperature, at the first min_new_tokens positions without the ids that end a response; of these
-        min_p, top_k, top_p in this order (vLLM's); an id that was drawn always counts as kept. The reference is
-        scored at the same temperature and whole, so that KL from it is at least -log(its probability of the ids that
-        are kept)
+    Formula: logits / temperature, at the first min_new_tokens positions without the ids that end a response; then
+        min_p, top_k, top_p in this order (vLLM's); a sampled id is always kept. The reference is scored at the same
+        temperature and unfiltered, so that KL from it is at least -log(its probability of the kept ids)
     Source: top-p: Holtzman et al. 2020 (arXiv:1904.09751); min-p: Nguyen et al. 2024 (arXiv:2407.01082)
-    Default of: all systems (nothing is left out); verl's and trlX's trainers score the whole distribution, whatever
-        the generator left out
+    Default of: all systems (no filter); the trainers of verl and trlX score the full distribution even if the
+        generator filters
     """
 
     prompts_per_step: Annotated[int, RESULTS, AtLeastOne]
-    """Prompts in one PPO step."""
+    """Number of prompts in one PPO step."""
     samples_per_prompt: Annotated[int, RESULTS, AtLeastOne] = 1
-    """Responses per prompt; sequences in a step = prompts_per_step x samples_per_prompt."""
+    """Number of responses per prompt; sequences in a step = prompts_per_step x samples_per_prompt."""
     max_prompt_tokens: Annotated[int, RESULTS, AtLeastOne]
-    """Most tokens of a prompt; what becomes of a longer one the rows say (`long_prompts`: an error at start)."""
+    """Maximum number of prompt tokens. `long_prompts` of the rows sets the treatment of a longer prompt (default: an
+    error at start)."""
     max_new_tokens: Annotated[int, RESULTS, AtLeastOne]
-    """Most tokens of a response (vLLM's `max_tokens`); one that reaches it is truncated."""
+    """Maximum number of response tokens (vLLM's `max_tokens`). A response that reaches this limit is truncated."""
     temperature: Annotated[float, RESULTS, Positive] = 1.0
-    """Sampling temperature: logits are divided by it in the generator and in the trainer alike."""
+    """Sampling temperature: both the generator and the trainer divide logits by it."""
     top_p: Annotated[float, RESULTS, Field(gt=0, le=1)] = 1.0
-    """Draw from the smallest set of likeliest ids that has this share of the probability; 1: from all. Evaluations
-    have filters of their own."""
+    """Sample from the smallest set of most likely tokens whose total probability is at least this value; 1: from all
+    tokens. Evaluations have their own filters (`[eval]`)."""
     top_k: Annotated[int | None, RESULTS, AtLeastOne] = None
-    """Draw from so many likeliest ids, and those as likely as the last of them; absent: from all."""
+    """Sample from the k most likely tokens, and from tokens as likely as the last of them; absent: from all
+    tokens."""
     min_p: Annotated[float, RESULTS, Field(ge=0, le=1)] = 0.0
-    """Draw from ids at least this many times as likely as the likeliest; 0: from all."""
+    """Sample from tokens whose probability is at least this fraction of the highest probability; 0: from all
+    tokens."""
     stop_strings: Annotated[tuple[str, ...], RESULTS, Array] = ()
-    """Texts that end a response where they appear (vLLM's `stop`); end-of-sequence tokens always end it."""
+    """Texts that end a response when they are generated (vLLM's `stop`). End-of-sequence tokens always end it."""
     stop_token_ids: Annotated[tuple[int, ...], RESULTS, Array] = ()
-    """Ids that end a response besides the model's own end-of-sequence tokens, and are left out of its text as those
-    are."""
+    """Token ids that end a response, in addition to the model's end-of-sequence tokens. Neither appear in its
+    text."""
     min_new_tokens: Annotated[int, RESULTS, NotNegative] = 0
-    """Fewest tokens of a response before one may end it (vLLM's `min_tokens`): up to there ids that would are not
-    drawn, and the trainer leaves them out too; stop strings are not looked for. Evaluations do not read it."""
+    """Minimum number of response tokens (vLLM's `min_tokens`). Until then, generator and trainer mask token ids that
+    end a response, and stop strings are ignored. Not used in evaluations."""
     max_window_tokens: Annotated[int | None, RESULTS, AtLeastOne] = None
-    """Most tokens of prompt and response together, evaluations included: a long prompt leaves its response less than
-    `max_new_tokens`. Absent: there is no such limit."""
+    """Maximum number of prompt and response tokens together, also in evaluations. After a long prompt, a response may
+    have fewer than `max_new_tokens` tokens. Absent: no such limit."""
     keep_finished_every_s: Annotated[float, SPEED, Positive] = 5.0
-    """Seconds between writes of the finished samples of an unfinished rollout or evaluation; a kill loses no more."""
+    """Seconds between writes of the finished samples of an unfinished rollout or evaluation. A kill loses at most the
+    samples of this interval."""
 
 
 class GeneratorTable(Table):
-    """vLLM engines that draw responses. They share one queue of prompts; a sample is the same whichever engine draws
-    it."""
+    """vLLM engines that generate responses. They share one queue of prompts, and a sample does not depend on the
+    engine that generates it."""
 
     engines: Annotated[int, SPEED, AtLeastOne] = 1
-    """Engines, copies of the model that draw side by side."""
+    """Number of engines; each has a copy of the model, and all generate in parallel."""
     tensor: Annotated[int, SPEED, AtLeastOne] = 1
-    """Ranks that split the layers of each engine (vLLM's `tensor_parallel_size`); divides attention heads and
-    key/value heads."""
+    """Number of ranks that split the layers of each engine (vLLM's `tensor_parallel_size`). It must divide the
+    numbers of attention heads and key/value heads."""
     gpu_memory_frac: Annotated[float, SPEED, Field(gt=0, lt=1)] = 0.6
-    """Share of a GPU that an engine may use for weights and KV cache (vLLM's `gpu_memory_utilization`); not read on
-    CPU."""
+    """Fraction of a GPU's memory that an engine may use for weights and KV cache (vLLM's `gpu_memory_utilization`);
+    ignored on CPU."""
     kv_cache_mib: Annotated[int, SPEED, AtLeastOne] = 256
-    """MiB of KV cache on CPU, where no share of a GPU limits it (vLLM's `kv_cache_memory_bytes`); not read on GPU."""
+    """Size of the KV cache on CPU, in MiB (vLLM's `kv_cache_memory_bytes`); ignored on GPU."""
     max_concurrent_seqs: Annotated[int, SPEED, AtLeastOne] = 256
-    """Sequences that an engine decodes together (vLLM's `max_num_seqs`)."""
+    """Maximum number of sequences that an engine decodes at the same time (vLLM's `max_num_seqs`)."""
     compile: Annotated[bool | None, SPEED] = None
-    """Compile the model and capture CUDA graphs (turns off vLLM's `enforce_eager`): slower start, faster tokens.
-    Absent: on a GPU yes, on a CPU no."""
+    """Whether to compile the model and capture CUDA graphs (turns off vLLM's `enforce_eager`): slower start, faster
+    decoding. Absent: on for a GPU, off for a CPU."""
     batch_invariant: Annotated[bool, SPEED] = False
-    """Have a GPU compute a sequence in the same order of rounding whichever others are decoded beside it (vLLM's
-    `VLLM_BATCH_INVARIANT`): slower tokens, which repeat to the bit; not read on CPU."""
+    """Whether a GPU computes each sequence with the same rounding, independently of the other sequences in the batch
+    (vLLM's `VLLM_BATCH_INVARIANT`): slower decoding, bitwise repeatable responses. Ignored on CPU."""
     async_scheduling: Annotated[bool | None, SPEED] = None
-    """Prepare the next decoding step while the GPU computes one; absent: vLLM's choice; on a CPU never."""
+    """Whether to prepare the next decoding step while the GPU computes the current one. Absent: vLLM's choice on a
+    GPU, never on a CPU."""
     model_runner: Annotated[Literal["v1", "v2"] | None, SPEED] = None
-    """Code of vLLM that runs the model (its `VLLM_USE_V2_MODEL_RUNNER`), to fall back to where one has a fault;
-    absent: vLLM's choice."""
+    """Model runner of vLLM (`VLLM_USE_V2_MODEL_RUNNER`), as a workaround if one of them has a bug; absent: vLLM's
+    choice."""
     canary_tolerance: Annotated[float | None, SPEED, Positive] = None
-    """Largest allowed gap, in nats, between the generator's and the trainer's log-probs of the canary prompt after a
-    weight update; absent: 1e-3 for float32, 0.5 for bfloat16 on the mean."""
+    """Largest allowed difference, in nats, between generator and trainer log-probs of the canary prompt after a
+    weight transfer. Absent: 1e-3 for float32, 0.5 on the mean for bfloat16."""
 
 
 class CheckpointTable(Table):
-    """Saving of states, and which are kept. Data artifacts are committed after every stage regardless."""
+    """Saving and retention of states. Records are committed after every stage in any case."""
 
     every_steps: Annotated[int, SPEED, AtLeastOne] = 1
-    """Steps between saves of actor and critic. Between saves the artifacts are a redo log: a resume replays at most
-    this many steps' updates."""
+    """Steps between saves of actor and critic. Between saves the records are a redo log: a resume replays the updates
+    of at most this many steps."""
     asynchronous: Annotated[bool, SPEED] = True
-    """Write states while the next step goes on. This takes the host memory of one more copy of actor and critic,
-    weights and optimizer. False: training waits until they are on disk."""
+    """Whether states are written while the next step runs. This requires host memory for one more copy of actor and
+    critic, weights and optimizer. False: training waits until they are on disk."""
     reshardable: Annotated[Literal["full", "dp"], SPEED] = "full"
-    """Layouts under which the saved state of a distributed optimizer can be loaded. full: any with a distributed
-    optimizer; a save gathers the state in host memory of the first data rank. dp: the same layout with any number of
-    data ranks; each rank writes its own shard. The state of any other optimizer can be loaded under every layout
-    without one, at no cost."""
+    """Layouts under which the saved state of a distributed optimizer can be loaded. full: any layout with a
+    distributed optimizer; a save gathers the state in host memory of the first data rank. dp: the same layout with
+    any number of data ranks; each rank writes its own shard. The state of a non-distributed optimizer can always be
+    loaded under every layout without a distributed optimizer."""
     keep_last: Annotated[int | None, SPEED, Field(ge=2), OrAll] = 2
-    """Healthy actor and critic pairs to keep; the last healthy one is never deleted. "all": none is, while the
-    records of steps stay for the last two only. A pair that was saved because the run was stopped counts as none of
-    these, and goes when a later one is saved."""
+    """Number of healthy checkpoints (actor and critic) to keep; the last healthy checkpoint is never deleted. "all"
+    keeps every checkpoint; records of steps are still kept for the last two steps only. A checkpoint that was saved
+    because the run was stopped is not counted, and is deleted when a later checkpoint is saved."""
     best: Annotated[str | None, REPORTING] = None
-    """Metric whose best actor is kept besides, as weights only; absent: none. It is the actor that was measured: the
-    one a step began with for figures of training, the one it made for evaluations."""
+    """Metric by which the best actor is kept in addition, as weights only; absent: none. The kept actor is the one
+    that was measured: for training metrics the actor at the start of the step, for evaluations the actor after the
+    step."""
     best_keep: Annotated[int, REPORTING, AtLeastOne] = 1
-    """Best actors to keep; of equal ones the later (NeMo-RL's `keep_top_k`, which counts whole states)."""
+    """Number of best actors to keep; of equal ones, the later is kept (NeMo-RL's `keep_top_k`, which counts complete
+    states)."""
     best_direction: Annotated[Literal["higher", "lower"] | None, REPORTING] = None
-    """Which value of the metric is better; absent: as `ppoctl recipes metrics` says."""
+    """Direction in which the metric is better; absent: the direction that `ppoctl recipes metrics` shows."""
     keep_rollouts_every_steps: Annotated[int, REPORTING, NotNegative] = 10
-    """Steps between those whose rollouts stay readable after their folder is no longer needed; 0: none stay."""
+    """Interval, in steps, of rollouts that stay readable after the folder of their step is no longer needed; 0:
+    none."""
 
 
 class HealthRule(Table):
-    """Bounds on one figure."""
+    """Bounds on one metric."""
 
     min: Annotated[float | None, REPORTING, OrOff] = None
     """Lowest healthy value; absent or "off": no lower bound."""
     max: Annotated[float | None, REPORTING, OrOff] = None
     """Highest healthy value; absent or "off": no upper bound."""
     action: Annotated[Literal["warn", "stop"], REPORTING] = "warn"
-    """What the rule does when it acts. stop ends the run with exit 5 after the step's artifacts are committed."""
+    """Action of the rule. warn prints a warning; stop ends the run with exit 5 after the records of the step are
+    committed."""
     from_step: Annotated[int, REPORTING, AtLeastOne] = 1
-    """First step that is judged."""
+    """First step that is checked."""
     for_steps: Annotated[int, REPORTING, AtLeastOne] = 1
-    """Consecutive steps out of bounds before the rule acts."""
+    """Number of consecutive steps out of bounds before the rule acts."""
 
 
 class HealthTable(Table):
-    """Bounds of a healthy run. The reward's error share has its own hard limit in `[reward]`."""
+    """Bounds of a healthy run. The fraction of failed scores has a separate hard limit, `reward.max_error_frac`."""
 
     kl: HealthRule = HealthRule(max=0.5)
-    """Bounds on policy/approx_kl: how far one step moved the actor (nats per token); 0 where `ppo.old_logprobs` is
+    """Bounds on policy/approx_kl: how far one step moved the actor (nats per token); 0 if `ppo.old_logprobs` is
     "current"."""
     reference_kl: HealthRule = HealthRule()
-    """Bounds on kl/reference_mean, where a reference is read."""
+    """Bounds on kl/reference_mean, if the run has a reference."""
     entropy: HealthRule = HealthRule()
     """Bounds on policy/entropy_mean (nats per token)."""
     truncated: HealthRule = HealthRule(max=0.5)
@@ -220,30 +228,30 @@ class HealthTable(Table):
     reward_errors: HealthRule = HealthRule(max=0.01)
     """Bounds on reward/error_frac + reward/timeout_frac."""
     reward_spread: HealthRule = HealthRule(min=1e-6)
-    """Bounds on reward/score_std: where all scores of a step are equal there is nothing to learn from."""
+    """Bounds on reward/score_std: if all scores of a step are equal, there is nothing to learn from."""
     mismatch_k3: HealthRule = HealthRule(max=0.1, action="stop", for_steps=2)
-    """Bounds on mismatch/gap_k3 (nats per token): what the sampler computes, from what the trainer does. Few tokens
-    weigh much in it, hence two steps. A step is judged as it ends, after its update; `resume --back-to` leads before
-    it."""
+    """Bounds on mismatch/gap_k3 (nats per token), the difference between sampler and trainer. A few tokens can
+    dominate it, so the rule acts after two steps. A step is checked at its end, after its update; `resume --back-to`
+    returns to an earlier step."""
     mismatch_abs: HealthRule = HealthRule(max=0.3, action="stop")
-    """Bounds on mismatch/gap_mean_abs (nats per token), which no few tokens move. docs/gpu.md has what bfloat16
-    reaches."""
+    """Bounds on mismatch/gap_mean_abs (nats per token), which a few tokens cannot dominate. docs/gpu.md lists values
+    for bfloat16."""
 
 
 class MlflowTracking(Table):
-    """Tracking by MLflow, a mirror. The run directory stays the truth; MLflow being down never stops training."""
+    """Tracking by MLflow, as a mirror of the run directory. Training continues if MLflow is unreachable."""
 
     kind: Annotated[Literal["mlflow"], REPORTING]
     """Mirror the run to MLflow."""
     uri: Annotated[str | None, REPORTING] = None
-    """MLflow tracking URI without a secret, or `$NAME` of a variable that holds it; absent: a sqlite file in the runs
-    folder."""
+    """MLflow tracking URI without a secret, or `$NAME` of an environment variable that contains it; absent: a sqlite
+    file in the runs folder."""
     experiment: Annotated[str, REPORTING] = "ppoctl"
     """Name of the MLflow experiment."""
 
 
 class NoTracking(Table):
-    """No tracking beyond the run directory."""
+    """No tracking outside the run directory."""
 
     kind: Annotated[Literal["none"], REPORTING]
     """No mirror."""
@@ -255,81 +263,84 @@ Tracking = Annotated[MlflowTracking | NoTracking, Field(discriminator="kind")]
 AllOrNone = BeforeValidator(
     lambda value: ["actor", "critic", "generator"] * value if isinstance(value, bool) else value
 )
-"""A list of roles that run directories of before have as true or false."""
+"""Validator of a list of roles that run directories of earlier versions have as true or false."""
 
 
 class ClusterTable(Table):
-    """Processes and devices: this machine, or a running Ray. Where every role is one process and they share a device,
-    there is no Ray: trained roles live in this process, and vLLM in one beside it; otherwise each role runs in
-    processes of Ray."""
+    """Processes and devices, on this machine or in a running Ray. Ray is not used if every role has one process and
+    all share a device: actor and critic are then in the process of the command, and vLLM in another process.
+    Otherwise each role runs in processes of Ray."""
 
     placement: Annotated[Literal["colocated", "apart"], SPEED] = "colocated"
-    """Whether roles share devices. colocated: one process of each role on a device; apart: each process has a device
-    of its own."""
+    """Whether roles share devices. colocated: one process of each role on a device; apart: each process has its own
+    device."""
     offload: Annotated[tuple[Literal["actor", "critic", "generator", "reward"], ...], SPEED, Array, AllOrNone] = ()
-    """Roles that leave the memory of shared devices while another one is at work: actor, critic and reward models
-    move to the host, engines drop their cache and sleep (vLLM's `enable_sleep_mode`). A role that is not listed never
-    leaves. `plan` says what each stage needs."""
+    """Roles that are offloaded from shared devices while another role runs: actor, critic and reward models move to
+    host memory; engines drop their cache and sleep (vLLM's `enable_sleep_mode`). A role that is not listed is never
+    offloaded. `plan` shows the memory of each stage."""
     weights: Annotated[Literal["shared", "store", "broadcast"], SPEED] = "shared"
-    """How weights reach engines in other processes. shared: engines read memory of the actor's ranks on their node
-    (CUDA IPC on GPUs); store: one rank sends all through Ray's object store, as shared does for nodes without such a
-    rank, and without Ray engines read host memory of the rank; broadcast: over a process group (NCCL on GPUs, gloo on
-    CPUs), where roles are apart."""
+    """Transfer of weights to engines in other processes. shared: engines read memory of the actor's ranks on their
+    node (CUDA IPC on GPUs); nodes without such a rank use Ray's object store. store: one rank sends all weights
+    through Ray's object store; without Ray, engines read host memory of the rank. broadcast: over a process group
+    (NCCL on GPUs, gloo on CPUs), if roles have separate devices."""
     weights_bucket_mib: Annotated[int, SPEED, AtLeastOne] = 64
-    """MiB of weights in one bucket on its way to engines; a few buckets exist at one time, and a larger tensor goes
-    alone. The driver asks every rank and engine for each bucket: on many GPUs larger buckets are faster."""
+    """Size, in MiB, of a bucket of weights that is sent to the engines. A few buckets are in memory at the same time,
+    and a larger tensor is sent alone. The driver calls every rank and engine for each bucket, so larger buckets are
+    faster on many GPUs."""
     threads: Annotated[int | None, SPEED, AtLeastOne] = None
-    """CPU threads of trainer and generator; absent: all cores this process may use. A role's processes share them."""
+    """CPU threads of trainer and generator, shared by the processes of a role; absent: all cores available to this
+    process."""
     ray_address: Annotated[str | None, SPEED] = None
-    """Address (`host:port`) of a running Ray; absent: the run starts one of its own where it needs one."""
+    """Address (`host:port`) of a running Ray; absent: the run starts its own Ray if it needs one."""
     start_deadline_s: Annotated[float, SPEED, Positive] = 300.0
-    """Seconds for the processes of a role to start and meet; later the run stops (exit 3)."""
+    """Seconds for the processes of a role to start and connect. After that the run stops (exit 3)."""
     call_deadline_s: Annotated[float, SPEED, Positive] = 3600.0
-    """Seconds for a role to answer one call. One that has not answered by then hangs: the run stops (exit 6) and says
-    who waits where."""
+    """Seconds for a role to return from one call. After that the role is considered hung: the run stops (exit 6) and
+    reports which process waits at which point."""
     draw_deadline_s: Annotated[float | None, SPEED, Positive] = None
-    """Deadline, in seconds, of one engine call, which draws 16 to 64 tokens of each sequence it holds; absent:
+    """Deadline, in seconds, of one engine call, which generates 16 to 64 tokens of each of its sequences; absent:
     `call_deadline_s`."""
     forward_deadline_s: Annotated[float | None, SPEED, Positive] = None
-    """Deadline, in seconds, of a pass that scores rollouts (log-probs, the reference's, values); absent:
+    """Deadline, in seconds, of a forward pass over rollouts (log-probs of actor or reference, values); absent:
     `call_deadline_s`."""
     update_deadline_s: Annotated[float | None, SPEED, Positive] = None
-    """Deadline, in seconds, of an update, all its epochs together; absent: `call_deadline_s`."""
+    """Deadline, in seconds, of an update with all its epochs; absent: `call_deadline_s`."""
     save_deadline_s: Annotated[float | None, SPEED, Positive] = None
     """Deadline, in seconds, of the part of a save that training waits for; absent: `call_deadline_s`."""
 
 
 class Expectation(Table):
-    """Bound that the run must meet; unmet means exit 5."""
+    """Bound that a metric of the run must meet; a run that does not meet it ends with exit 5."""
 
     at_step: Annotated[int | None, REPORTING, NotNegative] = None
-    """Step whose value is judged; absent: the last."""
+    """Step whose value is checked; absent: the last step."""
     min: Annotated[float | None, REPORTING] = None
     """Lowest allowed value; absent: no lower bound."""
     max: Annotated[float | None, REPORTING] = None
     """Highest allowed value; absent: no upper bound."""
     rise_min: Annotated[float | None, REPORTING] = None
-    """Smallest rise over the metric's first value; absent: not judged."""
+    """Smallest rise above the metric's first value; absent: not checked."""
 
 
 class Recipe(Table):
-    """One training job: model, data, algorithm, roles, and where they run."""
+    """One training run: model, data, algorithm, roles, and the devices that they run on."""
 
     name: Annotated[str, REPORTING, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
     """Name of the run directory, `runs/NAME`."""
     seed: Annotated[int, RESULTS, NotNegative] = 42
-    """Seed of the run: all randomness is a hash of it and of where it is used."""
+    """Seed of the run. Each random number is derived from a hash of the seed and of the place of its use."""
     steps: Annotated[int, REPORTING, AtLeastOne, Field(le=1_000_000)]
-    """PPO steps of the run. Raising it continues a finished run."""
+    """Number of PPO steps of the run. A higher number continues a finished run."""
     epochs: Annotated[int | None, REPORTING, AtLeastOne] = None
-    """Passes over the training rows, in place of `steps`: the whole steps in them, counted when the recipe is read,
-    and kept by the run as `steps`. Rows that an epoch leaves over begin the next; those of the last are not drawn."""
+    """Number of passes over the training rows, instead of `steps`. It is converted to complete steps when the recipe
+    is read, and the run keeps it as `steps`. Rows left over by an epoch begin the next epoch; rows left over by the
+    last epoch are not used."""
     requires: Annotated[tuple[str, ...], REPORTING, Array] = ()
-    """What the run needs that ppoctl cannot do yet, by the names in docs/limits.md (`lora`, `tools`): `validate` and
-    `plan` name it, `train` refuses."""
+    """Features that the run requires and ppoctl does not have yet, by their names in docs/limits.md (`lora`,
+    `tools`). `validate` and `plan` report them; `train` rejects the recipe."""
     without: Annotated[tuple[str, ...], REPORTING, Array] = ()
-    """Names of `requires` that the run does without, which `train --without NAME` adds: its result is then its
-    own."""
+    """Names of `requires` that the run does without; `train --without NAME` adds a name. The results are then not
+    those of the original recipe."""
     model: ModelTable
     data: DataTable
     rollout: RolloutTable
@@ -345,4 +356,4 @@ class Recipe(Table):
     cluster: ClusterTable = ClusterTable()
     slurm: SlurmTable = SlurmTable()
     expect: dict[str, Expectation] = Field(default_factory=dict)
-    """Bounds that the run must reach, by metric name."""
+    """Bounds that the run must meet, by metric name."""

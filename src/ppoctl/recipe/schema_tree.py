@@ -1,7 +1,7 @@
-"""The recipe schema as a tree: which keys a table has, which tables are alternatives, what each key changes.
+"""The recipe schema as a tree: the keys of each table, alternative tables, and the effect of each key.
 
-Keys are spelled as in TOML (`from`, not `from_`). A path is a tuple of such names; `"*"` stands for any name
-(evaluation sets, metric names, variables).
+Names are those of TOML (`from`, not `from_`). A path is a tuple of names; `"*"` stands for any name that the user
+chooses (evaluation sets, metric names, variables).
 """
 
 import types
@@ -29,7 +29,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class RecipeKey:
-    """One key that a person may write in a table."""
+    """One key of a table."""
 
     attribute: str
     field: FieldInfo
@@ -37,14 +37,14 @@ class RecipeKey:
 
     @property
     def effect(self) -> Effect | None:
-        """What changing the key changes; None for a table, whose keys have effects of their own."""
+        """The effect of changing the key; None for a table, whose keys have their own effects."""
         if not isinstance(self.node, Leaf):
             return None
         return next((item for item in self.field.metadata if isinstance(item, Effect)), None)
 
     @property
     def each(self) -> "RecipeKey | None":
-        """The key of a single value where a person chooses the names of values (`dict[str, str]`); else None."""
+        """The key of a single value, if the user chooses the names of values (`dict[str, str]`); otherwise None."""
         is_named = isinstance(self.node, NamedTables) and isinstance(self.node.each, Leaf)
         return replace(self, node=self.node.each) if is_named and isinstance(self.node, NamedTables) else None
 
@@ -55,7 +55,7 @@ class RecipeKey:
 
     @property
     def marked(self) -> DocstringFields:
-        """The docstring of the key, in parts."""
+        """The docstring of the key, split into fields."""
         return parse_docstring(self.field.description or "")
 
     @property
@@ -64,7 +64,7 @@ class RecipeKey:
 
     @cached_property
     def default(self) -> Any:
-        """The value where the key is not written; None for a required key."""
+        """The default of the key; None for a required key."""
         return None if self.required else self.field.get_default(call_default_factory=True)
 
 
@@ -78,19 +78,19 @@ class TableNode:
 
 @dataclass(frozen=True)
 class Choice:
-    """Alternative tables. `tag` is the key that names one; None: they are told apart by their own keys."""
+    """Alternative tables. `tag` is the key that selects one; None: the keys that are written select it."""
 
     tag: str | None
     tables: Mapping[str, TableNode]
     usual: str | None = None
-    """The alternative of a table in which `tag` is not written; None: it must be."""
+    """The alternative of a table in which `tag` is not written; None: `tag` is required."""
 
     def chosen(self, written: Mapping[str, Any]) -> str | None:
-        """The name of the alternative that the written keys ask for; None where they do not say."""
+        """Return the name of the alternative that the written keys select; None if they select none."""
         if self.tag is not None:
             value = written.get(self.tag)
             return value if isinstance(value, str) else None
-        # Without a tag a key that only one alternative has decides.
+        # Without a tag, a key that only one alternative has selects it.
         for name, table in self.tables.items():
             others = {key for other, rest in self.tables.items() if other != name for key in rest.keys}
             if any(key in table.keys and key not in others for key in written):
@@ -98,14 +98,16 @@ class Choice:
         return None
 
     def table(self, written: Mapping[str, Any]) -> "TableNode | None":
-        """The alternative that the written keys ask for, the usual one where they do not say; None where there is no
-        such one, or they name none of them."""
+        """Return the alternative that the written keys select, or else the usual one.
+
+        None: there is no usual alternative, or the written name is unknown.
+        """
         return self.tables.get(self.chosen(written) or self.usual or "")
 
 
 @dataclass(frozen=True)
 class NamedTables:
-    """A table whose keys are names a person chooses; each names a table, or one value."""
+    """A table whose keys are names that the user chooses; each names a table or a value."""
 
     each: "Node"
 
@@ -115,7 +117,7 @@ Node = Leaf | TableNode | Choice | NamedTables
 
 @cache
 def of(model: type[BaseModel]) -> TableNode:
-    """The tree of a table class."""
+    """Return the tree of a table class."""
     keys = {}
     for attribute, field in model.model_fields.items():
         discriminator = field.discriminator or _discriminator(field.metadata)
@@ -154,7 +156,7 @@ def _discriminator(metadata: list[Any]) -> Discriminator | str | None:
 
 
 def _named(member: Any, tag: str | None) -> Iterator[tuple[str, type[BaseModel]]]:
-    """The names under which one alternative is asked for, each with its table class."""
+    """Yield the names that select one alternative, each with its table class."""
     if tag is None:
         table, *metadata = get_args(member)
         yield next(item.tag for item in metadata if isinstance(item, Tag)), table
@@ -164,14 +166,14 @@ def _named(member: Any, tag: str | None) -> Iterator[tuple[str, type[BaseModel]]
 
 
 def allowed(annotation: Any) -> tuple[Any, ...]:
-    """The values a `Literal` key may have, if it is there; empty for any other."""
+    """Return the allowed values of a `Literal` key; empty for any other key."""
     if get_origin(annotation) in (Union, types.UnionType):
         return tuple(value for member in get_args(annotation) for value in allowed(member))
     return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
 def walk(node: Node, path: KeyPath = ()) -> Iterator[tuple[KeyPath, RecipeKey]]:
-    """Every key of every alternative, tables included, in the order of the schema."""
+    """Yield every key of every alternative, including tables, in schema order."""
     if isinstance(node, TableNode):
         for name, key in node.keys.items():
             yield (*path, name), key
@@ -186,7 +188,7 @@ def walk(node: Node, path: KeyPath = ()) -> Iterator[tuple[KeyPath, RecipeKey]]:
 
 
 def keys_at(node: Node, path: KeyPath) -> list[RecipeKey]:
-    """Keys at a path, one of each alternative that has it; any name fits where a person chooses names."""
+    """Return the keys at a path, one for each alternative that has it; any name matches if the user chooses names."""
     if not path:
         return []
     if isinstance(node, Choice):
@@ -209,45 +211,49 @@ class Value:
     key: RecipeKey
     value: Any
     usual: Any
-    """The value where the key is not written: the default of the table around it, or, where that is another table or
-    none, of the key."""
+    """The value if the key is not written: from the default of the parent table if that has the same class, otherwise
+    the default of the key."""
 
     @property
     def shown(self) -> Any:
-        """The value as a person writes it: a word where that makes it absent."""
+        """The value as the user writes it: a word such as `all` instead of None, if the key has one."""
         return word_for_none(self.key.field.metadata) if self.value is None else self.value
 
 
 def values(table: BaseModel, path: KeyPath = (), default: object = None) -> Iterator[Value]:
-    """Every value of a recipe (or of one of its tables), defaults included; `default`: the table where none is
-    written."""
+    """Yield every value of a recipe (or of one of its tables), including defaults.
+
+    `default` is the table that applies if the table is not written.
+    """
     for name, key in of(type(table)).keys.items():
         value = getattr(table, key.attribute)
         usual = getattr(default, key.attribute) if type(default) is type(table) else key.default
         if isinstance(value, BaseModel):
             yield from values(value, (*path, name), usual)
         elif isinstance(key.node, NamedTables):
-            for each, inner in value.items():
+            for chosen_name, inner in value.items():
                 if key.each is not None:
-                    yield Value((*path, name, each), key.each, inner, None)
+                    yield Value((*path, name, chosen_name), key.each, inner, None)
                 else:
-                    yield from values(inner, (*path, name, each))
+                    yield from values(inner, (*path, name, chosen_name))
         else:
             yield Value((*path, name), key, value, usual)
 
 
 def defaults_beside(table: TableNode, written: Mapping[str, Any]) -> dict[str, Any]:
-    """Defaults of the written tables, key by key: writing one key of a table leaves its other keys at the table's
-    default. A table that was not written is not there."""
-    found: dict[str, Any] = {}
+    """Return the defaults of the written tables, key by key.
+
+    A table that is written partly keeps the default of its other keys. A table that is not written is not included.
+    """
+    defaults: dict[str, Any] = {}
     for name, key in table.keys.items():
         inside = written.get(name)
         if not isinstance(inside, Mapping):
             continue
         default = key.default
         values = default.model_dump(by_alias=True, exclude_unset=True) if isinstance(default, BaseModel) else {}
-        found[name] = values | _defaults_inside(key.node, {**values, **inside})
-    return {name: values for name, values in found.items() if values}
+        defaults[name] = values | _defaults_inside(key.node, {**values, **inside})
+    return {name: values for name, values in defaults.items() if values}
 
 
 def _defaults_inside(node: Node, written: Mapping[str, Any]) -> dict[str, Any]:
@@ -255,38 +261,43 @@ def _defaults_inside(node: Node, written: Mapping[str, Any]) -> dict[str, Any]:
         table = node.table(written)
         return defaults_beside(table, written) if table else {}
     if isinstance(node, NamedTables):
-        tables = {name: each for name, each in written.items() if isinstance(each, Mapping)}
-        return {name: _defaults_inside(node.each, each) for name, each in tables.items()}
+        tables = {name: table for name, table in written.items() if isinstance(table, Mapping)}
+        return {name: _defaults_inside(node.each, table) for name, table in tables.items()}
     return defaults_beside(node, written) if isinstance(node, TableNode) else {}
 
 
 def without_tags(node: Node, loc: tuple[str | int, ...]) -> KeyPath:
-    """A location as pydantic reports it (with the name of each chosen alternative) as the path in the TOML file."""
+    """Return the path in the TOML file of a location that pydantic reports.
+
+    A location of pydantic also contains the name of each selected alternative.
+    """
     path: list[str] = []
-    here: Node | None = node
-    for step in map(str, loc):
-        if isinstance(here, Choice):
-            here = here.tables.get(step)
+    current: Node | None = node
+    for name in map(str, loc):
+        if isinstance(current, Choice):
+            current = current.tables.get(name)
             continue
-        path.append(step)
-        here = _inside(here, step)
+        path.append(name)
+        current = _inside(current, name)
     return tuple(path)
 
 
 def at(node: Node, path: KeyPath, written: Any) -> Node | None:
-    """The node at `path` of what was written. Where alternatives stand there, the one that the written keys choose;
-    None: unclear, or no such key."""
-    here: Node | None = node
-    for step in path:
-        if isinstance(here, Choice):
-            here = here.table(written) if isinstance(written, Mapping) else None
-        here = _inside(here, step)
-        written = written.get(step) if isinstance(written, Mapping) else None
-    return here
+    """Return the node at `path`, choosing alternatives by the keys that are written.
+
+    None: there is no such key, or the written keys do not select an alternative.
+    """
+    current: Node | None = node
+    for name in path:
+        if isinstance(current, Choice):
+            current = current.table(written) if isinstance(written, Mapping) else None
+        current = _inside(current, name)
+        written = written.get(name) if isinstance(written, Mapping) else None
+    return current
 
 
 def _inside(node: Node | None, name: str) -> Node | None:
-    """What stands at this name of a table; None where it has no such key, or is none."""
+    """Return the node at this key of a table; None if the node is not a table or does not have the key."""
     if isinstance(node, TableNode):
         return node.keys[name].node if name in node.keys else None
     return node.each if isinstance(node, NamedTables) else None

@@ -1,5 +1,4 @@
-"""The `[slurm]` table: what a job asks of a cluster, and how its script makes the machine ready. No key of it changes
-a result."""
+"""The `[slurm]` table: the resources that a job requests, and the setup of its script. No key changes results."""
 
 import math
 import re
@@ -11,21 +10,21 @@ from ppoctl.recipe_table import REPORTING, SPEED, Array, AtLeastOne, NotNegative
 
 
 class BareNodes(Table):
-    """The command runs on the node itself."""
+    """No container: the command runs directly on the node."""
 
     kind: Annotated[Literal["none"], SPEED]
     """No container."""
 
 
 class Pyxis(Table):
-    """NVIDIA's plugin of Slurm: `srun --container-image`, by enroot."""
+    """NVIDIA's Slurm plugin Pyxis with enroot: `srun --container-image`."""
 
     kind: Annotated[Literal["pyxis"], SPEED]
     """A container by Pyxis and enroot."""
     image: Annotated[str, SPEED]
-    """Image, as `srun --container-image` takes it: a squashfs file or `registry#name:tag`."""
+    """Image for `srun --container-image`: a squashfs file or `registry#name:tag`."""
     mounts: Annotated[tuple[str, ...], SPEED, Array] = ()
-    """Folders to mount, `HOST:INSIDE`; the run directory, models and data must be seen under the same paths."""
+    """Folders to mount, `HOST:INSIDE`; the run directory, models and data must have the same paths inside."""
 
 
 class Apptainer(Table):
@@ -36,56 +35,57 @@ class Apptainer(Table):
     image: Annotated[str, SPEED]
     """Image file (`.sif`)."""
     mounts: Annotated[tuple[str, ...], SPEED, Array] = ()
-    """Folders to bind, `HOST:INSIDE`; the run directory, models and data must be seen under the same paths."""
+    """Folders to bind, `HOST:INSIDE`; the run directory, models and data must have the same paths inside."""
 
 
 Container = Annotated[BareNodes | Pyxis | Apptainer, Field(discriminator="kind")]
 
 
 class SlurmTable(Table):
-    """A job of Slurm (`--on slurm`): what it asks for, and how its script makes the machine ready."""
+    """A Slurm job (`--on slurm`): the resources that it requests, and the setup of its script."""
 
     partition: Annotated[str | None, SPEED] = None
-    """Partition (`--partition`); absent: the cluster's own choice."""
+    """Partition (`--partition`); absent: the cluster's default."""
     account: Annotated[str | None, REPORTING] = None
-    """Account that is charged (`--account`); absent: the user's own."""
+    """Account that is charged (`--account`); absent: the user's default account."""
     qos: Annotated[str | None, SPEED] = None
-    """Quality of service (`--qos`); absent: the cluster's own choice."""
+    """Quality of service (`--qos`); absent: the cluster's default."""
     nodes: Annotated[int | None, SPEED, AtLeastOne] = None
-    """Nodes; absent: as many as the layout's GPUs need at `gpus_per_node`, and 1 where none are asked for."""
+    """Number of nodes; absent: as many as the layout requires with `gpus_per_node`, or 1 without GPUs."""
     gpus_per_node: Annotated[int | None, SPEED, AtLeastOne] = None
-    """GPUs of each node (`--gpus-per-node`); absent: none are asked for, and everything computes on CPUs."""
+    """GPUs of each node (`--gpus-per-node`); absent: no GPUs are requested, and the run uses CPUs."""
     gpu_type: Annotated[str | None, SPEED] = None
-    """Type of the GPUs, as `sinfo --format=%G` names it (`--gpus-per-node=TYPE:N`); absent: any."""
+    """Type of the GPUs, as listed by `sinfo --format=%G` (`--gpus-per-node=TYPE:N`); absent: any type."""
     cpus_per_node: Annotated[int | None, SPEED, AtLeastOne] = None
-    """CPUs of each node (`--cpus-per-task` of one task); absent: the cluster's own choice."""
+    """CPUs of each node (`--cpus-per-task` of one task); absent: the cluster's default."""
     memory: Annotated[str | None, SPEED] = None
-    """Host memory of each node (`--mem`, such as `200G`; `0`: all of it); absent: the cluster's own choice."""
+    """Host memory of each node (`--mem`, such as `200G`; `0`: all memory); absent: the cluster's default."""
     time: Annotated[str | None, SPEED] = None
-    """Time limit as Slurm writes it (`minutes`, `HH:MM:SS` or `days-HH:MM:SS`); absent: the partition's."""
+    """Time limit in Slurm's format (`minutes`, `HH:MM:SS` or `days-HH:MM:SS`); absent: the limit of the partition."""
     constraint: Annotated[str | None, SPEED] = None
-    """Features that nodes must have (`--constraint`); absent: any node will do."""
+    """Features that nodes must have (`--constraint`); absent: any node."""
     options: Annotated[dict[str, str], SPEED] = Field(default_factory=dict)
-    """Further options of `sbatch` by their long names, such as `exclude = "node7"`; an empty text: a switch."""
+    """Further options of `sbatch` by long name, such as `exclude = "node7"`; an empty text: an option without
+    value."""
     warn_s: Annotated[int, SPEED, Field(ge=30)] = 300
-    """Seconds before the time limit at which the job is told (`--signal=B:USR1@...`), so that it can save."""
+    """Seconds before the time limit at which Slurm signals the job (`--signal=B:USR1@...`), so that it can save."""
     requeue: Annotated[bool, SPEED] = True
-    """Go back into the queue after the time limit, a preemption or a lost node (`--requeue`)."""
+    """Whether the job is requeued after the time limit, a preemption or a node failure (`--requeue`)."""
     requeues: Annotated[int, SPEED, NotNegative] = 100
-    """Most times that one job goes back into the queue."""
+    """Maximum number of times that a job is requeued."""
     container: Container = BareNodes(kind="none")
-    """Container that the command runs in."""
+    """Container of the command."""
     setup: Annotated[tuple[str, ...], SPEED, Array] = ()
-    """Lines of shell before the command, such as `module load cuda`."""
+    """Shell lines before the command, such as `module load cuda`."""
     environment: Annotated[dict[str, str], SPEED] = Field(default_factory=dict)
-    """Variables to set for the command; no secrets, which belong into the file of `secrets`."""
+    """Environment variables of the command. Secrets belong in the file of `secrets`."""
     pass_on: Annotated[tuple[str, ...], SPEED, Array] = ()
-    """Names of variables that the job gets from the shell that submits it, besides HOME and PATH."""
+    """Names of variables that are passed from the submitting shell to the job, in addition to HOME and PATH."""
     secrets: Annotated[str | None, SPEED] = None
-    """Shell file (mode 600, outside the run) that exports secrets on the node, such as a token of MLflow; absent:
-    none."""
+    """Shell file (mode 600, outside the run directory) that exports secrets on the node, such as an MLflow token;
+    absent: none."""
     command: Annotated[str | None, SPEED] = None
-    """Command `ppoctl` as it is called on a node; absent: the one that submits, by its full path."""
+    """Command that starts `ppoctl` on a node; absent: the full path of the submitting `ppoctl`."""
 
 
 _TIME = re.compile(r"(?:(\d+)-)?(\d+(?::\d+){0,2})", re.ASCII)
@@ -95,30 +95,34 @@ _FILE = re.compile(r"[/~$.].*|.*\.(?:sqsh|squashfs|sif|simg|img)", re.DOTALL)
 
 
 def limit_s(text: str) -> float:
-    """Seconds of a time limit in one of Slurm's forms: `minutes`, `minutes:seconds`, `hours:minutes:seconds`,
-    `days-hours`, `days-hours:minutes`, `days-hours:minutes:seconds`; infinity where there is none (`UNLIMITED`, `0`).
-    Raises ValueError for any other text."""
+    """Return the seconds of a time limit in one of Slurm's forms; infinity for no limit (`UNLIMITED`, `0`).
+
+    The forms are `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`, `days-hours:minutes` and
+    `days-hours:minutes:seconds`. Raises ValueError for any other text.
+    """
     if text.upper() in ("UNLIMITED", "INFINITE"):
         return math.inf
-    found = _TIME.fullmatch(text)
-    if found is None:
-        raise ValueError(f"`{text}` is no time limit")
-    parts = [int(part) for part in found[2].split(":")]
-    begins_with_hours = found[1] is not None or len(parts) == 3
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise ValueError(f"`{text}` is not a time limit")
+    parts = [int(part) for part in match[2].split(":")]
+    begins_with_hours = match[1] is not None or len(parts) == 3
     units = (3600, 60, 1) if begins_with_hours else (60, 1)
-    total = 86400.0 * int(found[1] or 0) + sum(part * unit for part, unit in zip(parts, units, strict=False))
+    total = 86400.0 * int(match[1] or 0) + sum(part * unit for part, unit in zip(parts, units, strict=False))
     return total or math.inf
 
 
 def memory_mib(text: str) -> float:
-    """MiB of an amount of memory in Slurm's form, `200G`; without a unit it counts MiB. Raises ValueError for any
-    other text."""
-    found = _MEMORY.fullmatch(text)
-    if found is None:
-        raise ValueError(f"`{text}` is no amount of memory")
-    return int(found[1]) * _MIB[found[2].upper()]
+    """Return the MiB of an amount of memory in Slurm's form (`200G`); a number without a unit is in MiB.
+
+    Raises ValueError for any other text.
+    """
+    match = _MEMORY.fullmatch(text)
+    if match is None:
+        raise ValueError(f"`{text}` is not an amount of memory")
+    return int(match[1]) * _MIB[match[2].upper()]
 
 
 def is_image_file(image: str) -> bool:
-    """Whether a container's image is a file, and not a name in a registry (`docker://...`, `nvcr.io#nvidia/...`)."""
+    """Whether a container image is a file rather than a name in a registry (`docker://...`, `nvcr.io#nvidia/...`)."""
     return _FILE.fullmatch(image) is not None and "://" not in image

@@ -70,7 +70,7 @@ def test_engine_rejects_config_without_topk_method(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     del config["topk_method"]
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(RecipeError, match=r"its config\.json does not say `topk_method`"):
+    with pytest.raises(RecipeError, match=r"its config\.json has no `topk_method`"):
         Engine(vllm_settings(folder), folder=str(folder))
 
 
