@@ -113,7 +113,7 @@ def test_summary_goes_to_stdout_while_library_output_is_separated(
         monkeypatch.setattr(f"sys.{name}", open(descriptor, "w", closefd=False))  # noqa: SIM115
     assert run(["resume", str(root)]) == 0
     said = capfd.readouterr()
-    assert said.out.splitlines()[0].split() == ["figure", "step", "first", "step", "last"]
+    assert said.out.splitlines()[0].split() == ["metric", "step", "first", "step", "last"]
     assert said.out.splitlines()[-1] == f"run: {root}"
     assert said.err.startswith("all steps are done")
 

@@ -244,7 +244,7 @@ def test_outputs_are_checked_before_engines_start(
     assert lines == [
         "error: `there` exists",
         "error: `there` exists",
-        "error: `base` is a model folder; a recipe must say what to evaluate it on",
+        "error: `base` is a model folder: add a recipe that names the evaluation sets",
     ]
 
 
