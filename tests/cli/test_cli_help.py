@@ -199,8 +199,8 @@ def test_eval_requires_exactly_one_target(ask: Ask) -> None:
     assert ask("eval", "gone").err == (
         "error: `gone` is neither a run, a saved actor state nor a model folder\n\nhint: ppoctl runs\n"
     )
-    assert evaluate._asked([Path("r.toml"), Path("m")], None) == (Path("m"), [Path("r.toml")])
-    assert evaluate._asked([Path("r.toml")], Path("m")) == (Path("m"), [Path("r.toml")])
+    assert evaluate._arguments([Path("r.toml"), Path("m")], None) == (Path("m"), [Path("r.toml")])
+    assert evaluate._arguments([Path("r.toml")], Path("m")) == (Path("m"), [Path("r.toml")])
 
 
 def test_unwritable_folder_is_refused_before_anything_is_read(ask: Ask) -> None:
@@ -220,8 +220,8 @@ def test_eval_prints_metrics_even_if_samples_cannot_be_written(ask: Ask, capsys:
     found = SimpleNamespace(stamp="actor@3", metrics=lambda: {"eval/held/pass_at_1": 0.5}, rows=[{"set": "held"}])
     Path("out").mkdir()
     with pytest.raises(Exception, match="cannot write `out`: Is a directory"):
-        evaluate._tell(Path("q1"), found, Path("out"), as_json=False)  # type: ignore[arg-type]
-    assert capsys.readouterr().out == "figure               value\neval/held/pass_at_1  0.5\n\nstate: actor@3\n"
-    evaluate._tell(Path("q1"), found, Path("rows.jsonl"), as_json=True)  # type: ignore[arg-type]
+        evaluate._print_result(Path("q1"), found, Path("out"), as_json=False)  # type: ignore[arg-type]
+    assert capsys.readouterr().out == "metric               value\neval/held/pass_at_1  0.5\n\nstate: actor@3\n"
+    evaluate._print_result(Path("q1"), found, Path("rows.jsonl"), as_json=True)  # type: ignore[arg-type]
     assert json.loads(capsys.readouterr().out)["figures"] == {"eval/held/pass_at_1": 0.5}
     assert json.loads(Path("rows.jsonl").read_text("ascii")) == {"set": "held"}

@@ -46,7 +46,7 @@ def test_submitted_run_has_all_required_files(cluster: Programs, capsys: pytest.
         "state:   ppoctl status runs/quickstart\n"
         "follow:  ppoctl logs runs/quickstart -f\n"
         "stop:    ppoctl stop runs/quickstart\n"
-        "go on:   ppoctl resume runs/quickstart --on slurm\n"
+        "resume:  ppoctl resume runs/quickstart --on slurm\n"
     )
     assert run_dir.recipes(paths)[1]["steps"] == 50
     assert set(run_dir.facts(paths)["sources"]) == {"model", "model.companions", "data.train", "data.eval.heldout"}

@@ -23,15 +23,15 @@ INDENT = 4
 Texts = Sequence[Sequence[str]]
 
 
-def widths_in(room: int, texts: Texts, breaks: re.Pattern[str]) -> list[int] | None:
-    """Return the width of each column, in characters, so that a line has at most `room` characters.
+def widths_in(line_width: int, texts: Texts, breaks: re.Pattern[str]) -> list[int] | None:
+    """Return the width of each column, in characters, so that a line has at most `line_width` characters.
 
     `texts` are all rows with the headers. `breaks` matches the pieces that a cell may be broken into. None means that
     the table does not fit.
     """
     columns = list(zip(*texts, strict=True))
     widths = [max(map(len, column)) for column in columns]
-    excess = sum(widths) + len(GAP) * (len(widths) - 1) - room
+    excess = sum(widths) + len(GAP) * (len(widths) - 1) - line_width
     last = len(widths) - 1
     for number in [last, *sorted(range(last), key=lambda column: -widths[column])]:
         if excess <= 0:
@@ -78,7 +78,7 @@ def laid_out(
     ]
 
 
-def block(texts: Sequence[str], headers: Sequence[str], room: int) -> Iterator[str]:
+def block(texts: Sequence[str], headers: Sequence[str], line_width: int) -> Iterator[str]:
     """Yield one row as a block: its first cell, then the other cells on indented lines, each after its header."""
     names = headers or [""] * len(texts)
     cells = [(name, text) for name, text in zip(names, texts, strict=True) if text not in ("", "-")]
@@ -88,16 +88,16 @@ def block(texts: Sequence[str], headers: Sequence[str], room: int) -> Iterator[s
     line = ""
     for name, text in cells[1:]:
         piece = f"{name}: {text}" if name else text
-        if line and len(f"{line}   {piece}") <= room - INDENT:
+        if line and len(f"{line}   {piece}") <= line_width - INDENT:
             line = f"{line}   {piece}"
             continue
-        yield from _indented(line, room)
+        yield from _indented(line, line_width)
         line = piece
-    yield from _indented(line, room)
+    yield from _indented(line, line_width)
 
 
-def _indented(text: str, room: int) -> Iterator[str]:
-    first, *others = wrapped(text, room - INDENT)
+def _indented(text: str, line_width: int) -> Iterator[str]:
+    first, *others = wrapped(text, line_width - INDENT)
     if first:
         yield f"  {first}"
     yield from (f"{'':{INDENT}}{other}" for other in others)

@@ -8,7 +8,7 @@ from typer.core import TyperCommand, TyperGroup
 
 EXAMPLES: dict[str, str] = {
     "train": """
-        ppoctl train my.toml             # run directory: runs/NAME, with the name in my.toml
+        ppoctl train my.toml             # creates runs/NAME, NAME as in my.toml
         ppoctl train my.toml --set name=fast --set actor.optimizer.lr=1e-6
         ppoctl train my.toml --on slurm  # as a Slurm job""",
     "rollout": "ppoctl rollout my.toml",
@@ -47,7 +47,7 @@ EXAMPLES: dict[str, str] = {
         ppoctl plot my --out curves.svg""",
     "report": "ppoctl report my other -o both.html",
     "compare": """
-        ppoctl compare my other          # differences, and the first differing sample
+        ppoctl compare my other          # differences, and where samples differ
         ppoctl compare my other --eval   # which is better, and is it significant""",
     "convert-ckpt": """
         ppoctl convert-ckpt runs/my trained --to hf  # the last saved actor

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ppoctl.store.sample_list import SampleFilter, Source
     from ppoctl.store.samples import SampleRow
 
-# The same names as in `batch.scores`; a test compares them.
+# These names equal those of `batch.scores`; a test compares them.
 Finish = Literal["terminated", "truncated"]
 Outcome = Literal["ok", "timeout", "error", "unreachable", "refused"]
 Extreme = Literal["worst", "best"]
