@@ -158,8 +158,7 @@ def test_runs_can_be_sorted_and_filtered(make: Callable[..., Journal], ask: Ask)
 
 def test_runs_explains_a_folder_without_runs(make: Callable[..., Journal], ask: Ask) -> None:
     assert ask("runs").err == (
-        "error: there is no folder `runs`\n\n"
-        "hint: ppoctl recipes list  # train one of them: ppoctl train RECIPE\n"
+        "error: there is no folder `runs`\n\nhint: ppoctl recipes list  # train one of them: ppoctl train RECIPE\n"
     )
     make("q1")
     assert ask("runs", "runs/q1").err == "error: `runs/q1` is a run itself\n\nhint: ppoctl status runs/q1\n"

@@ -248,9 +248,7 @@ def test_stop_of_a_local_run_does_not_query_slurm(paths: RunPaths, cluster: Fake
     assert parent is not None
     begun(paths, host=platform.node(), pid=parent.pid)
     said = ask("stop", "my", "--after", "step")
-    assert said.out.splitlines()[0] == (
-        f"attempt 2 (process {parent.pid} here) will stop after the current step"
-    )
+    assert said.out.splitlines()[0] == (f"attempt 2 (process {parent.pid} here) will stop after the current step")
     assert stop_requested(paths, 2) == "step"
     assert cluster.asked == []
 
@@ -258,7 +256,8 @@ def test_stop_of_a_local_run_does_not_query_slurm(paths: RunPaths, cluster: Fake
 def test_stop_of_a_run_on_another_host_only_writes_the_request(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     begun(paths)
     assert ask("stop", "my", "--after", "now").out.splitlines() == [
-        "attempt 2 on node1, if it is still running, will stop now: of the current stage, only finished samples are kept",
+        "attempt 2 on node1, if it is still running, will stop now: of the current stage, only finished samples are "
+        "kept",
         "it will end with exit code 130; check: ppoctl status my",
         "continue later: ppoctl resume my",
     ]
@@ -270,7 +269,9 @@ def test_stop_of_a_finished_run_does_nothing_and_succeeds(paths: RunPaths, clust
     begun(paths, job="12", restart=0)
     cluster.has("12", "NODE_FAIL")
     assert ask("stop", "my") == Said(
-        0, "the run is neither running nor pending: failed, job 12 ended with `NODE_FAIL`; attempt 2 left no word\n", ""
+        0,
+        "the run is neither running nor pending: failed, job 12 ended with `NODE_FAIL`; attempt 2 left no word\n",
+        "",
     )
     assert not paths.stop_request.exists()
 

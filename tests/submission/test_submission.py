@@ -163,7 +163,8 @@ def test_test_only_shows_the_start_time_and_creates_nothing(
     noon = int(datetime(2026, 11, 23, 12, 30).timestamp())
     cluster.make("sbatch", f'echo "sbatch: Job 5 to start at {noon} using 2 processors" >&2')
     assert submit("--test-only") == 0
-    assert capsys.readouterr().out == "Slurm would accept the job: Job 5 to start at 2026-11-23 12:30 using 2 processors\n"
+    accepted = "Slurm would accept the job: Job 5 to start at 2026-11-23 12:30 using 2 processors\n"
+    assert capsys.readouterr().out == accepted
     assert [line for line in cluster.asked if "sbatch" in line] == ["sbatch --test-only"]
     assert not Path("runs").exists()
 
