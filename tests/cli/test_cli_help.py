@@ -183,8 +183,8 @@ def test_shell_completes_runs_recipes_and_keys(
 
 def test_eval_requires_exactly_one_target(ask: Ask) -> None:
     assert ask("eval").err == (
-        "error: the checkpoint to evaluate is missing: a run, one of its states/actor/N folders, or a model folder (with RECIPE)"
-        "\n\nhint: ppoctl eval --help\n"
+        "error: the checkpoint to evaluate is missing: a run, one of its states/actor/N folders, "
+        "or a model folder (with RECIPE)\n\nhint: ppoctl eval --help\n"
     )
     for words in (["eval", "a", "b"], ["eval", "a", "--ckpt", "b"], ["eval", "r.toml", "a", "--ckpt", "b"]):
         said = ask(*words)

@@ -95,8 +95,8 @@ def submittable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force
 def require_disk_space(recipe: "Recipe", run: Path, *, force: bool) -> None:
     """Check the run directory, the GPUs, free disk and memory; with `force`, only the directory and the GPUs.
 
-    Raises StorageError if the directory cannot be written or its disk is too small, EnvironmentProblemError if the
-    compute mode of a GPU excludes the run's processes, OutOfMemoryError if the memory is too small.
+    Raises StorageError if the directory cannot be written or its disk is too small; EnvironmentProblemError if the
+    compute mode of a GPU excludes the run's processes; OutOfMemoryError if the memory is too small.
     """
     from ppoctl.preflight.fit import require_fit
     from ppoctl.preflight.gpus import require_gpus

@@ -1,4 +1,4 @@
-"""Properties of a critic's saved state that only its run knows: its tokenizer, and when the state is deleted."""
+"""Properties of a critic's saved state that only its run contains: its tokenizer, and when the state is deleted."""
 
 from pathlib import Path
 

@@ -39,9 +39,9 @@ class RowChecks:
     ) -> Iterator[str]:
         """Yield notes on the rows of a table.
 
-        Raises the errors of `data.index.read_set` and `data.prompt_set.PromptSet`, DataError if there are fewer rows
-        than `at_least` (the rows of a step) or if the template rejects a row, and RewardError if `reward` cannot
-        score a row.
+        Raises the errors of `data.index.read_set` and `data.prompt_set.PromptSet`; DataError if there are fewer rows
+        than `at_least` (the rows of a step), or if the template rejects a row; RewardError if `reward` cannot score a
+        row.
         """
         read, rows, scored = 0, 0, None if reward is None else RowCheck(reward, f"data.{name}")
         for source, (its, single) in single_tables(table, name=name).items():

@@ -23,7 +23,7 @@ class ChartEvent:
     """An event that the charts mark."""
 
     at: float
-    """Step at which the mark is drawn; between two steps it is a half."""
+    """Step of the mark on the axis; between two steps it is a half."""
     kind: Kind
     text: str
 

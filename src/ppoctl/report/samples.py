@@ -1,7 +1,7 @@
 """Samples for a report.
 
-Of a few steps: the best, worst and longest samples, and samples of one prompt with different scores. Of evaluations:
-samples that the actor learned to solve, or forgot.
+From a few steps it selects the best, worst and longest samples, and samples of one prompt with different scores. From
+evaluations it selects samples that the actor learned to solve, or forgot.
 """
 
 from collections import defaultdict
