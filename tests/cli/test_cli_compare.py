@@ -128,8 +128,8 @@ def test_steps_lost_from_a_ledger_are_skipped_and_reported(tmp_path: Path, monke
     assert samples_said(capsys, "a", "b")[:5] == [
         "equal samples: 3 of 6 and 6",
         "equal steps: 3",
-        "stepped over, lost from the ledger of a: 2",
-        "stepped over, lost from the ledger of b: 1",
+        "skipped, missing in the ledger of a: 2",
+        "skipped, missing in the ledger of b: 1",
         "first difference: step 4, prompt p4, sample 1",
     ]
 
@@ -164,7 +164,7 @@ tokenizer  -             dddddddddddd
 
 equal: versions
 
-figure               step  a     b    best of a  best of b
+metric               step  a     b    best of a  best of b
 reward/score_mean    2     0.75  0.5  0.75 at 2  0.5 at 2
 eval/held/pass_at_1  -     -     -    0.5 at 1   0.75 at 2
 
@@ -183,11 +183,11 @@ def test_equal_runs_are_summarized_in_two_lines(tmp_path: Path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     a, b = write(tmp_path, "a"), write(tmp_path, "b")
     assert said(capsys, "a", "b").splitlines()[:3] == [
-        "equal: recipe, sources, versions", "figures: none that both have", "",
+        "equal: recipe, sources, versions", "metrics: the runs have none in common", "",
     ]  # fmt: skip
     for layout in (a, b):
         figures(layout, {"reward/score_mean": 0.5}, {"reward/score_mean": float("nan")})
-    assert said(capsys, "a", "b").splitlines()[1] == "figures: equal up to step 2"
+    assert said(capsys, "a", "b").splitlines()[1] == "metrics: equal up to step 2"
 
 
 def test_best_value_is_the_first_optimum_in_the_metric_direction(tmp_path: Path, monkeypatch, capsys):

@@ -104,7 +104,7 @@ def test_png_without_pillow_is_refused(ask: Ask, monkeypatch: pytest.MonkeyPatch
     monkeypatch.delitem(sys.modules, "ppoctl.chart.png", raising=False)
     said = ask("a", "--out", "a.png")
     assert (said.code, said.out) == (3, "")
-    assert said.err.startswith("error: a PNG is drawn by Pillow, which this environment does not have\n")
+    assert said.err.startswith("error: a PNG requires Pillow, which is not installed\n")
     assert not Path("a.png").exists()
 
 
@@ -112,10 +112,10 @@ def test_png_without_pillow_is_refused(ask: Ask, monkeypatch: pytest.MonkeyPatch
     ("words", "says", "hint"),
     [
         (("--metric", "reward/mean"), "no metric is called `reward/mean`; did you mean `reward/score_mean`?", ""),
-        (("--metric", "kl/coef"), "no figure `kl/coef` was recorded", " kl"),
+        (("--metric", "kl/coef"), "metric `kl/coef` was not recorded", " kl"),
         (
             ("--metric", "eval/hell/pass_at_1"),
-            "no figure `eval/hell/pass_at_1` was recorded; did you mean `{}`?",
+            "metric `eval/hell/pass_at_1` was not recorded; did you mean `{}`?",
             " eval",
         ),
     ],
@@ -126,11 +126,11 @@ def test_missing_metric_is_named(ask: Ask, words: tuple[str, ...], says: str, hi
 
 
 def test_invalid_plot_requests_are_refused(ask: Ask, tmp_path: Path) -> None:
-    assert ask("a", "--out", "a.pdf").err == "error: `a.pdf` is neither an .svg nor a .png\n\nhint: --out a.svg\n"
+    assert ask("a", "--out", "a.pdf").err == "error: `a.pdf` does not end with .svg or .png\n\nhint: --out a.svg\n"
     assert ask("a", "--out", "none/a.svg").code == 8
     assert ask("none").err.startswith("error: `none` is not a run directory\n")
     write(tmp_path / "empty", [event("attempt_started", 1)])
-    assert ask("empty").err == "error: run `empty` has no figures yet\n\nhint: ppoctl status empty\n"
+    assert ask("empty").err == "error: run `empty` has no metrics yet\n\nhint: ppoctl status empty\n"
     write(tmp_path / "nan", [stage(1, "reward", {REWARD: float("nan")})])
     assert ask("nan", "--metric", REWARD).err.startswith(f"error: no value of `{REWARD}` is a number\n")
 

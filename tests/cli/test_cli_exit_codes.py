@@ -57,8 +57,8 @@ FOREIGN: list[tuple[BaseException, int, str]] = [
         "`runs/x/run.json`: permission denied",
     ),
     (IsADirectoryError(errno.EISDIR, "Is a directory", "runs/x"), 8, "`runs/x`: is a directory"),
-    (OSError(errno.EMFILE, "Too many open files"), 3, "too many open files: this shell allows few to a process"),
-    (RuntimeError("pipe: Too many open files"), 3, "too many open files: this shell allows few to a process"),
+    (OSError(errno.EMFILE, "Too many open files"), 3, "too many open files: the limit of this shell is too low"),
+    (RuntimeError("pipe: Too many open files"), 3, "too many open files: the limit of this shell is too low"),
     (OSError(errno.ENOMEM, "Cannot allocate memory"), 7, "out of memory: [Errno 12] Cannot allocate memory"),
     (
         BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),

@@ -59,7 +59,7 @@ def test_help_list_truncates_no_sentence(ask: Ask, monkeypatch: pytest.MonkeyPat
         assert "..." not in out.partition("COMMAND [ARGS]...")[2]
         assert max(map(len, out.splitlines())) <= int(columns)
     told = " ".join(ask("--help").out.split())
-    assert "resume Continue a run from any instant. stop Stop a run in order, here or in a job. rollout " in told
+    assert "resume Resume a run, wherever it stopped. stop Stop a run gracefully, here or in a job. rollout " in told
 
 
 def test_help_lists_every_command_once_in_its_group(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,9 +69,9 @@ def test_help_lists_every_command_once_in_its_group(ask: Ask, monkeypatch: pytes
     assert (
         """
 Monitor:
-  runs          List your runs, a row each.
-  status        Show what a run is doing.
-  logs          Print what a run said.
+  runs          List your runs, one row per run.
+  status        Show the state of a run.
+  logs          Print the logs of a run.
 
 Inspect:
 """
@@ -106,29 +106,29 @@ def test_logs_help_shows_usage_options_and_examples(ask: Ask, monkeypatch: pytes
         == """\
 Usage: ppoctl logs [OPTIONS] RUN
 
-  Print what a run said. Its console, or by --what its engines, every rank or
-  Slurm; --json prints the list of files.
+  Print the logs of a run. Default: its console. --what selects the engines,
+  every rank, or Slurm. --json prints the list of files.
 
 Arguments:
-  RUN  Run directory, or the name of one in runs/.  [required]
+  RUN  Run directory, or the name of a run in runs/.  [required]
 
 Options:
-  -f, --follow       Go on until the run is over; Ctrl-C ends it.
-  --attempt N        Print the logs of this attempt; default: the newest.
-  --what KIND        console, engines, ranks, slurm, all, or the name of a
-                     file.  [default: console]
-  -n, --lines COUNT  Begin with the last COUNT lines.
-  --list             Print which log files there are, with their sizes.
-  --json             Print one JSON object, errors included.
+  -f, --follow       Follow the log until the run ends, or until Ctrl-C.
+  --attempt N        Print the logs of this attempt. Default: the newest.
+  --what KIND        console, engines, ranks, slurm, all, or a file name.
+                     [default: console]
+  -n, --lines COUNT  Start with the last COUNT lines.
+  --list             List the log files with their sizes.
+  --json             Print one JSON object, also for an error.
   -h, --help         Show this message and exit.
 
   Examples:
-    ppoctl logs my -f                # what it says, until it is over
+    ppoctl logs my -f                # follow the console until the run ends
     ppoctl logs my --what engines -n 20
 """
     )
     assert ask("recipes", "keys", "--help").out.startswith("Usage: ppoctl recipes keys [OPTIONS] [KEY]\n")
-    assert "--rows N         Training rows that --reward tries.  [default: 64]\n" in ask("validate", "--help").out
+    assert "--rows N         Number of training rows for --reward.  [default: 64]\n" in ask("validate", "--help").out
 
 
 def test_help_command_equals_the_help_option(ask: Ask) -> None:
@@ -183,24 +183,24 @@ def test_shell_completes_runs_recipes_and_keys(
 
 def test_eval_requires_exactly_one_target(ask: Ask) -> None:
     assert ask("eval").err == (
-        "error: what to measure is missing: a run, one of its states/actor/N folders, or a model folder (with RECIPE)"
-        "\n\nhint: ppoctl eval --help\n"
+        "error: the checkpoint to evaluate is missing: a run, one of its states/actor/N folders, "
+        "or a model folder (with RECIPE)\n\nhint: ppoctl eval --help\n"
     )
     for words in (["eval", "a", "b"], ["eval", "a", "--ckpt", "b"], ["eval", "r.toml", "a", "--ckpt", "b"]):
         said = ask(*words)
         assert said == Said(
-            2, "", "error: one checkpoint is measured at a time, not `a`, `b`\n\nhint: ppoctl eval a\n"
+            2, "", "error: `ppoctl eval` evaluates one checkpoint, not `a`, `b`\n\nhint: ppoctl eval a\n"
         )
     Path("m").mkdir()
     Path("m/config.json").touch()
-    says = "error: `m` is a model folder; a recipe must say what to evaluate it on\n"
+    says = "error: `m` is a model folder: add a recipe that names the evaluation sets\n"
     for words in (["eval", "m"], ["eval", "--ckpt", "m"]):
         assert ask(*words) == Said(2, "", f"{says}\nhint: ppoctl eval m recipes/quickstart.toml\n")
     assert ask("eval", "gone").err == (
-        "error: `gone` is no run, no saved actor state and no model folder\n\nhint: ppoctl runs\n"
+        "error: `gone` is neither a run, a saved actor state nor a model folder\n\nhint: ppoctl runs\n"
     )
-    assert evaluate._asked([Path("r.toml"), Path("m")], None) == (Path("m"), [Path("r.toml")])
-    assert evaluate._asked([Path("r.toml")], Path("m")) == (Path("m"), [Path("r.toml")])
+    assert evaluate._arguments([Path("r.toml"), Path("m")], None) == (Path("m"), [Path("r.toml")])
+    assert evaluate._arguments([Path("r.toml")], Path("m")) == (Path("m"), [Path("r.toml")])
 
 
 def test_unwritable_folder_is_refused_before_anything_is_read(ask: Ask) -> None:
@@ -220,8 +220,8 @@ def test_eval_prints_metrics_even_if_samples_cannot_be_written(ask: Ask, capsys:
     found = SimpleNamespace(stamp="actor@3", metrics=lambda: {"eval/held/pass_at_1": 0.5}, rows=[{"set": "held"}])
     Path("out").mkdir()
     with pytest.raises(Exception, match="cannot write `out`: Is a directory"):
-        evaluate._tell(Path("q1"), found, Path("out"), as_json=False)  # type: ignore[arg-type]
-    assert capsys.readouterr().out == "figure               value\neval/held/pass_at_1  0.5\n\nstate: actor@3\n"
-    evaluate._tell(Path("q1"), found, Path("rows.jsonl"), as_json=True)  # type: ignore[arg-type]
+        evaluate._print_result(Path("q1"), found, Path("out"), as_json=False)  # type: ignore[arg-type]
+    assert capsys.readouterr().out == "metric               value\neval/held/pass_at_1  0.5\n\nstate: actor@3\n"
+    evaluate._print_result(Path("q1"), found, Path("rows.jsonl"), as_json=True)  # type: ignore[arg-type]
     assert json.loads(capsys.readouterr().out)["figures"] == {"eval/held/pass_at_1": 0.5}
     assert json.loads(Path("rows.jsonl").read_text("ascii")) == {"set": "held"}

@@ -84,7 +84,7 @@ def test_runs_lists_each_run_newest_first(make: Callable[..., Journal], ask: Ask
     said = ask("runs")
     assert said == Said(
         0,
-        "run         state     steps  reward  evaluation    size   age     at work\n"
+        "run         state     steps  reward  evaluation    size   age     where\n"
         "sweep/lr-1  finished  1/1    0.75    heldout 0.5   3 MiB  40s     -\n"
         "old         finished  1/1    0.5     heldout 0.25  3 MiB  2h 00m  -\n",
         "",
@@ -153,18 +153,17 @@ def test_runs_can_be_sorted_and_filtered(make: Callable[..., Journal], ask: Ask)
     assert names(ask("runs", "--state", "finished", "--sort", "name")) == ["a", "b"]
     assert ask("runs", "--state", "hung,lost") == Said(0, "", "none of 3 runs in `runs` is hung or lost\n")
     wrong = ask("runs", "--state", "runing")
-    assert (wrong.code, wrong.err.splitlines()[0][:36]) == (2, "error: `--state runing` is none of b")
+    assert (wrong.code, wrong.err.splitlines()[0][:48]) == (2, "error: `--state runing` is not a state; states: ")
 
 
 def test_runs_explains_a_folder_without_runs(make: Callable[..., Journal], ask: Ask) -> None:
     assert ask("runs").err == (
-        "error: there is no folder `runs` here, so no runs\n\n"
-        "hint: ppoctl recipes list  # train one of them: ppoctl train RECIPE\n"
+        "error: there is no folder `runs`\n\nhint: ppoctl recipes list  # train one of them: ppoctl train RECIPE\n"
     )
     make("q1")
     assert ask("runs", "runs/q1").err == "error: `runs/q1` is a run itself\n\nhint: ppoctl status runs/q1\n"
     Path("empty").mkdir()
-    assert ask("runs", "empty") == Said(0, "", "no runs in `empty`\n")
+    assert ask("runs", "empty") == Said(0, "", "there are no runs in `empty`\n")
 
 
 def test_runs_folder_can_be_an_argument_or_an_option(make: Callable[..., Journal], ask: Ask) -> None:
@@ -181,8 +180,8 @@ def test_runs_notes_that_slurm_does_not_answer(make: Callable[..., Journal], ask
     said = ask("runs", "--wait", "0.1")
     assert said.out.splitlines()[1].split()[:2] == ["q1", "unknown"]
     assert said.err == (
-        "note: Slurm says nothing of the jobs: `squeue` gave no answer within 0.1 s; "
-        "ask again: ppoctl runs runs --wait 20\n"
+        "note: Slurm did not answer about the jobs: `squeue` gave no answer within 0.1 s; "
+        "try again: ppoctl runs runs --wait 20\n"
     )
 
 
@@ -277,7 +276,7 @@ def test_rm_deletes_a_run_only_after_confirmation(
     assert there("runs") == ["q2", "q3"]
     types("Yes\n")
     said = ask("rm", "q3", "runs/q2", "q2")
-    assert said.err.splitlines()[-1] == "delete all 2 and what MLflow has of them? [y/N] "
+    assert said.err.splitlines()[-1] == "delete all 2 and their MLflow runs? [y/N] "
     assert said.out == "deleted runs/q3 (3 MiB)\ndeleted runs/q2 (3 MiB)\n"
     assert there("runs") == []
 
@@ -288,7 +287,7 @@ def test_rm_without_a_terminal_requires_yes(make: Callable[..., Journal], ask: A
     assert said == Said(
         2,
         "",
-        "error: `ppoctl rm` asks before it deletes, and nobody is here to answer\n\nhint: ppoctl rm runs/q1 --yes\n",
+        "error: `ppoctl rm` must ask before it deletes, and there is no terminal\n\nhint: ppoctl rm runs/q1 --yes\n",
     )
     told = json.loads(ask("rm", "q1", "--yes", "--json").out)
     assert [(each["run"], each["mlflow"]) for each in told["deleted"]] == [("runs/q1", [])]
@@ -310,7 +309,7 @@ def test_rm_refuses_running_runs_and_then_deletes_nothing(
         ("here", "is running: attempt 2 is at work as process 1 of this host"),
         ("in-12", "is running: attempt 2 is at work in job 12 on node1"),
         ("in-13", "is pending: job 13 waits for `Resources`"),
-        ("away", "may be at work: attempt 2 is running or killed on elsewhere"),
+        ("away", "may be running: attempt 2 is running or killed on elsewhere"),
     ):
         said = ask("rm", "idle", name, "--yes")
         assert said.code == 8, name
@@ -321,7 +320,7 @@ def test_rm_refuses_running_runs_and_then_deletes_nothing(
     cluster.goes_away()
     for name in ("in-13", "requeued"):
         said = ask("rm", "idle", name, "--yes", "--wait", "0.1")
-        assert (said.code, said.err.split(":")[1]) == (8, f" run `runs/{name}` may be at work")
+        assert (said.code, said.err.split(":")[1]) == (8, f" run `runs/{name}` may be running")
     assert len(there("runs")) == 6
 
 
@@ -347,8 +346,8 @@ def test_rm_deletes_a_damaged_run_unless_running(make: Callable[..., Journal], a
     assert said == Said(
         8,
         "",
-        "error: what MLflow has of run `runs/keyless` cannot be told: `runs/keyless` is not a run directory\n\n"
-        "hint: delete the directory only: ppoctl rm runs/keyless --keep-tracking\n",
+        "error: the MLflow settings of run `runs/keyless` cannot be read: `runs/keyless` is not a run directory\n\n"
+        "hint: delete only the directory: ppoctl rm runs/keyless --keep-tracking\n",
     )
     assert ask("rm", "keyless", "--yes", "--keep-tracking").code == 0
     assert there("runs") == ["alive"]

@@ -124,7 +124,7 @@ def test_logs_selects_files_by_name_and_kind(made: RunPaths, ask: Ask) -> None:
     assert ask("logs", made.root, "--attempt", 7) == Said(
         2,
         "",
-        f"error: run `{made.root}` has no attempt `7` (there are: 1, 2)\n\nhint: ppoctl logs {made.root} --list\n",
+        f"error: run `{made.root}` has no attempt `7` (its attempts: 1, 2)\n\nhint: ppoctl logs {made.root} --list\n",
     )
 
 
@@ -200,17 +200,17 @@ def test_follow_ends_when_slurm_has_no_more_jobs(
     record(made, JobRecord("7", 1.0, "resume"))
     slurm.has("7", "PENDING")
     events: list[dict[str, Any]] = []
-    assert not _is_over(made, events, may_ask=True)
+    assert not _is_over(made, events, may_query=True)
     slurm.has("7", "CANCELLED")
-    assert not _is_over(made, events, may_ask=False)
-    assert _is_over(made, events, may_ask=True)
+    assert not _is_over(made, events, may_query=False)
+    assert _is_over(made, events, may_query=True)
     events.append({"event": "attempt_started", "attempt": 1, "pid": 1, "host": "another", "at": 1.0, "job": "7"})
     events.append({"event": "attempt_ended", "attempt": 1, "status": "preempted", "exit_code": 75, "at": 2.0})
-    assert _is_over(made, events, may_ask=True)
+    assert _is_over(made, events, may_query=True)
     slurm.has("7", "RUNNING", restarts=1)
-    assert not _is_over(made, events, may_ask=True)
+    assert not _is_over(made, events, may_query=True)
     slurm.goes_away()
-    assert not _is_over(made, events, may_ask=True)
+    assert not _is_over(made, events, may_query=True)
 
 
 def test_ctrl_c_ends_follow_cleanly(made: RunPaths, follower: Callable[..., subprocess.Popen[str]]) -> None:

@@ -58,7 +58,7 @@ def test_preview_flags_a_model_without_an_end_token(folder: Path, capsys: pytest
     for name in ("config.json", "generation_config.json"):
         if (folder / "base" / name).is_file():
             edit(folder / "base" / name, eos_token_id=...)
-    assert any(flag.startswith("no end token: the model names none") for flag in told(capsys)["flags"])
+    assert any(flag.startswith("no end token: the model has none") for flag in told(capsys)["flags"])
 
 
 def test_preview_selects_an_evaluation_set_by_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,7 +67,7 @@ def test_preview_selects_an_evaluation_set_by_name(folder: Path, capsys: pytest.
     found = told(capsys, "--set-name", "held", "--set", held)
     assert [row["id"].split("-")[0] for row in found["rows"]] == ["eval/held/000000", "eval/held/000001"]
     assert run(["preview", "r.toml", "--set-name", "other", "--set", held]) == 2
-    assert "the recipe has no rows called `other`; it has `train`, `held`" in capsys.readouterr().err
+    assert "the recipe has no set `other`; it has `train`, `held`" in capsys.readouterr().err
 
 
 def test_validate_counts_rows_that_are_left_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

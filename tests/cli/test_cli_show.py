@@ -276,23 +276,23 @@ def test_filters_select_matching_samples(ask: Ask) -> None:
     assert listed(ask, "--grep", word) == [row for row in rows if word in row["response"]]
     assert listed(ask, "--min-reward", 0.5) == [row for row in rows if row["score"] >= 0.5]
     said = ask("--outcome", "refused")
-    assert said == Said(0, "", "no sample is like that; step 3 has 8\n")
+    assert said == Said(0, "", "no sample matches; step 3 has 8\n")
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--best", "--worst"), "`--worst` and `--best` ask for different things"),
-        (("--best", "--list"), "`--best` and `--list` ask for different things"),
-        (("--sample", 1, "--sort", "reward"), "`--sample` and `--sort` ask for different things"),
-        (("--sample", 1, "--grep", "x"), "`--sample` names a row, and filters choose among all"),
+        (("--best", "--worst"), "`--worst` and `--best` cannot be combined"),
+        (("--best", "--list"), "`--best` and `--list` cannot be combined"),
+        (("--sample", 1, "--sort", "reward"), "`--sample` and `--sort` cannot be combined"),
+        (("--sample", 1, "--grep", "x"), "`--sample` selects one row and cannot be combined with filters"),
         (("--min-reward", 1, "--max-reward", 0.5), "no reward is at least `1` and at most `0.5`"),
         (("--sample", 8), "there are 8 samples, and no row `8`"),
         (("--eval", "--sample", 99), "there are 8 samples, and no row `99`"),
         (("--eval-set", "hell"), "the evaluation has no set `hell`; it has held, held/greedy, held/sampled"),
         (("--step", 7), "step 7 of `{root}` has no rollouts; kept are those of 1-3"),
         (("--eval", "--step", 1), "step 1 of `{root}` has no evaluation; there are those of 0, 2-3"),
-        (("--best", "--min-reward", 9), "no sample is like that"),
+        (("--best", "--min-reward", 9), "no sample matches"),
     ],
 )
 def test_invalid_show_options_are_refused(ask: Ask, root: Path, words: tuple[object, ...], says: str) -> None:
@@ -369,7 +369,7 @@ def test_narrow_list_drops_columns_and_names_them(capsys: pytest.CaptureFixture[
         "row  prompt                 score  tokens  response",
         "  0  train/000001-0123abcd      1       0  first\\x1b line..",
     ]
-    assert told.err == "no room for: finish, outcome, sample\n"
+    assert told.err == "columns that do not fit: finish, outcome, sample\n"
     sample_list._print(rows, sample_list.Form(grep="sec"), known, None)
     assert capsys.readouterr().out.splitlines()[1].endswith("  second")
 

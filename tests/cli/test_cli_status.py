@@ -114,7 +114,7 @@ def test_status_waits_only_briefly_for_an_unreachable_slurm(paths: RunPaths, clu
         "job 12 was submitted and has not begun, as far as the run knows; what becomes of job 12 is unknown: "
         "`squeue` gave no answer within 0.1 s",
     ]
-    assert said.err == "ask again, with more time for Slurm: ppoctl status my --wait 20\n"
+    assert said.err == "try again, with more time for Slurm: ppoctl status my --wait 20\n"
     assert "within 0.5 s" in ask("status", "my").out
 
 
@@ -174,11 +174,11 @@ def test_stop_requests_the_running_job_and_cancels_waiting_jobs(
     assert said == Said(
         0,
         """\
-attempt 2 in job 12 on node1 is asked to stop when its present stage is done
+attempt 2 in job 12 on node1 will stop after the current stage
 job 13 is cancelled
 job 14 is cancelled
-it ends with exit code 130; see it: ppoctl status my
-go on later: ppoctl resume my --on slurm
+it will end with exit code 130; check: ppoctl status my
+continue later: ppoctl resume my --on slurm
 """,
         "",
     )
@@ -214,7 +214,7 @@ def test_stop_cancels_a_pending_job(paths: RunPaths, cluster: FakeSlurm, ask: As
     submitted(paths)
     cluster.has("12", "PENDING", restarts=2)
     begun(paths, job="12", restart=1).event("attempt_ended", status="preempted", exit_code=75)
-    assert ask("stop", "my") == Said(0, "job 12 is cancelled\ngo on later: ppoctl resume my --on slurm\n", "")
+    assert ask("stop", "my") == Said(0, "job 12 is cancelled\ncontinue later: ppoctl resume my --on slurm\n", "")
     assert cluster.state("12") == "CANCELLED"
     assert not paths.stop_request.exists()
 
@@ -248,9 +248,7 @@ def test_stop_of_a_local_run_does_not_query_slurm(paths: RunPaths, cluster: Fake
     assert parent is not None
     begun(paths, host=platform.node(), pid=parent.pid)
     said = ask("stop", "my", "--after", "step")
-    assert said.out.splitlines()[0] == (
-        f"attempt 2 (process {parent.pid} here) is asked to stop when its present step is done"
-    )
+    assert said.out.splitlines()[0] == (f"attempt 2 (process {parent.pid} here) will stop after the current step")
     assert stop_requested(paths, 2) == "step"
     assert cluster.calls == []
 
@@ -258,10 +256,10 @@ def test_stop_of_a_local_run_does_not_query_slurm(paths: RunPaths, cluster: Fake
 def test_stop_of_a_run_on_another_host_only_writes_the_request(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
     begun(paths)
     assert ask("stop", "my", "--after", "now").out.splitlines() == [
-        "attempt 2 on node1, if it is still there, is asked to stop now: its present stage is lost, but for finished "
-        "samples",
-        "it ends with exit code 130; see it: ppoctl status my",
-        "go on later: ppoctl resume my",
+        "attempt 2 on node1, if it is still running, will stop now: of the current stage, only finished samples are "
+        "kept",
+        "it will end with exit code 130; check: ppoctl status my",
+        "continue later: ppoctl resume my",
     ]
     assert cluster.calls == []
 
@@ -271,7 +269,9 @@ def test_stop_of_a_finished_run_does_nothing_and_succeeds(paths: RunPaths, clust
     begun(paths, job="12", restart=0)
     cluster.has("12", "NODE_FAIL")
     assert ask("stop", "my") == Said(
-        0, "nothing of it is at work or waits: failed, job 12 ended with `NODE_FAIL`; attempt 2 left no word\n", ""
+        0,
+        "the run is neither running nor pending: failed, job 12 ended with `NODE_FAIL`; attempt 2 left no word\n",
+        "",
     )
     assert not paths.stop_request.exists()
 
@@ -287,8 +287,8 @@ def test_stop_without_a_slurm_answer_writes_the_request(paths: RunPaths, cluster
     said = ask("stop", "my", "--wait", "0.1")
     assert said.code == 3
     assert said.err == (
-        "error: whether Slurm still has job 13 of this run is unknown, and none was cancelled: `squeue` gave no "
-        "answer within 0.1 s\n\nhint: on a login node: ppoctl stop my --wait 20\n"
+        "error: no job was cancelled, because Slurm did not answer about job 13 of this run: "
+        "`squeue` gave no answer within 0.1 s\n\nhint: on a login node: ppoctl stop my --wait 20\n"
     )
     assert stop_requested(paths, 2) == "stage"
 
@@ -310,4 +310,4 @@ def test_stop_describes_its_effect_on_a_suspended_or_hung_run(paths: RunPaths, c
     cluster.has("12", "RUNNING", nodes="node1")
     assert ask("stop", "my").out.splitlines()[1].endswith("; if it does not end: scancel 12")
     cluster.has("12", "SUSPENDED", nodes="node1")
-    assert ask("stop", "my").out.splitlines()[1].endswith("; it ends when it goes on: scontrol resume 12")
+    assert ask("stop", "my").out.splitlines()[1].endswith("; it ends after it is resumed: scontrol resume 12")

@@ -143,13 +143,13 @@ USAGE = [
     (["plan", "r.toml", "--sett", "x"], "no such option `--sett`; did you mean `--set`?", "ppoctl plan --help"),
     (["plan", "r.toml", "--set"], "option `--set` requires an argument", "ppoctl plan --help"),
     (["plan", "r.toml", "--gpu-gib", "0"], "invalid value for `--gpu-gib`: `0` is less than 1", "ppoctl plan --help"),
-    (["plan", "--gpu-gib", "H100"], "invalid value for `--gpu-gib`: `H100` is no number", "ppoctl plan --help"),
-    (["show", "x", "--step", "1.5"], "invalid value for `--step`: `1.5` is no whole number", "ppoctl show --help"),
+    (["plan", "--gpu-gib", "H100"], "invalid value for `--gpu-gib`: `H100` is not a number", "ppoctl plan --help"),
+    (["show", "x", "--step", "1.5"], "invalid value for `--step`: `1.5` is not a whole number", "ppoctl show --help"),
     (["recipes", "cpy"], "no such command `cpy`; did you mean `copy`?", "ppoctl recipes --help"),
     (["validate", "none.toml"], "none.toml: no such recipe", "ppoctl recipes list"),
     (
         ["recipes", "show", "quikstart"],
-        "no recipe is called `quikstart`; did you mean `quickstart`?",
+        "there is no recipe `quikstart`; did you mean `quickstart`?",
         "ppoctl recipes list",
     ),
     (
@@ -190,7 +190,7 @@ def test_validate_tries_the_reward_on_training_rows(ask: Ask) -> None:
         ["gold", "1.000", "100%"], ["wrong", "0.000", "0%"], ["empty", "0.000", "0%"], ["cut", "0.000", "0%"],
     ]  # fmt: skip
     assert "ok    gold beats wrong, empty and cut answers on all 2 rows" in lines
-    assert lines[-2].startswith("time of a response: p50 ")
+    assert lines[-2].startswith("scoring time per response: p50 ")
     assert said.err.endswith("ok: r.toml\n")
 
 
@@ -260,7 +260,7 @@ def test_coming_from_prints_the_keys_of_another_system(ask: Ask) -> None:
     assert "| `cliprange_value` | `ppo.value_loss.clip` | 0.2 in TRL, off in ppoctl |\n" in out
     assert "## verl" not in out
     assert ask("recipes", "coming-from", "verll").err == (
-        "error: no table of keys is of `verll`; did you mean `verl`?\n\nhint: ppoctl recipes coming-from\n"
+        "error: there is no key table for `verll`; did you mean `verl`?\n\nhint: ppoctl recipes coming-from\n"
     )
     [system] = json.loads(ask("recipes", "coming-from", "verl", "--json").out)["systems"]
     assert system["rows"][0]["theirs"] == ["algorithm.adv_estimator"]
@@ -292,7 +292,7 @@ def test_quickstart_copy_includes_its_files_and_never_overwrites(ask: Ask) -> No
     assert Path("mine/quickstart/train.jsonl").is_file()
     again = ask("recipes", "copy", "quickstart", "mine")
     assert again.code == 2
-    assert again.err.startswith("error: `mine/quickstart.toml` exists, and a copy never overwrites\n")
+    assert again.err.startswith("error: `mine/quickstart.toml` exists and is not overwritten\n")
     Path("mine/quickstart.toml").rename("mine/x.toml")
     assert "`mine/quickstart` exists" in ask("recipes", "copy", "quickstart", "mine").err
     assert not Path("mine/quickstart.toml").exists()

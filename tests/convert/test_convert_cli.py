@@ -38,7 +38,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     def asked(*words: str) -> Said:
         capsys.readouterr()  # what making models says
         said = ask(*words)
-        out = re.sub(r"largest gap [\d.e-]+,", "largest gap X,", said.out)
+        out = re.sub(r"largest difference [\d.e-]+,", "largest difference X,", said.out)
         return Said(said.code, out, re.sub(r"in [\d.]+ s", "in X s", said.err))
 
     return asked
@@ -84,8 +84,8 @@ names, shapes, dtypes        27
 digests                      27  bit for bit
 padding rows                 54  zero
 configuration                25
-log-probs                   112  largest gap X, allowed 0.00077
-entropies                   112  largest gap X, allowed 0.00043
+log-probs                   112  largest difference X, allowed 0.00077
+entropies                   112  largest difference X, allowed 0.00043
 
 verified: there
 """,

@@ -95,7 +95,7 @@ def test_critic_of_another_family_and_size_trains_with_the_actor(model: Model, t
     """Its head begins at zero; one step moves its values, and it is saved and exported as what it is."""
     base, other = model("qwen2"), lab.model_folder("llama-small", tmp_path / "small")
     assert require_critic(str(other), str(base)) == [
-        f"`model.critic.path` is `{other}`, which has no value head: it starts at zero"
+        f"`model.critic.path` is `{other}`, which has no value head: the value head starts at zero"
     ]
     critic, rollouts = opened(recipe(base, other, tmp_path)), lab.make_rollouts()
     critic.start()
@@ -110,7 +110,7 @@ def test_critic_of_another_family_and_size_trains_with_the_actor(model: Model, t
     for folder, is_state in ((tmp_path / "state", True), (tmp_path / "exported", False)):
         assert read_shape(folder) == read_shape(other)
         notes = require_critic(str(folder), str(base))
-        assert ["nobody compares its tokenizer" in note for note in notes] == [True] * is_state
+        assert ["its tokenizer is not compared" in note for note in notes] == [True] * is_state
         again = opened(recipe(base, folder, tmp_path))
         again.start()
         assert torch.equal(again.values(rollouts), values)
@@ -146,11 +146,11 @@ def test_critic_must_have_the_vocabulary_of_the_actor(model: Model, reward: Path
     added = {"model": {"vocab": [["a", 0.0], ["c", 0.0]]}, "added_tokens": [{"id": 7, "content": "b"}]}
     (other / "tokenizer.json").write_text(json.dumps(added), "utf-8")
     with pytest.raises(
-        RecipeError, match=r"`model\.critic\.path` is `.*`, in whose tokenizer `b` is `7`; .* it is `1`"
+        RecipeError, match=r"`model\.critic\.path` is `.*`, whose tokenizer maps `b` to `7`, .* maps it to `1`"
     ):
         require_critic(str(other), str(base))
     edit_json(other / "config.json", vocab_size=100)
-    with pytest.raises(RecipeError, match=r"whose `vocab_size` is `100`; that of `model\.path` is `101`"):
+    with pytest.raises(RecipeError, match=r"whose `vocab_size` is `100`, but `model\.path` has `101`"):
         require_critic(str(other), str(base))
 
 
@@ -166,7 +166,7 @@ def test_saved_critic_has_the_vocabulary_of_its_source_model(model: Model, rewar
         (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": ids}}), "utf-8")
     assert require_critic(str(state), str(base)) == []
     (reward / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"b": 0, "a": 1}}}), "utf-8")
-    with pytest.raises(RecipeError, match=r"in whose tokenizer `a` is `1`; .* it is `0`"):
+    with pytest.raises(RecipeError, match=r"whose tokenizer maps `a` to `1`, .* maps it to `0`"):
         require_critic(str(state), str(base))
 
 
@@ -186,11 +186,11 @@ def test_critic_with_a_shorter_context_is_refused(model: Model, reward: Path, tm
 def test_megatron_folder_of_an_actor_is_refused_as_a_critic(model: Model, tmp_path: Path) -> None:
     base, actor = model("qwen2"), tmp_path / "actor"
     run(base, "megatron", actor, verify=False)
-    with pytest.raises(RecipeError, match="an actor's weights in Megatron's format") as caught:
+    with pytest.raises(RecipeError, match="the weights of an actor in Megatron format") as caught:
         require_critic(str(actor), str(base))
     assert f"ppoctl convert-ckpt {actor} CRITIC --to hf" in str(caught.value.hint)
     (actor / "config.json").unlink()
-    with pytest.raises(RecipeError, match=r"it has no config\.json"):
+    with pytest.raises(RecipeError, match=r"the folder has no config\.json"):
         require_critic(str(actor), str(base))
 
 

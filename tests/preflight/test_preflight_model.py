@@ -115,7 +115,7 @@ WRONG: dict[str, tuple[Break, int, str]] = {
     "a tokenizer too large": (
         config(vocab_size=570),
         3,
-        "has tokens up to 575, and the model's vocabulary ends at 569",
+        "has tokens up to 575, but the model's vocabulary ends at 569",
     ),
     "a norm of bytes": (
         header(lambda found: found[NORM].update(dtype="I8", shape=[512])),
@@ -182,7 +182,11 @@ WRONG: dict[str, tuple[Break, int, str]] = {
         "`eos_token_id = 576` of `{base}` is not in the vocabulary of 576 tokens",
     ),
     "a broken tokenizer": (text("tokenizer.json", "{"), 3, "tokenizer.json` is no JSON: line 1, column 2"),
-    "no tokenizer in it": (text("tokenizer.json", "{}"), 3, "tokenizer.json` is no tokenizer: it has no vocabulary"),
+    "no tokenizer in it": (
+        text("tokenizer.json", "{}"),
+        3,
+        "tokenizer.json` is not a tokenizer: it has no vocabulary",
+    ),
     "a broken template": (
         text("chat_template.jinja", "\n{% if"),
         3,
@@ -191,7 +195,7 @@ WRONG: dict[str, tuple[Break, int, str]] = {
     "a template without questions": (
         text("chat_template.jinja", "hello"),
         3,
-        "the model's chat template leaves out the question of row `train/000000-",
+        "the model's chat template omits the question of row `train/000000-",
     ),
     "a template that fails": (
         text("chat_template.jinja", "{{ messages[0]['content'] + 1 }}"),

@@ -47,7 +47,7 @@ WRONG: dict[str, tuple[list[str], Break, str, str]] = {
     "too few positions": (
         ["reward.max_tokens=513"],
         lambda _: None,
-        "`reward.max_tokens` is `513`, and the reward model in `{judge}` has 512 positions",
+        "`reward.max_tokens` is `513`, but the reward model in `{judge}` has 512 positions",
         "--set reward.max_tokens=512",
     ),
     "no tokenizer": (

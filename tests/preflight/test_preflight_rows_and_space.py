@@ -89,12 +89,13 @@ def test_unscored_evaluation_rows_are_counted(folder: Path) -> None:
     cases = "cases={a={kind='gsm8k'}, b={kind='length', at_most=9}}, otherwise={kind='gsm8k'}"
     sets = [f"reward={{kind='choose', by='of', {cases}}}"]
     some = check(load([Path("r.toml")], [*sets, "data.eval.x={format='python', function='rows.py:rows'}"]).recipe)
-    lacks = "rows are not scored: their reward compares with a ground truth, and they have none"
+    lacks = "rows are not scored: their reward requires a ground truth, and the rows have none"
     assert not some.problems
     assert f"`data.eval.x`: responses to 1 of 4 {lacks}" in some.notes
     columns = "data.eval.x={format='columns', path='held.jsonl', prompt='q', fields=['of']}"
     none = check(load([Path("r.toml")], [*sets, columns]).recipe).notes
-    assert f"`data.eval.x`: responses to 2 of 4 {lacks}; if they have: --set data.eval.x.answer=COLUMN" in none
+    hint = "if there is a column: --set data.eval.x.answer=COLUMN"
+    assert f"`data.eval.x`: responses to 2 of 4 {lacks}; {hint}" in none
 
 
 def test_reward_file_must_exist_and_be_unchanged(folder: Path) -> None:
@@ -244,7 +245,7 @@ def test_outputs_are_checked_before_engines_start(
     assert lines == [
         "error: `there` exists",
         "error: `there` exists",
-        "error: `base` is a model folder; a recipe must say what to evaluate it on",
+        "error: `base` is a model folder: add a recipe that names the evaluation sets",
     ]
 
 

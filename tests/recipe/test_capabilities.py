@@ -29,7 +29,7 @@ def test_recipe_with_planned_capabilities_is_validated_and_planned(
     assert run([command, str(freezes)]) == 0
     said = capsys.readouterr().err
     assert "`requires` names `freezing`, which ppoctl cannot do yet: layers of the actor that do not train" in said
-    assert "not trained without `--without tools`" in said
+    assert "training requires `--without tools`" in said
 
 
 def test_training_requires_all_missing_capabilities_accepted(freezes: Path) -> None:

@@ -108,7 +108,7 @@ def test_recipes_validate_and_plan_without_data_or_model(tmp_path: Path) -> None
     assert {name: said for name, (code, said) in answers.items() if code} == {}
     notes = "\n".join(answers[f"validate {RECIPES / 'dsr1-7b.toml'}"][1]["notes"])
     assert "it has not been fetched; not checked" in notes
-    assert "those of a config.json that ships with the recipes" in notes
+    assert "from a config.json that ships with the recipes" in notes
     assert "`PPOCTL_DATA` is not set in the environment; not checked" in notes
     for file in FILES:
         planned = answers[f"plan {file}"][1]

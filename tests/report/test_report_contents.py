@@ -95,7 +95,7 @@ def test_band_is_one_standard_deviation_around_the_mean() -> None:
     [series] = chart["data"]["series"]
     assert series == {"run": 0, "steps": 0, "values": [0.5, 0.5], "low": [0.3, 0.3], "high": [0.7, 0.7]}
     assert steps.lists == [[1, 2]]
-    assert chart["band"] == "shaded: mean +- spread of the scores"
+    assert chart["band"] == "shaded: mean +- standard deviation of the scores"
     assert (chart["healthy"], chart["unit"]) == ("rising", "score")
 
 
@@ -110,7 +110,7 @@ def test_time_shares_add_up_to_the_total() -> None:
     assert told["whole"] == "44s"
     assert took == {
         "rollout": "7.0s", "actor_update": "9.0s", "starting": "10s", "replayed": "1.0s", "abandoned": "2.0s",
-        "done again": "4.0s", "saving, and between stages": "11s",
+        "repeated": "4.0s", "saving, and between stages": "11s",
     }  # fmt: skip
     assert next(row["share"] for row in told["rows"] if row["name"] == "rollout") == "15.9 %"
     assert told["gpu_hours"] == "0.00611 GPU-hours kept, 0.00167 lost"
@@ -135,7 +135,7 @@ def test_charts_mark_resumes_stops_alarms_and_changed_keys() -> None:
     run = by_hand()
     assert [(each.at, each.kind, each.text) for each in events.events(run, ATTEMPTS)] == [
         (1.5, "change", "from step 2: lr 1.0 -> 0.5"),
-        (1.5, "resume", "attempt 2 goes on with step 2"),
+        (1.5, "resume", "attempt 2 continues with step 2"),
         (2, "health", "step 2: policy/approx_kl is 0.2, above 0.1 (`health.kl.max`), warn"),
         (2.5, "stop", "attempt 1 ends in step 2: killed"),
         (2.5, "stop", "attempt 2 ends in step 2: stopped"),
@@ -243,7 +243,7 @@ def test_overview_names_model_data_reward_and_state(runs: tuple[Path, Path]) -> 
     assert rows["state"] == "finished: all steps are done"
     assert (rows["steps"], rows["seed"]) == ("3 of 3", "5")
     assert told["sentence"].startswith("quickstart/model, trained with PPO on quickstart/train.jsonl, rewarded")
-    assert told["sentence"].endswith("rewarded by gsm8k: 4 prompts x 2 responses a step, of at most 6 tokens.")
+    assert told["sentence"].endswith("rewarded by gsm8k: 4 prompts x 2 responses per step, of at most 6 tokens.")
     assert "held/pass_at_1" in rows
 
 

@@ -146,7 +146,7 @@ def test_charts_are_readable_with_the_keyboard(browser: Browser, one: Path) -> N
     shown = f"step 2: {values['values'][1]:.4g} ({values['low'][1]:.4g} to {values['high'][1]:.4g})"
     assert (role, now, label) == ("slider", "2", "reward/score_mean by step")
     assert text.startswith(shown)
-    assert "attempt 2 goes on with step 3" in text
+    assert "attempt 2 continues with step 3" in text
     assert browser.js("document.querySelector('#plot-0 + .readout').textContent") == text
     assert browser.js("document.querySelectorAll('#plot-0 .cursor').length") == 1
     browser.press("Home")

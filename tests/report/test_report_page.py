@@ -115,9 +115,9 @@ def test_headings_are_nested_and_every_section_is_linked(text: str) -> None:
 
 def test_report_is_reproducible_except_for_its_time(runs: tuple[Path, Path], tmp_path: Path) -> None:
     both = [write_report(runs, tmp_path / name, steps=2).path.read_text() for name in ("a.html", "b.html")]
-    timeless = [re.sub(r"Made by ppoctl .* UTC", "", text) for text in both]
+    timeless = [re.sub(r"Written by ppoctl .* UTC", "", text) for text in both]
     assert timeless[0] == timeless[1]
-    assert "Made by ppoctl" in both[0]
+    assert "Written by ppoctl" in both[0]
 
 
 def test_large_report_stays_below_its_limit_and_lists_omissions(
@@ -171,9 +171,9 @@ def test_report_replaces_only_an_earlier_report(
     out.write_text("<!doctype html><p>mine")
     capsys.readouterr()
     refused = {
-        str(out): "exists and is no report: it is not replaced",
+        str(out): "exists and is not a report: it is not replaced",
         str(tmp_path): "is a folder",
-        str(runs[0] / "report.html"): "which a report only reads",
+        str(runs[0] / "report.html"): "which a report must not change",
     }
     for path, says in refused.items():
         assert run(["report", str(runs[0]), "-o", path]) == 2
@@ -191,7 +191,7 @@ def test_non_runs_and_more_than_eight_runs_are_refused(
     assert run(["report", str(tmp_path)]) == 2
     assert "is not a run directory" in capsys.readouterr().err
     assert run(["report", *[str(runs[0])] * 9]) == 2
-    assert "`9` runs: a report compares up to 8" in capsys.readouterr().err
+    assert "`9` runs: a report compares at most 8" in capsys.readouterr().err
 
 
 # --- style and script ----------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def test_stop_ends_running_and_waiting_jobs_of_a_chain(lab: Lab, job: Submitted)
     assert lab.wait_for(first, "FAILED")["ExitCode"] == "130:0"
     assert lab.job(second)["JobState"] == "CANCELLED"
     assert job.says()["state"] == "interrupted"
-    assert job.says("stop")["says"][0].startswith("nothing of it is at work or waits: interrupted")
+    assert job.says("stop")["says"][0].startswith("the run is neither running nor pending: interrupted")
 
 
 def test_status_reports_every_slurm_state_of_a_job(lab: Lab, job: Submitted) -> None:

@@ -152,5 +152,5 @@ def test_sets_in_only_one_evaluation_are_listed(
     eval_samples.write(Path("b.jsonl"), held + rows({"q": [None]}, set="far"))
     assert run(["compare", "a.jsonl", "b.jsonl", "--eval"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == (
-        "not compared, no prompt has a score in both: far sampled, held greedy"
+        "not compared, because no prompt has a score in both: far sampled, held greedy"
     )

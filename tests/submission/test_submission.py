@@ -46,7 +46,7 @@ def test_submitted_run_has_all_required_files(cluster: Programs, capsys: pytest.
         "state:   ppoctl status runs/quickstart\n"
         "follow:  ppoctl logs runs/quickstart -f\n"
         "stop:    ppoctl stop runs/quickstart\n"
-        "go on:   ppoctl resume runs/quickstart --on slurm\n"
+        "resume:  ppoctl resume runs/quickstart --on slurm\n"
     )
     assert run_dir.recipes(paths)[1]["steps"] == 50
     assert set(run_dir.facts(paths)["sources"]) == {"model", "model.companions", "data.train", "data.eval.heldout"}
@@ -165,7 +165,8 @@ def test_test_only_shows_the_start_time_and_creates_nothing(
     noon = int(datetime(2026, 11, 23, 12, 30).timestamp())
     cluster.make("sbatch", f'echo "sbatch: Job 5 to start at {noon} using 2 processors" >&2')
     assert submit("--test-only") == 0
-    assert capsys.readouterr().out == "Slurm would take it: Job 5 to start at 2026-11-23 12:30 using 2 processors\n"
+    accepted = "Slurm would accept the job: Job 5 to start at 2026-11-23 12:30 using 2 processors\n"
+    assert capsys.readouterr().out == accepted
     assert [line for line in cluster.calls if "sbatch" in line] == ["sbatch --test-only"]
     assert not Path("runs").exists()
 

@@ -1,1 +1,1 @@
-"""Python's way in: what the commands do, as functions, and a run as tables."""
+"""Python API: the commands as functions, and a run as tables."""

@@ -1,6 +1,8 @@
-"""`train`, `rollout`, `resume` and `evaluate` from Python: the same checks, the same run directory and the same work
-as on the command line. What ends a command with an exit code is raised: every error is a `PpoctlError` with a
-message, a hint and that code."""
+"""`train`, `rollout`, `resume` and `evaluate` from Python.
+
+They run the same checks as the commands and write the same run directory. An error that ends a command is raised here
+as a `PpoctlError` with a message, a hint and the exit code of the command.
+"""
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,12 +21,12 @@ if TYPE_CHECKING:
     from ppoctl.tracking.screen import Screen
 
 RUNS = "runs"
-"""Default folder of run directories, below the working directory."""
+"""Default folder of run directories, relative to the working directory."""
 
 RecipeArgument = str | Path | Iterable[str | Path]
-"""A recipe file, or several of which later ones overlay earlier ones."""
+"""A recipe file, or several files of which later ones override earlier ones."""
 Keys = Mapping[str, Any] | None
-"""Recipe keys with dots and their values, as `--set` takes them: `{"ppo.kl.coef": 0.01}`."""
+"""Recipe keys with dots, and their values, as in `--set`: `{"ppo.kl.coef": 0.01}`."""
 
 
 def train(
@@ -35,15 +37,17 @@ def train(
     or_resume: bool = False,
     force: bool = False,
 ) -> Run:
-    """Create the run RUNS/NAME and train it; the run, for its figures and samples. One that exists is refused, or
-    with `or_resume` continued. With `force` memory and disk may be judged too small.
+    """Create the run RUNS/NAME, train it, and return it.
 
-    Raises ExpectationError where the recipe expects what the run does not reach, and what `ppoctl train` ends with.
+    `or_resume`: continue the run if it exists; otherwise this is an error. `force`: start even if memory or disk seem
+    too small.
+
+    Raises ExpectationError if the run does not meet its recipe's expectations, and every error of `ppoctl train`.
     """
     from ppoctl.cli import preflight
     from ppoctl.wire.prestart import prestarted_engine
 
-    with _talking("train") as (screen, gate):
+    with _screen_and_gate("train") as (screen, gate):
         loaded = preflight.startable(_files(recipe), _sets(keys), Path(runs), force=force)
         with prestarted_engine(loaded.recipe):
             from ppoctl.runs import commands
@@ -53,14 +57,14 @@ def train(
 
 
 def rollout(recipe: RecipeArgument, keys: Keys = None, *, runs: str | Path = RUNS, force: bool = False) -> Run:
-    """Draw and score the responses of the first step, and stop; `train` with the same recipe goes on from them.
+    """Generate and score the responses of the first step, and return the run.
 
-    Raises what `ppoctl rollout` ends with.
+    `train` with the same recipe continues from them. Raises every error of `ppoctl rollout`.
     """
     from ppoctl.cli import preflight
     from ppoctl.wire.prestart import prestarted_engine
 
-    with _talking("rollout") as (screen, gate):
+    with _screen_and_gate("rollout") as (screen, gate):
         loaded = preflight.startable(_files(recipe), _sets(keys), Path(runs), force=force)
         with prestarted_engine(loaded.recipe):
             from ppoctl.runs import commands
@@ -70,78 +74,81 @@ def rollout(recipe: RecipeArgument, keys: Keys = None, *, runs: str | Path = RUN
 
 
 def resume(run: str | Path | Run, keys: Keys = None, *, force: bool = False) -> Run:
-    """Continue a run from wherever it stopped. Changed keys hold from the first step that has no rollout yet.
+    """Resume a run, wherever it stopped, and return it. Changed keys apply from the first step without a rollout.
 
-    Raises StorageError where something that it needs is missing or corrupt, and what `ppoctl resume` ends with.
+    Raises StorageError if artifacts of the run are missing or corrupt, and every error of `ppoctl resume`.
     """
     from ppoctl.cli import preflight
     from ppoctl.slurm.run_status import require_idle
     from ppoctl.store.resume_plan import plan_resume
     from ppoctl.wire.prestart import prestarted_engine
 
-    layout = (run if isinstance(run, Run) else Run(run)).layout
-    with _talking("resume") as (screen, gate):
-        require_idle(layout)
-        plan = plan_resume(layout)
-        plan.require_intact(layout)
-        with prestarted_engine(preflight.require_space_to_resume(layout, _sets(keys), force=force)):
+    paths = (run if isinstance(run, Run) else Run(run)).layout
+    with _screen_and_gate("resume") as (screen, gate):
+        require_idle(paths)
+        plan = plan_resume(paths)
+        plan.require_intact(paths)
+        with prestarted_engine(preflight.require_space_to_resume(paths, _sets(keys), force=force)):
             from ppoctl.runs import commands
 
-            ended = commands.resume(layout, plan, _sets(keys), gate, only=None, screen=screen)
+            ended = commands.resume(paths, plan, _sets(keys), gate, only=None, screen=screen)
     return _run_of(ended)
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What an evaluation found."""
+    """Results of an evaluation."""
 
     state: str
-    """Stamp of the actor state that was evaluated."""
+    """Id of the actor state that was evaluated."""
     figures: Mapping[str, float]
-    """Figures by their names in a run's journal: `eval/heldout/pass_at_1`."""
+    """Metrics by their names in a run's journal, such as `eval/heldout/pass_at_1`."""
     rows: list[dict[str, Any]]
-    """What was drawn and scored, one row per sample."""
+    """Generated and scored samples, one row per sample."""
 
     def samples(self) -> "pyarrow.Table":
-        """One row per sample; `.to_pandas()` makes a data frame of it."""
+        """Return one row per sample; `.to_pandas()` converts the table to a data frame."""
         from ppoctl.store.arrow_tables import as_table
 
         return as_table(self.rows)
 
 
 def evaluate(checkpoint: str | Path | Run, recipe: RecipeArgument = (), keys: Keys = None) -> Evaluated:
-    """Measure a run, one of its `states/actor/STEP` folders, or a model folder (with a recipe) on the recipe's
-    evaluation sets, the same way `train` evaluates.
+    """Evaluate a checkpoint on the evaluation sets of the recipe, as `train` does.
 
-    Raises RecipeError where the checkpoint is none of these, and what `ppoctl eval` ends with.
+    `checkpoint` is a run, one of its `states/actor/STEP` folders, or a model folder (which requires a recipe).
+
+    Raises RecipeError if it is none of these, and every error of `ppoctl eval`.
     """
     from ppoctl.runs.eval_target import find_checkpoint
     from ppoctl.wire.prestart import prestarted_engine
 
     path = checkpoint.path if isinstance(checkpoint, Run) else Path(checkpoint)
-    with _talking("eval"):
-        asked = find_checkpoint(path, _files(recipe), _sets(keys))
-        with prestarted_engine(asked.recipe):
+    with _screen_and_gate("eval"):
+        target = find_checkpoint(path, _files(recipe), _sets(keys))
+        with prestarted_engine(target.recipe):
             from ppoctl.runs import commands
 
-            found = commands.evaluate(asked, _say)
-    return Evaluated(found.stamp, found.metrics(), found.rows)
+            evaluation = commands.evaluate(target, _notify)
+    return Evaluated(evaluation.stamp, evaluation.metrics(), evaluation.rows)
 
 
 @contextmanager
-def _talking(command: str) -> "Iterator[tuple[Screen, SignalGate]]":
-    """A screen on stderr, and a gate that signals shut; signals reach the main thread only, so that elsewhere nobody
-    shuts it."""
+def _screen_and_gate(command: str) -> "Iterator[tuple[Screen, SignalGate]]":
+    """Open a screen on stderr, and a gate that signals close.
+
+    Python delivers signals to the main thread only, so in another thread nothing closes the gate.
+    """
     from ppoctl.shutdown.signals import SignalGate, signal_gate
     from ppoctl.tracking.screen import open_screen
 
-    goes_on = f"call ppoctl.{command} again"
+    how_to_continue = f"call ppoctl.{command} again"
     with open_screen() as screen:
         if threading.current_thread() is threading.main_thread():
-            with signal_gate(goes_on, screen.line) as gate:
+            with signal_gate(how_to_continue, screen.line) as gate:
                 yield screen, gate
         else:
-            yield screen, SignalGate(goes_on)
+            yield screen, SignalGate(how_to_continue)
 
 
 def _run_of(ended: "RunResult") -> Run:
@@ -161,7 +168,7 @@ def _sets(keys: Keys) -> list[str]:
     return [f"{key}={as_toml(value)}" for key, value in (keys or {}).items()]
 
 
-def _say(text: str) -> None:
+def _notify(text: str) -> None:
     from ppoctl.cli import render
 
     render.print_stderr(text)

@@ -1,5 +1,7 @@
-"""A run directory as tables. It is only read, and may be at work. Tables are pyarrow's; `.to_pandas()` makes data
-frames of them."""
+"""A run directory as pyarrow tables; `.to_pandas()` converts them to data frames.
+
+The directory is only read, and the run may be running.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, init=False)
 class Run:
-    """One run directory: what it was asked, its figures, its samples, its ledger."""
+    """One run directory: its recipe, metrics, samples and ledger."""
 
     path: Path
 
     def __init__(self, path: str | Path) -> None:
-        """Take a run directory. Raises RecipeError where the folder is none."""
+        """Open a run directory. Raises RecipeError if the folder is not a run directory."""
         from ppoctl.store import run_dir
 
         object.__setattr__(self, "path", Path(path).resolve())
@@ -26,14 +28,14 @@ class Run:
 
     @property
     def layout(self) -> "RunPaths":
-        """Paths of everything in it."""
+        """Paths of all files in the run directory."""
         from ppoctl.store.run_paths import RunPaths
 
         return RunPaths(self.path)
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """The recipe as it holds for the newest steps, every key with its value."""
+        """Recipe of the newest steps, every key with its value."""
         from ppoctl.store import run_dir
 
         recipes = run_dir.recipes(self.layout)
@@ -41,14 +43,16 @@ class Run:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What it was made from and when: id, versions, digests of its sources."""
+        """Id, time of creation, versions, and digests of the sources."""
         from ppoctl.store import run_dir
 
         return run_dir.facts(self.layout)
 
     def metrics(self) -> "pyarrow.Table":
-        """One row per step, one column per figure (`ppoctl recipes metrics` says what each is); null where a step
-        has none. Step 0 is the evaluation before the first step."""
+        """Return one row per step and one column per metric (`ppoctl recipes metrics` describes them).
+
+        A value is null if the step does not have the metric. Step 0 is the evaluation before the first step.
+        """
         from ppoctl.loop.expectations import history
         from ppoctl.store.arrow_tables import as_table
         from ppoctl.store.journal import read_lines
@@ -60,13 +64,13 @@ class Run:
         return as_table([{"step": step, **rows[step]} for step in sorted(rows)])
 
     def journal(self) -> list[dict[str, Any]]:
-        """What happened, in order: one entry per committed artifact and per event."""
+        """Return the journal in order: one entry per committed artifact and per event."""
         from ppoctl.store.journal import read_lines
 
         return read_lines(self.layout.journal)
 
     def ledger(self) -> "pyarrow.Table":
-        """One row per sample and step: what it was drawn with, and which updates used it."""
+        """Return one row per sample and step: its prompt, its score, and the updates that used it."""
         from ppoctl.batch.sealed_json import whole_lines
         from ppoctl.store.append import read_whole
         from ppoctl.store.arrow_tables import as_table
@@ -75,15 +79,17 @@ class Run:
         return as_table([line.body for line in whole_lines(path, read_whole(path))])
 
     def steps_with_samples(self) -> list[int]:
-        """Steps whose rollouts are still there (`checkpoint.keep_rollouts_every_steps`)."""
+        """Return the steps whose rollouts are kept (`checkpoint.keep_rollouts_every_steps`)."""
         from ppoctl.store.samples import steps_with_rollouts
 
         return steps_with_rollouts(self.layout)
 
     def samples(self, step: int | None = None) -> "pyarrow.Table":
-        """One row per response of a step (absent: of the last with rollouts), with prompt, reward and, per token,
-        ids, log-probs, values, advantages and KL from the reference as far as the step has come. Raises RecipeError
-        where it has no rollouts."""
+        """Return one row per response of a step; None: the last step with rollouts.
+
+        Columns are prompt, reward and, per token, ids, log-probs, values, advantages and KL from the reference, as
+        far as the step has computed them. Raises RecipeError if the step has no rollouts.
+        """
         from ppoctl.runs.samples import read_samples
         from ppoctl.store.arrow_tables import as_table
 
@@ -92,10 +98,10 @@ class Run:
         return as_table([vars(sample) for sample in read_samples(self.layout, step)])
 
     def evaluations(self) -> "pyarrow.Table":
-        """One row per sample of every evaluation that is there, with the step that it was made after."""
+        """Return one row per sample of every evaluation, with the step before it."""
         from ppoctl.store.arrow_tables import as_table
         from ppoctl.store.samples import evaluation_rows, steps_with_evaluation
 
-        layout = self.layout
-        steps = steps_with_evaluation(layout)
-        return as_table([{"step": step, **row} for step in steps for row in evaluation_rows(layout, step)])
+        paths = self.layout
+        steps = steps_with_evaluation(paths)
+        return as_table([{"step": step, **row} for step in steps for row in evaluation_rows(paths, step)])

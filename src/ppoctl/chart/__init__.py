@@ -1,2 +1,5 @@
-"""Figures over steps as pictures: what is drawn (`panel`), its scales (`scale`), on a terminal (`terminal`), and as a
-drawing of shapes (`drawing`) that becomes SVG (`svg`) or PNG (`png`). Nothing here knows runs."""
+"""Plots of metrics over steps: their contents (`panel`), scales (`scale`), and lines of text for a terminal (`terminal`).
+
+A picture (`drawing`) consists of shapes, and is written as SVG (`svg`) or PNG (`png`). The package is independent of
+runs.
+"""

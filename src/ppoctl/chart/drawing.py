@@ -1,4 +1,4 @@
-"""A picture of panels below each other, as shapes in pixels: what SVG and PNG are both made of."""
+"""A picture of vertically stacked panels, as shapes in pixels. The SVG and the PNG are made from it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from ppoctl.chart.panel import Panel, aligned
 from ppoctl.chart.scale import Scale, label, scale, ticks
 
 COLOURS = ("#1f77b4", "#d95f02", "#1b9e77", "#7b3294", "#c51b7d", "#8c6d31", "#444444", "#17a2b8")
-"""Colours of the runs, told apart by people who see no red and green too."""
+"""Colours of the runs, distinguishable with red-green colour blindness."""
 INK, GREY, PALE = "#222222", "#666666", "#dddddd"
 SIZE = 12
-"""Height of the letters in pixels."""
+"""Font size in pixels."""
 
 WIDTH, PANEL_HEIGHT = 860, 200
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 42, 30
-"""Margins of a panel: its labels, its title and below that the words of events."""
+"""Margins of a panel, in pixels, for the labels, and on top for the title with the names of events below it."""
 LINE = 20
-"""Height of a line of the legend."""
+"""Height of a line of the legend, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Text:
-    """One line of text; `y` is its base line."""
+    """One line of text; `y` is its baseline."""
 
     x: float
     y: float
@@ -57,7 +57,7 @@ Shape = Line | Dot | Text
 
 @dataclass(frozen=True)
 class Picture:
-    """Shapes on white ground, the lowest first."""
+    """Shapes on a white background, in drawing order."""
 
     width: int
     height: int
@@ -65,7 +65,7 @@ class Picture:
 
 
 def picture(panels: Sequence[Panel], runs: Sequence[str]) -> Picture:
-    """All panels below each other over the same steps, the legend on top."""
+    """Return all panels stacked over the same steps, with the legend on top."""
     steps = scale(*map(float, aligned(panels)))
     shapes: list[Shape] = []
     legend = LINE * len(runs)
@@ -115,7 +115,7 @@ def _panel(panel: Panel, steps: Scale, top: float) -> list[Shape]:
 def _events(
     events: Sequence[tuple[int, str]], x: Callable[[float], float], low_y: float, high_y: float
 ) -> list[Shape]:
-    """A thin line for each step, with its words where that hides no others."""
+    """Return a thin line for each step, with the names of its events if they do not overlap other text."""
     shapes: list[Shape] = []
     free_from = 0.0
     for step in sorted({step for step, _ in events}):

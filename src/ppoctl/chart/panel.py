@@ -1,4 +1,4 @@
-"""What a chart shows: curves of one figure, and what happened on the way."""
+"""Contents of a chart: the curves of one metric, and the events of the runs."""
 
 import math
 from collections.abc import Sequence
@@ -10,25 +10,25 @@ Point = tuple[int, float]
 
 @dataclass(frozen=True)
 class Curve:
-    """One figure of one run over its steps."""
+    """One metric of one run over its steps."""
 
     run: int
-    """Place of the run in the legend."""
+    """Index of the run in the legend."""
     points: tuple[Point, ...]
-    """Step and value, by step; all values are finite."""
+    """Step and value, in step order; all values are finite."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One figure of all runs."""
+    """One metric of all runs."""
 
     title: str
     unit: str
     curves: tuple[Curve, ...]
     is_rare: bool = False
-    """Whether it is taken at some steps only: its points are marked."""
+    """Whether the metric is measured at some steps only. Its points are marked."""
     events: tuple[tuple[int, str], ...] = ()
-    """Step and word of what happened to a run."""
+    """Step and name of each event of a run."""
 
     @property
     def steps(self) -> tuple[int, int]:
@@ -44,15 +44,17 @@ class Panel:
 
 
 def curve(run: int, points: Sequence[Point], smooth: int = 1) -> Curve:
-    """The curve of what was recorded; values that are no numbers are left out. `smooth`: each is the mean of so many,
-    itself and those before it."""
+    """Return the curve of the recorded points, without values that are not finite.
+
+    With `smooth` above 1, each value is the mean of the last `smooth` values, up to its own step.
+    """
     finite = [(step, value) for step, value in points if math.isfinite(value)]
     values = [value for _, value in finite]
-    told = [(step, fmean(values[max(0, place - smooth + 1) : place + 1])) for place, (step, _) in enumerate(finite)]
-    return Curve(run, tuple(told))
+    smoothed = [(step, fmean(values[max(0, at - smooth + 1) : at + 1])) for at, (step, _) in enumerate(finite)]
+    return Curve(run, tuple(smoothed))
 
 
 def aligned(panels: Sequence[Panel]) -> tuple[int, int]:
-    """The steps of a picture in which panels stand below each other."""
+    """Return the first and the last step of a picture of stacked panels."""
     spans = [panel.steps for panel in panels]
     return min(low for low, _ in spans), max(high for _, high in spans)

@@ -1,4 +1,4 @@
-"""A picture as PNG, drawn by Pillow, which comes with vLLM: at twice the size in pixels, so that it is sharp."""
+"""A picture as PNG, drawn by Pillow, which vLLM installs. It has twice the size in pixels, so that it is sharp."""
 
 from io import BytesIO
 
@@ -7,13 +7,13 @@ from PIL import Image, ImageDraw, ImageFont
 from ppoctl.chart.drawing import SIZE, Dot, Line, Picture, Text
 
 SCALE = 2
-"""Pixels of the file for each of the picture."""
+"""Pixels of the file for each pixel of the picture."""
 FINER = 2
-"""Lines are drawn so much larger, and then made smaller: Pillow draws them without half tones."""
+"""Factor by which lines are drawn larger and then scaled down, because Pillow does not antialias them."""
 
 
 def png(picture: Picture) -> bytes:
-    """The whole file."""
+    """Return the content of the PNG file."""
     factor = SCALE * FINER
     large = Image.new("RGB", (picture.width * factor, picture.height * factor), "white")
     pen = ImageDraw.Draw(large)
@@ -41,6 +41,6 @@ def _line(pen: ImageDraw.ImageDraw, line: Line, factor: int) -> None:
     if not line.is_dashed:
         pen.line(points, line.colour, width, joint="curve")
         return
-    [(x, top), (_, bottom)] = points  # dashes stand upright
+    [(x, top), (_, bottom)] = points  # dashed lines are vertical
     for y in range(round(top), round(bottom), 7 * factor):
         pen.line([(x, y), (x, min(y + 4 * factor, bottom))], line.colour, width)

@@ -1,4 +1,4 @@
-"""Scales of axes: where a value stands, and at which round numbers there are labels."""
+"""Scales of axes: the position of a value, and the round numbers to label."""
 
 import math
 from dataclasses import dataclass
@@ -6,27 +6,29 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Scale:
-    """A linear way from values to places: 0 at `low`, 1 at `high`."""
+    """A linear map from values to positions: 0 at `low`, 1 at `high`."""
 
     low: float
     high: float
 
     def place(self, value: float) -> float:
-        """Where the value stands, 0 to 1."""
+        """Return the position of the value, from 0 to 1."""
         return (value - self.low) / (self.high - self.low)
 
 
 def scale(low: float, high: float) -> Scale:
-    """A scale with room for both; one value alone has as much above as below it."""
+    """Return a scale that contains both values; if they are equal, the value is in the middle."""
     if low < high:
         return Scale(low, high)
-    room = abs(low) / 10 or 1.0
-    return Scale(low - room, high + room)
+    margin = abs(low) / 10 or 1.0
+    return Scale(low - margin, high + margin)
 
 
 def ticks(on: Scale, most: int, *, whole: bool = False) -> list[float]:
-    """Round numbers on the scale, at most so many, at equal distances of 1, 2 or 5 times a power of ten; `whole`: no
-    fractions."""
+    """Return at most `most` round numbers on the scale, at equal distances of 1, 2 or 5 times a power of ten.
+
+    `whole`: only integers.
+    """
     step = 10.0 ** math.floor(math.log10((on.high - on.low) / max(most, 1)))
     factors = [factor * 10.0**power for power in range(3) for factor in (1, 2, 5)]
     for distance in (step * factor for factor in factors):
@@ -39,5 +41,5 @@ def ticks(on: Scale, most: int, *, whole: bool = False) -> list[float]:
 
 
 def label(value: float) -> str:
-    """The round number for an axis."""
+    """Return the label of a round number on an axis."""
     return f"{value + 0.0:.6g}"

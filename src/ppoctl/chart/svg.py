@@ -1,4 +1,4 @@
-"""A picture as SVG. Text stays text: it can be searched, and a browser draws it with its own letters."""
+"""A picture as SVG. Text remains text, so that it can be searched and a browser uses its own fonts."""
 
 from xml.sax.saxutils import escape, quoteattr
 
@@ -6,7 +6,7 @@ from ppoctl.chart.drawing import SIZE, Dot, Line, Picture, Shape
 
 
 def svg(picture: Picture, title: str) -> str:
-    """The whole file; `title` is what a reader that shows no pictures says."""
+    """Return the content of the SVG file. `title` is the text for screen readers."""
     size = f'width="{picture.width}" height="{picture.height}" viewBox="0 0 {picture.width} {picture.height}"'
     font = f'font-family="DejaVu Sans, Helvetica, Arial, sans-serif" font-size="{SIZE}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" {font}>'
@@ -28,5 +28,5 @@ def _shape(shape: Shape) -> str:
 
 
 def _clean(text: str) -> str:
-    """The text without what XML has no character for."""
+    """Return the text escaped for XML, with U+FFFD for characters that are not printable."""
     return escape("".join(letter if letter.isprintable() else "\ufffd" for letter in text))

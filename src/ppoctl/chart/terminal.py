@@ -1,4 +1,4 @@
-"""Charts as lines of text: points of braille, or one character for each run where there is no braille or colour."""
+"""Charts as lines of text: braille dots, or one character per run if braille or colour is not available."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -8,31 +8,31 @@ from ppoctl.chart.panel import Panel, Point
 from ppoctl.chart.scale import Scale, label, scale, ticks
 
 MARKS = "*+ox#@%&"
-"""Characters of the runs where all have one colour."""
+"""Characters of the runs if there is no colour."""
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-"""Bits of a braille character by row and column of its dots."""
+"""Bits of a braille character, by row and column of its dots."""
 _BRAILLE = 0x2800
 
 Paint = Callable[[int, str], str]
-"""Colours the text of a run."""
+"""Function that colours a text for a run, given by its index."""
 
 
 @dataclass(frozen=True)
 class Style:
-    """What the terminal can show."""
+    """Size and abilities of the terminal."""
 
     width: int
     height: int
     """Lines of the plot itself."""
     margin: int = 0
-    """Characters for labels of values, for plots below each other."""
+    """Minimum number of characters for the labels of values, so that stacked plots are aligned."""
     unicode: bool = True
     paint: Paint | None = None
-    """None: no colour, so that several runs need characters of their own."""
+    """None: no colour, so that each of several runs gets its own character."""
 
 
 def mark(style: Style, run: int, runs: int) -> str:
-    """What stands for a run in the legend."""
+    """Return the symbol of a run in the legend."""
     if style.paint is None and (runs > 1 or not style.unicode):
         return MARKS[run % len(MARKS)]
     line = "\u2501\u2501" if style.unicode else "--"
@@ -40,7 +40,7 @@ def mark(style: Style, run: int, runs: int) -> str:
 
 
 def chart(panel: Panel, steps: tuple[int, int], style: Style) -> list[str]:
-    """Lines of one panel, its title first."""
+    """Return the lines of one panel, the title first."""
     ends = {curve.run: curve.points[-1] for curve in panel.curves}
     values = scale(*panel.values)
     labels = _labels(panel, style.height)
@@ -59,12 +59,12 @@ def chart(panel: Panel, steps: tuple[int, int], style: Style) -> list[str]:
 
 
 def margin(panels: Sequence[Panel], height: int) -> int:
-    """Characters that the labels of all these panels need."""
+    """Return the number of characters that the labels of all these panels require."""
     return max((len(text) for panel in panels for text in _labels(panel, height).values()), default=0)
 
 
 def _labels(panel: Panel, height: int) -> dict[int, str]:
-    """Labels of values by the line that they stand in."""
+    """Return the labels of values, by line."""
     values = scale(*panel.values)
     return {_row(values, tick, height): label(tick) for tick in ticks(values, max(2, height // 3))}
 
@@ -78,19 +78,19 @@ def _row(on: Scale, value: float, height: int) -> int:
 
 
 def _below(across: Scale, columns: int) -> str:
-    """Labels of the steps, each below its place, none over another."""
+    """Return the line with the labels of steps, without labels that would overlap."""
     text = [" "] * columns
     for tick in ticks(across, max(2, columns // 10), whole=True):
-        told = label(tick)
-        start = min(max(0, round(across.place(tick) * (columns - 1)) - len(told) // 2), columns - len(told))
-        if start >= 0 and not "".join(text[max(0, start - 1) : start + len(told) + 1]).strip():
-            text[start : start + len(told)] = told
+        digits = label(tick)
+        start = min(max(0, round(across.place(tick) * (columns - 1)) - len(digits) // 2), columns - len(digits))
+        if start >= 0 and not "".join(text[max(0, start - 1) : start + len(digits) + 1]).strip():
+            text[start : start + len(digits)] = digits
     return "".join(text)
 
 
 @dataclass
 class _Canvas:
-    """Cells of a plot: which dots of each are set, and by which run last."""
+    """Cells of a plot: the dots that are set in each, and the run that set the last one."""
 
     columns: int
     height: int
@@ -99,7 +99,7 @@ class _Canvas:
     """Row and column -> run and dots."""
 
     def draw(self, run: int, points: Sequence[Point], across: Scale, up: Scale, *, joined: bool) -> None:
-        """Draw a curve; `joined`: with lines between its points."""
+        """Draw a curve. `joined`: draw lines between its points."""
         wide, high = (2, 4) if self.is_braille else (1, 1)
         places = [
             (
@@ -118,10 +118,10 @@ class _Canvas:
         self.cells[place] = run, before | (_DOTS[y % 4][x % 2] if self.is_braille else 1)
 
     def lines(self, paint: Paint | None) -> Iterator[str]:
-        """The cells as text."""
+        """Yield the cells as lines of text."""
         for row in range(self.height):
             cells = [self.cells.get((row, column), (None, 0)) for column in range(self.columns)]
-            parts = groupby(cells, key=lambda cell: cell[0])  # colours are said once for neighbours
+            parts = groupby(cells, key=lambda cell: cell[0])  # one colour sequence for neighbours
             yield "".join(self._text(run, [dots for _, dots in part], paint) for run, part in parts).rstrip()
 
     def _text(self, run: int | None, dots: Sequence[int], paint: Paint | None) -> str:
@@ -134,7 +134,7 @@ class _Canvas:
 
 
 def _between(start: tuple[int, int], end: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    """All dots of a straight line."""
+    """Yield all dots of a straight line."""
     (x, y), (to_x, to_y) = start, end
     count = max(abs(to_x - x), abs(to_y - y), 1)
     for number in range(count + 1):
@@ -142,7 +142,7 @@ def _between(start: tuple[int, int], end: tuple[int, int]) -> Iterator[tuple[int
 
 
 def _blot(place: tuple[int, int], wide: int, canvas: _Canvas) -> Iterator[tuple[int, int]]:
-    """The dots of a point that stands alone: a square of four, one where there are no dots."""
+    """Yield the dots of a single point: a square of four braille dots, or one character."""
     x, y = place
     if wide == 1:
         yield place

@@ -1,7 +1,7 @@
 """`ppoctl`: the commands, and the one place where an error becomes `error:`, `hint:` and an exit code.
 
-A command is a function in its own file, registered by one line below. Its module imports typer, `render` and the
-standard library only; everything else is imported inside the function, so that `--help` answers at once. It raises
+A command is a function in its own file, registered by one line below. Its module imports only typer, `render` and the
+standard library. The function imports everything else, so that `--help` is printed at once. A command raises
 `PpoctlError`, prints through `render`, and returns None (exit 0) or an exit code.
 """
 
@@ -80,8 +80,8 @@ app.add_typer(recipes.app, name="recipes")
 
 @app.callback(invoke_without_command=True)
 def _global_options(
-    version: Annotated[bool, typer.Option("--version", "-V", help="Print the version and stop.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Print tracebacks of errors; may stand anywhere.")] = False,  # noqa: ARG001
+    version: Annotated[bool, typer.Option("--version", "-V", help="Print the version and exit.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print tracebacks of errors; valid anywhere.")] = False,  # noqa: ARG001
 ) -> None:
     if version:
         from importlib.metadata import version as version_of
@@ -92,34 +92,38 @@ def _global_options(
 
 def main() -> None:
     """Run the shell command `ppoctl`."""
-    # Both are read when torch is first imported. Its C++ side otherwise warns of NUMA binding at every engine start;
-    # threads that spin while they wait make a busy machine ten times slower.
+    # torch reads both variables at its first import. Without the first, its C++ code warns about NUMA binding at
+    # every engine start. Without the second, waiting threads spin, which makes a busy machine ten times slower.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     _open_closed_streams()
     try:
         code = run(sys.argv[1:])
-    except BrokenPipeError:  # whoever read our lines has had enough of them
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python says so once more at its end
+    except BrokenPipeError:  # the reader of stdout has closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports the error again at exit
         code = 128 + signal.SIGPIPE
     _leave(code)
 
 
 def _open_closed_streams() -> None:
-    """Lead a standard stream that the caller closed to nowhere: else a file of the run would get its number, and what
-    a library prints."""
+    """Open /dev/null for each standard stream that the caller closed.
+
+    Otherwise a file of the run would get the free descriptor, and receive what libraries print.
+    """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            if nowhere != number:
-                os.dup2(nowhere, number)
-                os.close(nowhere)
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
             setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8"))  # noqa: PTH123, SIM115
 
 
 def _leave(code: int) -> NoReturn:
-    """End the process. Taking the modules of torch and vLLM apart takes seconds and frees nothing that the system
-    does not: with them in it, only what asked to be run at the end is."""
+    """Exit the process; if torch is loaded, run only the exit handlers first.
+
+    Tearing down the modules of torch and vLLM takes seconds, and frees only what the operating system frees anyway.
+    """
     if "torch" not in sys.modules:
         sys.exit(code)
     atexit._run_exitfuncs()
@@ -129,9 +133,9 @@ def _leave(code: int) -> NoReturn:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; returns its exit code. Every error of a command ends here."""
+    """Run one command line and return its exit code. Every error of a command is handled here."""
     own = list(arguments)[: list(arguments).index("--")] if "--" in arguments else list(arguments)
-    # Read before parsing: an error of parsing, too, is told in the form that was asked for.
+    # Read before parsing, so that a parse error is printed in the requested form, too.
     debug, as_json = "--debug" in own, "--json" in own and not {"--help", "-h"} & {*own}
     if not as_json:
         return _run(arguments, debug=debug, as_json=False)
@@ -145,21 +149,21 @@ def _run(arguments: Sequence[str], *, debug: bool, as_json: bool) -> int:
         result = app(words, prog_name="ppoctl", standalone_mode=False)
         code = int(result) if isinstance(result, int) else ExitCode.DONE
     except PpoctlError as error:
-        found = _Failure(type(error).__name__, error.message, error.hint, int(error.exit_code))
-        return _tell(found, error, debug=debug, as_json=as_json)
+        failure = _Failure(type(error).__name__, error.message, error.hint, int(error.exit_code))
+        return _report(failure, error, debug=debug, as_json=as_json)
     except typer.Abort:
         code = ExitCode.INTERRUPTED
-    except SystemExit as error:  # what typer makes of a reader that left
+    except SystemExit as error:  # typer raises this for a broken pipe
         raise error.__context__ or error from None
-    except Exception as error:  # noqa: BLE001 - the last resort: nothing below may show a raw traceback
-        return _tell(_foreign(error, words), error, debug=debug, as_json=as_json)
-    if code == ExitCode.INTERRUPTED and as_json:  # Ctrl-C outside a run, which typer made a code of
+    except Exception as error:  # noqa: BLE001 - last resort: a user never sees a raw traceback
+        return _report(_failure_of(error, words), error, debug=debug, as_json=as_json)
+    if code == ExitCode.INTERRUPTED and as_json:  # Ctrl-C outside a run, which typer turned into an exit code
         render.json(_Failure("InterruptedByUserError", "interrupted", None, code).as_json())
     return code
 
 
 class _Failure:
-    """An error in the form in which it is shown."""
+    """An error as it is printed."""
 
     def __init__(self, kind: str, message: str, hint: str | None, code: int) -> None:
         self.kind, self.message, self.hint, self.code = kind, without_secrets(message), hint, code
@@ -170,7 +174,7 @@ class _Failure:
         return {"error": {**fields, "exit_code": self.code}}
 
 
-def _tell(failure: _Failure, error: BaseException, *, debug: bool, as_json: bool) -> int:
+def _report(failure: _Failure, error: BaseException, *, debug: bool, as_json: bool) -> int:
     if debug:
         render.print_stderr(_traceback(error).rstrip())
     if as_json:
@@ -182,80 +186,81 @@ def _tell(failure: _Failure, error: BaseException, *, debug: bool, as_json: bool
     return failure.code
 
 
-def _foreign(error: Exception, words: Sequence[str]) -> _Failure:
-    """The error of this command line in our form, where it is none of ours."""
+def _failure_of(error: Exception, words: Sequence[str]) -> _Failure:
+    """Return the failure for an error that is not a `PpoctlError`."""
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
         return _usage(error, words)
     if (limit := _limit_of_the_shell(error)) is not None:
         return _Failure("EnvironmentProblemError", *limit, ExitCode.ENVIRONMENT)
     is_memory = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
     if is_memory or type(error).__name__ == "OutOfMemoryError":
-        says = f"out of memory: {_first_line(error)}"
-        return _Failure("OutOfMemoryError", says, "lower [actor.batching] and [critic.batching]", ExitCode.MEMORY)
+        message = f"out of memory: {_first_line(error)}"
+        return _Failure("OutOfMemoryError", message, "lower [actor.batching] and [critic.batching]", ExitCode.MEMORY)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        where = f" (`{error.filename}`)" if error.filename else ""
-        return _Failure("StorageError", f"the disk is full{where}", "df -h .", ExitCode.STORAGE)
+        file = f" (`{error.filename}`)" if error.filename else ""
+        return _Failure("StorageError", f"the disk is full{file}", "df -h .", ExitCode.STORAGE)
     if isinstance(error, OSError) and error.filename:
-        says = f"`{error.filename}`: {(error.strerror or str(error)).lower()}"
-        return _Failure("StorageError", says, f"ls -ld {quoted(str(error.filename))}", ExitCode.STORAGE)
-    says = f"internal: {type(error).__name__}: {_first_line(error)}"
-    look = f"less {quoted(_keep_traceback(error))}  # the traceback, for a bug report"
-    return _Failure("InternalError", says, look, ExitCode.INTERNAL)
+        message = f"`{error.filename}`: {(error.strerror or str(error)).lower()}"
+        return _Failure("StorageError", message, f"ls -ld {quoted(str(error.filename))}", ExitCode.STORAGE)
+    message = f"internal: {type(error).__name__}: {_first_line(error)}"
+    hint = f"less {quoted(_keep_traceback(error))}  # the traceback, for a bug report"
+    return _Failure("InternalError", message, hint, ExitCode.INTERNAL)
 
 
 _NO_ADDRESSES = ("cannot allocate memory", "failed to map segment", "can't start new thread")
-"""What libraries say, in lower letters, where a process may not map more addresses."""
+"""Error texts of libraries, in lower case, for a process that cannot map more addresses."""
 _NO_PROCESSES = ("resource temporarily unavailable", "can't start new thread")
+"""Error texts of libraries, in lower case, for a user who cannot start more processes."""
 
 
 def _limit_of_the_shell(error: Exception) -> tuple[str, str] | None:
-    """Message and hint of an error that a limit of the shell caused; None: another error."""
+    """Return message and hint of an error that a limit of the shell caused; None for other errors."""
     text = str(error).lower()
     if "too many open files" in text:
-        return "too many open files: this shell allows few to a process", "ulimit -n 4096"
+        return "too many open files: the limit of this shell is too low", "ulimit -n 4096"
     space = resource.getrlimit(resource.RLIMIT_AS)[0]
     is_memory = isinstance(error, MemoryError) or any(words in text for words in _NO_ADDRESSES + _NO_PROCESSES)
     if space != resource.RLIM_INFINITY and is_memory:
-        says = f"out of addresses: `ulimit -v` is {space // 1024}; addresses that are only reserved count too"
-        return f"{says} ({_first_line(error)})", "ulimit -v unlimited"
+        message = f"out of addresses: `ulimit -v` is {space // 1024}; addresses that are only reserved count too"
+        return f"{message} ({_first_line(error)})", "ulimit -v unlimited"
     if any(words in text for words in _NO_PROCESSES):
-        says = f"a process or thread cannot be started: {_first_line(error)}"
-        return says, "ulimit -u unlimited  # how many this user has: ps -eLf | wc -l"
+        message = f"a process or thread cannot be started: {_first_line(error)}"
+        return message, "ulimit -u unlimited  # threads of this user: ps -eLf | wc -l"
     return None
 
 
-_OF_NUMBERS = {
+_NUMBER_ERRORS = {
     "greater_than_equal": "is less than {ge:g}",
-    "int_parsing": "is no whole number",
-    "float_parsing": "is no number",
+    "int_parsing": "is not a whole number",
+    "float_parsing": "is not a number",
 }
-"""What is wrong with a number of an option, by pydantic's name of it."""
+"""Message for an invalid number of an option, by pydantic's error type."""
 
 
 def _usage(error: Any, words: Sequence[str]) -> _Failure:
-    """Typer's complaint about a command line, in our form."""
-    text = re.sub(r"'([^']*)'", r"`\1`", one_line(_in_words(error))).replace("Value error, ", "")
+    """Return the failure for typer's error about a command line."""
+    text = re.sub(r"'([^']*)'", r"`\1`", one_line(_usage_message(error))).replace("Value error, ", "")
     text = re.sub(r"(-\S+) \(Possible options: (.*)\)$", _closest, text)
     text = re.sub(r"\. Did you mean ", "; did you mean ", text)
     text = re.sub(r"(No such option:?) (-\S+?)(?=$|;)", r"\1 `\2`", text).replace("option: `", "option `")
     context = getattr(error, "ctx", None)
-    begun = " ".join(["ppoctl", *(word for word in words[:1] if not word.startswith("-"))])
-    command = begun if context is None else context.command_path
+    typed = " ".join(["ppoctl", *(word for word in words[:1] if not word.startswith("-"))])
+    command = typed if context is None else context.command_path
     message = (text[:1].lower() + text[1:]).rstrip(".")
     return _Failure("UsageError", message, f"{command} --help", ExitCode.USAGE)
 
 
-def _in_words(error: Any) -> str:
-    """The text of a complaint; what pydantic says about a number is said with the number."""
+def _usage_message(error: Any) -> str:
+    """Return typer's message; pydantic's errors about numbers are replaced by messages that contain the number."""
     text = str(error.format_message())
     for details in getattr(error.__cause__, "errors", list)():
-        if (words := _OF_NUMBERS.get(details["type"])) is not None:
+        if (words := _NUMBER_ERRORS.get(details["type"])) is not None:
             text = text.replace(details["msg"], f"`{details['input']}` {words.format(**details.get('ctx', {}))}")
     return text
 
 
-def _closest(found: re.Match[str]) -> str:
-    word, options = found[1], found[2].split(", ")
+def _closest(match: re.Match[str]) -> str:
+    word, options = match[1], match[2].split(", ")
     return f"{word}; did you mean `{get_close_matches(word, options, n=1, cutoff=0)[0]}`?"
 
 
@@ -268,10 +273,12 @@ def _traceback(error: BaseException) -> str:
 
 
 def _keep_traceback(error: BaseException) -> str:
-    """Write the traceback to a file that only this user can read, under a name that nobody could put something at
-    before."""
+    """Write the traceback to a new temporary file that only this user can read, and return its path.
+
+    The name is unpredictable, so that no other user can create the file first.
+    """
     descriptor, name = tempfile.mkstemp(prefix="ppoctl-traceback-", suffix=".log")
-    with open(descriptor, "w", encoding="utf-8") as log:  # noqa: PTH123 - made with its mode
+    with open(descriptor, "w", encoding="utf-8") as log:  # noqa: PTH123 - mkstemp created it with mode 600
         log.write(_traceback(error))
     return name
 

@@ -1,6 +1,8 @@
-"""Rows as lines of a terminal. What is too wide for it goes on below itself, at word boundaries: the last column
-first, then the widest; names are broken behind `/` where words are not enough; and where there is no room for columns
-at all, each row becomes a block."""
+"""Layout of table rows on a terminal.
+
+A table that is too wide is wrapped at word boundaries: the last column first, then the widest columns. If that is not
+enough, names are broken after `/`. If the columns still do not fit, each row is printed as a block.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -10,23 +12,26 @@ GAP = "  "
 WORDS = re.compile(r"\s*\S+")
 NAMES = re.compile(r"\s*\S+?(?:/|(?=\s|$))")
 SHORT = 12
-"""Columns up to this width are never broken: `22.9 MiB`, `3h 07m`."""
+"""Columns up to this width are never wrapped: `22.9 MiB`, `3h 07m`."""
 READABLE = 24
-"""The last column, which holds sentences, is made no narrower for others that can be broken."""
+"""Minimum width of the last column, which contains sentences, while other columns can still be wrapped."""
 LONGEST = 30
-"""Longer words than this, paths mostly, run over the edge of the last column rather than widen it."""
+"""Longest word that the last column is widened for. Longer words, mostly paths, run over its edge."""
 INDENT = 4
-"""How far a line of a block that goes on is indented."""
+"""Spaces before a continuation line of a block."""
 
 Texts = Sequence[Sequence[str]]
 
 
-def widths_in(room: int, texts: Texts, breaks: re.Pattern[str]) -> list[int] | None:
-    """Widths of the columns where `texts`, all rows and the headers, fit the room when broken so; None: they do
-    not."""
+def widths_in(line_width: int, texts: Texts, breaks: re.Pattern[str]) -> list[int] | None:
+    """Return the width of each column, in characters, so that a line has at most `line_width` characters.
+
+    `texts` are all rows with the headers. `breaks` matches the pieces that a cell may be broken into. None means that
+    the table does not fit.
+    """
     columns = list(zip(*texts, strict=True))
     widths = [max(map(len, column)) for column in columns]
-    excess = sum(widths) + len(GAP) * (len(widths) - 1) - room
+    excess = sum(widths) + len(GAP) * (len(widths) - 1) - line_width
     last = len(widths) - 1
     for number in [last, *sorted(range(last), key=lambda column: -widths[column])]:
         if excess <= 0:
@@ -35,14 +40,14 @@ def widths_in(room: int, texts: Texts, breaks: re.Pattern[str]) -> list[int] | N
             least = max(min(_longest(columns[number], WORDS), LONGEST), min(READABLE, widths[number]))
         else:
             least = max(_longest(columns[number], breaks), SHORT)
-        given = min(excess, max(widths[number] - least, 0))
-        widths[number] -= given
-        excess -= given
+        cut = min(excess, max(widths[number] - least, 0))
+        widths[number] -= cut
+        excess -= cut
     return widths if excess <= 0 else None
 
 
 def wrapped(text: str, width: int, breaks: re.Pattern[str] = WORDS) -> list[str]:
-    """The text in lines of that width; a piece that is longer has a line to itself."""
+    """Return the text in lines of at most `width` characters; a longer piece gets its own line."""
     if len(text) <= width:
         return [text]
     lines, line = [], ""
@@ -58,7 +63,7 @@ def wrapped(text: str, width: int, breaks: re.Pattern[str] = WORDS) -> list[str]
 def laid_out(
     texts: Sequence[str], widths: Sequence[int], right: Sequence[bool], breaks: re.Pattern[str]
 ) -> list[str]:
-    """One row as lines. `right`: columns whose text stands at their right edge."""
+    """Return one row as lines. `right`: whether each column is right-aligned."""
     last = len(widths) - 1
     cells = [
         wrapped(text, width, WORDS if number == last else breaks)
@@ -73,26 +78,26 @@ def laid_out(
     ]
 
 
-def block(texts: Sequence[str], headers: Sequence[str], room: int) -> Iterator[str]:
-    """One row without columns: its first cell, and below it what the others say, each behind its header."""
+def block(texts: Sequence[str], headers: Sequence[str], line_width: int) -> Iterator[str]:
+    """Yield one row as a block: its first cell, then the other cells on indented lines, each after its header."""
     names = headers or [""] * len(texts)
-    told = [(name, text) for name, text in zip(names, texts, strict=True) if text not in ("", "-")]
-    if not told:
+    cells = [(name, text) for name, text in zip(names, texts, strict=True) if text not in ("", "-")]
+    if not cells:
         return
-    yield told[0][1]
+    yield cells[0][1]
     line = ""
-    for name, text in told[1:]:
+    for name, text in cells[1:]:
         piece = f"{name}: {text}" if name else text
-        if line and len(f"{line}   {piece}") <= room - INDENT:
+        if line and len(f"{line}   {piece}") <= line_width - INDENT:
             line = f"{line}   {piece}"
             continue
-        yield from _indented(line, room)
+        yield from _indented(line, line_width)
         line = piece
-    yield from _indented(line, room)
+    yield from _indented(line, line_width)
 
 
-def _indented(text: str, room: int) -> Iterator[str]:
-    first, *others = wrapped(text, room - INDENT)
+def _indented(text: str, line_width: int) -> Iterator[str]:
+    first, *others = wrapped(text, line_width - INDENT)
     if first:
         yield f"  {first}"
     yield from (f"{'':{INDENT}}{other}" for other in others)

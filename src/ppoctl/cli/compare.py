@@ -1,5 +1,4 @@
-"""`ppoctl compare`: in what two runs differ and how far they drew the same samples, or by how much one evaluation is
-better than another."""
+"""`ppoctl compare`: the differences of two runs and of their samples, or of two evaluations."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -27,21 +26,21 @@ def compare(
         bool,
         typer.Option(
             "--eval",
-            help="Compare evaluations: each a run (its newest), an 80-eval folder, or a file by `eval --out`.",
+            help="Compare evaluations. Each is a run (its newest), an 80-eval folder, or a file of `eval --out`.",
         ),
     ] = False,
     shown: Annotated[
-        int, typer.Option("--show", metavar="N", min=0, help="With --eval: changed prompts of a set to list.")
+        int, typer.Option("--show", metavar="N", min=0, help="With --eval: list at most N changed prompts per set.")
     ] = 10,
     exit_code: Annotated[
         bool,
-        typer.Option("--exit-code", help="End with 10 where samples differ, with --eval scores; 0: all are equal."),
+        typer.Option("--exit-code", help="Exit with 10 if samples (with --eval: scores) differ, else with 0."),
     ] = False,
     json: JsonOption = False,
 ) -> int | None:
-    """Compare two runs, or two evaluations. Of runs: recipe, sources, versions, figures, and their samples in the
-    order of the ledgers, up to the first difference. With --eval two evaluations, prompt by prompt: the difference,
-    its interval, and whether it may be chance."""
+    """Compare two runs, or two evaluations. Runs: recipe, sources, versions, metrics, and samples in ledger order up
+    to the first difference. With --eval, evaluations are compared prompt by prompt: the difference, its confidence
+    interval and p-value."""
     if evaluations:
         differ = _compare_evaluations(run, other, shown, as_json=json)
     else:
@@ -50,31 +49,31 @@ def compare(
 
 
 def _compare_runs(run: Path, other: Path, *, as_json: bool) -> bool:
-    """Whether their samples differ, once the rest is told."""
+    """Print the differences of two runs, and return whether their samples differ."""
     from ppoctl.cli import differences
     from ppoctl.store import run_dir
     from ppoctl.store.compare import compare as side_by_side
     from ppoctl.store.run_paths import RunPaths
 
     left, right = RunPaths(run), RunPaths(other)
-    for layout in (left, right):
-        run_dir.facts(layout)
+    for paths in (left, right):
+        run_dir.facts(paths)
     found = differences.differences(left, right)
     samples = side_by_side(left.ledger, right.ledger)
     if as_json:
         render.json({**differences.as_json(found), **asdict(samples)})
     else:
         differences.print_differences(found, (run, other))
-        _tell_samples(samples, run, other)
+        _print_samples(samples, run, other)
     return samples.first is not None
 
 
-def _tell_samples(found: "Comparison", run: Path, other: Path) -> None:
+def _print_samples(found: "Comparison", run: Path, other: Path) -> None:
     render.line(f"equal samples: {found.equal_samples} of {found.samples[0]} and {found.samples[1]}")
     render.line(f"equal steps: {found.last_equal_step}")
     for folder, steps in zip((run, other), found.lost_steps, strict=True):
         if steps:
-            render.line(f"stepped over, lost from the ledger of {folder}: {', '.join(map(str, steps))}")
+            render.line(f"skipped, missing in the ledger of {folder}: {', '.join(map(str, steps))}")
     if found.first is None:
         render.line("no difference")
         return
@@ -85,7 +84,7 @@ def _tell_samples(found: "Comparison", run: Path, other: Path) -> None:
 
 
 def _compare_evaluations(left: Path, right: Path, shown: int, *, as_json: bool) -> bool:
-    """Whether a score differs, or is in one of the two only; once that is told."""
+    """Print the differences of two evaluations, and return whether a score differs or is in only one of them."""
     from ppoctl.store import eval_samples
     from ppoctl.store.compare_evaluations import compare_evaluations, not_compared
 
@@ -95,31 +94,31 @@ def _compare_evaluations(left: Path, right: Path, shown: int, *, as_json: bool) 
     if as_json:
         render.json({"sets": [asdict(each) for each in found], "not_compared": alone})
     else:
-        _tell_evaluations(found, alone, (str(left), str(right)), shown)
+        _print_evaluations(found, alone, (str(left), str(right)), shown)
     return bool(alone) or any(each.changed or each.left_out for each in found)
 
 
-def _tell_evaluations(
+def _print_evaluations(
     found: "Sequence[ComparedSet]", alone: "Sequence[str]", sides: tuple[str, str], shown: int
 ) -> None:
     rows = []
     for each in found:
-        of = each.difference
+        difference = each.difference
         scores = (f"{score:.4g}" for score in each.scores)
-        interval = "" if of.low is None else f" [{of.low:+.4f}, {of.high:+.4f}]"
-        effect = "-" if of.effect is None else f"{of.effect:+.2f}"
-        numbers = (f"{of.mean:+.4f}{interval}", effect, f"{of.p_value:.2g}")
-        rows.append((f"{each.set} {each.mode}", str(of.pairs), *scores, *numbers))
+        interval = "" if difference.low is None else f" [{difference.low:+.4f}, {difference.high:+.4f}]"
+        effect = "-" if difference.effect is None else f"{difference.effect:+.2f}"
+        numbers = (f"{difference.mean:+.4f}{interval}", effect, f"{difference.p_value:.2g}")
+        rows.append((f"{each.set} {each.mode}", str(difference.pairs), *scores, *numbers))
     head = ("set", "prompts", *sides, "difference [95 %]", "effect", "p")
     render.table(rows, head)
     for each in found:
-        of = each.difference
+        pairs = each.difference
         render.line()
         left_out = f", {each.left_out} not compared (no score in one of the two)" if each.left_out else ""
-        equal = of.pairs - of.better - of.worse
-        render.line(f"{each.set} {each.mode}: {of.better} better, {of.worse} worse, {equal} equal{left_out}")
+        equal = pairs.pairs - pairs.better - pairs.worse
+        render.line(f"{each.set} {each.mode}: {pairs.better} better, {pairs.worse} worse, {equal} equal{left_out}")
         changed = [
-            (render.printable(one.prompt), *(f"{score:.4g}" for score in one.scores)) for one in each.changed[:shown]
+            (render.printable(row.prompt), *(f"{score:.4g}" for score in row.scores)) for row in each.changed[:shown]
         ]
         if changed:
             render.table(changed, ("prompt", *sides))
@@ -127,4 +126,4 @@ def _tell_evaluations(
             render.line(f"and {len(each.changed) - shown} more: --show {len(each.changed)}")
     if alone:
         render.line()
-        render.line(f"not compared, no prompt has a score in both: {', '.join(alone)}")
+        render.line(f"not compared, because no prompt has a score in both: {', '.join(alone)}")

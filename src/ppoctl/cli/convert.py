@@ -1,4 +1,4 @@
-"""`ppoctl convert-ckpt`: Hugging Face <-> Megatron, verified."""
+"""`ppoctl convert-ckpt`: convert a checkpoint between Hugging Face and Megatron format, and verify it."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,7 +12,10 @@ from ppoctl.errors import RecipeError
 
 
 def _found(source: str) -> str:
-    """What was meant: the run `runs/q1` for `q1`, unless that is something here; else a hub id may be."""
+    """Return the run `runs/q1` for `q1`, unless a local path is called `q1`; return other names as they are.
+
+    A name that is neither may be a hub id.
+    """
     run = found_run(Path(source))
     return str(run) if is_run(run) and not Path(source).exists() else source
 
@@ -21,7 +24,7 @@ SourceArgument = Annotated[
     str,
     typer.Argument(
         metavar="SOURCE",
-        help="A run, a Megatron torch_dist folder, a Hugging Face folder or hub id.",
+        help="A run, a Megatron torch_dist folder, a Hugging Face folder, or a hub id.",
         callback=_found,
         autocompletion=run_names,
     ),
@@ -32,54 +35,57 @@ Like = Annotated[
     typer.Option(
         "--like",
         metavar="MODEL",
-        help="Config and tokenizer of a Megatron folder: a Hugging Face folder of the model.",
+        help="Hugging Face folder or hub id with the config and tokenizer of a Megatron folder.",
     ),
 ]
 Cast = Annotated[
     Literal["float32", "bfloat16", "float16"] | None,
     typer.Option(
-        "--dtype", metavar="DTYPE", help="float32, bfloat16 or float16: cast the weights; default: as they are."
+        "--dtype", metavar="DTYPE", help="Cast the weights to float32, bfloat16 or float16. Default: no cast."
     ),
 ]
 AllowPickle = Annotated[
-    bool, typer.Option("--allow-pickle", help="Also read pytorch_model.bin, as weights only: no code in it runs.")
+    bool, typer.Option("--allow-pickle", help="Also read pytorch_model.bin, as weights only; no code in it is run.")
 ]
 
 
 def convert_ckpt(
     source: SourceArgument,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to make; must not exist.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to create; it must not exist.")],
     to: Annotated[Literal["hf", "megatron"], typer.Option("--to", help="Format of OUT.")],
     step: Annotated[
-        int | None, typer.Option("--step", metavar="N", help="Saved step of a run; default: the last.")
+        int | None, typer.Option("--step", metavar="N", help="Saved step of a run. Default: the last.")
     ] = None,
     role: Annotated[
         Literal["actor", "critic"] | None,
-        typer.Option("--role", help="Role of a run; default: what SOURCE is, of a run its actor."),
+        typer.Option("--role", help="Role to convert. Default: the actor of a run, else the role of SOURCE."),
     ] = None,
     like: Like = None,
     dtype: Cast = None,
     shard_gib: Annotated[
-        float, typer.Option("--shard-gib", metavar="GIB", help="Most GiB in one weight file.")
+        float, typer.Option("--shard-gib", metavar="GIB", help="Maximum size of a weight file, in GiB.")
     ] = 4.0,
-    no_verify: Annotated[bool, typer.Option("--no-verify", help="Check nothing; the report says so.")] = False,
+    no_verify: Annotated[bool, typer.Option("--no-verify", help="Skip all checks; the report lists this.")] = False,
     no_parity: Annotated[
         bool,
-        typer.Option("--no-parity", help="Check files, but not what the model computes (that takes its memory)."),
+        typer.Option(
+            "--no-parity", help="Compare the tensors, but not the model's outputs, which requires its memory."
+        ),
     ] = False,
     allow_pickle: AllowPickle = False,
     json: JsonOption = False,
 ) -> None:
-    """Turn a checkpoint into the other format, and prove it. The output is read again and held against SOURCE, tensor
-    by tensor, and both must say the same of fixed prompts. Nothing is left at OUT if anything fails."""
+    """Convert a checkpoint between Hugging Face and Megatron format, and verify it. The output is read back, compared
+    with SOURCE tensor by tensor, and must give the same outputs on fixed prompts. If anything fails, OUT is
+    removed."""
     if shard_gib <= 0:
         raise RecipeError(f"`--shard-gib {shard_gib:g}` must be above 0", hint="--shard-gib 4")
     from ppoctl.store.folders import require_new
 
-    require_new(out, "folder")  # before what follows is imported, which takes seconds
+    require_new(out, "folder")  # before the imports below, which take seconds
     from ppoctl.convert.command.convert_ckpt import REPORT, ConvertRequest, convert
 
-    asked = ConvertRequest(
+    request = ConvertRequest(
         source=source,
         to=to,
         out=out,
@@ -92,25 +98,25 @@ def convert_ckpt(
         parity=not no_parity,
         allow_pickle=allow_pickle,
     )
-    report = convert(asked, render.print_stderr)
+    report = convert(request, render.print_stderr)
     if json:
         render.json({"out": str(out), **{name: value for name, value in report.items() if name != "tensors"}})
         return
-    _tell(report)
+    _print_report(report)
     render.line(f"{'verified' if report['verified'] else 'NOT VERIFIED'}: {out}")
     render.print_stderr(f"report: {out / REPORT}")
 
 
-def _tell(report: dict[str, Any]) -> None:
+def _print_report(report: dict[str, Any]) -> None:
     dtype = f"cast to {report['dtype']}" if report["cast"] else report["dtype"]
     size = f"{units.number(report['parameters'])} parameters, {dtype}"
     render.line(f"{report['source']['says']}: {report['family']} {report['role']}, {size}")
     rows = []
     for check in report["checks"]:
-        says = check["says"]
+        result = check["says"]
         if check["largest_gap"] is not None:
-            says = f"largest gap {check['largest_gap']:.2g}, allowed {check['allowed']:.2g}"
-        rows.append((check["name"], check["count"], says))
+            result = f"largest difference {check['largest_gap']:.2g}, allowed {check['allowed']:.2g}"
+        rows.append((check["name"], check["count"], result))
     if rows:
         render.line()
         render.table(rows, ("check", "compared", ""))

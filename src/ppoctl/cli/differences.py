@@ -1,4 +1,4 @@
-"""What `ppoctl compare` says of two runs before their samples: recipe, sources, versions, figures side by side."""
+"""The first part of `ppoctl compare`: recipe, sources, versions and metrics of two runs side by side."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
     from ppoctl.store.run_paths import RunPaths
 
 ValuePair = tuple[Any, Any]
-"""One thing in both runs; None where one of them does not have it."""
+"""A value in both runs; None for a run that does not have it."""
 Point = tuple[int, float]
 
 
 @dataclass(frozen=True)
 class MetricDifference:
-    """One figure of two runs."""
+    """One metric of two runs."""
 
     name: str
     step: int | None
-    """The last step at which both have it; None: there is none."""
+    """The last step at which both runs have the metric; None if there is no such step."""
     at_step: ValuePair
     best: tuple[Point | None, Point | None]
-    """Step and value of each run's best; None where no value is better than another."""
+    """Step and value of each run's best; None if the metric has no better direction."""
 
     @property
     def differs(self) -> bool:
@@ -34,8 +34,10 @@ class MetricDifference:
 
 @dataclass(frozen=True)
 class Differences:
-    """In what two runs differ, by name: keys of the recipes of their newest steps, digests of sources, versions. Key
-    figures and evaluations, whether they differ or not."""
+    """Differences of two runs, by name: recipe keys at their newest steps, digests of sources, versions.
+
+    `metrics` has the key metrics and evaluations, whether they differ or not.
+    """
 
     keys: dict[str, ValuePair]
     sources: dict[str, ValuePair]
@@ -44,23 +46,26 @@ class Differences:
 
 
 def differences(left: "RunPaths", right: "RunPaths") -> Differences:
-    """The differences of two runs. Raises where one is no run, or where its recipe or journal is damaged."""
+    """Return the differences of two runs.
+
+    Raises RecipeError if a folder is not a run, StorageError if its recipe or journal is damaged.
+    """
     from ppoctl.loading.load import from_resolved
     from ppoctl.loop.expectations import history
     from ppoctl.recipe.fingerprint import differences as keys
     from ppoctl.store import run_dir
     from ppoctl.store.journal import read_lines
 
-    facts = [run_dir.facts(layout) for layout in (left, right)]
-    asked = [run_dir.recipes(layout) for layout in (left, right)]
-    recipes = [from_resolved(found[max(found)]) for found in asked]
-    series = [history(read_lines(layout.journal)) for layout in (left, right)]
+    facts = [run_dir.facts(paths) for paths in (left, right)]
+    recorded = [run_dir.recipes(paths) for paths in (left, right)]
+    recipes = [from_resolved(by_step[max(by_step)]) for by_step in recorded]
+    series = [history(read_lines(paths.journal)) for paths in (left, right)]
     names = {name: None for each in series for name in (*key_figures(each).values(), *filter(_is_mean_of_set, each))}
     return Differences(
         keys={key: (old, new) for key, old, new in keys(*recipes) if key != "name"},
         sources=_of_each("sources", facts),
         versions=_of_each("versions", facts),
-        metrics=[_figure(name, [each.get(name, []) for each in series]) for name in names],
+        metrics=[_metric(name, [each.get(name, []) for each in series]) for name in names],
     )
 
 
@@ -74,14 +79,14 @@ def _of_each(name: str, facts: Sequence[Mapping[str, Any]]) -> dict[str, ValuePa
     return {key: values for key, values in both.items() if values[0] != values[1]}
 
 
-def _figure(name: str, series: Sequence[Sequence[Point]]) -> MetricDifference:
+def _metric(name: str, series: Sequence[Sequence[Point]]) -> MetricDifference:
     from ppoctl.metric_registry import find
 
     left, right = map(dict, series)
     step = max(left.keys() & right.keys(), default=None)
     metric = find(name)
     better = {"higher": 1, "lower": -1, None: 0}[metric.better if metric else None]
-    # The first of equal ones; nan is the best of nothing.
+    # The earliest of equal values is the best; nan, which is not equal to itself, is excluded.
     points = [[point for point in each if point[1] == point[1]] if better else [] for each in series]
     best = [max(each, key=lambda point: (better * point[1], -point[0]), default=None) for each in points]
     at_step = (None, None) if step is None else (left[step], right[step])
@@ -89,13 +94,13 @@ def _figure(name: str, series: Sequence[Sequence[Point]]) -> MetricDifference:
 
 
 def as_json(found: Differences) -> dict[str, Any]:
-    """The differences as part of a JSON object, values left and right."""
+    """Return the differences as a part of a JSON object, each value as a pair (left, right)."""
     from ppoctl.errors import without_secrets
 
     def safe(value: Any) -> Any:
         return without_secrets(value) if isinstance(value, str) else value
 
-    figures = [
+    metrics = [
         {
             "metric": each.name,
             "step": each.step,
@@ -105,11 +110,11 @@ def as_json(found: Differences) -> dict[str, Any]:
         for each in found.metrics
     ]
     keys = {key: [safe(value) for value in values] for key, values in found.keys.items()}
-    return {"keys": keys, "sources": found.sources, "versions": found.versions, "figures": figures}
+    return {"keys": keys, "sources": found.sources, "versions": found.versions, "figures": metrics}
 
 
 def print_differences(found: Differences, runs: tuple[Path, Path]) -> None:
-    """Print what differs, and in a line what does not."""
+    """Print a table of each kind of difference, and one line that names the kinds without differences."""
     from ppoctl.loading.explain import shown
 
     sides = (runs[0].name, runs[1].name) if runs[0].name != runs[1].name else (str(runs[0]), str(runs[1]))
@@ -127,19 +132,19 @@ def print_differences(found: Differences, runs: tuple[Path, Path]) -> None:
     render.line()
 
 
-def _print_metrics(figures: Sequence[MetricDifference], sides: tuple[str, str]) -> None:
-    common = max((each.step for each in figures if each.step is not None), default=None)
-    differing = [each for each in figures if each.differs]
+def _print_metrics(metrics: Sequence[MetricDifference], sides: tuple[str, str]) -> None:
+    common = max((each.step for each in metrics if each.step is not None), default=None)
+    differing = [each for each in metrics if each.differs]
     if differing:
         render.line()
         rows = [
             (each.name, _text(each.step), *map(_number, each.at_step), *map(_best, each.best)) for each in differing
         ]
-        render.table(rows, ("figure", "step", *sides, *(f"best of {side}" for side in sides)))
+        render.table(rows, ("metric", "step", *sides, *(f"best of {side}" for side in sides)))
     elif common is None:
-        render.line("figures: none that both have")
+        render.line("metrics: the runs have none in common")
     else:
-        render.line(f"figures: equal up to step {common}")
+        render.line(f"metrics: equal up to step {common}")
 
 
 def _text(value: object) -> str:
@@ -155,4 +160,4 @@ def _best(point: Point | None) -> str:
 
 
 def _same(left: Any, right: Any) -> bool:
-    return bool(left == right or (left != left and right != right))  # nan is not itself
+    return bool(left == right or (left != left and right != right))  # two nan are the same here

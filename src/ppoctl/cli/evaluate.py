@@ -1,4 +1,4 @@
-"""`ppoctl eval`: how good a checkpoint is, on the recipe's evaluation sets."""
+"""`ppoctl eval`: evaluate a checkpoint on the evaluation sets of the recipe."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +13,8 @@ from ppoctl.cli.options import JsonOption, On, Sets, TestOnly, as_typed, found_r
 from ppoctl.cli.submission import Submission
 from ppoctl.errors import RecipeError, quoted
 
-_OF_A_RUN = ("run.json", "manifest.json")
-_OF_A_MODEL = "config.json"
+_RUN_FILES = ("run.json", "manifest.json")
+_MODEL_FILE = "config.json"
 _CHECKPOINTS = "a run, one of its states/actor/N folders, or a model folder (with RECIPE)"
 
 
@@ -23,24 +23,24 @@ def evaluate(
         list[Path] | None,
         typer.Argument(
             metavar="RUN|FOLDER|RECIPE",
-            help=f"What to measure: {_CHECKPOINTS}; and recipes, by default the run's own.",
+            help=f"Checkpoint to evaluate: {_CHECKPOINTS}; and recipes. Default: the run's own.",
             autocompletion=run_names,
         ),
     ] = None,
     ckpt: Annotated[
-        Path | None, typer.Option("--ckpt", metavar="RUN|FOLDER", help="What to measure, said by an option.")
+        Path | None, typer.Option("--ckpt", metavar="RUN|FOLDER", help="Checkpoint to evaluate, as an option.")
     ] = None,
     sets: Sets = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write every sample to FILE, JSONL or .parquet.")
+        Path | None, typer.Option("--out", metavar="FILE", help="Write every sample to FILE, as JSONL or .parquet.")
     ] = None,
     on: On = "here",
     test_only: TestOnly = False,
     json: JsonOption = False,
 ) -> None:
-    """Measure a checkpoint on the evaluation sets. Greedy and sampled pass@1 with standard error, the same way as
-    `train` evaluates."""
-    checkpoint, files = _asked(words or (), ckpt)
+    """Evaluate a checkpoint on the evaluation sets. Prints greedy and sampled pass@1 with standard errors, computed
+    as in `train`."""
+    checkpoint, files = _arguments(words or (), ckpt)
     _require_known(checkpoint, files)
     if out is not None:
         from ppoctl.store.folders import require_new
@@ -49,18 +49,18 @@ def evaluate(
     if on == "slurm":
         _submit(checkpoint, files, sets or (), out, Submission(test_only=test_only, chain=1, as_json=json))
         return
-    _tell(checkpoint, _evaluated(checkpoint, files, sets or ()), out, as_json=json)
+    _print_result(checkpoint, _evaluated(checkpoint, files, sets or ()), out, as_json=json)
 
 
-def _tell(checkpoint: Path, evaluation: Any, out: Path | None, *, as_json: bool) -> None:
-    figures = evaluation.metrics()
+def _print_result(checkpoint: Path, evaluation: Any, out: Path | None, *, as_json: bool) -> None:
+    metrics = evaluation.metrics()
     if as_json:
-        render.json({"checkpoint": str(checkpoint), "state": evaluation.stamp, "figures": figures})
+        render.json({"checkpoint": str(checkpoint), "state": evaluation.stamp, "figures": metrics})
     else:
-        render.table([(name, f"{value:.4g}") for name, value in figures.items()], ("figure", "value"))
+        render.table([(name, f"{value:.4g}") for name, value in metrics.items()], ("metric", "value"))
         render.line()
         render.line(f"state: {evaluation.stamp}")
-    # Last: figures that took hours are printed whatever happens to the samples.
+    # Samples are written last: metrics that took hours must be printed even if writing fails.
     if out is not None:
         from ppoctl.store import eval_samples
 
@@ -69,37 +69,37 @@ def _tell(checkpoint: Path, evaluation: Any, out: Path | None, *, as_json: bool)
             render.line(f"samples: {out}")
 
 
-def _asked(words: Sequence[Path], ckpt: Path | None) -> tuple[Path, list[Path]]:
-    """What to measure, and recipes, in whatever order they were typed: a checkpoint is a folder, a recipe a file."""
+def _arguments(words: Sequence[Path], ckpt: Path | None) -> tuple[Path, list[Path]]:
+    """Return the checkpoint and the recipes, typed in any order: a checkpoint is a folder, a recipe is a file."""
     files = [word for word in words if word.suffix == ".toml" or word.is_file()]
-    found = [*(word for word in words if word not in files), *([] if ckpt is None else [ckpt])]
-    if not found:
-        raise RecipeError(f"what to measure is missing: {_CHECKPOINTS}", hint="ppoctl eval --help")
-    if len(found) > 1:
-        several = ", ".join(f"`{path}`" for path in found)
+    checkpoints = [*(word for word in words if word not in files), *([] if ckpt is None else [ckpt])]
+    if not checkpoints:
+        raise RecipeError(f"the checkpoint to evaluate is missing: {_CHECKPOINTS}", hint="ppoctl eval --help")
+    if len(checkpoints) > 1:
+        several = ", ".join(f"`{path}`" for path in checkpoints)
         raise RecipeError(
-            f"one checkpoint is measured at a time, not {several}", hint=f"ppoctl eval {quoted(found[0])}"
+            f"`ppoctl eval` evaluates one checkpoint, not {several}", hint=f"ppoctl eval {quoted(checkpoints[0])}"
         )
-    return found_run(found[0]), files
+    return found_run(checkpoints[0]), files
 
 
 def _require_known(path: Path, files: Sequence[Path]) -> None:
-    """Raise where there is nothing to measure, before anything is imported, which takes seconds."""
-    if not any((path / name).is_file() for name in (*_OF_A_RUN, _OF_A_MODEL)):
+    """Raise RecipeError if the path cannot be evaluated. Runs before the imports, which take seconds."""
+    if not any((path / name).is_file() for name in (*_RUN_FILES, _MODEL_FILE)):
         raise RecipeError(
-            f"`{path}` is no run, no saved actor state and no model folder",
+            f"`{path}` is neither a run, a saved actor state nor a model folder",
             hint=f"ls {quoted(path)}" if path.is_dir() else "ppoctl runs",
         )
-    if not files and not any((path / name).is_file() for name in _OF_A_RUN):
+    if not files and not any((path / name).is_file() for name in _RUN_FILES):
         raise RecipeError(
-            f"`{path}` is a model folder; a recipe must say what to evaluate it on",
+            f"`{path}` is a model folder: add a recipe that names the evaluation sets",
             hint=f"ppoctl eval {quoted(path)} recipes/quickstart.toml",
         )
 
 
 def _evaluated(checkpoint: Path, files: Sequence[Path], sets: Sequence[str]) -> Any:
     with working(as_typed("eval", [checkpoint, *files], sets)) as (_, gate):
-        gate.at, gate.keeps = "", "an evaluation keeps nothing before it is done"
+        gate.at, gate.keeps = "", "an evaluation saves nothing before it is done"
         from ppoctl.runs.eval_target import find_checkpoint
 
         found = find_checkpoint(checkpoint, files, sets)

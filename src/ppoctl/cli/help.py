@@ -1,5 +1,4 @@
-"""What `--help` says besides the words of a command itself: a whole sentence in the list of commands, and below each
-command what to type."""
+"""Layout of `--help`: a complete sentence for each command in the list, and examples below each command."""
 
 import inspect
 import re
@@ -9,49 +8,49 @@ from typer.core import TyperCommand, TyperGroup
 
 EXAMPLES: dict[str, str] = {
     "train": """
-        ppoctl train my.toml             # the run runs/NAME, NAME as my.toml has it
+        ppoctl train my.toml             # creates runs/NAME, NAME as in my.toml
         ppoctl train my.toml --set name=fast --set actor.optimizer.lr=1e-6
-        ppoctl train my.toml --on slurm  # as a job""",
+        ppoctl train my.toml --on slurm  # as a Slurm job""",
     "rollout": "ppoctl rollout my.toml",
     "eval": """
         ppoctl eval my                   # the last saved actor of runs/my
         ppoctl eval runs/my/states/actor/000040 --out samples.jsonl
-        ppoctl eval Qwen2.5-0.5B my.toml # a model, on the sets of a recipe""",
+        ppoctl eval Qwen2.5-0.5B my.toml # a model folder, on the sets of a recipe""",
     "resume": """
-        ppoctl resume my --plan          # say what it would do
-        ppoctl resume my                 # do it
+        ppoctl resume my --plan          # print what a resume would do
+        ppoctl resume my                 # resume the run
         ppoctl resume my --set steps=80  # train longer
         ppoctl resume my --back-to 12    # from an older saved step""",
     "validate": """
-        ppoctl validate my.toml          # what is wrong with it
+        ppoctl validate my.toml          # find all errors
         ppoctl validate my.toml --show --reward""",
     "preview": "ppoctl preview my.toml --rows 3",
     "plan": """
-        ppoctl plan my.toml --gpu-gib 80 # does it fit GPUs of 80 GiB
-        ppoctl plan my.toml --here       # does it fit this machine""",
+        ppoctl plan my.toml --gpu-gib 80 # does the run fit on GPUs of 80 GiB
+        ppoctl plan my.toml --here       # does the run fit on this machine""",
     "doctor": """
         ppoctl doctor                    # this machine
-        ppoctl doctor my.toml            # and what a recipe needs of it""",
+        ppoctl doctor my.toml            # and what a recipe requires""",
     "runs": "ppoctl runs --sort eval --state running,finished",
     "status": "ppoctl status my",
     "logs": """
-        ppoctl logs my -f                # what it says, until it is over
+        ppoctl logs my -f                # follow the console until the run ends
         ppoctl logs my --what engines -n 20""",
     "stop": "ppoctl stop my --after step",
     "rm": "ppoctl rm my other",
     "show": """
         ppoctl show my --step 40 --worst      # one sample, token by token
-        ppoctl show my --list --sort flipped  # a line for each
+        ppoctl show my --list --sort flipped  # one line per sample
         ppoctl show my --eval --max-reward 0  # what an evaluation got wrong""",
     "plot": """
         ppoctl plot my other --metric reward/score_mean
         ppoctl plot my --out curves.svg""",
     "report": "ppoctl report my other -o both.html",
     "compare": """
-        ppoctl compare my other          # what differs, and the first sample
-        ppoctl compare my other --eval   # which is better, or is it chance""",
+        ppoctl compare my other          # differences, and where samples differ
+        ppoctl compare my other --eval   # which is better, and is it significant""",
     "convert-ckpt": """
-        ppoctl convert-ckpt runs/my trained --to hf  # its last saved actor
+        ppoctl convert-ckpt runs/my trained --to hf  # the last saved actor
         ppoctl convert-ckpt runs/my critic --to hf --role critic
         ppoctl convert-ckpt Qwen/Qwen2.5-0.5B megatron --to megatron
         ppoctl convert-ckpt iter_0000100 out --to hf --like Qwen/Qwen2.5-0.5B""",
@@ -63,12 +62,12 @@ EXAMPLES: dict[str, str] = {
     "recipes copy": "ppoctl recipes copy quickstart my-recipes",
     "recipes keys": """
         ppoctl recipes keys ppo.kl       # a table
-        ppoctl recipes keys lr           # every key with this in its name""",
+        ppoctl recipes keys lr           # every key with `lr` in its name""",
     "recipes metrics": "ppoctl recipes metrics policy/clip_frac",
     "recipes algorithms": "ppoctl recipes algorithms > algorithms.md",
     "recipes coming-from": "ppoctl recipes coming-from verl",
 }
-"""What to type, by command."""
+"""Examples by command, printed below its help."""
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Before a run": ("recipes", "doctor", "validate", "preview", "plan"),
@@ -81,48 +80,48 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 
 
 class Command(TyperCommand):
-    """A command whose help has none of the types and braces that typer writes for those who program."""
+    """A command whose help shows no types and no braces."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Name the arguments without braces, which a reader might type."""
+        """Return the arguments without braces, which a reader might type."""
         return [re.sub(r"^\{(.*)\}|^\[(\[.*\])\]", r"\1\2", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments and options, in the order in which they are declared."""
-        found: dict[str, list[tuple[str, str]]] = {"argument": [], "option": []}
+        by_kind: dict[str, list[tuple[str, str]]] = {"argument": [], "option": []}
         for param in self.get_params(ctx):
             if (record := param.get_help_record(ctx)) is not None:
-                found[param.param_type_name].append(_in_words(*record))
-        for title, records in zip(("Arguments", "Options"), found.values(), strict=True):
+                by_kind[param.param_type_name].append(_without_types(*record))
+        for title, records in zip(("Arguments", "Options"), by_kind.values(), strict=True):
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)
 
 
 class Commands(TyperGroup):
-    """Commands with a whole sentence each, on two lines where one is too short, and examples below their own help."""
+    """Commands with a complete sentence each, on two lines if necessary, and examples below their own help."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list: typer would cut each sentence at the edge of the terminal."""
+        """Write the list of commands. typer would truncate each sentence at the edge of the terminal."""
         listed = self.list_commands(ctx)
         sections = SECTIONS if self.name == "ppoctl" else {"Commands": listed}
         for title, names in sections.items():
-            found = [(name.ljust(max(map(len, listed))), self.get_command(ctx, name)) for name in names]
+            commands = [(name.ljust(max(map(len, listed))), self.get_command(ctx, name)) for name in names]
             with formatter.section(title):
-                formatter.write_dl([(name, _sentence(each.help or "")) for name, each in found])
+                formatter.write_dl([(name, _sentence(command.help or "")) for name, command in commands])
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Find a command, and put its examples where click shows them."""
-        found = super().get_command(ctx, cmd_name)
+        """Return a command, with its examples as the epilog that click prints."""
+        command = super().get_command(ctx, cmd_name)
         examples = EXAMPLES.get(cmd_name if self.name == "ppoctl" else f"{self.name} {cmd_name}")
-        if found is not None and examples is not None:
-            found.epilog = f"\b\nExamples:\n{_lines(examples)}"
-        return found
+        if command is not None and examples is not None:
+            command.epilog = f"\b\nExamples:\n{_lines(examples)}"
+        return command
 
 
-def _in_words(name: str, says: str) -> tuple[str, str]:
-    """A line of help without types, and without the bounds of numbers: `<a|b>` is a choice, and stays."""
-    return re.sub(r" <[^|>]*>$", "", name), re.sub(r"  \[x>=\S+\]$|; x>=\S+(?=\]$)", "", says)
+def _without_types(name: str, text: str) -> tuple[str, str]:
+    """Return a line of help without types and bounds of numbers. `<a|b>` is a choice, and is kept."""
+    return re.sub(r" <[^|>]*>$", "", name), re.sub(r"  \[x>=\S+\]$|; x>=\S+(?=\]$)", "", text)
 
 
 def _lines(examples: str) -> str:
@@ -130,19 +129,19 @@ def _lines(examples: str) -> str:
 
 
 def _sentence(text: str) -> str:
-    """The first sentence, on one line."""
+    """Return the first sentence, on one line."""
     return re.split(r"(?<=\.)\s", " ".join(text.split()), maxsplit=1)[0]
 
 
 def as_options(words: list[str]) -> list[str]:
-    """The words with `help` and `version` as the options that they stand for: `help plan` is `plan --help`."""
+    """Return the words with `help` and `version` replaced by options: `help plan` becomes `plan --help`."""
     if words[:1] == ["help"]:
         return [*words[1:], "--help"]
     return ["--version", *words[1:]] if words[:1] == ["version"] else words
 
 
 def one_line(message: str) -> str:
-    """A complaint of typer, which sets out choices in lines, as one."""
+    """Return a message of typer on one line. typer prints choices on lines of their own."""
     text = " ".join(message.split()).replace(" ,", ",")
-    found = re.fullmatch(r"(Missing \S+ \S+?)\.? Choose from:? (.*)", text)
-    return text if found is None else f"{found[1]}: one of {found[2]}"
+    match = re.fullmatch(r"(Missing \S+ \S+?)\.? Choose from:? (.*)", text)
+    return text if match is None else f"{match[1]}: one of {match[2]}"

@@ -1,5 +1,4 @@
-"""Runs as rows of a list: what each is doing, how far it is, its last figures and its size; Slurm is asked once for
-all of them."""
+"""Rows of `ppoctl runs`: state, steps, last metrics and size of each run. Slurm is queried once for all runs."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,34 +13,34 @@ BROKEN = "broken"
 """State of a run that cannot be read."""
 
 SHOWN_OF_A_SET = ("pass_at_1", "score_mean", "greedy_pass_at_1", "greedy_score_mean")
-"""The figure by which an evaluation set is told: the first of these that it has."""
+"""Metrics that can represent an evaluation set in the list: the first of these that the set has."""
 
 
 @dataclass(frozen=True)
 class Listed:
-    """What a list says of one run. Of one that is broken only its size and its age are known."""
+    """One run in the list. Only the size and the age of a broken run are known."""
 
     run: Path
     state: str
-    """A word of `ppoctl status`, or `broken`."""
+    """State as printed by `ppoctl status`, or `broken`."""
     says: str
     bytes: int
     written_at: float
-    """Time of its last journal line, in unix seconds."""
+    """Time of the last journal line, in Unix seconds."""
     steps_done: int | None = None
     steps_planned: int | None = None
     reward: float | None = None
     evaluation: dict[str, float] = field(default_factory=dict)
-    """One figure of each evaluation set, from its last evaluation."""
+    """One metric of each evaluation set, from the last evaluation."""
     evaluation_step: int | None = None
     host: str | None = None
-    """Where the attempt is at work; None: none is."""
+    """Host of the running attempt; None if no attempt is running."""
     pid: int | None = None
     job: str | None = None
-    """Slurm's number of the job that is at work or waits."""
+    """Slurm's id of the running or pending job."""
     may_be_at_work: bool = False
-    """Whether nobody here can tell that it is not: Slurm is silent about its jobs, or its attempt is on another host
-    and has not been silent for too long."""
+    """Whether the run may be running: Slurm does not answer about its jobs, or its attempt is on another host and
+    wrote to the journal recently."""
 
     def as_json(self) -> dict[str, Any]:
         return {**vars(self), "name": self.run.name, "run": str(self.run)}
@@ -52,50 +51,55 @@ class Listed:
 
     @property
     def evaluated(self) -> str:
-        """The last evaluation in words."""
+        """The last evaluation as text: `NAME VALUE, ...`."""
         return ", ".join(f"{name} {value:.4g}" for name, value in self.evaluation.items()) or "-"
 
     @property
     def where(self) -> str:
-        """Host and process of the attempt at work, and the job."""
+        """Host and process id of the running attempt, and the job."""
         process = None if self.host is None else f"{self.host}:{self.pid}"
         return ", ".join(filter(None, [process, self.job and f"job {self.job}"])) or "-"
 
 
 @dataclass(frozen=True)
 class _Read:
-    """What the folder of a run says."""
+    """Facts and newest journal lines of a run directory."""
 
     facts: "RunFacts"
     lines: "Sequence[JournalLine]"
 
 
 def listed(runs: Iterable[Path], wait_s: float | None = None) -> tuple[list[Listed], str | None]:
-    """The runs as rows, and why Slurm says nothing of their jobs; None: it answered, or was not asked. It has
-    `wait_s` seconds to answer; None: its default."""
+    """Return the runs as rows, and why Slurm did not answer about their jobs.
+
+    The reason is None if Slurm answered, or was not queried. Slurm has `wait_s` seconds to answer; None means its
+    default.
+    """
     import time
 
     from ppoctl.errors import PpoctlError
     from ppoctl.slurm import run_status
     from ppoctl.slurm.run_state import run_state
 
-    found: list[tuple[Path, _Read | str]] = []
+    results: list[tuple[Path, _Read | str]] = []
     for run in runs:
         try:
-            found.append((run, _read(run)))
+            results.append((run, _read(run)))
         except PpoctlError as error:
-            found.append((run, error.message))
+            results.append((run, error.message))
         except OSError as error:
-            found.append((run, f"`{error.filename}`: {(error.strerror or str(error)).lower()}"))
-    told = run_status.ask(run_status.slurm(wait_s), [read.facts for _, read in found if isinstance(read, _Read)])
+            results.append((run, f"`{error.filename}`: {(error.strerror or str(error)).lower()}"))
+    snapshot = run_status.ask(
+        run_status.slurm(wait_s), [read.facts for _, read in results if isinstance(read, _Read)]
+    )
     rows = []
-    for run, read in found:
+    for run, read in results:
         if isinstance(read, str):
             rows.append(Listed(run, BROKEN, read, _size(run), _touched_at(run)))
         else:
-            state = run_state(read.facts, told, now=time.time())
-            rows.append(_row(run, read, state, told))
-    return rows, told.no_answer_reason
+            state = run_state(read.facts, snapshot, now=time.time())
+            rows.append(_row(run, read, state, snapshot))
+    return rows, snapshot.no_answer_reason
 
 
 def _read(run: Path) -> _Read:
@@ -108,7 +112,7 @@ def _read(run: Path) -> _Read:
     return _Read(run_status.facts(paths, lines), lines)
 
 
-def _row(run: Path, read: _Read, state: "RunState", told: "SlurmSnapshot") -> Listed:
+def _row(run: Path, read: _Read, state: "RunState", snapshot: "SlurmSnapshot") -> Listed:
     from ppoctl import metric_registry
     from ppoctl.slurm.run_state import AT_WORK, DONE, WAITING
     from ppoctl.store.outline import EVAL
@@ -118,11 +122,11 @@ def _row(run: Path, read: _Read, state: "RunState", told: "SlurmSnapshot") -> Li
     rewards = [line["figures"][reward] for line in stages if reward in line["figures"]]
     evaluation: JournalLine = next((line for line in reversed(stages) if line["stage"] == EVAL), {})
     attempt = read.facts.newest if state.word in {*AT_WORK, "unknown"} else None
-    at_work = {} if attempt is None or "exit_code" in attempt else attempt
+    running = {} if attempt is None or "exit_code" in attempt else attempt
     in_queue = (
-        [*(job.id for job in told.waiting(read.facts)), *read.facts.job_ids[-1:]] if state.word in WAITING else []
+        [*(job.id for job in snapshot.waiting(read.facts)), *read.facts.job_ids[-1:]] if state.word in WAITING else []
     )
-    unheard = told.no_answer_reason is not None and state.word not in DONE and bool(read.facts.open_jobs)
+    unanswered = snapshot.no_answer_reason is not None and state.word not in DONE and bool(read.facts.open_jobs)
     return Listed(
         run=run,
         state=state.word,
@@ -134,19 +138,22 @@ def _row(run: Path, read: _Read, state: "RunState", told: "SlurmSnapshot") -> Li
         reward=rewards[-1] if rewards else None,
         evaluation=_by_set(evaluation.get("figures", {})),
         evaluation_step=evaluation.get("step"),
-        host=at_work.get("host"),
-        pid=at_work.get("pid"),
-        job=at_work.get("job") or next(iter(in_queue), None),
-        may_be_at_work=unheard or (state.word == "unknown" and read.facts.quiet_s <= read.facts.patience_s),
+        host=running.get("host"),
+        pid=running.get("pid"),
+        job=running.get("job") or next(iter(in_queue), None),
+        may_be_at_work=unanswered or (state.word == "unknown" and read.facts.quiet_s <= read.facts.patience_s),
     )
 
 
-def _by_set(figures: dict[str, float]) -> dict[str, float]:
+def _by_set(metrics: dict[str, float]) -> dict[str, float]:
     from ppoctl.metric_registry import eval_set
 
-    sets = dict.fromkeys(filter(None, map(eval_set, figures)))
-    names = {each: [name for of in SHOWN_OF_A_SET if (name := f"eval/{each}/{of}") in figures] for each in sets}
-    return {each: figures[found[0]] for each, found in names.items() if found}
+    sets = dict.fromkeys(filter(None, map(eval_set, metrics)))
+    names = {
+        set_name: [name for suffix in SHOWN_OF_A_SET if (name := f"eval/{set_name}/{suffix}") in metrics]
+        for set_name in sets
+    }
+    return {set_name: metrics[present[0]] for set_name, present in names.items() if present}
 
 
 def _size(run: Path) -> int:
@@ -156,9 +163,9 @@ def _size(run: Path) -> int:
 
 
 def _touched_at(run: Path) -> float:
-    """When a run that says no time of its own was written to."""
+    """Return when a run without journal lines was last written to, in Unix seconds."""
     from ppoctl.store.run_paths import RunPaths
 
     paths = RunPaths(run)
-    there = next((path for path in (paths.journal, paths.run_json) if path.exists()), run)
-    return there.stat().st_mtime
+    newest = next((path for path in (paths.journal, paths.run_json) if path.exists()), run)
+    return newest.stat().st_mtime

@@ -1,4 +1,7 @@
-"""`ppoctl logs`: what a run said, attempt by attempt; answers on a login node, and follows a run until it is over."""
+"""`ppoctl logs`: print the logs of a run, attempt by attempt, or follow them until the run ends.
+
+Works on a login node: reads files of the run directory, and queries Slurm.
+"""
 
 import time
 from pathlib import Path
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 0.25
 ASK_EVERY_S = 10.0
-"""Slurm is asked no more often whether a job is left."""
+"""Minimum seconds between two queries of Slurm for remaining jobs."""
 
 LogLine = dict[str, Any]
 
@@ -25,24 +28,24 @@ LogLine = dict[str, Any]
 def logs(
     run: RunArgument,
     follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Go on until the run is over; Ctrl-C ends it.")
+        bool, typer.Option("-f", "--follow", help="Follow the log until the run ends, or until Ctrl-C.")
     ] = False,
     attempt: Annotated[
         int | None,
-        typer.Option("--attempt", metavar="N", min=1, help="Print the logs of this attempt; default: the newest."),
+        typer.Option("--attempt", metavar="N", min=1, help="Print the logs of this attempt. Default: the newest."),
     ] = None,
     what: Annotated[
         str,
-        typer.Option("--what", metavar="KIND", help="console, engines, ranks, slurm, all, or the name of a file."),
+        typer.Option("--what", metavar="KIND", help="console, engines, ranks, slurm, all, or a file name."),
     ] = "console",
     lines: Annotated[
-        int | None, typer.Option("-n", "--lines", metavar="COUNT", min=0, help="Begin with the last COUNT lines.")
+        int | None, typer.Option("-n", "--lines", metavar="COUNT", min=0, help="Start with the last COUNT lines.")
     ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="Print which log files there are, with their sizes.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the log files with their sizes.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Print what a run said. Its console, or by --what its engines, every rank or Slurm; --json prints the list of
-    files."""
+    """Print the logs of a run. Default: its console. --what selects the engines, every rank, or Slurm. --json prints
+    the list of files."""
     from ppoctl.store import run_dir
     from ppoctl.store.run_paths import RunPaths
 
@@ -61,12 +64,12 @@ def logs(
     else:
         reader.look()
         if not reader.tails:
-            raise _nothing(paths, what, attempt)
+            raise _no_log(paths, what, attempt)
     reader.finish()
 
 
 class _LogReader:
-    """The files that were asked for, as far as they were printed."""
+    """Log files that were requested, each with the position up to which it was printed."""
 
     def __init__(self, paths: "RunPaths", what: str, attempt: int | None, lines: int | None) -> None:
         self.paths = paths
@@ -78,12 +81,12 @@ class _LogReader:
         """File of the last line that was printed."""
 
     def look(self) -> None:
-        """Print what is new, in files that are new, too."""
+        """Print new lines, and open new files."""
         from ppoctl.store.logs import Tail, chosen
 
-        found = chosen(self.paths, self._what, self._attempt)
+        files = chosen(self.paths, self._what, self._attempt)
         is_first = not self.tails
-        for path in found:
+        for path in files:
             if path not in self.tails:
                 self.tails[path] = Tail(path)
                 if is_first and self._lines is not None:
@@ -91,11 +94,11 @@ class _LogReader:
         for path, tail in self.tails.items():
             for texts in tail.new():
                 self._print(path, texts)
-            if path not in found:  # of an earlier attempt
+            if path not in files:  # a file of an earlier attempt, which does not grow any more
                 self._print(path, tail.rest())
 
     def finish(self) -> None:
-        """Print lines whose end has not come."""
+        """Print the last lines of files that do not end with a line break."""
         for path, tail in self.tails.items():
             self._print(path, tail.rest())
 
@@ -112,22 +115,26 @@ def _follow(reader: _LogReader) -> None:
     from ppoctl.store.append import intact
 
     journal, size_bytes, events = reader.paths.journal, -1, list[LogLine]()
-    ask_at = time.monotonic() + ASK_EVERY_S
+    query_at = time.monotonic() + ASK_EVERY_S
     while True:
-        if (found := journal.stat().st_size) != size_bytes:
-            size_bytes, events = found, [line for line in intact(journal) if "event" in line]
-        may_ask = time.monotonic() >= ask_at
-        is_over = _is_over(reader.paths, events, may_ask=may_ask)  # before, so that the last lines are read after
-        ask_at = time.monotonic() + ASK_EVERY_S if may_ask else ask_at
+        if (new_size_bytes := journal.stat().st_size) != size_bytes:
+            size_bytes, events = new_size_bytes, [line for line in intact(journal) if "event" in line]
+        may_query = time.monotonic() >= query_at
+        # Checked before the files are read, or lines written in between would be lost.
+        is_over = _is_over(reader.paths, events, may_query=may_query)
+        query_at = time.monotonic() + ASK_EVERY_S if may_query else query_at
         reader.look()
         if is_over:
             return
         time.sleep(LOOK_EVERY_S)
 
 
-def _is_over(paths: "RunPaths", events: list[LogLine], *, may_ask: bool) -> bool:
-    """Whether nobody is at work and no job will go on with the run by itself. Slurm is asked only where the run does
-    not say so: a job that was cancelled or killed may have written nothing."""
+def _is_over(paths: "RunPaths", events: list[LogLine], *, may_query: bool) -> bool:
+    """Whether no process works on the run and no job will resume it.
+
+    Slurm is queried only if the journal does not decide it: a job that was cancelled or killed may have written
+    nothing.
+    """
     from ppoctl.slurm.job_start import is_resumable
     from ppoctl.slurm.run_status import has_open_job
     from ppoctl.store.jobs import jobs
@@ -140,36 +147,36 @@ def _is_over(paths: "RunPaths", events: list[LogLine], *, may_ask: bool) -> bool
         return newest is not None and not newest["status"].startswith("running")
     if newest is not None and "exit_code" in newest and not is_resumable(newest["exit_code"]):
         return True
-    return may_ask and not has_open_job(paths, events)
+    return may_query and not has_open_job(paths, events)
 
 
 def _list(paths: "RunPaths", attempt: int | None, *, as_json: bool) -> None:
     from ppoctl.store.logs import of_attempt, of_slurm
 
     numbers = paths.attempts() if attempt is None else [attempt]
-    found: list[tuple[int | None, Path]] = [(n, path) for n in numbers for path in of_attempt(paths, n)]
-    found += [(None, path) for path in of_slurm(paths)] if attempt is None else []
+    files: list[tuple[int | None, Path]] = [(n, path) for n in numbers for path in of_attempt(paths, n)]
+    files += [(None, path) for path in of_slurm(paths)] if attempt is None else []
     if as_json:
-        shown = [{"file": str(path), "attempt": number, "bytes": path.stat().st_size} for number, path in found]
+        shown = [{"file": str(path), "attempt": number, "bytes": path.stat().st_size} for number, path in files]
         render.json({"files": shown})
         return
-    rows = [(number, path.name, units.size(path.stat().st_size)) for number, path in found]
+    rows = [(number, path.name, units.size(path.stat().st_size)) for number, path in files]
     render.table(rows, ("attempt", "file", "size"))
 
 
 def _require_known(paths: "RunPaths", attempt: int | None) -> None:
-    there = paths.attempts()
-    if attempt is not None and attempt not in there:
-        known = ", ".join(map(str, there)) or "none yet"
+    attempts = paths.attempts()
+    if attempt is not None and attempt not in attempts:
+        known = ", ".join(map(str, attempts)) or "none yet"
         raise RecipeError(
-            f"run `{paths.root}` has no attempt `{attempt}` (there are: {known})",
+            f"run `{paths.root}` has no attempt `{attempt}` (its attempts: {known})",
             hint=f"ppoctl logs {quoted(paths.root)} --list",
         )
 
 
-def _nothing(paths: "RunPaths", what: str, attempt: int | None) -> RecipeError:
-    of = "" if attempt is None else f" of attempt {attempt}"
+def _no_log(paths: "RunPaths", what: str, attempt: int | None) -> RecipeError:
+    of_attempt = "" if attempt is None else f" of attempt {attempt}"
     return RecipeError(
-        f"run `{paths.root}` has no log `{what}`{of} yet",
+        f"run `{paths.root}` has no log `{what}`{of_attempt} yet",
         hint=f"ppoctl logs {quoted(paths.root)} --list",
     )

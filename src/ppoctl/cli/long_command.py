@@ -1,4 +1,4 @@
-"""What commands that work for long have in common: a screen that says what they do, and a gate that signals shut."""
+"""Contexts shared by long commands: a screen that shows progress, and a gate that signals close."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def engine_ahead(recipe: "Recipe") -> "AbstractContextManager[None]":
-    """Context in which the engine of the recipe starts, beside libraries that are loaded and data that are read."""
+    """Context in which the engine of the recipe starts, in parallel with loading libraries and reading data."""
     from ppoctl.wire import prestart
 
     return prestart.prestarted_engine(recipe)
@@ -23,7 +23,7 @@ def engine_ahead(recipe: "Recipe") -> "AbstractContextManager[None]":
 
 @contextmanager
 def screen(*, verbose: bool = False, quiet: bool = False) -> "Iterator[Screen]":
-    """Context of a screen on stderr. What `render` says appears on it; what libraries print does not."""
+    """Context of a screen on stderr. It shows messages of `render`, but not the output of libraries."""
     from ppoctl.tracking.library_output import LIBRARY_OUTPUT
     from ppoctl.tracking.screen import open_screen
 
@@ -36,10 +36,14 @@ def screen(*, verbose: bool = False, quiet: bool = False) -> "Iterator[Screen]":
 
 
 @contextmanager
-def working(goes_on: str, *, verbose: bool = False, quiet: bool = False) -> "Iterator[tuple[Screen, SignalGate]]":
-    """Context of work that a signal stops: a screen, and the gate that answers on it. `goes_on` is the command that
-    goes on later."""
+def working(
+    resume_command: str, *, verbose: bool = False, quiet: bool = False
+) -> "Iterator[tuple[Screen, SignalGate]]":
+    """Context of work that a signal can stop: a screen, and a gate that prints to it.
+
+    `resume_command` is what a user types to continue later.
+    """
     from ppoctl.shutdown.signals import signal_gate
 
-    with screen(verbose=verbose, quiet=quiet) as opened, signal_gate(goes_on, opened.line) as gate:
+    with screen(verbose=verbose, quiet=quiet) as opened, signal_gate(resume_command, opened.line) as gate:
         yield opened, gate

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, so that they are spelled and explained alike."""
+"""Arguments and options that several commands share, so that their names and help are the same everywhere."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -13,31 +13,40 @@ from ppoctl.errors import quoted
 
 
 def is_run(folder: Path) -> bool:
-    """Whether the folder is a run directory, as far as one look tells; one that lost its run.json is still one."""
+    """Whether the folder is a run directory: it has a run.json, or a journal if its run.json is lost."""
     return any((folder / name).is_file() for name in ("run.json", "journal.jsonl"))
 
 
 def run_folders(parent: Path) -> list[Path]:
-    """The run directories in a folder and in its folders, where `--runs runs/sweep` puts them, by name."""
+    """Return the run directories in a folder and in its subfolders (`--runs runs/sweep`), sorted by path."""
     return sorted(
-        run for folder in _inside(parent) for run in ([folder] if is_run(folder) else filter(is_run, _inside(folder)))
+        run
+        for folder in _subfolders(parent)
+        for run in ([folder] if is_run(folder) else filter(is_run, _subfolders(folder)))
     )
 
 
-def _inside(parent: Path) -> Iterator[Path]:
-    """The folders in a folder; none where it may not be read. What is being made or removed has a dot in front."""
+def _subfolders(parent: Path) -> Iterator[Path]:
+    """Yield the folders in a folder; none if it cannot be read.
+
+    Names that begin with a dot are skipped: these runs are being created or removed.
+    """
     with suppress(OSError):
         yield from (path for path in parent.iterdir() if not path.name.startswith(".") and path.is_dir())
 
 
 def found_run(path: Path) -> Path:
-    """The run directory that was meant: `runs/q1` for `q1`, where only the first is a run; so for what is in one."""
-    meant = RUNS / path  # the path itself, where that is absolute
-    return meant if (is_run(meant) and not is_run(path)) or (meant.exists() and not path.exists()) else path
+    """Return `runs/q1` for `q1` if only the former is a run, and the same for a path inside a run; else the path."""
+    below_runs = RUNS / path  # the path itself if it is absolute
+    return (
+        below_runs
+        if (is_run(below_runs) and not is_run(path)) or (below_runs.exists() and not path.exists())
+        else path
+    )
 
 
 def run_names(incomplete: str) -> list[str]:
-    """What may be typed as RUN: names, or paths where one was begun."""
+    """Return completions of RUN: names of runs, or paths if the user has begun to type a path."""
     is_path = incomplete.startswith(f"{RUNS}/")
     return [str(run if is_path else run.relative_to(RUNS)) for run in run_folders(RUNS)]
 
@@ -45,13 +54,13 @@ def run_names(incomplete: str) -> list[str]:
 Recipes = Annotated[
     list[Path],
     typer.Argument(
-        metavar="RECIPE", help="TOML file, as `ppoctl recipes copy` makes one; a later one overrides an earlier one."
+        metavar="RECIPE", help="TOML file, e.g. from `ppoctl recipes copy`; later files override earlier ones."
     ),
 ]
 
 
 def key_names(incomplete: str) -> list[str]:
-    """The keys of a recipe that begin so, and the tables they are in, which is where a KEY may end."""
+    """Return the recipe keys and tables whose names begin with `incomplete`."""
     from ppoctl.manual.keys import key_lines
 
     keys = [line.key for line in key_lines()]
@@ -60,7 +69,7 @@ def key_names(incomplete: str) -> list[str]:
 
 
 def _settings(incomplete: str) -> list[str]:
-    """What may be typed behind `--set`, up to the value."""
+    """Return completions of `--set`: `KEY=`, without the value."""
     from ppoctl.manual.keys import key_lines
 
     return sorted({f"{line.key}=" for line in key_lines() if line.key.startswith(incomplete)})
@@ -71,17 +80,17 @@ Sets = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Give one key another value, e.g. --set steps=40; repeatable. "
+        help="Set the value of a key, e.g. --set steps=40; repeatable. "
         "TABLE.KEY=VALUE changes one key of a table, TABLE={...} replaces the table.",
         autocompletion=_settings,
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object, errors included.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object, also for an error.")]
 RunArgument = Annotated[
     Path,
     typer.Argument(
         metavar="RUN",
-        help="Run directory, or the name of one in runs/.",
+        help="Run directory, or the name of a run in runs/.",
         callback=found_run,
         autocompletion=run_names,
     ),
@@ -89,7 +98,7 @@ RunArgument = Annotated[
 
 
 def found_runs(paths: list[Path]) -> list[Path]:
-    """The run directories that were meant, see `found_run`."""
+    """Return the run directory for each path, as `found_run` does."""
     return [found_run(path) for path in paths]
 
 
@@ -103,52 +112,54 @@ SeveralRuns = Annotated[
     ),
 ]
 Wait = Annotated[
-    float | None, typer.Option("--wait", metavar="SECONDS", min=0.1, help="Time for Slurm to answer; default: 0.5.")
+    float | None, typer.Option("--wait", metavar="SECONDS", min=0.1, help="Time for Slurm to answer. Default: 0.5.")
 ]
 Runs = Annotated[Path, typer.Option("--runs", metavar="FOLDER", help="Folder of run directories.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print a line per stage, too.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also print a line for each stage.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings, errors and the result.")]
-Force = Annotated[
-    bool, typer.Option("--force", help="Start although memory, disk or the cluster are judged too small.")
-]
+Force = Annotated[bool, typer.Option("--force", help="Start even if memory, disk or the cluster seem too small.")]
 GpuGib = Annotated[
     float | None,
-    typer.Option("--gpu-gib", metavar="GIB", min=1, help="Judge whether it fits GPUs of so much memory."),
+    typer.Option("--gpu-gib", metavar="GIB", min=1, help="Check whether the run fits on GPUs with this much memory."),
 ]
-Here = Annotated[bool, typer.Option("--here", help="Judge whether it fits this machine: its GPUs, else its memory.")]
+Here = Annotated[
+    bool, typer.Option("--here", help="Check whether the run fits on the GPUs of this machine, or in its memory.")
+]
 Assets = Annotated[
-    bool, typer.Option("--assets", help="Refuse a model or data that are not on this machine; else a note says so.")
+    bool, typer.Option("--assets", help="Fail if a model or data are not on this machine; without it, print a note.")
 ]
 Where = Literal["here", "slurm"]
 On = Annotated[
-    Where, typer.Option("--on", help="here: in this process, or over the nodes of this job; slurm: submit a job.")
+    Where, typer.Option("--on", help="here: this process, or the nodes of this Slurm job; slurm: submit a job.")
 ]
 TestOnly = Annotated[
-    bool, typer.Option("--test-only", help="With --on slurm: ask Slurm whether it would take the job, and stop.")
+    bool, typer.Option("--test-only", help="With --on slurm: ask Slurm whether it would accept the job, and exit.")
 ]
 Chain = Annotated[
     int,
-    typer.Option("--chain", metavar="JOBS", min=1, help="With --on slurm: submit so many jobs, one after the other."),
+    typer.Option(
+        "--chain", metavar="JOBS", min=1, help="With --on slurm: submit this many jobs, to run one after the other."
+    ),
 ]
 TakeOver = Annotated[
     bool,
-    typer.Option("--take-over", help="Go on although another process of this host, or a job, is at work on the run."),
+    typer.Option("--take-over", help="Continue even if another process on this host or a job is using the run."),
 ]
 
 
 Without = Annotated[
     list[str] | None,
     typer.Option(
-        "--without", metavar="NAME", help="Accept that ppoctl lacks what the recipe `requires`; repeatable."
+        "--without", metavar="NAME", help="Train without this capability, which the recipe `requires`; repeatable."
     ),
 ]
 
 
 def with_accepted(sets: Sequence[str] | None, without: Sequence[str] | None) -> list[str]:
-    """The settings of `--set`, and those of `--without` as one of them, so that the run keeps what was accepted."""
+    """Return the settings of `--set`, with `--without` as another one, so that the run's recipe records it."""
     return [*(sets or ()), *([f"without={json.dumps(list(without))}"] if without else [])]
 
 
 def as_typed(command: str, words: Sequence[str | Path], sets: Sequence[str]) -> str:
-    """The command line that begins again what was stopped before there was a run."""
+    """Return the command line that repeats a command which was stopped before a run existed."""
     return " ".join(["ppoctl", command, *map(quoted, words), *(f"--set {quoted(item)}" for item in sets)])

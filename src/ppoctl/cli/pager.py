@@ -1,4 +1,4 @@
-"""Long output of a command through the user's pager, where stdout is a terminal."""
+"""Long output through the user's pager, if stdout is a terminal."""
 
 import os
 import shlex
@@ -11,14 +11,16 @@ from typing import IO
 
 
 class _Piped(TextIOBase):
-    """A stream to a pager: for whoever writes it is the terminal that the pager shows it on. `flush` sends nothing: a
-    pager that ends when all fits needs it in one go."""
+    """A stream to a pager, which presents itself to writers as the terminal.
+
+    `flush` sends nothing: a pager that exits if all text fits on the screen must receive the text in one piece.
+    """
 
     def __init__(self, pipe: IO[str]) -> None:
         self._pipe = pipe
 
     @property
-    def encoding(self) -> str:  # type: ignore[override] # a stream that was opened has one
+    def encoding(self) -> str:  # type: ignore[override] # an open stream has an encoding
         return sys.__stdout__.encoding if sys.__stdout__ is not None else "utf-8"
 
     def isatty(self) -> bool:
@@ -30,25 +32,27 @@ class _Piped(TextIOBase):
 
 @contextmanager
 def paged(*, wanted: bool = True) -> Iterator[None]:
-    """Context in which what is printed goes through `$PAGER`, else `less -FRX`; off a terminal, and where there is
-    no such program, it is printed as ever."""
+    """Context in which output goes through `$PAGER`, or `less -FRX`.
+
+    Output is printed directly if stdout is not a terminal or the program cannot be started.
+    """
     program = start() if wanted and sys.stdout.isatty() else None
     if program is None or program.stdin is None:
         yield
         return
     try:
-        with redirect_stdout(_Piped(program.stdin)), suppress(BrokenPipeError):  # who reads has seen enough
+        with redirect_stdout(_Piped(program.stdin)), suppress(BrokenPipeError):  # the user has quit the pager
             yield
     finally:
         with suppress(BrokenPipeError):
             program.stdin.close()
         while program.poll() is None:
-            with suppress(KeyboardInterrupt):  # the pager's, which stays
+            with suppress(KeyboardInterrupt):  # Ctrl-C is for the pager, which continues
                 program.wait()
 
 
 def start() -> "subprocess.Popen[str] | None":
-    """The pager, waiting for text; None where it cannot be started."""
+    """Start the pager and return its process; None if it cannot be started."""
     words = shlex.split(os.environ.get("PAGER") or "less -FRX")
     environment = {"LESS": "FRX", **os.environ}
     encoding = sys.stdout.encoding or "utf-8"

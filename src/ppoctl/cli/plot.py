@@ -1,4 +1,4 @@
-"""`ppoctl plot`: figures of runs over their steps, on the terminal or as a picture."""
+"""`ppoctl plot`: plot metrics of runs over their steps, on the terminal or as a picture."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 COLOURS = ("cyan", "bright_red", "green", "magenta", "yellow", "blue", "white", "bright_cyan")
 PLAIN_WIDTH = 80
 PLAIN_HEIGHT = 10
-"""Lines of a plot off a terminal."""
+"""Lines of a plot if stdout is not a terminal."""
 LEAST_HEIGHT, MOST_HEIGHT = 5, 16
 AROUND = 4
-"""Lines of a panel that are no plot: title, axis, its labels, and the empty one behind."""
+"""Lines of a panel in addition to the plot: title, axis, labels of the axis, and an empty line."""
 
 
 @dataclass(frozen=True)
 class _Plotted:
-    """One run: its name in the legend, its figures, what happened to it."""
+    """One run: its name in the legend, its metrics and its events."""
 
     name: str
     metrics: "Mapping[str, Sequence[Point]]"
@@ -39,20 +39,20 @@ def plot(
     runs: SeveralRuns,
     names: Annotated[
         list[str] | None,
-        typer.Option("--metric", metavar="NAME", help="Plot this figure, e.g. policy/clip_frac; repeatable."),
+        typer.Option("--metric", metavar="NAME", help="Plot this metric, e.g. policy/clip_frac; repeatable."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write a picture, FILE.svg or FILE.png, instead.")
+        Path | None, typer.Option("--out", metavar="FILE", help="Write a picture instead: FILE.svg or FILE.png.")
     ] = None,
     smooth: Annotated[
-        int, typer.Option("--smooth", metavar="N", min=1, help="Plot means of N recorded values, up to each.")
+        int, typer.Option("--smooth", metavar="N", min=1, help="Plot the running mean of the last N values.")
     ] = 1,
     json: JsonOption = False,
 ) -> None:
-    """Plot figures of runs over their steps. Reward, evaluations, KL, explained variance and entropy, or those of
-    --metric (`ppoctl recipes metrics` tells them all). --json prints the series."""
+    """Plot metrics of runs over their steps. Default: reward, evaluations, KL, explained variance and entropy;
+    --metric selects others (`ppoctl recipes metrics` lists them). --json prints the series."""
     if out is not None and out.suffix not in (".svg", ".png"):
-        raise RecipeError(f"`{out}` is neither an .svg nor a .png", hint=f"--out {quoted(out.with_suffix('.svg'))}")
+        raise RecipeError(f"`{out}` does not end with .svg or .png", hint=f"--out {quoted(out.with_suffix('.svg'))}")
     plotted = _read(runs)
     chosen = _chosen(plotted, names)
     panels = [_panel(plotted, name, smooth) for name in chosen]
@@ -69,49 +69,53 @@ def plot(
 
 
 def _read(runs: Sequence[Path]) -> list[_Plotted]:
-    """The runs, each under its name, or its path where two have one name. Raises RecipeError where one has no
-    figures."""
+    """Return the runs to plot, named by their paths if two have the same name.
+
+    Raises RecipeError if a run has no metrics.
+    """
     from ppoctl.loop.expectations import history
     from ppoctl.store import run_dir
     from ppoctl.store.journal import events, read_lines
     from ppoctl.store.run_paths import RunPaths
 
-    found: list[_Plotted] = []
+    plotted: list[_Plotted] = []
     names = [run.resolve().name for run in runs]
     for run, name in zip(runs, names, strict=True):
         paths = RunPaths(run)
         run_dir.facts(paths)
         lines = read_lines(paths.journal)
-        figures = history(lines)
-        if not figures:
-            raise RecipeError(f"run `{run}` has no figures yet", hint=f"ppoctl status {quoted(run)}")
-        found.append(_Plotted(render.printable(name if names.count(name) == 1 else str(run)), figures, events(lines)))
-    return found
+        metrics = history(lines)
+        if not metrics:
+            raise RecipeError(f"run `{run}` has no metrics yet", hint=f"ppoctl status {quoted(run)}")
+        plotted.append(
+            _Plotted(render.printable(name if names.count(name) == 1 else str(run)), metrics, events(lines))
+        )
+    return plotted
 
 
-def _chosen(runs: Sequence[_Plotted], asked: Sequence[str] | None) -> list[str]:
-    """The metrics to plot. Raises RecipeError naming one that no run has."""
+def _chosen(runs: Sequence[_Plotted], requested: Sequence[str] | None) -> list[str]:
+    """Return the metrics to plot. Raises RecipeError for a requested metric that no run has."""
     recorded = {name for run in runs for name in run.metrics}
-    if not asked:
-        return _usual(recorded)
+    if not requested:
+        return _default_metrics(recorded)
     from difflib import get_close_matches
 
     from ppoctl.metric_registry import find, unknown
 
-    for name in asked:
+    for name in requested:
         if name not in recorded:
             is_known = find(name) is not None
             near = get_close_matches(name, sorted(recorded), n=1, cutoff=0.6)
-            says = f"no figure `{name}` was recorded" if is_known else unknown(name)
-            if near and "did you mean" not in says:
-                says += f"; did you mean `{near[0]}`?"
-            of_its_group = f"ppoctl recipes metrics {quoted(name.partition('/')[0])}"
-            raise RecipeError(says, hint=of_its_group if is_known else "ppoctl recipes metrics")
-    return list(dict.fromkeys(asked))
+            message = f"metric `{name}` was not recorded" if is_known else unknown(name)
+            if near and "did you mean" not in message:
+                message += f"; did you mean `{near[0]}`?"
+            list_group = f"ppoctl recipes metrics {quoted(name.partition('/')[0])}"
+            raise RecipeError(message, hint=list_group if is_known else "ppoctl recipes metrics")
+    return list(dict.fromkeys(requested))
 
 
-def _usual(recorded: set[str]) -> list[str]:
-    """What is plotted unless something is asked for: those of the usual figures that are recorded."""
+def _default_metrics(recorded: set[str]) -> list[str]:
+    """Return the metrics to plot if none is requested: the default ones among the recorded ones."""
     from ppoctl import metric_registry
 
     passed = sorted(name for name in recorded if metric_registry.find(name) is metric_registry.EVAL_PASS_AT_1)
@@ -122,55 +126,57 @@ def _usual(recorded: set[str]) -> list[str]:
         [metric_registry.VALUE_EXPLAINED_VARIANCE.name],
         [metric_registry.POLICY_ENTROPY_MEAN.name, metric_registry.ROLLOUT_RESPONSE_TOKENS_MEAN.name],
     )
-    there = [[name for name in kind if name in recorded] for kind in kinds]
-    found = [
-        name for kind, names in zip(kinds, there, strict=True) for name in (names if kind is passed else names[:1])
+    available = [[name for name in kind if name in recorded] for kind in kinds]
+    chosen = [
+        name
+        for kind, names in zip(kinds, available, strict=True)
+        for name in (names if kind is passed else names[:1])
     ]
-    return found or sorted(recorded)[:4]
+    return chosen or sorted(recorded)[:4]
 
 
 def _panel(runs: Sequence[_Plotted], name: str, smooth: int) -> "Panel":
-    """All curves of a figure. Raises RecipeError where none of its values is a number."""
+    """Return all curves of a metric. Raises RecipeError if none of its values is finite."""
     from ppoctl.chart.panel import Panel, curve
     from ppoctl.metric_registry import find
 
     curves = [curve(number, run.metrics.get(name, ()), smooth) for number, run in enumerate(runs)]
-    there = tuple(each for each in curves if each.points)
-    if not there:
+    with_points = tuple(each for each in curves if each.points)
+    if not with_points:
         raise RecipeError(f"no value of `{name}` is a number", hint="ppoctl plot --help")
     prefix = {number: f"{run.name} " if len(runs) > 1 else "" for number, run in enumerate(runs)}
-    happened = tuple(
+    events = tuple(
         (event.step, f"{prefix[number]}{event.what}") for number, run in enumerate(runs) for event in run.events
     )
     metric = find(name)
-    return Panel(name, metric.unit if metric else "figure", there, name.startswith("eval/"), happened)
+    return Panel(name, metric.unit if metric else "metric", with_points, name.startswith("eval/"), events)
 
 
 def _write(out: Path, panels: "Sequence[Panel]", names: Sequence[str]) -> None:
     from ppoctl.chart.drawing import picture
 
-    drawn = picture(panels, names)
+    image = picture(panels, names)
     if out.suffix == ".svg":
         from ppoctl.chart.svg import svg
 
-        data = svg(drawn, f"{', '.join(names)}: {', '.join(panel.title for panel in panels)}").encode()
+        data = svg(image, f"{', '.join(names)}: {', '.join(panel.title for panel in panels)}").encode()
     else:
-        data = _png(drawn)
+        data = _png(image)
     try:
         out.write_bytes(data)
     except OSError as error:
         raise StorageError(f"cannot write `{out}`: {error.strerror}", hint=f"ls -ld {quoted(out.parent)}") from error
 
 
-def _png(drawn: "Picture") -> bytes:
+def _png(image: "Picture") -> bytes:
     try:
         from ppoctl.chart.png import png
-    except ModuleNotFoundError as error:  # an environment that plans and submits, and does not train
-        says = "a PNG is drawn by Pillow, which this environment does not have"
+    except ModuleNotFoundError as error:  # an environment without vLLM, for planning and submitting only
+        message = "a PNG requires Pillow, which is not installed"
         raise EnvironmentProblemError(
-            says, hint="--out with a name that ends in .svg, or: pip install pillow"
+            message, hint="--out with a name that ends in .svg, or: pip install pillow"
         ) from error
-    return png(drawn)
+    return png(image)
 
 
 def _print(panels: "Sequence[Panel]", runs: Sequence[_Plotted]) -> None:
@@ -195,12 +201,12 @@ def _print(panels: "Sequence[Panel]", runs: Sequence[_Plotted]) -> None:
         render.line("\n".join(lines) + ("\n" if number < len(panels) - 1 else ""))
     for run in runs:
         if run.events:
-            render.print_stderr(f"{run.name}: {_happened(run.events)}")
+            render.print_stderr(f"{run.name}: {_summary(run.events)}")
 
 
-def _happened(events: "Sequence[JournalEvent]") -> str:
+def _summary(events: "Sequence[JournalEvent]") -> str:
     from ppoctl.store.samples import spans
 
     kinds = dict.fromkeys(event.what for event in events)
     steps = {kind: sorted({event.step for event in events if event.what == kind}) for kind in kinds}
-    return ", ".join(f"{kind} after step {spans(found)}" for kind, found in steps.items())
+    return ", ".join(f"{kind} after step {spans(numbers)}" for kind, numbers in steps.items())

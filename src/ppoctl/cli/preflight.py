@@ -1,4 +1,4 @@
-"""The recipe of a command, with everything that is known to be wrong with it."""
+"""Loading and checking the recipe of a command."""
 
 import time
 from collections.abc import Sequence
@@ -20,42 +20,47 @@ if TYPE_CHECKING:
 def examined(
     files: Sequence[Path], sets: Sequence[str], *, strict: bool, device: str | None = None
 ) -> "tuple[Loaded, list[str]]":
-    """The recipe, and notes on what it names. Raises all problems of both as one error; unless `strict`, something
-    only missing on this machine is a note. `device`: what the generator will compute on."""
+    """Return the recipe, and notes on its model and data.
+
+    Raises all problems as one error. Unless `strict`, an asset that is only missing on this machine gives a note.
+    `device` is what the generator will compute on, `cpu` or `gpu`.
+    """
     from ppoctl.loading.load import examine
     from ppoctl.loading.problems import as_error
     from ppoctl.loading.rules.across_tables import violations
     from ppoctl.preflight.check import Findings, check
 
     notes: list[str] = []
-    act = Activity("")
+    activity = Activity("")
 
     def counted(name: str, rows: int) -> None:
-        act.what = f"reading `data.{name}`: {rows:,} rows"
-        render.passing(act.what)
+        activity.what = f"reading `data.{name}`: {rows:,} rows"
+        render.passing(activity.what)
 
     def assets(recipe: "Recipe", place: "OriginOf") -> "list[Problem]":
-        found = check(recipe, place, device=device, counted=counted)
-        notes.extend(found.notes)
-        return found.problems
+        findings = check(recipe, place, device=device, counted=counted)
+        notes.extend(findings.notes)
+        return findings.problems
 
     try:
-        with ACTIVITIES.track("checking the recipe, the model and the data") as act:
+        with ACTIVITIES.track("checking the recipe, the model and the data") as activity:
             loaded, problems = examine(files, sets, judges=(violations, assets))
     finally:
         render.passing()
     notes += () if loaded is None else loaded.notes
-    wrong, said = Findings(problems, notes).judged(strict=strict)
-    for note in said:
+    errors, all_notes = Findings(problems, notes).judged(strict=strict)
+    for note in all_notes:
         render.print_stderr(f"note: {note}")
-    if wrong or loaded is None:
-        raise as_error(wrong or problems)
-    return loaded, said
+    if errors or loaded is None:
+        raise as_error(errors or problems)
+    return loaded, all_notes
 
 
 def startable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: bool) -> "Loaded":
-    """The recipe that `train` and `rollout` start with: nothing is known that would stop it. With `force` memory and
-    disk may be judged too small."""
+    """Return a recipe that has passed all checks, for `train` and `rollout`.
+
+    Raises all problems as one error. With `force`, memory and disk are not checked.
+    """
     from ppoctl.store.folders import require_writable
 
     require_writable(runs)  # before rows are read, which may take minutes
@@ -68,8 +73,10 @@ def startable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: 
 
 
 def submittable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force: bool) -> "Loaded":
-    """The recipe of a job. What its nodes have is not known here: folders and disk are asked, memory and GPUs are
-    not."""
+    """Return a recipe that has passed the checks for a Slurm job.
+
+    Folders and disk are checked. Memory and GPUs are not, because those of the job's nodes are not known here.
+    """
     from ppoctl.store.folders import require_writable
 
     require_writable(runs)
@@ -86,9 +93,11 @@ def submittable(files: Sequence[Path], sets: Sequence[str], runs: Path, *, force
 
 
 def require_disk_space(recipe: "Recipe", run: Path, *, force: bool) -> None:
-    """Raise StorageError where the run directory cannot be written or its disk is too small, EnvironmentProblemError
-    where GPUs are closed to its processes, OutOfMemoryError where this machine is too small; with `force` sizes are
-    not asked."""
+    """Check the run directory, the GPUs, free disk and memory; with `force`, only the directory and the GPUs.
+
+    Raises StorageError if the directory cannot be written or its disk is too small; EnvironmentProblemError if the
+    compute mode of a GPU excludes the run's processes; OutOfMemoryError if the memory is too small.
+    """
     from ppoctl.preflight.fit import require_fit
     from ppoctl.preflight.gpus import require_gpus
     from ppoctl.preflight.space import require_space
@@ -104,7 +113,10 @@ def require_disk_space(recipe: "Recipe", run: Path, *, force: bool) -> None:
 
 
 def require_space_to_resume(paths: "RunPaths", sets: Sequence[str], *, force: bool) -> "Recipe":
-    """The recipe that a run which is there goes on with. Raises as `require_same_run` and `require_room` do."""
+    """Return the recipe that an existing run continues with.
+
+    Raises the errors of `require_same_run` and `require_disk_space`.
+    """
     from ppoctl.runs.resume_checks import require_same_run
     from ppoctl.runs.run_recipe import recipe_of
 
@@ -115,16 +127,16 @@ def require_space_to_resume(paths: "RunPaths", sets: Sequence[str], *, force: bo
 
 
 class Reading:
-    """Progress of a digest: told in a terminal always, elsewhere every few seconds."""
+    """Progress of computing a digest: always shown on a terminal, otherwise printed every few seconds."""
 
     EVERY_S = 4.0
 
     def __init__(self) -> None:
-        self._said = time.monotonic()
+        self._printed_at = time.monotonic()
 
     def notify(self, path: Path, done: int, total: int) -> None:
         text = f"digest of {path.name}: {units.size(done)} of {units.size(total)}"
         render.passing(text)
-        if not render.on_terminal() and time.monotonic() - self._said > self.EVERY_S:
-            self._said = time.monotonic()
+        if not render.on_terminal() and time.monotonic() - self._printed_at > self.EVERY_S:
+            self._printed_at = time.monotonic()
             render.print_stderr(text)

@@ -1,4 +1,4 @@
-"""`ppoctl preview`: rows of a recipe as the model gets them, and what is odd about them."""
+"""`ppoctl preview`: rows of a recipe as the model receives them, and notes on unusual ones."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -17,14 +17,15 @@ def preview(
     files: Recipes,
     sets: Sets = None,
     set_name: Annotated[
-        str, typer.Option("--set-name", metavar="SET", help="`train`, or an evaluation set by name.")
+        str, typer.Option("--set-name", metavar="SET", help="`train`, or the name of an evaluation set.")
     ] = "train",
     rows: Annotated[
-        int, typer.Option("--rows", metavar="N", min=0, help="Rows to show, of each source of a mix.")
+        int, typer.Option("--rows", metavar="N", min=0, help="Number of rows to show, for each source of a mix.")
     ] = 2,
     json: JsonOption = False,
 ) -> None:
-    """See rows as the model gets them. Text, tokens, stop tokens, and how many are too long, cut or repeated."""
+    """Show rows as the model receives them. Prints text, tokens and stop tokens, and how many rows are too long,
+    truncated or repeated."""
     from ppoctl.loading.load import load
     from ppoctl.preflight.preview import preview as look
 
@@ -48,10 +49,10 @@ def _print(found: "Preview") -> None:
     render.heading("rows")
     counted = [(key, *(str(number) for number in counts.values())) for key, counts in found.counts.items()]
     render.table(counted, ("table", *next(iter(found.counts.values()))))
-    told = ", ".join(f"{word} {tokens}" for word, tokens in found.lengths.items())
+    lengths = ", ".join(f"{word} {tokens}" for word, tokens in found.lengths.items())
     render.table(
         [
-            ("prompt tokens", f"{told} (of {found.measured} prompts)"),
+            ("prompt tokens", f"{lengths} (of {found.measured} prompts)"),
             ("stop tokens", ", ".join(f"{token.id} {token.text!r}" for token in found.stops) or "none"),
             ("stop strings", ", ".join(map(repr, found.stop_strings)) or "none"),
         ]
@@ -64,7 +65,7 @@ def _of_row(row: "PreviewedRow") -> Iterator[tuple[str, str]]:
     yield "text", render.printable(row.text)
     yield "tokens", " ".join(f"{token.id}{token.text!r}" for token in row.tokens)
     trained = sum(row.mask)
-    yield "mask", f"{trained} of {len(row.mask)} tokens are trained on" + ("; cut" if row.is_cut else "")
+    yield "mask", f"{trained} of {len(row.mask)} tokens are trained on" + ("; truncated" if row.is_cut else "")
     yield "truth", "none" if row.truth is None else render.printable(row.truth)
     for name, value in row.fields.items():
         yield f"field {name}", render.printable(str(value))

@@ -1,4 +1,4 @@
-"""`ppoctl recipes`: the recipes that ship with ppoctl, and everything that a recipe may say."""
+"""`ppoctl recipes`: the recipes that ship with ppoctl, and the reference of keys, metrics and algorithms."""
 
 import shutil
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Page = Annotated[bool, typer.Option("--page", help="Print the page of docs/ instead, with all there is.")]
+Page = Annotated[bool, typer.Option("--page", help="Print the complete page of docs/ instead.")]
 
 
 def _names() -> list[str]:
@@ -30,7 +30,7 @@ def _names() -> list[str]:
 
 
 Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="As `ppoctl recipes list` prints it.", autocompletion=_names)
+    str, typer.Argument(metavar="NAME", help="Name of a recipe in `ppoctl recipes list`.", autocompletion=_names)
 ]
 
 
@@ -39,12 +39,12 @@ def list_(json: JsonOption = False) -> None:
     """Print the name and purpose of each recipe."""
     from ppoctl.manual.header import head_of
 
-    found = {name: head_of(path.read_text("utf-8")) for name, path in shipped().items()}
+    headers = {name: head_of(path.read_text("utf-8")) for name, path in shipped().items()}
     if json:
-        rows = [{"name": name, "purpose": head.purpose, **head.parts} for name, head in found.items()]
+        rows = [{"name": name, "purpose": header.purpose, **header.parts} for name, header in headers.items()]
         render.json({"recipes": [{key.lower(): text for key, text in row.items()} for row in rows]})
     else:
-        render.table([(name, head.purpose) for name, head in found.items()])
+        render.table([(name, header.purpose) for name, header in headers.items()])
 
 
 @app.command("table", cls=Command)
@@ -69,10 +69,10 @@ def show(name: Name, json: JsonOption = False) -> None:
 @app.command(cls=Command)
 def copy(
     name: Name,
-    destination: Annotated[Path, typer.Argument(metavar="DEST", help="Folder, made when missing, or .toml file.")],
+    destination: Annotated[Path, typer.Argument(metavar="DEST", help="Folder, created if missing, or .toml file.")],
     json: JsonOption = False,
 ) -> None:
-    """Copy a recipe, and the folder of the same name that it reads, to edit it. Nothing is overwritten."""
+    """Copy a recipe, and the folder of the same name that it reads. Never overwrites a file."""
     source = find(name)
     target = destination if destination.suffix == ".toml" else destination / source.name
     # The folder keeps its name: the recipe refers to it.
@@ -81,8 +81,8 @@ def copy(
         pairs.append((source.with_suffix(""), target.parent / source.stem))
     for _, new in pairs:
         if new.exists():
-            aside = f"mv {quoted(new)} {quoted(f'{new}.old')}"
-            raise RecipeError(f"`{new}` exists, and a copy never overwrites", hint=aside)
+            move = f"mv {quoted(new)} {quoted(f'{new}.old')}"
+            raise RecipeError(f"`{new}` exists and is not overwritten", hint=move)
     target.parent.mkdir(parents=True, exist_ok=True)
     for old, new in pairs:
         if old.is_dir():
@@ -103,15 +103,15 @@ def keys(
         str,
         typer.Argument(
             metavar="[KEY]",
-            help="Only the keys at or below this one, or with this in their names, or else in what they mean.",
+            help="Only this key and keys below it; else keys with this text in their name or meaning.",
             autocompletion=key_names,
         ),
     ] = "",
     page: Page = False,
     json: JsonOption = False,
 ) -> None:
-    """Print every key that a recipe may have. Type, default, range, what changing it changes, what it means; of keys
-    of the algorithm also formula, source and whose default it is. With --page: docs/recipe.md."""
+    """Print every key that a recipe may have. Columns: type, default, range, effect of a change, meaning. Keys of the
+    algorithm also have a formula, its source, and the origin of the default. With --page: docs/recipe.md."""
     from dataclasses import asdict
 
     from ppoctl.loading.explain import similar
@@ -131,28 +131,30 @@ def keys(
     chosen = chosen or [line for line in known if word in line.meaning.lower()]
     if not chosen:
         path = tuple(prefix.split("."))
-        brought, suggestion = key_mappings.find(path), key_mappings.nearest(path)
-        others = [answer.message for answer in brought] or ([suggestion.suggests] if suggestion else [])
+        mapped, suggestion = key_mappings.find(path), key_mappings.nearest(path)
+        others = [answer.message for answer in mapped] or ([suggestion.suggests] if suggestion else [])
         near = similar(prefix, [line.key for line in known]) or "".join(f"; {text}" for text in others)
         raise RecipeError(f"no key has `{prefix}` in its name{near}", hint="ppoctl recipes keys")
-    # A whole table of the recipe has more to say than anybody reads below its keys.
-    told = [feature for feature in features() if "." in prefix and feature.owns(prefix)]
+    # The features of a top-level table would be too long to print below its keys.
+    owners = [feature for feature in features() if "." in prefix and feature.owns(prefix)]
     if json:
-        render.json({"keys": [asdict(line) for line in chosen], "parts": [_as_json(feature) for feature in told]})
+        render.json({"keys": [asdict(line) for line in chosen], "parts": [_as_json(feature) for feature in owners]})
         return
     rows = [(line.key, line.only, line.type, line.default, line.range, line.changes, line.meaning) for line in chosen]
     render.table(rows, ("key", "only with", "type", "default", "range", "changes", "meaning"))
-    _tell(told, prefix)
+    _print_features(owners, prefix)
 
 
 @app.command(cls=Command)
 def metrics(
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="Only this metric, or those of this group.")] = "",
+    name: Annotated[
+        str, typer.Argument(metavar="[NAME]", help="Only this metric, or the metrics of this group.")
+    ] = "",
     page: Page = False,
     json: JsonOption = False,
 ) -> None:
-    """Print every metric that `[expect]` and `checkpoint.best` may name. Of one also how to read it, what to do when
-    it is not healthy, and the settings it shows. With --page: docs/metrics.md."""
+    """Print every metric that `[expect]` and `checkpoint.best` may name. For a single metric, also how to read it,
+    what to do when it is unhealthy, and the settings that affect it. With --page: docs/metrics.md."""
     from ppoctl.manual.features import features
     from ppoctl.manual.guides import guide
     from ppoctl.metric_registry import METRICS, find, unknown
@@ -166,15 +168,15 @@ def metrics(
     chosen = [metric for metric in METRICS if not name or metric is find(name) or metric.name.startswith(group)]
     if not chosen:
         raise RecipeError(unknown(name), hint="ppoctl recipes metrics")
-    told = [feature for feature in features() if len(chosen) == 1 and feature.shows_in(chosen[0].name)]
+    related = [feature for feature in features() if len(chosen) == 1 and feature.shows_in(chosen[0].name)]
     if json:
         fields = [{"name": m.name, "unit": m.unit, "says": m.description, "healthy": m.healthy} for m in chosen]
         guides = [{"read": found.read, "when": dict(found.when)} if (found := guide(m)) else {} for m in chosen]
         both = [{**field, **more} for field, more in zip(fields, guides, strict=True)]
-        render.json({"metrics": both, "parts": [_as_json(feature) for feature in told]})
+        render.json({"metrics": both, "parts": [_as_json(feature) for feature in related]})
     elif len(chosen) == 1:
-        _tell_metric(chosen[0])
-        _tell(told)
+        _print_metric(chosen[0])
+        _print_features(related)
     else:
         render.table(
             [(m.name, m.unit, m.description, m.healthy) for m in chosen], ("metric", "unit", "meaning", "healthy")
@@ -188,8 +190,8 @@ def _print_page(text: str, *, json: bool) -> None:
         render.line(text.rstrip("\n"))
 
 
-def _tell_metric(metric: "Metric") -> None:
-    """Print all that is known of one metric."""
+def _print_metric(metric: "Metric") -> None:
+    """Print the description of one metric, and its guide."""
     from ppoctl.manual.guides import guide
 
     render.heading(metric.name)
@@ -198,14 +200,14 @@ def _tell_metric(metric: "Metric") -> None:
         render.prose(f"  healthy: {metric.healthy}")
     if found := guide(metric):
         render.prose(f"  {found.read}")
-        for sees, do in found.when:
-            render.prose(f"  - {sees}: {do}")
+        for symptom, action in found.when:
+            render.prose(f"  - {symptom}: {action}")
 
 
 @app.command(cls=Command)
 def algorithms(json: JsonOption = False) -> None:
-    """Print the page of algorithms (docs/algorithms.md). Every setting with formula, source and whose default it
-    is."""
+    """Print the page of algorithms (docs/algorithms.md). Every setting has its formula, its source, and the origin of
+    its default."""
     from ppoctl.manual.algorithm_pages import algorithms
     from ppoctl.manual.features import features
 
@@ -217,10 +219,10 @@ def algorithms(json: JsonOption = False) -> None:
 
 @app.command("coming-from", cls=Command)
 def coming_from(
-    system: Annotated[str, typer.Argument(metavar="[SYSTEM]", help="Only this one, as `verl`.")] = "",
+    system: Annotated[str, typer.Argument(metavar="[SYSTEM]", help="Only this system, e.g. `verl`.")] = "",
     json: JsonOption = False,
 ) -> None:
-    """Print what the keys of other systems are here, and the trap each had (docs/coming-from.md)."""
+    """Print the ppoctl keys for keys of other systems, with pitfalls (docs/coming-from.md)."""
     from dataclasses import asdict
 
     from ppoctl.loading.explain import similar
@@ -229,19 +231,19 @@ def coming_from(
 
     chosen = [each for each in systems() if system.lower() in ("", each.name.lower())]
     if not chosen:
-        says = f"no table of keys is of `{system}`{similar(system, [each.name for each in systems()])}"
-        raise RecipeError(says, hint="ppoctl recipes coming-from")
+        message = f"there is no key table for `{system}`{similar(system, [each.name for each in systems()])}"
+        raise RecipeError(message, hint="ppoctl recipes coming-from")
     if json:
         render.json({"systems": [asdict(each) for each in chosen]})
     else:
         render.line(coming_from([each.name for each in chosen] if system else ()).rstrip("\n"))
 
 
-def _tell(told: Sequence["Feature"], prefix: str = "") -> None:
-    """Print what the page of algorithms says of some parts, below the table of their keys."""
+def _print_features(chosen: Sequence["Feature"], prefix: str = "") -> None:
+    """Print the sections of these features on the page of algorithms, below the table of their keys."""
     from ppoctl.manual.algorithm_pages import rendered_rows as lines_of
 
-    for feature in told:
+    for feature in chosen:
         render.line()
         render.heading(", ".join(feature.names))
         for word, text in lines_of(feature, prefix):
@@ -249,14 +251,14 @@ def _tell(told: Sequence["Feature"], prefix: str = "") -> None:
 
 
 def _as_json(feature: "Feature") -> dict[str, object]:
-    said = feature.docstring
-    fields = {"says": said.prose, "formula": said.formula, "source": said.source, "default_of": said.default_of}
+    text = feature.docstring
+    fields = {"says": text.prose, "formula": text.formula, "source": text.source, "default_of": text.default_of}
     keys = [name for key in feature.keys for name in key.names]
-    return {"names": feature.names, **fields, "metrics": said.metrics, "keys": keys}
+    return {"names": feature.names, **fields, "metrics": text.metrics, "keys": keys}
 
 
 def folder() -> Path:
-    """Folder of the shipped recipes. Raises RecipeError where there is none."""
+    """Return the folder of the shipped recipes. Raises RecipeError if there is none."""
     from ppoctl.model.bundled_configs import recipes_folder
 
     if (found := recipes_folder()) is None:
@@ -265,21 +267,23 @@ def folder() -> Path:
 
 
 def shipped() -> dict[str, Path]:
-    """Files of all shipped recipes by name, as `quickstart` or, where they lie in a folder, `verl/gemma`; those
-    outside folders come first."""
+    """Return the files of all shipped recipes by name: `quickstart`, or `verl/gemma` for a recipe in a folder.
+
+    Recipes outside folders come first.
+    """
     files = sorted(folder().rglob("*.toml"), key=lambda file: (len(file.parts), file))
     return {file.relative_to(folder()).with_suffix("").as_posix(): file for file in files}
 
 
 def find(name: str) -> Path:
-    """File of a shipped recipe. Raises RecipeError with the nearest name when there is none."""
+    """Return the file of a shipped recipe. Raises RecipeError, which suggests a similar name, if there is none."""
     known, wanted = shipped(), name.removesuffix(".toml")
     if wanted in known:
         return known[wanted]
     from ppoctl.loading.explain import similar
 
-    # A script of another system is called as its recipe, but for what it runs.
+    # Scripts of other systems have the recipe's name with `run_` before it and `.sh` after it.
     bare = wanted.rpartition("/")[2].removeprefix("run_").removesuffix(".sh")
     inside = next((each for each in known if each.rpartition("/")[2] == bare), None)
     near = f"; did you mean `{inside}`?" if inside else similar(name, list(known))
-    raise RecipeError(f"no recipe is called `{name}`{near}", hint="ppoctl recipes list")
+    raise RecipeError(f"there is no recipe `{name}`{near}", hint="ppoctl recipes list")

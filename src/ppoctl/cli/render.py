@@ -1,5 +1,8 @@
-"""The only place that prints. Data goes to stdout, talk to stderr; colour only on a terminal, and never where
-`NO_COLOR` is set. Without a terminal every line is plain, so that a log of a batch job has no control characters."""
+"""The only module that prints.
+
+Data goes to stdout, messages go to stderr. Colour is used only on a terminal, and never if `NO_COLOR` is set. Without
+a terminal every line is plain, so that the log of a batch job has no control characters.
+"""
 
 import json as json_module
 import math
@@ -19,11 +22,11 @@ def line(text: str = "") -> None:
 
 
 def prose(text: str) -> None:
-    """Print sentences: on a terminal they go on below themselves, a little further in; elsewhere they are a line."""
-    line(_hung(text, sys.stdout))
+    """Print sentences: wrapped with a hanging indent on a terminal, on one line otherwise."""
+    line(_wrapped(text, sys.stdout))
 
 
-def _hung(text: str, stream: TextIO) -> str:
+def _wrapped(text: str, stream: TextIO) -> str:
     if not stream.isatty():
         return text
     hang = " " * (len(text) - len(text.lstrip()) + 2)
@@ -32,8 +35,8 @@ def _hung(text: str, stream: TextIO) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with every control character but line breaks as its escape, since a terminal obeys control characters,
-    and every letter that stdout cannot write."""
+    """Return the text with escapes for control characters (except line breaks), which a terminal would obey, and for
+    characters that stdout cannot encode."""
     safe = "".join(
         char if char == "\n" or char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text
     )
@@ -42,7 +45,7 @@ def printable(text: str) -> str:
 
 
 def print_stderr(text: str) -> None:
-    """Print a line of talk: progress, notes, what to type next."""
+    """Print a line of messages to stderr: progress, notes, the next command to type."""
     if _through is None:
         print(text, file=sys.stderr, flush=True)
         return
@@ -51,12 +54,12 @@ def print_stderr(text: str) -> None:
 
 
 _through: Callable[[str], None] | None = None
-"""What takes a line of talk in place of stderr, while a screen is open."""
+"""Receiver of message lines in place of stderr, while a screen is open."""
 
 
 @contextmanager
 def talking_through(take: Callable[[str], None]) -> Iterator[None]:
-    """Context in which `take` gets the lines of talk."""
+    """Context in which `take` receives the message lines."""
     global _through
     before, _through = _through, take
     try:
@@ -66,24 +69,24 @@ def talking_through(take: Callable[[str], None]) -> Iterator[None]:
 
 
 def passing(text: str = "") -> None:
-    """Print how far something is, in a line of a terminal that the next one replaces; elsewhere nothing."""
+    """Print progress on a line of the terminal that the next call replaces. Prints nothing without a terminal."""
     if on_terminal() and _through is None:
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def on_terminal() -> bool:
-    """Whether talk goes to a terminal."""
+    """Whether stderr is a terminal."""
     return sys.stderr.isatty()
 
 
 def agreed(question: str) -> bool:
-    """Whether whoever sits at the terminal says yes to a question; anything else is a no."""
+    """Ask the user a question on the terminal. True for `y` or `yes`, False for any other answer."""
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def json(value: Mapping[str, Any]) -> None:
-    """Print the one object of a command with `--json`: at once, or as part of `one_object`."""
+    """Print the JSON object of a command with `--json`, or add it to the object of an open `one_object`."""
     if _parts is None:
         print(json_module.dumps(_finite(value), indent=2, default=str, allow_nan=False), flush=True)
     else:
@@ -91,25 +94,27 @@ def json(value: Mapping[str, Any]) -> None:
 
 
 _parts: dict[str, Any] | None = None
-"""Parts of the JSON object that is being put together; None outside of `one_object`."""
+"""Fields of the JSON object that is being collected; None outside of `one_object`."""
 
 
 @contextmanager
 def one_object() -> Iterator[None]:
-    """Context of a command that was asked for JSON: whatever it gives, its error included, is printed as one object
-    when it has ended, and nothing else reaches stdout (lines of libraries go to stderr)."""
+    """Context of a command with `--json`, which prints one object at its end, including an error.
+
+    Nothing else reaches stdout: output of libraries goes to stderr.
+    """
     global _parts
     _parts = {}
     try:
         with redirect_stdout(sys.stderr):
             yield
     finally:
-        whole, _parts = _parts, None
-        json(whole)
+        collected, _parts = _parts, None
+        json(collected)
 
 
 def _finite(value: Any) -> Any:
-    """The value with text, `"nan"` or `"inf"`, where JSON has no number."""
+    """Return the value with text, `"nan"` or `"inf"`, for numbers that JSON does not have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
@@ -118,30 +123,35 @@ def _finite(value: Any) -> Any:
 
 
 def error(message: str) -> None:
-    """Print an error, in lines as `prose` has them. A message of several lines is several errors; an indented line
-    belongs to the one above."""
+    """Print an error, wrapped as in `prose`.
+
+    Each line of the message is one error; an indented line continues the error above it.
+    """
     for text in message.splitlines() or [""]:
         if text.startswith(" "):
-            print(_hung(text, sys.stderr), file=sys.stderr)
+            print(_wrapped(text, sys.stderr), file=sys.stderr)
         else:
-            lines = _hung(f"error: {text}", sys.stderr)
+            lines = _wrapped(f"error: {text}", sys.stderr)
             print(lines.replace("error:", _styled("error:", "bold red", sys.stderr), 1), file=sys.stderr)
     sys.stderr.flush()
 
 
 def hint(text: str) -> None:
-    """Print the one command or change that mends an error."""
+    """Print the command or change that fixes an error."""
     print(f"\n{_styled('hint:', 'bold cyan', sys.stderr)} {text}", file=sys.stderr, flush=True)
 
 
 def heading(text: str) -> None:
-    """Print the title of a part of the data."""
+    """Print the title of a section of the data."""
     print(_styled(text, "bold", sys.stdout), flush=True)
 
 
 def table(rows: Sequence[Sequence[object]], headers: Sequence[str] = ()) -> None:
-    """Print columns, left-justified; numbers (int, float) to the right. The last column is not padded. On a terminal
-    that is too narrow text goes on below itself; elsewhere every row is a line."""
+    """Print a table. Numbers (int, float) are right-aligned, other values are left-aligned.
+
+    The last column is not padded. On a terminal that is too narrow, cells are wrapped. Without a terminal, every row
+    is one line.
+    """
     shown = [[cell(value) for value in row] for row in rows]
     texts = [*([list(headers)] if headers else []), *shown]
     if not texts:
@@ -170,8 +180,10 @@ def _blocks(rows: Sequence[Sequence[str]], headers: Sequence[str], room: int) ->
 
 
 def weighted(pieces: Sequence[str], weights: Sequence[float]) -> str:
-    """The text with pieces green where their weight is above 0 and red below, stronger with its size. Plain without
-    colour."""
+    """Return the text with green pieces for weights above 0 and red ones below, stronger with the size of the weight.
+
+    Without colour, the text is plain.
+    """
     if not colour(sys.stdout):
         return "".join(pieces)
     largest = max((abs(weight) for weight in weights), default=0.0) or 1.0
@@ -179,27 +191,30 @@ def weighted(pieces: Sequence[str], weights: Sequence[float]) -> str:
 
 
 def is_coloured() -> bool:
-    """Whether data is coloured."""
+    """Whether stdout is coloured."""
     return colour(sys.stdout)
 
 
 def is_unicode() -> bool:
-    """Whether data may have characters beyond ASCII."""
+    """Whether stdout can write non-ASCII characters."""
     return (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
 
 
 def styled(text: str, style: str) -> str:
-    """The text in a style where data is coloured."""
+    """Return the text in a style if stdout is coloured."""
     return _styled(text, style, sys.stdout)
 
 
 def is_terminal() -> bool:
-    """Whether data goes to a terminal, through a pager or not."""
+    """Whether stdout is a terminal, directly or through a pager."""
     return sys.stdout.isatty()
 
 
 def clipped(text: str, cells: int | None) -> str:
-    """The text cut to so many columns of a terminal, with `..` where something is missing; None: not cut."""
+    """Return the text shortened to `cells` columns of a terminal, with `..` at its end if it was shortened.
+
+    None keeps the whole text.
+    """
     from rich.cells import cell_len, set_cell_size
 
     if cells is None or cell_len(text) <= cells:
@@ -208,22 +223,22 @@ def clipped(text: str, cells: int | None) -> str:
 
 
 def colour(stream: TextIO) -> bool:
-    """Whether this stream wants colour."""
+    """Whether to write colour to this stream: a terminal, not disabled by `NO_COLOR` or `TERM=dumb`."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def cell(value: object) -> str:
-    """The text of a value in a table."""
+    """Return the text of a value in a table."""
     if value is None:
         return "-"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _tinted(text: str, share: float) -> str:
+def _tinted(text: str, strength: float) -> str:
     from rich.style import Style
 
-    level = 60 + int(140 * min(abs(share), 1.0))
-    style = f"on rgb(0,{level // 2},0)" if share > 0 else f"on rgb({level},0,0)" if share < 0 else ""
+    level = 60 + int(140 * min(abs(strength), 1.0))
+    style = f"on rgb(0,{level // 2},0)" if strength > 0 else f"on rgb({level},0,0)" if strength < 0 else ""
     return Style.parse(style).render(text) if style else text
 
 

@@ -1,4 +1,4 @@
-"""`ppoctl report`: one HTML file of a run, or of several compared, to read in a browser and to pass on."""
+"""`ppoctl report`: write one HTML file of a run, or a comparison of several runs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,15 +13,18 @@ from ppoctl.cli.options import JsonOption, SeveralRuns
 def report(
     runs: SeveralRuns,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="HTML file; default: NAME.html here.")
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="HTML file. Default: NAME.html in this folder.")
     ] = None,
     steps: Annotated[
-        int, typer.Option("--steps", min=0, metavar="COUNT", help="Steps of each run with samples; 0: no samples.")
+        int,
+        typer.Option(
+            "--steps", min=0, metavar="COUNT", help="Include samples of COUNT steps per run; 0: no samples."
+        ),
     ] = 3,
     json: JsonOption = False,
 ) -> None:
-    """Write one HTML file of a run, or of several compared. Curves, where the time went, samples with their tokens,
-    recipe and attempts. It needs no network; an earlier report is replaced, no other file is."""
+    """Write one HTML file of a run, or of several runs compared. It contains curves, time use, samples with their
+    tokens, the recipe and the attempts, and requires no network. Only an earlier report is overwritten."""
     from ppoctl.report.write import write_report
 
     written = write_report(runs, out, steps=steps)

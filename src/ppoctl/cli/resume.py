@@ -1,4 +1,4 @@
-"""`ppoctl resume`: continue a run, after saying what will be restored, recalled, replayed and run."""
+"""`ppoctl resume`: print what will be restored, reused, replayed and run, and continue the run."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -33,25 +33,27 @@ if TYPE_CHECKING:
 
 AllowMissing = Annotated[
     bool,
-    typer.Option("--allow-missing", help="Set aside what is damaged and what depends on it; make it again."),
+    typer.Option(
+        "--allow-missing", help="Move damaged artifacts, and those that depend on them, to discarded/; redo them."
+    ),
 ]
 BackTo = Annotated[
     int | None,
-    typer.Option("--back-to", metavar="STEP", help="Go on from this saved step; what came after it is set aside."),
+    typer.Option("--back-to", metavar="STEP", help="Continue from this saved step; move later steps to discarded/."),
 ]
 
 
 def resume(
     run: RunArgument,
     sets: Sets = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Print what it would do, and stop.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Print what a resume would do, and exit.")] = False,
     allow_missing: AllowMissing = False,
     save_only: Annotated[
         bool,
-        typer.Option("--save-only", help="Save the newest states again, for any layout, and stop; train nothing."),
+        typer.Option("--save-only", help="Save the newest states again, for any layout, and stop without training."),
     ] = False,
     rollout_only: Annotated[
-        bool, typer.Option("--rollout-only", help="Draw and score the rollouts of the next step, and stop.")
+        bool, typer.Option("--rollout-only", help="Generate and score the rollouts of the next step, and stop.")
     ] = False,
     back_to: BackTo = None,
     take_over: TakeOver = False,
@@ -63,28 +65,28 @@ def resume(
     quiet: Quiet = False,
     json: JsonOption = False,
 ) -> int | None:
-    """Continue a run from any instant. Changed keys (--set) hold from the first step that has no rollout yet."""
+    """Resume a run, wherever it stopped. Changed keys (--set) apply from the first step that has no rollout yet."""
     from ppoctl.store import run_dir
     from ppoctl.store.run_paths import RunPaths
 
     paths = RunPaths(run)
     run_dir.facts(paths)
     if plan:
-        _tell_plan(run, paths, sets or (), allow_missing=allow_missing, as_json=json)
+        _show_plan(run, paths, sets or (), allow_missing=allow_missing, as_json=json)
         return None
     if on == "slurm":
-        _set_aside_here(paths, back_to, allow_missing=allow_missing, take_over=take_over)
+        _discard_before_job(paths, back_to, allow_missing=allow_missing, take_over=take_over)
         submission = Submission(test_only=test_only, chain=chain, as_json=json, force=force)
         submission.run_again(paths, sets or (), rollout_only=rollout_only, save_only=save_only)
         return None
     with working(as_typed("resume", [run], sets or ()), verbose=verbose, quiet=quiet) as (screen, gate):
-        if (code := _turn_is_over(paths)) is not None:
+        if (code := _finished_job_code(paths)) is not None:
             return code
-        is_asked = sets or back_to is not None or allow_missing or save_only or rollout_only
-        ended = None if is_asked else _as_it_ended(paths)
+        has_request = sets or back_to is not None or allow_missing or save_only or rollout_only
+        ended = None if has_request else _result_if_done(paths)
         if ended is None:
             _require_idle(paths, take_over=take_over)
-            table = _made_whole(paths, back_to, allow_missing=allow_missing)
+            table = _repaired_plan(paths, back_to, allow_missing=allow_missing)
             _print(run, table, to_stderr=True)
             with engine_ahead(preflight.require_space_to_resume(paths, sets or (), force=force)):
                 with loading("libraries"):
@@ -92,32 +94,35 @@ def resume(
 
                 only: commands.RunUntil | None = "save" if save_only else "rollout" if rollout_only else None
                 ended = commands.resume(paths, table, sets or (), gate, only=only, screen=screen)
-    # Only now: while a command works stdout is what libraries write to.
+    # Printed after the screen is closed: until then libraries may write to stdout.
     (summary.print_rollout if rollout_only else summary.print_summary)(ended, as_json=json)
     return None
 
 
-def _set_aside_here(paths: "RunPaths", back_to: int | None, *, allow_missing: bool, take_over: bool) -> None:
-    """Set aside what was asked to be, once: a job that comes back would do it again. Raises RecipeError for what no
-    job can do."""
+def _discard_before_job(paths: "RunPaths", back_to: int | None, *, allow_missing: bool, take_over: bool) -> None:
+    """Apply `--back-to` and `--allow-missing` before the job is submitted: a requeued job would apply them again.
+
+    Raises RecipeError for an option that a job cannot have.
+    """
     if take_over:
         raise RecipeError(
-            "`--take-over` is not for a job, which waits in a queue", hint=f"ppoctl stop {quoted(paths.root)}"
+            "`--take-over` cannot be used with a job, which waits in the queue",
+            hint=f"ppoctl stop {quoted(paths.root)}",
         )
     if back_to is not None or allow_missing:
         _require_idle(paths)
-        _made_whole(paths, back_to, allow_missing=allow_missing)
+        _repaired_plan(paths, back_to, allow_missing=allow_missing)
 
 
-def _turn_is_over(paths: "RunPaths") -> int | None:
-    """Exit code of a job that has nothing to do here; None: it has, or this is no job."""
+def _finished_job_code(paths: "RunPaths") -> int | None:
+    """Return the exit code for a job that has nothing to do; None if it has, or outside of a job."""
     from ppoctl.slurm.allocation import allocation
     from ppoctl.slurm.job_start import register_start
 
-    here = allocation()
-    code = None if here is None else register_start(paths, here)
+    job = allocation()
+    code = None if job is None else register_start(paths, job)
     if code is not None:
-        render.print_stderr(f"the job before this one ended with exit code {code}: nothing is left to do")
+        render.print_stderr(f"the previous job ended with exit code {code}: nothing is left to do")
     return code
 
 
@@ -128,9 +133,11 @@ def _require_idle(paths: "RunPaths", *, take_over: bool = False) -> None:
         require_idle(paths)
 
 
-def _as_it_ended(paths: "RunPaths") -> "RunResult | None":
-    """The run as it stands, which is then told to be over; None where something is left to do. Raises StorageError
-    where it is not whole."""
+def _result_if_done(paths: "RunPaths") -> "RunResult | None":
+    """Return the result of a run whose steps are all done, after printing a note; None if something is left to do.
+
+    Raises StorageError if artifacts of the run are missing or corrupt.
+    """
     from ppoctl.loop.expectations import RunResult, check_expectations
     from ppoctl.runs.run_recipe import is_edited, recorded_recipes
     from ppoctl.store.journal import read_lines
@@ -148,15 +155,18 @@ def _as_it_ended(paths: "RunPaths") -> "RunResult | None":
     recipe = recorded[max(recorded)]
     steps = recipe.steps
     more = f"; more steps: ppoctl resume {quoted(paths.root)} --set steps={2 * steps}"
-    # An unmet run ends with an error, whose hint is that command.
+    # An unmet run ends with an error, and its hint is that command.
     render.print_stderr(
         "all steps are done: nothing is left to do" + (more if newest["status"] == "finished" else "")
     )
     return RunResult(paths, lines, check_expectations(recipe.expect, lines))
 
 
-def _made_whole(paths: "RunPaths", back_to: int | None, *, allow_missing: bool) -> "ResumePlan":
-    """The plan of a resume that finds all it needs, once what was asked to be set aside is."""
+def _repaired_plan(paths: "RunPaths", back_to: int | None, *, allow_missing: bool) -> "ResumePlan":
+    """Apply `--back-to` and `--allow-missing`, and return a resume plan without missing or corrupt artifacts.
+
+    Raises StorageError if such artifacts remain.
+    """
     from ppoctl.store.discard import repair, roll_back
     from ppoctl.store.resume_plan import plan_resume
 
@@ -164,16 +174,16 @@ def _made_whole(paths: "RunPaths", back_to: int | None, *, allow_missing: bool) 
     if back_to is not None:
         table, done = roll_back(paths, back_to)
     if allow_missing:
-        table, mended = repair(paths, table)
-        done += mended
+        table, repairs = repair(paths, table)
+        done += repairs
     table.require_intact(paths)
     for text in done:
         render.print_stderr(text)
     return table
 
 
-def _tell_plan(run: Path, paths: "RunPaths", sets: "Sequence[str]", *, allow_missing: bool, as_json: bool) -> None:
-    """Print what a resume would do, and end as it would. Raises StorageError where the run is not whole."""
+def _show_plan(run: Path, paths: "RunPaths", sets: "Sequence[str]", *, allow_missing: bool, as_json: bool) -> None:
+    """Print what a resume would do. Raises StorageError if artifacts of the run are missing or corrupt."""
     from ppoctl.store.resume_plan import plan_resume
 
     table = plan_resume(paths)
@@ -197,10 +207,10 @@ def _print_plan(run: Path, table: "ResumePlan", sets: "Sequence[str]", *, as_jso
     if as_json:
         items = [{"item": item.name, "action": item.action, "note": item.note} for item in table.items]
         keys = [{"key": key, "from": old, "to": new} for key, old, new in change.keys] if change else []
-        told = {"changes_from": change.from_step if change else None, "changes": keys} if sets else {}
+        changes = {"changes_from": change.from_step if change else None, "changes": keys} if sets else {}
         span = [*to_come[:1], *to_come[-1:]]
-        found = {"from_step": table.start, "items": items, "notes": list(table.notes), "steps_to_come": span}
-        render.json({**found, **told})
+        plan = {"from_step": table.start, "items": items, "notes": list(table.notes), "steps_to_come": span}
+        render.json({**plan, **changes})
         return
     _print(run, table, to_stderr=False)
     if to_come:
@@ -210,7 +220,7 @@ def _print_plan(run: Path, table: "ResumePlan", sets: "Sequence[str]", *, as_jso
 
 
 def _to_come(table: "ResumePlan", steps: int) -> range:
-    """Steps of which nothing is there yet."""
+    """Return the steps that have not begun."""
     begun = max((int(item.name.split("/")[1]) for item in table.items if item.name.startswith("steps/")), default=0)
     return range(max(begun, table.start) + 1, steps + 1)
 
@@ -221,7 +231,7 @@ def _span(steps: range) -> str:
 
 def _print(run: Path, table: "ResumePlan", *, to_stderr: bool) -> None:
     source = f"the states saved at step {table.start}" if table.start else "the model source"
-    lines = [f"{run.resolve().name}: goes on from {source}"]
+    lines = [f"{run.resolve().name}: continues from {source}"]
     width = max((len(item.name) for item in table.items), default=0)
     lines += [
         f"  {item.name.ljust(width)}  {': '.join(filter(None, (item.action, item.note)))}" for item in table.items

@@ -1,4 +1,4 @@
-"""The screen of `ppoctl validate --reward`: what was tried, what it scored, and what that says of the reward."""
+"""The output of `ppoctl validate --reward`: responses that were tried, their scores, and findings on the reward."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def tried(recipe: "Recipe", rows: int) -> "list[Report]":
-    """What came of trying the reward on so many rows."""
+    """Try the reward on `rows` training rows, and return a report for each scorer."""
     from ppoctl.runs.reward_trial import try_reward
 
     render.passing(f"trying the reward on {rows} rows")
@@ -22,7 +22,7 @@ def tried(recipe: "Recipe", rows: int) -> "list[Report]":
 
 
 def print_reports(reports: "Sequence[Report]") -> None:
-    """Print each report: a line for each kind of response, the findings, and how long it took."""
+    """Print each report: a line for each kind of response, the findings, and the scoring time."""
     for report in reports:
         render.heading(
             f"{report.scorer}: {report.rows} rows, {sum(line.rows for line in report.responses)} responses"
@@ -43,17 +43,17 @@ def print_reports(reports: "Sequence[Report]") -> None:
         render.line()
         render.table([(found.level, found.says) for found in report.findings])
         took = ", ".join(f"{name} {_seconds(report.seconds[name])}" for name in ("p50", "p99", "max"))
-        render.line(f"time of a response: {took}; of a step's: about {_seconds(report.seconds['step'])}")
+        render.line(f"scoring time per response: {took}; per step: about {_seconds(report.seconds['step'])}")
         render.line()
 
 
 def is_worth_training_on(reports: "Sequence[Report]") -> bool:
-    """Whether no finding is wrong."""
+    """Whether no finding has the level `wrong`."""
     return all(found.level != "wrong" for report in reports for found in report.findings)
 
 
 def require_worth_training_on(reports: "Sequence[Report]") -> None:
-    """Raises RewardError where a finding is wrong."""
+    """Raise RewardError if a finding has the level `wrong`."""
     if reports:
         from ppoctl.runs.reward_trial import require_worth_training_on
 

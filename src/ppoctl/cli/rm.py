@@ -1,4 +1,4 @@
-"""`ppoctl rm`: delete runs, and what MLflow has of them."""
+"""`ppoctl rm`: delete runs and their MLflow runs."""
 
 import sys
 from pathlib import Path
@@ -20,42 +20,47 @@ if TYPE_CHECKING:
 
 def rm(
     runs: SeveralRuns,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask; needed where there is no terminal.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask; required without a terminal.")] = False,
     keep_tracking: Annotated[
-        bool, typer.Option("--keep-tracking", help="Delete the run directory only; leave its MLflow run.")
+        bool, typer.Option("--keep-tracking", help="Delete only the run directory; keep its MLflow run.")
     ] = False,
     wait: Wait = None,
     json: JsonOption = False,
 ) -> None:
-    """Delete runs, and what MLflow has of them. MLflow only hides it until `mlflow gc`. A run that is at work or in
-    the queue is refused, and then none is deleted."""
+    """Delete runs and their MLflow runs. MLflow keeps deleted runs hidden until `mlflow gc`. If a run is running or
+    in the queue, none is deleted."""
     rows = _deletable(runs, wait)
     settings = [None if keep_tracking else _tracking(row.run) for row in rows]
-    if not yes and not _agreed(rows, in_mlflow=any(settings)):
+    if not yes and not _confirmed(rows, in_mlflow=any(settings)):
         render.print_stderr("nothing was deleted")
         return
     from ppoctl.tracking.mirror import kept_by_mlflow
 
-    # All are found before any is deleted: where MLflow does not answer nothing is.
+    # All MLflow runs are looked up first: if MLflow does not answer, nothing is deleted.
     tracked = [
-        None if found is None else kept_by_mlflow(row.run, found) for row, found in zip(rows, settings, strict=True)
+        None if setting is None else kept_by_mlflow(row.run, setting)
+        for row, setting in zip(rows, settings, strict=True)
     ]
     deleted = []
     for row, kept in zip(rows, tracked, strict=True):
-        # First, as it can be restored, and as the folder is what says which run it is: a kill leaves nothing behind
-        # that typing this again does not delete.
+        # MLflow first: its runs can be restored, and the folder identifies them. After a kill in between, the same
+        # command deletes the rest.
         ids = [] if kept is None else kept.delete()
         _remove(row.run)
         deleted.append({"run": str(row.run), "bytes": row.bytes, "mlflow": ids})
         if not json:
-            besides = f", and MLflow run {', '.join(ids)}" if ids else ""
-            render.line(f"deleted {row.run} ({units.size(row.bytes)}){besides}")
+            and_mlflow = f", and MLflow run {', '.join(ids)}" if ids else ""
+            render.line(f"deleted {row.run} ({units.size(row.bytes)}){and_mlflow}")
     if json:
         render.json({"deleted": deleted})
 
 
 def _deletable(runs: "Sequence[Path]", wait_s: float | None) -> list[Listed]:
-    """What is known of the runs, each once. Raises where one is no run, or may be at work, or cannot be moved."""
+    """Return a row for each run, without duplicates.
+
+    Raises RecipeError if a folder is not a run, RunAliveError if a run may be running, StorageError if its parent
+    folder is not writable.
+    """
     from ppoctl.store import run_dir
     from ppoctl.store.folders import require_writable
     from ppoctl.store.run_paths import RunPaths
@@ -80,7 +85,7 @@ def _require_idle(row: Listed) -> None:
     if row.state in {*AT_WORK, *WAITING}:
         raise RunAliveError(f"run `{row.run}` is {row.state}: {row.says}", hint=stop)
     if row.may_be_at_work:
-        raise RunAliveError(f"run `{row.run}` may be at work: {row.says}", hint=stop)
+        raise RunAliveError(f"run `{row.run}` may be running: {row.says}", hint=stop)
     if row.state == BROKEN:
         try:
             run_status.require_idle(RunPaths(row.run))
@@ -89,7 +94,7 @@ def _require_idle(row: Listed) -> None:
 
 
 def _tracking(run: Path) -> "MlflowTracking | None":
-    """Where the run is mirrored to; None: nowhere. Raises StorageError where it cannot be told."""
+    """Return the MLflow settings of a run; None if it is not tracked. Raises StorageError if they cannot be read."""
     from ppoctl.loading.load import from_resolved
     from ppoctl.recipe.schema import MlflowTracking
     from ppoctl.store import run_dir
@@ -102,23 +107,25 @@ def _tracking(run: Path) -> "MlflowTracking | None":
         tracking = from_resolved(recipes[max(recipes)]).tracking
     except PpoctlError as error:
         raise StorageError(
-            f"what MLflow has of run `{run}` cannot be told: {error.message}",
-            hint=f"delete the directory only: ppoctl rm {quoted(run)} --keep-tracking",
+            f"the MLflow settings of run `{run}` cannot be read: {error.message}",
+            hint=f"delete only the directory: ppoctl rm {quoted(run)} --keep-tracking",
         ) from error
     return tracking if isinstance(tracking, MlflowTracking) else None
 
 
-def _agreed(rows: "Sequence[Listed]", *, in_mlflow: bool) -> bool:
+def _confirmed(rows: "Sequence[Listed]", *, in_mlflow: bool) -> bool:
     if not (sys.stdin.isatty() and render.on_terminal()):
         again = ["ppoctl rm", *(quoted(row.run) for row in rows), "--yes"]
-        raise RecipeError("`ppoctl rm` asks before it deletes, and nobody is here to answer", hint=" ".join(again))
+        raise RecipeError("`ppoctl rm` must ask before it deletes, and there is no terminal", hint=" ".join(again))
     for row in rows:
         steps = "" if row.steps_planned is None else f", {row.steps_done} of {row.steps_planned} steps"
         evaluation = f", last evaluation {row.evaluated}" if row.evaluation else ""
         render.print_stderr(f"{row.run}: {row.state}, {units.size(row.bytes)}{steps}{evaluation}")
     what = "it" if len(rows) == 1 else f"all {len(rows)}"
-    besides = " and what MLflow has of it" if in_mlflow else ""
-    return render.agreed(f"delete {what}{besides.replace('of it', 'of them') if len(rows) > 1 else besides}?")
+    mlflow = " and its MLflow run" if in_mlflow else ""
+    return render.agreed(
+        f"delete {what}{mlflow.replace('its MLflow run', 'their MLflow runs') if len(rows) > 1 else mlflow}?"
+    )
 
 
 def _remove(run: Path) -> None:
@@ -130,5 +137,5 @@ def _remove(run: Path) -> None:
         run.unlink()
     if left is not None:
         raise StorageError(
-            f"run `{run}` is gone, but not all of its files: the rest is in `{left}`", hint=f"rm -r {quoted(left)}"
+            f"run `{run}` is deleted, except for files that are left in `{left}`", hint=f"rm -r {quoted(left)}"
         )

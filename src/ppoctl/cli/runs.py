@@ -1,4 +1,4 @@
-"""`ppoctl runs`: all runs of a folder, a row each."""
+"""`ppoctl runs`: list the runs of a folder, one row per run."""
 
 import time
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def runs(
     sort: Annotated[
         By,
         typer.Option(
-            "--sort", metavar="ORDER", help="name, age, reward, eval or size; the newest, best or largest first."
+            "--sort", metavar="ORDER", help="name, age, reward, eval or size; newest, best or largest first."
         ),
     ] = "age",
     state: Annotated[
@@ -41,35 +41,36 @@ def runs(
         typer.Option("--state", metavar="WORD,...", help="Only runs in these states, e.g. running,killed."),
     ] = None,
     named: Annotated[
-        Path | None, typer.Option("--runs", metavar="FOLDER", help="The same as FOLDER, as other commands have it.")
+        Path | None, typer.Option("--runs", metavar="FOLDER", help="Folder of run directories, as an option.")
     ] = None,
     wait: Wait = None,
     json: JsonOption = False,
 ) -> None:
-    """List your runs, a row each. State, steps, last reward and evaluation, size, age, and where each is at work.
-    States are those of `ppoctl status`, or `broken` for a run that cannot be read; an evaluation set is told by its
-    pass@1, else by its mean score."""
+    """List your runs, one row per run. Columns: state, steps, last reward and evaluation, size, age, and where the
+    run is running. States are those of `ppoctl status`, or `broken` for a run that cannot be read. Each evaluation
+    set shows its pass@1, or its mean score if it has no pass@1."""
     if folder is not None and named is not None:
-        says = f"`{folder}` and `--runs {named}` both name the folder of run directories"
-        raise RecipeError(says, hint=f"ppoctl runs {quoted(folder)}")
+        message = f"`{folder}` and `--runs {named}` both name the folder of run directories"
+        raise RecipeError(message, hint=f"ppoctl runs {quoted(folder)}")
     folder = folder or named or RUNS
     wanted = _states(state)
     found = _found(folder)
-    rows, silence = listed(found, wait)
+    rows, slurm_error = listed(found, wait)
     rows = sorted((row for row in rows if not wanted or row.state in wanted), key=_ORDER[sort])
     if json:
-        told = [{**row.as_json(), "age_s": _age_s(row)} for row in rows]
-        render.json({"folder": str(folder), "runs": told, "slurm_silent": silence})
+        shown = [{**row.as_json(), "age_s": _age_s(row)} for row in rows]
+        render.json({"folder": str(folder), "runs": shown, "slurm_silent": slurm_error})
         return
     if rows:
         _print(folder, rows)
     elif found:
         render.print_stderr(f"none of {len(found)} runs in `{folder}` is {' or '.join(sorted(wanted))}")
     else:
-        render.print_stderr(f"no runs in `{folder}`")
-    if silence is not None:
+        render.print_stderr(f"there are no runs in `{folder}`")
+    if slurm_error is not None:
         render.print_stderr(
-            f"note: Slurm says nothing of the jobs: {silence}; ask again: ppoctl runs {quoted(folder)} --wait 20"
+            f"note: Slurm did not answer about the jobs: {slurm_error}; "
+            f"try again: ppoctl runs {quoted(folder)} --wait 20"
         )
 
 
@@ -82,7 +83,7 @@ def _print(folder: Path, rows: "Sequence[Listed]") -> None:
         name = str(row.run.relative_to(folder))
         size, age = units.size(row.bytes), duration(_age_s(row))
         cells.append((name, row.state, row.steps, reward, row.evaluated, size, age, row.where))
-    render.table(cells, ("run", "state", "steps", "reward", "evaluation", "size", "age", "at work"))
+    render.table(cells, ("run", "state", "steps", "reward", "evaluation", "size", "age", "where"))
     for row in rows:
         if row.state == BROKEN:
             render.print_stderr(f"note: {render.printable(row.says)}")
@@ -93,23 +94,25 @@ def _found(folder: Path) -> list[Path]:
         raise RecipeError(f"`{folder}` is a run itself", hint=f"ppoctl status {quoted(folder)}")
     if not folder.is_dir():
         hint = "ppoctl recipes list  # train one of them: ppoctl train RECIPE" if folder == RUNS else "ppoctl runs"
-        raise RecipeError(f"there is no folder `{folder}` here, so no runs", hint=hint)
+        raise RecipeError(f"there is no folder `{folder}`", hint=hint)
     return run_folders(folder)
 
 
-def _states(told: str | None) -> "Collection[str]":
+def _states(typed: str | None) -> "Collection[str]":
     from ppoctl.slurm.run_state import WORDS
 
-    wanted = {word.strip() for word in (told or "").split(",")} - {""}
+    wanted = {word.strip() for word in (typed or "").split(",")} - {""}
     if unknown := sorted(wanted - {*WORDS, BROKEN}):
         known = ", ".join(sorted({*WORDS, BROKEN}))
-        raise RecipeError(f"`--state {unknown[0]}` is none of {known}", hint="ppoctl runs --state running,pending")
+        raise RecipeError(
+            f"`--state {unknown[0]}` is not a state; states: {known}", hint="ppoctl runs --state running,pending"
+        )
     return wanted
 
 
 def _downwards(value: float | None) -> tuple[bool, float]:
-    """The key of a number of which the largest comes first, and none last."""
-    return (value is None or value != value, -(value or 0.0))  # nan is not itself
+    """Return a sort key for descending order, with None and nan last."""
+    return (value is None or value != value, -(value or 0.0))  # nan is not equal to itself
 
 
 def _age_s(row: Listed) -> float:

@@ -1,4 +1,4 @@
-"""The list of samples: a line for each, cut to the terminal."""
+"""The list of samples: one line per sample, shortened to the width of the terminal."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -14,56 +14,56 @@ if TYPE_CHECKING:
 Sort = Literal["row", "reward", "length", "advantage", "flipped"]
 
 AROUND = 5
-"""Lines of a screen that are no samples: headers, notes, and the prompt of the shell."""
+"""Lines of a screen that are not samples: headers, notes, and the shell prompt."""
 LEAST_RESPONSE = 16
-"""Columns that a response must have, if it is that long; for it others are left out."""
+"""Minimum width of a response, in characters. Other columns are dropped to make it fit."""
 DROPPED = ("finish", "outcome", "sample", "set", "advantage", "tokens")
-"""Columns that are left out where it is narrow, the first first."""
+"""Columns to drop on a narrow terminal, in this order."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """How the list is to be."""
+    """Order, length and columns of the list."""
 
     sort: Sort = "row"
     reverse: bool = False
     limit: int | None = None
-    """None: what fits, all off a terminal."""
+    """Maximum number of lines; None: as many as fit on the terminal, or all without a terminal."""
     grep: str | None = None
-    """Text for whose sake a line of the response is chosen; None: its first."""
+    """Text to find in the response. The first line that contains it is shown; None: the first line."""
     says_step: bool = False
-    """Whether each line says its step, although all may be of one."""
+    """Whether each line shows its step, even if all samples have the same step."""
 
 
 @dataclass(frozen=True)
 class _Flips:
-    """What sorting by `flipped` knows of prompts."""
+    """Data of prompts for sorting by `flipped`."""
 
     by_question: "dict[Question, float]"
     before: "dict[Question, Before]"
 
 
 def show(source: "Source", rows: "list[SampleRow]", wanted: "SampleFilter", form: Form, *, as_json: bool) -> None:
-    """Print those of the rows that are wanted."""
+    """Print the rows that pass the filter."""
     from ppoctl.store.sample_list import flips, ordered
 
     kept = [row for row in rows if wanted.takes(row)]
     steps = sorted({row.step for row in rows})
     before = source.before(steps[0], kept) if form.sort == "flipped" and len(steps) == 1 else {}
-    known = _Flips(flips(rows, before), before)
-    kept = ordered(kept, form.sort, known.by_question, reverse=form.reverse)
+    flipped = _Flips(flips(rows, before), before)
+    kept = ordered(kept, form.sort, flipped.by_question, reverse=form.reverse)
     if as_json:
         shown = kept[: form.limit]
-        render.json({"steps": steps, "samples": [_as_json(row, known, form) for row in shown], "found": len(kept)})
+        render.json({"steps": steps, "samples": [_as_json(row, flipped, form) for row in shown], "found": len(kept)})
         return
     screen = shutil.get_terminal_size()
     limit = form.limit or (max(1, screen.lines - AROUND) if render.is_terminal() else len(kept))
     what = ("the evaluation after ", "evaluations after ") if source.evaluations else ("", "")
     place = f"{what[len(steps) > 1]}{'steps' if len(steps) > 1 else 'step'} {_spans(steps)}"
     if not kept:
-        render.print_stderr(f"no sample is like that; {place} has {len(rows)}")
+        render.print_stderr(f"no sample matches; {place} has {len(rows)}")
         return
-    _print(kept[:limit], form, known, screen.columns if render.is_terminal() else None)
+    _print(kept[:limit], form, flipped, screen.columns if render.is_terminal() else None)
     further = f", {len(kept) - limit} more with --limit {len(kept)}" if len(kept) > limit else ""
     render.print_stderr(f"{min(limit, len(kept))} of {len(rows)} samples of {place}{further}")
 
@@ -71,27 +71,27 @@ def show(source: "Source", rows: "list[SampleRow]", wanted: "SampleFilter", form
 Column = tuple[str, Callable[["SampleRow"], object]]
 
 
-def _print(rows: "Sequence[SampleRow]", form: Form, known: _Flips, width: int | None) -> None:
-    columns = _columns(rows, form, known)
+def _print(rows: "Sequence[SampleRow]", form: Form, flipped: _Flips, width: int | None) -> None:
+    columns = _columns(rows, form, flipped)
     lines = [_line(row.response, form.grep) for row in rows]
     least = min(LEAST_RESPONSE, max(map(len, ("response", *lines))))
     left_out: list[str] = []
     while width is not None and width - _width(columns, rows) < least:
-        there = [name for name in DROPPED if name in dict(columns)]
-        if not there:
+        droppable = [name for name in DROPPED if name in dict(columns)]
+        if not droppable:
             break
-        left_out.append(there[0])
-        columns = [column for column in columns if column[0] != there[0]]
-    room = None if width is None else max(8, width - _width(columns, rows))
+        left_out.append(droppable[0])
+        columns = [column for column in columns if column[0] != droppable[0]]
+    response_width = None if width is None else max(8, width - _width(columns, rows))
     both = zip(rows, lines, strict=True)
-    told = [(*(cell(row) for _, cell in columns), render.clipped(line, room)) for row, line in both]
-    render.table(told, (*dict(columns), "response"))
+    cells = [(*(cell(row) for _, cell in columns), render.clipped(line, response_width)) for row, line in both]
+    render.table(cells, (*dict(columns), "response"))
     if left_out:
-        render.print_stderr(f"no room for: {', '.join(left_out)}")
+        render.print_stderr(f"columns that do not fit: {', '.join(left_out)}")
 
 
-def _columns(rows: "Sequence[SampleRow]", form: Form, known: _Flips) -> list[Column]:
-    """What is said of each row, without the response: what the same list says of no row is no column."""
+def _columns(rows: "Sequence[SampleRow]", form: Form, flipped: _Flips) -> list[Column]:
+    """Return the columns of the list, without the response. A column that would be empty in every row is left out."""
     several = form.says_step or len({row.step for row in rows}) > 1
     columns: list[Column] = [("step", lambda row: row.step)] if several else []
     columns += [("row", lambda row: row.row)]
@@ -107,32 +107,32 @@ def _columns(rows: "Sequence[SampleRow]", form: Form, known: _Flips) -> list[Col
     if any(row.advantage is not None for row in rows):
         columns += [("advantage", lambda row: None if row.advantage is None else f"{row.advantage:+.3f}")]
     if form.sort == "flipped":
-        columns += [("flip", lambda row: known.by_question.get((row.set, row.prompt_id)))]
-        if known.before:
-            columns += [("before", lambda row: _before(known.before.get((row.set, row.prompt_id))))]
+        columns += [("flip", lambda row: flipped.by_question.get((row.set, row.prompt_id)))]
+        if flipped.before:
+            columns += [("before", lambda row: _before(flipped.before.get((row.set, row.prompt_id))))]
     return columns
 
 
-def _before(found: "Before | None") -> str:
-    return "-" if found is None else f"{found.score:.3g} in {found.step}"
+def _before(earlier: "Before | None") -> str:
+    return "-" if earlier is None else f"{earlier.score:.3g} in {earlier.step}"
 
 
 def _width(columns: Sequence[Column], rows: "Sequence[SampleRow]") -> int:
-    """Columns of the terminal that all of these take, with the gap behind each."""
+    """Return the width of these columns on the terminal, in characters, with the gap after each."""
     return sum(2 + max(len(name), *(len(render.cell(cell(row))) for row in rows)) for name, cell in columns)
 
 
 def _line(response: str, grep: str | None) -> str:
-    """The first line with something in it, or the first that has what was searched for."""
+    """Return the first line that contains `grep`, or else the first line that is not empty."""
     lines = [line.strip() for line in response.splitlines() if line.strip()]
-    found = next((line for line in lines if grep and grep in line), None)
-    return render.printable(found or (lines[0] if lines else ""))
+    match = next((line for line in lines if grep and grep in line), None)
+    return render.printable(match or (lines[0] if lines else ""))
 
 
-def _as_json(row: "SampleRow", known: _Flips, form: Form) -> dict[str, Any]:
+def _as_json(row: "SampleRow", flipped: _Flips, form: Form) -> dict[str, Any]:
     question = (row.set, row.prompt_id)
-    flip = {"flip": known.by_question.get(question)} if form.sort == "flipped" else {}
-    before = known.before.get(question)
+    flip = {"flip": flipped.by_question.get(question)} if form.sort == "flipped" else {}
+    before = flipped.before.get(question)
     return {**vars(row), **flip, **({} if before is None else {"before": vars(before)})}
 
 

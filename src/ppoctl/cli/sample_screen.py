@@ -1,4 +1,4 @@
-"""The screen of one sample: what was asked, what came, what it scored, and what each token was worth."""
+"""The output for one sample: prompt, response, score, and the values of each token."""
 
 import json as json_module
 from statistics import fmean
@@ -21,7 +21,7 @@ LEGENDS: dict[TokenMetric, str] = {
 
 
 def show(source: "Source", step: int, row: int, by: TokenMetric, *, as_json: bool) -> None:
-    """Print a sample of a step, or of an evaluation. Raises RecipeError where there is none."""
+    """Print a sample of a step, or of an evaluation. Raises RecipeError if there is no such sample."""
     from ppoctl.runs.samples import read_samples, require_row
 
     if not source.evaluations:
@@ -42,7 +42,7 @@ def show(source: "Source", step: int, row: int, by: TokenMetric, *, as_json: boo
 
 
 def print_sample(found: "ShownSample", by: TokenMetric = "advantage") -> None:
-    """Print a sample of a step with its tokens. Raises RecipeError where the figure that colours them is missing."""
+    """Print a sample of a step with its tokens. Raises RecipeError if the metric that colours them is missing."""
     weights = _weights(found, by)
     place = f"{found.row} of step {found.step}: {found.prompt_id} #{found.sample}, {found.stamp}"
     _print_head(found, place, len(found.tokens))
@@ -91,23 +91,26 @@ def _print_head(
 
 
 def _weights(found: "ShownSample", by: TokenMetric) -> list[float]:
-    """A number for each token, above 0 where it is green; 0 for all where an unfinished step has no advantages."""
+    """Return a number for each token: above 0 for green, below 0 for red.
+
+    All are 0 if the step is unfinished and has no advantages. Raises RecipeError if another metric was not recorded.
+    """
     recorded = {"advantage": found.advantages, "value": found.values, "kl": found.kl}
-    figures = recorded[by]
-    if figures is None:
+    values = recorded[by]
+    if values is None:
         if by == "advantage":
             return [0.0] * len(found.tokens)
-        there = ", ".join(name for name, each in recorded.items() if each is not None) or "none"
-        raise RecipeError(f"step {found.step} has no `{by}` of tokens; recorded: {there}", hint="leave --colour away")
-    middle = fmean(figures) if by == "value" else 0.0
-    return [figure - middle for figure in figures]
+        names = ", ".join(name for name, each in recorded.items() if each is not None) or "none"
+        raise RecipeError(f"step {found.step} has no `{by}` of tokens; recorded: {names}", hint="omit --colour")
+    middle = fmean(values) if by == "value" else 0.0
+    return [value - middle for value in values]
 
 
 def _print_tokens(found: "ShownSample") -> None:
     columns = {"advantage": found.advantages, "value": found.values, "log-prob": found.logprobs, "kl": found.kl}
-    shown = {name: figures for name, figures in columns.items() if figures is not None}
+    shown = {name: values for name, values in columns.items() if values is not None}
     form = {"log-prob": "{:.3f}", "kl": "{:+z.4f}"}
-    cells = [[form.get(name, "{:+z.3f}").format(each) for each in figures] for name, figures in shown.items()]
+    cells = [[form.get(name, "{:+z.3f}").format(value) for value in values] for name, values in shown.items()]
     tokens = [_token(piece) for piece in found.pieces]
     render.table([*zip(tokens, *cells, strict=True)], ("token", *shown))
 

@@ -1,4 +1,4 @@
-"""`ppoctl show`: samples of a step or of an evaluation, one in full or all in a list."""
+"""`ppoctl show`: print one sample of a step or an evaluation in full, or a list of samples."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,56 +14,56 @@ if TYPE_CHECKING:
     from ppoctl.store.sample_list import SampleFilter, Source
     from ppoctl.store.samples import SampleRow
 
-# The names are those of `batch.scores`, which a test holds.
+# These names equal those of `batch.scores`; a test compares them.
 Finish = Literal["terminated", "truncated"]
 Outcome = Literal["ok", "timeout", "error", "unreachable", "refused"]
 Extreme = Literal["worst", "best"]
 
 Limit = Annotated[
-    int | None, typer.Option("--limit", metavar="N", min=1, help="Lines of the list; default: what fits.")
+    int | None, typer.Option("--limit", metavar="N", min=1, help="Lines of the list. Default: as many as fit.")
 ]
 PromptOption = Annotated[
-    str | None, typer.Option("--prompt", metavar="ID", help="Only of this prompt, over all steps unless --step.")
+    str | None, typer.Option("--prompt", metavar="ID", help="Only this prompt; in all steps, unless --step is given.")
 ]
 EvalSet = Annotated[
-    str | None, typer.Option("--eval-set", metavar="SET", help="Only of this evaluation set, or SET/greedy.")
+    str | None, typer.Option("--eval-set", metavar="SET", help="Only this evaluation set, or SET/greedy.")
 ]
 AtLeast = Annotated[
-    float | None, typer.Option("--min-reward", metavar="SCORE", help="Only those with at least this score.")
+    float | None, typer.Option("--min-reward", metavar="SCORE", help="Only samples with at least this score.")
 ]
 AtMost = Annotated[
-    float | None, typer.Option("--max-reward", metavar="SCORE", help="Only those with at most this score.")
+    float | None, typer.Option("--max-reward", metavar="SCORE", help="Only samples with at most this score.")
 ]
 Grep = Annotated[
-    str | None, typer.Option("--grep", metavar="TEXT", help="Only those with this text in the response.")
+    str | None, typer.Option("--grep", metavar="TEXT", help="Only samples with this text in the response.")
 ]
 StepOption = Annotated[
-    int | None, typer.Option("--step", metavar="N", min=0, help="PPO step; default: the last that has samples.")
+    int | None, typer.Option("--step", metavar="N", min=0, help="PPO step. Default: the last step with samples.")
 ]
-RowOption = Annotated[int | None, typer.Option("--sample", metavar="N", help="Row of the step, from 0; default: 0.")]
+RowOption = Annotated[int | None, typer.Option("--sample", metavar="N", help="Row of the step, from 0. Default: 0.")]
 SortOption = Annotated[
     sample_list.Sort,
     typer.Option(
         "--sort",
         metavar="ORDER",
-        help="row, reward, length, advantage or flipped (prompts whose score varies); the most first.",
+        help="row, reward, length, advantage or flipped (prompts whose score varies); highest first.",
     ),
 ]
 FinishOption = Annotated[
-    Finish | None, typer.Option("--finish", metavar="END", help="Only those that are terminated or truncated.")
+    Finish | None, typer.Option("--finish", metavar="END", help="Only samples that are terminated or truncated.")
 ]
 Scored = Annotated[
     Outcome | None,
     typer.Option(
         "--outcome",
         metavar="WORD",
-        help="Only those whose scoring was ok, timeout, error, unreachable or refused.",
+        help="Only samples with this scoring outcome: ok, timeout, error, unreachable or refused.",
     ),
 ]
-EvaluationOption = Annotated[bool, typer.Option("--eval", help="List samples of an evaluation instead.")]
+EvaluationOption = Annotated[bool, typer.Option("--eval", help="List the samples of an evaluation instead.")]
 Colour = Annotated[
     sample_screen.TokenMetric,
-    typer.Option("--colour", metavar="FIGURE", help="advantage, value or kl: what colours the tokens of a response."),
+    typer.Option("--colour", metavar="METRIC", help="Metric that colours the tokens: advantage, value or kl."),
 ]
 
 
@@ -71,11 +71,11 @@ def show(
     run: RunArgument,
     step: StepOption = None,
     sample: RowOption = None,
-    worst: Annotated[bool, typer.Option("--worst", help="The sample with the lowest reward.")] = False,
-    best: Annotated[bool, typer.Option("--best", help="The sample with the highest reward.")] = False,
-    list_: Annotated[bool, typer.Option("--list", help="List the samples of the step, a line each.")] = False,
+    worst: Annotated[bool, typer.Option("--worst", help="Show the sample with the lowest reward.")] = False,
+    best: Annotated[bool, typer.Option("--best", help="Show the sample with the highest reward.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the samples of the step, one per line.")] = False,
     sort: SortOption = "row",
-    reverse: Annotated[bool, typer.Option("--reverse", help="Turn the order of the list round.")] = False,
+    reverse: Annotated[bool, typer.Option("--reverse", help="Reverse the order of the list.")] = False,
     limit: Limit = None,
     prompt: PromptOption = None,
     finish: FinishOption = None,
@@ -90,11 +90,11 @@ def show(
     manifest: Annotated[bool, typer.Option("--manifest", help="Print the manifests of the step instead.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Show samples: what was drawn, what it scored, and what each token was worth. One sample, or with --list, a
-    filter or --eval a list of them."""
+    """Show samples with their scores, and with the value and advantage of each token. Shows one sample in full; with
+    --list, --eval or a filter, a list of samples."""
     from ppoctl.store.sample_list import SampleFilter, Source
 
-    source = Source(_layout(run), evaluations=evaluation or set_ is not None)
+    source = Source(_paths(run), evaluations=evaluation or set_ is not None)
     if manifest:
         step = source.last() if step is None else step
         render.json({"step": step, "manifests": _manifests(source.paths, step)})
@@ -108,8 +108,8 @@ def show(
     extreme: Extreme | None = "worst" if worst else "best" if best else None
     with pager.paged(wanted=not no_pager and not json):
         if extreme is not None:
-            found = _extreme(_rows(source, step, wanted), wanted, extreme)
-            sample_screen.show(source, found.step, found.row, by, as_json=json)
+            row = _extreme(_rows(source, step, wanted), wanted, extreme)
+            sample_screen.show(source, row.step, row.row, by, as_json=json)
         elif one or not (several or source.evaluations or wanted != SampleFilter()):
             at = source.last() if step is None else step
             sample_screen.show(source, at, sample or 0, by, as_json=json)
@@ -119,22 +119,24 @@ def show(
 
 
 def _require_one_form(one: list[str], several: list[str], wanted: "SampleFilter") -> None:
-    """Raise RecipeError unless one sample is asked for, or a list; a row by its number leaves nothing to filter."""
+    """Raise RecipeError if options conflict: one sample and a list, or a row number and a filter."""
     from ppoctl.store.sample_list import SampleFilter
 
-    asked = [*one, *several] if several else one
-    if len(asked) > 1 and one:
-        raise RecipeError(f"`{asked[0]}` and `{asked[1]}` ask for different things", hint="ppoctl show --help")
+    options = [*one, *several] if several else one
+    if len(options) > 1 and one:
+        raise RecipeError(f"`{options[0]}` and `{options[1]}` cannot be combined", hint="ppoctl show --help")
     low, high = wanted.min_reward, wanted.max_reward
     if low is not None and high is not None and low > high:
         raise RecipeError(f"no reward is at least `{low:g}` and at most `{high:g}`", hint="ppoctl show --help")
     if one == ["--sample"] and wanted != SampleFilter(set=wanted.set):
-        raise RecipeError("`--sample` names a row, and filters choose among all", hint="ppoctl show --help")
+        raise RecipeError("`--sample` selects one row and cannot be combined with filters", hint="ppoctl show --help")
 
 
 def _rows(source: "Source", step: int | None, wanted: "SampleFilter") -> "list[SampleRow]":
-    """Samples among which to look: of a step, or of a prompt over all steps. Raises RecipeError where there are none,
-    or none of the evaluation set that is asked for."""
+    """Return the samples of a step, or of a prompt in all steps.
+
+    Raises RecipeError if there are none, or if the evaluation set does not exist.
+    """
     if wanted.prompt_id is not None and step is None:
         rows = source.of_prompt(wanted.prompt_id)
     else:
@@ -149,15 +151,15 @@ def _rows(source: "Source", step: int | None, wanted: "SampleFilter") -> "list[S
 
 
 def _extreme(rows: "list[SampleRow]", wanted: "SampleFilter", extreme: Extreme) -> "SampleRow":
-    """The lowest or the highest score of those that are wanted. Raises RecipeError where none has one."""
+    """Return the matching sample with the lowest or highest score. Raises RecipeError if none has a score."""
     scored = [(row.score, row) for row in rows if row.score is not None and wanted.takes(row)]
     if not scored:
-        says = "no sample of these is scored" if any(map(wanted.takes, rows)) else "no sample is like that"
-        raise RecipeError(says, hint="ppoctl show --help")
+        message = "no matching sample has a score" if any(map(wanted.takes, rows)) else "no sample matches"
+        raise RecipeError(message, hint="ppoctl show --help")
     return (min if extreme == "worst" else max)(scored, key=lambda pair: pair[0])[1]
 
 
-def _layout(run: Path) -> "RunPaths":
+def _paths(run: Path) -> "RunPaths":
     from ppoctl.store import run_dir
     from ppoctl.store.run_paths import RunPaths
 

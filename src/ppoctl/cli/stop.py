@@ -1,4 +1,4 @@
-"""`ppoctl stop`: end a run in order, wherever it is at work or waits."""
+"""`ppoctl stop`: stop a run gracefully, wherever it is running, and cancel its pending jobs."""
 
 import time
 from pathlib import Path
@@ -17,22 +17,23 @@ if TYPE_CHECKING:
     from ppoctl.slurm.stopping import Stopped
 
 _WHEN = {
-    "stage": "when its present stage is done",
-    "step": "when its present step is done",
-    "now": "now: its present stage is lost, but for finished samples",
+    "stage": "after the current stage",
+    "step": "after the current step",
+    "now": "now: of the current stage, only finished samples are kept",
 }
 
 
 def stop(
     run: RunArgument,
     after: Annotated[
-        Literal["stage", "step", "now"], typer.Option("--after", help="What it may still finish; now: nothing.")
+        Literal["stage", "step", "now"],
+        typer.Option("--after", help="What to finish first: the stage, the step, or nothing (now)."),
     ] = "stage",
     wait: Wait = None,
     json: JsonOption = False,
 ) -> None:
-    """Stop a run in order, here or in a job. Everything finished stays, and `resume` goes on from it. Jobs of the
-    run that wait are cancelled."""
+    """Stop a run gracefully, here or in a job. Finished work is kept, and `resume` continues from it. Pending jobs of
+    the run are cancelled."""
     from ppoctl.slurm import run_status, stopping
     from ppoctl.slurm.run_state import run_state
     from ppoctl.store import run_dir
@@ -42,43 +43,43 @@ def stop(
     run_dir.facts(paths)
     done = stopping.stop(paths, after, run_status.slurm(wait))
     state = run_state(done.facts, done.snapshot, now=time.time())
-    says = list(_says(run, after, done, state))
+    messages = list(_messages(run, after, done, state))
     if json:
-        asked = None if done.asked is None else done.asked["attempt"]
-        facts = {"asked": asked, "after": after, "signalled": done.signalled, "cancelled": list(done.cancelled)}
-        render.json({"run": str(run), "state": state.word, **facts, "says": says})
+        attempt = None if done.asked is None else done.asked["attempt"]
+        facts = {"asked": attempt, "after": after, "signalled": done.signalled, "cancelled": list(done.cancelled)}
+        render.json({"run": str(run), "state": state.word, **facts, "says": messages})
     else:
-        for text in says:
+        for text in messages:
             render.line(render.printable(text))
     if done.unheard:
         jobs = " ".join(done.unheard)
         raise SlurmError(
-            f"whether Slurm still has job {jobs.replace(' ', ', ')} of this run is unknown, and none was cancelled: "
+            f"no job was cancelled, because Slurm did not answer about job {jobs.replace(' ', ', ')} of this run: "
             f"{done.snapshot.no_answer_reason}",
             hint=f"on a login node: ppoctl stop {quoted(run)} --wait 20",
         )
 
 
-def _says(run: Path, after: str, done: "Stopped", state: "RunState") -> "Iterator[str]":
-    """What was done, what will happen, and how to see it, a sentence each."""
+def _messages(run: Path, after: str, done: "Stopped", state: "RunState") -> "Iterator[str]":
+    """Yield a line for each action that was taken, for what will happen, and for how to check it."""
     from ppoctl.store.jobs import resume_command
 
     if done.asked is not None:
-        yield f"attempt {done.asked['attempt']} {_where(done)} is asked to stop {_WHEN[after]}"
+        yield f"attempt {done.asked['attempt']} {_where(done)} will stop {_WHEN[after]}"
         if done.signalled is not None:
-            yield f"job {done.signalled} was told as well (TERM)"
+            yield f"job {done.signalled} received SIGTERM as well"
         if state.word == "hung":
-            yield f"but {state.description}; if it does not end: {_by_force(done)}"
+            yield f"but {state.description}; if it does not end: {_kill_command(done)}"
         if state.word == "suspended":
-            yield f"but {state.description}; it ends when it goes on: scontrol resume {done.job}"
+            yield f"but {state.description}; it ends after it is resumed: scontrol resume {done.job}"
     for id in done.cancelled:
         yield f"job {id} is cancelled"
     if done.asked is not None:
-        yield f"it ends with exit code 130; see it: ppoctl status {quoted(run)}"
+        yield f"it will end with exit code 130; check: ppoctl status {quoted(run)}"
     if done.asked is not None or done.cancelled:
-        yield f"go on later: {resume_command(run)}"
+        yield f"continue later: {resume_command(run)}"
     elif not done.unheard:
-        yield f"nothing of it is at work or waits: {state.word}, {state.description}"
+        yield f"the run is neither running nor pending: {state.word}, {state.description}"
 
 
 def _where(done: "Stopped") -> str:
@@ -87,9 +88,9 @@ def _where(done: "Stopped") -> str:
         return f"in job {done.job} on {done.asked['host']}"
     if done.asked["status"] == "running":
         return f"(process {done.asked['pid']} here)"
-    return f"on {done.asked['host']}, if it is still there,"
+    return f"on {done.asked['host']}, if it is still running,"
 
 
-def _by_force(done: "Stopped") -> str:
+def _kill_command(done: "Stopped") -> str:
     assert done.asked is not None
     return f"kill -9 {done.asked['pid']}" if done.job is None else f"scancel {done.job}"

@@ -1,4 +1,4 @@
-"""What `--on slurm` does, of every command that has it: submit, and say how to follow, stop and go on."""
+"""`--on slurm` of every command that has it: submit a job, and print how to follow, stop and resume it."""
 
 import re
 import time
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Submission:
-    """How something is to be submitted."""
+    """Options of a submission."""
 
     def __init__(self, *, test_only: bool, chain: int, as_json: bool, force: bool = False) -> None:
         self.test_only = test_only
@@ -43,17 +43,17 @@ class Submission:
         submission.require_accepted(loaded, force=self.force)
         options = self._options(rollout_only=command == "rollout")
         if self.test_only:
-            self._ask(loaded.recipe, submission.work_of_run(paths, options))
+            self._test_only(loaded.recipe, submission.work_of_run(paths, options))
         else:
             progress = preflight.Reading().notify
-            found = submission.submit_new(loaded, paths, command, options, links=self.chain, progress=progress)
+            submitted = submission.submit_new(loaded, paths, command, options, links=self.chain, progress=progress)
             render.passing()
-            self._tell_of_run(found, paths)
+            self._print_run(submitted, paths)
 
     def run_again(
         self, paths: "RunPaths", sets: Sequence[str], *, rollout_only: bool = False, save_only: bool = False
     ) -> None:
-        """Submit a run that is there."""
+        """Submit an existing run."""
         from ppoctl.runs import submission
         from ppoctl.runs.run_recipe import loaded_of
 
@@ -62,65 +62,69 @@ class Submission:
         options = self._options(rollout_only=rollout_only, save_only=save_only)
         options += submission.as_options(loaded, sets)
         if self.test_only:
-            self._ask(loaded.recipe, submission.work_of_run(paths, options))
+            self._test_only(loaded.recipe, submission.work_of_run(paths, options))
             return
         command = "rollout" if rollout_only else "resume"
-        found = submission.submit_again(paths, loaded.recipe, command, options, links=self.chain)
-        self._tell_of_run(found, paths)
+        submitted = submission.submit_again(paths, loaded.recipe, command, options, links=self.chain)
+        self._print_run(submitted, paths)
 
     def _options(self, *, rollout_only: bool = False, save_only: bool = False) -> list[str]:
-        """Options of this command that the job's command has, too."""
-        asked = {"--force": self.force, "--rollout-only": rollout_only, "--save-only": save_only}
-        return [option for option, is_asked in asked.items() if is_asked]
+        """Return the options of this command that the job's command has, too."""
+        options = {"--force": self.force, "--rollout-only": rollout_only, "--save-only": save_only}
+        return [option for option, is_set in options.items() if is_set]
 
     def other(self, loaded: "Loaded", work: "Work") -> None:
-        """Submit what works on no run."""
+        """Submit a job that does not write to a run, such as an evaluation."""
         from ppoctl.runs import submission
 
         recipe = loaded.recipe
         submission.require_accepted(loaded, force=self.force)
         if self.test_only:
-            self._ask(recipe, work)
+            self._test_only(recipe, work)
             return
-        found = submission.submit_other(recipe, work)
-        (id,) = found.ids
-        log = found.folder / found.log.replace("%j", id)
+        submitted = submission.submit_other(recipe, work)
+        (id,) = submitted.ids
+        log = submitted.folder / submitted.log.replace("%j", id)
         if self.as_json:
             render.json({"jobs": [id], "log": str(log)})
             return
-        render.line(f"submitted: job {id} ({_words(found.request)})")
+        render.line(f"submitted: job {id} ({_nodes(submitted.request)})")
         render.table([("follow:", f"tail -F {quoted(log)}"), ("stop:", f"scancel {id}")])
 
-    def _ask(self, recipe: "Recipe", work: "Work") -> None:
+    def _test_only(self, recipe: "Recipe", work: "Work") -> None:
         from ppoctl.runs import submission
 
-        says = submission.would_accept(recipe, work)
+        reply = submission.would_accept(recipe, work)
         if self.as_json:
-            render.json({"accepted": True, "says": says})
+            render.json({"accepted": True, "says": reply})
         else:
-            render.line(f"Slurm would take it: {_with_a_date(says)}")
+            render.line(f"Slurm would accept the job: {_with_date(reply)}")
 
-    def _tell_of_run(self, found: "Submitted", paths: "RunPaths") -> None:
+    def _print_run(self, submitted: "Submitted", paths: "RunPaths") -> None:
         run = _short(paths.root)
         if self.as_json:
-            script = str(paths.job_script(found.ids[0]))
-            render.json({"run": str(paths.root), "jobs": list(found.ids), "script": script})
+            script = str(paths.job_script(submitted.ids[0]))
+            render.json({"run": str(paths.root), "jobs": list(submitted.ids), "script": script})
             return
-        jobs = f"job {found.ids[0]}" if len(found.ids) == 1 else f"jobs {', '.join(found.ids)}, one after the other"
-        render.line(f"submitted: {jobs} ({_words(found.request)})")
+        jobs = (
+            f"job {submitted.ids[0]}"
+            if len(submitted.ids) == 1
+            else f"jobs {', '.join(submitted.ids)}, one after the other"
+        )
+        render.line(f"submitted: {jobs} ({_nodes(submitted.request)})")
         render.table(
             [
                 ("run:", str(run)),
                 ("state:", f"ppoctl status {quoted(run)}"),
                 ("follow:", f"ppoctl logs {quoted(run)} -f"),
                 ("stop:", f"ppoctl stop {quoted(run)}"),
-                ("go on:", f"ppoctl resume {quoted(run)} --on slurm"),
+                ("resume:", f"ppoctl resume {quoted(run)} --on slurm"),
             ]
         )
 
 
 def print_script(recipe: "Recipe", runs: Path) -> None:
-    """Print the batch script as `train --on slurm` submits it, and nothing else."""
+    """Print only the batch script that `train --on slurm` would submit."""
     from ppoctl.runs import submission
     from ppoctl.store.run_paths import RunPaths
 
@@ -137,26 +141,29 @@ def _require_unchanged(paths: "RunPaths", recipe: "Recipe") -> None:
     if changed := differences(recipes[max(recipes)], recipe):
         key, _, value = changed[0]
         raise RecipeError(
-            f"run `{paths.root}` was recorded with another `{key}`; a job goes on with what is recorded",
+            f"run `{paths.root}` was recorded with another `{key}`; a job continues with the recorded value",
             hint=f"ppoctl resume {quoted(paths.root)} --on slurm --set {quoted(f'{key}={as_toml(value)}')}",
         )
 
 
-def _with_a_date(says: str) -> str:
-    """What Slurm says, with a date for the seconds since 1970 in which our other questions want all times."""
-    start = re.search(r"(?<= to start at )\d+", says)
+def _with_date(reply: str) -> str:
+    """Return Slurm's reply with its start time, in Unix seconds, replaced by a date.
+
+    ppoctl calls Slurm with times in Unix seconds, because its other queries require them.
+    """
+    start = re.search(r"(?<= to start at )\d+", reply)
     if start is None:
-        return says
+        return reply
     date = time.strftime("%Y-%m-%d %H:%M", time.localtime(int(start[0])))
-    return f"{says[: start.start()]}{date}{says[start.end() :]}"
+    return f"{reply[: start.start()]}{date}{reply[start.end() :]}"
 
 
 def _short(path: Path) -> Path:
-    """The path as it would be typed here."""
+    """Return the path relative to the working directory, if it is below it."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-def _words(request: "Request") -> str:
+def _nodes(request: "Request") -> str:
     nodes = "1 node" if request.nodes == 1 else f"{request.nodes} nodes"
     return nodes if request.gpus_per_node is None else f"{nodes} of {request.gpus_per_node} GPUs"

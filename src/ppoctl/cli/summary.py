@@ -16,8 +16,7 @@ RUNS = Path("runs")
 
 
 def key_figures(series: "Mapping[str, Any]") -> dict[str, str]:
-    """The figures by which a run is told, of those that there are: what each is called, and its metric. Evaluations
-    come last, under their own names."""
+    """Return the names of the key metrics in `series`, by label. Evaluations are last, labelled by their names."""
     from ppoctl import metric_registry
 
     shown = {
@@ -26,15 +25,17 @@ def key_figures(series: "Mapping[str, Any]") -> dict[str, str]:
         "kl per step": metric_registry.POLICY_APPROX_KL.name,
         "entropy": metric_registry.POLICY_ENTROPY_MEAN.name,
         "explained variance": metric_registry.VALUE_EXPLAINED_VARIANCE.name,
-        "sampler gap": metric_registry.MISMATCH_GAP_MAX_ABS.name,
+        "log-prob difference": metric_registry.MISMATCH_GAP_MAX_ABS.name,
     }
     passed = {name: name for name in sorted(series) if name.endswith("pass_at_1")}
     return {label: name for label, name in {**shown, **passed}.items() if name in series}
 
 
 def print_summary(ended: "RunResult", *, as_json: bool) -> None:
-    """Print the final table, first step against last. Raises ExpectationError where the run does not reach what its
-    recipe expects."""
+    """Print the final table with the first and the last value of each key metric.
+
+    Raises ExpectationError if the run does not meet the expectations of its recipe.
+    """
     from ppoctl.loop.expectations import history, require_met
     from ppoctl.store.jobs import resume_command
 
@@ -43,17 +44,17 @@ def print_summary(ended: "RunResult", *, as_json: bool) -> None:
     for label, name in key_figures(series).items():
         points = series[name]
         rows.append((label, points[0][0], f"{points[0][1]:.4g}", points[-1][0], f"{points[-1][1]:.4g}"))
-    expect = [vars(verdict) for verdict in ended.verdicts]
+    expect = [vars(result) for result in ended.verdicts]
     if as_json:
-        figures = {metric: {"first": points[0], "last": points[-1]} for metric, points in sorted(series.items())}
-        unmet = not all(verdict.met for verdict in ended.verdicts)
+        metrics = {metric: {"first": points[0], "last": points[-1]} for metric, points in sorted(series.items())}
+        unmet = not all(result.met for result in ended.verdicts)
         state = "unmet" if unmet else "finished"
-        render.json({"run": str(ended.paths.root), "state": state, "figures": figures, "expect": expect})
+        render.json({"run": str(ended.paths.root), "state": state, "figures": metrics, "expect": expect})
     else:
-        render.table(rows, ("figure", "step", "first", "step", "last"))
+        render.table(rows, ("metric", "step", "first", "step", "last"))
         if expect:
             render.line()
-            render.table([expected_row(verdict) for verdict in expect], EXPECTED)
+            render.table([expected_row(result) for result in expect], EXPECTED)
         render.line()
         render.line(f"run: {ended.paths.root}")
     steps = max((step for points in series.values() for step, _ in points), default=1)
@@ -63,20 +64,20 @@ def print_summary(ended: "RunResult", *, as_json: bool) -> None:
 EXPECTED = ("expected", "reached", "bound", "")
 
 
-def expected_row(verdict: "Mapping[str, Any]") -> tuple[str, str, str, str]:
-    """Row of one expectation, under the headers `EXPECTED`."""
-    reached = "-" if verdict["value"] is None else f"{verdict['value']:.4g}"
-    return verdict["metric"], reached, verdict["bound"], "met" if verdict["met"] else "UNMET"
+def expected_row(result: "Mapping[str, Any]") -> tuple[str, str, str, str]:
+    """Return the row of one expectation, under the headers `EXPECTED`."""
+    reached = "-" if result["value"] is None else f"{result['value']:.4g}"
+    return result["metric"], reached, result["bound"], "met" if result["met"] else "UNMET"
 
 
 def print_rollout(ended: "RunResult", *, as_json: bool) -> None:
-    """Print the figures of the drawn samples, and where they lie."""
+    """Print the metrics of the generated samples, and the run directory."""
     lines = [line for line in ended.lines if line.get("stage") in ("rollout", "reward")]
-    figures = {metric: value for line in lines for metric, value in line["figures"].items()}
+    metrics = {metric: value for line in lines for metric, value in line["figures"].items()}
     if as_json:
-        render.json({"run": str(ended.paths.root), "figures": figures})
+        render.json({"run": str(ended.paths.root), "figures": metrics})
         return
-    render.table([(metric, f"{value:.4g}") for metric, value in sorted(figures.items())], ("figure", "value"))
+    render.table([(metric, f"{value:.4g}") for metric, value in sorted(metrics.items())], ("metric", "value"))
     render.line()
     render.line(f"run: {ended.paths.root}")
     render.print_stderr(f"look at a sample: ppoctl show {quoted(ended.paths.root)} --step 1")

@@ -1,4 +1,4 @@
-"""`ppoctl track`: send everything to MLflow that it lacks of a run."""
+"""`ppoctl track`: upload to MLflow the parts of a run that it does not have."""
 
 from ppoctl.cli import render
 from ppoctl.cli.options import JsonOption, RunArgument
@@ -6,8 +6,7 @@ from ppoctl.errors import RecipeError, quoted
 
 
 def track(run: RunArgument, json: JsonOption = False) -> None:
-    """Send MLflow what it lacks of a run. The journal is the truth, and MLflow its mirror: a second time sends files
-    again and nothing else."""
+    """Upload to MLflow the parts of a run that it does not have. A second call uploads only the files again."""
     from ppoctl.loading.load import from_resolved
     from ppoctl.recipe.schema import MlflowTracking
     from ppoctl.runs.mlflow_extras import around

@@ -1,4 +1,4 @@
-"""`ppoctl train` and `ppoctl rollout`: start the run of a recipe."""
+"""`ppoctl train` and `ppoctl rollout`: start a run from a recipe."""
 
 from pathlib import Path
 from typing import Annotated
@@ -32,7 +32,7 @@ def train(
     without: Without = None,
     runs: Runs = summary.RUNS,
     or_resume: Annotated[
-        bool, typer.Option("--or-resume", help="Continue the run if it exists, as batch scripts want.")
+        bool, typer.Option("--or-resume", help="Continue the run if it exists; for batch scripts.")
     ] = False,
     on: On = "here",
     test_only: TestOnly = False,
@@ -42,8 +42,8 @@ def train(
     quiet: Quiet = False,
     json: JsonOption = False,
 ) -> None:
-    """Train a model: make the run RUNS/NAME and do its steps. NAME is the recipe's. A run that exists is refused;
-    `resume` continues it."""
+    """Train a model: create the run RUNS/NAME and run its steps. NAME is the recipe's `name`. If the run exists, this
+    is an error; `ppoctl resume` continues it."""
     sets = with_accepted(sets, without)
     if on == "slurm":
         submission = Submission(test_only=test_only, chain=chain, as_json=json, force=force)
@@ -51,7 +51,7 @@ def train(
         return
     with working(as_typed("train", files, sets), verbose=verbose, quiet=quiet) as (screen, gate):
         loaded = preflight.startable(files, sets, runs, force=force)
-        _require_way(runs / loaded.recipe.name, or_resume=or_resume)
+        _require_new_or_resumable(runs / loaded.recipe.name, or_resume=or_resume)
         with engine_ahead(loaded.recipe):
             with loading("libraries"):
                 from ppoctl.runs import commands
@@ -60,7 +60,7 @@ def train(
     summary.print_summary(ended, as_json=json)
 
 
-def _require_way(run: Path, *, or_resume: bool) -> None:
+def _require_new_or_resumable(run: Path, *, or_resume: bool) -> None:
     from ppoctl.runs.new_run import require_way
     from ppoctl.store.run_paths import RunPaths
 
@@ -79,7 +79,8 @@ def rollout(
     quiet: Quiet = False,
     json: JsonOption = False,
 ) -> None:
-    """Draw and score the responses of the first step, and stop. `train` with the same recipe goes on from them."""
+    """Generate and score the responses of the first step, and stop. `train` with the same recipe continues from
+    them."""
     sets = with_accepted(sets, without)
     if on == "slurm":
         submission = Submission(test_only=test_only, chain=1, as_json=json, force=force)

@@ -1,4 +1,4 @@
-"""`ppoctl validate`: everything that is wrong with a recipe, in one pass, without loading a model."""
+"""`ppoctl validate`: report all errors of a recipe in one pass, without loading a model."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -21,18 +21,21 @@ def validate(
     sets: Sets = None,
     show: Annotated[bool, typer.Option("--show", help="Print every value and where it was set.")] = False,
     reward: Annotated[
-        bool, typer.Option("--reward", help="Try the reward: gold answers must beat all that is cheap to write.")
+        bool, typer.Option("--reward", help="Test the reward: gold answers must score higher than trivial responses.")
     ] = False,
-    rows: Annotated[int, typer.Option("--rows", metavar="N", min=1, help="Training rows that --reward tries.")] = 64,
+    rows: Annotated[
+        int, typer.Option("--rows", metavar="N", min=1, help="Number of training rows for --reward.")
+    ] = 64,
     assets: Assets = False,
     gpu_gib: GpuGib = None,
     here: Here = False,
     stage: Annotated[
-        bool, typer.Option("--stage", help="Fetch or check what compute nodes cannot fetch, and print it.")
+        bool,
+        typer.Option("--stage", help="Fetch or check the assets that compute nodes cannot fetch, and print them."),
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Check a recipe, and tell all that is wrong with it at once. Keys, values, rules across tables, every row of
+    """Check a recipe, and report all errors at once. Checks keys, values, rules between tables, every row of the
     data, and whether the model can be trained."""
     from ppoctl.loading.rules.across_tables import notes_on
     from ppoctl.preflight.fit import gpu_gib_here, require_fit
@@ -75,7 +78,7 @@ def validate(
 
 
 def _fetch(files: Sequence[Path], sets: Sequence[str]) -> None:
-    """Fetch what the recipe names and is not here. What is wrong with the recipe is told by who reads it next."""
+    """Fetch the model and the data of the recipe that are missing here. Errors of the recipe are reported later."""
     from ppoctl.loading.load import examine
     from ppoctl.loading.rules.across_tables import violations
     from ppoctl.runs import staging
@@ -86,15 +89,15 @@ def _fetch(files: Sequence[Path], sets: Sequence[str]) -> None:
 
 
 def _staged(loaded: "Loaded") -> "list[Asset]":
-    """What a job needs, all of it here. Raises all that is wrong with it as one error."""
+    """Return the assets that a job requires, all of which are here. Raises all problems as one error."""
     from ppoctl.loading.problems import as_error
     from ppoctl.runs import staging
 
     if problems := staging.faults(loaded):
         raise as_error(problems)
-    found = list(staging.assets(loaded.recipe, preflight.Reading().notify))
+    staged = list(staging.assets(loaded.recipe, preflight.Reading().notify))
     render.passing()
-    return found
+    return staged
 
 
 def _show(loaded: "Loaded") -> None:
@@ -103,7 +106,7 @@ def _show(loaded: "Loaded") -> None:
     from ppoctl.recipe.origins import dotted
 
     rows = []
-    for found in tree.values(loaded.recipe):
-        key, effect = dotted(found.path), found.key.effect
-        rows.append((key, shown(found.shown), loaded.origins[key], effect.value if effect else ""))
+    for value in tree.values(loaded.recipe):
+        key, effect = dotted(value.path), value.key.effect
+        rows.append((key, shown(value.shown), loaded.origins[key], effect.value if effect else ""))
     render.table(rows, ("key", "value", "set by", "changes"))

@@ -1,12 +1,13 @@
-"""Checks that refuse what cannot work before anything starts: the files a recipe names, and the space it needs.
+"""Checks before anything starts: the files that a recipe names, and the memory, disk and GPUs that it requires.
 
-    check     all of it, as problems and notes: what `validate`, `plan` and every start ask first
-    model     configuration, weights' headers, critic, end tokens, tokenizer
+    check     all checks, as problems and notes; `validate`, `plan` and every start call it first
+    model     configuration, headers of the weights, critic, end tokens, tokenizer
     prompts   rows of data, and the chat template on them
+    preview   rows as the model receives them
     space     free disk
     fit       whether memory suffices
     gpus      whether several processes may use a GPU
 
-Nothing here imports torch, vLLM or transformers. Each file gives the sentence that the conversion, the data and the
-engines give when they meet the same fault.
+Imports no torch, vLLM or transformers. The messages are the same as those of the conversion, the data and the engines
+for the same problem.
 """

@@ -1,4 +1,4 @@
-"""One pass over everything that can be known to be wrong with what a recipe names."""
+"""All checks of the model, the data and the reward of a recipe, in one pass."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ from ppoctl.rewards.table import RewardTable
 
 _WINDOW = ("max_prompt_tokens", "max_new_tokens")
 OriginOf = Callable[[KeyPath], str]
-"""Function that says in words where a key was set."""
+"""Function that returns where a key was set, as text."""
 
 
 @dataclass
@@ -37,13 +37,13 @@ class Findings:
 
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """Facts that are right, and worth knowing."""
+    """Facts that are not problems, but that a user should know."""
 
     def judged(self, *, strict: bool) -> tuple[list[Problem], list[str]]:
-        """Errors and notes; unless `strict`, what is only missing on this machine is a note."""
-        wrong = [problem for problem in self.problems if strict or not problem.is_missing]
-        missing = [problem for problem in self.problems if problem not in wrong]
-        return wrong, [*(f"{problem.message}; not checked" for problem in missing), *self.notes]
+        """Return errors and notes. Unless `strict`, an asset that is only missing on this machine gives a note."""
+        errors = [problem for problem in self.problems if strict or not problem.is_missing]
+        missing = [problem for problem in self.problems if problem not in errors]
+        return errors, [*(f"{problem.message}; not checked" for problem in missing), *self.notes]
 
 
 def check(
@@ -54,11 +54,12 @@ def check(
     device: str | None = None,
     counted: Counted | None = None,
 ) -> Findings:
-    """Look at the model and the tokenizer with its template; with `rows` also at what training needs besides: every
-    row of the data, and the variable that says where MLflow is.
+    """Check the model, the tokenizer and its template, and the rewards; with `rows` also every row of the data, and
+    the environment variable with the address of MLflow.
 
-    `recipe` may lack what is wrong in it (`recipe.partial`). `device`: what the generator will compute on, `cpu` or
-    `gpu`; None: what the vLLM that is installed was built for. `counted`: told how many rows were read.
+    `recipe` may lack tables and keys that are wrong (`loading.partial`). `device` is what the generator will compute
+    on, `cpu` or `gpu`; None means the device that the installed vLLM was built for. `counted` is called with the
+    number of rows that were read.
     """
     found = Findings()
     model = getattr(recipe, "model", None)
@@ -73,7 +74,7 @@ def check(
         found.problems += _window_problems(recipe, path, "model", place)
     template, rollout = _template(path, found, place), getattr(recipe, "rollout", None)
     if hasattr(recipe, "requires") and hasattr(recipe, "without"):
-        found.notes += (f"{says(name)}; not trained without `--without {name}`" for name in wanting(recipe))
+        found.notes += (f"{says(name)}; training requires `--without {name}`" for name in wanting(recipe))
     reward = _reward(recipe)
     for below, scorer in () if reward is None else reward.scorers.items():
         key = ("reward", *below)
@@ -92,22 +93,24 @@ def check(
         checks = RowChecks(folder, template, getattr(rollout, "max_prompt_tokens", None), counted)
         for key, table in _datasets(recipe):
             enough = getattr(rollout, "prompts_per_step", 1) if key[1] == "train" else 1
-            ask = partial(checks.require, table, ".".join(key[1:]), at_least=enough, reward=reward)
+            rows_check = partial(checks.require, table, ".".join(key[1:]), at_least=enough, reward=reward)
             where = place((*key, "path" if getattr(table, "path", None) else "format"))
-            _try(found, where, lambda ask=ask: found.notes.extend(ask()))  # type: ignore[misc]
+            _try(found, where, lambda rows_check=rows_check: found.notes.extend(rows_check()))  # type: ignore[misc]
     return found
 
 
 def require(recipe: Recipe) -> None:
-    """Raise the error of everything that cannot work, one line for each thing, before an engine starts. Rows are left
-    to whoever starts, who reads them with the same sentences."""
+    """Raise all problems of the recipe as one error, one line per problem, before an engine starts.
+
+    Rows are not checked: the start reads them, with the same messages.
+    """
     if problems := check(recipe, rows=False).problems:
         raise as_error(problems)
 
 
-def _try(found: Findings, where: str, ask: Callable[[], object]) -> None:
+def _try(found: Findings, where: str, run_check: Callable[[], object]) -> None:
     try:
-        ask()
+        run_check()
     except PpoctlError as error:
         found.problems.append(_problem(error, where))
 
@@ -117,14 +120,14 @@ def _problem(error: PpoctlError, where: str) -> Problem:
 
 
 def _carried(path: str) -> Iterator[str]:
-    """A note where the numbers of the model are not its own file's."""
+    """Yield a note if the configuration of the model is not from its own folder."""
     folder = None if local_folder(path) else carried_folder(path)
     if folder is not None:
-        yield f"numbers of `{path}` are those of a config.json that ships with the recipes ({source_of(folder)})"
+        yield f"the configuration of `{path}` is from a config.json that ships with the recipes ({source_of(folder)})"
 
 
 def _template(path: object, found: Findings, place: OriginOf) -> ChatTemplate | None:
-    """The model's chat template; None where there is no model to ask, or none that can be used."""
+    """Return the model's chat template; None if the model is not here, or its template cannot be used."""
     folder = local_folder(path) if isinstance(path, str) else None
     if folder is None or not (folder / "tokenizer_config.json").is_file():
         return None
@@ -140,17 +143,19 @@ def _template(path: object, found: Findings, place: OriginOf) -> ChatTemplate | 
 
 
 def _datasets(recipe: Recipe) -> Iterator[tuple[KeyPath, AnyRows]]:
-    """Tables of the data that are whole. A path with a variable that is not set was reported when the recipe was
-    read."""
+    """Yield the complete tables of the data.
+
+    Tables with a path whose variable is not set are skipped: loading the recipe has reported them.
+    """
     data = getattr(recipe, "data", None)
     tables: dict[KeyPath, AnyRows | None] = {("data", "train"): getattr(data, "train", None)}
     tables.update({("data", "eval", name): table for name, table in (getattr(data, "eval", None) or {}).items()})
     for key, table in tables.items():
-        if table is not None and _is_whole(table) and all(map(_is_whole, sources_of(table).values())):
+        if table is not None and _is_complete(table) and all(map(_is_complete, sources_of(table).values())):
             yield key, table
 
 
-def _is_whole(table: AnyRows) -> bool:
+def _is_complete(table: AnyRows) -> bool:
     if not all(hasattr(table, name) for name in type(table).model_fields):
         return False
     if not isinstance(table, StoredRows):
@@ -160,7 +165,7 @@ def _is_whole(table: AnyRows) -> bool:
 
 
 def _reward(recipe: Recipe) -> RewardTable | None:
-    """The reward, where all of it is right."""
+    """Return the reward table; None if any of its keys is wrong."""
     try:
         all(True for _ in values(recipe.reward))
     except AttributeError:
@@ -169,8 +174,10 @@ def _reward(recipe: Recipe) -> RewardTable | None:
 
 
 def _reward_model_problems(table: ModelScorer, key: KeyPath, place: OriginOf) -> Iterator[Problem]:
-    """What keeps a reward model from scoring. A path with a variable that is not set was reported when the recipe was
-    read."""
+    """Yield the problem of a reward model that cannot score.
+
+    A path whose variable is not set is skipped: loading the recipe has reported it.
+    """
     if not table.path.startswith("$"):
         try:
             require_reward_model(table, dotted(key))
@@ -179,15 +186,17 @@ def _reward_model_problems(table: ModelScorer, key: KeyPath, place: OriginOf) ->
 
 
 def _window_problems(recipe: Recipe, path: str, whose: str, place: OriginOf) -> Iterator[Problem]:
-    """Problems of prompts and responses that are too long for the model: generator and trainer would fail at the
-    first long response, or worse, go on without positions."""
+    """Yield a problem if prompt and response may be longer than the model's context.
+
+    Generator and trainer would fail at the first long response or, worse, continue without valid positions.
+    """
     shape = shape_if_known(path)
     try:
         window = window_tokens(recipe.rollout, recipe.rollout.max_new_tokens)
-    except AttributeError:  # part of the recipe is wrong (`partial`)
+    except AttributeError:  # a part of the recipe is wrong (`loading.partial`)
         return
     if shape is not None and window > shape.max_positions:
         parts = " + ".join(f"`rollout.{name}` `{getattr(recipe.rollout, name)}`" for name in _WINDOW)
-        says = f"a window of {window} tokens ({parts}) does not fit the {whose}'s {shape.max_positions} positions"
+        message = f"a window of {window} tokens ({parts}) does not fit the {whose}'s {shape.max_positions} positions"
         key = ("rollout", "max_new_tokens")
-        yield Problem(place(key), says, f"shorten `{key[0]}.{key[1]}` or `rollout.max_prompt_tokens`")
+        yield Problem(place(key), message, f"lower `{key[0]}.{key[1]}` or `rollout.max_prompt_tokens`")

@@ -1,4 +1,4 @@
-"""What the saved state of a critic does not say itself, and its run does: its tokenizer, and how long it stays."""
+"""Properties of a critic's saved state that only its run contains: its tokenizer, and when the state is deleted."""
 
 from pathlib import Path
 
@@ -14,40 +14,44 @@ from ppoctl.store.saved_by import SavedBy, saved_by
 
 
 def tokenizer_folder(state: Path) -> Path | None:
-    """Folder of the model that the state's run made its critic from; None where that is not known here. Raises
-    CorruptArtifactError where the state's manifest is not as it was written."""
+    """Return the folder of the model that the state's run created its critic from; None if it is not known here.
+
+    Raises CorruptArtifactError if the state's manifest is damaged.
+    """
     recipe = _recipe_of(saved_by(state))
     return None if recipe is None else local_folder(model_of(recipe, "critic").path)
 
 
 def require_kept(recipe: Recipe) -> None:
-    """Raise RecipeError where the critic would start from a state that its own run deletes as it goes on: a resume
-    reads it again."""
+    """Raise RecipeError if the critic would start from a state that its own run will delete.
+
+    A resume of the new run reads the state again.
+    """
     if recipe.model.critic is None:
         return
     folder = model_folder(recipe.model.critic.path)
-    came = saved_by(folder)
-    theirs = _recipe_of(came)
-    if came is None or came.run is None or theirs is None or theirs.checkpoint.keep_last is None:
+    origin = saved_by(folder)
+    other = _recipe_of(origin)
+    if origin is None or origin.run is None or other is None or other.checkpoint.keep_last is None:
         return
-    saved = saved_steps(RunPaths(Path(came.run)), ("actor", "critic"))
-    if max(saved, default=0) >= theirs.steps:
+    saved = saved_steps(RunPaths(Path(origin.run)), ("actor", "critic"))
+    if max(saved, default=0) >= other.steps:
         return
-    copy = Path(f"critic-{came.step}")
+    copy = Path(f"critic-{origin.step}")
     raise RecipeError(
-        f"`model.critic.path` is `{folder}`, and run `{came.run}` has done {max(saved, default=0)} of its "
-        f"{theirs.steps} steps: as it goes on it keeps its last {theirs.checkpoint.keep_last} states and deletes "
-        "this one, which a resume of the new run reads",
+        f"`model.critic.path` is `{folder}`, and run `{origin.run}` has done {max(saved, default=0)} of its "
+        f"{other.steps} steps: it keeps only its last {other.checkpoint.keep_last} states and will delete this one, "
+        "which a resume of the new run reads",
         hint=f"cp -a {quoted(folder)} {quoted(copy)}  # and --set model.critic.path={quoted(copy)}",
     )
 
 
-def _recipe_of(came: SavedBy | None) -> Recipe | None:
-    """The newest recipe of the run that saved a state; None where that cannot be read here."""
-    if came is None or came.run is None:
+def _recipe_of(origin: SavedBy | None) -> Recipe | None:
+    """Return the newest recipe of the run that saved a state; None if it cannot be read here."""
+    if origin is None or origin.run is None:
         return None
     try:
-        found = run_dir.recipes(RunPaths(Path(came.run)))
-        return from_resolved(found[max(found)])
+        by_step = run_dir.recipes(RunPaths(Path(origin.run)))
+        return from_resolved(by_step[max(by_step)])
     except PpoctlError:
         return None

@@ -1,4 +1,4 @@
-"""What this machine's GPUs refuse."""
+"""Check whether the GPUs of this machine accept several processes."""
 
 import os
 from collections.abc import Collection
@@ -10,10 +10,9 @@ from ppoctl.recipe.schema import Recipe
 
 
 def require_gpus(recipe: Recipe) -> None:
-    """Raise EnvironmentProblemError where a GPU that this process may use refuses the processes that the recipe
-    starts here.
+    """Raise EnvironmentProblemError if the compute mode of a visible GPU excludes the processes of the recipe.
 
-    Roles apart have a GPU each, but an engine that copies weights out of a trainer's GPU is a process there too.
+    Separate roles have a GPU each, but an engine that copies weights from a trainer's GPU is a process on it, too.
     """
     cluster = recipe.cluster
     shares = cluster.placement == "colocated" or cluster.weights == "shared"
@@ -22,7 +21,7 @@ def require_gpus(recipe: Recipe) -> None:
 
 
 def require_shareable(gpus: Collection[nvml.Gpu]) -> None:
-    """Raise EnvironmentProblemError where one of these GPUs may be used by one process only, or by none."""
+    """Raise EnvironmentProblemError if the compute mode of one of these GPUs allows one process only, or none."""
     closed = [gpu for gpu in gpus if gpu.compute_mode != nvml.SHARED]
     if closed:
         first = closed[0]

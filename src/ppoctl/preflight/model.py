@@ -1,4 +1,4 @@
-"""Checks whether a model can be trained and drawn from, on its configuration and its weights' headers."""
+"""Checks whether a model can be trained and generated from, on its configuration and the headers of its weights."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -24,11 +24,17 @@ from ppoctl.rewards.model import ModelScorer
 
 _CHUNK_BYTES = 1 << 22
 _CRITIC = "model.critic.path"
-_SAME_TOKENIZER = "name a critic with the actor's tokenizer, or leave it out: it then starts from the actor's model"
+_SAME_TOKENIZER = (
+    "use a critic with the actor's tokenizer, or omit the key: the critic then starts from the actor's model"
+)
 
 
 def find_model(path: str, key: str) -> Path:
-    """Folder of a model on this machine; `key` says where it was set. Raises MissingAssetError."""
+    """Return the folder of a model on this machine; `key` is the recipe key with its path, for messages.
+
+    Raises MissingAssetError if a hub id has not been fetched, RecipeError for a URL, EnvironmentProblemError if the
+    folder does not exist or cannot be read.
+    """
     if found := local_folder(path):
         if not os.access(found, os.R_OK | os.X_OK):
             raise EnvironmentProblemError(
@@ -41,9 +47,9 @@ def find_model(path: str, key: str) -> Path:
             hint=f"fetch it first, then --set {key}={quoted(f'./{Path(path).name}')}",
         )
     if is_hub_id(path):
-        looked = f"not in {quoted(hub_cache())}; a folder is written {quoted(f'./{path}')}"
+        searched = f"not in {quoted(hub_cache())}; a folder is written {quoted(f'./{path}')}"
         raise MissingAssetError(
-            f"`{key}` is `{path}`: it has not been fetched", hint=f"hf download {quoted(path)}  # {looked}"
+            f"`{key}` is `{path}`: it has not been fetched", hint=f"hf download {quoted(path)}  # {searched}"
         )
     folder = Path(path)
     raise EnvironmentProblemError(
@@ -53,8 +59,7 @@ def find_model(path: str, key: str) -> Path:
 
 
 def model_faults(path: str, device: str | None) -> Iterator[PpoctlError]:
-    """Errors of everything that is wrong with the base model; `device`: what the generator computes on, None where
-    that is unknown."""
+    """Yield all errors of the base model. `device` is what the generator computes on; None if it is unknown."""
     checks: tuple[Callable[[Path, ModelShape], None], ...]
     generator = partial(_require_generator, device=device)
     try:
@@ -78,39 +83,49 @@ def model_faults(path: str, device: str | None) -> Iterator[PpoctlError]:
 
 
 def require_critic(path: str, base: str) -> list[str]:
-    """Notes on the critic's own model, which may have any architecture. Raises RecipeError unless it reads every
-    token of the actor as the actor does, and what `model_faults` yields for what it lacks."""
+    """Return notes on the critic's own model, which may have any architecture.
+
+    Raises RecipeError if its tokenizer differs from the actor's, and the errors that `model_faults` yields for
+    missing files.
+    """
     folder, base_folder = find_model(path, _CRITIC), local_folder(base)
     is_megatron = (folder / ".metadata").is_file()
     if is_megatron and not (folder / "config.json").is_file():
         raise RecipeError(
-            f"`{_CRITIC}` is `{path}`: the folder does not say what model it is: it has no config.json",
+            f"`{_CRITIC}` is `{path}`: the folder has no config.json, so its model is unknown",
             hint=f"ppoctl convert-ckpt {quoted(folder)} CRITIC --to hf",
         )
     _require_file(folder, "config.json", _CRITIC)
     shape = read_shape(folder)
-    spoken = tokenizer_folder(folder) if is_megatron else folder
+    own_tokenizer = tokenizer_folder(folder) if is_megatron else folder
     if base_folder is not None:
-        _require_same_tokens(path, spoken or folder, shape, base_folder)
+        _require_same_tokens(path, own_tokenizer or folder, shape, base_folder)
     if is_megatron:
-        _require_megatron_critic(path, folder)  # only torch reads the rest
-        unknown = f"`{_CRITIC}` is `{path}`, whose run is not here: nobody compares its tokenizer to the actor's"
-        return [] if spoken is not None else [unknown]
+        _require_megatron_critic(path, folder)  # only torch can read the rest
+        unknown = f"`{_CRITIC}` is `{path}`, whose run is not here: its tokenizer is not compared with the actor's"
+        return [] if own_tokenizer is not None else [unknown]
     if not has_weights(folder, SAFETENSORS):
         raise MissingAssetError(f"`{_CRITIC}` is `{path}`: the folder has no weights", hint=f"ls {quoted(folder)}")
     found = headers(folder)
     _require_bytes(found, folder, shape, "critic")
-    return [] if VALUE_HEAD in found else [f"`{_CRITIC}` is `{path}`, which has no value head: it starts at zero"]
+    return (
+        []
+        if VALUE_HEAD in found
+        else [f"`{_CRITIC}` is `{path}`, which has no value head: the value head starts at zero"]
+    )
 
 
 def require_reward_model(table: ModelScorer, key: str) -> None:
-    """Raise what keeps a reward model from scoring: no folder, no head or no label of that name, weights that are not
-    whole, fewer positions than `max_tokens`, no tokenizer, no template. `key` is that of the table."""
+    """Raise an error if a reward model cannot score; `key` is the key of its table.
+
+    Causes are: no folder, no head or no such label, incomplete weights, fewer positions than `max_tokens`, no
+    tokenizer, no template.
+    """
     folder = find_model(table.path, f"{key}.path")
     _require_file(folder, "config.json", f"{key}.path")
     label_number(folder, table.label, key)
     shape = replace(read_shape(folder), labels=len(labels_of(folder)))
-    if not (folder / ".metadata").is_file():  # of that only torch reads more
+    if not (folder / ".metadata").is_file():  # only torch can read weights in Megatron format
         if not has_weights(folder, SAFETENSORS):
             raise MissingAssetError(
                 f"`{key}.path` is `{folder}`: the folder has no *.safetensors", hint=f"ls {quoted(folder)}"
@@ -118,7 +133,7 @@ def require_reward_model(table: ModelScorer, key: str) -> None:
         _require_bytes(headers(folder), folder, shape, "critic")
     if table.max_tokens is not None and table.max_tokens > shape.max_positions:
         raise RecipeError(
-            f"`{key}.max_tokens` is `{table.max_tokens}`, and the reward model in `{folder}` has "
+            f"`{key}.max_tokens` is `{table.max_tokens}`, but the reward model in `{folder}` has "
             f"{shape.max_positions} positions",
             hint=f"--set {key}.max_tokens={shape.max_positions}",
         )
@@ -126,7 +141,7 @@ def require_reward_model(table: ModelScorer, key: str) -> None:
     if table.template == "own" and ChatTemplate(folder).text is None:
         raise EnvironmentProblemError(
             f"the reward model in `{folder}` has no chat template",
-            hint=f"put it beside its tokenizer, or let it read plain text: --set {key}.template=text",
+            hint=f"put it next to its tokenizer, or let the model read plain text: --set {key}.template=text",
         )
 
 
@@ -134,8 +149,8 @@ def _require_same_tokens(path: str, folder: Path, shape: ModelShape, base: Path)
     wanted = read_shape(base).vocab_size
     if shape.vocab_size < wanted:
         raise RecipeError(
-            f"`{_CRITIC}` is `{path}`, whose `vocab_size` is `{shape.vocab_size}`; that of `model.path` is "
-            f"`{wanted}`, and the critic reads every token that the actor may choose",
+            f"`{_CRITIC}` is `{path}`, whose `vocab_size` is `{shape.vocab_size}`, but `model.path` has `{wanted}`: "
+            "the critic must read every token that the actor can generate",
             hint=_SAME_TOKENIZER,
         )
     ours, its = (model / "tokenizer.json" for model in (base, folder))
@@ -145,19 +160,19 @@ def _require_same_tokens(path: str, folder: Path, shape: ModelShape, base: Path)
     for token, id in _tokens(ours).items():
         if known.get(token) != id:
             raise RecipeError(
-                f"`{_CRITIC}` is `{path}`, in whose tokenizer `{token}` is `{known.get(token, 'absent')}`; in that "
-                f"of `model.path` it is `{id}`",
+                f"`{_CRITIC}` is `{path}`, whose tokenizer maps `{token}` to `{known.get(token, 'absent')}`, but the "
+                f"tokenizer of `model.path` maps it to `{id}`",
                 hint=_SAME_TOKENIZER,
             )
 
 
 def _require_megatron_critic(path: str, folder: Path) -> None:
-    """Raise RecipeError where the folder is of an actor, which has no place for a value head."""
+    """Raise RecipeError if the folder has the weights of an actor, which cannot contain a value head."""
     classes = read_config(folder).get("architectures") or ()
     if not any(name.endswith("ForSequenceClassification") for name in classes):
         raise RecipeError(
-            f"`{_CRITIC}` is `{path}`, an actor's weights in Megatron's format",
-            hint="name a critic's, or convert it, its value head starts at zero: "
+            f"`{_CRITIC}` is `{path}`, which has the weights of an actor in Megatron format",
+            hint="use the weights of a critic, or convert these (the value head starts at zero): "
             f"ppoctl convert-ckpt {quoted(folder)} CRITIC --to hf",
         )
 
@@ -182,8 +197,8 @@ def _require_weights(folder: Path, shape: ModelShape) -> None:
         return
     if has_weights(folder, PICKLE):
         raise EnvironmentProblemError(
-            f"the weights in `{folder}` are pickles (`{PICKLE}`), which are not trained from",
-            hint=f"read the model and write it again: transformers' save_pretrained, or fetch {SAFETENSORS}",
+            f"the weights in `{folder}` are pickles (`{PICKLE}`), which ppoctl does not load for training",
+            hint=f"save the model again with transformers' save_pretrained, or fetch {SAFETENSORS}",
         )
     raise MissingAssetError(
         f"`model.path` is `{folder}`: the folder has no *.safetensors", hint=f"ls {quoted(folder)}"
@@ -191,7 +206,7 @@ def _require_weights(folder: Path, shape: ModelShape) -> None:
 
 
 def _require_bytes(found: Mapping[str, Header], folder: Path, shape: ModelShape, role: Any) -> None:
-    """Check the account of all tensors, and what only their numbers can say."""
+    """Check the names and shapes of all tensors, and the values of tensors that must be tied or zero."""
     result = account(found, folder, shape, role)
     if result.must_be_tied and not _same_bytes(found[LM_HEAD], found[EMBEDDING]):
         raise not_tied(folder)
@@ -226,26 +241,26 @@ def _require_tokenizer(folder: Path, shape: ModelShape, key: str = "model.path")
     read_json_object(folder / "tokenizer_config.json")
     file = folder / "tokenizer.json"
     if not file.is_file():
-        return  # of another kind, which only transformers reads
+        return  # another kind of tokenizer, which only transformers can read
     last = max(_tokens(file).values(), default=-1)
     if last >= shape.vocab_size:
         raise EnvironmentProblemError(
-            f"`{file}` has tokens up to {last}, and the model's vocabulary ends at {shape.vocab_size - 1} "
+            f"`{file}` has tokens up to {last}, but the model's vocabulary ends at {shape.vocab_size - 1} "
             "(`vocab_size` in config.json)",
-            hint="put the model's own tokenizer beside it",
+            hint="put the model's own tokenizer into the folder",
         )
 
 
 def _tokens(file: Path) -> dict[str, int]:
-    """Ids of all tokens that the tokenizer can produce."""
+    """Return the ids of all tokens that the tokenizer can produce."""
     written = read_json_object(file)
     try:
         vocabulary = written["model"]["vocab"]
-        if isinstance(vocabulary, list):  # of pairs with a score, in the order of their ids
+        if isinstance(vocabulary, list):  # pairs of token and score, in id order
             vocabulary = {str(entry[0]): id for id, entry in enumerate(vocabulary)}
         added = {str(token["content"]): int(token["id"]) for token in written.get("added_tokens") or ()}
         return {**{str(token): int(id) for token, id in vocabulary.items()}, **added}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise EnvironmentProblemError(
-            f"`{file}` is no tokenizer: it has no vocabulary of tokens and ids", hint="fetch the model again"
+            f"`{file}` is not a tokenizer: it has no vocabulary of tokens and ids", hint="fetch the model again"
         ) from error

@@ -1,5 +1,7 @@
-"""Rows as a model gets them, with what is odd about the set: `ppoctl preview`. Without torch; without transformers,
-too, where the model has a `tokenizer.json`."""
+"""Rows as a model receives them, with notes on the set: `ppoctl preview`.
+
+Imports no torch. Imports transformers only if the model has no `tokenizer.json`.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,13 +21,13 @@ from ppoctl.model.folder import model_folder
 from ppoctl.recipe.schema import Recipe
 
 _MEASURED = 10_000
-"""Most prompts of a set whose lengths are measured, evenly over it."""
+"""Maximum number of prompts of a set whose lengths are measured, evenly spaced over the set."""
 _ANSWER = "Forty-two"
 
 
 @dataclass(frozen=True)
 class Token:
-    """One token of a prompt or a stop."""
+    """One token of a prompt, or a stop token."""
 
     id: int
     text: str
@@ -33,13 +35,13 @@ class Token:
 
 @dataclass(frozen=True)
 class PreviewedRow:
-    """One row as the generator gets it."""
+    """One row as the generator receives it."""
 
     id: str
     text: str
     tokens: tuple[Token, ...]
     mask: tuple[bool, ...]
-    """Whether each token is trained on: none of a prompt is."""
+    """Whether each token is trained on; False for every token of a prompt."""
     is_cut: bool
     truth: str | None
     fields: dict[str, Json]
@@ -47,49 +49,52 @@ class PreviewedRow:
 
 @dataclass(frozen=True)
 class Preview:
-    """What a set of rows looks like."""
+    """Preview of a set of rows."""
 
     counts: dict[str, dict[str, int]]
-    """Numbers of rows by the key of their table."""
+    """Numbers of rows, by the key of their table."""
     rows: tuple[PreviewedRow, ...]
     stops: tuple[Token, ...]
     """Tokens that end a response."""
     stop_strings: tuple[str, ...]
     lengths: dict[str, int]
-    """Tokens of prompts: smallest, quantiles, largest."""
+    """Prompt lengths in tokens: minimum, quantiles, maximum."""
     measured: int
-    """Prompts whose lengths are known."""
+    """Number of prompts whose lengths were measured."""
     flags: tuple[str, ...]
-    """What a person should look at."""
+    """Notes on what a user should check."""
 
 
 def preview(recipe: Recipe, set_name: str, rows: int, counted: Counted | None = None) -> Preview:
-    """A preview of one set of rows (`train`, or the name of an evaluation set). Raises RecipeError where the recipe
-    has no such set, EnvironmentProblemError where the model is not here, and what reading the rows raises."""
+    """Return a preview of one set of rows: `train`, or the name of an evaluation set.
+
+    `rows` is the number of rows of each source. Raises RecipeError if the recipe has no such set,
+    EnvironmentProblemError if the model is not here, and the errors of reading the rows.
+    """
     tables = tables_of(recipe.data)
     name = set_name if set_name in tables else f"eval.{set_name}"
     if name not in tables:
-        there = ", ".join(f"`{each.removeprefix('eval.')}`" for each in tables)
-        raise RecipeError(f"the recipe has no rows called `{set_name}`; it has {there}", hint="--set-name train")
+        sets = ", ".join(f"`{each.removeprefix('eval.')}`" for each in tables)
+        raise RecipeError(f"the recipe has no set `{set_name}`; it has {sets}", hint="--set-name train")
     folder = model_folder(recipe.model.path)
     template = ChatTemplate(folder)
     tokenizer: Any = light_tokenizer(folder, template) or load_tokenizer(recipe.model.path)
     most = recipe.rollout.max_prompt_tokens
-    sets = [
+    prompt_sets = [
         PromptSet(read_set(single, name=its, source=source, counted=counted), single, PromptTemplate(tokenizer), most)
         for source, (its, single) in single_tables(tables[name], name=name).items()
     ]
-    prompts = [prompt for each in sets for prompt in _evenly(each, _MEASURED // len(sets))]
+    prompts = [prompt for each in prompt_sets for prompt in _evenly(each, _MEASURED // len(prompt_sets))]
     lengths = sorted(len(prompt.token_ids) for prompt in prompts)
     stops = _stops(folder, recipe)
     return Preview(
-        counts={f"data.{each.rows.name}": each.counts.as_dict() for each in sets},
-        rows=tuple(_row(each, prompt, tokenizer, most) for each in sets for prompt in each[:rows]),
+        counts={f"data.{each.rows.name}": each.counts.as_dict() for each in prompt_sets},
+        rows=tuple(_row(each, prompt, tokenizer, most) for each in prompt_sets for prompt in each[:rows]),
         stops=tuple(Token(id, _text_of(tokenizer, id)) for id in stops),
         stop_strings=recipe.rollout.stop_strings,
-        lengths={word: lengths[round(share * (len(lengths) - 1))] for word, share in _QUANTILES.items()},
+        lengths={word: lengths[round(quantile * (len(lengths) - 1))] for word, quantile in _QUANTILES.items()},
         measured=len(prompts),
-        flags=tuple(_flags(sets, template, tokenizer, stops)),
+        flags=tuple(_flags(prompt_sets, template, tokenizer, stops)),
     )
 
 
@@ -114,10 +119,10 @@ def _text_of(tokenizer: Any, id: int) -> str:
 
 
 def _stops(folder: Path, recipe: Recipe) -> tuple[int, ...]:
-    """Ids that end a response: the model's own, then the recipe's."""
+    """Return the ids that end a response: first the model's own, then those of the recipe."""
     try:
         own = end_token_ids(folder)
-    except EnvironmentProblemError:  # a preview says it among what is odd
+    except EnvironmentProblemError:  # `_flags` reports it
         own = ()
     return tuple(dict.fromkeys((*own, *recipe.rollout.stop_token_ids)))
 
@@ -129,11 +134,11 @@ def _flags(sets: Sequence[PromptSet], template: ChatTemplate, tokenizer: Any, st
     elif (end := _end_of_turn(sets[0][0].messages, template, tokenizer)) is not None and end not in stops:
         shown = _text_of(tokenizer, end)
         found.append(
-            f"no end token: the template ends a turn with `{shown}` ({end}), which ends no response; a model that "
-            "learned it goes on until `rollout.max_new_tokens`"
+            f"no end token: the template ends a turn with `{shown}` ({end}), which does not end a response; a model "
+            "that learned it generates until `rollout.max_new_tokens`"
         )
     if not stops:
-        found.append("no end token: the model names none (`eos_token_id`), and responses end at their limit")
+        found.append("no end token: the model has none (`eos_token_id`), so responses end at their limit")
     for each in sets:
         if remarks := each.counts.remarks():
             found.append(f"`data.{each.rows.name}`: {remarks}")
@@ -141,12 +146,14 @@ def _flags(sets: Sequence[PromptSet], template: ChatTemplate, tokenizer: Any, st
 
 
 def _end_of_turn(chat: Sequence[Message], template: ChatTemplate, tokenizer: Any) -> int | None:
-    """The token that the template writes behind an answer of the assistant's; None: it says nothing there, or takes
-    no such chat."""
+    """Return the token that the template writes after an answer of the assistant.
+
+    None means that it writes nothing there, or rejects such a chat.
+    """
     try:
         text = template.render((*chat, Message("assistant", _ANSWER), Message("user", "Why?")))
     except Exception:  # noqa: BLE001 - a template is code: it can fail in any way
         return None
-    behind = text.rpartition(_ANSWER)[2].lstrip()
-    ids = tokenizer([behind], add_special_tokens=False, verbose=False)["input_ids"][0] if behind else []
+    rest = text.rpartition(_ANSWER)[2].lstrip()
+    ids = tokenizer([rest], add_special_tokens=False, verbose=False)["input_ids"][0] if rest else []
     return ids[0] if ids else None

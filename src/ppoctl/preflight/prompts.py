@@ -1,4 +1,4 @@
-"""Checks of every row of the data, read as training reads it, and of the chat template on each kind of row."""
+"""Checks of every row of the data, read as in training, and of the chat template on each kind of row."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,13 +20,16 @@ from ppoctl.rewards.table import ScorerTable
 
 
 class RowChecks:
-    """Checks of the rows of a recipe, for a model whose folder is here or not."""
+    """Checks of the rows of a recipe. The folder of the model may be missing."""
 
     def __init__(
         self, folder: Path | None, template: ChatTemplate | None, max_tokens: int | None, counted: Counted | None
     ) -> None:
-        """`template`: the model's; None: it is not here, or cannot be used. `max_tokens` of a prompt; None: the
-        recipe does not say. `counted`: told how many rows were read."""
+        """Prepare the checks.
+
+        `template` is the model's; None if it is not here or cannot be used. `max_tokens` is the limit of a prompt;
+        None if the recipe does not set it. `counted` is called with the number of rows that were read.
+        """
         self._template, self._max_tokens, self._counted = template, max_tokens, counted
         tokenizer = None if folder is None or template is None else light_tokenizer(folder, template)
         self._renderer = None if tokenizer is None else PromptTemplate(tokenizer)
@@ -34,9 +37,12 @@ class RowChecks:
     def require(
         self, table: AnyRows, name: str, *, at_least: int, reward: ScorerTable | None = None
     ) -> Iterator[str]:
-        """Notes on the rows of a table. Raises what `data.index.read_set` and `data.prompt_set.PromptSet` raise,
-        DataError on fewer rows than `at_least` (those of a step) or on a row that the template refuses, and
-        RewardError on rows that `reward`, if it is given, cannot score."""
+        """Yield notes on the rows of a table.
+
+        Raises the errors of `data.index.read_set` and `data.prompt_set.PromptSet`; DataError if there are fewer rows
+        than `at_least` (the rows of a step), or if the template rejects a row; RewardError if `reward` cannot score a
+        row.
+        """
         read, rows, scored = 0, 0, None if reward is None else RowCheck(reward, f"data.{name}")
         for source, (its, single) in single_tables(table, name=name).items():
             found = read_set(single, name=its, source=source, counted=self._counted)
@@ -59,11 +65,11 @@ class RowChecks:
             if scored.unscored:
                 yield (
                     f"`data.{name}`: responses to {scored.unscored} of {read} rows are not scored: their reward "
-                    f"compares with a ground truth, and they have none{_how_to_name(table, name)}"
+                    f"requires a ground truth, and the rows have none{_column_hint(table, name)}"
                 )
 
     def _require_rendered(self, rows: RowSet, table: SingleTable) -> None:
-        """Frame every question, and render one for each sequence of roles, as templates refuse sequences of roles."""
+        """Frame every question, and render one for each sequence of roles: templates reject some sequences."""
         framing, tried = Framing(table, name=rows.name), set[tuple[str, ...]]()
         for row in rows.first_rows():
             chat = framing.chat(row)
@@ -73,9 +79,9 @@ class RowChecks:
                 _require_rendered(self._template, chat, row, table)
 
 
-def _how_to_name(table: AnyRows, name: str) -> str:
-    names_none = isinstance(table, ColumnRows) and table.answer is None
-    return f"; if they have: --set data.{name}.answer=COLUMN" if names_none else ""
+def _column_hint(table: AnyRows, name: str) -> str:
+    has_no_column = isinstance(table, ColumnRows) and table.answer is None
+    return f"; if there is a column: --set data.{name}.answer=COLUMN" if has_no_column else ""
 
 
 def _require_rendered(template: ChatTemplate, chat: tuple[Message, ...], row: DatasetRow, table: SingleTable) -> None:
@@ -87,10 +93,11 @@ def _require_rendered(template: ChatTemplate, chat: tuple[Message, ...], row: Da
         raise refused(row, error) from error
     if not text.strip():
         raise DataError(
-            f"the model's chat template says nothing of row `{row.id}` ({row.place})", hint="fetch the model again"
+            f"the model's chat template renders row `{row.id}` ({row.place}) as empty text",
+            hint="fetch the model again",
         )
     if text == other:
         raise EnvironmentProblemError(
-            f"the model's chat template leaves out the question of row `{row.id}` ({row.place})",
+            f"the model's chat template omits the question of row `{row.id}` ({row.place})",
             hint="fetch the model again",
         )

@@ -1,4 +1,4 @@
-"""Whether a disk has the room that a run takes."""
+"""Check whether the disk has enough free space for a run."""
 
 import shutil
 from pathlib import Path
@@ -11,8 +11,11 @@ from ppoctl.units import size
 
 
 def require_space(recipe: Recipe, folder: Path) -> None:
-    """Raise StorageError where the disk has less free space than the run takes at one time: kept states, one pair
-    being written, and records of the steps since. Space that the run has taken already counts as free."""
+    """Raise StorageError if the disk has less free space than the run requires at one time.
+
+    That is the kept checkpoints, one checkpoint that is being written, and the records of the steps since. Space that
+    the run uses already counts as free.
+    """
     stored = storage_of(recipe)
     if stored.states_bytes is None:
         return
@@ -23,5 +26,5 @@ def require_space(recipe: Recipe, folder: Path) -> None:
         raise StorageError(
             f"the disk of `{above}` has {size(free)} free, and the run needs {size(needed)} at one time "
             f"({size(stored.states_bytes)} of saved states, {size(stored.records_kept_bytes)} of records)",
-            hint=f"make room (df -h {quoted(above)}), lower `checkpoint.keep_last`, or go on all the same: --force",
+            hint=f"free space (df -h {quoted(above)}), lower `checkpoint.keep_last`, or start anyway: --force",
         )

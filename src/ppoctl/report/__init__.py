@@ -1,5 +1,5 @@
-"""`report`: one HTML file of one run, or of several compared. A run is only read; the file needs no network.
+"""`report`: one HTML file of a run, or of several runs compared. It only reads runs; the file requires no network.
 
-What is read becomes words and tables (filled into `page/page.html`) and a JSON of figures and samples, which the
-page's own script draws. What a model or a user wrote is escaped in both.
+The template `page/page.html` receives texts and tables. The script of the page shows metrics and samples from JSON.
+Text of a model or a user is escaped in both.
 """

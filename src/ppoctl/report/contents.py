@@ -1,4 +1,4 @@
-"""All that a report says: words and tables for its template, figures and samples for its script, within its size."""
+"""Contents of a report within its size: texts and tables for the template, metrics and samples for the script."""
 
 import json
 import time
@@ -19,44 +19,44 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Contents:
-    """What a page is made of."""
+    """Contents of the page."""
 
     words: Json
-    """For the template."""
+    """Input of the template."""
     data: Json
-    """For the script."""
+    """Input of the script."""
     shown: int
-    """Samples in it."""
+    """Number of samples on the page."""
     left_out: tuple[str, ...]
-    """What is not in it, a sentence each."""
+    """Descriptions of what is not on the page."""
 
 
 def contents(runs: Sequence[ReadRun], *, steps: int, room: int) -> Contents:
-    """Everything about these runs, with samples of `steps` steps each, in about `room` bytes."""
+    """Return the contents for these runs, with samples of `steps` steps per run, in about `room` bytes."""
     heads = [head(run) for run in runs]
-    happened = [events(run, told["attempts"]) for run, told in zip(runs, heads, strict=True)]
+    run_events = [events(run, overview["attempts"]) for run, overview in zip(runs, heads, strict=True)]
     lists = curves.Steps()
     grouped = [
         (title, [curves.chart(name, runs, lists, fewest=_fewest(title)) for name in names])
         for title, names in curves.groups(runs)
     ]
-    charts = [chart for _, here in grouped for chart in here]
+    charts = [chart for _, group in grouped for chart in group]
     data = {
         "runs": [run.label for run in runs],
         "steps": lists.lists,
         "charts": [chart.pop("data") for chart in charts],
-        "marks": [mark for number, found in enumerate(happened) for mark in _marks(number, found)],
+        "marks": [mark for number, found in enumerate(run_events) for mark in _marks(number, found)],
         "stages": [time_use.timeline(run, number) for number, run in enumerate(runs)],
     }
     words = {
         "title": " and ".join(run.label for run in runs) if len(runs) < 3 else f"{len(runs)} runs compared",
         "made": moment(time.time()),
         "heads": heads,
-        "events": happened,
+        "events": run_events,
         "groups": grouped,
         "further": curves.FURTHER,
         "shares": [time_use.shares(run) for run in runs],
-        "attempts": [attempt_rows(run, told["attempts"]) for run, told in zip(runs, heads, strict=True)],
+        "attempts": [attempt_rows(run, overview["attempts"]) for run, overview in zip(runs, heads, strict=True)],
         "attempt_headers": ATTEMPTS,
         "changes": [[(step, key, toml(a), toml(b)) for step, key, a, b in changes(run)] for run in runs],
         "recipes": [as_text(run.recipe) for run in runs],
@@ -75,13 +75,13 @@ def _fewest(title: str) -> int:
 
 
 def _samples(runs: Sequence[ReadRun], steps: int) -> tuple[list[Json], list[str]]:
-    """The sets of samples of all runs, and why some are not there."""
+    """Return the sets of samples of all runs, and why some are missing."""
     sets: list[Json] = []
     troubles = []
     for number, run in enumerate(runs):
         try:
             sets += samples.rollouts(run, number, steps)
-        except EnvironmentProblemError as error:  # the model's tokenizer is on another machine, or gone
+        except EnvironmentProblemError as error:  # the model's tokenizer is not on this machine
             troubles.append(f"samples of the steps of {run.label}: {error.message}")
         sets += samples.evaluations(run, number) if steps else []
     return sets, troubles
@@ -92,8 +92,10 @@ def _marks(number: int, found: Sequence[ChartEvent]) -> list[Json]:
 
 
 def fit(sets: Sequence[Json], room: int) -> int:
-    """Leave in the sets what fits into so many bytes, the first of every kind before the second of any; returns how
-    many samples are left out."""
+    """Remove samples from the sets until they fit into `room` bytes, and return the number of removed samples.
+
+    The first sample of every kind is kept before the second of any kind.
+    """
     wanted = sorted(
         ((item.pop("rank"), at, row) for at, each in enumerate(sets) for row, item in enumerate(each["items"])),
     )
@@ -116,14 +118,14 @@ def _left_out(charts: Sequence[Json], sets: Sequence[Json], dropped: int) -> tup
     if dropped:
         found.append(f"{dropped} of {dropped + shown} chosen samples, to stay below 2 MB")
     if is_cut:
-        found.append(f"what follows {samples.MOST_TOKENS} tokens in {is_cut} samples")
+        found.append(f"tokens after the first {samples.MOST_TOKENS} in {is_cut} samples")
     if total > shown:
         found.append(f"{total - shown} of {total} samples")
     if is_thinned:
-        found.append(f"of {is_thinned} long curves what lies between extremes")
+        found.append(f"points between extremes of {is_thinned} long curves")
     return tuple(found)
 
 
 def _size(value: Any) -> int:
-    """Bytes of the value in the page, about."""
+    """Return the approximate number of bytes of the value on the page."""
     return len(json.dumps(value, separators=(",", ":"), default=vars)) + 2

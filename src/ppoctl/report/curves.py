@@ -1,4 +1,7 @@
-"""The figures of runs as charts: which stand where, what surrounds them, and what each says in a sentence. Light."""
+"""Charts of the metrics of runs: their groups, their bands, and a summary of each curve.
+
+Imports no torch, vLLM or Megatron.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +22,7 @@ GROUPS: dict[str, tuple[metric_registry.Metric, ...]] = {
         metric_registry.REWARD_ERROR_FRAC,
     ),
     "Evaluation": (),
-    "How far the actor moves": (
+    "Actor updates": (
         metric_registry.POLICY_APPROX_KL,
         metric_registry.KL_REFERENCE_MEAN,
         metric_registry.POLICY_CLIP_FRAC,
@@ -27,7 +30,7 @@ GROUPS: dict[str, tuple[metric_registry.Metric, ...]] = {
         metric_registry.POLICY_RATIO_P50,
         metric_registry.POLICY_GRAD_NORM,
     ),
-    "What the critic knows": (
+    "Critic": (
         metric_registry.VALUE_EXPLAINED_VARIANCE,
         metric_registry.VALUE_ERROR,
         metric_registry.VALUE_LOSS,
@@ -38,25 +41,25 @@ GROUPS: dict[str, tuple[metric_registry.Metric, ...]] = {
         metric_registry.VALUE_LR,
         metric_registry.THROUGHPUT_GENERATED,
     ),
-    "Sampler against trainer": (metric_registry.MISMATCH_GAP_K3, metric_registry.MISMATCH_GAP_MEAN_ABS),
+    "Sampler and trainer": (metric_registry.MISMATCH_GAP_K3, metric_registry.MISMATCH_GAP_MEAN_ABS),
 }
-"""Headings of the curves, and the figures under each that come first; those of evaluations say so themselves."""
-FURTHER = "Further figures"
+"""Headings of the curves, and the metrics under each. The metrics of evaluations are found by their names."""
+FURTHER = "Further metrics"
 POINTS = 600
-"""Points of a figure, over all runs; longer histories are thinned, and the page says so."""
+"""Maximum number of points of a metric, over all runs. Longer histories are thinned, and the page lists this."""
 FEWEST = 160
-"""Points of each run in the charts that are seen first, however many runs there are."""
+"""Minimum number of points per run in the charts of `GROUPS`, for any number of runs."""
 
 
 @dataclass(frozen=True)
 class Band:
-    """What surrounds a figure."""
+    """The two metrics between which the area around a curve is shaded."""
 
     low: str
     high: str
     description: str
     is_spread: bool = False
-    """Both are the same distance from the figure, not values."""
+    """Whether `low` and `high` are distances from the metric, not values."""
 
 
 _ERROR = "bars: one standard error on either side"
@@ -64,7 +67,7 @@ BANDS = {
     metric_registry.REWARD_SCORE_MEAN.name: Band(
         metric_registry.REWARD_SCORE_STD.name,
         metric_registry.REWARD_SCORE_STD.name,
-        "shaded: mean +- spread of the scores",
+        "shaded: mean +- standard deviation of the scores",
         is_spread=True,
     ),
     metric_registry.ROLLOUT_RESPONSE_TOKENS_MEAN.name: Band(
@@ -80,13 +83,13 @@ BANDS = {
 
 @dataclass
 class Steps:
-    """Lists of steps that several figures share, so that the page has each once."""
+    """Lists of steps that several metrics share, so that the page contains each list once."""
 
     lists: list[list[int]] = field(default_factory=list)
     _known: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     def at(self, steps: Sequence[int]) -> int:
-        """Where the list lies."""
+        """Return the index of the list in `lists`, after adding it if it is new."""
         key = tuple(steps)
         if key not in self._known:
             self._known[key] = len(self.lists)
@@ -95,20 +98,22 @@ class Steps:
 
 
 def groups(runs: Sequence[ReadRun]) -> list[tuple[str, list[str]]]:
-    """Headings and the names of the figures under each, as far as any of the runs reports them; what stands under no
-    heading, and is part of no band, comes last."""
+    """Return headings with the names of their metrics, among those that any run reports.
+
+    Metrics that are under no heading and in no band come last.
+    """
     names = sorted({name for run in runs for name in run.series})
-    found: list[tuple[str, list[str]]] = []
+    grouped: list[tuple[str, list[str]]] = []
     for title, wanted in GROUPS.items():
         if title == "Evaluation":
-            here = [name for name in names if _is_key_evaluation(name)]
+            members = [name for name in names if _is_key_evaluation(name)]
         else:
-            here = [name for metric in wanted for name in names if metric_registry.find(name) == metric]
-        found.append((title, here))
-    placed = {name for _, here in found for name in here}
-    around = {part for name in placed if (band := band_of(name)) is not None for part in (band.low, band.high)}
-    found.append((FURTHER, [name for name in names if name not in placed | around]))
-    return [(title, here) for title, here in found if here]
+            members = [name for metric in wanted for name in names if metric_registry.find(name) == metric]
+        grouped.append((title, members))
+    placed = {name for _, members in grouped for name in members}
+    edges = {edge for name in placed if (band := band_of(name)) is not None for edge in (band.low, band.high)}
+    grouped.append((FURTHER, [name for name in names if name not in placed | edges]))
+    return [(title, members) for title, members in grouped if members]
 
 
 def _is_key_evaluation(name: str) -> bool:
@@ -117,17 +122,17 @@ def _is_key_evaluation(name: str) -> bool:
 
 
 def band_of(name: str) -> Band | None:
-    """What surrounds a figure; None: nothing does."""
+    """Return the band of a metric; None if it has none."""
     if metric_registry.eval_set(name) is not None:
         return Band(f"{name}_stderr", f"{name}_stderr", _ERROR, is_spread=True)
     return BANDS.get(name)
 
 
 def chart(name: str, runs: Sequence[ReadRun], steps: Steps, *, fewest: int = FEWEST) -> Json:
-    """A figure as the page shows it: what it is, a sentence for each run, and its points under `data`."""
+    """Return the chart of a metric: its description, a summary for each run, and its points under `data`."""
     metric, band = metric_registry.find(name), band_of(name)
     limit = max(POINTS // len(runs), fewest)
-    told, data, is_thinned, has_band = [], [], False, False
+    summaries, data, is_thinned, has_band = [], [], False, False
     for number, run in enumerate(runs):
         points = run.series.get(name)
         if not points:
@@ -140,7 +145,7 @@ def chart(name: str, runs: Sequence[ReadRun], steps: Steps, *, fewest: int = FEW
         data.append({"run": number, "steps": steps.at([step for step, _ in shown]), "values": values})
         if low:
             data[-1] |= {"low": low, "high": high}
-        told.append((run.label if len(runs) > 1 else "", summary(points)))
+        summaries.append((run.label if len(runs) > 1 else "", summary(points)))
     return {
         "name": name,
         "unit": "" if metric is None else metric.unit,
@@ -148,29 +153,31 @@ def chart(name: str, runs: Sequence[ReadRun], steps: Steps, *, fewest: int = FEW
         "healthy": "" if metric is None else metric.healthy,
         "band": band.description if band is not None and has_band else "",
         "is_thinned": is_thinned,
-        "told": told,
+        "told": summaries,
         "data": {"name": name, "dots": metric_registry.eval_set(name) is not None, "series": data},
     }
 
 
 def _around(series: History, band: Band | None, shown: Points) -> tuple[list[float | None], list[float | None]]:
-    """Lower and upper edge at the points that are shown; empty where there are none."""
+    """Return the lower and the upper edge at the points that are shown; both are empty if there is no band."""
     if band is None or band.low not in series or band.high not in series:
         return [], []
     low, high = dict(series[band.low]), dict(series[band.high])
 
     def edges(table: Mapping[int, float], sign: int) -> list[float | None]:
-        around = [(value, table.get(step)) for step, value in shown]
+        pairs = [(value, table.get(step)) for step, value in shown]
         if band.is_spread:
-            return [None if spread is None else rounded(value + sign * spread) for value, spread in around]
-        return [rounded(edge) for _, edge in around]
+            return [None if distance is None else rounded(value + sign * distance) for value, distance in pairs]
+        return [rounded(edge) for _, edge in pairs]
 
     return edges(low, -1), edges(high, 1)
 
 
 def thinned(points: Points, limit: int) -> Points:
-    """The points where they are few; else the lowest and the highest of each of `limit / 2` stretches, so that no
-    spike is lost, with the first and the last."""
+    """Return at most about `limit` points: all of them, or the extremes of equal stretches, so that no spike is lost.
+
+    A long history keeps the lowest and the highest point of each of `limit / 2` stretches, and its first and last.
+    """
     if len(points) <= limit:
         return points
     count = max(limit // 2 - 1, 1)
@@ -186,7 +193,7 @@ def _extreme(choose: Callable[..., int], points: Points, start: int, end: int) -
 
 
 def summary(points: Points) -> str:
-    """A curve in a sentence: where it begins and ends, and its extremes where they lie between."""
+    """Return a sentence about a curve: its first and last value, and extremes in between."""
     (first_step, first), (last_step, last) = points[0], points[-1]
     if len(points) == 1:
         return f"{figure(first)} at step {first_step}."

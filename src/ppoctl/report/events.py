@@ -1,4 +1,4 @@
-"""What happened to a run on its way, beside its figures: attempts, what a resume did again, changed keys, alarms."""
+"""Events of a run for the charts: attempts, resumes, changed keys and health alarms."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,16 +20,16 @@ DONE = ("finished", "unmet")
 
 @dataclass(frozen=True)
 class ChartEvent:
-    """Something that the charts mark."""
+    """An event that the charts mark."""
 
     at: float
-    """Step at which it is drawn; between two steps with a half."""
+    """Step of the mark on the axis; between two steps it is a half."""
     kind: Kind
     text: str
 
 
 def events(run: ReadRun, attempts: Sequence[Mapping[str, Any]]) -> list[ChartEvent]:
-    """Everything that the charts of a run mark, in the order of steps."""
+    """Return the events that the charts of a run mark, in step order."""
     found = [*_of_attempts(run, attempts), *_changes(run), *_alarms(run)]
     return sorted(found, key=lambda event: (event.at, event.kind, event.text))
 
@@ -42,14 +42,14 @@ def _of_attempts(run: ReadRun, attempts: Sequence[Mapping[str, Any]]) -> list[Ch
             continue
         name = f"attempt {attempt['attempt']}"
         if attempt["attempt"] != attempts[0]["attempt"]:
-            found.append(ChartEvent(steps[0] - 0.5, "resume", f"{name} goes on with step {steps[0]}"))
+            found.append(ChartEvent(steps[0] - 0.5, "resume", f"{name} continues with step {steps[0]}"))
         if attempt["status"] not in (*DONE, "running"):
             found.append(ChartEvent(steps[-1] + 0.5, "stop", f"{name} ends in step {steps[-1]}: {attempt['status']}"))
     return found
 
 
 def steps_of(run: ReadRun, attempt: int) -> list[int]:
-    """Steps of which the attempt committed something, oldest first."""
+    """Return the steps in which the attempt committed a stage, in order."""
     return sorted({int(line["step"]) for line in run.lines if line.get("attempt") == attempt and "stage" in line})
 
 
@@ -61,7 +61,7 @@ def _changes(run: ReadRun) -> list[ChartEvent]:
 
 
 def changes(run: ReadRun) -> list[tuple[int, str, Any, Any]]:
-    """Keys that were changed on the way: the first step they hold for, key, value before and after."""
+    """Return the keys that were changed during the run: the first step with the new value, key, old and new value."""
     pairs = pairwise(sorted(run.recipes))
     return [
         (later, *changed) for start, later in pairs for changed in differences(run.recipes[start], run.recipes[later])
@@ -69,53 +69,61 @@ def changes(run: ReadRun) -> list[tuple[int, str, Any, Any]]:
 
 
 def _alarms(run: ReadRun) -> list[ChartEvent]:
-    """What the health rules say; alarms of one bound in steps that follow each other are one."""
+    """Return the alarms of the health rules; alarms of one bound in consecutive steps are one event."""
     last: dict[str, list[HealthAlarm]] = {}
     stretches: list[list[HealthAlarm]] = []
-    for alarm in _judged(run):
+    for alarm in _step_alarms(run):
         stretch = last.get(alarm.key)
         if stretch is None or stretch[-1].step + 1 != alarm.step:
             stretch = last[alarm.key] = []
             stretches.append(stretch)
         stretch.append(alarm)
-    return [ChartEvent(each[0].step, "health", _told(each)) for each in stretches]
+    return [ChartEvent(each[0].step, "health", _alarm_text(each)) for each in stretches]
 
 
-def _judged(run: ReadRun) -> Iterator[HealthAlarm]:
-    """Alarms of each step by the rules of the recipe that holds for it, oldest first. How many steps in a row were
-    out of bounds is counted over all of them, as a resume does."""
-    figures: dict[int, dict[str, float]] = {}
+def _step_alarms(run: ReadRun) -> Iterator[HealthAlarm]:
+    """Yield the alarms of each step, in order, by the health rules of the step's recipe.
+
+    Consecutive steps out of bounds are counted from the first step of the run, as in a resume.
+    """
+    metrics: dict[int, dict[str, float]] = {}
     for name, points in run.series.items():
         for step, value in points:
-            figures.setdefault(step, {})[name] = value
+            metrics.setdefault(step, {})[name] = value
     for start in sorted(run.recipes):
         ends = min((later for later in run.recipes if later > start), default=math.inf)
         monitor = HealthMonitor(HealthTable.model_validate(run.recipes[start]["health"]))
-        for step in sorted(step for step in figures if 0 < step < ends):
-            yield from (alarm for alarm in monitor.check(step, figures[step]) if step >= start)
+        for step in sorted(step for step in metrics if 0 < step < ends):
+            yield from (alarm for alarm in monitor.check(step, metrics[step]) if step >= start)
 
 
-def _told(stretch: Sequence[HealthAlarm]) -> str:
+def _alarm_text(stretch: Sequence[HealthAlarm]) -> str:
     until = f"; until step {stretch[-1].step}" if len(stretch) > 1 else ""
     return f"{stretch[0].text}, {stretch[0].action}{until}"
 
 
 def attempt_rows(run: ReadRun, attempts: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """A row per attempt, under the headers `ATTEMPTS`."""
+    """Return one row per attempt, under the headers `ATTEMPTS`."""
     ends = {line["attempt"]: line for line in run.lines if line.get("event") == "attempt_ended"}
     spends = {each.attempt: each for each in attempt_times(run.lines)}
-    found = []
+    rows = []
     for attempt in attempts:
         number = attempt["attempt"]
-        each, end, steps = spends[number], ends.get(number, {}), steps_of(run, number)
+        time_use, end, steps = spends[number], ends.get(number, {}), steps_of(run, number)
         code = f" ({attempt['exit_code']})" if "exit_code" in attempt else ""
         job = f", job {attempt['job']}" if "job" in attempt else ""
-        times = (each.wall_s, each.kept_s, each.starting_s, end.get("replayed_s", 0.0), each.lost_s)
-        worked = f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else str(steps[0]) if steps else "none"
+        times = (
+            time_use.wall_s,
+            time_use.kept_s,
+            time_use.starting_s,
+            end.get("replayed_s", 0.0),
+            time_use.lost_s,
+        )
+        span = f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else str(steps[0]) if steps else "none"
         begins = f"{moment(float(attempt['at']))}, {attempt['host']}{job}"
-        found.append((str(number), begins, worked, f"{attempt['status']}{code}", *map(duration, times)))
-    return found
+        rows.append((str(number), begins, span, f"{attempt['status']}{code}", *map(duration, times)))
+    return rows
 
 
-ATTEMPTS = ("attempt", "began", "steps", "ended", "took", "kept", "starting", "replayed", "lost in all")
-"""Headers of `attempt_rows`. What was replayed is a part of what was lost."""
+ATTEMPTS = ("attempt", "began", "steps", "ended", "took", "kept", "starting", "replayed", "lost in total")
+"""Headers of `attempt_rows`. Replayed time is included in lost time."""

@@ -1,4 +1,4 @@
-"""How a report writes numbers, times and values of a recipe."""
+"""Formatting of numbers, times and recipe values in a report."""
 
 import math
 import time
@@ -12,25 +12,25 @@ DIGITS = 5
 
 
 def figure(value: float | None) -> str:
-    """The number with four digits; `-` for none."""
+    """Return the number with four significant digits; `-` for None."""
     return "-" if value is None else f"{value:.4g}"
 
 
 def rounded(value: float | None) -> float | None:
-    """The number as the page's JSON has it; None where there is none, or one that JSON cannot write."""
+    """Return the number rounded for the page's JSON; None for None, nan and infinities, which JSON cannot write."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.{DIGITS}g}")
 
 
 def moment(unix_s: float) -> str:
-    """The time in words, in UTC: a report is read elsewhere than where it was made."""
+    """Return the date and time in UTC, because a report may be read in another time zone."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix_s))
 
 
 def share(part: float, whole: float) -> str:
-    """The part of the whole in percent; `-` where there is no whole."""
+    """Return `part` in percent of `whole`; `-` if `whole` is not positive."""
     return "-" if whole <= 0 else f"{100 * part / whole:.3g} %"
 
 
 def toml(value: Any) -> str:
-    """A value of a recipe as its file would have it, without secrets."""
+    """Return a recipe value as TOML, without secrets."""
     return "not set" if value is None else without_secrets(as_toml(value))

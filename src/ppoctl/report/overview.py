@@ -1,4 +1,4 @@
-"""The head of a report: for each run what was trained from what, how far it came, where and when."""
+"""The overview of a report: model, data, progress, machine and time of each run."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -20,11 +20,11 @@ Json = dict[str, Any]
 
 
 def head(run: ReadRun) -> Json:
-    """What the page says of a run before it shows anything."""
+    """Return the overview of a run, for the first section of the page."""
     facts = run_status.facts(run.paths, run.lines)
-    told = run_status.ask(run_status.slurm(), [facts])
-    state = run_state(facts, told, now=time.time())
-    attempts = attempts_as_known(facts, told)
+    snapshot = run_status.ask(run_status.slurm(), [facts])
+    state = run_state(facts, snapshot, now=time.time())
+    attempts = attempts_as_known(facts, snapshot)
     spends = attempt_times(run.lines)
     wall_s = sum(each.wall_s for each in spends)
     gpus = max((each.gpus for each in spends), default=0)
@@ -33,7 +33,7 @@ def head(run: ReadRun) -> Json:
         ("state", f"{state.word}: {without_secrets(state.description)}"),
         ("steps", f"{facts.steps_done} of {facts.steps_planned}"),
         ("when", _when(run, wall_s)),
-        ("where", ", ".join(hosts) + f", {gpus} GPU{'s' * (gpus != 1)}" * (gpus > 0) or "nowhere yet"),
+        ("where", ", ".join(hosts) + f", {gpus} GPU{'s' * (gpus != 1)}" * (gpus > 0) or "not started yet"),
         ("seed", str(run.recipe["seed"])),
         *_last(run),
     ]
@@ -49,27 +49,27 @@ def head(run: ReadRun) -> Json:
 
 
 def sentence(run: ReadRun) -> str:
-    """What was trained from what, in one sentence."""
+    """Return one sentence with the model, the data, the reward and the batch size."""
     recipe, rows, written = run.recipe, run.facts.get("rows", {}), run.facts.get("written", {})
     used = rows.get("data.train", {}).get("used")
-    drawn = recipe["rollout"]
-    counted = f"{used} prompts of " if used is not None else ""
+    rollout = recipe["rollout"]
+    prompts = f"{used} prompts of " if used is not None else ""
     return without_secrets(
         f"{_short(recipe['model']['path'], written)}, "
-        f"trained with PPO on {counted}{_data(recipe['data']['train'], written)}, "
-        f"rewarded by {recipe['reward'].get('kind', 'a reward of its own')}: "
-        f"{drawn['prompts_per_step']} prompts x {drawn['samples_per_prompt']} responses a step, "
-        f"of at most {drawn['max_new_tokens']} tokens."
+        f"trained with PPO on {prompts}{_data(recipe['data']['train'], written)}, "
+        f"rewarded by {recipe['reward'].get('kind', 'a custom reward')}: "
+        f"{rollout['prompts_per_step']} prompts x {rollout['samples_per_prompt']} responses per step, "
+        f"of at most {rollout['max_new_tokens']} tokens."
     )
 
 
 def _short(path: Any, written: Mapping[str, str]) -> str:
-    """The path as the recipe has it; as it is recorded where that is not known."""
+    """Return the path as written in the recipe, or as recorded if that is unknown."""
     return written.get(str(path), str(path))
 
 
 def _data(table: Mapping[str, Any], written: Mapping[str, str]) -> str:
-    """Where prompts come from: files, a data set, a function, or the sources of a mix."""
+    """Return the source of the prompts: files, a dataset, a function, or the sources of a mix."""
     sources = table.get("sources") or {}
     if sources:
         return "a mix of " + ", ".join(f"{name} ({_data(source, written)})" for name, source in sources.items())
@@ -82,12 +82,12 @@ def _data(table: Mapping[str, Any], written: Mapping[str, str]) -> str:
 def _when(run: ReadRun, wall_s: float) -> str:
     times = [float(line["at"]) for line in run.lines]
     if not times:
-        return f"made {moment(float(run.facts['created']))}, not begun"
-    return f"{moment(times[0])} to {moment(times[-1])}; at work for {duration(wall_s)}"
+        return f"created {moment(float(run.facts['created']))}, not started"
+    return f"{moment(times[0])} to {moment(times[-1])}; running for {duration(wall_s)}"
 
 
 def _last(run: ReadRun) -> list[tuple[str, str]]:
-    """The last reward, and the last figure of each evaluation that says which actor is better."""
+    """Return the last reward, and the last value of each evaluation metric for which higher is better."""
     found = []
     reward = run.series.get(metric_registry.REWARD_SCORE_MEAN.name)
     if reward:
@@ -102,29 +102,29 @@ def _last(run: ReadRun) -> list[tuple[str, str]]:
 
 
 def _ends(points: Sequence[tuple[int, float]], errors: Mapping[int, float] = MappingProxyType({})) -> str:
-    """The last figure, with its standard error where there is one, and the first."""
+    """Return the last value, with its standard error if there is one, and the first value."""
     (first_step, first), (step, value) = points[0], points[-1]
-    spread = f" +- {figure(errors[step])}" if step in errors else ""
+    error = f" +- {figure(errors[step])}" if step in errors else ""
     before = "" if step == first_step else f", {figure(first)} at step {first_step}"
-    return f"{figure(value)}{spread} at step {step}{before}"
+    return f"{figure(value)}{error} at step {step}{before}"
 
 
 def contract(run: ReadRun, *, is_done: bool) -> Json:
-    """The recipe's `[expect]` and how it is met; before all steps are done, how it stands."""
+    """Return the results of the recipe's `[expect]`; they are provisional until all steps are done."""
     expect = run.recipe.get("expect") or {}
     wanted = {name: Expectation.model_validate(bounds) for name, bounds in expect.items()}
-    verdicts = check_expectations(wanted, run.lines)
+    results = check_expectations(wanted, run.lines)
     words = {True: "met", False: "unmet"} if is_done else {True: "met so far", False: "not yet met"}
-    rows = [(each.metric, figure(each.value), each.bound, words[each.met], each.met) for each in verdicts]
+    rows = [(each.metric, figure(each.value), each.bound, words[each.met], each.met) for each in results]
     return {"rows": rows, "is_done": is_done}
 
 
 def _identity(run: ReadRun) -> list[tuple[str, str]]:
-    """What the run is and was made from: id, versions, digests of its sources."""
+    """Return the id of the run, its time of creation, versions, and digests of its sources."""
     facts = run.facts
     return [
         ("id", str(facts["id"])),
-        ("made", moment(float(facts["created"]))),
+        ("created", moment(float(facts["created"]))),
         *((f"version of {name}", str(version)) for name, version in sorted(facts.get("versions", {}).items())),
         *((f"sha256 of {name}", str(digest)) for name, digest in sorted(facts.get("sources", {}).items())),
     ]

@@ -1,4 +1,4 @@
-"""Recipes as flat keys: what two of them differ in, and one as the text of its file."""
+"""Recipes as flat keys: differences of recipes, and a recipe as TOML."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,24 +10,24 @@ from ppoctl.report.formatting import toml
 
 
 def flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Every key with dots, and its value; keys that are not set have None."""
-    found: dict[str, Any] = {}
+    """Return every key, with dots, and its value; a key that is not set has None."""
+    keys: dict[str, Any] = {}
     for key, value in recipe.items():
         if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
+            keys |= flat(value, f"{prefix}{key}.")
         else:
-            found[f"{prefix}{key}"] = value
-    return found
+            keys[f"{prefix}{key}"] = value
+    return keys
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Keys in which two recipes differ, each with both values."""
+    """Return the keys in which two recipes differ, each with both values."""
     left, right = flat(before), flat(after)
     return [(key, left.get(key), right.get(key)) for key in {**left, **right} if left.get(key) != right.get(key)]
 
 
 def side_by_side(recipes: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """A row for each key in which not all recipes agree: the key, then its value in each. The name is none."""
+    """Return a row for each key in which the recipes differ, except `name`: the key, then its value in each."""
     all_flat = [flat(recipe) for recipe in recipes]
     keys = dict.fromkeys(key for each in all_flat for key in each if key != "name")
     rows = [(key, *(toml(each.get(key)) for each in all_flat)) for key in keys]
@@ -35,5 +35,5 @@ def side_by_side(recipes: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def as_text(recipe: Mapping[str, Any]) -> str:
-    """The recipe as the TOML file that would give it, without secrets."""
+    """Return the recipe as TOML, without secrets."""
     return without_secrets(recipe_as_toml(from_resolved(recipe)))

@@ -1,7 +1,8 @@
-"""The HTML of a report: template, style and script in one file that asks no network for anything.
+"""The HTML of a report: template, style and script in one file that makes no network request.
 
-What a model wrote may be markup. In the page's words the template engine escapes it; in the JSON no character of
-markup is left, so that it cannot end its element; and the page's policy runs one script only, named by its hash.
+The output of a model may contain markup. The template engine escapes it in the texts of the page. The JSON contains
+no character of markup, so that it cannot end its element. The page's policy allows one script only, given by its
+hash.
 """
 
 import base64
@@ -18,13 +19,13 @@ from ppoctl import __version__
 
 FILES = Path(__file__).parent / "page"
 SCRIPTS = ("start.js", "axes.js", "chart.js", "stages.js", "tokens.js", "samples.js", "page.js")
-"""Parts of the script, in the order in which they are joined."""
+"""Files of the script, in the order in which they are concatenated."""
 MARK = '<meta name="generator" content="ppoctl report'
-"""What a file begins with, nearly, that this room has written."""
+"""Text near the start of every report, by which a report is recognised."""
 
 
 def html(words: Mapping[str, Any], data: Mapping[str, Any]) -> str:
-    """The whole page."""
+    """Return the complete page."""
     script = '"use strict";\n(() => {\n' + "".join(_file(name) for name in SCRIPTS) + "})();\n"
     style = _file("style.css")
     environment = jinja2.Environment(
@@ -43,7 +44,7 @@ def html(words: Mapping[str, Any], data: Mapping[str, Any]) -> str:
 
 
 def inert(data: Mapping[str, Any]) -> str:
-    """The data as JSON in ASCII without `<`, `>` and `&`: as text of an element it can neither end nor begin one."""
+    """Return the data as ASCII JSON without `<`, `>` and `&`, so that it can neither begin nor end an element."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     for char in "<>&":
         text = text.replace(char, f"\\u{ord(char):04x}")

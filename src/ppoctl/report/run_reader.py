@@ -1,4 +1,7 @@
-"""One run as a report needs it: facts, recipes, journal and the history of its figures, read once. Light."""
+"""The data of a run for a report, read once: facts, recipes, journal and the history of metrics.
+
+Imports no torch, vLLM or Megatron.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,36 +19,39 @@ History = Mapping[str, Sequence[tuple[int, float]]]
 
 @dataclass(frozen=True)
 class ReadRun:
-    """A run directory in memory; its samples stay on disk."""
+    """A run directory in memory, without its samples."""
 
     label: str
-    """Name under which the report speaks of it, unlike that of every other run in it."""
+    """Name of the run in the report, unique among its runs."""
     paths: RunPaths
     facts: Mapping[str, Any]
     recipes: Mapping[int, Mapping[str, Any]]
-    """Resolved recipes by the first step they hold for."""
+    """Resolved recipes, by the first step that uses them."""
     lines: Sequence[JournalLine]
     series: History
     outlines: Outlines
 
     @property
     def recipe(self) -> Mapping[str, Any]:
-        """The recipe as it holds for the newest steps."""
+        """Recipe of the newest steps."""
         return self.recipes[max(self.recipes)]
 
     @property
     def stage_lines(self) -> list[JournalLine]:
-        """The journal's line of every stage of every step; of one that was made again, the later."""
-        counting = {(line["step"], line["stage"]): line for line in self.lines if "stage" in line}
-        return sorted(counting.values(), key=lambda line: int(line["seq"]))
+        """Journal line of every stage of every step; the newest line of a stage that was repeated."""
+        newest = {(line["step"], line["stage"]): line for line in self.lines if "stage" in line}
+        return sorted(newest.values(), key=lambda line: int(line["seq"]))
 
 
 def read_runs(folders: Sequence[Path]) -> list[ReadRun]:
-    """The runs in these folders. Raises RecipeError where one is no run, StorageError where it cannot be read."""
-    layouts = [RunPaths(folder.resolve()) for folder in folders]
-    facts = [run_dir.facts(layout) for layout in layouts]
+    """Read the runs in these folders.
+
+    Raises RecipeError if a folder is not a run, StorageError if a run cannot be read.
+    """
+    all_paths = [RunPaths(folder.resolve()) for folder in folders]
+    facts = [run_dir.facts(paths) for paths in all_paths]
     labels = _labels([str(each["name"]) for each in facts])
-    return [_read(label, layout, known) for label, layout, known in zip(labels, layouts, facts, strict=True)]
+    return [_read(label, paths, known) for label, paths, known in zip(labels, all_paths, facts, strict=True)]
 
 
 def _read(label: str, paths: RunPaths, facts: Mapping[str, Any]) -> ReadRun:
@@ -54,5 +60,5 @@ def _read(label: str, paths: RunPaths, facts: Mapping[str, Any]) -> ReadRun:
 
 
 def _labels(names: Sequence[str]) -> list[str]:
-    """The names; of those that are equal, each with its number in the report."""
+    """Return the names; equal names get the number of their run in the report."""
     return [name if names.count(name) == 1 else f"{name} ({at})" for at, name in enumerate(names, start=1)]

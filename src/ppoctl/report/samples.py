@@ -1,5 +1,8 @@
-"""Samples for a report: of a few steps the best, worst, longest and those that disagree; of the evaluations those
-that an actor learned to solve or forgot."""
+"""Samples for a report.
+
+From a few steps it selects the best, worst and longest samples, and samples of one prompt with different scores. From
+evaluations it selects samples that the actor learned to solve, or forgot.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -18,15 +21,15 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 EACH = 4
-"""Samples of each kind."""
+"""Number of samples of each kind."""
 MOST_TOKENS = 1500
-"""Most tokens of a sample that are shown."""
+"""Maximum number of tokens of a sample on the page."""
 MOST_CHARACTERS = 6000
-"""Most characters of a text that is shown."""
+"""Maximum number of characters of a text on the page."""
 
 
 def kept_steps(run: ReadRun, count: int) -> list[int]:
-    """So many of the steps whose rollouts are still there, evenly spaced, the first and the last among them."""
+    """Return `count` evenly spaced steps whose rollouts are kept, including the first and the last of them."""
     found = [s for s in run.paths.committed_steps() if manifests.read(run.paths.stage(s, "rollout")) is not None]
     if count >= len(found):
         return found
@@ -36,7 +39,7 @@ def kept_steps(run: ReadRun, count: int) -> list[int]:
 
 
 def rollouts(run: ReadRun, number: int, count: int) -> list[Json]:
-    """A set of samples for each of `count` steps."""
+    """Return a set of samples for each of `count` steps."""
     return [_of_step(run, number, step) for step in kept_steps(run, count)]
 
 
@@ -53,13 +56,13 @@ def _of_step(run: ReadRun, number: int, step: int) -> Json:
 
 
 def _chosen(found: Sequence["ShownSample"]) -> dict[int, tuple[int, list[str]]]:
-    """Rows by number: the best rank that one has in a kind, and its kinds."""
+    """Return the chosen rows by number: the best rank of a row in any kind, and its kinds."""
     scored = [(at, sample.score) for at, sample in enumerate(found) if sample.score is not None]
     of_prompt: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for at, score in scored:
         of_prompt[found[at].prompt_id].append((at, score))
-    apart = sorted(of_prompt.values(), key=lambda rows: min(s for _, s in rows) - max(s for _, s in rows))
-    split = [rows for rows in apart if min(s for _, s in rows) < max(s for _, s in rows)][: EACH // 2]
+    by_spread = sorted(of_prompt.values(), key=lambda rows: min(s for _, s in rows) - max(s for _, s in rows))
+    split = [rows for rows in by_spread if min(s for _, s in rows) < max(s for _, s in rows)][: EACH // 2]
     kinds = {
         **_best_and_worst(scored),
         "longest": sorted(range(len(found)), key=lambda at: -len(found[at].tokens)),
@@ -70,14 +73,14 @@ def _chosen(found: Sequence["ShownSample"]) -> dict[int, tuple[int, list[str]]]:
 
 
 def _best_and_worst(scored: Sequence[tuple[int, float]]) -> dict[str, list[int]]:
-    """The upper and the lower half of what has a score, each from its end."""
-    found = [at for at, _ in sorted(scored, key=lambda each: -each[1])]
-    half = (len(found) + 1) // 2
-    return {"best": found[:half], "worst": found[half:][::-1]}
+    """Return the upper half of the scored rows, best first, and the lower half, worst first."""
+    ordered = [at for at, _ in sorted(scored, key=lambda each: -each[1])]
+    half = (len(ordered) + 1) // 2
+    return {"best": ordered[:half], "worst": ordered[half:][::-1]}
 
 
 def _ends(rows: Sequence[tuple[int, float]]) -> tuple[int, int]:
-    """The best and the worst of a prompt's responses."""
+    """Return the best and the worst of a prompt's responses."""
     return max(rows, key=lambda row: row[1])[0], min(rows, key=lambda row: row[1])[0]
 
 
@@ -119,7 +122,7 @@ def _rollout(sample: "ShownSample") -> Json:
 
 
 def evaluations(run: ReadRun, number: int) -> list[Json]:
-    """A set of samples for each set and mode of the newest evaluation, held against the first that is there."""
+    """Return a set of samples for each set and mode of the newest evaluation, compared with the oldest one kept."""
     steps = [step for step in run.paths.committed_steps() if (_folder(run, step) / eval_samples.SAMPLES).is_file()]
     if not steps:
         return []
@@ -189,6 +192,6 @@ def _evaluation(row: Json, earlier: Json | None, first: int) -> Json:
 
 
 def cut(text: str) -> str:
-    """The text, or the beginning of a long one, which says how much is left out."""
+    """Return the text; a long text is truncated, and ends with the number of missing characters."""
     more = len(text) - MOST_CHARACTERS
-    return text if more <= 0 else f"{text[:MOST_CHARACTERS]}\n... and {more} characters more"
+    return text if more <= 0 else f"{text[:MOST_CHARACTERS]}\n... and {more} more characters"

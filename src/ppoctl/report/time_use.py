@@ -1,5 +1,7 @@
-"""Where the time of a run went: its stages over the steps, and all of its attempts' time by what it was for.
-Light."""
+"""Time use of a run: the seconds of its stages in each step, and the time of all attempts by activity.
+
+Imports no torch, vLLM or Megatron.
+"""
 
 from collections import defaultdict
 from typing import Any
@@ -13,18 +15,18 @@ from ppoctl.store.time_use import attempt_times
 Json = dict[str, Any]
 
 BARS = 120
-"""Most bars of a timeline; where there are more steps, a bar is the mean of several."""
+"""Maximum number of bars of a timeline. If there are more steps, a bar is the mean of several steps."""
 
 
 def stages_of(run: ReadRun) -> list[str]:
-    """The stages that the run has committed, in the order in which its stories tell them."""
-    told = [name for outline in run.outlines.by_start.values() for name in outline.names]
+    """Return the stages that the run has committed, in the order of its outlines."""
+    names = [name for outline in run.outlines.by_start.values() for name in outline.names]
     done = {str(line["stage"]) for line in run.stage_lines}
-    return [name for name in dict.fromkeys([*told, EVAL]) if name in done]
+    return [name for name in dict.fromkeys([*names, EVAL]) if name in done]
 
 
 def timeline(run: ReadRun, number: int) -> Json:
-    """Seconds of each stage in each step, for the page's chart."""
+    """Return the seconds of each stage in each step, for the chart of the page."""
     names = stages_of(run)
     seconds: dict[int, dict[str, float]] = defaultdict(dict)
     for line in run.stage_lines:
@@ -45,7 +47,7 @@ def timeline(run: ReadRun, number: int) -> Json:
 
 
 def shares(run: ReadRun) -> Json:
-    """All the time of all attempts by what it was for; the rows add up to the time that they took."""
+    """Return the time of all attempts by activity. The rows add up to the wall time of the attempts."""
     spends = attempt_times(run.lines)
     ends = [line for line in run.lines if line.get("event") == "attempt_ended"]
     wall_s = sum(each.wall_s for each in spends)
@@ -61,17 +63,17 @@ def shares(run: ReadRun) -> Json:
         ("starting", starting),
         ("replayed", replayed),
         ("abandoned", abandoned),
-        ("done again", max(lost - replayed - abandoned, 0.0)),
+        ("repeated", max(lost - replayed - abandoned, 0.0)),
         ("saving, and between stages", rest),
     ]
-    whole = sum(seconds for _, seconds in rows)
+    total = sum(seconds for _, seconds in rows)
     gpu_hours = sum(each.kept_gpu_hours for each in spends), sum(each.lost_gpu_hours for each in spends)
     return {
         "label": run.label,
         "whole": duration(wall_s),
         "gpu_hours": "" if sum(gpu_hours) <= 0 else f"{gpu_hours[0]:.3g} GPU-hours kept, {gpu_hours[1]:.3g} lost",
         "rows": [
-            {"name": name, "took": duration(seconds), "share": share(seconds, whole), "width": _width(seconds, whole)}
+            {"name": name, "took": duration(seconds), "share": share(seconds, total), "width": _width(seconds, total)}
             for name, seconds in rows
             if seconds > 0
         ],

@@ -1,4 +1,4 @@
-"""The file of a report: where it may be written, and what replaces what."""
+"""Writing the file of a report. A report replaces only an earlier report."""
 
 import os
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from ppoctl.report.render_page import MARK, html
 from ppoctl.report.run_reader import read_runs
 
 MOST_RUNS = 8
-"""Runs that colours and dashes tell apart."""
+"""Maximum number of runs that colours and dashes can distinguish."""
 MOST_BYTES = 2_000_000
 OWN_BYTES = 150_000
-"""Bytes of the page that are neither figures nor samples, at most: style, script and markup."""
+"""Maximum number of bytes of the page without metrics and samples: style, script and markup."""
 LONGEST_NAME = 80
 
 
@@ -30,15 +30,16 @@ class Written:
 
 
 def write_report(folders: Sequence[Path], out: Path | None, *, steps: int) -> Written:
-    """Write the report of the runs in these folders, with samples of `steps` steps each; without `out` to a file in
-    the working directory that is named after them. An earlier report is replaced.
+    """Write the report of the runs in these folders, with samples of `steps` steps per run.
 
-    Raises RecipeError where a folder is no run or something else is in the way, StorageError where it cannot be
-    written or a run cannot be read.
+    Without `out`, the file is in the working directory and named after the runs. An earlier report is replaced.
+
+    Raises RecipeError if a folder is not a run, or if `out` exists and is not a report; StorageError if the file
+    cannot be written or a run cannot be read.
     """
     if len(folders) > MOST_RUNS:
-        says = f"`{len(folders)}` runs: a report compares up to {MOST_RUNS}"
-        raise RecipeError(says, hint=_typed(folders[:MOST_RUNS]))
+        message = f"`{len(folders)}` runs: a report compares at most {MOST_RUNS}"
+        raise RecipeError(message, hint=_typed(folders[:MOST_RUNS]))
     runs = read_runs(folders)
     path = Path(_name([str(run.facts["name"]) for run in runs])) if out is None else out
     _require_free(path, folders)
@@ -48,19 +49,21 @@ def write_report(folders: Sequence[Path], out: Path | None, *, steps: int) -> Wr
 
 
 def report_text(folder: Path, *, steps: int) -> str:
-    """The report of the run in this folder, for whoever keeps it elsewhere. Raises as `write_report` does, but for
-    what may be in the way of a file."""
+    """Return the report of the run in this folder, for a caller that stores it elsewhere.
+
+    Raises the errors of `write_report` that are not about the output file.
+    """
     return _page(contents(read_runs([folder]), steps=steps, room=MOST_BYTES - OWN_BYTES)).decode("utf-8")
 
 
 def _page(found: Contents) -> bytes:
     text = html({**found.words, "left_out": found.left_out}, found.data)
-    # A lone half of a surrogate pair, which a model's text may have, is no UTF-8.
+    # The text of a model may contain a lone surrogate, which UTF-8 cannot encode.
     return text.encode("utf-8", errors="xmlcharrefreplace")
 
 
 def _typed(folders: Sequence[Path], *more: str) -> str:
-    """The command with these runs, as a shell takes it."""
+    """Return the command with these runs, quoted for a shell."""
     return " ".join(["ppoctl report", *map(quoted, folders), *more])
 
 
@@ -70,15 +73,15 @@ def _name(names: Sequence[str]) -> str:
 
 
 def _require_free(path: Path, folders: Sequence[Path]) -> None:
-    """Raise RecipeError where something is in the way, before anything heavy is read."""
+    """Raise RecipeError if the path cannot be the file of a report. Runs before samples are read."""
     again = _typed(folders, "-o", "another.html")
     inside = next((folder for folder in folders if path.resolve().is_relative_to(folder.resolve())), None)
     if inside is not None:
-        raise RecipeError(f"`{path}` lies in the run `{inside}`, which a report only reads", hint=again)
+        raise RecipeError(f"`{path}` is in the run `{inside}`, which a report must not change", hint=again)
     if path.is_dir():
         raise RecipeError(f"`{path}` is a folder", hint=again)
     if path.exists() and not _is_report(path):
-        raise RecipeError(f"`{path}` exists and is no report: it is not replaced", hint=again)
+        raise RecipeError(f"`{path}` exists and is not a report: it is not replaced", hint=again)
 
 
 def _is_report(path: Path) -> bool:
@@ -90,13 +93,13 @@ def _is_report(path: Path) -> bool:
 
 
 def _write(path: Path, data: bytes) -> int:
-    """Replace the file at once, so that nobody finds half a report."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    """Replace the file atomically, so that an incomplete report is never visible."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        aside.write_bytes(data)
-        aside.replace(path)
+        temporary.write_bytes(data)
+        temporary.replace(path)
     except OSError as error:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise StorageError(
             f"cannot write `{path}`: {(error.strerror or str(error)).lower()}",
             hint=f"mkdir -p {quoted(path.parent)} && df -h {quoted(path.parent)}",

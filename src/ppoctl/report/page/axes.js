@@ -1,4 +1,4 @@
-// From numbers to pixels: scales, ticks, and what every chart has around its lines.
+// Scales and ticks, which map numbers to pixels, and the frame of every chart.
 const HEIGHT = 170;
 const MARGIN = { top: 14, right: 10, bottom: 20, left: 54 };
 
@@ -19,15 +19,15 @@ function wholeTicks(low, high, count) {
   return ticks;
 }
 
-// Room for values, a little wider than they are; a flat line gets room as well.
+// Return the range of an axis: a little wider than the values, also if they are all equal.
 function domain(values) {
   const found = values.filter((value) => value !== null && value !== undefined);
   if (!found.length) return [0, 1];
   let low = found[0];
   let high = found[0];
   for (const value of found) { low = Math.min(low, value); high = Math.max(high, value); }
-  const room = high > low ? (high - low) * 0.06 : Math.abs(high) * 0.1 || 1;
-  return [low >= 0 && low - room < 0 ? 0 : low - room, high + room];
+  const margin = high > low ? (high - low) * 0.06 : Math.abs(high) * 0.1 || 1;
+  return [low >= 0 && low - margin < 0 ? 0 : low - margin, high + margin];
 }
 
 function scale(from, to) {
@@ -38,15 +38,15 @@ function scale(from, to) {
 function frame(svg, width, x, y, steps, values) {
   const bottom = HEIGHT - MARGIN.bottom;
   for (const value of nice(values[0], values[1], 4)) {
-    svg.append(drawn("line", { class: "grid", x1: MARGIN.left, x2: width - MARGIN.right, y1: y(value), y2: y(value) }));
-    svg.append(drawn("text", { class: "axis", x: MARGIN.left - 6, y: y(value) + 4, "text-anchor": "end" }, told(value)));
+    svg.append(svgElement("line", { class: "grid", x1: MARGIN.left, x2: width - MARGIN.right, y1: y(value), y2: y(value) }));
+    svg.append(svgElement("text", { class: "axis", x: MARGIN.left - 6, y: y(value) + 4, "text-anchor": "end" }, formatted(value)));
   }
   for (const step of wholeTicks(steps[0], steps[1], width / 60)) {
-    svg.append(drawn("text", { class: "axis", x: x(step), y: bottom + 15, "text-anchor": "middle" }, String(step)));
+    svg.append(svgElement("text", { class: "axis", x: x(step), y: bottom + 15, "text-anchor": "middle" }, String(step)));
   }
 }
 
-// A slider over the steps of a chart: by keys and by pointer; `show` draws a place and returns it in words.
+// Make a chart a slider over its steps, for keys and pointer. `show` marks a step and returns its values as text.
 function slider(host, options) {
   let at = options.count - 1;
   const readout = element("p", { class: "readout", "aria-hidden": "true" });

@@ -1,4 +1,4 @@
-// Draws all of the page; what is folded away is drawn when it is opened.
+// Render the page. Charts in a closed section are rendered when it is opened.
 for (const figure of document.querySelectorAll(".chart")) if (!figure.closest("details.further")) drawChart(figure);
 for (const further of document.querySelectorAll("details.further")) {
   further.addEventListener("toggle", () => { for (const figure of further.querySelectorAll(".chart")) drawChart(figure); }, { once: true });

@@ -1,8 +1,8 @@
-// The samples: choose a set and a kind, then one of the list; its detail is drawn beside the list.
+// The browser of samples: select a set, a kind, then a sample of the list; its details are shown next to the list.
 function drawBrowser(host) {
   const state = { set: 0, kind: "all", at: 0, column: "advantage" };
   const list = element("ul", { class: "list", role: "listbox", "aria-label": "Samples", tabindex: "0" });
-  const detail = element("article", { class: "sample", "aria-live": "off", "aria-label": "The chosen sample" });
+  const detail = element("article", { class: "sample", "aria-live": "off", "aria-label": "Selected sample" });
   const counted = element("p", { class: "says" });
   const kinds = element("select", { id: "kind" });
   const sets = element("select", { id: "set" }, ...data.sets.map((set, at) => element("option", { value: at }, nameOf(set))));
@@ -51,7 +51,7 @@ function drawBrowser(host) {
     if (option) choose([...list.children].indexOf(option));
   });
   host.append(
-    element("div", { class: "controls" }, element("label", {}, "Where from", sets), element("label", {}, "Kind", kinds), colours),
+    element("div", { class: "controls" }, element("label", {}, "Source", sets), element("label", {}, "Kind", kinds), colours),
     element("div", { class: "browse" }, element("div", {}, list, counted), detail));
   enterSet();
 }
@@ -61,7 +61,7 @@ function nameOf(set) {
 }
 
 function scoreOf(item) {
-  return item.score === null ? `no score (${item.outcome})` : `score ${told(item.score)}`;
+  return item.score === null ? `no score (${item.outcome})` : `score ${formatted(item.score)}`;
 }
 
 function detailOf(item, column) {
@@ -69,10 +69,10 @@ function detailOf(item, column) {
   parts.push(...textOf("Prompt", item.prompt));
   if (item.tokens) {
     parts.push(element("h4", {}, "Response"), ...tokensOf(item, item[column] ? column : COLOURS.map(([key]) => key).find((key) => item[key])));
-    if (item.cut) parts.push(element("p", { class: "note" }, `${item.cut} more tokens are left out of this file.`));
+    if (item.cut) parts.push(element("p", { class: "note" }, `${item.cut} more tokens are not in this file.`));
   } else parts.push(...textOf("Response", item.response));
   if (item.answer) parts.push(...textOf("Expected", item.answer));
-  if (item.earlier) parts.push(...textOf(`Response to it ${item.earlier.title}`, item.earlier.response));
+  if (item.earlier) parts.push(...textOf(`Earlier response, ${item.earlier.title}`, item.earlier.response));
   return parts;
 }
 

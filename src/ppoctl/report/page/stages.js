@@ -25,7 +25,7 @@ function drawStages(figure) {
 
 function bars(host, found, totals) {
   const width = Math.max(host.clientWidth, 200);
-  const svg = drawn("svg", { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, "aria-hidden": "true" });
+  const svg = svgElement("svg", { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, "aria-hidden": "true" });
   const values = [0, Math.max(...totals, 1e-9) * 1.05];
   const y = scale(values, [HEIGHT - MARGIN.bottom, MARGIN.top]);
   const each = (width - MARGIN.left - MARGIN.right) / found.bars.length;
@@ -37,21 +37,21 @@ function bars(host, found, totals) {
     found.seconds.forEach((stage, number) => {
       const seconds = stage[at] || 0;
       const top = y(below + seconds);
-      svg.append(drawn("rect", { x: left(at), width: each - gap, y: top, height: Math.max(y(below) - top, 0), fill: `url(#fill-${number % 12})` }));
+      svg.append(svgElement("rect", { x: left(at), width: each - gap, y: top, height: Math.max(y(below) - top, 0), fill: `url(#fill-${number % 12})` }));
       below += seconds;
     });
   });
   const every = Math.max(1, Math.ceil((found.bars.length * 44) / width));
   found.bars.forEach((bar, at) => {
     if (at % every) return;
-    svg.append(drawn("text", { class: "axis", x: left(at) + (each - gap) / 2, y: HEIGHT - MARGIN.bottom + 15, "text-anchor": "middle" }, String(bar[0])));
+    svg.append(svgElement("text", { class: "axis", x: left(at) + (each - gap) / 2, y: HEIGHT - MARGIN.bottom + 15, "text-anchor": "middle" }, String(bar[0])));
   });
-  const cursor = drawn("g", {});
+  const cursor = svgElement("g", {});
   svg.append(cursor);
   host.replaceChildren(svg);
   return {
     bar: (at) => Math.min(Math.max(Math.floor((at - MARGIN.left) / each), 0), found.bars.length - 1),
-    point: (bar) => cursor.replaceChildren(...(bar === null ? [] : [drawn("rect", {
+    point: (bar) => cursor.replaceChildren(...(bar === null ? [] : [svgElement("rect", {
       class: "cursor", fill: "none", x: left(bar) - 1, width: each - gap + 2, y: y(totals[bar]) - 2, height: HEIGHT - MARGIN.bottom - y(totals[bar]) + 3,
     })])),
   };
@@ -61,5 +61,5 @@ function stagesAt(found, totals, at) {
   const [first, last] = found.bars[at];
   const name = first === last ? `step ${first}` : `steps ${first} to ${last}, mean`;
   const parts = found.stages.map((stage, number) => [stage, found.seconds[number][at] || 0]).filter((part) => part[1] > 0);
-  return `${name}: ${told(totals[at])} s; ` + parts.map(([stage, seconds]) => `${stage} ${told(seconds)}`).join(", ");
+  return `${name}: ${formatted(totals[at])} s; ` + parts.map(([stage, seconds]) => `${stage} ${formatted(seconds)}`).join(", ");
 }

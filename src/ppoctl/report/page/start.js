@@ -1,4 +1,4 @@
-// What the page was given, and how elements and numbers are made. Text is only ever set as text, never as markup.
+// The data of the page, and functions for elements and numbers. Text is set as text, never as markup.
 const data = JSON.parse(document.getElementById("data").textContent);
 const several = data.runs.length > 1;
 
@@ -6,7 +6,7 @@ function element(name, attributes, ...children) {
   return filled(document.createElement(name), attributes, children);
 }
 
-function drawn(name, attributes, ...children) {
+function svgElement(name, attributes, ...children) {
   return filled(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
 }
 
@@ -19,8 +19,8 @@ function filled(made, attributes, children) {
   return made;
 }
 
-// A number with four digits, as the commands print it.
-function told(value) {
+// Return a number with four significant digits, as the commands print it.
+function formatted(value) {
   if (value === null || value === undefined) return "-";
   const size = Math.abs(value);
   if (size !== 0 && (size < 1e-4 || size >= 1e7)) return value.toExponential(2).replace(/\.?0+e/, "e").replace("e+", "e");
@@ -28,10 +28,10 @@ function told(value) {
 }
 
 function signed(value) {
-  return value === null || value === undefined ? "-" : (value > 0 ? "+" : "") + told(value);
+  return value === null || value === undefined ? "-" : (value > 0 ? "+" : "") + formatted(value);
 }
 
-// Keys that move one thing by one in a list of `count`: its new place, or null for any other key.
+// Return the new position in a list of `count` after a navigation key; null for any other key.
 function moved(event, at, count, isRow) {
   const back = isRow ? ["ArrowLeft"] : ["ArrowUp"];
   const on = isRow ? ["ArrowRight"] : ["ArrowDown"];

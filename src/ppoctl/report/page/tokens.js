@@ -1,4 +1,4 @@
-// The tokens of a response, coloured by what is known of each; one of them has the focus, and is read out in words.
+// The tokens of a response, coloured by one of their metrics. The focused token is read out with its values.
 const COLUMNS = [["advantage", "advantage"], ["value", "value"], ["kl", "KL"], ["logprob", "log-prob"]];
 const COLOURS = COLUMNS.slice(0, 3);
 
@@ -32,7 +32,8 @@ function tokensOf(item, column) {
   return [scaleOf(item, column, bounds), box, readout];
 }
 
-// The sizes between which a column is shaded: from 0, but for values that are all on one side, which differ by little.
+// Return the sizes between which a column is shaded. They start at 0, except for the values of a critic that all have
+// one sign, which differ by little.
 function boundsOf(column, values) {
   const sizes = values.map((value) => Math.abs(value || 0));
   const isOneSided = values.every((value) => value > 0) || values.every((value) => value < 0);
@@ -40,7 +41,7 @@ function boundsOf(column, values) {
   return [column === "value" && isOneSided ? Math.min(largest, ...sizes) : 0, largest];
 }
 
-// One of nine classes: how far from 0, and on which side; none where it is next to 0. The side is a line, too.
+// Return a class for the size and the sign of a value; none for a value close to 0. The sign is also shown as a line.
 function shade(value, [smallest, largest]) {
   const size = Math.abs(value || 0);
   if (size === 0 || size < 0.02 * largest) return "";
@@ -49,22 +50,22 @@ function shade(value, [smallest, largest]) {
 
 function scaleOf(item, column, bounds) {
   const name = COLUMNS.find(([key]) => key === column);
-  if (!item[column]) return element("p", { class: "says" }, "No advantages, values or KL are recorded of this sample.");
+  if (!item[column]) return element("p", { class: "says" }, "No advantages, values or KL were recorded for this sample.");
   const [smallest, largest] = bounds;
   if (!largest) return element("p", { class: "says" }, `${name[1]} of each token: all are 0.`);
   const parts = [];
-  const ends = smallest ? `from ${told(smallest)} to ${told(largest)}` : `up to ${told(largest)}`;
+  const ends = smallest ? `from ${formatted(smallest)} to ${formatted(largest)}` : `up to ${formatted(largest)}`;
   if (item[column].some((value) => value > 0)) parts.push(element("span", { class: "u4" }, `solid: ${ends}`));
   if (item[column].some((value) => value < 0)) parts.push(" ", element("span", { class: "d4" }, `dotted: below 0, ${ends}`));
   return element("p", { class: "says scale" }, `${name[1]} of each token; `, ...parts);
 }
 
 function tokenWords(item, at) {
-  const figures = COLUMNS.filter(([key]) => item[key]).map(([key, name]) => `${name} ${key === "advantage" ? signed(item[key][at]) : told(item[key][at])}`);
-  return [`token ${at + 1} of ${item.tokens.length}: ${JSON.stringify(item.tokens[at])}`, ...figures].join(", ");
+  const values = COLUMNS.filter(([key]) => item[key]).map(([key, name]) => `${name} ${key === "advantage" ? signed(item[key][at]) : formatted(item[key][at])}`);
+  return [`token ${at + 1} of ${item.tokens.length}: ${JSON.stringify(item.tokens[at])}`, ...values].join(", ");
 }
 
-// What cannot be seen is shown: line breaks, and control characters as their codes.
+// Show invisible characters: line breaks and tabs as symbols, control characters as their codes.
 function visible(piece) {
   const parts = [];
   for (const part of piece.split(/([\u0000-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2066-\u2069])/)) {
