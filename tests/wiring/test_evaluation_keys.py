@@ -161,7 +161,7 @@ def test_failing_custom_metrics_are_left_out_and_reported(tmp_path: Path) -> Non
     figures = stage.run(played.state("actor")).metrics()
     assert set(figures) == set(evaluated(tmp_path / "plain")[1].metrics())
     assert [text.rpartition("; ")[2] for text in told] == [
-        f"its figures of `{name}` {mode} are left out" for name in ("held", "far") for mode in ("greedy", "sampled")
+        f"its metrics of `{name}` {mode} are left out" for name in ("held", "far") for mode in ("greedy", "sampled")
     ]
     assert "ZeroDivisionError" in told[0]
 
