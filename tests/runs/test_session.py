@@ -171,7 +171,7 @@ def test_full_disk_error_shows_free_and_required_space(tmp_path: Path, monkeypat
     assert first == words
     states = 2 * 3 * (QUICKSTART / "model.safetensors").stat().st_size / 2**20  # float32: weights, two moments
     found = re.fullmatch(
-        r"  256 MiB are free there; the run needs about .* KiB for the records of a step, "
+        r"  256 MiB are free on this disk; the run needs about .* KiB for the records of a step, "
         r"(.*) MiB for the next saved states",
         second,
     )

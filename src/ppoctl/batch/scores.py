@@ -75,8 +75,8 @@ class BatchScorer(Protocol):
     """Scorer that collects submitted requests and scores them together."""
 
     def flush(self) -> None:
-        """Score the requests submitted so far. Called before the results are awaited, because no further request will
-        come."""
+        """Score the requests submitted so far. The caller submits no further request before their scores are
+        available."""
         ...
 
 

@@ -12,7 +12,8 @@ retention, replay and screens read the outline, so none of them contains a list 
 Differences from textbook PPO (Schulman et al. 2017; Ouyang et al. 2022):
 
 1. The critic trains before the actor, each for its own number of epochs. Returns and advantages are fixed before
-   either update, so the result equals that of the interleaved order. Each model is loaded and offloaded once.
+   either update, so the result equals that of the interleaved order. Each model is reloaded and offloaded only
+   once per step.
 2. Every stage is durable: its record is on disk before the next stage starts.
 3. A loss is a sum over unmasked tokens, divided by a count over the whole minibatch. Microbatch sizes therefore never
    change a gradient.

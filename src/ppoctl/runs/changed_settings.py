@@ -1,8 +1,8 @@
 """First step that a changed recipe holds for, when a run is resumed with other keys.
 
 This is the first step without a committed rollout. It is the unfinished step before it if none of that step's
-committed stages read a changed key, so that a failed step can be fixed. Keys of prompts and sampling cannot change while steps after
-the last saved states are only in the redo log, because a replay reads them.
+committed stages read a changed key, so that a failed step can be fixed. Keys of prompts and sampling cannot change
+while steps after the last saved states are only in the redo log, because a replay reads them.
 """
 
 from dataclasses import dataclass

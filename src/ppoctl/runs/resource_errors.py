@@ -68,5 +68,5 @@ def add_what_to_do(error: StorageError, paths: RunPaths, recipe: Recipe) -> None
     needed = f"{size(stored.records_bytes)} for the records of a step"
     if stored.state_bytes:
         needed += f", {size(sum(stored.state_bytes.values()))} for the next saved states"
-    error.message += f"\n  {size(free_bytes(paths.root))} are free there; the run needs about {needed}"
+    error.message += f"\n  {size(free_bytes(paths.root))} are free on this disk; the run needs about {needed}"
     error.hint = error.hint or f"nothing committed is lost; free disk space, then resume: df -h {quoted(paths.root)}"

@@ -165,14 +165,14 @@ class ActorUpdateStage(UpdateStage):
         If no forward pass computed them, they come from the first minibatch, which still sees the actor that
         generated the rollouts.
         """
-        rows, said = first[0].rows, first[1].said
+        rows, outputs = first[0].rows, first[1].said
         entropy, entropy_mask = logprobs.entropy, mask
         if entropy is None:
-            assert said.entropy is not None, "entropies must be reported, but were not computed"
-            entropy, entropy_mask = said.entropy, mask[rows]
+            assert outputs.entropy is not None, "entropies must be reported, but were not computed"
+            entropy, entropy_mask = outputs.entropy, mask[rows]
         metrics = {metric_registry.POLICY_ENTROPY_MEAN.name: float(masked_mean(entropy, entropy_mask))}
         if self.penalty is not None and self.penalty.before_update(logprobs, mask) is None:
-            kl = self.penalty.in_update(said, logprobs, rows, mask[rows])
+            kl = self.penalty.in_update(outputs, logprobs, rows, mask[rows])
             metrics |= kl_metrics(kl, mask[rows], advantages.penalty_coef)
         return metrics
 

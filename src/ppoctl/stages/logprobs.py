@@ -89,12 +89,12 @@ class KlPenalty:
         return None if logprobs.actor is None else self.estimates(logprobs.actor, reference_of(logprobs), mask)
 
     def in_update(
-        self, said: TokenOutputs, logprobs: Logprobs, rows: Int[Tensor, " m"], mask: Bool[Tensor, "m R"]
+        self, outputs: TokenOutputs, logprobs: Logprobs, rows: Int[Tensor, " m"], mask: Bool[Tensor, "m R"]
     ) -> TokenKl:
         """Return the KL per token of m rows, from the outputs that the update computed."""
         if self.estimator == "full":
-            return self.exact(said.full_kl, mask)
-        return self.estimates(said.primary, reference_of(logprobs)[rows], mask)
+            return self.exact(outputs.full_kl, mask)
+        return self.estimates(outputs.primary, reference_of(logprobs)[rows], mask)
 
     def coef_at(self, carry: Carry) -> float:
         """Return the coefficient of a step that begins with this carry.

@@ -84,12 +84,12 @@ class Terms:
     def totals(self, rows: Int[Tensor, " M"]) -> Totals:
         return tuple(term.total(rows) for term in self.terms)
 
-    def __call__(self, rows: Int[Tensor, " m"], said: TokenOutputs, totals: Totals) -> Float[Tensor, ""]:
-        return sum((share for _, share in self.shares(rows, said, totals)), start=said.primary.new_zeros(()))
+    def __call__(self, rows: Int[Tensor, " m"], outputs: TokenOutputs, totals: Totals) -> Float[Tensor, ""]:
+        return sum((share for _, share in self.shares(rows, outputs, totals)), start=outputs.primary.new_zeros(()))
 
     def shares(
-        self, rows: Int[Tensor, " m"], said: TokenOutputs, totals: Totals
+        self, rows: Int[Tensor, " m"], outputs: TokenOutputs, totals: Totals
     ) -> list[tuple[Term, Float[Tensor, ""]]]:
         """Return each term with its contribution to the loss; terms without a token in the minibatch are left out."""
-        inputs = LossInputs(rows, said.primary, said.entropy, said.full_kl)
+        inputs = LossInputs(rows, outputs.primary, outputs.entropy, outputs.full_kl)
         return [(term, term.share(inputs, total)) for term, total in zip(self.terms, totals, strict=True) if total]

@@ -1,7 +1,7 @@
 """Estimates of the result of k responses to a prompt from n responses, without bias: the mean over all choices of k.
 
-With scores of 0 and 1, `best_at` is the pass@k of Chen et al. 2021 (arXiv:2107.03374), 1 - C(n - c, k) / C(n, k).
-verl resamples with replacement (a thousand times) and lm-eval takes the first k responses; this module counts all
+With scores of 0 and 1, `best_at` is the pass@k of Chen et al. 2021 (arXiv:2107.03374): 1 - C(n - c, k) / C(n, k).
+verl resamples with replacement (a thousand times), and lm-eval takes the first k responses. This module counts all
 choices.
 """
 
@@ -45,7 +45,7 @@ def _won_with(most: int, votes: Counter[str | None], means: dict[str | None, flo
     with that many.
 
     ways[leading][chosen] counts the choices of `chosen` responses to the answers processed so far, in which `leading`
-    answers have `most` votes. worth[...] is the sum of the scores of these answers over the same choices.
+    answers have `most` votes. worth[leading][chosen] is the sum of the scores of these answers over the same choices.
     """
     few = sum(count for count in votes.values() if count < most)  # these answers cannot lead: any choice is allowed
     ways, worth = {0: np.zeros(k + 1)}, {0: np.zeros(k + 1)}
