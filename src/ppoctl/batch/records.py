@@ -1,12 +1,12 @@
 """Records that stages exchange: immutable, self-checking, and identified by their content.
 
 B is the number of sequences, R the number of response positions (of the longest response), T the number of prompt
-tokens of all sequences together. Per-token quantities are on the response grid `[B, R]`, left-justified: column r is
-the r-th response token and the state just before it. `mask` is bool, and True means *in the loss*; float values are
-exactly 0 where masked out.
+tokens of all sequences. Per-token quantities are on the response grid `[B, R]`, left-justified: column r is the r-th
+response token and the state just before it. In `mask`, True means *in the loss*; floats are exactly 0 where masked
+out.
 
-The ids that were sampled are the ids that are trained on. Decoded responses are stored in addition, for scorers and
-people, and nothing is tokenized again. Texts and ground truths of prompts are in `Prompts`.
+The ids that were sampled are the ids that are trained on. Decoded responses are stored for scorers and people;
+nothing is tokenized again. Texts and ground truths of prompts are in `Prompts`.
 """
 
 import json
@@ -65,8 +65,7 @@ class Record(Generic[Result]):
         left_out = (*without, *self.unsaved)
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
         tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-        # A field that was added later is not encoded if it has its default, so that records of earlier versions keep
-        # their digests.
+        # A default is not encoded: records of versions before the field keep their digests.
         defaults = {f.name: f.default for f in fields(self)}
         meta = {name: value for name, value in values.items() if name not in tensors and value != defaults[name]}
         return codec.encode(self.kind, tensors, meta)
@@ -77,8 +76,7 @@ class Record(Generic[Result]):
         return cast(Result, self)
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of this record for the journal: metric name -> value. The default is its `summary`, if
-        it has one."""
+        """Return the metrics for the journal: metric name -> value. The default is the `summary` of the record."""
         summary: dict[str, float] = getattr(self, "summary", {})
         return dict(sorted(summary.items()))
 
@@ -171,13 +169,11 @@ class Rewards(Record["Rewards"]):
     """Scores as returned by the scorer; 0 without a score (see `outcomes`)."""
     outcomes: Int[Tensor, " B"]
     extras: dict[str, list[float | None]]
-    """Additional metrics of the scorer by name (such as `lenient`), one per sequence; 0 without a score, None: not
-    returned."""
+    """Additional metrics of the scorer by name, one per sequence; 0 without a score, None: not returned."""
     outcome_messages: list[str]
     """Reason why a row has no score; "" if it has a score."""
     truths: list[str | None]
-    """Ground truth that each response was scored against, for people, as prompts are not stored; None: no ground
-    truth."""
+    """Ground truth that each response was scored against, for people, as prompts are not stored; None: no truth."""
     token_scores: Float[Tensor, "B R"] | None = None
     """Score of each token, if the scorer returns them; training then uses these instead of `scores`."""
     timing: dict[str, float] | None = None
@@ -221,8 +217,7 @@ class Values(Record["Values"]):
     values: Float[Tensor, "B R"]
     stamp: str
     behind: Float[Tensor, " B"] | None = None
-    """Bootstrap value: value of the state after the last token of each truncated response, 0 for the others; None:
-    not computed."""
+    """Bootstrap values: of the state after the last token of a truncated response, else 0; None: not computed."""
 
 
 @dataclass(frozen=True)
@@ -234,8 +229,7 @@ class Logprobs(Record["Logprobs"]):
 
     stamp: str
     gap: dict[str, float]
-    """Sampler/trainer log-prob difference (see `ppo.diagnostics.sampler_gap`); empty if the trainer did not compute
-    log-probs."""
+    """Sampler/trainer log-prob difference (`ppo.diagnostics.sampler_gap`); empty: no log-probs of the trainer."""
     actor: Float[Tensor, "B R"] | None = None
     """Log-probs of the actor, from the trainer or the sampler; None: the log-probs of the update itself are used."""
     entropy: Float[Tensor, "B R"] | None = None
@@ -278,8 +272,7 @@ class Advantages(Record["Advantages"]):
     carry_out: dict[str, float]
     summary: dict[str, float]
     shaped: Float[Tensor, " B"] | None = None
-    """Reward of each response: its score after reward shaping, before any KL penalty; 0 without a score. None: a
-    record of an earlier version, which did not store it."""
+    """Reward of each response after reward shaping, before any KL penalty; 0 without a score. None: not stored."""
     kl_coef: float | None = None
     """Coefficient of the KL penalty in this step, if it differs from that of the next step (see `carry_out`)."""
 
@@ -380,11 +373,10 @@ RECORDS: dict[str, type[Record[Any]]] = {
 
 
 def decode(data: bytes) -> Record[Any]:
-    """Return the record that `Record.encoded` wrote.
+    """Return the record that `Record.encoded` wrote. A field that the writing version did not have gets its default.
 
-    A field that the writing version did not have gets its default. If the record has a dropped field, it keeps the
-    identity that it was written with. Raises ValueError if the bytes are not a record, or naming a field that is
-    missing, unknown or violates an invariant.
+    A record with a dropped field keeps the identity that it was written with. Raises ValueError if the bytes are not
+    a record, or naming a field that is missing, unknown or violates an invariant.
     """
     kind, tensors, meta = codec.decode(data)
     if kind not in RECORDS:
@@ -399,9 +391,6 @@ def decode(data: bytes) -> Record[Any]:
         raise ValueError(f"a record of kind `{kind}` with {problem}")
     record = cls(**values)
     if len(values) < len(tensors) + len(meta):
-        kept = [
-            {name: value for name, value in entries.items() if name not in cls.measured}
-            for entries in (tensors, meta)
-        ]
+        kept = [{key: value for key, value in part.items() if key not in cls.measured} for part in (tensors, meta)]
         record.__dict__["identity"] = codec.digest(codec.encode(kind, *kept))
     return record
