@@ -64,9 +64,8 @@ def train(loaded: Loaded, gate: SignalGate, *, runs: Path, or_resume: bool, scre
     except RunExistsError:
         if not or_resume:
             raise
-    return _continue(
-        Opening(paths, loaded.recipe, gate, screen), _intact_plan(paths)
-    )  # another command created it meanwhile
+    # Another command created the run meanwhile.
+    return _continue(Opening(paths, loaded.recipe, gate, screen), _intact_plan(paths))
 
 
 @dataclass(frozen=True)

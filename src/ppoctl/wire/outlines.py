@@ -13,8 +13,7 @@ StoryAt = Callable[[Recipe, int], StepFunction]
 
 
 def as_recorded(recipe: Recipe, choose: StoryAt = step_function_at) -> dict[str, Any]:
-    """Return the content of recipes/N.json: every key with its value, and the outlines of the recipe's step
-    functions."""
+    """Return the content of recipes/N.json: every key of the recipe with its value, and the outlines of its steps."""
     return {**recipe.model_dump(mode="json", by_alias=True), STORIES: outlines(recipe, choose).as_json()}
 
 
