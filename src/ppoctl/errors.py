@@ -189,7 +189,7 @@ class RunAliveError(StorageError):
 
 
 class FinishedShortError(PpoctlError):
-    """The job ended without an error before the planned number of steps."""
+    """The job ended before the planned number of steps, without another error."""
 
     exit_code = ExitCode.SHORT
 

@@ -102,9 +102,9 @@ class Connection:
             tls.do_handshake()
         self._http.sock = cast(socket.socket, _Limited(self._socket, lambda: self._left_s()))
 
-    def _hold(self, made: socket.socket) -> None:
+    def _hold(self, new_socket: socket.socket) -> None:
         """Store the socket, so that `cut` can shut it down."""
-        self._socket = made
+        self._socket = new_socket
         if self._is_cut:
             raise ConnectionAbortedError("the connection was cut")
 
@@ -144,15 +144,15 @@ def connected(
     addresses = _addresses(host, port, left_s())
     failed: OSError | None = None
     for tried, (family, kind, protocol, _, address) in enumerate(addresses):
-        made = socket.socket(family, kind, protocol)
+        new_socket = socket.socket(family, kind, protocol)
         try:
-            hold(made)
-            made.settimeout(left_s() / (len(addresses) - tried))
-            made.connect(address)
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return made
+            hold(new_socket)
+            new_socket.settimeout(left_s() / (len(addresses) - tried))
+            new_socket.connect(address)
+            new_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return new_socket
         except OSError as error:
-            made.close()
+            new_socket.close()
             failed = error
     raise failed or OSError(f"`{host}` has no address")
 

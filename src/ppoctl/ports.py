@@ -1,6 +1,6 @@
 """Ports: the protocols that stages require of the components of a run.
 
-A stage knows a component only by its port. Shapes and dtypes are part of each port, and tests check them; the
+A stage uses a component only through its port. Shapes and dtypes are part of each port, and tests check them; the
 protocols are therefore runtime checkable. B is the number of sequences, R the number of response positions. Every row
 index that a port takes is a row of the `Sequences` that it receives.
 
@@ -237,7 +237,7 @@ class Objective(Protocol):
         """Return the divisors of the loss for a minibatch of these rows; all 0 if no token is in the loss."""
         ...
 
-    def __call__(self, rows: Int[Tensor, " m"], said: TokenOutputs, totals: Totals) -> Float[Tensor, ""]:
+    def __call__(self, rows: Int[Tensor, " m"], outputs: TokenOutputs, totals: Totals) -> Float[Tensor, ""]:
         """Return the contribution of these rows to the loss of a minibatch with these totals.
 
         For any split of a minibatch, the contributions add up to its loss.
@@ -299,11 +299,11 @@ class Trainer(Protocol):
 
 @runtime_checkable
 class Actor(Trainer, Protocol):
-    def logprobs(self, sequences: Sequences, asked: OutputRequest) -> TokenOutputs:
-        """Return the log-prob of each response token, and the other outputs that `asked` requests."""
+    def logprobs(self, sequences: Sequences, request: OutputRequest) -> TokenOutputs:
+        """Return the log-prob of each response token, and the other outputs that `request` contains."""
         ...
 
-    def reference_logprobs(self, sequences: Sequences, asked: OutputRequest) -> Float[Tensor, "B R"]:
+    def reference_logprobs(self, sequences: Sequences, request: OutputRequest) -> Float[Tensor, "B R"]:
         """Return the log-prob of each response token under the frozen initial weights; float32, 0 at positions
         without a token."""
         ...
@@ -351,11 +351,11 @@ class FinishedSamples(Protocol):
     """Finished samples of a stage that is not committed yet. They survive a crash and are dropped when the stage is
     committed."""
 
-    def load(self, drawn_for: SampleSetKey) -> dict[str, Sample]:
+    def load(self, key: SampleSetKey) -> dict[str, Sample]:
         """Return the samples that an earlier attempt finished for the same `SampleSetKey`, by request key."""
         ...
 
-    def writer(self, drawn_for: SampleSetKey) -> AbstractContextManager[Callable[[Sample], None]]:
+    def writer(self, key: SampleSetKey) -> AbstractContextManager[Callable[[Sample], None]]:
         """Return a context with a function that takes each finished sample.
 
         Samples are written in groups, and also if the context ends with an error.

@@ -77,7 +77,7 @@ def set_at(grid: torch.Tensor, row: int, column: int, value: float) -> torch.Ten
 BROKEN: list[tuple[str, Callable[[], Record]]] = [
     ("prompt lengths add up", lambda: rollouts(prompt_lengths=torch.tensor([1, 1, 1]))),
     ("tokens are int32", lambda: rollouts(tokens=torch.tensor([[2, 1, 0], [3, 4, 1], [8, 9, 0]]))),
-    ("counted tokens are present", lambda: rollouts(mask=set_at(MASK, 2, 2, True))),
+    ("unmasked tokens are present", lambda: rollouts(mask=set_at(MASK, 2, 2, True))),
     (
         "every response has a token",
         lambda: rollouts(
@@ -87,7 +87,7 @@ BROKEN: list[tuple[str, Callable[[], Record]]] = [
             sampler_logprobs=torch.zeros(3, 3),
         ),
     ),
-    ("log-probs under the mask are 0", lambda: rollouts(sampler_logprobs=set_at(-GRID.abs(), 1, 0, -0.1))),
+    ("masked-out log-probs are 0", lambda: rollouts(sampler_logprobs=set_at(-GRID.abs(), 1, 0, -0.1))),
     ("ids beyond the length are 0", lambda: rollouts(tokens=ids([[2, 1, 7], [3, 4, 1], [8, 9, 0]]))),
     ("prompt_ids has one entry per sequence", lambda: rollouts(prompt_ids=["a", "a"])),
     ("sample_indices has one entry per sequence", lambda: rollouts(sample_indices=[0, 1])),
@@ -99,16 +99,16 @@ BROKEN: list[tuple[str, Callable[[], Record]]] = [
     ("outcome_messages has one entry per sequence", lambda: rewards(outcome_messages=["", "boom"])),
     ("truths has one entry per sequence", lambda: rewards(truths=["x"])),
     ("words has one entry per sequence", lambda: rewards(extras={"words": [1.0]})),
-    ("advantages under the mask are 0", lambda: advantages(advantages=set_at(GRID, 1, 1, 0.1))),
-    ("returns under the mask are 0", lambda: advantages(returns=set_at(GRID, 2, 1, -0.1))),
-    ("weights under the mask are 0", lambda: Correction(GRID.abs() + 1, MASK, {})),
-    ("token_rewards under the mask are 0", lambda: advantages(token_rewards=set_at(GRID, 0, 2, 0.1))),
+    ("masked-out advantages are 0", lambda: advantages(advantages=set_at(GRID, 1, 1, 0.1))),
+    ("masked-out returns are 0", lambda: advantages(returns=set_at(GRID, 2, 1, -0.1))),
+    ("masked-out weights are 0", lambda: Correction(GRID.abs() + 1, MASK, {})),
+    ("masked-out token_rewards are 0", lambda: advantages(token_rewards=set_at(GRID, 0, 2, 0.1))),
 ]
 
 
 @pytest.mark.parametrize(("law", "broken"), BROKEN, ids=[law for law, _ in BROKEN])
 def test_record_rejects_broken_invariant_by_name(law: str, broken: Callable[[], Record]) -> None:
-    with pytest.raises(ValueError, match=f"record breaks its law: {law}$"):
+    with pytest.raises(ValueError, match=f"record violates an invariant: {law}$"):
         broken()
 
 

@@ -14,7 +14,7 @@ COMMAND = re.compile(r"\b(ppoctl|ls|rm|mv|cp|df|less|mkdir|export) [^`:]*$")
 PLAIN = {
     "name", "role", "step", "of_critic", "steps[-1]", "recorded.step", "path[0]", "version_of('ppoctl')", "PARENT",
     "2 * steps", "2 * report['steps_planned']", "healthy[-1]", "FORMAT", "done", "max(most // 2, 1)", "key",
-    "nearest", "VISIBLE", "TEMPORARY", "','.join(map(str, usable))", "math.ceil(share * 100) / 100",
+    "nearest", "VISIBLE", "TEMPORARY", "','.join(map(str, usable))", "math.ceil(fraction * 100) / 100",
     "' '.join(map(quoted, redo))",
 }  # fmt: skip
 """What is filled in without a need: names of Python's kind, numbers and our own words."""

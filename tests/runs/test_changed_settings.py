@@ -229,9 +229,9 @@ def test_change_lists_each_key_with_both_values(tmp_path: Path) -> None:
 def test_name_and_too_few_steps_cannot_be_changed(tmp_path: Path) -> None:
     layout = stopped_at(tmp_path / "run", "4 rollout starts", **REDO)
     before = fake_recipe(**REDO)
-    with pytest.raises(RecipeError, match="`name` is `other`, and this run is `fake`: a run keeps its name"):
+    with pytest.raises(RecipeError, match="`name` is `other`, but this run is `fake`: a run keeps its name"):
         adopt(claim(layout), before.model_copy(update={"name": "other"}))
-    with pytest.raises(RecipeError, match="`steps` is `2`, and 3 steps of the run are done") as caught:
+    with pytest.raises(RecipeError, match="`steps` is `2`, but 3 steps of the run are done") as caught:
         adopt(claim(layout), before.model_copy(update={"steps": 2}))
     assert caught.value.hint == f"ppoctl resume {layout.root} --set steps=3"
     assert starts(layout) == [1]

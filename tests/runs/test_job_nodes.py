@@ -53,7 +53,7 @@ def test_single_node_job_or_no_job_has_no_job_nodes(job):
 
 def test_machine_outside_the_job_gets_a_hint_to_join_the_job(job):
     job.delenv("SLURMD_NODENAME")
-    with pytest.raises(EnvironmentProblemError, match=r"none of the nodes of job 7 \(`node\[1-2\]`\)") as caught:
+    with pytest.raises(EnvironmentProblemError, match=r"is not a node of job 7 \(`node\[1-2\]`\)") as caught:
         job_nodes(recipe_with())
     assert caught.value.hint == "srun --jobid=7 --overlap --nodes=1 --ntasks=1 --nodelist=node1 ppoctl ..."
 

@@ -65,11 +65,11 @@ def raised(folder: Path, stage: str, error: BaseException) -> OutOfMemoryError:
 @pytest.mark.parametrize("stage", LOWER)
 def test_out_of_memory_hint_halves_the_limit_of_the_stage(tmp_path: Path, stage: str) -> None:
     found, step = raised(tmp_path, stage, ON_HOST), 0 if stage in ("start", "eval") else 1
-    assert found.message == f"out of memory in stage `{stage}` of step {step}: the host has no more"
+    assert found.message == f"out of memory in stage `{stage}` of step {step}: the host has no more memory"
     command, _, why = str(found.hint).partition("  # ")
     settings = f" --set {LOWER[stage]}" if LOWER[stage] else ""
     assert command == f"ppoctl resume '{tmp_path}/a run'{settings}"
-    assert why.startswith("all before it is committed")
+    assert why.startswith("everything before it is committed")
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])

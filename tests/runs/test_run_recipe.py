@@ -50,7 +50,7 @@ def test_invalid_recipe_file_names_the_way_to_the_recorded_recipe(
         recipe_of(run, ["steps=9"])
     assert raised.value.hint is not None
     aside = f"mv {run.recipe_toml} {run.root}/recipe.toml.wrong && ppoctl resume {run.root}"
-    assert raised.value.hint == f"edit it, or go on with what was recorded: {aside}"
+    assert raised.value.hint == f"edit it, or continue with the recorded recipe: {aside}"
     run.recipe_toml.rename(run.root / "recipe.toml.wrong")
     assert recipe_of(run, ["steps=9"]) == recipe.model_copy(update={"steps": 9})
     assert recipe_of(run) == recipe

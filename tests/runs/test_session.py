@@ -82,7 +82,7 @@ def test_changed_sources_are_named(made: RunPaths) -> None:
 
 def test_model_path_of_a_run_cannot_change(made: RunPaths) -> None:
     assert change(made, fake_recipe()) is None
-    with pytest.raises(RecipeError, match=r"`model.path` is `\"other\"` and the run was made from `\"bigram\"`"):
+    with pytest.raises(RecipeError, match=r"`model.path` is `\"other\"`, but the run was made from `\"bigram\"`"):
         change(made, fake_recipe(model={"path": "other", "dtype": "float32"}))
 
 
@@ -90,7 +90,7 @@ def test_fixed_keys_are_refused_before_anything_is_opened(made: RunPaths) -> Non
     """The model of this run is no folder: opening it would be another error."""
     gate, screen = SignalGate("ppoctl resume"), PlainScreen(StringIO())
     sets = ["seed=7", "data.train.instruction='The bare number, please.'"]
-    with pytest.raises(RecipeError, match="and the run was made from"):
+    with pytest.raises(RecipeError, match="but the run was made from"):
         commands.resume(made, plan_resume(made), sets, gate, only=None, screen=screen)
     assert made.attempts() == []
 
@@ -171,13 +171,13 @@ def test_full_disk_error_shows_free_and_required_space(tmp_path: Path, monkeypat
     assert first == words
     states = 2 * 3 * (QUICKSTART / "model.safetensors").stat().st_size / 2**20  # float32: weights, two moments
     found = re.fullmatch(
-        r"  256 MiB are free there; the run needs about .* KiB for the records of a step, "
+        r"  256 MiB are free on this disk; the run needs about .* KiB for the records of a step, "
         r"(.*) MiB for the next saved states",
         second,
     )
     assert found is not None, second
     assert float(found[1]) == pytest.approx(states, rel=0.1)
-    assert caught.value.hint == f"nothing committed is lost; make room, then resume: df -h {paths.root}"
+    assert caught.value.hint == f"nothing committed is lost; free disk space, then resume: df -h {paths.root}"
 
 
 def test_read_only_disk_error_has_the_resume_command(made: RunPaths) -> None:

@@ -91,12 +91,12 @@ def test_all_missing_files_are_reported_with_their_origin(tmp_path: Path) -> Non
         (f"--set: `slurm.container.image` is `{tmp_path}/none.sif`: no such file", f"ls -l {tmp_path}/none.sif"),
         (f"--set: `slurm.secrets` is `{tmp_path}/none.sh`: no such file or directory", f"ls -l {tmp_path}/none.sh"),
         (
-            "--set: line 2 of `slurm.setup` is no shell: syntax error near unexpected token `then'",
+            "--set: line 2 of `slurm.setup` is not valid shell: syntax error near unexpected token `then'",
             "ppoctl plan RECIPE --sbatch | bash -n",
         ),
         (
-            "--set: `tracking.uri` is `$MLFLOW_AT`, and a job does not get `MLFLOW_AT` from this shell",
-            "export it in a file of mode 600 and name that: --set slurm.secrets=FILE",
+            "--set: `tracking.uri` is `$MLFLOW_AT`, but a job does not receive `MLFLOW_AT` from this shell",
+            "export it in a file of mode 600 and name the file: --set slurm.secrets=FILE",
         ),
     ]
 
@@ -104,7 +104,7 @@ def test_all_missing_files_are_reported_with_their_origin(tmp_path: Path) -> Non
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o666, 0o660])
 def test_secrets_file_must_be_private(tmp_path: Path, mode: int) -> None:
     file = secrets(tmp_path, mode=mode)
-    says = f"--set: `slurm.secrets` is `{file}`, and others may read it (mode {mode:o})"
+    says = f"--set: `slurm.secrets` is `{file}`, but others may read it (mode {mode:o})"
     assert findings_of(recipe(f"slurm.secrets={file}")) == [(says, f"chmod 600 {file}")]
 
 

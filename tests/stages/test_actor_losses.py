@@ -210,7 +210,7 @@ def test_positive_nll_is_zero_without_good_responses(shaped: list[float]) -> Non
 
 
 def test_positive_nll_without_recorded_shaped_rewards_raises() -> None:
-    with pytest.raises(RecipeError, match="of a version that did not keep it"):
+    with pytest.raises(RecipeError, match="but an older version, which did not store it"):
         objective_of(actor_stage(positive_nll_coef=0.2), advantages=stub_models.advantages())
 
 

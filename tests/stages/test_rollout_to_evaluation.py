@@ -339,7 +339,7 @@ def test_truncated_response_without_score_is_not_bootstrapped() -> None:
 
 
 def test_missing_bootstrap_values_raise() -> None:
-    with pytest.raises(AssertionError, match="values behind the last token, and they were not taken"):
+    with pytest.raises(AssertionError, match="require bootstrap values, which were not computed"):
         advantages(truncated="bootstrap").run(*GATHERED)
 
 
@@ -484,7 +484,7 @@ def test_kl_penalty_without_reference_logprobs_raises() -> None:
     )
     for place in ("reward", "loss"):
         penalty = KlPenalty(place=place, estimator="k2", coef=0.1)
-        with pytest.raises(AssertionError, match="the reference's log-probs were not taken"):
+        with pytest.raises(AssertionError, match="the reference's log-probs, which were not computed"):
             advantages(penalty=penalty).run(*gathered)
 
 

@@ -144,7 +144,7 @@ def test_entropy_bonus_without_entropies_raises() -> None:
     assert not objective_of(actor_stage()).request.entropy
     rewarded = objective_of(actor_stage(entropy_coef=0.3))
     assert rewarded.request.entropy
-    with pytest.raises(AssertionError, match="the entropies were not computed"):
+    with pytest.raises(AssertionError, match="requires entropies, which were not computed"):
         rewarded(BOTH, TokenOutputs(stub_models.ACTOR), (5, 5))
 
 
@@ -182,7 +182,7 @@ def test_reward_penalty_is_not_in_loss() -> None:
 
 def test_loss_penalty_without_reference_logprobs_raises() -> None:
     without = stub_models.logprobs(reference=None)
-    with pytest.raises(AssertionError, match="the reference's log-probs were not taken"):
+    with pytest.raises(AssertionError, match="the reference's log-probs, which were not computed"):
         objective_of(actor_stage(penalty=IN_LOSS), logprobs=without)
     assert losses_of(objective_of(actor_stage(), logprobs=without)) == [Surrogate]
 

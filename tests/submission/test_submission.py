@@ -154,7 +154,7 @@ def test_variable_missing_from_the_job_is_named(
 ) -> None:
     monkeypatch.setenv("FLOW", "http://u:p@host")
     assert submit("--set", "tracking.uri=$FLOW") == 2
-    assert "a job does not get `FLOW` from this shell" in capsys.readouterr().err
+    assert "a job does not receive `FLOW` from this shell" in capsys.readouterr().err
     assert submit("--set", "tracking.uri=$FLOW", "--set", 'slurm.pass_on=["FLOW"]') == 0
     assert "u:p@host" not in (cluster.folder / "sbatch.got").read_text("utf-8")
 
@@ -216,7 +216,7 @@ def test_possibly_queued_job_keeps_its_run(cluster: Programs, capsys: pytest.Cap
     cluster.make("sbatch", 'echo "sbatch: error: Batch job submission failed: Socket timed out" >&2; exit 1')
     assert submit() == 3
     told = capsys.readouterr().err
-    assert "whether Slurm took a job" in told
+    assert "unknown whether Slurm accepted a job" in told
     assert "squeue --me --name=quickstart" in told
     assert submit() == 2, "its name is taken: the job may come"
     assert "--on slurm" in capsys.readouterr().err

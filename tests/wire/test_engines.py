@@ -102,7 +102,7 @@ def test_scorer_extra_with_a_reserved_name_is_refused(name: str, other: str, mon
         monkeypatch.setattr(engines, "opened_and_probed", lambda *_: nullcontext(("scorer", [tried])))
         return engines.open_scorer(fake_recipe(), Mock(), Mock())
 
-    with pytest.raises(RewardError, match=f"gives a figure `{name}` beside its score") as caught:
+    with pytest.raises(RewardError, match=f"returns a metric `{name}` in addition to its score") as caught:
         opened_with(name)
     assert (caught.value.hint or "").endswith(f"such as `{other}`")
     assert opened_with("right", "lenient", "style_length") == "scorer"
@@ -139,5 +139,5 @@ def test_processes_start_in_parallel_except_on_shared_gpus(colocated: bool, has_
         placement=SimpleNamespace(colocated=colocated), start=lambda: events.append("up"), has_gpus=gpus
     )
     groups: Any = [SimpleNamespace(prestart=lambda: events.append("group"))] * 2
-    processes._side_by_side(cluster, groups)
+    processes._prestart(cluster, groups)
     assert events.count("group") == ahead

@@ -12,7 +12,7 @@ from ppoctl.runs.resources import time_left
 from ppoctl.store.outline import Outlines
 from ppoctl.wire.corrections import correction_of
 from ppoctl.wire.penalties import penalty_of
-from ppoctl.wire.run_context import _holding_at
+from ppoctl.wire.run_context import _valid_at
 from ppoctl.wire.stages import _estimator
 
 PPO = {"epochs": 2, "minibatch_seqs": 4}
@@ -48,7 +48,7 @@ def test_critic_lambda_defaults_to_the_policy_lambda(critics: float | None, lam_
 
 def test_recipe_applies_from_its_start_step() -> None:
     by_start = {1: "first", 3: "second"}
-    assert [_holding_at(by_start, step) for step in (0, 1, 2, 3, 9)] == ["first"] * 3 + ["second"] * 2
+    assert [_valid_at(by_start, step) for step in (0, 1, 2, 3, 9)] == ["first"] * 3 + ["second"] * 2
 
 
 def test_evaluation_uses_the_recipe_of_its_step(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_failing_custom_metrics_are_left_out_and_reported(tmp_path: Path) -> Non
     metrics = stage.run(played.state("actor")).metrics()
     assert set(metrics) == set(evaluated(tmp_path / "plain")[1].metrics())
     assert [text.rpartition("; ")[2] for text in messages] == [
-        f"its figures of `{name}` {mode} are left out" for name in ("held", "far") for mode in ("greedy", "sampled")
+        f"its metrics of `{name}` {mode} are left out" for name in ("held", "far") for mode in ("greedy", "sampled")
     ]
     assert "ZeroDivisionError" in messages[0]
 

@@ -1,1 +1,1 @@
-"""What flows between the stages: frozen, self-checking records on the response grid."""
+"""Records that stages exchange: immutable, self-checking, on the response grid."""

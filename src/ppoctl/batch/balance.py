@@ -1,6 +1,8 @@
-"""Which data-parallel rank computes which rows of a minibatch. Ranks wait for the slowest at every optimizer step.
+"""Distribution of a minibatch's rows over data-parallel ranks. Ranks wait for the slowest rank at every optimizer
+step.
 
-Splitting changes speed, never a gradient: every row is on one rank, and counts are global to the minibatch.
+The distribution affects speed, never a gradient: every row is on exactly one rank, and counts are global to the
+minibatch.
 """
 
 import heapq
@@ -14,77 +16,90 @@ from torch import Tensor
 from ppoctl.model.cost import TokenCost
 
 RankRows = list[tuple[float, int]]
-"""The (cost, row) pairs of one rank, ascending."""
+"""(cost, row) pairs of one rank, in ascending order."""
 
 CLOSE_ENOUGH = 1e-4
-"""How far above what no split can beat the heaviest rank may stay, as a share: less than one can measure."""
+"""Fraction by which the heaviest rank may exceed the lower bound of any distribution; a smaller gain cannot be
+measured."""
 TRIES_PER_RANK = 8
-"""Pairs of ranks that are tried for an exchange, per rank: the limit of the time when exchanges hardly pay."""
+"""Pairs of ranks to try for an exchange, per rank. Limits the time if few exchanges help."""
 
 
 def sequence_costs(tokens: Int[Tensor, " M"], cost: TokenCost) -> Float[Tensor, " M"]:
-    """FLOPs of each sequence, float64: t tokens are t * (t + 1) / 2 pairs, because a token sees itself and those
-    before it, and packed sequences do not see each other. `tokens` are packed tokens: see `grid.input_lengths`."""
+    """Return the FLOPs of each sequence, in float64.
+
+    t tokens are t * (t + 1) / 2 (query, key) pairs, because a token attends to itself and all earlier tokens, and
+    packed sequences do not attend to each other. `tokens` are packed tokens: see `grid.input_lengths`.
+    """
     count = tokens.double()
     return count * cost.flops_per_token + count * (count + 1) / 2 * cost.flops_per_pair
 
 
 def balance(costs: Float[Tensor, " M"], ranks: int) -> list[Int[Tensor, " m"]]:
-    """The rows 0..M-1 split over `ranks` so that the largest sum of costs is small; ascending inside a rank.
+    """Return the rows 0..M-1 distributed over `ranks` so that the largest sum of costs is small; ascending within a
+    rank.
 
-    Costs are in any unit, finite and not negative. Dearest rows first, each to the rank with least so far (longest
-    processing time, at most 4/3 - 1 / (3 ranks) of the optimum: Graham, 1969); then single rows move, or change
-    places, from the heaviest rank to lighter ones. Karmarkar-Karp differencing ends no more than 1 in 10,000 better,
-    often worse, and takes sixty times as long. A pure function of its input, and loads depend on costs only, not on
-    the order of rows. With fewer rows than ranks some ranks get none. Raises ValueError for other costs or no ranks.
+    Costs are in any unit, finite and not negative. The most expensive rows are placed first, each on the rank with
+    the smallest load (longest processing time: at most 4/3 - 1 / (3 ranks) of the optimum, Graham 1969). Then single
+    rows move, or are exchanged, from the heaviest rank to lighter ranks. Karmarkar-Karp differencing is at most 1 in
+    10,000 better, often worse, and takes sixty times as long.
+
+    The result is a pure function of the input, and loads depend only on costs, not on the order of rows. If there are
+    fewer rows than ranks, some ranks get none. Raises ValueError for invalid costs or no ranks.
     """
     work: list[float] = costs.tolist()
     if ranks < 1:
-        raise ValueError(f"`ranks = {ranks}`: there must be one")
+        raise ValueError(f"`ranks = {ranks}`: must be at least 1")
     for row, cost in enumerate(work):
         if not (math.isfinite(cost) and cost >= 0):
             raise ValueError(f"row {row} costs `{cost}`: must be finite and not negative")
-    shares = _dearest_first(work, ranks)
-    _even_out(shares, max(math.fsum(work) / ranks, max(work, default=0.0)) * (1 + CLOSE_ENOUGH))
-    return [torch.tensor(sorted(row for _, row in share), dtype=torch.int64) for share in shares]
+    rows_by_rank = _longest_first(work, ranks)
+    _even_out(rows_by_rank, max(math.fsum(work) / ranks, max(work, default=0.0)) * (1 + CLOSE_ENOUGH))
+    return [torch.tensor(sorted(row for _, row in rank_rows), dtype=torch.int64) for rank_rows in rows_by_rank]
 
 
-def _dearest_first(work: list[float], ranks: int) -> list[RankRows]:
-    shares: list[RankRows] = [[] for _ in range(ranks)]
+def _longest_first(work: list[float], ranks: int) -> list[RankRows]:
+    rows_by_rank: list[RankRows] = [[] for _ in range(ranks)]
     lightest = [(0.0, rank) for rank in range(ranks)]
     for row in sorted(range(len(work)), key=lambda row: (-work[row], row)):
         load, rank = lightest[0]
-        shares[rank].append((work[row], row))
+        rows_by_rank[rank].append((work[row], row))
         heapq.heapreplace(lightest, (load + work[row], rank))
-    for share in shares:
-        share.sort()
-    return shares
+    for rank_rows in rows_by_rank:
+        rank_rows.sort()
+    return rows_by_rank
 
 
-def _even_out(shares: list[RankRows], enough: float) -> None:
-    """Exchanges rows of the heaviest rank with the lightest that helps, in place, until its load is `enough` or no
-    exchange helps. An exchange leaves both lighter than the heavier was, so the largest load never grows."""
-    loads = [_load(share) for share in shares]
-    tries = TRIES_PER_RANK * len(shares)
+def _even_out(rows_by_rank: list[RankRows], enough: float) -> None:
+    """Exchange rows of the heaviest rank with the lightest rank that helps, in place, until its load is at most
+    `enough`.
+
+    Stops if no exchange helps. After an exchange both ranks are lighter than the heavier one was, so the largest load
+    never grows.
+    """
+    loads = [_load(rank_rows) for rank_rows in rows_by_rank]
+    tries = TRIES_PER_RANK * len(rows_by_rank)
     while True:
-        heavy = max(range(len(shares)), key=loads.__getitem__)
+        heavy = max(range(len(rows_by_rank)), key=loads.__getitem__)
         if loads[heavy] <= enough:
             return
-        for light in sorted(range(len(shares)), key=loads.__getitem__):
+        for light in sorted(range(len(rows_by_rank)), key=loads.__getitem__):
             if tries == 0:
                 return
             tries -= 1
-            if _exchange(shares[heavy], shares[light], loads[heavy] - loads[light]):
-                loads[heavy], loads[light] = _load(shares[heavy]), _load(shares[light])
+            if _exchange(rows_by_rank[heavy], rows_by_rank[light], loads[heavy] - loads[light]):
+                loads[heavy], loads[light] = _load(rows_by_rank[heavy]), _load(rows_by_rank[light])
                 break
         else:
             return
 
 
 def _exchange(heavy: RankRows, light: RankRows, gap: float) -> bool:
-    """Gives `light` the row of `heavy` that, for a cheaper row of `light` or for nothing, brings their loads closest:
-    the costs differ by nearly half the gap. False when no exchange makes the heavier of the two lighter."""
-    prices = [0.0, *(cost for cost, _ in light)]  # the first: for nothing
+    """Move the row from `heavy` to `light`, in exchange for a cheaper row or none, that makes their loads most equal.
+
+    The costs then differ by nearly half the gap. Return False if no exchange makes the heavier of the two lighter.
+    """
+    prices = [0.0, *(cost for cost, _ in light)]  # index 0: no row in exchange
     best: tuple[float, int, int] | None = None
     for given, (cost, _) in enumerate(heavy):
         at = bisect_left(prices, cost - gap / 2)
@@ -102,5 +117,5 @@ def _exchange(heavy: RankRows, light: RankRows, gap: float) -> bool:
     return True
 
 
-def _load(share: RankRows) -> float:
-    return math.fsum(cost for cost, _ in share)
+def _load(rank_rows: RankRows) -> float:
+    return math.fsum(cost for cost, _ in rank_rows)

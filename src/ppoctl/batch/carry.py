@@ -1,4 +1,4 @@
-"""What goes from step to step."""
+"""Carry: the small values that are passed from step to step."""
 
 import json
 from dataclasses import dataclass, fields
@@ -8,34 +8,35 @@ from ppoctl.batch import codec
 
 @dataclass(frozen=True)
 class Carry:
-    """What truly adapts from step to step, and what is counted over all of them: computed from committed data only,
-    and copied into every saved state.
+    """Values that adapt from step to step, and counters over all steps.
 
-    Every field has a default, which is what a run had that was made before the field was.
+    They are computed only from committed data and copied into every saved state. Every field has a default: its value
+    for a run that was made before the field existed.
     """
 
     kl_coef: float = 0.0
-    """Coefficient of the KL penalty of the next step, where one adapts or is fixed; 0: there is none yet."""
+    """Coefficient of the KL penalty for the next step, fixed or adaptive; 0: no coefficient yet."""
     trained_seqs: float = 0.0
-    """Responses that have trained so far."""
+    """Number of responses trained on so far."""
     trained_tokens: float = 0.0
-    """Response tokens that have counted in a loss so far, each once however many epochs there are."""
+    """Number of response tokens in a loss so far, each counted once for all epochs."""
     reward_count: float = 0.0
-    """Rewards that the running moments have seen; mean and sum of squared deviations of them follow."""
+    """Number of rewards in the running moments; their mean and sum of squared deviations follow."""
     reward_mean: float = 0.0
     reward_m2: float = 0.0
     reward_reference_mean: float = 0.0
     reward_reference_std: float = 0.0
-    """Standard deviation of the rewards of the first step in which they differed; 0: there was none yet."""
+    """Standard deviation of the rewards of the first step in which they differed; 0: no such step yet."""
     kl_first_coef: float = 0.0
-    """The recipe's coefficient from which that of the KL penalty has adapted; 0: none adapts, or it was not kept."""
+    """The recipe's `coef` when the adaptive KL coefficient began; 0: the coefficient is fixed, or this was not
+    stored."""
 
     def as_dict(self) -> dict[str, float]:
-        """The fields that have not their default."""
-        told = {f.name: (getattr(self, f.name), f.default) for f in fields(self)}
-        return {name: value for name, (value, usual) in told.items() if value != usual}
+        """Return the fields that differ from their defaults."""
+        with_defaults = {f.name: (getattr(self, f.name), f.default) for f in fields(self)}
+        return {name: value for name, (value, default) in with_defaults.items() if value != default}
 
     @property
     def identity(self) -> str:
-        """Digest of the fields that have not their default."""
+        """Digest of the fields that differ from their defaults."""
         return codec.digest(json.dumps(self.as_dict(), sort_keys=True).encode())

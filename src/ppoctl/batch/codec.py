@@ -1,4 +1,5 @@
-"""Records to canonical bytes and back: one safetensors file with JSON metadata. Equal content, equal bytes."""
+"""Conversion of records to canonical bytes and back: one safetensors file with JSON metadata. Equal content gives
+equal bytes."""
 
 import hashlib
 import json
@@ -13,10 +14,11 @@ from ppoctl.batch import record_header
 
 
 def encode(kind: str, tensors: dict[str, Tensor], meta: dict[str, Any]) -> bytes:
-    """safetensors bytes; `kind` and `meta` travel in the header, or, where that would be longer than the 100 MB which
-    the library allows (texts of a large step), as one more tensor.
+    """Return safetensors bytes. `kind` and `meta` are in the header.
 
-    One header entry only: the library writes several in random order, and equal content must give equal bytes.
+    If the header would exceed the 100 MB that the library allows (texts of a large step), they are an additional
+    tensor. They are a single header entry, because the library writes several entries in random order, and equal
+    content must give equal bytes.
     """
     header = json.dumps({"kind": kind, "meta": meta}, sort_keys=True, ensure_ascii=True, allow_nan=True)
     plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
@@ -29,7 +31,7 @@ def encode(kind: str, tensors: dict[str, Tensor], meta: dict[str, Any]) -> bytes
 
 
 def decode(data: bytes) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
-    """Kind, tensors and metadata; raises ValueError on anything that is not such a file."""
+    """Return kind, tensors and metadata. Raises ValueError if the data is not a record file."""
     kind, meta = record_header.record_metadata(data)
     try:
         tensors = dict(load(data))
@@ -40,5 +42,5 @@ def decode(data: bytes) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
 
 
 def digest(data: bytes) -> str:
-    """SHA-256 in hex. Used for identity and for corruption alike; about 1.5 GB/s on current CPUs."""
+    """Return the SHA-256 in hex, for identity and for corruption checks; about 1.5 GB/s on current CPUs."""
     return hashlib.sha256(data).hexdigest()

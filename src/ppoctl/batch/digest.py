@@ -1,4 +1,4 @@
-"""SHA-256 of files, taken when they are read or while they are written. Light: manifests are made of it."""
+"""SHA-256 of files, computed while they are read or written. Imports only the standard library."""
 
 import hashlib
 import os
@@ -9,14 +9,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class FileDigest:
-    """One file of an artifact."""
+    """Digest and size of one file of an artifact."""
 
     sha256: str
     size: int
 
 
 def file_digest(path: Path) -> FileDigest | None:
-    """SHA-256 and size of a file, read in blocks; None when it is not there."""
+    """Return SHA-256 and size of a file, read in blocks; None if it does not exist."""
     try:
         with path.open("rb") as file:
             return FileDigest(hashlib.file_digest(file, "sha256").hexdigest(), file.tell())
@@ -25,7 +25,7 @@ def file_digest(path: Path) -> FileDigest | None:
 
 
 def flush(path: Path) -> None:
-    """Make the operating system write out a file, or the names in a folder. Raises OSError."""
+    """Flush a file, or the entries of a folder, to disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -34,7 +34,7 @@ def flush(path: Path) -> None:
 
 
 def flushed_digest(path: Path) -> FileDigest:
-    """Digest of a file just written, which is on disk afterwards. Raises OSError."""
+    """Flush a file that was just written to disk, and return its digest. Raises OSError."""
     flush(path)
     digest = file_digest(path)
     assert digest is not None
@@ -42,7 +42,7 @@ def flushed_digest(path: Path) -> FileDigest:
 
 
 class DigestingFile:
-    """A new file that is written from front to back, and digested on the way. Closing it flushes it to disk.
+    """New file that is written sequentially and digested while it is written. Closing it flushes it to disk.
 
     Every method raises OSError.
     """
@@ -72,7 +72,7 @@ class DigestingFile:
         if self._failure is not None:
             with suppress(OSError):
                 self._file.close()
-            raise self._failure  # who wrote may have misread it: torch says that an archive is broken
+            raise self._failure  # torch reports it as a broken archive
         try:
             self._file.flush()
             os.fsync(self._file.fileno())

@@ -1,5 +1,7 @@
-"""Digests of large files, kept between commands: a model of hundreds of gigabytes is read once, not at every
-submission. What a run is made from is read again, all of it, when the run starts on its nodes."""
+"""Cache of the digests of large files, so that a model of hundreds of gigabytes is not read at every submission.
+
+When a run starts on its nodes, it reads all its input files again, without this cache.
+"""
 
 import hashlib
 import json
@@ -13,22 +15,25 @@ from typing import Any
 from ppoctl.batch.digest import FileDigest
 
 OnDigestProgress = Callable[[Path, int, int], None]
-"""Callback that hears of a file how many of its bytes have been read, and how many it has."""
+"""Called with a file, its number of bytes read so far, and its size."""
 
 BLOCK_BYTES = 16 * 2**20
 MOST_KEPT = 10_000
-"""Files whose digests are kept, the ones that were read last."""
+"""Maximum number of digests in the cache; the most recently read files are kept."""
 SETTLED_NS = 2 * 10**9
-"""Age from which on a file's time tells whether it was written again: some file systems' clocks tick every 2 s."""
+"""Age from which the modification time of a file is reliable: some file systems have a resolution of 2 s."""
 
 
 def kept_digest(path: Path, progress: OnDigestProgress | None = None) -> FileDigest:
-    """SHA-256 and size of a file: from the cache where it lies there for this very file (name, size, times, inode),
-    else read, and kept. Raises OSError."""
-    place = str(path.resolve())
+    """Return SHA-256 and size of a file, from the cache if it has an entry for this very file (name, size, times,
+    inode).
+
+    Otherwise read the file and cache its digest. Raises OSError.
+    """
+    key = str(path.resolve())
     with path.open("rb") as file:
         now = os.fstat(file.fileno())
-        kept = _kept().get(place)
+        kept = _kept().get(key)
         if isinstance(kept, dict) and kept.get("file") == _identity(now) and isinstance(kept.get("sha256"), str):
             return FileDigest(kept["sha256"], now.st_size)
         digest, done = hashlib.sha256(), 0
@@ -40,7 +45,7 @@ def kept_digest(path: Path, progress: OnDigestProgress | None = None) -> FileDig
         after = os.fstat(file.fileno())
     is_settled = time.time_ns() - after.st_mtime_ns > SETTLED_NS
     if _identity(now) == _identity(after) and is_settled:
-        _keep(place, {"file": _identity(after), "sha256": digest.hexdigest()})
+        _keep(key, {"file": _identity(after), "sha256": digest.hexdigest()})
     return FileDigest(digest.hexdigest(), done)
 
 
@@ -54,22 +59,23 @@ def _file() -> Path:
 
 
 def _kept() -> dict[str, Any]:
-    """The digests that are kept, by path; none where there is no file, or another one's."""
+    """Return the cached digests by path; empty if the cache file is missing or invalid."""
     try:
-        found = json.loads(_file().read_bytes())
+        entries = json.loads(_file().read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return entries if isinstance(entries, dict) else {}
 
 
-def _keep(place: str, entry: dict[str, Any]) -> None:
-    """Write a digest beside the others. Of two commands at once one may lose what it found, and reads it again."""
+def _keep(key: str, entry: dict[str, Any]) -> None:
+    """Add a digest to the cache. If two commands write at once, one entry may be lost, and that file is read
+    again."""
     kept = _kept()
-    kept.pop(place, None)
-    kept[place] = entry
+    kept.pop(key, None)
+    kept[key] = entry
     file = _file()
-    aside = file.with_name(f".digests-{os.getpid()}.json")
-    with suppress(OSError, RuntimeError):  # a home that cannot be written costs time, and nothing else
+    temporary = file.with_name(f".digests-{os.getpid()}.json")
+    with suppress(OSError, RuntimeError):  # a home folder that is not writable only costs time
         file.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(json.dumps(dict(list(kept.items())[-MOST_KEPT:])), "utf-8")
-        aside.replace(file)
+        temporary.write_text(json.dumps(dict(list(kept.items())[-MOST_KEPT:])), "utf-8")
+        temporary.replace(file)

@@ -1,9 +1,9 @@
-"""Response grid <-> packed sequences. The only file with an off-by-one in it.
+"""Mapping between the response grid and packed sequences. The only file with an off-by-one.
 
-Letters: N packed tokens (prompts and responses of some rows, one after another, no padding), n of them predict a
-response token. What the model says about response token r of a row (its log-prob, its entropy, the value of the
-state before it) is read where the token *before* it stands: at the last prompt token for r = 0, at response token
-r - 1 after that. The last response token's own position predicts nothing and is not packed.
+N packed tokens are the prompts and responses of some rows, concatenated without padding; n of them predict a response
+token. The output for response token r of a row (its log-prob, its entropy, the value of the state before it) is read
+at the position of the token *before* it: the last prompt token for r = 0, and response token r - 1 after that. The
+last response token predicts nothing and is not packed.
 """
 
 from dataclasses import dataclass
@@ -17,38 +17,39 @@ from ppoctl.batch.sequences import Sequences
 
 @dataclass(frozen=True)
 class Packed:
-    """Some sequences without a token of padding. Ids are int64, as models take them."""
+    """Sequences without padding. Ids are int64, as models require."""
 
     tokens: Int[Tensor, " N"]
     """Input ids: each sequence without its last token."""
     seq_lengths: tuple[int, ...]
-    """Input tokens of each row; they add up to N."""
+    """Input tokens of each row; the sum is N."""
     read_at: Int[Tensor, " n"]
     """Packed positions whose output is read, row by row."""
     targets: Int[Tensor, " n"]
-    """The response id that each of them predicts."""
+    """The response id that each of these positions predicts."""
     row: Int[Tensor, " n"]
     """Index into the rows that were packed."""
     column: Int[Tensor, " n"]
     """Response position."""
     num_columns: int
-    """R of the grid."""
+    """Width R of the grid."""
 
     def to_grid(self, values: Float[Tensor, " n"]) -> Float[Tensor, "m R"]:
-        """Per-token outputs on the response grid of the packed rows; 0 where no token is present. Differentiable."""
+        """Return per-token outputs on the response grid of the packed rows; 0 at positions without a token.
+        Differentiable."""
         grid = torch.zeros(len(self.seq_lengths), self.num_columns, dtype=values.dtype, device=values.device)
         return grid.index_put((self.row.to(values.device), self.column.to(values.device)), values)
 
 
 def input_lengths(sequences: Sequences) -> Int[Tensor, " B"]:
-    """Packed tokens of each row: prompt + response - 1."""
+    """Return the number of packed tokens of each row: prompt + response - 1."""
     return sequences.prompt_lengths + sequences.lengths - 1
 
 
 def pack(sequences: Sequences, rows: Int[Tensor, " m"]) -> Packed:
-    """The given rows as one packed input, in the given order."""
+    """Return the given rows as one packed input, in the given order."""
     starts = torch.cumsum(sequences.prompt_lengths, 0) - sequences.prompt_lengths
-    pieces: list[Tensor] = []
+    segments: list[Tensor] = []
     read_at: list[Tensor] = []
     targets: list[Tensor] = []
     seq_lengths: list[int] = []
@@ -57,14 +58,14 @@ def pack(sequences: Sequences, rows: Int[Tensor, " m"]) -> Packed:
         prompt_length, length = int(sequences.prompt_lengths[row]), int(sequences.lengths[row])
         start = int(starts[row])
         response = sequences.tokens[row, :length].long()
-        pieces += [sequences.prompt_tokens[start : start + prompt_length], response[:-1]]
+        segments += [sequences.prompt_tokens[start : start + prompt_length], response[:-1]]
         read_at.append(torch.arange(length) + (offset + prompt_length - 1))
         targets.append(response)
         seq_lengths.append(prompt_length + length - 1)
         offset += seq_lengths[-1]
     lengths = sequences.lengths[rows]
     return Packed(
-        tokens=torch.cat(pieces),
+        tokens=torch.cat(segments),
         seq_lengths=tuple(seq_lengths),
         read_at=torch.cat(read_at),
         targets=torch.cat(targets),

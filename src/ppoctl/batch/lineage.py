@@ -1,4 +1,5 @@
-"""Lineage: what a state was made from. Equal lineage is the same state, also where a repetition is not bit-equal."""
+"""Lineage: the inputs that a state was computed from. Equal lineage means the same state, even if a replay is not
+bit-equal."""
 
 import hashlib
 from collections.abc import Sequence
@@ -7,12 +8,12 @@ from ppoctl.batch.records import State
 
 
 def initial_state(role: str, source_digest: str) -> State:
-    """The state every run starts from: model source, untouched."""
+    """Return the initial state of every run: the unchanged model source."""
     return State(role=role, step=0, updates=0, lineage=_hash("source", role, source_digest))
 
 
 def next_lineage(parent: State, inputs: Sequence[str], fingerprint: str) -> str:
-    """Lineage after an update of `parent` that read `inputs` (identities) under `fingerprint`."""
+    """Return the lineage after an update of `parent` that read `inputs` (identities) under `fingerprint`."""
     return _hash("update", parent.lineage, fingerprint, *inputs)
 
 

@@ -1,9 +1,9 @@
-"""How rows are cut into microbatches. Cutting changes memory and speed, never a gradient.
+"""Split of rows into microbatches. The split affects memory and speed, never a gradient.
 
-Packed rows carry no padding, so every token that is computed is a real one; what a bad cut costs is microbatches.
-Where parallel ranks meet inside a microbatch (experts) or pass microbatches along (pipeline stages), all ranks need
-the same number of them: cut each rank's rows once, take the largest number over the ranks, and cut again with
-`at_least` that many. Such ranks wait for each other, so bins are then made even instead of full.
+Packed rows have no padding, so a bad split costs only additional microbatches. If parallel ranks communicate within a
+microbatch (experts) or pass microbatches on (pipeline stages), all ranks need the same number of them. The caller
+then splits each rank's rows once, takes the maximum number over the ranks, and splits again with `at_least`. Such
+ranks wait for each other, so their bins are balanced instead of filled.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ Rows = Int[Tensor, " m"]
 
 
 def by_sequences(rows: Int[Tensor, " M"], microbatch_seqs: int, *, at_least: int = 0) -> list[Rows]:
-    """Consecutive runs of at most `microbatch_seqs` rows; no rows, no runs.
+    """Return consecutive runs of at most `microbatch_seqs` rows; no runs if there are no rows.
 
-    With `at_least`, the larger of that and the number of runs otherwise, of equal length give or take one row.
-    Raises ValueError when there are fewer rows than that.
+    With `at_least`, return at least that many runs, whose lengths differ by at most one row. Raises ValueError if
+    there are fewer rows than `at_least`.
     """
     if not at_least:
         return list(torch.split(rows, microbatch_seqs)) if len(rows) else []
@@ -32,13 +32,15 @@ def by_sequences(rows: Int[Tensor, " M"], microbatch_seqs: int, *, at_least: int
 def by_tokens(
     rows: Int[Tensor, " M"], seq_tokens: Int[Tensor, " M"], max_tokens: int, *, at_least: int = 0
 ) -> list[Rows]:
-    """Bins of at most `max_tokens` packed tokens, longest rows first into the first bin with room (first-fit
-    decreasing: at most 11/9 of the optimal number of bins). Rows keep their order inside a bin; no rows, no bins.
+    """Return bins of at most `max_tokens` packed tokens; no bins if there are no rows.
 
-    With `at_least`, the larger of that and the number of bins otherwise, balanced, most tokens first. Where balanced
-    bins would break the cap, the full ones are kept and the fullest are halved until there are enough.
+    The longest rows are placed first, each in the first bin with enough space (first-fit decreasing: at most 11/9 of
+    the optimal number of bins). Rows keep their order within a bin.
 
-    `seq_tokens` are the packed tokens of each of `rows`. Raises ValueError when a single row exceeds the cap, or when
+    With `at_least`, return at least that many bins, balanced, largest first. If balanced bins would exceed the cap,
+    the filled bins are used and the fullest are halved until there are enough.
+
+    `seq_tokens` are the packed tokens of each of `rows`. Raises ValueError if a single row exceeds the cap, or if
     there are fewer rows than `at_least`.
     """
     tokens: list[int] = seq_tokens.tolist()
@@ -53,25 +55,28 @@ def by_tokens(
 
 
 def _first_fit(tokens: list[int], max_tokens: int) -> list[list[int]]:
-    """First-fit decreasing. A tree of the room in each bin, a node the larger of its two below, finds the first bin
-    in a few steps however many there are; a bin that is not open yet is one with all its room."""
+    """Return the bins of first-fit decreasing.
+
+    A binary tree contains the free capacity of each bin; an inner node is the larger of its two children. It finds
+    the first bin in a logarithmic number of steps. A bin that is not used yet has its full capacity.
+    """
     leaves = 1 << max(len(tokens) - 1, 0).bit_length()
-    room = [max_tokens] * (2 * leaves)
+    capacity = [max_tokens] * (2 * leaves)
     bins: list[list[int]] = [[] for _ in range(leaves)]
     for index in sorted(range(len(tokens)), key=lambda i: (-tokens[i], i)):
         node = 1
         while node < leaves:
-            node = 2 * node if room[2 * node] >= tokens[index] else 2 * node + 1
+            node = 2 * node if capacity[2 * node] >= tokens[index] else 2 * node + 1
         bins[node - leaves].append(index)
-        room[node] -= tokens[index]
+        capacity[node] -= tokens[index]
         while node > 1:
             node //= 2
-            room[node] = max(room[2 * node], room[2 * node + 1])
+            capacity[node] = max(capacity[2 * node], capacity[2 * node + 1])
     return [members for members in bins if members]
 
 
 def _evened(bins: list[list[int]], tokens: list[int], max_tokens: int, count: int) -> list[list[int]]:
-    """`count` bins within the cap; `bins` are as many or fewer, and there are rows enough."""
+    """Return `count` balanced bins within the cap. `bins` has at most `count` bins, and there are enough rows."""
     even = _balanced(range(len(tokens)), tokens, count)
     if max(_sum(members, tokens) for members in even) > max_tokens:
         even = _halved(bins, tokens, count)
@@ -79,8 +84,11 @@ def _evened(bins: list[list[int]], tokens: list[int], max_tokens: int, count: in
 
 
 def _halved(bins: list[list[int]], tokens: list[int], count: int) -> list[list[int]]:
-    """`count` bins, none fuller than the fullest of `bins`. Mostly they are as many already; that more than those can
-    always be balanced within the cap is what trials say, and no proof."""
+    """Return `count` bins, none fuller than the fullest of `bins`.
+
+    Usually `bins` already has `count` bins. That a larger number can always be balanced within the cap is known from
+    trials only.
+    """
     halved = list(bins)
     while len(halved) < count:
         fullest = max((members for members in halved if len(members) > 1), key=lambda m: _sum(m, tokens))
@@ -90,9 +98,9 @@ def _halved(bins: list[list[int]], tokens: list[int], count: int) -> list[list[i
 
 
 def _balanced(members: Sequence[int], tokens: list[int], count: int) -> list[list[int]]:
-    # A row counts at least one token, so that no bin stays empty.
+    # Cost at least 1 per row, so that no bin stays empty.
     costs = torch.tensor([max(tokens[index], 1) for index in members], dtype=torch.float64)
-    return [[members[place] for place in share.tolist()] for share in balance(costs, count)]
+    return [[members[index] for index in part.tolist()] for part in balance(costs, count)]
 
 
 def _sum(members: Sequence[int], tokens: list[int]) -> int:

@@ -1,4 +1,4 @@
-"""What a run asks its actor: prompts, and what is known of their answers. Imports no torch."""
+"""Prompts of a step, with what is known about their answers. Imports no torch."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 Json = bool | int | float | str | list[Any] | dict[str, Any] | None
-"""A value that JSON has."""
+"""A JSON value."""
 
 
 @dataclass(frozen=True)
@@ -21,33 +21,33 @@ class Message:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question: its stable id, its token ids as the generator sees them, and what a scorer may read."""
+    """One prompt: its stable id, its token ids for the generator, and the data for scorers."""
 
     id: str
     token_ids: tuple[int, ...]
     text: str
-    """What the token ids were made from: the messages as the chat template renders them."""
+    """Text of the token ids: the messages as rendered by the chat template."""
     answer: str | None
     """Ground truth; None: the dataset has none."""
     messages: tuple[Message, ...] = ()
-    """The chat that was rendered: that of the row, or its system message and question."""
+    """Chat that was rendered: the messages of the row, or system message and question."""
     fields: Mapping[str, Json] = field(default_factory=dict)
-    """Further columns of the row that the recipe names."""
+    """Additional columns of the row that the recipe names."""
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """The questions of one step (or of one evaluation set). Computed from the data and (seed, step); never stored."""
+    """Prompts of one step or of one evaluation set. Computed from the data and (seed, step); never stored."""
 
     step: int
     rows: tuple[Prompt, ...]
 
     @cached_property
     def identity(self) -> str:
-        """Digest (hex) of all that a generator or a scorer may read of them, in order."""
+        """Digest (hex) of everything that a generator or a scorer can read, in order."""
         digest = hashlib.sha256()
         for row in self.rows:
             messages = [[message.role, message.content] for message in row.messages]
-            told = [row.id, row.token_ids, row.text, row.answer, messages, dict(row.fields)]
-            digest.update(json.dumps(told, sort_keys=True).encode() + b"\n")
+            content = [row.id, row.token_ids, row.text, row.answer, messages, dict(row.fields)]
+            digest.update(json.dumps(content, sort_keys=True).encode() + b"\n")
         return digest.hexdigest()

@@ -1,14 +1,14 @@
-"""What the file of a record says of itself beside its tensors. Light: whoever only reads needs no torch for it."""
+"""Metadata in the file of a record. Imports only the standard library, so that reading metadata requires no torch."""
 
 import json
 from typing import Any
 
 KEY = "ppoctl"
-"""The header's one entry that is ours, or the tensor that holds it where it is too long for a header."""
+"""Name of the header entry of ppoctl, or of the tensor that contains it if it is too long for a header."""
 
 
 def record_metadata(data: bytes) -> tuple[str, dict[str, Any]]:
-    """Kind and metadata in the bytes of a record's file. Raises ValueError on anything that is no such file."""
+    """Return kind and metadata from the bytes of a record file. Raises ValueError if they are not a record file."""
     start = 8 + int.from_bytes(data[:8], "little")
     try:
         header = json.loads(data[8:start])
@@ -16,7 +16,7 @@ def record_metadata(data: bytes) -> tuple[str, dict[str, Any]]:
         if text is None:
             begin, end = header[KEY]["data_offsets"]
             text = data[start + begin : start + end]
-        found = json.loads(text)
-        return str(found["kind"]), dict(found["meta"])
+        entry = json.loads(text)
+        return str(entry["kind"]), dict(entry["meta"])
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
         raise ValueError("not a record file") from error

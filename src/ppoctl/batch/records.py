@@ -1,11 +1,12 @@
-"""The records that flow between stages: frozen, self-checking, and identified by their content.
+"""Records that stages exchange: immutable, self-checking, and identified by their content.
 
-B sequences, R response positions (of the longest response), T prompt tokens of all sequences together.
-Per-token quantities live on the response grid `[B, R]`, left-justified: column r is the r-th response token and the
-state just before it. `mask` is bool and True means *counts*; float values under the mask are exactly 0.
+B is the number of sequences, R the number of response positions (of the longest response), T the number of prompt
+tokens of all sequences. Per-token quantities are on the response grid `[B, R]`, left-justified: column r is the r-th
+response token and the state just before it. In `mask`, True means *in the loss*; floats are exactly 0 where masked
+out.
 
-Token in, token out: the ids that were sampled are the ids that are trained on. Decoded responses are kept beside them
-for scorers and people, and nothing is ever tokenised again; texts and ground truths of prompts are in `Prompts`.
+The ids that were sampled are the ids that are trained on. Decoded responses are stored for scorers and people;
+nothing is tokenized again. Texts and ground truths of prompts are in `Prompts`.
 """
 
 import json
@@ -23,9 +24,9 @@ from ppoctl.batch.carry import Carry as Carry
 from ppoctl.batch.sequences import Sequences, require
 
 TERMINATED = 0
-"""The model ended the response itself (end-of-sequence token or a stop string)."""
+"""The model ended the response itself (end-of-sequence token or stop string)."""
 TRUNCATED = 1
-"""The response hit the length limit."""
+"""The length limit ended the response."""
 
 REWARD_OK = 0
 REWARD_TIMEOUT = 1
@@ -36,62 +37,61 @@ Result = TypeVar("Result", covariant=True)
 
 @dataclass(frozen=True)
 class Record(Generic[Result]):
-    """Base of all records: tensors plus JSON-able metadata, encoded as one safetensors file."""
+    """Base of all records: tensors and JSON metadata, encoded as one safetensors file."""
 
     kind: ClassVar[str]
     measured: ClassVar[tuple[str, ...]] = ()
-    """Fields that are a measurement of the same thing, equal to rounding when taken again. No part of identity."""
+    """Fields that are measurements, equal only up to rounding when measured again. Not part of the identity."""
     unsaved: ClassVar[tuple[str, ...]] = ()
-    """Fields that only this process knows: they are neither written nor part of identity."""
+    """Fields that exist only in this process: neither written nor part of the identity."""
     dropped: ClassVar[tuple[str, ...]] = ()
-    """Fields that records of before have and nobody reads."""
+    """Fields of records of earlier versions that are no longer read."""
 
     @cached_property
     def encoded(self) -> bytes:
-        """The canonical bytes of this record; equal content gives equal bytes."""
+        """Canonical bytes of this record; equal content gives equal bytes."""
         return self._encode(without=())
 
     @cached_property
     def identity(self) -> str:
-        """Content digest (hex), the name by which other stages' manifests refer to this record."""
+        """Content digest (hex), by which manifests of other stages refer to this record."""
         return codec.digest(self._encode(without=self.measured))
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process needs: without the encoding kept here, which is as large again."""
+        """Return the fields only: the cached encoding would double the size of what is sent to another process."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def _encode(self, *, without: tuple[str, ...]) -> bytes:
         left_out = (*without, *self.unsaved)
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
         tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-        # A field that came later and has its default is not told: records of before keep their names.
-        usual = {f.name: f.default for f in fields(self)}
-        meta = {name: value for name, value in values.items() if name not in tensors and value != usual[name]}
+        # A default is not encoded: records of versions before the field keep their digests.
+        defaults = {f.name: f.default for f in fields(self)}
+        meta = {name: value for name, value in values.items() if name not in tensors and value != defaults[name]}
         return codec.encode(self.kind, tensors, meta)
 
     @property
     def result(self) -> Result:
-        """What a story gets to hold of it: itself, or what it leads to."""
+        """Value that a step function receives: the record, or the state that an update leads to."""
         return cast(Result, self)
 
     def metrics(self) -> dict[str, float]:
-        """What a person wants to see of this record: metric name -> number; its `summary`, where it has one.
-        Journaled when it is committed."""
+        """Return the metrics for the journal: metric name -> value. The default is the `summary` of the record."""
         summary: dict[str, float] = getattr(self, "summary", {})
         return dict(sorted(summary.items()))
 
     def timing_metrics(self) -> dict[str, float]:
-        """Figures of how it was made, which a clock decides: metric name -> number. Never part of the record."""
+        """Return the metrics that depend on a clock: metric name -> value. They are never part of the record."""
         return {}
 
     def readable_files(self) -> dict[str, bytes]:
-        """Further files of the artifact, for people: file name -> content."""
+        """Return additional files of the artifact, for people: file name -> content."""
         return {}
 
 
 @dataclass(frozen=True)
 class Rollouts(Record["Rollouts"]):
-    """B = prompts x samples responses, prompt-major order (sample 0..n-1 of prompt 0, then prompt 1, ...)."""
+    """Prompts x samples responses in prompt-major order (sample 0..n-1 of prompt 0, then prompt 1, ...)."""
 
     kind: ClassVar[str] = "rollouts"
     measured: ClassVar[tuple[str, ...]] = ("sampler_logprobs", "sends")
@@ -101,36 +101,36 @@ class Rollouts(Record["Rollouts"]):
     """All prompts, concatenated; int32."""
     prompt_lengths: Int[Tensor, " B"]
     tokens: Int[Tensor, "B R"]
-    """Response ids, the end token included; int32, 0 beyond `lengths`."""
+    """Response ids, including the end token; int32, 0 beyond `lengths`."""
     lengths: Int[Tensor, " B"]
-    """Response positions present, counted or not."""
+    """Number of response positions with a token, masked out or not."""
     mask: Bool[Tensor, "B R"]
-    """Tokens the actor chose. A subset of the present ones: tool output is present and not counted."""
+    """Tokens that the actor sampled. A subset of the present tokens: tool output is present but masked out."""
     sampler_logprobs: Float[Tensor, "B R"]
-    """log-probs under the distribution that was sampled from, as the generator reports them."""
+    """Log-probs under the distribution that was sampled from, as returned by the generator."""
     finish: Int[Tensor, " B"]
     """TERMINATED or TRUNCATED."""
     seeds: Int[Tensor, " B"]
     prompt_ids: list[str]
     sample_indices: list[int]
     texts: list[str]
-    """Decoded responses, special tokens skipped: what the scorer reads."""
+    """Decoded responses without special tokens: the input of the scorer."""
     stamps: list[str]
-    """The actor state each sample was made with, as `State.stamp`."""
+    """`State.stamp` of the actor that generated each sample."""
     sends: list[int]
-    """How often each sample was asked for: more than once where an engine died over it."""
+    """Number of times each request was sent to an engine: more than 1 if an engine died while generating."""
     drawing: tuple[int, float] | None = None
-    """Response tokens that were drawn for it here, and the seconds of drawing; None: it was recalled."""
+    """Number of response tokens generated in this process, and seconds of generation; None: the record was loaded."""
 
     def __post_init__(self) -> None:
-        require(not bool((self.mask & ~self.sequences.present).any()), "counted tokens are present")
-        require(not bool(self.sampler_logprobs[~self.mask].any()), "log-probs under the mask are 0")
+        require(not bool((self.mask & ~self.sequences.present).any()), "unmasked tokens are present")
+        require(not bool(self.sampler_logprobs[~self.mask].any()), "masked-out log-probs are 0")
         for name in ("prompt_ids", "sample_indices", "texts", "stamps", "sends"):
             require(len(getattr(self, name)) == self.num_seqs, f"{name} has one entry per sequence")
 
     @cached_property
     def sequences(self) -> Sequences:
-        """What models are given of it, always the same object."""
+        """Input of models, always the same object."""
         return Sequences(self.prompt_tokens, self.prompt_lengths, self.tokens, self.lengths)
 
     @property
@@ -139,7 +139,7 @@ class Rollouts(Record["Rollouts"]):
 
     @property
     def step(self) -> int:
-        """The PPO step that drew them: the one after the actor's, which the stamps name."""
+        """PPO step that generated the rollouts: the step after that of the actor, which the stamps contain."""
         return int(self.stamps[0].partition("@")[2].partition(":")[0]) + 1
 
     def metrics(self) -> dict[str, float]:
@@ -159,25 +159,25 @@ class Rollouts(Record["Rollouts"]):
 
 @dataclass(frozen=True)
 class Rewards(Record["Rewards"]):
-    """One score per response. Where the outcome is not ok there is no score: the row is left out of training."""
+    """One score per response. If the outcome is not ok, there is no score and the row is excluded from training."""
 
     kind: ClassVar[str] = "rewards"
     dropped: ClassVar[tuple[str, ...]] = ("shaped",)
     unsaved: ClassVar[tuple[str, ...]] = ("timing",)
 
     scores: Float[Tensor, " B"]
-    """What the scorer gave; 0 where there is no score (see `outcomes`)."""
+    """Scores as returned by the scorer; 0 without a score (see `outcomes`)."""
     outcomes: Int[Tensor, " B"]
     extras: dict[str, list[float | None]]
-    """Further scorer figures by name, one per sequence (`lenient`, say); 0 without a score, None: not given."""
+    """Additional metrics of the scorer by name, one per sequence; 0 without a score, None: not returned."""
     outcome_messages: list[str]
-    """Why a row has no score; "" where it has one."""
+    """Reason why a row has no score; "" if it has a score."""
     truths: list[str | None]
-    """Ground truth that each was scored against, for people: prompts are not stored. None: there is none."""
+    """Ground truth that each response was scored against, for people, as prompts are not stored; None: no truth."""
     token_scores: Float[Tensor, "B R"] | None = None
-    """The score of each token, where the scorer gives such; training then sees these instead of `scores`."""
+    """Score of each token, if the scorer returns them; training then uses these instead of `scores`."""
     timing: dict[str, float] | None = None
-    """Figures of how long scoring took here; None: the record was recalled."""
+    """Metrics of how long scoring took in this process; None: the record was loaded."""
 
     def __post_init__(self) -> None:
         ok = self.valid
@@ -194,15 +194,15 @@ class Rewards(Record["Rewards"]):
 
     def metrics(self) -> dict[str, float]:
         ok, failed, late = self.valid, self.outcomes >= REWARD_ERROR, self.outcomes == REWARD_TIMEOUT
-        figures = {metric_registry.REWARD_ERROR_FRAC.name: float(failed.float().mean())}
-        figures[metric_registry.REWARD_TIMEOUT_FRAC.name] = float(late.float().mean())
+        metrics = {metric_registry.REWARD_ERROR_FRAC.name: float(failed.float().mean())}
+        metrics[metric_registry.REWARD_TIMEOUT_FRAC.name] = float(late.float().mean())
         if bool(ok.any()):
-            figures[metric_registry.REWARD_SCORE_MEAN.name] = float(self.scores[ok].mean())
-            figures[metric_registry.REWARD_SCORE_STD.name] = float(self.scores[ok].std(unbiased=False))
+            metrics[metric_registry.REWARD_SCORE_MEAN.name] = float(self.scores[ok].mean())
+            metrics[metric_registry.REWARD_SCORE_STD.name] = float(self.scores[ok].std(unbiased=False))
             for name, column in sorted(self.extras.items()):
-                if given := [each for each, fine in zip(column, ok, strict=True) if fine and each is not None]:
-                    figures[f"reward/{name}_mean"] = float(torch.tensor(given).mean())
-        return figures
+                if given := [value for value, is_ok in zip(column, ok, strict=True) if is_ok and value is not None]:
+                    metrics[f"reward/{name}_mean"] = float(torch.tensor(given).mean())
+        return metrics
 
     def timing_metrics(self) -> dict[str, float]:
         return self.timing or {}
@@ -210,58 +210,57 @@ class Rewards(Record["Rewards"]):
 
 @dataclass(frozen=True)
 class Values(Record["Values"]):
-    """V of the state just before each response token, under the critic at `stamp`."""
+    """Values of the states just before each response token, under the critic at `stamp`."""
 
     kind: ClassVar[str] = "values"
 
     values: Float[Tensor, "B R"]
     stamp: str
     behind: Float[Tensor, " B"] | None = None
-    """V of the state behind the last token of each truncated response, 0 for the others; None: it was not asked."""
+    """Bootstrap values: of the state after the last token of a truncated response, else 0; None: not computed."""
 
 
 @dataclass(frozen=True)
 class Logprobs(Record["Logprobs"]):
-    """Log-probs of the response tokens that an update takes ratios to, and those under the reference where they are
-    read."""
+    """Old log-probs of the response tokens, for ratios, and the reference's log-probs if they are read."""
 
     kind: ClassVar[str] = "logprobs"
     measured: ClassVar[tuple[str, ...]] = ("gap",)
 
     stamp: str
     gap: dict[str, float]
-    """Sampler against trainer: see `ppo.diagnostics.sampler_gap`; empty where the trainer was not asked."""
+    """Sampler/trainer log-prob difference (`ppo.diagnostics.sampler_gap`); empty: no log-probs of the trainer."""
     actor: Float[Tensor, "B R"] | None = None
-    """Under the actor, as the trainer or the sampler says; None: those of the update itself are meant."""
+    """Log-probs of the actor, from the trainer or the sampler; None: the log-probs of the update itself are used."""
     entropy: Float[Tensor, "B R"] | None = None
-    """None where the trainer was not asked: the update then says what they are."""
+    """None: not computed here; the update then computes entropies."""
     reference: Float[Tensor, "B R"] | None = None
     full_kl: Float[Tensor, "B R"] | None = None
-    """KL(actor || reference) of the whole distributions, where a penalty reads it instead of `reference`."""
+    """KL(actor || reference) over the full vocabulary, if a penalty reads it instead of `reference`."""
 
     def metrics(self) -> dict[str, float]:
-        return _gap_figures(self.gap)
+        return _gap_metrics(self.gap)
 
 
 @dataclass(frozen=True)
 class Correction(Record["Correction"]):
-    """What each token counts in the actor's loss, decided from sampler and trainer's log-probs of it."""
+    """Importance weights and mask of the actor's loss, computed from the sampler's and trainer's log-probs."""
 
     kind: ClassVar[str] = "correction"
 
     weights: Float[Tensor, "B R"]
     """Factors of the advantages."""
     mask: Bool[Tensor, "B R"]
-    """Tokens that count; a subset of the rollouts' mask."""
+    """Tokens in the actor's loss; a subset of the rollouts' mask."""
     summary: dict[str, float]
 
     def __post_init__(self) -> None:
-        require(not bool(self.weights[~self.mask].any()), "weights under the mask are 0")
+        require(not bool(self.weights[~self.mask].any()), "masked-out weights are 0")
 
 
 @dataclass(frozen=True)
 class Advantages(Record["Advantages"]):
-    """What the updates read."""
+    """Advantages, returns and token rewards: the inputs of the updates."""
 
     kind: ClassVar[str] = "advantages"
 
@@ -273,14 +272,13 @@ class Advantages(Record["Advantages"]):
     carry_out: dict[str, float]
     summary: dict[str, float]
     shaped: Float[Tensor, " B"] | None = None
-    """What each response earned: its score after the arithmetic of `[reward]`, before any KL penalty; 0 where there
-    is no score. None: a record of before it was kept here."""
+    """Reward of each response after reward shaping, before any KL penalty; 0 without a score. None: not stored."""
     kl_coef: float | None = None
-    """Coefficient of the KL penalty in this step, where it is another than in the next (see `carry_out`)."""
+    """Coefficient of the KL penalty in this step, if it differs from that of the next step (see `carry_out`)."""
 
     def __post_init__(self) -> None:
         for name in ("advantages", "returns", "token_rewards"):
-            require(not bool(getattr(self, name)[~self.mask].any()), f"{name} under the mask are 0")
+            require(not bool(getattr(self, name)[~self.mask].any()), f"masked-out {name} are 0")
 
     @property
     def carry(self) -> Carry:
@@ -288,23 +286,23 @@ class Advantages(Record["Advantages"]):
 
     @property
     def penalty_coef(self) -> float:
-        """Coefficient of the KL penalty in this step; 0: there is none."""
+        """Coefficient of the KL penalty in this step; 0: no penalty."""
         return self.carry.kl_coef if self.kl_coef is None else self.kl_coef
 
 
 @dataclass(frozen=True)
 class State:
-    """A handle on weights + optimizer of one role. Small: the weights stay in the engine or on disk.
+    """Handle on weights and optimizer of one role. It is small: the weights stay in the trainer or on disk.
 
-    States are identified by lineage (what they were made from), not by content: an update that is repeated on a
-    GPU is not bit-equal, and still the same update. `replay` counts such repetitions.
+    A state is identified by its lineage (the inputs it was computed from), not by its content: a replayed update is
+    not bit-equal on a GPU, but it is the same update. `replay` counts such replays.
     """
 
     role: str
     step: int
-    """PPO steps this role has been updated in or carried through."""
+    """Number of PPO steps that this role was updated in or kept unchanged in."""
     updates: int
-    """Optimizer steps so far: what schedules count."""
+    """Number of optimizer steps so far, which learning-rate schedules count."""
     lineage: str
     replay: int = 0
 
@@ -320,7 +318,7 @@ class State:
 
 @dataclass(frozen=True)
 class Update(Record[State]):
-    """The small record an update commits instead of weights: where it led, and what it looked like."""
+    """Small record that an update commits instead of weights: the new state's lineage, and metrics."""
 
     kind: ClassVar[str] = "update"
     measured: ClassVar[tuple[str, ...]] = ("gap",)
@@ -328,30 +326,30 @@ class Update(Record[State]):
     role: str
     step: int
     parent: str
-    """Lineage of the state it started from."""
+    """Lineage of the state before the update."""
     lineage: str
-    """Lineage of the state it made."""
+    """Lineage of the state after the update."""
     updates: int
-    """Optimizer steps of the state it made, all told."""
+    """Total optimizer steps of the state after the update."""
     per_minibatch: dict[str, list[float]]
-    """loss, grad_norm, lr, ... one entry per optimizer step, in order."""
+    """loss, grad_norm, lr, ...: one entry per optimizer step, in order."""
     summary: dict[str, float]
-    """Diagnostics over the whole update: metric name -> number."""
+    """Metrics of the whole update: metric name -> value."""
     gap: dict[str, float] | None = None
-    """Sampler against trainer, where the log-probs of the step do not say it."""
+    """Sampler/trainer log-prob difference, if the log-probs stage did not compute it."""
 
     @property
     def result(self) -> State:
-        """The state that it made."""
+        """State after the update."""
         return State(role=self.role, step=self.step, updates=self.updates, lineage=self.lineage)
 
     def metrics(self) -> dict[str, float]:
-        return {**super().metrics(), **_gap_figures(self.gap or {})}
+        return {**super().metrics(), **_gap_metrics(self.gap or {})}
 
 
 @dataclass(frozen=True)
 class Evaluation(Record["Evaluation"]):
-    """One evaluation of one actor state on one or more sets; per-sample rows are in `rows`."""
+    """One evaluation of an actor state on one or more sets. `rows` has one entry per sample."""
 
     kind: ClassVar[str] = "evaluation"
 
@@ -364,7 +362,7 @@ class Evaluation(Record["Evaluation"]):
         return {"samples.jsonl": "".join(lines).encode("ascii")}
 
 
-def _gap_figures(gap: dict[str, float]) -> dict[str, float]:
+def _gap_metrics(gap: dict[str, float]) -> dict[str, float]:
     return {metric_registry.named("mismatch", name): value for name, value in sorted(gap.items())}
 
 
@@ -375,22 +373,24 @@ RECORDS: dict[str, type[Record[Any]]] = {
 
 
 def decode(data: bytes) -> Record[Any]:
-    """The record that `Record.encoded` wrote. A field that an older version did not have gets its declared default;
-    where one is there that nobody reads any more, the record keeps the identity that it was written with. Raises
-    ValueError on bytes that are no record, and naming a field that is missing, unknown or breaks a law."""
+    """Return the record that `Record.encoded` wrote. A field that the writing version did not have gets its default.
+
+    A record with a dropped field keeps the identity that it was written with. Raises ValueError if the bytes are not
+    a record, or naming a field that is missing, unknown or violates an invariant.
+    """
     kind, tensors, meta = codec.decode(data)
     if kind not in RECORDS:
         raise ValueError(f"unknown record kind `{kind}`")
     cls = RECORDS[kind]
-    found = {name: value for name, value in {**tensors, **meta}.items() if name not in cls.dropped}
+    values = {name: value for name, value in {**tensors, **meta}.items() if name not in cls.dropped}
     known = {f.name: f.default is MISSING and f.default_factory is MISSING for f in fields(cls)}
-    unknown = sorted(found.keys() - known.keys())
-    missing = [name for name, is_required in known.items() if is_required and name not in found]
+    unknown = sorted(values.keys() - known.keys())
+    missing = [name for name, is_required in known.items() if is_required and name not in values]
     if unknown or missing:
-        what = f"unknown field `{unknown[0]}`" if unknown else f"no field `{missing[0]}`"
-        raise ValueError(f"a record of kind `{kind}` with {what}")
-    record = cls(**found)
-    if len(found) < len(tensors) + len(meta):
-        kept = [{name: each for name, each in of.items() if name not in cls.measured} for of in (tensors, meta)]
+        problem = f"unknown field `{unknown[0]}`" if unknown else f"no field `{missing[0]}`"
+        raise ValueError(f"a record of kind `{kind}` with {problem}")
+    record = cls(**values)
+    if len(values) < len(tensors) + len(meta):
+        kept = [{key: value for key, value in part.items() if key not in cls.measured} for part in (tensors, meta)]
         record.__dict__["identity"] = codec.digest(codec.encode(kind, *kept))
     return record

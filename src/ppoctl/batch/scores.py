@@ -1,4 +1,4 @@
-"""What a scorer is asked about one response, and what it says. Imported in its processes: standard library only."""
+"""Request to score one response, and its result. Imported by scorer processes: standard library only."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -8,44 +8,44 @@ from typing import Literal, Protocol, get_args, runtime_checkable
 from ppoctl.batch.prompts import Json, Message, Prompt
 
 Finish = Literal["terminated", "truncated"]
-"""Whether the model ended the response itself, or the length limit did."""
+"""Whether the model or the length limit ended the response."""
 Outcome = Literal["ok", "timeout", "error", "unreachable", "refused"]
-"""What came of a request: a score; the deadline passed; the scorer failed; the service that scores did not answer; it
-would not score this."""
+"""Result of a request: a score; the deadline passed; the scorer failed; the scoring service did not answer; the
+scorer refused."""
 
 FINISH_REASONS: tuple[Finish, ...] = get_args(Finish)
-"""What the numbers in a record of rollouts stand for."""
+"""Meaning of the numbers in `Rollouts.finish`."""
 REWARD_OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
-"""What the numbers in a record of rewards stand for."""
+"""Meaning of the numbers in `Rewards.outcomes`."""
 
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """All that a scorer may know of one response."""
+    """All information about one response that a scorer can read."""
 
     prompt_id: str
     prompt: str
-    """Text that the response continues, chat template included."""
+    """Text before the response, chat template included."""
     messages: tuple[Message, ...]
     """Chat messages that the prompt was rendered from."""
     response: str
-    """Decoded, special tokens skipped."""
+    """Decoded response without special tokens."""
     truth: str | None
     """Ground truth; None: the dataset has none."""
     fields: Mapping[str, Json]
-    """Further columns of the row that the recipe names."""
+    """Additional columns of the row that the recipe names."""
     finish: Finish
     """How the response ended."""
     token_ids: tuple[int, ...] = ()
-    """Ids of the response, its end token included."""
+    """Ids of the response, including its end token."""
 
     @classmethod
     def about(cls, prompt: Prompt, response: str, finish: Finish, token_ids: tuple[int, ...] = ()) -> "ScoreRequest":
-        """Request to score this response to the prompt."""
+        """Return the request to score this response to the prompt."""
         return cls(prompt.id, prompt.text, prompt.messages, response, prompt.answer, prompt.fields, finish, token_ids)
 
     def required_truth(self) -> str:
-        """The ground truth. Raises ValueError where there is none."""
+        """Return the ground truth. Raises ValueError if there is none."""
         if self.truth is None:
             raise ValueError("the row has no ground truth")
         return self.truth
@@ -53,55 +53,59 @@ class ScoreRequest:
 
 @dataclass(frozen=True)
 class Score:
-    """What came of a request. `value` is None unless `outcome` is "ok": an error is never a score of 0."""
+    """Result of a request. `value` is None unless `outcome` is "ok": an error never becomes a score of 0."""
 
     value: float | None
     outcome: Outcome
     message: str = ""
-    """Why there is no value."""
+    """Reason why there is no value."""
     extras: Mapping[str, float] = field(default_factory=dict)
-    """Further figures of the scorer by name."""
+    """Additional metrics of the scorer by name."""
     token_values: tuple[float, ...] | None = None
-    """One figure for each token of the response, whose sum is `value`; None: the response has one score."""
+    """One value for each token of the response, which add up to `value`; None: the response has one score."""
     answer: str | None = None
-    """What the scorer read out of the response as its answer, spelt the same for equal answers; None: nothing."""
+    """Answer that the scorer extracted from the response, normalized so that equal answers are equal strings; None:
+    no answer."""
     seconds: float = field(default=0.0, compare=False)
-    """How long it took, where somebody measured it."""
+    """Seconds that scoring took; 0 if they were not measured."""
 
 
 @runtime_checkable
 class BatchScorer(Protocol):
-    """A scorer that gathers what is submitted, to score it together."""
+    """Scorer that collects submitted requests and scores them together."""
 
     def flush(self) -> None:
-        """Score what was submitted: whoever waits for it submits nothing before it is there."""
+        """Score the requests submitted so far. The caller submits no further request before their scores are
+        available."""
         ...
 
 
 @runtime_checkable
 class RewardModel(Protocol):
-    """A model that scores texts, in this process or spread over others. It never changes."""
+    """Model that scores texts, in this process or distributed over others. Its weights never change."""
 
     def tokens(self, request: ScoreRequest) -> tuple[int, ...]:
-        """Ids of the text that the model reads of a prompt with its response. Raises ValueError where there is none,
-        or it is too long."""
+        """Return the ids of prompt and response as the model reads them. Raises ValueError if there is no text or it
+        is too long."""
         ...
 
     def scores(self, texts: Sequence[tuple[int, ...]]) -> list[float]:
-        """Score of each text, at its last token. The first call loads the model."""
+        """Return the score of each text, at its last token. The first call loads the model."""
         ...
 
 
 @runtime_checkable
 class Scorer(Protocol):
-    """Whoever scores responses: a function in child processes, a service, a model."""
+    """Scores responses: a function in child processes, a service, or a model."""
 
     def submit(self, request: ScoreRequest) -> Future[Score]:
-        """The score, once it is there; requests may be submitted while others are being scored. A scorer that hangs,
-        raises or dies costs its own request only: the score then has no value. What makes all scores worthless is
-        raised by the future."""
+        """Start to score a response and return its future score. Requests may be submitted while others are scored.
+
+        If the scorer hangs, raises or dies, only this request is affected: its score has no value. The future raises
+        an error only if all scores are worthless.
+        """
         ...
 
     def close(self) -> None:
-        """End whatever scores. May be called twice."""
+        """Stop all processes of the scorer. Safe to call again."""
         ...

@@ -1,8 +1,8 @@
-"""JSON that carries a checksum of its own text, so that whoever reads it notices a flipped bit. Light.
+"""JSON with a checksum of its own text, so that a reader detects a flipped bit. Imports only the standard library.
 
-One document (a manifest, a recipe of a run) or one line of a file that grows (journal, ledger); the checksum is the
-last field. In such a file only a last, unterminated line is what a kill leaves: anything else that cannot be read is
-damage, and is named.
+The text is one document (a manifest, a recipe of a run) or one line of a growing file (journal, ledger); the checksum
+is its last field. A kill leaves at most one unterminated line at the end of such a file. Any other unreadable line is
+damage, and the error names it.
 """
 
 import hashlib
@@ -19,31 +19,31 @@ _SEAL = re.compile(r',\s+"seal": "([0-9a-f]{16})"\s?\}\s?\Z')
 
 
 class ChecksumMismatchError(ValueError):
-    """The text is not what was sealed, or was never sealed."""
+    """The text does not match its checksum, or has none."""
 
 
 @dataclass(frozen=True)
 class SealedLine:
-    """One line of a file that grows."""
+    """One line of a growing file."""
 
     body: dict[str, Any]
     end: int
-    """Offset just behind it, where reading can go on."""
+    """Offset after the line, where reading continues."""
 
 
 def seal(body: Mapping[str, Any], *, indent: int | None = None) -> str:
-    """The JSON text of a non-empty `body` with the checksum as its last field."""
+    """Return the JSON text of a non-empty `body`, with the checksum as its last field."""
     stem = json.dumps(body, sort_keys=True, indent=indent)[:-1].rstrip("\n")
     space, end = (" ", "}") if indent is None else ("\n" + " " * indent, "\n}\n")
     return f'{stem},{space}"seal": "{_checksum(stem)}"{end}'
 
 
 def unseal(text: str) -> dict[str, Any]:
-    """What was sealed. Raises BrokenSealError when the text was changed since."""
-    found = _SEAL.search(text)
-    if found is None:
+    """Return the sealed body. Raises ChecksumMismatchError if the text was changed or has no checksum."""
+    seal_match = _SEAL.search(text)
+    if seal_match is None:
         raise ChecksumMismatchError("it has no checksum at its end")
-    if _checksum(text[: found.start()]) != found[1]:
+    if _checksum(text[: seal_match.start()]) != seal_match[1]:
         raise ChecksumMismatchError("it does not match its own checksum")
     body = dict(json.loads(text))
     del body["seal"]
@@ -51,26 +51,26 @@ def unseal(text: str) -> dict[str, Any]:
 
 
 def is_as_sealed(raw: bytes) -> bool:
-    """Whether a line matches its own checksum, without reading what it says."""
-    stem, _, found = raw.rpartition(b', "seal": "')
-    return hashlib.sha256(stem).hexdigest()[:16].encode() == found[:-2]
+    """Whether a line matches its own checksum, without parsing it."""
+    stem, _, checksum = raw.rpartition(b', "seal": "')
+    return hashlib.sha256(stem).hexdigest()[:16].encode() == checksum[:-2]
 
 
 def sealed_line(body: Mapping[str, Any]) -> bytes:
-    """One line to append."""
+    """Return one line to append to a file."""
     return seal(body).encode("ascii") + b"\n"
 
 
 def whole_lines(path: Path, data: bytes, *, offset: int = 0, line_number: int = 1) -> Iterator[SealedLine]:
-    """The terminated lines of `data`, which begins at `offset` of the file and with the given line of it.
+    """Yield the terminated lines of `data`, which begins at `offset` of the file with line number `line_number`.
 
-    Raises CorruptArtifactError naming the first line that was changed since it was written.
+    Raises CorruptArtifactError that names the first line that was changed after it was written.
     """
     for number, raw in enumerate(data.split(b"\n")[:-1], start=line_number):
         offset += len(raw) + 1
         try:
             yield SealedLine(unseal(raw.decode("ascii")), offset)
-        except ValueError as error:  # UnicodeDecodeError is one
+        except ValueError as error:  # UnicodeDecodeError is a ValueError
             why = error if isinstance(error, ChecksumMismatchError) else "it is not ASCII"
             raise CorruptArtifactError(
                 f"`{path}` is corrupt: line {number}: {why}", hint=repair_hint(path.parent)
@@ -78,7 +78,7 @@ def whole_lines(path: Path, data: bytes, *, offset: int = 0, line_number: int = 
 
 
 def intact_lines(data: bytes) -> Iterator[dict[str, Any]]:
-    """What can still be believed of a damaged file: every terminated line that is as it was written."""
+    """Yield the lines of a damaged file that are terminated and match their checksums."""
     for raw in data.split(b"\n")[:-1]:
         try:
             yield unseal(raw.decode("ascii"))
@@ -87,8 +87,8 @@ def intact_lines(data: bytes) -> Iterator[dict[str, Any]]:
 
 
 def repair_hint(run: Path) -> str:
-    """The command that sets damage of a run aside and makes again what depends on it."""
-    return f"set it aside and make again what depends on it: ppoctl resume {quoted(run)} --allow-missing"
+    """Return the command that moves damaged files of a run aside and recomputes what depends on them."""
+    return f"move it aside and recompute what depends on it: ppoctl resume {quoted(run)} --allow-missing"
 
 
 def _checksum(text: str) -> str:

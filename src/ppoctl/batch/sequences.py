@@ -1,4 +1,4 @@
-"""Token ids of prompts with their responses: all that a model is given to score them or to learn them."""
+"""Sequences: token ids of prompts and responses, the input of models for scoring and training."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,18 +10,18 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """B prompts, T tokens in all, each with one response on the response grid [B, R], left-justified."""
+    """B prompts with T tokens in total, each with one response on the left-justified response grid [B, R]."""
 
     is_sent_once: ClassVar[bool] = True
-    """Who passes arguments to other processes sends the same object once, however many calls are given it."""
+    """Whether the object is sent to another process only once, however many calls have it as an argument."""
 
     prompt_tokens: Int[Tensor, " T"]
     """All prompts, concatenated; int32."""
     prompt_lengths: Int[Tensor, " B"]
     tokens: Int[Tensor, "B R"]
-    """Response ids, the end token included; int32, 0 beyond `lengths`."""
+    """Response ids, including the end token; int32, 0 beyond `lengths`."""
     lengths: Int[Tensor, " B"]
-    """Response positions present, counted or not; at least 1."""
+    """Number of response positions with a token, masked out or not; at least 1."""
 
     def __post_init__(self) -> None:
         for name in ("prompt_tokens", "tokens"):
@@ -37,11 +37,11 @@ class Sequences:
 
     @property
     def present(self) -> Bool[Tensor, "B R"]:
-        """Mask of the positions that have a token, counted or not."""
+        """Mask of the positions that have a token, masked out or not."""
         return torch.arange(self.tokens.shape[1])[None, :] < self.lengths[:, None]
 
     def unpadded(self) -> list[Int[Tensor, " S"]]:
-        """Ids of each full sequence, prompt then response, int64."""
+        """Return the ids of each full sequence, prompt then response, int64."""
         prompts = torch.split(self.prompt_tokens, self.prompt_lengths.tolist())
         return [
             torch.cat([prompt, row[:length]]).long()
@@ -50,12 +50,12 @@ class Sequences:
 
 
 def one_sequence(tokens: tuple[int, ...]) -> Sequences:
-    """These tokens as one row: the first is the prompt, the rest are the response."""
+    """Return these tokens as one row: the first is the prompt, the others are the response."""
     ids = torch.tensor(tokens, dtype=torch.int32)
     return Sequences(ids[:1], torch.tensor([1]), ids[None, 1:], torch.tensor([len(tokens) - 1]))
 
 
-def require(condition: bool, law: str) -> None:  # noqa: FBT001 - reads as a sentence at the call
-    """Raises ValueError naming the law of a record that does not hold."""
+def require(condition: bool, invariant: str) -> None:  # noqa: FBT001 - reads as a sentence at the call
+    """Raise ValueError that names the invariant of a record that is violated."""
     if not condition:
-        raise ValueError(f"record breaks its law: {law}")
+        raise ValueError(f"record violates an invariant: {invariant}")

@@ -53,16 +53,16 @@ def check_expectations(
     return [_check_one(metric, wanted, series.get(metric, [])) for metric, wanted in expect.items()]
 
 
-def require_met(verdicts: Iterable[ExpectationResult], *, longer: str | None = None) -> None:
+def require_met(results: Iterable[ExpectationResult], *, longer: str | None = None) -> None:
     """Raise ExpectationError that names every unmet expectation. `longer` is the command that trains for more
     steps."""
-    unmet = [result for result in verdicts if not result.met]
+    unmet = [result for result in results if not result.met]
     if unmet:
         parts = [
             f"`{v.metric}` is {'absent' if v.value is None else f'{v.value:.4g}'} (expected {v.bound})" for v in unmet
         ]
         raise ExpectationError(
-            "the run does not meet the expectations of its recipe:  " + "; ".join(parts),
+            "the run does not meet the expectations of its recipe: " + "; ".join(parts),
             hint=longer,
         )
 

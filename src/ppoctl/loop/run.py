@@ -48,9 +48,9 @@ class Health(Protocol):
         """Count the steps before the step that the run resumes from."""
         ...
 
-    def check(self, step: int, figures: Mapping[str, float]) -> Sequence[Alarm]: ...
+    def check(self, step: int, metrics: Mapping[str, float]) -> Sequence[Alarm]: ...
 
-    def would_stop(self, step: int, figures: Mapping[str, float]) -> bool: ...
+    def would_stop(self, step: int, metrics: Mapping[str, float]) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -142,9 +142,11 @@ def _do_steps(job: RunContext, done: CompletedStep) -> None:
         untrained = {role: replace(state, step=step) for role, state in states.items() if role not in outputs.states}
         states = {**outputs.states, **untrained}
         carry = outputs.carry
+        # Before the save, which stores the end of this step's lines in the ledger.
         job.ledger.record(step, outputs.samples, _used_by(outputs))
         _evaluate(job, step, states["actor"])
         _check_and_save(job, step, states, carry)
+        # Last, because a stop saves `done`: it must never be a step whose evaluation or save is missing.
         done.step, done.states, done.carry = step, states, carry
 
 

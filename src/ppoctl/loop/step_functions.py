@@ -1,5 +1,4 @@
-"""Step functions: the definition of one PPO step as a Python function, and the choice of a step function for each
-step.
+"""Step functions: the definition of one PPO step as a Python function, and the function that each step runs.
 
 A *step function* calls `run_stage(stage, *inputs)` once for each stage, in order. During training, `run_stage` is a
 `store.stage_runner`: it returns the committed record of the stage if there is one; otherwise it runs the stage and
@@ -12,12 +11,13 @@ retention, replay and screens read the outline, so none of them contains a list 
 Differences from textbook PPO (Schulman et al. 2017; Ouyang et al. 2022):
 
 1. The critic trains before the actor, each for its own number of epochs. Returns and advantages are fixed before
-   either update, so the result equals that of the interleaved order. Each model is loaded and offloaded once.
+   either update, so the result equals that of the interleaved order. Each model is reloaded and offloaded only once
+   per step.
 2. Every stage is durable: its record is on disk before the next stage starts.
 3. A loss is a sum over unmasked tokens, divided by a count over the whole minibatch. Microbatch sizes therefore never
    change a gradient.
-4. The denominator of the ratio is the trainer's own log-prob, not the generator's, unless `ppo.old_logprobs` changes
-   it.
+4. The denominator of the ratio is the trainer's own log-prob, not the generator's, unless `ppo.old_logprobs` selects
+   another source.
 """
 
 from collections.abc import Callable, Mapping
@@ -101,9 +101,9 @@ def _ppo(run_stage: RunStage, stages: Stages, inputs: StepInputs) -> StepOutputs
 
 
 def _ppo_corrected(run_stage: RunStage, stages: Stages, inputs: StepInputs) -> StepOutputs:
-    """PPO with rollout correction: importance weights correct the actor's loss for differences of sampler and trainer
-    log-probs."""
-    assert stages.correction is not None, "`ppo_corrected` needs the correction stage"
+    """PPO with rollout correction: the actor's loss has importance weights for the sampler/trainer log-prob
+    difference."""
+    assert stages.correction is not None, "`ppo_corrected` requires the correction stage"
     actor, critic = inputs.states["actor"], inputs.states["critic"]
     rollouts = run_stage(stages.rollout, actor, inputs.prompts)
     rewards = run_stage(stages.reward, inputs.prompts, rollouts)
@@ -117,7 +117,7 @@ def _ppo_corrected(run_stage: RunStage, stages: Stages, inputs: StepInputs) -> S
 
 
 def _critic_only(run_stage: RunStage, stages: Stages, inputs: StepInputs) -> StepOutputs:
-    """PPO without the actor update: critic warm-up before its values are used to train the actor."""
+    """PPO without the actor update, to warm the critic up before its values train the actor."""
     actor, critic = inputs.states["actor"], inputs.states["critic"]
     rollouts = run_stage(stages.rollout, actor, inputs.prompts)
     rewards = run_stage(stages.reward, inputs.prompts, rollouts)
@@ -160,7 +160,7 @@ def stage_of(step_function: StepFunction, stages: Stages, name: str) -> "Stage[A
 def _trace(
     step_function: StepFunction, stages: Stages
 ) -> "tuple[list[tuple[Stage[Any], tuple[str, ...]]], StepOutputs]":
-    """Call the step function without running a stage. Return each stage with the names of its inputs, and the step
+    """Call the step function without running a stage. Return each stage with its input names, and the step
     outputs."""
     recorded: list[tuple[Any, tuple[str, ...]]] = []
 
@@ -176,8 +176,8 @@ def _trace(
 
 @dataclass(frozen=True)
 class _Placeholder:
-    """Stand-in for a record during a trace. Its name is that of the stage or input that produced it; so are its
-    attributes."""
+    """Stand-in for a record during a trace, named after the stage or input that produced it. Its attributes are
+    itself."""
 
     name: str
 

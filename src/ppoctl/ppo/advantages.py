@@ -4,7 +4,7 @@ The textbook recursion runs from the last token to the first (Schulman et al. 20
 
     delta_t = r_t + gamma V_t+1 - V_t          A_t = delta_t + gamma lam A_t+1          G_t = A_t + V_t
 
-This module computes the same numbers in three steps, so that a device needs log2(R) operations instead of R:
+This module computes the same numbers in log2(R) steps instead of R, from three ideas:
 
 1. Insert G into the recursion (the lambda return of Sutton and Barto, 2nd ed., eq. 12.2) and unroll it:
 

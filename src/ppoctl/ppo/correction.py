@@ -97,9 +97,13 @@ def kept_by_ratio(
 ) -> Bool[Tensor, "B R"]:
     """Return the tokens whose ratio trainer / sampler is within the bounds; None: no bound.
 
-    `level` selects the ratio that is compared. token: that of the token. sequence_sum: the product over the tokens of
-    its sequence. sequence_mean: their geometric mean. sequence_max: every token of the sequence, so that one token
-    outside the bounds rejects the whole sequence.
+    `level` selects the ratio that is compared:
+
+    - token: the ratio of the token.
+    - sequence_sum: the product over the tokens of its sequence.
+    - sequence_mean: the geometric mean over the tokens of its sequence.
+    - sequence_max: the ratio of every token of the sequence, so that one token outside the bounds rejects all of
+      them.
     """
     kept = mask
     if min_ratio is not None:

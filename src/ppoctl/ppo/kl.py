@@ -26,7 +26,7 @@ class KlEstimator:
         d = other - logprobs          k1 = -d          k2 = d^2 / 2          k3 = exp(d) - 1 - d          abs = |d|
 
     k1 is unbiased with high variance. k2 is biased with low variance. k3 is unbiased, never negative, and has low
-    variance. abs is not an estimate of KL but a distance (as in verl).
+    variance. abs is a distance and does not estimate KL (as in verl).
 
     A clamp is active on a token if it changes its value: the input clamp if |d| > input_clamp, the output clamp if
     the estimate is outside +-output_clamp. None: no clamp. The notes have no clamps; NeMo-RL clamps at 20 and 10. k3
@@ -47,11 +47,12 @@ class KlEstimator:
         """Return the estimates with the gradient of their formula; the gradient of a clamped token is 0.
 
         An unbiased value does not imply an unbiased gradient. The gradient with respect to logprobs, as a loss on
-        tokens of pi (see `losses` for other gradients), is:
-        k1: 1, which is zero on average; use k1 in the reward, not in a loss.
-        k2: -d, on average the gradient of KL(pi || other).
-        k3: 1 - exp(d), on average the gradient of KL(other || pi).
-        abs: the sign of -d.
+        tokens of pi (see `losses` for other gradients):
+
+        - k1: 1, which is zero on average; use k1 in the reward, not in a loss.
+        - k2: -d, on average the gradient of KL(pi || other).
+        - k3: 1 - exp(d), on average the gradient of KL(other || pi).
+        - abs: the sign of -d.
 
         With a mask, the result and the gradients are exactly 0 where masked out; without a mask every position is
         used.
@@ -70,15 +71,15 @@ class KlEstimator:
     ) -> Float[Tensor, "B R"]:
         """Return the estimates as a loss with the requested gradient; 0 where masked out.
 
-        estimator: the gradient of the estimate's own formula (see `estimates`).
-        k2: the value of the estimate with the gradient of k2 without clamps, logprobs - other, so that a clamped
-        token is pulled back too (verl's "k1+", "k3+").
-        score_function: each estimate times w = exp(logprobs - stop(logprobs)), which is 1. This adds estimate x d
-        logprobs. Over tokens of pi, the gradient is on average that of the estimate's expectation: KL(pi || other)
-        for k1 and k3 (NeMo-RL). Without clamps, the gradient of k3 is token by token that of k2.
-        importance: each estimate times w = exp(logprobs - old). Over tokens of the policy that sampled them, the
-        gradient is on average that of score_function, even after pi has moved away from that policy. The value is
-        weighted too. The log-weight is clamped to +-20.
+        - estimator: the gradient of the estimate's own formula (see `estimates`).
+        - k2: the value of the estimate with the gradient of k2 without clamps, logprobs - other, so that a clamped
+          token is pulled back too (verl's "k1+", "k3+").
+        - score_function: each estimate times w = exp(logprobs - stop(logprobs)), which is 1. This adds estimate x d
+          logprobs. Over tokens of pi, the gradient is on average that of the estimate's expectation: KL(pi || other)
+          for k1 and k3 (NeMo-RL). Without clamps, the gradient of k3 is token by token that of k2.
+        - importance: each estimate times w = exp(logprobs - old). Over tokens of the policy that sampled them, the
+          gradient is on average that of score_function, even after pi has moved away from that policy. The value is
+          weighted too. The log-weight is clamped to +-20.
 
         The weight is inside the output clamp, which bounds w x estimate. A token that either clamp is active on
         contributes no gradient, not even through its weight: the input clamp makes w a constant there. With

@@ -62,19 +62,19 @@ def moments_of(numbers: Float[Tensor, " n"]) -> Moments:
     return Moments(float(len(numbers)), float(mean), float((exact - mean).square().sum()))
 
 
-def merged(one: Moments, other: Moments) -> Moments:
+def merged(first: Moments, second: Moments) -> Moments:
     """Return the moments of both sets of numbers together, as if computed at once.
 
         n = n1 + n2    d = mean2 - mean1    mean = mean1 + d n2 / n    m2 = m2_1 + m2_2 + d^2 n1 n2 / n
 
     Source: Chan, Golub and LeVeque 1979; the running moments of trlX.
     """
-    count = one.count + other.count
+    count = first.count + second.count
     if count == 0:
-        return one
-    gap = other.mean - one.mean
-    mean = one.mean + gap * other.count / count
-    return Moments(count, mean, one.m2 + other.m2 + gap * gap * one.count * other.count / count)
+        return first
+    gap = second.mean - first.mean
+    mean = first.mean + gap * second.count / count
+    return Moments(count, mean, first.m2 + second.m2 + gap * gap * first.count * second.count / count)
 
 
 def overlong_penalty(
@@ -97,13 +97,13 @@ def length_penalty(lengths: Int[Tensor, " B"], *, per_token: float, free_tokens:
 
 
 def bootstrapped(
-    rewards: Float[Tensor, "B R"], behind: Float[Tensor, " B"], mask: Bool[Tensor, "B R"], *, gamma: float
+    rewards: Float[Tensor, "B R"], bootstrap_values: Float[Tensor, " B"], mask: Bool[Tensor, "B R"], *, gamma: float
 ) -> Float[Tensor, "B R"]:
-    """Return token rewards that include the bootstrap value: the value of the state after a row's last token; 0: a
-    finished episode.
+    """Return token rewards that include the bootstrap value: the value of the state after a row's last token; 0 if
+    the episode has ended.
 
         r_T + gamma V_T+1, the last return of a truncated episode
 
     Source: Pardo et al. 2018, arXiv:1712.00378, eq. 6.
     """
-    return rewards + terminal_rewards(gamma * behind, mask)
+    return rewards + terminal_rewards(gamma * bootstrap_values, mask)

@@ -1,1 +1,1 @@
-"""The life of a run: creation, changed settings, attempts, commands, submission to Slurm, and how an attempt fails."""
+"""Life of a run: creation, changed settings, attempts, commands, submission to Slurm, and errors of an attempt."""

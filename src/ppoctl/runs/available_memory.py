@@ -1,4 +1,5 @@
-"""What memory a recipe would find where it runs. Light, but for a recipe that joins a running Ray."""
+"""Memory that a recipe would find where it runs. Connects to Ray only for a recipe that joins a running Ray
+cluster."""
 
 from ppoctl.preflight.fit import gpu_gib_here
 from ppoctl.recipe.parallel import is_one_process
@@ -6,12 +7,15 @@ from ppoctl.recipe.schema import Recipe
 
 
 def memory_of(recipe: Recipe) -> tuple[float | None, int | None]:
-    """GiB of the smallest GPU that the recipe may run on, None where there is none; and bytes of host memory of all
-    nodes, where it joins a Ray. Raises EnvironmentProblemError when that Ray does not answer."""
+    """Return the GiB of the smallest GPU that the recipe may run on, and the bytes of host memory of all Ray nodes.
+
+    The first is None without a GPU; the second is None if the recipe does not join a Ray cluster. Raises
+    EnvironmentProblemError if the Ray cluster does not answer.
+    """
     address = recipe.cluster.ray_address
     if address is None or is_one_process(recipe):
         return gpu_gib_here(), None
     from ppoctl.engines.ray.node_memory import memory_of_nodes
 
-    found = memory_of_nodes(address, gpu_gib_here)
-    return found.gpu_gib, found.host_bytes
+    memory = memory_of_nodes(address, gpu_gib_here)
+    return memory.gpu_gib, memory.host_bytes

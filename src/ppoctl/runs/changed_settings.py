@@ -1,8 +1,8 @@
-"""Which step a changed recipe holds from, when a run is resumed with other keys.
+"""First step that a changed recipe holds for, when a run is resumed with other keys.
 
-The first step without a committed rollout; or the unfinished step before it, when nothing committed of it reads a
-changed key (so that the step that failed can be mended). Keys that decide prompts and sampling cannot change while
-steps after the last saved states are only in the redo log: replaying those reads them.
+This is the first step without a committed rollout. It is the unfinished step before it if none of that step's
+committed stages read a changed key, so that a failed step can be fixed. Keys of prompts and sampling cannot change
+while steps after the last saved states are only in the redo log, because a replay reads them.
 """
 
 from dataclasses import dataclass
@@ -26,82 +26,87 @@ from ppoctl.wire.sources import recorded_reward_digest
 from ppoctl.wire.stages import stage_fingerprint
 
 OF_THE_WHOLE_RUN = ("seed", "data", "rollout")
-"""Read when a step is drawn and when it is replayed, by parts of the job that know one recipe only."""
+"""Tables that are read both for generation and for replay, by code that has only one recipe."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """What a recipe changes of a run, and from when."""
+    """Changed keys of a run, and the step from which they hold."""
 
     keys: list[tuple[str, Any, Any]]
-    """(dotted key, value so far, value from then on)."""
+    """(dotted key, old value, new value)."""
     from_step: int
     steps: int
-    """How many the run has then."""
+    """Number of steps of the changed run."""
 
     def lines(self) -> list[str]:
-        """`actor.optimizer.lr 0.0004 -> 1e-05 from step 5`, for each key."""
+        """Return one line per key, such as `actor.optimizer.lr 0.0004 -> 1e-05 from step 5`."""
         return [f"{key} {shown(old)} -> {shown(new)} from step {self.from_step}" for key, old, new in self.keys]
 
 
 def change(paths: RunPaths, recipe: Recipe) -> Change | None:
-    """What a resume with this recipe would change; None: nothing. Raises RecipeError for what no resume can do, or
-    not yet, and StorageError when the recipe lays a role out as a saved state cannot be."""
+    """Return the changes that a resume with this recipe would make; None: no change.
+
+    Raises RecipeError for a change that is not possible, or not yet, and StorageError if a saved state cannot be
+    loaded under the recipe's layout.
+    """
     recipes = recorded_recipes(paths)
     recorded = recipes[max(recipes)]
     require_same_run(paths, recipe)
     if recipe == recorded:
         return None
-    found = Change(differences(recorded, recipe), _holds_from(paths, recorded, recipe), recipe.steps)
-    _require_a_rate_that_goes_on(paths, recorded, recipe, found.from_step - 1)
-    return found
+    changes = Change(differences(recorded, recipe), _holds_from(paths, recorded, recipe), recipe.steps)
+    _require_continuous_rate(paths, recorded, recipe, changes.from_step - 1)
+    return changes
 
 
-def _require_a_rate_that_goes_on(paths: RunPaths, recorded: Recipe, recipe: Recipe, done: int) -> None:
-    """Raise RecipeError where the actor's learning rate counts PPO steps, and the recipe has it count them from
-    another one than the first that has trained or will train the actor."""
-    was, asked = recorded.ppo.critic_only_steps, recipe.ppo.critic_only_steps
+def _require_continuous_rate(paths: RunPaths, recorded: Recipe, recipe: Recipe, done: int) -> None:
+    """Raise RecipeError if the actor's learning rate counts PPO steps and would now count from another step.
+
+    It must count from the first step that has trained or will train the actor.
+    """
+    recorded_steps, wanted = recorded.ppo.critic_only_steps, recipe.ppo.critic_only_steps
     table = recipe.actor.optimizer
     moves = table.lr_schedule != "constant" or warmup_updates(recipe, "actor") > 0
-    if was == asked or table.lr_ticks != "step" or not moves or done <= min(was, asked):
+    if recorded_steps == wanted or table.lr_ticks != "step" or not moves or done <= min(recorded_steps, wanted):
         return
-    step = min(was, done)
+    step = min(recorded_steps, done)
     raise RecipeError(
-        f"`ppo.critic_only_steps` is `{asked}`, was `{was}`, and {done} steps are done: the learning rate of the "
-        'actor counts steps from there (`actor.optimizer.lr_ticks` = `"step"`), and would jump',
+        f"`ppo.critic_only_steps` is `{wanted}`, was `{recorded_steps}`, and {done} steps are done: the actor's "
+        'learning rate counts steps from there (`actor.optimizer.lr_ticks` = `"step"`), so it would jump',
         hint=f"ppoctl resume {quoted(paths.root)} --set ppo.critic_only_steps={step}",
     )
 
 
 def adopt(attempt: Attempt, recipe: Recipe) -> Change | None:
-    """Record `recipe` as the run's from the step it holds from, and say what it changes. Raises as `change` does;
-    nothing is written then."""
-    found = change(attempt.paths, recipe)
-    if found is not None:
-        run_dir.change_recipe(attempt, as_recorded(recipe), from_step=found.from_step)
+    """Record `recipe` for the run, from the step it holds for, and return its changes. Raises as `change` does, and
+    then writes nothing."""
+    changes = change(attempt.paths, recipe)
+    if changes is not None:
+        run_dir.change_recipe(attempt, as_recorded(recipe), from_step=changes.from_step)
         attempt.write(attempt.paths.recipe_toml, recipe_as_toml(recipe).encode())
-    return found
+    return changes
 
 
 def _holds_from(paths: RunPaths, recorded: Recipe, recipe: Recipe) -> int:
-    """The first step that a changed recipe would hold for. Raises RecipeError when it cannot hold yet."""
+    """Return the first step that a changed recipe would hold for. Raises RecipeError if it cannot hold yet."""
     start = last_saved(paths)
     step = run_dir.first_free_step(paths, after=start)
-    if step - 1 > start and _is_mendable(paths, step - 1, recipe):
+    if step - 1 > start and _is_fixable(paths, step - 1, recipe):
         step -= 1
     changed = [key for key, _, _ in result_differences(recorded, recipe) if _is_of_the_whole_run(key)]
     if changed and run_dir.first_free_step(paths, after=start) > start + 1:
-        # Without saved states the evaluation of step 0 goes too: it was drawn with the old keys.
+        # Without saved states, the evaluation of step 0 must be dropped too: it was generated with the old keys.
         redo = [paths.step(s).as_posix() for s in paths.committed_steps() if s > (start or -1)]
         raise RecipeError(
             f"`{changed[0]}` cannot change now: steps after the saved step {start} would be replayed with it",
-            hint=f"drop those steps, they are drawn again: rm -r {' '.join(map(quoted, redo))}",
+            hint=f"delete these steps, which are then generated again: rm -r {' '.join(map(quoted, redo))}",
         )
     return step
 
 
-def _is_mendable(paths: RunPaths, step: int, recipe: Recipe) -> bool:
-    """The step is unfinished, and its committed stages read nothing that has changed."""
+def _is_fixable(paths: RunPaths, step: int, recipe: Recipe) -> bool:
+    """Whether the step is unfinished and its committed stages read no changed key."""
     if is_done(paths, step):
         return False
     names = (*outlines_of(paths).at(step).names, EVAL)

@@ -1,4 +1,4 @@
-"""What `train`, `resume`, `rollout` and `eval` do, once the command line is parsed."""
+"""Commands that work on a run: `train`, `resume`, `rollout` and `eval`, after the command line was parsed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
@@ -46,34 +46,38 @@ from ppoctl.wire.sources import require_same_sources
 from ppoctl.wire.stages import evaluation_stage
 
 RunUntil = Literal["rollout", "save"]
-"""One thing that a resume may stop after: rollouts of the next step, or a save of the newest states."""
+"""Work that a resume may be limited to: the rollouts of the next step, or saving the newest states again."""
 
 
 def train(loaded: Loaded, gate: SignalGate, *, runs: Path, or_resume: bool, screen: Screen) -> RunResult:
-    """Create the run and do it. A directory that exists is refused, unless `or_resume`, or unless it holds nothing
-    but the rollouts that `ppoctl rollout` drew for the same recipe, or not even one (see `is_replaceable`)."""
+    """Create the run and run it.
+
+    An existing directory is an error, unless `or_resume` is set, the run contains only rollouts of `ppoctl rollout`
+    for the same recipe, or it can be replaced (`is_replaceable`).
+    """
     paths = RunPaths(runs / loaded.recipe.name)
     if paths.root.exists() and not is_replaceable(paths):
         require_way(paths, or_resume=or_resume)
-        return _continue(Opening(paths, loaded.recipe, gate, screen), _as_it_is(paths))
+        return _continue(Opening(paths, loaded.recipe, gate, screen), _intact_plan(paths))
     try:
         return _begin(_new(paths, loaded, gate, screen), TRAIN, run)
     except RunExistsError:
         if not or_resume:
             raise
-    return _continue(Opening(paths, loaded.recipe, gate, screen), _as_it_is(paths))  # another command was faster
+    # Another command created the run meanwhile.
+    return _continue(Opening(paths, loaded.recipe, gate, screen), _intact_plan(paths))
 
 
 @dataclass(frozen=True)
 class Opening:
-    """A run that a command begins or goes on with."""
+    """A run that a command starts or continues."""
 
     paths: RunPaths
     recipe: Recipe
     gate: SignalGate
     screen: Screen
     written: Mapping[str, str] = field(default_factory=dict)
-    """Paths of a new run as its recipe has them (`recipe.as_written`)."""
+    """Paths of a new run as written in its recipe (`loading.as_written`)."""
 
 
 def _new(paths: RunPaths, loaded: Loaded, gate: SignalGate, screen: Screen) -> Opening:
@@ -81,20 +85,22 @@ def _new(paths: RunPaths, loaded: Loaded, gate: SignalGate, screen: Screen) -> O
 
 
 def _begin(opening: Opening, command: str, do: Callable[[RunContext], None]) -> RunResult:
-    layout, recipe = opening.paths, opening.recipe
-    sockets, digests = session.prepare(recipe)
-    with engines.closed_if_it_fails(sockets):
-        if layout.root.exists() and is_replaceable(layout):
-            run_dir.remove(layout)
-        create(layout, recipe, digests, command=command, known={"rows": sockets.rows, "written": opening.written})
+    paths, recipe = opening.paths, opening.recipe
+    components, digests = session.prepare(recipe)
+    with engines.closed_if_it_fails(components):
+        if paths.root.exists() and is_replaceable(paths):
+            run_dir.remove(paths)
+        create(paths, recipe, digests, command=command, known={"rows": components.rows, "written": opening.written})
     plan = ResumePlan(start=0, items=())
-    opened = OpenedRun(layout, {1: recipe}, sockets, plan)
+    opened = OpenedRun(paths, {1: recipe}, components, plan)
     return session.attempt_run(opened, do, opening.gate, opening.screen)
 
 
-def _as_it_is(paths: RunPaths) -> ResumePlan:
-    """The plan of a run that is continued without a question. Raises StorageError naming what is missing or corrupt,
-    RunAliveError when somebody is at work on it."""
+def _intact_plan(paths: RunPaths) -> ResumePlan:
+    """Return the plan of a run that is continued without confirmation.
+
+    Raises StorageError that names what is missing or corrupt, and RunAliveError if another process is using the run.
+    """
     run_dir.facts(paths)
     require_idle(paths)
     plan = plan_resume(paths)
@@ -111,108 +117,110 @@ def resume(
     only: RunUntil | None,
     screen: Screen,
 ) -> RunResult:
-    """Continue a run that was found whole, or do one thing only: draw the next rollouts, or save the newest
-    pair of states again."""
-    do = {"rollout": _draw_and_score, "save": _save_for_any_layout, None: run}[only]
+    """Continue an intact run, or only generate the next rollouts or save the newest states again (`only`)."""
+    do = {"rollout": _generate_and_score, "save": _save_for_any_layout, None: run}[only]
     return _continue(Opening(paths, recipe_of(paths, sets), gate, screen), plan, do)
 
 
 def planned_change(root: Path, sets: Sequence[str]) -> changed_settings.Change | None:
-    """What a resume with these keys would change; None: nothing. Raises what it would raise before it starts
-    anything."""
+    """Return the changes that a resume with these keys would make; None: no change. Raises the errors of that
+    resume."""
     paths = RunPaths(root.resolve())
     return changed_settings.change(paths, recipe_of(paths, sets))
 
 
 def rollout(loaded: Loaded, gate: SignalGate, *, runs: Path, screen: Screen) -> RunResult:
-    """Draw and score the rollouts of the next step, and stop; `train` goes on from them."""
+    """Generate and score the rollouts of the next step, and stop. `train` continues from them."""
     paths = RunPaths(runs / loaded.recipe.name)
     if not paths.root.exists() or is_replaceable(paths):
-        return _begin(_new(paths, loaded, gate, screen), ROLLOUT, _draw_and_score)
+        return _begin(_new(paths, loaded, gate, screen), ROLLOUT, _generate_and_score)
     if not holds_only_rollouts(paths):
         raise RunExistsError(
             f"run directory `{paths.root}` exists and has been trained",
-            hint=f"draw under another name: --set name={loaded.recipe.name}-2",
+            hint=f"generate under another name: --set name={loaded.recipe.name}-2",
         )
-    return _continue(Opening(paths, loaded.recipe, gate, screen), _as_it_is(paths), _draw_and_score)
+    return _continue(Opening(paths, loaded.recipe, gate, screen), _intact_plan(paths), _generate_and_score)
 
 
-def _draw_and_score(job: RunContext) -> None:
-    """Tell the story of the next step as far as it draws and scores."""
+def _generate_and_score(job: RunContext) -> None:
+    """Run the step function of the next step up to its first stage after generation and scoring."""
     step, states, carry = start_point(job)
-    once, given = job.runner.at(step + 1), StepInputs(job.prompts(step + 1), states, carry)
+    run_stage, step_inputs = job.runner.at(step + 1), StepInputs(job.prompts(step + 1), states, carry)
 
-    def until_it_learns(stage: Stage[Result], *inputs: Identified) -> Result:
+    def run_if_rollout(stage: Stage[Result], *inputs: Identified) -> Result:
         if not draws_or_scores(stage.name):
             raise _StopStep
-        return once(stage, *inputs)
+        return run_stage(stage, *inputs)
 
     with suppress(_StopStep):
-        job.step_function(step + 1).run(until_it_learns, job.stages(step + 1), given)
+        job.step_function(step + 1).run(run_if_rollout, job.stages(step + 1), step_inputs)
 
 
-class _StopStep(Exception):  # noqa: N818 - it ends a story, and is no error
-    """What was asked of a story has been told."""
+class _StopStep(Exception):  # noqa: N818 - it ends a step function and is not an error
+    """Ends a step function before the first stage that is not requested."""
 
 
 def _save_for_any_layout(job: RunContext) -> None:
     step = start_point(job)[0]
     if not job.states.reshard(step):
         raise RecipeError(
-            f"no state of step {step} is for some layouts only while the recipe asks for states for any",
+            f"all states of step {step} can be loaded under any layout, or `checkpoint.reshardable` is not `full`",
             hint=f"ppoctl resume {quoted(job.paths.root)} --save-only --set checkpoint.reshardable=full",
         )
 
 
 def _continue(opening: Opening, plan: ResumePlan, do: Callable[[RunContext], None] = run) -> RunResult:
-    layout, recipe = opening.paths, opening.recipe
-    changed_settings.change(layout, recipe)  # refuses what no resume can do before anything is opened
-    sockets, digests = session.prepare(recipe)
-    with engines.closed_if_it_fails(sockets):
-        require_same_sources(layout, digests)
-        attempt = claim(layout)  # before anything is written: an older attempt may still be at it
-        run_dir.complete(attempt, digests, sockets.rows)
+    paths, recipe = opening.paths, opening.recipe
+    changed_settings.change(paths, recipe)  # raises for an impossible change before anything is opened
+    components, digests = session.prepare(recipe)
+    with engines.closed_if_it_fails(components):
+        require_same_sources(paths, digests)
+        attempt = claim(paths)  # before anything is written: an older attempt may still be running
+        run_dir.complete(attempt, digests, components.rows)
         change = changed_settings.adopt(attempt, recipe)
-        recipes = recorded_recipes(layout)
+        recipes = recorded_recipes(paths)
     notes = tuple(change.lines()) if change is not None else ()
-    opened = OpenedRun(layout, recipes, sockets, plan, notes=notes, attempt=attempt)
+    opened = OpenedRun(paths, recipes, components, plan, notes=notes, attempt=attempt)
     return session.attempt_run(opened, do, opening.gate, opening.screen)
 
 
 def evaluate(checkpoint: Checkpoint, notify: Callable[[str], None]) -> Evaluation:
-    """The evaluation that `train` does every N steps, of any checkpoint. It only reads a run, which may be at work:
-    finished samples are kept nowhere, and a signal ends it at once."""
+    """Run the evaluation that `train` runs every N steps, for any checkpoint.
+
+    It only reads the run, which may be running. Finished samples are not kept, and a signal ends it at once.
+    """
     recipe = checkpoint.recipe
     preflight.require(recipe)
     engines.set_threads(recipe)
-    questions = engines.read_questions(recipe)
-    sets = questions.evaluation_sets()
+    prompt_source = engines.read_questions(recipe)
+    sets = prompt_source.evaluation_sets()
     if not sets:
         raise RecipeError("the recipe has no table under `[data.eval]`", hint="ppoctl recipes keys data.eval")
-    return evaluated(checkpoint, engines.open_engines(recipe, questions, {"model": ""}), sets, notify)
+    return evaluated(checkpoint, engines.open_engines(recipe, prompt_source, {"model": ""}), sets, notify)
 
 
 def evaluated(
-    checkpoint: Checkpoint, sockets: Components, sets: Mapping[str, Prompts], notify: Callable[[str], None]
+    checkpoint: Checkpoint, components: Components, sets: Mapping[str, Prompts], notify: Callable[[str], None]
 ) -> Evaluation:
-    """The evaluation of a checkpoint on these sets, with these engines, which are closed afterwards."""
+    """Run the evaluation of a checkpoint on these sets with these components, which are closed afterwards."""
 
     @cache
     def actor_at(state: State) -> Actor:
         assert state == checkpoint.state
         if checkpoint.manifest is None:
-            sockets.actor.start()
+            components.actor.start()
         else:
-            sockets.actor.load(checkpoint.folder)
-        return sockets.actor
+            components.actor.load(checkpoint.folder)
+        return components.actor
 
-    with closing(sockets), closing(sockets.generator(actor_at, notify, None)) as generator:
+    with closing(components), closing(components.generator(actor_at, notify, None)) as generator:
         drawing = SampleGeneration(generator, NullPorts(), NullPorts(), lambda *_: None)
-        return evaluation_stage(checkpoint.recipe, drawing, sockets, sets, notify).run(checkpoint.state)
+        return evaluation_stage(checkpoint.recipe, drawing, components, sets, notify).run(checkpoint.state)
 
 
 class NullPorts:
-    """The `SampleParts` and `Gate` ports of work that belongs to no run: nothing is kept, and nobody stops it."""
+    """The `FinishedSamples` and `Gate` ports of work outside a run: samples are not kept, and nothing stops the
+    work."""
 
     def load(self, drawn_for: SampleSetKey) -> dict[str, Sample]:  # noqa: ARG002 - the port's signature
         return {}

@@ -1,4 +1,4 @@
-"""What `eval` measures, found by the path that was typed. Light."""
+"""Checkpoint that `eval` evaluates, found by its path. Imports no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What `eval --ckpt` evaluates: weights in a folder, and the recipe that says how."""
+    """Weights in a folder that `eval --ckpt` evaluates, and the recipe of the evaluation."""
 
     recipe: Recipe
     folder: Path
-    """A saved Megatron state, or a model folder, which is the recipe's model source then."""
+    """Saved Megatron state, or a model folder, which is then the recipe's model source."""
     manifest: Manifest | None
-    """The state's; None for a model folder."""
+    """Manifest of the state; None: a model folder."""
 
     @property
     def state(self) -> "State":
-        """The state that is evaluated."""
+        """State that is evaluated."""
         from ppoctl.batch.lineage import initial_state
         from ppoctl.batch.records import State
 
@@ -43,9 +43,10 @@ class Checkpoint:
 
 
 def find_checkpoint(path: Path, files: Sequence[Path], sets: Sequence[str]) -> Checkpoint:
-    """A run directory (its newest state), a `states/actor/N` folder of one, or a Hugging Face folder with a recipe.
+    """Return the checkpoint at a path: a run directory (its newest state), a folder `states/actor/N` of a run, or a
+    Hugging Face folder with a recipe.
 
-    Raises RecipeError when it is none of them, StorageError where a run's model source is not what it was.
+    Raises RecipeError if it is none of these, and StorageError if the model source of a run has changed.
     """
     if (path / "run.json").is_file():
         saved = saved_steps(RunPaths(path), outlines_of(RunPaths(path)).roles)
@@ -54,16 +55,16 @@ def find_checkpoint(path: Path, files: Sequence[Path], sets: Sequence[str]) -> C
         path = RunPaths(path).state("actor", saved[-1])
     manifest = manifests.read(path)
     if manifest is not None and manifest.stage == "state/actor":
-        layout = run_of(path)
-        recipe = load(files, sets, environ={}).recipe if files else recipe_of(layout, sets)
+        paths = run_of(path)
+        recipe = load(files, sets, environ={}).recipe if files else recipe_of(paths, sets)
         manifests.verify(path, manifest)
-        if layout.run_json.is_file():
-            same_companions(layout, recipe, "actor")
+        if paths.run_json.is_file():
+            same_companions(paths, recipe, "actor")
         return Checkpoint(recipe, path, manifest)
     if (path / "config.json").is_file():
         recipe = load(files, [*sets, f"model.path={path.resolve()}"]).recipe
         return Checkpoint(recipe, path.resolve(), None)
     raise RecipeError(
-        f"`{path}` is no run, no saved actor state and no model folder",
-        hint=f"see what is there: ls {quoted(path)}",
+        f"`{path}` is not a run, a saved actor state, or a model folder",
+        hint=f"list its files: ls {quoted(path)}",
     )

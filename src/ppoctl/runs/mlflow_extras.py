@@ -1,5 +1,4 @@
-"""What MLflow is told of a run beside its journal: how its contract is met, samples of training, its report, and how
-busy the GPUs are."""
+"""Data that MLflow receives in addition to the journal: results of `[expect]`, samples, the report, and GPU load."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -19,13 +18,13 @@ from ppoctl.tracking.mlflow_payloads import metric_name
 
 REPORT = "report.html"
 SAMPLES_PER_STEP = 8
-"""Samples of each step of training that MLflow is sent; all of them stay in the run directory."""
+"""Samples of each training step that are sent to MLflow; all samples remain in the run directory."""
 STEPS_WITH_SAMPLES = 3
-"""Steps of the report that have samples, as `ppoctl report` has them."""
+"""Number of steps with samples in the report, as in `ppoctl report`."""
 
 
 def around(paths: RunPaths, notify: Callable[[str], None]) -> MirrorHooks:
-    """What the mirror of this run is given; each is looked up when the mirror asks for it."""
+    """Return the hooks of this run's mirror. The mirror calls each when it requires the data."""
     return MirrorHooks(
         notify=notify,
         contract=lambda: contract_of(paths),
@@ -36,7 +35,8 @@ def around(paths: RunPaths, notify: Callable[[str], None]) -> MirrorHooks:
 
 
 def trained_on(paths: RunPaths, step: int) -> Sequence[dict[str, Any]]:
-    """A few samples of a step, evenly over it; none where they are gone or damaged, which whoever resumes hears."""
+    """Return a few samples of a step, evenly spaced; empty if its records are missing or damaged, which a resume
+    reports."""
     try:
         records = StepRecords.read(paths, step, per_token=False)
     except (PpoctlError, OSError):  # retention may remove it meanwhile
@@ -48,18 +48,18 @@ def trained_on(paths: RunPaths, step: int) -> Sequence[dict[str, Any]]:
         {
             "step": step,
             "prompt": None if text is None else text.text(records.prompt_tokens(row)),
-            "response": told.response,
-            "reward": told.score,
-            "finish": told.finish,
-            "mean advantage": told.advantage,
+            "response": sample.response,
+            "reward": sample.score,
+            "finish": sample.finish,
+            "mean advantage": sample.advantage,
         }
-        for row, told in ((row, records.row(row)) for row in rows)
+        for row, sample in ((row, records.row(row)) for row in rows)
     ]
 
 
 @cache
 def _text_of(model: str) -> TokenText | None:
-    """The tokenizer of a model; None where it is gone. Reading it takes seconds where the vocabulary is large."""
+    """Return the tokenizer of a model; None if it is missing. Reading a large vocabulary takes seconds."""
     try:
         return TokenText(model)
     except PpoctlError:
@@ -67,23 +67,25 @@ def _text_of(model: str) -> TokenText | None:
 
 
 def contract_of(paths: RunPaths) -> dict[str, str]:
-    """Tags that say of each expectation, and of all together, whether the run meets it; none where it expects
-    nothing, or has not come to its last step."""
+    """Return tags that state for each expectation, and for all together, whether the run meets it.
+
+    Empty if the recipe has no expectations, or the run has not reached its last step.
+    """
     recipes = run_dir.recipes(paths)
     recipe, lines = recipes[max(recipes)], read_lines(paths.journal)
     if max((line["step"] for line in lines if "stage" in line), default=0) < recipe["steps"]:
-        return {}  # `ppoctl rollout` and a save end in order, too
-    asked = recipe.get("expect") or {}
-    wanted = {metric: Expectation.model_validate(bounds) for metric, bounds in asked.items()}
-    verdicts = check_expectations(wanted, lines)
-    if not verdicts:
+        return {}  # `ppoctl rollout` and a save also end without an error
+    expect = recipe.get("expect") or {}
+    wanted = {metric: Expectation.model_validate(bounds) for metric, bounds in expect.items()}
+    results = check_expectations(wanted, lines)
+    if not results:
         return {}
-    each = {f"ppoctl.contract.{metric_name(verdict.metric)}": _said(verdict) for verdict in verdicts}
-    return {"ppoctl.contract": _word(*verdicts), **each}
+    tags = {f"ppoctl.contract.{metric_name(result.metric)}": _tag_value(result) for result in results}
+    return {"ppoctl.contract": _met_or_unmet(*results), **tags}
 
 
 def gpus_here() -> dict[str, float]:
-    """How busy this machine's GPUs are, by the end of MLflow's names; those that they do not tell are left out."""
+    """Return the load of this machine's GPUs, by the suffix of MLflow's metric names; unknown values are left out."""
     return {
         f"gpu_{load.index}_{name}": value
         for load in nvml.loads()
@@ -101,10 +103,10 @@ def _report(paths: RunPaths) -> str:
     return report_text(paths.root, steps=STEPS_WITH_SAMPLES)
 
 
-def _said(verdict: ExpectationResult) -> str:
-    value = "absent" if verdict.value is None else f"{verdict.value:.4g}"
-    return f"{value} ({verdict.bound}): {_word(verdict)}"
+def _tag_value(result: ExpectationResult) -> str:
+    value = "absent" if result.value is None else f"{result.value:.4g}"
+    return f"{value} ({result.bound}): {_met_or_unmet(result)}"
 
 
-def _word(*verdicts: ExpectationResult) -> str:
-    return "met" if all(verdict.met for verdict in verdicts) else "unmet"
+def _met_or_unmet(*results: ExpectationResult) -> str:
+    return "met" if all(result.met for result in results) else "unmet"

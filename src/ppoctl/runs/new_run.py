@@ -1,5 +1,7 @@
-"""The directory of a new run: what is written down before anything starts, and whether a name is free. Light: a login
-node makes it for a job that starts days later."""
+"""Directory of a new run: its content before anything starts, and whether its name is free.
+
+Imports no torch, because a login node creates it for a job that starts days later.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -34,12 +36,15 @@ def create(
     on: str | None = None,
     known: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> None:
-    """Make the run directory of a new run. `on`: the cluster's kind that it is made for, `slurm`; None: it runs at
-    once. `known`: further facts, of which empty ones are left out: `rows` of each table, and paths as the recipe's
-    files have them (`written`, see `recipe.as_written`). Where the critic starts from a state that a run has saved,
-    run.json says from which; raises RecipeError where that run deletes it."""
+    """Create the directory of a new run. Raises RecipeError if the critic starts from a state that its run will
+    delete.
+
+    `on`: the cluster kind of the run, `slurm`; None: it runs at once. `known`: further facts, of which empty ones are
+    left out: `rows` of each table, and paths as written in the recipe files (`written`, see `loading.as_written`). If
+    the critic starts from a saved state of a run, run.json records which.
+    """
     require_kept(recipe)
-    came = saved_by(model_folder(recipe.model.critic.path)) if recipe.model.critic is not None else None
+    critic_from = saved_by(model_folder(recipe.model.critic.path)) if recipe.model.critic is not None else None
     run_dir.create(
         paths,
         recipe_toml=recipe_as_toml(recipe),
@@ -50,13 +55,13 @@ def create(
             "command": command,
             **{name: dict(fact) for name, fact in known.items() if fact},
             **({} if on is None else {"on": on}),
-            **({} if came is None else {"critic_from": asdict(came)}),
+            **({} if critic_from is None else {"critic_from": asdict(critic_from)}),
         },
     )
 
 
 def make_way(paths: RunPaths) -> None:
-    """Remove a run that never began. Raises RunExistsError where there is another one."""
+    """Remove a run that never began. Raises RunExistsError if another run has the name."""
     if not paths.root.exists():
         return
     if not is_replaceable(paths):
@@ -65,7 +70,7 @@ def make_way(paths: RunPaths) -> None:
 
 
 def exists(paths: RunPaths) -> RunExistsError:
-    """The error of a name that is taken."""
+    """Return the error of a name that is taken."""
     submitted = jobs(paths)
     by = f": submitted as job {submitted[-1].id}" if submitted else ""
     return RunExistsError(
@@ -76,24 +81,26 @@ def exists(paths: RunPaths) -> RunExistsError:
 
 
 def is_replaceable(paths: RunPaths) -> bool:
-    """Whether the corrected command may take the name: of a run without a rollout, which never began, and for which
-    no job was submitted. Raises RunAliveError while somebody is at work on it."""
+    """Whether a corrected command may reuse the name: the run has no rollout, and no job was submitted for it.
+
+    Raises RunAliveError while another process is using it.
+    """
     if not paths.run_json.is_file() or run_dir.has_begun(paths) or jobs(paths):
         return False
-    if "on" in run_dir.facts(paths):  # a job may be waiting that nobody could write down
+    if "on" in run_dir.facts(paths):  # a job may be queued that could not be recorded
         return False
     require_idle(paths)
     return True
 
 
 def require_way(paths: RunPaths, *, or_resume: bool) -> None:
-    """Raise RunExistsError where `train` neither begins a run of this name nor goes on with it."""
+    """Raise RunExistsError if `train` can neither start a run of this name nor continue it."""
     if paths.root.exists() and not is_replaceable(paths) and not (or_resume or holds_only_rollouts(paths)):
         raise exists(paths)
 
 
 def holds_only_rollouts(paths: RunPaths) -> bool:
-    """Whether all that a run has is what `ppoctl rollout` drew."""
+    """Whether the run contains only rollouts of `ppoctl rollout`, with their rewards."""
     if run_dir.facts(paths).get("command") != ROLLOUT:
         return False
     outlines = outlines_of(paths)
@@ -107,5 +114,5 @@ def holds_only_rollouts(paths: RunPaths) -> bool:
 
 
 def draws_or_scores(stage: str) -> bool:
-    """Whether a stage of this name is one that `ppoctl rollout` runs."""
+    """Whether `ppoctl rollout` runs a stage of this name."""
     return stage.partition(".")[0] in ("rollout", "reward")

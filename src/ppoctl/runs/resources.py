@@ -1,4 +1,4 @@
-"""What a run is given to work with, by this machine or by a job of Slurm: nodes, GPUs, and time."""
+"""Resources that this machine or a Slurm job gives to a run: nodes, GPUs and time."""
 
 from functools import partial
 from typing import Any
@@ -16,28 +16,28 @@ from ppoctl.store.states import save_s
 
 
 def allotted(recipe: Recipe) -> dict[str, Any]:
-    """Fields of the journal's line about the start of an attempt: GPUs, and the job where there is one."""
-    gpus, found = {"gpus": devices(recipe) if on_gpu() else 0}, allocation()
-    return gpus if found is None else {**gpus, "job": found.id, "restart": found.restarts, "nodes": found.nodes}
+    """Return fields of the journal event `attempt_started`: GPUs, and the job, if this process runs in one."""
+    gpus, job = {"gpus": devices(recipe) if on_gpu() else 0}, allocation()
+    return gpus if job is None else {**gpus, "job": job.id, "restart": job.restarts, "nodes": job.nodes}
 
 
 DRAWS = ("rollout", "eval")
-"""Stages that draw: finished samples of these are kept, and they stop between two of them."""
+"""Stages that generate: their finished samples are kept, and they may stop between two samples."""
 
 
 def time_left(paths: RunPaths, outlines: Outlines, journal: Journal) -> TimeLeft:
-    """The time of the job that this process runs in, and how long the work of the run has taken so far."""
-    found, ends_at = allocation(), None
-    if found is not None:
+    """Return the remaining time of the job of this process, with the times that the run's stages took so far."""
+    job, ends_at = allocation(), None
+    if job is not None:
         try:
-            ends_at = found.ends_at
+            ends_at = job.ends_at
         except SlurmError:
-            ends_at = None  # a container without Slurm's programs; its signals come all the same
+            ends_at = None  # a container without Slurm's programs; Slurm's signals still arrive
     return TimeLeft(
         stage_s=journal.recent_s,
         draws=lambda stage: stage.partition(".")[0] in DRAWS,
         save_s=partial(save_s, paths, outlines.roles),
         longest_s=journal.longest_s,
-        is_job=found is not None,
+        is_job=job is not None,
         ends_at=ends_at,
     )

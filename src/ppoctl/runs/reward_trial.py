@@ -1,4 +1,4 @@
-"""A reward tried on many rows before a run is (`validate --reward`): what came of it, and how long it took."""
+"""Trial of a reward on many rows before a run (`validate --reward`): its findings, and how long scoring took."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -16,54 +16,57 @@ from ppoctl.wire.reward_models import RewardModelsOf
 
 @dataclass(frozen=True)
 class TrialLine:
-    """One kind of response, over all rows."""
+    """Result for one kind of response, over all rows."""
 
     response: str
     rows: int
     mean: float | None
     as_gold: float | None
-    """Share of rows on which it scored at least what the gold answer did."""
+    """Fraction of rows on which its score was at least that of the gold answer."""
     missing: int
-    """Rows on which it has no score."""
+    """Number of rows on which it has no score."""
     slowest_s: float
 
 
 @dataclass(frozen=True)
 class Report:
-    """What came of trying one scorer."""
+    """Result of the trial of one scorer."""
 
     scorer: str
     rows: int
     responses: tuple[TrialLine, ...]
     findings: tuple[RewardFinding, ...]
     seconds: dict[str, float]
-    """`p50`, `p99` and `max` of a response, attacks left out; and `step`: scoring one step at that mean, by all
+    """`p50`, `p99` and `max` of a response, without attacks; and `step`: scoring one step at the mean time, with all
     workers."""
 
     def as_json(self) -> dict[str, Any]:
-        """The report as `validate --json` has it."""
+        """Return the report for `validate --json`."""
         return asdict(self)
 
 
 def try_reward(recipe: Recipe, rows: int) -> list[Report]:
-    """Try so many rows of the training set, and those that are probed at every start; a report for each scorer."""
-    questions = read_questions(recipe)
+    """Try the reward on `rows` rows of the training set and on the rows that are checked at every start. Return a
+    report for each scorer."""
+    prompt_source = read_questions(recipe)
     with ExitStack() as opened:
-        # Where no model rewards, nothing is placed: Megatron-Core takes longer to import than most trials take.
+        # Without a reward model, nothing is placed: importing Megatron-Core takes longer than most trials.
         placed = opened.enter_context(closing(place_roles(recipe))).rewards if reward_models(recipe) else {}
         scorer = opened.enter_context(closing(recipe.reward.open(RewardModelsOf(recipe, placed))))
-        chosen = chosen_rows(recipe.reward, questions.train, rows)
+        chosen = chosen_rows(recipe.reward, prompt_source.train, rows)
         return [_report(trial, recipe) for trial in trials(scorer, recipe.reward, chosen, encoder(recipe))]
 
 
 def require_worth_training_on(reports: Sequence[Report]) -> None:
-    """Raises RewardError with all findings that are wrong."""
-    found = [(report.scorer, finding) for report in reports for finding in report.findings]
-    wrong = [(f"{scorer}: {finding.says}", finding.hint) for scorer, finding in found if finding.level == "wrong"]
+    """Raise RewardError with all findings of level `wrong`."""
+    all_findings = [(report.scorer, finding) for report in reports for finding in report.findings]
+    wrong = [
+        (f"{scorer}: {finding.says}", finding.hint) for scorer, finding in all_findings if finding.level == "wrong"
+    ]
     if wrong:
         hints = [hint for _, hint in wrong if hint is not None]
         columns = "check that `reward.kind` and the columns of `data.train` belong together"
-        raise RewardError("\n".join(says for says, _ in wrong), hint=hints[0] if hints else columns)
+        raise RewardError("\n".join(message for message, _ in wrong), hint=hints[0] if hints else columns)
 
 
 def _report(trial: Trial, recipe: Recipe) -> Report:
@@ -79,17 +82,17 @@ def _line(trial: Trial, name: str) -> TrialLine:
         sum(scored) / len(scored) if scored else None,
         trial.as_gold(name),
         len(tried) - len(scored),
-        max(each.score.seconds for each in tried),
+        max(attempt.score.seconds for attempt in tried),
     )
 
 
 def _seconds(trial: Trial, recipe: Recipe) -> dict[str, float]:
-    took = sorted(each.score.seconds for each in trial.tried if each.name not in ATTACKS) or [0.0]
-    side_by_side = min(getattr(table, "workers", getattr(table, "concurrent", 1)) for table in recipe.reward.singles)
+    seconds = sorted(attempt.score.seconds for attempt in trial.tried if attempt.name not in ATTACKS) or [0.0]
+    num_parallel = min(getattr(table, "workers", getattr(table, "concurrent", 1)) for table in recipe.reward.singles)
     responses = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
     return {
-        "p50": took[len(took) // 2],
-        "p99": took[min(int(0.99 * len(took)), len(took) - 1)],
-        "max": took[-1],
-        "step": responses * sum(took) / len(took) / side_by_side,
+        "p50": seconds[len(seconds) // 2],
+        "p99": seconds[min(int(0.99 * len(seconds)), len(seconds) - 1)],
+        "max": seconds[-1],
+        "step": responses * sum(seconds) / len(seconds) / num_parallel,
     }

@@ -1,4 +1,5 @@
-"""The recipe of a run: `recipe.toml`, which a person may edit, or what was recorded where that is gone. Light."""
+"""Recipe of a run: `recipe.toml`, which a person may edit, or the recorded recipe if that file is missing. Imports no
+torch."""
 
 from collections.abc import Sequence
 
@@ -11,14 +12,15 @@ from ppoctl.store.run_paths import RunPaths
 
 
 def recipe_of(paths: RunPaths, sets: Sequence[str] = ()) -> Recipe:
-    """The run's recipe with `sets` over it. Raises RecipeError naming every wrong key."""
+    """Return the run's recipe with the settings `sets` applied. Raises RecipeError that names every wrong key."""
     return loaded_of(paths, sets).recipe
 
 
 def loaded_of(paths: RunPaths, sets: Sequence[str] = ()) -> Loaded:
-    """The run's recipe with `sets` over it, and where each of its values was set.
+    """Return the run's recipe with the settings `sets` applied, and the origin of each value.
 
-    Raises RecipeError naming every wrong key; of a wrong file, the hint goes on with what was recorded.
+    Raises RecipeError that names every wrong key. If the file itself is wrong, the hint has a command that continues
+    with the recorded recipe.
     """
     file = paths.recipe_toml
     if not file.exists():
@@ -29,19 +31,21 @@ def loaded_of(paths: RunPaths, sets: Sequence[str] = ()) -> Loaded:
     except RecipeError as error:
         if sets and _is_right(paths):
             raise
-        aside = file.with_name(f"{file.name}.wrong")
-        command = f"mv {quoted(file)} {quoted(aside)} && ppoctl resume {quoted(paths.root)}"
-        raise RecipeError(error.message, hint=f"edit it, or go on with what was recorded: {command}") from error
+        renamed = file.with_name(f"{file.name}.wrong")
+        command = f"mv {quoted(file)} {quoted(renamed)} && ppoctl resume {quoted(paths.root)}"
+        raise RecipeError(error.message, hint=f"edit it, or continue with the recorded recipe: {command}") from error
 
 
 def recorded_recipes(paths: RunPaths) -> dict[int, Recipe]:
-    """The run's recipes by the first step they hold for."""
+    """Return the run's recipes by the first step they hold for."""
     return {start: from_resolved(resolved) for start, resolved in run_dir.recipes(paths).items()}
 
 
 def is_edited(paths: RunPaths) -> bool:
-    """Whether somebody has changed what the run's file asks for since it was written down. A path in it may be
-    relative, where no command made it absolute: the text is then what tells."""
+    """Whether the recipe file of a run was changed since it was recorded.
+
+    The texts are compared first: paths in the file may be relative, so its values alone may seem to differ.
+    """
     recorded = recorded_recipes(paths)
     newest = recorded[max(recorded)]
     file = paths.recipe_toml
@@ -49,7 +53,7 @@ def is_edited(paths: RunPaths) -> bool:
 
 
 def _is_right(paths: RunPaths) -> bool:
-    """Whether the file alone is a recipe; what is wrong is then in what was said beside it."""
+    """Whether the file alone is a valid recipe. If it is, the settings on the command line are wrong."""
     try:
         load([paths.recipe_toml], environ={})
     except RecipeError:

@@ -1,4 +1,4 @@
-"""Samples of a committed step, with their prompts and each token as text, for people. No torch is needed for it."""
+"""Samples of a committed step, with their prompts and each token as text, for people. Imports no torch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from ppoctl.store.samples import StepRecords
 
 @dataclass(frozen=True)
 class ShownSample:
-    """What `show` prints."""
+    """Sample as printed by `show`."""
 
     step: int
     row: int
@@ -22,23 +22,24 @@ class ShownSample:
     prompt: str
     response: str
     answer: str
-    """Ground truth; empty where there is none, or none was scored against."""
+    """Ground truth; empty if there is none or the sample was not scored against it."""
     finish: str
     outcome: str
     score: float | None
     tokens: list[int]
     pieces: list[str]
-    """What each token adds to the text. A character in several tokens is with the first, the others are empty."""
+    """Text that each token adds. A character that consists of several tokens is in the first; the others are
+    empty."""
     logprobs: list[float]
     values: list[float] | None
     advantages: list[float] | None
     kl: list[float] | None = None
-    """KL from the reference, of each token; None: the reference was not asked."""
+    """KL from the reference, of each token; None: the reference was not used."""
 
 
 def read_samples(paths: RunPaths, step: int, rows: Iterable[int] | None = None) -> list[ShownSample]:
-    """Samples of a step, in their order; without `rows`, all. Raises RecipeError when it has no rollouts, or no such
-    row."""
+    """Return samples of a step in row order; without `rows`, all. Raises RecipeError if the step has no rollouts or
+    no such row."""
     records = StepRecords.read(paths, step)
     recipes = run_dir.recipes(paths)
     text = TokenText(recipes[max(recipes)]["model"]["path"])
@@ -49,26 +50,28 @@ def read_samples(paths: RunPaths, step: int, rows: Iterable[int] | None = None) 
 
 
 def require_row(row: int, count: int) -> None:
-    """Raise RecipeError unless one of so many samples is in that row."""
+    """Raise RecipeError unless 0 <= row < count."""
     if not 0 <= row < count:
-        raise RecipeError(f"there are {count} samples, and no row `{row}`", hint="count from 0, with --sample")
+        raise RecipeError(
+            f"there are {count} samples, but no row `{row}`", hint="give a row, counted from 0, with --sample"
+        )
 
 
 def _shown(records: StepRecords, row: int, text: TokenText) -> ShownSample:
-    told, rollouts, rewards = records.row(row), records.rollouts, records.rewards
-    tokens: list[int] = rollouts["tokens"][row, : told.tokens].tolist()
+    sample, rollouts, rewards = records.row(row), records.rollouts, records.rewards
+    tokens: list[int] = rollouts["tokens"][row, : sample.tokens].tolist()
     return ShownSample(
         step=records.step,
         row=row,
-        prompt_id=told.prompt_id,
-        sample=told.sample,
+        prompt_id=sample.prompt_id,
+        sample=sample.sample,
         stamp=rollouts["stamps"][row],
         prompt=text.text(records.prompt_tokens(row)),
-        response=told.response,
+        response=sample.response,
         answer="" if rewards is None else rewards["truths"][row] or "",
-        finish=told.finish,
-        outcome=told.outcome,
-        score=told.score,
+        finish=sample.finish,
+        outcome=sample.outcome,
+        score=sample.score,
         tokens=tokens,
         pieces=text.pieces(tokens),
         logprobs=records.per_token(rollouts, "sampler_logprobs", row) or [],

@@ -1,4 +1,4 @@
-"""One attempt on one run: claim it, watch it, run it, and leave a true word about how it ended."""
+"""One attempt on a run: claim the run, observe it, run it, and record how the attempt ended."""
 
 import os
 import platform
@@ -61,28 +61,28 @@ from ppoctl.wire.run_context import RunHooks, assemble
 from ppoctl.wire.sources import source_digests
 
 MIRROR_DEADLINE_S = 20.0
-"""How long the end of a run waits for MLflow."""
+"""Seconds that the end of a run waits for MLflow."""
 MIRROR_AFTER_S = 60.0
-"""How long MLflow waits for the end of the first step, from the start of the attempt."""
+"""Seconds from the start of the attempt after which the mirror starts, even if the first step has not ended."""
 
 
 @dataclass
 class AttemptObserver:
-    """Hands what happens to the console and wakes the mirror."""
+    """Passes events on to the console and wakes the mirror."""
 
     console: RunConsoles
     mirror: MlflowMirror | None
     ends_step: Callable[[JournalLine], bool]
-    """Whether a line of the journal is the last of its step."""
+    """Whether a line of the journal is the last line of its step."""
     stage: tuple[int, str] = (0, "start")
     unkept_since: float | None = None
-    """Time by the clock of work since which nothing of the running stage was kept; None: none runs."""
+    """Work-clock time since which nothing of the running stage was kept; None: no stage is running."""
     replayed_s: float = 0.0
     began: tuple[float, float] = field(default_factory=lambda: (time.monotonic(), WORK.now()))
-    """Start of the attempt in seconds, by the clock on the wall and by that of work."""
+    """Start of the attempt in seconds, by the monotonic clock and by the work clock."""
     mirror_started: bool = False
     exit_code: ExitCode = ExitCode.DONE
-    """How an attempt that came to its end is written down."""
+    """Exit code that the journal records for an attempt that ended without an error."""
 
     def on_stage(self, step: int, stage: str) -> None:
         self.stage, self.unkept_since = (step, stage), WORK.now()
@@ -105,22 +105,26 @@ class AttemptObserver:
 
     @contextmanager
     def counting_replays(self, states: States) -> Iterator[None]:
-        """Around the work of a run: how long it replayed is known afterwards, however it ended."""
+        """Context of a run's work. Records the seconds of replays, even if the work fails."""
         try:
             yield
         finally:
             self.replayed_s = states.replayed_s
 
     def lost(self) -> dict[str, float]:
-        """Seconds of the attempt that no stage of the run has: starts, replays, and what was not committed."""
+        """Return the seconds of the attempt that are in no committed stage: starts, replays, and work that was not
+        committed."""
         still_s = (time.monotonic() - self.began[0]) - (WORK.now() - self.began[1])
         abandoned_s = 0.0 if self.unkept_since is None else WORK.now() - self.unkept_since
         starting_s = max(still_s - self.replayed_s, 0.0)
         return {"starting_s": starting_s, "replayed_s": self.replayed_s, "abandoned_s": abandoned_s}
 
     def start_mirror(self) -> None:
-        """MLflow hears of a run once it has a rollout: a start that failed is replaced, and leaves nothing there. Its
-        imports would slow the first step of a short run down, and wait for its end."""
+        """Start the mirror of this attempt in MLflow, if it has not started.
+
+        It starts only after a rollout, because a failed start is replaced and must leave nothing in MLflow. It waits
+        for the first step to end, because its imports would slow the first step of a short run down.
+        """
         if self.mirror is not None and not self.mirror_started:
             self.mirror_started = True
             self.mirror.start()
@@ -128,18 +132,18 @@ class AttemptObserver:
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A run directory and what its sources are, ready for an attempt."""
+    """Run directory with its components, ready for an attempt."""
 
     paths: RunPaths
     recipes: Mapping[int, Recipe]
     sockets: Components
     plan: ResumePlan
-    """What was found when the run was opened."""
+    """Resume plan from when the run was opened."""
     observers: tuple[Observer, ...] = ()
     notes: tuple[str, ...] = ()
-    """What is said first."""
+    """Messages to print first."""
     attempt: Attempt | None = None
-    """Claimed already; None: it is still to be."""
+    """Attempt that is already claimed; None: not claimed yet."""
 
     @property
     def recipe(self) -> Recipe:
@@ -147,16 +151,18 @@ class OpenedRun:
 
 
 def prepare(recipe: Recipe) -> tuple[Components, dict[str, str]]:
-    """The sockets, and the digests of the sources. Everything that can be wrong with these is found here, before a
-    run directory is made."""
+    """Return the components of a run and the digests of its sources.
+
+    All problems with them are raised here, before a run directory is created.
+    """
     if isinstance(recipe.tracking, MlflowTracking):
         resolved_uri(recipe.tracking.uri)
     require_capable(recipe)
     preflight.require(recipe)
     engines.set_threads(recipe)
-    questions = engines.read_questions(recipe)
-    digests = source_digests(recipe, questions)
-    return engines.open_engines(recipe, questions, digests), digests
+    prompt_source = engines.read_questions(recipe)
+    digests = source_digests(recipe, prompt_source)
+    return engines.open_engines(recipe, prompt_source, digests), digests
 
 
 def attempt_run(
@@ -165,31 +171,32 @@ def attempt_run(
     gate: SignalGate | None = None,
     screen: Screen | None = None,
 ) -> RunResult:
-    """Run what is left. Raises the error that stopped it; the journal then has the attempt's end and exit code.
-    `gate` and `screen`: those that have been there since the command began; without: its own.
+    """Run the remaining steps. Raises the error that stopped the run; the journal then has the attempt's end and exit
+    code.
 
-    Health rules are judged over the recorded steps again, so a rule's count of consecutive steps survives a resume.
+    `gate` and `screen` are those of the command, from its start on; None: create them. Health rules check the
+    recorded steps again, so a rule's count of consecutive steps survives a resume.
     """
-    goes_on = resume_command(opened.paths.root)
+    resume_hint = resume_command(opened.paths.root)
     if gate is None:
-        with open_screen() as shown, signal_gate(goes_on, shown.line) as own:
-            return attempt_run(opened, do, own, shown)
+        with open_screen() as own_screen, signal_gate(resume_hint, own_screen.line) as own_gate:
+            return attempt_run(opened, do, own_gate, own_screen)
     assert screen is not None
-    gate.goes_on = goes_on
-    layout, recipe = opened.paths, opened.recipe
-    attempt = opened.attempt or claim(layout)
+    gate.goes_on = resume_hint
+    paths, recipe = opened.paths, opened.recipe
+    attempt = opened.attempt or claim(paths)
     artifact.sweep(attempt)
-    journal, told = Journal(layout, attempt), outlines_of(layout)
+    journal, outlines = Journal(paths, attempt), outlines_of(paths)
     this_process = {"pid": os.getpid(), "host": platform.node(), "threads": torch.get_num_threads()}
     journal.event("attempt_started", **this_process, **allotted(recipe))
     with (
         closing(attempt),
-        _watched(opened, screen, told, attempt, journal) as watcher,
-        _ending(recipe, journal, told, attempt, watcher),
+        _watched(opened, screen, outlines, attempt, journal) as watcher,
+        _ending(recipe, journal, outlines, attempt, watcher),
         gate.outlasting(),
         closing(opened.sockets),
     ):
-        around = RunHooks(
+        hooks = RunHooks(
             gate=gate,
             notify=watcher.console.on_message,
             log=watcher.console.on_detail,
@@ -198,33 +205,36 @@ def attempt_run(
             versions=versions(),
             verified=opened.plan.verified,
         )
-        job, generator = assemble(layout, attempt, opened.recipes, opened.sockets, around)
+        job, generator = assemble(paths, attempt, opened.recipes, opened.sockets, hooks)
         for note in (*opened.notes, *(f"note: {text}" for text in notes_on(recipe))):
             watcher.console.on_message(note)
-        if run_dir.has_begun(layout):
+        if run_dir.has_begun(paths):
             watcher.start_mirror()
         with (
             closing(generator),
-            gate.working(time_left(layout, told, job.journal), partial(stop_requested, layout, attempt.number)),
+            gate.working(time_left(paths, outlines, job.journal), partial(stop_requested, paths, attempt.number)),
             watcher.counting_replays(job.states),
         ):
             if do is run:
                 opened.sockets.prestart()
             do(job)
-        verdicts = check_expectations(recipe.expect, journal.lines()) if do is run else []
-        if not all(verdict.met for verdict in verdicts):
-            watcher.exit_code = ExitCode.HEALTH  # the caller shows the table, then raises ExpectationError
-    return RunResult(layout, journal.lines(), verdicts)
+        results = check_expectations(recipe.expect, journal.lines()) if do is run else []
+        if not all(result.met for result in results):
+            watcher.exit_code = ExitCode.HEALTH  # the caller prints the table, then raises ExpectationError
+    return RunResult(paths, journal.lines(), results)
 
 
 @contextmanager
 def _watched(
-    opened: OpenedRun, screen: Screen, told: Outlines, attempt: Attempt, journal: Journal
+    opened: OpenedRun, screen: Screen, outlines: Outlines, attempt: Attempt, journal: Journal
 ) -> Iterator[AttemptObserver]:
     recipe, history = opened.recipe, journal.lines()
     views = [
         RunView(
-            recipe.name, recipe.steps, lambda step: told.at(step).last, evaluates=lambda step: evaluates(recipe, step)
+            recipe.name,
+            recipe.steps,
+            lambda step: outlines.at(step).last,
+            evaluates=lambda step: evaluates(recipe, step),
         )
         for _ in range(2)
     ]
@@ -235,30 +245,31 @@ def _watched(
     mirror = None
     tracking = recipe.tracking
     if isinstance(tracking, MlflowTracking):
-        given = mlflow_extras.around(opened.paths, console.on_message)
-        mirror = MlflowMirror(opened.paths.root, tracking, attempt=attempt.number, around=given)
+        hooks = mlflow_extras.around(opened.paths, console.on_message)
+        mirror = MlflowMirror(opened.paths.root, tracking, attempt=attempt.number, around=hooks)
     try:
-        yield AttemptObserver(console, mirror, lambda line: line["stage"] == told.at(line["step"]).last)
+        yield AttemptObserver(console, mirror, lambda line: line["stage"] == outlines.at(line["step"]).last)
     except BaseException as error:
-        # The command shows it when all is closed; what it says by then is in no file of the run.
-        says = error.message if isinstance(error, PpoctlError) else f"{type(error).__name__}: {error}"
+        # The command prints the error only after everything is closed, so it is logged here; otherwise no file of the
+        # run would contain it.
+        message = error.message if isinstance(error, PpoctlError) else f"{type(error).__name__}: {error}"
         hint = f"hint: {error.hint}" if isinstance(error, PpoctlError) and error.hint else ""
-        for text in (*(f"error: {line}" for line in says.splitlines()), *hint.splitlines()):
+        for text in (*(f"error: {line}" for line in message.splitlines()), *hint.splitlines()):
             log.on_message(text)
         raise
 
 
 @contextmanager
 def _ending(
-    recipe: Recipe, journal: Journal, told: Outlines, attempt: Attempt, watcher: AttemptObserver
+    recipe: Recipe, journal: Journal, outlines: Outlines, attempt: Attempt, watcher: AttemptObserver
 ) -> Iterator[None]:
-    """Write down how the attempt ended, whatever ended it."""
+    """Record how the attempt ended, even after an unexpected error."""
     status, code = "failed", int(ExitCode.INTERNAL)
     try:
         try:
             yield
         except (MemoryError, torch.OutOfMemoryError) as error:
-            outline = told.at(watcher.stage[0])
+            outline = outlines.at(watcher.stage[0])
             raise out_of_memory(attempt.paths.root, recipe, outline, watcher.stage, error) from error
         except OSError as error:
             if (named := refused(error)) is not None:
@@ -268,7 +279,7 @@ def _ending(
     except PpoctlError as error:
         if isinstance(error, StorageError):
             add_what_to_do(error, attempt.paths, recipe)
-        if error.hint is not None:  # of rooms that do not know which run they work for
+        if error.hint is not None:  # replace RUN, which packages below write without knowing the run
             root = attempt.paths.root
             error.hint = re.sub(
                 r"(ppoctl resume )?\bRUN\b", lambda at: resume_command(root) if at[1] else quoted(root), error.hint
@@ -281,7 +292,7 @@ def _ending(
             path.write_text(without_secrets(traceback.format_exc()), encoding="utf-8")
         raise
     finally:
-        # A full disk or a vanished folder must not hide the error that is on its way.
+        # A full disk or a missing folder must not hide the error that is being raised.
         with suppress(StorageError):
             journal.event("attempt_ended", status=status, exit_code=code, **watcher.lost())
         if watcher.mirror is not None:
@@ -289,11 +300,11 @@ def _ending(
 
 
 def _status(error: PpoctlError) -> str:
-    words = {
+    names = {
         PreemptedError: "preempted",
         InterruptedByUserError: "interrupted",
         HealthStopError: "stopped",
         FinishedShortError: "short",
         SupersededError: "superseded",
     }
-    return next((word for kind, word in words.items() if isinstance(error, kind)), "failed")
+    return next((name for kind, name in names.items() if isinstance(error, kind)), "failed")

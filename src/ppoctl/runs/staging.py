@@ -1,5 +1,7 @@
-"""What compute nodes cannot fetch, fetched or checked where a person is logged in: `ppoctl validate --stage`. What is
-read here is not read again when the run is submitted (`batch.kept_digests`)."""
+"""Fetch and check assets that compute nodes cannot fetch, on a login node: `ppoctl validate --stage`.
+
+Files that are read here are not read again when the run is submitted (`batch.digest_cache`).
+"""
 
 import hashlib
 import os
@@ -29,25 +31,25 @@ from ppoctl.slurm.script import PASSED_ON
 from ppoctl.wire.sources import weights_and_configs
 
 _WANTED = ("*.safetensors", "*.json", "*.jinja", "*.model", "tokenizer*", "merges.txt", "vocab.*")
-"""Files of a hub model that a run reads; of its folders none."""
+"""Files of a hub model that a run reads; subfolders are excluded."""
 _TOKENIZER = ("tokenizer*", "chat_template*", "special_tokens_map.json", "vocab.*", "merges.txt")
 
 
 @dataclass(frozen=True)
 class Asset:
-    """One thing that a job needs, as it lies here."""
+    """One asset of a job, as found on this machine."""
 
     key: str
-    """The key of the recipe that names it, or what it is."""
+    """Recipe key that names it, or a description."""
     where: str
     size: int | None
-    """Bytes; None: it is no file."""
+    """Bytes; None: not a file."""
     sha256: str
-    """Digest of the file, or of the names and digests of a folder's files; empty: it is no file, or a secret one."""
+    """Digest of the file, or of the names and digests of a folder's files; empty: not a file, or a secret file."""
 
 
 def fetch(recipe: Recipe, notify: Callable[[str], None]) -> None:
-    """Fetch the hub models and data sets that are not here. Raises MissingAssetError where one cannot be had."""
+    """Fetch missing hub models and data sets. Raises MissingAssetError if one cannot be fetched."""
     for key, path in _models(recipe):
         if local_folder(path) is None and is_hub_id(path):
             notify(f"fetching `{path}`")
@@ -58,18 +60,18 @@ def fetch(recipe: Recipe, notify: Callable[[str], None]) -> None:
             load_dataset(table.dataset, dotted(key))
 
 
-def assets(recipe: Recipe, told: OnDigestProgress | None = None) -> Iterator[Asset]:
-    """Everything that the recipe names and that lies here, read for its digest; `faults` says what is missing."""
+def assets(recipe: Recipe, progress: OnDigestProgress | None = None) -> Iterator[Asset]:
+    """Yield every asset of the recipe that exists on this machine, with its digest; `faults` lists missing ones."""
     for key, path in _models(recipe):
         folder = local_folder(path)
         if folder is not None:
-            yield _folder(dotted(key), folder, weights_and_configs(folder), told)
+            yield _folder(dotted(key), folder, weights_and_configs(folder), progress)
             if key == ("model", "path"):
                 files = sorted({file for pattern in _TOKENIZER for file in folder.glob(pattern) if file.is_file()})
-                yield _folder("tokenizer and template", folder, files, told)
+                yield _folder("tokenizer and template", folder, files, progress)
     for key, file in _files(recipe):
         if file.is_file():
-            digest = kept_digest(file, told)
+            digest = kept_digest(file, progress)
             yield Asset(dotted(key), str(file), digest.size, digest.sha256)
     container, secrets = recipe.slurm.container, recipe.slurm.secrets
     if isinstance(container, Pyxis | Apptainer) and not is_image_file(container.image):
@@ -82,24 +84,31 @@ def assets(recipe: Recipe, told: OnDigestProgress | None = None) -> Iterator[Ass
 
 
 def faults(loaded: Loaded) -> list[Problem]:
-    """What a job would not find or could not run: files, secrets, lines of shell, variables that it is not given."""
+    """Return the problems that would stop a job: missing files, secrets, shell lines, or variables that a job does
+    not receive."""
     return [Problem(loaded.origins[dotted(key)], e.message, e.hint, type(e)) for key, e in _faults(loaded.recipe)]
 
 
 def job_faults(loaded: Loaded) -> list[Problem]:
-    """Those of the `faults` that no run on this machine meets, and that a job would end with in hours."""
-    found = (*_secrets_faults(loaded.recipe), *_setup_faults(loaded.recipe), *_variable_faults(loaded.recipe))
-    return [Problem(loaded.origins[dotted(key)], e.message, e.hint, type(e)) for key, e in found]
+    """Return the problems that affect only jobs, not runs on this machine, and that a job would meet only hours
+    later."""
+    problems = (*_secrets_faults(loaded.recipe), *_setup_faults(loaded.recipe), *_variable_faults(loaded.recipe))
+    return [Problem(loaded.origins[dotted(key)], e.message, e.hint, type(e)) for key, e in problems]
 
 
 def _faults(recipe: Recipe) -> Iterator[tuple[KeyPath, PpoctlError]]:
     for key, path in _models(recipe):
         if local_folder(path) is None:
-            yield key, MissingAssetError(f"`{dotted(key)}` is `{path}`: it is not here", hint=f"ls {quoted(path)}")
+            yield (
+                key,
+                MissingAssetError(
+                    f"`{dotted(key)}` is `{path}`: it is not on this machine", hint=f"ls {quoted(path)}"
+                ),
+            )
     for key, file in _files(recipe):
         if not file.is_file() or not os.access(file, os.R_OK):
-            what = "cannot be read" if file.exists() else "no such file"
-            yield key, MissingAssetError(f"`{dotted(key)}` is `{file}`: {what}", hint=f"ls -l {quoted(file)}")
+            reason = "cannot be read" if file.exists() else "no such file"
+            yield key, MissingAssetError(f"`{dotted(key)}` is `{file}`: {reason}", hint=f"ls -l {quoted(file)}")
     yield from _secrets_faults(recipe)
     yield from _setup_faults(recipe)
     yield from _variable_faults(recipe)
@@ -110,43 +119,47 @@ def _secrets_faults(recipe: Recipe) -> Iterator[tuple[KeyPath, PpoctlError]]:
     if secrets is None:
         return
     try:
-        mode = Path(secrets).stat()
+        status = Path(secrets).stat()
     except OSError as error:
-        says = f"`slurm.secrets` is `{secrets}`: {str(error.strerror).lower()}"
-        yield key, MissingAssetError(says, hint=f"ls -l {quoted(secrets)}")
+        message = f"`slurm.secrets` is `{secrets}`: {str(error.strerror).lower()}"
+        yield key, MissingAssetError(message, hint=f"ls -l {quoted(secrets)}")
         return
-    if not stat.S_ISREG(mode.st_mode) or mode.st_uid != os.getuid():
-        says = f"`slurm.secrets` is `{secrets}`, which is no file of your own"
-        yield key, EnvironmentProblemError(says, hint=f"ls -l {quoted(secrets)}")
-    elif mode.st_mode & 0o077:
-        says = f"`slurm.secrets` is `{secrets}`, and others may read it (mode {stat.S_IMODE(mode.st_mode):o})"
-        yield key, EnvironmentProblemError(says, hint=f"chmod 600 {quoted(secrets)}")
-    elif (wrong := _syntax(Path(secrets).read_text("utf-8", errors="replace"))) is not None:
-        # Not the sentence of the shell, which quotes the line.
-        says = f"`slurm.secrets` is `{secrets}`: line {wrong[0]} is no shell"
-        yield key, EnvironmentProblemError(says, hint=f"bash -n {quoted(secrets)}")
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
+        message = f"`slurm.secrets` is `{secrets}`, which is not a regular file that you own"
+        yield key, EnvironmentProblemError(message, hint=f"ls -l {quoted(secrets)}")
+    elif status.st_mode & 0o077:
+        message = f"`slurm.secrets` is `{secrets}`, but others may read it (mode {stat.S_IMODE(status.st_mode):o})"
+        yield key, EnvironmentProblemError(message, hint=f"chmod 600 {quoted(secrets)}")
+    elif (error_at := _syntax(Path(secrets).read_text("utf-8", errors="replace"))) is not None:
+        # Not the shell's own message, which quotes the line and so the secret.
+        message = f"`slurm.secrets` is `{secrets}`: line {error_at[0]} is not valid shell"
+        yield key, EnvironmentProblemError(message, hint=f"bash -n {quoted(secrets)}")
 
 
 def _setup_faults(recipe: Recipe) -> Iterator[tuple[KeyPath, PpoctlError]]:
-    wrong = _syntax("\n".join(recipe.slurm.setup))
-    if wrong is not None:
-        line, says = wrong
+    error_at = _syntax("\n".join(recipe.slurm.setup))
+    if error_at is not None:
+        line, message = error_at
         hint = "ppoctl plan RECIPE --sbatch | bash -n"
-        yield ("slurm", "setup"), RecipeError(f"line {line} of `slurm.setup` is no shell: {says}", hint=hint)
+        yield (
+            ("slurm", "setup"),
+            RecipeError(f"line {line} of `slurm.setup` is not valid shell: {message}", hint=hint),
+        )
 
 
 def _variable_faults(recipe: Recipe) -> Iterator[tuple[KeyPath, PpoctlError]]:
-    """The tracking URI is the one value that stays a variable until a run is at work."""
+    """Yield the problem of a variable in `tracking.uri`, the only value in which a variable is replaced only when a
+    run starts."""
     uri = recipe.tracking.uri if isinstance(recipe.tracking, MlflowTracking) else None
-    found = VARIABLE.match(uri or "")
-    if found is None:
+    variable = VARIABLE.match(uri or "")
+    if variable is None:
         return
-    name, table = found[1] or found[2], recipe.slurm
+    name, table = variable[1] or variable[2], recipe.slurm
     if name in table.environment or name in table.pass_on or name in PASSED_ON or _exports(table.secrets, name):
         return
-    says = f"`tracking.uri` is `{uri}`, and a job does not get `{name}` from this shell"
-    hint = "export it in a file of mode 600 and name that: --set slurm.secrets=FILE"
-    yield ("tracking", "uri"), RecipeError(says, hint=hint)
+    message = f"`tracking.uri` is `{uri}`, but a job does not receive `{name}` from this shell"
+    hint = "export it in a file of mode 600 and name the file: --set slurm.secrets=FILE"
+    yield ("tracking", "uri"), RecipeError(message, hint=hint)
 
 
 def _exports(secrets: str | None, name: str) -> bool:
@@ -158,15 +171,15 @@ def _exports(secrets: str | None, name: str) -> bool:
 
 
 def _syntax(text: str) -> tuple[int, str] | None:
-    """Line and complaint of bash where it cannot read the text; None: it can, or is not here."""
+    """Return the line and message of bash for text that is not valid shell; None: it is valid, or bash is missing."""
     try:
-        done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, check=False, timeout=30)
+        process = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, check=False, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    if not done.returncode:
+    if not process.returncode:
         return None
-    found = re.search(r"line (\d+): (.*)", done.stderr)
-    return (int(found[1]), found[2]) if found else (1, done.stderr.strip())
+    error = re.search(r"line (\d+): (.*)", process.stderr)
+    return (int(error[1]), error[2]) if error else (1, process.stderr.strip())
 
 
 def _models(recipe: Recipe) -> Iterator[tuple[KeyPath, str]]:
@@ -190,17 +203,17 @@ def _files(recipe: Recipe) -> Iterator[tuple[KeyPath, Path]]:
 
 
 def _files_if_there(table: StoredRows, key: str) -> list[Path]:
-    """Files of a table; where they are not all there, what names them."""
+    """Return the files of a table; if some are missing, the paths in the recipe."""
     try:
         return files_of(table, key=key)
     except (MissingAssetError, RecipeError):
-        return [Path(table.path)] if isinstance(table.path, str) else [Path(each) for each in table.path or ()]
+        return [Path(table.path)] if isinstance(table.path, str) else [Path(path) for path in table.path or ()]
 
 
-def _folder(key: str, folder: Path, files: Sequence[Path], told: OnDigestProgress | None) -> Asset:
-    found = [(file.name, kept_digest(file, told)) for file in files]
-    listing = "\n".join(f"{name} {digest.sha256}" for name, digest in found)
-    size = sum(digest.size for _, digest in found)
+def _folder(key: str, folder: Path, files: Sequence[Path], progress: OnDigestProgress | None) -> Asset:
+    digests = [(file.name, kept_digest(file, progress)) for file in files]
+    listing = "\n".join(f"{name} {digest.sha256}" for name, digest in digests)
+    size = sum(digest.size for _, digest in digests)
     return Asset(key, str(folder), size, hashlib.sha256(listing.encode()).hexdigest())
 
 
@@ -212,7 +225,7 @@ def _download(key: KeyPath, path: str) -> None:
         disable_progress_bars()
     try:
         snapshot_download(path, allow_patterns=list(_WANTED), ignore_patterns=["*/*"])
-    except Exception as error:  # the hub's own, of the network, of the disk: all end the same way
-        says = next(iter(str(error).splitlines()), type(error).__name__)
-        hint = f"hf download {quoted(path)}  # where there is a network"
-        raise MissingAssetError(f"`{dotted(key)}` is `{path}`: it cannot be fetched: {says}", hint=hint) from error
+    except Exception as error:  # errors of the hub, the network or the disk, all with the same result
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        hint = f"hf download {quoted(path)}  # on a machine with network access"
+        raise MissingAssetError(f"`{dotted(key)}` is `{path}`: it cannot be fetched: {reason}", hint=hint) from error

@@ -1,5 +1,8 @@
-"""A run handed to a cluster: its directory is made here and now, so that a job that starts days later reads what was
-submitted. Light: nothing of what trains is loaded."""
+"""Submission of a run to Slurm. The run directory is created now, so that a job that starts days later reads what was
+submitted.
+
+Imports no torch.
+"""
 
 import sys
 import time
@@ -32,23 +35,26 @@ from ppoctl.store.run_paths import RunPaths
 from ppoctl.wire.sources import model_digests
 
 LOG = "logs/slurm-%j.log"
-"""Slurm's own output of a job, in the run directory."""
+"""Slurm's log of a job, in the run directory."""
 
 
 @dataclass(frozen=True)
 class Submitted:
-    """What was handed to the cluster."""
+    """Result of a submission."""
 
     ids: tuple[str, ...]
-    """Ids of the jobs; each after the first waits for the one before it."""
+    """Ids of the jobs; each job after the first waits for the previous one."""
     request: Request
     folder: Path
     log: str
 
 
 def require_accepted(loaded: Loaded, *, force: bool) -> None:
-    """Raise RecipeError where the cluster can never give what the recipe asks for, which is not asked with `force`,
-    SlurmError where there is none, EnvironmentProblemError where a job could not begin."""
+    """Raise an error if the recipe cannot run as a job.
+
+    RecipeError: the cluster can never provide what the recipe requests (not checked with `force`). SlurmError: there
+    is no cluster. EnvironmentProblemError: a job could not start.
+    """
     slurm = outside()
     if not force:
         require_request(loaded, slurm)
@@ -57,31 +63,32 @@ def require_accepted(loaded: Loaded, *, force: bool) -> None:
 
 
 def script_of(recipe: Recipe, work: Work) -> str:
-    """The script as it is submitted."""
+    """Return the batch script as it is submitted."""
     return batch_script(recipe, request_of(recipe), work, program())
 
 
 def program() -> list[str]:
-    """The words that call this very installation."""
-    beside = Path(sys.executable).with_name("ppoctl")
-    return [str(beside)] if beside.is_file() else [sys.executable, "-m", "ppoctl"]
+    """Return the command that runs this installation of ppoctl."""
+    script = Path(sys.executable).with_name("ppoctl")
+    return [str(script)] if script.is_file() else [sys.executable, "-m", "ppoctl"]
 
 
 def work_of_run(paths: RunPaths, options: Sequence[str] = ()) -> Work:
-    """What a job does with a run: it goes on from what is there."""
+    """Return the command of a job for a run: resume it."""
     return Work(("resume", str(paths.root), *options, "--on", "here"), paths.root, LOG, is_run=True)
 
 
 def as_options(loaded: Loaded, sets: Sequence[str]) -> list[str]:
-    """Options that set these keys in a job: what was typed here is read in another folder and environment there."""
-    resolved, found = loaded.resolved(), list[str]()
+    """Return options that set these keys in a job, which reads them in another folder and environment than the
+    command line."""
+    resolved, options = loaded.resolved(), list[str]()
     for text in sets:
         key = text.partition("=")[0]
         value: Any = resolved
         for name in path_of(key):
             value = value.get(name) if isinstance(value, dict) else None
-        found += ["--set", f"{key}={as_toml(value)}" if isinstance(value, str | dict) else text]
-    return found
+        options += ["--set", f"{key}={as_toml(value)}" if isinstance(value, str | dict) else text]
+    return options
 
 
 def submit_new(
@@ -93,8 +100,10 @@ def submit_new(
     links: int = 1,
     progress: OnDigestProgress | None = None,
 ) -> Submitted:
-    """Make the directory of a new run, and submit it. Where Slurm refuses nothing is left. Raises RunExistsError,
-    RecipeError, SlurmError, StorageError."""
+    """Create the directory of a new run and submit it. If Slurm rejects the job, the directory is removed.
+
+    Raises RunExistsError, RecipeError, SlurmError, StorageError.
+    """
     slurm, recipe = outside(), loaded.recipe
     make_way(paths)
     digests = {**model_digests(recipe, partial(kept_digest, progress=progress)), **digests_of(recipe.data)}
@@ -111,33 +120,32 @@ def submit_new(
 def submit_again(
     paths: RunPaths, recipe: Recipe, command: str, options: Sequence[str], *, links: int = 1
 ) -> Submitted:
-    """Submit a run that is there, with keys that change from now on. Raises RunAliveError while somebody is at
-    work on it, or a job of it is not over."""
+    """Submit an existing run, with changed keys from now on. Raises RunAliveError while a process or a job is using
+    it."""
     slurm = outside()
     require_idle(paths)
     return _submit_run(slurm, recipe, paths, command, options, links)
 
 
 def submit_other(recipe: Recipe, work: Work) -> Submitted:
-    """Submit what works on no run. Raises SlurmError."""
+    """Submit work that is not a run. Raises SlurmError."""
     id = outside().submit(script_of(recipe, work), folder=work.folder)
     return Submitted((id,), request_of(recipe), work.folder, work.log)
 
 
 def would_accept(recipe: Recipe, work: Work) -> str:
-    """What Slurm says of the script without taking it. Raises SlurmError where it would refuse."""
-    # Its folder need not be there: nothing runs.
+    """Return Slurm's message about the script without submitting it. Raises SlurmError if it would be rejected."""
+    # Any folder will do, because nothing runs.
     return outside().would_accept(script_of(recipe, work), folder=Path.cwd())
 
 
 def outside() -> Slurm:
-    """The cluster. Raises RecipeError inside a job, which submits nothing."""
-    here = allocation()
-    if here is not None:
+    """Return the Slurm client. Raises RecipeError inside a job, which must not submit jobs."""
+    job = allocation()
+    if job is not None:
         raise RecipeError(
-            f"`--on slurm` inside job {here.id}: a job submits no job",
-            hint="use the nodes that it has: --on here; where it is only the desktop that you type in: "
-            "env -u SLURM_JOB_ID ppoctl ...",
+            f"`--on slurm` inside job {job.id}: a job cannot submit jobs",
+            hint="use its nodes: --on here; if the job is only your desktop session: env -u SLURM_JOB_ID ppoctl ...",
         )
     return Slurm()
 
@@ -152,22 +160,23 @@ def _submit_run(
     try:
         for _ in range(links):
             before = ids[-1] if ids else None
-            # Whatever its end was: what was written down of it says whether there is work left (`slurm.turn`).
+            # afterany: the job starts however the previous one ended, and reads from the run whether work is left
+            # (`slurm.job_start`).
             dependency = [] if before is None else [f"--dependency=afterany:{before}"]
             ids.append(slurm.submit(script, folder=paths.root, options=dependency))
             write_atomically(paths.job_script(ids[-1]), script.encode("utf-8"))
             record(paths, JobRecord(ids[-1], time.time(), command, before, restarts))
     except SlurmAwayError as error:
-        raise _unknown(error, recipe, paths) from error
+        raise _unknown_submission(error, recipe, paths) from error
     except BaseException as error:
-        if not _taken_back(slurm, ids):
-            raise _unknown(error, recipe, paths) from error
+        if not _all_cancelled(slurm, ids):
+            raise _unknown_submission(error, recipe, paths) from error
         raise
     return Submitted(tuple(ids), request_of(recipe), paths.root, work.log)
 
 
-def _taken_back(slurm: Slurm, ids: Sequence[str]) -> bool:
-    """Whether none of these jobs is left, as far as Slurm says."""
+def _all_cancelled(slurm: Slurm, ids: Sequence[str]) -> bool:
+    """Whether Slurm confirmed that all these jobs are cancelled."""
     try:
         for id in ids:
             slurm.cancel(id)
@@ -176,10 +185,10 @@ def _taken_back(slurm: Slurm, ids: Sequence[str]) -> bool:
     return True
 
 
-def _unknown(error: BaseException, recipe: Recipe, paths: RunPaths) -> SlurmAwayError:
-    """The error where a job may be in the queue that nobody wrote down: its run stays where it is."""
+def _unknown_submission(error: BaseException, recipe: Recipe, paths: RunPaths) -> SlurmAwayError:
+    """Return the error of a job that may be queued but was not recorded. Its run directory is kept."""
     return SlurmAwayError(
-        f"whether Slurm took a job for `{paths.root}` is not known: {error}",
-        hint=f"squeue --me --name={quoted(recipe.name)}; if there is none: ppoctl resume {quoted(paths.root)} "
+        f"it is unknown whether Slurm accepted a job for `{paths.root}`: {error}",
+        hint=f"squeue --me --name={quoted(recipe.name)}; if it lists no job: ppoctl resume {quoted(paths.root)} "
         "--on slurm",
     )

@@ -1,1 +1,1 @@
-"""Each stage of a PPO step, one file each: a function from immutable inputs to one immutable output."""
+"""Stages of a PPO step, one file per stage: each is a function from immutable inputs to one immutable record."""

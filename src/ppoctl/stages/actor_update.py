@@ -1,4 +1,4 @@
-"""70-actor_update: the actor follows the advantages."""
+"""70-actor_update: train the actor on the advantages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,15 +22,15 @@ from ppoctl.stages.objective import LossInputs, Term, Terms, TokenLoss
 from ppoctl.stages.updates import UpdateStage
 
 MinibatchStep = tuple[Minibatch, MinibatchResult]
-"""One optimizer step, with what it saw."""
+"""One optimizer step and its result."""
 
 
 @dataclass(frozen=True)
 class Surrogate:
-    """What a token gains by its advantage, as a loss."""
+    """Policy loss of each token."""
 
     old_logprobs: Float[Tensor, "B R"] | None
-    """None: those of the update itself, so that every ratio is 1, and carries the gradient of a log-prob."""
+    """None: the log-probs of the update itself, so that every ratio is 1 and carries the gradient of a log-prob."""
     advantages: Float[Tensor, "B R"]
     kind: PolicyLoss
     needs_entropy: bool = False
@@ -42,7 +42,7 @@ class Surrogate:
 
 @dataclass(frozen=True)
 class NegativeLogLikelihood:
-    """Minus the log-prob of each token."""
+    """Negative log-prob of each token."""
 
     needs_entropy: bool = False
 
@@ -52,23 +52,23 @@ class NegativeLogLikelihood:
 
 @dataclass(frozen=True)
 class Entropy:
-    """The entropy of each token's distribution, in nats; its term has a negative coefficient."""
+    """Entropy of each token's distribution, in nats. Its term has a negative coefficient."""
 
     needs_entropy: bool = True
 
     def __call__(self, outputs: LossInputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
-        assert outputs.entropy is not None, "an entropy bonus is on, and the entropies were not computed"
+        assert outputs.entropy is not None, "the entropy bonus requires entropies, which were not computed"
         return outputs.entropy.where(mask, 0.0)
 
 
 @dataclass(frozen=True)
 class KlToReference:
-    """An estimate of the KL divergence from the reference, in nats, with the gradient that the penalty asks for."""
+    """Estimate of the KL divergence from the reference, in nats, with the gradient form of the penalty."""
 
     reference: Float[Tensor, "B R"]
     """Log-probs under the reference."""
     old_logprobs: Float[Tensor, "B R"] | None
-    """None: those of the update itself."""
+    """None: the log-probs of the update itself."""
     penalty: KlPenalty
     needs_entropy: bool = False
 
@@ -79,7 +79,7 @@ class KlToReference:
 
 @dataclass(frozen=True)
 class FullKlToReference:
-    """The KL divergence from the reference as the model's whole distribution says, in nats."""
+    """KL divergence from the reference over the full vocabulary, in nats."""
 
     penalty: KlPenalty
     needs_entropy: bool = False
@@ -90,13 +90,13 @@ class FullKlToReference:
 
 @dataclass(frozen=True, kw_only=True)
 class ActorUpdateStage(UpdateStage):
-    """Every epoch of the actor. A correction says what tokens weigh, and which do not count."""
+    """All epochs of the actor. A correction, if present, weights tokens and masks some of them out."""
 
     scored: OutputRequest
-    """How its log-probs are taken: as the generator drew."""
+    """How log-probs are computed: under the distribution that the generator sampled from."""
     loss: PolicyLoss
     aggregation: Aggregation
-    """How token losses, entropies and KL become one number each."""
+    """How token losses, entropies and KL are each aggregated to one number."""
     entropy_coef: float
     positive_nll_coef: float
     penalty: KlPenalty | None
@@ -118,9 +118,9 @@ class ActorUpdateStage(UpdateStage):
         if self.positive_nll_coef > 0:
             good = mask & _has_positive_reward(advantages)[:, None]
             terms.append(Term(NegativeLogLikelihood(), good, coef=self.positive_nll_coef, name="nll"))
-        # Entropies are figures of every update: where no forward pass told them, the update itself does.
-        asked = replace(self.scored, entropy=logprobs.entropy is None, full_kl=self._reads_full_kl)
-        objective = Terms(tuple(terms), asked)
+        # Every update reports entropies. If no forward pass computed them before the update, the update does.
+        request = replace(self.scored, entropy=logprobs.entropy is None, full_kl=self._reads_full_kl)
+        objective = Terms(tuple(terms), request)
         trained = self.train(actor, rollouts, objective, read=read)
         diagnostics = [
             policy_diagnostics(
@@ -132,10 +132,12 @@ class ActorUpdateStage(UpdateStage):
             )
             for minibatch, result in trained.steps
         ]
-        of_the_step = self._pre_update_metrics(trained.steps[0], logprobs, advantages, mask)
-        of_the_step |= _loss_by_term(objective, trained.steps)
-        record = trained.record("policy", diagnostics, of_the_step=of_the_step)
-        return record if logprobs.entropy is not None else replace(record, gap=_gap(trained.steps[0], rollouts))
+        step_metrics = self._pre_update_metrics(trained.steps[0], logprobs, advantages, mask)
+        step_metrics |= _loss_by_term(objective, trained.steps)
+        record = trained.record("policy", diagnostics, of_the_step=step_metrics)
+        return (
+            record if logprobs.entropy is not None else replace(record, gap=_sampler_gap(trained.steps[0], rollouts))
+        )
 
     @property
     def _reads_full_kl(self) -> bool:
@@ -158,47 +160,54 @@ class ActorUpdateStage(UpdateStage):
     def _pre_update_metrics(
         self, first: MinibatchStep, logprobs: Logprobs, advantages: Advantages, mask: Bool[Tensor, "B R"]
     ) -> dict[str, float]:
-        """Figures of the actor before its update. Where no forward pass has told them, its first minibatch does,
-        which still sees the actor that drew."""
-        rows, said = first[0].rows, first[1].said
-        entropy, counted = logprobs.entropy, mask
+        """Return the metrics of the actor before its update.
+
+        If no forward pass computed them, they come from the first minibatch, which still sees the actor that
+        generated the rollouts.
+        """
+        rows, outputs = first[0].rows, first[1].said
+        entropy, entropy_mask = logprobs.entropy, mask
         if entropy is None:
-            assert said.entropy is not None, "entropies are to be reported, and were not computed"
-            entropy, counted = said.entropy, mask[rows]
-        figures = {metric_registry.POLICY_ENTROPY_MEAN.name: float(masked_mean(entropy, counted))}
+            assert outputs.entropy is not None, "entropies must be reported, but were not computed"
+            entropy, entropy_mask = outputs.entropy, mask[rows]
+        metrics = {metric_registry.POLICY_ENTROPY_MEAN.name: float(masked_mean(entropy, entropy_mask))}
         if self.penalty is not None and self.penalty.before_update(logprobs, mask) is None:
-            kl = self.penalty.in_update(said, logprobs, rows, mask[rows])
-            figures |= kl_metrics(kl, mask[rows], advantages.penalty_coef)
-        return figures
+            kl = self.penalty.in_update(outputs, logprobs, rows, mask[rows])
+            metrics |= kl_metrics(kl, mask[rows], advantages.penalty_coef)
+        return metrics
 
 
 def _has_positive_reward(advantages: Advantages) -> Bool[Tensor, " B"]:
-    """The responses whose reward is above 0. Raises RecipeError where the record does not know what they earned."""
+    """Return the responses whose reward is above 0. Raises RecipeError if the record does not contain shaped
+    rewards."""
     if advantages.shaped is None:
         raise RecipeError(
-            "`ppo.policy_loss.positive_nll_coef` reads what each response earned, and the advantages of this step "
-            "are of a version that did not keep it",
+            "`ppo.policy_loss.positive_nll_coef` requires the shaped reward of each response, but an older version, "
+            "which did not store it, wrote the advantages of this step",
             hint="ppoctl resume RUN --set ppo.policy_loss.positive_nll_coef=0  # for this step",
         )
     return advantages.shaped > 0
 
 
 def _loss_by_term(objective: Terms, steps: Sequence[MinibatchStep]) -> dict[str, float]:
-    """The mean over optimizer steps of what each term adds to the loss; these sum to `policy/loss`. They are figures
-    of the step and not of each minibatch, because a replay compares the latter with a record of any version."""
+    """Return the mean over optimizer steps of each term's contribution to the loss; the terms add up to
+    `policy/loss`.
+
+    These are metrics of the step, not of each minibatch: a replay compares the latter with a record of any version.
+    """
     sums = {term.name: 0.0 for term in objective.terms}
     for minibatch, result in steps:
         for term, share in objective.shares(minibatch.rows, result.said, minibatch.totals):
             sums[term.name] += float(share)
-    figures = {metric_registry.named("policy", f"{name}_loss"): total / len(steps) for name, total in sums.items()}
+    metrics = {metric_registry.named("policy", f"{name}_loss"): total / len(steps) for name, total in sums.items()}
     for term in objective.terms:
         if term.name == "nll":
-            figures[metric_registry.POLICY_NLL_TOKENS.name] = float(term.mask.sum())
-    return figures
+            metrics[metric_registry.POLICY_NLL_TOKENS.name] = float(term.mask.sum())
+    return metrics
 
 
-def _gap(first: MinibatchStep, rollouts: Rollouts) -> dict[str, float]:
-    """Sampler against trainer, in the first minibatch."""
-    minibatch, seen = first
-    sampler, drawn = (grid[minibatch.rows] for grid in (rollouts.sampler_logprobs, rollouts.mask))
-    return sampler_gap(seen.said.primary, sampler, drawn)
+def _sampler_gap(first: MinibatchStep, rollouts: Rollouts) -> dict[str, float]:
+    """Return the sampler/trainer log-prob difference in the first minibatch."""
+    minibatch, result = first
+    sampler, mask = (grid[minibatch.rows] for grid in (rollouts.sampler_logprobs, rollouts.mask))
+    return sampler_gap(result.said.primary, sampler, mask)

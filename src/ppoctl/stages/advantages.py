@@ -1,4 +1,4 @@
-"""50-advantages: the arithmetic of rewards, generalised advantages, whitening over the whole step."""
+"""50-advantages: reward shaping, advantage estimation, and whitening over the whole step."""
 
 from dataclasses import dataclass, replace
 
@@ -19,35 +19,35 @@ from ppoctl.stages.values import Truncated, bootstrap_values
 
 @dataclass(frozen=True)
 class AdvantagesStage:
-    """What the updates read, from what the step has gathered."""
+    """Computes everything that the updates read from the records of the step."""
 
     reward_steps: tuple[ShapingStep, ...]
     estimator: Estimator
     whitened: bool
     truncated: Truncated
     penalty: KlPenalty | None
-    """KL in the reward or in the loss; None: no reference."""
+    """KL penalty in the reward or in the loss; None: no reference model."""
     fingerprint: str
     name: str = "advantages"
 
     def run(
         self, rollouts: Rollouts, rewards: Rewards, values: Values, logprobs: Logprobs, carry: Carry
     ) -> Advantages:
-        earned = apply_shaping(rewards, rollouts, carry, self.reward_steps)
-        mask, figures = self._counted(earned)
-        kl = penalised(self.penalty, logprobs, mask, earned.carry)
-        token_rewards = earned.per_token.where(mask, 0.0)
+        shaped = apply_shaping(rewards, rollouts, carry, self.reward_steps)
+        mask, metrics = self._training_mask(shaped)
+        kl = penalised(self.penalty, logprobs, mask, shaped.carry)
+        token_rewards = shaped.per_token.where(mask, 0.0)
         if kl.in_reward is not None:
             token_rewards = token_rewards - kl.in_reward
-        goes_on = token_rewards
+        bootstrapped_rewards = token_rewards
         if self.truncated == "bootstrap":
-            behind = bootstrap_values(values).where(earned.valid, 0.0)
-            goes_on = bootstrapped(token_rewards, behind, mask, gamma=self.estimator.gamma)
-            figures[metric_registry.ADVANTAGE_BOOTSTRAP_MEAN.name] = earned.mean(behind)
-        found = self.estimator(goes_on, values.values, mask)
-        raw = found.advantages
+            bootstrap = bootstrap_values(values).where(shaped.valid, 0.0)
+            bootstrapped_rewards = bootstrapped(token_rewards, bootstrap, mask, gamma=self.estimator.gamma)
+            metrics[metric_registry.ADVANTAGE_BOOTSTRAP_MEAN.name] = shaped.mean(bootstrap)
+        estimate = self.estimator(bootstrapped_rewards, values.values, mask)
+        raw = estimate.advantages
         carry = replace(
-            earned.carry,
+            shaped.carry,
             kl_coef=kl.next_coef,
             kl_first_coef=0.0 if self.penalty is None else self.penalty.first_coef,
             trained_seqs=carry.trained_seqs + float(mask.any(1).sum()),
@@ -55,27 +55,28 @@ class AdvantagesStage:
         )
         return Advantages(
             advantages=whiten(raw, mask) if self.whitened else raw,
-            returns=found.returns,
+            returns=estimate.returns,
             token_rewards=token_rewards,
             mask=mask,
             carry_out=carry.as_dict(),
             kl_coef=None if kl.coef == kl.next_coef else kl.coef,
-            summary=earned.metrics | figures | found.metrics | _summary(raw, mask, carry) | kl.metrics,
-            shaped=earned.per_response,
+            summary=shaped.metrics | metrics | estimate.metrics | _summary(raw, mask, carry) | kl.metrics,
+            shaped=shaped.per_response,
         )
 
-    def _counted(self, earned: ShapedRewards) -> tuple[Bool[Tensor, "B R"], dict[str, float]]:
-        """Tokens that train, and what is left out. Raises RewardError where nothing is left."""
+    def _training_mask(self, shaped: ShapedRewards) -> tuple[Bool[Tensor, "B R"], dict[str, float]]:
+        """Return the mask of tokens that train, and the metric of filtered responses. Raises RewardError if no token
+        is left."""
         if self.truncated != "filter":
-            return earned.mask, {}
-        mask = earned.mask & ~earned.truncated[:, None]
+            return shaped.mask, {}
+        mask = shaped.mask & ~shaped.truncated[:, None]
         if not bool(mask.any()):
             raise RewardError(
-                f"all {int(earned.valid.sum())} scored responses of step {earned.rollouts.step} are truncated, and "
-                "`ppo.truncated` = `filter` leaves them out: there is nothing to learn from",
+                f"all {int(shaped.valid.sum())} scored responses of step {shaped.rollouts.step} are truncated, and "
+                "`ppo.truncated` = `filter` excludes them: no response is left to train on",
                 hint="ppoctl resume RUN --set ppo.truncated=terminal",
             )
-        return mask, {metric_registry.ADVANTAGE_FILTERED_FRAC.name: earned.mean(earned.truncated.float())}
+        return mask, {metric_registry.ADVANTAGE_FILTERED_FRAC.name: shaped.mean(shaped.truncated.float())}
 
 
 def _summary(raw: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], carry: Carry) -> dict[str, float]:

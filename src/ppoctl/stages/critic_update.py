@@ -1,4 +1,4 @@
-"""60-critic_update: the critic learns the returns."""
+"""60-critic_update: train the critic on the returns."""
 
 from dataclasses import dataclass
 
@@ -30,7 +30,8 @@ class ClippedErrors:
 
 @dataclass(frozen=True, kw_only=True)
 class CriticUpdateStage(UpdateStage):
-    """Every epoch of the critic, before the actor moves: targets are fixed, so the order of roles does not matter."""
+    """All epochs of the critic. They run before the actor's; the targets are fixed, so the order does not change
+    results."""
 
     clip: float | None
     scale: float
@@ -51,24 +52,27 @@ class CriticUpdateStage(UpdateStage):
             )
             for minibatch, result in trained.steps
         ]
-        of_the_step = {
+        step_metrics = {
             **self._before_the_update(values, advantages),
             metric_registry.VALUE_EXPLAINED_VARIANCE_LAST_EPOCH.name: _explained_as_last_seen(
                 trained, values, advantages
             ),
         }
-        return trained.record("value", diagnostics, of_the_step=of_the_step)
+        return trained.record("value", diagnostics, of_the_step=step_metrics)
 
     def _before_the_update(self, values: Values, advantages: Advantages) -> dict[str, float]:
-        """Explained variance and the like over all tokens of the step at once, from the values before the update."""
-        whole = value_diagnostics(values.values, values.values, advantages.returns, advantages.mask, clip=self.clip)
-        kept = ("explained_variance", "value_mean", "return_mean", "return_std", "value_error")
-        return {metric_registry.named("value", name): whole[name] for name in kept}
+        """Return explained variance and related metrics over all tokens of the step, from the values before the
+        update."""
+        metrics = value_diagnostics(values.values, values.values, advantages.returns, advantages.mask, clip=self.clip)
+        names = ("explained_variance", "value_mean", "return_mean", "return_std", "value_error")
+        return {metric_registry.named("value", name): metrics[name] for name in names}
 
 
 def _explained_as_last_seen(trained: UpdateTrace, values: Values, advantages: Advantages) -> float:
-    """Explained variance of the values as the last epoch saw them. They cost nothing; those of the critic that the
-    update made would cost a pass over all rows."""
+    """Return the explained variance of the values that the last epoch computed.
+
+    They cost nothing; the values of the updated critic would cost a forward pass over all rows.
+    """
     seen = values.values.clone()
     for minibatch, result in trained.steps:
         seen[minibatch.rows] = result.said.primary.to(seen)

@@ -1,4 +1,4 @@
-"""How token rewards and values become advantages and returns; part of 50-advantages."""
+"""Estimators of advantages and returns from token rewards and values; part of 50-advantages."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from ppoctl.ppo.masking import masked_mean
 
 @dataclass(frozen=True)
 class AdvantageEstimate:
-    """Advantages before whitening, what the critic learns, and figures."""
+    """Advantages before whitening, returns that the critic learns, and metrics."""
 
     advantages: Float[Tensor, "B R"]
     returns: Float[Tensor, "B R"]
@@ -21,38 +21,38 @@ class AdvantageEstimate:
 
 @dataclass(frozen=True)
 class Gae:
-    """Generalised advantages; those of the policy and the returns of the critic may each have a lambda."""
+    """Generalized advantage estimation. Advantages and returns may have different lambdas."""
 
     gamma: float
     lam: float
     lam_value: float
     alpha: float | None
-    """Where it is, lambda of the policy by length."""
+    """Factor of the length-adaptive lambda of the advantages; None: `lam`."""
 
     def __call__(
         self, rewards: Float[Tensor, "B R"], values: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]
     ) -> AdvantageEstimate:
         lam: float | Tensor = self.lam
-        figures = {}
+        metrics = {}
         if self.alpha is not None:
             lam = length_adaptive_lambda(mask, alpha=self.alpha)
-            figures[metric_registry.ADVANTAGE_LAMBDA_MEAN.name] = float(masked_mean(lam, mask.any(dim=1)))
+            metrics[metric_registry.ADVANTAGE_LAMBDA_MEAN.name] = float(masked_mean(lam, mask.any(dim=1)))
         advantages, returns = gae(rewards, values, mask, gamma=self.gamma, lam=lam)
         if self.alpha is not None or self.lam_value != self.lam:
             _, returns = gae(rewards, values, mask, gamma=self.gamma, lam=self.lam_value)
-        return AdvantageEstimate(advantages, returns, figures)
+        return AdvantageEstimate(advantages, returns, metrics)
 
 
 @dataclass(frozen=True)
 class MonteCarlo:
-    """Discounted returns, which are the advantages too."""
+    """Discounted returns, which are also the advantages."""
 
     gamma: float
 
     def __call__(
         self,
         rewards: Float[Tensor, "B R"],
-        values: Float[Tensor, "B R"],  # noqa: ARG002 - for those that ask the critic
+        values: Float[Tensor, "B R"],  # noqa: ARG002 - read by other estimators
         mask: Bool[Tensor, "B R"],
     ) -> AdvantageEstimate:
         returns = monte_carlo(rewards, mask, gamma=self.gamma)
@@ -60,4 +60,4 @@ class MonteCarlo:
 
 
 Estimator = Gae | MonteCarlo
-"""Token rewards, values and mask to advantages and returns."""
+"""Maps token rewards, values and mask to advantages and returns."""

@@ -1,4 +1,4 @@
-"""The figures of one pass over an evaluation set, from its samples."""
+"""Metrics of one pass over an evaluation set, computed from its samples."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -12,50 +12,50 @@ from ppoctl.stages.pass_at import best_at, majority_at, mean_and_error
 Mode = Literal["greedy", "sampled"]
 Rows = list[dict[str, Any]]
 UNSCORED = "unscored"
-"""Outcome of a sample of which no score was asked: the reward needs a ground truth, and the row has none."""
+"""Outcome of a sample that is not scored: the reward requires a ground truth, and the row has none."""
 
 
 @dataclass(frozen=True)
 class Estimates:
-    """What is estimated of the sampled responses to a prompt, besides the mean."""
+    """Estimates from the sampled responses to a prompt, in addition to the mean."""
 
     pass_at: tuple[int, ...] = ()
     maj_at: tuple[int, ...] = ()
     pass_score: float | None = None
-    """Lowest score that passes; None: the score itself is what counts."""
+    """Lowest score that passes; None: the score itself is used."""
 
 
 def summarise(name: str, mode: Mode, rows: Sequence[dict[str, Any]], wanted: Estimates) -> dict[str, float]:
-    """Scores with their standard errors (over prompts: samples of one prompt are not independent), and shares.
+    """Return scores with their standard errors, and fractions.
 
-    A row without a score counts against nothing: it is left out of the estimates and shows in `error_frac`; a prompt
-    of which fewer than k responses have one is left out of what is estimated of k. Where no score was asked there are
-    lengths and truncations only.
+    Standard errors are over prompts, because samples of one prompt are not independent. A row without a score is
+    excluded from the estimates and counted in `error_frac`. A prompt with fewer than k scored responses is excluded
+    from estimates of k. If no row is to be scored, only lengths and truncations are returned.
     """
-    asked = [row for row in rows if row["outcome"] != UNSCORED]
-    figures = {
+    scored_rows = [row for row in rows if row["outcome"] != UNSCORED]
+    metrics = {
         "truncated_frac": sum(not row["terminated"] for row in rows) / len(rows),
         "response_tokens_mean": sum(row["response_tokens"] for row in rows) / len(rows),
     }
-    if asked:
-        figures["error_frac"] = sum(row["score"] is None for row in asked) / len(asked)
+    if scored_rows:
+        metrics["error_frac"] = sum(row["score"] is None for row in scored_rows) / len(scored_rows)
     by_prompt: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in asked:
+    for row in scored_rows:
         if row["score"] is not None:
             by_prompt[row["prompt_id"]].append(row)
-    for figure, least, estimate in _estimates(wanted, mode):
-        if found := [estimate(of_prompt) for of_prompt in by_prompt.values() if len(of_prompt) >= least]:
-            figures[figure], figures[f"{figure}_stderr"] = mean_and_error(found)
-    return {eval_metric_name(name, mode, figure): value for figure, value in figures.items()}
+    for metric, min_rows, estimate in _estimates(wanted, mode):
+        if estimates := [estimate(of_prompt) for of_prompt in by_prompt.values() if len(of_prompt) >= min_rows]:
+            metrics[metric], metrics[f"{metric}_stderr"] = mean_and_error(estimates)
+    return {eval_metric_name(name, mode, metric): value for metric, value in metrics.items()}
 
 
-def eval_metric_name(name: str, mode: Mode, figure: str) -> str:
-    """The metric that a figure of a pass over a set is. Raises KeyError where the registry has none."""
-    return metric_registry.named(f"eval/{name}", f"greedy_{figure}" if mode == "greedy" else figure)
+def eval_metric_name(name: str, mode: Mode, metric: str) -> str:
+    """Return the metric name of a value of a pass over a set. Raises KeyError if it is not in the registry."""
+    return metric_registry.named(f"eval/{name}", f"greedy_{metric}" if mode == "greedy" else metric)
 
 
 def _estimates(wanted: Estimates, mode: str) -> Iterator[tuple[str, int, Callable[[Rows], float]]]:
-    """(figure, responses it takes, what it is of the scored rows of a prompt)."""
+    """Yield (name, minimum number of responses, function of the scored rows of a prompt)."""
     passes = partial(_passes, bound=wanted.pass_score)
     yield "pass_at_1", 1, partial(_best_at, of=passes, k=1)
     if wanted.pass_score is not None:

@@ -1,6 +1,6 @@
-"""80-eval: how good the actor is on held-out prompts. The one evaluation path, of `train` and `ppoctl eval` alike.
+"""80-eval: evaluate the actor on held-out prompts. `train` and `ppoctl eval` share this stage.
 
-Finished samples survive a crash as those of a rollout do; scores are taken again.
+Finished samples survive a crash, as in a rollout; scores are computed again.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from ppoctl.stages.rollout import requests_of
 
 @dataclass(frozen=True)
 class _Pass:
-    """One evaluation set, drawn in one mode."""
+    """One pass over an evaluation set in one mode."""
 
     set: str
     mode: Mode
@@ -33,7 +33,7 @@ class _Pass:
 
 
 def nobody(_: str) -> None:
-    """Nobody is told."""
+    """Ignore the message."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class EvaluateStage:
     modes: tuple[Mode, ...] = ("greedy", "sampled")
     estimates: Estimates = field(default_factory=Estimates)
     needs_truth: Callable[[Prompt], bool] = lambda _: False
-    """Whether a prompt's scorer compares with a ground truth; a row that has none is then not scored."""
+    """Whether the scorer of a prompt compares with a ground truth. A row without one is then not scored."""
     measured: Callable[[Rows], Mapping[str, float]] = lambda _: {}
-    """Figures of one's own of the rows of a set and pass; these have the `fields` of the data besides."""
+    """User-defined metrics of the rows of a set and pass. The rows also contain the `fields` of the dataset row."""
     printed: int = 0
-    """Responses of each set and pass that are told to `say`."""
+    """Number of responses of each set and pass that are sent to `notify`."""
     notify: Callable[[str], None] = nobody
 
     def run(self, actor: State) -> Evaluation:
@@ -66,18 +66,21 @@ class EvaluateStage:
         ]
         sets = (f"{name} {prompts.identity}" for name, prompts in self.sets.items())
         key = hashlib.sha256("\n".join((actor.identity, self.fingerprint, *sets)).encode()).hexdigest()
-        drawn_for = SampleSetKey(actor.step, self.name, key)
-        turns = [RequestBatch(one.params, one.requests, f"{one.set} {one.mode}") for one in passes]
+        sample_set = SampleSetKey(actor.step, self.name, key)
+        batches = [
+            RequestBatch(eval_pass.params, eval_pass.requests, f"{eval_pass.set} {eval_pass.mode}")
+            for eval_pass in passes
+        ]
         summary: dict[str, float] = {}
         rows: list[dict[str, Any]] = []
-        with self.drawing.run(turns, drawn_for, lambda: actor) as drawn:
-            for one in passes:
-                found = self._scored(one, [drawn.samples[request.key] for request in one.requests])
-                summary.update(summarise(one.set, one.mode, found, self.estimates))
-                summary.update(self._measured(one, found))
-                for row in islice(found, self.printed):
-                    self.notify(_told(row))
-                rows += found
+        with self.drawing.run(batches, sample_set, lambda: actor) as generated:
+            for eval_pass in passes:
+                scored = self._scored(eval_pass, [generated.samples[request.key] for request in eval_pass.requests])
+                summary.update(summarise(eval_pass.set, eval_pass.mode, scored, self.estimates))
+                summary.update(self._measured(eval_pass, scored))
+                for row in islice(scored, self.printed):
+                    self.notify(_sample_text(row))
+                rows += scored
         return Evaluation(stamp=actor.stamp, summary=summary, rows=rows)
 
     def _modes(self) -> list[tuple[Mode, SamplingParams, int]]:
@@ -89,21 +92,29 @@ class EvaluateStage:
         requests = requests_of(prompts, count, (self.seed, "eval", mode), f"{name}/{mode}/")
         return _Pass(name, mode, params, [prompt for prompt in prompts.rows for _ in range(count)], requests)
 
-    def _scored(self, drawn: _Pass, samples: Sequence[Sample]) -> list[dict[str, Any]]:
-        both = list(zip(drawn.prompts, samples, strict=True))
-        asked = {
+    def _scored(self, eval_pass: _Pass, samples: Sequence[Sample]) -> list[dict[str, Any]]:
+        pairs = list(zip(eval_pass.prompts, samples, strict=True))
+        requests = {
             sample.key: request_about(prompt, sample)
-            for prompt, sample in both
+            for prompt, sample in pairs
             if prompt.answer is not None or not self.needs_truth(prompt)
         }
-        scores = score_all(self.scorer, list(asked.values()), self.drawing.gate.between)
-        found = dict(zip(asked, scores, strict=True))
-        return [_row(drawn.set, drawn.mode, prompt, sample, found.get(sample.key)) for prompt, sample in both]
+        scores = score_all(self.scorer, list(requests.values()), self.drawing.gate.between)
+        scores_by_key = dict(zip(requests, scores, strict=True))
+        return [
+            _row(eval_pass.set, eval_pass.mode, prompt, sample, scores_by_key.get(sample.key))
+            for prompt, sample in pairs
+        ]
 
-    def _measured(self, drawn: _Pass, rows: Rows) -> dict[str, float]:
-        given = [{**row, "fields": dict(prompt.fields)} for prompt, row in zip(drawn.prompts, rows, strict=True)]
-        found = self.measured(given)
-        return {eval_metric_name(drawn.set, drawn.mode, f"custom_{name}"): value for name, value in found.items()}
+    def _measured(self, eval_pass: _Pass, rows: Rows) -> dict[str, float]:
+        with_fields = [
+            {**row, "fields": dict(prompt.fields)} for prompt, row in zip(eval_pass.prompts, rows, strict=True)
+        ]
+        metrics = self.measured(with_fields)
+        return {
+            eval_metric_name(eval_pass.set, eval_pass.mode, f"custom_{name}"): value
+            for name, value in metrics.items()
+        }
 
 
 def _row(name: str, mode: str, prompt: Prompt, sample: Sample, score: Score | None) -> dict[str, Any]:
@@ -121,22 +132,22 @@ def _row(name: str, mode: str, prompt: Prompt, sample: Sample, score: Score | No
         "response_tokens": len(sample.tokens),
         "terminated": sample.terminated,
     }
-    # Scorers that read no answer leave rows as they were before there was such a field.
+    # A scorer that returns no answer adds no field: such rows equal those of earlier versions.
     return row if score is None or score.answer is None else {**row, "given": score.answer}
 
 
-_TOLD_CHARS = 4000
+_PRINTED_CHARS = 4000
 
 
-def _told(row: Mapping[str, Any]) -> str:
-    """A sample for the log: what it was asked and what became of it, then its response."""
+def _sample_text(row: Mapping[str, Any]) -> str:
+    """Return a sample as text for the log: what was generated and its score, then prompt and response."""
     score = "no score" if row["score"] is None else f"score {row['score']:g}"
     ended = "terminated" if row["terminated"] else "truncated"
     head = f"eval {row['set']} {row['mode']} {row['prompt_id']}: {score}, {row['response_tokens']} tokens, {ended}"
     texts = ((name, row[name] or "") for name in ("prompt", "response"))
-    return "\n".join([head, *(f"{name}:\n{_cut(text)}" for name, text in texts)])
+    return "\n".join([head, *(f"{name}:\n{_shortened(text)}" for name, text in texts)])
 
 
-def _cut(text: str) -> str:
-    more = len(text) - _TOLD_CHARS
-    return text if more <= 0 else f"{text[:_TOLD_CHARS]}\n... and {more} characters more"
+def _shortened(text: str) -> str:
+    num_cut = len(text) - _PRINTED_CHARS
+    return text if num_cut <= 0 else f"{text[:_PRINTED_CHARS]}\n... and {num_cut} more characters"

@@ -1,4 +1,4 @@
-"""Draws of one turn: everything is submitted at once, handled as it finishes, and kept over a crash of the stage."""
+"""Generation of samples for a stage: all requests are submitted at once, and each sample is kept when it finishes."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
@@ -11,47 +11,48 @@ from ppoctl.clock import WORK
 from ppoctl.ports import FinishedSamples, Gate, Generator, Sample, SampleRequest, SampleSetKey, SamplingParams, Stream
 
 OnProgress = Callable[[int, int, int], None]
-"""(finished samples, all samples, tokens drawn so far; recalled ones are not)."""
+"""(finished samples, all samples, tokens generated so far, without those of loaded samples)."""
 OnSample = Callable[[Sample], None]
-"""Told of each finished sample, in the order in which they finish; those that are recalled first."""
+"""Called with each sample in the order in which they finish, loaded samples first."""
 
 
 class RequestBatch(NamedTuple):
-    """What is drawn with the same parameters."""
+    """Requests with the same sampling parameters."""
 
     params: SamplingParams
     requests: Sequence[SampleRequest]
     name: str = ""
-    """What it is for, where a stage draws for several things."""
+    """Purpose of the requests, if a stage has several."""
 
 
 def _both(first: OnSample, then: OnSample) -> OnSample:
-    def told(sample: Sample) -> None:
+    def notify_both(sample: Sample) -> None:
         first(sample)
         then(sample)
 
-    return told
+    return notify_both
 
 
 def ignore_sample(_: Sample) -> None:
-    """Nobody is told."""
+    """Ignore the sample."""
 
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """What a stage has drawn."""
+    """Samples of a stage."""
 
     samples: Mapping[str, Sample]
-    """All that were asked for, by key."""
+    """All requested samples, by key."""
     tokens: int = 0
-    """Tokens of those that were not recalled."""
+    """Number of tokens of the samples that were generated, not loaded."""
     seconds: float = 0.0
-    """How long these were being drawn."""
+    """Seconds in which they were generated."""
 
 
 @dataclass(frozen=True)
 class SampleGeneration:
-    """How a stage draws: finished samples survive a crash of it, and between two of them the job may be stopped."""
+    """Generates the samples of a stage. Finished samples survive a crash, and the job may stop between two
+    samples."""
 
     generator: Generator
     parts: FinishedSamples
@@ -64,42 +65,47 @@ class SampleGeneration:
         batches: Sequence[RequestBatch],
         drawn_for: SampleSetKey,
         at: Callable[[], State],
-        heard: OnSample = ignore_sample,
+        on_sample: OnSample = ignore_sample,
     ) -> Iterator[GenerationResult]:
-        """Samples of all turns, one turn after the other; keys are unique over all of them. Those that an earlier
-        attempt kept are not drawn again, and where none is left to draw nobody asks for the state (`at`). Each sample
-        is `heard` once it is kept.
+        """Generate the samples of all batches, one batch after the other; keys are unique over all batches.
 
-        What the stage does with them belongs into the context: where that fails, the last ones are kept, too.
+        Samples that an earlier attempt finished are loaded. If none is missing, `at` is not called, so no state is
+        restored. `on_sample` is called with each sample after it is kept.
+
+        The caller processes the samples inside the context: if that fails, the last samples are kept too.
         """
         done = self.parts.load(drawn_for)
         for sample in done.values():
-            heard(sample)
-        missing = [turn._replace(requests=[one for one in turn.requests if one.key not in done]) for turn in batches]
-        left = [turn for turn in missing if turn.requests]
-        if not left:
+            on_sample(sample)
+        missing = [
+            batch._replace(requests=[request for request in batch.requests if request.key not in done])
+            for batch in batches
+        ]
+        remaining = [batch for batch in missing if batch.requests]
+        if not remaining:
             yield GenerationResult(done)
             return
         with self.parts.writer(drawn_for) as keep:
-            yield self._draw(left, done, _both(keep, heard), at)
+            yield self._generate(remaining, done, _both(keep, on_sample), at)
 
-    def _draw(
-        self, left: Sequence[RequestBatch], done: dict[str, Sample], keep: OnSample, at: Callable[[], State]
+    def _generate(
+        self, remaining: Sequence[RequestBatch], done: dict[str, Sample], keep: OnSample, at: Callable[[], State]
     ) -> GenerationResult:
-        total = len(done) + sum(len(turn.requests) for turn in left)
+        total = len(done) + sum(len(batch.requests) for batch in remaining)
         self.generator.prepare(at())
         tokens, started = 0, WORK.now()
         self.progress(len(done), total, tokens)
-        for params, requests, name in left:
-            named = ACTIVITIES.track(name) if name else nullcontext()
-            with named, stream_samples(self.generator, requests, params) as finished:
+        for params, requests, name in remaining:
+            activity = ACTIVITIES.track(name) if name else nullcontext()
+            with activity, stream_samples(self.generator, requests, params) as finished:
                 for samples in finished:
                     for sample in samples:
                         done[sample.key] = sample
                         tokens += len(sample.tokens)
                         keep(sample)
                         self.progress(len(done), total, tokens)
-                    self.gate.between()  # all that finished together are kept by now
+                    # Only here: all samples that finished together are kept by now, so a stop loses none of them.
+                    self.gate.between()
         return GenerationResult(done, tokens, WORK.now() - started)
 
 
@@ -107,8 +113,8 @@ class SampleGeneration:
 def stream_samples(
     generator: Generator, requests: Sequence[SampleRequest], params: SamplingParams
 ) -> Iterator[Iterator[Sequence[Sample]]]:
-    """Samples of these requests, in any order, those together that finished together. Nothing is drawn any more when
-    the context is left."""
+    """Yield an iterator over groups of samples that finished together, in any order. Open requests are aborted on
+    exit."""
     with closing(generator.open(params)) as stream:
         stream.submit(requests)
         yield _drained(stream)

@@ -1,7 +1,7 @@
-"""40-logprobs: what the drawn tokens' ratios are taken to, and how far the trainer is from what the generator said.
+"""40-logprobs: old log-probs for the ratios, and their difference to the sampler's log-probs.
 
-Here also are what other stages share with it: the guard that keeps NaN out of everything later, and the penalty that
-reads the reference's log-probs.
+Other stages share two parts of this file: the check that no NaN passes, and the KL penalty, which reads the
+reference's log-probs.
 """
 
 import math
@@ -27,36 +27,36 @@ class TokenKl:
     """KL(actor || reference) of each token, estimated or exact."""
 
     nats: Float[Tensor, "B R"]
-    """0 under the mask, and so is its gradient."""
+    """0 where masked out, and so is its gradient."""
     held: Bool[Tensor, "B R"]
-    """The tokens whose number a clamp changed."""
+    """Tokens whose value a clamp changed."""
 
 
 @dataclass(frozen=True)
 class KlPenalty:
-    """Where and how leaving the reference is penalised."""
+    """Settings of the KL penalty: where and how it is applied."""
 
     place: Literal["reward", "loss"]
     estimator: KlKind | Literal["full"]
-    """full: no estimate, but the sum over the vocabulary that the trainer says (`exact`)."""
+    """full: not an estimate, but the sum over the vocabulary that the trainer computes (`exact`)."""
     coef: float
-    """The fixed coefficient, or the first of one that follows a target."""
+    """Fixed coefficient, or first value of an adaptive coefficient."""
     input_clamp: float | None = None
     output_clamp: float | None = None
     gradient: KlGradient = "estimator"
-    """Form of the gradient that the penalty has in the loss."""
+    """Form of the gradient of a penalty in the loss."""
     target: KlTarget | None = None
     """None: the coefficient is fixed."""
 
     @property
     def _estimator(self) -> KlEstimator:
-        assert self.estimator != "full", "the whole divergence is not estimated"
+        assert self.estimator != "full", "the full KL is not estimated"
         return KlEstimator(self.estimator, self.input_clamp, self.output_clamp)
 
     def estimates(
         self, logprobs: Float[Tensor, "B R"], reference: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"]
     ) -> TokenKl:
-        """Estimates of KL(actor || reference)."""
+        """Return estimates of KL(actor || reference)."""
         estimator = self._estimator
         return TokenKl(estimator.estimates(logprobs, reference, mask), estimator.held(logprobs, reference, mask))
 
@@ -67,80 +67,88 @@ class KlPenalty:
         old_logprobs: Float[Tensor, "B R"],
         mask: Bool[Tensor, "B R"],
     ) -> Float[Tensor, "B R"]:
-        """The estimates as a loss with the gradient that the penalty asks for; 0 under the mask, and so is that."""
+        """Return the estimates as a loss with the gradient form of the penalty; loss and gradient are 0 where masked
+        out."""
         return self._estimator.losses(logprobs, reference, old_logprobs, mask, gradient=self.gradient)
 
     def exact(self, full_kl: Float[Tensor, "B R"] | None, mask: Bool[Tensor, "B R"]) -> TokenKl:
-        """The whole divergence, up to the output clamp."""
-        assert full_kl is not None, "the whole divergence from the reference is penalised, and was not computed"
+        """Return the full KL, up to the output clamp."""
+        assert full_kl is not None, "the penalty requires the full KL from the reference, which was not computed"
         bound = math.inf if self.output_clamp is None else self.output_clamp
         return TokenKl(full_kl.clamp(max=bound).where(mask, 0.0), mask & (full_kl > bound))
 
     @property
     def reads_full_kl_first(self) -> bool:
-        """Whether the whole divergence is read before the update: by rewards, or by a coefficient that follows it."""
+        """Whether the full KL is required before the update: for rewards, or for an adaptive coefficient."""
         return self.estimator == "full" and (self.place == "reward" or self.target is not None)
 
     def before_update(self, logprobs: Logprobs, mask: Bool[Tensor, "B R"]) -> TokenKl | None:
-        """The step's KL per token, of the actor that drew it; None where the update is the first to say it."""
+        """Return the KL per token of the actor that generated the rollouts; None: only the update computes it."""
         if self.estimator == "full":
             return None if logprobs.full_kl is None else self.exact(logprobs.full_kl, mask)
         return None if logprobs.actor is None else self.estimates(logprobs.actor, reference_of(logprobs), mask)
 
     def in_update(
-        self, said: TokenOutputs, logprobs: Logprobs, rows: Int[Tensor, " m"], mask: Bool[Tensor, "m R"]
+        self, outputs: TokenOutputs, logprobs: Logprobs, rows: Int[Tensor, " m"], mask: Bool[Tensor, "m R"]
     ) -> TokenKl:
-        """The KL per token of m rows, as the update computed it of them."""
+        """Return the KL per token of m rows, from the outputs that the update computed."""
         if self.estimator == "full":
-            return self.exact(said.full_kl, mask)
-        return self.estimates(said.primary, reference_of(logprobs)[rows], mask)
+            return self.exact(outputs.full_kl, mask)
+        return self.estimates(outputs.primary, reference_of(logprobs)[rows], mask)
 
     def coef_at(self, carry: Carry) -> float:
-        """The coefficient of a step that begins with this carry: one that adapts goes on from the step before, unless
-        the recipe's has been changed since it began."""
+        """Return the coefficient of a step that begins with this carry.
+
+        An adaptive coefficient continues from the previous step, unless the recipe's `coef` has changed since it
+        began.
+        """
         begins = self.target is None or carry.kl_first_coef not in (0.0, self.coef)
         return self.coef if begins else carry.kl_coef or self.coef
 
     @property
     def first_coef(self) -> float:
-        """What a coefficient that adapts has begun from; 0: it is fixed."""
+        """First value of an adaptive coefficient; 0: the coefficient is fixed."""
         return 0.0 if self.target is None else self.coef
 
 
 @dataclass(frozen=True)
 class LogprobsStage:
-    """The old log-probs (by a forward pass: with entropies), and the reference's where a KL penalty reads them."""
+    """Old log-probs (with entropies, if the trainer computes them), and the reference's if a KL penalty reads
+    them."""
 
     models: Models
     scored: OutputRequest
-    """How log-probs are taken: as the generator drew. The reference is taken at that temperature, with all ids."""
+    """How log-probs are computed: under the distribution that the generator sampled from. The reference uses its
+    temperature, without filters."""
     with_reference: bool
     fingerprint: str
     with_full_kl: bool = False
-    """Whether the actor's forward pass also says how far its distributions are from the reference's."""
+    """Whether the actor's forward pass also computes the full KL from the reference."""
     source: Literal["trainer", "sampler", "current"] = "trainer"
-    """Who says the old log-probs: a forward pass of the trainer, the sampler, or the update itself."""
+    """Source of the old log-probs: a forward pass of the trainer, the sampler, or the update itself."""
     name: str = "logprobs"
 
     def run(self, actor: State, rollouts: Rollouts) -> Logprobs:
-        said = self._by_trainer(actor, rollouts) if self.source == "trainer" else self._without(actor, rollouts)
+        logprobs = (
+            self._by_trainer(actor, rollouts) if self.source == "trainer" else self._without_trainer(actor, rollouts)
+        )
         if not self.with_reference:
-            return said
-        engine, whole = self.models.actor_at(actor), OutputRequest(temperature=self.scored.temperature)
-        reference = engine.reference_logprobs(rollouts.sequences, whole)
+            return logprobs
+        trainer, unfiltered = self.models.actor_at(actor), OutputRequest(temperature=self.scored.temperature)
+        reference = trainer.reference_logprobs(rollouts.sequences, unfiltered)
         require_finite(reference, rollouts.mask, "a log-prob of the reference")
-        return replace(said, reference=reference.where(rollouts.mask, 0.0))
+        return replace(logprobs, reference=reference.where(rollouts.mask, 0.0))
 
     @property
-    def _asked(self) -> OutputRequest:
+    def _request(self) -> OutputRequest:
         return replace(self.scored, entropy=True, full_kl=self.with_full_kl)
 
     def _by_trainer(self, actor: State, rollouts: Rollouts) -> Logprobs:
-        said = self.models.actor_at(actor).logprobs(rollouts.sequences, self._asked)
-        logprobs, entropy = said.primary, said.entropy
-        assert entropy is not None, "entropies were asked for"
+        outputs = self.models.actor_at(actor).logprobs(rollouts.sequences, self._request)
+        logprobs, entropy = outputs.primary, outputs.entropy
+        assert entropy is not None, "entropies were requested"
         require_finite(logprobs, rollouts.mask, "a log-prob of the actor")
-        full_kl = said.full_kl
+        full_kl = outputs.full_kl
         if full_kl is not None:
             require_finite(full_kl, rollouts.mask, "a divergence from the reference")
             full_kl = full_kl.where(rollouts.mask, 0.0)
@@ -152,7 +160,7 @@ class LogprobsStage:
             full_kl=full_kl,
         )
 
-    def _without(self, actor: State, rollouts: Rollouts) -> Logprobs:
+    def _without_trainer(self, actor: State, rollouts: Rollouts) -> Logprobs:
         sampler = rollouts.sampler_logprobs if self.source == "sampler" else None
         if sampler is not None:
             require_finite(sampler, rollouts.mask, "a log-prob of the sampler")
@@ -160,14 +168,18 @@ class LogprobsStage:
 
 
 def reference_of(logprobs: Logprobs) -> Float[Tensor, "B R"]:
-    """The reference's log-probs, which a penalty that is on cannot do without. A missing one is a fault of the
-    wiring; leaving the penalty out would train something else."""
-    assert logprobs.reference is not None, "a KL penalty is on, and the reference's log-probs were not taken"
+    """Return the reference's log-probs, which every KL penalty requires.
+
+    Missing ones are a bug in `wire`; training without the penalty would silently change the objective.
+    """
+    assert logprobs.reference is not None, (
+        "the KL penalty requires the reference's log-probs, which were not computed"
+    )
     return logprobs.reference
 
 
 def kl_metrics(kl: TokenKl, mask: Bool[Tensor, "B R"], coef: float) -> dict[str, float]:
-    """The figures of a penalty: metric name -> number."""
+    """Return the metrics of a KL penalty: metric name -> value."""
     mean = float(masked_mean(kl.nats, mask))
     return {
         metric_registry.KL_REFERENCE_MEAN.name: mean,
@@ -178,11 +190,11 @@ def kl_metrics(kl: TokenKl, mask: Bool[Tensor, "B R"], coef: float) -> dict[str,
 
 
 def require_finite(x: Float[Tensor, "B R"], mask: Bool[Tensor, "B R"], what: str) -> None:
-    """Raise NonFiniteError naming the first counted position that is NaN or infinite."""
+    """Raise NonFiniteError that names the first unmasked position that is NaN or infinite."""
     bad = mask & ~torch.isfinite(x)
     if bool(bad.any()):
         row, column = (int(i) for i in bad.nonzero()[0])
         raise NonFiniteError(
             f"{what} is `{float(x[row, column])}` (sequence {row}, response token {column})",
-            hint="ppoctl status RUN  # nothing was trained on it; see its figures, lower a learning rate and resume",
+            hint="ppoctl status RUN  # not used for training: check the metrics, lower a learning rate and resume",
         )

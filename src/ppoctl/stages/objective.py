@@ -1,9 +1,9 @@
-"""A loss as a sum of terms, each of which says what it divides by.
+"""Loss as a sum of terms, each with its own divisor.
 
     loss = sum over terms of   coef * aggregation.summed(token losses) / aggregation.total(mask of the minibatch)
 
-The totals are counted once per minibatch, over all microbatches and ranks; a microbatch adds its share of the sums.
-So no memory setting and no layout changes a loss or a gradient, whatever a term divides by.
+The totals are counted once per minibatch, over all microbatches and ranks; each microbatch adds its part of the sums.
+No memory setting or layout therefore changes a loss or a gradient.
 """
 
 from collections.abc import Sequence
@@ -19,30 +19,31 @@ from ppoctl.ppo.aggregation import Aggregation, TokenMean
 
 @dataclass(frozen=True)
 class LossInputs:
-    """What the model says of m rows of the step; the grids of the step are cut to them."""
+    """Outputs of the model for m rows of the step, and access to the step's grids for these rows."""
 
     rows: Int[Tensor, " m"]
     values: Float[Tensor, "m R"]
-    """Log-probs of the response tokens (actor) or values of the states before them (critic); 0 where not present."""
+    """Log-probs of the response tokens (actor) or values of the states before them (critic); 0 at positions without a
+    token."""
     entropy: Float[Tensor, "m R"] | None
-    """Nats; absent where no term reads it."""
+    """Entropy in nats; None: no term reads it."""
     full_kl: Float[Tensor, "m R"] | None = None
-    """Whole KL from the reference in nats; absent where no term reads it."""
+    """Full KL from the reference in nats; None: no term reads it."""
 
     def of(self, grid: Tensor) -> Tensor:
-        """These rows of a `[B, R]` grid of the step, on the model's device."""
+        """Return these rows of a `[B, R]` grid of the step, on the model's device."""
         return grid[self.rows].to(self.values.device)
 
 
 @runtime_checkable
 class TokenLoss(Protocol):
-    """The loss of each token, before anything is summed."""
+    """Loss of each token, before aggregation."""
 
     @property
     def needs_entropy(self) -> bool: ...
 
     def __call__(self, outputs: LossInputs, mask: Bool[Tensor, "m R"]) -> Float[Tensor, "m R"]:
-        """Exactly 0 under the mask, and so is its gradient."""
+        """Return the losses; loss and gradient are exactly 0 where masked out."""
         ...
 
 
@@ -52,28 +53,28 @@ class Term:
 
     loss: TokenLoss
     mask: Bool[Tensor, "B R"]
-    """The tokens it counts, of all rows of the step."""
+    """Tokens that are in this term, of all rows of the step."""
     coef: float = 1.0
     aggregation: Aggregation = field(default_factory=TokenMean)
     name: str = "loss"
-    """What it is called in figures."""
+    """Name in metrics."""
 
     def total(self, rows: Int[Tensor, " M"]) -> int:
         return self.aggregation.total(self.mask[rows])
 
     def share(self, outputs: LossInputs, total: int) -> Float[Tensor, ""]:
-        """What some rows add to the loss of a minibatch with this total."""
+        """Return the contribution of some rows to the loss of a minibatch with this total."""
         mask = outputs.of(self.mask)
         return self.coef * (self.aggregation.summed(self.loss(outputs, mask), mask) / total)
 
 
 @dataclass(frozen=True)
 class Terms:
-    """An objective of these terms (`ports.Objective`)."""
+    """Objective that is the sum of these terms (`ports.Objective`)."""
 
     terms: Sequence[Term]
     scored: OutputRequest = field(default_factory=OutputRequest)
-    """How the model is scored; entropies are asked for too where a term reads them."""
+    """How log-probs are computed; entropies are requested in addition if a term reads them."""
 
     @property
     def request(self) -> OutputRequest:
@@ -83,12 +84,12 @@ class Terms:
     def totals(self, rows: Int[Tensor, " M"]) -> Totals:
         return tuple(term.total(rows) for term in self.terms)
 
-    def __call__(self, rows: Int[Tensor, " m"], said: TokenOutputs, totals: Totals) -> Float[Tensor, ""]:
-        return sum((share for _, share in self.shares(rows, said, totals)), start=said.primary.new_zeros(()))
+    def __call__(self, rows: Int[Tensor, " m"], outputs: TokenOutputs, totals: Totals) -> Float[Tensor, ""]:
+        return sum((share for _, share in self.shares(rows, outputs, totals)), start=outputs.primary.new_zeros(()))
 
     def shares(
-        self, rows: Int[Tensor, " m"], said: TokenOutputs, totals: Totals
+        self, rows: Int[Tensor, " m"], outputs: TokenOutputs, totals: Totals
     ) -> list[tuple[Term, Float[Tensor, ""]]]:
-        """Each term with what it adds to the loss; terms in which nothing of the minibatch counts are left out."""
-        seen = LossInputs(rows, said.primary, said.entropy, said.full_kl)
-        return [(term, term.share(seen, total)) for term, total in zip(self.terms, totals, strict=True) if total]
+        """Return each term with its contribution to the loss; terms without a token in the minibatch are left out."""
+        inputs = LossInputs(rows, outputs.primary, outputs.entropy, outputs.full_kl)
+        return [(term, term.share(inputs, total)) for term, total in zip(self.terms, totals, strict=True) if total]

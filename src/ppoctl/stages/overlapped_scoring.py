@@ -1,8 +1,10 @@
-"""Scoring beside drawing: each response is given to the scorer as it finishes, and the stage that scores gets what
-was begun with. What is committed is the same: which response has which score depends on no order.
+"""Scoring in parallel with generation: each response is submitted to the scorer when it finishes.
 
-    10-rollout --each finished sample, recalled ones too--> heard --> the scorer, at work from then on
-    20-reward  --submit(the same request)-----------------> the future that was begun with
+The reward stage then receives the scores that were started earlier. The committed record is the same as without
+overlap, because the score of a response does not depend on the order.
+
+    10-rollout --each finished sample, loaded ones too--> start  --> the scorer starts at once
+    20-reward  --the same request-----------------------> submit --> the future that was started
 """
 
 from concurrent.futures import Future
@@ -15,32 +17,32 @@ _Key = tuple[str, str, str, tuple[int, ...]]
 
 
 class OverlappedScorer:
-    """A scorer that is told of responses before it is asked for their scores."""
+    """Scorer that can start to score a response before the reward stage submits it."""
 
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
-        self._begun: dict[_Key, list[tuple[ScoreRequest, Future[Score]]]] = {}
+        self._started: dict[_Key, list[tuple[ScoreRequest, Future[Score]]]] = {}
 
     def start(self, prompt: Prompt, sample: Sample) -> None:
-        """Begin to score a response that is finished."""
+        """Start to score a finished response."""
         request = request_about(prompt, sample)
-        self._begun.setdefault(_key(request), []).append((request, self._scorer.submit(request)))
+        self._started.setdefault(_key(request), []).append((request, self._scorer.submit(request)))
 
     def submit(self, request: ScoreRequest) -> Future[Score]:
-        """The score that was begun with, or is begun with now. Of equal responses each has one of its own."""
-        begun = self._begun.get(_key(request), [])
-        for number, (known, future) in enumerate(begun):
+        """Return the score that was started, or start it now. Equal responses have separate scores."""
+        started = self._started.get(_key(request), [])
+        for number, (known, future) in enumerate(started):
             if known == request:
-                del begun[number]
+                del started[number]
                 return future
         return self._scorer.submit(request)
 
     def flush(self) -> None:
-        """Nothing is submitted until what was is scored. What nobody has asked for is given up."""
-        for begun in self._begun.values():
-            for _, future in begun:
+        """Score everything that was submitted, and cancel scores that were started but not submitted."""
+        for started in self._started.values():
+            for _, future in started:
                 future.cancel()
-        self._begun.clear()
+        self._started.clear()
         if isinstance(self._scorer, BatchScorer):
             self._scorer.flush()
 
@@ -49,7 +51,7 @@ class OverlappedScorer:
 
 
 def request_about(prompt: Prompt, sample: Sample) -> ScoreRequest:
-    """The request to score a sample, as the stage that scores makes it of the rollouts."""
+    """Return the request to score a sample, equal to the request that the reward stage builds from the rollouts."""
     return ScoreRequest.about(prompt, sample.text, "terminated" if sample.terminated else "truncated", sample.tokens)
 
 

@@ -1,4 +1,4 @@
-"""The part of the advantages stage that is about KL: the penalty of each token, and the next step's coefficient."""
+"""KL part of the advantages stage: the penalty of each token, and the coefficient of the next step."""
 
 from dataclasses import dataclass
 
@@ -12,12 +12,12 @@ from ppoctl.stages.logprobs import KlPenalty, kl_metrics
 
 @dataclass(frozen=True)
 class KlPenaltyResult:
-    """A step's KL from the reference."""
+    """KL of a step from the reference, and its penalty."""
 
     in_reward: Float[Tensor, "B R"] | None
-    """What the reward of each token loses; None: nothing."""
+    """Amount subtracted from the reward of each token; None: the penalty is not in the reward."""
     coef: float
-    """The coefficient of this step; 0 without a penalty."""
+    """Coefficient of this step; 0 without a penalty."""
     next_coef: float
     metrics: dict[str, float]
 
@@ -25,17 +25,17 @@ class KlPenaltyResult:
 def penalised(
     penalty: KlPenalty | None, logprobs: Logprobs, mask: Bool[Tensor, "B R"], carry: Carry
 ) -> KlPenaltyResult:
-    """What this step's log-probs make of a penalty, in the reward or in the loss; None: there is none."""
+    """Return the KL penalty of this step, in the reward or in the loss. A penalty of None gives zeros."""
     if penalty is None:
         return KlPenaltyResult(None, 0.0, 0.0, {})
-    coef = following = penalty.coef_at(carry)
+    coef = next_coef = penalty.coef_at(carry)
     kl = penalty.before_update(logprobs, mask)
     if kl is None:
-        # The update says it, and reports the figures.
+        # The actor update computes the KL and reports its metrics.
         return KlPenaltyResult(None, coef, coef, {})
-    figures = kl_metrics(kl, mask, coef)
+    metrics = kl_metrics(kl, mask, coef)
     if penalty.target is not None:
         measured = penalty.target.measured(kl.nats, mask)
-        figures[metric_registry.KL_MEASURED.name] = measured
-        following = penalty.target.next_coef(coef, measured, num_seqs=len(mask))
-    return KlPenaltyResult(coef * kl.nats if penalty.place == "reward" else None, coef, following, figures)
+        metrics[metric_registry.KL_MEASURED.name] = measured
+        next_coef = penalty.target.next_coef(coef, measured, num_seqs=len(mask))
+    return KlPenaltyResult(coef * kl.nats if penalty.place == "reward" else None, coef, next_coef, metrics)

@@ -1,4 +1,4 @@
-"""20-reward: score every response. An error is never a score of 0."""
+"""20-reward: score every response. An error never becomes a score of 0."""
 
 import math
 import re
@@ -18,73 +18,75 @@ from ppoctl.errors import NonFiniteError, RewardError
 from ppoctl.ports import Scorer
 
 LOOK_EVERY_S = 0.2
-"""How often whoever waits for a score looks whether the job is to stop."""
+"""Seconds between two checks of whether the job must stop, while scores are awaited."""
 
 
 _SLOW_S, _SLOWER = 1.0, 4.0
-"""A sample is slow that took so many seconds, and so many times the mean."""
+"""A sample is slow if it took at least this many seconds, and this many times the mean."""
 
 
 def nobody(_: str) -> None:
-    """Nobody is told."""
+    """Ignore the message."""
 
 
 @dataclass(frozen=True)
 class RewardStage:
-    """Scores, and stops when too many samples have no score."""
+    """Scores all responses. Stops the run if too many samples have no score."""
 
     scorer: Scorer
     max_error_frac: float
     fingerprint: str
     between: Callable[[], None]
-    """Called while scores are waited for; raises when the job is to stop."""
+    """Called while scores are awaited; raises if the job must stop."""
     notify: Callable[[str], None] = nobody
-    """Told of a sample that took much longer than the others."""
+    """Called with a message about a sample that took much longer than the others."""
     name: str = "reward"
 
     def run(self, prompts: Prompts, rollouts: Rollouts) -> Rewards:
         requests = requests_about(prompts, rollouts)
         scores = score_all(self.scorer, requests, self.between)
-        if (told := slowest(scores, requests)) is not None:
-            self.notify(f"step {rollouts.step}: {told}")
+        if (slow := slowest(scores, requests)) is not None:
+            self.notify(f"step {rollouts.step}: {slow}")
         self._require_few_errors(scores, requests, rollouts)
         return collect(scores, requests)
 
     def _require_few_errors(self, scores: list[Score], requests: list[ScoreRequest], rollouts: Rollouts) -> None:
-        missing = [(score, asked) for score, asked in zip(scores, requests, strict=True) if score.outcome != "ok"]
+        missing = [(score, request) for score, request in zip(scores, requests, strict=True) if score.outcome != "ok"]
         if not missing:
             return
-        share, (score, asked) = len(missing) / len(scores), missing[0]
-        first = f"first `{asked.prompt_id}` {score.outcome} {score.message}".rstrip()
-        if share == 1:
+        fraction, (score, request) = len(missing) / len(scores), missing[0]
+        first = f"first `{request.prompt_id}` {score.outcome} {score.message}".rstrip()
+        if fraction == 1:
             raise RewardError(
-                f"none of the {len(scores)} samples of step {rollouts.step} has a score: there is nothing to learn "
-                f"from; {first}",
-                hint="the rollouts are kept: mend the reward, and `ppoctl resume RUN`",
+                f"none of the {len(scores)} samples of step {rollouts.step} has a score, so no response is left "
+                f"to train on; {first}",
+                hint="the rollouts are saved: fix the reward, then run `ppoctl resume RUN`",
             )
-        if share > self.max_error_frac:
+        if fraction > self.max_error_frac:
             raise RewardError(
-                f"{len(missing)} of {len(scores)} samples have no score ({share:.1%}, `reward.max_error_frac` is "
+                f"{len(missing)} of {len(scores)} samples have no score ({fraction:.1%}, `reward.max_error_frac` is "
                 f"{self.max_error_frac:.1%}); {first}",
-                hint="the rollouts are kept: mend the reward and `ppoctl resume RUN`, or allow so many with "
-                f"`ppoctl resume RUN --set reward.max_error_frac={math.ceil(share * 100) / 100:g}`",
+                hint="the rollouts are saved: fix the reward and run `ppoctl resume RUN`, or allow this many errors "
+                f"with `ppoctl resume RUN --set reward.max_error_frac={math.ceil(fraction * 100) / 100:g}`",
             )
 
 
 def requests_about(prompts: Prompts, rollouts: Rollouts) -> list[ScoreRequest]:
-    """The request to score each response, in order."""
-    asked = {prompt.id: prompt for prompt in prompts.rows}
+    """Return the request to score each response, in order."""
+    prompt_by_id = {prompt.id: prompt for prompt in prompts.rows}
     rows = zip(rollouts.prompt_ids, rollouts.texts, rollouts.finish.tolist(), strict=True)
     ids = (row[:length] for row, length in zip(rollouts.tokens.tolist(), rollouts.lengths.tolist(), strict=True))
     return [
-        ScoreRequest.about(asked[id_], text, FINISH_REASONS[finish], tuple(tokens))
+        ScoreRequest.about(prompt_by_id[id_], text, FINISH_REASONS[finish], tuple(tokens))
         for (id_, text, finish), tokens in zip(rows, ids, strict=True)
     ]
 
 
 def score_all(scorer: Scorer, requests: Sequence[ScoreRequest], between: Callable[[], None]) -> list[Score]:
-    """One score per request, in order. `between` is called while they are waited for; when it raises, what has not
-    begun is not scored."""
+    """Return one score per request, in order.
+
+    `between` is called while scores are awaited. If it raises, requests that have not started are cancelled.
+    """
     futures = [scorer.submit(request) for request in requests]
     try:
         if isinstance(scorer, BatchScorer):
@@ -103,12 +105,12 @@ def _awaited(future: Future[Score], between: Callable[[], None]) -> Score:
 
 
 def collect(scores: list[Score], requests: list[ScoreRequest]) -> Rewards:
-    """Scores as a record; raises NonFiniteError naming the sample whose score is NaN or infinite."""
-    for score, asked in zip(scores, requests, strict=True):
+    """Return the scores as a record. Raises NonFiniteError that names the sample whose score is NaN or infinite."""
+    for score, request in zip(scores, requests, strict=True):
         if score.value is not None and not math.isfinite(score.value):
             raise NonFiniteError(
-                f"the reward of `{asked.prompt_id}` is `{score.value}`",
-                hint="nothing was trained on it; mend the reward and resume",
+                f"the reward of `{request.prompt_id}` is `{score.value}`",
+                hint="it was not used for training; fix the reward and resume",
             )
     outcomes = torch.tensor([REWARD_OUTCOMES.index(score.outcome) for score in scores])
     values = torch.tensor([score.value or 0.0 for score in scores], dtype=torch.float32)
@@ -118,21 +120,21 @@ def collect(scores: list[Score], requests: list[ScoreRequest]) -> Rewards:
         outcomes=outcomes,
         extras={name: [_extra(score, name) for score in scores] for name in names},
         outcome_messages=[score.message for score in scores],
-        truths=[asked.truth for asked in requests],
+        truths=[request.truth for request in requests],
         token_scores=_token_scores(scores, requests),
         timing=_timing([score.seconds for score in scores]),
     )
 
 
 def require_own_names(scores: Iterable[Score]) -> None:
-    """Raise RewardError where a figure beside a score would be reported by the name of another one."""
+    """Raise RewardError if a metric that the scorer returns has the name of another metric."""
     names = {name for score in scores for name in score.extras}
     if taken := sorted(name for name in names if not metric_registry.is_of_a_scorer(name)):
         plain = re.sub(r"[^A-Za-z0-9_-]+", "_", taken[0]).strip("_")
         raise RewardError(
-            f"the reward gives a figure `{taken[0]}` beside its score, and `reward/{taken[0]}_mean` is the name of "
-            "another figure, or no name (letters, digits, `_` and `-`)",
-            hint=f"give it another name where the reward returns it, such as `my_{plain}`",
+            f"the reward returns a metric `{taken[0]}` in addition to its score, but `reward/{taken[0]}_mean` is the "
+            "name of another metric, or not a valid name (letters, digits, `_` and `-`)",
+            hint=f"return it under another name, such as `my_{plain}`",
         )
 
 
@@ -148,23 +150,26 @@ def _timing(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def slowest(scores: Sequence[Score], requests: Sequence[ScoreRequest]) -> str | None:
-    """What to say of the sample that took longest; None where it did not take much longer than the others."""
+    """Return a message about the slowest sample; None if it did not take much longer than the others."""
     mean = sum(score.seconds for score in scores) / len(scores)
-    score, asked = max(zip(scores, requests, strict=True), key=lambda pair: pair[0].seconds)
+    score, request = max(zip(scores, requests, strict=True), key=lambda pair: pair[0].seconds)
     if score.seconds < max(_SLOW_S, _SLOWER * mean):
         return None
     took = f"{score.seconds:.1f} s to score (mean {mean:.2g} s)"
-    return f"the slowest sample took {took}: of prompt `{asked.prompt_id}`, {score.outcome}"
+    return f"the slowest sample took {took}: of prompt `{request.prompt_id}`, {score.outcome}"
 
 
 def _token_scores(scores: list[Score], requests: list[ScoreRequest]) -> Float[Tensor, "B R"] | None:
-    """The score of each token, where some response has such; one for a whole response stands at its last token."""
+    """Return the score of each token, or None if no response has token scores.
+
+    The score of a whole response is at its last token.
+    """
     if all(score.token_values is None for score in scores):
         return None
-    found = torch.zeros(len(scores), max(len(asked.token_ids) for asked in requests))
-    for row, score, asked in zip(found, scores, requests, strict=True):
+    grid = torch.zeros(len(scores), max(len(request.token_ids) for request in requests))
+    for row, score, request in zip(grid, scores, requests, strict=True):
         if score.token_values is not None:
             row[: len(score.token_values)] = torch.tensor(score.token_values)
         elif score.value is not None:
-            row[len(asked.token_ids) - 1] = score.value
-    return found
+            row[len(request.token_ids) - 1] = score.value
+    return grid

@@ -1,4 +1,4 @@
-"""10-rollout: draw responses from the actor."""
+"""10-rollout: generate responses with the actor."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from ppoctl.stages.generation import OnSample, RequestBatch, SampleGeneration, i
 
 @dataclass(frozen=True)
 class RolloutStage:
-    """Draws `samples_per_prompt` responses per prompt; finished ones survive a crash of the stage."""
+    """Generates `samples_per_prompt` responses per prompt. Finished samples survive a crash of the stage."""
 
     models: Models
     drawing: SampleGeneration
@@ -24,35 +24,38 @@ class RolloutStage:
     seed: int
     fingerprint: str
     on_sample: Callable[[Prompt, Sample], None] | None = None
-    """Told of each finished response; None: nobody is."""
+    """Called with each finished response; None: not called."""
     name: str = "rollout"
 
     def run(self, actor: State, prompts: Prompts) -> Rollouts:
         requests = sample_requests(prompts, samples=self.samples_per_prompt, seed=self.seed, stage=self.name)
         key = hashlib.sha256("\n".join((actor.identity, prompts.identity, self.fingerprint)).encode()).hexdigest()
-        drawn_for = SampleSetKey(prompts.step, self.name, key)
-        heard = self._heard(prompts, requests)
-        turns = [RequestBatch(self.params, requests)]
-        with self.drawing.run(turns, drawn_for, lambda: self.models.stamped(actor), heard) as drawn:
-            record = assemble(prompts, requests, drawn.samples, samples=self.samples_per_prompt)
-            return replace(record, drawing=(drawn.tokens, drawn.seconds))
+        sample_set = SampleSetKey(prompts.step, self.name, key)
+        on_sample = self._sample_callback(prompts, requests)
+        batches = [RequestBatch(self.params, requests)]
+        with self.drawing.run(batches, sample_set, lambda: self.models.stamped(actor), on_sample) as generated:
+            record = assemble(prompts, requests, generated.samples, samples=self.samples_per_prompt)
+            return replace(record, drawing=(generated.tokens, generated.seconds))
 
-    def _heard(self, prompts: Prompts, requests: Sequence[SampleRequest]) -> OnSample:
-        if (told := self.on_sample) is None:
+    def _sample_callback(self, prompts: Prompts, requests: Sequence[SampleRequest]) -> OnSample:
+        if (on_sample := self.on_sample) is None:
             return ignore_sample
         owners = (prompt for prompt in prompts.rows for _ in range(self.samples_per_prompt))
         prompt_of = {request.key: owner for request, owner in zip(requests, owners, strict=True)}
-        return lambda sample: told(prompt_of[sample.key], sample)
+        return lambda sample: on_sample(prompt_of[sample.key], sample)
 
 
 def sample_requests(prompts: Prompts, *, samples: int, seed: int, stage: str = "rollout") -> list[SampleRequest]:
-    """One request per sample, prompt-major. Each has its own seed: equal prompts must not give equal samples, nor do
-    two rounds of one step (`rollout.2`)."""
+    """Return one request per sample, prompt-major.
+
+    Each has its own seed: equal prompts and two rounds of a step (`rollout.2`) must not give equal samples.
+    """
     return requests_of(prompts, samples, (seed, prompts.step, stage))
 
 
 def requests_of(prompts: Prompts, samples: int, seed: Sequence[object], prefix: str = "") -> list[SampleRequest]:
-    """One request per sample, prompt-major, with a seed that is derived from `seed`, its prompt and its number."""
+    """Return one request per sample, prompt-major, with a seed derived from `seed`, the prompt and the sample
+    number."""
     return [
         SampleRequest(
             key=f"{prefix}{prompt.id}#{index}",
@@ -67,14 +70,14 @@ def requests_of(prompts: Prompts, samples: int, seed: Sequence[object], prefix: 
 def assemble(
     prompts: Prompts, requests: list[SampleRequest], done: Mapping[str, Sample], *, samples: int
 ) -> Rollouts:
-    """The record, in request order whatever order the samples finished in."""
-    drawn = [done[request.key] for request in requests]
+    """Return the record in request order, independent of the order in which samples finished."""
+    in_order = [done[request.key] for request in requests]
     owners = [prompt for prompt in prompts.rows for _ in range(samples)]
-    lengths = torch.tensor([len(sample.tokens) for sample in drawn])
-    shape = (len(drawn), int(lengths.max()))
+    lengths = torch.tensor([len(sample.tokens) for sample in in_order])
+    shape = (len(in_order), int(lengths.max()))
     tokens = torch.zeros(shape, dtype=torch.int32)
     logprobs = torch.zeros(shape, dtype=torch.float32)
-    for row, sample in enumerate(drawn):
+    for row, sample in enumerate(in_order):
         tokens[row, : len(sample.tokens)] = torch.tensor(sample.tokens)
         logprobs[row, : len(sample.tokens)] = torch.tensor(sample.logprobs)
     return Rollouts(
@@ -84,11 +87,11 @@ def assemble(
         lengths=lengths,
         mask=torch.arange(shape[1])[None, :] < lengths[:, None],
         sampler_logprobs=logprobs,
-        finish=torch.tensor([TERMINATED if sample.terminated else TRUNCATED for sample in drawn]),
+        finish=torch.tensor([TERMINATED if sample.terminated else TRUNCATED for sample in in_order]),
         seeds=torch.tensor([request.seed for request in requests]),
         prompt_ids=[owner.id for owner in owners],
         sample_indices=[index for _ in prompts.rows for index in range(samples)],
-        texts=[sample.text for sample in drawn],
-        stamps=[sample.stamp for sample in drawn],
-        sends=[sample.sends for sample in drawn],
+        texts=[sample.text for sample in in_order],
+        stamps=[sample.stamp for sample in in_order],
+        sends=[sample.sends for sample in in_order],
     )

@@ -1,6 +1,6 @@
-"""What training sees of what a scorer gave: the steps of `[reward]`, one after another; part of 50-advantages.
+"""Reward shaping: the steps of `[reward]` that turn scores into rewards, one after the other; part of 50-advantages.
 
-Every step is a small class with the numbers of its table. Scores themselves are stored as they are.
+Each step is a small class with the settings of its table. The record of rewards contains the unshaped scores.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,10 +27,10 @@ from ppoctl.ppo.rewards import (
 
 @dataclass(frozen=True)
 class ShapedRewards:
-    """Rewards on their way from scores to training."""
+    """Rewards between two shaping steps."""
 
     rewards: Float[Tensor, " B"] | Float[Tensor, "B R"]
-    """One for each response, or for each token; anything where there is no score."""
+    """One reward per response, or one per token; undefined for responses without a score."""
     rollouts: Rollouts
     valid: Bool[Tensor, " B"]
     """Responses that have a score."""
@@ -39,100 +39,100 @@ class ShapedRewards:
 
     @property
     def mask(self) -> Bool[Tensor, "B R"]:
-        """Tokens that the actor chose in responses that have a score."""
+        """Tokens that the actor sampled, in responses that have a score."""
         return self.rollouts.mask & self.valid[:, None]
 
     @property
     def truncated(self) -> Bool[Tensor, " B"]:
-        """Responses that the length limit ended."""
+        """Responses that the length limit truncated."""
         return self.rollouts.finish == TRUNCATED
 
     @property
     def per_token(self) -> Float[Tensor, "B R"]:
-        """Rewards of tokens; one for a whole response stands at its last counted token."""
+        """Reward of each token. The reward of a whole response is at its last unmasked token."""
         if self.rewards.ndim == 1:
             return terminal_rewards(self.rewards, self.mask)
         return self.rewards.where(self.mask, 0.0)
 
     @property
     def per_response(self) -> Float[Tensor, " B"]:
-        """What each response earned; 0 where there is no score."""
+        """Reward of each response; 0 for a response without a score."""
         if self.rewards.ndim == 1:
             return self.rewards.where(self.valid, 0.0)
         return self.per_token.sum(dim=1)
 
     def plus(self, amounts: Float[Tensor, " B"]) -> "ShapedRewards":
-        """Each response with so much more, at its last counted token where rewards are of tokens."""
+        """Return the rewards plus an amount per response; token rewards receive it at the last unmasked token."""
         more = amounts if self.rewards.ndim == 1 else terminal_rewards(amounts, self.mask)
         return replace(self, rewards=self.rewards + more.to(self.rewards.dtype))
 
     def share(self, hit: Bool[Tensor, " B"] | Bool[Tensor, "B R"]) -> float:
-        """Share of the rewards that count, of responses or of tokens, that `hit` names."""
-        counted = self.valid if self.rewards.ndim == 1 else self.mask
-        return float(masked_mean(hit.to(torch.float32), counted))
+        """Return the fraction of valid rewards, of responses or of tokens, that are in `hit`."""
+        valid = self.valid if self.rewards.ndim == 1 else self.mask
+        return float(masked_mean(hit.to(torch.float32), valid))
 
     def mean(self, amounts: Float[Tensor, " B"]) -> float:
-        """Mean over the responses that have a score."""
+        """Return the mean over the responses that have a score."""
         return float(amounts[self.valid].mean())
 
     def with_metrics(self, **changes: Any) -> "ShapedRewards":
-        """The next of it, `metrics` added to those of the steps before."""
+        """Return a copy with these changes; `metrics` are added to those of earlier steps."""
         return replace(self, **{**changes, "metrics": self.metrics | changes["metrics"]})
 
 
 ShapingStep = Callable[[ShapedRewards], ShapedRewards]
-"""One step of the arithmetic."""
+"""One step of reward shaping."""
 
 
 def apply_shaping(rewards: Rewards, rollouts: Rollouts, carry: Carry, steps: Sequence[ShapingStep]) -> ShapedRewards:
-    """Scores after all steps, with the figure of each step and the mean of what came out."""
+    """Return the scores after all steps, with the metrics of each step and the mean of the result."""
     scores = rewards.scores if rewards.token_scores is None else rewards.token_scores
-    earned = ShapedRewards(scores, rollouts, rewards.valid, carry)
+    shaped = ShapedRewards(scores, rollouts, rewards.valid, carry)
     for step in steps:
-        earned = step(earned)
-    return earned.with_metrics(metrics={metric_registry.REWARD_SHAPED_MEAN.name: earned.mean(earned.per_response)})
+        shaped = step(shaped)
+    return shaped.with_metrics(metrics={metric_registry.REWARD_SHAPED_MEAN.name: shaped.mean(shaped.per_response)})
 
 
 @dataclass(frozen=True)
 class ApplyScale:
-    """Clamps to `source`, then maps linearly to `target`."""
+    """Clamps rewards to `source`, then maps them linearly to `target`."""
 
     source: tuple[float, float]
     target: tuple[float, float]
 
-    def __call__(self, earned: ShapedRewards) -> ShapedRewards:
-        rewards = scaled(earned.rewards, source=self.source, target=self.target)
-        outside = (earned.rewards < self.source[0]) | (earned.rewards > self.source[1])
-        return earned.with_metrics(
-            rewards=rewards, metrics={metric_registry.REWARD_CLAMPED_FRAC.name: earned.share(outside)}
+    def __call__(self, shaped: ShapedRewards) -> ShapedRewards:
+        rewards = scaled(shaped.rewards, source=self.source, target=self.target)
+        outside = (shaped.rewards < self.source[0]) | (shaped.rewards > self.source[1])
+        return shaped.with_metrics(
+            rewards=rewards, metrics={metric_registry.REWARD_CLAMPED_FRAC.name: shaped.share(outside)}
         )
 
 
 @dataclass(frozen=True)
 class ApplyClip:
-    """Bounds every reward."""
+    """Clips every reward."""
 
     low: float
     high: float
 
-    def __call__(self, earned: ShapedRewards) -> ShapedRewards:
-        clipped = earned.rewards.clamp(self.low, self.high)
-        hit = earned.share(clipped != earned.rewards)
-        return earned.with_metrics(rewards=clipped, metrics={metric_registry.REWARD_CLIPPED_FRAC.name: hit})
+    def __call__(self, shaped: ShapedRewards) -> ShapedRewards:
+        clipped = shaped.rewards.clamp(self.low, self.high)
+        clipped_frac = shaped.share(clipped != shaped.rewards)
+        return shaped.with_metrics(rewards=clipped, metrics={metric_registry.REWARD_CLIPPED_FRAC.name: clipped_frac})
 
 
 @dataclass(frozen=True)
 class NormalizeByRunningStd:
-    """Divides by the standard deviation of what all responses of the run have earned so far."""
+    """Divides by the standard deviation of the rewards of all responses of the run so far."""
 
     center: bool
 
-    def __call__(self, earned: ShapedRewards) -> ShapedRewards:
-        carry = earned.carry
+    def __call__(self, shaped: ShapedRewards) -> ShapedRewards:
+        carry = shaped.carry
         before = Moments(carry.reward_count, carry.reward_mean, carry.reward_m2)
-        now = merged(before, moments_of(earned.per_response[earned.valid]))
-        carry = replace(carry, reward_count=now.count, reward_mean=now.mean, reward_m2=now.m2)
-        return _divided(replace(earned, carry=carry), now.mean, now.std, center=self.center)
+        moments = merged(before, moments_of(shaped.per_response[shaped.valid]))
+        carry = replace(carry, reward_count=moments.count, reward_mean=moments.mean, reward_m2=moments.m2)
+        return _divided(replace(shaped, carry=carry), moments.mean, moments.std, center=self.center)
 
 
 @dataclass(frozen=True)
@@ -142,73 +142,73 @@ class NormalizeByReferenceStd:
     std: float | None
     center: bool
 
-    def __call__(self, earned: ShapedRewards) -> ShapedRewards:
-        carry = earned.carry
+    def __call__(self, shaped: ShapedRewards) -> ShapedRewards:
+        carry = shaped.carry
         if carry.reward_reference_std == 0:
-            now = moments_of(earned.per_response[earned.valid])
-            first = now if now.std > 0 else Moments(0.0, 0.0, 0.0)
+            moments = moments_of(shaped.per_response[shaped.valid])
+            first = moments if moments.std > 0 else Moments(0.0, 0.0, 0.0)
             carry = replace(carry, reward_reference_mean=first.mean, reward_reference_std=first.std)
         std = self.std or carry.reward_reference_std
         if self.center and carry.reward_reference_std == 0:
-            std = 0.0  # whose mean to take away is not known yet
-        return _divided(replace(earned, carry=carry), carry.reward_reference_mean, std, center=self.center)
+            std = 0.0  # the mean to subtract is not known yet
+        return _divided(replace(shaped, carry=carry), carry.reward_reference_mean, std, center=self.center)
 
 
-def _divided(earned: ShapedRewards, mean: float, std: float, *, center: bool) -> ShapedRewards:
-    """Rewards divided by `std`; as they are where that is 0, as all have been equal so far."""
-    figures = {metric_registry.REWARD_MOMENTS_MEAN.name: mean, metric_registry.REWARD_MOMENTS_STD.name: std}
+def _divided(shaped: ShapedRewards, mean: float, std: float, *, center: bool) -> ShapedRewards:
+    """Return rewards divided by `std`; unchanged if it is 0, because all rewards have been equal so far."""
+    metrics = {metric_registry.REWARD_MOMENTS_MEAN.name: mean, metric_registry.REWARD_MOMENTS_STD.name: std}
     if std == 0:
-        return earned.with_metrics(metrics=figures)
+        return shaped.with_metrics(metrics=metrics)
     if center:
-        earned = earned.plus(torch.full_like(earned.per_response, -mean))
-    return earned.with_metrics(rewards=earned.rewards / std, metrics=figures)
+        shaped = shaped.plus(torch.full_like(shaped.per_response, -mean))
+    return shaped.with_metrics(rewards=shaped.rewards / std, metrics=metrics)
 
 
 @dataclass(frozen=True)
 class ScaleTruncated:
-    """Multiplies the rewards of truncated responses."""
+    """Multiplies the rewards of truncated responses by a factor."""
 
     factor: float
 
-    def __call__(self, earned: ShapedRewards) -> ShapedRewards:
-        cut = earned.truncated if earned.rewards.ndim == 1 else earned.truncated[:, None]
-        after = replace(earned, rewards=torch.where(cut, self.factor * earned.rewards, earned.rewards))
-        change = earned.mean(after.per_response - earned.per_response)
+    def __call__(self, shaped: ShapedRewards) -> ShapedRewards:
+        truncated = shaped.truncated if shaped.rewards.ndim == 1 else shaped.truncated[:, None]
+        after = replace(shaped, rewards=torch.where(truncated, self.factor * shaped.rewards, shaped.rewards))
+        change = shaped.mean(after.per_response - shaped.per_response)
         return after.with_metrics(metrics={metric_registry.REWARD_UNFINISHED_MEAN.name: change})
 
 
 @dataclass(frozen=True)
 class PenalizeOverlong:
-    """Takes from responses that come near a length."""
+    """Subtracts a penalty from responses whose length approaches a limit."""
 
     max_tokens: int
     buffer_tokens: int
     penalty: float
     floor: bool
 
-    def __call__(self, earned: ShapedRewards) -> ShapedRewards:
+    def __call__(self, shaped: ShapedRewards) -> ShapedRewards:
         amounts = overlong_penalty(
-            earned.rollouts.lengths,
+            shaped.rollouts.lengths,
             max_tokens=self.max_tokens,
             buffer_tokens=self.buffer_tokens,
             penalty=self.penalty,
             floor=self.floor,
         )
-        return earned.plus(amounts).with_metrics(
-            metrics={metric_registry.REWARD_OVERLONG_MEAN.name: earned.mean(amounts)}
+        return shaped.plus(amounts).with_metrics(
+            metrics={metric_registry.REWARD_OVERLONG_MEAN.name: shaped.mean(amounts)}
         )
 
 
 @dataclass(frozen=True)
 class PenalizeLength:
-    """Takes from responses for each of their tokens."""
+    """Subtracts a penalty for each token of a response."""
 
     per_token: float
     free_tokens: int
 
-    def __call__(self, earned: ShapedRewards) -> ShapedRewards:
-        lengths = earned.rollouts.lengths
+    def __call__(self, shaped: ShapedRewards) -> ShapedRewards:
+        lengths = shaped.rollouts.lengths
         amounts = length_penalty(lengths, per_token=self.per_token, free_tokens=self.free_tokens)
-        return earned.plus(amounts).with_metrics(
-            metrics={metric_registry.REWARD_LENGTH_MEAN.name: earned.mean(amounts)}
+        return shaped.plus(amounts).with_metrics(
+            metrics={metric_registry.REWARD_LENGTH_MEAN.name: shaped.mean(amounts)}
         )

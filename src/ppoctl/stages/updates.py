@@ -1,4 +1,4 @@
-"""How a step's rows become optimizer steps, and the small record that an update commits."""
+"""Optimizer steps of a PPO step, and the small record that an update commits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,33 +15,36 @@ from ppoctl.ppo.minibatches import minibatch_rows
 
 @dataclass(frozen=True)
 class OptimizerSchedule:
-    """Settings of each optimizer step: a learning rate that follows the ticks, and what stays constant."""
+    """Settings of each optimizer step: a learning rate that depends on the tick, and constant settings."""
 
     rate: LearningRate
     constant: OptimizerStep
-    """`lr` of it is not read."""
+    """Its `lr` is not read."""
     steps_before: int | None = None
-    """PPO steps before the first that trains the role, where each is one tick; None: a tick is an optimizer step."""
+    """Number of PPO steps before the first one that trains the role, if each PPO step is a tick; None: each optimizer
+    step is a tick."""
 
     def at(self, state: State, done: int) -> OptimizerStep:
-        """Settings of the optimizer step that follows `done` others of the PPO step after `state`."""
+        """Return the settings of the optimizer step that follows `done` others in the PPO step after `state`."""
         tick = state.updates + done if self.steps_before is None else state.step - self.steps_before
         return replace(self.constant, lr=self.rate.at(tick))
 
 
 @dataclass(frozen=True)
 class MinibatchPlan:
-    """Epochs x minibatches of one role."""
+    """Epochs and minibatches of one role."""
 
     epochs: int
     minibatch_seqs: int
     seed: int | None
-    """Seed of the run, by which each epoch has an order of rows of its own; None: the rows stay in order."""
+    """Seed of the run, from which each epoch derives its order of rows; None: rows stay in order."""
     schedule: OptimizerSchedule
 
     def minibatches(self, state: State, num_seqs: int, objective: Objective) -> list[Minibatch]:
-        """All optimizer steps of the PPO step after `state`, in order. A minibatch in which nothing counts (no sample
-        of it has a score) teaches nothing and is left out."""
+        """Return all optimizer steps of the PPO step after `state`, in order.
+
+        A minibatch without an unmasked token (none of its samples has a score) is left out.
+        """
         planned: list[Minibatch] = []
         for epoch in range(self.epochs):
             seed = None if self.seed is None else derive_seed(self.seed, state.step + 1, state.role, epoch)
@@ -54,7 +57,7 @@ class MinibatchPlan:
 
 @dataclass(frozen=True)
 class UpdateTrace:
-    """One update as it went: every optimizer step with what it saw."""
+    """One update: every optimizer step with its result."""
 
     before: State
     after: State
@@ -63,8 +66,8 @@ class UpdateTrace:
     def record(
         self, prefix: str, diagnostics: Sequence[Mapping[str, float]], *, of_the_step: Mapping[str, float]
     ) -> Update:
-        """Figures of each optimizer step in full; in the summary their means (the last learning rate, the largest
-        extremes).
+        """Return the record: metrics of each optimizer step, and their means as summary (the last learning rate,
+        maxima of `_max`).
 
         Replays compare `per_minibatch`, so everything in it must come from the model and the optimizer.
         """
@@ -74,7 +77,7 @@ class UpdateTrace:
             "lr": [minibatch.step.lr for minibatch, _ in self.steps],
         }
         for name in diagnostics[0] if diagnostics else ():
-            per_minibatch[name] = [figures[name] for figures in diagnostics]
+            per_minibatch[name] = [metrics[name] for metrics in diagnostics]
         summary = {
             metric_registry.named(prefix, name): _summarise(name, column)
             for name, column in per_minibatch.items()
@@ -93,7 +96,7 @@ class UpdateTrace:
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateStage:
-    """What the updates of all roles share."""
+    """Common base of the updates of all roles."""
 
     models: Models
     plan: MinibatchPlan
@@ -102,7 +105,8 @@ class UpdateStage:
     def train(
         self, before: State, rollouts: Rollouts, objective: Objective, *, read: Sequence[Record[Any]]
     ) -> UpdateTrace:
-        """Every epoch of one role; the new state descends from the old one and all that was read."""
+        """Run all epochs of one role. The lineage of the new state contains the old state and all records in
+        `read`."""
         minibatches = self.plan.minibatches(before, rollouts.num_seqs, objective)
         after = State(
             role=before.role,
@@ -110,8 +114,8 @@ class UpdateStage:
             updates=before.updates + len(minibatches),
             lineage=next_lineage(before, [record.identity for record in read], self.fingerprint),
         )
-        with self.models.advancing(before, to=after) as engine:
-            results = engine.update(rollouts.sequences, minibatches, objective)
+        with self.models.advancing(before, to=after) as trainer:
+            results = trainer.update(rollouts.sequences, minibatches, objective)
         return UpdateTrace(before, after, list(zip(minibatches, results, strict=True)))
 
 

@@ -1,1 +1,2 @@
-"""Recipe -> engines -> stages -> job: nothing but construction, and the only place where engines meet stages."""
+"""Construction of a run's objects from its recipe: engines, then stages, then the run context. Only this package
+combines engines with stages."""

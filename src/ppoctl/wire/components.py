@@ -1,4 +1,5 @@
-"""What is plugged in: the ports' implementations, as one record. Real engines in `engines.py`, fakes in tests."""
+"""Components of a run: the implementations of the ports, as one record. `engines.py` builds real ones, tests use
+fakes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from ppoctl.ports import Actor, Critic, Generator, Scorer
 
 @runtime_checkable
 class PromptsByStep(Protocol):
-    """Where prompts come from: a pure function of (seed, step)."""
+    """Source of prompts: a pure function of (seed, step)."""
 
     def prompts_for(self, step: int) -> Prompts: ...
 
@@ -20,30 +21,31 @@ class PromptsByStep(Protocol):
 
 
 def no_op() -> None:
-    """Everything is in this process."""
+    """Do nothing: everything runs in this process."""
 
 
 @dataclass(frozen=True)
 class Components:
-    """What is plugged in: real engines in the product, fakes at these ports in tests."""
+    """Implementations of the ports: real engines in production, fakes in tests."""
 
     actor: Actor
     critic: Critic
     generator: Callable[[Callable[[State], Actor], Callable[[str], None], Path | None], Generator]
-    """The generator asks the first argument for the actor when it has to be at another state; it says what went wrong
-    and was mended, and what is being waited for, to the second; its engines write their logs into the folder."""
+    """Function that builds the generator. The first argument returns the trainer of the actor at a state, when the
+    weights of another state are required. The second receives messages about repaired failures and about what is
+    awaited. The third is the folder for engine logs."""
     scorer: Scorer
     prompts: PromptsByStep
     source_digests: Mapping[str, str]
-    """Digest of the model source that the initial state of each role descends from."""
+    """Role -> digest of the model source of its initial state."""
     reward_digest: str = ""
-    """Digest of the reward models; empty: there is none."""
+    """Digest of the reward models; empty: no reward model."""
     rows: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Numbers of rows that were read, repeated, too long, left out, cut and used, by the key of their table."""
+    """Key of a data table -> numbers of rows that were read, repeated, too long, left out, truncated and used."""
     close_trainers: Callable[[], None] = no_op
-    """Ends the processes of actor, critic and reward models that are not this one."""
+    """Stops the other processes of actor, critic and reward models."""
     prestart: Callable[[], None] = no_op
-    """Starts all processes that are not this one side by side, once there is a generator."""
+    """Starts all other processes in parallel. Called after the generator was built."""
 
     def close(self) -> None:
         try:

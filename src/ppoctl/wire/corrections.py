@@ -1,4 +1,4 @@
-"""The recipe's tables of the gap between sampler and trainer -> the stage that decides what tokens count."""
+"""Construction of the correction stage from the recipe's tables about sampler/trainer differences."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -17,7 +17,7 @@ from ppoctl.stages.correction import CorrectionStage, Keep, Weigh
 
 
 def correction_of(recipe: Recipe, fingerprint: str) -> CorrectionStage | None:
-    """The stage of all that is decided from the sampler's log-probs; None: nothing is."""
+    """Return the stage that corrects for sampler log-probs; None: no correction and no rejection."""
     if not recipe.ppo.corrects_rollouts:
         return None
     table = recipe.ppo.rollout_correction
@@ -50,7 +50,7 @@ def _keeps(recipe: Recipe) -> Iterator[Keep]:
         if rejection.statistic == "k1":
             yield partial(ppo.kept_by_ratio, level=level, min_ratio=low, max_ratio=high)
         else:
-            assert rejection.max is not None, "a rule of the recipe holds that there is one"
+            assert rejection.max is not None, "a rule of the recipe requires `max`"
             statistic, limit = rejection.statistic, rejection.max
             yield partial(ppo.kept_by_divergence, statistic=statistic, level=level, max_nats=limit)
     if recipe.ppo.max_sequence_gap is not None:

@@ -1,4 +1,4 @@
-"""The real engines: Megatron-Core, vLLM and child processes, plugged into the sockets."""
+"""Construction of the real components: Megatron-Core trainers, vLLM engines and scorer processes."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def read_questions(recipe: Recipe) -> PromptSource:
-    """All prompts of the recipe, rendered and checked."""
+    """Return the source of all prompts of the recipe, rendered and checked."""
     with loading("the tokenizer"):
         template = PromptTemplate(load_tokenizer(recipe.model.path))
     with preparing("reading data"):
@@ -40,7 +40,7 @@ def read_questions(recipe: Recipe) -> PromptSource:
 
 
 def place_roles(recipe: Recipe) -> Placed:
-    """Where actor, critic, generator and reward models run. Nothing is started."""
+    """Return the placement of actor, critic, generator and reward models. Starts no process."""
     with loading("Megatron-Core"):
         from ppoctl.engines.megatron.factory import trainer_settings
 
@@ -48,18 +48,20 @@ def place_roles(recipe: Recipe) -> Placed:
     return place(recipe, {**trained, **{dotted(key): settings_of(recipe, key) for key in reward_models(recipe)}})
 
 
-def open_scorer(recipe: Recipe, questions: PromptSource, placed: Placed) -> Scorer:
-    """The reward's scorer, after gold answers have won over wrong, empty and truncated ones. Raises RewardError where
-    some rows cannot be scored, and where the metric function of evaluations cannot be called."""
+def open_scorer(recipe: Recipe, prompt_source: PromptSource, placed: Placed) -> Scorer:
+    """Return the scorer, after checking that gold answers score higher than wrong, empty and truncated answers.
+
+    Raises RewardError if some rows cannot be scored, or if the metric function of evaluations cannot be called.
+    """
     if len(recipe.reward.singles) > 1:
-        for key, sets in questions.rows.items():
+        for key, sets in prompt_source.rows.items():
             check = RowCheck(recipe.reward, key)
-            for row, times in (found for rows in sets for found in rows.different_rows()):
+            for row, times in (rows_and_counts for rows in sets for rows_and_counts in rows.different_rows()):
                 check.see(row.id, row.answer, row.fields, times)
             check.require()
     if recipe.eval.metrics is not None:
         recipe.eval.metrics.require_sound()
-    with preparing("trying the reward"), opened_and_probed(recipe, questions, placed) as (scorer, probed):
+    with preparing("trying the reward"), opened_and_probed(recipe, prompt_source, placed) as (scorer, probed):
         require_sound(probed, recipe.reward)
         require_own_names(score for row in probed for score in row.scores.values())
     return scorer
@@ -67,27 +69,29 @@ def open_scorer(recipe: Recipe, questions: PromptSource, placed: Placed) -> Scor
 
 @contextmanager
 def opened_and_probed(
-    recipe: Recipe, questions: PromptSource, placed: Placed
+    recipe: Recipe, prompt_source: PromptSource, placed: Placed
 ) -> Iterator[tuple[Scorer, list[ProbeRow]]]:
-    """The reward's scorer, and what it said of the answers that it was tried on; closed if the context fails. Reward
-    models have then left the devices, so that engines which start find them free."""
+    """Context with the scorer and its scores of the probe answers. The scorer is closed if the context fails.
+
+    Reward models are then offloaded, because engines that start afterwards need their devices free.
+    """
     models = RewardModelsOf(recipe, placed.rewards)
     scorer = recipe.reward.open(models)
     with closed_if_it_fails(scorer):
-        probed = probe(scorer, recipe.reward, probed_rows(recipe.reward, questions.train), encoder(recipe))
+        probed = probe(scorer, recipe.reward, probed_rows(recipe.reward, prompt_source.train), encoder(recipe))
         models.leave()
         yield scorer, probed
 
 
 def encoder(recipe: Recipe) -> Encode:
-    """The way from a text to the ids that the actor's response would have."""
+    """Return a function that maps a text to the ids that it would have as a response of the actor."""
     from ppoctl.model.end_tokens import end_token_ids
     from ppoctl.model.folder import model_folder
 
     tokenizer, end = load_tokenizer(recipe.model.path), end_token_ids(model_folder(recipe.model.path))[:1]
 
     def encode(text: str, finish: Finish) -> tuple[int, ...]:
-        readable = text.encode(errors="replace").decode()  # tokenizers takes no lone surrogates
+        readable = text.encode(errors="replace").decode()  # tokenizers rejects lone surrogates
         ids = tokenizer(readable, add_special_tokens=False, verbose=False)["input_ids"]
         return (*ids, *(end if finish == "terminated" else ()))
 
@@ -96,7 +100,7 @@ def encoder(recipe: Recipe) -> Encode:
 
 @contextmanager
 def closed_if_it_fails(opened: Scorer | Components | Placed) -> Iterator[None]:
-    """Context of what is done between opening something and handing it on."""
+    """Context that closes `opened` if the block fails, until its owner takes over."""
     try:
         yield
     except BaseException:
@@ -105,45 +109,48 @@ def closed_if_it_fails(opened: Scorer | Components | Placed) -> Iterator[None]:
 
 
 def set_threads(recipe: Recipe) -> None:
-    """Set the CPU threads of this process."""
+    """Set the number of CPU threads of this process."""
     threads = cpu_threads(recipe)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     torch.set_num_threads(threads)
 
 
-def open_engines(recipe: Recipe, questions: PromptSource, digests: Mapping[str, str]) -> Components:
-    """Real engines, none of them at a state yet, and a scorer that was tried; `digests` of what the run is made from.
-    Nothing heavy is built before it is first asked, but for reward models."""
+def open_engines(recipe: Recipe, prompt_source: PromptSource, digests: Mapping[str, str]) -> Components:
+    """Return the components of a run: engines that are not at any state yet, and a scorer that was checked.
+
+    `digests` are those of the sources of the run. Only reward models are loaded here; everything else is loaded on
+    first use.
+    """
     placed = place_roles(recipe)
     with closed_if_it_fails(placed):
-        scorer = open_scorer(recipe, questions, placed)
+        scorer = open_scorer(recipe, prompt_source, placed)
         with closed_if_it_fails(scorer):
-            return build_engines(recipe, questions, scorer, placed, digests)
+            return build_engines(recipe, prompt_source, scorer, placed, digests)
 
 
 def build_engines(
-    recipe: Recipe, questions: PromptSource, scorer: Scorer, placed: Placed, digests: Mapping[str, str]
+    recipe: Recipe, prompt_source: PromptSource, scorer: Scorer, placed: Placed, digests: Mapping[str, str]
 ) -> Components:
-    """Real engines where they are placed, with this scorer; see `open_engines`."""
+    """Return the components of a run with this placement and scorer; see `open_engines`."""
     from ppoctl.engines.megatron.factory import trainer_settings
     from ppoctl.engines.megatron.trainer import MegatronActor, MegatronCritic, trainer_side
     from ppoctl.model.folder import model_folder
 
-    of_actor, of_critic = (trainer_settings(recipe, role) for role in ("actor", "critic"))
+    actor_settings, critic_settings = (trainer_settings(recipe, role) for role in ("actor", "critic"))
     settings = vllm_settings(recipe, model_folder(recipe.model.path))
-    actor = MegatronActor(of_actor, placed.actor)
+    actor = MegatronActor(actor_settings, placed.actor)
     return Components(
         actor=actor,
-        critic=MegatronCritic(of_critic, placed.critic),
+        critic=MegatronCritic(critic_settings, placed.critic),
         generator=lambda actor_at, say, logs: _generator(
             replace(settings, logs=logs), placed, trainer_side(actor, actor_at), say
         ),
         scorer=scorer,
-        prompts=questions,
-        # The digest is of both models' files. A dtype is the role's own.
+        prompts=prompt_source,
+        # One digest covers the files of both models; each role has its own dtype.
         source_digests={role: f"{digests['model']}:{model_of(recipe, role).dtype}" for role in ("actor", "critic")},
         reward_digest=reward_digest(digests),
-        rows={name: counts.as_dict() for name, counts in questions.counts.items()},
+        rows={name: counts.as_dict() for name, counts in prompt_source.counts.items()},
         close_trainers=placed.close,
         prestart=placed.prestart,
     )

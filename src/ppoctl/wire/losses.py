@@ -1,11 +1,11 @@
-"""The recipe's table of the policy loss -> the loss."""
+"""Construction of the policy loss from the recipe's table."""
 
 from ppoctl.ppo.policy_loss import Cispo, Gspo, PolicyClip, PolicyLoss, Reinforce
 from ppoctl.recipe.schema import CispoLoss, ClippedLoss, GspoLoss, ReinforceLoss
 
 
 def policy_loss(table: ClippedLoss | GspoLoss | CispoLoss | ReinforceLoss) -> PolicyLoss:
-    """The kind that the table names, with its bounds."""
+    """Return the policy loss that the table names, with its bounds."""
     match table:
         case ClippedLoss():
             return PolicyClip(table.clip_low, table.clip_high, table.dual_clip)

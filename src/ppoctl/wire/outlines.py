@@ -1,4 +1,4 @@
-"""The stories of a recipe's steps, as a run directory keeps them."""
+"""Outlines of the step functions of a recipe, in the form that a run directory stores."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,20 +9,20 @@ from ppoctl.store.outline import Outline, Outlines
 from ppoctl.store.run_dir import STORIES
 
 StoryAt = Callable[[Recipe, int], StepFunction]
-"""(recipe, step) -> the story of that step."""
+"""(recipe, step) -> the step function of that step."""
 
 
 def as_recorded(recipe: Recipe, choose: StoryAt = step_function_at) -> dict[str, Any]:
-    """What a run directory keeps of a recipe: every key with its value, and the stories that its steps tell."""
+    """Return the content of recipes/N.json: every key of the recipe with its value, and the outlines of its steps."""
     return {**recipe.model_dump(mode="json", by_alias=True), STORIES: outlines(recipe, choose).as_json()}
 
 
 def outlines(recipe: Recipe, choose: StoryAt = step_function_at) -> Outlines:
-    """What each step of the run will consist of."""
-    found: dict[int, Outline] = {}
-    told = ""
+    """Return the outlines of all steps of the run."""
+    by_first_step: dict[int, Outline] = {}
+    last_name = ""
     for step in range(1, recipe.steps + 1):
-        story = choose(recipe, step)
-        if story.name != told:
-            found[step], told = outline(story), story.name
-    return Outlines(found)
+        step_function = choose(recipe, step)
+        if step_function.name != last_name:
+            by_first_step[step], last_name = outline(step_function), step_function.name
+    return Outlines(by_first_step)

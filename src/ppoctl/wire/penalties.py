@@ -1,4 +1,4 @@
-"""The recipe's KL penalty -> what stages know of it."""
+"""Construction of the KL penalty from the recipe's table."""
 
 from ppoctl.ppo.kl_coefficient import KlTarget
 from ppoctl.recipe.schema import AdaptivePerSequence, AdaptivePerToken, KlInLoss, KlInReward, Recipe
@@ -6,7 +6,7 @@ from ppoctl.stages.logprobs import KlPenalty
 
 
 def penalty_of(recipe: Recipe) -> KlPenalty | None:
-    """The penalty for leaving the reference; None: there is none, and no reference."""
+    """Return the KL penalty; None: no penalty and no reference model."""
     kl = recipe.ppo.kl
     if not isinstance(kl, KlInReward | KlInLoss):
         return None

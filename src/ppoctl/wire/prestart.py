@@ -1,4 +1,4 @@
-"""What is started before this process has imported what takes long: the engine of a job without Ray. Light."""
+"""Early start of the vLLM engine of a run without Ray, before this process has finished its slow imports."""
 
 import os
 from collections.abc import Iterator
@@ -18,12 +18,13 @@ from ppoctl.recipe.sizes import generator_window
 
 
 def cpu_threads(recipe: Recipe) -> int:
-    """CPU threads of this process and of the engine's: they take turns."""
+    """Return the number of CPU threads of this process. The engine has the same number, because the two take
+    turns."""
     return recipe.cluster.threads or len(os.sched_getaffinity(0))
 
 
 def vllm_settings(recipe: Recipe, folder: Path) -> VllmSettings:
-    """What the recipe's engines are started with; `folder` has the model's files."""
+    """Return the settings of the recipe's engines; `folder` contains the model."""
     return VllmSettings(
         model=str(folder),
         dtype=recipe.model.dtype,
@@ -36,9 +37,11 @@ def vllm_settings(recipe: Recipe, folder: Path) -> VllmSettings:
 
 @contextmanager
 def prestarted_engine(recipe: Recipe) -> Iterator[None]:
-    """Context in which the engine starts beside whatever this process does. Only on CPUs: on a GPU it measures what
-    is free when it starts, and reward models are tried there before. Nothing is started for a model that is not
-    here, which whoever reads it says."""
+    """Context in which the engine starts in parallel with the work of this process.
+
+    Only on CPUs: on a GPU the engine measures the free memory when it starts, but reward models are checked there
+    first. If the model folder is missing, nothing is started; the code that reads the folder raises the error.
+    """
     folder = local_folder(recipe.model.path)
     if folder is None or not is_one_process(recipe) or visible(nvml.look(), os.environ):
         yield

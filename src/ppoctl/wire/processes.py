@@ -1,4 +1,4 @@
-"""Which process runs what: the trained roles in this one and engines in processes beside it, or all in Ray's."""
+"""Placement of roles on processes: trainers in this process and engines in child processes, or all of them in Ray."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,57 +30,59 @@ if TYPE_CHECKING:
     from ppoctl.weights.sync import EngineSide
 
     RankSettings = TrainerSettings | PoolingSettings
-    """What a process of a role is made from: actor, critic, or a reward model of either engine."""
+    """Settings of one process of a role: actor, critic, or a reward model of either engine."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Where each role runs. Nothing is started before it is first asked."""
+    """Placement of each role. A process starts on its first call."""
 
     actor: "Ranks"
     critic: "Ranks"
     rewards: Mapping[str, "Ranks"]
-    """Reward models by the key of their table."""
+    """Key of its table -> ranks of a reward model."""
     generator: Callable[["VllmSettings", Say], "EngineSide"]
-    """Lines about what is being waited for go to the second argument from then on."""
+    """Function that builds the generator's side of the weight transfer. Its second argument receives messages about
+    what is awaited."""
     close: Callable[[], None] = no_op
     prestart: Callable[[], None] = no_op
-    """Starts all processes side by side, once the generator is made."""
+    """Starts all processes in parallel, after the generator was built."""
 
 
 def place(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
-    """Where the roles of this recipe run; given are actor, critic, and each reward model by the key of its table."""
-    return _here(recipe, roles) if is_one_process(recipe) else _in_ray(recipe, roles)
+    """Return the placement of the roles of this recipe; `roles` has the settings of actor, critic, and each reward
+    model by table key."""
+    return _in_this_process(recipe, roles) if is_one_process(recipe) else _in_ray(recipe, roles)
 
 
-def _here(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
+def _in_this_process(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
     from ppoctl.engines.megatron.ranks import DeviceSharingRanks, OpenRank, ThisProcess
     from ppoctl.engines.vllm.own_process import OwnProcess
     from ppoctl.engines.vllm.pooling import OwnPooling, PoolingSettings
     from ppoctl.weights.sync import EngineSide
 
-    turns, pooling, threads = DeviceSharing(leaving(recipe)), list[OwnPooling](), cpu_threads(recipe)
+    sharing, pooling, threads = DeviceSharing(leaving(recipe)), list[OwnPooling](), cpu_threads(recipe)
 
     def ranks(settings: "RankSettings") -> "Ranks":
         if not isinstance(settings, PoolingSettings):
             rank = OpenRank(settings, recipe.cluster.start_deadline_s)(0, 1, "")
             table = recipe.cluster
-            made = ThisProcess(rank, table.weights_bucket_mib * 2**20, shares=table.weights != "store")
-            return DeviceSharingRanks(made, settings.role, turns)
+            process = ThisProcess(rank, table.weights_bucket_mib * 2**20, shares=table.weights != "store")
+            return DeviceSharingRanks(process, settings.role, sharing)
         pooling.append(OwnPooling(settings, threads))
-        return DeviceSharingRanks(pooling[-1], settings.role, turns)
+        return DeviceSharingRanks(pooling[-1], settings.role, sharing)
 
     def engine(settings: "VllmSettings", _: Say) -> "EngineSide":
         own = OwnProcess(settings, threads)
 
-        def begin_on(engine: "EngineHandle", folder: str) -> None:  # noqa: ARG001 - there is one
-            if on_gpu():  # vLLM's memory for sleeping can be used once in the life of a process
+        def begin_on(engine: "EngineHandle", folder: str) -> None:  # noqa: ARG001 - only one engine
+            if on_gpu():  # vLLM's sleep memory can be used only once per process
                 own.close()
                 own.folder = folder
 
-        return EngineSide([own], list, sharing=turns, begin_on=begin_on if settings.sleeps else None)
+        return EngineSide([own], list, sharing=sharing, begin_on=begin_on if settings.sleeps else None)
 
     def close() -> None:
         for process in pooling:
@@ -94,10 +96,10 @@ def _placed(
     ranks: "Callable[[RankSettings], Ranks]",
     generator: "Callable[[VllmSettings, Say], EngineSide]",
     close: Callable[[], None] = no_op,
-    start_ahead: Callable[[], None] = no_op,
+    prestart: Callable[[], None] = no_op,
 ) -> Placed:
-    found = {role: ranks(settings) for role, settings in roles.items()}
-    return Placed(found.pop("actor"), found.pop("critic"), found, generator, close, start_ahead)
+    ranks_by_role = {role: ranks(settings) for role, settings in roles.items()}
+    return Placed(ranks_by_role.pop("actor"), ranks_by_role.pop("critic"), ranks_by_role, generator, close, prestart)
 
 
 def _in_ray(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
@@ -112,59 +114,62 @@ def _in_ray(recipe: Recipe, roles: Mapping[str, "RankSettings"]) -> Placed:
 
     table, sizes = recipe.cluster, processes(recipe)
     placement = DevicePlacement(sizes, colocated=table.placement == "colocated")
-    where = table.ray_address or job_nodes(recipe)
-    cluster = RayCluster(placement, where, table.start_deadline_s, object_store_bytes(recipe))
-    turns = DeviceSharing(leaving(recipe))
+    address = table.ray_address or job_nodes(recipe)
+    cluster = RayCluster(placement, address, table.start_deadline_s, object_store_bytes(recipe))
+    sharing = DeviceSharing(leaving(recipe))
     fleet: list[RayProcesses] = []
-    of_ranks: list[RayProcesses] = []
+    rank_groups: list[RayProcesses] = []
 
     def engine_nodes() -> set[str]:
         return {node for engine in fleet for node in engine.nodes()}
 
     def ranks(settings: "RankSettings") -> "Ranks":
         role = settings.role
-        opened = (
+        factories = (
             OpenPooling(settings)
             if isinstance(settings, PoolingSettings)
             else OpenRank(settings, table.start_deadline_s)
         )
-        made = _group(recipe, cluster, role, opened, size=sizes[role])
-        of_ranks.append(made)
+        group = _group(recipe, cluster, role, factories, size=sizes[role])
+        rank_groups.append(group)
         read_near = engine_nodes if table.weights != "store" else None
         bucket_bytes = table.weights_bucket_mib * 2**20
-        return DeviceSharingRanks(ManyProcesses(made, settings.parallel, bucket_bytes, read_near), role, turns)
+        return DeviceSharingRanks(ManyProcesses(group, settings.parallel, bucket_bytes, read_near), role, sharing)
 
     def engines(settings: "VllmSettings", notify: Say) -> "EngineSide":
         cluster.notify, cluster.logs = notify, settings.logs
         size = recipe.generator.tensor
-        opened = [OpenEngine(settings, number) for number in range(recipe.generator.engines)]
+        factories = [OpenEngine(settings, number) for number in range(recipe.generator.engines)]
         fleet[:] = [
-            _group(recipe, cluster, "generator", opened[number], size=size, number=number)
+            _group(recipe, cluster, "generator", factories[number], size=size, number=number)
             for number in range(recipe.generator.engines)
         ]
 
         def begin_on(engine: "EngineHandle", folder: str) -> None:
-            # vLLM's memory for sleeping can be used once in the life of a process.
+            # vLLM's sleep memory can be used only once per process.
             if cluster.has_gpus():
                 engine.close()
-                next(its for its, other in zip(opened, fleet, strict=True) if other is engine).folder = folder
+                next(its for its, other in zip(factories, fleet, strict=True) if other is engine).folder = folder
 
         way = BroadcastWay(cluster.driver_host, table.start_deadline_s, engine_ranks=size)
         return EngineSide(
             fleet,
             first_done,
             way if table.weights == "broadcast" else None,
-            turns,
+            sharing,
             cluster.shared_folder,
             begin_on if settings.sleeps else None,
         )
 
-    return _placed(roles, ranks, engines, cluster.close, lambda: _side_by_side(cluster, [*fleet, *of_ranks]))
+    return _placed(roles, ranks, engines, cluster.close, lambda: _prestart(cluster, [*fleet, *rank_groups]))
 
 
-def _side_by_side(cluster: "RayCluster", groups: "list[RayProcesses]") -> None:
-    """Start all processes, except on shared GPUs: there an engine measures what is free when it starts, so it starts
-    when the trainer has reached its state and has left the GPU (`Fleet.prepare`)."""
+def _prestart(cluster: "RayCluster", groups: "list[RayProcesses]") -> None:
+    """Start all processes, but on shared GPUs only Ray.
+
+    An engine on a shared GPU measures the free memory when it starts. It must therefore start after the trainer has
+    reached its state and was offloaded (`Fleet.prepare`).
+    """
     with preparing("starting Ray"):
         cluster.start()
     if not (cluster.placement.colocated and cluster.has_gpus()):
@@ -173,8 +178,10 @@ def _side_by_side(cluster: "RayCluster", groups: "list[RayProcesses]") -> None:
 
 
 def job_nodes(recipe: Recipe) -> "JobNodes | None":
-    """Nodes of the job of Slurm that this process is in; None: it is in none, or in one of a single node. Raises
-    SlurmError, and EnvironmentProblemError where this process is on none of the job's nodes."""
+    """Return the nodes of the Slurm job of this process; None: not in a job, or the job has one node.
+
+    Raises SlurmError, or EnvironmentProblemError if this machine is not a node of the job.
+    """
     from ppoctl.engines.ray.srun import JobNodes
 
     job = allocation()
@@ -184,7 +191,7 @@ def job_nodes(recipe: Recipe) -> "JobNodes | None":
     if job.node not in addresses:
         first = next(iter(addresses))
         raise EnvironmentProblemError(
-            f"this machine is none of the nodes of job {job.id} (`{job.nodes}`), and Ray's head must be on one",
+            f"this machine is not a node of job {job.id} (`{job.nodes}`), but Ray's head must run on a node",
             hint=f"srun --jobid={job.id} --overlap --nodes=1 --ntasks=1 --nodelist={quoted(first)} ppoctl ...",
         )
     options, before = in_container(recipe)
@@ -200,14 +207,14 @@ _KEYS = {
     "begin_save": "save_deadline_s",
     "finish_save": "save_deadline_s",
 }
-"""What is asked of processes, and the key of its deadline."""
+"""Method of a process -> key of its deadline."""
 
 
 def _deadlines(recipe: Recipe) -> "dict[str, Deadline]":
     from ppoctl.engines.ray.processes import Deadline
 
-    written = {method: (getattr(recipe.cluster, key), f"cluster.{key}") for method, key in _KEYS.items()}
-    return {method: Deadline(seconds, key) for method, (seconds, key) in written.items() if seconds is not None}
+    keys = {method: (getattr(recipe.cluster, key), f"cluster.{key}") for method, key in _KEYS.items()}
+    return {method: Deadline(seconds, key) for method, (seconds, key) in keys.items() if seconds is not None}
 
 
 def _group(

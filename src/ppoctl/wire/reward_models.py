@@ -1,4 +1,4 @@
-"""The reward models of a recipe: each with its own tokenizer in this process, its ranks wherever they are placed."""
+"""Reward models of a recipe. Each has its own tokenizer in this process; its ranks may be in other processes."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 def settings_of(recipe: Recipe, key: KeyPath) -> "TrainerSettings | PoolingSettings":
-    """What each process of the reward model at this key is made from. Raises MissingAssetError where its folder is
-    not here."""
+    """Return the settings of each process of the reward model at this key. Raises MissingAssetError if its folder is
+    missing."""
     from ppoctl.engines.megatron.factory import reward_settings
     from ppoctl.engines.vllm.pooling import PoolingSettings
     from ppoctl.engines.vllm.settings import VllmSettings
@@ -38,11 +38,11 @@ def settings_of(recipe: Recipe, key: KeyPath) -> "TrainerSettings | PoolingSetti
         return reward_settings(recipe, key)
     folder = model_folder(table.path)
     shape = read_shape(folder)
-    most = reward_tokens(table, shape)
+    max_tokens = reward_tokens(table, shape)
     engine = VllmSettings(
         model=str(folder),
         dtype=table.dtype,
-        max_model_len=most,
+        max_model_len=max_tokens,
         eos_token_ids=(),
         table=recipe.generator,
         sleeps="reward" in recipe.cluster.offload,
@@ -51,26 +51,27 @@ def settings_of(recipe: Recipe, key: KeyPath) -> "TrainerSettings | PoolingSetti
     return PoolingSettings(
         role=dotted(key),
         engine=engine,
-        step_tokens=step_tokens(most),
+        step_tokens=step_tokens(max_tokens),
         step_texts=VLLM_TEXTS,
-        cache_bytes=cache_bytes(shape, reward_model_of(recipe, key).weight_bytes, most),
+        cache_bytes=cache_bytes(shape, reward_model_of(recipe, key).weight_bytes, max_tokens),
         label=label_number(folder, table.label, dotted(key)),
     )
 
 
 class PlacedRewardModel:
-    """A `batch.scores.RewardModel` on ranks, which load it when they are first asked for scores."""
+    """A `batch.scores.RewardModel` whose ranks load the model on the first call of `scores`."""
 
     def __init__(self, table: ModelScorer, key: str, ranks: "Ranks") -> None:
-        """`key` is that of the table."""
+        """`key` is the key of the table."""
         self._table, self._key, self._ranks = table, key, ranks
 
     def tokens(self, request: ScoreRequest) -> tuple[int, ...]:
-        """Ids of the text that the model reads. Raises ValueError where there is none, or it is too long."""
+        """Return the ids of the text that the model reads. Raises ValueError if there is no text or it is too
+        long."""
         return self._text.tokens(request)
 
     def scores(self, texts: Sequence[tuple[int, ...]]) -> list[float]:
-        """Score of each text, at its last token."""
+        """Return the score of each text, at its last token."""
         return self._started.scores(texts)
 
     @cached_property
@@ -90,10 +91,10 @@ class PlacedRewardModel:
 
 
 class RewardModelsOf:
-    """A `rewards.table.RewardModels`: each table's model, by the ranks that were placed for it."""
+    """A `rewards.table.RewardModels`: the reward model of each table, on the ranks that were placed for it."""
 
     def __init__(self, recipe: Recipe, ranks: Mapping[str, "Ranks"]) -> None:
-        """`ranks` by the key of the table."""
+        """`ranks` are by table key."""
         self._ranks = ranks
         self._models = [
             (table, PlacedRewardModel(table, dotted(key), ranks[dotted(key)]))
@@ -101,11 +102,12 @@ class RewardModelsOf:
         ]
 
     def __call__(self, table: ScorerTable) -> RewardModel:
-        """The model of a table of the recipe."""
+        """Return the model of a table of the recipe."""
         return next(model for known, model in self._models if known is table)
 
     def leave(self) -> None:
-        """Move all of them to the host: an engine that starts finds its GPU free. They come back when used."""
-        if on_gpu():  # on a CPU that would be the same memory, with a copy in it
+        """Offload all models, so that an engine that starts finds its GPU free. They are reloaded on their next
+        use."""
+        if on_gpu():  # on a CPU, offloading would only copy within the same memory
             for ranks in self._ranks.values():
                 ranks.call("offload")

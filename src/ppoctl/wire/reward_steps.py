@@ -1,4 +1,4 @@
-"""The recipe's arithmetic of rewards -> its steps."""
+"""Construction of the reward shaping steps from the recipe's table."""
 
 from ppoctl.rewards.shaping import (
     LengthPenalty,
@@ -24,7 +24,7 @@ from ppoctl.stages.shaping import (
 
 
 def reward_steps(table: RewardShaping, *, max_new_tokens: int) -> tuple[ShapingStep, ...]:
-    """The steps that the table asks for, for responses of at most so many tokens."""
+    """Return the shaping steps of the table, for responses of at most `max_new_tokens` tokens."""
     return tuple(_step(step, max_new_tokens) for step in steps_of(table))
 
 

@@ -1,4 +1,4 @@
-"""Sockets + recipe + run directory -> a job for the loop."""
+"""Construction of the run context from components, recipes and run directory."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -31,17 +31,17 @@ from ppoctl.wire.components import Components
 from ppoctl.wire.outlines import StoryAt
 from ppoctl.wire.stages import StageBuilder, evaluation_stage
 
-Held = TypeVar("Held")
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
 class RunHooks:
-    """Who watches, and who may stop the job."""
+    """Observers of a run, and the gate that may stop it."""
 
     gate: Gate
     notify: Callable[[str], None]
     log: Callable[[str], None]
-    """Takes what is for a log only."""
+    """Receives messages that are only written to the log."""
     observers: tuple[Observer, ...]
     health: Health
     versions: dict[str, str]
@@ -53,37 +53,40 @@ def assemble(
     paths: RunPaths,
     attempt: Attempt,
     recipes: Mapping[int, Recipe],
-    sockets: Components,
-    around: RunHooks,
+    components: Components,
+    hooks: RunHooks,
     choose: StoryAt = step_function_at,
 ) -> tuple[RunContext, Generator]:
-    """A job on a run directory, and the generator, which must be closed after it. `recipes` by the first step they
-    hold for; older ones are read for result keys."""
+    """Return the context of a run, and its generator, which the caller must close.
+
+    `recipes` maps the first step of each recipe to the recipe. Earlier recipes are used for replays and unfinished
+    steps.
+    """
     newest = recipes[max(recipes)]
     journal, outlines = Journal(paths, attempt), outlines_of(paths)
-    states = _states(attempt, newest, outlines, sockets, around)
-    gate = PublishingGate(states.saves, around.gate)
-    generator = sockets.generator(states.actor_at, around.notify, paths.attempt(attempt.number))
+    states = _states(attempt, newest, outlines, components, hooks)
+    gate = PublishingGate(states.saves, hooks.gate)
+    generator = components.generator(states.actor_at, hooks.notify, paths.attempt(attempt.number))
     parts = FinishedSampleFiles(paths, attempt, every_s=newest.rollout.keep_finished_every_s)
-    drawing = SampleGeneration(generator, parts, gate, _to_all(around.observers))
-    scorer = OverlappedScorer(sockets.scorer) if newest.reward.overlaps_generation else sockets.scorer
-    builder = StageBuilder(states, drawing, scorer, around.notify, sockets.reward_digest)
+    drawing = SampleGeneration(generator, parts, gate, _to_all(hooks.observers))
+    scorer = OverlappedScorer(components.scorer) if newest.reward.overlaps_generation else components.scorer
+    builder = StageBuilder(states, drawing, scorer, hooks.notify, components.reward_digest)
     by_start = {start: builder.stages(recipe) for start, recipe in recipes.items()}
-    stages = partial(_holding_at, by_start)
+    stages = partial(_valid_at, by_start)
 
     def step_function(step: int) -> StepFunction:
-        return choose(_holding_at(recipes, step), step)
+        return choose(_valid_at(recipes, step), step)
 
-    sets = sockets.prompts.evaluation_sets()
+    sets = components.prompts.evaluation_sets()
 
     def evaluate(step: int) -> Stage[Evaluation]:
-        return evaluation_stage(_holding_at(recipes, step), drawing, sockets, sets, around.notify)
+        return evaluation_stage(_valid_at(recipes, step), drawing, components, sets, hooks.notify)
 
     states.replay = _replayer(paths, outlines, lambda step, name: stage_of(step_function(step), stages(step), name))
     job = RunContext(
         paths=paths,
         recipe=newest,
-        runner=StageRunner(paths, attempt, journal, gate, around.observers, around.versions),
+        runner=StageRunner(paths, attempt, journal, gate, hooks.observers, hooks.versions),
         journal=journal,
         ledger=Ledger(paths.ledger, attempt),
         states=states,
@@ -93,14 +96,14 @@ def assemble(
             keep_last=newest.checkpoint.keep_last,
             keep_rollouts_every_steps=newest.checkpoint.keep_rollouts_every_steps,
         ),
-        best=_best(attempt, newest, around.versions),
-        health=around.health,
+        best=_best(attempt, newest, hooks.versions),
+        health=hooks.health,
         step_function=step_function,
         outlines=outlines,
         stages=stages,
-        prompts=sockets.prompts.prompts_for,
+        prompts=components.prompts.prompts_for,
         evaluate=evaluate,
-        notify=around.notify,
+        notify=hooks.notify,
     )
     return job, generator
 
@@ -112,19 +115,19 @@ def _best(attempt: Attempt, recipe: Recipe, versions: Mapping[str, str]) -> Best
     return BestStates(attempt, checkpoint.best, is_lower_better(checkpoint), checkpoint.best_keep, versions)
 
 
-def _states(attempt: Attempt, recipe: Recipe, outlines: Outlines, sockets: Components, around: RunHooks) -> States:
+def _states(attempt: Attempt, recipe: Recipe, outlines: Outlines, components: Components, hooks: RunHooks) -> States:
     return States(
         paths=attempt.paths,
         outlines=outlines,
         attempt=attempt,
-        engines={"actor": sockets.actor, "critic": sockets.critic},
-        initial={role: initial_state(role, sockets.source_digests[role]) for role in outlines.roles},
+        engines={"actor": components.actor, "critic": components.critic},
+        initial={role: initial_state(role, components.source_digests[role]) for role in outlines.roles},
         layouts={role: saved_layout(recipe, role) for role in outlines.roles},
-        saves=Saves(around.log, recipe.checkpoint.asynchronous),
-        versions=around.versions,
-        observers=around.observers,
-        notify=around.notify,
-        verified=around.verified,
+        saves=Saves(hooks.log, recipe.checkpoint.asynchronous),
+        versions=hooks.versions,
+        observers=hooks.observers,
+        notify=hooks.notify,
+        verified=hooks.verified,
     )
 
 
@@ -136,23 +139,23 @@ def _to_all(observers: tuple[Observer, ...]) -> OnProgress:
     return progress
 
 
-def _holding_at(by_start: Mapping[int, Held], step: int) -> Held:
-    """What holds at this step, of what holds from given steps on."""
+def _valid_at(by_start: Mapping[int, Item], step: int) -> Item:
+    """Return the item that is valid at this step, from items by the first step they are valid for."""
     return by_start[max(start for start in by_start if start <= max(step, 1))]
 
 
 def _replayer(
     paths: RunPaths, outlines: Outlines, stage: Callable[[int, str], Stage[State]]
 ) -> Callable[[int, str, State], Update]:
-    """Re-runs a recorded update from the committed inputs of its step."""
+    """Return a function that reruns a recorded update from the committed inputs of its step."""
 
-    def recall(step: int, stage: str) -> object:
+    def load(step: int, stage: str) -> object:
         return load_record(paths, step, stage, manifests.require(paths.stage(step, stage)))
 
     def replay(step: int, role: str, parent: State) -> Update:
-        told = outlines.at(step).training(role)
-        assert told is not None, "an update of this role was recorded in this step"
-        record = stage(step, told.name).run(*(parent if name == role else recall(step, name) for name in told.reads))
+        entry = outlines.at(step).training(role)
+        assert entry is not None, "no stage of this step trains the role"
+        record = stage(step, entry.name).run(*(parent if name == role else load(step, name) for name in entry.reads))
         assert isinstance(record, Update)
         return record
 

@@ -1,4 +1,4 @@
-"""What a run was made from, and whether it is still there."""
+"""Sources of a run: models, tokenizer and data, and the check that they have not changed."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -17,44 +17,46 @@ from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.saved_by import state_manifest
 
 CONFIGS = ("config.json", "generation_config.json")
-"""Besides the weights, what of a model folder decides results."""
+"""Files of a model folder that affect results, in addition to the weights."""
 
 COMPANIONS, CRITIC_COMPANIONS = "model.companions", "model.critic.companions"
-"""Configuration, tokenizer and chat template: what goes along with exported weights."""
+"""Names of the digests of configuration, tokenizer and chat template, which are exported with the weights."""
 
 
 Digest = Callable[[Path], FileDigest | None]
-"""Digest of a file, or None where there is none; one that was kept will do on a login node."""
+"""Returns the digest of a file, or None if it does not exist. Login nodes use a cache."""
 
 
-def source_digests(recipe: Recipe, questions: PromptSource) -> dict[str, str]:
-    """What the run is made from: digests of the model's files, of those beside its weights, of the tokenizer with its
-    template, and of the data."""
-    return {**model_digests(recipe), **questions.digests}
+def source_digests(recipe: Recipe, prompt_source: PromptSource) -> dict[str, str]:
+    """Return the digests of a run's sources: model files, the files exported with them, the tokenizer with its
+    template, and the data."""
+    return {**model_digests(recipe), **prompt_source.digests}
 
 
 def model_digests(recipe: Recipe, digest_of_file: Digest = file_digest) -> dict[str, str]:
-    """Digests of the files of both roles' models, of those beside their weights, and of each reward model. Raises
-    CorruptArtifactError where one of them is a saved state that is not as it was written."""
+    """Return the digests of both roles' models, of the files exported with them, and of each reward model.
+
+    Raises CorruptArtifactError if one of them is a saved state that was changed after it was written.
+    """
     from ppoctl.convert.model_files import companions_digest
     from ppoctl.model.folder import model_folder
 
     folder = model_folder(recipe.model.path)
-    found = {path.name: digest_of_file(path) for path in weights_and_configs(folder)}
+    files = {path.name: digest_of_file(path) for path in weights_and_configs(folder)}
     companions = {COMPANIONS: companions_digest(folder)}
     if recipe.model.critic is not None:
-        own = model_folder(recipe.model.critic.path)
-        its = {path.name: digest_of_file(path) for path in weights_and_configs(own)}
-        _require_as_saved(own, its)
-        found |= {f"critic/{name}": digest for name, digest in its.items()}
-        companions[CRITIC_COMPANIONS] = companions_digest(own)
-    listing = "\n".join(f"{name} {digest.sha256}" for name, digest in found.items() if digest is not None)
-    found_here = {"model": hashlib.sha256(listing.encode()).hexdigest(), **companions}
-    return found_here | _reward_model_digests(recipe, digest_of_file)
+        critic_folder = model_folder(recipe.model.critic.path)
+        critic_files = {path.name: digest_of_file(path) for path in weights_and_configs(critic_folder)}
+        _require_as_saved(critic_folder, critic_files)
+        files |= {f"critic/{name}": digest for name, digest in critic_files.items()}
+        companions[CRITIC_COMPANIONS] = companions_digest(critic_folder)
+    listing = "\n".join(f"{name} {digest.sha256}" for name, digest in files.items() if digest is not None)
+    digests = {"model": hashlib.sha256(listing.encode()).hexdigest(), **companions}
+    return digests | _reward_model_digests(recipe, digest_of_file)
 
 
 def _reward_model_digests(recipe: Recipe, digest_of_file: Digest) -> dict[str, str]:
-    """Digest of each reward model with what lies beside its weights, by the key of its path."""
+    """Return the digest of each reward model, including the files next to its weights, by the key of its path."""
     from ppoctl.convert.model_files import companions_digest
     from ppoctl.model.folder import model_folder
 
@@ -70,33 +72,33 @@ def _reward_model_digests(recipe: Recipe, digest_of_file: Digest) -> dict[str, s
 
 
 def reward_digest(digests: Mapping[str, str]) -> str:
-    """Digest of all reward models among those of a run's sources; empty: there is none."""
-    found = sorted(f"{name} {digest}" for name, digest in digests.items() if name.startswith("reward."))
-    return hashlib.sha256("\n".join(found).encode()).hexdigest() if found else ""
+    """Return the digest of all reward models in the digests of a run's sources; empty: no reward model."""
+    lines = sorted(f"{name} {digest}" for name, digest in digests.items() if name.startswith("reward."))
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest() if lines else ""
 
 
-def _require_as_saved(folder: Path, found: Mapping[str, FileDigest | None]) -> None:
-    """Compare all files of a saved state with its manifest; any other folder has none."""
+def _require_as_saved(folder: Path, digests: Mapping[str, FileDigest | None]) -> None:
+    """Compare all files of a saved state with its manifest. Other folders have no manifest and are not checked."""
     manifest = state_manifest(folder)
     for name, expected in () if manifest is None else manifest.files.items():
-        # What is no part of a model's digest is small: where which tensor stands, and what all ranks have.
-        digest = found[name] if name in found else file_digest(folder / name)
+        # Files outside the model digest are small: the index of tensors, and what all ranks have in common.
+        digest = digests[name] if name in digests else file_digest(folder / name)
         manifests.verify_bytes(folder / name, digest, expected)
 
 
 def weights_and_configs(folder: Path) -> list[Path]:
-    """The files of a model folder that decide results, by name."""
+    """Return the files of a model folder that affect results, by name."""
     kinds = (".safetensors", ".distcp")
     return sorted(path for path in folder.iterdir() if path.suffix in kinds or path.name in CONFIGS)
 
 
 def run_of(state: Path) -> RunPaths:
-    """The run whose `states/ROLE/STEP` this folder is, wherever the command stands."""
+    """Return the run of a folder `states/ROLE/STEP`, independent of the current directory."""
     return RunPaths(state.resolve().parent.parent.parent)
 
 
 def require_same_sources(paths: RunPaths, digests: Mapping[str, str]) -> None:
-    """Raise StorageError naming the source that is not what the run was made from."""
+    """Raise StorageError that names a source that differs from the source the run was made from."""
     for name, recorded in _recorded(paths).items():
         if digests.get(name) != recorded:
             raise StorageError(
@@ -107,9 +109,11 @@ def require_same_sources(paths: RunPaths, digests: Mapping[str, str]) -> None:
 
 
 def same_companions(paths: RunPaths, recipe: Recipe, role: str, *, otherwise: str = "") -> Path:
-    """Folder of the model that the role started from. Raises StorageError where what lies beside its weights is no
-    longer what the run was trained with: its states would be read under another configuration. `otherwise`: what else
-    mends it."""
+    """Return the folder of the model that the role started from.
+
+    Raises StorageError if the configuration or tokenizer in it changed since training: the states would be read under
+    another configuration. `otherwise` is added to the hint.
+    """
     from ppoctl.convert.model_files import companions_digest
     from ppoctl.model.folder import model_folder
 
@@ -125,10 +129,10 @@ def same_companions(paths: RunPaths, recipe: Recipe, role: str, *, otherwise: st
 
 
 def _recorded(paths: RunPaths) -> dict[str, str]:
-    found: dict[str, str] = run_dir.facts(paths).get("sources", {})
-    return found
+    digests: dict[str, str] = run_dir.facts(paths).get("sources", {})
+    return digests
 
 
 def recorded_reward_digest(paths: RunPaths) -> str:
-    """The `reward_digest` of what the run was made from."""
+    """Return the `reward_digest` of the sources that the run was made from."""
     return reward_digest(_recorded(paths))

@@ -1,4 +1,4 @@
-"""Recipe tables -> stages, each with the fingerprint of what it reads."""
+"""Construction of stages from recipe tables, each with the fingerprint of the keys that it reads."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,11 +45,11 @@ from ppoctl.wire.penalties import penalty_of
 from ppoctl.wire.reward_steps import reward_steps
 
 SHAPING_KEYS = tuple(f"reward.{key}" for key in tree.of(RewardShaping).keys)
-"""What becomes of scores: a change of it scores nothing again."""
+"""Keys of reward shaping. Changing them does not require scoring again."""
 
 _SCORED_AS = ("temperature", "top_p", "top_k", "min_p", "min_new_tokens", "stop_token_ids")
 DISTRIBUTION_KEYS = tuple(f"rollout.{key}" for key in _SCORED_AS)
-"""Which distribution was drawn from."""
+"""Keys of the distribution that responses are sampled from."""
 
 READS: dict[str, tuple[str, ...]] = {
     "rollout": ("seed", "model", "data.train", "rollout"),
@@ -90,13 +90,13 @@ READS: dict[str, tuple[str, ...]] = {
         "rollout.max_window_tokens",
     ),
 }
-"""The recipe keys each stage reads; who scores does not read the arithmetic of rewards. See `_read_elsewhere` for
-what is read besides."""
+"""Recipe keys that each stage reads. The scoring stages do not read the keys of reward shaping. `_read_elsewhere` has
+what a stage reads in addition."""
 
 
 def stage_fingerprint(stage: str, recipe: Recipe, reward_digest: str = "") -> str:
-    """Fingerprint of the result keys that a stage reads, and of the reward models where it scores; "" for one that no
-    recipe describes."""
+    """Return the fingerprint of the result keys that a stage reads, and of the reward models if it scores; "" for an
+    unknown stage."""
     stage = stage.partition(".")[0]
     if stage not in READS:
         return ""
@@ -106,9 +106,10 @@ def stage_fingerprint(stage: str, recipe: Recipe, reward_digest: str = "") -> st
 
 
 def _read_elsewhere(recipe: Recipe, stage: str) -> Iterator[str]:
-    """What a stage reads of keys that it otherwise does not."""
+    """Yield what a stage reads of keys that are not in `READS`."""
     if stage == "values" and recipe.ppo.truncated == "bootstrap":
-        # Its other two values are the same here: a run that stops as all is left out is mended with one of them.
+        # The other two values give the same fingerprint, so a run that stopped because `filter` left no response can
+        # continue with `terminal`.
         yield "bootstrap"
     if stage == "advantages" and recipe.reward.overlong is not None and recipe.reward.overlong.max_tokens is None:
         yield f"{recipe.rollout.max_new_tokens} tokens"
@@ -118,7 +119,7 @@ def _read_elsewhere(recipe: Recipe, stage: str) -> Iterator[str]:
 
 
 def _read_by_an_update(recipe: Recipe, role: str) -> Iterator[str]:
-    """How many steps there are, where a learning rate follows them; how long a response may be, where a loss divides
+    """Yield the number of optimizer steps if a learning rate depends on it, and the response length if a loss divides
     by it."""
     table = optimizer_of(recipe, role)
     if table.lr_schedule != "constant":
@@ -134,15 +135,15 @@ def _read_by_an_update(recipe: Recipe, role: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class StageBuilder:
-    """Stages of a recipe, on the engines of this job."""
+    """Builds the stages of a recipe on the components of this run."""
 
     models: Models
     drawing: SampleGeneration
     scorer: Scorer
-    """Who scores; it hears of responses while others are drawn where it is one that does."""
+    """Scorer of responses. An `OverlappedScorer` starts during generation."""
     notify: Callable[[str], None]
     reward_digest: str = ""
-    """Digest of the reward models; empty: there is none."""
+    """Digest of the reward models; empty: no reward model."""
 
     def stages(self, recipe: Recipe) -> Stages:
         penalty = penalty_of(recipe)
@@ -150,7 +151,7 @@ class StageBuilder:
             rollout=RolloutStage(
                 models=self.models,
                 drawing=self.drawing,
-                params=_drawn(recipe),
+                params=_rollout_sampling(recipe),
                 samples_per_prompt=recipe.rollout.samples_per_prompt,
                 seed=recipe.seed,
                 fingerprint=stage_fingerprint("rollout", recipe),
@@ -216,23 +217,23 @@ class StageBuilder:
 def evaluation_stage(
     recipe: Recipe,
     drawing: SampleGeneration,
-    sockets: Components,
+    components: Components,
     sets: Mapping[str, Prompts],
     notify: Callable[[str], None] = nobody,
 ) -> EvaluateStage:
-    """The evaluation of the given sets (there must be some)."""
+    """Return the evaluation stage for the given sets, of which there must be at least one."""
     identities = "".join(prompts.identity for prompts in sets.values())
     table = recipe.eval
     length = table.max_new_tokens or recipe.rollout.max_new_tokens
     plain = _sampling(recipe, table.temperature, length)
     return EvaluateStage(
         drawing=drawing,
-        scorer=sockets.scorer,
+        scorer=components.scorer,
         sets=sets,
         sampled=replace(plain, top_p=table.top_p, top_k=table.top_k, min_p=table.min_p),
         samples_per_prompt=table.samples_per_prompt,
         seed=recipe.seed,
-        fingerprint=_hash(stage_fingerprint("eval", recipe, sockets.reward_digest), str(length), identities),
+        fingerprint=_hash(stage_fingerprint("eval", recipe, components.reward_digest), str(length), identities),
         modes=table.modes,
         estimates=Estimates(table.pass_at, table.maj_at, table.pass_score),
         needs_truth=lambda prompt: recipe.reward.of_row(prompt.fields).reads_truth,
@@ -245,19 +246,22 @@ def evaluation_stage(
 def _measured(
     function: MetricFunction | None, notify: Callable[[str], None]
 ) -> Callable[[Sequence[dict[str, Any]]], Mapping[str, float]]:
-    """Figures of one's own, if there are any. Where they fail that is said: an evaluation that took hours is worth
-    more than they are, and its samples are kept."""
+    """Return the function for user-defined metrics, which returns no metrics if the recipe has none.
 
-    def figures(rows: Sequence[dict[str, Any]]) -> Mapping[str, float]:
+    If it fails, it sends a warning instead of raising: the samples of an evaluation that took hours are worth more
+    than these metrics.
+    """
+
+    def compute(rows: Sequence[dict[str, Any]]) -> Mapping[str, float]:
         if function is None:
             return {}
         try:
             return function.compute(rows)
         except RewardError as error:
-            notify(f"warning: {error.message}; its figures of `{rows[0]['set']}` {rows[0]['mode']} are left out")
+            notify(f"warning: {error.message}; its metrics of `{rows[0]['set']}` {rows[0]['mode']} are left out")
             return {}
 
-    return figures
+    return compute
 
 
 def _estimator(table: GaeAdvantages | MonteCarloAdvantages) -> Estimator:
@@ -267,8 +271,8 @@ def _estimator(table: GaeAdvantages | MonteCarloAdvantages) -> Estimator:
     return Gae(table.gamma, table.gae_lambda, lam_value, table.length_adaptive_alpha)
 
 
-def _drawn(recipe: Recipe) -> SamplingParams:
-    """How a rollout samples."""
+def _rollout_sampling(recipe: Recipe) -> SamplingParams:
+    """Return the sampling parameters of a rollout."""
     rollout = recipe.rollout
     plain = _sampling(recipe, rollout.temperature, rollout.max_new_tokens)
     filtered = replace(plain, top_p=rollout.top_p, top_k=rollout.top_k, min_p=rollout.min_p)
@@ -287,7 +291,7 @@ def _sampling(recipe: Recipe, temperature: float, max_new_tokens: int) -> Sampli
 
 
 def _scored(recipe: Recipe) -> OutputRequest:
-    """How the trainer takes log-probs: of the distribution that the generator drew from."""
+    """Return the request for log-probs, under the distribution that the generator samples from."""
     return OutputRequest(**{key: getattr(recipe.rollout, key) for key in _SCORED_AS})
 
 
