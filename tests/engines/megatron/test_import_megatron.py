@@ -41,7 +41,7 @@ def test_already_imported_package_raises_with_uninstall_hint(monkeypatch, packag
     for name in ("transformer_engine", "apex"):
         monkeypatch.setitem(sys.modules, name, sys if name == package else None)  # as Megatron-Core finds them
     with pytest.raises(
-        EnvironmentProblemError, match=f"`{package}` was imported in this process before Megatron-Core"
+        EnvironmentProblemError, match=f"`{package}` was imported before Megatron-Core"
     ) as raised:
         import_megatron()
     assert raised.value.hint == f"pip uninstall {package}  # or do not import it at the start of Python"

@@ -306,7 +306,7 @@ def test_rendezvous_timeout_raises_named_error():
         address = f"127.0.0.1:{listener.getsockname()[1]}"
     patience = process_group.GroupTimeouts(meet_s=1.0, collective_s=60.0)
     with pytest.raises(
-        EnvironmentProblemError, match=rf"the 2 processes of a role have not met at {address} within 1 s"
+        EnvironmentProblemError, match=rf"the 2 processes of a role did not connect at {address} within 1 s"
     ):
         process_group.join(process_group.RankInfo(0, 2, address), patience)
 
