@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 class DeviceSharing:
-    """Tracks which offloadable roles are in device memory. All roles that share devices use one instance."""
+    """Record of the offloadable roles that are in device memory. All roles that share devices use one instance."""
 
     def __init__(self, leaving: Collection[str] = ()) -> None:
         """`leaving`: roles that are offloaded while another one computes; the others always stay on the device."""

@@ -95,7 +95,7 @@ class Published:
 
 @dataclass
 class Sync:
-    """Sends weights to engines, verifies that they arrived, and restores engines without the trainer."""
+    """Transfer of weights to engines, with verification, and restoring of engines without the trainer."""
 
     trainer_at: TrainerAt
     side: EngineSide

@@ -329,7 +329,7 @@ def test_too_small_ray_error_explains_missing_slots(cluster, processes):
     ("gpus", "cpus", "says"),
     [
         (2, 12, "needs 3 GPUs (actor 3, critic 3, colocated), but the Ray cluster at `a:1` has 2 GPUs on 1 nodes"),
-        (3, 5, "needs 6 processes (actor 3, critic 3, colocated), but the Ray cluster at `a:1` has 5 CPU slots on 1 nodes"),
+        (3, 5, "needs 6 processes (actor 3, critic 3, colocated), but the Ray cluster at `a:1` has 5 CPU slots on 1"),
     ],
 )
 def test_ray_requires_both_gpus_and_cpu_slots(monkeypatch, gpus, cpus, says):

@@ -20,8 +20,8 @@ from ppoctl.machine.device import on_gpu
 
 
 class _CpuInsteadOfCuda(TorchFunctionMode):
-    """Replaces `device="cuda"` in factory calls, makes `Tensor.cuda()` a no-op, and makes `Tensor.type()` report a
-    CUDA type."""
+    """Mode in which `device="cuda"` in factory calls means the CPU, `Tensor.cuda()` does nothing, and `Tensor.type()`
+    reports a CUDA type."""
 
     def __torch_function__(
         self,
@@ -40,7 +40,7 @@ class _CpuInsteadOfCuda(TorchFunctionMode):
 
 
 class _NoStream:
-    """Stands for a CUDA stream and an event on it, for work that is complete when the call returns."""
+    """Substitute for a CUDA stream and its events on a CPU, where work is complete when the call returns."""
 
     def wait_stream(self, other: "_NoStream") -> None:
         pass

@@ -46,7 +46,7 @@ class LatentAttentionSubmodules:
 
 
 class LatentAttention(MegatronModule):
-    """Replaces `SelfAttention` in a layer."""
+    """Latent attention, in place of `SelfAttention` in a layer."""
 
     def __init__(
         self,

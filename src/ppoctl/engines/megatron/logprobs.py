@@ -179,8 +179,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 class _Statistics(NamedTuple):
-    """Statistics of a rank's logits at each position; float32. Sums are over its ids, relative to the largest
-    logit."""
+    """Statistics of a rank's logits at each position; float32. Sums are over its ids, relative to the largest one."""
 
     peak: Tensor
     """x*, the largest logit"""
@@ -197,8 +196,7 @@ class _Statistics(NamedTuple):
     other_z: Tensor
     """sum of exp(y - y*)"""
     apart: Tensor
-    """sum of exp(x - x*) ((x - x*) - (y - y*)); differences are taken first, since they are small for similar
-    models"""
+    """sum of exp(x - x*) ((x - x*) - (y - y*)); differences first: they are small for similar models"""
 
     @property
     def log_z(self) -> Tensor:

@@ -16,10 +16,10 @@ def named_out_of_memory(role: str, batching: BySequences | ByTokens, *, with_gra
     try:
         yield
     except torch.OutOfMemoryError as error:
-        key, limit = microbatch_limit(batching, with_gradient=with_gradient)
-        message = f"the {role} ran out of device memory with `{role}.batching.{key} = {limit}`"
-        hint = f"ppoctl resume RUN --set {role}.batching.{key}={max(limit // 2, 1)}  # results do not change"
+        key, most = microbatch_limit(batching, with_gradient=with_gradient)
+        message = f"the {role} ran out of device memory with `{role}.batching.{key} = {most}`"
+        hint = f"ppoctl resume RUN --set {role}.batching.{key}={max(most // 2, 1)}  # results do not change"
         if role.startswith("reward"):
-            message = f"the reward model ran out of device memory with `{role}.max_tokens = {limit}`"
+            message = f"the reward model ran out of device memory with `{role}.max_tokens = {most}`"
             hint = f"""ppoctl resume RUN --set '{role}.parallel={{"tensor" = 2}}'"""
         raise OutOfMemoryError(message, hint=hint) from error

@@ -53,8 +53,8 @@ _STAGED_BYTES = 64 * 2**20
 
 
 class PinnedStaging:
-    """Copies GPU tensors to ordinary host memory through two pinned buffers: the GPU fills one while the CPU empties
-    the other."""
+    """Copying of GPU tensors to ordinary host memory through two pinned buffers: the GPU fills one while the CPU
+    empties the other."""
 
     def __init__(self, device: torch.device, size: int = _STAGED_BYTES) -> None:
         """Allocate two buffers of `size` bytes."""

@@ -131,7 +131,7 @@ _WITHOUT_DEVICE = frozenset({"is_saved", "finish_save"})
 
 @dataclass(frozen=True)
 class OpenRank:
-    """Creates a rank in the process that calls it."""
+    """Factory of a rank, which is created in the calling process."""
 
     settings: TrainerSettings
     start_deadline_s: float

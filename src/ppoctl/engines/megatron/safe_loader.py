@@ -86,7 +86,7 @@ class CommonDataOnly(TorchCommonLoadStrategy):
 
 
 class _ChunkReader(FileSystemReader):
-    """Reads chunks, but no metadata."""
+    """Reader of chunks, but not of metadata."""
 
     def __init__(self, folder: Path | str, metadata: Metadata) -> None:
         super().__init__(folder)

@@ -1,8 +1,8 @@
 """How a rank writes its shard of a state: torch's distributed-checkpoint writer, in three phases.
 
-    plan     collective                  which rank writes which tensors; in the background: copies of this rank's
+    plan     collective                      which rank writes which tensors; in the background: copies of this rank's
     write    per rank, here or in a thread   this rank's file, digested while it is written
-    finish   collective                  the list of written tensors, in the metadata files
+    finish   collective                      the list of written tensors, in the metadata files
 
 Megatron-Core's default writer starts a helper process and forks, which does not work in a process with a vLLM engine
 or in an interactive process. The files are the same.
@@ -130,7 +130,7 @@ class _Copies:
 
 
 class _DigestedFiles(FileSystem):
-    """Digests files while they are written, and flushes them when they are closed."""
+    """File system that digests files while they are written, and flushes them when they are closed."""
 
     def __init__(self) -> None:
         self.digests: dict[str, FileDigest] = {}
