@@ -263,7 +263,7 @@ def hand_over(engines: Sequence[EngineHandle], buckets: Iterable[Bucket]) -> tup
         for bucket in rest:
             sent.add(bucket.checksums)
             lasting.append(bucket.lasting())
-            wait(loading)
+            wait(loading)  # the next request to the ranks overwrites the memory of the bucket before this one
             loading = [engine.begin("take_weights", bucket) for engine in engines]
         wait(loading)
     except SenderLostError:
