@@ -86,7 +86,7 @@ def rank():
         out = time.perf_counter() - start
         gone = free_gib() or 0
         start = time.perf_counter()
-        one._have("weights", "training")
+        one._reload("weights", "training")
         sync()
         back = time.perf_counter() - start
         notify(

@@ -78,10 +78,8 @@ def test_gpu_unusable_by_torch_is_an_error_with_driver_and_build(monkeypatch: py
 def test_gpu_assigned_by_ray_is_expected_without_a_driver_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeNvml(fault=NO_LIBRARY).plant(monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    says = (
-        r"given GPU `3` \(`CUDA_VISIBLE_DEVICES`\).*not available \(NVML.*CPUs anyway: `unset CUDA_VISIBLE_DEVICES`"
-    )
-    with pytest.raises(EnvironmentProblemError, match=says):
+    message = r"given GPU `3` \(`CUDA_VISIBLE_DEVICES`\).*not available \(NVML.*anyway: `unset CUDA_VISIBLE_DEVICES`"
+    with pytest.raises(EnvironmentProblemError, match=message):
         device.this_device()
 
 

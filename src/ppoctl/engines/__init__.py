@@ -1,1 +1,1 @@
-"""Who does the heavy work: Megatron-Core trains, vLLM generates."""
+"""The compute engines: Megatron-Core trains, vLLM generates."""

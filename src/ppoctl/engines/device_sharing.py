@@ -1,4 +1,5 @@
-"""Roles that share devices take turns in their memory: before one works, those of the others leave that are to.
+"""Sharing of device memory between colocated roles: before one role computes, the other offloadable roles are
+offloaded.
 
 rollout: generator (and the actor while weights are sent) -> values: critic -> logprobs: actor -> ...
 """
@@ -8,35 +9,35 @@ from contextlib import contextmanager
 
 
 class DeviceSharing:
-    """Who is in the memory of the devices, of the roles that leave it. One for all roles that share them."""
+    """Record of the offloadable roles that are in device memory. All roles that share devices use one instance."""
 
     def __init__(self, leaving: Collection[str] = ()) -> None:
-        """`leaving`: roles that leave while another one works; the others always stay."""
+        """`leaving`: roles that are offloaded while another one computes; the others always stay on the device."""
         self._leaving = frozenset(leaving)
-        self._here: dict[str, Callable[[], None]] = {}
+        self._loaded: dict[str, Callable[[], None]] = {}
         self._is_shared = False
 
     def leaves(self, role: str) -> bool:
-        """Whether the role is one of those that leave."""
+        """Whether the role is offloaded while others compute."""
         return role in self._leaving
 
     def acquire(self, role: str, leave: Callable[[], None]) -> None:
-        """`role` is about to work; `leave` will move it out when another one is, if it is to leave. It comes back by
-        itself when it is used."""
+        """Offload the other roles, because `role` is about to compute. If the role itself is offloadable, `leave`
+        will offload it when another role computes; the role reloads itself when it is next used."""
         if not self._is_shared:
             self.offload_others(role)
         if role in self._leaving:
-            self._here[role] = leave
+            self._loaded[role] = leave
 
     def offload_others(self, role: str) -> None:
-        """All others that are to leave do so, also where the devices are shared: what comes next takes all the memory
-        it is to have."""
-        for other in [name for name in self._here if name != role]:
-            self._here.pop(other)()
+        """Offload all other offloadable roles, even inside `keep_all`. Needed before a step that reserves its
+        complete memory at once, which would otherwise fail."""
+        for other in [name for name in self._loaded if name != role]:
+            self._loaded.pop(other)()
 
     @contextmanager
     def keep_all(self) -> Iterator[None]:
-        """Within, whoever comes is beside those that are here: weights go from one to the other."""
+        """Context in which roles stay on the device together, because weights are sent from one to the other."""
         before, self._is_shared = self._is_shared, True
         try:
             yield

@@ -1,4 +1,4 @@
-"""Process groups of one machine, which work without a network and are not heard on one."""
+"""Process groups on one machine, which work without a network and cannot be reached from one."""
 
 import os
 import socket
@@ -10,13 +10,14 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a host, with or without a port, is this machine by its loopback address."""
+    """Whether a host, with or without a port, is a loopback address."""
     return address.startswith(("127.", "localhost"))
 
 
 def open_store(host: str, port: int, timeout: timedelta, *, world_size: int | None = None) -> TCPStore:
-    """The store in which processes meet; whoever reaches it is let in. It listens at `host` only: torch's own would
-    listen at every address of the machine. Waits for all where `world_size` is given. Raises OSError, DistError."""
+    """Return the store in which processes meet. It accepts every connection, so it listens only at `host`; torch's
+    own store would listen on every address of the machine. With `world_size`, waits for all members. Raises OSError,
+    DistError."""
     listener = socket.create_server((host, port))
     return TCPStore(
         host,
@@ -31,14 +32,15 @@ def open_store(host: str, port: int, timeout: timedelta, *, world_size: int | No
 
 @contextmanager
 def gloo_on_loopback() -> Iterator[None]:
-    """gloo resolves the host name unless told an interface; a laptop without a network has none."""
+    """Context in which gloo uses the loopback interface unless another is set. By default it resolves the host name,
+    which fails on a laptop without a network."""
     with environment("GLOO_SOCKET_IFNAME", os.environ.get("GLOO_SOCKET_IFNAME") or "lo"):
         yield
 
 
 @contextmanager
 def environment(name: str, value: str) -> Iterator[None]:
-    """A variable for a while."""
+    """Context in which an environment variable is set."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:

@@ -192,7 +192,7 @@ class RankSource:
 
 @dataclass(frozen=True)
 class PipelineRankSender:
-    """Broadcasts the weights of one pipeline rank."""
+    """Sender of the weights of one pipeline rank, by broadcast."""
 
     executor: Executor
     ranks: Sequence[int]

@@ -95,7 +95,7 @@ class Published:
 
 @dataclass
 class Sync:
-    """Sends weights to engines, verifies that they arrived, and restores engines without the trainer."""
+    """Transfer of weights to engines, with verification, and restoring of engines without the trainer."""
 
     trainer_at: TrainerAt
     side: EngineSide
@@ -263,7 +263,7 @@ def hand_over(engines: Sequence[EngineHandle], buckets: Iterable[Bucket]) -> tup
         for bucket in rest:
             sent.add(bucket.checksums)
             lasting.append(bucket.lasting())
-            wait(loading)
+            wait(loading)  # the next request to the ranks overwrites the memory of the bucket before this one
             loading = [engine.begin("take_weights", bucket) for engine in engines]
         wait(loading)
     except SenderLostError:

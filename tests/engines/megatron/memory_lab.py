@@ -156,7 +156,7 @@ def _component(stack: traceback.StackSummary) -> str | None:
         return "projections" if ("transformer_layer.py", "forward") in names else "inputs"
     if ("attention.py", "apply_rope") in names:
         return "ends"  # the tables
-    if ("attention.py", "_per_piece") in names or ("capped_attention.py", "_one") in names:
+    if ("attention.py", "_per_piece") in names or ("capped_attention.py", "_attend_piece") in names:
         return "attention"
     if ("moe_layer.py", "forward") in names:
         return "projections" if _is_input_of_experts(names) else "experts"

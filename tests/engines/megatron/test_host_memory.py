@@ -123,7 +123,7 @@ def test_gpu_host_memory_is_pinned_for_its_lifetime(monkeypatch):
 
 def test_failed_pinning_raises_error_with_size(monkeypatch):
     monkeypatch.setattr(torch.cuda, "cudart", lambda: Cudart(code=2))
-    with pytest.raises(OutOfMemoryError, match="no 5000 bytes for what leaves a GPU: CUDA error 2"):
+    with pytest.raises(OutOfMemoryError, match="cannot provide 5000 bytes for offloaded GPU memory: CUDA error 2"):
         PinnedMemory(5000, torch.device("cuda"))
 
 

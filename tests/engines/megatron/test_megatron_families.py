@@ -76,7 +76,7 @@ def test_router_config_has_no_capacity_aux_loss_or_jitter(model):
 
 @pytest.mark.parametrize("table", [ParallelTable(data=2, expert=2), ParallelTable(data=2, expert_tensor=2)])
 def test_expert_parallelism_is_rejected_for_dense_model(model, table):
-    with pytest.raises(RecipeError, match="a `qwen2` model has no experts to share"):
+    with pytest.raises(RecipeError, match="a `qwen2` model has no experts to split"):
         transformer_config(read_shape(model("qwen2")), torch.float32, table)
 
 

@@ -212,7 +212,7 @@ def test_dp_reshardable_state_needs_full_save_for_other_tensor(pool, model, tmp_
     first = trainer(pool, narrow(folder, "DP2"))
     first.start()
     lab.save(first, tmp_path)
-    with pytest.raises(StorageError, match=r"saved under `tensor = 1`") as refused:
+    with pytest.raises(StorageError, match=r"saved with `tensor = 1`") as refused:
         trainer(pool, narrow(folder, "TP2")).load(tmp_path)
     assert refused.value.hint is not None
     assert "checkpoint.reshardable = full" in refused.value.hint

@@ -234,7 +234,7 @@ def test_layout_rejected_by_megatron_is_named_with_key(model):
     with pytest.raises(EnvironmentProblemError) as caught:
         MegatronRank(settings).start()
     assert caught.value.message == (
-        f"Megatron-Core cannot build `{model('qwen2')}` as `critic.parallel` asks: Cannot use sequence parallelism "
+        f"Megatron-Core cannot build `{model('qwen2')}` with this `critic.parallel`: Cannot use sequence parallelism "
         "without tensor parallelism"
     )
     assert caught.value.hint == "--set 'critic.parallel={}'"

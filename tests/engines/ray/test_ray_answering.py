@@ -22,7 +22,8 @@ def test_join_times_out_if_ray_does_not_answer(monkeypatch: pytest.MonkeyPatch) 
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(EnvironmentProblemError) as caught:
             join(address)
-    assert caught.value.message == f"no Ray answers at `cluster.ray_address = {address}`: no answer within 1 s"
+    message = caught.value.message
+    assert message == f"no Ray cluster answers at `cluster.ray_address = {address}`: no answer within 1 s"
     assert time.monotonic() - began < 10
 
 

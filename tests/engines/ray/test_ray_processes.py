@@ -183,7 +183,7 @@ def test_call_returns_replies_in_rank_order(processes):
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "nowhere"])
 def test_missing_ray_address_is_named_in_error(address):
-    with pytest.raises(EnvironmentProblemError, match=f"no Ray answers at `cluster.ray_address = {address}`"):
+    with pytest.raises(EnvironmentProblemError, match=f"no Ray cluster answers at `cluster.ray_address = {address}`"):
         RayCluster(
             DevicePlacement({"actor": 2}, colocated=True),
             address,
@@ -200,7 +200,7 @@ def test_processes_run_in_working_directory_of_command(cluster, group, tmp_path,
     assert made.call("folder") == [str(tmp_path)] * 2
     made.close()
     monkeypatch.setattr(Path, "cwd", lambda: tmp_path / "gone")
-    with pytest.raises(EnvironmentProblemError, match="is not on node"):
+    with pytest.raises(EnvironmentProblemError, match="is not accessible on node"):
         RayProcesses(group, cluster).call("folder")
 
 
@@ -306,7 +306,7 @@ def test_rendezvous_timeout_raises_named_error():
         address = f"127.0.0.1:{listener.getsockname()[1]}"
     patience = process_group.GroupTimeouts(meet_s=1.0, collective_s=60.0)
     with pytest.raises(
-        EnvironmentProblemError, match=rf"the 2 processes of a role have not met at {address} within 1 s"
+        EnvironmentProblemError, match=rf"the 2 processes of a role did not connect at {address} within 1 s"
     ):
         process_group.join(process_group.RankInfo(0, 2, address), patience)
 
@@ -328,8 +328,8 @@ def test_too_small_ray_error_explains_missing_slots(cluster, processes):
 @pytest.mark.parametrize(
     ("gpus", "cpus", "says"),
     [
-        (2, 12, "needs 3 GPUs (actor 3, critic 3, colocated), and the Ray at `a:1` has 2 GPUs on 1 nodes"),
-        (3, 5, "needs 6 processes (actor 3, critic 3, colocated), and the Ray at `a:1` has 5 CPU slots on 1 nodes"),
+        (2, 12, "needs 3 GPUs (actor 3, critic 3, colocated), but the Ray cluster at `a:1` has 2 GPUs on 1 nodes"),
+        (3, 5, "needs 6 processes (actor 3, critic 3, colocated), but the Ray cluster at `a:1` has 5 CPU slots on 1"),
     ],
 )
 def test_ray_requires_both_gpus_and_cpu_slots(monkeypatch, gpus, cpus, says):

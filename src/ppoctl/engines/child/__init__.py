@@ -1,2 +1,2 @@
-"""Objects in processes of their own on this machine, without Ray: `process` is the driver's side, `serving` the
-other; `output`: where one that was started by others prints."""
+"""Objects in separate processes on this machine, without Ray: `process` is the driver's side, `serving` the child's
+side, `output` redirects what a process prints."""

@@ -1,4 +1,4 @@
-"""Where a process that others started prints."""
+"""Redirection of what a child process prints."""
 
 import os
 import sys
@@ -7,8 +7,8 @@ from pathlib import Path
 
 
 def write_into(log: Path) -> None:
-    """Send what this process prints from now on, libraries in C++ included, to a file, behind what is there. Nothing
-    changes where the file cannot be opened: a process works without it."""
+    """Append everything that this process prints from now on, including C++ libraries, to a file. If the file cannot
+    be opened, nothing changes: the process works without it."""
     with suppress(OSError):
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):

@@ -1,10 +1,10 @@
-"""An object in a process of its own on this machine, without Ray: asked by a method's name, over a socket.
+"""An object in a separate process on this machine, without Ray: the driver calls its methods by name over a socket.
 
     driver: ChildProcess.begin("advance", ...) --> serving --> target.advance(...) --> Reply.answers()
 
-Light: it can be started before this process has imported anything that takes long. The child ends with its parent,
-however that ends, and hears none of the signals that are meant for it. After an error it is gone, and the next
-question starts it anew.
+Imports only the standard library, so that a child can be started before the driver's slow imports. The child ends
+with its parent, however the parent ends, and receives none of the parent's signals. After an error the child ends,
+and the next call restarts it.
 """
 
 import os
@@ -24,55 +24,55 @@ from ppoctl.activity import preparing
 from ppoctl.errors import ProcessLostError
 
 START = 0
-"""Number of the answer that says whether the object was made."""
+"""Number of the reply that reports whether the object was created."""
 
 
 @dataclass(frozen=True)
 class ChildFactory:
-    """What the process makes: a function of a module, called there with these arguments."""
+    """The object that the process creates: a function of a module, called there with these arguments."""
 
     entry: str
-    """Written as `module:function`."""
+    """Function, as `module:function`."""
     arguments: tuple[Any, ...]
     threads: int
-    """CPU threads to compute with."""
+    """Number of CPU threads."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What was raised there."""
+    """An exception that was raised in the child."""
 
     error: BaseException
     stack: str
-    """Its traceback, in words."""
+    """Formatted traceback."""
 
     def raised(self) -> BaseException:
-        """The error, with its stack as a note."""
-        self.error.add_note(f"in a process of its own:\n{self.stack}")
+        """Return the error, with its stack as a note."""
+        self.error.add_note(f"in a child process:\n{self.stack}")
         return self.error
 
 
 class ChildProcess:
-    """The process of one object. Nothing is started before it is first asked, or started ahead."""
+    """The process of one object. The first call starts it, unless it was prestarted."""
 
     def __init__(self, name: str, target: ChildFactory) -> None:
-        """`name` is for errors, and for whoever shows what is being prepared."""
+        """`name` is shown in errors and progress messages."""
         self.name = name
         self.target = target
         self._process: subprocess.Popen[bytes] | None = None
-        self._asked = START
+        self._last_number = START
         self._methods: dict[int, str] = {}
-        """What was asked of this process and is not answered, by number."""
+        """Pending calls: method by number."""
         self._answers: dict[int, tuple[Any, Failure | None]] = {}
-        """Answers that came while another one was waited for."""
+        """Replies that arrived while another reply was waited for."""
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started, and nothing went wrong since."""
+        """Whether the process was started and has had no error."""
         return self._process is not None
 
     def start(self) -> None:
-        """Start the process where it is not running, and go on."""
+        """Start the process if it is not running, without waiting for it."""
         if self._process is not None:
             return
         ours, theirs = socket.socketpair()
@@ -80,8 +80,8 @@ class ChildProcess:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "ppoctl.engines.child.serving"],
                 stdin=theirs.fileno(),
-                env={**os.environ, "OMP_NUM_THREADS": str(self.target.threads), "PYTHONPATH": _path()},
-                # Its own session: Ctrl-C and job signals reach the parent alone.
+                env={**os.environ, "OMP_NUM_THREADS": str(self.target.threads), "PYTHONPATH": _module_path()},
+                # A separate session: Ctrl-C and job signals reach only the parent.
                 start_new_session=True,
             )
         self._connection = Connection(ours.detach())
@@ -89,27 +89,27 @@ class ChildProcess:
         self._send(self.target)
 
     def wait_until_started(self) -> None:
-        """Start the process where it is not running, and wait until the object is made. Raises what making it raised,
-        or ProcessLostError."""
+        """Start the process if it is not running, and wait until the object is created. Raises the error of the
+        creation, or ProcessLostError."""
         self.start()
         if START in self._methods:
             with preparing(f"starting {self.name}"):
                 self._answer(START)
 
     def begin(self, method: str, *arguments: Any) -> "ChildReply":
-        """Ask, and go on, once the object is made."""
+        """Wait until the object is created, then start a call without waiting for its result."""
         self.wait_until_started()
-        self._asked += 1
-        self._methods[self._asked] = method
-        self._send((self._asked, method, arguments))
-        return ChildReply(self, self._asked)
+        self._last_number += 1
+        self._methods[self._last_number] = method
+        self._send((self._last_number, method, arguments))
+        return ChildReply(self, self._last_number)
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """The answer of a method."""
+        """Call a method and return its result."""
         return self.begin(method, *arguments).answers()[0]
 
     def close(self) -> None:
-        """End the process at once."""
+        """End the process immediately."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -120,23 +120,23 @@ class ChildProcess:
         process.wait()
 
     def answer(self, number: int) -> Any:
-        """Wait for the answer of this number. Raises what the method raised, or ProcessLostError; the process is then
-        gone."""
-        if number not in self._methods:  # asked of a process that is gone
+        """Wait for the result of the call with this number. Raises the method's error, or ProcessLostError; the
+        process has then ended."""
+        if number not in self._methods:  # the call went to a process that has ended
             raise self._lost(number)
         return self._answer(number)
 
     def _answer(self, number: int) -> Any:
         try:
             while number not in self._answers:
-                came, *said = self._connection.recv()
-                self._answers[came] = (said[0], said[1])
+                received, *content = self._connection.recv()
+                self._answers[received] = (content[0], content[1])
         except (EOFError, ConnectionError) as broken:
             lost = self._lost(number)
             self.close()
             raise lost from broken
         except BaseException:
-            self.close()  # in the middle of a message, perhaps
+            self.close()  # the interruption may have been in the middle of a message
             raise
         answer, failure = self._answers.pop(number)
         self._methods.pop(number)
@@ -146,7 +146,7 @@ class ChildProcess:
         return answer
 
     def _send(self, message: Any) -> None:
-        with suppress(ConnectionError):  # whoever waits for the answer hears that the process is gone
+        with suppress(ConnectionError):  # waiting for the reply raises the error that the process has ended
             self._connection.send(message)
 
     def _lost(self, number: int) -> ProcessLostError:
@@ -160,42 +160,42 @@ class ChildProcess:
 
 @dataclass(frozen=True)
 class ChildReply:
-    """An answer on its way (`weights.calls.Reply`)."""
+    """A pending result (`weights.engine_calls.Reply`)."""
 
     child: ChildProcess
     number: int
 
     def answers(self) -> list[Any]:
-        """Wait for it."""
+        """Wait for the result and return it in a list."""
         return [self.child.answer(self.number)]
 
 
-_ahead: list[ChildProcess] = []
+_prestarted: list[ChildProcess] = []
 
 
 @contextmanager
 def prestarted(*children: ChildProcess) -> Iterator[None]:
-    """Context in which these processes start beside whatever this one does, until `taken` finds them; at its end
-    those that nobody took are gone."""
+    """Context in which these processes start in parallel with the caller's work, until `taken` returns them. At the
+    end of the context, processes that were not taken are ended."""
     try:
         for child in children:
             child.start()
-            _ahead.append(child)
+            _prestarted.append(child)
         yield
     finally:
-        while _ahead:
-            _ahead.pop().close()
+        while _prestarted:
+            _prestarted.pop().close()
 
 
 def taken(target: ChildFactory) -> ChildProcess | None:
-    """The process that was started ahead to make this, which is the caller's from now on."""
-    for child in _ahead:
+    """Return the process that was prestarted with this target, which the caller then owns."""
+    for child in _prestarted:
         if child.target == target:
-            _ahead.remove(child)
+            _prestarted.remove(child)
             return child
     return None
 
 
-def _path() -> str:
-    """Where the child finds this very ppoctl."""
+def _module_path() -> str:
+    """Return the module search path with which the child imports this installation of ppoctl."""
     return os.pathsep.join(filter(None, (str(Path(ppoctl.__file__).parents[1]), os.environ.get("PYTHONPATH", ""))))

@@ -1,9 +1,9 @@
-"""The process that `process` starts: `python -m ppoctl.engines.child.serving`, with a socket as standard input.
+"""The child process that `process` starts: `python -m ppoctl.engines.child.serving`, with a socket as standard input.
 
-    comes: Target                          goes: (0, None, Failure or None)
-           (number, method, arguments)           (number, answer, Failure or None)
+    receives: ChildFactory                     sends: (0, None, Failure or None)
+              (number, method, arguments)             (number, result, Failure or None)
 
-It ends when the other end of the socket is closed, whatever it is doing: by its parent, or because that is gone.
+It ends whenever the other end of the socket is closed, by its parent or because the parent has ended.
 """
 
 import gc
@@ -23,58 +23,58 @@ from ppoctl.engines.child.process import START, ChildFactory, Failure
 
 
 def main() -> NoReturn:
-    """Make the object, and answer for it."""
+    """Create the object and serve calls of its methods."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the parent hears them, and ends us
+        signal.signal(number, signal.SIG_IGN)  # the parent receives them, and ends this process
     connection = Connection(os.dup(0))
     nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)  # whoever reads standard input must not take what is for us
+    os.dup2(nothing, 0)  # otherwise code that reads standard input would take messages of the parent
     os.close(nothing)
-    threading.Thread(target=_end_with, args=(connection.fileno(),), daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(connection.fileno(),), daemon=True).start()
     with suppress(EOFError, ConnectionError):
         _serve(connection)
     _end()
 
 
 def _serve(connection: Connection) -> None:
-    # What is imported stays: looking for garbage among it costs a third of the time that imports take.
+    # No garbage collection during imports: scanning what they create would take a third of the import time.
     gc.disable()
-    made, failure = _tried(_made, connection.recv())
+    target, failure = _call_safely(_create, connection.recv())
     gc.freeze()
     gc.enable()
     connection.send((START, None, failure))
     while failure is None:
         number, method, arguments = connection.recv()
-        connection.send((number, *_tried(_answered, made, method, arguments)))
-    connection.recv()  # nothing comes
+        connection.send((number, *_call_safely(_call, target, method, arguments)))
+    connection.recv()  # after a failure: wait until the parent closes the socket
 
 
-def _made(target: ChildFactory) -> Any:
+def _create(target: ChildFactory) -> Any:
     module, _, name = target.entry.partition(":")
     make = getattr(importlib.import_module(module), name)
     if (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(target.threads)  # and not by the variable alone, which others change
+        torch.set_num_threads(target.threads)  # other code may have changed OMP_NUM_THREADS
     return make(*target.arguments)
 
 
-def _answered(made: Any, method: str, arguments: tuple[Any, ...]) -> Any:
-    return getattr(made, method)(*arguments)
+def _call(target: Any, method: str, arguments: tuple[Any, ...]) -> Any:
+    return getattr(target, method)(*arguments)
 
 
-def _tried(function: Any, *arguments: Any) -> tuple[Any, Failure | None]:
+def _call_safely(function: Any, *arguments: Any) -> tuple[Any, Failure | None]:
     try:
         return function(*arguments), None
-    except BaseException as error:  # noqa: BLE001 - the parent raises it, whatever it is
+    except BaseException as error:  # noqa: BLE001 - the parent raises every error
         stack = "".join(traceback.format_exception(error))
         try:
             pickle.loads(pickle.dumps(error))
-        except Exception:  # noqa: BLE001 - whatever keeps it from travelling
+        except Exception:  # noqa: BLE001 - the error cannot be pickled, for any reason
             error = RuntimeError(f"{type(error).__name__}: {error}")
         return None, Failure(error, stack)
 
 
-def _end_with(socket: int) -> None:
-    """Wait until the other end is closed; a hang-up is told without being asked for."""
+def _end_with_parent(socket: int) -> None:
+    """End the process when the other end is closed; `poll` always reports a hang-up."""
     waiting = select.poll()
     waiting.register(socket, 0)
     waiting.poll()
@@ -82,7 +82,7 @@ def _end_with(socket: int) -> None:
 
 
 def _end() -> NoReturn:
-    # Taking torch and vLLM apart takes seconds, and frees nothing that the system does not.
+    # Shutting down torch and vLLM takes seconds and frees nothing that the operating system does not free.
     os._exit(0)
 
 

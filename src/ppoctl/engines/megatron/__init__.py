@@ -2,5 +2,5 @@
 
 from ppoctl.engines.megatron.import_megatron import import_megatron
 
-# Before any other module of this package: they import Megatron-Core by name.
+# Must precede all other modules of this package, which import Megatron-Core directly: it hides packages first.
 import_megatron()

@@ -1,12 +1,13 @@
 """Causal self-attention over packed sequences, as a Megatron-Core core-attention module.
 
 Letters: N packed tokens of this rank, K tokens that they see, H query heads, G key/value heads, D channels of a head.
-No padding is computed: a sequence never sees another because it is a call of its own (CPU), or because the kernel is
-told the boundaries (varlen flash attention on GPU). Where context ranks split the tokens (`context`), a call is a
-piece of a sequence, and its keys are that sequence up to the piece's last token; else pieces are whole sequences.
+No padding is computed. Sequences cannot see each other: on a CPU each sequence is a separate call, on a GPU the
+kernel receives the boundaries (varlen flash attention). If context ranks split the tokens (`context_parallel`), a
+call handles a piece of a sequence, and its keys are that sequence up to the piece's last token. Otherwise pieces are
+full sequences.
 
-RoPE happens here too. Megatron-Core's own packed path asks the device for the sequence lengths and recomputes sine
-and cosine twice per layer; here the model makes them once per microbatch.
+RoPE is applied here too. Megatron-Core's own packed path reads the sequence lengths from the device and recomputes
+sine and cosine twice per layer; here the model computes them once per microbatch.
 """
 
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from ppoctl.engines.megatron.packed_input import PackedInput, RopeTables
 
 
 class PackedCausalAttention(MegatronModule):
-    """What `SelfAttention` calls between its projections. Without parameters, without dropout."""
+    """The core attention of `SelfAttention`, between its projections. No parameters, no dropout."""
 
     def __init__(self, config: TransformerConfig, layer_number: int, **_: Any) -> None:
         super().__init__(config=config)
@@ -43,7 +44,7 @@ class PackedCausalAttention(MegatronModule):
         attn_mask_type: AttnMaskType = AttnMaskType.causal,
         attention_bias: None = None,
     ) -> Float[Tensor, "N HxD"]:
-        """Attention output of each token, heads side by side."""
+        """Return the attention output of each token, with the heads concatenated."""
         assert (attention_mask, attention_bias) == (None, None), "packed sequences need no mask"
         assert attn_mask_type is AttnMaskType.causal, "the models trained here are causal"
         assert packed_seq_params.rope is not None, "the model fills in the RoPE tables"
@@ -57,7 +58,7 @@ class PackedCausalAttention(MegatronModule):
         value: Float[Tensor, "N G D"],
         packed: PackedInput,
     ) -> Float[Tensor, "N H D"]:
-        """Attention output for rotated queries and keys; every context rank takes part."""
+        """Return the attention output for rotated queries and keys. Collective over the context ranks."""
         if packed.context is not None:
             key, value = packed.context.seen(key, value)
         return self.attend_pieces(query, key, value, packed)
@@ -69,7 +70,7 @@ class PackedCausalAttention(MegatronModule):
         value: Float[Tensor, "K G D"],
         packed: PackedInput,
     ) -> Float[Tensor, "N H D"]:
-        """Attention output of each piece over the keys it sees."""
+        """Return the attention output of each piece over the keys that it sees."""
         kernel = _varlen if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) else _per_piece
         return kernel(query, key, value, packed, self.softmax_scale)
 
@@ -77,14 +78,14 @@ class PackedCausalAttention(MegatronModule):
 def _per_piece(
     query: Tensor, key: Tensor, value: Tensor, packed: PackedInput, scale: float | None
 ) -> Float[Tensor, "N H D"]:
-    """torch's scaled-dot-product attention, one call per piece, on views of the packed tensors.
+    """Compute attention by torch's scaled-dot-product attention, one call per piece, on views of the packed tensors.
 
-    On a CPU in float32 whatever the model's dtype: torch's bfloat16 backward takes 1.5 to 4 times as long for
-    sequences up to 500 tokens, and about 0.8 times as long at 1,000.
+    On a CPU always in float32: torch's bfloat16 backward takes 1.5 to 4 times as long for sequences up to 500 tokens,
+    and about 0.8 times as long at 1,000.
     """
     dtype = query.dtype
     if query.is_cuda:
-        # For fewer key heads than query heads torch has one float32 kernel on a GPU, which keeps all S x S scores.
+        # With fewer key heads than query heads, torch's only float32 kernel on a GPU keeps all S x S scores.
         key, value = (x.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for x in (key, value))
     else:
         query, key, value = query.float(), key.float(), value.float()
@@ -106,14 +107,14 @@ def _per_piece(
 
 
 def pieces(query: Tensor, key: Tensor, value: Tensor, packed: PackedInput) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Queries, keys and values of each piece."""
+    """Yield queries, keys and values of each piece."""
     seen = list(packed.key_lengths)
     return zip(query.split(list(packed.query_lengths)), key.split(seen), value.split(seen), strict=True)
 
 
 def sees(queries: int, keys: int, device: torch.device, window: int | None = None) -> Bool[Tensor, "queries keys"]:
-    """Which keys (columns) each query (row) sees: those up to its own, of them the last `window`. The last query and
-    the last key are the same token."""
+    """Return which keys (columns) each query (row) sees: the last `window` keys up to its own position. The last
+    query and the last key belong to the same token."""
     own = keys - queries
     causal = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(own)
     return causal if window is None else causal.triu(own + 1 - window)
@@ -122,7 +123,7 @@ def sees(queries: int, keys: int, device: torch.device, window: int | None = Non
 def _varlen(
     query: Tensor, key: Tensor, value: Tensor, packed: PackedInput, scale: float | None
 ) -> Float[Tensor, "N H D"]:
-    """torch's variable-length flash attention; needs CUDA and half precision."""
+    """Compute attention by torch's variable-length flash attention; requires CUDA and half precision."""
     from torch.nn.attention.varlen import varlen_attn
 
     output = varlen_attn(
@@ -134,7 +135,7 @@ def _varlen(
         packed.max_seqlen_q,
         packed.max_seqlen_kv,
         scale=scale,
-        window_size=(-1, 0),  # all tokens before, none after: causal, counted from the ends of queries and keys
+        window_size=(-1, 0),  # all earlier tokens and no later ones: causal, aligned at the ends of queries and keys
         enable_gqa=query.shape[1] != key.shape[1],
     )
     assert isinstance(output, Tensor)
@@ -142,7 +143,7 @@ def _varlen(
 
 
 class _Rope(torch.autograd.Function):
-    """Rotation of channel pairs (i, i + D/2); its transpose is the rotation by the opposite angle."""
+    """Rotation of channel pairs (i, i + D/2). The transpose is the rotation by the opposite angle."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -164,5 +165,6 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, *, direction: int) -> Tensor:
 
 
 def apply_rope(x: Float[Tensor, "N heads D"], tables: RopeTables) -> Float[Tensor, "N heads D"]:
-    """Rotary position embedding (Su et al. 2021) in the half-split layout of Llama and Qwen."""
+    """Apply rotary position embedding (Su et al. 2021, arXiv:2104.09864) in the half-split layout of Llama and
+    Qwen."""
     return _Rope.apply(x, tables.cos, tables.sin)

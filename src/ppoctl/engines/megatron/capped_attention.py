@@ -1,7 +1,7 @@
 """Causal attention with capped scores and a sliding window (Gemma 2), over packed sequences.
 
-Neither torch's scaled-dot-product attention nor its variable-length kernel caps scores, so they are written out, one
-sequence at a time, on CPU and GPU alike: memory grows with the square of a sequence's length.
+Neither torch's scaled-dot-product attention nor its variable-length kernel caps scores. The scores are therefore
+materialized, one sequence at a time, on CPU and GPU: memory grows with the square of the sequence length.
 """
 
 from typing import Any
@@ -16,8 +16,8 @@ from ppoctl.engines.megatron.packed_input import PackedInput
 
 
 class CappedAttention(PackedCausalAttention):
-    """`softcap`: c of c tanh(score / c), None: scores as they are. `window`: how many tokens a token sees, itself
-    included, None: all before it."""
+    """`softcap`: c in c tanh(score / c); None: no cap. `window`: number of tokens that a token sees, including
+    itself; None: all earlier tokens."""
 
     def __init__(
         self, config: TransformerConfig, *, softcap: float | None, window: int | None, **settings: Any
@@ -27,13 +27,14 @@ class CappedAttention(PackedCausalAttention):
         self.window = window
 
     def attend_pieces(self, query: Tensor, key: Tensor, value: Tensor, packed: PackedInput) -> Float[Tensor, "N H D"]:
-        return torch.cat([self._one(*piece) for piece in pieces(query, key, value, packed)])
+        return torch.cat([self._attend_piece(*piece) for piece in pieces(query, key, value, packed)])
 
-    def _one(
+    def _attend_piece(
         self, query: Float[Tensor, "S H D"], key: Float[Tensor, "T G D"], value: Float[Tensor, "T G D"]
     ) -> Float[Tensor, "S H D"]:
-        """Attention output of one piece; scores in the model's dtype, softmax in float32, as in transformers."""
-        grouped = query.unflatten(1, (key.shape[1], -1))  # S, groups, heads of a group, D
+        """Return the attention output of one piece. Scores are in the model's dtype, the softmax in float32, as in
+        transformers."""
+        grouped = query.unflatten(1, (key.shape[1], -1))  # [S, groups, heads per group, D]
         scores = torch.einsum("sghd,tgd->ghst", grouped, key) * self.softmax_scale
         if self.softcap is not None:
             scores = torch.tanh(scores / self.softcap) * self.softcap

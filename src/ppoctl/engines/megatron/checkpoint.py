@@ -1,8 +1,8 @@
-"""Whole training states (weights, main weights, moments, step counts) through Megatron-Core's dist_checkpointing.
+"""Complete training states (weights, main weights, moments, step counts) in Megatron-Core's dist_checkpointing.
 
-The format is Megatron's torch_dist, so a state can be read under another parallel layout. What differs from its
-default: the files are written by this process (see `state_writer`), everything is flushed before a save is finished,
-and `load` refuses a state with anything missing, left over or of another shape.
+The format is Megatron's torch_dist, so a state can be loaded with another parallel layout. Differences from
+Megatron's default: this process writes the files (see `state_writer`), and all data are flushed before a save is
+finished. `load` rejects a state with missing or extra tensors, or tensors of another shape.
 """
 
 import warnings
@@ -43,7 +43,7 @@ _UNREADABLE = (OSError, CheckpointingException, KeyError, ValueError, RuntimeErr
 
 @dataclass(frozen=True)
 class TrainerState:
-    """What a state is of."""
+    """The objects that a state consists of."""
 
     stages: Sequence[DistributedDataParallel]
     optimizer: MegatronOptimizer
@@ -52,8 +52,8 @@ class TrainerState:
 
 
 def begin_save(trained: TrainerState, folder: Path, *, reshardable: str, in_background: bool) -> RankSaving:
-    """Begin to write the state into the existing empty `folder`; `finish_save` ends it. In the background: returns
-    when the state is copied. Collective. Raises StorageError."""
+    """Begin to write the state into the existing empty `folder`; `finish_save` completes it. In the background,
+    returns as soon as the state is copied. Collective. Raises StorageError."""
     with _named_save_errors(folder), _without_torch_deprecations():
         state = _sharded_state(trained, reshardable, is_loading=False)
         writer = StateWriter(_copier(trained, state, reshardable) if in_background else None)
@@ -62,19 +62,19 @@ def begin_save(trained: TrainerState, folder: Path, *, reshardable: str, in_back
 
 
 def finish_save(saving: RankSaving, folder: Path) -> dict[str, FileDigest]:
-    """The files that this rank has written, once all ranks have. Collective. Raises StorageError."""
+    """Return the files that this rank has written, after all ranks have. Collective. Raises StorageError."""
     with _named_save_errors(folder):
         return saving.finish(folder)
 
 
 def load_state(trained: TrainerState, folder: Path) -> None:
-    """Make model and optimizer what they were when `folder` was saved, bit for bit.
+    """Restore model and optimizer to the state saved in `folder`, bit for bit.
 
-    Raises StorageError when a part is missing, does not fit, or cannot be read; the model is then undefined.
+    Raises StorageError if a part is missing, does not fit, or cannot be read; the model is then undefined.
     """
     for name in _ALWAYS_THERE:
         if not (folder / name).is_file():
-            raise StorageError(f"no whole saved state in `{folder}`: `{name}` is missing")
+            raise StorageError(f"no complete saved state in `{folder}`: `{name}` is missing")
     optimizer, loader = trained.optimizer, DataOnly(read_metadata(folder))
     try:
         with _without_torch_deprecations():
@@ -85,7 +85,7 @@ def load_state(trained: TrainerState, folder: Path) -> None:
             loaded = dist_checkpointing.load(
                 template, str(folder), loader, CommonDataOnly(), strict=StrictHandling.RAISE_ALL
             )
-        _restore_what_is_empty(loaded["optimizer"])
+        _restore_empty_fields(loaded["optimizer"])
         for key, stage in _by_key(trained.stages):
             stage.module.load_state_dict(loaded[key])
         optimizer.load_state_dict(loaded["optimizer"])
@@ -110,13 +110,13 @@ def _sharded_state(trained: TrainerState, reshardable: str, *, is_loading: bool)
         "distrib_optim_fully_reshardable_mem_efficient": True,
     }
     weights = {key: stage.module.sharded_state_dict(metadata=metadata) for key, stage in _by_key(trained.stages)}
-    of_optimizer = weights["model"] if len(weights) == 1 else weights
-    moments = trained.optimizer.sharded_state_dict(of_optimizer, is_loading, metadata=metadata)
+    optimizer_weights = weights["model"] if len(weights) == 1 else weights
+    moments = trained.optimizer.sharded_state_dict(optimizer_weights, is_loading, metadata=metadata)
     layout = {**trained.parallel.model_dump(), "reshardable": reshardable}
     state = {**weights, "of": _model_of(trained), "layout": layout, "optimizer": moments}
     for value in nested_values(state):
         if isinstance(value, ShardedTensor):
-            # Megatron tolerates another vocabulary padding; here a different shape is a different model.
+            # Megatron accepts a different vocabulary padding; here a different shape means a different model.
             value.allow_shape_mismatch = False
     if not is_loading:
         blank_padding(moments)
@@ -124,39 +124,40 @@ def _sharded_state(trained: TrainerState, reshardable: str, *, is_loading: bool)
 
 
 def _copier(trained: TrainerState, state: dict[str, Any], reshardable: str) -> Callable[[Tensor], Tensor]:
-    """Copies a tensor that training will change while files are written. What was gathered for this save is nobody
-    else's, and is not copied again."""
+    """Return a function that copies tensors which training will change while files are written. Tensors that were
+    gathered for this save belong to no other object and are not copied again."""
     is_gathered = trained.parallel.distributed_optimizer and reshardable == "full"
     parts = nested_values(state["optimizer"]) if is_gathered else ()
-    gathered = {_place(part.data) for part in parts if isinstance(part, ShardedTensor | ShardedTensorFactory)}
+    gathered = {_address(part.data) for part in parts if isinstance(part, ShardedTensor | ShardedTensorFactory)}
     device = next(trained.stages[0].parameters()).device
     staging = PinnedStaging(device) if device.type == "cuda" else None
 
     def copied(tensor: Tensor) -> Tensor:
-        if _place(tensor) in gathered:
+        if _address(tensor) in gathered:
             return tensor
         return staging.copied(tensor) if staging and tensor.is_cuda else tensor.detach().to("cpu", copy=True)
 
     return copied
 
 
-def _place(tensor: Tensor) -> int:
+def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
 def _model_of(trained: TrainerState) -> dict[str, Any]:
-    """What tensors do not tell: two vocabularies may be padded to the same size."""
+    """Return the shape of the model, which tensors do not determine: two vocabularies may have the same padded
+    size."""
     return asdict(trained.stages[0].module.settings.shape)
 
 
 def _require_same(saved: Any, trained: TrainerState, folder: Path) -> None:
-    """A field that the state's version did not have yet had its default then."""
-    usual = {field.name: field.default for field in fields(trained.stages[0].module.settings.shape)}
-    found = {**usual, **(saved or {})}
-    differing = [name for name, value in _model_of(trained).items() if found[name] != value]
+    """Raise StorageError if the state belongs to another model. Fields that older states lack have their defaults."""
+    defaults = {field.name: field.default for field in fields(trained.stages[0].module.settings.shape)}
+    saved_shape = {**defaults, **(saved or {})}
+    differing = [name for name, value in _model_of(trained).items() if saved_shape[name] != value]
     if differing:
         raise StorageError(
-            f"saved state in `{folder}` cannot be read: of another model ({', '.join(differing)} differ)"
+            f"saved state in `{folder}` cannot be read: it belongs to another model ({', '.join(differing)} differ)"
         )
 
 
@@ -164,11 +165,11 @@ def _require_layout(saved: dict[str, Any], trained: TrainerState, folder: Path) 
     keys = what_differs(saved, trained.parallel.model_dump())
     if not keys:
         return
-    under = ", ".join(f"`{key} = {str(saved[key]).lower()}`" for key in keys)
-    hint = "load it under that layout; with `checkpoint.reshardable = full` it is saved for any"
+    saved_with = ", ".join(f"`{key} = {str(saved[key]).lower()}`" for key in keys)
+    hint = "load it with that layout; with `checkpoint.reshardable = full` a state can be loaded with any layout"
     if "distributed_optimizer" in keys:
-        hint = "keep `distributed_optimizer` as it was; no state fits the other kind of optimizer"
-    raise StorageError(f"saved state in `{folder}` cannot be read: it was saved under {under}", hint=hint)
+        hint = "keep `distributed_optimizer` as it was; a state cannot be loaded by the other kind of optimizer"
+    raise StorageError(f"saved state in `{folder}` cannot be read: it was saved with {saved_with}", hint=hint)
 
 
 @contextmanager
@@ -182,25 +183,25 @@ def _named_save_errors(folder: Path) -> Iterator[None]:
 
 
 def _by_key(stages: Sequence[DistributedDataParallel]) -> list[tuple[str, DistributedDataParallel]]:
-    """Megatron-Core's names for one and for several pipeline stages."""
+    """Return the stages with Megatron-Core's names for a single stage and for several."""
     return [("model" if len(stages) == 1 else f"model{number}", stage) for number, stage in enumerate(stages)]
 
 
 @contextmanager
 def _without_torch_deprecations() -> Iterator[None]:
-    """Megatron-Core 0.16 calls what torch 2.13 is about to replace; nothing a user can act on."""
+    """Context without the deprecation warnings of torch 2.13 about Megatron-Core 0.16, which users cannot act on."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`load_state_dict` is deprecated", category=FutureWarning)
         warnings.filterwarnings("ignore", message="Please use DTensor instead", category=FutureWarning)
         yield
 
 
-def _restore_what_is_empty(saved: dict[Any, Any]) -> None:
-    """The format leaves out the step count of 0 of a state saved before the first optimizer step, and what the
-    experts' optimizer has of main weights on a pipeline rank without experts: none."""
-    for part in saved.values() if 0 in saved else (saved,):  # experts have an optimizer of their own, the second
-        inner = part.get("optimizer", part)  # nested beside the main weights in bfloat16
+def _restore_empty_fields(saved: dict[Any, Any]) -> None:
+    """Add empty fields that the format omits: the step count 0 of a state saved before the first optimizer step, and
+    the main weights of the experts' optimizer on a pipeline rank without experts."""
+    for part in saved.values() if 0 in saved else (saved,):  # experts have a separate optimizer, the second one
+        inner = part.get("optimizer", part)  # in bfloat16, nested next to the main weights
         if inner is not part:
             part.setdefault("fp32_from_fp16_params", [])
-        if "state" in inner:  # a distributed optimizer keeps its count elsewhere
+        if "state" in inner:  # a distributed optimizer stores its count elsewhere
             inner["state"].setdefault("common_step", torch.zeros((), dtype=torch.float32))

@@ -1,4 +1,4 @@
-"""What a checkpoint says about some sequences, in float32, without an optimizer: for comparing checkpoints."""
+"""Outputs of a checkpoint for some sequences, in float32, without an optimizer: to compare checkpoints."""
 
 from pathlib import Path
 
@@ -25,8 +25,8 @@ _CHUNK_TOKENS = 256
 
 
 class CheckpointScorer:
-    """A torch_dist checkpoint as a model of one process, whatever layout it was saved under. `rounded_to`: weights
-    are rounded to that dtype first."""
+    """A torch_dist checkpoint, saved with any layout, as a model of one process. `rounded_to`: dtype to which the
+    weights are rounded first."""
 
     def __init__(self, folder: Path, shape: ModelShape, role: Role, rounded_to: torch.dtype | None) -> None:
         device = this_device()
@@ -43,18 +43,18 @@ class CheckpointScorer:
         self._device = device
 
     def score(self, sequences: Sequences) -> TokenOutputs:
-        """Log-probs of the response tokens with the entropies of their distributions, or values."""
-        cut = MicrobatchPlan(
+        """Return log-probs and entropies of the response tokens, or values."""
+        plan = MicrobatchPlan(
             batching=BySequences(microbatch_seqs=sequences.num_seqs, logits_chunk_tokens=_CHUNK_TOKENS),
             reading=ReadSettings(self._device, OutputRequest(entropy=True)),
             cost=self._cost,
             with_gradient=False,
         )
-        microbatches = cut_rows(sequences, torch.arange(sequences.num_seqs), cut)
+        microbatches = cut_rows(sequences, torch.arange(sequences.num_seqs), plan)
         with megatron_device():
             return share_of(microbatches, run_forward(self._stages, microbatches)).said
 
     def use_head(self, weight: Tensor) -> None:
-        """Values by another head. [1 hidden]"""
+        """Replace the value head. Shape of `weight`: [1 hidden]."""
         with torch.no_grad():
             self._stages[0].output_layer.weight.copy_(weight)

@@ -1,8 +1,8 @@
-"""`ModelShape` -> Megatron-Core's configuration.
+"""Conversion of a `ModelShape` to Megatron-Core's configuration.
 
-No auxiliary load-balancing loss: PPO's objective is the whole loss, and its updates are replayed from recorded
-figures. A term that depends on which tokens share a microbatch would make memory settings change the gradient. No
-capacity either: every token reaches all experts it chose, so nothing depends on the company it is packed with.
+No auxiliary load-balancing loss: PPO's objective is the complete loss, and its updates are replayed from recorded
+numbers. A term that depends on which tokens share a microbatch would make memory settings change the gradient. No
+expert capacity either: every token reaches all experts that it chose, so results do not depend on how it is packed.
 """
 
 from functools import partial
@@ -21,8 +21,8 @@ _ACTIVATIONS = {"silu": F.silu, "gelu_pytorch_tanh": partial(F.gelu, approximate
 
 _RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
-    # Megatron-Core's default is the attention, for kernels that keep all scores; the ones here keep none, and the MLP
-    # has most of the rest. The norms, another choice, need Transformer Engine.
+    # Megatron-Core's default is to recompute attention, for kernels that keep all scores. The kernels here keep none,
+    # and the MLP has most of the rest. Norms, another choice, require Transformer Engine.
     "selective": {"recompute_granularity": "selective", "recompute_modules": ["mlp", "moe"]},
     "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
 }
@@ -31,17 +31,17 @@ _RECOMPUTE: dict[str, dict[str, Any]] = {
 def transformer_config(
     shape: ModelShape, dtype: torch.dtype, parallel: ParallelTable, recompute: Recompute = "none"
 ) -> TransformerConfig:
-    """Megatron-Core's configuration; `dtype` is that of weights and activations.
+    """Return Megatron-Core's configuration; `dtype` is the dtype of weights and activations.
 
-    Weights are always loaded, so nothing is initialised. Fusions that need Apex or CUDA extensions are off; those of
-    Transformer Engine come with its layer spec. Losses arrive already divided by the global token count, hence
-    `calculate_per_token_loss`: neither the schedule nor the gradient buffers may average again.
+    Weights are always loaded, so none are initialized. Fusions that require Apex or CUDA extensions are off; those of
+    Transformer Engine come with its layer spec. Losses are already divided by the global token count, hence
+    `calculate_per_token_loss`: otherwise the schedule and the gradient buffers would average again.
 
-    Raises RecipeError when `parallel` shares experts that the model does not have.
+    Raises RecipeError if `parallel` splits experts that the model does not have.
     """
     if shape.experts is None and parallel.expert_ranks > 1:
         written = f"`parallel.expert = {parallel.expert}`, `parallel.expert_tensor = {parallel.expert_tensor}`"
-        raise RecipeError(f"{written}: a `{shape.family}` model has no experts to share", hint="set both to 1")
+        raise RecipeError(f"{written}: a `{shape.family}` model has no experts to split", hint="set both to 1")
     return TransformerConfig(
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
@@ -65,7 +65,7 @@ def transformer_config(
         calculate_per_token_loss=True,
         use_cpu_initialization=not on_gpu(),
         perform_initialization=False,
-        moe_token_dispatcher_type="alltoall",  # the default forbids lengths that vary, even without experts
+        moe_token_dispatcher_type="alltoall",  # the default forbids variable lengths, even without experts
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
         bias_dropout_fusion=False,
@@ -80,26 +80,26 @@ def transformer_config(
 
 
 def _layout(parallel: ParallelTable) -> dict[str, Any]:
-    """What it says about the ranks."""
+    """Return the part of the configuration that describes the ranks."""
     return {
         "tensor_model_parallel_size": parallel.tensor,
         "pipeline_model_parallel_size": parallel.pipeline,
         "virtual_pipeline_model_parallel_size": parallel.virtual_pipeline,
-        # Interleaved, both neighbours of a rank may be the same one: in a batch of messages it would take the one
-        # for the other. Without batches each call sends in one direction, and messages pair by their order.
+        # With interleaving, both neighbours of a rank may be the same rank: a batch of messages would confuse the two
+        # directions. Without batches each call sends in one direction, and messages are matched by their order.
         "overlap_p2p_comm": parallel.stages_per_rank > 1,
         "batch_p2p_comm": parallel.stages_per_rank == 1,
         "num_layers_in_first_pipeline_stage": parallel.first_stage_layers,
         "num_layers_in_last_pipeline_stage": parallel.last_stage_layers,
         "sequence_parallel": parallel.sequence,
         "context_parallel_size": parallel.context,
-        "cp_comm_type": None,  # how Transformer Engine's attention would exchange keys; ours gathers them
+        "cp_comm_type": None,  # how Transformer Engine's attention exchanges keys; ours gathers them
         "variable_seq_lengths": parallel.pipeline > 1,  # packed microbatches differ in length
     }
 
 
 def _experts(experts: ExpertShape, parallel: ParallelTable) -> dict[str, Any]:
-    """What it says about a mixture of experts."""
+    """Return the part of the configuration that describes a mixture of experts."""
     return {
         "num_moe_experts": experts.count,
         "moe_layer_freq": [int(has_experts) for has_experts in experts.layers],
@@ -109,7 +109,7 @@ def _experts(experts: ExpertShape, parallel: ParallelTable) -> dict[str, Any]:
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
         "moe_expert_capacity_factor": None,
-        "moe_permute_fusion": False,  # needs Transformer Engine
+        "moe_permute_fusion": False,  # requires Transformer Engine
         "moe_shared_expert_intermediate_size": experts.shared_ffn_hidden_size,
         "moe_shared_expert_gate": experts.shared_gate,
         "expert_model_parallel_size": parallel.expert,

@@ -1,10 +1,10 @@
-"""Lets Megatron-Core run where there is no CUDA. The one module that knows how; inert where CUDA is available.
+"""Lets Megatron-Core run without CUDA. All code for this is in this module; it does nothing if CUDA is available.
 
-Megatron-Core's mathematics is device-free, but its scaffolding names the device: `torch.cuda.current_device()` as
-`device=`, literal `device="cuda"`, comparisons of `Tensor.type()` with `"torch.cuda.FloatTensor"`, and a stream on
-which the counts of tokens per expert are copied to the host. Inside `megatron_device()` these answer for the CPU, and
-gloo gathers tensors of different lengths, which it cannot by itself; outside, torch is untouched, so other users of
-torch in the process (vLLM, whichever is imported first) see nothing of it. It does not touch numerics.
+Megatron-Core's mathematics does not depend on the device, but the code around it does: `torch.cuda.current_device()`
+as `device=`, literal `device="cuda"`, comparisons of `Tensor.type()` with `"torch.cuda.FloatTensor"`, and a stream on
+which the counts of tokens per expert are copied to the host. Inside `megatron_device()` these work for the CPU, and
+gloo can gather tensors of different lengths. Outside, torch is unchanged, so other users of torch in the process
+(vLLM, imported earlier or later) are not affected. Numerics do not change.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -20,8 +20,8 @@ from ppoctl.machine.device import on_gpu
 
 
 class _CpuInsteadOfCuda(TorchFunctionMode):
-    """Rewrites `device="cuda"` of factory calls, leaves `Tensor.cuda()` where it is, and answers `Tensor.type()` as
-    if the tensor lay on a GPU."""
+    """Mode in which `device="cuda"` in factory calls means the CPU, `Tensor.cuda()` does nothing, and `Tensor.type()`
+    reports a CUDA type."""
 
     def __torch_function__(
         self,
@@ -40,7 +40,7 @@ class _CpuInsteadOfCuda(TorchFunctionMode):
 
 
 class _NoStream:
-    """A CUDA stream, and an event on it, where everything is done when the call returns."""
+    """Substitute for a CUDA stream and its events on a CPU, where work is complete when the call returns."""
 
     def wait_stream(self, other: "_NoStream") -> None:
         pass
@@ -53,8 +53,8 @@ class _NoStream:
 
 
 def _token_counts(tensor: Any, *, as_numpy: bool = False, record_stream: bool = False) -> Any:  # noqa: ARG001
-    """For Megatron-Core's `maybe_move_tensor_to_cpu`, which leaves alone what is on the CPU already: collectives do
-    not take tensors as sizes."""
+    """Replace Megatron-Core's `maybe_move_tensor_to_cpu`, which does not convert tensors that are on the CPU already:
+    collectives do not accept tensors as sizes."""
     return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
 
@@ -62,7 +62,7 @@ _all_gather = torch.distributed.all_gather
 
 
 def _uneven_all_gather(tensors: list[Tensor], mine: Tensor, group: Any = None, **settings: Any) -> Any:
-    """torch's, for tensors that may differ in length."""
+    """Replace torch's `all_gather` by a version for tensors that may differ in length."""
     if len({len(tensor) for tensor in tensors}) == 1:
         return _all_gather(tensors, mine, group=group, **settings)
     for rank, tensor in enumerate(tensors):
@@ -78,7 +78,7 @@ _active = False
 
 @contextmanager
 def megatron_device() -> Iterator[None]:
-    """Within it Megatron-Core's scaffolding runs on this machine's device. Re-entrant; does nothing with CUDA."""
+    """Context in which Megatron-Core runs on this machine's device. Reentrant; does nothing with CUDA."""
     global _active
     if _active or on_gpu():
         yield
@@ -96,7 +96,7 @@ def megatron_device() -> Iterator[None]:
             patch.object(torch.cuda, "stream", lambda _: nullcontext()),
             patch.object(token_dispatcher, "maybe_move_tensor_to_cpu", _token_counts),
             patch.object(torch.distributed, "all_gather", _uneven_all_gather),
-            # Recomputed activations: the state of a generator that nothing here draws from.
+            # Activation recomputation saves the state of a CUDA random generator, which the models here do not use.
             patch(f"{_RANDOM}._get_cuda_rng_state", lambda *_, **__: None),
             patch(f"{_RANDOM}._set_cuda_rng_state", lambda *_, **__: None),
             _CpuInsteadOfCuda(),

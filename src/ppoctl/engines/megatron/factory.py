@@ -1,4 +1,4 @@
-"""Recipe tables -> the settings of a trainer. What `wire` calls."""
+"""Conversion of recipe tables to the settings of a trainer, called by `wire`."""
 
 import torch
 
@@ -15,7 +15,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def trainer_settings(recipe: Recipe, role: str) -> TrainerSettings:
-    """What each process of the role is made from."""
+    """Return the settings from which each process of the role creates its model."""
     table = recipe.actor if role == "actor" else recipe.critic
     model = model_of(recipe, role)
     return TrainerSettings(
@@ -26,29 +26,29 @@ def trainer_settings(recipe: Recipe, role: str) -> TrainerSettings:
         recompute=table.recompute,
         parallel=layouts(recipe)[role],
         reshardable=saved_layout(recipe, role)["reshardable"],
-        collective_s=_patience_s(recipe),
+        collective_s=_collective_timeout_s(recipe),
     )
 
 
 def reward_settings(recipe: Recipe, key: KeyPath) -> TrainerSettings:
-    """What each process of the reward model at this key is made from. Raises MissingAssetError where its folder is
-    not here."""
+    """Return the settings from which each process of the reward model at this key creates it. Raises
+    MissingAssetError if its folder is not on this machine."""
     table = reward_models(recipe)[key]
-    most = reward_tokens(table, read_shape(model_folder(table.path)))
+    max_tokens = reward_tokens(table, read_shape(model_folder(table.path)))
     return TrainerSettings(
         role=dotted(key),
         model=table.path,
         dtype=DTYPES[table.dtype],
-        batching=ByTokens(max_tokens_per_microbatch=most),
+        batching=ByTokens(max_tokens_per_microbatch=max_tokens),
         parallel=table.parallel or ParallelTable(),
-        collective_s=_patience_s(recipe),
+        collective_s=_collective_timeout_s(recipe),
         label=table.label,
     )
 
 
-def _patience_s(recipe: Recipe) -> float:
-    """How long ranks wait for each other: the driver's deadline of one answer comes first, and then a minute to say
-    who is late."""
+def _collective_timeout_s(recipe: Recipe) -> float:
+    """Return how long ranks wait for each other. It must exceed the driver's deadline of a call by a minute: the
+    driver has to report which ranks are late before a collective fails."""
     cluster = recipe.cluster
-    own = (cluster.forward_deadline_s, cluster.update_deadline_s, cluster.save_deadline_s)
-    return max(filter(None, (cluster.call_deadline_s, *own))) + cluster.start_deadline_s + 60.0
+    deadlines = (cluster.forward_deadline_s, cluster.update_deadline_s, cluster.save_deadline_s)
+    return max(filter(None, (cluster.call_deadline_s, *deadlines))) + cluster.start_deadline_s + 60.0

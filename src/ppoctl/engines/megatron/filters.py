@@ -1,7 +1,8 @@
-"""Truncated sampling as the generator does it: which ids a distribution keeps, as one threshold per position.
+"""Truncated sampling as in the generator: which ids a distribution keeps, as one threshold per position.
 
-An id is kept where its logit reaches the threshold. On a split vocabulary the ranks find it together from a few
-numbers per position, and logits are never gathered; all ranks therefore go through the same positions together.
+An id is kept if its logit reaches the threshold. With a split vocabulary the ranks compute the threshold together
+from a few numbers per position; logits are never gathered. All ranks must therefore process the same positions
+together.
 """
 
 import math
@@ -13,23 +14,23 @@ from torch import Tensor
 from ppoctl.ports import OutputRequest
 
 RankGroup = torch.distributed.ProcessGroup | None
-"""The ranks that have the other ids; None: there are none."""
+"""The ranks that hold the other ids. None: there are none."""
 
 LEFT_OUT = -1e9
-"""Logit of an id that is not kept: its probability is 0, and 0 times its log-prob is 0 and not NaN."""
+"""Logit of an id that is not kept. Its probability is 0, and 0 times its log-prob is 0; with -inf it would be NaN."""
 
 _HALVINGS = 25
-"""They bring an interval of some thirty nats below float32's resolution."""
+"""Number of halvings, which reduce an interval of about thirty nats below float32's resolution."""
 
 
 def thresholds(
     x: Float[Tensor, "n v"], asked: OutputRequest, *, num_ids: int, group: RankGroup
 ) -> Float[Tensor, " n"]:
-    """Smallest logit that each position keeps, from divided logits of this rank's ids (there may be none).
+    """Return the smallest logit that each position keeps, from the scaled logits of this rank's ids (possibly none).
 
-    In vLLM's order: min-p, the ids at least `min_p` times as likely as the likeliest; of those the `top_k` likeliest;
-    of those the smallest set of likeliest ids that has the share `top_p` of what is left. Ids as likely as the last
-    of a set are kept with it.
+    In vLLM's order: min-p keeps ids at least `min_p` times as likely as the most likely id; then the `top_k` most
+    likely of them; then the smallest set of most likely ids whose fraction of the remaining probability is at least
+    `top_p`. Ids as likely as the last one of a set are kept with it.
     """
     peak = _reduced(_largest(x), torch.distributed.ReduceOp.MAX, group)
     smallest = torch.full_like(peak, -torch.inf)
@@ -44,26 +45,26 @@ def thresholds(
 
 
 def lowered_to(smallest: Float[Tensor, " n"], drawn: Float[Tensor, " n"], group: RankGroup) -> Float[Tensor, " n"]:
-    """Thresholds that keep the id that was drawn too: rounding, or training since, may have put it below. `drawn` is
-    its logit, minus infinity where another rank has it."""
+    """Return thresholds that also keep the sampled id, which rounding, or training since then, may have put below.
+    `drawn` is its logit, or minus infinity if another rank has the id."""
     return torch.minimum(smallest, _reduced(drawn.clone(), torch.distributed.ReduceOp.MAX, group))
 
 
 def _kth_largest(x: Float[Tensor, "n v"], k: int, group: RankGroup) -> Float[Tensor, " n"]:
-    """Minus infinity where there are fewer than k."""
-    found = x.topk(min(k, x.shape[1]), -1).values
-    found = torch.nn.functional.pad(found, (0, k - found.shape[1]), value=-torch.inf)
+    """Return the k-th largest logit of each position; minus infinity if there are fewer than k."""
+    largest = x.topk(min(k, x.shape[1]), -1).values
+    largest = torch.nn.functional.pad(largest, (0, k - largest.shape[1]), value=-torch.inf)
     if group is not None:
-        everyone = [torch.empty_like(found) for _ in range(group.size())]
-        torch.distributed.all_gather(everyone, found, group=group)
-        found = torch.cat(everyone, -1).topk(k, -1).values
-    return found[:, -1]
+        gathered = [torch.empty_like(largest) for _ in range(group.size())]
+        torch.distributed.all_gather(gathered, largest, group=group)
+        largest = torch.cat(gathered, -1).topk(k, -1).values
+    return largest[:, -1]
 
 
 def _edge(mass: Float[Tensor, "n v"], top_p: float, num_ids: int, group: RankGroup) -> Float[Tensor, " n"]:
-    """Log of the mass above which ids have the share `top_p` of all, by halving an interval: a pass and one number
-    per position each time, and no sorting. The likeliest id has a mass of 1, so that ids below the interval together
-    have less than may be left out."""
+    """Return the log of the mass above which ids have the fraction `top_p` of the total, by bisection: one pass and
+    one number per position in each iteration, without sorting. The most likely id has a mass of 1, so that ids below
+    the initial interval together have less mass than may be left out."""
     total = _reduced(mass.sum(-1), torch.distributed.ReduceOp.SUM, group)
     low = torch.full_like(total, math.log((1 - top_p) / num_ids) - 1)
     high = torch.zeros_like(total)
@@ -80,10 +81,10 @@ def _largest(x: Float[Tensor, "n v"]) -> Float[Tensor, " n"]:
 
 
 def _reduced(
-    found: Float[Tensor, " n"],
+    values: Float[Tensor, " n"],
     how: torch.distributed.ReduceOp.RedOpType,
     group: RankGroup,
 ) -> Float[Tensor, " n"]:
     if group is not None:
-        torch.distributed.all_reduce(found, how, group=group)
-    return found
+        torch.distributed.all_reduce(values, how, group=group)
+    return values

@@ -1,15 +1,15 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) over packed sequences.
 
-    hidden -> latent [kv_rank] -> norm -> keys without position, values          (each head its own)
-           -> one key with position [rope_dim], the same for all heads
-    hidden -> (latent [query_rank] -> norm ->) queries: without position | with
+    hidden -> latent [kv_rank] -> norm -> keys without position, values          (per head)
+           -> one key with position [rope_dim], shared by all heads
+    hidden -> (latent [query_rank] -> norm ->) queries: without position | with position
 
-Letters: N packed tokens, H heads of this tensor rank. Products to latents are whole on every tensor rank, those from
-latents to heads are split by heads.
+Letters: N packed tokens, H heads of this tensor rank. Projections to latents are replicated on every tensor rank;
+projections from latents to heads are split by heads.
 
-Not Megatron-Core's MLASelfAttention: without Transformer Engine it splits latents over tensor ranks, only to gather
-them again, drops the other ranks' part of the gradient of the shared key on the way back, and asks the device for
-sequence lengths to turn channels.
+Without Transformer Engine, Megatron-Core's MLASelfAttention splits latents over tensor ranks only to gather them
+again. In backward it drops the other ranks' part of the gradient of the shared key, and it reads the sequence lengths
+from the device to rotate channels. This module does neither.
 """
 
 from dataclasses import dataclass
@@ -36,17 +36,17 @@ from ppoctl.model.shape import LatentShape
 
 @dataclass(frozen=True)
 class LatentAttentionSubmodules:
-    """What a `LatentAttention` is made of."""
+    """Modules of a `LatentAttention`."""
 
     linear_to_heads: ModuleSpec | type
-    """Columns over tensor ranks."""
+    """Column-parallel over tensor ranks."""
     core_attention: ModuleSpec | type
     linear_proj: ModuleSpec | type
     norm: ModuleSpec | type
 
 
 class LatentAttention(MegatronModule):
-    """In place of `SelfAttention` in a layer."""
+    """Latent attention, in place of `SelfAttention` in a layer."""
 
     def __init__(
         self,
@@ -100,14 +100,15 @@ class LatentAttention(MegatronModule):
         packed_seq_params: PackedInput,
         **_: Any,
     ) -> tuple[Float[Tensor, "n 1 hidden"], None]:
-        """Attention output, and no bias; n: this rank's share of the tokens where they are split, else N."""
+        """Return the attention output, and no bias. n: this rank's slice of the tokens with sequence parallelism,
+        else N."""
         assert attention_mask is None, "packed sequences need no mask"
         query = self._query(hidden_states, packed_seq_params)
         key, value = self._key_and_value(hidden_states, packed_seq_params)
-        # Kernels want values as wide as keys: channels of zeros, cut off again.
+        # Kernels require values as wide as keys: pad channels with zeros, and remove them from the output.
         wide = F.pad(value, (0, self.latent.head_dim - self.latent.value_dim))
-        found = self.core_attention.attend(query, key, wide, packed_seq_params)[..., : self.latent.value_dim]
-        output, _ = self.linear_proj(found.flatten(1)[:, None])
+        attended = self.core_attention.attend(query, key, wide, packed_seq_params)[..., : self.latent.value_dim]
+        output, _ = self.linear_proj(attended.flatten(1)[:, None])
         return output, None
 
     def _query(self, hidden: Tensor, packed: PackedInput) -> Float[Tensor, "N H head"]:
@@ -116,8 +117,8 @@ class LatentAttention(MegatronModule):
             query, _ = self.linear_q_proj(hidden)
         else:
             query, _ = self.linear_q_up_proj(self.q_layernorm(self.linear_q_down_proj(hidden)))
-        plain, turned = _by_heads(query, latent.head_dim).split([latent.nope_dim, latent.rope_dim], dim=-1)
-        return torch.cat([plain, _turn(turned, packed)], dim=-1)
+        plain, rotary = _by_heads(query, latent.head_dim).split([latent.nope_dim, latent.rope_dim], dim=-1)
+        return torch.cat([plain, _rotate(rotary, packed)], dim=-1)
 
     def _key_and_value(
         self, hidden: Tensor, packed: PackedInput
@@ -128,11 +129,12 @@ class LatentAttention(MegatronModule):
         plain, value = _by_heads(both, latent.nope_dim + latent.value_dim).split(
             [latent.nope_dim, latent.value_dim], dim=-1
         )
-        turned = _turn(self._for_all_heads(shared), packed)
-        return torch.cat([plain, turned.expand(-1, plain.shape[1], -1)], dim=-1), value
+        rotary = _rotate(self._for_all_heads(shared), packed)
+        return torch.cat([plain, rotary.expand(-1, plain.shape[1], -1)], dim=-1), value
 
     def _for_all_heads(self, shared: Float[Tensor, "n 1 rope"]) -> Float[Tensor, "N 1 rope"]:
-        """All tokens' on every tensor rank; the gradients of the ranks' heads are added up on the way back."""
+        """Return the shared key of all tokens, on every tensor rank. Backward sums the gradients of the ranks'
+        heads."""
         if self.config.sequence_parallel:
             return gather_from_sequence_parallel_region(shared, group=self.tp_group)
         return copy_to_tensor_model_parallel_region(shared, group=self.tp_group)
@@ -155,8 +157,8 @@ class LatentAttention(MegatronModule):
 
 
 class WholeLinear(torch.nn.Module):
-    """A product without bias that every tensor rank takes with the whole weight, of its own tokens where positions
-    are split: then gradients are marked to be summed over the tensor ranks."""
+    """A linear layer without bias whose complete weight is on every tensor rank. With sequence parallelism each rank
+    applies it to its own tokens; the gradients are then marked to be summed over the tensor ranks."""
 
     def __init__(self, config: TransformerConfig, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -171,8 +173,8 @@ def _by_heads(x: Float[Tensor, "N 1 HxD"], channels: int) -> Float[Tensor, "N H 
     return x.view(len(x), -1, channels)
 
 
-def _turn(x: Float[Tensor, "N heads rope"], packed: PackedInput) -> Float[Tensor, "N heads rope"]:
-    """RoPE on neighbouring channels (2i, 2i + 1), which end up as (i, i + rope_dim / 2): the same for queries and
-    keys, so their products do not see the order."""
+def _rotate(x: Float[Tensor, "N heads rope"], packed: PackedInput) -> Float[Tensor, "N heads rope"]:
+    """Apply RoPE to neighbouring channels (2i, 2i + 1), which are moved to (i, i + rope_dim / 2). Queries and keys
+    are moved alike, so their products do not change."""
     assert packed.rope is not None, "the model fills in the RoPE tables"
     return apply_rope(torch.cat([x[..., ::2], x[..., 1::2]], dim=-1), packed.rope)

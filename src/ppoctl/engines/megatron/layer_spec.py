@@ -1,4 +1,4 @@
-"""Which modules a transformer layer is made of. The one place to add another backend (Transformer Engine)."""
+"""The modules of a transformer layer. Another backend (Transformer Engine) would be added here."""
 
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +25,7 @@ from ppoctl.model.shape import ExpertShape, LatentShape, ModelShape
 
 
 def layer_spec(shape: ModelShape, layers: range) -> TransformerBlockSubmodules:
-    """The model's layers of these numbers on plain torch, for CPU and GPU alike, with attention over packed
+    """Return the spec of these layers of the model, on plain torch, for CPU and GPU, with attention over packed
     sequences."""
     specs = [_layer(shape, number) for number in layers]
     return TransformerBlockSubmodules(layer_specs=specs, layer_norm=_norm(shape))
@@ -85,7 +85,8 @@ def _mlp(shape: ModelShape) -> ModuleSpec:
 
 
 def _experts(shape: ModelShape) -> ModuleSpec:
-    """One expert after the other: grouped products need CUDA extensions."""
+    """Return the spec of a mixture of experts that runs one expert after the other: grouped products need CUDA
+    extensions."""
     assert shape.experts is not None
     return ModuleSpec(
         module=MoELayer,
@@ -112,5 +113,5 @@ def _norm(shape: ModelShape) -> type[RmsNorm]:
 
 
 def _last(shape: ModelShape) -> type[RowLinear]:
-    """Class of the last product of attention and MLP, whose output is added to the residual."""
+    """Return the class of the last projection of attention and MLP, whose output is added to the residual."""
     return NormedRowLinear if shape.post_norms else RowLinear

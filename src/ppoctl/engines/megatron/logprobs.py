@@ -1,10 +1,10 @@
-"""Log-probs of tokens, and what else is asked of their distributions, from hidden states, without ever holding
-tokens x vocabulary.
+"""Log-probs of tokens, and other requested outputs of their distributions, computed from hidden states without
+materializing tokens x vocabulary.
 
 Letters: n positions, V vocabulary. Logits exist for one chunk of positions at a time, in the model's dtype; the
-float32 arithmetic on them runs over a few rows at a time. Backward recomputes each chunk's logits (the last chunk,
-still at hand, is not recomputed), turns them into their own gradient in place, and goes on. The KL divergence from a
-frozen model reads a chunk of its logits beside the model's own.
+float32 arithmetic on them processes a few rows at a time. Backward recomputes the logits of each chunk (except the
+last one, which still exists) and replaces them by their own gradient in place. The KL divergence from a frozen model
+reads a chunk of that model's logits next to the model's own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,35 +18,36 @@ from ppoctl.engines.megatron.filters import LEFT_OUT, lowered_to, thresholds
 from ppoctl.ports import OutputRequest
 
 _BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": 2**26}
-"""Logits taken to float32 at a time: what stays in a core's cache on CPU, what keeps a GPU busy."""
+"""Number of logits converted to float32 at a time: on a CPU they fit into a core's cache, on a GPU they keep it
+busy."""
 
 _BAND_ELEMENTS = 2**22
-"""Weight-gradient numbers in the model's dtype at a time, on their way to a float32 buffer."""
+"""Number of weight gradients that are computed in the model's dtype at a time, before they are added in float32."""
 
 
 class ExcludedTokens(NamedTuple):
-    """Ids that could not be drawn at some positions."""
+    """Ids that could not be sampled at some positions."""
 
     at: Bool[Tensor, " n"]
-    """The positions."""
+    """Whether the ids are excluded at the position."""
     ids: Int[Tensor, " k"]
-    """Columns of the logits; such as no logits have stand for ids of other ranks."""
+    """Columns of the logits. Columns outside this rank's logits are ids of other ranks."""
 
 
 class LogprobSettings(NamedTuple):
-    """How the output layer is read."""
+    """How to read the output layer."""
 
     asked: OutputRequest
     chunk_tokens: int
-    """Positions whose logits exist at one time."""
+    """Number of positions whose logits exist at one time."""
     softcap: float | None = None
-    """c of c tanh(logit / c), before the temperature (Gemma 2); None: logits as they are."""
+    """c in c tanh(logit / c), applied before the temperature (Gemma 2). None: no cap."""
     barred: ExcludedTokens | None = None
-    """Ids that are left out before the filters; a target never is. None: all may be drawn."""
+    """Ids that are excluded before the filters; a target never is. None: no id is excluded."""
 
 
 class PositionOutputs(NamedTuple):
-    """What the last pipeline stage says about the positions read; float32."""
+    """Outputs of the last pipeline stage for the positions read; float32."""
 
     outputs: Float[Tensor, " n"]
     """Log-probs of the targets, or values."""
@@ -55,30 +56,30 @@ class PositionOutputs(NamedTuple):
 
     @property
     def device(self) -> torch.device:
-        """Megatron-Core's schedule asks what a model with experts returns where it is."""
+        """Device of the outputs, which Megatron-Core's schedule reads from the output of a model with experts."""
         return self.outputs.device
 
 
 class FrozenOutputs(NamedTuple):
-    """What the reference's output layer reads: the KL divergence is from its distributions. It is not trained."""
+    """Inputs of the reference's output layer, from whose distributions the KL divergence is computed. Not trained."""
 
     hidden: Float[Tensor, "n hidden"]
     weight: Float[Tensor, "V hidden"]
-    """Rows of the same ids as the model's."""
+    """Rows of the same ids as the rows of the model's weight."""
 
 
 class VocabularyShard(NamedTuple):
-    """Which rows of the output layer this rank has."""
+    """Rows of the output layer that this rank holds."""
 
     start: int
-    """Id of the first."""
+    """Id of the first row."""
     total: int
-    """Ids of the model; rows for higher ones are padding and not read."""
+    """Number of ids of the model. Rows for higher ids are padding and are not read."""
     group: torch.distributed.ProcessGroup | None
-    """The ranks that have the others; None: there are none."""
+    """The ranks that hold the other rows. None: there are none."""
 
     def rows(self, weight: Tensor) -> int:
-        """Rows of `weight` that stand for an id."""
+        """Return the number of rows of `weight` that represent an id."""
         return max(0, min(len(weight), self.total - self.start))
 
     @property
@@ -94,27 +95,27 @@ def token_logprobs(
     vocabulary: VocabularyShard | None = None,
     reference: FrozenOutputs | None = None,
 ) -> PositionOutputs:
-    """log p(target) of each position and, where asked, the entropy of p and KL(p || reference) (nats); float32,
-    differentiable.
+    """Return log p(target) of each position and, if requested, the entropy of p and KL(p || reference) (nats);
+    float32, differentiable.
 
-    p = softmax(cap(hidden @ weight^T) / temperature), over the ids that are not barred and that the filters keep
-    (`filters.thresholds`), of which the target is always one; which they are has no gradient. The reference's
-    distribution is whole.
+    p = softmax(cap(hidden @ weight^T) / temperature), over the ids that are not excluded and that the filters keep
+    (`filters.thresholds`). The target is always among them. The choice of ids has no gradient. The reference's
+    distribution is over all ids.
 
-    Where `weight` has a `main_grad` (Megatron-Core's float32 gradient buffer) its gradient is added there chunk by
-    chunk, in float32, and not returned to autograd; a gradient that other uses of a tied weight return is added by
+    If `weight` has a `main_grad` (Megatron-Core's float32 gradient buffer), its gradient is added there chunk by
+    chunk, in float32, and not returned to autograd. Gradients from other uses of a tied weight are added by
     Megatron-Core's hook as usual.
 
-    With a split vocabulary `weight` holds this rank's rows; every rank gets the whole result, and its own part of the
-    gradient of `hidden`, which the caller adds up. Logits are never gathered: a few numbers per position are reduced
-    over the ranks (Shoeybi et al. 2019, section 3).
+    With a split vocabulary, `weight` holds this rank's rows. Every rank gets the complete outputs and its own part of
+    the gradient of `hidden`, which the caller sums. Logits are never gathered: a few numbers per position are reduced
+    over the ranks (Shoeybi et al. 2019, arXiv:1909.08053, section 3).
     """
-    assert settings.asked.full_kl == (reference is not None), "full KL and a reference come together"
+    assert settings.asked.full_kl == (reference is not None), "full KL and a reference must be given together"
     shard = vocabulary or VocabularyShard(0, len(weight), None)
     frozen = () if reference is None else (reference.hidden, reference.weight)
     logprobs, entropy, full_kl = _TokenLogprobs.apply(hidden, weight, targets, settings, shard, *frozen)
-    asked = settings.asked
-    return PositionOutputs(logprobs, entropy if asked.entropy else None, full_kl if asked.full_kl else None)
+    request = settings.asked
+    return PositionOutputs(logprobs, entropy if request.entropy else None, full_kl if request.full_kl else None)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -129,17 +130,17 @@ class _TokenLogprobs(torch.autograd.Function):
         *frozen: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         rows = shard.rows(weight)
-        places = targets - shard.start  # outside [0, rows): another rank's
+        places = targets - shard.start  # outside [0, rows): on another rank
         settings = _with_own_columns(settings, shard.start, rows)
         found = _Statistics(*(hidden.new_zeros(len(hidden), dtype=torch.float32) for _ in _Statistics._fields))
         layers = _layers(hidden, weight, frozen, rows)
-        buffers = [of.new_empty(min(settings.chunk_tokens, len(of)), rows) for of, _ in layers]
+        buffers = [inputs.new_empty(min(settings.chunk_tokens, len(inputs)), rows) for inputs, _ in layers]
         for chunk in _slices(len(hidden), settings.chunk_tokens):
             logits = [_product(*layer, chunk, buffer) for layer, buffer in zip(layers, buffers, strict=True)]
             for at, inside in _blocks(chunk, weight, settings):
-                of_block = _statistics([whole[inside] for whole in logits], places[at], _at(settings, at), shard)
-                for whole, part in zip(found, of_block, strict=True):
-                    whole[at] = part
+                block = _statistics([full[inside] for full in logits], places[at], _at(settings, at), shard)
+                for full, part in zip(found, block, strict=True):
+                    full[at] = part
         found = _reduced(found, shard, settings)
         logprobs, entropy, full_kl = _distribution(found, settings.asked)
         at_positions = (places, entropy, full_kl, found.log_z, found.other_log_z, found.smallest)
@@ -168,8 +169,8 @@ class _TokenLogprobs(torch.autograd.Function):
             if chunk.stop != len(hidden):
                 logits = [_product(*layer, chunk, buffer) for layer, buffer in zip(layers, buffers, strict=True)]
             for at, inside in _blocks(chunk, weight, ctx.settings):
-                position = _Position(*(of[at] for of in (*at_positions, *grads)))
-                block = [whole[inside] for whole in logits]
+                position = _Position(*(tensor[at] for tensor in (*at_positions, *grads)))
+                block = [full[inside] for full in logits]
                 block[0].copy_(_grad_of_logits(block, position, _at(ctx.settings, at)))
             torch.mm(logits[0], weight[: ctx.rows], out=grad_hidden[chunk])
             if needed:
@@ -178,7 +179,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 class _Statistics(NamedTuple):
-    """What a rank's logits say about each position; float32. Sums are over its ids, relative to the largest logit."""
+    """Statistics of a rank's logits at each position; float32. Sums are over its ids, relative to the largest one."""
 
     peak: Tensor
     """x*, the largest logit"""
@@ -187,15 +188,15 @@ class _Statistics(NamedTuple):
     moment: Tensor
     """sum of exp(x - x*) (x - x*); 0 without entropy"""
     picked: Tensor
-    """x(target) - x*; minus infinity where another rank has the target"""
+    """x(target) - x*; minus infinity if another rank has the target"""
     smallest: Tensor
-    """smallest logit that is kept, of all ranks; 0 without filters"""
+    """smallest logit that is kept, over all ranks; 0 without filters"""
     other_peak: Tensor
-    """y*, the largest logit of the reference; 0 without full KL, as what follows"""
+    """y*, the largest logit of the reference; without full KL this and the following fields are 0"""
     other_z: Tensor
     """sum of exp(y - y*)"""
     apart: Tensor
-    """sum of exp(x - x*) ((x - x*) - (y - y*)): differences first, which are small where the models are near"""
+    """sum of exp(x - x*) ((x - x*) - (y - y*)); differences first: they are small for similar models"""
 
     @property
     def log_z(self) -> Tensor:
@@ -207,10 +208,10 @@ class _Statistics(NamedTuple):
 
 
 class _Position(NamedTuple):
-    """What backward knows about some positions."""
+    """Inputs of backward for some positions."""
 
     places: Tensor
-    """Columns of the targets; outside the logits where another rank has them."""
+    """Columns of the targets; outside the logits if another rank has the target."""
     entropy: Tensor
     full_kl: Tensor
     log_z: Tensor
@@ -222,12 +223,12 @@ class _Position(NamedTuple):
 
 
 def _layers(hidden: Tensor, weight: Tensor, frozen: Sequence[Tensor], rows: int) -> list[tuple[Tensor, Tensor]]:
-    """What is multiplied for the model's logits and, where there is a reference, for its."""
+    """Return inputs and weights of the model's logits and, if there is a reference, of the reference's."""
     return [(hidden, weight[:rows]), *([(frozen[0], frozen[1][:rows])] if frozen else [])]
 
 
 def _product(hidden: Tensor, weight: Tensor, chunk: slice, buffer: Tensor) -> Tensor:
-    """Logits of a chunk of positions."""
+    """Return the logits of a chunk of positions."""
     return torch.mm(hidden[chunk], weight.t(), out=buffer[: chunk.stop - chunk.start])
 
 
@@ -236,9 +237,9 @@ def _slices(total: int, size: int) -> list[slice]:
 
 
 def _blocks(chunk: slice, weight: Tensor, settings: LogprobSettings) -> Iterator[tuple[slice, slice]]:
-    """Rows of a chunk, few at a time: where they are among all positions, and in the chunk. How many is a function of
-    the weight, padding included, so that ranks that look for a threshold together go through the same."""
-    elements = _BLOCK_ELEMENTS[weight.device.type] // (2 if settings.asked.full_kl else 1)  # two models' at a time
+    """Yield blocks of a few rows of a chunk, as slices of all positions and of the chunk. The block size depends only
+    on the weight, including padding: ranks that compute thresholds together must process the same blocks."""
+    elements = _BLOCK_ELEMENTS[weight.device.type] // (2 if settings.asked.full_kl else 1)  # two models at a time
     for inside in _slices(chunk.stop - chunk.start, max(1, elements // len(weight))):
         yield slice(chunk.start + inside.start, chunk.start + inside.stop), inside
 
@@ -246,14 +247,14 @@ def _blocks(chunk: slice, weight: Tensor, settings: LogprobSettings) -> Iterator
 def _statistics(
     logits: Sequence[Tensor], places: Tensor, settings: LogprobSettings, shard: VocabularyShard
 ) -> _Statistics:
-    """Maxima, sums of exponentials and weighted sums of each row of the logits."""
+    """Return maxima, sums of exponentials and weighted sums of each row of the logits."""
     zero = torch.zeros(len(places), dtype=torch.float32, device=places.device)
-    x = _drawable(logits[0], places, settings)
+    x = _sampleable(logits[0], places, settings)
     smallest = zero
     if settings.asked.is_filtered:
         smallest = _smallest_kept(x, places, settings, shard)
         x.masked_fill_(x < smallest[:, None], LEFT_OUT)
-    if x.shape[1] == 0:  # a rank that has nothing but padding
+    if x.shape[1] == 0:  # a rank with padding only
         least = zero + torch.finfo(torch.float32).min
         return _Statistics(least, zero, zero, zero - torch.inf, smallest, least, zero, zero)
     peak = x.amax(-1, keepdim=True)
@@ -276,14 +277,14 @@ def _statistics(
 
 
 def _smallest_kept(x: Tensor, places: Tensor, settings: LogprobSettings, shard: VocabularyShard) -> Tensor:
-    """The threshold of each position, at which its target is kept."""
+    """Return the threshold of each position, lowered so that its target is kept."""
     group = shard.group if shard.is_split else None
     smallest = thresholds(x, settings.asked, num_ids=shard.total, group=group)
-    drawn = torch.full_like(smallest, -torch.inf)
+    target_logit = torch.full_like(smallest, -torch.inf)
     if x.shape[1]:
         logit = x.gather(1, places.clamp(0, x.shape[1] - 1)[:, None])[:, 0]
-        drawn = logit.where(_owned(places, x), -torch.inf)
-    return lowered_to(smallest, drawn, group)
+        target_logit = logit.where(_owned(places, x), -torch.inf)
+    return lowered_to(smallest, target_logit, group)
 
 
 def _owned(places: Tensor, logits: Tensor) -> Tensor:
@@ -291,7 +292,7 @@ def _owned(places: Tensor, logits: Tensor) -> Tensor:
 
 
 def _reduced(found: _Statistics, shard: VocabularyShard, settings: LogprobSettings) -> _Statistics:
-    """Statistics over the whole vocabulary, from those of each rank's shard."""
+    """Return statistics over the full vocabulary, from those of each rank's shard."""
     if not shard.is_split:
         return found
     full_kl = settings.asked.full_kl
@@ -299,50 +300,50 @@ def _reduced(found: _Statistics, shard: VocabularyShard, settings: LogprobSettin
     torch.distributed.all_reduce(peaks, torch.distributed.ReduceOp.MAX, group=shard.group)
     shift = found.peak - peaks[0]
     scale = shift.exp()
-    picked = (found.picked + shift).where(found.picked.isfinite(), 0.0)  # one rank has it
+    picked = (found.picked + shift).where(found.picked.isfinite(), 0.0)  # exactly one rank has the target
     sums = [found.z * scale, scale * (found.moment + shift * found.z), picked]
     if full_kl:
         other_shift = found.other_peak - peaks[1]
         sums += [found.other_z * other_shift.exp(), scale * (found.apart + (shift - other_shift) * found.z)]
-    whole = torch.stack(sums)
-    torch.distributed.all_reduce(whole, group=shard.group)
-    z, moment, picked, *others = whole
+    total = torch.stack(sums)
+    torch.distributed.all_reduce(total, group=shard.group)
+    z, moment, picked, *others = total
     reduced = found._replace(peak=peaks[0], z=z, moment=moment, picked=picked)
     if not full_kl:
         return reduced
     return reduced._replace(other_peak=peaks[1], other_z=others[0], apart=others[1])
 
 
-def _distribution(found: _Statistics, asked: OutputRequest) -> tuple[Tensor, Tensor, Tensor]:
-    """log p(target), entropy and full KL; the latter 0 where not asked."""
+def _distribution(found: _Statistics, request: OutputRequest) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log p(target), entropy and full KL; the last two are 0 unless requested."""
     log_z, zero = found.z.log(), torch.zeros_like(found.z)
-    entropy = log_z - found.moment / found.z if asked.entropy else zero
-    full_kl = found.apart / found.z + (found.other_z.log() - log_z) if asked.full_kl else zero.clone()
+    entropy = log_z - found.moment / found.z if request.entropy else zero
+    full_kl = found.apart / found.z + (found.other_z.log() - log_z) if request.full_kl else zero.clone()
     return found.picked - log_z, entropy, full_kl
 
 
 def _grad_of_logits(logits: Sequence[Tensor], at: _Position, settings: LogprobSettings) -> Tensor:
-    """Gradient of the loss with respect to the model's logits. For x the capped and divided logits, p their
-    probabilities over the ids that are kept and q the reference's:
+    """Return the gradient of the loss with respect to the model's logits. With x the capped and scaled logits, p
+    their probabilities over the kept ids, and q the reference's probabilities:
 
         d log p(t) / dx_v = [v = t] - p_v      dH / dx_v = -p_v (log p_v + H)
         d KL(p || q) / dx_v = p_v (log p_v - log q_v - KL)
 
-    The cap's own slope is 1 - tanh^2."""
-    asked = settings.asked
-    log_p = _drawable(logits[0], at.places, settings)
-    if asked.is_filtered:
+    The cap multiplies the gradient by its slope 1 - tanh^2."""
+    request = settings.asked
+    log_p = _sampleable(logits[0], at.places, settings)
+    if request.is_filtered:
         log_p.masked_fill_(log_p < at.smallest[:, None], LEFT_OUT)
     log_p.sub_(at.log_z[:, None])
     from_reference = None
-    if asked.full_kl:
+    if request.full_kl:
         log_q = _scaled(logits[1], settings).sub_(at.other_log_z[:, None])
         from_reference = log_q.neg_().add_(log_p).sub_(at.full_kl[:, None]).mul_(at.grad_full_kl[:, None])
-    if not asked.entropy and from_reference is None:
+    if not request.entropy and from_reference is None:
         grad = log_p.exp_().mul_(-at.grad_logprob[:, None])
     else:
         p = log_p.exp()
-        slope = log_p.add_(at.entropy[:, None]).mul_(-at.grad_entropy[:, None]) if asked.entropy else log_p.zero_()
+        slope = log_p.add_(at.entropy[:, None]).mul_(-at.grad_entropy[:, None]) if request.entropy else log_p.zero_()
         slope.sub_(at.grad_logprob[:, None])
         if from_reference is not None:
             slope.add_(from_reference)
@@ -352,11 +353,11 @@ def _grad_of_logits(logits: Sequence[Tensor], at: _Position, settings: LogprobSe
         grad.scatter_add_(1, at.places.clamp(0, grad.shape[1] - 1)[:, None], owned[:, None])
     if settings.softcap is not None:
         grad.mul_(1 - (logits[0].float() / settings.softcap).tanh_().square_())
-    return grad if asked.temperature == 1.0 else grad.div_(asked.temperature)
+    return grad if request.temperature == 1.0 else grad.div_(request.temperature)
 
 
 def _with_own_columns(settings: LogprobSettings, start: int, rows: int) -> LogprobSettings:
-    """The settings with the columns that barred ids have in this rank's logits."""
+    """Return the settings with the excluded ids as columns of this rank's logits."""
     if settings.barred is None:
         return settings
     own = settings.barred.ids - start
@@ -364,13 +365,13 @@ def _with_own_columns(settings: LogprobSettings, start: int, rows: int) -> Logpr
 
 
 def _at(settings: LogprobSettings, positions: slice) -> LogprobSettings:
-    """The settings of some positions."""
+    """Return the settings for some positions."""
     barred = settings.barred
     return settings if barred is None else settings._replace(barred=barred._replace(at=barred.at[positions]))
 
 
-def _drawable(logits: Tensor, places: Tensor, settings: LogprobSettings) -> Tensor:
-    """What `_scaled` makes of the model's logits, without the ids that could not be drawn; the target could."""
+def _sampleable(logits: Tensor, places: Tensor, settings: LogprobSettings) -> Tensor:
+    """Return the scaled logits of the model with excluded ids masked out; the target is never excluded."""
     x, barred = _scaled(logits, settings), settings.barred
     if barred is not None and len(barred.ids):
         left_out = barred.at[:, None] & (barred.ids != places[:, None])
@@ -379,7 +380,7 @@ def _drawable(logits: Tensor, places: Tensor, settings: LogprobSettings) -> Tens
 
 
 def _scaled(logits: Tensor, settings: LogprobSettings) -> Tensor:
-    """A float32 copy, capped and divided by the temperature."""
+    """Return a float32 copy of the logits, capped and divided by the temperature."""
     x = logits.to(torch.float32, copy=True)
     if settings.softcap is not None:
         x.div_(settings.softcap).tanh_().mul_(settings.softcap)
@@ -388,8 +389,8 @@ def _scaled(logits: Tensor, settings: LogprobSettings) -> Tensor:
 
 
 def _accumulate(grad_weight: Tensor, grad_logits: Tensor, hidden: Tensor) -> None:
-    """grad_weight += grad_logits^T @ hidden; in its own precision, a band of the vocabulary at a time where the
-    product has to be cast (torch has no mixed-precision addmm), so that the product stays small."""
+    """Add grad_logits^T @ hidden to grad_weight. If the dtypes differ, one band of the vocabulary at a time is
+    computed and cast (torch has no mixed-precision addmm), so that the intermediate product is small."""
     if grad_weight.dtype == hidden.dtype:
         grad_weight.addmm_(grad_logits.t(), hidden)
         return

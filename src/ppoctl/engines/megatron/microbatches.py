@@ -1,4 +1,4 @@
-"""How the rows of a minibatch become microbatches of one rank, and how what ranks say becomes one grid again.
+"""Splitting the rows of a minibatch into microbatches of one rank, and merging the outputs of ranks into one grid.
 
 Letters: M rows of the minibatch, m rows of a microbatch, R response positions.
 """
@@ -24,51 +24,53 @@ from ppoctl.recipe.sizes import microbatch_limit
 
 @dataclass(frozen=True)
 class Microbatch:
-    """Some rows, ready for the model."""
+    """Some rows, prepared for the model."""
 
     rows: Int[Tensor, " m"]
     """Rows of the sequences."""
     places: Int[Tensor, " m"]
-    """Where those rows stand in the minibatch."""
+    """Indices of these rows in the minibatch."""
     packed: Packed
     input: PackedInput
 
     @property
     def is_idle(self) -> bool:
-        """It has no rows of the minibatch: a rank without work computes along where others wait for it."""
+        """Whether it has no rows of the minibatch: a rank without work still computes if other ranks wait for it."""
         return len(self.rows) == 0
 
 
 @dataclass(frozen=True)
 class RankOutputs:
-    """What one data-parallel rank says about its rows of a minibatch, on the CPU."""
+    """Outputs of one data-parallel rank for its rows of a minibatch, on the CPU."""
 
     places: Int[Tensor, " m"]
-    """Where those rows stand in the minibatch."""
+    """Indices of these rows in the minibatch."""
     said: TokenOutputs
 
 
 @dataclass(frozen=True)
 class MicrobatchPlan:
-    """How a minibatch is cut: over the data-parallel ranks, and on each by the recipe's batching."""
+    """How a minibatch is split over the data-parallel ranks, and on each rank by the recipe's batching."""
 
     batching: BySequences | ByTokens
     reading: ReadSettings
     cost: TokenCost
-    """What a sequence costs by its length; decides which rank gets which rows."""
+    """Cost of a sequence by its length; decides which rank gets which rows."""
     rank: int = 0
-    """Rank of this process among the data-parallel ones."""
+    """Data-parallel rank of this process."""
     ranks: int = 1
     count_multiple: int = 0
-    """All ranks get the same number of microbatches, a multiple of this one; 0: each as many as it needs."""
+    """All ranks get the same number of microbatches, a multiple of this number. 0: each rank gets as many as it
+    needs."""
     with_gradient: bool = True
-    """False: the larger microbatches that fit where none is kept."""
+    """Whether a gradient is computed. Without one, larger microbatches fit into memory."""
 
 
 def cut_rows(sequences: Sequences, rows: Int[Tensor, " M"], cut: MicrobatchPlan) -> list[Microbatch]:
-    """This rank's rows as microbatches, at least one. Raises RecipeError when a sequence alone exceeds the token cap.
+    """Return this rank's rows as microbatches, at least one. Raises RecipeError if a single sequence exceeds the
+    token limit.
 
-    Every rank works out the split of all of them by itself: it is a function of the lengths.
+    Every rank computes the split for all ranks, since it depends only on the lengths.
     """
     tokens = input_lengths(sequences)[rows]
     groups = _groups_of_rank(tokens, cut)
@@ -82,38 +84,38 @@ def _groups_of_rank(tokens: Int[Tensor, " M"], cut: MicrobatchPlan) -> list[Tens
 
 
 def _common_count(tokens: Int[Tensor, " M"], cut: MicrobatchPlan) -> int:
-    """Microbatches that every data rank must have; 0: each as many as it needs."""
+    """Return the number of microbatches that every data rank must have. 0: each has as many as it needs."""
     if not cut.count_multiple:
         return 0
-    most = max(len(_groups(places, tokens, cut)) for places in _split(tokens, cut))
-    return -(-most // cut.count_multiple) * cut.count_multiple
+    largest = max(len(_groups(places, tokens, cut)) for places in _split(tokens, cut))
+    return -(-largest // cut.count_multiple) * cut.count_multiple
 
 
 def _split(tokens: Int[Tensor, " M"], cut: MicrobatchPlan) -> list[Int[Tensor, " m"]]:
-    """Places of the minibatch by data rank, so that all have about the same to compute."""
+    """Return indices of the minibatch by data rank, with about equal costs."""
     if cut.ranks == 1:
         return [torch.arange(len(tokens))]
     return balance(sequence_costs(tokens, cut.cost), cut.ranks)
 
 
 def _groups(places: Tensor, tokens: Tensor, cut: MicrobatchPlan, *, at_least: int = 0) -> list[Tensor]:
-    key, most = microbatch_limit(cut.batching, with_gradient=cut.with_gradient)
+    key, limit = microbatch_limit(cut.batching, with_gradient=cut.with_gradient)
     if isinstance(cut.batching, BySequences):
-        return by_sequences(places, most, at_least=at_least)
+        return by_sequences(places, limit, at_least=at_least)
     try:
-        return by_tokens(places, tokens[places], most, at_least=at_least)
+        return by_tokens(places, tokens[places], limit, at_least=at_least)
     except ValueError as error:
         hint = f"raise `batching.{key}` or lower `rollout.max_new_tokens`"
-        raise RecipeError(f"`batching.{key} = {most}`: {error}", hint=hint) from error
+        raise RecipeError(f"`batching.{key} = {limit}`: {error}", hint=hint) from error
 
 
 def _microbatch(sequences: Sequences, rows: Tensor, places: Tensor, cut: MicrobatchPlan) -> Microbatch:
-    # An idle microbatch runs the first row: something has to go through the model.
+    # An idle microbatch runs the first row: collectives inside the model would hang if this rank ran nothing.
     packed = pack(sequences, rows[places] if len(places) else rows[:1])
     return Microbatch(rows[places], places, packed, packed_input(packed, cut.reading))
 
 
 def merge(shares: Sequence[RankOutputs]) -> TokenOutputs:
-    """What all data-parallel ranks say, rows in the minibatch's order."""
-    order = torch.argsort(torch.cat([share.places for share in shares]))
-    return concatenate_outputs([share.said for share in shares]).map(lambda grid: grid[order])
+    """Return the outputs of all data-parallel ranks, with rows in the minibatch's order."""
+    order = torch.argsort(torch.cat([outputs.places for outputs in shares]))
+    return concatenate_outputs([outputs.said for outputs in shares]).map(lambda grid: grid[order])

@@ -1,4 +1,4 @@
-"""Megatron-Core's GPTModel reading packed sequences, with an output per read position instead of logits.
+"""Megatron-Core's GPTModel for packed sequences, which returns an output per read position instead of logits.
 
 Letters: N packed tokens, n positions read. Only those n positions reach the output layer.
 """
@@ -36,7 +36,7 @@ from ppoctl.recipe.schema import ParallelTable, Recompute
 
 
 class ModelSettings(NamedTuple):
-    """How a model is built."""
+    """Settings from which a model is built."""
 
     shape: ModelShape
     dtype: torch.dtype
@@ -45,15 +45,15 @@ class ModelSettings(NamedTuple):
     parallel: ParallelTable
     recompute: Recompute = "none"
     label: int | None = None
-    """Number of the label whose probability a reward model's score is; None: its head has one output."""
+    """Index of the label whose probability is a reward model's score. None: the head has one output."""
 
 
 class PackedModel(GPTModel):
-    """One pipeline stage of a GPTModel (all of it without pipeline parallelism), whose forward takes one microbatch
-    and gives `TokenOutputs` on the last stage."""
+    """One pipeline stage of a GPTModel (the complete model without pipeline parallelism). Its forward takes one
+    microbatch and returns `PositionOutputs` on the last stage."""
 
     tie_embeddings: ClassVar[bool]
-    """Whether a tied output layer of the source is tied here."""
+    """Whether an output layer that is tied in the source is tied here."""
 
     def __init__(self, settings: ModelSettings, groups: ProcessGroupCollection, virtual_stage: int | None) -> None:
         shape = settings.shape
@@ -69,7 +69,7 @@ class PackedModel(GPTModel):
             pre_process=pipeline_rank == 0 and not virtual_stage,
             post_process=_is_last(groups, settings.parallel, virtual_stage),
             share_embeddings_and_output_weights=shape.tied_embeddings and self.tie_embeddings,
-            position_embedding_type="none",  # RoPE is applied in the attention module, from one table
+            position_embedding_type="none",  # the attention module applies RoPE, from one table
             pg_collection=groups,
             vp_stage=virtual_stage,
         )
@@ -78,8 +78,8 @@ class PackedModel(GPTModel):
         self.first_layer = first_layer
 
     def forward(self, packed: PackedInput) -> PositionOutputs | Tensor:
-        """Outputs of the positions read, or their hidden states alone; before the last pipeline stage, the hidden
-        states to send on."""
+        """Return the outputs of the positions read, or only their hidden states; before the last pipeline stage, the
+        hidden states for the next stage."""
         packed.rope = self._rope_tables(packed)
         ids = {"input_ids": packed.tokens[None], "position_ids": packed.positions[None]}
         scale, embedded = self.settings.shape.embedding_scale, None
@@ -89,25 +89,25 @@ class PackedModel(GPTModel):
         return super().forward(**ids, decoder_input=embedded, attention_mask=None, packed_seq_params=packed)
 
     def _postprocess(self, hidden_states: Tensor, *_: Any, packed_seq_params: PackedInput, **__: Any) -> Any:
-        """Called by GPTModel in place of its own projection to logits."""
+        """Compute outputs; called by GPTModel instead of its own projection to logits."""
         if not self.post_process:
             return hidden_states
         if self.config.sequence_parallel:
-            # Every tensor rank reads all positions, so each has the whole gradient of its own share.
+            # Every tensor rank reads all positions, so each has the complete gradient of its own slice.
             hidden_states = gather_from_sequence_parallel_region(
                 hidden_states, tensor_parallel_output_grad=False, group=self.pg_collection.tp
             )
         hidden = hidden_states[:, 0].index_select(0, packed_seq_params.read_at)
         if packed_seq_params.hidden_alone:
             return hidden
-        found, context = self.read(hidden, packed_seq_params), packed_seq_params.context
+        outputs, context = self.read(hidden, packed_seq_params), packed_seq_params.context
         if context is None:
-            return found
-        others = (None if outputs is None else context.of_all(outputs) for outputs in found[1:])
-        return PositionOutputs(context.of_all(found.outputs), *others)
+            return outputs
+        others = (None if values is None else context.of_all(values) for values in outputs[1:])
+        return PositionOutputs(context.of_all(outputs.outputs), *others)
 
     def read(self, hidden: Float[Tensor, "n hidden"], packed: PackedInput) -> PositionOutputs:
-        """The output layer."""
+        """Apply the output layer."""
         raise NotImplementedError
 
     def _rope_tables(self, packed: PackedInput) -> RopeTables:
@@ -125,7 +125,7 @@ class LogprobModel(PackedModel):
 
     @property
     def output_weight(self) -> Tensor:
-        """The output layer's, on the last pipeline stage."""
+        """Weight of the output layer, on the last pipeline stage."""
         tied = self.share_embeddings_and_output_weights
         weight: Tensor = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
         return weight
@@ -135,7 +135,7 @@ class LogprobModel(PackedModel):
         vocabulary = VocabularyShard(
             start=group.rank() * len(weight), total=self.settings.shape.vocab_size, group=group
         )
-        # Each tensor rank's logits give a part of the gradient: they are added up on the way back.
+        # The logits of each tensor rank give a part of the gradient; backward sums the parts.
         hidden = copy_to_tensor_model_parallel_region(hidden, group=group)
         settings = LogprobSettings(
             packed.asked, self.settings.logits_chunk_tokens, self.settings.shape.logit_softcap, packed.barred
@@ -144,7 +144,7 @@ class LogprobModel(PackedModel):
 
 
 class ValueModel(PackedModel):
-    """The critic's model: one value per position; its embedding is never tied to the output layer."""
+    """The critic's model: one value per position. Its embedding is never tied to the output layer."""
 
     tie_embeddings = False
 
@@ -158,7 +158,7 @@ class ValueModel(PackedModel):
 
 
 class ScoreModel(ValueModel):
-    """A reward model: one score per position, of which the last is the text's."""
+    """A reward model: one score per position; the last one is the score of the text."""
 
     def __init__(self, settings: ModelSettings, groups: ProcessGroupCollection, virtual_stage: int | None) -> None:
         super().__init__(settings, groups, virtual_stage)
@@ -170,13 +170,14 @@ class ScoreModel(ValueModel):
 def build_stages(
     cls: type[PackedModel], settings: ModelSettings, groups: ProcessGroupCollection
 ) -> list[PackedModel]:
-    """This rank's pipeline stages (one, or several when they are interleaved) with uninitialised weights, all in the
-    model's dtype: norms too, as in the Hugging Face models. What is not trained (a router's bias) has its own."""
+    """Return this rank's pipeline stages (several if they are interleaved) with uninitialized weights, all in the
+    model's dtype: norms too, as in the Hugging Face models. Tensors that are not trained (a router's bias) keep their
+    dtype."""
     count = settings.parallel.stages_per_rank
     with warnings.catch_warnings():
-        # Of whole experts beside tensor ranks: their tokens are exchanged, not split over the sequence.
+        # About unsplit experts with tensor parallelism: their tokens are exchanged, not split over the sequence.
         warnings.filterwarnings("ignore", message="`sequence_parallel` is set to `True`, but tensor model parallel")
-        # Of Megatron-Core's own shared expert, which says its width another way.
+        # About Megatron-Core's own shared expert, which sets its width in another way.
         warnings.filterwarnings("ignore", message="MLP requires ffn_hidden_size", category=DeprecationWarning)
         stages = [cls(settings, groups, stage if count > 1 else None) for stage in range(count)]
     for stage in stages:
@@ -188,12 +189,12 @@ def build_stages(
 
 
 def _mark_parameters(stage: PackedModel) -> None:
-    """Say which weights are slices, and which are experts'.
+    """Mark the weights that are slices, and the weights of experts.
 
-    Megatron-Core marks slices where it initialises them, which is not done here; without the mark the gradient norm
-    counts the first tensor rank's slices only. Experts' weights it marks only where expert ranks share them, and
-    otherwise adds up their gradients over the data ranks alone, although tensor ranks with whole experts have seen
-    other tokens too.
+    Megatron-Core marks slices when it initializes them, which is not done here. Without the mark the gradient norm
+    would include only the first tensor rank's slices. Megatron-Core marks experts' weights only if expert ranks split
+    them. Otherwise it sums their gradients over the data ranks only, although tensor ranks with unsplit experts have
+    processed different tokens too.
     """
     dimensions = {ColumnParallelLinear: 0, RowParallelLinear: 1, VocabParallelEmbedding: 0}
     for module in stage.modules():
@@ -205,5 +206,5 @@ def _mark_parameters(stage: PackedModel) -> None:
 
 
 def _is_last(groups: ProcessGroupCollection, parallel: ParallelTable, virtual_stage: int | None) -> bool:
-    last_run = virtual_stage is None or virtual_stage == parallel.stages_per_rank - 1
-    return groups.pp.rank() == groups.pp.size() - 1 and last_run
+    is_last_stage = virtual_stage is None or virtual_stage == parallel.stages_per_rank - 1
+    return groups.pp.rank() == groups.pp.size() - 1 and is_last_stage

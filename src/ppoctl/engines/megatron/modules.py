@@ -1,7 +1,7 @@
-"""Small modules under Megatron-Core's constructors: norms, products with a norm behind them, the critic's head.
+"""Small modules with Megatron-Core's constructors: norms, linear layers followed by a norm, the critic's head.
 
-Where a norm sees only its rank's share of the positions, its gradient is marked to be summed over the tensor ranks
-(Megatron-Core's own wrapper refuses that case).
+If a norm sees only its rank's slice of the positions, its gradient is marked to be summed over the tensor ranks
+(Megatron-Core's own wrapper rejects that case).
 """
 
 from typing import Any
@@ -24,24 +24,24 @@ class RmsNorm(torch.nn.RMSNorm):
 
 
 class OffsetRmsNorm(RmsNorm):
-    """Gemma's RMS norm: x / rms(x) * (1 + weight), in float32. The weight stays as it is on disk, so that none of it
-    is rounded away."""
+    """Gemma's RMS norm: x / rms(x) * (1 + weight), in float32. The weight is stored without the 1, as in the
+    checkpoint, so that it is not rounded."""
 
     def forward(self, x: Float[Tensor, "*positions hidden"]) -> Float[Tensor, "*positions hidden"]:
-        """The normalised positions, in the dtype of `x`."""
+        """Return the normalized positions, in the dtype of `x`."""
         return F.rms_norm(x.float(), self.normalized_shape, 1.0 + self.weight.float(), self.eps).type_as(x)
 
 
 class RowLinear(RowParallelLinear):
-    """A product whose weight tensor ranks split by columns: Megatron-Core's, told its tensor-parallel group where
-    this version forgets to (and warns that it should)."""
+    """A linear layer whose input dimension is split over tensor ranks. Passes the tensor-parallel group, which this
+    version of Megatron-Core omits (and then warns about)."""
 
     def _forward_impl(self, input: Tensor, weight: Tensor, **settings: Any) -> Tensor:
         return super()._forward_impl(input=input, weight=weight, **{**settings, "tp_group": self.tp_group})
 
 
 class NormedRowLinear(RowLinear):
-    """Gemma's product: its output is normalised before the layer adds it to the residual."""
+    """Gemma's linear layer: its output is normalized before the layer adds it to the residual."""
 
     def __init__(self, *sizes: Any, **settings: Any) -> None:
         super().__init__(*sizes, **settings)
@@ -49,17 +49,17 @@ class NormedRowLinear(RowLinear):
         self.post_layernorm = OffsetRmsNorm(config, config.hidden_size, config.layernorm_epsilon)
 
     def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The normalised product, and the bias that is left to add: none."""
+        """Return the normalized output, and the bias that remains to be added: None."""
         output, bias = super().forward(input_)
-        assert bias is None, "a norm behind a bias that is added later would be another function"
+        assert bias is None, "a bias that is added after the norm would be a different function"
         return self.post_layernorm(output), bias
 
 
 class ValueHead(MegatronModule):
-    """The critic's output layer, hidden -> 1 without bias: one number per position. It starts at zero, so that first
-    values are not noise. The weight has the model's dtype; the product is taken in float32.
+    """The critic's output layer, hidden -> 1 without bias: one number per position. It is initialized with zeros, so
+    that the first values are not noise. The weight has the model's dtype; the product is computed in float32.
 
-    Replicated over tensor-parallel ranks: it is far too small to be worth splitting.
+    Replicated over tensor-parallel ranks, since it is very small.
     """
 
     def __init__(self, config: TransformerConfig, device: torch.device, labels: int = 1) -> None:
@@ -68,19 +68,19 @@ class ValueHead(MegatronModule):
         self.weight = torch.nn.Parameter(torch.zeros(size, dtype=config.params_dtype, device=device))
 
     def forward(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, " n"]:
-        """Values, float32."""
+        """Return values, float32."""
         return hidden.float() @ self.weight[0].float()
 
 
 class ScoreHead(ValueHead):
-    """A reward model's output layer, hidden -> labels without bias: its only output is the score, and of several the
-    probability of one."""
+    """A reward model's output layer, hidden -> labels without bias. A single output is the score; with several labels
+    the probability of one of them is."""
 
     label: int | None = None
-    """Number of the label whose probability is the score; None: there is one output."""
+    """Index of the label whose probability is the score. None: there is one output."""
 
     def forward(self, hidden: Float[Tensor, "n hidden"]) -> Float[Tensor, " n"]:
-        """Scores, float32."""
+        """Return scores, float32."""
         if self.label is None:
             return super().forward(hidden)
         return torch.softmax(hidden.float() @ self.weight.float().T, dim=-1)[:, self.label]

@@ -1,8 +1,8 @@
-"""Moving tensors out of a device's memory and back, without anyone who holds them noticing.
+"""Offloading of tensors to host memory and back, without changing the tensor objects.
 
-What moves is storage, not tensors: parameters, buffers, views of them in optimizers and in Megatron-Core's buckets
-stay the objects they are, and find their numbers again when these are back. Megatron-Core has calls of its own for
-this, three of them, each for a part, which look at CUDA tensors only.
+Only the storage is moved: parameters, buffers, and views of them in optimizers and in Megatron-Core's buckets remain
+the same objects and have their values again after the reload. Megatron-Core has three functions for this, each for
+some of the tensors and for CUDA tensors only.
 """
 
 from collections import Counter
@@ -18,77 +18,78 @@ from ppoctl.engines.megatron.pinned_memory import PinnedMemory
 
 @dataclass
 class _OffloadedStorage:
-    """One storage whose memory was given back."""
+    """One storage whose device memory was freed."""
 
     storage: UntypedStorage
     bytes: int
     host: Tensor | None
-    """Its content; None: zeros will do."""
+    """Its content. None: reload as zeros."""
 
 
 class HostOffload:
-    """What has been moved to the host, by part. Each part's host memory stays its own and is written again when it
-    leaves the next time."""
+    """Offloaded tensors, by part. The host memory of each part is kept, and reused when the part is offloaded
+    again."""
 
     def __init__(self) -> None:
-        self._away: dict[str, list[_OffloadedStorage]] = {}
+        self._offloaded: dict[str, list[_OffloadedStorage]] = {}
         self._kept: dict[str, list[PinnedMemory]] = {}
-        """Host memory by part: a piece for each time that tensors left since the part was here."""
+        """Host buffers by part: one for each `offload` call since the part was last reloaded."""
         self._filled: Counter[str] = Counter()
 
     @property
     def bytes(self) -> int:
-        """Size of all host memory."""
+        """Total size of the host memory."""
         return sum(piece.bytes.nbytes for pieces in self._kept.values() for piece in pieces)
 
     def offload(self, part: str, tensors: Iterable[Tensor], *, keep: bool = True) -> None:
-        """Free the device's memory of these tensors, which nobody may then read. Without `keep` they come back as
-        zeros. Tensors that share storage go together, with the first part that has them. Raises OutOfMemoryError."""
-        found = {storage.data_ptr(): storage for storage in (tensor.untyped_storage() for tensor in tensors)}
-        storages = [storage for storage in found.values() if storage.nbytes() > 0]
+        """Free the device memory of these tensors, which must not be read until the reload. Without `keep` they are
+        reloaded as zeros. Tensors that share storage are offloaded together, with the first part that contains them.
+        Raises OutOfMemoryError."""
+        by_address = {storage.data_ptr(): storage for storage in (tensor.untyped_storage() for tensor in tensors)}
+        storages = [storage for storage in by_address.values() if storage.nbytes() > 0]
         hosts = self._hosts(part, storages) if keep else [None] * len(storages)
         for storage, host in zip(storages, hosts, strict=True):
             if host is not None:
                 host.copy_(_numbers(storage))
-            self._away.setdefault(part, []).append(_OffloadedStorage(storage, storage.nbytes(), host))
+            self._offloaded.setdefault(part, []).append(_OffloadedStorage(storage, storage.nbytes(), host))
             storage.resize_(0)
 
     def reload(self, part: str) -> None:
-        """Everything as it was; nothing where it is here."""
-        for one in self._away.pop(part, []):
-            one.storage.resize_(one.bytes)
-            numbers = _numbers(one.storage)
-            if one.host is None:
+        """Restore all tensors of the part; does nothing if they are on the device."""
+        for offloaded in self._offloaded.pop(part, []):
+            offloaded.storage.resize_(offloaded.bytes)
+            numbers = _numbers(offloaded.storage)
+            if offloaded.host is None:
                 numbers.zero_()
             else:
-                numbers.copy_(one.host)
+                numbers.copy_(offloaded.host)
         self._filled[part] = 0
 
     def _hosts(self, part: str, storages: Sequence[UntypedStorage]) -> list[Tensor]:
-        """Host memory for each of these, in one piece."""
+        """Return host memory for each of these storages, in one buffer."""
         if not storages:
             return []
         sizes = [storage.nbytes() for storage in storages]
-        places = side_by_side(sizes)
-        pieces, number = self._kept.setdefault(part, []), self._filled[part]
+        offsets = side_by_side(sizes)
+        buffers, number = self._kept.setdefault(part, []), self._filled[part]
         self._filled[part] += 1
-        if number < len(pieces) and pieces[number].bytes.nbytes < places[-1]:
-            del pieces[number:]  # before the larger one is there
-        if number == len(pieces):
-            pieces.append(PinnedMemory(places[-1], storages[0].device))
-        memory = pieces[number].bytes
-        return [memory[place : place + size] for place, size in zip(places, sizes, strict=False)]
+        if number < len(buffers) and buffers[number].bytes.nbytes < offsets[-1]:
+            del buffers[number:]  # free them before the larger buffer is allocated
+        if number == len(buffers):
+            buffers.append(PinnedMemory(offsets[-1], storages[0].device))
+        memory = buffers[number].bytes
+        return [memory[offset : offset + size] for offset, size in zip(offsets, sizes, strict=False)]
 
 
 _ALIGNED_BYTES = 256
-"""Where a tensor's bytes may begin: what the GPU's own memory does."""
+"""Alignment of tensors in host memory, the same as the GPU allocator's."""
 
 
 def side_by_side(sizes: Sequence[int]) -> list[int]:
-    """Where each of so many bytes begins in one piece of memory, and at last the size of the piece."""
+    """Return the offset of each block of these sizes in one buffer, and finally the size of the buffer."""
     return [0, *accumulate(-(-size // _ALIGNED_BYTES) * _ALIGNED_BYTES for size in sizes)]
 
 
 def _numbers(storage: UntypedStorage) -> Tensor:
-    """All bytes of a storage."""
+    """Return all bytes of a storage as a tensor."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -1,4 +1,4 @@
-"""AdamW through Megatron-Core's optimizer, taken apart: look at the gradients first, step afterwards."""
+"""AdamW by Megatron-Core's optimizer, in two phases: inspect the gradients first, step afterwards."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -15,11 +15,11 @@ from ppoctl.ports import OptimizerStep
 
 
 def build_optimizer(stages: Sequence[DistributedDataParallel], dtype: torch.dtype) -> MegatronOptimizer:
-    """AdamW over all of `stages`, with float32 main weights where the model is bfloat16; moments are zero. Main
-    weights and moments are split over the data ranks where the stages' gradient buffers are.
+    """Return AdamW over all of `stages`, with float32 main weights if the model is bfloat16; moments are zero. If the
+    stages' gradient buffers are sharded over the data ranks, main weights and moments are too.
 
-    Its numbers (learning rate and so on) come with each step. Megatron-Core's standard groups exempt biases and
-    norms from weight decay.
+    Hyperparameters (learning rate and so on) are passed with each step. Megatron-Core's standard groups exempt biases
+    and norms from weight decay.
     """
     config = OptimizerConfig(
         optimizer="adam",
@@ -31,9 +31,9 @@ def build_optimizer(stages: Sequence[DistributedDataParallel], dtype: torch.dtyp
     optimizer = get_megatron_optimizer(config, list(stages), use_gloo_process_groups=config.use_distributed_optimizer)
     for part in _parts(optimizer):
         for group in part.param_groups:
-            group["fused"] = True  # one pass over memory per parameter instead of about ten
+            group["fused"] = True  # one pass over memory per parameter, instead of about ten
             for parameter in group["params"]:
-                # Moments exist from the start, so that a state saved before the first step looks like any other.
+                # Moments exist from the start, so that a state saved before the first step has the same format.
                 part.optimizer.state[parameter] = {
                     "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
                     "exp_avg": torch.zeros_like(parameter),
@@ -45,18 +45,19 @@ def build_optimizer(stages: Sequence[DistributedDataParallel], dtype: torch.dtyp
 
 
 def _parts(optimizer: MegatronOptimizer) -> list[Any]:
-    """Megatron-Core's optimizers of one model: experts have one of their own."""
+    """Return Megatron-Core's optimizers of one model: experts have a separate one."""
     return list(getattr(optimizer, "chained_optimizers", [optimizer]))
 
 
 def _load_with_step_counts(optimizer: MegatronOptimizer) -> None:
-    """Megatron-Core 0.16 restores the moments of a split optimizer by going over all of torch's Adam state, step
-    count included, which it has set before. One kind of state does not hand the count in, and could not be read
-    without this; the other hands in what the optimizer counted before it was loaded."""
+    """Make the distributed optimizer restore moments without its step count. Megatron-Core 0.16 restores them by
+    iterating over torch's complete Adam state, including the step count, which is already set. One kind of saved
+    state does not contain the count and could not be loaded without this; the other contains the count before the
+    load."""
     for split in _parts(optimizer):
         restore = split._set_main_param_and_optimizer_states
 
-        @torch.no_grad()  # in float32 the main weights are the model's own
+        @torch.no_grad()  # in float32 the main weights are the model's parameters
         def complete(parameter: Tensor, saved: dict[str, Tensor], split: Any = split, restore: Any = restore) -> None:
             held = split._get_main_param_and_optimizer_states(parameter)
             restore(parameter, {**saved, "step": held["step"]})
@@ -65,14 +66,14 @@ def _load_with_step_counts(optimizer: MegatronOptimizer) -> None:
 
 
 def gradient_buffers(stages: Sequence[DistributedDataParallel]) -> Iterator[Tensor]:
-    """Where the gradients of these stages add up."""
+    """Yield the buffers in which the gradients of these stages accumulate."""
     for stage in stages:
         for buffer in (*stage.buffers, *stage.expert_parallel_buffers):
             yield buffer.grad_data
 
 
 def held_tensors(optimizer: MegatronOptimizer) -> Iterator[Tensor]:
-    """Main weights and moments."""
+    """Yield main weights and moments."""
     for part in _parts(optimizer):
         for group in part.param_groups:
             yield from group["params"]
@@ -81,16 +82,16 @@ def held_tensors(optimizer: MegatronOptimizer) -> Iterator[Tensor]:
 
 
 def own_step_counts(optimizer: MegatronOptimizer) -> None:
-    """Give each parameter a step count of its own. Loading a split optimizer leaves one tensor in all of them, which
-    each parameter's step would then raise."""
+    """Give each parameter a separate step count. Loading a distributed optimizer leaves the same tensor in all of
+    them, which every parameter's step would then increment."""
     for split in _parts(optimizer):
         for state in split.optimizer.state.values():
             state["step"] = state["step"].clone()
 
 
 def blank_padding(state: Any) -> None:
-    """Zeros between the parameters of a split optimizer's buffers, where Megatron-Core saves whatever memory held:
-    equal states are equal files."""
+    """Zero the padding between the parameters of a distributed optimizer's buffers, where Megatron-Core saves
+    uninitialized memory: equal states must give equal files."""
     if not isinstance(state, dict | list):
         return
     inside = list(state.values() if isinstance(state, dict) else state)
@@ -103,15 +104,16 @@ def blank_padding(state: Any) -> None:
 
 @torch.no_grad()
 def gradient_norm(optimizer: MegatronOptimizer) -> float:
-    """2-norm of all gradients, which are thereby handed from the model's buffers to the main weights."""
+    """Return the 2-norm of all gradients. This also copies the gradients from the model's buffers to the main
+    weights."""
     found_inf = optimizer.prepare_grads()
-    assert not found_inf, "no loss scaling here, so nothing looks for infinities before this"
+    assert not found_inf, "without loss scaling, Megatron-Core does not check for infinities here"
     return float(optimizer.get_grad_norm())
 
 
 @torch.no_grad()
 def step(optimizer: MegatronOptimizer, settings: OptimizerStep, grad_norm: float) -> None:
-    """One AdamW step with exactly these settings; `grad_norm` is what `gradient_norm` returned, and finite."""
+    """Take one AdamW step with these settings; `grad_norm` is the result of `gradient_norm`, and must be finite."""
     assert math.isfinite(grad_norm), "the caller checks before the weights change"
     for group in optimizer.param_groups:
         group["lr"] = settings.lr * group["lr_mult"]

@@ -1,4 +1,4 @@
-"""What torch says when a device's memory is full, said with the recipe's keys."""
+"""torch's out-of-memory errors, reported with the recipe keys that reduce memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,14 +12,14 @@ from ppoctl.recipe.sizes import microbatch_limit
 
 @contextmanager
 def named_out_of_memory(role: str, batching: BySequences | ByTokens, *, with_gradient: bool) -> Iterator[None]:
-    """Context of a pass of this role; `with_gradient`: of an update's. Raises OutOfMemoryError."""
+    """Context of a forward pass of this role, or (`with_gradient`) of an update. Raises OutOfMemoryError."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         key, most = microbatch_limit(batching, with_gradient=with_gradient)
-        says = f"the {role} ran out of device memory with `{role}.batching.{key} = {most}`"
+        message = f"the {role} ran out of device memory with `{role}.batching.{key} = {most}`"
         hint = f"ppoctl resume RUN --set {role}.batching.{key}={max(most // 2, 1)}  # results do not change"
         if role.startswith("reward"):
-            says = f"the reward model ran out of device memory with `{role}.max_tokens = {most}`"
+            message = f"the reward model ran out of device memory with `{role}.max_tokens = {most}`"
             hint = f"""ppoctl resume RUN --set '{role}.parallel={{"tensor" = 2}}'"""
-        raise OutOfMemoryError(says, hint=hint) from error
+        raise OutOfMemoryError(message, hint=hint) from error

@@ -1,7 +1,7 @@
-"""One microbatch as the model sees it: packed tokens, where sequences end, and which positions are read.
+"""One microbatch as the model's input: packed tokens, ends of sequences, and positions to read.
 
-Letters: N packed tokens of this rank, n positions it reads, D channels of a head. Where context ranks split the
-tokens of a microbatch, a rank has pieces of its sequences; else they are whole.
+Letters: N packed tokens of this rank, n positions that it reads, D channels of a head. If context ranks split the
+tokens of a microbatch, a rank has pieces of its sequences; otherwise it has full sequences.
 """
 
 from collections.abc import Sequence
@@ -29,55 +29,58 @@ class RopeTables(NamedTuple):
 
 @dataclass(kw_only=True)
 class PackedInput(PackedSeqParams):
-    """Travels through Megatron-Core as its `packed_seq_params`, from the embedding to the output layer.
+    """Passed through Megatron-Core as its `packed_seq_params`, from the embedding to the output layer.
 
-    Lengths are Python numbers, made once per microbatch: no layer asks the device for them.
+    Lengths are Python numbers, computed once per microbatch, so that no layer has to read them from the device.
     """
 
     tokens: Tensor
     """[N] int64."""
     positions: Tensor
-    """[N] int64: place of each token in its own sequence."""
+    """[N] int64: position of each token in its own sequence."""
     query_lengths: tuple[int, ...]
-    """Tokens of each piece; they add up to N."""
+    """Number of tokens of each piece; the sum is N."""
     key_lengths: tuple[int, ...]
-    """Tokens that each piece sees: of its sequence those up to its last one."""
+    """Number of tokens that each piece sees: those of its sequence up to the piece's last token."""
     read_at: Tensor
-    """[n] packed positions whose output is wanted."""
+    """[n] packed positions whose outputs are read."""
     targets: Tensor
-    """[n] ids those positions predict; not read by a critic."""
+    """[n] ids that these positions predict; not used by a critic."""
     asked: OutputRequest = field(default_factory=OutputRequest)
-    """What the output layer is asked."""
+    """Outputs requested from the output layer."""
     barred: ExcludedTokens | None = None
-    """Ids that could not be drawn at some of those positions; None: none are asked to be left out."""
+    """Ids that could not be sampled at some of these positions. None: no id is excluded."""
     reference: FrozenOutputs | None = None
-    """What the reference's output layer reads at the same positions, where full KL is asked."""
+    """Inputs of the reference's output layer at the same positions, if full KL is requested."""
     hidden_alone: bool = False
-    """Ends before the output layer: the hidden states of the positions read are wanted, of this rank's tokens."""
+    """Whether to stop before the output layer and return the hidden states of the positions read, for this rank's
+    tokens."""
     rope: RopeTables | None = None
-    """Filled in by the model, once for all layers."""
+    """Set by the model, once for all layers."""
     context: ContextShare | None = None
-    """Where context ranks split the tokens: which are this rank's, and how it sees the others."""
+    """If context ranks split the tokens: which tokens are this rank's, and how it gets data of the others."""
 
 
 @dataclass(frozen=True)
 class ReadSettings:
-    """Where a microbatch is read, and what the output layer is asked."""
+    """Device, token split and requested outputs of a microbatch."""
 
     device: torch.device
     asked: OutputRequest = field(default_factory=OutputRequest)
     end_token_ids: tuple[int, ...] = ()
-    """Ids that end a response, where they could not be drawn at the first `asked.min_new_tokens` of its positions."""
+    """Ids that end a response, if they could not be sampled at its first `asked.min_new_tokens` positions."""
     token_multiple: int = 1
-    """Packed tokens, of all context ranks, are a multiple of it: they and sequence parallelism split them evenly."""
+    """The number of packed tokens over all context ranks is a multiple of this, so that context and sequence
+    parallelism split them evenly."""
     context: torch.distributed.ProcessGroup | None = None
-    """The ranks that split them; None: one has them all."""
+    """The ranks that split the tokens. None: one rank has all of them."""
 
 
 def packed_input(packed: Packed, reading: ReadSettings) -> PackedInput:
-    """This rank's share of `packed` on the device, with the boundaries in the forms that attention kernels want.
+    """Return this rank's slice of `packed` on the device, with the boundaries in the formats of the attention
+    kernels.
 
-    Tokens up to the multiple are a sequence of their own at the end, which nobody reads.
+    Padding tokens up to the multiple form a separate sequence at the end, which is not read.
     """
     device, group = reading.device, reading.context
     filler = -len(packed.tokens) % reading.token_multiple
@@ -105,12 +108,12 @@ def packed_input(packed: Packed, reading: ReadSettings) -> PackedInput:
         read_at=read_at.to(device),
         targets=packed.targets[read].to(device),
         asked=reading.asked,
-        barred=_barred(packed, read, reading),
+        barred=_excluded(packed, read, reading),
         context=share,
     )
 
 
-def _barred(packed: Packed, read: Int[Tensor, " n"], reading: ReadSettings) -> ExcludedTokens | None:
+def _excluded(packed: Packed, read: Int[Tensor, " n"], reading: ReadSettings) -> ExcludedTokens | None:
     if not reading.end_token_ids:
         return None
     early = packed.column[read] < reading.asked.min_new_tokens
@@ -120,12 +123,12 @@ def _barred(packed: Packed, read: Int[Tensor, " n"], reading: ReadSettings) -> E
 def _found_at(
     wanted: Int[Tensor, " m"], places: Int[Tensor, " N"], total: int
 ) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
-    """Wanted places that this rank has: where it has them, and which of the wanted they are."""
-    own = torch.full((total,), -1)
-    own[places] = torch.arange(len(places))
-    found = own[wanted]
-    which = torch.nonzero(found >= 0)[:, 0]
-    return found[which], which
+    """Return the wanted positions that this rank has: their indices on this rank, and which of `wanted` they are."""
+    index = torch.full((total,), -1)
+    index[places] = torch.arange(len(places))
+    on_rank = index[wanted]
+    which = torch.nonzero(on_rank >= 0)[:, 0]
+    return on_rank[which], which
 
 
 def _keys_at(pieces: Sequence[Piece], rows: Int[Tensor, " N"]) -> Int[Tensor, " K"]:

@@ -1,8 +1,8 @@
-"""Page-locked host memory, which a GPU copies from and to at the full speed of its bus.
+"""Pinned host memory, which a GPU copies from and to at the full speed of its bus.
 
-torch has its own (`pin_memory`), rounds it up to powers of two and keeps it for ever: a 7B model's parts take 1.1 to
-1.9 times their bytes. Here memory is as large as what goes into it, and stays where it is until a larger piece is
-asked for: locking takes about as long as copying.
+torch's own (`pin_memory`) rounds sizes up to powers of two and keeps the memory forever: the parts of a 7B model take
+1.1 to 1.9 times their bytes. Here a buffer is as large as its content, and is kept until a larger one is needed:
+pinning takes about as long as copying.
 """
 
 import mmap
@@ -17,10 +17,10 @@ from ppoctl.errors import OutOfMemoryError
 
 
 class PinnedMemory:
-    """So many bytes of host memory, locked for `device` where that is a GPU, as long as this object lives."""
+    """A buffer of host memory, pinned for `device` if that is a GPU, for the lifetime of this object."""
 
     def __init__(self, size: int, device: torch.device) -> None:
-        """Raises OutOfMemoryError where the host has no such memory to lock."""
+        """Raises OutOfMemoryError if the host cannot pin so much memory."""
         self._cuda: Any = None
         try:
             self.bytes: Tensor = torch.frombuffer(
@@ -29,12 +29,12 @@ class PinnedMemory:
         except OSError as error:
             raise _too_little(size, str(error)) from error
         if device.type == "cuda":
-            self._lock(size, torch.cuda.cudart())
+            self._pin(size, torch.cuda.cudart())
 
-    def _lock(self, size: int, cuda: Any) -> None:
-        found = cuda.cudaHostRegister(self.bytes.data_ptr(), self.bytes.nbytes, 0)
-        if int(found) != 0:
-            raise _too_little(size, f"CUDA error {int(found)} while locking it")
+    def _pin(self, size: int, cuda: Any) -> None:
+        status = cuda.cudaHostRegister(self.bytes.data_ptr(), self.bytes.nbytes, 0)
+        if int(status) != 0:
+            raise _too_little(size, f"CUDA error {int(status)} while pinning")
         self._cuda = cuda
 
     def __del__(self) -> None:
@@ -44,8 +44,8 @@ class PinnedMemory:
 
 def _too_little(size: int, why: str) -> OutOfMemoryError:
     return OutOfMemoryError(
-        f"the host has no {size} bytes for what leaves a GPU: {why}",
-        hint="ppoctl plan RECIPE  # what each node's host memory holds",
+        f"the host cannot provide {size} bytes for offloaded GPU memory: {why}",
+        hint="ppoctl plan RECIPE  # shows the host memory of each node",
     )
 
 
@@ -53,35 +53,35 @@ _STAGED_BYTES = 64 * 2**20
 
 
 class PinnedStaging:
-    """The way of a GPU's tensors into ordinary host memory, through two locked pieces: the GPU fills one while the
-    CPU empties the other."""
+    """Copying of GPU tensors to ordinary host memory through two pinned buffers: the GPU fills one while the CPU
+    empties the other."""
 
     def __init__(self, device: torch.device, size: int = _STAGED_BYTES) -> None:
-        """Two pieces of `size` bytes."""
+        """Allocate two buffers of `size` bytes."""
         self._device = device
         self._size = size
-        self._pieces = [PinnedMemory(size, device) for _ in range(2)]
+        self._buffers = [PinnedMemory(size, device) for _ in range(2)]
 
     def copied(self, tensor: Tensor) -> Tensor:
-        """A copy in host memory that is nobody else's."""
+        """Return a copy in host memory that no other object uses."""
         copy = torch.empty(tensor.shape, dtype=tensor.dtype)
         parts = zip(
             _bytes(tensor.detach().contiguous()).split(self._size), _bytes(copy).split(self._size), strict=True
         )
-        before: Callable[[], object] | None = None
+        empty_previous: Callable[[], object] | None = None
         for number, (part, target) in enumerate(parts):
-            piece = self._pieces[number % 2].bytes[: len(part)]
-            piece.copy_(part, non_blocking=True)
-            emptied = partial(self._empty, piece, target, self._is_filled())
-            if before is not None:
-                before()
-            before = emptied
-        if before is not None:
-            before()
+            buffer = self._buffers[number % 2].bytes[: len(part)]
+            buffer.copy_(part, non_blocking=True)
+            empty_this = partial(self._empty, buffer, target, self._is_filled())
+            if empty_previous is not None:
+                empty_previous()
+            empty_previous = empty_this
+        if empty_previous is not None:
+            empty_previous()
         return copy
 
     def _is_filled(self) -> Callable[[], object]:
-        """Waits for what the GPU was asked to do up to now."""
+        """Return a function that waits for the GPU work submitted until now."""
         if self._device.type != "cuda":
             return lambda: None
         event = torch.cuda.Event()
@@ -89,11 +89,11 @@ class PinnedStaging:
         return event.synchronize
 
     @staticmethod
-    def _empty(piece: Tensor, target: Tensor, wait: Callable[[], object]) -> None:
+    def _empty(buffer: Tensor, target: Tensor, wait: Callable[[], object]) -> None:
         wait()
-        target.copy_(piece)
+        target.copy_(buffer)
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    # Not `view(-1)`: of a tensor of one number the stride may be anything.
+    # Not `view(-1)`: the stride of a tensor with one element is arbitrary.
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""The process group and Megatron-Core's parallel state. Set up once per process."""
+"""The process group and Megatron-Core's parallel state, initialized once per process."""
 
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ from ppoctl.machine.device import on_gpu
 from ppoctl.recipe.schema import ParallelTable
 
 COLLECTIVE_S = 600.0
-"""Seconds of a collective where nobody says otherwise."""
+"""Default timeout of a collective in seconds."""
 _met_at = ""
-"""Host at which this process has met the others of its role."""
+"""Host at which this process joined the other processes of its role."""
 
 
 @dataclass(frozen=True)
 class RankInfo:
-    """Where a process stands among those of its role."""
+    """Rank of a process within its role."""
 
     rank: int
     world_size: int
@@ -35,19 +35,19 @@ class RankInfo:
 
 @dataclass(frozen=True)
 class GroupTimeouts:
-    """How long ranks wait for each other."""
+    """Timeouts of ranks that wait for each other."""
 
     meet_s: float
-    """All of them come up within so many seconds."""
+    """Seconds in which all ranks must start."""
     collective_s: float
-    """Bounds each collective. Longer than whoever asks the ranks waits for their answer, who can say which of them is
-    late: a collective only says that it failed."""
+    """Timeout of each collective. It must exceed the timeout of the caller of the ranks, because the caller can
+    report which rank is late, while a collective only reports that it failed."""
 
 
 def join(place: RankInfo, patience: GroupTimeouts) -> None:
-    """Make this process a rank of its role's process group. Returns when all ranks have come.
+    """Make this process a rank of its role's process group. Returns when all ranks have joined.
 
-    Raises EnvironmentProblemError when they do not in time.
+    Raises EnvironmentProblemError if they do not join in time.
     """
     global _met_at
     host, port = place.address.rsplit(":", 1)
@@ -64,19 +64,19 @@ def join(place: RankInfo, patience: GroupTimeouts) -> None:
             )
     except (torch.distributed.DistError, OSError) as error:
         raise EnvironmentProblemError(
-            f"the {place.world_size} processes of a role have not met at {place.address} within "
+            f"the {place.world_size} processes of a role did not connect at {place.address} within "
             f"{patience.meet_s:g} s (`cluster.start_deadline_s`): {error}",
-            hint="raise the deadline, or look at `ray status`: a node may be down, or its ports closed",
+            hint="raise the deadline, or check `ray status`: a node may be down, or its ports closed",
         ) from error
 
 
 def ensure_process_group(parallel: ParallelTable, collective_s: float = COLLECTIVE_S) -> ProcessGroupCollection:
-    """Megatron-Core's process groups for this layout; makes them on the first call.
+    """Return Megatron-Core's process groups for this layout; the first call creates them.
 
-    A process that already belongs to a group (see `join`) keeps it. A process alone becomes a world of one, with its
-    rendezvous in memory and gloo bound to the loopback interface: no name is resolved, nothing listens on the
-    network. Must run before vLLM's engine is made in the same process: vLLM destroys the default group at its end
-    when it made it itself.
+    A process that already belongs to a group (see `join`) keeps it. A single process becomes a world of size 1, with
+    the rendezvous in memory and gloo bound to the loopback interface: no name is resolved, and nothing listens on the
+    network. Must run before vLLM's engine is created in the same process: if vLLM created the default group, it would
+    destroy the group when the engine ends.
     """
     alone = not torch.distributed.is_initialized()
     with megatron_device(), gloo_on_loopback() if alone or is_loopback(_met_at) else nullcontext():
@@ -90,12 +90,12 @@ def ensure_process_group(parallel: ParallelTable, collective_s: float = COLLECTI
                 expert_model_parallel_size=parallel.expert,
                 expert_tensor_parallel_size=parallel.expert_tensor,
                 virtual_pipeline_model_parallel_size=parallel.virtual_pipeline,
-                # States of a split optimizer are gathered over gloo: host memory, not the GPU's. Roles of one process
-                # share the groups, and the other's may be split.
+                # States of a distributed optimizer are gathered over gloo, in host memory instead of GPU memory.
+                # Roles of one process share the groups, and the other role's optimizer may be distributed.
                 create_gloo_process_groups=alone or parallel.distributed_optimizer,
                 distributed_timeout_minutes=ceil(collective_s / 60),
             )
-            # The tracker that leaves generators alone: nothing in PPO draws random numbers inside the model.
+            # The inference tracker does not change random generators: the models use no random numbers.
             initialize_rng_tracker(inference_rng_tracker=True)
         return ProcessGroupCollection.use_mpu_process_groups()
 

@@ -1,8 +1,8 @@
-"""One process of a trained role: its part of the model with its part of the optimizer.
+"""One process of a trained role: its shard of the model and its shard of the optimizer.
 
-A minibatch is one optimizer step: Megatron-Core's schedule runs forward and backward over its microbatches
-(`schedule`), gradients add up in Megatron-Core's float32 buffers, and only when loss and gradient norm have been
-found finite, on all ranks alike, does its optimizer step (`optimizer`).
+A minibatch is one optimizer step. Megatron-Core's schedule runs forward and backward over its microbatches
+(`schedule`), and gradients accumulate in Megatron-Core's float32 buffers. The optimizer steps (`optimizer`) only
+after loss and gradient norm are finite on all ranks: if only some ranks stepped, their weights would diverge.
 
     role (actor, critic)  =  data ranks  x  context ranks  x  pipeline ranks  x  tensor ranks
                              rows            tokens            layers            heads, columns, vocabulary
@@ -69,47 +69,47 @@ from ppoctl.weights.sending import SendingRank
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """What each process of a role is made from."""
+    """Settings from which each process of a role creates its model."""
 
     role: str
-    """actor or critic; of a reward model the key of its table, which is or begins with `reward`."""
+    """actor or critic; for a reward model the key of its table, which is `reward` or begins with it."""
     model: str
-    """Hugging Face folder or hub id, or a Megatron folder with its config.json: where actor, critic and reference
-    start."""
+    """Hugging Face folder or hub id, or a Megatron folder with its config.json: initial weights of actor, critic and
+    reference."""
     dtype: torch.dtype
-    """Type of weights and activations; float32 or bfloat16."""
+    """dtype of weights and activations: float32 or bfloat16."""
     batching: BySequences | ByTokens
     parallel: ParallelTable = field(default_factory=ParallelTable)
     recompute: Recompute = "none"
     reshardable: str = "full"
-    """Under which layouts a distributed optimizer's states can be loaded: full, dp."""
+    """Layouts in which states of a distributed optimizer can be loaded: full, dp."""
     device: str | None = None
-    """Absent: this process's GPU, else the CPU."""
+    """None: this process's GPU, or the CPU if there is none."""
     collective_s: float = COLLECTIVE_S
-    """How long ranks wait for each other in a collective (`process_group.Patience`)."""
+    """Seconds that ranks wait for each other in a collective (`process_group.GroupTimeouts`)."""
     label: str | None = None
-    """Label whose probability a reward model's score is; None: its head has one output."""
+    """Label whose probability is a reward model's score. None: the head has one output."""
 
     @property
     def kind(self) -> str:
-        """What the role is: actor, critic or reward."""
+        """Kind of the role: actor, critic or reward."""
         return self.role.partition(".")[0]
 
 
 @dataclass(frozen=True)
 class RankStepResult:
-    """What a rank saw of one optimizer step."""
+    """One rank's result of an optimizer step."""
 
     loss: float
-    """Loss of the whole minibatch."""
+    """Loss of the complete minibatch."""
     grad_norm: float
-    """Norm (2-norm) of the whole gradient, before clipping."""
+    """2-norm of the complete gradient, before clipping."""
     share: RankOutputs | None
-    """Outputs, from the ranks that see them: the first tensor and context rank of the last pipeline stage."""
+    """Outputs, on the ranks that have them: the first tensor and context rank of the last pipeline stage."""
 
 
 class MegatronRank(SendingRank):
-    """Nothing is read or built before `start` or `load`."""
+    """One rank of a trained role. `start` or `load` reads and builds the model."""
 
     model_classes: ClassVar[dict[str, type[PackedModel]]] = {
         "actor": LogprobModel,
@@ -130,42 +130,43 @@ class MegatronRank(SendingRank):
         self._host = HostOffload()
 
     def start(self) -> None:
-        """Weights from the model source, a fresh optimizer.
+        """Load weights from the model source and create a new optimizer.
 
-        Raises EnvironmentProblemError or RecipeError when the source is missing, broken or not supported.
+        Raises EnvironmentProblemError or RecipeError if the source is missing, broken or not supported.
         """
-        self._have("weights", "training")
+        self._reload("weights", "training")
         with megatron_device():
             self._read_source(self._build_once())
-            # After the weights: the optimizer takes its float32 main weights from them.
+            # Must follow the weights: the optimizer copies its float32 main weights from them.
             self._optimizer = optimizer.build_optimizer(self.stages, self.settings.dtype)
 
     def start_frozen(self) -> None:
-        """Weights from the model source that never change: all that a reward model has. Raises as `start` does."""
+        """Load weights from the model source that never change, as for a reward model. Raises the errors of
+        `start`."""
         self._reference.stages()
 
-    def begin_save(self, folder: Path, in_background: bool) -> None:  # noqa: FBT001 - asked by name and position
-        """Write this rank's part of weights and optimizer into an existing folder, or a copy of it in the background.
+    def begin_save(self, folder: Path, in_background: bool) -> None:  # noqa: FBT001 - called by name and position
+        """Write this rank's shard of weights and optimizer into an existing folder; in the background, write a copy.
         Raises StorageError."""
-        self._have("weights", "training")
+        self._reload("weights", "training")
         with megatron_device():
             how = self.settings.reshardable
             saving = checkpoint.begin_save(self._trained(), folder, reshardable=how, in_background=in_background)
         self._saving = folder, saving
 
     def is_saved(self) -> bool:
-        """Whether this rank's part is written."""
+        """Whether this rank's shard is written."""
         return self._saving[1].is_written()
 
     def finish_save(self) -> dict[str, FileDigest]:
-        """The files this rank has written, flushed, once all ranks have written theirs. Raises StorageError."""
+        """Return the flushed files of this rank, after all ranks have written theirs. Raises StorageError."""
         folder, saving = self._saving
         del self._saving
         return checkpoint.finish_save(saving, folder)
 
     def load(self, folder: Path) -> None:
-        """Weights and optimizer bit for bit as they were saved. Raises StorageError."""
-        self._have("weights", "training")
+        """Restore weights and optimizer bit for bit as they were saved. Raises StorageError."""
+        self._reload("weights", "training")
         with megatron_device():
             self._build_once()
             if self._optimizer is None:
@@ -175,11 +176,11 @@ class MegatronRank(SendingRank):
     def update(
         self, sequences: Sequences, minibatches: Sequence[Minibatch], objective: Objective
     ) -> list[RankStepResult]:
-        """One optimizer step per minibatch, in order.
+        """Take one optimizer step per minibatch, in order.
 
-        Raises NonFiniteError before the step when a minibatch's loss or gradient is not finite.
+        Raises NonFiniteError before the step if a minibatch's loss or gradient is not finite.
         """
-        self._have("weights", "training")
+        self._reload("weights", "training")
         with megatron_device():
             return [
                 self._minibatch_step(sequences, minibatch, objective, number)
@@ -187,29 +188,30 @@ class MegatronRank(SendingRank):
             ]
 
     def forward(self, sequences: Sequences, asked: OutputRequest) -> RankOutputs | None:
-        """What the model says about every response token of this data rank's rows, without gradient."""
-        self._have("weights")
+        """Return the model's outputs for every response token of this data rank's rows, without gradient."""
+        self._reload("weights")
         return self._forward(self.stages, sequences, asked)
 
     def reference_forward(self, sequences: Sequences, asked: OutputRequest) -> RankOutputs | None:
-        """Log-probs, or scores of a reward model, under the frozen initial weights (see `Reference`)."""
+        """Return log-probs, or scores of a reward model, of the frozen initial weights (see `ReferenceModel`)."""
         stages = self._reference.stages()
-        self._have("reference")
+        self._reload("reference")
         return self._forward(stages, sequences, asked)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """This pipeline rank's weights under Hugging Face names, whole; all tensor and expert ranks take part."""
-        self._have("weights")
+        """Yield this pipeline rank's weights under Hugging Face names, as full tensors. Collective over all tensor
+        and expert ranks."""
+        self._reload("weights")
         return gathered_weights(self.models)
 
     def weight_specs(self) -> list[TensorSpec]:
-        self._have("weights")  # a part is a view
+        self._reload("weights")  # specs are read from views of the weights
         parts = [part for model in self.models for part in sent_parts(model)]
         return [TensorSpec(part.name, part.view.dtype, part.shape) for part in parts]
 
     def offload(self) -> None:
-        """Move everything to the host, for others to use this device's memory; what is needed comes back when it is
-        used. Gradients, which every minibatch begins with zeros, are dropped."""
+        """Offload everything to the host, so that other roles can use the device memory. Parts are reloaded when they
+        are used. Gradients are dropped, since every minibatch starts with zeros."""
         self.stop_sharing()
         if self._optimizer is not None:
             self._host.offload("weights", (weight for model in self.models for weight in model.parameters()))
@@ -218,18 +220,18 @@ class MegatronRank(SendingRank):
             self._host.offload("training", optimizer.held_tensors(self._optimizer))
         self._host.offload("reference", self._reference.weights())
         if self.device.type == "cuda":
-            torch.cuda.empty_cache()  # other processes want it, not only others of this one
+            torch.cuda.empty_cache()  # without this, only this process could reuse the memory
 
-    def _have(self, *parts: str) -> None:
-        """Have these on the device: weights, training (gradients and optimizer), reference. Engines can no longer
-        read what was shared with them."""
+    def _reload(self, *parts: str) -> None:
+        """Reload these parts to the device: weights, training (gradients and optimizer), reference. Stops sharing
+        first: engines must not read buffers whose weights are about to change."""
         self.stop_sharing()
         for part in parts:
             self._host.reload(part)
 
     @property
     def source(self) -> tuple[Path, ModelShape]:
-        """Folder of the model source, and the model its configuration describes."""
+        """Folder of the model source, and the shape of its model."""
         if self._source is None:
             folder = model_folder(self.settings.model)
             labels = len(labels_of(folder)) if self.settings.kind == "reward" else 1
@@ -238,22 +240,22 @@ class MegatronRank(SendingRank):
 
     @property
     def stages(self) -> list[DistributedDataParallel]:
-        """This rank's pipeline stages inside Megatron-Core's gradient buffers."""
-        assert self._stages, f"the {self.settings.role} is at no state: call `start` or `load` first"
+        """This rank's pipeline stages, wrapped in Megatron-Core's gradient buffers."""
+        assert self._stages, f"the {self.settings.role} has no state: call `start` or `load` first"
         return self._stages
 
     @property
     def models(self) -> list[PackedModel]:
-        """This rank's pipeline stages without Megatron-Core's gradient buffers around them."""
+        """This rank's pipeline stages without the wrapper of gradient buffers."""
         return [stage.module for stage in self.stages]
 
     @property
     def optimizer(self) -> MegatronOptimizer:
-        assert self._optimizer is not None, f"the {self.settings.role} is at no state: call `start` or `load` first"
+        assert self._optimizer is not None, f"the {self.settings.role} has no state: call `start` or `load` first"
         return self._optimizer
 
     def _read_source(self, stages: Sequence[PackedModel]) -> None:
-        """Weights of the model source: a Hugging Face folder, or one that `convert-ckpt --to megatron` made."""
+        """Load weights of the model source: a Hugging Face folder, or a folder of `convert-ckpt --to megatron`."""
         folder = self.source[0]
         with megatron_device():
             if is_torch_dist(folder):
@@ -276,9 +278,9 @@ class MegatronRank(SendingRank):
             with megatron_device():
                 return build_stages(self.model_classes[settings.kind], model, self.groups)
         except (ValueError, AssertionError) as error:
-            role, first = settings.role, next(iter(str(error).splitlines()), "no words")
+            role, first = settings.role, next(iter(str(error).splitlines()), "no message")
             raise EnvironmentProblemError(
-                f"Megatron-Core cannot build `{self.source[0]}` as `{role}.parallel` asks: {first}",
+                f"Megatron-Core cannot build `{self.source[0]}` with this `{role}.parallel`: {first}",
                 hint=f"--set '{role}.parallel={{}}'",
             ) from error
 
@@ -314,13 +316,13 @@ class MegatronRank(SendingRank):
         )
 
     def _ends(self, asked: OutputRequest) -> tuple[int, ...]:
-        """Ids that end a response, where that is asked about."""
+        """Return the ids that end a response, if the request needs them."""
         if asked.min_new_tokens == 0 or self.settings.role == "critic":
             return ()
         return (*end_token_ids(self.source[0]), *asked.stop_token_ids)
 
     def _with_reference(self, microbatches: list[Microbatch], asked: OutputRequest) -> list[Microbatch]:
-        """The microbatches, with what the reference says of them where full KL is asked."""
+        """Return the microbatches; if full KL is requested, with the reference's hidden states."""
         if not asked.full_kl:
             return microbatches
         stages = self._reference.stages()
@@ -337,39 +339,39 @@ class MegatronRank(SendingRank):
     def _forward(self, stages: ModelChunks, sequences: Sequences, asked: OutputRequest) -> RankOutputs | None:
         rows = torch.arange(sequences.num_seqs)
         microbatches = cut_rows(sequences, rows, self._cut(asked, with_gradient=False))
-        # The reference's hidden states of a group are in memory together: as many as pipeline ranks have under way.
+        # The reference's hidden states of a group are in memory together: one microbatch per pipeline rank.
         role, batching = self.settings.role, self.settings.batching
         size = self.settings.parallel.pipeline if asked.full_kl else len(microbatches)
-        found: list[MicrobatchResult] = []
+        results: list[MicrobatchResult] = []
         with megatron_device(), named_out_of_memory(role, batching, with_gradient=False):
             for start in range(0, len(microbatches), size):
                 group = self._with_reference(microbatches[start : start + size], asked)
-                found += run_forward(stages, group)
-        return self._share(microbatches, found)
+                results += run_forward(stages, group)
+        return self._share(microbatches, results)
 
     def _minibatch_step(
         self, sequences: Sequences, minibatch: Minibatch, objective: Objective, number: int
     ) -> RankStepResult:
         microbatches = cut_rows(sequences, minibatch.rows, self._cut(objective.request, with_gradient=True))
 
-        def loss_of(microbatch: Microbatch, said: TokenOutputs) -> Float[Tensor, ""]:
-            return objective(microbatch.rows, said, minibatch.totals)
+        def loss_of(microbatch: Microbatch, outputs: TokenOutputs) -> Float[Tensor, ""]:
+            return objective(microbatch.rows, outputs, minibatch.totals)
 
         for stage in self.stages:
             stage.zero_grad_buffer()
         self.optimizer.zero_grad()
         with named_out_of_memory(self.settings.role, self.settings.batching, with_gradient=True):
             microbatches = self._with_reference(microbatches, objective.request)
-            found = run_forward_backward(self.stages, microbatches, loss_of)
-        loss = self._whole(sum(one.loss for one in found))
+            results = run_forward_backward(self.stages, microbatches, loss_of)
+        loss = self._total_loss(sum(result.loss for result in results))
         self._require_finite("loss", loss, number)
         grad_norm = optimizer.gradient_norm(self.optimizer)
         self._require_finite("gradient norm", grad_norm, number)
         optimizer.step(self.optimizer, minibatch.step, grad_norm)
-        return RankStepResult(loss, grad_norm, self._share(microbatches, found))
+        return RankStepResult(loss, grad_norm, self._share(microbatches, results))
 
-    def _whole(self, loss: float) -> float:
-        """The sum over the data ranks, known to every rank, so that all of them go on or none."""
+    def _total_loss(self, loss: float) -> float:
+        """Return the sum over the data ranks, on every rank, so that either all ranks step or none."""
         world = torch.distributed.group.WORLD
         if torch.distributed.get_world_size(world) == 1:
             return loss
@@ -382,7 +384,7 @@ class MegatronRank(SendingRank):
             role = self.settings.role
             raise NonFiniteError(
                 f"{quantity} of the {role} is `{value}` in minibatch {number} of this update; no step was taken",
-                hint=f"look at this step's rewards and advantages; then lower `{role}.optimizer.lr`",
+                hint=f"check this step's rewards and advantages; then lower `{role}.optimizer.lr`",
             )
 
 

@@ -1,5 +1,5 @@
-"""How a trainer reaches the processes of its role: directly where there is one, through an executor where there are
-more. Every rank is asked the same at the same time, because their answers meet in collectives."""
+"""How a trainer calls the processes of its role: directly if there is one, through an executor if there are several.
+Every rank receives the same call at the same time, because the ranks communicate by collectives."""
 
 import math
 import os
@@ -22,19 +22,19 @@ class Ranks(Protocol):
     """The processes of one role."""
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method of each rank; what they return, in the order of the ranks. An error of any rank is raised."""
+        """Call a method of each rank and return the results in rank order. Raises the error of any rank."""
         ...
 
     def weights(self) -> RankSource:
-        """The weights of the role's model, to be used at once."""
+        """Return the weights of the role's model, which must be used before the next call."""
         ...
 
 
 class ThisProcess:
-    """One rank, in this process; the engine is in another one of this machine."""
+    """One rank in this process; the engine is in another process of this machine."""
 
     def __init__(self, rank: MegatronRank, bucket_bytes: int = 64 * 2**20, *, shares: bool = True) -> None:
-        """Size of buckets and `shares` are for `RankSource`."""
+        """`bucket_bytes` and `shares` are passed to `RankSource`."""
         self.rank = rank
         self.bucket_bytes = bucket_bytes
         self.shares = shares
@@ -42,16 +42,16 @@ class ThisProcess:
     def call(self, method: str, *arguments: Any) -> list[Any]:
         return [getattr(self.rank, method)(*arguments)]
 
-    def call_ranks(self, ranks: Sequence[int], method: str, *arguments: Any) -> list[Any]:  # noqa: ARG002 - there is one
-        """See `weights.calls.Executor`."""
+    def call_ranks(self, ranks: Sequence[int], method: str, *arguments: Any) -> list[Any]:  # noqa: ARG002 - only one
+        """See `weights.engine_calls.Executor`."""
         return self.call(method, *arguments)
 
     def begin(self, method: str, *arguments: Any, ranks: Sequence[int]) -> Reply:
-        """See `weights.calls.Executor`: it is answered before this returns."""
+        """See `weights.engine_calls.Executor`. The call is complete before this returns."""
         return CompletedReply(self.call_ranks(ranks, method, *arguments))
 
     def nodes(self) -> Sequence[str]:
-        """See `weights.calls.Executor`."""
+        """See `weights.engine_calls.Executor`."""
         return ("here",)
 
     def weights(self) -> RankSource:
@@ -59,7 +59,7 @@ class ThisProcess:
 
 
 class ManyProcesses:
-    """Ranks in processes of their own."""
+    """Ranks in separate processes."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class ManyProcesses:
         bucket_bytes: int,
         engine_nodes: Callable[[], Collection[str]] | None = None,
     ) -> None:
-        """Size of buckets and nodes of engines are for `RankSource`."""
+        """`bucket_bytes` and `engine_nodes` are passed to `RankSource`."""
         self.executor = executor
         self.parallel = parallel
         self.bucket_bytes = bucket_bytes
@@ -82,10 +82,10 @@ class ManyProcesses:
 
 
 def gathering_groups(layout: ParallelTable) -> list[list[range]]:
-    """For each pipeline rank, the groups of ranks that can gather its weights: whole groups of tensor ranks and whole
-    groups of expert ranks. The first rank of a group then has whole tensors."""
+    """Return, for each pipeline rank, the groups of ranks that can gather its weights: complete groups of tensor
+    ranks and of expert ranks. After gathering, the first rank of a group has full tensors."""
     count = math.lcm(layout.tensor, layout.expert_ranks)
-    # Megatron-Core counts ranks over tensor, then context, then data, then pipeline.
+    # Megatron-Core numbers ranks over tensor, then context, then data, then pipeline.
     firsts = [pipeline_rank * layout.stage_ranks for pipeline_rank in range(layout.pipeline)]
     return [
         [range(rank, rank + count) for rank in range(first, first + layout.stage_ranks, count)] for first in firsts
@@ -93,53 +93,54 @@ def gathering_groups(layout: ParallelTable) -> list[list[range]]:
 
 
 class DeviceSharingRanks:
-    """Ranks of a role that shares its devices: it has the others leave before it works, and its own gradients and
-    optimizer before it only reads its weights."""
+    """Ranks of a role that shares its devices. Before it computes, the other roles are offloaded; before it only
+    reads its weights, its own gradients and optimizer are offloaded."""
 
     def __init__(self, ranks: Ranks, role: str, sharing: DeviceSharing) -> None:
         self.ranks = ranks
         self.role = role
         self.sharing = sharing
-        self._is_whole = False
+        self._has_optimizer = False
         """Whether gradients and optimizer are on the device."""
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
-        if method not in _WITHOUT_THE_DEVICE:
-            self._take(whole=method in _WHOLE)
+        if method not in _WITHOUT_DEVICE:
+            self._acquire(with_optimizer=method in _WITH_OPTIMIZER)
         return self.ranks.call(method, *arguments)
 
     def weights(self) -> RankSource:
-        self._take(whole=False)
+        self._acquire(with_optimizer=False)
         return self.ranks.weights()
 
-    def _take(self, *, whole: bool) -> None:
-        self.sharing.acquire(self.role, self._leave)
-        if self._is_whole and not whole and self.sharing.leaves(self.role):
-            self._leave()  # the ranks bring back the weights alone
-        self._is_whole = self._is_whole or whole
+    def _acquire(self, *, with_optimizer: bool) -> None:
+        self.sharing.acquire(self.role, self._offload)
+        if self._has_optimizer and not with_optimizer and self.sharing.leaves(self.role):
+            self._offload()  # the next call reloads only the weights
+        self._has_optimizer = self._has_optimizer or with_optimizer
 
-    def _leave(self) -> None:
-        self._is_whole = False
+    def _offload(self) -> None:
+        self._has_optimizer = False
         self.ranks.call("offload")
 
 
-_WHOLE = frozenset({"start", "load", "update", "begin_save"})
-"""Calls that have gradients and optimizer on the device, beside the weights."""
-_WITHOUT_THE_DEVICE = frozenset({"is_saved", "finish_save"})
-"""Calls that may come while another role has its turn."""
+_WITH_OPTIMIZER = frozenset({"start", "load", "update", "begin_save"})
+"""Calls that need gradients and optimizer on the device in addition to the weights."""
+_WITHOUT_DEVICE = frozenset({"is_saved", "finish_save"})
+"""Calls that do not need the device, and are possible while another role uses it."""
 
 
 @dataclass(frozen=True)
 class OpenRank:
-    """Makes a rank in the process it is called in."""
+    """Factory of a rank, which is created in the calling process."""
 
     settings: TrainerSettings
     start_deadline_s: float
-    """Seconds in which all ranks must have come."""
+    """Seconds in which all ranks must start."""
 
     def __call__(self, rank: int, world_size: int, address: str) -> MegatronRank:
         if self.settings.parallel.tensor > 1:
-            # CUDA reads it when it starts. Messages of tensor ranks then begin before the product that hides them.
+            # CUDA reads it at startup. With one connection, messages of tensor ranks start before the product that
+            # overlaps them.
             os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
         if on_gpu():
             use_expandable_segments()

@@ -1,4 +1,4 @@
-"""Which experts a token goes to, and with what weights."""
+"""Choice of the experts of each token, and their weights."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ from ppoctl.model.shape import SigmoidRouting
 
 
 class SoftmaxRouter(TopKRouter):
-    """Megatron-Core's, with the choice made in the order of transformers: softmax over all experts in float32, the
-    largest of those, divided by their sum where the model says so, cast last.
+    """Megatron-Core's router with the order of operations of transformers: softmax over all experts in float32,
+    choice of the largest probabilities, division by their sum if the model requires it, then the cast.
 
-    Megatron-Core casts to the model's dtype before it chooses: in bfloat16 that makes ties, and another choice of
-    experts than the generator's. Its own product of hidden states and weights needs Transformer Engine.
+    Megatron-Core casts to the model's dtype before the choice: in bfloat16 that creates ties, and other experts than
+    the generator's. Its own product of hidden states and weights requires Transformer Engine.
     """
 
     def __init__(self, *, renormalise: bool, **settings: Any) -> None:
@@ -24,13 +24,13 @@ class SoftmaxRouter(TopKRouter):
         self.renormalise = renormalise
 
     def gating(self, input: Float[Tensor, "N 1 hidden"]) -> Float[Tensor, "N 1 experts"]:
-        """Logits, in the model's dtype."""
+        """Return logits, in the model's dtype."""
         return F.linear(input, self.weight)
 
     def routing(
         self, logits: Float[Tensor, "N 1 experts"], padding_mask: None = None
     ) -> tuple[Float[Tensor, "N experts"], Bool[Tensor, "N experts"]]:
-        """Weight of each expert for each token, 0 where not chosen; and which are chosen."""
+        """Return the weight of each expert for each token (0 if not chosen), and which experts are chosen."""
         assert padding_mask is None, "packed sequences have no padding"
         logits = logits.view(-1, self.num_experts)
         weights, chosen = logits.softmax(dim=-1, dtype=torch.float32).topk(self.topk, dim=-1)
@@ -42,28 +42,29 @@ class SoftmaxRouter(TopKRouter):
 
 
 class SigmoidRouter(TopKRouter):
-    """DeepSeek-V3's (arXiv:2412.19437, section 2.1.2), in float32 as transformers computes it: sigmoid scores, to
-    which a bias is added for the choice alone, first of groups of experts, then of experts in them.
+    """DeepSeek-V3's router (arXiv:2412.19437, section 2.1.2), in float32 as in transformers: sigmoid scores, plus a
+    bias that is used only for the choice, first of groups of experts, then of experts in these groups.
 
-    The bias balanced loads in pre-training. PPO does not train it: it is a buffer, in float32 whatever the model's
-    dtype.
+    The bias balanced loads in pre-training. PPO does not train it: it is a buffer, in float32 for every dtype of the
+    model.
     """
 
     def __init__(self, *, renormalise: bool, how: SigmoidRouting, **settings: Any) -> None:
         super().__init__(**settings)
         self.renormalise = renormalise
         self.how = how
-        del self.expert_bias  # None, where Megatron-Core is not asked to train it
+        del self.expert_bias  # None, because Megatron-Core does not train it here
         self.register_buffer("expert_bias", torch.zeros(self.num_experts, dtype=torch.float32))
 
     def gating(self, input: Float[Tensor, "N 1 hidden"]) -> Float[Tensor, "N 1 experts"]:
-        """Logits, float32."""
+        """Return logits, float32."""
         return F.linear(input.float(), self.weight.float())
 
     def routing(
         self, logits: Float[Tensor, "N 1 experts"], padding_mask: None = None
     ) -> tuple[Float[Tensor, "N experts"], Bool[Tensor, "N experts"]]:
-        """Weight of each expert for each token, float32, 0 where not chosen; and which are chosen."""
+        """Return the weight of each expert for each token (float32, 0 if not chosen), and which experts are
+        chosen."""
         assert padding_mask is None, "packed sequences have no padding"
         scores = logits.view(-1, self.num_experts).sigmoid()
         chosen = choose_in_groups(scores + self.expert_bias, self.how, self.topk)
@@ -75,7 +76,7 @@ class SigmoidRouter(TopKRouter):
 
 
 def choose_in_groups(scores: Float[Tensor, "N experts"], how: SigmoidRouting, count: int) -> Int[Tensor, "N count"]:
-    """The best experts of the best groups; a group is as good as its two best experts together."""
+    """Return the best experts of the best groups. A group's score is the sum of its two best experts' scores."""
     groups = scores.view(len(scores), how.groups, -1)
     best = groups.topk(2, dim=-1).values.sum(dim=-1).topk(how.groups_per_token, dim=-1).indices
     is_open = torch.zeros(groups.shape[:2], dtype=torch.bool, device=scores.device).scatter(1, best, value=True)

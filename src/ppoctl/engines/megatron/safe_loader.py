@@ -1,8 +1,8 @@
-"""Megatron-Core's loader of torch_dist folders, without code from them.
+"""Megatron-Core's loader of torch_dist folders, without executing code from them.
 
-As it comes it unpickles `.metadata` whole, and every part of a state that is no tensor. Here `.metadata` comes from
-`convert.torch_dist`, which reads it once and lets descriptions of tensors through; what is no tensor is loaded as
-`convert.plain` does.
+By default it unpickles all of `.metadata`, and every part of a state that is not a tensor. Here `.metadata` comes
+from `convert.torch_dist`, which reads it once and accepts only descriptions of tensors. Other objects are loaded by
+`convert.safe_pickle`.
 """
 
 import io
@@ -36,15 +36,15 @@ COMMON = "common.pt"
 
 
 class DataOnly(TorchDistLoadShardedStrategy):
-    """The loader of one folder, to be handed to `dist_checkpointing.load`. Every method raises what torch and
-    Megatron-Core raise."""
+    """The loader of one folder, passed to `dist_checkpointing.load`. Methods raise the errors of torch and
+    Megatron-Core."""
 
     def __init__(self, metadata: Metadata) -> None:
         super().__init__()
         self._metadata = metadata
 
     def load(self, sharded_state_dict: dict[str, Any], checkpoint_dir: Path | str) -> dict[str, Any]:
-        """Does what the strategy it replaces does, with our reader and planner."""
+        """Load as the replaced strategy does, with our reader and planner."""
         tensors = [value for value in nested_values(sharded_state_dict) if isinstance(value, ShardedTensor)]
         by_key, flat, renamed = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict)
         state = mcore_to_pyt_state_dict(by_key, is_loading=True)
@@ -61,48 +61,48 @@ class DataOnly(TorchDistLoadShardedStrategy):
         return loaded
 
     def load_sharded_metadata(self, checkpoint_dir: Path | str) -> dict[str, Any]:
-        """What the folder has, of tensors and of the rest."""
+        """Return the metadata of all tensors and other objects in the folder."""
         objects = [
             ShardedObject.empty_from_unique_key(key)
             for key, stored in self._metadata.state_dict_metadata.items()
             if isinstance(stored, BytesStorageMetadata)
         ]
         found: dict[str, Any] = self.load_tensors_metadata(checkpoint_dir, self._metadata)
-        return {**{each.unique_key: each for each in objects}, **found}
+        return {**{stored.unique_key: stored for stored in objects}, **found}
 
 
 class CommonDataOnly(TorchCommonLoadStrategy):
-    """The loader of `common.pt`, for the same."""
+    """The loader of `common.pt`, passed to `dist_checkpointing.load`."""
 
     def load_common(self, checkpoint_dir: Path | str) -> dict[str, Any]:
-        """What is no tensor. Raises UnpicklingError in one line, and OSError."""
+        """Return the objects that are not tensors. Raises UnpicklingError with a one-line message, and OSError."""
         try:
-            found = load_plain(Path(checkpoint_dir) / COMMON)
+            common = load_plain(Path(checkpoint_dir) / COMMON)
         except (RuntimeError, EOFError, ValueError, UnpicklingError) as error:
             raise UnpicklingError(f"`{COMMON}`: {why(error)}") from error
-        if not isinstance(found, dict):
-            raise UnpicklingError(f"`{COMMON}`: holds no table")
-        return found
+        if not isinstance(common, dict):
+            raise UnpicklingError(f"`{COMMON}`: does not contain a dict")
+        return common
 
 
 class _ChunkReader(FileSystemReader):
-    """Reads chunks, and no metadata."""
+    """Reader of chunks, but not of metadata."""
 
     def __init__(self, folder: Path | str, metadata: Metadata) -> None:
         super().__init__(folder)
         self._metadata = metadata
 
     def read_metadata(self) -> Metadata:
-        """What was handed in. Takes no rank, so that torch does not look for a file of each rank either."""
+        """Return the metadata passed in. Without a rank parameter, so that torch does not look for per-rank files."""
         return self._metadata
 
 
 class _Planner(MCoreLoadPlanner):
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Put what is no tensor in its place; torch would run what is in it."""
+        """Store an object that is not a tensor; torch would unpickle it and could execute code in it."""
         set_element(self.original_state_dict, self.mappings[read_item.dest_index.fqn], load_plain(value))
 
 
 def causes(error: CheckpointException) -> str:
-    """What went wrong on each rank, in a line."""
+    """Return the errors of all ranks in one line."""
     return "; ".join(f"{type(cause).__name__}: {why(cause)}" for cause, _ in error.failures.values())

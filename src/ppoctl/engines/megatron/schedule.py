@@ -1,8 +1,9 @@
-"""Megatron-Core's forward-backward schedule over microbatches, with losses that are already over the global count.
+"""Megatron-Core's forward-backward schedule over microbatches, with losses already divided by the global token count.
 
-What Megatron averages is undone here, in one place: the schedule divides a loss by the number of microbatches or by
-a token count, and the gradient reduction by a token count. Our microbatch losses are sums over the minibatch's
-global count, so their plain sum, over microbatches and ranks alike, is the minibatch's loss and gradient.
+Only this module undoes Megatron's averaging: the schedule divides a loss by the number of microbatches or by a token
+count, and the gradient reduction divides by a token count. Our microbatch losses are already divided by the
+minibatch's global count, so their plain sum over microbatches and ranks is the minibatch's loss, and likewise for the
+gradient.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,19 +26,19 @@ ModelChunks = Sequence[torch.nn.Module]
 """This rank's pipeline stages."""
 
 LossOf = Callable[[Microbatch, TokenOutputs], Float[Tensor, ""]]
-"""The loss of a microbatch from what the model says of its rows."""
+"""Computes the loss of a microbatch from the model's outputs for its rows."""
 
 
 @dataclass(frozen=True)
 class MicrobatchResult:
-    """What a microbatch gave, on the CPU."""
+    """Result of a microbatch, on the CPU."""
 
     said: TokenOutputs
     loss: float = 0.0
 
 
 def run_forward(stages: ModelChunks, microbatches: Sequence[Microbatch]) -> list[MicrobatchResult]:
-    """What the model says about each microbatch, on the last pipeline stage (elsewhere nothing); no gradient."""
+    """Return the model's outputs for each microbatch, on the last pipeline stage (elsewhere nothing); no gradient."""
 
     def collect(microbatch: Microbatch, outputs: PositionOutputs, **_: bool) -> MicrobatchResult:
         return MicrobatchResult(_on_grid(microbatch, outputs))
@@ -49,46 +50,47 @@ def run_forward(stages: ModelChunks, microbatches: Sequence[Microbatch]) -> list
 def run_forward_backward(
     stages: ModelChunks, microbatches: Sequence[Microbatch], loss_of: LossOf
 ) -> list[MicrobatchResult]:
-    """What the model says about each microbatch, as `run_forward`; the gradient of the summed losses is left in the
-    model's gradient buffers, reduced over all ranks."""
+    """Return the model's outputs for each microbatch, like `run_forward`. The gradient of the summed losses is in the
+    model's gradient buffers afterwards, reduced over all ranks."""
 
     def loss_func(microbatch: Microbatch, outputs: PositionOutputs) -> tuple[Tensor, Tensor, MicrobatchResult]:
-        said = _on_grid(microbatch, outputs)
-        loss = 0.0 * outputs.outputs.sum() if microbatch.is_idle else loss_of(microbatch, said)
-        found = MicrobatchResult(said.map(Tensor.detach), float(loss.detach()))
-        # The middle entry is the token count to divide by; 0 is Megatron-Core's "do not divide".
-        return loss, torch.zeros((), dtype=torch.int), found
+        token_outputs = _on_grid(microbatch, outputs)
+        loss = 0.0 * outputs.outputs.sum() if microbatch.is_idle else loss_of(microbatch, token_outputs)
+        result = MicrobatchResult(token_outputs.map(Tensor.detach), float(loss.detach()))
+        # The middle entry is the token count to divide by; with 0, Megatron-Core does not divide.
+        return loss, torch.zeros((), dtype=torch.int), result
 
     return _run(stages, microbatches, loss_func, backward=True)
 
 
 def with_reference(stages: Sequence[LogprobModel], microbatches: Sequence[Microbatch]) -> list[Microbatch]:
-    """The microbatches, each with what a frozen model says of its positions up to the output layer; the hidden states
-    of all of them are then in memory, on the last pipeline stage."""
+    """Return the microbatches, each with a frozen model's hidden states before the output layer. The hidden states of
+    all microbatches are then in memory, on the last pipeline stage."""
 
     def collect(_: Microbatch, hidden: Tensor, **__: bool) -> Tensor:
         return hidden
 
     with torch.no_grad():
-        up_to_there = [replace(one, input=replace(one.input, hidden_alone=True)) for one in microbatches]
-        found: list[Tensor] = _run(stages, up_to_there, collect)
-    if not found:  # another pipeline rank reads them
+        up_to_output = [replace(batch, input=replace(batch.input, hidden_alone=True)) for batch in microbatches]
+        hidden_states: list[Tensor] = _run(stages, up_to_output, collect)
+    if not hidden_states:  # another pipeline rank has them
         return list(microbatches)
-    frozen = [FrozenOutputs(hidden, stages[-1].output_weight) for hidden in found]
+    frozen = [FrozenOutputs(hidden, stages[-1].output_weight) for hidden in hidden_states]
     return [
-        replace(one, input=replace(one.input, reference=of_it))
-        for one, of_it in zip(microbatches, frozen, strict=True)
+        replace(batch, input=replace(batch.input, reference=reference))
+        for batch, reference in zip(microbatches, frozen, strict=True)
     ]
 
 
 def share_of(microbatches: Sequence[Microbatch], found: Sequence[MicrobatchResult]) -> RankOutputs:
-    """What was found about the microbatches as one share."""
+    """Return the results of all microbatches as the outputs of this rank."""
     places = torch.cat([microbatch.places for microbatch in microbatches])
-    return RankOutputs(places, concatenate_outputs([one.said for one in found]))
+    return RankOutputs(places, concatenate_outputs([result.said for result in found]))
 
 
 def reduce_gradients(model: list[torch.nn.Module], _: Tensor | None, **settings: Any) -> None:
-    """For `finalize_model_grads_func`: Megatron-Core's reduction over ranks without its division by a token count."""
+    """Reduce gradients over ranks like Megatron-Core, without its division by a token count
+    (`finalize_model_grads_func`)."""
     finalize_model_grads(model, None, **settings)
 
 
@@ -101,7 +103,7 @@ def _run(
 
     collected: list[Any] = get_forward_backward_func()(
         forward_step_func=forward_step,
-        # Interleaved stages each go through all microbatches.
+        # Each interleaved stage processes all microbatches.
         data_iterator=[iter(microbatches) for _ in stages] if len(stages) > 1 else iter(microbatches),
         model=list(stages),
         num_microbatches=len(microbatches),
@@ -117,8 +119,8 @@ def _on_grid(microbatch: Microbatch, outputs: PositionOutputs) -> TokenOutputs:
     def on_grid(values: Float[Tensor, " n"]) -> Float[Tensor, "m R"]:
         if microbatch.is_idle:
             return torch.zeros(0, microbatch.packed.num_columns)
-        # On the CPU: grids are small, and objectives close over data that live there.
+        # On the CPU: grids are small, and objectives use data that are on the CPU.
         return microbatch.packed.to_grid(values.cpu())
 
-    entropy, full_kl = (None if of is None else on_grid(of) for of in (outputs.entropy, outputs.full_kl))
+    entropy, full_kl = (None if output is None else on_grid(output) for output in (outputs.entropy, outputs.full_kl))
     return TokenOutputs(on_grid(outputs.outputs), entropy, full_kl)

@@ -1,7 +1,7 @@
-"""The weights of a torch_dist checkpoint, read into a model under any layout; optimizers and the like stay where they
-are.
+"""Loading of the weights of a torch_dist checkpoint into a model with any layout. Optimizers and other data are not
+read.
 
-Megatron-Core's loader copies into the parameters themselves. What is no tensor (`common.pt`) is not read.
+Megatron-Core's loader copies directly into the parameters. Objects that are not tensors (`common.pt`) are not read.
 """
 
 import warnings
@@ -26,17 +26,17 @@ from ppoctl.model.shape import ModelShape
 
 @torch.no_grad()
 def load_torch_dist(stages: Sequence[PackedModel], folder: Path) -> None:
-    """Fill this rank's pipeline stages, cast to the model's dtype. All ranks of the layout take part.
+    """Load this rank's pipeline stages, cast to the model's dtype. Collective over all ranks of the layout.
 
-    Raises EnvironmentProblemError naming the first tensor that is missing, not the model's or of another shape,
-    StorageError when the folder cannot be read.
+    Raises EnvironmentProblemError, which names the first tensor that is missing, unknown or of another shape, and
+    StorageError if the folder cannot be read.
     """
     shape, is_critic = stages[0].settings.shape, isinstance(stages[0], ValueModel)
-    given = TorchDist(folder)
-    found = MegatronWeights(given, shape, "critic" if is_critic else "actor")
+    source = TorchDist(folder)
+    found = MegatronWeights(source, shape, "critic" if is_critic else "actor")
     if found.layers_alike != layers_alike(shape) and shape.experts is not None:
         raise StorageError(
-            f"checkpoint in `{folder}` has layers with experts as slices of one tensor: no model reads that",
+            f"checkpoint in `{folder}` stores layers with experts as slices of one tensor, which no model can load",
             hint="convert it to Hugging Face first, with --no-parity",
         )
     tensors = _parameters(stages, found, shape)
@@ -44,7 +44,7 @@ def load_torch_dist(stages: Sequence[PackedModel], folder: Path) -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="`load_state_dict` is deprecated", category=FutureWarning)
             warnings.filterwarnings("ignore", message="Please use DTensor instead", category=FutureWarning)
-            DataOnly(given.metadata).load(tensors, folder)
+            DataOnly(source.metadata).load(tensors, folder)
     except CheckpointException as error:
         raise _unreadable(folder, causes(error)) from error
     except (OSError, CheckpointingException, KeyError, ValueError, RuntimeError, EOFError) as error:
@@ -56,7 +56,7 @@ def _unreadable(folder: Path, reason: str) -> StorageError:
 
 
 def _parameters(stages: Sequence[PackedModel], found: MegatronWeights, shape: ModelShape) -> dict[str, ShardedTensor]:
-    """This rank's slices of all parameters, under the keys of the checkpoint."""
+    """Return this rank's slices of all parameters, under the keys of the checkpoint."""
     renamed = {
         parameter.key(shape, layers_alike=found.layers_alike).name: found.keys[parameter.name].name
         for parameter in found.parameters

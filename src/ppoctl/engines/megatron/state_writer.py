@@ -1,11 +1,11 @@
-"""How a rank writes its part of a state: torch's own distributed-checkpoint writer, in three parts.
+"""How a rank writes its shard of a state: torch's distributed-checkpoint writer, in three phases.
 
-    plan     together (collectives)     who writes which tensors; in the background: copies of this rank's
-    write    alone, here or in a thread  this rank's file, digested on its way to disk
-    finish   together (collectives)     what was written where, into the files that describe the rest
+    plan     collective                      which rank writes which tensors; in the background: copies of this rank's
+    write    per rank, here or in a thread   this rank's file, digested while it is written
+    finish   collective                      the list of written tensors, in the metadata files
 
-Megatron-Core's default writer starts a helper process and forks, which neither a process with a vLLM engine nor an
-interactive one tolerates. The files are the same.
+Megatron-Core's default writer starts a helper process and forks, which does not work in a process with a vLLM engine
+or in an interactive process. The files are the same.
 """
 
 import io
@@ -35,29 +35,29 @@ from torch.distributed.checkpoint.utils import _DistWrapper
 from ppoctl.batch.digest import DigestingFile, FileDigest, flushed_digest
 
 COMMON_FILES = ("metadata.json", "common.pt")
-"""What Megatron-Core's first rank writes beside the tensor files and their `.metadata`."""
+"""Files that Megatron-Core's first rank writes in addition to the tensor files and their `.metadata`."""
 
 
 class StateWriter(TorchDistSaveShardedStrategy):
-    """The writer of one state, to be handed to `dist_checkpointing.save`."""
+    """The writer of one state, passed to `dist_checkpointing.save`."""
 
     def __init__(self, copied: Callable[[Tensor], Tensor] | None = None) -> None:
-        """Given: how a tensor is copied that changes while the files are written; absent: none does."""
+        """`copied` copies a tensor that may change while the files are written. None: no tensor changes."""
         super().__init__("torch_dist", 1)
         self.copied = copied
         self.files = _DigestedFiles()
 
     def async_save(self, sharded_state_dict: dict[str, Any], checkpoint_dir: str) -> AsyncRequest:
-        """Plan. Of the request, `async_fn` writes and may run in any thread; the last part finishes."""
+        """Plan the save. The request's `async_fn` writes, in any thread; its last function finishes."""
         translated, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
         state = mcore_to_pyt_state_dict(translated, is_loading=False)
-        writer = FileSystemWriter(checkpoint_dir, sync_files=False)  # closing a `DigestingFile` does
+        writer = FileSystemWriter(checkpoint_dir, sync_files=False)  # closing a `DigestingFile` flushes
         writer.fs = self.files
         ranks = _DistWrapper(None, use_dist=True, coordinator_rank=0)
         planner: Any = MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
         plan, metadata = _plan_together(state, planner, writer, ranks)
         source: Any = planner if self.copied is None else _Copies(plan, planner, self.copied)
-        self.copied = None  # with the locked memory that it copies through
+        self.copied = None  # frees the pinned memory that it copies through
         written: Future[list[WriteResult]] = Future()
 
         def write() -> None:
@@ -73,12 +73,12 @@ class StateWriter(TorchDistSaveShardedStrategy):
 
 
 class RankSaving:
-    """One rank's part of a save, planned and under way."""
+    """One rank's running save, after planning."""
 
     def __init__(self, request: AsyncRequest, files: "_DigestedFiles", *, in_background: bool) -> None:
         self._request = request
         self._files = files
-        # Without it the process can end: what has no manifest is worth nothing.
+        # A daemon thread does not keep the process alive: without a manifest, a partial save is not used anyway.
         self._thread = threading.Thread(target=request.async_fn, name="save", daemon=True)
         self._thread.start()
         if not in_background:
@@ -88,12 +88,12 @@ class RankSaving:
         return not self._thread.is_alive()
 
     def finish(self, folder: Path) -> dict[str, FileDigest]:
-        """Wait for all ranks; the files that this one has written into `folder`. Collective."""
+        """Wait for all ranks. Returns the files that this rank has written into `folder`. Collective."""
         self._thread.join()
         for finish in self._request.finalize_fns:
             finish()
         if torch.distributed.get_rank() == 0:
-            for name in COMMON_FILES:  # small; Megatron-Core writes them its own way
+            for name in COMMON_FILES:  # small files, which Megatron-Core writes without our writer
                 self._files.digests[name] = flushed_digest(folder / name)
         return self._files.digests
 
@@ -101,7 +101,7 @@ class RankSaving:
 def _plan_together(
     state: dict[str, Any], planner: SavePlanner, writer: FileSystemWriter, ranks: _DistWrapper
 ) -> tuple[SavePlan, list[Metadata]]:
-    """What this rank writes, and, on the first rank only, the metadata of all."""
+    """Return the tensors that this rank writes and, only on the first rank, the metadata of all ranks."""
     metadata: list[Metadata] = []
 
     def local_step() -> SavePlan:
@@ -110,39 +110,39 @@ def _plan_together(
         return writer.prepare_local_plan(planner.create_local_plan())
 
     def global_step(plans: list[SavePlan]) -> list[SavePlan]:
-        plans, of_all = planner.create_global_plan(plans)
-        metadata.append(of_all)
+        plans, global_metadata = planner.create_global_plan(plans)
+        metadata.append(global_metadata)
         return writer.prepare_global_plan(plans)
 
     return planner.finish_plan(ranks.reduce_scatter("plan", local_step, global_step)), metadata
 
 
 class _Copies:
-    """This rank's part of a state, copied to the host. Each piece is given out once, and then gone."""
+    """This rank's shard of a state, copied to the host. Each item is returned once and then freed."""
 
     def __init__(self, plan: SavePlan, planner: SavePlanner, copied: Callable[[Tensor], Tensor]) -> None:
-        found = ((item.index, planner.resolve_data(item)) for item in plan.items)
-        # An object has been pickled for this save and is nobody else's.
-        self._pieces = {index: copied(data) if isinstance(data, Tensor) else data for index, data in found}
+        resolved = ((item.index, planner.resolve_data(item)) for item in plan.items)
+        # Objects were pickled for this save only, and need no copy.
+        self._items = {index: copied(data) if isinstance(data, Tensor) else data for index, data in resolved}
 
     def resolve_data(self, item: WriteItem) -> Tensor | io.BytesIO:
-        return self._pieces.pop(item.index)
+        return self._items.pop(item.index)
 
 
 class _DigestedFiles(FileSystem):
-    """Files are digested while they are written, and flushed when they are closed."""
+    """File system that digests files while they are written, and flushes them when they are closed."""
 
     def __init__(self) -> None:
         self.digests: dict[str, FileDigest] = {}
 
     def mkdir(self, path: str | os.PathLike[str]) -> None:
-        """Leave the folder to who asked for the save: torch would make it again, with all above it, where a newer
-        attempt has taken it away."""
+        """Do not create the folder: the caller of the save has done that. torch would recreate it, with all its
+        parents, after a newer attempt has moved it away."""
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
-        assert mode == "wb", "a writer reads nothing"
-        # torch says of a full disk that an archive is broken; closing says it again, by its name.
+        assert mode == "wb", "a state writer only writes"
+        # On a full disk torch reports a broken archive; closing the file raises the actual error.
         with closing(DigestingFile(Path(path))) as file:
             yield file
         self.digests[Path(path).name] = file.digest

@@ -1,4 +1,4 @@
-"""The ports of actor and critic: asks all ranks of the role, and puts together what they say."""
+"""The ports of actor and critic: call all ranks of the role, and merge their outputs."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -31,11 +31,11 @@ from ppoctl.weights.sending import NamedWeights
 from ppoctl.weights.sync import TrainerAt, TrainerSide
 
 LOOK_EVERY_S = 0.2
-"""Ranks in other processes are asked no more often whether they have written a state."""
+"""Minimum interval between two calls that check whether ranks have written a state."""
 
 
 class MegatronSaving:
-    """A `ports.Saving`: all ranks write, each its part; beside them goes what model they are of."""
+    """A `ports.Saving`: each rank writes its shard; the model's config.json is added."""
 
     def __init__(self, ranks: Ranks, folder: Path, companions: Companions) -> None:
         self.ranks, self.folder, self.companions = ranks, folder, companions
@@ -48,53 +48,54 @@ class MegatronSaving:
         return all(self.ranks.call("is_saved"))
 
     def finish(self) -> dict[str, FileDigest]:
-        """The files of all ranks, and config.json, with which others start from the state. Raises StorageError."""
+        """Return the files of all ranks and the config.json with which other programs load the state. Raises
+        StorageError."""
         files = {name: digest for files in self.ranks.call("finish_save") for name, digest in files.items()}
         try:
-            # At the end: Megatron-Core saves into an empty folder.
+            # Last, because Megatron-Core requires an empty folder.
             return {**files, CONFIG: flushed_digest(self.companions.write_config(self.folder))}
         except OSError as error:
             raise StorageError(f"state cannot be written to `{self.folder}`: {error}") from error
 
 
 class MegatronTrainer:
-    """A `ports.Trainer`: what actor and critic share."""
+    """A `ports.Trainer`: the common base of actor and critic."""
 
     def __init__(self, settings: TrainerSettings, ranks: Ranks) -> None:
         self.settings = settings
         self.ranks = ranks
 
     def start(self) -> None:
-        """Weights from the model source, a fresh optimizer.
+        """Load weights from the model source and create a new optimizer.
 
-        Raises EnvironmentProblemError or RecipeError when the source is missing, broken or not supported.
+        Raises EnvironmentProblemError or RecipeError if the source is missing, broken or not supported.
         """
         self.ranks.call("start")
-        self._companions.config()  # of which saves write a copy, whatever becomes of the source
+        self._companions.config()  # read now, since saves write a copy even if the source is gone by then
 
     def save(self, folder: Path, *, in_background: bool) -> "MegatronSaving":
-        """Write weights and optimizer into an existing empty folder; in the background: copies of them. Raises
+        """Write weights and optimizer into an existing empty folder; in the background, write copies of them. Raises
         StorageError."""
         self.ranks.call("begin_save", folder, in_background)
         return MegatronSaving(self.ranks, folder, self._companions)
 
     def load(self, folder: Path) -> None:
-        """Weights and optimizer bit for bit as `save` wrote them, whatever the layout. Raises StorageError."""
+        """Restore weights and optimizer bit for bit as `save` wrote them, with any layout. Raises StorageError."""
         self.ranks.call("load", folder)
         self._companions.config()
 
     def save_weights(self, folder: Path) -> None:
-        """Write the weights alone into an existing empty folder, as a Hugging Face model."""
+        """Write only the weights into an existing empty folder, as a Hugging Face model."""
         self.export(folder)
 
     def export(self, folder: Path) -> SentChecksums:
-        """Write the weights as `save_weights` does; checksums of what is written."""
+        """Write the weights like `save_weights`, and return checksums of the written tensors."""
         sent = SentChecksums()
         shape, companions = self.source[1], self._companions
-        held: dict[str, Spec] = {}
-        for of_rank in self.ranks.call("weight_specs"):
-            held |= {spec.name: Spec(spec.shape, spec.dtype) for spec in of_rank}
-        specs = {placement.name: held[placement.name] for placement in placements(shape, companions.role)}
+        loaded: dict[str, Spec] = {}
+        for rank_specs in self.ranks.call("weight_specs"):
+            loaded |= {spec.name: Spec(spec.shape, spec.dtype) for spec in rank_specs}
+        specs = {placement.name: loaded[placement.name] for placement in placements(shape, companions.role)}
         with closing(SafetensorsWriter(folder, specs, SHARD_BYTES)) as writer:
             for bucket in self.ranks.weights().buckets():
                 sent.add(bucket.checksums)
@@ -108,16 +109,16 @@ class MegatronTrainer:
     def update(
         self, sequences: Sequences, minibatches: Sequence[Minibatch], objective: Objective
     ) -> list[MinibatchResult]:
-        """One optimizer step per minibatch, in order.
+        """Take one optimizer step per minibatch, in order.
 
-        Raises NonFiniteError before the step when a minibatch's loss or gradient is not finite.
+        Raises NonFiniteError before the step if a minibatch's loss or gradient is not finite.
         """
         by_rank: list[list[RankStepResult]] = self.ranks.call("update", sequences, minibatches, objective)
         return [_result(steps) for steps in zip(*by_rank, strict=True)]
 
     @cached_property
     def source(self) -> tuple[Path, ModelShape]:
-        """Folder of the model source, and the model its configuration describes, as they were when first asked."""
+        """Folder of the model source and the shape of its model, as they were at the first access."""
         folder = model_folder(self.settings.model)
         return folder, read_shape(folder)
 
@@ -127,45 +128,45 @@ class MegatronTrainer:
         return Companions(self.source[0], role, self.settings.dtype)
 
     def forward(self, method: str, sequences: Sequences, asked: OutputRequest) -> TokenOutputs:
-        """What all ranks say about all rows."""
+        """Return the outputs of all ranks for all rows."""
         shares: list[RankOutputs | None] = self.ranks.call(method, sequences, asked)
         return merge([share for share in shares if share is not None])
 
 
 class MegatronActor(MegatronTrainer):
-    """A `ports.Actor`. The reference lives beside it, in the same processes."""
+    """A `ports.Actor`. The reference is in the same processes."""
 
     def logprobs(self, sequences: Sequences, asked: OutputRequest) -> TokenOutputs:
-        """Log-prob of each response token, and what else is asked."""
+        """Return the log-prob of each response token, and the other requested outputs."""
         return self.forward("forward", sequences, asked)
 
     def reference_logprobs(self, sequences: Sequences, asked: OutputRequest) -> Float[Tensor, "B R"]:
-        """Log-prob of each response token under the frozen initial weights."""
+        """Return the log-prob of each response token by the frozen initial weights."""
         return self.forward("reference_forward", sequences, asked).primary
 
     def weights(self, state: State) -> NamedWeights:
-        """All weights, to be sent to engines; `state` is the state that this actor is at."""
+        """Return all weights, to be sent to engines; `state` must be the actor's current state."""
         names, source = tuple(weight_names(self.source[1])), self.ranks.weights()
         return NamedWeights(state, names, source.buckets_for_engines, source.senders, source.buckets_to_keep)
 
 
 class MegatronCritic(MegatronTrainer):
-    """A `ports.Critic`: the base model with a value head instead of logits."""
+    """A `ports.Critic`: the base model with a value head instead of the output layer."""
 
     def values(self, sequences: Sequences) -> Float[Tensor, "B R"]:
-        """V of the state before each response token."""
+        """Return V of the state before each response token."""
         return self.forward("forward", sequences, OutputRequest()).primary
 
 
 def _result(steps: Sequence[RankStepResult]) -> MinibatchResult:
-    """One optimizer step, from what each rank saw of it."""
-    said = merge([step.share for step in steps if step.share is not None])
-    return MinibatchResult(steps[0].loss, steps[0].grad_norm, said)
+    """Return the result of one optimizer step, merged from the ranks."""
+    outputs = merge([step.share for step in steps if step.share is not None])
+    return MinibatchResult(steps[0].loss, steps[0].grad_norm, outputs)
 
 
 @runtime_checkable
 class Sender(Protocol):
-    """The part of an actor that gives its weights away (`MegatronActor`)."""
+    """The part of an actor that sends its weights (`MegatronActor`)."""
 
     def weights(self, state: State) -> NamedWeights: ...
 
@@ -173,14 +174,14 @@ class Sender(Protocol):
 
 
 def trainer_side(actor: Sender, actor_at: Callable[[State], Actor]) -> TrainerAt:
-    """What a sync of weights calls of `actor`; `actor_at` brings it to a state (`ports.Models`)."""
+    """Return what a weight sync calls of `actor`; `actor_at` brings the actor to a state (`ports.Models`)."""
 
     def at(state: State) -> TrainerSide:
-        at_state = actor_at(state)
+        trainer = actor_at(state)
 
         def score(tokens: tuple[int, ...]) -> list[float]:
-            said = at_state.logprobs(one_sequence(tokens), OutputRequest())
-            return [float(value) for value in said.primary[0]]
+            outputs = trainer.logprobs(one_sequence(tokens), OutputRequest())
+            return [float(value) for value in outputs.primary[0]]
 
         return TrainerSide(partial(actor.weights, state), score, actor.export)
 

@@ -1,8 +1,10 @@
-"""Hugging Face tensors <-> Megatron-Core parameters, tensor by tensor. Every tensor is accounted for, both ways.
+"""Hugging Face tensors <-> Megatron-Core parameters, tensor by tensor. Every tensor is accounted for, in both
+directions.
 
-A `Part` is one Hugging Face tensor, or this tensor rank's slice of it, seen as a view of the Megatron parameter that
-holds it: loading is a copy into the view, exporting is reading it. The tables in `convert` say which part of which
-parameter it is. Experts go by their names on disk, one tensor each, although transformers 5 fuses them in memory.
+A `ParameterShard` is one Hugging Face tensor, or this tensor rank's slice of it, as a view of the Megatron parameter
+that contains it: loading copies into the view, exporting reads it. The tables in `convert` define which part of which
+parameter it is. Experts have the names of the checkpoint, one tensor each, although transformers 5 fuses them in
+memory.
 """
 
 import math
@@ -35,21 +37,21 @@ class ParameterShard:
     name: str
     """Hugging Face name."""
     view: Tensor
-    """Its elements, in order, where they live; not always contiguous."""
+    """View of its elements in the parameter, in order; not always contiguous."""
     shape: tuple[int, ...]
-    """Shape of the whole tensor, as Hugging Face has it."""
+    """Shape of the full tensor in the Hugging Face format."""
     split: int | None = None
-    """The dimension that tensor ranks split evenly; along it the last ranks may hold padding. None: whole on each."""
+    """Dimension that tensor ranks split evenly; the last ranks may have padding along it. None: not split."""
     holder: int | None = None
-    """Expert rank that has an expert's tensor, split over expert tensor ranks; on others the view is empty. None: not
-    an expert's."""
+    """Expert rank that holds an expert's tensor, split over expert tensor ranks; on other ranks the view is empty.
+    None: not an expert's tensor."""
 
     def is_here(self, groups: ProcessGroupCollection) -> bool:
-        """Whether this rank has (a slice of) it."""
+        """Whether this rank has the tensor or a slice of it."""
         return self.holder is None or self.holder == groups.ep.rank()
 
     def write(self, tensor: Tensor, groups: ProcessGroupCollection) -> None:
-        """Copy this rank's slice in, cast to the parameter's dtype; padding becomes zero."""
+        """Copy this rank's slice into the parameter, cast to its dtype; padding becomes zero."""
         if self.split is None:
             self.view.copy_(tensor.view(self.view.shape))
             return
@@ -64,28 +66,29 @@ class ParameterShard:
             self.view.narrow(self.split, 0, count).copy_(tensor.narrow(self.split, start, count))
 
     def read(self, groups: ProcessGroupCollection) -> Tensor:
-        """The whole tensor, from all ranks that share it; a view where its elements lie together in this one."""
-        whole = self._whole(groups) if self.is_here(groups) else self.view.new_empty(self.shape)
+        """Return the full tensor, gathered from all ranks that split it; a view if this rank has all of it
+        contiguously."""
+        full = self._gathered(groups) if self.is_here(groups) else self.view.new_empty(self.shape)
         if self.holder is not None and groups.ep.size() > 1:
-            whole = whole.contiguous()
-            torch.distributed.broadcast(whole, group=groups.ep, group_src=self.holder)
-        return whole
+            full = full.contiguous()
+            torch.distributed.broadcast(full, group=groups.ep, group_src=self.holder)
+        return full
 
     def _slices(self, groups: ProcessGroupCollection) -> torch.distributed.ProcessGroup:
         return groups.tp if self.holder is None else groups.expt_tp
 
-    def _whole(self, groups: ProcessGroupCollection) -> Tensor:
-        mine, group = self.view.reshape(self._held()), self._slices(groups)
+    def _gathered(self, groups: ProcessGroupCollection) -> Tensor:
+        own, group = self.view.reshape(self._held()), self._slices(groups)
         if self.split is None:
-            return mine
+            return own
         if group.size() > 1:
-            slices = [torch.empty_like(mine, memory_format=torch.contiguous_format) for _ in range(group.size())]
-            torch.distributed.all_gather(slices, mine.contiguous(), group=group)
-            mine = torch.cat(slices, self.split)
-        return mine.narrow(self.split, 0, self.shape[self.split])
+            slices = [torch.empty_like(own, memory_format=torch.contiguous_format) for _ in range(group.size())]
+            torch.distributed.all_gather(slices, own.contiguous(), group=group)
+            own = torch.cat(slices, self.split)
+        return own.narrow(self.split, 0, self.shape[self.split])
 
     def _held(self) -> tuple[int, ...]:
-        """Shape of this rank's slice, padding included."""
+        """Return the shape of this rank's slice, including padding."""
         if self.split is None:
             return self.shape
         rest = math.prod(size for dim, size in enumerate(self.shape) if dim != self.split)
@@ -94,30 +97,29 @@ class ParameterShard:
 
 
 def parts_of(model: PackedModel) -> list[ParameterShard]:
-    """All parameters of a pipeline stage, and the buffers beside them, as Hugging Face tensors, in the order of the
-    layers."""
-    held = {name: weight.detach() for name, weight in model.named_parameters()}
-    return parts_in(held | dict(model.named_buffers()), model)
+    """Return all parameters and buffers of a pipeline stage as Hugging Face tensors, in the order of the layers."""
+    parameters = {name: weight.detach() for name, weight in model.named_parameters()}
+    return parts_in(parameters | dict(model.named_buffers()), model)
 
 
 def parts_in(parameters: Mapping[str, Tensor], model: PackedModel) -> list[ParameterShard]:
-    """Tensors under Megatron's parameter names (weights, gradients) as Hugging Face tensors. A buffer has no
+    """Return tensors under Megatron's parameter names (weights, gradients) as Hugging Face tensors. Buffers have no
     gradient."""
-    parts, found = [], set()
+    parts, known = [], set()
     buffers = {name for name, _ in model.named_buffers()}
     for placement in _placements_of(model):
         name = _name_in(parameters, placement, model)
         if name in buffers and name not in parameters:
             continue
-        found.add(name)
+        known.add(name)
         parts.append(_part(placement, parameters[name], model))
-    left = sorted(set(parameters) - found)
+    left = sorted(set(parameters) - known)
     assert not left, f"parameters without a Hugging Face name: {left}"
     return parts
 
 
 def _placements_of(model: PackedModel) -> Iterator[Placement]:
-    """Hugging Face tensors that a pipeline stage holds."""
+    """Yield the Hugging Face tensors that a pipeline stage holds."""
     shape = model.settings.shape
     role: Role = "critic" if isinstance(model, ValueModel) else "actor"
     layers = range(model.first_layer, model.first_layer + len(model.decoder.layers))
@@ -130,7 +132,8 @@ def _placements_of(model: PackedModel) -> Iterator[Placement]:
 
 
 def _name_in(parameters: Mapping[str, Tensor], placement: Placement, model: PackedModel) -> str:
-    """Name of the parameter in the stage; for an expert on another rank, that of the first expert here."""
+    """Return the name of the parameter in the stage; for an expert on another rank, the name of the first local
+    expert."""
     if placement.layer is None:
         return placement.parameter
     slot = None
@@ -156,35 +159,35 @@ def _part(placement: Placement, parameter: Tensor, model: PackedModel) -> Parame
 
 
 def _held_at(expert: int, model: PackedModel) -> tuple[int, int]:
-    """The expert rank that has it, and its number there."""
+    """Return the expert rank that holds the expert, and its index there."""
     experts = model.settings.shape.experts
     assert experts is not None
     return divmod(expert, experts.count // model.pg_collection.ep.size())
 
 
 def gathered_weights(stages: Sequence[PackedModel]) -> Iterator[tuple[str, Tensor]]:
-    """The whole Hugging Face tensors of these pipeline stages, one at a time; all tensor and expert ranks take
-    part."""
+    """Yield the full Hugging Face tensors of these pipeline stages, one at a time. Collective over all tensor and
+    expert ranks."""
     for stage in stages:
         for part in sent_parts(stage):
             yield part.name, part.read(stage.pg_collection)
 
 
 def sent_parts(stage: PackedModel) -> list[ParameterShard]:
-    """Tensors that a pipeline stage sends: all but the copy of a tied embedding."""
+    """Return the tensors that a pipeline stage sends: all except the copy of a tied embedding."""
     return [part for part in parts_of(stage) if part.name != EMBEDDING or stage.pre_process]
 
 
 @torch.no_grad()
 def load_weights(stages: Sequence[PackedModel], folder: Path) -> None:
-    """Fill this rank's pipeline stages from the safetensors files of `folder`, one tensor at a time.
+    """Load this rank's pipeline stages from the safetensors files of `folder`, one tensor at a time.
 
-    A value head that is not in the folder is zero. Raises EnvironmentProblemError where the folder does not hold
-    exactly the model (`convert.accounted`).
+    A value head that is not in the folder is set to zero. Raises EnvironmentProblemError if the folder does not
+    contain exactly the tensors of the model (`convert.accounted_tensors`).
     """
     role: Role = "critic" if isinstance(stages[0], ValueModel) else "actor"
-    given = open_weights(folder, allow_pickle=False)
-    weights = Accounted(given, folder, stages[0].settings.shape, role)
+    source = open_weights(folder, allow_pickle=False)
+    weights = Accounted(source, folder, stages[0].settings.shape, role)
     for stage in stages:
         for part in parts_of(stage):
             if part.is_here(stage.pg_collection):

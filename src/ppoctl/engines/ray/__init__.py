@@ -1,1 +1,1 @@
-"""Processes beyond this one, in Ray. Knows neither models nor PPO."""
+"""Processes outside the driver, managed by Ray. Independent of models and PPO."""

@@ -1,4 +1,4 @@
-"""What a process of Ray is doing, told by this one as if it did it: `minibatch 3/8` of a trainer's first rank."""
+"""The activity of a Ray process, shown as the driver's own: `minibatch 3/8` of a trainer's first rank."""
 
 from contextlib import ExitStack
 from typing import Any
@@ -9,27 +9,27 @@ from ray.exceptions import RayError
 from ppoctl.activity import ACTIVITIES, Activity
 
 ANSWER_S = 0.2
-"""Seconds in which a process that can say what it does has said so."""
+"""Seconds within which a responsive process reports its activity."""
 
 
 class RemoteActivity:
-    """The act of one process at a time."""
+    """The activity of one process at a time."""
 
     def __init__(self) -> None:
-        self._asked: Any = None
+        self._pending: Any = None
         self._shown = ExitStack()
         self._act: Activity | None = None
 
     def look(self, act: Any) -> None:
-        """Ask a process what it does, by this method of it, and show it. Where the answer takes long, the next look
-        has it."""
-        self._asked = self._asked or act.remote()
-        if ray.wait([self._asked], timeout=ANSWER_S)[0]:
-            asked, self._asked = self._asked, None
-            self.show(_answer(asked))
+        """Query the activity of a process by this method, and show it. If the reply is late, the next call shows
+        it."""
+        self._pending = self._pending or act.remote()
+        if ray.wait([self._pending], timeout=ANSWER_S)[0]:
+            reply, self._pending = self._pending, None
+            self.show(_answer(reply))
 
     def show(self, act: Activity | None) -> None:
-        """Show this act in place of the one before; None: show none."""
+        """Show this activity instead of the previous one. None: show no activity."""
         if act is None or self._act is None or (act.what, act.total) != (self._act.what, self._act.total):
             self._shown.close()
             self._act = None if act is None else self._shown.enter_context(ACTIVITIES.track(act.what, act.total))
@@ -37,14 +37,14 @@ class RemoteActivity:
             self._act.done = act.done
 
     def close(self) -> None:
-        """Show no more."""
+        """Stop showing an activity."""
         self.show(None)
 
 
-def _answer(asked: Any) -> Activity | None:
-    """Nothing of a process that is gone: whoever waits for its work hears why."""
+def _answer(reply: Any) -> Activity | None:
+    """Return the activity. None: the process has ended; the caller that waits for its result gets the error."""
     try:
-        act: Activity | None = ray.get(asked)
+        act: Activity | None = ray.get(reply)
     except RayError:
         return None
     return act

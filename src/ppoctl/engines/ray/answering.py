@@ -1,5 +1,5 @@
-"""Whether a Ray answers at an address, asked within a time limit: Ray's own limit is 40 s, in a call that no signal
-ends."""
+"""Check with a timeout that a Ray cluster answers at an address. Ray's own timeout is 40 s, in a call that signals do
+not interrupt."""
 
 import socket
 from concurrent.futures import Future
@@ -9,12 +9,12 @@ from threading import Thread
 import ray
 
 CONNECT_DEADLINE_S = 10.0
-"""Time for the address of a Ray to take a connection, and for what listens there to answer as a Ray."""
+"""Seconds for a connection to the address, and again for a reply of Ray's protocol."""
 
 
 def require_answer(address: str) -> None:
-    """Raise OSError or ValueError where nothing answers at `host:port` in time. What answers otherwise than a Ray
-    passes: `ray.init` says in its own words what is wrong."""
+    """Raise OSError or ValueError if nothing answers at `host:port` in time. If something other than Ray answers,
+    return: `ray.init` then raises an error that describes it."""
     host, _, port = address.rpartition(":")
     socket.create_connection((host, int(port)), timeout=CONNECT_DEADLINE_S).close()
     answered: Future[None] = Future()

@@ -1,5 +1,5 @@
-"""The Ray that processes start in: one of this run's own, on this machine or over the nodes of its job, or one that
-is running already."""
+"""The Ray cluster that processes start in: a private one for this run, on this machine or on the nodes of its job, or
+an existing one."""
 
 import logging
 import os
@@ -25,13 +25,13 @@ from ppoctl.errors import EnvironmentProblemError, ProcessLostError, quoted
 LOOPBACK = "127.0.0.1"
 
 JOIN_EVERY_S = 0.1
-"""Seconds between two looks whether all nodes have joined."""
+"""Seconds between two checks whether all nodes have joined."""
 NOTICE_S = 5.0
-"""Seconds for the srun of a node to end once Ray says that the node is dead."""
+"""Seconds for the srun of a node to end after Ray reports the node as dead."""
 
 
 class RayCluster:
-    """Devices in a Ray, taken when the first process is asked for."""
+    """Devices of a Ray cluster, reserved when the first process is started."""
 
     def __init__(
         self,
@@ -40,57 +40,57 @@ class RayCluster:
         start_deadline_s: float,
         object_store_bytes: int,
     ) -> None:
-        """`where`: the address `host:port` of a running Ray, the nodes of a job to start one on, or None, for one on
-        this machine. `object_store_bytes` for each node of a Ray of our own."""
+        """`where`: the address `host:port` of an existing Ray cluster, the nodes of a job on which to start one, or
+        None to start one on this machine. `object_store_bytes` applies to each node of a private cluster."""
         self.placement = placement
         self.address = where if isinstance(where, str) else None
         self.job_nodes = where if isinstance(where, JobNodes) else None
         self.start_deadline_s = start_deadline_s
         self._object_store_bytes = object_store_bytes
         self.notify: Callable[[str], None] = _ignore
-        """Callback that hears what is being waited for."""
+        """Callback for messages about what is being waited for."""
         self.logs: Path | None = None
-        """Folder of the attempt's logs, which all nodes see: a file of each process; None: what they print is seen
-        nowhere, and a job meets in the current folder."""
+        """Log folder of the attempt, visible to all nodes: one file per process. None: output of processes is
+        discarded, and the nodes of a job exchange the token in the current folder."""
         self.folder: Path | None = None
-        """Private folder of a Ray of our own on this machine; None otherwise."""
+        """Private folder of a private cluster on this machine; otherwise None."""
         self._steps: NodeSteps | None = None
         self._lost: ProcessLostError | None = None
-        """Error of the first node of the job that was lost."""
+        """Error of the first lost node of the job."""
         self._names: dict[str, str] = {}
-        """Slurm's name of each node of the job, by Ray's id."""
+        """Slurm's name of each node of the job, by Ray's node id."""
         self._gpus: list[int] = []
-        """GPUs of each of these."""
+        """Number of GPUs of each node in `_names`."""
         self._own = ExitStack()
         self._connected = False
         self._group: PlacementGroup | None = None
         self._order: list[int] = []
-        """Indices of bundles node by node, so that neighbouring ranks are on one node where they can."""
+        """Bundle indices sorted by node, so that neighbouring ranks are on the same node if possible."""
         self._nodes: list[str] = []
-        """Node of each of these."""
+        """Node of each bundle in `_order`."""
         self._sent: tuple[object, Any] | None = None
         """The newest object that is sent once, and Ray's reference to it."""
 
     @property
     def host(self) -> str | None:
-        """Host at which processes meet in a Ray of our own on this machine, which works without a network; None: each
-        node knows its own."""
+        """Host at which processes of a private cluster on this machine meet; works without a network. None: each node
+        uses its own address."""
         return LOOPBACK if self.address is None and self.job_nodes is None else None
 
     def shared_folder(self) -> Path:
-        """A folder that all nodes see: nodes share that of the command, and not much else."""
+        """Return a folder that all nodes can see. Often only the command's working directory is shared."""
         return Path.cwd() if self.folder is None else self.folder
 
     def driver_host(self) -> str:
-        """Host at which other nodes find this process."""
+        """Return the host at which other nodes reach this process."""
         return self.host or str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
     def start(self) -> None:
-        """Connect and take the devices. Raises EnvironmentProblemError when there is no such Ray, or it is too
+        """Connect and reserve the devices. Raises EnvironmentProblemError if the cluster does not exist or is too
         small."""
         if self._group is not None:
             return
-        self.close()  # of a start that went half way
+        self.close()  # clean up after a start that failed halfway
         _silence()
         if self.job_nodes is not None:
             self._start_on_nodes(self.job_nodes)
@@ -108,7 +108,7 @@ class RayCluster:
             raise EnvironmentProblemError(
                 f"{self.placement.describe()} were not free within "
                 f"`cluster.start_deadline_s = {self.start_deadline_s:g}`",
-                hint="look at `ray status`: something else may be running there",
+                hint="look at `ray status`: another program may be using the cluster",
             ) from error
         nodes, known = placement_group_table(group)["bundles_to_node_id"], list(self._names)
         self._order = sorted(
@@ -119,34 +119,33 @@ class RayCluster:
         self._group = group
 
     def options(self, role: str, rank: int) -> dict[str, Any]:
-        """Ray's options for this process of the role: where it starts, and what it may use there."""
+        """Return Ray's options for this process of the role: its node and its resources."""
         assert self._group is not None, "the cluster has been started"
         bundle, share = self.placement.bundle_of(role, rank)
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=self._order[bundle])
         return {"num_cpus": 1, "num_gpus": share if _has_gpus() else 0, "scheduling_strategy": strategy}
 
     def neighbours(self, role: str, rank: int) -> int:
-        """How many processes of the role are on this one's node, itself included."""
+        """Return the number of processes of the role on this process's node, including itself."""
         return self.placement.neighbours(role, rank, self._nodes)
 
     def name_of(self, role: str, rank: int) -> str | None:
-        """Slurm's name of the node that this process of the role is on; None where there is no job of several."""
+        """Return Slurm's name of the node of this process. None: no job, or a single node."""
         return self._names.get(self._nodes[self.placement.bundle_of(role, rank)[0]]) if self._nodes else None
 
     def has_gpus(self) -> bool:
-        """Whether there are GPUs in the Ray that was started."""
+        """Whether the connected cluster has GPUs."""
         return _has_gpus()
 
     def require_alive(self) -> None:
-        """Raise ProcessLostError when this node's part of Ray is gone, or a node of the job. Call it before each
-        question: Ray ends the whole process, without a word, when it finds its raylet gone while an argument is
-        stored."""
+        """Raise ProcessLostError if this node's raylet, or a node of the job, has died. Must precede every call: if
+        the raylet has died while an argument is stored, Ray ends the whole process without reporting an error."""
         self._require_nodes()
         node: Any = ray._private.worker.global_worker.node
         with socket.socket(socket.AF_UNIX) as raylet:
             if raylet.connect_ex(node.raylet_socket_name) != 0:
                 raise ProcessLostError(
-                    "Ray's raylet on this node died, and with it the processes of this run",
+                    "Ray's raylet on this node died, which ended the processes of this run",
                     hint="everything finished is committed: `ppoctl resume RUN`; look for the kernel's "
                     "out-of-memory killer in `dmesg`",
                 )
@@ -156,7 +155,7 @@ class RayCluster:
             silent = None if self._steps.dead() else self._silent_node()
             until = time.monotonic() + NOTICE_S
             while silent and not self._steps.dead() and time.monotonic() < until:
-                time.sleep(JOIN_EVERY_S)  # its srun knows more, where it can still be heard
+                time.sleep(JOIN_EVERY_S)  # the node's srun may still report the reason
             dead = self._steps.dead()
             if dead is not None:
                 self._lost = self._without(dead.name, dead.last_words())
@@ -166,17 +165,17 @@ class RayCluster:
             raise self._lost
 
     def _silent_node(self) -> str | None:
-        """A node of the job that Ray says is dead; None: there is none, or Ray's head does not answer either."""
+        """Return a node of the job that Ray reports as dead. None: no such node, or Ray's head does not answer."""
         worker: Any = ray._private.worker.global_worker
         ids = [ray.NodeID.from_hex(node) for node in self._names]
-        with suppress(Exception):  # the head's srun will say why
+        with suppress(Exception):  # if the head does not answer, its srun reports the reason
             alive = worker.gcs_client.check_alive(ids, timeout=NOTICE_S)
             return next((name for name, lives in zip(self._names.values(), alive, strict=True) if not lives), None)
         return None
 
     def _without(self, node: str, why: str) -> ProcessLostError:
-        """The error of a node that is lost. It is said at once, as Slurm may end the job soon."""
-        there = [
+        """Return the error for a lost node. Also shown immediately, since Slurm may end the job soon."""
+        lost_processes = [
             f"{role} {rank}"
             for role, size in self.placement.sizes.items()
             for rank in range(size)
@@ -184,16 +183,16 @@ class RayCluster:
         ]
         assert self._steps is not None
         self._steps.lost = node
-        says = f"node `{node}` is lost ({why}), and with it {', '.join(there) or 'no process yet'}"
-        self.notify(says)
+        message = f"node `{node}` is lost ({why}), and with it {', '.join(lost_processes) or 'no process yet'}"
+        self.notify(message)
         return ProcessLostError(
-            says,
+            message,
             hint="everything finished is committed: `ppoctl resume RUN`; see `sinfo -R` for the node",
         )
 
     def sent_once(self, argument: object) -> object:
-        """What is sent in place of an argument of a call: where its class says `is_sent_once`, a reference to it in
-        the store, which is the same in all calls until another such object is given; else itself."""
+        """Return what is sent in place of an argument of a call. If the class sets `is_sent_once`, that is a
+        reference into the object store, reused until another such object is sent; otherwise the argument itself."""
         if not getattr(type(argument), "is_sent_once", False):
             return argument
         if self._sent is None or self._sent[0] is not argument:
@@ -201,19 +200,19 @@ class RayCluster:
         return self._sent[1]
 
     def close(self) -> None:
-        """Leave the Ray; one of our own ends with all its processes."""
+        """Disconnect from Ray. A private cluster ends with all its processes."""
         self._group = self._sent = None
         if self._connected:
             self._connected = False
-            with suppress(Exception):  # it may have died, which is why we leave
+            with suppress(Exception):  # a dead cluster may be the reason for closing
                 ray.shutdown()
         self._own.close()
         self.folder = self._steps = self._lost = None
         self._names = {}
 
     def require_devices(self) -> None:
-        """Raise EnvironmentProblemError when the Ray we are connected to has too few devices for the processes, or
-        too few CPU slots, of which each process takes one."""
+        """Raise EnvironmentProblemError if the connected cluster has too few devices for the processes, or too few
+        CPU slots. Each process takes one slot."""
         if _has_gpus():
             self._require("GPU", self.placement.devices, "GPUs", "GPUs")
         self._require("CPU", self.placement.processes, "processes", "CPU slots")
@@ -221,13 +220,16 @@ class RayCluster:
     def _require(self, resource: str, needed: int, unit: str, slots: str) -> None:
         found = [int(node["Resources"].get(resource, 0)) for node in _alive()]
         if sum(found) < needed:
-            where, more = "this machine", "join a Ray of several nodes (`--set cluster.ray_address=HOST:PORT`)"
+            where, more = (
+                "this machine",
+                "use a Ray cluster of several nodes (`--set cluster.ray_address=HOST:PORT`)",
+            )
             if self.address is not None:
-                where, more = f"the Ray at `{self.address}`", "start more nodes"
+                where, more = f"the Ray cluster at `{self.address}`", "start more nodes"
             if self.job_nodes is not None:
                 where, more = f"job {self.job_nodes.job}", "ask Slurm for more nodes (`--set slurm.nodes=...`)"
             raise EnvironmentProblemError(
-                f"the recipe needs {needed} {unit} ({self.placement.describe()}), and {where} has {sum(found)} "
+                f"the recipe needs {needed} {unit} ({self.placement.describe()}), but {where} has {sum(found)} "
                 f"{slots} on {len(found)} nodes (the largest has {max(found, default=0)})",
                 hint=f"{more}, or lower `actor.parallel`, `critic.parallel` and `generator.engines`",
             )
@@ -238,7 +240,7 @@ class RayCluster:
             private = PrivateFolder()
         except OSError as error:
             raise EnvironmentProblemError(
-                f"Ray needs a folder of its own in `{PARENT}`: {error.strerror}", hint=f"df -h {PARENT}"
+                f"Ray needs a private folder in `{PARENT}`: {error.strerror}", hint=f"df -h {PARENT}"
             ) from error
         self._own.callback(private.remove)
         self.folder = private.path
@@ -248,10 +250,10 @@ class RayCluster:
         self._own.callback(os.environ.pop, shared_memory.FOLDER, None)
         _set_up_workers()
         try:
-            with _on_loopback(), _keeping_signal_handler():
+            with _loopback_only(), _keeping_signal_handler():
                 ray.init(
                     address="local",
-                    num_cpus=self.placement.processes,  # what is counted is processes; threads are set in each
+                    num_cpus=self.placement.processes,  # one slot per process; each process sets its threads itself
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level=logging.ERROR,
@@ -276,7 +278,7 @@ class RayCluster:
         address = steps.start(self.placement.processes, self._object_store_bytes, until, self.notify)
         host = address.rpartition(":")[0]
         try:
-            with _on_loopback() if host == LOOPBACK else nullcontext(), _keeping_signal_handler():
+            with _loopback_only() if host == LOOPBACK else nullcontext(), _keeping_signal_handler():
                 ray.init(address=address, _node_ip_address=host, log_to_driver=False, logging_level=logging.ERROR)
             self._connected = True
             while len(found := _alive()) < len(nodes.addresses) and time.monotonic() < until and steps.dead() is None:
@@ -293,7 +295,7 @@ class RayCluster:
             raise self._without(missing[0], "it did not join Ray within `cluster.start_deadline_s`")
 
     def _pinned(self) -> list[dict[str, str]] | None:
-        """The node of each bundle, where we know them; None: Ray chooses."""
+        """Return the node of each bundle, if known. None: Ray chooses."""
         if not self._names:
             return None
         ids = list(self._names)
@@ -301,7 +303,7 @@ class RayCluster:
 
 
 def join(address: str) -> None:
-    """Connect this process to a running Ray. Raises EnvironmentProblemError when none answers."""
+    """Connect this process to an existing Ray cluster. Raises EnvironmentProblemError if none answers."""
     _silence()
     _show_token()
     try:
@@ -310,22 +312,22 @@ def join(address: str) -> None:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:
         raise EnvironmentProblemError(
-            f"no Ray answers at `cluster.ray_address = {address}`: {error}",
-            hint=f"see `ray status --address {quoted(address)}`; a Ray that asks for a token lets in who has the "
-            "same `RAY_AUTH_TOKEN` or ~/.ray/auth_token",
+            f"no Ray cluster answers at `cluster.ray_address = {address}`: {error}",
+            hint=f"see `ray status --address {quoted(address)}`; a cluster that requires a token accepts clients "
+            "with the same `RAY_AUTH_TOKEN` or ~/.ray/auth_token",
         ) from error
 
 
 def _silence() -> None:
-    # Ray prints what happens to its processes into our output, in colour; it comes as our errors instead.
+    # Ray prints events of its processes into our output, in colour. They are raised as our errors instead.
     ray._private.worker.print_to_stdstream = _ignore
-    # So does an error that nobody asks for any more, because another one has ended the question.
+    # Ray also prints errors that were never read, which happens when another error has already ended the call.
     os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"
 
 
 def _show_token() -> None:
-    """Make Ray use the token of this machine. `ray start` makes a cluster ask for it wherever there is one, and a
-    driver does not show it unless told; a cluster that asks for none takes it too."""
+    """Make Ray use this machine's token. `ray start` makes a cluster require the token if one exists, but a driver
+    does not send it by default. Clusters that require no token accept it as well."""
     from ray._private.authentication.authentication_token_setup import _enable_token_auth
 
     raylet: Any = ray._raylet
@@ -336,7 +338,7 @@ def _show_token() -> None:
 
 def _set_up_workers() -> None:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    # Ray's workers are nice (15) to everything else: ours are the work.
+    # By default Ray runs its workers with niceness 15. Our workers are the main load, not a background task.
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - in the spelling Ray reads
 
 
@@ -345,7 +347,7 @@ def _alive() -> list[dict[str, Any]]:
 
 
 def _ignore(*_: Any, **__: Any) -> None:
-    """Stand-in for Ray's function that prints messages to the driver, and for `say` until somebody listens."""
+    """Replace Ray's function that prints messages to the driver, and `notify` until a callback is set."""
 
 
 def _has_gpus() -> bool:
@@ -354,8 +356,8 @@ def _has_gpus() -> bool:
 
 @contextmanager
 def _keeping_signal_handler() -> Iterator[None]:
-    """Context in which Ray installs no SIGTERM handler, which would end the process with code 15: ours finishes the
-    stage."""
+    """Context in which Ray installs no SIGTERM handler. Ray's handler would end the process with code 15; ours
+    finishes the stage."""
     utils: Any = ray._private.utils
     before, utils.set_sigterm_handler = utils.set_sigterm_handler, lambda _: None
     try:
@@ -365,9 +367,9 @@ def _keeping_signal_handler() -> Iterator[None]:
 
 
 @contextmanager
-def _on_loopback() -> Iterator[None]:
-    """Context in which Ray stays on the loopback address. It replaces that by one that other machines can reach, and
-    then listens on all, but for systems on which it knows no clusters of several nodes."""
+def _loopback_only() -> Iterator[None]:
+    """Context in which Ray keeps the loopback address. Ray would otherwise replace it by a routable address and
+    listen on every interface, except on systems for which it does not support clusters of several nodes."""
     constants: Any = ray._private.ray_constants
     before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
     try:
@@ -378,21 +380,21 @@ def _on_loopback() -> Iterator[None]:
 
 @contextmanager
 def _token_in(file: Path) -> Iterator[None]:
-    """Context in which Ray's ports ask for the token in this file, whatever the environment says of other Rays."""
+    """Context in which Ray's ports require the token in this file, regardless of the environment."""
     names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
     before = {name: os.environ.pop(name) for name in names if name in os.environ}
     os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(file))
-    _read_token_anew()
+    _reload_token()
     try:
         yield
     finally:
         for name in names:
             os.environ.pop(name, None)
         os.environ.update(before)
-        _read_token_anew()
+        _reload_token()
 
 
-def _read_token_anew() -> None:
+def _reload_token() -> None:
     raylet: Any = ray._raylet
     raylet.AuthenticationTokenLoader.instance().reset_cache()
-    raylet.Config.initialize("")  # knows the mode
+    raylet.Config.initialize("")  # the configuration contains the authentication mode

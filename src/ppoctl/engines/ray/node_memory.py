@@ -1,4 +1,4 @@
-"""Memory of the nodes of a running Ray."""
+"""Memory of the nodes of an existing Ray cluster."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,29 +10,29 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ppoctl.engines.ray.cluster import join
 
 ANSWER_S = 60.0
-"""Seconds for a node's GPUs to be looked at."""
+"""Seconds to wait for the report of a node's GPUs."""
 
 
 @dataclass(frozen=True)
 class NodeMemory:
-    """Memory of all nodes of a Ray."""
+    """Memory of all nodes of a Ray cluster."""
 
     host_bytes: int
-    """Host memory that Ray may hand out, on all nodes together."""
+    """Host memory that Ray may allocate, summed over all nodes."""
     gpu_gib: float | None
-    """Memory of the smallest GPU; None where no node has one."""
+    """Memory of the smallest GPU. None: no node has a GPU."""
 
 
 def memory_of_nodes(address: str, gpu_gib: Callable[[], float | None]) -> NodeMemory:
-    """Memory of the nodes of the Ray at `HOST:PORT`; `gpu_gib` is called on each node that has GPUs. Raises
-    EnvironmentProblemError when no Ray answers."""
+    """Return the memory of the nodes of the Ray cluster at `HOST:PORT`; `gpu_gib` is called on each node that has
+    GPUs. Raises EnvironmentProblemError if no cluster answers."""
     join(address)
     try:
         nodes: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
         with_gpus = [node["NodeID"] for node in nodes if node["Resources"].get("GPU")]
-        ask: Any = ray.remote(num_cpus=0, num_gpus=0)(gpu_gib)
-        there = [NodeAffinitySchedulingStrategy(node, soft=False) for node in with_gpus]
-        sizes = ray.get([ask.options(scheduling_strategy=node).remote() for node in there], timeout=ANSWER_S)
+        query: Any = ray.remote(num_cpus=0, num_gpus=0)(gpu_gib)
+        strategies = [NodeAffinitySchedulingStrategy(node, soft=False) for node in with_gpus]
+        sizes = ray.get([query.options(scheduling_strategy=node).remote() for node in strategies], timeout=ANSWER_S)
         host = sum(int(node["Resources"].get("memory", 0)) for node in nodes)
         return NodeMemory(host, min((size for size in sizes if size is not None), default=None))
     finally:

@@ -1,12 +1,12 @@
-"""The private folder of a node of Ray. Nobody else may look into it or make it, and it tells a live run from a dead
-one.
+"""The private folder of a node of Ray. Other users can neither read nor create it, and its lock shows whether the run
+is alive.
 
-    /tmp/ppoctl-ray-RANDOM/    0700, and locked for as long as the process that made it lives
-        ray/               Ray's own, which it opens to everybody
-        auth_token         what Ray's ports ask for, where they are all on this machine
+    /tmp/ppoctl-ray-RANDOM/    0700, and locked while the process that created it is alive
+        ray/               Ray's own folder, which Ray makes readable for everybody
+        auth_token         the token that Ray's ports require, if all of them are on this machine
         segments           shared memory to remove
 
-A lock says more than a process number: containers may share the folder and count processes each from 1.
+A lock is more reliable than a process id: containers may share the folder, and each numbers its processes from 1.
 """
 
 import fcntl
@@ -21,16 +21,16 @@ from pathlib import Path
 from ppoctl.engines.ray import shared_memory
 
 PREFIX = "ppoctl-ray-"
-"""No other folder's name begins so: one that is not locked is swept away."""
+"""Prefix reserved for these folders: an unlocked folder with it is removed."""
 PARENT = Path("/tmp")
-"""Folder in which private folders are made. Sockets lie in them, and their paths must be short."""
+"""Folder that contains the private folders. They contain sockets, whose paths must be short."""
 
 
 class PrivateFolder:
-    """Private folder made and locked by this process."""
+    """A private folder that this process created and locked."""
 
     def __init__(self, parent: Path = PARENT) -> None:
-        """Make and lock the folder. Raises OSError."""
+        """Create and lock the folder. Raises OSError."""
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
             lock = _locked(self.path)
@@ -47,7 +47,7 @@ class PrivateFolder:
         return self.path / "ray"
 
     def remove(self) -> None:
-        """Remove the folder, with the shared memory that it lists."""
+        """Remove the folder and the shared memory that it lists."""
         _remove(self.path)
         os.close(self._lock)
 
@@ -55,12 +55,12 @@ class PrivateFolder:
 def write_token(path: Path) -> None:
     """Write a new token for Ray's ports, which only this user can read. Raises OSError."""
     token = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(token, "w", encoding="ascii") as file:  # noqa: PTH123 - made with its mode
+    with open(token, "w", encoding="ascii") as file:  # noqa: PTH123 - opened with its mode
         file.write(secrets.token_hex(32))
 
 
 def sweep(parent: Path = PARENT) -> None:
-    """Remove folders that killed processes of this user left behind, and nothing of anybody else."""
+    """Remove folders that killed processes of this user left behind, and no others."""
     for folder in parent.glob(f"{PREFIX}*"):
         lock = _locked(folder)
         if lock is not None:
@@ -69,19 +69,19 @@ def sweep(parent: Path = PARENT) -> None:
 
 
 def _locked(folder: Path) -> int | None:
-    """Descriptor that holds the folder's lock; None where the folder is not this user's own, is gone, or is
-    locked."""
+    """Return a descriptor that holds the folder's lock. None: the folder is not owned by this user, does not exist
+    any more, or is locked."""
     try:
-        found = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
         return None
     with suppress(OSError):
-        fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        here, there = os.fstat(found), folder.lstat()
-        is_private = here.st_uid == os.getuid() and stat.S_IMODE(here.st_mode) == 0o700
-        if is_private and os.path.samestat(here, there):
-            return found
-    os.close(found)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        opened, current = os.fstat(descriptor), folder.lstat()
+        is_private = opened.st_uid == os.getuid() and stat.S_IMODE(opened.st_mode) == 0o700
+        if is_private and os.path.samestat(opened, current):
+            return descriptor
+    os.close(descriptor)
     return None
 
 

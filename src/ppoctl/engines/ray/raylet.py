@@ -1,7 +1,7 @@
-"""Ray's own command as a node program runs it: python -m ppoctl.engines.ray.raylet start --block ...
+"""Ray's command, as the node program runs it: python -m ppoctl.engines.ray.raylet start --block ...
 
-It differs from `ray` in three things: it ends with the process that started it, it opens no port for Ray's client,
-which nobody uses, and a loopback address stays one.
+It differs from `ray` in three ways: it ends with the process that started it, it does not open the unused port for
+Ray's client, and it keeps a loopback address.
 """
 
 import ctypes

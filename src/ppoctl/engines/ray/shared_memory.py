@@ -1,8 +1,8 @@
-"""Shared memory that processes leave behind when they are killed: names under /dev/shm that nobody removes.
+"""Shared memory that killed processes leave behind: names under /dev/shm that nothing else removes.
 
-Tensor ranks of a vLLM engine make such segments when they start. Each process says which ones it maps, and writes
-them down on its node; whoever ends the processes removes those of this machine, and the list those that are left when
-its node's part of Ray ends, or when the next command comes, where even that was killed.
+Tensor ranks of a vLLM engine create such segments when they start. Each process reports the segments that it maps and
+lists them on its node. The driver removes the segments of this machine when it ends the processes. The remaining
+listed segments are removed when Ray on the node ends, or by the next command if that was killed too.
 """
 
 import os
@@ -12,35 +12,35 @@ from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
 LIST = "segments"
-"""Name of the file of segments in the private folder of a node of Ray."""
+"""Name of the file that lists segments, in the private folder of a node of Ray."""
 FOLDER = "PPOCTL_RAY_FOLDER"
-"""Variable of the environment with that folder; unset in a Ray that others started."""
+"""Environment variable with that folder; unset in a Ray cluster that is not ours."""
 
 
 def mapped() -> list[str]:
-    """Names of the shared memory segments that this process maps."""
-    found = set()
+    """Return the names of the shared memory segments that this process maps."""
+    names = set()
     for line in Path("/proc/self/maps").read_text().splitlines():
         _, _, path = line.partition(f" {SHARED_MEMORY}/")
         if path and not path.endswith(" (deleted)"):
-            found.add(path)
-    return sorted(found)
+            names.add(path)
+    return sorted(names)
 
 
 def note(folder: str | Path | None, names: Iterable[str]) -> None:
-    """Write segments down, so that another process can remove them."""
+    """List segments, so that another process can remove them."""
     if folder is not None:
         with (Path(folder) / LIST).open("a", encoding="utf-8") as file:
             file.write("".join(f"{name}\n" for name in names))
 
 
 def noted(folder: Path) -> list[str]:
-    """Names of the segments that were written down."""
+    """Return the names of the listed segments."""
     return (folder / LIST).read_text(encoding="utf-8").splitlines() if (folder / LIST).is_file() else []
 
 
 def remove(names: Iterable[str]) -> None:
-    """Remove those of the segments that are still there and this user's own; nobody may use them any more."""
+    """Remove those segments that still exist and belong to this user. No process may be using them."""
     for name in names:
         with suppress(OSError, ValueError):
             segment = SHARED_MEMORY / name

@@ -1,9 +1,10 @@
-"""A Ray over the nodes of a job of Slurm: one `srun` for each node, which runs the program in `node.py`.
+"""A Ray cluster on the nodes of a Slurm job: one `srun` per node, which runs the program in `node.py`.
 
     driver --stdin--> srun --> node program --> ray start --block          (head: the driver's own node)
            <-stdout--                                                       stderr: RUN/logs/attempt-N/ray-NODE.log
 
-The end of stdin, which the kernel sees to where the driver is killed, ends a node's program and all that it started.
+The end of stdin ends a node's program and everything that it started. The kernel closes stdin even if the driver is
+killed.
 """
 
 import json
@@ -24,7 +25,7 @@ from ppoctl.errors import EnvironmentProblemError
 SAY_EVERY_S = 5.0
 LOOK_EVERY_S = 0.2
 END_DEADLINE_S = 15.0
-"""Seconds for all nodes to end in order; then their sruns are told to, and then killed."""
+"""Seconds for all nodes to end gracefully. Then their sruns are terminated, and then killed."""
 KILL_AFTER_S = 5.0
 
 SRUN = (
@@ -47,55 +48,56 @@ OF_TASKS = (
     *("NTASKS", "NTASKS_PER_CORE", "NTASKS_PER_GPU", "NTASKS_PER_NODE", "NTASKS_PER_SOCKET", "STEP_GRES"),
     *("THREADS_PER_CORE", "TRES_PER_TASK", "TRES_BIND", "LABELIO", "HOSTFILE"),
 )
-"""What a job asked for and `srun` would take for its own, after SLURM_ or SRUN_: without them a step has all CPUs
-that the job has on its node. GPUs are asked for by number (`SLURM_GPUS_ON_NODE`): a step that says nothing of them
-asks its one node for all of the job's `--gpus`."""
+"""Names, after SLURM_ or SRUN_, of variables in which `srun` would inherit what the job requested. Without these
+variables a step gets all CPUs of the job on its node. GPUs are requested by number (`SLURM_GPUS_ON_NODE`): otherwise
+a step requests all of the job's `--gpus` from its single node."""
 WATCHED = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "2000",
     "RAY_health_check_failure_threshold": "4",
 }
-"""A node that no longer answers is dead after 10 s. Ray's own 30 s and more are for machines that come back."""
+"""A node that does not answer is considered dead after 10 s. Ray's default of 30 s and more suits nodes that
+return."""
 
 
 @dataclass(frozen=True)
 class JobNodes:
-    """Nodes that a job of Slurm has."""
+    """Nodes of a Slurm job."""
 
     job: str
     """Id of the job."""
     here: str
-    """Name of the node that this process is on."""
+    """Name of this process's node."""
     addresses: Mapping[str, str]
     """Address at which Slurm reaches each node, by name, in the job's order."""
     options: tuple[str, ...] = ()
-    """Further options of `srun`, such as a container's."""
+    """Additional options of `srun`, such as a container's."""
     before: tuple[str, ...] = ()
-    """Words before the program of a node, such as those of a container."""
+    """Words before the program of a node, such as a container command."""
 
     def command(self, name: str) -> list[str]:
-        """The `srun` of a node."""
+        """Return the `srun` command of a node."""
         gpus = os.environ.get("SLURM_GPUS_ON_NODE")
-        of_gpus = [] if gpus is None else [f"--gpus-per-node={gpus}"]
+        gpu_options = [] if gpus is None else [f"--gpus-per-node={gpus}"]
         program = (*self.before, sys.executable, "-m", "ppoctl.engines.ray.node")
-        return [*SRUN, *of_gpus, *self.options, f"--nodelist={name}", *program]
+        return [*SRUN, *gpu_options, *self.options, f"--nodelist={name}", *program]
 
 
 def is_of_tasks(name: str) -> bool:
-    """Whether the variable says what a job or a step asked for."""
-    program, _, asked = name.partition("_")
-    return program in ("SLURM", "SRUN") and asked in OF_TASKS
+    """Whether the variable contains what a job or a step requested."""
+    program, _, option = name.partition("_")
+    return program in ("SLURM", "SRUN") and option in OF_TASKS
 
 
 class NodeStep:
-    """One node's `srun`."""
+    """The `srun` of one node."""
 
     def __init__(self, name: str, command: list[str], log: Path) -> None:
         self.name = name
         self.log = log
         self.started: NodeStarted | None = None
-        self._said = b""
+        self._output = b""
         environment = {name: value for name, value in os.environ.items() if not is_of_tasks(name)}
         with log.open("ab") as output:
             self.process = subprocess.Popen(
@@ -103,49 +105,49 @@ class NodeStep:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
-                start_new_session=True,  # a Ctrl-C is for the driver, which ends this in order
+                start_new_session=True,  # Ctrl-C must reach only the driver, which ends this process gracefully
                 env={**WATCHED, **environment},
             )
 
     def order(self, order: NodeOrder) -> None:
-        """Tell the node's program what to do."""
+        """Send the node's program its order."""
         stdin = _pipe(self.process.stdin)
-        with suppress(BrokenPipeError):  # it has ended, which is looked at
+        with suppress(BrokenPipeError):  # the program has ended, which `dead` reports
             stdin.write(json.dumps(asdict(order)).encode() + b"\n")
             stdin.flush()
 
     def read(self) -> None:
-        """Take what the program has said."""
-        self._said += os.read(_pipe(self.process.stdout).fileno(), 4096)
-        for line in self._said.split(b"\n")[:-1]:  # a site's own programs may say something before
-            _, mark, told = line.partition(MARK.encode())
+        """Read the program's output."""
+        self._output += os.read(_pipe(self.process.stdout).fileno(), 4096)
+        for line in self._output.split(b"\n")[:-1]:  # programs of the site may print lines before ours
+            _, mark, report = line.partition(MARK.encode())
             if mark and self.started is None:
-                self.started = NodeStarted(**json.loads(told))
+                self.started = NodeStarted(**json.loads(report))
 
     def last_words(self) -> str:
-        """What the node's program said last, or else how its srun ended."""
+        """Return the last message of the node's program, or else how its srun ended."""
         lines = [line.strip() for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines()]
         ours = [line for line in lines if line.startswith(f"{self.name}: ")]
         theirs = [line for line in lines if line.startswith(("srun:", "slurmstepd:"))]
-        said = ours[-1].removeprefix(f"{self.name}: ") if ours else ""
-        return said or (theirs or lines or [f"srun ended with code {self.process.returncode}"])[-1]
+        message = ours[-1].removeprefix(f"{self.name}: ") if ours else ""
+        return message or (theirs or lines or [f"srun ended with code {self.process.returncode}"])[-1]
 
 
 class NodeSteps:
-    """The steps of all nodes of a job, the head's first."""
+    """The steps of all nodes of a job, the head first."""
 
     def __init__(self, nodes: JobNodes, logs: Path) -> None:
         self.nodes = nodes
         self.lost: str | None = None
-        """Node that nobody need wait for at the end."""
+        """A lost node, which `end` does not wait for."""
         self._steps = [
             NodeStep(name, nodes.command(name), logs / f"ray-{name}.log")
             for name in sorted(nodes.addresses, key=lambda name: name != nodes.here)
         ]
 
     def start(self, slots: int, object_store_bytes: int, until: float, notify: Callable[[str], None]) -> str:
-        """Start Ray on all nodes; returns its address. Raises EnvironmentProblemError when a node's program ends, or
-        has not started Ray by then."""
+        """Start Ray on all nodes, and return its address. Raises EnvironmentProblemError if a node's program ends, or
+        has not started Ray at the time `until`."""
         head, *others = self._steps
         towards = self.nodes.addresses[others[0].name]
         head.order(NodeOrder(head.name, towards, None, slots, object_store_bytes))
@@ -155,8 +157,8 @@ class NodeSteps:
         return self._wait_for(others, until, notify)
 
     def _wait_for(self, steps: list[NodeStep], until: float, notify: Callable[[str], None]) -> str:
-        """Address that these nodes have started Ray at."""
-        say_at = time.monotonic() + SAY_EVERY_S
+        """Wait until Ray has started on these nodes, and return its address."""
+        notify_at = time.monotonic() + SAY_EVERY_S
         while waiting := [step for step in steps if step.started is None]:
             if (dead := self.dead()) is not None:
                 raise EnvironmentProblemError(
@@ -169,8 +171,8 @@ class NodeSteps:
                     f"Ray did not start on {names} of job {self.nodes.job} within `cluster.start_deadline_s`",
                     hint=f"tail {waiting[0].log}",
                 )
-            if time.monotonic() >= say_at:
-                say_at += SAY_EVERY_S
+            if time.monotonic() >= notify_at:
+                notify_at += SAY_EVERY_S
                 notify(f"waiting for Ray on {names} of {len(self._steps)} nodes")
             outputs = {_pipe(step.process.stdout): step for step in waiting}
             for output in select.select(list(outputs), [], [], LOOK_EVERY_S)[0]:
@@ -180,19 +182,19 @@ class NodeSteps:
         return started.address
 
     def dead(self) -> NodeStep | None:
-        """A node whose `srun` has ended; None: all are there."""
+        """Return a node whose `srun` has ended. None: all are running."""
         return next((step for step in self._steps if step.process.poll() is not None), None)
 
     def end(self, notify: Callable[[str], None]) -> None:
-        """End Ray on all nodes, and wait until nothing of it is left there. Where that takes long, `say` gets a
-        line."""
+        """End Ray on all nodes, and wait until nothing of it is left there. If that takes long, `notify` is called
+        with a message."""
         for step in self._steps:
             with suppress(OSError):
                 _pipe(step.process.stdin).close()
-        say_at, until = time.monotonic() + SAY_EVERY_S, time.monotonic() + END_DEADLINE_S
+        notify_at, until = time.monotonic() + SAY_EVERY_S, time.monotonic() + END_DEADLINE_S
         waited_for = [step for step in self._steps if step.name != self.lost]
         for step in waited_for:
-            _wait(step.process, say_at)
+            _wait(step.process, notify_at)
         if late := [f"`{step.name}`" for step in waited_for if step.process.poll() is None]:
             notify(f"waiting for Ray to end on {', '.join(late)}, at most {END_DEADLINE_S + KILL_AFTER_S:g} s in all")
         for step in waited_for:
@@ -216,5 +218,5 @@ def _wait(process: "subprocess.Popen[Any]", until: float) -> None:
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
-    assert pipe is not None, "it was opened with pipes"
+    assert pipe is not None, "the process was opened with pipes"
     return pipe

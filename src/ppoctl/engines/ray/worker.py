@@ -1,4 +1,4 @@
-"""The part of a process group that runs in each of its processes."""
+"""The actor that runs in each process of a process group."""
 
 import os
 import socket
@@ -21,28 +21,28 @@ from ppoctl.errors import EnvironmentProblemError, SenderLostError
 from ppoctl.weights.bucket import Bucket, BucketLocation, FlatTensors
 
 MakeTarget = Callable[[int, int, str], Any]
-"""Factory of the object that answers in a process, given rank, number of ranks, and the `host:port` where rank 0
-waits; it returns when all ranks have come. A process alone has no address."""
+"""Creates the object whose methods are called in a process, given its rank, the number of ranks, and the `host:port`
+where rank 0 waits. Returns when all ranks have arrived. A single process has no address."""
 
 
 @dataclass(frozen=True)
 class InStore:
-    """Content of a bucket in Ray's object store: every process that is given it reads it in place. It is gone with
-    the process that put it there."""
+    """Tensors of a bucket in Ray's object store, which every process with the reference reads in place. Lost with the
+    process that stored them."""
 
     reference: Any
     """Ray's reference to `FlatTensors`."""
 
     @property
     def lasts(self) -> bool:
-        return True  # for as long as the driver has the reference
+        return True  # as long as the driver holds the reference
 
     def is_near(self) -> bool:
-        """Whether this process can read the content: always, as nodes fetch from each other's stores."""
+        """Whether this process can read the tensors: always, as nodes fetch objects from each other's stores."""
         return True
 
     def tensors(self) -> list[tuple[str, Tensor]]:
-        """Tensors of the content, as views of shared memory. Raises SenderLostError."""
+        """Return the tensors as views of shared memory. Raises SenderLostError."""
         try:
             flat: FlatTensors = ray.get(self.reference)
         except RayError as error:
@@ -54,17 +54,17 @@ class InStore:
 
 @dataclass(frozen=True)
 class Started:
-    """First answer of a process, once the object that answers in it is made."""
+    """Result of starting a process, once its object is created."""
 
     node: str
-    """Ray's name of the node it is on."""
+    """Ray's id of its node."""
     segments: list[str]
-    """Names of the shared memory it made, which must be removed if it is killed."""
+    """Names of the shared memory segments that it created, which must be removed if it is killed."""
 
 
 class Worker:
-    """Ray actor of one process. Work runs in a concurrency group of its own, so that a call can be looked at
-    (`stack`, `act`) while it lasts or hangs."""
+    """Ray actor of one process. Calls run in a separate concurrency group, so that `stack` and `act` can be called
+    during a call, or while it hangs."""
 
     def __init__(self, threads: int, folder: str, log: Path | None) -> None:
         self._threads = threads
@@ -73,28 +73,28 @@ class Worker:
         self._target: Any = None
 
     def stack(self) -> str:
-        """Where this process is: the innermost frames of the thread that works."""
+        """Return the innermost stack frames of the thread that executes a call."""
         for frame in sys._current_frames().values():
             stack = traceback.extract_stack(frame)
-            start = next((place for place, line in enumerate(stack) if line.name in ("call", "make")), None)
+            start = next((index for index, line in enumerate(stack) if line.name in ("call", "make")), None)
             if start is not None:
                 inner = [f"{Path(line.filename).name}:{line.lineno} {line.name}" for line in stack[start + 1 :]]
                 return " < ".join(reversed(inner[-6:]))
-        return "not at work"
+        return "not executing a call"
 
     def act(self) -> Activity | None:
-        """What this process says it is doing."""
+        """Return the current activity of this process."""
         return ACTIVITIES.now()
 
     def free_address(self, host: str | None) -> str:
-        """Address `host:port` that is free on this process's node; `host` where it is known."""
+        """Return a free address `host:port` on this process's node, at `host` if it is given."""
         host = host or ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         with socket.socket() as listener:
             listener.bind((host, 0))
             return f"{host}:{listener.getsockname()[1]}"
 
     def make(self, make: MakeTarget, rank: int, size: int, address: str) -> Started:
-        """Make the object that answers in this process."""
+        """Create the object whose methods are called in this process."""
         _work_in(self._folder)
         if self._log is not None:
             write_into(self._log)
@@ -102,18 +102,18 @@ class Worker:
         before = set(shared_memory.mapped())
         self._target = make(rank, size, address)
         node = str(ray.get_runtime_context().get_node_id())
-        made = [name for name in shared_memory.mapped() if name not in before]
-        shared_memory.note(os.environ.get(shared_memory.FOLDER), made)
-        return Started(node, made)
+        created = [name for name in shared_memory.mapped() if name not in before]
+        shared_memory.note(os.environ.get(shared_memory.FOLDER), created)
+        return Started(node, created)
 
     def end(self) -> None:
-        """Make that object free what it holds outside this process."""
+        """Let the object free what it holds outside this process."""
         if hasattr(self._target, "close"):
             self._target.close()
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        """Answer of a method. The bytes of a bucket stay on this node: the driver passes on where they are, and only
-        who loads them reads them."""
+        """Call a method of the object. The bytes of a bucket stay on this node: the driver forwards only their
+        location, and only the process that loads them reads them."""
         answer = getattr(self._target, method)(*map(_received, arguments))
         if isinstance(answer, Bucket):
             return replace(answer, contents=tuple(map(_stored, answer.contents)))
@@ -121,23 +121,24 @@ class Worker:
 
 
 def _received(argument: Any) -> Any:
-    """The argument itself, where a reference to it was sent."""
+    """Return the argument, or the object that it refers to."""
     return ray.get(argument) if isinstance(argument, ray.ObjectRef) else argument
 
 
 def _stored(content: BucketLocation) -> BucketLocation:
-    """The content as other processes find it: host memory of this process goes into the store."""
+    """Return the content in a form that other processes can read: host memory of this process is put into the
+    store."""
     return InStore(ray.put(content)) if isinstance(content, FlatTensors) else content
 
 
 def _work_in(folder: str) -> None:
-    """Go to the folder where the command was typed, which recipes and run directories are relative to: a running
-    Ray's processes begin in a folder of its own. Raises EnvironmentProblemError."""
+    """Change to the folder in which the command was started, since recipes and run directories are relative to it.
+    The processes of an existing Ray cluster start in another folder. Raises EnvironmentProblemError."""
     try:
         os.chdir(folder)
     except OSError as error:
         node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         raise EnvironmentProblemError(
-            f"the folder of this command, `{folder}`, is not on node {node}: {error.strerror}",
-            hint="start it in a folder that all nodes of `cluster.ray_address` share",
+            f"the working directory of this command, `{folder}`, is not accessible on node {node}: {error.strerror}",
+            hint="start the command in a folder that all nodes of `cluster.ray_address` share",
         ) from error

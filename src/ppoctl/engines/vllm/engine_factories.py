@@ -11,7 +11,7 @@ from ppoctl.engines.vllm.settings import VllmSettings
 
 @dataclass
 class OpenEngine:
-    """Creates an engine, or one of its tensor ranks, in the process that calls it."""
+    """Factory of an engine, or of one of its tensor ranks, which is created in the calling process."""
 
     settings: VllmSettings
     number: int = 0

@@ -94,7 +94,7 @@ class PoolingEngine:
 
 
 class OwnPooling:
-    """Implements `engines.megatron.ranks.Ranks` with one engine in a separate process on this machine."""
+    """Implementation of `engines.megatron.ranks.Ranks` by one engine in a separate process on this machine."""
 
     def __init__(self, settings: PoolingSettings, threads: int) -> None:
         target = ChildFactory("ppoctl.engines.vllm.pooling:open_pooling", (settings,), threads)
@@ -121,7 +121,7 @@ def open_pooling(settings: PoolingSettings) -> PoolingEngine:
 
 @dataclass(frozen=True)
 class OpenPooling:
-    """Creates the engine of a reward model in the process that calls it."""
+    """Factory of the engine of a reward model, which is created in the calling process."""
 
     settings: PoolingSettings
 

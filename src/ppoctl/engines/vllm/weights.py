@@ -57,7 +57,7 @@ class Arrived(WeightTransferUpdateInfo):
 
 
 class HostTransfer(WeightTransferEngine[NothingToAgreeOn, Arrived]):
-    """Loads the tensors that it is passed, in checkpoint format."""
+    """Weight transfer that loads the tensors it is passed, in checkpoint format."""
 
     init_info_cls = NothingToAgreeOn
     update_info_cls = Arrived
