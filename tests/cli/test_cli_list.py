@@ -340,7 +340,7 @@ def test_rm_deletes_a_damaged_run_unless_running(make: Callable[..., Journal], a
     Path("runs/keyless/run.json").unlink()
     said = ask("rm", "alive", "--yes")
     assert said.err == (
-        "error: run `runs/alive` is at work: attempt 2 is process 1 here\n\nhint: ppoctl stop runs/alive\n"
+        "error: run `runs/alive` is in use: attempt 2 is process 1 on this host\n\nhint: ppoctl stop runs/alive\n"
     )
     assert ask("rm", "flipped", "--yes").code == 0
     said = ask("rm", "keyless", "--yes")

@@ -157,7 +157,7 @@ def test_resume_refuses_a_run_that_is_running_in_a_job(paths: RunPaths, cluster:
     cluster.has("12", "RUNNING", nodes="node1")
     said = ask("resume", "my")
     assert said.code == 8
-    assert said.err.startswith("error: run `my` is at work: job 12 of Slurm is at work\n")
+    assert said.err.startswith("error: run `my` is in use: job 12 of Slurm is running\n")
     assert "ppoctl status my" in said.err
 
 

@@ -130,7 +130,7 @@ def test_missing_slurm_answer_is_reported_with_reason(cluster: FakeSlurm) -> Non
 def test_require_idle_rejects_run_with_running_job(paths: RunPaths, cluster: FakeSlurm) -> None:
     begun(paths, job="12", restart=0)
     cluster.has("12", "RUNNING", nodes="node1")
-    with pytest.raises(RunAliveError, match=r"is at work: job 12 of Slurm is at work") as raised:
+    with pytest.raises(RunAliveError, match=r"is in use: job 12 of Slurm is running") as raised:
         run_status.require_idle(paths)
     assert raised.value.hint is not None
     assert raised.value.hint.endswith(f"ppoctl resume {paths.root} --take-over")
@@ -166,7 +166,7 @@ def test_require_idle_rejects_run_with_pending_job(
     monkeypatch.setenv("SLURM_JOB_ID", "13")  # somebody put 12 back into the queue
     run_status.require_idle(paths)
     cluster.has("12", "RUNNING", restarts=1)
-    with pytest.raises(RunAliveError, match="job 12 of Slurm is at work"):
+    with pytest.raises(RunAliveError, match="job 12 of Slurm is running"):
         run_status.require_idle(paths)
 
 
@@ -216,7 +216,7 @@ def test_require_idle_names_local_process_before_its_job(paths: RunPaths, cluste
     assert parent is not None
     begun(paths, job="12", restart=0, pid=parent.pid, host=platform.node())
     cluster.has("12", "RUNNING")
-    with pytest.raises(RunAliveError, match=f"attempt . is process {parent.pid} here"):
+    with pytest.raises(RunAliveError, match=f"attempt . is process {parent.pid} on this host"):
         run_status.require_idle(paths)
 
 

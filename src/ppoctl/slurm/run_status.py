@@ -80,7 +80,7 @@ def require_idle(paths: RunPaths) -> None:
     liveness.require_idle(paths, here=None if mine is None else (mine.id, mine.restarts))
     job = _other_job(paths, mine)
     if job is not None and job.is_at_work:
-        raise liveness.in_use_error(paths, f"job {job.id} of Slurm is at work")
+        raise liveness.in_use_error(paths, f"job {job.id} of Slurm is running")
     if job is not None:
         raise RunAliveError(
             f"run `{paths.root}` has a job in Slurm: {job.id} is {job.state}",
