@@ -181,7 +181,7 @@ def test_runs_notes_that_slurm_does_not_answer(make: Callable[..., Journal], ask
     said = ask("runs", "--wait", "0.1")
     assert said.out.splitlines()[1].split()[:2] == ["q1", "unknown"]
     assert said.err == (
-        "note: Slurm says nothing of the jobs: `squeue` gave no answer within 0.1 s; "
+        "note: Slurm says nothing of the jobs: `squeue` did not answer within 0.1 s; "
         "ask again: ppoctl runs runs --wait 20\n"
     )
 
@@ -307,8 +307,8 @@ def test_rm_refuses_running_runs_and_then_deletes_nothing(
     cluster.has("12", "RUNNING", nodes="node1")
     cluster.has("13", "PENDING", reason="Resources")
     for name, says in (
-        ("here", "is running: attempt 2 is at work as process 1 of this host"),
-        ("in-12", "is running: attempt 2 is at work in job 12 on node1"),
+        ("here", "is running: attempt 2 is running as process 1 of this host"),
+        ("in-12", "is running: attempt 2 is running in job 12 on node1"),
         ("in-13", "is pending: job 13 waits for `Resources`"),
         ("away", "may be at work: attempt 2 is running or killed on elsewhere"),
     ):

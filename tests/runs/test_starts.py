@@ -120,5 +120,6 @@ def test_health_stop_hint_names_the_last_healthy_checkpoint(
     assert plan.start == 3
     assert plan.notes == (
         "a health rule stopped the run at step 3; it continues from the states of that step",
-        f"to continue from the last healthy states instead, and drop all later results: ppoctl resume {root} --back-to 2",
+        "to continue from the last healthy states instead, and drop all later results: "
+        f"ppoctl resume {root} --back-to 2",
     )
