@@ -71,7 +71,7 @@ def test_samples_table_has_all_data_of_each_response(run: ppoctl.Run) -> None:
     for row in samples.to_pylist():
         assert len(row["tokens"]) == len(row["logprobs"]) == len(row["values"]) == len(row["advantages"])
     assert list(samples.to_pandas()["finish"].unique()) != []
-    with pytest.raises(RecipeError, match="kept are those of 3"):
+    with pytest.raises(RecipeError, match="steps with rollouts: 3"):
         run.samples(1)
 
 

@@ -224,6 +224,6 @@ def test_missing_evaluation_is_reported(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run(["compare", "--eval", "a.jsonl", "b.jsonl"]) == 2
     assert capsys.readouterr().err == (
-        "error: `a.jsonl` is not there: no run, no folder of an evaluation, and no file by `eval --out`\n\n"
+        "error: `a.jsonl` does not exist; give a run, a folder of an evaluation, or a file by `eval --out`\n\n"
         "hint: ls .\n"
     )

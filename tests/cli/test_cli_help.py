@@ -208,11 +208,11 @@ def test_unwritable_folder_is_refused_before_anything_is_read(ask: Ask) -> None:
     Path("m/config.json").touch()
     Path("file").touch()
     Path("r.toml").write_text(SMALLEST, "utf-8")  # whose rows and model are not here
-    says = f"error: `{Path.cwd()}/file` is a file, and `file/x` is to be a folder"
+    says = f"error: `{Path.cwd()}/file` is a file, but `file/x` must be a folder"
     for command in ("train", "rollout"):
         for on in ("here", "slurm"):
             assert ask(command, "r.toml", "--runs", "file/x", "--on", on).err.splitlines()[0] == says
-    assert ask("eval", "m", "r.toml", "--out", "no/out.jsonl").err.startswith("error: `no` is no folder\n")
+    assert ask("eval", "m", "r.toml", "--out", "no/out.jsonl").err.startswith("error: `no` is not a folder\n")
     assert ask("convert-ckpt", "m", "file", "--to", "hf").err.startswith("error: `file` exists\n")
 
 

@@ -306,8 +306,8 @@ def test_rm_refuses_running_runs_and_then_deletes_nothing(
     cluster.has("12", "RUNNING", nodes="node1")
     cluster.has("13", "PENDING", reason="Resources")
     for name, says in (
-        ("here", "is running: attempt 2 is at work as process 1 of this host"),
-        ("in-12", "is running: attempt 2 is at work in job 12 on node1"),
+        ("here", "is running: attempt 2 is running as process 1 of this host"),
+        ("in-12", "is running: attempt 2 is running in job 12 on node1"),
         ("in-13", "is pending: job 13 waits for `Resources`"),
         ("away", "may be running: attempt 2 is running or killed on elsewhere"),
     ):
@@ -339,7 +339,7 @@ def test_rm_deletes_a_damaged_run_unless_running(make: Callable[..., Journal], a
     Path("runs/keyless/run.json").unlink()
     said = ask("rm", "alive", "--yes")
     assert said.err == (
-        "error: run `runs/alive` is at work: attempt 2 is process 1 here\n\nhint: ppoctl stop runs/alive\n"
+        "error: run `runs/alive` is in use: attempt 2 is process 1 on this host\n\nhint: ppoctl stop runs/alive\n"
     )
     assert ask("rm", "flipped", "--yes").code == 0
     said = ask("rm", "keyless", "--yes")

@@ -248,7 +248,7 @@ def test_prompt_option_lists_its_samples_of_all_steps(ask: Ask) -> None:
     assert {row["step"] for row in listed(ask, "--eval", "--prompt", "p101", "--step", 2)} == {2}
     wrong = ask("--prompt", "p55")
     assert wrong.code == 2
-    assert wrong.err.startswith("error: no sample that is kept is of a prompt `p55`; did you mean `p5`?\n")
+    assert wrong.err.startswith("error: the run has no samples of prompt `p55`; did you mean `p5`?\n")
 
 
 def test_evaluation_samples_are_listed_and_shown(ask: Ask) -> None:
@@ -290,8 +290,8 @@ def test_filters_select_matching_samples(ask: Ask) -> None:
         (("--sample", 8), "there are 8 samples, but no row `8`"),
         (("--eval", "--sample", 99), "there are 8 samples, but no row `99`"),
         (("--eval-set", "hell"), "the evaluation has no set `hell`; it has held, held/greedy, held/sampled"),
-        (("--step", 7), "step 7 of `{root}` has no rollouts; kept are those of 1-3"),
-        (("--eval", "--step", 1), "step 1 of `{root}` has no evaluation; there are those of 0, 2-3"),
+        (("--step", 7), "step 7 of `{root}` has no rollouts; steps with rollouts: 1-3"),
+        (("--eval", "--step", 1), "step 1 of `{root}` has no evaluation; steps with an evaluation: 0, 2-3"),
         (("--best", "--min-reward", 9), "no sample matches"),
     ],
 )

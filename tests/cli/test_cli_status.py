@@ -74,7 +74,7 @@ def test_status_of_a_run_in_a_job(paths: RunPaths, cluster: FakeSlurm, ask: Ask)
     cluster.has("12", "RUNNING", nodes="node[1-2]", start="1795403470")
     lines = ask("status", "my").out.splitlines()
     assert lines[0] == "my: running"
-    assert lines[1].startswith("attempt 2 is at work in job 12 on node[1-2]; it last wrote 0.")
+    assert lines[1].startswith("attempt 2 is running in job 12 on node[1-2]; it last wrote 0.")
     assert "attempts     2 running" in lines
     cluster.has("12", "NODE_FAIL")
     assert "attempts     2 killed" in ask("status", "my").out.splitlines()
@@ -111,8 +111,8 @@ def test_status_waits_only_briefly_for_an_unreachable_slurm(paths: RunPaths, clu
     said = ask("status", "my", "--wait", "0.1")
     assert said.out.splitlines()[:2] == [
         "my: submitted",
-        "job 12 was submitted and has not begun, as far as the run knows; what becomes of job 12 is unknown: "
-        "`squeue` gave no answer within 0.1 s",
+        "job 12 was submitted; the run has no record of its start; the state of job 12 is unknown: "
+        "`squeue` did not answer within 0.1 s",
     ]
     assert said.err == "try again, with more time for Slurm: ppoctl status my --wait 20\n"
     assert "within 0.5 s" in ask("status", "my").out
@@ -124,7 +124,7 @@ def test_status_escapes_control_characters_in_job_errors(paths: RunPaths, cluste
     paths.job_log("12").write_text("error: no \x1b]0;owned\x07 disk\n")
     said = ask("status", "my")
     assert said.out.splitlines()[1] == (
-        "job 12 ended with `FAILED`, exit code 8:0; no attempt of it began: no \\x1b]0;owned\\x07 disk"
+        "job 12 ended with `FAILED`, exit code 8:0; no attempt started in it: no \\x1b]0;owned\\x07 disk"
     )
     assert said.err == "continue: ppoctl resume my --on slurm\n"
 
@@ -157,7 +157,7 @@ def test_resume_refuses_a_run_that_is_running_in_a_job(paths: RunPaths, cluster:
     cluster.has("12", "RUNNING", nodes="node1")
     said = ask("resume", "my")
     assert said.code == 8
-    assert said.err.startswith("error: run `my` is at work: job 12 of Slurm is at work\n")
+    assert said.err.startswith("error: run `my` is in use: job 12 of Slurm is running\n")
     assert "ppoctl status my" in said.err
 
 

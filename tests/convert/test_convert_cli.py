@@ -249,7 +249,7 @@ ERRORS = {
     "another format": (["base", "out", "--to", "gguf"], 2, "error: invalid value for `--to`: `gguf` is not one of"),
     "the same format": (["base", "out", "--to", "hf"], 2, "error: `base` is in that format already (`--to hf`)\n"),
     "an existing folder": (["base", "base", "--to", "megatron"], 2, "error: `base` exists\n"),
-    "no parent": (["base", "no/out", "--to", "megatron"], 8, "error: `no` is no folder\n\nhint: mkdir -p no\n"),
+    "no parent": (["base", "no/out", "--to", "megatron"], 8, "error: `no` is not a folder\n\nhint: mkdir -p no\n"),
     "a step of no run": (["base", "out", "--to", "megatron", "--step", "3"], 2, "error: `--step 3` is for a run"),
     "files of no bytes": (
         ["base", "out", "--to", "megatron", "--shard-gib", "0"],

@@ -120,13 +120,13 @@ def test_late_directory_listing_is_wrong(tmp_path: Path, monkeypatch: pytest.Mon
 def test_unwritable_folder_is_reported_like_at_a_start(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     [found] = folders.runs_folder(tmp_path / "file" / "runs")
-    assert found.seen == f"`{tmp_path}/file` is a file, and `{tmp_path}/file/runs` is to be a folder"
+    assert found.seen == f"`{tmp_path}/file` is a file, but `{tmp_path}/file/runs` must be a folder"
 
 
 def test_dangling_link_is_reported_with_its_disk(tmp_path: Path) -> None:
     (tmp_path / "runs").symlink_to("gone")
     [found] = folders.runs_folder(tmp_path / "runs" / "mine")
-    assert found.seen == f"`{tmp_path}/runs` is a link to `{tmp_path}/gone`, which is not there"
+    assert found.seen == f"`{tmp_path}/runs` is a link to `{tmp_path}/gone`, which does not exist"
     assert found.mend == f"mkdir -p {tmp_path}/gone"
     assert [finding.name for finding in folders.disk(tmp_path / "runs")] == ["disk", "disk of /tmp"]
 

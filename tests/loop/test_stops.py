@@ -207,7 +207,7 @@ def test_damaged_state_of_stop_is_recreated_on_resume(folder: Path, expected: di
         "replayed critic update of step 1",
         "replayed critic update of step 2",
     ]
-    assert [text for text in stopped.messages if "table.bin" in text and text.endswith("it is made again")]
+    assert [text for text in stopped.messages if "table.bin" in text and text.endswith("the state is computed again")]
     assert result(stopped.root) == expected
 
 

@@ -184,7 +184,7 @@ def in_a_file(folder: Path) -> Path:
     return folder / "runs"
 
 
-@pytest.mark.parametrize(("make", "says"), [(in_a_file, "`{0}/x` is a file, and `{0}/x/runs` is to be a folder")])
+@pytest.mark.parametrize(("make", "says"), [(in_a_file, "`{0}/x` is a file, but `{0}/x/runs` must be a folder")])
 def test_folder_that_cannot_be_created_raises(tmp_path: Path, make: Callable[[Path], Path], says: str) -> None:
     with pytest.raises(StorageError) as caught:
         require_writable(make(tmp_path / "x"))
@@ -228,8 +228,8 @@ def test_writable_check_leaves_no_files(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(RecipeError, match=r"`.*/out` exists") as caught:
         require_new(tmp_path / "out", "folder")
-    assert caught.value.hint == f"name another folder, or put it aside: mv {tmp_path}/out {tmp_path}/out.old"
-    with pytest.raises(StorageError, match=r"`.*/no` is no folder"):
+    assert caught.value.hint == f"name another folder, or move it away: mv {tmp_path}/out {tmp_path}/out.old"
+    with pytest.raises(StorageError, match=r"`.*/no` is not a folder"):
         require_new(tmp_path / "no" / "out", "folder")
 
 

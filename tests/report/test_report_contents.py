@@ -264,7 +264,7 @@ def test_report_of_a_run_without_its_model_omits_step_samples(runs: tuple[Path, 
 def test_report_of_a_run_that_has_not_begun(tmp_path: Path) -> None:
     new_run.create(RunPaths(tmp_path / "new"), fake_recipe(), {"model": "a" * 64}, command="train")
     found = contents(read_runs([tmp_path / "new"]), steps=2, room=1_000_000)
-    assert dict(found.words["heads"][0]["rows"])["state"] == "created: nothing of it has begun"
+    assert dict(found.words["heads"][0]["rows"])["state"] == "created: the run has not started"
     assert (found.data["charts"], found.data["sets"], found.left_out) == ([], [], ())
     assert "No stage is done yet" in html({**found.words, "left_out": ()}, found.data)
 

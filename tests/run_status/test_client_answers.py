@@ -71,16 +71,16 @@ def test_unreachable_controller_raises_slurm_away_error(cluster: FakeSlurm, word
 def test_hanging_slurm_program_ends_at_deadline(cluster: FakeSlurm) -> None:
     cluster.goes_away()
     started = time.monotonic()
-    with pytest.raises(SlurmAwayError, match=r"`squeue` gave no answer within 0\.2 s"):
+    with pytest.raises(SlurmAwayError, match=r"`squeue` did not answer within 0\.2 s"):
         Slurm(deadline_s=0.2).job("12")
     assert time.monotonic() - started < 10
 
 
 def test_machine_without_slurm_raises_slurm_absent_error(cluster: FakeSlurm) -> None:
-    with pytest.raises(SlurmAbsentError, match="no `squeue` here: this machine has no Slurm"):
+    with pytest.raises(SlurmAbsentError, match="`squeue` is not installed: this machine has no Slurm"):
         Slurm({"PATH": "/nowhere"}).job("12")
     cluster.refuses("squeue", "squeue: fatal: Could not establish a configuration source")
-    with pytest.raises(SlurmAbsentError, match="`squeue` knows of no cluster: this machine has no Slurm"):
+    with pytest.raises(SlurmAbsentError, match="`squeue` has no cluster configured: this machine has no Slurm"):
         Slurm().job("12")
 
 

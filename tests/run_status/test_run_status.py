@@ -122,15 +122,15 @@ def test_slurm_is_not_queried_for_run_without_jobs(cluster: FakeSlurm) -> None:
 def test_missing_slurm_answer_is_reported_with_reason(cluster: FakeSlurm) -> None:
     run = RunFacts(jobs=(JobRecord("12", 1.0, "resume"),))
     cluster.goes_away()
-    assert run_status.ask(run_status.slurm(0.2), [run]).no_answer_reason == "`squeue` gave no answer within 0.2 s"
+    assert run_status.ask(run_status.slurm(0.2), [run]).no_answer_reason == "`squeue` did not answer within 0.2 s"
     absent = run_status.ask(Slurm({"PATH": "/nowhere"}), [run])
-    assert absent.no_answer_reason == "no `squeue` here: this machine has no Slurm"
+    assert absent.no_answer_reason == "`squeue` is not installed: this machine has no Slurm"
 
 
 def test_require_idle_rejects_run_with_running_job(paths: RunPaths, cluster: FakeSlurm) -> None:
     begun(paths, job="12", restart=0)
     cluster.has("12", "RUNNING", nodes="node1")
-    with pytest.raises(RunAliveError, match=r"is at work: job 12 of Slurm is at work") as raised:
+    with pytest.raises(RunAliveError, match=r"is in use: job 12 of Slurm is running") as raised:
         run_status.require_idle(paths)
     assert raised.value.hint is not None
     assert raised.value.hint.endswith(f"ppoctl resume {paths.root} --take-over")
@@ -166,7 +166,7 @@ def test_require_idle_rejects_run_with_pending_job(
     monkeypatch.setenv("SLURM_JOB_ID", "13")  # somebody put 12 back into the queue
     run_status.require_idle(paths)
     cluster.has("12", "RUNNING", restarts=1)
-    with pytest.raises(RunAliveError, match="job 12 of Slurm is at work"):
+    with pytest.raises(RunAliveError, match="job 12 of Slurm is running"):
         run_status.require_idle(paths)
 
 
@@ -194,7 +194,7 @@ def test_unreachable_slurm_stops_user_but_not_job(
         monkeypatch.setenv("SLURM_JOB_NODELIST", "node1")
         run_status.require_idle(paths)
         return
-    with pytest.raises(SlurmError, match=r"whether a job is at work on run `.*` is unknown") as raised:
+    with pytest.raises(SlurmError, match=r"it is unknown whether a job is running on run `.*`") as raised:
         run_status.require_idle(paths)
     assert raised.value.hint is not None
     assert raised.value.hint.endswith("--take-over")
@@ -216,7 +216,7 @@ def test_require_idle_names_local_process_before_its_job(paths: RunPaths, cluste
     assert parent is not None
     begun(paths, job="12", restart=0, pid=parent.pid, host=platform.node())
     cluster.has("12", "RUNNING")
-    with pytest.raises(RunAliveError, match=f"attempt . is process {parent.pid} here"):
+    with pytest.raises(RunAliveError, match=f"attempt . is process {parent.pid} on this host"):
         run_status.require_idle(paths)
 
 

@@ -40,7 +40,7 @@ def turn(id: str, restarts: int) -> Allocation:
 
 def test_requeued_job_obeys_earlier_stop_request(paths: RunPaths) -> None:
     ended(paths, "preempted")
-    with pytest.raises(InterruptedByUserError, match="before job 12 went back into the queue") as raised:
+    with pytest.raises(InterruptedByUserError, match="before job 12 was requeued") as raised:
         register_start(paths, turn("12", 1))
     assert raised.value.hint == f"ppoctl resume {paths.root} --on slurm"
 

@@ -43,7 +43,7 @@ def parent() -> psutil.Process:
 
 def test_run_in_use_on_this_host_is_refused(made: RunPaths) -> None:
     started(made, parent().pid)
-    with pytest.raises(RunAliveError, match=f"attempt 1 is process {parent().pid} here") as raised:
+    with pytest.raises(RunAliveError, match=f"attempt 1 is process {parent().pid} on this host") as raised:
         liveness.require_idle(made)
     assert raised.value.hint is not None
     assert raised.value.hint.endswith(f"ppoctl resume {made.root} --take-over")
@@ -119,6 +119,7 @@ def test_health_stop_hint_names_the_last_healthy_checkpoint(
     plan = plan_resume(RunPaths(root))
     assert plan.start == 3
     assert plan.notes == (
-        "a health rule stopped the run at step 3; it goes on from the states of that step",
-        f"to go on from the last healthy ones instead, and drop what came after: ppoctl resume {root} --back-to 2",
+        "a health rule stopped the run at step 3; it continues from the states of that step",
+        "to continue from the last healthy states instead, and drop all later results: "
+        f"ppoctl resume {root} --back-to 2",
     )

@@ -93,16 +93,16 @@ CASES: list[tuple[str, int, tuple[str, ...], str, str]] = [
         "too few nodes for the layout",
         16,
         (*GPUS, "slurm.nodes=2"),
-        "--set: `slurm.nodes` `2` x `slurm.gpus_per_node` `4` are 8 GPUs, and the layout takes 16 (actor 16, critic "
-        "16, generator 1, colocated); nearest: `--set slurm.nodes=4`",
+        "--set: `slurm.nodes` `2` x `slurm.gpus_per_node` `4` are 8 GPUs, but the layout requires 16 (actor 16, "
+        "critic 16, generator 1, colocated); nearest: `--set slurm.nodes=4`",
         "--set slurm.nodes=4",
     ),
     (
         "nodes without work",
         8,
         (*GPUS, "slurm.nodes=5"),
-        "--set: of `slurm.nodes` `5` the layout (actor 8, critic 8, generator 1, colocated) uses 2, and the others "
-        "would do nothing; nearest: `--set slurm.nodes=2`",
+        "--set: the layout (actor 8, critic 8, generator 1, colocated) uses only 2 of the `5` nodes in "
+        "`slurm.nodes`; the others would be idle; nearest: `--set slurm.nodes=2`",
         "--set slurm.nodes=2",
     ),
     (
@@ -117,7 +117,7 @@ CASES: list[tuple[str, int, tuple[str, ...], str, str]] = [
         "a partition that is closed",
         4,
         ("slurm.partition=retired", "slurm.gpus_per_node=4"),
-        "--set: partition `retired` takes no jobs: it is `inact`; nearest: `--set slurm.partition=gpu`",
+        "--set: partition `retired` accepts no jobs: it is `inact`; nearest: `--set slurm.partition=gpu`",
         "--set slurm.partition=gpu",
     ),
     (
@@ -132,8 +132,8 @@ CASES: list[tuple[str, int, tuple[str, ...], str, str]] = [
         "a warning before the job begins",
         1,
         ("slurm.warn_s=4000",),
-        "--set: the job would be told 4000 s before its end, and the time limit of partition `cpu` is 3600 s where "
-        "`slurm.time` is not set; nearest: `--set slurm.time=134`",
+        "--set: the job would be signalled 4000 s before its end, but the default time limit of partition `cpu` is "
+        "3600 s and `slurm.time` is not set; nearest: `--set slurm.time=134`",
         "--set slurm.time=134",
     ),
     (
@@ -170,7 +170,7 @@ CASES: list[tuple[str, int, tuple[str, ...], str, str]] = [
         "more nodes than the partition gives to one job",
         40,
         GPUS,
-        "--set: the layout's 40 GPUs take 10 nodes of `4`, and partition `gpu` gives 8 to one job: a layout of at "
+        "--set: the layout's 40 GPUs require 10 nodes of `4`, but partition `gpu` gives 8 to one job: a layout of at "
         "most 32 GPUs would fit",
         "",
     ),
@@ -225,7 +225,7 @@ CASES: list[tuple[str, int, tuple[str, ...], str, str]] = [
         "more nodes with a type of GPUs than there are",
         40,
         ("slurm.partition=gpu", "slurm.gpus_per_node=8", "slurm.gpu_type=h100"),
-        "--set: the layout's 40 GPUs take 5 nodes of `8`, and partition `gpu` has 4 such: a layout of at most 32 "
+        "--set: the layout's 40 GPUs require 5 nodes of `8`, but partition `gpu` has 4 such: a layout of at most 32 "
         "GPUs would fit",
         "",
     ),
@@ -233,16 +233,16 @@ CASES: list[tuple[str, int, tuple[str, ...], str, str]] = [
         "more nodes than need be, of which there are too few",
         24,
         ("slurm.partition=gpu", "slurm.gpus_per_node=2", "slurm.nodes=12"),
-        "--set: the layout's 24 GPUs take 12 nodes of `2`, and partition `gpu` gives 8 to one job; nearest: `--set "
-        "slurm.gpus_per_node=8 --set slurm.nodes=3`",
+        "--set: the layout's 24 GPUs require 12 nodes of `2`, but partition `gpu` gives 8 to one job; nearest: "
+        "`--set slurm.gpus_per_node=8 --set slurm.nodes=3`",
         "--set slurm.gpus_per_node=8 --set slurm.nodes=3",
     ),
     (
         "too few nodes in this partition and enough in another",
         12,
         ("slurm.partition=debug", "slurm.gpus_per_node=4"),
-        "--set: the layout's 12 GPUs take 3 nodes of `4`, and partition `debug` gives 2 to one job; nearest: `--set "
-        "slurm.partition=gpu`",
+        "--set: the layout's 12 GPUs require 3 nodes of `4`, but partition `debug` gives 2 to one job; nearest: "
+        "`--set slurm.partition=gpu`",
         "--set slurm.partition=gpu",
     ),
     (
@@ -259,8 +259,8 @@ CASES: list[tuple[str, int, tuple[str, ...], str, str]] = [
         "everything at once",
         16,
         (*GPUS, "slurm.nodes=3", "slurm.time=2-00", "slurm.account=chemistry", "slurm.constraint=v100"),
-        "--set: `slurm.nodes` `3` x `slurm.gpus_per_node` `4` are 12 GPUs, and the layout takes 16 (actor 16, critic "
-        "16, generator 1, colocated); nearest: `--set slurm.nodes=4`\n"
+        "--set: `slurm.nodes` `3` x `slurm.gpus_per_node` `4` are 12 GPUs, but the layout requires 16 (actor 16, "
+        "critic 16, generator 1, colocated); nearest: `--set slurm.nodes=4`\n"
         "--set: a time limit of `2-00` is longer than that of partition `gpu`, `1-00:00:00`; nearest: `--set "
         "slurm.time=1-00:00:00`\n"
         "--set: no node of partition `gpu` has `v100`; its nodes have `a100`, `h100`, `ib`; nearest: `--set "
@@ -304,7 +304,7 @@ def test_more_nodes_than_the_partition_has_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError) as caught:
         require_request(recipe("slurm.nodes=5", data=5), slurm)
     assert caught.value.message == (
-        "--set: `slurm.nodes` is `5`, and partition `main` has 2 such; nearest: `--set slurm.nodes=2`"
+        "--set: `slurm.nodes` is `5`, but partition `main` has 2 such; nearest: `--set slurm.nodes=2`"
     )
 
 
@@ -341,7 +341,9 @@ def test_gpu_types_are_mixed_only_if_no_type_is_requested(tmp_path: Path) -> Non
     slurm = programs(tmp_path / "bin", TYPED, shown=TYPED_SHOWN)
     assert require_request(recipe("slurm.gpus_per_node=2", data=4), slurm).nodes == 2
     assert require_request(recipe("slurm={gpus_per_node=1, gpu_type='h100'}"), slurm).gpu_type == "h100"
-    with pytest.raises(RecipeError, match="the layout's 4 GPUs take 2 nodes of `2`, and partition `main` has 1 such"):
+    with pytest.raises(
+        RecipeError, match="the layout's 4 GPUs require 2 nodes of `2`, but partition `main` has 1 such"
+    ):
         require_request(recipe("slurm={gpus_per_node=2, gpu_type='a100'}", data=4), slurm)
 
 
@@ -384,7 +386,7 @@ def test_cluster_without_a_default_partition_requires_a_partition(tmp_path: Path
     with pytest.raises(RecipeError) as caught:
         require_request(recipe(), slurm)
     assert caught.value.message == (
-        "default: the cluster chooses no partition by itself, and `slurm.partition` names none of `main`, `graced`, "
+        "default: the cluster has no default partition, and `slurm.partition` names none of `main`, `graced`, "
         "`urgent`; nearest: `--set slurm.partition=main`"
     )
 
@@ -445,5 +447,5 @@ def test_empty_partition_has_no_nodes() -> None:
 
 
 def test_machine_without_slurm_raises_slurm_error(tmp_path: Path) -> None:
-    with pytest.raises(SlurmError, match="no `sinfo` here"):
+    with pytest.raises(SlurmError, match="`sinfo` is not installed"):
         require_request(recipe(), Slurm({"PATH": str(tmp_path)}))

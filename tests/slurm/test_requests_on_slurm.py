@@ -14,7 +14,7 @@ from slurm.lab import Lab
 from slurm.test_requests import recipe
 
 CASES: list[tuple[str, int, tuple[str, ...], str, str]] = [
-    ("nodes", 4, ("slurm.nodes=5", "slurm.gpus_per_node=2"), "the others would do nothing", "nodes=2"),
+    ("nodes", 4, ("slurm.nodes=5", "slurm.gpus_per_node=2"), "the others would be idle", "nodes=2"),
     ("nodes on CPUs", 5, ("slurm.nodes=5",), "partition `main` has 2 such", "nodes=2"),
     ("nodes of a layout", 4, ("slurm.nodes=1", "slurm.gpus_per_node=2"), "are 2 GPUs", "nodes=2"),
     (
@@ -31,7 +31,7 @@ CASES: list[tuple[str, int, tuple[str, ...], str, str]] = [
     ("CPUs", 1, ("slurm.cpus_per_node=5",), "the most is 4", "cpus_per_node=4"),
     ("memory", 1, ("slurm.memory=1T",), "the most is 4000M", "memory=4000M"),
     ("time", 1, ("slurm.time=2:00:00", "slurm.partition=small"), "longer than that of", "time=1:00:00"),
-    ("warning", 1, ("slurm.warn_s=600",), "the time limit of partition `main` is 600 s", "time=20"),
+    ("warning", 1, ("slurm.warn_s=600",), "the default time limit of partition `main` is 600 s", "time=20"),
     ("constraint", 1, ("slurm.constraint=fastt",), "no node of partition `main` has `fastt`", "constraint=fast"),
 ]
 

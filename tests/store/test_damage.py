@@ -146,16 +146,16 @@ def test_roll_back_moves_later_steps_and_states_aside(tmp_path: Path) -> None:
     shutil.copytree(layout.state("critic", newest), layout.at_stop / "critic")
     plan, done = roll_back(layout, older)
     assert (plan.start, plan.broken) == (older, ())
-    assert f"set aside states/critic/{newest:06d}" in done
-    assert {f"set aside steps/{step:06d}" for step in range(older + 1, 7)} <= set(done)
+    assert f"moved aside states/critic/{newest:06d}" in done
+    assert {f"moved aside steps/{step:06d}" for step in range(older + 1, 7)} <= set(done)
     assert (layout.root / f"discarded/attempt-2/steps/{older + 1:06d}/10-rollout").is_dir()
     # What a stop left is of a step after that.
-    assert "set aside states/at-stop" in done
+    assert "moved aside states/at-stop" in done
     assert not layout.at_stop.exists()
     play(layout.root, fake_recipe(**tables))
     assert result(layout.root)["states"] == result(tmp_path / "whole")["states"]
     assert layout.ledger.read_bytes() == RunPaths(tmp_path / "whole").ledger.read_bytes()
-    with pytest.raises(RecipeError, match=r"step 1 has no saved states to go back to \(there are: "):
+    with pytest.raises(RecipeError, match=r"step 1 has no saved states to go back to \(saved steps: "):
         roll_back(layout, 1)
 
 
@@ -176,7 +176,7 @@ def test_run_restarts_if_every_checkpoint_is_broken(tmp_path: Path) -> None:
         flip(layout.state("critic", step) / "table.bin")
     plan, done = repair(layout, plan_resume(layout))
     assert plan.start == 0
-    assert any(text.startswith("set aside states/actor") for text in done)
+    assert any(text.startswith("moved aside states/actor") for text in done)
     play(layout.root, fake_recipe(**tables))
     assert result(layout.root)["states"] == result(tmp_path / "whole")["states"]
     assert layout.ledger.read_bytes() == RunPaths(tmp_path / "whole").ledger.read_bytes()

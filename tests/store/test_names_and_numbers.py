@@ -16,14 +16,14 @@ from ppoctl.store.run_paths import MANIFEST, RunPaths
 def test_file_of_another_size_than_written_is_not_published(tmp_path: Path, written: int) -> None:
     (tmp_path / "weights").write_bytes(b"abc")
     require_covered(tmp_path, {"weights": FileDigest("00", 3)})
-    with pytest.raises(StorageError, match=f"has 3 bytes, {written} were written"):
+    with pytest.raises(StorageError, match=f"has 3 bytes, but {written} were written"):
         require_covered(tmp_path, {"weights": FileDigest("00", written)})
 
 
 def test_file_with_the_right_size_and_other_bytes_is_corrupt(tmp_path: Path) -> None:
     found, expected = FileDigest("aa" * 32, 3), FileDigest("ab" * 32, 3)
     manifests.verify_bytes(tmp_path, found, found)
-    with pytest.raises(CorruptArtifactError, match="digest aaaaaaaaaaaa, its manifest says abababababab"):
+    with pytest.raises(CorruptArtifactError, match="digest aaaaaaaaaaaa, its manifest has abababababab"):
         manifests.verify_bytes(tmp_path, found, expected)
 
 

@@ -42,7 +42,7 @@ def test_stage_made_from_other_inputs_is_refused(tmp_path: Path) -> None:
     other = stop_at(tmp_path / "other", "1 values starts", **REDO, seed=4)
     rmtree(layout.stage(1, "reward"))
     other.stage(1, "reward").rename(layout.stage(1, "reward"))
-    with pytest.raises(StorageError, match="20-reward` was made from other inputs"):
+    with pytest.raises(StorageError, match="20-reward` was created from other inputs"):
         play(layout.root, fake_recipe(**REDO))
 
 
@@ -215,7 +215,7 @@ def test_missing_stage_is_named_and_later_stages_are_moved_aside(tmp_path: Path)
     names = outline(PPO).names
     after = [f"steps/000001/{layout.stage(1, name).name}" for name in names[3:]]
     second = [f"steps/000002/{layout.stage(2, name).name}" for name in names[:5]]
-    assert moved == [f"set aside {name}" for name in after + second]
+    assert moved == [f"moved aside {name}" for name in after + second]
     assert not whole.broken
     assert not plan_resume(layout).broken
     assert sorted(path.name for path in layout.step(1).iterdir()) == ["10-rollout", "20-reward"]

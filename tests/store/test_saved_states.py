@@ -107,7 +107,7 @@ def test_state_of_one_role_is_not_a_checkpoint(tmp_path: Path) -> None:
 def test_state_with_another_lineage_is_refused(tmp_path: Path) -> None:
     wiring = play(tmp_path / "run")
     state = State("actor", 3, 12, "another")
-    with pytest.raises(StorageError, match="holds another state than step 3 leads to"):
+    with pytest.raises(StorageError, match="has a state that is not the result of step 3"):
         wiring.job.states.save(state, Carry(0.0), {}, Recorded(0, 0), healthy=True)
 
 

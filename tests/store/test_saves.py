@@ -51,9 +51,9 @@ def test_manifest_has_the_digests_of_the_writers(paths: RunPaths) -> None:
 @pytest.mark.parametrize(
     ("written", "says"),
     [
-        ({"a": 2}, "b` was digested by nobody"),
-        ({"a": 2, "b": 3, "c": 1}, "c` was digested and is not there"),
-        ({"a": 2, "b": 4}, "b` has 3 bytes, 4 were written"),
+        ({"a": 2}, "b` has no digest from the process"),
+        ({"a": 2, "b": 3, "c": 1}, "c` has a digest but does not exist"),
+        ({"a": 2, "b": 4}, "b` has 3 bytes, but 4 were written"),
     ],
 )
 def test_mismatch_between_files_and_digests_is_not_published(

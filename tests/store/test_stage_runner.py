@@ -101,7 +101,7 @@ def test_repaired_stage_is_rerun_with_the_same_result(stopped: Path, tmp_path: P
     record = paths.stage(2, "values") / "record.safetensors"
     record.write_bytes(record.read_bytes()[:-3])
     _, done = repair(paths, plan_resume(paths))
-    assert done[0] == "set aside steps/000002/30-values"
+    assert done[0] == "moved aside steps/000002/30-values"
     assert (stopped / "discarded/attempt-2/steps/000002/30-values").is_dir()
     play(stopped, fake_recipe(**SAVES_AT_THE_END))
     play(tmp_path / "whole", fake_recipe(**SAVES_AT_THE_END))

@@ -71,7 +71,7 @@ def test_replay_with_other_metrics_is_refused(tmp_path: Path) -> None:
         actor.table = actor.table + 0.1 * actor.table.roll(1)
 
     actor.load = load_something_else  # type: ignore[method-assign]
-    with pytest.raises(StorageError, match="replaying actor of step 3 gave other figures"):
+    with pytest.raises(StorageError, match="the replay of actor at step 3 differs"):
         run(wiring.job)
 
 

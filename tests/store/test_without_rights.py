@@ -45,7 +45,7 @@ def test_unreadable_file_is_named_with_its_closed_folder() -> None:
         message = message_without_rights((shut / "manifest.json").stat)
         shut.chmod(0o700)
     says = f"cannot use `{shut}/manifest.json`: Permission denied"
-    assert message == f"{says} | look at owner and rights: ls -ld {shut}"
+    assert message == f"{says} | check owner and permissions: ls -ld {shut}"
 
 
 def test_unreadable_recipes_are_not_reported_missing() -> None:
@@ -58,7 +58,7 @@ def test_unreadable_recipes_are_not_reported_missing() -> None:
         message = message_without_rights(lambda: run_dir.recipes(paths))
         paths.recipes.chmod(0o700)
     says = f"cannot read `{paths.recipes}`: Permission denied"
-    assert message == f"{says} | look at owner and rights: ls -ld {paths.recipes}"
+    assert message == f"{says} | check owner and permissions: ls -ld {paths.recipes}"
 
 
 def test_permission_errors_without_a_file_are_left_unchanged() -> None:
@@ -70,4 +70,4 @@ def test_read_only_file_system_is_reported(tmp_path: Path) -> None:
     named = refused(OSError(errno.EROFS, "Read-only file system", str(tmp_path / "run" / "journal.jsonl")))
     assert str(named) == f"cannot use `{tmp_path}/run/journal.jsonl`: the file system is read-only"
     assert named is not None
-    assert named.hint == f"mount it read-write, then go on: findmnt -T {tmp_path}"
+    assert named.hint == f"mount it read-write, then try again: findmnt -T {tmp_path}"

@@ -242,7 +242,7 @@ def test_signal_during_script_startup_is_not_lost(tmp_path: Path, programs: Prog
     programs.make("work", "trap 'exit 75' USR1; for n in {1..200}; do sleep 0.05; done")
     in_queue(programs, tmp_path / "run")
     text = script(tmp_path / "run")
-    ready = "trap 'pass TERM' TERM\n"
+    ready = "trap 'forward TERM' TERM\n"
     jobs = []
     for moment in range(20):
         after = (

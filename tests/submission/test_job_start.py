@@ -81,7 +81,7 @@ def test_job_stops_after_repeated_starts_without_progress(paths: RunPaths) -> No
     ) as raised:
         register_start(paths, job("7", MAX_STARTS_WITHOUT_PROGRESS))
     assert raised.value.hint is not None
-    assert raised.value.hint.startswith("see why: ppoctl logs ")
+    assert raised.value.hint.startswith("find the reason: ppoctl logs ")
 
 
 @pytest.mark.parametrize("signal", ["TERM", "USR1", None])

@@ -1,4 +1,4 @@
-"""The job of Slurm that this process runs in, if it runs in one."""
+"""The Slurm job that this process runs in, if any."""
 
 import os
 from collections.abc import Mapping
@@ -10,27 +10,27 @@ from ppoctl.slurm.client import Slurm, SlurmAwayError
 
 @dataclass(frozen=True)
 class Allocation:
-    """Nodes that Slurm has given to a job, as a process on one of them finds it."""
+    """Nodes that Slurm has allocated to the job of this process."""
 
     id: str
     """Id of the job."""
     restarts: int
-    """How often the job went back into the queue before."""
+    """Number of requeues of the job so far."""
     nodes: str
     """Slurm's list of the nodes, such as `node[1-2]`."""
     node_count: int
     node: str
-    """Name of the node that this process is on, as Slurm has it."""
+    """Slurm's name of the node that this process is on."""
     slurm: Slurm
 
     @cached_property
     def hosts(self) -> tuple[str, ...]:
-        """Names of the nodes, the first one first: there the script runs. Raises SlurmError."""
+        """Names of the nodes. The script runs on the first one. Raises SlurmError."""
         return tuple(self.slurm.hosts(self.nodes))
 
     @cached_property
     def ends_at(self) -> float | None:
-        """Time at which Slurm ends the job, in unix seconds; None: there is no limit, or nobody says."""
+        """Time at which Slurm ends the job, in unix seconds; None: there is no limit, or Slurm does not answer."""
         try:
             job = self.slurm.job(self.id)
         except SlurmAwayError:
@@ -39,7 +39,7 @@ class Allocation:
 
 
 def allocation(environ: Mapping[str, str] = os.environ) -> Allocation | None:
-    """The job that this process runs in; None: it runs in none."""
+    """Return the job that this process runs in; None: it does not run in a job."""
     id = environ.get("SLURM_JOB_ID")
     if not id or "SLURM_JOB_NODELIST" not in environ:
         return None

@@ -1,4 +1,4 @@
-"""A job's turn on a run: whether it should work at all, asked before anything is loaded."""
+"""Start of a Slurm job on a run: decide whether the job should work at all, before anything is loaded."""
 
 import os
 import time
@@ -23,34 +23,37 @@ from ppoctl.store.run_paths import RunPaths
 from ppoctl.store.stop_request import stop_requested
 
 OWN = "PPOCTL_JOB"
-"""Variable by which a run's batch script tells its command from one that a person typed on the nodes of some job."""
+"""Environment variable that a run's batch script sets. Commands that a user types on a job's node lack it."""
 MAX_STARTS_WITHOUT_PROGRESS = 3
-"""Starts of one job in a row after which nothing new was committed, and after which it is not tried again."""
+"""Largest number of consecutive starts of a job that commit nothing new; after that, the job does not start again."""
 
 _SIGNALLED = range(134, 140)
-"""Exit codes of a command that was killed: nobody knows why."""
+"""Exit codes of a command that a signal killed, for an unknown reason."""
 
 
 def is_resumable(code: int) -> bool:
-    """Whether a job that ended with this code left work to whoever comes next: it was asked to stop, a process or a
-    node was lost, it hung, or it was killed. Anything else is for a person to look at, or done."""
+    """Return whether the next job should continue after a job that ended with this exit code.
+
+    True if the job was preempted, lost a process or a node, hung, or was killed. Any other code means that the run is
+    done or that a person must look at the error.
+    """
     return code in (75, 3, 6) or code in _SIGNALLED
 
 
 def register_start(paths: RunPaths, here: Allocation) -> int | None:
-    """Write down that this job starts to work on the run. Returns the exit code with which it should end at once,
-    because the link before it in a chain is done or must be looked at; None: to work.
+    """Record that this job starts to work on the run.
 
-    Raises FinishedShortError where the last starts of this job committed nothing, InterruptedByUserError where the
-    run was to stop before the job went back into the queue.
+    Returns the exit code with which the job should end at once, because the previous job of its chain finished the
+    run or failed; None: the job should work. Raises FinishedShortError if the last starts of this job committed
+    nothing; InterruptedByUserError if a stop was requested before the job was requeued.
     """
-    found = next((job for job in jobs(paths) if job.id == here.id), None)
-    if found is None and os.environ.get(OWN) == here.id:  # whoever submitted it could not write it down
-        found = JobRecord(here.id, time.time(), "resume")
-        record(paths, found)
-    if found is None:  # a script of the user's own
+    job = next((job for job in jobs(paths) if job.id == here.id), None)
+    if job is None and os.environ.get(OWN) == here.id:  # the submitting command was killed before it recorded the job
+        job = JobRecord(here.id, time.time(), "resume")
+        record(paths, job)
+    if job is None:  # the script of a user, not of ppoctl
         return None
-    if (code := _done_before(paths, found)) is not None:
+    if (code := _done_before(paths, job)) is not None:
         return code
     _require_wanted(paths, here)
     progress = _progress(paths)
@@ -70,42 +73,49 @@ def _done_before(paths: RunPaths, job: JobRecord) -> int | None:
 
 
 def _require_wanted(paths: RunPaths, here: Allocation) -> None:
-    """A signal may have come before `ppoctl stop` was heard: what the attempt of before was asked still holds."""
+    """Raise InterruptedByUserError if `ppoctl stop` was called on the job's previous attempt.
+
+    A signal may have ended that attempt before it read the stop request.
+    """
     newest = next(reversed(attempts(intact(paths.journal))), None)
     if newest is None or newest.get("job") != here.id or newest["status"] == "interrupted":
         return
     if stop_requested(paths, newest["attempt"]) is not None:
         raise InterruptedByUserError(
-            f"`ppoctl stop` was typed before job {here.id} went back into the queue; nothing was begun",
+            f"`ppoctl stop` was called before job {here.id} was requeued; the job starts nothing",
             hint=resume_command(paths.root),
         )
 
 
 def _require_progress(paths: RunPaths, here: Allocation, progress: int) -> None:
-    blamed = {end.restart: end for end in ends(paths, here.id)}
-    before = [
+    """Raise FinishedShortError if the job's last starts ended by themselves and committed nothing new."""
+    by_restart = {end.restart: end for end in ends(paths, here.id)}
+    previous = [
         start
         for start in starts(paths, here.id)
-        if start.restart in blamed and _is_its_own(start, blamed[start.restart])
+        if start.restart in by_restart and _ended_by_itself(start, by_restart[start.restart])
     ][-MAX_STARTS_WITHOUT_PROGRESS:]
-    if len(before) == MAX_STARTS_WITHOUT_PROGRESS and all(start.progress == progress for start in before):
+    if len(previous) == MAX_STARTS_WITHOUT_PROGRESS and all(start.progress == progress for start in previous):
         raise FinishedShortError(
-            f"job {here.id} started {MAX_STARTS_WITHOUT_PROGRESS} times in a row and committed nothing new; it is not tried again",
-            hint=f"see why: ppoctl logs {quoted(paths.root)}; then: {resume_command(paths.root)}",
+            f"job {here.id} started {MAX_STARTS_WITHOUT_PROGRESS} times in a row and committed nothing new; "
+            "it does not start again",
+            hint=f"find the reason: ppoctl logs {quoted(paths.root)}; then: {resume_command(paths.root)}",
         )
 
 
-def _is_its_own(start: Start, end: ScriptEnd) -> bool:
-    """Whether a start ended by itself or at its time limit, and was not pushed out: Slurm warns of both alike."""
+def _ended_by_itself(start: Start, end: ScriptEnd) -> bool:
+    """Return whether a start ended by itself or at its time limit, not by preemption.
+
+    Slurm sends the same signal before the time limit and before a preemption, so the elapsed time decides.
+    """
     was_long = start.limit_s > 0 and end.at - start.at > start.limit_s / 2
     return end.signal == "" or (end.signal == "USR1" and was_long)
 
 
 def _progress(paths: RunPaths) -> int:
-    """A number that grows with everything that is committed or kept: stages, and finished samples of one that is at
-    work."""
+    """Return a number that grows with every committed stage and every file of finished samples."""
     stages = sum("stage" in line for line in intact(paths.journal))
-    parts = [
+    sample_files = [
         file for step in paths.committed_steps()[-2:] for folder in paths.all_parts(step) for file in folder.iterdir()
     ]
-    return 1_000_000 * stages + len(parts)
+    return 1_000_000 * stages + len(sample_files)

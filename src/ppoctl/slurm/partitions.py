@@ -1,11 +1,11 @@
-"""The partitions of a cluster as `sinfo` tells of them."""
+"""The partitions of a cluster, parsed from the output of `sinfo`."""
 
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
 SINFO = ("sinfo", "--noheader", "--all", "--exact", "--format", "%P|%a|%l|%L|%s|%D|%T|%c|%m|%G|%f")
-"""Command that prints a line for each kind of node of each partition. Every Slurm has these fields."""
+"""Command that prints a line for each kind of node of each partition. Every version of Slurm has these fields."""
 
 SHOWN = ("sinfo", "--noheader", "--format", "%R")
 """Command that prints the names of the partitions that the user may use and that are not hidden."""
@@ -15,19 +15,19 @@ _GPUS = re.compile(r"\bgpu((?::[^:,()\s]+)+)")
 
 @dataclass(frozen=True)
 class NodeKind:
-    """Nodes of a partition that are alike."""
+    """Nodes of a partition with equal properties."""
 
     count: int
     state: str
-    """Slurm's word, such as `idle`, `mixed`, `down*`."""
+    """Slurm's state, such as `idle`, `mixed`, `down*`."""
     cpus: int
     memory_mib: int
     gpus: dict[str, int]
-    """GPUs of one node by type; the type of those that the cluster gives none is empty."""
+    """GPUs of one node by type. The type is empty if the cluster defines no type."""
     features: frozenset[str]
 
     def gpus_of(self, type: str | None) -> int:
-        """GPUs of one node that a job gets which asks for this type; None: for any."""
+        """Return the GPUs of one node that a job of this type can get; None: of any type."""
         return sum(self.gpus.values()) if type is None else self.gpus.get(type, 0)
 
 
@@ -38,17 +38,17 @@ class Partition:
     name: str
     is_default: bool
     is_shown: bool
-    """Whether the user is shown it unasked: it is not hidden, and not closed to the user's group."""
+    """Whether `sinfo` lists it by default: it is not hidden, and not closed to the user's group."""
     state: str
-    """`up`, or what it is instead: `down`, `drain`, `inact`."""
+    """`up`, `down`, `drain` or `inact`."""
     limit: str
-    """Longest time limit, as Slurm writes it; `infinite`: there is none."""
+    """Longest time limit, as Slurm prints it; `infinite`: there is no limit."""
     usual_limit: str
-    """Time limit of a job that asks for none, as Slurm writes it; `n/a`: the longest."""
+    """Default time limit of a job, as Slurm prints it; `n/a`: the longest."""
     most_nodes: int | None
-    """Most nodes of one job; None: as many as there are."""
+    """Largest number of nodes of one job; None: all nodes."""
     kinds: tuple[NodeKind, ...]
-    """Its nodes; empty: it has none, or nobody is shown them (private ones, those that a cloud has yet to make)."""
+    """Its nodes; empty: it has none, or Slurm does not show them (private nodes, cloud nodes not yet created)."""
 
     @property
     def is_up(self) -> bool:
@@ -56,13 +56,13 @@ class Partition:
 
     @property
     def nodes(self) -> int:
-        """Nodes of the partition, those that are down included: they come back."""
+        """Number of nodes of the partition, including nodes that are down, since they may return."""
         return sum(kind.count for kind in self.kinds)
 
 
 def partitions_in(text: str, shown: Collection[str]) -> list[Partition]:
-    """The partitions in what `SINFO` printed, in its order; `shown`: the names that `SHOWN` printed."""
-    found: dict[str, Partition] = {}
+    """Parse the output of `SINFO`, and return its partitions in its order. `shown` has the names from `SHOWN`."""
+    by_name: dict[str, Partition] = {}
     for line in text.splitlines():
         name, state, limit, usual, sizes, count, node_state, cpus, memory, gres, features = line.split("|", 10)
         kind = NodeKind(
@@ -74,9 +74,9 @@ def partitions_in(text: str, shown: Collection[str]) -> list[Partition]:
             features=frozenset(re.findall(r"[^,\s]+", features.replace("(null)", ""))),
         )
         plain = name.removesuffix("*")
-        kinds = (*found[plain].kinds, kind) if plain in found else (kind,)
+        kinds = (*by_name[plain].kinds, kind) if plain in by_name else (kind,)
         most = sizes.rpartition("-")[2]
-        found[plain] = Partition(
+        by_name[plain] = Partition(
             name=plain,
             is_default=name.endswith("*"),
             is_shown=plain in shown,
@@ -84,21 +84,21 @@ def partitions_in(text: str, shown: Collection[str]) -> list[Partition]:
             limit=limit,
             usual_limit=usual,
             most_nodes=int(most) if most.isdigit() else None,
-            kinds=tuple(each for each in kinds if each.count),
+            kinds=tuple(kind for kind in kinds if kind.count),
         )
-    return list(found.values())
+    return list(by_name.values())
 
 
 def _gpus(gres: str) -> dict[str, int]:
-    """GPUs by type in a list such as `gpu:a100:4(S:0-1),gres:lscratch:1T`."""
-    found: dict[str, int] = {}
+    """Return the GPUs by type in a list such as `gpu:a100:4(S:0-1),gres:lscratch:1T`."""
+    by_type: dict[str, int] = {}
     for words in _GPUS.findall(gres):
         type, _, count = words[1:].rpartition(":")
-        found[type] = found.get(type, 0) + _number(count)
-    return found
+        by_type[type] = by_type.get(type, 0) + _number(count)
+    return by_type
 
 
 def _number(text: str) -> int:
-    """A number of sinfo, which may have a `+` where nodes differ; 0 where it is none (`N/A`)."""
+    """Return a number of sinfo, which may end in `+` if nodes differ; 0 if it is not a number (`N/A`)."""
     digits = re.match(r"\d+", text.strip())
     return int(digits[0]) if digits else 0

@@ -1,11 +1,13 @@
-"""What a recipe asks of a cluster, checked before it waits in a queue: Slurm takes a request for more nodes than a
-partition has, and the job waits for ever.
+"""The resources that a recipe requests from a cluster, checked before submission.
+
+The check is necessary because Slurm accepts a request for more nodes than a partition has, and the job then waits
+forever.
 
     request_of       nodes, GPUs and time, from the recipe alone
-    require_request  the same, or one error with every value that this cluster cannot meet, where it was set, and the
-                     nearest that it can
+    require_request  the same, or one error with every value that this cluster cannot meet, its origin, and the
+                     nearest possible value
 
-A layout that is wrong is told first, and the cluster is asked for what would be right.
+If `slurm.nodes` does not fit the layout, the cluster is checked with the corrected number.
 """
 
 import math
@@ -24,42 +26,44 @@ from ppoctl.slurm.client import Slurm
 from ppoctl.slurm.partitions import NodeKind, Partition
 
 Nearest = dict[str, str | int]
-"""Values to set instead, by the name of their key in `[slurm]`."""
+"""Values to set instead, by their key in `[slurm]`."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """Nodes that a recipe asks a cluster for, for how long, and what each must have."""
+    """Nodes that a recipe requests from a cluster, the time limit, and the resources of each node."""
 
     nodes: int
     gpus_per_node: int | None
-    """None: none are asked for, and everything computes on CPUs."""
+    """None: no GPUs; everything runs on CPUs."""
     gpu_type: str | None
-    """None: any."""
+    """None: any type."""
     cpus_per_node: int
-    """0: as many as the cluster gives."""
+    """0: the cluster's default."""
     memory_mib: float
-    """Host memory of each node; 0: as much as the cluster gives, or all of it."""
+    """Host memory of each node; 0: the cluster's default, or all of it."""
     partitions: tuple[str, ...]
-    """Names of the partitions that will do; empty: the cluster's own choice."""
+    """Names of the possible partitions; empty: the cluster chooses."""
     constraint: str | None
     time_s: float | None
-    """Time limit in seconds; None: the partition's own."""
+    """Time limit in seconds; None: the partition's default."""
 
 
 @dataclass(frozen=True)
 class _RequestFault:
-    """One thing that cannot be met."""
+    """A value that the cluster cannot meet."""
 
     key: str
-    """The key in `[slurm]` to change; its origin begins the line."""
+    """Key in `[slurm]` to change; the line of the error begins with its origin."""
     message: str
     nearest: Nearest
 
 
 def request_of(recipe: Recipe) -> Request:
-    """What the recipe asks for. Nodes that it does not name are as many as its layout takes at `gpus_per_node`, and
-    one where it asks for no GPUs."""
+    """Return the recipe's request.
+
+    If it sets no number of nodes, this is the number that its layout requires at `gpus_per_node`, or 1 without GPUs.
+    """
     table = recipe.slurm
     return Request(
         nodes=table.nodes or _nodes_for(devices(recipe), table.gpus_per_node),
@@ -74,31 +78,31 @@ def request_of(recipe: Recipe) -> Request:
 
 
 def require_request(loaded: Loaded, slurm: Slurm) -> Request:
-    """What the recipe asks for, if the cluster can ever give it.
+    """Return the recipe's request if the cluster can meet it.
 
-    Raises RecipeError with a line for each value that it cannot, SlurmError where there is no cluster to ask,
-    SlurmAwayError where it does not answer.
+    Raises RecipeError with a line for each value that it cannot meet; SlurmError if there is no cluster;
+    SlurmAwayError if it does not answer.
     """
-    asked = request_of(loaded.recipe)
+    request = request_of(loaded.recipe)
     faults = list(_of_layout(loaded.recipe))
-    nodes = next((int(fault.nearest["nodes"]) for fault in faults), asked.nodes)
+    nodes = next((int(fault.nearest["nodes"]) for fault in faults), request.nodes)
     partitions, settings = slurm.partitions(), slurm.configuration()
-    faults += _of_cluster(loaded.recipe, replace(asked, nodes=nodes), partitions, is_routed=_is_routed(settings))
+    faults += _of_cluster(loaded.recipe, replace(request, nodes=nodes), partitions, is_routed=_is_routed(settings))
     if "associations" in settings.get("AccountingStorageEnforce", ""):
         faults += _of_account(loaded.recipe, slurm)
     if faults:
         raise _as_error(faults, loaded)
-    return asked
+    return request
 
 
 def _as_error(faults: Sequence[_RequestFault], loaded: Loaded) -> RecipeError:
-    """All faults as one error, a line each; the hint has the nearest values of all of them."""
+    """Return all faults as one error, one line each; the hint has the nearest values of all of them."""
     lines: list[str] = []
     sets: Nearest = {}
     for fault in faults:
         words = _sets(fault.nearest)
-        says = f"{fault.message}; nearest: `{words}`" if words else fault.message
-        lines.append(str(Problem(loaded.origins[f"slurm.{fault.key}"], says)))
+        message = f"{fault.message}; nearest: `{words}`" if words else fault.message
+        lines.append(str(Problem(loaded.origins[f"slurm.{fault.key}"], message)))
         sets |= fault.nearest
     return RecipeError("\n".join(lines), hint=f"change the recipe, or add `{_sets(sets)}`" if sets else "sinfo")
 
@@ -108,260 +112,303 @@ def _sets(nearest: Nearest) -> str:
 
 
 def _nodes_for(count: int, gpus_per_node: int | None) -> int:
-    """Nodes that so many devices take; devices on CPUs need no node of their own."""
+    """Return the number of nodes for `count` devices; 1 without GPUs, since CPU processes share a node."""
     return math.ceil(count / gpus_per_node) if gpus_per_node else 1
 
 
 def _of_layout(recipe: Recipe) -> Iterator[_RequestFault]:
-    """The fault of too few GPUs for the layout, or of nodes that nothing would compute on."""
+    """Yield a fault if there are too few GPUs for the layout, or nodes that the layout does not use."""
     table, count = recipe.slurm, devices(recipe)
     if table.nodes is None:
         return
     gpus, sizes = table.gpus_per_node, processes(recipe)
-    what = f"{', '.join(f'{role} {size}' for role, size in sizes.items())}, {recipe.cluster.placement}"
+    layout = f"{', '.join(f'{role} {size}' for role, size in sizes.items())}, {recipe.cluster.placement}"
     least = _nodes_for(count, gpus)
     if gpus and table.nodes < least:
-        says = f"`slurm.nodes` `{table.nodes}` x `slurm.gpus_per_node` `{gpus}` are {table.nodes * gpus} GPUs"
-        yield _RequestFault("nodes", f"{says}, and the layout takes {count} ({what})", {"nodes": least})
+        message = f"`slurm.nodes` `{table.nodes}` x `slurm.gpus_per_node` `{gpus}` are {table.nodes * gpus} GPUs"
+        yield _RequestFault("nodes", f"{message}, but the layout requires {count} ({layout})", {"nodes": least})
     most = least if gpus else count
     if table.nodes > most:
-        says = f"of `slurm.nodes` `{table.nodes}` the layout ({what}) uses {most}, and the others would do nothing"
-        yield _RequestFault("nodes", says, {"nodes": most})
+        message = (
+            f"the layout ({layout}) uses only {most} of the `{table.nodes}` nodes in `slurm.nodes`; "
+            "the others would be idle"
+        )
+        yield _RequestFault("nodes", message, {"nodes": most})
 
 
 def _is_routed(settings: dict[str, str]) -> bool:
-    """Whether plugins of the cluster may choose the partition of a job that names none."""
+    """Return whether plugins of the cluster may choose the partition of a job that sets none."""
     return any(settings.get(name) != "(null)" for name in ("JobSubmitPlugins", "CliFilterPlugins"))
 
 
 def _of_cluster(
-    recipe: Recipe, asked: Request, partitions: Sequence[Partition], *, is_routed: bool
+    recipe: Recipe, request: Request, partitions: Sequence[Partition], *, is_routed: bool
 ) -> Iterator[_RequestFault]:
-    """Faults of the request on the partitions it names, or on all where it names none and a plugin chooses; where one
-    of several can meet it there is none."""
-    if recipe.slurm.qos is not None:  # its limits may stand in place of the partition's
-        partitions = [replace(each, limit="infinite", usual_limit="n/a", most_nodes=None) for each in partitions]
+    """Yield the faults of the request on the partitions that it names.
+
+    If it names none, all partitions are checked if a plugin chooses, otherwise the default. If one of several
+    partitions can meet the request, there is no fault.
+    """
+    if recipe.slurm.qos is not None:  # the limits of a QOS may replace those of the partition
+        partitions = [
+            replace(partition, limit="infinite", usual_limit="n/a", most_nodes=None) for partition in partitions
+        ]
     known = {partition.name: partition for partition in partitions}
     usable = [partition for partition in partitions if partition.is_up and partition.is_shown]
     meant: dict[str, Partition] = {}
-    for name in asked.partitions:
+    for name in request.partitions:
         if name in known:
             meant[name] = known[name]
             continue
-        others = [each.name for each in usable] or list(known)
-        nearest = _nearest_partition(name, recipe, asked, usable)
-        says = f"the cluster has no partition `{name}`; it has {_listed(others)}"
-        yield _RequestFault("partition", says, nearest)
-        meant |= {each: known[each] for each in map(str, nearest.values())}
-    if not asked.partitions:
-        meant = {each.name: each for each in partitions if each.is_default or (is_routed and each.is_up)}
-    if not asked.partitions and not meant:
-        nearest = _nearest_partition("", recipe, asked, usable)
-        says = f"the cluster chooses no partition by itself, and `slurm.partition` names none of {_listed(known)}"
-        yield _RequestFault("partition", says, nearest)
-        meant = {each: known[each] for each in map(str, nearest.values())}
-    faults = [list(_of_partition(recipe, asked, partition, usable)) for partition in meant.values()]
-    if faults and all(faults):
-        yield from min(faults, key=lambda found: sum(not fault.nearest for fault in found))
+        others = [partition.name for partition in usable] or list(known)
+        nearest = _nearest_partition(name, recipe, request, usable)
+        message = f"the cluster has no partition `{name}`; it has {_listed(others)}"
+        yield _RequestFault("partition", message, nearest)
+        meant |= {other: known[other] for other in map(str, nearest.values())}
+    if not request.partitions:
+        meant = {
+            partition.name: partition
+            for partition in partitions
+            if partition.is_default or (is_routed and partition.is_up)
+        }
+    if not request.partitions and not meant:
+        nearest = _nearest_partition("", recipe, request, usable)
+        message = f"the cluster has no default partition, and `slurm.partition` names none of {_listed(known)}"
+        yield _RequestFault("partition", message, nearest)
+        meant = {other: known[other] for other in map(str, nearest.values())}
+    by_partition = [list(_of_partition(recipe, request, partition, usable)) for partition in meant.values()]
+    if by_partition and all(by_partition):
+        yield from min(by_partition, key=lambda faults: sum(not fault.nearest for fault in faults))
 
 
-def _nearest_partition(name: str, recipe: Recipe, asked: Request, usable: Sequence[Partition]) -> Nearest:
-    """The partition with the nearest name among those that can meet the request; else one that is up."""
-    able = _able(recipe, asked, usable) or list(usable)
-    names = [each.name for each in able]
-    usual = [each.name for each in able if each.is_default] or names
+def _nearest_partition(name: str, recipe: Recipe, request: Request, usable: Sequence[Partition]) -> Nearest:
+    """Return the partition with the nearest name among those that can meet the request, or else among those up."""
+    able = _able(recipe, request, usable) or list(usable)
+    names = [partition.name for partition in able]
+    usual = [partition.name for partition in able if partition.is_default] or names
     near = get_close_matches(name, names, n=1) or usual
     return {"partition": near[0]} if near else {}
 
 
-def _able(recipe: Recipe, asked: Request, partitions: Sequence[Partition]) -> list[Partition]:
-    """The partitions that can meet the request; last those that show no nodes, of which nobody knows."""
-    able = [each for each in partitions if not list(_of_partition(recipe, asked, each, ()))]
-    return sorted(able, key=lambda each: not each.kinds)
+def _able(recipe: Recipe, request: Request, partitions: Sequence[Partition]) -> list[Partition]:
+    """Return the partitions that can meet the request; those that show no nodes are last, since it is unknown."""
+    able = [partition for partition in partitions if not list(_of_partition(recipe, request, partition, ()))]
+    return sorted(able, key=lambda partition: not partition.kinds)
 
 
 def _of_partition(
-    recipe: Recipe, asked: Request, here: Partition, others: Sequence[Partition]
+    recipe: Recipe, request: Request, partition: Partition, others: Sequence[Partition]
 ) -> Iterator[_RequestFault]:
-    """Faults of the request on one partition; `others`: where it might be met instead."""
-    if not here.is_up:
-        says = f"partition `{here.name}` takes no jobs: it is `{here.state}`"
-        yield _RequestFault("partition", says, _nearest_partition(here.name, recipe, asked, others))
-    yield from _of_time(recipe, asked, here)
-    if not here.kinds:
+    """Yield the faults of the request on one partition; `others` are partitions that may meet it instead."""
+    if not partition.is_up:
+        message = f"partition `{partition.name}` accepts no jobs: it is `{partition.state}`"
+        yield _RequestFault("partition", message, _nearest_partition(partition.name, recipe, request, others))
+    yield from _of_time(recipe, request, partition)
+    if not partition.kinds:
         return
-    kinds, faults = _of_constraint(asked, here)
+    kinds, faults = _of_constraint(request, partition)
     yield from faults
     if faults:
         return
-    short = list(_of_one_node(recipe, asked, here, kinds, others))
+    short = list(_of_one_node(recipe, request, partition, kinds, others))
     yield from short
-    able = [kind for kind in kinds if _is_enough(kind, asked)]
+    able = [kind for kind in kinds if _is_enough(kind, request)]
     if short:
         return
     if not able:
-        yield _no_single_node(asked, here, kinds)
+        yield _no_single_node(request, partition, kinds)
         return
-    count = min(sum(kind.count for kind in able), here.most_nodes or asked.nodes)
-    if asked.nodes > count:
-        yield _too_few_nodes(recipe, asked, here, able, count, others)
+    count = min(sum(kind.count for kind in able), partition.most_nodes or request.nodes)
+    if request.nodes > count:
+        yield _too_few_nodes(recipe, request, partition, able, count, others)
 
 
-def _of_time(recipe: Recipe, asked: Request, here: Partition) -> Iterator[_RequestFault]:
-    warn_s, longest = recipe.slurm.warn_s, _limit_of(here.limit)
-    if asked.time_s is not None and asked.time_s > longest:
-        says = f"a time limit of `{recipe.slurm.time}` is longer than that of partition `{here.name}`, `{here.limit}`"
-        nearest: Nearest = {"time": here.limit}
-        yield _RequestFault("time", says, nearest if warn_s < longest else nearest | {"warn_s": int(longest) // 2})
-    usual = min(longest, _limit_of(here.usual_limit))
-    if asked.time_s is None and warn_s >= usual:
-        says = (
-            f"the job would be told {warn_s} s before its end, and the time limit of partition `{here.name}` is "
-            f"{usual:g} s where `slurm.time` is not set"
+def _of_time(recipe: Recipe, request: Request, partition: Partition) -> Iterator[_RequestFault]:
+    warn_s, longest = recipe.slurm.warn_s, _limit_of(partition.limit)
+    if request.time_s is not None and request.time_s > longest:
+        limits = f"`{recipe.slurm.time}` is longer than that of partition `{partition.name}`, `{partition.limit}`"
+        message = f"a time limit of {limits}"
+        nearest: Nearest = {"time": partition.limit}
+        yield _RequestFault("time", message, nearest if warn_s < longest else nearest | {"warn_s": int(longest) // 2})
+    usual = min(longest, _limit_of(partition.usual_limit))
+    if request.time_s is None and warn_s >= usual:
+        message = (
+            f"the job would be signalled {warn_s} s before its end, but the default time limit of partition "
+            f"`{partition.name}` is {usual:g} s and `slurm.time` is not set"
         )
         longer: Nearest = (
             {"time": math.ceil(2 * warn_s / 60)} if 2 * warn_s <= longest else {"warn_s": int(usual) // 2}
         )
-        yield _RequestFault("warn_s", says, longer)
+        yield _RequestFault("warn_s", message, longer)
 
 
-def _of_constraint(asked: Request, here: Partition) -> tuple[list[NodeKind], list[_RequestFault]]:
-    """Nodes with the features that are asked for; where none has them, the fault. More than `&` and `|` is Slurm's to
-    judge, but for features that no node has."""
-    if asked.constraint is None:
-        return list(here.kinds), []
-    features = sorted({feature for kind in here.kinds for feature in kind.features})
-    words = re.findall(r"[^&|,*()\[\]!\s]+", re.sub(r"\*\d+", "", asked.constraint))
+def _of_constraint(request: Request, partition: Partition) -> tuple[list[NodeKind], list[_RequestFault]]:
+    """Return the nodes with the requested features, or a fault if no node has them.
+
+    If the expression has other operators than `&` and `|`, the only faults are features that no node has; Slurm
+    checks the rest.
+    """
+    if request.constraint is None:
+        return list(partition.kinds), []
+    features = sorted({feature for kind in partition.kinds for feature in kind.features})
+    words = re.findall(r"[^&|,*()\[\]!\s]+", re.sub(r"\*\d+", "", request.constraint))
     missing = [word for word in words if word not in features]
-    if re.search(r"[*()\[\]!,]", asked.constraint):
-        kinds = list(here.kinds)
+    if re.search(r"[*()\[\]!,]", request.constraint):
+        kinds = list(partition.kinds)
         if not missing:
             return kinds, []
     else:
-        wanted = [set(re.split(r"\s*&\s*", part.strip())) for part in asked.constraint.split("|")]
-        kinds = [kind for kind in here.kinds if any(each <= kind.features for each in wanted)]
+        alternatives = [set(re.split(r"\s*&\s*", part.strip())) for part in request.constraint.split("|")]
+        kinds = [
+            kind for kind in partition.kinds if any(alternative <= kind.features for alternative in alternatives)
+        ]
         if kinds:
             return kinds, []
-    what = _listed(missing) if missing else f"`{asked.constraint}`"
+    lacking = _listed(missing) if missing else f"`{request.constraint}`"
     has = f"its nodes have {_listed(features)}" if features else "its nodes have no features: leave the key out"
     near = get_close_matches(missing[0], features, n=1, cutoff=0.4) if missing and len(words) == 1 else []
-    says = f"no node of partition `{here.name}` has {what}; {has}"
-    return kinds, [_RequestFault("constraint", says, {"constraint": near[0]} if near else {})]
+    message = f"no node of partition `{partition.name}` has {lacking}; {has}"
+    return kinds, [_RequestFault("constraint", message, {"constraint": near[0]} if near else {})]
 
 
 def _of_one_node(
-    recipe: Recipe, asked: Request, here: Partition, kinds: Sequence[NodeKind], others: Sequence[Partition]
+    recipe: Recipe, request: Request, partition: Partition, kinds: Sequence[NodeKind], others: Sequence[Partition]
 ) -> Iterator[_RequestFault]:
-    """Faults of what every single node must have."""
-    gpus = [kind.gpus_of(asked.gpu_type) for kind in kinds]
-    if asked.gpu_type is not None and not any(gpus) and any(kind.gpus for kind in kinds):
-        yield _no_such_type(recipe, asked, here, kinds, others)
-    elif asked.gpus_per_node is not None and asked.gpus_per_node > max(gpus, default=0):
+    """Yield the faults of resources that a single node must have."""
+    gpus = [kind.gpus_of(request.gpu_type) for kind in kinds]
+    if request.gpu_type is not None and not any(gpus) and any(kind.gpus for kind in kinds):
+        yield _no_such_type(recipe, request, partition, kinds, others)
+    elif request.gpus_per_node is not None and request.gpus_per_node > max(gpus, default=0):
         fullest = [kind for kind, count in zip(kinds, gpus, strict=True) if count == max(gpus)]
-        yield _too_many_gpus(recipe, asked, here, fullest, others)
+        yield _too_many_gpus(recipe, request, partition, fullest, others)
     most_cpus = max((kind.cpus for kind in kinds), default=0)
-    if asked.cpus_per_node > most_cpus:
-        says = f"no node of partition `{here.name}` has `{asked.cpus_per_node}` CPUs; the most is {most_cpus}"
-        yield _RequestFault("cpus_per_node", says, {"cpus_per_node": most_cpus})
+    if request.cpus_per_node > most_cpus:
+        message = (
+            f"no node of partition `{partition.name}` has `{request.cpus_per_node}` CPUs; the most is {most_cpus}"
+        )
+        yield _RequestFault("cpus_per_node", message, {"cpus_per_node": most_cpus})
     most_mib = max((kind.memory_mib for kind in kinds), default=0)
-    if asked.memory_mib > most_mib:
-        says = f"no node of partition `{here.name}` has `{recipe.slurm.memory}` of memory; the most is {most_mib}M"
-        yield _RequestFault("memory", says, {"memory": f"{most_mib}M"})
+    if request.memory_mib > most_mib:
+        message = (
+            f"no node of partition `{partition.name}` has `{recipe.slurm.memory}` of memory; the most is {most_mib}M"
+        )
+        yield _RequestFault("memory", message, {"memory": f"{most_mib}M"})
 
 
 def _no_such_type(
-    recipe: Recipe, asked: Request, here: Partition, kinds: Sequence[NodeKind], others: Sequence[Partition]
+    recipe: Recipe, request: Request, partition: Partition, kinds: Sequence[NodeKind], others: Sequence[Partition]
 ) -> _RequestFault:
-    """The fault of a type of GPUs that no node has. Nearest is a partition that has it; else a type that is there, as
-    many on a node."""
+    """Return the fault of a GPU type that no node has.
+
+    The nearest value is a partition that has the type, or else a type of which a node has enough GPUs.
+    """
     types = sorted({type for kind in kinds for type in kind.gpus if type})
     has = f"its nodes have {_listed(types)}" if types else "its GPUs have no types: leave the key out"
-    says = f"no node of partition `{here.name}` has GPUs of type `{asked.gpu_type}`; {has}"
-    if elsewhere := [each for each in _able(recipe, asked, others) if each.kinds]:
-        return _RequestFault("gpu_type", says, _nearest_partition(here.name, recipe, asked, elsewhere))
-    enough = [type for type in types if any(kind.gpus_of(type) >= (asked.gpus_per_node or 0) for kind in kinds)]
-    near = get_close_matches(asked.gpu_type or "", enough, n=1) or enough
-    return _RequestFault("gpu_type", says, {"gpu_type": near[0]} if near else {})
+    message = f"no node of partition `{partition.name}` has GPUs of type `{request.gpu_type}`; {has}"
+    if elsewhere := [other for other in _able(recipe, request, others) if other.kinds]:
+        return _RequestFault("gpu_type", message, _nearest_partition(partition.name, recipe, request, elsewhere))
+    enough = [type for type in types if any(kind.gpus_of(type) >= (request.gpus_per_node or 0) for kind in kinds)]
+    near = get_close_matches(request.gpu_type or "", enough, n=1) or enough
+    return _RequestFault("gpu_type", message, {"gpu_type": near[0]} if near else {})
 
 
 def _too_many_gpus(
-    recipe: Recipe, asked: Request, here: Partition, fullest: Sequence[NodeKind], others: Sequence[Partition]
+    recipe: Recipe, request: Request, partition: Partition, fullest: Sequence[NodeKind], others: Sequence[Partition]
 ) -> _RequestFault:
-    """The fault of more GPUs than a node has; `fullest`: the nodes with the most. Nearest are more nodes with fewer,
-    where there are so many; else another partition; else a smaller layout."""
-    most = max((kind.gpus_of(asked.gpu_type) for kind in fullest), default=0)
-    of_type = "" if asked.gpu_type is None else f" of type `{asked.gpu_type}`"
-    says = f"no node of partition `{here.name}` has `{asked.gpus_per_node}` GPUs{of_type}; the most is {most}"
+    """Return the fault of more GPUs per node than a node has; `fullest` are the nodes with the most GPUs.
+
+    The nearest value is more nodes with fewer GPUs each if there are enough nodes, or else another partition, or else
+    a smaller layout.
+    """
+    most = max((kind.gpus_of(request.gpu_type) for kind in fullest), default=0)
+    of_type = "" if request.gpu_type is None else f" of type `{request.gpu_type}`"
+    message = (
+        f"no node of partition `{partition.name}` has `{request.gpus_per_node}` GPUs{of_type}; the most is {most}"
+    )
     count = sum(kind.count for kind in fullest)
-    count = min(count, here.most_nodes or count)
+    count = min(count, partition.most_nodes or count)
     if most and _nodes_for(devices(recipe), most) <= count:
         nearest: Nearest = {"gpus_per_node": most}
         if recipe.slurm.nodes is not None:
             nearest["nodes"] = _nodes_for(devices(recipe), most)
-        return _RequestFault("gpus_per_node", says, nearest)
-    elsewhere = _able(recipe, asked, others)
+        return _RequestFault("gpus_per_node", message, nearest)
+    elsewhere = _able(recipe, request, others)
     if not elsewhere and most:
-        says += f", and a layout of at most {count * most} GPUs would fit on {count} of them"
-    return _RequestFault("gpus_per_node", says, _nearest_partition(here.name, recipe, asked, elsewhere))
+        message += f", and a layout of at most {count * most} GPUs would fit on {count} of them"
+    return _RequestFault("gpus_per_node", message, _nearest_partition(partition.name, recipe, request, elsewhere))
 
 
-def _is_enough(kind: NodeKind, asked: Request) -> bool:
-    wanted = (asked.gpus_per_node or 0, asked.cpus_per_node, asked.memory_mib)
-    has = (kind.gpus_of(asked.gpu_type), kind.cpus, kind.memory_mib)
-    return all(here >= want for here, want in zip(has, wanted, strict=True))
+def _is_enough(kind: NodeKind, request: Request) -> bool:
+    wanted = (request.gpus_per_node or 0, request.cpus_per_node, request.memory_mib)
+    available = (kind.gpus_of(request.gpu_type), kind.cpus, kind.memory_mib)
+    return all(has >= want for has, want in zip(available, wanted, strict=True))
 
 
-def _no_single_node(asked: Request, here: Partition, kinds: Sequence[NodeKind]) -> _RequestFault:
-    """The fault of a request whose parts only different nodes have."""
-    with_gpus = [kind for kind in kinds if kind.gpus_of(asked.gpu_type) >= (asked.gpus_per_node or 0)]
-    best = max(with_gpus, key=lambda kind: (kind.count, min(kind.cpus, asked.cpus_per_node)))
+def _no_single_node(request: Request, partition: Partition, kinds: Sequence[NodeKind]) -> _RequestFault:
+    """Return the fault of a request whose resources exist only on different nodes."""
+    with_gpus = [kind for kind in kinds if kind.gpus_of(request.gpu_type) >= (request.gpus_per_node or 0)]
+    best = max(with_gpus, key=lambda kind: (kind.count, min(kind.cpus, request.cpus_per_node)))
     nearest: Nearest = {}
-    if best.cpus < asked.cpus_per_node:
+    if best.cpus < request.cpus_per_node:
         nearest["cpus_per_node"] = best.cpus
-    if best.memory_mib < asked.memory_mib:
+    if best.memory_mib < request.memory_mib:
         nearest["memory"] = f"{best.memory_mib}M"
-    parts = (f"{asked.gpus_per_node or 0} GPUs", f"{asked.cpus_per_node} CPUs", f"{asked.memory_mib:g} MiB of memory")
-    says = f"no single node of partition `{here.name}` has {', '.join(parts)}"
-    return _RequestFault("cpus_per_node" if "cpus_per_node" in nearest else "memory", says, nearest)
+    parts = (
+        f"{request.gpus_per_node or 0} GPUs",
+        f"{request.cpus_per_node} CPUs",
+        f"{request.memory_mib:g} MiB of memory",
+    )
+    message = f"no single node of partition `{partition.name}` has {', '.join(parts)}"
+    return _RequestFault("cpus_per_node" if "cpus_per_node" in nearest else "memory", message, nearest)
 
 
 def _too_few_nodes(
-    recipe: Recipe, asked: Request, here: Partition, able: Sequence[NodeKind], count: int, others: Sequence[Partition]
+    recipe: Recipe,
+    request: Request,
+    partition: Partition,
+    able: Sequence[NodeKind],
+    count: int,
+    others: Sequence[Partition],
 ) -> _RequestFault:
-    """The fault of more nodes than a partition has, or gives to one job. Where more GPUs of each would do, those are
-    nearest; else another partition; else fewer nodes, for which the layout has to be smaller."""
-    gives = f"gives {count} to one job" if count == here.most_nodes else f"has {count} such"
+    """Return the fault of more nodes than a partition has, or than it gives to one job.
+
+    The nearest value is more GPUs per node if that is enough, or else another partition, or else fewer nodes, which
+    require a smaller layout.
+    """
+    gives = f"gives {count} to one job" if count == partition.most_nodes else f"has {count} such"
     key, taken = "nodes" if recipe.slurm.nodes is not None else "gpus_per_node", devices(recipe)
-    wants = f"`slurm.nodes` is `{asked.nodes}`"
-    if asked.gpus_per_node:
-        wants = f"the layout's {taken} GPUs take {asked.nodes} nodes of `{asked.gpus_per_node}`"
-    says = f"{wants}, and partition `{here.name}` {gives}"
-    gpus = [kind.gpus_of(asked.gpu_type) for kind in able]
+    wants = f"`slurm.nodes` is `{request.nodes}`"
+    if request.gpus_per_node:
+        wants = f"the layout's {taken} GPUs require {request.nodes} nodes of `{request.gpus_per_node}`"
+    message = f"{wants}, but partition `{partition.name}` {gives}"
+    gpus = [kind.gpus_of(request.gpu_type) for kind in able]
     fuller = max(gpus)
     fullest = sum(kind.count for kind, has in zip(able, gpus, strict=True) if has == fuller)
-    fitting = min(fullest, here.most_nodes or asked.nodes)
-    if asked.gpus_per_node and _nodes_for(taken, fuller) <= fitting:
+    fitting = min(fullest, partition.most_nodes or request.nodes)
+    if request.gpus_per_node and _nodes_for(taken, fuller) <= fitting:
         more: Nearest = {"gpus_per_node": fuller}
-        return _RequestFault(key, says, more if key != "nodes" else more | {"nodes": _nodes_for(taken, fuller)})
-    elsewhere = _able(recipe, asked, others)
+        return _RequestFault(key, message, more if key != "nodes" else more | {"nodes": _nodes_for(taken, fuller)})
+    elsewhere = _able(recipe, request, others)
     if elsewhere:
-        return _RequestFault(key, says, _nearest_partition(here.name, recipe, asked, elsewhere))
-    if asked.gpus_per_node:
-        return _RequestFault(key, f"{says}: a layout of at most {count * asked.gpus_per_node} GPUs would fit", {})
-    return _RequestFault(key, says, {"nodes": count})
+        return _RequestFault(key, message, _nearest_partition(partition.name, recipe, request, elsewhere))
+    if request.gpus_per_node:
+        return _RequestFault(
+            key, f"{message}: a layout of at most {count * request.gpus_per_node} GPUs would fit", {}
+        )
+    return _RequestFault(key, message, {"nodes": count})
 
 
 def _of_account(recipe: Recipe, slurm: Slurm) -> Iterator[_RequestFault]:
-    """The fault of an account that is not the user's, where accounting knows the user; else Slurm judges."""
+    """Yield a fault if accounting knows the user and the account is not the user's; otherwise Slurm checks it."""
     account = recipe.slurm.account
     if account is not None and (mine := slurm.accounts()) and account.lower() not in mine:
         near = get_close_matches(account, mine, n=1) or mine[:1]
-        says = f"you have no account `{account}`; yours are {_listed(mine)}"
-        yield _RequestFault("account", says, {"account": near[0]})
+        message = f"you have no account `{account}`; yours are {_listed(mine)}"
+        yield _RequestFault("account", message, {"account": near[0]})
 
 
 def _limit_of(text: str) -> float:
-    """Seconds of a partition's limit; infinity where sinfo names none."""
+    """Return the seconds of a partition's time limit; infinity if sinfo prints no limit."""
     try:
         return limit_s(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Runs as they are now: what their folders say, and one question to Slurm for all of their jobs. Light."""
+"""Present facts of runs: from their folders, and from one query to Slurm for all of their jobs. Imports no torch."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -17,43 +17,46 @@ from ppoctl.store.run_dir import recipes
 from ppoctl.store.run_paths import RunPaths
 
 ANSWER_S = 0.5
-"""Seconds that Slurm has to answer whoever only looks; a busy controller may need more."""
+"""Seconds that Slurm has to answer a command that only reads; a busy controller may need more."""
 
 TAIL_BYTES = 16384
-"""Bytes at the end of a job's log in which its last error is searched."""
+"""Number of bytes at the end of a job's log in which the last error is searched."""
 
 
 def facts(paths: RunPaths, lines: Sequence[JournalLine]) -> RunFacts:
-    """What the folder of a run says of it; `lines`: its journal. Raises StorageError where it cannot be read."""
-    outlines, asked = outlines_of(paths), recipes(paths)
-    recipe = asked[max(asked)]
+    """Return the facts from a run's folder; `lines` are its journal. Raises StorageError if it cannot be read."""
+    outlines, recipe_by_start = outlines_of(paths), recipes(paths)
+    recipe = recipe_by_start[max(recipe_by_start)]
     attempts = liveness.attempts(lines)
     jobs = jobs_of.jobs(paths)
     stages = [line for line in lines if "stage" in line]
-    is_whole = (line["step"] for line in stages if line["stage"] == outlines.at(line["step"]).last)
-    deadline_s, patience_s = _patience(recipe, stages)
+    finished_steps = (line["step"] for line in stages if line["stage"] == outlines.at(line["step"]).last)
+    start_limit_s, run_limit_s = _silence_limits(recipe, stages)
     return RunFacts(
         attempts=attempts,
         jobs=jobs,
         ends={job.id: jobs_of.ends(paths, job.id) for job in jobs},
-        steps_done=max(is_whole, default=0),
+        steps_done=max(finished_steps, default=0),
         steps_planned=recipe["steps"],
         quiet_s=_quiet(paths, lines, attempts),
-        patience_s=patience_s,
-        start_patience_s=deadline_s,
+        patience_s=run_limit_s,
+        start_patience_s=start_limit_s,
         words=last_error(paths.job_log(jobs[-1].id)) if jobs else "",
     )
 
 
 def slurm(wait_s: float | None = None) -> Slurm:
-    """The cluster, with so many seconds to answer."""
+    """Return the cluster, which must answer within `wait_s` seconds; None: within `ANSWER_S`."""
     return Slurm(deadline_s=ANSWER_S if wait_s is None else wait_s)
 
 
 def ask(slurm: Slurm, runs: Iterable[RunFacts]) -> SlurmSnapshot:
-    """What Slurm says of the jobs of these runs; it is asked once, and only about jobs that may not be over."""
+    """Return Slurm's answer about the jobs of these runs.
+
+    It makes one query, only about jobs that may not be over.
+    """
     runs = list(runs)
-    # The newest of each besides: somebody may have put it back into the queue by hand.
+    # Also the newest job of each run: a user may have requeued it by hand.
     ids = dict.fromkeys(id for run in runs for id in (*run.open_jobs, *run.job_ids[-1:]))
     if not ids:
         return SlurmSnapshot()
@@ -64,35 +67,40 @@ def ask(slurm: Slurm, runs: Iterable[RunFacts]) -> SlurmSnapshot:
 
 
 def has_open_job(paths: RunPaths, lines: Sequence[JournalLine]) -> bool:
-    """Whether Slurm has a job of the run that runs or waits; True, too, where it does not say. `lines`: the run's
-    journal."""
+    """Return whether a Slurm job of the run runs or waits; also True if Slurm does not answer.
+
+    `lines` are the run's journal.
+    """
     jobs = jobs_of.jobs(paths)
     known = RunFacts(liveness.attempts(lines), jobs, {job.id: jobs_of.ends(paths, job.id) for job in jobs})
-    told = ask(slurm(), [known])
-    return told.no_answer_reason is not None or bool(told.at_work(known) or told.waiting(known))
+    snapshot = ask(slurm(), [known])
+    return snapshot.no_answer_reason is not None or bool(snapshot.at_work(known) or snapshot.waiting(known))
 
 
 def require_idle(paths: RunPaths) -> None:
-    """Raise RunAliveError while another process of this host, or a job of Slurm, is at work on the run. A job of it
-    that waits is in the way as well, because it would take the run away when it begins; but not in the way of the
-    run's other jobs. Raises SlurmError where all that is unknown."""
+    """Raise RunAliveError if another process on this host or a Slurm job works on the run.
+
+    A waiting job of the run is an error too, because it would supersede this attempt when it starts; but not if this
+    process is in a job of the same run. Raises SlurmError if the state of the jobs is unknown.
+    """
     mine = allocation()
     liveness.require_idle(paths, here=None if mine is None else (mine.id, mine.restarts))
     job = _other_job(paths, mine)
     if job is not None and job.is_at_work:
-        raise liveness.in_use_error(paths, f"job {job.id} of Slurm is at work")
+        raise liveness.in_use_error(paths, f"job {job.id} of Slurm is running")
     if job is not None:
         raise RunAliveError(
             f"run `{paths.root}` has a job in Slurm: {job.id} is {job.state}",
-            hint=f"see it: ppoctl status {quoted(paths.root)}; end it: ppoctl stop {quoted(paths.root)}",
+            hint=f"check it: ppoctl status {quoted(paths.root)}; end it: ppoctl stop {quoted(paths.root)}",
         )
 
 
 def _other_job(paths: RunPaths, mine: Allocation | None) -> SlurmJob | None:
-    """A job of the run that is in the way of this process, one at work first; None: none is.
+    """Return a job of the run that conflicts with this process, a running job first; None: there is none.
 
-    Raises SlurmError where Slurm is here and does not answer, unless this process is in a job itself: that begins
-    when those before it have ended, and what is still alive behind a cut network cannot publish any more.
+    Raises SlurmError if this machine has Slurm but it does not answer, unless this process is in a job itself. Such a
+    job starts after the previous jobs have ended, and a process that is cut off from the network can no longer
+    publish.
     """
     newest = liveness.attempts(intact(paths.journal))[-1:]
     ids = dict.fromkeys([job.id for job in jobs_of.jobs(paths)] + [str(a["job"]) for a in newest if "job" in a])
@@ -105,30 +113,33 @@ def _other_job(paths: RunPaths, mine: Allocation | None) -> SlurmJob | None:
         if mine is not None:
             return None
         raise SlurmError(
-            f"whether a job is at work on run `{paths.root}` is unknown: {error.message}",
-            hint=f"ask again; or, if you know that none is: ppoctl resume {quoted(paths.root)} --take-over",
+            f"it is unknown whether a job is running on run `{paths.root}`: {error.message}",
+            hint=f"try again; or, if you know that no job runs: ppoctl resume {quoted(paths.root)} --take-over",
         ) from error
-    is_link = mine is not None and mine.id in ids  # the next ones of its chain wait for its end
-    found = [job for job in known if job.is_at_work or (job.is_waiting and not is_link)]
-    return min(found, key=lambda job: job.is_waiting, default=None)
+    is_link = mine is not None and mine.id in ids  # the later jobs of its chain wait for its end
+    conflicting = [job for job in known if job.is_at_work or (job.is_waiting and not is_link)]
+    return min(conflicting, key=lambda job: job.is_waiting, default=None)
 
 
 def last_error(log: Path) -> str:
-    """The last error in the log of a job, on one line; empty: there is none."""
+    """Return the last error in the log of a job, on one line; empty: there is none."""
     try:
         with log.open("rb") as file:
             file.seek(max(log.stat().st_size - TAIL_BYTES, 0))
             lines = file.read().decode("utf-8", errors="replace").splitlines()
     except OSError:
         return ""
-    # Of ours, and of Slurm's own daemon: "slurmstepd: error: *** JOB 7 ON node1 CANCELLED ... DUE TO TIME LIMIT ***"
-    found = [line.partition("error: ")[2] for line in lines if line.startswith(("error: ", "slurmstepd: error: "))]
-    return without_secrets(found[-1].strip()) if found else ""
+    # Errors of ppoctl, and of Slurm's daemon: "slurmstepd: error: *** JOB 7 ON node1 CANCELLED DUE TO TIME LIMIT ***"
+    errors = [line.partition("error: ")[2] for line in lines if line.startswith(("error: ", "slurmstepd: error: "))]
+    return without_secrets(errors[-1].strip()) if errors else ""
 
 
-def _patience(recipe: JournalLine, stages: Sequence[JournalLine]) -> tuple[float, float]:
-    """Seconds of silence that are too long before an attempt begins, and when it is at work: there ten times the
-    longest stage so far, but no less than a start may take, and no more than the longest deadline."""
+def _silence_limits(recipe: JournalLine, stages: Sequence[JournalLine]) -> tuple[float, float]:
+    """Return the seconds without a write after which a starting and a running attempt are considered hung.
+
+    The limit of a running attempt is ten times its longest stage so far, at least the deadline of a start, and at
+    most the longest deadline.
+    """
     deadlines = {key: value for key, value in recipe["cluster"].items() if key.endswith("_deadline_s") and value}
     longest = max(deadlines.values(), default=3600.0)
     if not stages:
@@ -138,7 +149,7 @@ def _patience(recipe: JournalLine, stages: Sequence[JournalLine]) -> tuple[float
 
 
 def _quiet(paths: RunPaths, lines: Sequence[JournalLine], attempts: Sequence[JournalLine]) -> float:
-    """Seconds since the journal or a console log was written."""
+    """Return the seconds since the last write to the journal or to a log of the newest attempt or job."""
     written = [float(line["at"]) for line in lines[-1:]]
     logs = [paths.job_log(str(a["job"])) for a in attempts[-1:] if "job" in a]
     logs += [paths.job_log(job.id) for job in jobs_of.jobs(paths)[-1:]]

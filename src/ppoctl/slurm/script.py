@@ -1,5 +1,7 @@
-"""The batch script of a recipe as text: `slurm/batch.sh` with what the recipe asks for filled in. A pure function, so
-that what `plan --sbatch` prints is what is submitted."""
+"""The batch script of a recipe: `slurm/batch.sh` with the values of the recipe.
+
+It is a pure function, so that `plan --sbatch` prints exactly what is submitted.
+"""
 
 import re
 import string
@@ -14,30 +16,33 @@ from ppoctl.recipe.slurm import Apptainer, BareNodes, Pyxis
 from ppoctl.slurm.request import Request
 
 PASSED_ON = ("HOME", "PATH", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "XDG_CACHE_HOME")
-"""Variables of the submitting shell that every job gets where they are set: where programs and models are."""
+"""Variables of the submitting shell that every job gets if they are set: locations of programs and models."""
 
 GOES_ON = "75 | 3 | 6 | 13[4-9]"
-"""Exit codes after which the job goes back into the queue: asked to stop; a process or node lost; a hang; killed."""
+"""Exit codes after which the job is requeued: preempted; a process or node lost; a hang; killed by a signal."""
 
 _PLAIN = re.compile(r"[\w.,:%@/+=-]+")
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a job does, and where."""
+    """The command that a job runs, and its folder."""
 
     words: tuple[str, ...]
     """Arguments of `ppoctl`."""
     folder: Path
-    """Folder of the job, which Slurm's output and the job's record are relative to."""
+    """Working directory of the job. Slurm's output and the job's record are relative to it."""
     log: str
-    """File of Slurm's output in it; `%j` is the job's id."""
+    """File of Slurm's output in the folder; `%j` is the job's id."""
     is_run: bool
-    """Whether it works on a run directory, and so may go on in another turn."""
+    """Whether the job works on a run directory, so that a requeued job can resume it."""
 
 
 def batch_script(recipe: Recipe, request: Request, work: Work, program: Sequence[str]) -> str:
-    """The script that Slurm runs on the first node. `program`: how `ppoctl` is called where it was submitted."""
+    """Return the script that Slurm runs on the first node.
+
+    `program` is the submitting shell's command for `ppoctl`.
+    """
     table = recipe.slurm
     return _template().substitute(
         title=f"Run `{recipe.name}` of ppoctl: {_described(request)}.",
@@ -46,19 +51,18 @@ def batch_script(recipe: Recipe, request: Request, work: Work, program: Sequence
         setup="\n".join(f"    {line}" for line in _setup(recipe)),
         command=" ".join(map(quoted, _words(recipe, work, program))),
         record='"jobs/$SLURM_JOB_ID.ended"' if work.is_run else "/dev/null",
-        goes_on=GOES_ON,
-        # srun ends its step at once where it gets TERM itself; Slurm sends it to the step's processes, too.
+        resumable=GOES_ON,
+        # srun ends its step at once if it receives TERM, so it gets USR1. Slurm sends TERM to the step's processes.
         term="USR1" if isinstance(table.container, Pyxis) else "TERM",
         requeues=table.requeues if work.is_run and table.requeue else 0,
     )
 
 
 def in_container(recipe: Recipe) -> tuple[list[str], list[str]]:
-    """How a step of a job runs in the recipe's container: further options of its `srun`, and words before its
-    command."""
+    """Return how a job step runs in the recipe's container: options of its `srun`, and words before its command."""
     match recipe.slurm.container:
         case Pyxis() as pyxis:
-            # Steps of a node meet in its /tmp, and enroot gives each container one of its own.
+            # Job steps of a node share files in /tmp, but enroot gives each container a separate /tmp.
             is_shared = any(mount.split(":")[1:2] == ["/tmp"] for mount in pyxis.mounts)
             shared = pyxis.mounts if is_shared else ("/tmp:/tmp", *pyxis.mounts)
             return [f"--container-image={pyxis.image}", f"--container-mounts={','.join(shared)}"], []
@@ -71,7 +75,7 @@ def in_container(recipe: Recipe) -> tuple[list[str], list[str]]:
 
 
 def _words(recipe: Recipe, work: Work, program: Sequence[str]) -> list[str]:
-    """The command. Only Slurm's own `srun` makes a container by options, so that it is then a step."""
+    """Return the command of the job. With container options it is a job step, because only `srun` has them."""
     options, before = in_container(recipe)
     cpus = [f"--cpus-per-task={recipe.slurm.cpus_per_node}"] if recipe.slurm.cpus_per_node else []
     step = ["srun", "--overlap", "--nodes=1", "--ntasks=1", "--cpu-bind=none", *cpus, *options] if options else []
@@ -80,7 +84,7 @@ def _words(recipe: Recipe, work: Work, program: Sequence[str]) -> list[str]:
 
 def _options(recipe: Recipe, request: Request, work: Work) -> Iterator[str]:
     table = recipe.slurm
-    asked = {
+    options = {
         "job-name": recipe.name,
         "partition": table.partition,
         "account": table.account,
@@ -97,13 +101,13 @@ def _options(recipe: Recipe, request: Request, work: Work) -> Iterator[str]:
         "open-mode": "append",
         "export": ",".join(dict.fromkeys((*PASSED_ON, *table.pass_on))),
     }
-    yield from (f"--{name}={_option(str(value))}" for name, value in asked.items() if value is not None)
+    yield from (f"--{name}={_option(str(value))}" for name, value in options.items() if value is not None)
     yield "--requeue" if work.is_run and table.requeue else "--no-requeue"
     yield from (f"--{name}={_option(value)}" if value else f"--{name}" for name, value in table.options.items())
 
 
 def _option(value: str) -> str:
-    """The value as sbatch reads it in a script."""
+    """Return the value, quoted for sbatch, which does not follow the rules of a shell."""
     if _PLAIN.fullmatch(value):
         return value
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
@@ -111,7 +115,7 @@ def _option(value: str) -> str:
 
 
 def _setup(recipe: Recipe) -> Iterator[str]:
-    yield "export PPOCTL_SITE=  # the recipe of the run has what the site file said"
+    yield "export PPOCTL_SITE=  # the recipe of the run contains the settings of the site file"
     yield from (f"export {name}={quoted(value)}" for name, value in recipe.slurm.environment.items())
     if recipe.slurm.secrets is not None:
         yield f". {quoted(Path(recipe.slurm.secrets).expanduser())}"
@@ -130,5 +134,5 @@ class _Template(string.Template):
 @cache
 def _template() -> _Template:
     package = Path(__file__).parent.parent
-    found = (package / "_slurm" / "batch.sh", package.parents[1] / "slurm" / "batch.sh")
-    return _Template(next(file for file in found if file.is_file()).read_text("utf-8"))
+    files = (package / "_slurm" / "batch.sh", package.parents[1] / "slurm" / "batch.sh")
+    return _Template(next(file for file in files if file.is_file()).read_text("utf-8"))

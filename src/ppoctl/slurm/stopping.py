@@ -1,5 +1,7 @@
-"""How a run is stopped: a request to the attempt that is at work, and the end of what waits to go on. Light; nothing
-is done that its user could not do by hand."""
+"""Stop of a run: a request to the running attempt, and cancellation of jobs that wait to resume the run.
+
+Everything can also be done by hand. Imports no torch.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,80 +19,82 @@ from ppoctl.store.stop_request import After, request_stop
 
 @dataclass(frozen=True)
 class Stopped:
-    """What was done to stop a run."""
+    """Result of a stop."""
 
     facts: RunFacts
-    """What the run said of itself before."""
+    """Facts of the run before the stop."""
     snapshot: SlurmSnapshot
-    """What Slurm said last."""
+    """Slurm's last answer."""
     asked: Mapping[str, Any] | None
-    """Attempt that was asked to stop; None: none is at work."""
+    """Attempt that received the stop request; None: no attempt is running."""
     signalled: str | None
-    """Job that was told besides; None: none."""
+    """Job that also received a signal; None: no job."""
     cancelled: tuple[str, ...]
-    """Jobs that were cancelled, in the order of their submission."""
+    """Cancelled jobs, in the order of their submission."""
     unheard: tuple[str, ...]
-    """Jobs that may wait, or be at work without an attempt: Slurm did not answer."""
+    """Jobs that may wait, or run without an attempt, because Slurm did not answer."""
 
     @property
     def job(self) -> str | None:
-        """Id of the job that the asked attempt is in."""
+        """Id of the job of the attempt that received the request."""
         return None if self.asked is None or "job" not in self.asked else str(self.asked["job"])
 
 
 def stop(paths: RunPaths, after: After, slurm: Slurm) -> Stopped:
-    """Ask the attempt that is at work to stop, and cancel the jobs of the run that wait, or hold nodes while no
-    attempt is at work there.
+    """Request that the running attempt stops, and cancel the run's jobs that wait or run without an attempt.
 
-    Raises StorageError where the request cannot be written, SlurmError where Slurm refuses; what was done by then
-    stays done.
+    Raises StorageError if the request cannot be written; SlurmError if Slurm refuses. Earlier actions are not undone.
     """
     patient = replace(slurm, deadline_s=max(slurm.deadline_s, DEADLINE_S))
-    found = facts(paths, intact(paths.journal))
-    told = ask(slurm, [found])
-    asked = next(_at_work(found, told), None)
-    if asked is not None:
+    run = facts(paths, intact(paths.journal))
+    snapshot = ask(slurm, [run])
+    attempt = next(_running_attempt(run, snapshot), None)
+    if attempt is not None:
         request_stop(paths, after)
-    mine = str(asked["job"]) if asked is not None and "job" in asked else None
-    waiting = [job.id for job in told.waiting(found)]
-    for id in reversed(waiting):  # or the end of one would let the next one begin
+    attempt_job = str(attempt["job"]) if attempt is not None and "job" in attempt else None
+    waiting = [job.id for job in snapshot.waiting(run)]
+    for id in reversed(waiting):  # otherwise the end of a job would start the next one of its chain
         patient.cancel(id, waiting_only=True)
     if waiting:
-        told = ask(slurm, [found])
-    # What waited and has begun by now is among them: no attempt of it is at work yet. One in which somebody works by
-    # hand is not.
-    own = {job.id for job in found.jobs} - {mine}
-    idle = [job.id for job in told.at_work(found) if job.id in own and _would_go_on(found.attempt_of(job))]
+        snapshot = ask(slurm, [run])
+    # This includes jobs that waited and have started by now: they have no running attempt yet. It excludes jobs that
+    # ppoctl did not submit, such as an interactive job of the user.
+    own = {job.id for job in run.jobs} - {attempt_job}
+    idle = [job.id for job in snapshot.at_work(run) if job.id in own and _would_resume(run.attempt_of(job))]
     for id in idle:
         patient.cancel(id)
-    is_told = after == "now" and mine in {job.id for job in found.jobs} and told.no_answer_reason is None
-    if is_told and mine is not None:
-        patient.signal(mine, "TERM")
-    over = {id for id in waiting if id not in told.jobs or told.jobs[id].is_over}
+    is_signalled = (
+        after == "now" and attempt_job in {job.id for job in run.jobs} and snapshot.no_answer_reason is None
+    )
+    if is_signalled and attempt_job is not None:
+        patient.signal(attempt_job, "TERM")
+    over = {id for id in waiting if id not in snapshot.jobs or snapshot.jobs[id].is_over}
     return Stopped(
-        facts=found,
-        snapshot=told,
-        asked=asked,
-        signalled=mine if is_told else None,
-        cancelled=tuple(id for id in found.job_ids if id in over or id in idle),
-        unheard=tuple(id for id in found.open_jobs if id != mine) if told.no_answer_reason is not None else (),
+        facts=run,
+        snapshot=snapshot,
+        asked=attempt,
+        signalled=attempt_job if is_signalled else None,
+        cancelled=tuple(id for id in run.job_ids if id in over or id in idle),
+        unheard=tuple(id for id in run.open_jobs if id != attempt_job)
+        if snapshot.no_answer_reason is not None
+        else (),
     )
 
 
-def _would_go_on(attempt: Mapping[str, Any] | None) -> bool:
-    """Whether a job that it has ended in would begin or go back into the queue; None: it has not begun there."""
+def _would_resume(attempt: Mapping[str, Any] | None) -> bool:
+    """Return whether a running job would start an attempt or be requeued; `attempt` is its last one, None: none."""
     return attempt is None or is_resumable(attempt.get("exit_code", ExitCode.PREEMPTED))
 
 
-def _at_work(found: RunFacts, told: SlurmSnapshot) -> Iterator[Mapping[str, Any]]:
-    """The attempt that is at work, or may be where nobody can tell."""
-    newest = found.newest
+def _running_attempt(run: RunFacts, snapshot: SlurmSnapshot) -> Iterator[Mapping[str, Any]]:
+    """Yield the attempt that is running, or that may be running if its state is unknown."""
+    newest = run.newest
     if newest is None or "exit_code" in newest or newest["status"] == "killed":
         return
     in_a_job = "job" in newest and newest["status"] != "running"
     if (
         not in_a_job
-        or told.no_answer_reason is not None
-        or newest in [found.attempt_of(job) for job in told.at_work(found)]
+        or snapshot.no_answer_reason is not None
+        or newest in [run.attempt_of(job) for job in snapshot.at_work(run)]
     ):
         yield newest

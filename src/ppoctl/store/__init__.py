@@ -1,1 +1,1 @@
-"""What survives a crash: layout of a run directory, atomic artifacts, once, states, journal, ledger."""
+"""The run directory: its paths, atomic artifacts, reuse of committed stages, states, journal, ledger."""

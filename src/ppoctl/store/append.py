@@ -1,8 +1,8 @@
-"""Appending to a file that grows: whole or not at all, flushed. Light.
+"""Flushed, all-or-nothing appends to a growing file. Imports no torch.
 
-No lock is taken: one process appends at a time. An attempt first opens the file, and then makes sure that it is the
-newest (`Attempt.require_newest`); the claim of a newer one puts a copy under the name, so that whoever was late
-appends to a file that has none.
+No lock is needed: only one process appends at a time. An attempt first opens the file and then checks that it is the
+newest (`Attempt.require_newest`). The order is required: the claim of a newer attempt replaces the file by a copy, so
+that an older attempt appends to an unlinked file. An attempt that checked first could open the copy and append to it.
 """
 
 import errno
@@ -20,7 +20,7 @@ from ppoctl.store.disk import storage_error
 
 @dataclass(frozen=True)
 class GrowingFile:
-    """A file that is open to be read and appended to."""
+    """A file that is open for reading and appending."""
 
     descriptor: int
 
@@ -29,14 +29,14 @@ class GrowingFile:
         return os.fstat(self.descriptor).st_size
 
     def read(self, *, start: int = 0) -> bytes:
-        """Everything from `start` on."""
+        """Return the bytes from `start` to the end."""
         return os.pread(self.descriptor, max(self.size - start, 0), start)
 
     def truncate(self, size: int) -> None:
         os.ftruncate(self.descriptor, size)
 
     def append(self, data: bytes) -> None:
-        """All of `data`, flushed; on a full disk none of it (OSError)."""
+        """Append all of `data` and flush it. Raises OSError on a full disk, and then appends nothing."""
         end = self.size
         try:
             written = os.pwrite(self.descriptor, data, end)
@@ -51,9 +51,9 @@ class GrowingFile:
 
 @contextmanager
 def opened(path: Path) -> Iterator[GrowingFile]:
-    """A file of a run directory, which has been there since the run was created.
+    """Open a file of a run directory that was created with the run.
 
-    Raises CorruptArtifactError where it is gone, StorageError for whatever else the disk refuses.
+    Raises CorruptArtifactError if the file is missing; StorageError for any other OSError.
     """
     try:
         descriptor = os.open(path, os.O_RDWR)
@@ -68,8 +68,10 @@ def opened(path: Path) -> Iterator[GrowingFile]:
 
 
 def read_whole(path: Path) -> bytes:
-    """A file of a run directory, as it is now. Raises CorruptArtifactError where it is gone, StorageError where it
-    cannot be read."""
+    """Return the current content of a file of a run directory.
+
+    Raises CorruptArtifactError if the file is missing; StorageError if it cannot be read.
+    """
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
@@ -79,10 +81,10 @@ def read_whole(path: Path) -> bytes:
 
 
 def intact(path: Path) -> list[dict[str, Any]]:
-    """What can still be believed of a damaged file; nothing where it is gone."""
+    """Return the undamaged lines of a damaged file; an empty list if the file is missing."""
     return list(intact_lines(path.read_bytes())) if path.is_file() else []
 
 
 def missing(path: Path) -> CorruptArtifactError:
-    """The journal or the ledger was there when the run was created, and is gone."""
+    """Return the error of a missing journal or ledger, which existed when the run was created."""
     return CorruptArtifactError(f"`{path}` is missing: it was deleted", hint=repair_hint(path.parent))

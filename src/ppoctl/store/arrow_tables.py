@@ -1,4 +1,4 @@
-"""Rows as tables of pyarrow. Light: it is imported where a table is made."""
+"""Conversion of rows to pyarrow tables. `pyarrow` is imported only when a table is created."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def as_table(rows: Sequence[Mapping[str, Any]]) -> "pyarrow.Table":
-    """Rows as a table with a column for every key that any of them has, in the order in which they come."""
+    """Return the rows as a table with a column for every key of any row, in the order of first occurrence."""
     import pyarrow
 
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -18,8 +18,7 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> "pyarrow.Table":
 
 
 def _column(values: list[Any]) -> "pyarrow.Array":
-    """A column; mappings, whose keys may differ from row to row, become JSON, as empty ones have no place in a
-    table."""
+    """Return a column. Mappings become JSON: their keys differ between rows, and a table cannot hold empty ones."""
     import pyarrow
 
     if any(isinstance(value, Mapping) for value in values):

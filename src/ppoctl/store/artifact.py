@@ -1,6 +1,8 @@
-"""Atomic artifacts: written aside, flushed, digested, manifest last, then renamed onto a name that must not exist.
+"""Atomic artifacts: a reader sees either nothing or the complete artifact.
 
-A reader sees either nothing or everything. What a killed writer leaves goes when the next attempt is claimed.
+The files are written to a temporary folder, flushed and digested. The manifest is written last, and the folder is
+then renamed to a name that must not exist. The next attempt removes the remains of a killed writer when it is
+claimed.
 """
 
 import os
@@ -18,40 +20,41 @@ from ppoctl.store.manifest import Manifest
 from ppoctl.store.run_paths import MANIFEST, folders
 
 Moment = Callable[[str], None]
-"""Told where a commit is: `writing`, `written`, `renamed`. Drills kill the process there."""
+"""Callback for the moments of a commit: `writing`, `written`, `renamed`. Fault-injection tests kill the process
+there."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """An artifact that is written aside, to be published or dropped."""
+    """An artifact that is written to a temporary folder, to be published or dropped."""
 
     folder: Path
-    """What it is published as."""
+    """Path under which the artifact is published."""
     attempt: Attempt
     moment: Moment
 
     @property
     def aside(self) -> Path:
-        """Where it is written."""
+        """Temporary folder of the artifact."""
         return self.attempt.draft(self.folder)
 
     @contextmanager
     def work(self) -> Iterator[None]:
-        """Around every part of the work: if it fails, nothing is published, and nothing published before is touched.
+        """Enclose the work on the draft. If it fails, the draft is dropped and published artifacts stay unchanged.
 
-        Raises SupersededError when a newer attempt runs, StorageError when the disk does not take it.
+        Raises SupersededError if a newer attempt runs; StorageError if the disk rejects a write.
         """
         try:
             yield
         except (OSError, StorageError) as error:
             self.drop()
-            self.attempt.require_newest()  # a newer attempt has taken what this one was writing
+            self.attempt.require_newest()  # the error may come from a newer attempt that removed the draft
             if isinstance(error, OSError):
                 raise storage_error(self.folder, error) from error
             raise
 
     def open(self) -> None:
-        """Make the empty folder to write into."""
+        """Create the empty folder to write into."""
         self.drop()
         self.aside.mkdir()
         self.moment("writing")
@@ -59,10 +62,11 @@ class Draft:
     def publish(
         self, manifest: Manifest, written: Mapping[str, FileDigest], *, in_place_of: bool = False
     ) -> Manifest:
-        """Manifest, then the name. `written`: every file in the folder, flushed, as digested by who wrote it.
-        `in_place_of`: what is published under the name goes first; a kill between leaves neither.
+        """Write the manifest, then rename the folder to its published name.
 
-        Returns the manifest with the files. Raises StorageError when folder and digests do not tell the same.
+        `written` has the digest of every file in the folder, as the writer computed it; the files are flushed.
+        `in_place_of` removes the artifact that is published under the name first; after a kill in between, neither
+        exists. Returns the manifest with the files. Raises StorageError if the folder does not match the digests.
         """
         require_covered(self.aside, written)
         complete = replace(manifest, files=dict(written))
@@ -84,7 +88,10 @@ class Draft:
 def commit(
     folder: Path, write: Callable[[Path], None], manifest: Manifest, attempt: Attempt, moment: Moment
 ) -> Manifest:
-    """Publish what `write` puts into an empty folder, as `folder`; flushed and digested here. See `Draft`."""
+    """Publish the files that `write` puts into an empty folder as `folder`. This function flushes and digests them.
+
+    Raises the errors of `Draft.work`.
+    """
     draft = Draft(folder, attempt, moment)
     with draft.work():
         draft.open()
@@ -93,21 +100,21 @@ def commit(
 
 
 def require_covered(folder: Path, written: Mapping[str, FileDigest]) -> None:
-    """Raise StorageError unless `written` has every file in the folder, none besides, each of its size on disk."""
+    """Raise StorageError unless `written` has exactly the files in the folder, each with its size on disk."""
     sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in _files(folder)}
-    hint = f"see whether something else writes into the run directory: ls -la {quoted(folder.parent)}"
+    hint = f"check whether another process writes into the run directory: ls -la {quoted(folder.parent)}"
     for name in sorted(sizes.keys() | written.keys()):
         path = folder / name
         if name not in written:
-            raise StorageError(f"`{path}` was digested by nobody who wrote it", hint=hint)
+            raise StorageError(f"`{path}` has no digest from the process that wrote it", hint=hint)
         if name not in sizes:
-            raise StorageError(f"`{path}` was digested and is not there", hint=hint)
+            raise StorageError(f"`{path}` has a digest but does not exist", hint=hint)
         if sizes[name] != written[name].size:
-            raise StorageError(f"`{path}` has {sizes[name]} bytes, {written[name].size} were written", hint=hint)
+            raise StorageError(f"`{path}` has {sizes[name]} bytes, but {written[name].size} were written", hint=hint)
 
 
 def link_files(source: Path, target: Path) -> None:
-    """Give an artifact's files, but its manifest, a second name, or a copy where the disk has no links."""
+    """Hard-link an artifact's files, except its manifest, into `target`; copy them if the disk has no links."""
     for path in _files(source):
         if path.name != MANIFEST:
             copy = target / path.relative_to(source)
@@ -119,9 +126,9 @@ def link_files(source: Path, target: Path) -> None:
 
 
 def sweep(attempt: Attempt) -> None:
-    """Remove what earlier versions left half-written or half-removed: every folder without a manifest but `*.parts`.
+    """Remove half-written and half-removed folders of earlier versions: those without a manifest, except `*.parts`.
 
-    Left there it would stand in the way of the rename, should the same artifact be made again.
+    Such a folder would make the rename fail if the same artifact were created again.
     """
     for parent in (*folders(attempt.paths.steps), *folders(attempt.paths.states)):
         for folder in folders(parent):
@@ -131,7 +138,7 @@ def sweep(attempt: Attempt) -> None:
 
 
 def write_bytes(files: dict[str, bytes]) -> Callable[[Path], None]:
-    """A writer of the given files."""
+    """Return a function that writes the given files into a folder."""
 
     def write(folder: Path) -> None:
         for name, data in files.items():
@@ -141,7 +148,7 @@ def write_bytes(files: dict[str, bytes]) -> Callable[[Path], None]:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace one small file so that a reader sees the old or the new content."""
+    """Replace a small file so that a reader sees either the old or the new content."""
     aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         _write_flushed(aside, data)

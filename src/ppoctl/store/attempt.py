@@ -1,15 +1,18 @@
-"""Numbered attempts and the fence between them: every process that works on a run takes the next number; only the
-newest may change the run, and it is the file server that refuses the others. Light.
+"""Numbered attempts and the fence between them. Imports no torch.
 
-    logs/attempt-3/               one folder per attempt: making it takes the number
-    drafts/attempt-3/5f0c2a91/    the newest attempt's own folder
+Every process that works on a run takes the next number. Only the newest attempt may change the run, and the file
+server enforces this:
+
+    logs/attempt-3/               one folder per attempt: creating it takes the number
+    drafts/attempt-3/5f0c2a91/    the newest attempt's private folder
     drafts/attempt-2              an empty file: attempt 2 is closed
 
-Whatever an attempt changes in the run is one rename out of its own folder (what it wrote) or into it (what it
-deletes). A claim takes what is in the folders of all earlier attempts, removes those, and puts a file in their place.
-From then on an old attempt's rename lacks a folder on one side, however long ago it was decided and however late it
-is sent: the gap between a check and the act behind it is harmless, and no listing, no clock and no lock is relied on.
-Journal and ledger grow in place; a claim puts copies there, and who had them open writes into a file without a name.
+An attempt changes the run only by renames: out of its private folder (files that it wrote) or into it (files that it
+deletes). A claim empties the private folders of all earlier attempts, removes them, and creates a file in their
+place. After that, every rename of an older attempt fails, because a folder on one side is missing, even if the
+attempt decided on the rename before the claim. So the gap between a check and the change after it is harmless, and
+the fence depends on no listing, clock or lock. Journal and ledger grow in place. A claim replaces them by copies, so
+that an older attempt that has them open writes into an unlinked file.
 """
 
 import errno
@@ -28,44 +31,44 @@ from ppoctl.store.disk import storage_error
 from ppoctl.store.run_paths import RunPaths
 
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
-"""What a file server answers about a folder that was removed."""
+"""Error numbers of a file server for a folder that was removed."""
 NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
 CLOSE_DEADLINE_S = 120.0
-"""Seconds for which a claim tries to empty the folder of an earlier attempt, which may go on writing."""
+"""Seconds for which a claim tries to empty the folder of an earlier attempt, which may still be writing."""
 SET_ASIDE = "discarded."
-"""Begin of the names in an attempt's own folder that are kept when the attempt is closed."""
+"""Prefix of the names in an attempt's private folder that are kept when the attempt is closed."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """This process's turn on the run."""
+    """This process's claim on the run."""
 
     paths: RunPaths
     number: int
     key: str
-    """Name of its own folder, which no other attempt ever has: a run of this name may be deleted and made again."""
+    """Unique name of the private folder. The number alone is not unique: a run can be deleted and created again."""
 
     @property
     def own(self) -> Path:
-        """Folder in which the attempt prepares what it changes. It goes when a newer attempt starts."""
+        """Private folder in which the attempt prepares its changes. A newer attempt removes it when it starts."""
         return self.paths.drafts(self.number) / self.key
 
     def draft(self, target: Path) -> Path:
-        """Path in the attempt's own folder of what becomes `target` in the run."""
+        """Return the path in the private folder of a file or folder that becomes `target` in the run."""
         return self.own / self.paths.inside(target).replace("/", ".")
 
     def require_newest(self) -> None:
-        """Raise SupersededError when another attempt has started since, StorageError when this one's folder is gone.
+        """Raise SupersededError if a newer attempt has started; StorageError if the private folder is missing.
 
-        The list of attempts may be some seconds old on a network file system. So the attempt also makes a file in its
-        own folder, which only the server can answer.
+        The list of attempts may be some seconds old on a network file system. So the attempt also creates a file in
+        its private folder, which a client cannot answer from its cache.
         """
         newest = self.paths.newest_attempt
         if newest > self.number:
             raise SupersededError(
                 f"attempt {self.number} of `{self.paths.root}` was superseded by attempt {newest}; "
-                "this one stops without publishing",
-                hint=f"look at the run: ppoctl status {quoted(self.paths.root)}",
+                "this attempt stops without publishing",
+                hint=f"check the run: ppoctl status {quoted(self.paths.root)}",
             )
         probe = self.own / f"alive-{secrets.token_hex(4)}"
         try:
@@ -80,18 +83,20 @@ class Attempt:
         if self.paths.drafts(self.number).is_file():
             return SupersededError(
                 f"attempt {self.number} of `{self.paths.root}` was superseded by a newer one; "
-                "this one stops without publishing",
-                hint=f"look at the run: ppoctl status {quoted(self.paths.root)}",
+                "this attempt stops without publishing",
+                hint=f"check the run: ppoctl status {quoted(self.paths.root)}",
             )
         return StorageError(
-            f"`{self.own}` is gone: something moves or deletes the run's files",
-            hint=f"look what is there, then resume: ls {quoted(self.paths.root)}",
+            f"`{self.own}` is missing: another process moves or deletes the run's files",
+            hint=f"check which files exist, then resume: ls {quoted(self.paths.root)}",
         )
 
     @contextmanager
     def acting(self, path: Path) -> Iterator[None]:
-        """Surround a change of `path`. Raises SupersededError where a newer attempt runs, StorageError for whatever
-        else the disk refuses."""
+        """Enclose a change of `path` and translate its errors.
+
+        Raises SupersededError if a newer attempt runs; StorageError for any other OSError.
+        """
         try:
             yield
         except OSError as error:
@@ -99,8 +104,10 @@ class Attempt:
             raise storage_error(path, error) from error
 
     def place(self, aside: Path, target: Path) -> None:
-        """Give what lies in the attempt's own folder its name in the run: a folder one that must not exist, a file
-        also that of an older one. Raises OSError."""
+        """Rename a file or folder of the private folder to its name in the run.
+
+        A file replaces an older file; a folder must not exist yet. Raises OSError.
+        """
         self._make_folder(target.parent)
         aside.rename(target)
         flush(target.parent)
@@ -116,10 +123,10 @@ class Attempt:
         except OSError as error:
             if error.errno not in NOT_EMPTY:
                 raise
-            aside.rmdir()  # it is there, and this machine had not heard of it
+            aside.rmdir()  # the folder exists; the cache of this machine did not show it
 
     def write(self, path: Path, data: bytes) -> None:
-        """Make or replace one small file so that a reader sees the old or the new content."""
+        """Create or replace a small file so that a reader sees either the old or the new content."""
         aside = self.draft(path)
         with self.acting(path):
             with aside.open("wb") as file:
@@ -129,8 +136,10 @@ class Attempt:
             self.place(aside, path)
 
     def renew(self, path: Path, size_bytes: int | None = None) -> None:
-        """Put a copy of a file that grows, or of its first bytes, in its place: who has it open writes into a file
-        without a name from then on."""
+        """Replace a growing file by a copy of it, or by a copy of its first `size_bytes` bytes.
+
+        A process that has the old file open then writes into an unlinked file.
+        """
         aside = self.draft(path)
         with self.acting(path):
             with path.open("rb") as old, aside.open("wb") as new:
@@ -142,7 +151,7 @@ class Attempt:
             self.place(aside, path)
 
     def remove(self, path: Path) -> None:
-        """Delete a file or a folder of the run, at once for every reader. Nothing happens where it is not there."""
+        """Delete a file or a folder of the run, at once for every reader. Does nothing if it does not exist."""
         if path.exists():
             aside = self.own / f"removed-{secrets.token_hex(4)}"
             with self.acting(path):
@@ -150,16 +159,16 @@ class Attempt:
             _delete(aside)
 
     def close(self) -> None:
-        """Remove the attempt's own folder, when it changes nothing any more. A newer attempt may have done that."""
+        """Remove the private folder after the last change. A newer attempt may already have removed it."""
         with suppress(OSError):
-            for piece in self.own.iterdir():
-                if not piece.name.startswith(SET_ASIDE):
-                    _delete(piece)
+            for entry in self.own.iterdir():
+                if not entry.name.startswith(SET_ASIDE):
+                    _delete(entry)
             self.own.rmdir()
             self.own.parent.rmdir()
 
     def set_aside(self, path: Path) -> Path:
-        """Move a file or a folder of the run into `discarded/`. Returns where it is then."""
+        """Move a file or a folder of the run into `discarded/`. Returns its new path."""
         kept = self.free(self.paths.discarded(self.number) / self.paths.inside(path))
         aside = self.own / f"{SET_ASIDE}{self.paths.inside(path).replace('/', '.')}"
         with self.acting(path):
@@ -169,7 +178,7 @@ class Attempt:
 
     @staticmethod
     def free(target: Path) -> Path:
-        """The path, or one with a number behind its name that does not exist."""
+        """Return the path if it does not exist; otherwise the path with the first unused number after its name."""
         number, free = 1, target
         while free.exists():
             number, free = number + 1, target.with_name(f"{target.name}.{number + 1}")
@@ -177,11 +186,10 @@ class Attempt:
 
 
 def claim(paths: RunPaths) -> Attempt:
-    """Take the next number and close all earlier attempts: when this returns, whatever they still do changes nothing.
-    Making the folder is the claim: it fails for all but one of two racing processes.
+    """Take the next number and close all earlier attempts. After the return, they can no longer change the run.
 
-    Raises StorageError, also where an earlier attempt goes on and on filling its folder; SupersededError where yet
-    another claim was faster.
+    Creating the folder is the claim: of two racing processes, only one succeeds. Raises StorageError, also if an
+    earlier attempt keeps filling its folder; SupersededError if another claim was faster.
     """
     _require_one_disk(paths)
     try:
@@ -200,12 +208,12 @@ def claim(paths: RunPaths) -> Attempt:
 
 
 def _require_one_disk(paths: RunPaths) -> None:
-    """Raise StorageError where a folder of the run is on another file system: nothing can be renamed into it."""
-    parts = (paths.steps, paths.states, paths.logs, paths.drafts(), paths.discarded(1).parent)
-    for folder in parts:
+    """Raise StorageError if a folder of the run is on another file system: nothing can be renamed into it."""
+    folders = (paths.steps, paths.states, paths.logs, paths.drafts(), paths.discarded(1).parent)
+    for folder in folders:
         if folder.is_dir() and folder.stat().st_dev != paths.root.stat().st_dev:
             raise StorageError(
-                f"`{folder}` is on another file system than its run, and nothing can be renamed into it",
+                f"`{folder}` is on another file system than its run; ppoctl cannot rename files into it",
                 hint=f"move the whole run there: mv {quoted(paths.root)} {quoted(folder.resolve().parent)}",
             )
 
@@ -221,23 +229,26 @@ def _take_number(paths: RunPaths) -> Attempt:
             paths.attempt(number).mkdir()
         except FileExistsError:
             continue
-        with suppress(FileExistsError, FileNotFoundError, NotADirectoryError):  # a newer one has closed it already
+        # These errors mean that a newer attempt has already closed this one: take the next number.
+        with suppress(FileExistsError, FileNotFoundError, NotADirectoryError):
             paths.drafts(number).mkdir()
             attempt.own.mkdir()
             return attempt
 
 
 def _close(attempt: Attempt, number: int) -> None:
-    """Take the folder of an earlier attempt away, and its name. Touches nothing of a newer attempt than this one, so
-    it does no harm when it is late."""
+    """Remove the private folders of an earlier attempt and put a file in their place.
+
+    It touches nothing of an attempt that is newer than this one, so a late call does no harm.
+    """
     folder = attempt.paths.drafts(number)
     until, pause_s = time.monotonic() + CLOSE_DEADLINE_S, 0.01
     while not _is_closed(folder):
         attempt.require_newest()
         if time.monotonic() > until:
             raise StorageError(
-                f"attempt {number} of `{attempt.paths.root}` goes on writing into `{folder}`",
-                hint=f"find out where it runs, and end it: ppoctl status {quoted(attempt.paths.root)}",
+                f"attempt {number} of `{attempt.paths.root}` continues to write into `{folder}`",
+                hint=f"find out where it runs, and stop it: ppoctl status {quoted(attempt.paths.root)}",
             )
         try:
             _empty(attempt, number)
@@ -257,17 +268,20 @@ def _is_closed(folder: Path) -> bool:
 
 
 def _empty(attempt: Attempt, number: int) -> None:
-    """Take everything out of the folder of an earlier attempt, piece by piece: what it is about to publish is taken
-    whole, or was published whole. Then remove the folder. Raises OSError while there is more."""
-    layout, folder = attempt.paths, attempt.paths.drafts(number)
+    """Move every entry out of the folder of an earlier attempt, then remove the folder.
+
+    Each entry moves by one rename: either this attempt gets it complete, or the earlier one published it complete.
+    Raises OSError while entries remain.
+    """
+    paths, folder = attempt.paths, attempt.paths.drafts(number)
     for own in list(folder.iterdir()):
-        for piece in list(own.iterdir()):
-            if piece.name.startswith(SET_ASIDE):
-                kept = layout.discarded(number) / piece.name.removeprefix(SET_ASIDE)
-                attempt.place(piece, attempt.free(kept))
+        for entry in list(own.iterdir()):
+            if entry.name.startswith(SET_ASIDE):
+                kept = paths.discarded(number) / entry.name.removeprefix(SET_ASIDE)
+                attempt.place(entry, attempt.free(kept))
                 continue
             aside = attempt.own / f"removed-{secrets.token_hex(4)}"
-            piece.rename(aside)
+            entry.rename(aside)
             _delete(aside)
         own.rmdir()
     folder.rmdir()

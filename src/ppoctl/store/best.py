@@ -1,4 +1,4 @@
-"""The best actors: weights alone, each with the figure that it was judged by."""
+"""The best actors of a run: weights only, each with the metric that ranks it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BestStates:
-    """The actors of a run whose figures were best, one folder for each step that they are of. What is kept is judged
-    by what is there, so that a run that goes over its steps again keeps the same."""
+    """The actors of a run with the best values of a metric, one folder per step.
+
+    `offer` decides from the folders on disk alone, so a run that repeats steps keeps the same actors.
+    """
 
     attempt: Attempt
     metric: str
@@ -27,12 +29,14 @@ class BestStates:
     versions: Mapping[str, str]
 
     def offer(self, state: "State", value: float, save_weights: Callable[[Path], None]) -> None:
-        """Keep the actor's weights unless as many as may be kept are better, and delete the worst that are too many;
-        of equal ones the later is better. One that was kept for another metric is worse than all."""
+        """Keep the actor's weights unless `keep` better actors exist, and delete the worst above that number.
+
+        If two actors are equal, the later is better. An actor that was kept for another metric is worse than all.
+        """
         folder = self.attempt.paths.best / f"{state.step:06d}"
         existing = manifests.read(folder)
         if existing is not None and existing.identity != state.lineage:
-            self.attempt.remove(folder)  # of a step that was dropped and drawn again
+            self.attempt.remove(folder)  # from a step that was dropped and generated again
             existing = None
         others = sorted((self._rank(other), other) for other in self.attempt.paths.best_states() if other != folder)
         if sum(rank > (self._signed(value), state.step) for rank, _ in others) >= self.keep:
@@ -45,7 +49,7 @@ class BestStates:
             self.attempt.remove(other)
 
     def _rank(self, folder: Path) -> tuple[float, int]:
-        """What kept actors are compared by: the greater is the better."""
+        """Return the rank of a kept actor: the greater the better."""
         try:
             manifest = manifests.read(folder)
         except CorruptArtifactError:

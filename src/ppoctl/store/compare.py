@@ -1,4 +1,4 @@
-"""Comparison of two runs, sample by sample, as their ledgers tell it. Light: reads JSON lines only."""
+"""Comparison of two runs, sample by sample, from their ledgers. Reads JSON lines only; imports no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,44 +8,46 @@ from typing import Any
 from ppoctl.store.journal import read_lines
 
 COMPARED = ("seed", "tokens", "finish", "outcome", "score")
-"""Fields of a sample that are compared. Not among them: where its weights came from (`stamp`, `used_by`), how often
-it was sent for."""
+"""Fields of a sample that are compared. The origin of the weights (`stamp`, `used_by`) and the number of times a
+request was sent are not."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first sample that is not the same in both runs."""
+    """The first sample that differs between two runs."""
 
     step: int
     prompt: str
     sample: int
     what: dict[str, tuple[Any, Any]]
-    """Fields that differ, with both values; `missing` where one run has no such sample."""
+    """Fields that differ, with both values; `missing` if one run does not have the sample."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Result of a comparison: how far two runs went together."""
+    """Result of a comparison: how far two runs are equal."""
 
     equal_samples: int
     """Samples before the first difference."""
     last_equal_step: int
-    """Last step up to which all samples of all steps are equal; 0: none."""
+    """Last step up to which all samples of all steps are equal; 0: no step."""
     samples: tuple[int, int]
     """Number of samples of each run."""
     lost_steps: tuple[tuple[int, ...], tuple[int, ...]]
-    """Steps that the other run has and this one's ledger lost, for each run; they are stepped over."""
+    """Steps that a run's ledger lost and the other run has, for each run; they are skipped."""
     first: Difference | None
 
 
 def compare(left: Path, right: Path) -> Comparison:
-    """Compare two ledgers in their order; a line that a kill left unfinished is left out, and so is a step that one
-    of them lost before its end. A run that goes on longer differs where the other one ends. Raises
-    CorruptArtifactError naming a damaged line."""
-    both = [read_lines(left), read_lines(right)]
-    samples = (len(both[0]), len(both[1]))
-    lost = (_lost(*both), _lost(*reversed(both)))
-    lines = [[line for line in one if line["step"] not in (*lost[0], *lost[1])] for one in both]
+    """Compare two ledgers, line by line in their order.
+
+    A line that a kill left unfinished is skipped, and so is a step that one ledger lost before its end. If one run is
+    longer, the first difference is where the other ends. Raises CorruptArtifactError naming a damaged line.
+    """
+    ledgers = [read_lines(left), read_lines(right)]
+    samples = (len(ledgers[0]), len(ledgers[1]))
+    lost = (_lost(*ledgers), _lost(*reversed(ledgers)))
+    lines = [[line for line in ledger if line["step"] not in (*lost[0], *lost[1])] for ledger in ledgers]
     equal, last_equal_step = 0, 0
     for mine, other in zip(*lines, strict=False):
         difference = _difference(mine, other)
@@ -60,7 +62,7 @@ def compare(left: Path, right: Path) -> Comparison:
 
 
 def _lost(mine: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> tuple[int, ...]:
-    """Steps that only the other has, before the last one here."""
+    """Return the steps that only `other` has, before the last step of `mine`."""
     steps = {int(line["step"]) for line in mine}
     return tuple(sorted({int(line["step"]) for line in other if line["step"] < max(steps, default=0)} - steps))
 
@@ -72,5 +74,5 @@ def _difference(mine: dict[str, Any], other: dict[str, Any]) -> Difference | Non
 
 
 def _missing(line: dict[str, Any], *, in_left: bool) -> Difference:
-    here, there = ("missing", "there") if in_left else ("there", "missing")
-    return Difference(int(line["step"]), line["prompt"], int(line["sample"]), {"sample": (here, there)})
+    values = ("missing", "there") if in_left else ("there", "missing")
+    return Difference(int(line["step"]), line["prompt"], int(line["sample"]), {"sample": values})

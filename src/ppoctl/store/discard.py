@@ -1,5 +1,7 @@
-"""Setting parts of a run aside: moved into `discarded/attempt-N/`, never deleted. It is an attempt of its own, so
-that an earlier one that is still alive somewhere puts nothing behind it. Light."""
+"""Discarding of artifacts of a run: they move to `discarded/attempt-N/` and are never deleted. Imports no torch.
+
+A discard is a separate attempt, so that an earlier attempt that is still alive can add nothing after it.
+"""
 
 import time
 from collections.abc import Iterable
@@ -21,10 +23,10 @@ from ppoctl.store.run_paths import RunPaths
 
 
 def repair(paths: RunPaths, plan: ResumePlan) -> tuple[ResumePlan, list[str]]:
-    """Set aside everything broken and all that came after it, until a resume finds nothing missing or corrupt.
+    """Move broken artifacts and the artifacts after them aside, until a resume finds nothing missing or corrupt.
 
-    Returns the plan that holds then, and lines for people on what was done. Raises StorageError where an item is
-    broken again after it was set aside.
+    Returns the new plan, and one line for each action. Raises StorageError if an item is broken again after it was
+    moved aside.
     """
     done: list[str] = []
     if plan.broken:
@@ -40,38 +42,39 @@ def repair(paths: RunPaths, plan: ResumePlan) -> tuple[ResumePlan, list[str]]:
 
 
 def _require_new(paths: RunPaths, plan: ResumePlan, handled: set[str]) -> None:
-    """Raise StorageError where an item that was handled is broken again. Names of items are finite, so that this
-    bounds the passes of `make_whole`."""
+    """Raise StorageError if an item that was handled is broken again.
+
+    The number of item names is finite, so this check limits the passes of `repair`.
+    """
     again = [item.description for item in plan.broken if item.name in handled]
     if again:
         raise StorageError(
-            f"{', '.join(again)} of `{paths.root}` is broken again after it was set aside: the file system returns "
+            f"{', '.join(again)} of `{paths.root}` is broken again after it was moved aside: the file system returns "
             "an old listing, or another process writes into the run",
             hint=repair_hint(paths.root),
         )
 
 
 def roll_back(paths: RunPaths, step: int) -> tuple[ResumePlan, list[str]]:
-    """Set aside everything after the saved states of `step`. Raises RecipeError when there is none.
+    """Move everything after the saved states of `step` aside.
 
-    Returns the plan that holds then, and lines for people on what was done.
+    Returns the new plan, and one line for each action. Raises RecipeError if the step has no saved states.
     """
     saved = saved_steps(paths, outlines_of(paths).roles)
     if step not in saved:
         kept = ", ".join(map(str, saved)) or "none"
         raise RecipeError(
-            f"step {step} has no saved states to go back to (there are: {kept})",
-            hint=f"see what there is: ppoctl status {quoted(paths.root)}",
+            f"step {step} has no saved states to go back to (saved steps: {kept})",
+            hint=f"list the saved steps: ppoctl status {quoted(paths.root)}",
         )
     attempt = claim(paths)
-    later = [paths.inside(paths.step(each)) for each in paths.committed_steps() if each > step]
+    later = [paths.inside(paths.step(later_step)) for later_step in paths.committed_steps() if later_step > step]
     done = _set_aside(attempt, [*_states_from(paths, step + 1), *later])
     return plan_resume(paths), done
 
 
 def _set_aside_broken(attempt: Attempt, plan: ResumePlan) -> list[str]:
-    """Move broken states, and from the first broken stage on all that came after it, states of later steps included:
-    they were made from it."""
+    """Move aside broken states, and the first broken stage with every stage and state that was computed after it."""
     broken = {item.name for item in plan.broken}
     done = _rewrite_lines(attempt, broken)
     names = [name for name in broken if name.startswith("states/")]
@@ -86,7 +89,7 @@ def _set_aside_broken(attempt: Attempt, plan: ResumePlan) -> list[str]:
 def _states_from(paths: RunPaths, step: int) -> list[str]:
     folders = [paths.state(role, saved) for role, saved in paths.saved_states() if saved >= step]
     folders += [folder for folder in paths.best_states() if int(folder.name) >= step]
-    folders += [paths.at_stop]  # of steps after the last saved one, all of them
+    folders += [paths.at_stop]  # all of its states are of steps after the last saved step
     return [paths.inside(folder) for folder in folders]
 
 
@@ -96,44 +99,46 @@ def _set_aside(attempt: Attempt, names: Iterable[str]) -> list[str]:
         source = attempt.paths.root / name
         if source.is_dir():
             attempt.set_aside(source)
-            moved.append(f"set aside {name}")
+            moved.append(f"moved aside {name}")
     return moved
 
 
 def _rewrite_lines(attempt: Attempt, broken: set[str]) -> list[str]:
-    """Keep the intact lines of a damaged journal or ledger; make again what the manifests still tell."""
-    layout = attempt.paths
-    journal = layout.journal.name in broken
-    ledger = layout.ledger.name in broken
+    """Keep the intact lines of a damaged journal or ledger; restore lost journal lines from the manifests."""
+    paths = attempt.paths
+    journal = paths.journal.name in broken
+    ledger = paths.ledger.name in broken
     if not journal and not ledger:
         return []
     done: list[str] = []
-    lines = intact(layout.journal)
+    lines = intact(paths.journal)
     if ledger:
-        blocks = [line for block in whole_blocks(intact(layout.ledger)) for line in block]
-        done.append(_replace(attempt, layout.ledger, blocks))
+        blocks = [line for block in whole_blocks(intact(paths.ledger)) for line in block]
+        done.append(_replace(attempt, paths.ledger, blocks))
     if journal:
-        lines = _with_committed(layout, lines)
-    seq = max([_told_seq(layout), *(int(line["seq"]) for line in lines)])
+        lines = _with_committed(paths, lines)
+    seq = max([_recorded_seq(paths), *(int(line["seq"]) for line in lines)])
     files = sorted(broken)
     lines.append({"seq": seq + 1, "event": REPAIRED, "attempt": attempt.number, "at": time.time(), "files": files})
-    said = _replace(attempt, layout.journal, lines)
-    return [*done, said] if journal else done
+    message = _replace(attempt, paths.journal, lines)
+    return [*done, message] if journal else done
 
 
 def _replace(attempt: Attempt, path: Path, lines: list[dict[str, Any]]) -> str:
-    """Put the damaged file aside and the lines in its place; returns a line that says so."""
+    """Move the damaged file aside and write the lines in its place. Returns a line that reports this."""
     aside = attempt.free(attempt.paths.discarded(attempt.number) / path.name)
     if path.is_file():
         attempt.write(aside, path.read_bytes())
     attempt.write(path, b"".join(map(sealed_line, lines)))
-    return f"kept {len(lines)} lines of {path.name}; as it was: {aside}"
+    return f"kept {len(lines)} lines of {path.name}; the damaged file is {aside}"
 
 
 def _with_committed(paths: RunPaths, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The journal's lines, and behind them those of committed stages that have lost theirs. Numbers are never used
-    again where anybody still knows them: points in MLflow go by them."""
-    seq = max([_told_seq(paths), *(int(line["seq"]) for line in lines)])
+    """Return the journal's lines, followed by new lines for committed stages that have lost theirs.
+
+    A number that a saved state recorded is never used again: MLflow identifies points by these numbers.
+    """
+    seq = max([_recorded_seq(paths), *(int(line["seq"]) for line in lines)])
     last = {(line["step"], line["stage"]): line["identity"] for line in lines if "stage" in line}
     again: list[dict[str, Any]] = []
     outlines = outlines_of(paths)
@@ -145,8 +150,8 @@ def _with_committed(paths: RunPaths, lines: list[dict[str, Any]]) -> list[dict[s
     return lines + again
 
 
-def _told_seq(paths: RunPaths) -> int:
-    """Highest number of a journal line that a saved state knows of."""
+def _recorded_seq(paths: RunPaths) -> int:
+    """Return the highest number of a journal line that a saved state recorded."""
     states = (_readable(paths.state(role, step)) for role, step in paths.saved_states())
     return max((int(state.extra["journal_seq"]) for state in states if state is not None), default=0)
 

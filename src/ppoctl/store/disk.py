@@ -1,4 +1,4 @@
-"""What a disk refuses, said in words: full (with how much is free), read-only, not allowed. Light."""
+"""Errors of a disk as StorageError: full (with the free space), read-only, no permission. Imports no torch."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ REFUSED = (*FULL, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
 
 
 def storage_error(path: Path, error: OSError, *, doing: str = "write") -> StorageError:
-    """The named error for what the disk refused; a full one says what is free."""
+    """Return the StorageError for an OSError; for a full disk it contains the free space."""
     reason, folder = error.strerror or str(error), existing(path)
     if error.errno in FULL:
         return StorageError(
@@ -24,22 +24,22 @@ def storage_error(path: Path, error: OSError, *, doing: str = "write") -> Storag
             hint=f"nothing committed is lost; make room, then resume: df -h {quoted(folder)}",
         )
     if error.errno == errno.EROFS:
-        says = f"cannot {doing} `{path}`: {READ_ONLY}"
-        return StorageError(says, hint=f"mount it read-write, then go on: findmnt -T {quoted(folder)}")
+        message = f"cannot {doing} `{path}`: {READ_ONLY}"
+        return StorageError(message, hint=f"mount it read-write, then try again: findmnt -T {quoted(folder)}")
     return StorageError(
-        f"cannot {doing} `{path}`: {reason}", hint=f"look at owner and rights: ls -ld {quoted(folder)}"
+        f"cannot {doing} `{path}`: {reason}", hint=f"check owner and permissions: ls -ld {quoted(folder)}"
     )
 
 
 def refused(error: OSError) -> StorageError | None:
-    """The named error where a disk refused what nobody on the way up has put in words; None for other causes."""
+    """Return the StorageError for an OSError of a disk that no caller has translated; None for other causes."""
     if error.errno not in REFUSED or not isinstance(error.filename, str):
         return None
     return storage_error(Path(error.filename), error, doing="write" if error.errno in FULL else "use")
 
 
 def free_bytes(path: Path) -> int:
-    """Bytes that a user without privileges can still write at a path, there or not; 0 where nobody can tell."""
+    """Return the bytes that an unprivileged user can still write at a path, which need not exist; 0: not known."""
     try:
         return shutil.disk_usage(existing(path)).free
     except OSError:
@@ -47,8 +47,10 @@ def free_bytes(path: Path) -> int:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of all files below a folder, of a file with several names once; 0 where there is none. What goes away
-    meanwhile, or may not be read, counts as nothing."""
+    """Return the bytes of all files below a folder; 0 if the folder does not exist.
+
+    A file with several hard links counts once. Files that disappear meanwhile or cannot be read count as 0.
+    """
     sizes: dict[tuple[int, int], int] = {}
     folders = [str(folder)]  # no `Path`: a list of runs looks at many files
     while folders:
@@ -58,22 +60,22 @@ def size_of(folder: Path) -> int:
                     folders.append(entry.path)
                     continue
                 with suppress(OSError):
-                    told = entry.stat(follow_symlinks=False)
-                    sizes[told.st_dev, told.st_ino] = told.st_size
+                    status = entry.stat(follow_symlinks=False)
+                    sizes[status.st_dev, status.st_ino] = status.st_size
     return sum(sizes.values())
 
 
 def existing(path: Path) -> Path:
-    """The path itself, or the nearest folder above it that is there. A link that leads nowhere is not there."""
-    # Not `exists`, which raises below a folder that nobody may look into.
-    here = path.absolute()
-    return next(folder for folder in (here, *here.parents) if os.access(folder, os.F_OK))
+    """Return the path itself, or its nearest parent folder that exists. A broken link does not exist."""
+    # Not `Path.exists`, which raises below a folder without search permission.
+    absolute = path.absolute()
+    return next(folder for folder in (absolute, *absolute.parents) if os.access(folder, os.F_OK))
 
 
 def require_format(path: Path, found: object) -> None:
-    """Raise StorageError, naming the file, when the format it says it has is not the one that is read here."""
+    """Raise StorageError naming the file if its format is not the one that this version reads."""
     if found != FORMAT:
         raise StorageError(
             f"`{path}` has format {found}, this version of ppoctl reads {FORMAT}",
-            hint="go on with the version that made the run, or start a new run with another `name`",
+            hint="continue with the version that created the run, or start a new run with another `name`",
         )

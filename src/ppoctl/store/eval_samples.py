@@ -1,4 +1,4 @@
-"""Samples of an evaluation as rows, from where an evaluation leaves them. Light: records are not read."""
+"""Samples of an evaluation as rows, from the files that evaluations write. Reads no records; imports no torch."""
 
 import json
 from collections.abc import Sequence
@@ -17,8 +17,12 @@ SAMPLES = "samples.jsonl"
 
 
 def read(path: Path) -> list[SampleDict]:
-    """Rows of a run (its newest evaluation), of a folder of one (`steps/000040/80-eval`), or of a file that
-    `eval --out` wrote, JSONL or parquet. Raises RecipeError where none are there, CorruptArtifactError on others."""
+    """Read the samples of an evaluation.
+
+    `path` is a run (its newest evaluation is read), the folder of an evaluation (`steps/000040/80-eval`), or a file
+    that `eval --out` wrote (JSONL or parquet). Raises RecipeError if it has no samples of an evaluation;
+    CorruptArtifactError if the file cannot be read.
+    """
     file = _file(path)
     try:
         if file.suffix == ".parquet":
@@ -42,19 +46,19 @@ def _file(path: Path) -> Path:
         return path / SAMPLES
     if not path.exists():
         raise RecipeError(
-            f"`{path}` is not there: no run, no folder of an evaluation, and no file by `eval --out`",
+            f"`{path}` does not exist; give a run, a folder of an evaluation, or a file by `eval --out`",
             hint=f"ls {quoted(path.parent)}",
         )
     paths = RunPaths(path)
     run_dir.facts(paths)
-    found = [file for step in paths.committed_steps() if (file := paths.stage(step, EVAL) / SAMPLES).is_file()]
-    if not found:
+    files = [file for step in paths.committed_steps() if (file := paths.stage(step, EVAL) / SAMPLES).is_file()]
+    if not files:
         raise RecipeError(f"run `{path}` has no evaluation yet", hint=f"ppoctl eval {quoted(path)}")
-    return found[-1]
+    return files[-1]
 
 
 def write(out: Path, rows: Sequence[SampleDict]) -> None:
-    """Write rows to a file, as parquet where its name ends so, else as JSONL. Raises StorageError."""
+    """Write rows to a file: as parquet if its name ends in `.parquet`, otherwise as JSONL. Raises StorageError."""
     try:
         if out.suffix == ".parquet":
             from pyarrow.parquet import write_table

@@ -1,7 +1,8 @@
-"""Finished samples of a stage that is not finished, kept over a crash: the `SampleParts` port on a run directory.
+"""Finished samples of an unfinished stage, kept after a crash: the `FinishedSamples` port on a run directory.
 
-Groups of samples are committed as small files of tensors with a digest in the name; a torn or altered one is dropped
-and its samples are drawn again, which gives the same tokens. `once` removes the folder when the stage is committed.
+Groups of samples are written as small tensor files with a digest in the name. A file that does not match its digest
+is ignored, and its samples are generated again with the same tokens. `store.stage_runner` removes the folder when the
+stage is committed.
 """
 
 import time
@@ -26,20 +27,20 @@ PER_TOKEN = ("tokens", "logprobs")
 
 @dataclass(frozen=True)
 class FinishedSampleFiles:
-    """Parts under `steps/N/10-rollout.parts/`, and under that of any other stage that draws."""
+    """Files of finished samples in `steps/N/10-rollout.parts/`, and in the same folder of other generating stages."""
 
     paths: RunPaths
     attempt: Attempt
     every_s: float
 
     def load(self, drawn_for: SampleSetKey) -> dict[str, Sample]:
-        found: dict[str, Sample] = {}
+        finished: dict[str, Sample] = {}
         folder = self.paths.parts(drawn_for.step, drawn_for.stage)
         for path in sorted(folder.glob(FILES)) if folder.is_dir() else []:
             data = path.read_bytes()
             if path.stem.endswith(_digest(data)):
-                found.update((sample.key, sample) for sample in decoded(data, drawn_for.fingerprint))
-        return found
+                finished.update((sample.key, sample) for sample in decoded(data, drawn_for.fingerprint))
+        return finished
 
     @contextmanager
     def writer(self, drawn_for: SampleSetKey) -> Iterator[Callable[[Sample], None]]:
@@ -69,32 +70,34 @@ class FinishedSampleFiles:
 
 
 def encoded(samples: Sequence[Sample], fingerprint: str) -> bytes:
-    """The bytes of a part: ids as int32, log-probs as float32 (which is what a record holds of them), all samples one
-    after the other."""
+    """Encode samples as one file: all samples concatenated, ids as int32 and log-probs as float32.
+
+    A record has the same types, so nothing is lost.
+    """
     columns = [f.name for f in fields(Sample) if f.name not in PER_TOKEN]
     tensors = {
-        # Through an array: `torch.tensor` takes five times as long for a list of numbers.
+        # Through an array: `torch.tensor` takes five times as long to convert a list of numbers.
         "tokens": torch.frombuffer(array("i", chain.from_iterable(s.tokens for s in samples)), dtype=torch.int32),
         "logprobs": torch.frombuffer(
             array("f", chain.from_iterable(s.logprobs for s in samples)), dtype=torch.float32
         ),
         "lengths": torch.tensor([len(sample.tokens) for sample in samples]),
     }
-    told = {name: [getattr(sample, name) for sample in samples] for name in columns}
-    return codec.encode(KIND, tensors, {"fingerprint": fingerprint, "samples": told})
+    values = {name: [getattr(sample, name) for sample in samples] for name in columns}
+    return codec.encode(KIND, tensors, {"fingerprint": fingerprint, "samples": values})
 
 
 def decoded(data: bytes, fingerprint: str) -> list[Sample]:
-    """The samples of a part; none where it was kept under another fingerprint."""
+    """Decode the samples of one file; an empty list if it was written for another fingerprint."""
     _, tensors, meta = codec.decode(data)
     if meta["fingerprint"] != fingerprint:
         return []
     lengths = tensors["lengths"].tolist()
     tokens, logprobs = (torch.split(tensors[name], lengths) for name in PER_TOKEN)
-    told = [dict(zip(meta["samples"], row, strict=True)) for row in zip(*meta["samples"].values(), strict=True)]
+    rows = [dict(zip(meta["samples"], row, strict=True)) for row in zip(*meta["samples"].values(), strict=True)]
     return [
-        Sample(**rest, tokens=tuple(ids.tolist()), logprobs=tuple(said.tolist()))
-        for rest, ids, said in zip(told, tokens, logprobs, strict=True)
+        Sample(**row, tokens=tuple(ids.tolist()), logprobs=tuple(values.tolist()))
+        for row, ids, values in zip(rows, tokens, logprobs, strict=True)
     ]
 
 

@@ -1,5 +1,7 @@
-"""Checks that folders can be written, made by writing: only that knows of rights, quotas and read-only disks.
-Light."""
+"""Checks that folders can be written. They write, because only that detects permissions, quotas and read-only disks.
+
+Imports no torch.
+"""
 
 import os
 import tempfile
@@ -10,16 +12,16 @@ from ppoctl.store.disk import existing
 
 
 def require_writable(folder: Path) -> None:
-    """Raise StorageError where no file can be made in this folder, or the folder itself cannot be made."""
+    """Raise StorageError if no file can be created in this folder, or if the folder cannot be created."""
     for link in (folder, *folder.parents):
         if os.path.islink(link) and not os.access(link, os.F_OK):  # noqa: PTH114 - the same
             raise StorageError(
-                f"`{link}` is a link to `{os.path.realpath(link)}`, which is not there",
+                f"`{link}` is a link to `{os.path.realpath(link)}`, which does not exist",
                 hint=f"mkdir -p {quoted(os.path.realpath(link))}",
             )
     above = existing(folder)
-    if not os.path.isdir(above):  # noqa: PTH112 - no error where a folder above is closed
-        raise StorageError(f"`{above}` is a file, and `{folder}` is to be a folder", hint=f"ls -l {quoted(above)}")
+    if not os.path.isdir(above):  # noqa: PTH112 - `Path.is_dir` raises if a parent folder cannot be searched
+        raise StorageError(f"`{above}` is a file, but `{folder}` must be a folder", hint=f"ls -l {quoted(above)}")
     try:
         with tempfile.TemporaryDirectory(dir=above, prefix=".ppoctl-"):
             pass
@@ -30,12 +32,14 @@ def require_writable(folder: Path) -> None:
 
 
 def require_new(path: Path, option: str) -> None:
-    """Raise RecipeError where `path` exists, StorageError where it cannot be made in its folder. `option`: how the
-    hint names another path."""
+    """Raise RecipeError if `path` exists; StorageError if it cannot be created in its folder.
+
+    `option` is the name of the path's argument in the hint.
+    """
     if os.path.lexists(path):
-        # Not `rm`: whoever mistypes OUT may have named a folder of runs.
+        # The hint is not `rm`: a mistyped OUT may be a folder of runs.
         aside = f"mv {quoted(path)} {quoted(f'{path}.old')}"
-        raise RecipeError(f"`{path}` exists", hint=f"name another {option}, or put it aside: {aside}")
+        raise RecipeError(f"`{path}` exists", hint=f"name another {option}, or move it away: {aside}")
     if not os.path.isdir(path.parent):  # noqa: PTH112 - the same
-        raise StorageError(f"`{path.parent}` is no folder", hint=f"mkdir -p {quoted(path.parent)}")
+        raise StorageError(f"`{path.parent}` is not a folder", hint=f"mkdir -p {quoted(path.parent)}")
     require_writable(path.parent)

@@ -1,5 +1,7 @@
-"""Jobs of a cluster that were submitted for a run, and how their scripts ended: what the run itself knows when nobody
-else does. Light."""
+"""Slurm jobs that were submitted for a run, and how their scripts ended. Imports no torch.
+
+The run directory has this record even if Slurm no longer has one.
+"""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,32 +17,32 @@ from ppoctl.store.run_paths import RunPaths
 
 @dataclass(frozen=True)
 class JobRecord:
-    """One job, as it was submitted."""
+    """A job as it was submitted."""
 
     id: str
-    """Slurm's number of it."""
+    """Slurm's job id."""
     submitted_at: float
     """Time of the submission, in unix seconds."""
     command: str
-    """What its script does with the run: `resume` or `rollout`."""
+    """Command that the script runs: `resume` or `rollout`."""
     after: str | None = None
-    """Id of the job that it waits for, in a chain; None: it waits for none."""
+    """Id of the job that this job waits for in a chain; None: it waits for no job."""
     restarts_max: int = 0
-    """Most times that it goes back into the queue."""
+    """Largest number of requeues."""
 
 
 @dataclass(frozen=True)
 class ScriptEnd:
-    """One end of a job's script, as the script wrote it down."""
+    """One end of a job's script, as the script recorded it."""
 
     restart: int
-    """How often the job had gone back into the queue before."""
+    """Number of requeues of the job before this end."""
     code: int
     """Exit code of the command."""
     at: float
     """Time, in unix seconds."""
     signal: str = ""
-    """Signal that the script got last, `USR1` or `TERM`; empty: none."""
+    """Last signal that the script received, `USR1` or `TERM`; empty: no signal."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +50,17 @@ class Start:
     """One start of a job on its run."""
 
     restart: int
-    """How often the job had gone back into the queue before."""
+    """Number of requeues of the job before this start."""
     progress: int
-    """A number that grows with all that is committed."""
+    """A number that grows with every commit."""
     at: float
     """Time, in unix seconds."""
     limit_s: float
-    """Seconds that there were until the time limit; 0: not known, or none."""
+    """Seconds until the time limit; 0: not known, or no time limit."""
 
 
 def record(paths: RunPaths, job: JobRecord) -> None:
-    """Write down that a job was submitted for the run. Raises StorageError."""
+    """Record that a job was submitted for the run. Raises StorageError."""
     try:
         paths.jobs.mkdir(exist_ok=True)
     except OSError as error:
@@ -67,41 +69,51 @@ def record(paths: RunPaths, job: JobRecord) -> None:
 
 
 def resume_command(run: Path) -> str:
-    """What to type to go on with the run where it ran before: as a job, if one was submitted for it, or may have
-    been."""
+    """Return the command that resumes the run: as a Slurm job if one was or may have been submitted for it."""
     paths = RunPaths(run)
     return f"ppoctl resume {quoted(run)}" + (" --on slurm" if paths.jobs.is_dir() else "")
 
 
 def jobs(paths: RunPaths) -> list[JobRecord]:
-    """The jobs that were submitted for the run, oldest first. Raises CorruptArtifactError naming a file that is not
-    as it was written, StorageError where they cannot be read."""
+    """Return the jobs that were submitted for the run, oldest first.
+
+    Raises CorruptArtifactError naming a file that was changed after it was written; StorageError if a file cannot be
+    read.
+    """
     try:
         files = [path for path in paths.jobs.iterdir() if path.suffix == ".json"]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise storage_error(paths.jobs, error, doing="read") from error
-    # The ids of one cluster rise: they tell what one second of a clock does not.
+    # The ids of a cluster rise, so they order jobs that were submitted in the same second.
     return sorted(map(_read, files), key=lambda job: (job.submitted_at, len(job.id), job.id))
 
 
 def ends(paths: RunPaths, id: str) -> list[ScriptEnd]:
-    """Every end of the job's script, in the order of its restarts: behind a cut network an old one is written late.
-    None where it wrote none. Lines that are not whole do not count. Raises StorageError where they cannot be read."""
+    """Return every recorded end of the job's script, in the order of restarts; incomplete lines are ignored.
+
+    The lines are sorted because a node that was cut off from the network may write its line late. Raises StorageError
+    if the file cannot be read.
+    """
     lines = _lines(paths.job_ended(id), r"(\d+) (\d+) (\d+) (\S+)")
-    found = [ScriptEnd(int(restart), int(code), float(at), signal.strip("-")) for restart, code, at, signal in lines]
-    return sorted(found, key=lambda end: end.restart)
+    recorded = [
+        ScriptEnd(int(restart), int(code), float(at), signal.strip("-")) for restart, code, at, signal in lines
+    ]
+    return sorted(recorded, key=lambda end: end.restart)
 
 
 def last_end(ends: Sequence[ScriptEnd], began: Iterable[int]) -> ScriptEnd | None:
-    """How the job ended when it ran last: one of its `ends`, in the order of restarts, where `began` has the restarts
-    that are known to have begun. None: it runs, or its script was killed before it could say."""
+    """Return how the job's last run ended: one of its `ends`, which are in the order of restarts.
+
+    `began` has the restarts that are known to have started. None: the job runs, or its script was killed before it
+    recorded an end.
+    """
     return ends[-1] if ends and ends[-1].restart >= max(began, default=0) else None
 
 
 def started(paths: RunPaths, id: str, start: Start) -> None:
-    """Write down that a job starts to work on the run. Raises StorageError."""
+    """Record that a job starts to work on the run. Raises StorageError."""
     path = paths.job_started(id)
     try:
         with path.open("a", encoding="ascii") as file:
@@ -111,13 +123,13 @@ def started(paths: RunPaths, id: str, start: Start) -> None:
 
 
 def starts(paths: RunPaths, id: str) -> list[Start]:
-    """Every start of the job on the run, oldest first. Raises StorageError where they cannot be read."""
-    found = _lines(paths.job_started(id), r"(\d+) (\d+) (\d+) (\d+)")
-    return [Start(int(restart), int(progress), float(at), float(limit)) for restart, progress, at, limit in found]
+    """Return every start of the job on the run, oldest first. Raises StorageError if the file cannot be read."""
+    lines = _lines(paths.job_started(id), r"(\d+) (\d+) (\d+) (\d+)")
+    return [Start(int(restart), int(progress), float(at), float(limit)) for restart, progress, at, limit in lines]
 
 
 def _lines(path: Path, pattern: str) -> Iterator[tuple[str, ...]]:
-    """The words of every whole line that is as it was written."""
+    """Yield the fields of every complete line that matches the pattern."""
     try:
         text = path.read_text("ascii", errors="replace")
     except FileNotFoundError:
@@ -125,12 +137,12 @@ def _lines(path: Path, pattern: str) -> Iterator[tuple[str, ...]]:
     except OSError as error:
         raise storage_error(path, error, doing="read") from error
     for line in text.split("\n")[:-1]:
-        if found := re.fullmatch(pattern, line):
-            yield found.groups()
+        if match := re.fullmatch(pattern, line):
+            yield match.groups()
 
 
 def _read(path: Path) -> JobRecord:
-    hint = f"see whether the job is over (squeue --me); then do without its record: rm {quoted(path)}"
+    hint = f"check whether the job has ended (squeue --me), then delete its record: rm {quoted(path)}"
     try:
         return JobRecord(**unseal(path.read_bytes().decode("ascii")))
     except OSError as error:

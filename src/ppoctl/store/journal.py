@@ -1,7 +1,8 @@
-"""The journal: one line per committed artifact and per event, in order. It follows the manifests. Light.
+"""The journal: one line for each committed artifact and each event, in order. Imports no torch.
 
-Manifests are the truth; a line that a kill prevented is appended when its stage is recalled. A stage has one line, so
-curves have no double points; one that was dropped and came out otherwise has another, and the later line counts.
+The journal is derived from the manifests: a line that a kill prevented is appended when its stage is reused. A stage
+has one line, so curves have no double points. A stage that was dropped and then had another result has a second line,
+and the later line is valid.
 """
 
 import time
@@ -20,51 +21,56 @@ from ppoctl.store.run_paths import RunPaths
 JournalLine = dict[str, Any]
 
 REPAIRED = "mended"
-"""The event after journal or ledger lost lines to damage; states saved before it knew them longer."""
+"""The event after damaged lines of the journal or the ledger were dropped. States saved before it are from when the
+files were longer."""
 
 
 RECENT = 5
-"""How many times of a stage say how long it takes."""
+"""Number of last steps from which the duration of a stage is estimated."""
 
 NEWEST = 100
-"""Lines at the end of a journal that are read where only the newest count."""
+"""Number of lines at the end of a journal that `read_newest` reads."""
 
 
 def read_lines(path: Path) -> list[JournalLine]:
-    """All whole lines; what a kill left of a last one is ignored. Raises CorruptArtifactError naming a damaged line,
-    or the file where it is gone."""
+    """Return all complete lines; a last line that a kill cut short is ignored.
+
+    Raises CorruptArtifactError naming a damaged line, or the file if it is missing.
+    """
     return [line.body for line in whole_lines(path, read_whole(path))]
 
 
 @dataclass(frozen=True)
 class JournalEvent:
-    """Something that happened to a run and may show in its figures."""
+    """An event of a run that may be visible in its metrics."""
 
     step: int
-    """The step of the last stage before it; 0: none was committed yet."""
+    """Step of the last stage before the event; 0: no stage was committed yet."""
     what: str
 
 
 def events(lines: Iterable[JournalLine]) -> list[JournalEvent]:
-    """Where the run was resumed, and where a health rule stopped it, in order."""
-    found: list[JournalEvent] = []
+    """Return the resumes of a run and the stops by a health rule, in order."""
+    run_events: list[JournalEvent] = []
     step, has_stages = 0, False
     for line in lines:
         if "stage" in line:
             step, has_stages = int(line["step"]), True
         elif line.get("event") == "attempt_started" and has_stages:
-            found.append(JournalEvent(step, "resumed"))
+            run_events.append(JournalEvent(step, "resumed"))
         elif line.get("event") == "attempt_ended" and line.get("status") == "stopped":
-            found.append(JournalEvent(step, "health stop"))
-    return found
+            run_events.append(JournalEvent(step, "health stop"))
+    return run_events
 
 
 def read_newest(path: Path) -> list[JournalLine]:
-    """Every event, the newest lines, and the last evaluation: what a list of runs says, of a journal however long.
-    Raises as `read_lines` does."""
+    """Return every event, the newest lines and the last evaluation, which a list of runs shows.
+
+    The time hardly depends on the length of the journal. Raises the same errors as `read_lines`.
+    """
     raws = read_whole(path).split(b"\n")[:-1]
     if not all(map(is_as_sealed, raws)):
-        return read_lines(path)  # which names the line
+        return read_lines(path)  # raises the error that names the damaged line
     newest = len(raws) - NEWEST
     evaluation = max((number for number, raw in enumerate(raws) if b'"stage": "eval"' in raw), default=-1)
     kept = (n for n, raw in enumerate(raws) if n >= newest or n == evaluation or b'"event": ' in raw)
@@ -72,9 +78,10 @@ def read_newest(path: Path) -> list[JournalLine]:
 
 
 class Journal:
-    """Append-only writer of one run's journal. Only the newest attempt writes: others raise SupersededError.
+    """Append-only writer of a run's journal. Only the newest attempt writes: others raise SupersededError.
 
-    It is read once; later only what was appended since, so that a step costs the same however long the run is.
+    The file is read once and then only from the last known line on, so that the time of a step does not grow with the
+    length of the run.
     """
 
     def __init__(self, paths: RunPaths, attempt: Attempt) -> None:
@@ -84,7 +91,7 @@ class Journal:
         self._by_step: dict[int, list[JournalLine]] = {}
         """Lines of the stages of each step."""
         self._end = 0
-        """Up to here the file has been read."""
+        """Offset up to which the file has been read."""
         with opened(self._path) as file:
             self._catch_up(file)
 
@@ -94,7 +101,10 @@ class Journal:
         return int(self._lines[-1]["seq"]) if self._lines else 0
 
     def ensure(self, manifest: Manifest) -> JournalLine | None:
-        """Append the line of a committed stage unless its last one is the same; returns the line when it was new."""
+        """Append the line of a committed stage unless its last line is for the same result.
+
+        Returns the line, or None if it existed.
+        """
         with opened(self._path) as file:
             self._catch_up(file)
             known = [line for line in self._by_step.get(manifest.step, ()) if line["stage"] == manifest.stage]
@@ -103,41 +113,41 @@ class Journal:
             return self._append(file, stage_line(manifest))
 
     def event(self, name: str, **details: Any) -> JournalLine:
-        """Append an event of this attempt."""
+        """Append an event of this attempt and return its line."""
         with opened(self._path) as file:
             self._catch_up(file)
             body = {"event": name, "attempt": self._attempt.number, "at": time.time(), **details}
             return self._append(file, body)
 
     def lines(self) -> list[JournalLine]:
-        """Every line so far, whoever appended it."""
+        """Return every line so far, including lines of other attempts."""
         with opened(self._path) as file:
             self._catch_up(file)
         return list(self._lines)
 
     def metrics(self, step: int) -> dict[str, float]:
-        """All figures of one step, over its stages; of a stage that was made again, the later ones."""
+        """Return the metrics of all stages of a step. Later values replace those of an earlier run of a stage."""
         merged: dict[str, float] = {}
         for line in self._by_step.get(step, ()):
             merged.update(line["figures"])
         return merged
 
     def history(self, *, up_to: int) -> list[tuple[int, dict[str, float]]]:
-        """All figures of each step from 1 to `up_to` that has any, oldest first."""
+        """Return (step, metrics) for each step from 1 to `up_to` that has metrics, oldest first."""
         return [(step, self.metrics(step)) for step in sorted(self._by_step) if 0 < step <= up_to]
 
     def recent_s(self, stage: str) -> float | None:
-        """The most seconds that the stage took in the last few steps that have it; None: no step has."""
+        """Return the longest duration in seconds of a stage's last `RECENT` runs; None: the stage has not run."""
         has_it = (line for line in reversed(self._lines) if line.get("stage") == stage)
         return max((float(line["seconds"]) for line in islice(has_it, RECENT)), default=None)
 
     def longest_s(self) -> float:
-        """Seconds of the longest stage of the newest step; 0: there is none."""
+        """Return the seconds of the longest stage of the newest step; 0: no stage was committed."""
         newest = self._by_step[max(self._by_step)] if self._by_step else []
         return max((float(line["seconds"]) for line in newest), default=0.0)
 
     def _catch_up(self, file: GrowingFile) -> None:
-        """Read what was appended since; what a kill left of a last line is passed over."""
+        """Read the lines that were appended since the last call; a last line that a kill cut short is ignored."""
         if file.size == self._end:
             return
         data = file.read(start=self._end)
@@ -157,7 +167,7 @@ class Journal:
 
 
 def stage_line(manifest: Manifest) -> JournalLine:
-    """The journal's line of one committed stage."""
+    """Return the journal line of a committed stage."""
     return {
         "step": manifest.step,
         "stage": manifest.stage,

@@ -1,8 +1,8 @@
-"""The sample ledger: one line per sample and step, what it was drawn with and which updates used it.
+"""The sample ledger: one line per sample and step, with the origin of the sample and the updates that used it.
 
-It holds no clock and no attempt number, so an interrupted and resumed run writes the same bytes as one that was never
-interrupted: the oracle of every drill. (Only `sends` tells that an engine died over a sample.) A step that was
-dropped and came out otherwise replaces its block and all after it.
+It contains no times and no attempt numbers. A resumed run therefore writes the same bytes as an uninterrupted run,
+and fault-injection tests (drills) compare these bytes. Only `sends` shows that an engine died during a sample. A step
+that was dropped and then had another result replaces its block and all blocks after it.
 """
 
 import hashlib
@@ -27,20 +27,24 @@ class Ledger:
         self._path = path
         self._attempt = attempt
         self._blocks: dict[int, tuple[int, int]] = {}
-        """Where the block of each step begins and ends."""
+        """Start and end offset of the block of each step."""
         self._end = 0
-        """Up to here the file has been read."""
+        """Offset up to which the file has been read."""
 
     def end_of(self, step: int) -> int:
-        """How long the file was when this step had been recorded, in bytes; later steps may be there already, where
-        a run goes over them again."""
+        """Return the size of the file in bytes after this step was recorded.
+
+        The file is longer if a run repeats earlier steps: it then has later steps already.
+        """
         return max((end for known, (_, end) in self._blocks.items() if known <= step), default=0)
 
     def record(self, step: int, samples: "Sequence[tuple[Rollouts, Rewards]]", used_by: dict[str, str]) -> None:
-        """Append the samples of a finished step, round by round, unless they are there. `used_by`: role -> lineage it
-        led to."""
+        """Append the samples of a finished step, round by round, unless the file has them.
+
+        `used_by` maps each role to the lineage of its state after the update.
+        """
         count = sum(rollouts.num_seqs for rollouts, _ in samples)
-        lines = [line for drawn in samples for line in _sample_lines(step, *drawn, used_by, of=count)]
+        lines = [line for records in samples for line in _sample_lines(step, *records, used_by, of=count)]
         lines[-1]["end_of_step"] = True
         block = b"".join(map(sealed_line, lines))
         with opened(self._path) as file:
@@ -50,7 +54,7 @@ class Ledger:
                 return
             self._forget(step)
             is_longer = file.size > self._end
-        if is_longer:  # not cut in place: a newer attempt may be copying it
+        if is_longer:  # replaced by a copy, not truncated in place: a newer attempt may be copying the file
             self._attempt.renew(self._path, self._end)
         with opened(self._path) as file:
             self._attempt.require_newest()
@@ -58,12 +62,15 @@ class Ledger:
             self._catch_up(file)
 
     def _forget(self, step: int) -> None:
-        """The blocks from this step on: they tell of samples that no state has learned from any more."""
+        """Forget the blocks from this step on.
+
+        Their samples are of a dropped step and have trained no current state.
+        """
         self._end = min((start for known, (start, _) in self._blocks.items() if known >= step), default=self._end)
         self._blocks = {earlier: block for earlier, block in self._blocks.items() if earlier < step}
 
     def _catch_up(self, file: GrowingFile) -> None:
-        """Read the blocks that this and other attempts have appended since, up to one that a kill left unfinished."""
+        """Read the blocks that were appended since the last call; a block that a kill cut short is ignored."""
         if file.size == self._end:
             return
         for line in whole_lines(self._path, file.read(start=self._end), offset=self._end):
@@ -73,14 +80,16 @@ class Ledger:
 
 
 def end_of_blocks(path: Path) -> int:
-    """Where the last finished step of a ledger ends, in bytes. Raises CorruptArtifactError naming a damaged line, or
-    the file where it is gone."""
+    """Return the offset in bytes of the end of a ledger's last finished step.
+
+    Raises CorruptArtifactError naming a damaged line, or the file if it is missing.
+    """
     ends = [line.end for line in whole_lines(path, read_whole(path)) if line.body.get("end_of_step")]
     return ends[-1] if ends else 0
 
 
 def whole_blocks(lines: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """The samples of each step of which all are there, in order; `lines` may have gaps where lines were damaged."""
+    """Yield the samples of each complete step, in order; `lines` may have gaps from damaged lines."""
     block: list[dict[str, Any]] = []
     for line in lines:
         if block and block[-1]["step"] != line["step"]:
@@ -95,7 +104,7 @@ def whole_blocks(lines: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any
 def _sample_lines(
     step: int, rollouts: "Rollouts", rewards: "Rewards", used_by: dict[str, str], *, of: int
 ) -> list[dict[str, Any]]:
-    """One JSON-able line per sample, in row order."""
+    """Return one JSON-serialisable line per sample, in row order."""
     lines: list[dict[str, Any]] = []
     for row in range(rollouts.num_seqs):
         ids = rollouts.tokens[row, : int(rollouts.lengths[row])].tolist()

@@ -1,4 +1,7 @@
-"""Attempts of a run and whether one is at work: the journal, held against this host's processes. Light."""
+"""Attempts of a run, and whether one is running: compares the journal with this host's processes.
+
+Imports no torch.
+"""
 
 import os
 import platform
@@ -13,48 +16,52 @@ from ppoctl.store.run_paths import RunPaths
 
 
 def attempts(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Attempts of a run, each with its `status`; one without an end runs, if its process is alive here, or was
-    killed."""
-    found: dict[int, dict[str, Any]] = {}
+    """Return the attempts of a run, each with its `status`.
+
+    An attempt without a recorded end is running if its process is alive on this host; otherwise it was killed.
+    """
+    by_number: dict[int, dict[str, Any]] = {}
     for line in lines:
         if line.get("event") == "attempt_started":
             elsewhere = line["host"] != platform.node()
-            here = "running" if _is_alive(int(line["pid"]), since=float(line["at"])) else "killed"
-            found[line["attempt"]] = {
+            local_status = "running" if _is_alive(int(line["pid"]), since=float(line["at"])) else "killed"
+            by_number[line["attempt"]] = {
                 "attempt": line["attempt"],
-                "status": f"running or killed on {line['host']}" if elsewhere else here,
+                "status": f"running or killed on {line['host']}" if elsewhere else local_status,
                 "pid": line["pid"],
                 "host": line["host"],
                 "at": line["at"],
                 **{key: line[key] for key in ("job", "restart", "nodes") if line.get(key) is not None},
             }
-        elif line.get("event") == "attempt_ended" and line["attempt"] in found:
+        elif line.get("event") == "attempt_ended" and line["attempt"] in by_number:
             ended = {"status": line["status"], "exit_code": line["exit_code"], "ended_at": line["at"]}
-            found[line["attempt"]] |= ended
-    return list(found.values())
+            by_number[line["attempt"]] |= ended
+    return list(by_number.values())
 
 
 def require_idle(paths: RunPaths, *, here: tuple[str, int] | None = None) -> None:
-    """Raise RunAliveError when another process of this host is at work on the run. `here`: this process's job and how
-    often that went back into the queue; what it left behind there before is in nobody's way. Nothing is known of
-    other hosts. Intact lines of a damaged journal count; others say whether the damage stops the run."""
+    """Raise RunAliveError if another process on this host works on the run. Other hosts are not checked.
+
+    `here` is this process's Slurm job and its number of requeues; processes of the job's earlier starts are ignored.
+    A damaged journal is not an error: its intact lines are used, and other checks report the damage.
+    """
     for attempt in attempts(intact(paths.journal)):
         is_left_behind = here is not None and attempt.get("job") == here[0] and attempt.get("restart") != here[1]
         if attempt["status"] == "running" and attempt["pid"] != os.getpid() and not is_left_behind:
-            raise in_use_error(paths, f"attempt {attempt['attempt']} is process {attempt['pid']} here")
+            raise in_use_error(paths, f"attempt {attempt['attempt']} is process {attempt['pid']} on this host")
 
 
 def in_use_error(paths: RunPaths, who: str) -> RunAliveError:
-    """The error of a run that somebody is at work on."""
+    """Return the error for a run that another process or job is using."""
     return RunAliveError(
-        f"run `{paths.root}` is at work: {who}",
-        hint=f"follow it: ppoctl status {quoted(paths.root)}; or stop it and go on here: "
+        f"run `{paths.root}` is in use: {who}",
+        hint=f"monitor it: ppoctl status {quoted(paths.root)}; or stop it and continue here: "
         f"ppoctl resume {quoted(paths.root)} --take-over",
     )
 
 
 def _is_alive(pid: int, *, since: float) -> bool:
-    """Whether the process that was there at `since` (unix seconds) still is; a later one may have its number."""
+    """Return whether a process that existed at `since` (unix seconds) still runs; a later one may reuse its pid."""
     try:
         process = psutil.Process(pid)
         return bool(process.create_time() <= since) and process.status() != psutil.STATUS_ZOMBIE

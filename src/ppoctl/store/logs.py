@@ -1,4 +1,4 @@
-"""Log files of a run: which there are, and what is new in them. Light."""
+"""Log files of a run, and their new lines. Imports only the standard library."""
 
 import os
 import re
@@ -10,40 +10,40 @@ from pathlib import Path
 from ppoctl.store.run_paths import RunPaths
 
 CONSOLE = "console"
-"""Log of what an attempt said to whoever typed the command."""
+"""Log of the lines that an attempt printed to its terminal."""
 KINDS = {CONSOLE: r"console\.log", "engines": r"vllm-.*\.log", "ranks": r"[a-z]+-\d+\.log", "all": r".*"}
-"""Words for log files of an attempt, and the names that they stand for."""
+"""Kinds of log files of an attempt, and the pattern of their names."""
 SLURM = "slurm"
-"""Word for what Slurm wrote of each job."""
+"""Kind of the log files of Slurm jobs."""
 BLOCK_BYTES = 1 << 20
-"""Most bytes that are read at once."""
+"""Largest number of bytes that is read at once."""
 
 
 def of_attempt(paths: RunPaths, number: int) -> list[Path]:
-    """The log files of one attempt, the console first."""
+    """Return the log files of one attempt, the console first."""
     folder = paths.attempt(number)
-    found = [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
-    return sorted(found, key=lambda path: (path.name != f"{CONSOLE}.log", _by_number(path)))
+    files = [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
+    return sorted(files, key=lambda path: (path.name != f"{CONSOLE}.log", _by_number(path)))
 
 
 def of_slurm(paths: RunPaths) -> list[Path]:
-    """The files that Slurm wrote, oldest job first."""
-    found = paths.logs.glob("slurm-*.log") if paths.logs.is_dir() else ()
-    return sorted((path for path in found if path.is_file()), key=_by_number)
+    """Return the log files of Slurm jobs, oldest job first."""
+    logs = paths.logs.glob("slurm-*.log") if paths.logs.is_dir() else ()
+    return sorted((path for path in logs if path.is_file()), key=_by_number)
 
 
 def chosen(paths: RunPaths, what: str, attempt: int | None) -> list[Path]:
-    """The files that a word stands for: one of `KINDS`, `SLURM`, or the name of a file, with `.log` or without.
+    """Return the files for `what`: one of `KINDS`, `SLURM`, or the name of a file with or without `.log`.
 
-    Without a number those of the newest attempt that has any; and before any attempt has a console, what Slurm wrote
-    of the newest job.
+    Without an attempt number, returns the files of the newest attempt that has any. If no attempt has a console log
+    yet, returns the log of the newest Slurm job instead.
     """
     if what == SLURM:
         return of_slurm(paths)
     pattern = KINDS.get(what, rf"{re.escape(what)}(\.log)?")
     for number in reversed(paths.attempts()) if attempt is None else (attempt,):
-        if found := [path for path in of_attempt(paths, number) if re.fullmatch(pattern, path.name)]:
-            return found
+        if files := [path for path in of_attempt(paths, number) if re.fullmatch(pattern, path.name)]:
+            return files
     if attempt is not None:
         return []
     written = of_slurm(paths)
@@ -52,16 +52,16 @@ def chosen(paths: RunPaths, what: str, attempt: int | None) -> list[Path]:
 
 @dataclass
 class Tail:
-    """How far one file was read. It may not be there yet, grow, be cut, or be replaced by another one."""
+    """Reader of new lines of a file. The file may not exist yet, grow, be truncated, or be replaced."""
 
     path: Path
     _inode: int = 0
     _offset: int = 0
     _rest: bytes = b""
-    """Begin of a line whose end has not come."""
+    """Start of a line that is not complete yet."""
 
     def skip_to_last(self, lines: int) -> None:
-        """Pass over all but the last lines of what is there."""
+        """Skip all but the last `lines` lines of the present content."""
         try:
             with self.path.open("rb") as file:
                 self._inode = os.fstat(file.fileno()).st_ino
@@ -71,23 +71,23 @@ class Tail:
             pass
 
     def new(self) -> Iterator[list[str]]:
-        """Whole lines that have come since, a few thousand at a time."""
+        """Yield the complete lines that were added since the last call, a few thousand at a time."""
         while data := self._read():
             *whole, self._rest = (self._rest + data).split(b"\n")
             if whole:
                 yield [line.decode("utf-8", errors="replace") for line in whole]
 
     def rest(self) -> list[str]:
-        """The line whose end never came; nothing where the last one has an end."""
+        """Return the incomplete last line; an empty list if the last line is complete."""
         rest, self._rest = self._rest, b""
         return [rest.decode("utf-8", errors="replace")] if rest else []
 
     def _read(self) -> bytes:
         try:
             with self.path.open("rb") as file:
-                told = os.fstat(file.fileno())
-                if told.st_ino != self._inode or told.st_size < self._offset:
-                    self._inode, self._offset, self._rest = told.st_ino, 0, b""
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._inode or status.st_size < self._offset:
+                    self._inode, self._offset, self._rest = status.st_ino, 0, b""
                 file.seek(self._offset)
                 data = file.read(BLOCK_BYTES)
         except FileNotFoundError:
@@ -98,5 +98,5 @@ class Tail:
 
 
 def _by_number(path: Path) -> list[tuple[int, str]]:
-    """Key that puts `actor-10` behind `actor-9`."""
+    """Return a sort key that puts `actor-10` after `actor-9`."""
     return [(int(word) if word.isdigit() else -1, word) for word in re.split(r"(\d+)", path.name)]

@@ -1,4 +1,7 @@
-"""The manifest: the only definition of *complete*, read by one function, for data and states alike. Light."""
+"""The manifest of an artifact. An artifact is complete if it has one; `read` is the only function that checks this.
+
+Data and states have the same kind of manifest. Imports no torch.
+"""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -18,12 +21,12 @@ if TYPE_CHECKING:
     from ppoctl.batch.records import State
 
 DIGEST_THREADS = 8
-"""How many files are read side by side."""
+"""Number of files that are read in parallel."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What an artifact is, what it was made from, and what it looked like."""
+    """Description of an artifact: its name, its inputs, and the digests of its files."""
 
     stage: str
     """Stage name, or `state/ROLE`."""
@@ -45,14 +48,14 @@ class Manifest:
     """States: `updates`, `carry`, `replay`, `healthy`, `at_stop`, `layout`."""
 
     def to_text(self) -> str:
-        """The file: JSON that ends with its own checksum."""
+        """Return the text of the file: JSON that ends with its own checksum."""
         return seal({"format": FORMAT, **asdict(self)}, indent=1)
 
 
 def of_state(
     stage: str, state: "State", extra: Mapping[str, Any], attempt: int, versions: Mapping[str, str]
 ) -> Manifest:
-    """The manifest of what is written of a state now, without its files."""
+    """Return the manifest of a state that is written now, without its files."""
     return Manifest(
         stage=stage,
         step=state.step,
@@ -69,9 +72,9 @@ def of_state(
 
 
 def read(folder: Path) -> Manifest | None:
-    """The manifest of a committed artifact, or None where none is committed.
+    """Return the manifest of a committed artifact, or None if no artifact is committed.
 
-    Raises CorruptArtifactError when the manifest is not as it was written, StorageError when it cannot be read or
+    Raises CorruptArtifactError if the manifest was changed after it was written; StorageError if it cannot be read or
     another version of ppoctl wrote it.
     """
     path = folder / MANIFEST
@@ -96,40 +99,45 @@ def read(folder: Path) -> Manifest | None:
 
 
 def require(folder: Path) -> Manifest:
-    """The manifest of an artifact that must be there. Raises CorruptArtifactError where it is gone, and as `read`."""
-    found = read(folder)
-    if found is None:
+    """Return the manifest of an artifact that must exist.
+
+    Raises CorruptArtifactError if the manifest is missing, and the errors of `read`.
+    """
+    manifest = read(folder)
+    if manifest is None:
         raise _corrupt(folder / MANIFEST, "missing")
-    return found
+    return manifest
 
 
 def verify(folder: Path, manifest: Manifest) -> None:
-    """Read every file and compare; raises CorruptArtifactError naming the first that differs."""
-    with ThreadPoolExecutor(DIGEST_THREADS) as pool:  # hashing leaves Python's lock: a 7B pair is 200 GB
-        found = pool.map(lambda name: digest_of(folder / name), manifest.files)
-        for (name, expected), digest in zip(manifest.files.items(), found, strict=True):
+    """Read every file and compare its digest. Raises CorruptArtifactError naming the first file that differs."""
+    with ThreadPoolExecutor(DIGEST_THREADS) as pool:  # hashing releases the GIL; a 7B checkpoint has 200 GB
+        digests = pool.map(lambda name: digest_of(folder / name), manifest.files)
+        for (name, expected), digest in zip(manifest.files.items(), digests, strict=True):
             verify_bytes(folder / name, digest, expected)
 
 
 def verify_bytes(path: Path, found: FileDigest | None, expected: FileDigest) -> None:
-    """Raise CorruptArtifactError when what was found is not what the manifest says."""
+    """Raise CorruptArtifactError if the digest that was found differs from the manifest's."""
     if found is None:
         raise _corrupt(path, "missing")
     if found.size != expected.size:
-        raise _corrupt(path, f"{found.size} bytes, its manifest says {expected.size}")
+        raise _corrupt(path, f"{found.size} bytes, its manifest has {expected.size}")
     if found.sha256 != expected.sha256:
-        raise _corrupt(path, f"digest {found.sha256[:12]}, its manifest says {expected.sha256[:12]}")
+        raise _corrupt(path, f"digest {found.sha256[:12]}, its manifest has {expected.sha256[:12]}")
 
 
 def digest_of(path: Path) -> FileDigest | None:
-    """Digest of an artifact's file; None where it is gone. Raises as `contents` does otherwise."""
+    """Return the digest of an artifact's file. Raises the same errors as `contents`."""
     with _readable(path):
         return file_digest(path)
 
 
 def contents(path: Path) -> bytes:
-    """An artifact's file. Raises CorruptArtifactError where it is gone or a folder, StorageError where it cannot be
-    read."""
+    """Return the bytes of an artifact's file.
+
+    Raises CorruptArtifactError if the file is missing or is a folder; StorageError if it cannot be read.
+    """
     with _readable(path):
         return path.read_bytes()
 
@@ -144,9 +152,9 @@ def _readable(path: Path) -> Iterator[None]:
         raise storage_error(path, error, doing="read") from error
 
 
-def _corrupt(path: Path, what: str) -> CorruptArtifactError:
-    """The named error, with the command that mends a run, where the artifact is in one."""
+def _corrupt(path: Path, reason: str) -> CorruptArtifactError:
+    """Return the error that names the file, with the command that repairs the run if the artifact is in a run."""
     folder = path.parent
     runs = [parent for parent in folder.parents if (parent / "run.json").is_file()]
-    hint = repair_hint(runs[0]) if runs else f"bring it again from where it was made: ls -la {quoted(folder)}"
-    return CorruptArtifactError(f"`{path}` is corrupt: {what}", hint=hint)
+    hint = repair_hint(runs[0]) if runs else f"copy it again from where it was created: ls -la {quoted(folder)}"
+    return CorruptArtifactError(f"`{path}` is corrupt: {reason}", hint=hint)

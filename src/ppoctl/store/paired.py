@@ -1,9 +1,9 @@
-"""Two measurements of the same things, held against each other: how far apart, and whether by chance.
+"""Paired comparison of two measurements of the same prompts: their difference, and its significance.
 
-A difference is tested by exchanging the signs of the pairs' differences (Fisher 1935): were both alike, each would be
-as likely the other way round. Where all differences are of one size, as with right and wrong answers, that is
-McNemar's exact test. Pairs, not both sides by themselves: what questions have in common is no noise (Miller 2024,
-arXiv:2411.00640).
+The test flips the signs of the pairs' differences (Fisher 1935): if both sides were equal in distribution, each sign
+would be equally likely. If all differences have one size, as for right and wrong answers, this is McNemar's exact
+test. The test is paired because the variance that both sides share, from the difficulty of the prompts, is not noise
+of the difference (Miller 2024, arXiv:2411.00640).
 """
 
 import random
@@ -13,76 +13,79 @@ from math import comb, sqrt
 from statistics import NormalDist, fmean, stdev
 
 _FLIPS = 10_000
-"""Draws of signs where not all choices can be counted; a p-value below one in so many is not told apart from it."""
+"""Number of sampled sign choices if exact counting is not possible; the smallest p-value is about 1 / this number."""
 _TIE = 1e-9
 
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """The second measurement less the first, over all pairs."""
+    """Second measurement minus first, over all pairs."""
 
     pairs: int
     mean: float
     low: float | None
     high: float | None
-    """Bounds of the 95 % confidence interval of the mean (Student's t); None: one pair has no spread."""
+    """Bounds of the 95 % confidence interval of the mean (Student's t); None: a single pair has no deviation."""
     effect: float | None
-    """Mean in standard deviations of the pairs' differences (Cohen's d_z); 0 where these are all 0, None where all
-    are another one, which has no spread to be measured in."""
+    """Mean divided by the standard deviation of the pairs' differences (Cohen's d_z); 0 if all differences are 0;
+    None if all are equal but not 0, since their standard deviation is 0."""
     better: int
     worse: int
     p_value: float
-    """Chance of a mean at least so far from 0, either way, were both alike."""
+    """Two-sided p-value: probability of a mean at least this far from 0 if both measurements had one distribution."""
 
 
 def paired(differences: Sequence[float]) -> PairedDifference:
-    """The difference over these pairs, of which there is at least one."""
+    """Return the difference over these pairs; `differences` must not be empty."""
     mean, count = fmean(differences), len(differences)
-    spread = stdev(differences) if count > 1 else 0.0
+    deviation = stdev(differences) if count > 1 else 0.0
     low, high = None, None
     if count > 1:
-        half = _student_975(count - 1) * spread / sqrt(count)
+        half = _student_975(count - 1) * deviation / sqrt(count)
         low, high = mean - half, mean + half
-    effect = mean / spread if spread > _TIE else 0.0 if abs(mean) <= _TIE else None
-    better, worse = (sum(sign * each > _TIE for each in differences) for sign in (1, -1))
+    effect = mean / deviation if deviation > _TIE else 0.0 if abs(mean) <= _TIE else None
+    better, worse = (sum(sign * difference > _TIE for difference in differences) for sign in (1, -1))
     return PairedDifference(count, mean, low, high, effect, better, worse, p_value(differences, better, worse))
 
 
 def p_value(differences: Sequence[float], better: int, worse: int) -> float:
-    """Share of all choices of signs whose sum is at least as far from 0; counted where all differences are of one
-    size, else estimated from the same ten thousand choices each time."""
-    sizes = [abs(each) for each in differences if abs(each) > _TIE]
+    """Return the fraction of all choices of signs whose sum is at least as far from 0.
+
+    The fraction is exact if all differences have one size; otherwise it is estimated from the same 10,000 choices in
+    each call.
+    """
+    sizes = [abs(difference) for difference in differences if abs(difference) > _TIE]
     if not sizes:
         return 1.0
     if max(sizes) - min(sizes) <= _TIE:
-        fewer, all_of_them = min(better, worse), better + worse
-        return min(1.0, 2 * _share(sum(comb(all_of_them, k) for k in range(fewer + 1)), 2**all_of_them))
+        fewer, total = min(better, worse), better + worse
+        return min(1.0, 2 * _fraction(sum(comb(total, k) for k in range(fewer + 1)), 2**total))
     reached = abs(sum(differences)) - _TIE * len(sizes)
     tables = [_sums(sizes[start : start + 8]) for start in range(0, len(sizes), 8)]
-    drawn = random.Random(0)
+    signs = random.Random(0)
     beyond = sum(
-        abs(sum(table[byte % len(table)] for table, byte in zip(tables, drawn.randbytes(len(tables)), strict=True)))
+        abs(sum(table[byte % len(table)] for table, byte in zip(tables, signs.randbytes(len(tables)), strict=True)))
         >= reached
         for _ in range(_FLIPS)
     )
     return (beyond + 1) / (_FLIPS + 1)
 
 
-def _share(some: int, of_all: int) -> float:
-    """A quotient of numbers that may be too large for floats."""
-    return some / of_all
+def _fraction(part: int, total: int) -> float:
+    """Return the quotient of integers that may be too large for floats."""
+    return part / total
 
 
 def _sums(sizes: Sequence[float]) -> list[float]:
-    """Sums of the sizes under all choices of their signs."""
-    found = [0.0]
+    """Return the sums of the sizes for all choices of their signs."""
+    sums = [0.0]
     for size in sizes:
-        found = [each + sign * size for sign in (1, -1) for each in found]
-    return found
+        sums = [partial + sign * size for sign in (1, -1) for partial in sums]
+    return sums
 
 
 def _student_975(degrees: int) -> float:
-    """The 97.5 % quantile of Student's t, to a hundredth from 3 degrees of freedom on (Cornish and Fisher)."""
+    """Return the 97.5 % quantile of Student's t (Cornish-Fisher expansion; error below 0.01 from 3 degrees on)."""
     z = NormalDist().inv_cdf(0.975)
     if degrees < 3:
         return {1: 12.706, 2: 4.303}[degrees]

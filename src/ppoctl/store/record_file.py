@@ -1,5 +1,7 @@
-"""Files of committed records, verified, and their contents as numpy arrays. Light but for numpy: torch takes seconds
-to import, and whoever only reads has no need of it."""
+"""Files of committed records, verified, and their contents as numpy arrays.
+
+Imports numpy but not torch, which takes seconds to import and is not needed for reading.
+"""
 
 import hashlib
 from dataclasses import dataclass
@@ -15,14 +17,14 @@ from ppoctl.store.run_paths import RECORD, RunPaths
 
 @dataclass(frozen=True)
 class PlainRecord:
-    """One committed record: its fields by name, as `batch.records` names them."""
+    """A committed record: its fields by their names in `batch.records`."""
 
     kind: str
     fields: dict[str, Any]
-    """Tensors as numpy arrays, and metadata. One that has its default is not here."""
+    """Tensors as numpy arrays, and metadata. Fields with their default value are absent."""
 
     def get(self, name: str) -> Any:
-        """The field, or None."""
+        """Return the field, or None if it is absent."""
         return self.fields.get(name)
 
     def __getitem__(self, name: str) -> Any:
@@ -40,12 +42,14 @@ FIELDS = {
     "advantages": {"advantages", "mask"},
     "evaluation": {"rows"},
 }  # fmt: skip
-"""Kinds that are read in this way, and fields that readers take for granted."""
+"""Kinds of records that are read as numpy arrays, and the fields that readers require of each."""
 
 
 def read(paths: RunPaths, step: int, stage: str) -> PlainRecord | None:
-    """The committed record of a stage; None where none is committed. Raises CorruptArtifactError naming the file,
-    StorageError where another version of ppoctl wrote it."""
+    """Return the committed record of a stage; None if it is not committed.
+
+    Raises CorruptArtifactError naming the file; StorageError if another version of ppoctl wrote it.
+    """
     manifest = manifests.read(paths.stage(step, stage))
     if manifest is None:
         return None
@@ -61,24 +65,26 @@ def read(paths: RunPaths, step: int, stage: str) -> PlainRecord | None:
 
 
 def verified(paths: RunPaths, step: int, stage: str, manifest: Manifest) -> bytes:
-    """The bytes of a committed record, all files of its artifact compared with the manifest. Raises
-    CorruptArtifactError naming the file that differs."""
+    """Return the bytes of a committed record after all files of its artifact were compared with the manifest.
+
+    Raises CorruptArtifactError naming the file that differs.
+    """
     folder = paths.stage(step, stage)
     for name in manifest.files:
         if name != RECORD:
             manifests.verify_bytes(folder / name, manifests.digest_of(folder / name), manifest.files[name])
     data = manifests.contents(folder / RECORD)
-    found = FileDigest(hashlib.sha256(data).hexdigest(), len(data))
-    manifests.verify_bytes(folder / RECORD, found, manifest.files.get(RECORD, FileDigest("", 0)))
+    digest = FileDigest(hashlib.sha256(data).hexdigest(), len(data))
+    manifests.verify_bytes(folder / RECORD, digest, manifest.files.get(RECORD, FileDigest("", 0)))
     return data
 
 
 def unknown(paths: RunPaths, step: int, stage: str, error: ValueError) -> StorageError:
-    """The error for a record that another version of ppoctl wrote."""
+    """Return the error for a record that another version of ppoctl wrote."""
     path = paths.stage(step, stage) / RECORD
     return StorageError(
-        f"`{path}` was written by a version of ppoctl that this one does not know: {error}",
-        hint="go on with the version that wrote it; which one, says: "
+        f"`{path}` was written by another version of ppoctl, and this version cannot read it: {error}",
+        hint="continue with the version that wrote it, which this command prints: "
         f"ppoctl show {quoted(paths.root)} --step {step} --manifest",
     )
 

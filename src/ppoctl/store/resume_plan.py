@@ -1,7 +1,8 @@
-"""The plan of a resume before it does anything: each item is restored, recalled, replayed or run. Light.
+"""The plan of a resume before it changes anything: each item is restored, reused, replayed or run. Imports no torch.
 
-A hole (a stage gone while a later one of the run is there, or a file that is not as it was written) is named and
-refused; with permission everything that depends on it is set aside into `discarded/`, never deleted (`discard`).
+If a stage is missing before a later one, or a file was changed after it was written, the resume is refused with an
+error that names the item. With `--allow-missing`, everything that depends on it moves to `discarded/` (see
+`discard`).
 """
 
 from collections.abc import Sequence
@@ -23,30 +24,30 @@ class ResumeItem:
     """One item of a resume plan."""
 
     name: str
-    """Folder of the item, like `states/actor/000002`, `steps/000003/10-rollout`."""
+    """Folder of the item, such as `states/actor/000002` or `steps/000003/10-rollout`."""
     action: str
     """Action on the item: restored | recalled | replayed | run | missing | corrupt"""
     note: str = ""
 
     @property
     def description(self) -> str:
-        """The item and what is wrong with it, for a person."""
+        """The item with its problem, for a message."""
         return f"`{self.name}` ({self.action}{': ' + self.note if self.note else ''})"
 
 
 @dataclass(frozen=True)
 class ResumePlan:
-    """All items of a resume, and the step that it goes on from."""
+    """All items of a resume, and the step that it continues from."""
 
     start: int
-    """Step of the saved states that the run goes on from; 0: the model source."""
+    """Step of the saved states that the run continues from; 0: the model source."""
     items: tuple[ResumeItem, ...]
     notes: tuple[str, ...] = ()
-    """Notes that a person should know before the run goes on."""
+    """Notes for the user, printed before the run continues."""
 
     @property
     def verified(self) -> frozenset[str]:
-        """Names of the states whose files were read and found as they were written."""
+        """Names of the states whose files were read and match their manifests."""
         return frozenset(item.name for item in self.items if item.action == "restored")
 
     @property
@@ -60,13 +61,13 @@ class ResumePlan:
         names = ", ".join(item.description for item in self.broken)
         error = CorruptArtifactError if any(item.action == "corrupt" for item in self.broken) else StorageError
         raise error(
-            f"cannot resume `{paths.root}` as it was: {names}",
+            f"cannot resume `{paths.root}`: {names}",
             hint=repair_hint(paths.root),
         )
 
 
 def plan_resume(paths: RunPaths) -> ResumePlan:
-    """The plan of a resume, from manifests and digests, without touching anything."""
+    """Return the plan of a resume from manifests and digests. Changes nothing."""
     outlines = outlines_of(paths)
     roles = outlines.roles
     start = (saved_steps(paths, roles) or [0])[-1]
@@ -82,91 +83,99 @@ def plan_resume(paths: RunPaths) -> ResumePlan:
 
 
 def _notes(paths: RunPaths, roles: Sequence[str], start: int) -> Sequence[str]:
-    """Notes that a person should know before the run goes on."""
+    """Return the notes of the plan."""
     try:
         if not start or is_healthy(paths, roles, start):
             return []
         healthy = healthy_steps(paths, roles)
     except CorruptArtifactError:
-        return []  # an item of the table says so
-    note = f"a health rule stopped the run at step {start}; it goes on from the states of that step"
+        return []  # an item of the plan reports it
+    note = f"a health rule stopped the run at step {start}; it continues from the states of that step"
     if not healthy:
         return [note]
     back = f"ppoctl resume {quoted(paths.root)} --back-to {healthy[-1]}"
-    return [note, f"to go on from the last healthy ones instead, and drop what came after: {back}"]
+    return [note, f"to continue from the last healthy states instead, and drop all later results: {back}"]
 
 
 def _lines_items(paths: RunPaths, saved: Sequence[str], start: int) -> list[ResumeItem]:
-    """Items of journal and ledger, where they are damaged, gone, or end before what the saved states were told of
-    them."""
+    """Return items for journal and ledger if they are damaged, missing, or shorter than the saved states recorded."""
     items: list[ResumeItem] = []
-    told_seq, told_bytes = _told_by_states(paths, saved, start)
-    mended_seq = -1
+    recorded_seq, recorded_bytes = _recorded_by_states(paths, saved, start)
+    repaired_seq = -1
     try:
         lines = read_lines(paths.journal)
-        mended_seq = max((line["seq"] for line in lines if line.get("event") == REPAIRED), default=-1)
-        if (lines[-1]["seq"] if lines else 0) < told_seq:
-            items.append(ResumeItem(paths.journal.name, "corrupt", f"cut: line {told_seq} was there"))
+        repaired_seq = max((line["seq"] for line in lines if line.get("event") == REPAIRED), default=-1)
+        if (lines[-1]["seq"] if lines else 0) < recorded_seq:
+            items.append(ResumeItem(paths.journal.name, "corrupt", f"truncated: it had line {recorded_seq}"))
     except CorruptArtifactError as error:
         items.append(ResumeItem(paths.journal.name, "corrupt", error.message))
     try:
         end = end_of_blocks(paths.ledger)
-        if end < told_bytes and mended_seq < told_seq:
-            items.append(ResumeItem(paths.ledger.name, "corrupt", f"cut: {end} bytes, {told_bytes} were there"))
+        if end < recorded_bytes and repaired_seq < recorded_seq:
+            note = f"truncated: it has {end} bytes, it had {recorded_bytes}"
+            items.append(ResumeItem(paths.ledger.name, "corrupt", note))
     except CorruptArtifactError as error:
         items.append(ResumeItem(paths.ledger.name, "corrupt", error.message))
     return items
 
 
-def _told_by_states(paths: RunPaths, saved: Sequence[str], start: int) -> tuple[int, int]:
-    """Number of the journal's last line and size of the ledger in bytes when the newest states were saved."""
+def _recorded_by_states(paths: RunPaths, saved: Sequence[str], start: int) -> tuple[int, int]:
+    """Return the last line number of the journal and the bytes of the ledger when the newest states were saved."""
     seq, size_bytes = 0, 0
     for role in saved:
         try:
             manifest = manifests.read(paths.state(role, start))
         except CorruptArtifactError:
-            continue  # `_state_item` names it
+            continue  # `_state_items` reports it
         if manifest is not None:
             seq, size_bytes = max(seq, manifest.extra["journal_seq"]), max(size_bytes, manifest.extra["ledger_bytes"])
     return seq, size_bytes
 
 
 def _state_items(paths: RunPaths, roles: Sequence[str], start: int) -> list[ResumeItem]:
-    """Items of the saved states that the run goes on from, and of others that cannot be read: they are not needed,
-    but whether they may go is read from them."""
-    found: list[ResumeItem] = []
+    """Return items for the states that the run continues from, and for other states that cannot be read.
+
+    The resume does not need the others, but retention reads their manifests to decide whether to delete them.
+    """
+    items: list[ResumeItem] = []
     for role in roles:
         for step in paths.saved_steps(role):
             item = _item(paths, paths.state(role, step), "restored", is_needed=step == start)
             if step == start or item.action == "corrupt":
-                found.append(item)
-    return found
+                items.append(item)
+    return items
 
 
-def _step_items(paths: RunPaths, step: int, told: Outline, *, is_last: bool) -> list[ResumeItem]:
-    """Items of the step's stages in the order of its story. A stage that is not there is a hole where later ones are,
-    or where a later step is; an evaluation, which not every step has, never is."""
-    stages = (*told.names, EVAL)
-    items = {
-        stage: _item(paths, paths.stage(step, stage), "replayed" if told.is_update(stage) else "recalled", "run")
+def _step_items(paths: RunPaths, step: int, outline: Outline, *, is_last: bool) -> list[ResumeItem]:
+    """Return items for the step's stages, in the order of its outline.
+
+    An absent stage is missing if a later stage of the step or a later step exists. An absent evaluation is never
+    missing, since not every step has one.
+    """
+    stages = (*outline.names, EVAL)
+    by_stage = {
+        stage: _item(paths, paths.stage(step, stage), "replayed" if outline.is_update(stage) else "recalled", "run")
         for stage in stages
     }
-    there = [number for number, stage in enumerate(stages) if items[stage].action != "run"]
-    last_there = max(there, default=-1)
-    found: list[ResumeItem] = []
+    present = [number for number, stage in enumerate(stages) if by_stage[stage].action != "run"]
+    last_present = max(present, default=-1)
+    items: list[ResumeItem] = []
     for number, stage in enumerate(stages):
-        item = items[stage]
+        item = by_stage[stage]
         if item.action == "run" and stage == EVAL:
             continue
-        is_hole = item.action == "run" and (number < last_there or not is_last)
-        found.append(ResumeItem(item.name, "missing") if is_hole else item)
-    return found
+        is_hole = item.action == "run" and (number < last_present or not is_last)
+        items.append(ResumeItem(item.name, "missing") if is_hole else item)
+    return items
 
 
 def _item(
     paths: RunPaths, folder: Path, action: str, absent: str = "missing", *, is_needed: bool = True
 ) -> ResumeItem:
-    """Item of an artifact, with the action on it if it can be had; files of one that is not needed are not read."""
+    """Return the item of an artifact, with `action` if it is intact.
+
+    If it is not needed, only its manifest is read.
+    """
     name = paths.inside(folder)
     try:
         manifest = manifests.read(folder)

@@ -1,5 +1,7 @@
-"""Deletion of old artifacts: never the last healthy state, never an artifact that some kept state still needs to go
-on."""
+"""Deletion of old artifacts.
+
+The last healthy states, and artifacts from which a kept state is continued, are kept.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,37 +16,38 @@ from ppoctl.store.run_paths import RunPaths
 
 
 def saved_steps(paths: RunPaths, roles: Sequence[str]) -> list[int]:
-    """Steps at which every one of the roles has a committed state, oldest first."""
+    """Return the steps at which all of the roles have a committed state, oldest first."""
     return sorted(set.intersection(*(set(paths.saved_steps(role)) for role in roles)))
 
 
 def is_healthy(paths: RunPaths, roles: Sequence[str], step: int) -> bool:
-    """Whether no health rule stopped the run at this step, of which the states are saved."""
+    """Return whether no health rule stopped the run at this saved step."""
     return all(extra.get("healthy", True) for extra in extras_of(paths, roles, step))
 
 
 def extras_of(paths: RunPaths, roles: Sequence[str], step: int) -> list[dict[str, Any]]:
-    """What the manifests of a saved step's states say besides, one for each role."""
+    """Return the `extra` field of the manifests of a saved step's states, one for each role."""
     return [manifests.require(paths.state(role, step)).extra for role in roles]
 
 
 def healthy_steps(paths: RunPaths, roles: Sequence[str]) -> list[int]:
-    """Saved steps at which no health rule stopped the run, oldest first."""
+    """Return the saved steps at which no health rule stopped the run, oldest first."""
     return [step for step in saved_steps(paths, roles) if is_healthy(paths, roles, step)]
 
 
 LEAST_KEPT = 2
-"""Pairs behind the oldest of which steps are not needed, where all states are kept."""
+"""Number of newest checkpoints whose steps stay complete if all states are kept."""
 
 
 @dataclass
 class Retention:
-    """Deletes states older than those of the last `keep_last` healthy steps, and step folders that no kept state
-    needs. A step that was saved only because the run was stopped counts as none of these: its states go when later
-    ones are saved.
+    """Deletion of states older than the last `keep_last` healthy saved steps, and of step folders that no state
+    needs.
 
-    Steps up to the oldest kept state are not needed to restore anything; a sample of them keeps what people look at.
-    A folder is looked at once by each process, so that a step costs the same however long the run is.
+    A step that was saved only because the run was stopped is not one of these steps: its states are deleted when
+    later ones are saved. Steps up to the oldest kept state are not needed to restore a state; the rollouts of every
+    `keep_rollouts_every_steps`-th are kept for inspection. Each process handles a folder once, so that the time of a
+    step does not grow with the length of the run.
     """
 
     attempt: Attempt
@@ -53,11 +56,11 @@ class Retention:
     """None: no state is deleted."""
     keep_rollouts_every_steps: int
     _retired: int = 0
-    """Last step whose folder has been looked at."""
+    """Last step whose folder was handled."""
 
     def apply(self) -> list[int]:
-        """Delete what may go by now. Returns the steps whose folders were looked at."""
-        layout = self.attempt.paths
+        """Delete the artifacts that are no longer needed. Returns the steps whose folders were handled."""
+        paths = self.attempt.paths
         count = self.keep_last or LEAST_KEPT
         kept, stopped_at = self._newest_healthy(count)
         if kept or stopped_at:
@@ -65,15 +68,17 @@ class Retention:
         oldest_kept = kept[-1] if len(kept) == count else 0
         if self.keep_last is not None:
             self._drop_states([step for step in stopped_at if step < max(kept, default=0)], before=oldest_kept)
-        gone = [step for step in range(self._retired + 1, oldest_kept + 1) if layout.step(step).is_dir()]
-        for step in gone:
+        retired = [step for step in range(self._retired + 1, oldest_kept + 1) if paths.step(step).is_dir()]
+        for step in retired:
             self._retire(step)
         self._retired = max(self._retired, oldest_kept)
-        return gone
+        return retired
 
     def _newest_healthy(self, count: int) -> tuple[list[int], list[int]]:
-        """The newest `count` healthy saved steps, newest first, and those besides at which the run was stopped, back
-        to the oldest of them."""
+        """Return the newest `count` healthy saved steps, and the saved steps of stops back to the oldest of these.
+
+        Both are newest first; a step of a stop is not in the first list.
+        """
         kept: list[int] = []
         stopped_at: list[int] = []
         for step in reversed(saved_steps(self.attempt.paths, self.outlines.roles)):
@@ -85,20 +90,20 @@ class Retention:
         return kept, stopped_at
 
     def _drop_states(self, steps: Sequence[int], *, before: int) -> None:
-        """Delete the states of these steps, and of all before one."""
-        layout = self.attempt.paths
+        """Delete the states of `steps`, and of all steps before `before`."""
+        paths = self.attempt.paths
         for role in self.outlines.roles:
-            for step in layout.saved_steps(role):
+            for step in paths.saved_steps(role):
                 if step < before or step in steps:
-                    self.attempt.remove(layout.state(role, step))
+                    self.attempt.remove(paths.state(role, step))
 
     def drop_kept_at_stop(self, saved: int) -> None:
-        """Delete what a stop left of steps up to one that is saved, or is about to be: engines are past it."""
+        """Delete the `at-stop` states of steps up to `saved`, which is or will be saved: trainers are past them."""
         for role in self.outlines.roles:
             self._drop(self.attempt.paths.at_stop / role, saved)
 
     def drop_all_kept_at_stop(self) -> None:
-        """Delete what stops left: the last step is saved."""
+        """Delete all `at-stop` states, after the last step was saved."""
         self.attempt.remove(self.attempt.paths.at_stop)
 
     def _drop(self, folder: Path, saved: int) -> None:

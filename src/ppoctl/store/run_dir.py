@@ -1,8 +1,8 @@
-"""A run directory's identity: what it was asked, and what it was made from. Created once, whole; light.
+"""Identity of a run directory: its recipes and the digests of its sources. Imports no torch.
 
-`run.json` holds the run's id and the digests of its sources (model, tokenizer and template, data): a resume that
-finds another source refuses. Recipes are kept by the first step they hold for, each with the stories that its steps
-tell: `recipes/000001.json`, ...
+The directory is created atomically. `run.json` holds the run's id and the digests of its sources (model, tokenizer
+and template, data); a resume with other sources is rejected. Recipes are stored by the first step that they apply to,
+each with the outlines of its steps: `recipes/000001.json`, ...
 """
 
 import glob
@@ -21,14 +21,14 @@ from ppoctl.store.disk import require_format, storage_error
 from ppoctl.store.run_paths import FORMAT, RunPaths
 
 STORIES = "stories"
-"""Beside the keys of a recorded recipe: the outlines of its steps (`store.outline`)."""
+"""Key of a recorded recipe, in addition to the recipe's own keys: the outlines of its steps (`store.outline`)."""
 
 
 def create(paths: RunPaths, *, recipe_toml: str, resolved: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Make the run directory, complete or not at all. `resolved`: the recipe with its stories; `facts`: sources,
-    versions, command.
+    """Create the run directory atomically.
 
-    Raises RunExistsError when it exists, StorageError when it cannot be written.
+    `resolved` is the recipe with its outlines; `facts` has sources, versions and command. Raises RunExistsError if
+    the directory exists; StorageError if it cannot be written.
     """
     if paths.root.exists():
         raise RunExistsError(
@@ -44,7 +44,7 @@ def create(paths: RunPaths, *, recipe_toml: str, resolved: Mapping[str, Any], fa
         for path in (aside.recipe_resolved, aside.recipe_from(1)):
             path.write_text(_sealed(resolved), encoding="ascii")
         for path in (aside.journal, aside.ledger):
-            path.touch()  # from now on a missing one was deleted
+            path.touch()  # so that a missing file later means that it was deleted
         aside.run_json.write_text(_sealed(identity), encoding="ascii")
         aside.root.rename(paths.root)
     except OSError as error:
@@ -53,8 +53,7 @@ def create(paths: RunPaths, *, recipe_toml: str, resolved: Mapping[str, Any], fa
 
 
 def _sweep(paths: RunPaths) -> None:
-    """What commands left that were killed: of making this run, where nobody needs an hour for that, and of removing
-    any run of the folder."""
+    """Delete the remains of killed commands: creations of this run over an hour old, and removals of any run."""
     for path in paths.root.parent.glob(".*.removing-*"):
         shutil.rmtree(path, ignore_errors=True)
     for path in paths.root.parent.glob(f".{glob.escape(paths.root.name)}.creating-*"):
@@ -64,57 +63,60 @@ def _sweep(paths: RunPaths) -> None:
 
 
 def facts(paths: RunPaths) -> dict[str, Any]:
-    """`run.json`. Raises RecipeError when the folder is no run directory, StorageError when another version of ppoctl
-    made it, CorruptArtifactError when it is not as it was written."""
+    """Return the content of `run.json`.
+
+    Raises RecipeError if the folder is not a run directory; StorageError if another version of ppoctl created it;
+    CorruptArtifactError if the file was changed after it was written.
+    """
     if not paths.run_json.exists():
         raise RecipeError(f"`{paths.root}` is not a run directory", hint="ppoctl runs")
-    found = _load(paths.run_json, hint=f"bring it again from a copy of the run: ls {quoted(paths.root)}")
-    require_format(paths.run_json, found.get("format"))
-    return found
+    content = _load(paths.run_json, hint=f"restore it from a copy of the run: ls {quoted(paths.root)}")
+    require_format(paths.run_json, content.get("format"))
+    return content
 
 
 def complete(attempt: Attempt, digests: Mapping[str, str], rows: Mapping[str, Mapping[str, int]]) -> None:
-    """Add the digests, and the numbers of rows, that nobody could take when the run was made: a login node has no
-    tokenizer."""
+    """Add digests and row counts that were unknown when the run was created: a login node has no tokenizer."""
     known = facts(attempt.paths)
     missing = {name: digest for name, digest in digests.items() if name not in known["sources"]}
     counted = {"rows": dict(rows)} if rows and "rows" not in known else {}
     if missing or counted:
-        told = {**known, "sources": {**known["sources"], **missing}, **counted}
-        attempt.write(attempt.paths.run_json, _sealed(told).encode("ascii"))
+        content = {**known, "sources": {**known["sources"], **missing}, **counted}
+        attempt.write(attempt.paths.run_json, _sealed(content).encode("ascii"))
 
 
 def recipes(paths: RunPaths) -> dict[int, dict[str, Any]]:
-    """Resolved recipes by the first step they hold for. Raises as `asked` does."""
+    """Return the resolved recipes by the first step that they apply to. Raises the errors of `read_recorded`."""
     return {
-        start: {key: found[key] for key in found if key != STORIES} for start, found in read_recorded(paths).items()
+        start: {key: recorded[key] for key in recorded if key != STORIES}
+        for start, recorded in read_recorded(paths).items()
     }
 
 
 def read_recorded(paths: RunPaths) -> dict[int, dict[str, Any]]:
-    """Resolved recipes with the stories that they tell, by the first step they hold for.
+    """Return the resolved recipes with their outlines, by the first step that they apply to.
 
-    Raises CorruptArtifactError when one is not as it was written, or when the first is gone, StorageError when they
-    cannot be read.
+    Raises CorruptArtifactError if a file was changed after it was written, or if the first one is missing;
+    StorageError if a file cannot be read.
     """
-    known = f"what was asked last: ppoctl validate {quoted(paths.recipe_toml)} --show"
-    found = {
-        int(path.stem): _load(path, hint=f"bring it again from a copy of the run; {known}")
+    newest = f"the newest recipe is: ppoctl validate {quoted(paths.recipe_toml)} --show"
+    by_start = {
+        int(path.stem): _load(path, hint=f"restore it from a copy of the run; {newest}")
         for path in _recipe_files(paths)
     }
-    if 1 not in found:
-        there = f"mkdir -p {quoted(paths.recipes)}"
-        again = f"{there} && cp {quoted(paths.recipe_resolved)} {quoted(paths.recipe_from(1))}"
+    if 1 not in by_start:
+        make_folder = f"mkdir -p {quoted(paths.recipes)}"
+        copy = f"{make_folder} && cp {quoted(paths.recipe_resolved)} {quoted(paths.recipe_from(1))}"
         raise CorruptArtifactError(
             f"`{paths.recipe_from(1)}` is missing: the recipe that the run began with",
-            hint=f"bring it again from a copy of the run; if no key was ever changed: {again}",
+            hint=f"restore it from a copy of the run; if no key was ever changed: {copy}",
         )
-    return found
+    return by_start
 
 
 def _recipe_files(paths: RunPaths) -> list[Path]:
     try:
-        # Not `glob`, for which a folder that may not be read is an empty one.
+        # Not `glob`, which returns nothing for a folder without read permission.
         return sorted(path for path in paths.recipes.iterdir() if path.suffix == ".json")
     except FileNotFoundError:
         return []
@@ -123,21 +125,24 @@ def _recipe_files(paths: RunPaths) -> list[Path]:
 
 
 def change_recipe(attempt: Attempt, resolved: Mapping[str, Any], *, from_step: int) -> None:
-    """Record that this recipe holds from `from_step` on (the first step with no committed rollout); earlier steps
-    keep theirs."""
-    layout = attempt.paths
-    for path in layout.recipes.glob("*.json"):
+    """Record that this recipe applies from `from_step` on (the first step without a committed rollout).
+
+    Earlier steps keep their recipes.
+    """
+    paths = attempt.paths
+    for path in paths.recipes.glob("*.json"):
         if int(path.stem) > from_step:
             attempt.remove(path)
-    attempt.write(layout.recipe_from(from_step), _sealed(resolved).encode("ascii"))
-    attempt.write(layout.recipe_resolved, _sealed(resolved).encode("ascii"))
+    attempt.write(paths.recipe_from(from_step), _sealed(resolved).encode("ascii"))
+    attempt.write(paths.recipe_resolved, _sealed(resolved).encode("ascii"))
 
 
 def remove(paths: RunPaths) -> Path | None:
-    """Delete a run, its name first: a kill then leaves nothing in the way of the next one, and what it leaves goes
-    with the next that is made or removed beside it. Returns where what could not be deleted lies; None: nowhere.
+    """Delete a run.
 
-    Raises StorageError where nothing could be.
+    The folder is renamed first, so that after a kill a new run can use the name. The next run that is created or
+    removed in the same folder deletes the remains. Returns the folder of files that could not be deleted; None: all
+    were deleted. Raises StorageError if the folder could not be renamed.
     """
     aside = paths.root.with_name(f".{paths.root.name}.removing-{uuid.uuid4().hex[:8]}")
     try:
@@ -149,12 +154,12 @@ def remove(paths: RunPaths) -> Path | None:
 
 
 def has_begun(paths: RunPaths) -> bool:
-    """Whether the run ever committed a stage of a step."""
+    """Return whether the run ever committed a stage of a step."""
     return bool(paths.saved_states()) or any(paths.has_committed(step) for step in paths.committed_steps() if step)
 
 
 def first_free_step(paths: RunPaths, *, after: int) -> int:
-    """The first step later than `after` of which nothing is committed."""
+    """Return the first step after `after` without a committed stage."""
     step = after + 1
     while paths.has_committed(step):
         step += 1

@@ -1,10 +1,10 @@
-"""Every path of a run directory; no other file joins paths. Light: the standard library only.
+"""Every path of a run directory; no other file joins paths. Imports only the standard library.
 
 runs/NAME/  recipe.toml  recipe.resolved.json  run.json  journal.jsonl  ledger.jsonl  stop.json
-  recipes/000001.json                  the recipe as it holds from that step on
-  logs/attempt-3/                      one per process that ran here
-  drafts/attempt-3/                    what the newest of them is about to publish; a file for each older one
-  jobs/4711.json  jobs/4711.sh         one pair per job of a cluster
+  recipes/000001.json                  the recipe that applies from that step on
+  logs/attempt-3/                      one folder per attempt
+  drafts/attempt-3/                    what the newest attempt is about to publish; a file for each older attempt
+  jobs/4711.json  jobs/4711.sh         two files per Slurm job
   steps/000041/  10-rollout/ 20-reward/ 30-values/ ... 80-eval/     (each: record.safetensors, manifest.json)
   states/actor/000041/  states/critic/000041/  states/best/  states/at-stop/actor/
 """
@@ -23,10 +23,10 @@ NUMBERS = {
     "actor_update": 70,
     "eval": 80,
 }
-"""What stands before a stage's name, so that `ls` tells the story; a stage that is not here has its name alone."""
+"""Number in front of a stage's folder name, so that `ls` lists the stages in order. Other stages have no number."""
 
 FORMAT = 3
-"""The version of everything below, written into run.json and every manifest."""
+"""Version of the directory's format, written into run.json and every manifest."""
 
 MANIFEST = "manifest.json"
 RECORD = "record.safetensors"
@@ -43,7 +43,7 @@ class RunPaths:
         return self.root.name
 
     def inside(self, folder: Path) -> str:
-        """Name of a folder of this run for people: `steps/000003/10-rollout`."""
+        """Return the path of a folder relative to the run: `steps/000003/10-rollout`."""
         return folder.relative_to(self.root).as_posix()
 
     @property
@@ -81,42 +81,42 @@ class RunPaths:
         return self.logs / f"attempt-{number}"
 
     def console_log(self, number: int) -> Path:
-        """What an attempt said to whoever typed the command."""
+        """Return the path of the log of the lines that an attempt printed to its terminal."""
         return self.attempt(number) / "console.log"
 
     def drafts(self, number: int | None = None) -> Path:
-        """Where an attempt prepares what it changes; without a number, the folder of all of them."""
+        """Return the folder in which an attempt prepares its changes; without a number, their parent folder."""
         folder = self.root / "drafts"
         return folder if number is None else folder / f"attempt-{number}"
 
     @property
     def jobs(self) -> Path:
-        """Jobs of a cluster that were submitted for this run."""
+        """Folder of the Slurm jobs that were submitted for this run."""
         return self.root / "jobs"
 
     def job(self, id: str) -> Path:
-        """What is known of one job."""
+        """Return the path of a job's record."""
         return self.jobs / f"{id}.json"
 
     def job_script(self, id: str) -> Path:
-        """The script as it was submitted."""
+        """Return the path of a job's script as it was submitted."""
         return self.jobs / f"{id}.sh"
 
     def job_log(self, id: str) -> Path:
-        """What a job's script and its command said, over all its restarts."""
+        """Return the path of the output of a job's script and its command, over all restarts."""
         return self.logs / f"slurm-{id}.log"
 
     def job_ended(self, id: str) -> Path:
-        """A line for each time that the job's script ended, as the script itself wrote them."""
+        """Return the path of the file in which the job's script writes a line each time it ends."""
         return self.jobs / f"{id}.ended"
 
     def job_started(self, id: str) -> Path:
-        """A line for each time that the job began to work on the run."""
+        """Return the path of the file with a line for each start of the job on the run."""
         return self.jobs / f"{id}.started"
 
     @property
     def stop_request(self) -> Path:
-        """What `ppoctl stop` asks of the attempt that is at work."""
+        """Request of `ppoctl stop` to the running attempt."""
         return self.root / "stop.json"
 
     @property
@@ -127,17 +127,17 @@ class RunPaths:
         return self.steps / f"{step:06d}"
 
     def stage(self, step: int, stage: str) -> Path:
-        """`10-rollout`, and `10-rollout.2` for the second round of one step."""
+        """Return the folder of a stage: `10-rollout`, and `10-rollout.2` for the second round of a step."""
         number = NUMBERS.get(stage.partition(".")[0])
         return self.step(step) / (stage if number is None else f"{number}-{stage}")
 
     def parts(self, step: int, stage: str) -> Path:
-        """Finished samples of a stage that is not finished."""
+        """Return the folder of the finished samples of an unfinished stage."""
         folder = self.stage(step, stage)
         return folder.with_name(f"{folder.name}.parts")
 
     def all_parts(self, step: int) -> list[Path]:
-        """Whatever such samples a step has."""
+        """Return all folders of finished samples of a step."""
         return [path for path in folders(self.step(step)) if path.suffix == ".parts"]
 
     @property
@@ -149,7 +149,7 @@ class RunPaths:
 
     @property
     def at_stop(self) -> Path:
-        """What was in memory when the run was stopped, and belongs to no saved step."""
+        """Folder of the states that were in memory when the run was stopped and belong to no saved step."""
         return self.states / "at-stop"
 
     @property
@@ -157,44 +157,44 @@ class RunPaths:
         return self.states / "best"
 
     def best_states(self) -> list[Path]:
-        """Folders of the best actor: one, or two while the older one is being replaced."""
+        """Return the folders of the best actors; there is one more while an actor is being replaced."""
         return [path for path in folders(self.best) if path.name.isdigit()]
 
     def discarded(self, number: int) -> Path:
-        """Where an attempt sets things aside."""
+        """Return the folder to which an attempt moves discarded artifacts."""
         return self.root / "discarded" / f"attempt-{number}"
 
     def committed_steps(self) -> list[int]:
-        """Steps that have a folder, oldest first."""
+        """Return the steps that have a folder, oldest first."""
         return sorted(int(path.name) for path in folders(self.steps) if path.name.isdigit())
 
     def has_committed(self, step: int) -> bool:
-        """Whether any stage of the step is committed. Setting aside and kills leave folders without."""
-        there = folders(self.step(step))
-        return any((folder / MANIFEST).is_file() for folder in there if ".attempt-" not in folder.name)
+        """Return whether any stage of the step is committed. Discards and kills leave folders without a stage."""
+        stages = folders(self.step(step))
+        return any((folder / MANIFEST).is_file() for folder in stages if ".attempt-" not in folder.name)
 
     def saved_states(self) -> list[tuple[str, int]]:
-        """Role and step of every committed state."""
+        """Return role and step of every committed state."""
         roles = sorted(path.name for path in folders(self.states) if path not in (self.best, self.at_stop))
         return [(role, step) for role in roles for step in self.saved_steps(role)]
 
     def saved_steps(self, role: str) -> list[int]:
-        """Steps with a committed state of the role, oldest first."""
-        there = folders(self.states / role)
-        return sorted(int(path.name) for path in there if path.name.isdigit() and (path / MANIFEST).is_file())
+        """Return the steps with a committed state of the role, oldest first."""
+        states = folders(self.states / role)
+        return sorted(int(path.name) for path in states if path.name.isdigit() and (path / MANIFEST).is_file())
 
     def attempts(self) -> list[int]:
-        """Numbers of all attempts so far, oldest first."""
-        there = [path for parent in (self.logs, self.drafts()) if parent.is_dir() for path in parent.iterdir()]
-        names = {path.name.removeprefix("attempt-") for path in there}
+        """Return the numbers of all attempts so far, oldest first."""
+        entries = [path for parent in (self.logs, self.drafts()) if parent.is_dir() for path in parent.iterdir()]
+        names = {path.name.removeprefix("attempt-") for path in entries}
         return sorted(int(name) for name in names if name.isdigit())
 
     @property
     def newest_attempt(self) -> int:
-        """Number of the newest attempt; 0: none yet."""
+        """Number of the newest attempt; 0: no attempt yet."""
         return max(self.attempts(), default=0)
 
 
 def folders(parent: Path) -> list[Path]:
-    """The folders in a folder, which may be absent."""
+    """Return the folders in a folder; an empty list if it does not exist."""
     return [path for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []

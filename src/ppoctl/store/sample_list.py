@@ -1,4 +1,4 @@
-"""Lists of samples of a run: which of them, and in what order. Light but for numpy."""
+"""Lists of samples of a run: filters and orders. Imports numpy but not torch."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,25 +13,25 @@ from ppoctl.store.samples import SampleRow, StepRecords
 
 SortKey = Literal["row", "reward", "length", "advantage", "flipped"]
 Question = tuple[str, str]
-"""Evaluation set with mode, empty in training, and prompt: what samples of different steps have in common."""
+"""Key of a prompt across steps: the evaluation set with its mode (empty in training), and the prompt's id."""
 
 
 @dataclass(frozen=True)
 class SampleFilter:
-    """What a sample must be like; None asks nothing."""
+    """Conditions on a sample; None: no condition."""
 
     finish: str | None = None
     outcome: str | None = None
     min_reward: float | None = None
     max_reward: float | None = None
     grep: str | None = None
-    """Text that is in the response."""
+    """Text that the response must contain."""
     prompt_id: str | None = None
     set: str | None = None
-    """Evaluation set, or set and mode as `heldout/greedy`."""
+    """Evaluation set, or set and mode, such as `heldout/greedy`."""
 
     def takes(self, row: SampleRow) -> bool:
-        """Whether the sample is one of those. One without a score is within no bounds of the reward."""
+        """Return whether the sample meets all conditions. A sample without a score meets no bound on the reward."""
         low, high = self.min_reward, self.max_reward
         return (
             self.finish in (None, row.finish)
@@ -46,105 +46,109 @@ class SampleFilter:
 
 @dataclass(frozen=True)
 class Source:
-    """Where samples are taken from: the steps of a run, or its evaluations."""
+    """Source of samples: the steps of a run, or its evaluations."""
 
     paths: RunPaths
     evaluations: bool = False
 
     def steps(self) -> list[int]:
-        """Steps that have samples, oldest first."""
+        """Return the steps that have samples, oldest first."""
         return (samples.steps_with_evaluation if self.evaluations else samples.steps_with_rollouts)(self.paths)
 
     def last(self) -> int:
-        """The newest of them. Raises RecipeError where there is none."""
-        if found := self.steps():
-            return found[-1]
-        self.rows(1)
-        raise AssertionError("a step without samples is refused")
+        """Return the newest step that has samples. Raises RecipeError if there is none."""
+        if steps := self.steps():
+            return steps[-1]
+        self.rows(1)  # raises the RecipeError
+        raise AssertionError("`rows` raises for a step without samples")
 
     def rows(self, step: int) -> list[SampleRow]:
-        """All samples of a step. Raises RecipeError where it has none, and as `record_file.read` does."""
+        """Return all samples of a step. Raises RecipeError if it has none, and the errors of `record_file.read`."""
         if self.evaluations:
             return samples.listed(step, samples.evaluation_rows(self.paths, step))
         return StepRecords.read(self.paths, step, per_token=False).rows()
 
     def of_prompt(self, prompt_id: str) -> list[SampleRow]:
-        """All samples of a prompt, oldest first. Raises RecipeError where no step has any."""
-        every = [row for step in self.steps() for row in self.rows(step)]
-        found = [row for row in every if row.prompt_id == prompt_id]
-        if not found:
-            known = sorted({row.prompt_id for row in every})
-            near = get_close_matches(prompt_id, known, n=1, cutoff=0.6) or [one for one in known if prompt_id in one]
-            whole = f"ppoctl show {quoted(self.paths.root)}"
+        """Return all samples of a prompt, oldest first. Raises RecipeError if there are none."""
+        rows = [row for step in self.steps() for row in self.rows(step)]
+        of_prompt = [row for row in rows if row.prompt_id == prompt_id]
+        if not of_prompt:
+            known = sorted({row.prompt_id for row in rows})
+            near = get_close_matches(prompt_id, known, n=1, cutoff=0.6) or [id for id in known if prompt_id in id]
+            command = f"ppoctl show {quoted(self.paths.root)}"
             raise RecipeError(
-                f"no sample that is kept is of a prompt `{prompt_id}`"
-                + (f"; did you mean `{near[0]}`?" if near else ""),
-                hint=f"{whole} --eval" if self.evaluations else f"{whole} --list",
+                f"the run has no samples of prompt `{prompt_id}`" + (f"; did you mean `{near[0]}`?" if near else ""),
+                hint=f"{command} --eval" if self.evaluations else f"{command} --list",
             )
-        return found
+        return of_prompt
 
     def before(self, step: int, rows: Sequence[SampleRow]) -> "dict[Question, Before]":
-        """The mean score of each prompt of these rows in the nearest earlier step that has one."""
-        open_, found = {(row.set, row.prompt_id) for row in rows}, dict[Question, Before]()
-        for earlier in reversed([each for each in self.steps() if each < step]):
+        """Return the mean score of each prompt of these rows in the nearest earlier step that has one."""
+        open_, earlier_scores = {(row.set, row.prompt_id) for row in rows}, dict[Question, Before]()
+        for earlier in reversed([other for other in self.steps() if other < step]):
             if not open_:
                 break
-            then = means(self.rows(earlier))
-            found |= {question: Before(earlier, then[question]) for question in open_ & then.keys()}
-            open_ -= then.keys()
-        return found
+            scores = means(self.rows(earlier))
+            earlier_scores |= {prompt: Before(earlier, scores[prompt]) for prompt in open_ & scores.keys()}
+            open_ -= scores.keys()
+        return earlier_scores
 
 
 @dataclass(frozen=True)
 class Before:
-    """How a prompt did in the nearest earlier step that has it too."""
+    """Mean score of a prompt in the nearest earlier step that has it."""
 
     step: int
     score: float
 
 
 def means(rows: Iterable[SampleRow]) -> dict[Question, float]:
-    """Mean score of each prompt's samples; a prompt without any score is left out."""
+    """Return the mean score of each prompt's samples; a prompt without a score is omitted."""
     scores: dict[Question, list[float]] = {}
     for row in rows:
         if row.score is not None:
             scores.setdefault((row.set, row.prompt_id), []).append(row.score)
-    return {question: fmean(found) for question, found in scores.items()}
+    return {prompt: fmean(values) for prompt, values in scores.items()}
 
 
 def flips(rows: Sequence[SampleRow], before: Mapping[Question, Before]) -> dict[Question, float]:
-    """How far each prompt is from one verdict: the spread of its samples' scores, or the change of their mean since
-    it was drawn before, if that is more. 0: all alike, and as before."""
+    """Return how inconsistent the scores of each prompt are; 0: all equal, and equal to the earlier step.
+
+    The value is the range of its samples' scores, or the change of their mean since the earlier step if that is more.
+    """
     scores: dict[Question, list[float]] = {}
     for row in rows:
         if row.score is not None:
             scores.setdefault((row.set, row.prompt_id), []).append(row.score)
-    spread = {question: max(found) - min(found) for question, found in scores.items()}
+    ranges = {prompt: max(values) - min(values) for prompt, values in scores.items()}
     now = means(rows)
     return {
-        question: max(value, abs(now[question] - before[question].score) if question in before else 0.0)
-        for question, value in spread.items()
+        prompt: max(value, abs(now[prompt] - before[prompt].score) if prompt in before else 0.0)
+        for prompt, value in ranges.items()
     }
 
 
 def ordered(
     rows: Sequence[SampleRow], key: SortKey, flipped: Mapping[Question, float], *, reverse: bool = False
 ) -> list[SampleRow]:
-    """The most first: the highest reward, the longest, the prompts that flipped most (their samples together). What
-    has no such figure comes last, either way; equal ones stay in their order. By `row`: as they were drawn."""
+    """Return the rows sorted by `key`, highest value first; samples of a prompt that flipped stay together.
+
+    Rows without a value are last, also if `reverse` is set. Rows with equal values stay in their order. The key `row`
+    is the order of generation.
+    """
     if key == "row":
         return list(reversed(rows)) if reverse else list(rows)
 
-    def figure(row: SampleRow) -> float | None:
+    def sort_value(row: SampleRow) -> float | None:
         if key == "flipped":
             return flipped.get((row.set, row.prompt_id))
         return row.score if key == "reward" else row.advantage if key == "advantage" else float(row.tokens)
 
-    known = [(found, row) for row in rows if (found := figure(row)) is not None]
-    known.sort(key=lambda pair: pair[0], reverse=not reverse)  # which keeps equal ones in their order
-    if key == "flipped":  # prompts that flipped alike are not mixed
+    known = [(value, row) for row in rows if (value := sort_value(row)) is not None]
+    known.sort(key=lambda pair: pair[0], reverse=not reverse)  # `reverse` of `sort` keeps equal rows in their order
+    if key == "flipped":  # keep the samples of a prompt together if other prompts have an equal value
         first: dict[tuple[float, Question], int] = {}
-        for place, (found, row) in enumerate(known):
-            first.setdefault((found, (row.set, row.prompt_id)), place)
+        for position, (value, row) in enumerate(known):
+            first.setdefault((value, (row.set, row.prompt_id)), position)
         known.sort(key=lambda pair: first[pair[0], (pair[1].set, pair[1].prompt_id)])
-    return [row for _, row in known] + [row for row in rows if figure(row) is None]
+    return [row for _, row in known] + [row for row in rows if sort_value(row) is None]

@@ -1,5 +1,7 @@
-"""Samples of a run's steps and evaluations, a row each, gathered from their records. Light but for numpy; texts of
-prompts need a tokenizer, and are not here."""
+"""Samples of a run's steps and evaluations, one row each, read from their records.
+
+Imports numpy but not torch. The texts of prompts are not included, because they require a tokenizer.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,18 +17,18 @@ from ppoctl.store.record_file import PlainRecord
 from ppoctl.store.run_paths import RunPaths
 
 ADVANTAGES = "advantages"
-"""Stage with which all that a list says of a step's samples is there."""
+"""Stage after which all columns of a list of samples are known."""
 
 
 @dataclass(frozen=True)
 class SampleRow:
-    """What a list of samples says of one."""
+    """One row of a list of samples."""
 
     step: int
     row: int
-    """Place in the records of the step, from 0."""
+    """Index in the records of the step, from 0."""
     set: str
-    """Evaluation set and mode, `heldout/greedy`; empty: a sample that is trained on."""
+    """Evaluation set and mode, such as `heldout/greedy`; empty: a training sample."""
     prompt_id: str
     sample: int
     score: float | None
@@ -34,13 +36,13 @@ class SampleRow:
     tokens: int
     finish: str
     advantage: float | None
-    """Mean over the tokens that train; None: none does, or the step has not come so far."""
+    """Mean over the unmasked tokens; None: all are masked out, or the stage has not run yet."""
     response: str
 
 
 @dataclass(frozen=True)
 class StepRecords:
-    """The records of a step as far as it has come."""
+    """The records of a step; None for stages that are not committed."""
 
     step: int
     rollouts: PlainRecord
@@ -51,8 +53,10 @@ class StepRecords:
 
     @staticmethod
     def read(paths: RunPaths, step: int, *, per_token: bool = True) -> "StepRecords":
-        """Read and verify them; without `per_token` only what a list says. Raises RecipeError where the step has no
-        rollouts, and as `record_file.read` does."""
+        """Read and verify the records; without `per_token` only those that `rows` requires.
+
+        Raises RecipeError if the step has no rollouts, and the errors of `record_file.read`.
+        """
         rollouts = record_file.read(paths, step, "rollout")
         if rollouts is None:
             raise no_rollouts(paths, step)
@@ -66,34 +70,37 @@ class StepRecords:
         return len(self.rollouts["lengths"])
 
     def per_token(self, record: PlainRecord | None, name: str, row: int) -> list[float] | None:
-        """One figure of each token of a response; None where it is not recorded."""
+        """Return a field's value for each token of a response; None if the field is not recorded."""
         grid = None if record is None else record.get(name)
-        return None if grid is None else [float(each) for each in grid[row, : self.rollouts["lengths"][row]]]
+        return None if grid is None else [float(value) for value in grid[row, : self.rollouts["lengths"][row]]]
 
     def prompt_tokens(self, row: int) -> list[int]:
-        """Ids of the prompt in front of a response."""
+        """Return the token ids of a response's prompt."""
         end = self._prompt_ends[row]
-        found: list[int] = self.rollouts["prompt_tokens"][end - self.rollouts["prompt_lengths"][row] : end].tolist()
-        return found
+        ids: list[int] = self.rollouts["prompt_tokens"][end - self.rollouts["prompt_lengths"][row] : end].tolist()
+        return ids
 
     @cached_property
     def _prompt_ends(self) -> Any:
         return self.rollouts["prompt_lengths"].cumsum()
 
     def kl(self, row: int) -> list[float] | None:
-        """KL(actor || reference) of each token: of the whole distributions where it is recorded, else its estimate by
-        the token that was drawn (log-prob less the reference's); None where the reference was not asked."""
-        if (whole := self.per_token(self.logprobs, "full_kl", row)) is not None:
-            return whole
+        """Return KL(actor || reference) of each token; None if the reference log-probs are not recorded.
+
+        The value is the full KL if it is recorded; otherwise the estimate from the sampled token: the actor's
+        log-prob minus the reference's.
+        """
+        if (full := self.per_token(self.logprobs, "full_kl", row)) is not None:
+            return full
         reference = self.per_token(self.logprobs, "reference", row)
         if reference is None:
             return None
         own = self.per_token(self.logprobs, "actor", row) or self.per_token(self.rollouts, "sampler_logprobs", row)
         assert own is not None
-        return [mine - theirs for mine, theirs in zip(own, reference, strict=True)]
+        return [actor - other for actor, other in zip(own, reference, strict=True)]
 
     def row(self, row: int) -> SampleRow:
-        """One response."""
+        """Return the row of one response."""
         rollouts, rewards = self.rollouts, self.rewards
         outcome = "not scored" if rewards is None else REWARD_OUTCOMES[int(rewards["outcomes"][row])]
         score = float(rewards["scores"][row]) if rewards is not None and outcome == "ok" else None
@@ -112,23 +119,23 @@ class StepRecords:
         )
 
     def rows(self) -> list[SampleRow]:
-        """All responses in their order."""
+        """Return the rows of all responses, in the order of the record."""
         return [self.row(row) for row in range(self.num_seqs)]
 
     def _mean_advantage(self, row: int) -> float | None:
         if self.advantages is None:
             return None
-        counted = self.advantages["advantages"][row][self.advantages["mask"][row]]
-        return float(counted.mean()) if len(counted) else None
+        unmasked = self.advantages["advantages"][row][self.advantages["mask"][row]]
+        return float(unmasked.mean()) if len(unmasked) else None
 
 
 def steps_with_rollouts(paths: RunPaths) -> list[int]:
-    """Steps whose rollouts are still there, oldest first."""
+    """Return the steps whose rollouts exist, oldest first."""
     return [step for step in paths.committed_steps() if manifests.read(paths.stage(step, "rollout")) is not None]
 
 
 def last_step(paths: RunPaths) -> int:
-    """The newest step with rollouts. Raises RecipeError where none has any."""
+    """Return the newest step with rollouts. Raises RecipeError if there is none."""
     kept = steps_with_rollouts(paths)
     if not kept:
         raise no_rollouts(paths, 1)
@@ -136,42 +143,44 @@ def last_step(paths: RunPaths) -> int:
 
 
 def no_rollouts(paths: RunPaths, step: int) -> RecipeError:
-    """The error for a step without rollouts: which steps have them."""
+    """Return the error for a step without rollouts; it lists the steps that have rollouts."""
     kept = steps_with_rollouts(paths)
     if not kept:
         return RecipeError(f"run `{paths.root}` has no rollouts yet", hint=f"ppoctl status {quoted(paths.root)}")
-    nearest = min(kept, key=lambda each: abs(each - step))
+    nearest = min(kept, key=lambda other: abs(other - step))
     return RecipeError(
-        f"step {step} of `{paths.root}` has no rollouts; kept are those of {spans(kept)}",
+        f"step {step} of `{paths.root}` has no rollouts; steps with rollouts: {spans(kept)}",
         hint=f"ppoctl show {quoted(paths.root)} --step {nearest}",
     )
 
 
 def steps_with_evaluation(paths: RunPaths) -> list[int]:
-    """Steps that an evaluation was made after, oldest first; 0: before the first."""
+    """Return the steps after which an evaluation ran, oldest first; 0: before the first step."""
     return [step for step in paths.committed_steps() if manifests.read(paths.stage(step, EVAL)) is not None]
 
 
 def evaluation_rows(paths: RunPaths, step: int) -> list[dict[str, Any]]:
-    """Samples of the evaluation after a step as it recorded them. Raises RecipeError where there is none, and as
-    `record_file.read` does."""
+    """Return the recorded samples of the evaluation after a step.
+
+    Raises RecipeError if the step has no evaluation, and the errors of `record_file.read`.
+    """
     record = record_file.read(paths, step, EVAL)
     if record is not None:
         rows: list[dict[str, Any]] = record["rows"]
         return rows
-    made = steps_with_evaluation(paths)
-    if not made:
+    evaluated = steps_with_evaluation(paths)
+    if not evaluated:
         hint = f"ppoctl eval --ckpt {quoted(paths.root)}"
         raise RecipeError(f"run `{paths.root}` has no evaluation yet", hint=hint)
-    nearest = min(made, key=lambda each: abs(each - step))
+    nearest = min(evaluated, key=lambda other: abs(other - step))
     raise RecipeError(
-        f"step {step} of `{paths.root}` has no evaluation; there are those of {spans(made)}",
+        f"step {step} of `{paths.root}` has no evaluation; steps with an evaluation: {spans(evaluated)}",
         hint=f"ppoctl show {quoted(paths.root)} --eval --step {nearest}",
     )
 
 
 def listed(step: int, rows: Sequence[dict[str, Any]]) -> list[SampleRow]:
-    """Samples of an evaluation as a list says them."""
+    """Return the samples of an evaluation as rows of a list."""
     return [
         SampleRow(
             step=step,
@@ -191,11 +200,11 @@ def listed(step: int, rows: Sequence[dict[str, Any]]) -> list[SampleRow]:
 
 
 def spans(steps: Sequence[int]) -> str:
-    """Steps in order as text, neighbours together: `1-4, 8, 10-12`."""
-    found: list[list[int]] = []
+    """Return sorted steps as text, with consecutive steps as a range: `1-4, 8, 10-12`."""
+    ranges: list[list[int]] = []
     for step in steps:
-        if found and step == found[-1][-1] + 1:
-            found[-1][1:] = [step]
+        if ranges and step == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [step]
         else:
-            found.append([step])
-    return ", ".join("-".join(map(str, span)) for span in found)
+            ranges.append([step])
+    return ", ".join("-".join(map(str, bounds)) for bounds in ranges)

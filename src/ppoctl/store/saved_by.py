@@ -1,4 +1,4 @@
-"""Where a saved state comes from that another run starts from. Light."""
+"""Origin of a saved state from which another run starts. Imports no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,28 +10,31 @@ from ppoctl.store.run_paths import RunPaths
 
 @dataclass(frozen=True)
 class SavedBy:
-    """The run that saved a state, and when."""
+    """The run that saved a state, and the state's role, step and lineage."""
 
     run: str | None
-    """Path of the run directory; None: the state is a copy that lies elsewhere."""
+    """Path of the run directory; None: the state is a copy outside its run."""
     role: str
     step: int
     lineage: str
 
 
 def saved_by(folder: Path) -> SavedBy | None:
-    """What saved the state in this folder, wherever the command stands; None: it is no saved state. Raises
-    CorruptArtifactError where its manifest is not as it was written."""
+    """Return the origin of the state in this folder; None if the folder is not a saved state.
+
+    The result does not depend on the working directory. Raises CorruptArtifactError if the manifest was changed after
+    it was written.
+    """
     manifest = state_manifest(folder)
     if manifest is None:
         return None
-    role, place = manifest.stage.partition("/")[2], folder.resolve()
-    paths = RunPaths(place.parent.parent.parent)
-    is_there = paths.run_json.is_file() and place == paths.state(role, manifest.step)
-    return SavedBy(str(paths.root) if is_there else None, role, manifest.step, manifest.identity)
+    role, location = manifest.stage.partition("/")[2], folder.resolve()
+    paths = RunPaths(location.parent.parent.parent)
+    is_in_run = paths.run_json.is_file() and location == paths.state(role, manifest.step)
+    return SavedBy(str(paths.root) if is_in_run else None, role, manifest.step, manifest.identity)
 
 
 def state_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a saved state; None: the folder is none. Raises as `saved_by` does."""
+    """Return the manifest of a saved state; None if the folder is not one. Raises the errors of `saved_by`."""
     manifest = manifests.read(folder)
     return manifest if manifest is not None and manifest.stage.startswith("state/") else None

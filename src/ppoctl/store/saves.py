@@ -1,7 +1,7 @@
-"""Saves in flight: states that are written while training goes on, and are believed when their manifest is there.
+"""Saves in flight: states that are written while training continues, and are valid once their manifest exists.
 
-begin --> files are written aside --> settle (between pieces of work) --> published
-                                      finish (before the next save, and when the run stops)
+begin --> files are written to a draft --> settle (between stages and samples) --> published
+                                           finish (before the next save, and when the run stops)
 """
 
 import time
@@ -16,16 +16,16 @@ from ppoctl.store.manifest import Manifest
 
 @dataclass
 class InFlight:
-    """One state on its way to disk."""
+    """A state that is being written to disk."""
 
     draft: Draft
     manifest: Manifest
     """Manifest of the state, without its files."""
     saving: Saving
     started: float
-    """Time at which the save started, by `time.monotonic`, in seconds."""
+    """Start time of the save, in seconds of `time.monotonic`."""
     waited_s: float
-    """Seconds for which training has stood still for the save."""
+    """Seconds for which training waited for the save."""
 
 
 @dataclass
@@ -37,10 +37,10 @@ class Saves:
     _in_flight: dict[str, InFlight] = field(default_factory=dict)
 
     def begin(self, draft: Draft, manifest: Manifest, engine: Trainer) -> None:
-        """Start to save the engine's state as `draft`. It returns when all of it is written or, in the background,
-        when training may go on.
+        """Start to save the trainer's state as `draft`.
 
-        Raises StorageError, SupersededError.
+        Returns when the state is written; if saves run in the background, as soon as training may continue. Raises
+        StorageError, SupersededError.
         """
         name = manifest.stage
         assert name not in self._in_flight, f"another save of {name} is in flight"
@@ -54,7 +54,7 @@ class Saves:
             self._publish(flight)
 
     def settle(self) -> None:
-        """Publish the saves that are written by now. Raises StorageError where writing failed."""
+        """Publish the saves that are written by now. Raises StorageError if writing failed."""
         for flight in list(self._in_flight.values()):
             if flight.saving.is_written():
                 self._publish(flight)
@@ -79,7 +79,7 @@ class Saves:
 
 @dataclass(frozen=True)
 class PublishingGate:
-    """The gate of a job that saves behind its work: what is written by now is published, and then `asked` decides."""
+    """Gate of a run that saves in the background: it publishes finished saves, then calls the gate `asked`."""
 
     saves: Saves
     asked: Gate

@@ -1,7 +1,7 @@
-"""`once(stage, *inputs)`: what is committed is recalled, what is not is run and committed. There is no resume code.
+"""`run_stage(stage, *inputs)`: return the committed result of a stage, or run the stage and commit its result.
 
-Timing (by `clock`), figures, journal and observers wrap here, so that stages and the story stay free of them. A
-recalled stage emits nothing.
+This is how a run resumes; there is no other resume code. Timing (by `clock`), metrics, the journal and observers are
+handled in this module, so that stages and the step function are independent of them. A reused stage emits nothing.
 """
 
 import time
@@ -26,7 +26,7 @@ Result = TypeVar("Result", covariant=True)
 
 @runtime_checkable
 class Identified(Protocol):
-    """What a stage may take: something with a content digest or a lineage."""
+    """An input of a stage: any object with a content digest or a lineage."""
 
     @property
     def identity(self) -> str: ...
@@ -49,28 +49,28 @@ class Stage(Protocol[Result]):
 
 @runtime_checkable
 class Observer(Protocol):
-    """Told what happens; never changes it."""
+    """Receiver of the events of a run. It never changes the run."""
 
     def on_stage(self, step: int, stage: str) -> None:
-        """A stage starts to run."""
+        """Handle the start of a stage."""
         ...
 
     def on_moment(self, step: int, stage: str, moment: str) -> None:
-        """A commit is at `writing`, `written` or `renamed`."""
+        """Handle a moment of a commit: `writing`, `written` or `renamed`."""
         ...
 
     def on_progress(self, done: int, total: int, tokens: int) -> None:
-        """A stage that draws has so many finished samples of all, with so many tokens."""
+        """Handle the progress of generation: `done` of `total` samples have finished, with `tokens` tokens."""
         ...
 
     def on_committed(self, line: JournalLine) -> None:
-        """A stage is committed; `line` is its line in the journal."""
+        """Handle the commit of a stage; `line` is its line in the journal."""
         ...
 
 
 @dataclass(frozen=True)
 class StageRunner:
-    """The memory of a run."""
+    """Source of the `run_stage` functions of a run, one for each step."""
 
     paths: RunPaths
     attempt: Attempt
@@ -80,21 +80,21 @@ class StageRunner:
     versions: dict[str, str] = field(default_factory=dict)
 
     def at(self, step: int) -> "StepRunner":
-        """`once` for the stages of one step."""
+        """Return `run_stage` for the stages of one step."""
         return StepRunner(self, step)
 
 
 @dataclass(frozen=True)
 class StepRunner:
-    """`once` of one step."""
+    """The `run_stage` function of one step."""
 
     runner: StageRunner
     step: int
 
     def __call__(self, stage: Stage[Result], *inputs: Identified) -> Result:
-        """The stage's result: recalled when it is committed with the same inputs and settings, else run.
+        """Return the committed result if the stage has one for these inputs and settings; otherwise run the stage.
 
-        Raises StorageError when a committed artifact was made from something else: nothing is overwritten.
+        Raises StorageError if the committed artifact has other inputs or settings. Nothing is overwritten.
         """
         folder = self.runner.paths.stage(self.step, stage.name)
         identities = tuple(item.identity for item in inputs)
@@ -105,7 +105,7 @@ class StepRunner:
             self._require_same(stage, manifest, identities)
             self.runner.journal.ensure(manifest)
             record = load_record(self.runner.paths, self.step, stage.name, manifest)
-        # Where it is recalled, too: a kill may have come between the commit and this.
+        # Also after a reuse: a kill may have come between the commit and this line.
         self.runner.attempt.remove(self.runner.paths.parts(self.step, stage.name))
         return record.result
 
@@ -148,30 +148,32 @@ class StepRunner:
         folder = self.runner.paths.stage(self.step, stage.name)
         if manifest.inputs != identities:
             changed = [old for old, new in zip(manifest.inputs, identities, strict=False) if old != new]
-            what = f"from other inputs (it has `{(changed or ['another number of them'])[0][:24]}`)"
+            origin = f"from other inputs (it has `{(changed or ['another number of inputs'])[0][:24]}`)"
         elif manifest.fingerprint != stage.fingerprint:
-            what = f"with other recipe keys than step {self.step} is recorded with"
+            origin = f"with other recipe keys than those recorded for step {self.step}"
         else:
             return
         raise StorageError(
-            f"`{folder}` was made {what}",
-            hint=f"remove this stage and those after it to make them again: rm -r {quoted(folder)}",
+            f"`{folder}` was created {origin}",
+            hint=f"remove this stage and the stages after it to run them again: rm -r {quoted(folder)}",
         )
 
 
 def moments(observers: Sequence[Observer], step: int, stage: str) -> artifact.Moment:
-    """A function that tells the observers where the commit of this stage is."""
+    """Return a function that reports the moments of this stage's commit to the observers."""
 
-    def tell(moment: str) -> None:
+    def notify(moment: str) -> None:
         for observer in observers:
             observer.on_moment(step, stage, moment)
 
-    return tell
+    return notify
 
 
 def load_record(paths: RunPaths, step: int, stage: str, manifest: Manifest) -> Record[Any]:
-    """A committed record, verified against its manifest. Raises CorruptArtifactError naming the file, StorageError
-    where another version of ppoctl wrote it."""
+    """Read a committed record and verify it against its manifest.
+
+    Raises CorruptArtifactError naming the file; StorageError if another version of ppoctl wrote the record.
+    """
     data = record_file.verified(paths, step, stage, manifest)
     try:
         return records.decode(data)

@@ -1,9 +1,9 @@
 """Saved states, and the redo log between them: the `Models` port.
 
-An engine is asked to *be at* a state. If it is not there, the nearest ancestor is found (the resident state, a saved
-one, or the model source), loaded, and the recorded updates are run again from committed inputs, marked as replays.
+Callers request a trainer at a given state. If the trainer is at another state, `States` loads the nearest ancestor:
+the resident state, a saved state, or the model source. It then replays the recorded updates from committed inputs.
 
-    source --update--> s1 --update--> s2 [saved] --update--> s3 --update--> s4   <- asked for
+    source --update--> s1 --update--> s2 [saved] --update--> s3 --update--> s4   <- requested
                                       load s2,    replay,          replay
 """
 
@@ -31,24 +31,26 @@ from ppoctl.store.saves import Saves
 from ppoctl.store.stage_runner import Observer, load_record, moments
 
 Replay = Callable[[int, str, State], Update]
-"""(step, role, parent) -> the update as it came out this time; the engine is at `parent` before and at the next
-state after."""
+"""(step, role, parent) -> the replayed update. The trainer is at `parent` before the call and at the next state after
+it."""
 
 INEXACT_TOLERANCE = 1e-3
-"""Relative difference of a replayed figure that a GPU's reductions may cause; more is another update."""
+"""Largest relative difference of a replayed metric that the order of a GPU's reductions may cause. A larger
+difference means that the replay is not the recorded update."""
 
 
 def no_listener(text: str) -> None:
-    """Nobody listens."""
+    """Do nothing: the default of `States.notify`."""
 
 
 @dataclass
 class Resident:
-    """Where a role's engine is."""
+    """The state that a role's trainer holds."""
 
     state: State | None = None
-    """None: at no known one."""
+    """None: the trainer is at no known state."""
     replay: int = 0
+    """Number of inexact replays since the model source."""
 
     @property
     def lineage(self) -> str | None:
@@ -57,8 +59,7 @@ class Resident:
 
 @dataclass(frozen=True)
 class Recorded:
-    """How far the journal reached when a state was saved, and the ledger at the end of its step: shorter ones were
-    cut since."""
+    """Length of journal and ledger when a state was saved. If a file is shorter later, it was truncated."""
 
     journal_seq: int
     ledger_bytes: int
@@ -76,61 +77,64 @@ class States:
     engines: Mapping[str, Trainer]
     initial: Mapping[str, State]
     layouts: Mapping[str, Mapping[str, Any]]
-    """How the states of each role are laid out, and under which layouts they can be loaded; for the record."""
+    """Layout of the saved states of each role, and the layouts under which they can be loaded; for the manifest."""
     saves: Saves
     versions: dict[str, str]
     replay: Replay | None = None
-    """Set by wire once the stages exist."""
+    """Set by `wire` after the stages are built, since a replay runs an update stage."""
     observers: tuple[Observer, ...] = ()
     notify: Callable[[str], None] = no_listener
-    """Told of saves, restores and replays."""
+    """Receives a message for each save, restore and replay."""
     verified: frozenset[str] = frozenset()
-    """Folders of states, within the run's, whose files were compared with their manifests when the run was opened."""
+    """Folders of states, relative to the run, whose files were verified when the run was opened."""
     replayed_s: float = 0.0
-    """Seconds that went into replays."""
-    _proven: dict[str, str] = field(default_factory=dict)
+    """Seconds spent on replays."""
+    _verified_at_stop: dict[str, str] = field(default_factory=dict)
     """Role -> lineage of a state in `at_stop` whose files were compared with their manifest."""
     _resident: dict[str, Resident] = field(default_factory=lambda: defaultdict(Resident))
 
     def actor_at(self, state: State) -> Actor:
-        """The actor engine, holding exactly this state's weights and optimizer."""
+        """Return the actor's trainer, with exactly this state's weights and optimizer."""
         return cast(Actor, self._bring(state))
 
     def critic_at(self, state: State) -> Critic:
-        """The critic engine, holding exactly this state's weights and optimizer."""
+        """Return the critic's trainer, with exactly this state's weights and optimizer."""
         return cast(Critic, self._bring(state))
 
     def stamped(self, state: State) -> State:
-        """The state with the number of inexact replays behind it, once its engine is there."""
+        """Bring the trainer to the state, and return the state with the number of inexact replays that led to it."""
         self._bring(state)
         return replace(state, replay=self._resident[state.role].replay)
 
     @contextmanager
     def advancing(self, state: State, *, to: State) -> Iterator[Trainer]:
-        """The engine at `state`, about to be trained to `to`. If that fails, it is at no known state."""
+        """Yield the trainer at `state`, to be trained to `to`. If that fails, the trainer is at no known state."""
         engine = self._bring(state)
         self._resident[state.role].state = None
         yield engine
         self._resident[state.role].state = to
 
     def take_up(self, state: State) -> None:
-        """Bring the engine to the state where a stop left it, so that what it left may go."""
+        """Bring the trainer to a state that a stop kept, so that its folder can be deleted."""
         if self._kept_at_stop(state) is not None:
             self._bring(state)
 
     def replays(self, role: str) -> int:
-        """How many replays behind the resident state were not bit-equal."""
+        """Return how many of the replays that led to the resident state were not bit-equal."""
         return self._resident[role].replay
 
     def save(self, state: State, carry: Carry, figures: dict[str, float], lines: Recorded, *, healthy: bool) -> None:
-        """Commit the state unless it is: at once, or in the background (see `Saves`; what is in flight of the role
-        must be finished). `figures` are the step's, for the record."""
+        """Commit the state unless it is committed: at once, or in the background (see `Saves`).
+
+        An earlier save of the role that is in flight must be finished before. `figures` are the step's metrics, for
+        the manifest. Raises StorageError if the folder has another state.
+        """
         folder = self.paths.state(state.role, state.step)
         existing = manifests.read(folder)
         if existing is not None:
             if existing.identity != state.lineage:
                 raise StorageError(
-                    f"`{folder}` holds another state than step {state.step} leads to",
+                    f"`{folder}` has a state that is not the result of step {state.step}",
                     hint=f"remove it and resume: rm -r {quoted(folder)}",
                 )
             return
@@ -146,7 +150,7 @@ class States:
         if saved is not None:
             extra["replay"] = saved[1].extra["replay"]
             manifest = replace(self._manifest(f"state/{state.role}", state, extra), figures=figures)
-            manifest = replace(manifest, seconds=saved[1].seconds)  # that a real save takes
+            manifest = replace(manifest, seconds=saved[1].seconds)  # the duration of a real save, for estimates
             with draft.work():
                 draft.open()
                 artifact.link_files(saved[0], draft.aside)
@@ -158,7 +162,7 @@ class States:
         self.saves.begin(draft, manifest, engine)
 
     def _saved_before(self, state: State) -> tuple[Path, Manifest] | None:
-        """An earlier step's folder with the very same state: a critic-only step leaves the actor as it was."""
+        """Return an earlier step's folder with the same state: a critic-only step does not change the actor."""
         for step in self.paths.saved_steps(state.role):
             folder = self.paths.state(state.role, step)
             manifest = manifests.read(folder)
@@ -168,7 +172,7 @@ class States:
         return None
 
     def is_at(self, state: State) -> bool:
-        """Whether the engine of the role is at the state, or the state is saved."""
+        """Return whether the role's trainer is at the state, or the state is saved."""
         return self._resident[state.role].lineage == state.lineage or self._saved_before(state) is not None
 
     def _is_saved(self, state: State) -> bool:
@@ -178,15 +182,17 @@ class States:
         return state.lineage == self.initial[state.role].lineage
 
     def keep_residents(self) -> list[str]:
-        """Save the committed states that engines are at and that are saved nowhere, beside those of the steps: the
-        next attempt loads them where it would replay. Returns the roles. Raises StorageError."""
+        """Save resident states that are committed updates but not saved, in `states/at-stop`.
+
+        The next attempt loads them instead of replaying updates. Returns their roles. Raises StorageError.
+        """
         kept: list[str] = []
         for role in self.outlines.roles:
             state = self._resident[role].state
             if state is None or self._at_source(state) or self._is_saved(state):
                 continue
             if self._update_that_made(state) is None:
-                continue  # it was trained, and that was not committed
+                continue  # the update that led to it was not committed
             extra = {"updates": state.updates, "layout": dict(self.layouts[role]), "replay": self.replays(role)}
             draft, began = self._draft(self.paths.at_stop / role, state), time.monotonic()
             with draft.work():
@@ -194,13 +200,16 @@ class States:
                 files = self.engines[role].save(draft.aside, in_background=False).finish()
                 manifest = replace(self._manifest(f"at-stop/{role}", state, extra), seconds=time.monotonic() - began)
                 draft.publish(manifest, files, in_place_of=True)
-            self.notify(f"kept {role} as it is at step {state.step}")
+            self.notify(f"kept {role} at step {state.step}")
             kept.append(role)
         return kept
 
     def reshard(self, step: int) -> list[str]:
-        """Save the states of this step again, for any layout, where they are for some and the recipe asks for any.
-        A kill between the old and the new one costs a replay: the redo log leads there again. Returns the roles."""
+        """Save the states of this step again for any layout if they are for some layouts and the recipe sets any.
+
+        A kill between the removal of the old state and the publication of the new one costs a replay from the redo
+        log. Returns the roles whose states were saved.
+        """
         resharded: list[str] = []
         for role in self.outlines.roles:
             folder, layout = self.paths.state(role, step), dict(self.layouts[role])
@@ -216,7 +225,7 @@ class States:
             with draft.work():
                 draft.open()
                 draft.publish(again, engine.save(draft.aside, in_background=False).finish(), in_place_of=True)
-            self.notify(f"saved {role} at step {step} again, to be loaded under any layout")
+            self.notify(f"saved {role} at step {step} again, so that it can be loaded under any layout")
             resharded.append(role)
         return resharded
 
@@ -247,19 +256,19 @@ class States:
         return engine
 
     def _path_to(self, state: State) -> tuple[State, list[Update]]:
-        """The nearest ancestor that can be had at once, and the updates from there to `state`, oldest first."""
-        here, updates = state, list[Update]()
-        while not self._at_hand(here):
-            update = self._update_that_made(here)
+        """Return the nearest ancestor that is available, and the updates from it to `state`, oldest first."""
+        ancestor, updates = state, list[Update]()
+        while not self._at_hand(ancestor):
+            update = self._update_that_made(ancestor)
             if update is None:
                 raise StorageError(
-                    f"no saved state and no recorded update leads to {here.stamp}",
-                    hint=f"see what is there: ppoctl resume {quoted(self.paths.root)} --plan",
+                    f"no saved state and no recorded update leads to {ancestor.stamp}",
+                    hint=f"list the run's artifacts: ppoctl resume {quoted(self.paths.root)} --plan",
                 )
             updates.append(update)
-            # All roles go through every step, so a parent is one step back (the initial state is known by lineage).
-            here = State(role=here.role, step=update.step - 1, updates=0, lineage=update.parent)
-        return here, updates[::-1]
+            # Every step includes all roles, so a parent is one step back (the lineage identifies the initial state).
+            ancestor = State(role=ancestor.role, step=update.step - 1, updates=0, lineage=update.parent)
+        return ancestor, updates[::-1]
 
     def _at_hand(self, state: State) -> bool:
         if self._at_source(state) or state.lineage == self._resident[state.role].lineage:
@@ -267,13 +276,16 @@ class States:
         return self._folder_of(state) is not None
 
     def _folder_of(self, state: State) -> Path | None:
-        """Folder that the state can be loaded from."""
+        """Return the folder from which the state can be loaded; None: there is none."""
         folder = self.paths.state(state.role, state.step)
         manifest = manifests.read(folder)
         return folder if manifest is not None and manifest.identity == state.lineage else self._kept_at_stop(state)
 
     def _kept_at_stop(self, state: State) -> Path | None:
-        """Folder of the state as `keep_residents` left it. One that is damaged goes: replays lead there, too."""
+        """Return the folder of the state if `keep_residents` saved it; None: it did not.
+
+        A damaged folder is deleted, since replays lead to its state too.
+        """
         folder = self.paths.at_stop / state.role
         try:
             manifest = manifests.read(folder)
@@ -281,11 +293,11 @@ class States:
                 return None
             if manifest.extra["layout"] != dict(self.layouts[state.role]):
                 return None
-            if self._proven.get(state.role) != state.lineage:
+            if self._verified_at_stop.get(state.role) != state.lineage:
                 manifests.verify(folder, manifest)
-                self._proven[state.role] = state.lineage
+                self._verified_at_stop[state.role] = state.lineage
         except CorruptArtifactError as error:
-            self.notify(f"{error.message}; it is made again")
+            self.notify(f"{error.message}; the state is computed again")
             self.attempt.remove(folder)
             return None
         return folder
@@ -306,34 +318,37 @@ class States:
 
     def _replay_one(self, recorded: Update) -> None:
         assert self.replay is not None
-        # As the update found it: schedules count from `updates`, the order of rows from `step`.
+        # The state that the update started from: schedules depend on `updates`, the order of rows on `step`.
         updates = recorded.updates - len(recorded.per_minibatch["lr"])
         parent = State(role=recorded.role, step=recorded.step - 1, updates=updates, lineage=recorded.parent)
         again = self.replay(recorded.step, recorded.role, parent)
         if again.lineage != recorded.lineage:
             raise StorageError(
                 f"the {recorded.role} update of step {recorded.step} was recorded with other inputs or recipe keys",
-                hint=f"see what is there: ppoctl resume {quoted(self.paths.root)} --plan",
+                hint=f"list the run's artifacts: ppoctl resume {quoted(self.paths.root)} --plan",
             )
         gap = largest_gap(recorded.per_minibatch, again.per_minibatch)
         if gap > INEXACT_TOLERANCE:
             raise StorageError(
-                f"replaying {recorded.role} of step {recorded.step} gave other figures than recorded "
-                f"(relative gap {gap:.2g})",
+                f"the replay of {recorded.role} at step {recorded.step} differs from the recorded metrics "
+                f"(relative difference {gap:.2g})",
                 hint="resume with the versions, threads and layout of the manifest: "
                 f"ppoctl show {quoted(self.paths.root)} --step {recorded.step} --manifest",
             )
         if gap > 0:
             self._resident[recorded.role].replay += 1
-        self.notify(f"replayed {recorded.role} update of step {recorded.step} (largest gap {gap:.2g})")
+        self.notify(f"replayed {recorded.role} update of step {recorded.step} (largest difference {gap:.2g})")
 
     def _update_that_made(self, state: State) -> Update | None:
-        """The recorded update that leads to a state. Older steps than it takes are not read: nothing needs them."""
+        """Return the recorded update that leads to a state; None: there is none.
+
+        Steps are read from the newest back, only until the update is found: older records may no longer exist.
+        """
         for step in reversed([step for step in self.paths.committed_steps() if step <= state.step]):
-            told = self.outlines.at(step).training(state.role)
-            manifest = None if told is None else manifests.read(self.paths.stage(step, told.name))
-            if told is not None and manifest is not None:
-                update = load_record(self.paths, step, told.name, manifest)
+            entry = self.outlines.at(step).training(state.role)
+            manifest = None if entry is None else manifests.read(self.paths.stage(step, entry.name))
+            if entry is not None and manifest is not None:
+                update = load_record(self.paths, step, entry.name, manifest)
                 assert isinstance(update, Update)
                 if update.lineage == state.lineage:
                     return update
@@ -341,13 +356,15 @@ class States:
 
 
 def largest_gap(recorded: Mapping[str, list[float]], again: Mapping[str, list[float]]) -> float:
-    """Largest relative difference between two updates' losses, gradient norms and rates; 0 only where all figures are
-    equal to the bit, infinite when their shapes differ or one is not finite."""
+    """Return the largest relative difference between two updates' losses, gradient norms and learning rates.
+
+    0 only if all metrics are bit-equal; infinite if their shapes differ or a value is not finite.
+    """
     if recorded == again:
         return 0.0
     if recorded.keys() != again.keys() or any(len(recorded[k]) != len(again[k]) for k in recorded):
         return math.inf
-    # Shares of tokens jump when one token crosses a bound; these three move smoothly with the weights.
+    # Fractions of tokens jump when a token crosses a bound; these three metrics change smoothly with the weights.
     gaps = [
         abs(a - b) / max(abs(a), abs(b), 1e-6)
         for key in ("loss", "grad_norm", "lr")
@@ -357,19 +374,19 @@ def largest_gap(recorded: Mapping[str, list[float]], again: Mapping[str, list[fl
 
 
 def save_s(paths: RunPaths, roles: Sequence[str]) -> float | None:
-    """Seconds that saving the states of all these roles took the last time; None: one of them was never saved."""
+    """Return the seconds that the last save of all these roles took; None: a role was never saved."""
     total_s = 0.0
     for role in roles:
         steps = paths.saved_steps(role)
         manifest = manifests.read(paths.state(role, steps[-1])) if steps else None
-        if manifest is None or manifest.seconds == 0:  # of a version that did not write it down
+        if manifest is None or manifest.seconds == 0:  # 0: written by a version that did not record it
             return None
         total_s += manifest.seconds
     return total_s
 
 
 def saved_state(paths: RunPaths, role: str, step: int) -> tuple[State, Carry]:
-    """The handle of a saved state and the carry that goes with it. Raises CorruptArtifactError when it is gone."""
+    """Return the handle of a saved state, and its carry. Raises CorruptArtifactError if the state is missing."""
     manifest = manifests.require(paths.state(role, step))
     state = State(role=role, step=step, updates=int(manifest.extra["updates"]), lineage=manifest.identity)
     return state, Carry(**manifest.extra["carry"])

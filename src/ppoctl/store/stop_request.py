@@ -1,5 +1,7 @@
-"""A request to stop, left in the run directory by whoever may write there, and found by the attempt that it is for.
-Light."""
+"""Stop requests: a file in the run directory that a command writes and the running attempt reads.
+
+Imports no torch.
+"""
 
 import time
 from typing import Literal, get_args
@@ -9,19 +11,24 @@ from ppoctl.store.artifact import write_atomically
 from ppoctl.store.run_paths import RunPaths
 
 After = Literal["stage", "step", "now"]
-"""What the attempt may still finish: its present stage, its present step with all that belongs to it, or nothing."""
+"""The part that the attempt finishes before it stops: the current stage, the current step with its evaluation, or
+nothing (`now`)."""
 
 
 def request_stop(paths: RunPaths, after: After) -> None:
-    """Ask the newest attempt to stop; a later request replaces an earlier one. Raises StorageError where the run
-    directory cannot be written."""
+    """Request that the newest attempt stops; a later request replaces an earlier one.
+
+    Raises StorageError if the run directory cannot be written.
+    """
     body = {"after": after, "attempt": paths.newest_attempt, "at": time.time()}
     write_atomically(paths.stop_request, seal(body, indent=1).encode("ascii"))
 
 
 def stop_requested(paths: RunPaths, attempt: int) -> After | None:
-    """What is asked of the attempt with this number; None: nothing. A request to another attempt is none, and neither
-    is one that cannot be read: work goes on, and whoever asked can ask again."""
+    """Return the stop request for the attempt with this number; None: there is none.
+
+    A request that cannot be read is ignored: the run continues, and the user can request the stop again.
+    """
     try:
         body = unseal(paths.stop_request.read_bytes().decode("ascii"))
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
-"""Where the time of a run's attempts went: work that the run kept, work that was lost, and starting. Light.
+"""Time use of a run's attempts: work that the run kept, work that was lost, and starting. Imports no torch.
 
-All of it comes from the journal, so that a login node can tell it.
+The only source is the journal, so that it can be computed on a login node.
 """
 
 from collections.abc import Iterable
@@ -11,21 +11,20 @@ from ppoctl.store.journal import JournalLine
 
 @dataclass(frozen=True)
 class AttemptTime:
-    """What became of the time of one attempt. The rest of `wall_s` went into saving, evaluating what was kept, and
-    what lies between stages."""
+    """Time use of one attempt. The rest of `wall_s` was spent on saving, on evaluation, and between stages."""
 
     attempt: int
     gpus: int
-    """GPUs that the attempt held; 0: it computed on CPUs, or is of a version that did not write them down."""
+    """GPUs that the attempt held; 0: it used CPUs, or its version of ppoctl did not record them."""
     wall_s: float
-    """Seconds from its start to its end; of one that is at work or was killed, to the last line it wrote."""
+    """Seconds from its start to its end; to its last line in the journal if it is running or was killed."""
     kept_s: float
     """Seconds of its stages whose results the run has."""
     starting_s: float
-    """Seconds in which engines, trainers or Ray started or loaded a state; 0 where it has not written its end."""
+    """Seconds in which engines, trainers or Ray started or loaded a state; 0 if the attempt recorded no end."""
     lost_s: float
-    """Seconds of work that is not in the run: a stage that was not committed, one that was dropped and done again
-    later, and updates that it replayed. What a killed attempt was at is not in it: nobody wrote it down."""
+    """Seconds of work whose results the run does not have: abandoned stages, stages that were dropped and run again,
+    and replayed updates. The last stage of a killed attempt is not included, because its time was not recorded."""
 
     @property
     def kept_gpu_hours(self) -> float:
@@ -37,18 +36,18 @@ class AttemptTime:
 
 
 def attempt_times(lines: Iterable[JournalLine]) -> list[AttemptTime]:
-    """The attempts that the lines of a journal tell of, oldest first."""
+    """Return the time use of each attempt in the lines of a journal, oldest first."""
     lines = list(lines)
     starts = {line["attempt"]: line for line in lines if line.get("event") == "attempt_started"}
-    return [_spent(number, start, lines) for number, start in starts.items()]
+    return [_attempt_time(number, start, lines) for number, start in starts.items()]
 
 
-def _spent(number: int, start: JournalLine, lines: list[JournalLine]) -> AttemptTime:
+def _attempt_time(number: int, start: JournalLine, lines: list[JournalLine]) -> AttemptTime:
     own = [line for line in lines if line.get("attempt") == number]
     end = next((line for line in own if line.get("event") == "attempt_ended"), {})
-    counting = {(line["step"], line["stage"]): line["seq"] for line in lines if "stage" in line}  # the last one does
+    last_seq = {(line["step"], line["stage"]): line["seq"] for line in lines if "stage" in line}
     work = [line for line in own if "stage" in line]
-    kept = [line["seconds"] for line in work if counting[line["step"], line["stage"]] == line["seq"]]
+    kept = [line["seconds"] for line in work if last_seq[line["step"], line["stage"]] == line["seq"]]
     dropped_s = sum(line["seconds"] for line in work) - sum(kept)
     return AttemptTime(
         attempt=number,
