@@ -59,12 +59,12 @@ def test_screen_shows_faults_and_their_fixes(capsys: pytest.CaptureFixture[str])
     assert (
         said.out
         == """\
-torch         wrong    2.13.0+cpu, built for CPUs, and this machine has 2 GPUs; mend it: make setup-gpu  # or, \
+torch         wrong    2.13.0+cpu, built for CPUs, but this machine has 2 GPUs; mend it: make setup-gpu  # or, \
 without a checkout: uv pip install --reinstall 'ppoctl[gpu]'
 GPUs          ok       2: NVIDIA H100 80GB HBM3 40 GiB, NVIDIA H100 80GB HBM3 80 GiB
 compute mode  wrong    GPU 0 is in compute mode `EXCLUSIVE_PROCESS` (2 of 2 GPUs): several processes of a run share \
 a GPU; mend it: sudo nvidia-smi -c DEFAULT
-peer access   warning  none between GPUs 0 and 1 (1 of 1 pairs): what they exchange goes through the host; mend it: \
+peer access   warning  none between GPUs 0 and 1 (1 of 1 pairs): transfers go through the host; mend it: \
 nvidia-smi topo -p2p r  # a virtual machine, ACS or an IOMMU may forbid it
 """
     )
@@ -121,7 +121,7 @@ def test_failing_check_becomes_a_finding_and_others_continue(tmp_path: Path, mon
     monkeypatch.setattr("shutil.disk_usage", fail)
     *rest, last = findings(node(), tmp_path)
     assert len(rest) == len(NAMES) - 2
-    assert last == Finding("disk", Verdict.WRONG, "cannot be looked at: OSError: http://host is gone")
+    assert last == Finding("disk", Verdict.WRONG, "the check failed: OSError: http://host is gone")
 
 
 def test_machine_with_broken_packages_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
