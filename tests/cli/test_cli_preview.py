@@ -38,7 +38,8 @@ def test_preview_shows_text_tokens_and_end_tokens_of_rows(folder: Path, capsys: 
 def test_preview_flags_repeated_and_truncated_rows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "train.jsonl").write_text(TWICE)
     found = told(capsys, "--set", "rollout.max_prompt_tokens=4", "--set", "data.train.long_prompts=cut")
-    assert "`data.train`: 1 of 4 rows repeat an earlier one; 4 are too long and are cut; 4 are used" in found["flags"]
+    flag = "`data.train`: 1 of 4 rows repeat an earlier one; 4 are too long and are truncated; 4 are used"
+    assert flag in found["flags"]
     assert found["lengths"] == dict.fromkeys(("min", "p50", "p90", "p99", "max"), 4)
     assert all(row["is_cut"] for row in found["rows"])
     (folder / "base/chat_template.jinja").unlink()
@@ -73,9 +74,9 @@ def test_preview_selects_an_evaluation_set_by_name(folder: Path, capsys: pytest.
 def test_validate_counts_rows_that_are_left_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "train.jsonl").write_text(TWICE * 2)
     assert run(["validate", "r.toml", "--set", "data.train.duplicates=drop"]) == 4
-    assert "`data.train` has 3 rows, and a step takes 4" in capsys.readouterr().err
+    assert "`data.train` has 3 rows, but a step takes 4" in capsys.readouterr().err
     words = ["--set", "data.train.duplicates=drop", "--set", "rollout.prompts_per_step=2"]
     assert run(["validate", "r.toml", *words]) == 0
     assert "note: `data.train`: 5 of 8 rows repeat an earlier one; 3 are used" in capsys.readouterr().err
     assert run(["validate", "r.toml", "--set", "rollout.max_prompt_tokens=4"]) == 4
-    assert "prompt tokens, and `rollout.max_prompt_tokens` is 4; 8 of 8 rows" in capsys.readouterr().err
+    assert "prompt tokens, but `rollout.max_prompt_tokens` is 4; 8 of 8 rows" in capsys.readouterr().err

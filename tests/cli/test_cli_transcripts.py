@@ -113,7 +113,7 @@ def test_dataset_must_be_a_nonempty_file(ask: Ask) -> None:
     assert said.err.splitlines()[1:4] == [
         f"error: --set: `data.train.path` is `{here}/rows.csv`: must end in `.jsonl`, `.jsonl.gz` or `.parquet`",
         f"error: --set: `data.eval.folder.path` is `{here}/folder.jsonl`: a folder without `.jsonl` or `.parquet`",
-        f"error: --set: [data.eval.empty] has no rows: `{here}/empty.jsonl` holds none",
+        f"error: --set: [data.eval.empty] has no rows: `{here}/empty.jsonl` is empty",
     ]
 
 

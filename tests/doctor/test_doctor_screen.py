@@ -130,7 +130,7 @@ def test_failing_check_becomes_a_finding_and_others_continue(tmp_path: Path, mon
     monkeypatch.setattr("shutil.disk_usage", fail)
     *rest, last = findings(node(), tmp_path)
     assert len(rest) == len(NAMES) - 2
-    assert last == Finding("disk", Verdict.WRONG, "cannot be looked at: OSError: http://host is gone")
+    assert last == Finding("disk", Verdict.WRONG, "the check failed: OSError: http://host is gone")
 
 
 def test_machine_with_broken_packages_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

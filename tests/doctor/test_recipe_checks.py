@@ -64,10 +64,10 @@ def test_model_without_a_tokenizer_is_wrong(ask: Ask) -> None:
 def test_layout_with_more_gpus_than_the_machine_is_wrong(ask: Ask) -> None:
     wanted = ask("generator.engines=4")
     found = recipe_checks.layout(wanted, node())
-    assert (found.verdict, found.seen) == (Verdict.WRONG, "the recipe needs 4 GPUs, and this machine shows 2")
+    assert (found.verdict, found.seen) == (Verdict.WRONG, "the recipe needs 4 GPUs, but this machine offers 2")
     assert recipe_checks.layout(wanted, replace(node(), driver=driver(FakeNvml(count=8)))).seen == "4 of 8 GPUs"
     hidden = replace(node(), driver=driver(FakeNvml(count=8)), environ={"CUDA_VISIBLE_DEVICES": "5,6,7"})
-    assert recipe_checks.layout(wanted, hidden).seen.endswith("this machine shows 3 of 8 (`CUDA_VISIBLE_DEVICES`)")
+    assert recipe_checks.layout(wanted, hidden).seen.endswith("this machine offers 3 of 8 (`CUDA_VISIBLE_DEVICES`)")
     assert recipe_checks.layout(wanted, LAPTOP).seen == "4 processes on CPUs"
     joined = ask("generator.engines=4", "cluster.ray_address='head:6379'")
     assert recipe_checks.layout(joined, node()).verdict == Verdict.OK
@@ -141,7 +141,7 @@ def test_mlflow_check_sends_and_hides_the_uri_password(ask: Ask, monkeypatch: py
     assert f"Authorization: Basic {base64.b64encode(b'me:gehe@im').decode()}".encode() in heard[0]
     with server(b"220 mail.example ready\r\n") as (address, _):
         monkeypatch.setenv("WHERE", f"http://{address}")
-        assert "what answers there does not speak HTTP" in recipe_checks.mlflow(tracked).seen
+        assert "the response is not HTTP" in recipe_checks.mlflow(tracked).seen
 
 
 @pytest.mark.timeout(60)
@@ -178,7 +178,7 @@ def test_invalid_uri_is_a_warning_without_its_text(ask: Ask, monkeypatch: pytest
     monkeypatch.setenv("WHERE", uri)
     found = recipe_checks.mlflow(ask("tracking={kind='mlflow', uri='$WHERE'}"))
     assert found.verdict == Verdict.WARNING
-    assert found.seen.endswith("is not reached: it cannot be read as a URI; training goes on without")
+    assert found.seen.endswith("is not reachable: it cannot be read as a URI; training continues without it")
 
 
 def test_listening_database_is_reached(ask: Ask, listening: str) -> None:

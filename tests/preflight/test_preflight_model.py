@@ -190,7 +190,7 @@ WRONG: dict[str, tuple[Break, int, str]] = {
     "a broken template": (
         text("chat_template.jinja", "\n{% if"),
         3,
-        "the chat template of `{base}` is no jinja: unexpected 'end of template' (line 2)",
+        "the chat template of `{base}` is not valid jinja: unexpected 'end of template' (line 2)",
     ),
     "a template without questions": (
         text("chat_template.jinja", "hello"),
@@ -200,7 +200,7 @@ WRONG: dict[str, tuple[Break, int, str]] = {
     "a template that fails": (
         text("chat_template.jinja", "{{ messages[0]['content'] + 1 }}"),
         4,
-        "the model's chat template refuses row `train/000000-",
+        "the model's chat template rejects row `train/000000-",
     ),
     "a window too long": (
         config(max_position_embeddings=32),

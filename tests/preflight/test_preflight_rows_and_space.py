@@ -42,17 +42,17 @@ GOOD = "\n".join(ROWS) + "\n"
 CHAT = '{"question": [{"role": "%s", "content": "1 + 1?"}], "answer": "#### 2"}\n'
 WRONG_ROWS: dict[str, tuple[str | bytes, str]] = {
     "no JSON": (GOOD + "{oops\n", "`{file}` line 6 is not JSON: Expecting property name"),
-    "no object": ("[1]\n" + GOOD, "`{file}` line 1 is JSON, but no object with columns"),
+    "no object": ("[1]\n" + GOOD, "`{file}` line 1 is JSON, but not an object with columns"),
     "no column": (GOOD + '{"query": "x", "answer": "#### 1"}\n', "line 6 has no column `question`; its columns are"),
-    "null": (GOOD + '{"question": null, "answer": "#### 1"}\n', "line 6: `question` is null, and a prompt is a text"),
+    "null": (GOOD + '{"question": null, "answer": "#### 1"}\n', "line 6: `question` is null, but a prompt must be"),
     "no gold": (GOOD + '{"question": "x", "answer": "1"}\n', "line 6: `answer` does not end in `#### N`"),
     "UTF-16": (GOOD.encode("utf-16"), "`{file}` line 1 is not UTF-8: invalid start byte (byte 1)"),
     "Latin-1": ('{"question": "\xe9", "answer": "#### 1"}\n'.encode("latin-1"), "line 1 is not UTF-8: invalid cont"),
     "too deep": ("[" * 100_000 + "\n", "line 1 is nested too deep"),
     "a boss": (GOOD + CHAT % "boss", "line 6: message 1 in `question` has the role `boss`"),
-    "an assistant": (GOOD + CHAT % "assistant", "line 6: the last message in `question` is the assistant's"),
-    "nothing": ("\n\n", "[data.train] has no rows: `{file}` holds none"),
-    "too few": (ROWS[0], "`data.train` has 1 rows, and a step takes 4 (`rollout.prompts_per_step`)"),
+    "an assistant": (GOOD + CHAT % "assistant", "line 6: the last message in `question` is from the assistant"),
+    "nothing": ("\n\n", "[data.train] has no rows: `{file}` is empty"),
+    "too few": (ROWS[0], "`data.train` has 1 rows, but a step takes 4 (`rollout.prompts_per_step`)"),
 }
 
 
@@ -161,7 +161,7 @@ def test_each_chat_role_sequence_is_rendered_once(folder: Path) -> None:
     ]
     (folder / "train.jsonl").write_text("\n".join(lines), "utf-8")
     table = load([Path("r.toml")]).recipe.data.train
-    with pytest.raises(DataError, match=r"refuses row `train/000002-.{8}` \(`.*` line 3\): no system here"):
+    with pytest.raises(DataError, match=r"rejects row `train/000002-.{8}` \(`.*` line 3\): no system here"):
         list(RowChecks(None, Template(), None, None).require(table, "train", at_least=1))  # type: ignore[arg-type]
     assert Template.asked == [("user",), ("user",), ("system", "user")]
 

@@ -522,7 +522,7 @@ CASES: list[tuple[str, list[str], str]] = [
         "check_kl_rule_not_constant",
         ["health.kl.max=0.02", "ppo.old_logprobs=current", "ppo.minibatch_seqs=4"],
         "--set: `health.kl` bounds the KL between old and updated log-probs, which is always 0 with "
-        'update itself that is always 0: `health.kl.max` = `0.02` (--set), `ppo.old_logprobs` = `"current"` (--set)',
+        '`ppo.old_logprobs` = `current`: `health.kl.max` = `0.02` (--set), `ppo.old_logprobs` = `"current"` (--set)',
     ),
     (
         "check_expectation_bounds",

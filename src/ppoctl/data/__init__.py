@@ -1,1 +1,1 @@
-"""Prompts: rows of files, rendered by the model's chat template, in a seeded order."""
+"""Prompts: rows of data sets, rendered by the chat template of the model, in a seeded order."""

@@ -1,6 +1,6 @@
-"""A model's chat template, rendered in jinja's sandbox without transformers, to the same text.
+"""Chat template of a model, rendered in jinja's sandbox. The text equals that of transformers, which is not imported.
 
-That it says the same is held by tests/data/test_chat.py.
+tests/data/test_chat.py compares the two.
 """
 
 import json
@@ -25,22 +25,27 @@ _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cl
 
 
 class ChatTemplate:
-    """Chat template of a model folder. `text` is None where the model has none."""
+    """Chat template of a model folder. `text` is None if the model has no template."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the template. Raises EnvironmentProblemError where its files cannot be read, or it is no jinja."""
+        """Read the template.
+
+        Raises EnvironmentProblemError if its files cannot be read or it is not valid jinja.
+        """
         self._folder = folder
         config = read_json_object(folder / "tokenizer_config.json")
         special = {**read_json_object(folder / "special_tokens_map.json"), **config}
         self.special = {name: _token(special[name]) for name in _SPECIAL if special.get(name) is not None}
-        """Texts of the special tokens by name (`bos_token`)."""
+        """Name of a special token (`bos_token`) -> its text."""
         self.text = _text(folder, config)
         self._compiled = None if self.text is None else self._compile(self.text)
 
     def render(self, chat: Sequence[Message], arguments: Mapping[str, object] = MappingProxyType({})) -> str:
-        """The chat as text, with what opens the assistant's turn. `arguments`: those of the recipe's own
-        (`template_args`). Raises whatever the template raises, which may be anything; the model must have a
-        template."""
+        """Return the chat as text, ending with the generation prompt that opens the assistant's turn.
+
+        `arguments` are the `template_args` of the recipe. The model must have a template. Raises any error that the
+        template raises: a template is code.
+        """
         assert self._compiled is not None
         messages = [{"role": message.role, "content": message.content} for message in chat]
         return self._compiled.render(
@@ -60,14 +65,15 @@ class ChatTemplate:
             line = getattr(error, "lineno", None)
             where = "" if line is None else f" (line {line})"
             raise EnvironmentProblemError(
-                f"the chat template of `{self._folder}` is no jinja: {error}{where}", hint="fetch the model again"
+                f"the chat template of `{self._folder}` is not valid jinja: {error}{where}",
+                hint="fetch the model again",
             ) from error
 
 
 class _Generation(jinja2.ext.Extension):
-    """Jinja tag `{% generation %}`, which marks the assistant's words and changes nothing of them."""
+    """Jinja tag `{% generation %}`, which marks the assistant's text and does not change it."""
 
-    tags = {"generation"}  # noqa: RUF012 - jinja's own form
+    tags = {"generation"}  # noqa: RUF012 - jinja requires this form
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
@@ -84,24 +90,26 @@ def _text(folder: Path, config: Mapping[str, Any]) -> str | None:
             raise EnvironmentProblemError(
                 f"`{file}` cannot be read: {error}", hint="fetch the model again"
             ) from error
-    found = config.get("chat_template")
-    if isinstance(found, list):  # several, by name
-        found = {each.get("name"): each.get("template") for each in found if isinstance(each, Mapping)}.get("default")
-    if found is not None and not isinstance(found, str):
-        raise EnvironmentProblemError(
-            f"`chat_template` in `{folder / 'tokenizer_config.json'}` is no text", hint="fetch the model again"
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several templates with names
+        template = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, Mapping)}.get(
+            "default"
         )
-    return found
+    if template is not None and not isinstance(template, str):
+        raise EnvironmentProblemError(
+            f"`chat_template` in `{folder / 'tokenizer_config.json'}` is not text", hint="fetch the model again"
+        )
+    return template
 
 
 def _token(written: Any) -> str:
-    """Text of a special token, which is a text, or a table with its text and how it is split off."""
+    """Return the text of a special token, which is written as text or as a table with `content`."""
     return str(written.get("content")) if isinstance(written, Mapping) else str(written)
 
 
 def _to_json(
     value: Any,
-    ensure_ascii: bool = False,  # noqa: FBT001, FBT002 - templates call it by these names
+    ensure_ascii: bool = False,  # noqa: FBT001, FBT002 - templates pass these names
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,  # noqa: FBT001, FBT002

@@ -1,6 +1,6 @@
-"""What a raw row of each format says: question, ground truth, further fields.
+"""Parse raw rows of each format into question, ground truth and further fields.
 
-Nothing is guessed: a row that does not say what its format says is an error with its place.
+Nothing is guessed: a row that does not match its format is an error that names the place of the row.
 """
 
 import json
@@ -27,30 +27,32 @@ ParsedRow = tuple[Question, str | None, dict[str, Json]]
 
 @dataclass(frozen=True)
 class _Columns:
-    """Where question and truth stand."""
+    """Columns of the question and of the ground truth."""
 
     prompt: str
     answer: str | None
     needs_answer: bool = True
-    """Whether a row without that column is an error."""
+    """Whether a row without the answer column is an error."""
 
 
 def columns_read(table: SingleTable) -> tuple[str, ...] | None:
-    """Names of the columns that a table reads, dots and all; None: all there are."""
+    """Return the names of the columns that a table reads, nested ones with dots; None: all columns."""
     if table.fields is None:
         return None
     if isinstance(table, DialogueRows):
         return ("chosen", "rejected", *table.fields)
     columns = _columns(table)
-    # Where the truth may be missing, whether its column is there is not known before a row is read.
+    # If the ground truth is optional, only the rows show whether its column exists.
     if not columns.needs_answer:
         return None
     return (columns.prompt, *([columns.answer] if columns.answer else []), *table.fields)
 
 
 def parse_row(raw: Mapping[str, Any], place: Place, table: SingleTable, key: str) -> ParsedRow:
-    """What a raw row says. Raises DataError where it has not the columns asked for, or something in them that is no
-    question, no answer or no JSON."""
+    """Return question, ground truth and further fields of a raw row.
+
+    Raises DataError if a column is missing, or if a value is not a question, an answer or JSON.
+    """
     if isinstance(table, DialogueRows):
         chat, responses = _dialogue(raw, place, key)
         return chat, None, {**responses, **_fields(raw, place, table, key, ("chosen", "rejected"))}
@@ -60,7 +62,7 @@ def parse_row(raw: Mapping[str, Any], place: Place, table: SingleTable, key: str
     if isinstance(table, Gsm8kRows) and _GSM8K_MARK not in (answer or ""):
         raise DataError(
             f"{place}: `answer` does not end in `{_GSM8K_MARK} N`",
-            hint=f'answers that are bare numbers are read with `format = "columns"` in [{key}]',
+            hint=f'to read answers that are only a number, set `format = "columns"` in [{key}]',
         )
     used = (columns.prompt, *([columns.answer] if columns.answer else []))
     return question, answer, _fields(raw, place, table, key, used)
@@ -81,14 +83,14 @@ def _truth(raw: Mapping[str, Any], columns: _Columns, place: Place, key: str) ->
     if columns.answer is None:
         return None
     try:
-        found = lookup(raw, columns.answer)
+        answer = lookup(raw, columns.answer)
     except KeyError:
-        found = None
+        answer = None
         if columns.needs_answer:
             _value(raw, columns.answer, place, key)
-    if found is None and not columns.needs_answer:
+    if answer is None and not columns.needs_answer:
         return None
-    return _answer(found, columns.answer, place)
+    return _answer(answer, columns.answer, place)
 
 
 def _fields(
@@ -103,7 +105,7 @@ def _fields(
 
 
 def _without(raw: Mapping[str, Any], column: str) -> dict[str, Any]:
-    """The row without a column, and without what holds nothing but that column."""
+    """Return the row without a column, and without nested columns that then are empty."""
     head, _, rest = column.partition(".")
     name = column if column in raw else head
     kept = {other: value for other, value in raw.items() if other != name}
@@ -116,9 +118,9 @@ def _value(raw: Mapping[str, Any], column: str, place: Place, key: str) -> Any:
     try:
         return lookup(raw, column)
     except KeyError:
-        there = ", ".join(f"`{name}`" for name in columns_of(raw)) or "none"
+        available = ", ".join(f"`{name}`" for name in columns_of(raw)) or "none"
         raise DataError(
-            f"{place} has no column `{column}`; its columns are {there}",
+            f"{place} has no column `{column}`; its columns are {available}",
             hint=f'map them in [{key}]: `format = "columns"`, `prompt = "COLUMN"`, `answer = "COLUMN"`',
         ) from None
 
@@ -128,14 +130,14 @@ def _question(value: Any, column: str, place: Place) -> Question:
         return _text(value, column, place)
     if not isinstance(value, list | tuple) or not value:
         raise DataError(
-            f"{place}: `{column}` is {_kind(value)}, and a prompt is a text or a list of chat messages",
+            f"{place}: `{column}` is {_kind(value)}, but a prompt must be text or a list of chat messages",
             hint="name the column with the question as `prompt`",
         )
     messages = tuple(_messages(value, column, place))
     if messages[-1].role == "assistant":
         raise DataError(
-            f"{place}: the last message in `{column}` is the assistant's, so there is nothing left to answer",
-            hint="leave out the model answer",
+            f"{place}: the last message in `{column}` is from the assistant, so there is nothing to answer",
+            hint="remove the assistant's message",
         )
     return messages
 
@@ -146,7 +148,7 @@ def _messages(value: list[Any] | tuple[Any, ...], column: str, place: Place) -> 
         role, content = (item.get("role"), item.get("content")) if isinstance(item, Mapping) else (None, None)
         if not isinstance(role, str) or not isinstance(content, str):
             raise DataError(
-                f"{place}: message {len(messages) + 1} in `{column}` is not a `role` and a `content` of text",
+                f"{place}: message {len(messages) + 1} in `{column}` must have a `role` and a `content`, both text",
                 hint='chat messages look like {"role": "user", "content": "..."}',
             )
         if role not in ROLES:
@@ -159,33 +161,33 @@ def _messages(value: list[Any] | tuple[Any, ...], column: str, place: Place) -> 
 
 
 def _dialogue(raw: Mapping[str, Any], place: Place, key: str) -> tuple[Question, dict[str, Json]]:
-    """The chat that both dialogues begin with, up to the user's last turn, and what each answers to it."""
+    """Return the common beginning of both dialogues, up to the last turn of the user, and the answer of each."""
     turns = {column: _turns(_value(raw, column, place, key), column, place) for column in ("chosen", "rejected")}
-    both = 0
-    for one, other in zip(turns["chosen"], turns["rejected"], strict=False):
-        if one != other:
+    common = 0
+    for chosen, rejected in zip(turns["chosen"], turns["rejected"], strict=False):
+        if chosen != rejected:
             break
-        both += 1
-    chat = turns["chosen"][:both]
+        common += 1
+    chat = turns["chosen"][:common]
     while chat and chat[-1][0] != "user":
         chat = chat[:-1]
     if not chat:
         raise DataError(
-            f"{place}: `chosen` and `rejected` do not begin with the same turn of the user",
-            hint="remove the row: two dialogues about two things compare nothing",
+            f"{place}: `chosen` and `rejected` do not begin with the same user turn",
+            hint="remove the row: the two dialogues must have the same beginning",
         )
-    answers = {column: each[len(chat)] if len(each) > len(chat) else None for column, each in turns.items()}
+    answers = {column: turn[len(chat)] if len(turn) > len(chat) else None for column, turn in turns.items()}
     for column, answer in answers.items():
         if answer is None or answer[0] != "assistant":
             raise DataError(
-                f"{place}: `{column}` has no turn of the assistant after what both begin with", hint="remove the row"
+                f"{place}: `{column}` has no assistant turn after the common beginning", hint="remove the row"
             )
-    said_by = {column: answer[1] for column, answer in answers.items() if answer is not None}
-    return tuple(Message(role, _text(content, "chosen", place)) for role, content in chat), {**said_by}
+    responses = {column: answer[1] for column, answer in answers.items() if answer is not None}
+    return tuple(Message(role, _text(content, "chosen", place)) for role, content in chat), {**responses}
 
 
 def _turns(value: Any, column: str, place: Place) -> list[tuple[str, str]]:
-    """Role and content of each turn of a dialogue. An assistant may say nothing, as some of HH-RLHF do."""
+    """Return role and content of each turn of a dialogue. An assistant turn may be empty, as in HH-RLHF."""
     if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
         messages = [(item.get("role"), item.get("content")) for item in value]
         if all(role in ROLES and isinstance(content, str) for role, content in messages):
@@ -194,21 +196,21 @@ def _turns(value: Any, column: str, place: Place) -> list[tuple[str, str]]:
         before, *parts = _TURN.split("\n\n" + value.lstrip("\n"))
         if not before.strip() and parts:
             speakers, texts = parts[::2], parts[1::2]
-            return [(_SPEAKERS[who], text.strip()) for who, text in zip(speakers, texts, strict=True)]
+            return [(_SPEAKERS[speaker], text.strip()) for speaker, text in zip(speakers, texts, strict=True)]
     raise DataError(
-        f"{place}: `{column}` is {_kind(value)}, and a dialogue is a text with `Human:` and `Assistant:` or a list "
-        "of chat messages",
-        hint='rows of another kind are read with `format = "columns"` or `format = "python"`',
+        f"{place}: `{column}` is {_kind(value)}, but a dialogue must be text with `Human:` and `Assistant:`, or a "
+        "list of chat messages",
+        hint='for other rows, use `format = "columns"` or `format = "python"`',
     )
 
 
 def _answer(value: Any, column: str, place: Place) -> str:
-    # bool is an int, and `True` is hardly a ground truth anyone would write. A float has no one spelling.
+    # bool is a subclass of int, but not a plausible ground truth. A float is rejected: its text is ambiguous.
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):
         raise DataError(
-            f"{place}: `{column}` is {_kind(value)}, and an answer is a text or a whole number",
+            f"{place}: `{column}` is {_kind(value)}, but an answer must be text or a whole number",
             hint="name the column with the ground truth as `answer`",
         )
     return _text(value, column, place)
@@ -219,11 +221,11 @@ def _field(value: Any, column: str, place: Place) -> Json:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"{place}: `{column}` is {_kind(value)}, and what a reward is given must be JSON: {error}",
-            hint="leave it out of `fields`, or write it as text",
+            f"{place}: `{column}` is {_kind(value)}, but fields for the reward must be JSON: {error}",
+            hint="remove it from `fields`, or store it as text",
         ) from error
-    found: Json = value
-    return found
+    field: Json = value
+    return field
 
 
 def _text(value: str, column: str, place: Place) -> str:
@@ -233,7 +235,7 @@ def _text(value: str, column: str, place: Place) -> str:
         value.encode()
     except UnicodeEncodeError as error:
         raise DataError(
-            f"{place}: `{column}` holds half a character at {error.start} (a lone surrogate)", hint="mend the row"
+            f"{place}: `{column}` contains half a character at {error.start} (a lone surrogate)", hint="fix the row"
         ) from error
     return value
 

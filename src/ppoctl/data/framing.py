@@ -1,4 +1,4 @@
-"""The way from a question to the messages of a chat: system message, prompt file, instruction."""
+"""Turn a question into chat messages: system message, prompt file, instruction."""
 
 from pathlib import Path
 
@@ -11,18 +11,22 @@ SLOT = "{question}"
 
 
 class Framing:
-    """Framing of the rows of one table. `name` is its key below `data`."""
+    """Framing of the rows of one table. `name` is the key of the table below `data`."""
 
     def __init__(self, table: SingleTable, *, name: str) -> None:
-        """Read the prompt file, if there is one. Raises MissingAssetError where it cannot be read, RecipeError where
-        it has no slot."""
+        """Read the prompt file, if there is one.
+
+        Raises MissingAssetError if it cannot be read, and RecipeError if it has no `{question}`.
+        """
         self._table, self._name = table, name
         self.prompt_file = None if table.prompt_file is None else _prompt_file(table.prompt_file, name)
-        """The text of the prompt file; None: there is none."""
+        """Text of the prompt file; None: there is none."""
 
     def chat(self, row: DatasetRow) -> tuple[Message, ...]:
-        """Messages of a row: its own, or system message and question as the table frames it. Raises DataError where
-        the table frames a chat that frames itself."""
+        """Return the messages of a row: its own chat, or the system message and the framed question.
+
+        Raises DataError if the table has an instruction, prompt file or system message that the chat makes unusable.
+        """
         table, name = self._table, self._name
         system = (Message("system", table.system),) if table.system else ()
         if isinstance(row.question, str):
@@ -30,14 +34,14 @@ class Framing:
         for key in ("instruction", "prompt_file"):
             if getattr(table, key):
                 raise DataError(
-                    f"`data.{name}.{key}` is set, and the prompt of row `{row.id}` ({row.place}) is a chat",
-                    hint=f'--set data.{name}.instruction=""; a chat says everything itself'
+                    f"`data.{name}.{key}` is set, but the prompt of row `{row.id}` ({row.place}) is a chat",
+                    hint=f'--set data.{name}.instruction=""; a chat is used as it is'
                     if key == "instruction"
-                    else f"remove `prompt_file` from [data.{name}]; a chat says everything itself",
+                    else f"remove `prompt_file` from [data.{name}]; a chat is used as it is",
                 )
         if system and row.question[0].role == "system":
             raise DataError(
-                f"`data.{name}.system` is set, and row `{row.id}` ({row.place}) has a system message of its own",
+                f"`data.{name}.system` is set, but row `{row.id}` ({row.place}) already has a system message",
                 hint=f'--set data.{name}.system=""',
             )
         return (*system, *row.question)
@@ -57,10 +61,10 @@ def _prompt_file(path: str, name: str) -> str:
             f"`{key}` is `{path}`: {str(error.strerror).lower()}", hint=f"ls -l {quoted(Path(path).parent)}"
         ) from error
     except UnicodeDecodeError as error:
-        raise RecipeError(f"`{key}` is `{path}`: no UTF-8 text", hint=f"file {quoted(path)}") from error
+        raise RecipeError(f"`{key}` is `{path}`: not UTF-8 text", hint=f"file {quoted(path)}") from error
     if SLOT not in text:
         raise RecipeError(
-            f"`{key}` is `{path}`, and nowhere in it stands `{SLOT}`",
-            hint=f"${{EDITOR:-vi}} {quoted(path)}  # write {SLOT} where the question belongs",
+            f"`{key}` is `{path}`, which does not contain `{SLOT}`",
+            hint=f"${{EDITOR:-vi}} {quoted(path)}  # write {SLOT} at the place of the question",
         )
     return text.rstrip("\n")

@@ -1,11 +1,11 @@
-"""A set of rows that may be large: read once, kept as a few numbers a row, and rendered when it is drawn.
+"""An index of a set of rows that may be large: rows are read once, kept as a few numbers each, and rendered on use.
 
     file, data set, function --stream--> | question no. | content no. |   numbers of each row, in memory
                                                                |
-                       contents that differ -> spool: a file without a name, in memory while it is small
+                          distinct contents -> spool: a temporary file, in memory while it is small
 
-The digest of a set is taken on the way, over all rows as they were read. Rows that are left out (repeated, too long)
-keep their position, so that the id of a row does not depend on what is left out.
+The digest of a set is computed while reading, over all rows. Rows that are left out (repeated, too long) keep their
+position, so that the id of a row does not depend on which rows are left out.
 """
 
 import hashlib
@@ -27,32 +27,32 @@ from ppoctl.recipe.row_files import files_of
 from ppoctl.recipe.rows import AnyRows, DataTable, PythonRows, SingleTable, StoredRows
 
 SPOOL_BYTES = 64 << 20
-"""Bytes of a spool that stay in memory; a larger one lies in the folder for temporary files."""
+"""Bytes of a spool that are kept in memory; a larger spool is a file in the folder for temporary files."""
 
 
 Counted = Callable[[str, int], None]
-"""Callback that hears how many rows of a table have been read, every `EVERY_ROWS` of them."""
+"""Callback with the name of a table and its rows read so far, called every `EVERY_ROWS` rows."""
 EVERY_ROWS = 10_000
 
 
 class Spool:
-    """Texts that are written once and read by their place."""
+    """Texts that are written once and read by number."""
 
     def __init__(self) -> None:
-        self._file = tempfile.SpooledTemporaryFile(SPOOL_BYTES)  # noqa: SIM115 - it ends with the object
+        self._file = tempfile.SpooledTemporaryFile(SPOOL_BYTES)  # noqa: SIM115 - closed with the object
         weakref.finalize(self, self._file.close)
         self._starts = array("q", [0])
         self._lock = Lock()
 
     def append(self, text: str) -> int:
-        """Write a text; returns its number."""
-        told = text.encode()
-        self._file.write(told)
-        self._starts.append(self._starts[-1] + len(told))
+        """Write a text. Returns its number."""
+        encoded = text.encode()
+        self._file.write(encoded)
+        self._starts.append(self._starts[-1] + len(encoded))
         return len(self._starts) - 2
 
     def read(self, number: int) -> str:
-        """The text of a number. Nothing is appended afterwards."""
+        """Return the text of a number. After the first read, no text may be appended."""
         start, end = self._starts[number], self._starts[number + 1]
         with self._lock:
             self._file.seek(start)
@@ -61,29 +61,29 @@ class Spool:
 
 @dataclass
 class RowSet:
-    """The rows of one table, numbered as they were read."""
+    """The rows of one table, numbered in the order of reading."""
 
     name: str
     """Key of the table below `data`."""
     source: str = ""
-    """Name of the rows' source in a mix; empty: there is no mix."""
+    """Name of the source of the rows in a mix; empty: there is no mix."""
     digest: str = ""
-    """SHA-256 by which `run.json` remembers the rows."""
+    """SHA-256 of the rows, which `run.json` records."""
     questions: "array[int]" = field(default_factory=lambda: array("I"))
-    """Number of each row's question; equal questions have one number, the first is 0, and no number is left out."""
+    """Question number of each row, from 0 without gaps. Equal questions have the same number."""
     repeats: bytearray = field(default_factory=bytearray)
-    """1 for each row with the question and the ground truth of an earlier one."""
+    """1 for each row with the question and the ground truth of an earlier row, else 0."""
     contents: "array[int]" = field(default_factory=lambda: array("I"))
-    """Number of what each row says, in the spool."""
+    """Number of the content of each row in the spool."""
     id_ends: list[str] = field(default_factory=list)
-    """End of the ids of each question's rows."""
+    """Suffix of the row ids, for each question."""
     spool: Spool = field(default_factory=Spool)
 
     def __len__(self) -> int:
         return len(self.questions)
 
     def row(self, position: int) -> DatasetRow:
-        """One row, with the name of its source, if there is a mix, among its fields."""
+        """Return one row. In a mix, its fields include the name of its source."""
         question, answer, fields, place = json.loads(self.spool.read(self.contents[position]))
         id = f"{id_begin(self.name)}{position:06d}{self.id_ends[self.questions[position]]}"
         if self.source:
@@ -91,7 +91,7 @@ class RowSet:
         return DatasetRow(id, question_of(question), answer, place, fields)
 
     def first_rows(self) -> Iterator[DatasetRow]:
-        """The first row of each question, in order of the questions."""
+        """Yield the first row of each question, in order of the questions."""
         known = 0
         for position, question in enumerate(self.questions):
             if question == known:
@@ -99,7 +99,7 @@ class RowSet:
                 yield self.row(position)
 
     def different_rows(self) -> Iterator[tuple[DatasetRow, int]]:
-        """The first of all rows that say the same, in order, and how many say so."""
+        """Yield the first row of each distinct content, in order, and the number of rows with that content."""
         times, known = Counter(self.contents), 0
         for position, content in enumerate(self.contents):
             if content == known:
@@ -109,33 +109,36 @@ class RowSet:
 
 @dataclass
 class _Numbering:
-    """Numbers of what was read so far, by digests."""
+    """Numbers of the questions and contents that were read so far, by digest."""
 
-    found: RowSet
+    row_set: RowSet
     spool: Spool
     questions: dict[bytes, int] = field(default_factory=dict)
     pairs: dict[bytes, int] = field(default_factory=dict)
     contents: dict[bytes, int] = field(default_factory=dict)
 
     def of(self, content: Content) -> tuple[int, int, int]:
-        """Numbers of the question, of question and ground truth, and of all that a row says."""
+        """Return the numbers of the question, of the pair (question, ground truth), and of the content of a row."""
         question = self.questions.setdefault(content.digest, len(self.questions))
-        if question == len(self.found.id_ends):
-            self.found.id_ends.append(content.id_end)
+        if question == len(self.row_set.id_ends):
+            self.row_set.id_ends.append(content.id_end)
         truth = content.digest + json.dumps(content.answer).encode()
         pair = self.pairs.setdefault(_short(truth), len(self.pairs))
         key = _short(content.digest_input.encode())
         if (number := self.contents.get(key)) is None:
-            asked = json.loads(content.canonical)
-            told = [asked, content.answer, dict(content.fields), content.place]
-            number = self.contents[key] = self.spool.append(json.dumps(told))
+            question_json = json.loads(content.canonical)
+            stored = [question_json, content.answer, dict(content.fields), content.place]
+            number = self.contents[key] = self.spool.append(json.dumps(stored))
         return question, pair, number
 
 
 def read_set(table: SingleTable, *, name: str, source: str = "", counted: Counted | None = None) -> RowSet:
-    """The rows of a table. `name` is its key below `data`, `source` its name in a mix; `counted` hears how many have
-    been read. A command that has read the same files before, to check them, does not read them again. Raises what
-    `stream_contents` and `Framing` raise."""
+    """Return the rows of a table.
+
+    `name` is the key of the table below `data`, `source` its name in a mix. `counted` is called with the number of
+    rows read. Results are cached, so that a command that checks files and then uses them reads them once. Raises what
+    `stream_contents` and `Framing` raise.
+    """
     state = _state_of(table, name)
     if state is None:
         return _read_set(table, name, source, counted)
@@ -152,58 +155,60 @@ _KEPT_SETS = 16
 
 
 def _state_of(table: SingleTable, name: str) -> object:
-    """What tells whether the files of a table are those that were read; None: nothing does."""
+    """Return the identity of the files of a table, to detect that they changed; None: unknown, do not cache."""
     if not isinstance(table, StoredRows) or table.path is None:
         return None
     files = files_of(table, key=f"data.{name}")
     if table.prompt_file is not None:
         files = [*files, Path(table.prompt_file)]
     try:
-        return tuple((str(file), (now := file.stat()).st_ino, now.st_size, now.st_mtime_ns) for file in files)
-    except OSError:  # told by whoever reads it
+        return tuple((str(file), (stat := file.stat()).st_ino, stat.st_size, stat.st_mtime_ns) for file in files)
+    except OSError:  # reading the file reports the error
         return None
 
 
 def _read_set(table: SingleTable, name: str, source: str, counted: Counted | None) -> RowSet:
-    found = RowSet(name, source)
-    numbering, seen, told = _Numbering(found, found.spool), bytearray(), hashlib.sha256()
+    rows = RowSet(name, source)
+    numbering, seen, digest = _Numbering(rows, rows.spool), bytearray(), hashlib.sha256()
     begin = json.dumps(id_begin(name))[1:-1]
     for position, content in enumerate(stream_contents(table, name=name)):
         if source and "source" in content.fields:
             raise DataError(
-                f"{content.place} has a field `source`, and in a mix that is the name of the row's source",
+                f"{content.place} has a field `source`, which in a mix is the name of the row's source",
                 hint=f"--set 'data.{name}.fields=[]'  # or the columns that the reward reads, without `source`",
             )
         if content.numbers is None:
             content.numbers = numbering.of(content)
         question, pair, number = content.numbers
-        found.questions.append(question)
-        found.contents.append(number)
+        rows.questions.append(question)
+        rows.contents.append(number)
         if pair == len(seen):
             seen.append(0)
-        found.repeats.append(seen[pair])
+        rows.repeats.append(seen[pair])
         seen[pair] = 1
-        told.update(f'["{begin}{position:06d}{content.id_end}{content.digest_input}'.encode())
+        digest.update(f'["{begin}{position:06d}{content.id_end}{content.digest_input}'.encode())
         if counted is not None and (position + 1) % EVERY_ROWS == 0:
             counted(name, position + 1)
-    found.digest = _with_further_files(told.hexdigest(), table, name)
-    return found
+    rows.digest = _with_further_files(digest.hexdigest(), table, name)
+    return rows
 
 
 def read_sources(table: AnyRows, *, name: str) -> dict[str, RowSet]:
-    """The rows of each source of a table, by the name of the source. Raises what `read_set` raises."""
+    """Return source name -> rows for each source of a table. Raises what `read_set` raises."""
     tables = single_tables(table, name=name)
-    return {source: read_set(single, name=its, source=source) for source, (its, single) in tables.items()}
+    return {source: read_set(single, name=key, source=source) for source, (key, single) in tables.items()}
 
 
 def digests_of(data: DataTable) -> dict[str, str]:
-    """The digests of a recipe's rows by key: `data.train`, `data.eval.NAME`. Raises what `read_set` raises."""
+    """Return key (`data.train`, `data.eval.NAME`) -> digest of its rows. Raises what `read_set` raises."""
     return {f"data.{name}": digest_of(read_sources(table, name=name)) for name, table in tables_of(data).items()}
 
 
 def digest_of(sources: Mapping[str, RowSet]) -> str:
-    """SHA-256 of ids, questions, answers and further columns, in order, by which `run.json` remembers a dataset: its
-    only source's, or that of all of them by name."""
+    """Return the SHA-256 of ids, questions, answers and further columns, in order, which `run.json` records.
+
+    For a mix it is computed from the names and digests of the sources.
+    """
     if "" in sources:
         return sources[""].digest
     return hashlib.sha256(json.dumps([[name, rows.digest] for name, rows in sources.items()]).encode()).hexdigest()
@@ -214,12 +219,12 @@ def _short(text: bytes) -> bytes:
 
 
 def _with_further_files(digest: str, table: SingleTable, name: str) -> str:
-    """The digest of the rows, with those of other files that decide what prompts are, if there are any."""
-    further = {}
+    """Return the digest of the rows, combined with the digests of other files that prompts depend on, if any."""
+    files = {}
     if table.prompt_file is not None:
-        further["prompt_file"] = Framing(table, name=name).prompt_file
+        files["prompt_file"] = Framing(table, name=name).prompt_file
     if isinstance(table, PythonRows):
-        further["function"] = code_digest(table, key=f"data.{name}")
-    if not further:
+        files["function"] = code_digest(table, key=f"data.{name}")
+    if not files:
         return digest
-    return hashlib.sha256(json.dumps([digest, further], sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([digest, files], sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Rows that no file of ours holds: of the library `datasets`, and of a function of the user's own."""
+"""Rows that are not in a JSONL or parquet file: from the library `datasets`, or from a function of the user."""
 
 import hashlib
 import importlib.util
@@ -12,46 +12,52 @@ from ppoctl.errors import DataError, EnvironmentProblemError, MissingAssetError,
 from ppoctl.recipe.rows import DatasetTable, PythonRows
 
 Reader = Callable[[int | None], Iterator[Block]]
-"""Function that gives the first so many rows; None: all."""
+"""Function that yields the first N rows; None: all rows."""
 
 
 def read_dataset(
     table: DatasetTable, columns: Collection[str] | None, most: int | None, *, key: str
 ) -> Iterator[Block]:
-    """The first `most` rows of a data set, with these columns; None: all. Raises MissingAssetError where the library
-    finds no such data set, here or on the hub, EnvironmentProblemError where it is not installed."""
-    found = load_dataset(table, key)
-    there = list(found.column_names)
-    heads = set(there) if columns is None else {column.partition(".")[0] for column in columns}
-    if heads <= set(there):
-        found = found.select_columns([name for name in there if name in heads])
-    arrow = found.with_format("arrow")
+    """Yield the first `most` rows of a data set, with these columns; None: all rows, all columns.
+
+    Raises MissingAssetError if `datasets` finds the data set neither on this machine nor on the hub, and
+    EnvironmentProblemError if the library is not installed.
+    """
+    dataset = load_dataset(table, key)
+    available = list(dataset.column_names)
+    heads = set(available) if columns is None else {column.partition(".")[0] for column in columns}
+    if heads <= set(available):
+        dataset = dataset.select_columns([name for name in available if name in heads])
+    arrow = dataset.with_format("arrow")
     batches = (batch for part in arrow.iter(BLOCK_ROWS) for batch in part.combine_chunks().to_batches())
     yield from blocks_of(batches, lambda number: f"`{table.path}` ({table.split}) row {number}", most)
 
 
 def load_dataset(table: DatasetTable, key: str) -> Any:
-    """The library's own object of a split, fetched where it is not in its cache. Raises as `read_dataset` does."""
+    """Return a split as an object of `datasets`, downloaded if it is not in the cache.
+
+    Raises what `read_dataset` raises.
+    """
     try:
         import datasets
     except ImportError as error:
         raise EnvironmentProblemError(
-            f"`{key}.dataset` is `{table.path}`, and `datasets` is not installed", hint="pip install datasets"
+            f"`{key}.dataset` is `{table.path}`, but `datasets` is not installed", hint="pip install datasets"
         ) from error
     folder = Path(table.path)
     shown = datasets.utils.logging.is_progress_bar_enabled()
     datasets.disable_progress_bars()
     try:
         if folder.is_dir() and any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
-            kept = datasets.load_from_disk(table.path)
-            return kept[table.split] if isinstance(kept, datasets.DatasetDict) else kept
+            stored = datasets.load_from_disk(table.path)
+            return stored[table.split] if isinstance(stored, datasets.DatasetDict) else stored
         return datasets.load_dataset(table.path, table.name, split=table.split)
-    except Exception as error:  # the library's own, of the network, of the disk: all end the same way
+    except Exception as error:  # errors of the library, the network and the disk are handled alike
         first = next(iter(str(error).splitlines()), "") or type(error).__name__
         where = quoted(table.path)
         hint = f"ls {where}" if folder.is_absolute() else f"hf download --repo-type dataset {where}"
         raise MissingAssetError(
-            f"`{key}.dataset.path` is `{table.path}` (split `{table.split}`): it cannot be had: {first}", hint=hint
+            f"`{key}.dataset.path` is `{table.path}` (split `{table.split}`): it cannot be loaded: {first}", hint=hint
         ) from error
     finally:
         if shown:
@@ -59,22 +65,25 @@ def load_dataset(table: DatasetTable, key: str) -> Any:
 
 
 def read_python(table: PythonRows, most: int | None, *, key: str) -> Iterator[Block]:
-    """The first `most` rows of a function of the user's own. Raises MissingAssetError where its file is not there,
-    RecipeError where it has no such function, DataError on what is no row and with what the function raises."""
-    del most  # the next row is not asked for before it is wanted
+    """Yield the rows of a function of the user, one by one: the caller stops after the rows that it requires.
+
+    Raises MissingAssetError if the file is missing, RecipeError if it has no such function, and DataError if the
+    function raises an error or yields something that is not a row.
+    """
+    del most  # the function is a generator, which runs only as far as its rows are read
     function, number = _function(table.function, key), 0
     try:
         for number, row in enumerate(function(**table.options), start=1):
             place = f"`{table.function}` row {number}"
             if not isinstance(row, Mapping):
                 raise DataError(
-                    f"{place} is a {type(row).__name__}, and a row is a mapping with `prompt`",
+                    f"{place} is a {type(row).__name__}, but a row must be a mapping with `prompt`",
                     hint='yield {"prompt": "...", "answer": "..."}',
                 )
             yield Block(((place, dict(row)),), (0,))
     except PpoctlError:
         raise
-    except Exception as error:  # whatever a person's code raises
+    except Exception as error:  # user code may raise any error
         raise DataError(
             f"`{key}.function` is `{table.function}`, which failed after {number} rows: "
             f"{type(error).__name__}: {error}",
@@ -83,7 +92,7 @@ def read_python(table: PythonRows, most: int | None, *, key: str) -> Iterator[Bl
 
 
 def code_digest(table: PythonRows, *, key: str) -> str:
-    """SHA-256 of the file of the function. Raises MissingAssetError where it is not there."""
+    """Return the SHA-256 of the file of the function. Raises MissingAssetError if the file is missing."""
     return hashlib.sha256(_read(table.function, key)).hexdigest()
 
 
@@ -95,7 +104,7 @@ def _read(function: str, key: str) -> bytes:
     file, colon, name = function.rpartition(":")
     if not colon or not name.isidentifier() or not file.endswith(".py"):
         raise RecipeError(
-            f"`{key}.function` is `{function}`, and a function is named as `path.py:name`",
+            f"`{key}.function` is `{function}`, but a function is written as `path.py:name`",
             hint=f"--set {key}.function=rows.py:rows",
         )
     try:
@@ -110,25 +119,25 @@ def _read(function: str, key: str) -> bytes:
 def _function(function: str, key: str) -> Callable[..., Any]:
     module = _module(str(_file(function)), hashlib.sha256(_read(function, key)).hexdigest(), key)
     name = function.rpartition(":")[2]
-    found = getattr(module, name, None)
-    if not callable(found):
+    loaded = getattr(module, name, None)
+    if not callable(loaded):
         raise RecipeError(
-            f"`{key}.function` is `{function}`, and the file has no function `{name}`",
+            f"`{key}.function` is `{function}`, but the file has no function `{name}`",
             hint=f"grep -n 'def ' {quoted(_file(function))}",
         )
-    return found  # type: ignore[no-any-return]
+    return loaded  # type: ignore[no-any-return]
 
 
 @lru_cache(maxsize=8)
 def _module(file: str, digest: str, key: str) -> Any:
-    """The module of a file with these bytes, run once."""
+    """Return the module of a file with this digest, which is executed once."""
     spec = importlib.util.spec_from_file_location(f"ppoctl_rows_{digest[:12]}", file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever a person's code raises
+    except Exception as error:  # user code may raise any error
         raise RecipeError(
             f"`{key}.function` is in `{file}`, which cannot be imported: {type(error).__name__}: {error}",
             hint=f"python {quoted(file)}",

@@ -1,8 +1,8 @@
-"""The order in which rows come, epoch after epoch: a pure function of the seed.
+"""Order of the rows, epoch after epoch: a pure function of the seed.
 
 an epoch of one set:   a permutation of its rows
 an epoch of a mix:     a permutation of [each row of source A, weight_A times | each row of source B, weight_B times]
-a weight's fraction:   the next so many rows of endless permutations of that source, which go on from epoch to epoch
+fraction of a weight:  the next rows of an endless sequence of permutations of the source, continued in the next epoch
 """
 
 from collections.abc import Sequence
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SourceShare:
-    """What a source has of an epoch."""
+    """Rows of a source and how often each is in an epoch."""
 
     rows: int
     weight: float = 1.0
-    """Number of times that each row comes."""
+    """Number of times that each row is in an epoch; its fraction selects some rows once more."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """Order of the rows of one or several sources, which are numbered one source after another."""
+    """Order of the rows of one or several sources. Rows are numbered one source after another."""
 
     shares: tuple[SourceShare, ...]
     seed: int
@@ -39,15 +39,17 @@ class Order:
         return sum(in_an_epoch(share.rows, share.weight) for share in self.shares)
 
     def row(self, position: int) -> int:
-        """Number of the row at a position, counted over all epochs from 0."""
+        """Return the number of the row at a position, which is counted from 0 over all epochs."""
         epoch, offset = divmod(position, self.epoch_rows)
         return int(_epoch(self, epoch)[offset])
 
 
 @lru_cache(maxsize=2)
 def _epoch(order: Order, epoch: int) -> "numpy.ndarray[tuple[int], numpy.dtype[numpy.int64]]":
-    """Numbers of the rows of one epoch. Cached because it costs some microseconds a row, and neighbouring steps share
-    it."""
+    """Return the numbers of the rows of one epoch, shape [epoch_rows].
+
+    Cached, because it takes some microseconds per row and consecutive steps use the same epoch.
+    """
     import numpy
 
     parts: Sequence[numpy.ndarray[tuple[int], numpy.dtype[numpy.int64]]] = []
@@ -62,20 +64,20 @@ def _epoch(order: Order, epoch: int) -> "numpy.ndarray[tuple[int], numpy.dtype[n
 
 
 def _more(order: Order, number: int, epoch: int, count: int) -> "numpy.ndarray[tuple[int], numpy.dtype[numpy.int64]]":
-    """Rows of a source that an epoch has besides whole rounds of it."""
+    """Return the rows that the fraction of a weight adds to an epoch."""
     import numpy
 
-    rows, found, at = order.shares[number].rows, [numpy.arange(0)], epoch * count
+    rows, chunks, at = order.shares[number].rows, [numpy.arange(0)], epoch * count
     while count:
-        again, offset = divmod(at, rows)
-        taken = _permutation(rows, order.seed, "mix", number, again)[offset : offset + count]
-        found.append(taken)
+        repetition, offset = divmod(at, rows)
+        taken = _permutation(rows, order.seed, "mix", number, repetition)[offset : offset + count]
+        chunks.append(taken)
         at, count = at + len(taken), count - len(taken)
-    return numpy.concatenate(found)
+    return numpy.concatenate(chunks)
 
 
 def _permutation(rows: int, *parts: object) -> "numpy.ndarray[tuple[int], numpy.dtype[numpy.int64]]":
-    """A random order of the rows. Sorting by hash depends on no library's generator, and so on no version of one."""
+    """Return a random order of the rows. Sorting by hash gives the same order in every version of numpy."""
     import numpy
 
     keys = numpy.fromiter((derive_seed(*parts, row) for row in range(rows)), numpy.int64, rows)

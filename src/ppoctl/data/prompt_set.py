@@ -1,7 +1,7 @@
-"""Prompts of one set of rows, rendered when they are drawn; which rows are used, and how many are not.
+"""Prompts of one set of rows, rendered on use. Decides which rows are used and counts the others.
 
-A prompt that is too long must be known at the start, and no row needs its tokens for that: equal questions are
-rendered once, and most texts have fewer bytes than the limit has tokens.
+Prompts that are too long must be found at the start. Few rows are tokenized for that: equal questions are rendered
+once, and most texts have fewer bytes than the limit has tokens.
 """
 
 from array import array
@@ -21,10 +21,10 @@ from ppoctl.errors import DataError
 from ppoctl.recipe.rows import SingleTable
 
 _FEW = 10
-"""One row in so many, or fewer, is few."""
+"""Too long prompts are considered few if they are at most 1 in 10 rows."""
 _TOKENIZED_TOGETHER = 512
 _KEPT_PROMPTS = 8192
-"""Prompts of a set that are not rendered again when they come again."""
+"""Rendered prompts of a set that are cached."""
 
 
 @dataclass(frozen=True)
@@ -33,51 +33,52 @@ class Counts:
 
     read: int
     repeated: int
-    """Rows with the question and the ground truth of an earlier one."""
+    """Rows with the question and the ground truth of an earlier row."""
     too_long: int
-    """Rows, of those that are left, whose prompt has more than the most tokens."""
+    """Rows whose prompt exceeds the limit, without dropped repetitions."""
     dropped: int
     cut: int
+    """Rows whose prompt is truncated."""
 
     @property
     def used(self) -> int:
         return self.read - self.dropped
 
     def as_dict(self) -> dict[str, int]:
-        """The counts by name, with the rows that are used."""
+        """Return name -> count, including the rows that are used."""
         return {**asdict(self), "used": self.used}
 
     def remarks(self) -> str:
-        """What is not usual about the rows, in words; empty: nothing."""
-        said = []
+        """Return a sentence about repeated and too long rows; empty: there are none."""
+        parts = []
         if self.repeated:
-            said.append(f"{self.repeated} of {self.read} rows repeat an earlier one")
+            parts.append(f"{self.repeated} of {self.read} rows repeat an earlier one")
         if self.too_long:
-            said.append(f"{self.too_long} are too long" + (" and are cut" if self.cut else ""))
-        return "; ".join([*said, f"{self.used} are used"]) if said else ""
+            parts.append(f"{self.too_long} are too long" + (" and are truncated" if self.cut else ""))
+        return "; ".join([*parts, f"{self.used} are used"]) if parts else ""
 
 
 class PromptSet(Sequence[Prompt]):
-    """Prompts of the rows of one table that are used, in file order.
+    """Prompts of the used rows of one table, in file order.
 
-    Raises what `Framing.chat` and the template raise, and DataError on a prompt without tokens, and on one that is
-    too long where that is an error.
+    Raises what `Framing.chat` and the template raise, and DataError if a prompt has no tokens, or is too long and
+    `long_prompts` is `"error"`.
     """
 
     def __init__(self, rows: RowSet, table: SingleTable, template: PromptTemplate, max_tokens: int) -> None:
         self.rows, self.weight = rows, table.weight
         self._table, self._template, self._max_tokens = table, template, max_tokens
         self._framing = Framing(table, name=rows.name)
-        self._prompt = lru_cache(_KEPT_PROMPTS)(self._made)
+        self._prompt = lru_cache(_KEPT_PROMPTS)(self._render)
         self.lengths = self._long_questions()
-        """Tokens of each question that is too long, by its number."""
+        """Question number -> number of tokens, for each question that is too long."""
         drops_repeated, drops_long = table.duplicates == "drop", table.long_prompts == "drop"
-        left = [n for n, repeated in enumerate(self.rows.repeats) if not (repeated and drops_repeated)]
-        too_long = [n for n in left if self.rows.questions[n] in self.lengths] if self.lengths else []
+        kept = [n for n, repeated in enumerate(self.rows.repeats) if not (repeated and drops_repeated)]
+        too_long = [n for n in kept if self.rows.questions[n] in self.lengths] if self.lengths else []
         if too_long and table.long_prompts == "error":
-            raise self._too_long(too_long, len(left))
+            raise self._too_long(too_long, len(kept))
         self.used = array(
-            "I", [n for n in left if self.rows.questions[n] not in self.lengths] if drops_long else left
+            "I", [n for n in kept if self.rows.questions[n] not in self.lengths] if drops_long else kept
         )
         """Positions of the rows that are used."""
         if not self.used:
@@ -106,7 +107,7 @@ class PromptSet(Sequence[Prompt]):
             return tuple(self[number] for number in range(*index.indices(len(self))))
         return self._prompt(self.used[index])
 
-    def _made(self, position: int) -> Prompt:
+    def _render(self, position: int) -> Prompt:
         row = self.rows.row(position)
         chat = self._framing.chat(row)
         text = self._template.text(chat, row, self._table.template_args)
@@ -117,21 +118,21 @@ class PromptSet(Sequence[Prompt]):
         return Prompt(row.id, ids, text, row.answer, chat, row.fields)
 
     def _long_questions(self) -> dict[int, int]:
-        found: dict[int, int] = {}
+        lengths: dict[int, int] = {}
         unsure = self._unsure()
-        while some := list(islice(unsure, _TOKENIZED_TOGETHER)):
-            ids = self._template.token_ids([text for _, _, text in some])
-            for (number, row, _), its in zip(some, ids, strict=True):
-                if not its:
+        while batch := list(islice(unsure, _TOKENIZED_TOGETHER)):
+            ids = self._template.token_ids([text for _, _, text in batch])
+            for (number, row, _), tokens in zip(batch, ids, strict=True):
+                if not tokens:
                     raise DataError(
-                        f"row `{row.id}` ({row.place}) renders to no tokens", hint="look at the chat template"
+                        f"row `{row.id}` ({row.place}) renders to no tokens", hint="check the chat template"
                     )
-                if len(its) > self._max_tokens:
-                    found[number] = len(its)
-        return found
+                if len(tokens) > self._max_tokens:
+                    lengths[number] = len(tokens)
+        return lengths
 
     def _unsure(self) -> Iterator[tuple[int, DatasetRow, str]]:
-        """Number, first row and text of each question whose length its bytes do not tell."""
+        """Yield number, first row and text of each question that may be too long, as its number of bytes shows."""
         for number, row in enumerate(self.rows.first_rows()):
             text = self._template.text(self._framing.chat(row), row, self._table.template_args)
             bound = self._template.most_tokens(text)
@@ -142,14 +143,14 @@ class PromptSet(Sequence[Prompt]):
         longest = max(positions, key=lambda position: self.lengths[self.rows.questions[position]])
         row, tokens = self.rows.row(longest), self.lengths[self.rows.questions[longest]]
         longer, key = f"--set rollout.max_prompt_tokens={tokens}", f"data.{self.rows.name}.long_prompts"
-        # A few rows are rather left out than given a window that every prompt then takes.
+        # If few rows are too long, suggest dropping them: a longer window would cost memory for every prompt.
         few = _FEW * len(positions) <= rows
         return DataError(
-            f"row `{row.id}` ({row.place}) has {tokens} prompt tokens, and `rollout.max_prompt_tokens` is "
-            f"{self._max_tokens}; {len(positions)} of {rows} rows of `data.{self.rows.name}` are over it",
-            hint=f"--set {key}=drop  # cut keeps their ends; or {longer}"
+            f"row `{row.id}` ({row.place}) has {tokens} prompt tokens, but `rollout.max_prompt_tokens` is "
+            f"{self._max_tokens}; {len(positions)} of {rows} rows of `data.{self.rows.name}` exceed it",
+            hint=f"--set {key}=drop  # cut keeps the end of each prompt; or {longer}"
             if few
-            else f"{longer}, or leave such rows out: --set {key}=drop",
+            else f"{longer}, or drop these rows: --set {key}=drop",
         )
 
 

@@ -1,11 +1,11 @@
-"""The text that a reward model reads of a prompt with its response, as ids of its own tokenizer.
+"""Input of a reward model: a prompt and its response, as token ids of the reward model's tokenizer.
 
-    own    the model's own chat template over the messages and the response as the assistant's turn, without what
-           opens another turn; no token is added
-    text   the prompt as the actor was given it, and the response behind it; the tokenizer adds its special tokens,
-           that of the beginning only where the text does not begin with it
+    own    the chat template of the reward model, applied to the messages and the response as the assistant's turn,
+           without a generation prompt; no token is added
+    text   the prompt text of the actor, followed by the response; the tokenizer adds its special tokens, but the
+           beginning-of-sequence token only if the text does not begin with it
 
-transformers reads a head's output at the last token that is no padding, so padding at the end of a text is cut off.
+transformers reads the output of the head at the last token that is not padding, so padding at the end is removed.
 """
 
 from pathlib import Path
@@ -20,11 +20,13 @@ Template = Literal["own", "text"]
 
 
 class RewardText:
-    """How a reward model is shown a response."""
+    """Converter of prompts and responses to the input of a reward model."""
 
     def __init__(self, folder: Path, template: Template, max_tokens: int, key: str = "reward") -> None:
-        """Load the tokenizer. Raises EnvironmentProblemError where there is none, or no chat template in it. `key`
-        is that of the model's table."""
+        """Load the tokenizer. `key` is the key of the model's table.
+
+        Raises EnvironmentProblemError if there is no tokenizer, or if a required chat template is missing.
+        """
         self._tokenizer = load_tokenizer(str(folder), f"{key}.path")
         self._template, self._max_tokens = template, max_tokens
         self._padding = read_config(folder).get("pad_token_id")
@@ -35,13 +37,15 @@ class RewardText:
             )
 
     def tokens(self, request: ScoreRequest) -> tuple[int, ...]:
-        """Ids of the text. Raises ValueError where the template refuses the chat, and where the text has no token or
-        too many."""
+        """Return the token ids of the input.
+
+        Raises ValueError if the template rejects the chat, or if the text has no tokens or more than `max_tokens`.
+        """
         ids = self._by_template(request) if self._template == "own" else self._as_text(request)
         while ids and ids[-1] == self._padding:
             ids.pop()
         if not ids:
-            raise ValueError("the text for the reward model has no token")
+            raise ValueError("the text for the reward model has no tokens")
         if len(ids) > self._max_tokens:
             raise ValueError(f"the text for the reward model has {len(ids)} tokens, more than {self._max_tokens}")
         return tuple(ids)
@@ -51,8 +55,8 @@ class RewardText:
         chat.append({"role": "assistant", "content": request.response})
         try:
             text = self._tokenizer.apply_chat_template(chat, add_generation_prompt=False, tokenize=False)
-        except Exception as error:  # a template is code: it can fail in any way
-            raise ValueError(f"the reward model's chat template refuses the chat: {error}") from error
+        except Exception as error:  # a template is code and may raise any error
+            raise ValueError(f"the reward model's chat template rejects the chat: {error}") from error
         return self._ids(str(text), special=False)
 
     def _as_text(self, request: ScoreRequest) -> list[int]:
@@ -61,6 +65,6 @@ class RewardText:
         return ids[1:] if beginning is not None and ids[:2] == [beginning, beginning] else ids
 
     def _ids(self, text: str, *, special: bool) -> list[int]:
-        readable = text.encode(errors="replace").decode()  # tokenizers takes no lone surrogates
+        readable = text.encode(errors="replace").decode()  # tokenizers rejects lone surrogates
         encoded: Any = self._tokenizer(readable, add_special_tokens=special, verbose=False)
         return list(encoded["input_ids"])

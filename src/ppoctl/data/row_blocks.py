@@ -1,8 +1,9 @@
-"""Stored rows as dictionaries, each with its place, equal ones once. Imports no torch; pyarrow only where parquet or
-a data set is read. Knows nothing of prompts: see `rows`.
+"""Stored rows as dictionaries with their places, in blocks of distinct rows.
 
-A column repeats itself in many data sets (DAPO-Math has each of 17k prompts about a hundred times), and a value of
-Python costs a thousand times what a number costs. So rows come in blocks: those that differ, and for each row which.
+Many data sets repeat values: DAPO-Math has each of 17k prompts about a hundred times. A Python value costs a thousand
+times more than a number. A block therefore contains the distinct rows and, for each row, the number of its equal.
+
+Imports no torch, and pyarrow only to read parquet or a data set. Prompts are made in `rows`.
 """
 
 import json
@@ -14,28 +15,30 @@ from ppoctl.errors import DataError, EnvironmentProblemError
 from ppoctl.recipe.row_files import opened
 
 Place = str
-"""Place of a row in words that a person can follow: `file.jsonl` line 3."""
+"""Place of a row for messages: `file.jsonl` line 3."""
 BLOCK_ROWS = 1 << 18
 """Most rows of a block."""
 
 
 class Block(NamedTuple):
-    """Some rows in a row: those that differ, and for each row the number of the one that it equals."""
+    """Consecutive rows: the distinct rows, and for each row the index of the distinct row that it equals."""
 
     rows: Sequence[tuple[Place, dict[str, Any]]]
     order: Sequence[int]
 
 
 def read_jsonl(path: Path) -> Iterator[Block]:
-    """Rows of a JSONL file, in order, without blank lines, each a block of its own: the next line is not looked at
-    before it is asked for. Raises DataError naming the line that is not a JSON object."""
+    """Yield the rows of a JSONL file in order, without blank lines, one row per block.
+
+    A line is parsed only when its row is requested. Raises DataError that names a line that is not a JSON object.
+    """
     with opened(path) as lines:
         for number, line in enumerate(_lines(lines, path), start=1):
             if not line.strip():
                 continue
             place = f"`{path}` line {number}"
             try:
-                row = json.loads(line.decode("utf-8-sig").rstrip())  # an invisible mark may begin the file
+                row = json.loads(line.decode("utf-8-sig").rstrip())  # the file may begin with a byte order mark
             except json.JSONDecodeError as error:
                 raise DataError(
                     f"{place} is not JSON: {error.msg} (column {error.colno})",
@@ -50,7 +53,7 @@ def read_jsonl(path: Path) -> Iterator[Block]:
                 raise DataError(f"{place} is nested too deep", hint="JSONL has one JSON object per line") from error
             if not isinstance(row, dict):
                 raise DataError(
-                    f"{place} is JSON, but no object with columns", hint="JSONL has one JSON object per line"
+                    f"{place} is JSON, but not an object with columns", hint="JSONL has one JSON object per line"
                 )
             yield Block(((place, row),), (0,))
 
@@ -58,19 +61,21 @@ def read_jsonl(path: Path) -> Iterator[Block]:
 def _lines(lines: Any, path: Path) -> Iterator[bytes]:
     try:
         yield from lines
-    except (OSError, EOFError) as error:  # a packed file that ends in the middle, or is none
+    except (OSError, EOFError) as error:  # a compressed file that is truncated or invalid
         raise DataError(f"`{path}` cannot be read: {error}", hint="is the file complete?") from error
 
 
 def read_parquet(path: Path, columns: Collection[str] | None, most: int | None) -> Iterator[Block]:
-    """The first `most` rows of a parquet file, in order, counted from 1, with these columns; None: all. Raises
-    DataError on a file that is no parquet."""
+    """Yield the first `most` rows of a parquet file in order, with these columns; None: all rows, all columns.
+
+    Places count from 1. Raises DataError if the file is not valid parquet.
+    """
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
         raise EnvironmentProblemError(
-            f"`{path}` is a parquet file, and pyarrow is not installed", hint="pip install pyarrow"
+            f"`{path}` is a parquet file, but pyarrow is not installed", hint="pip install pyarrow"
         ) from error
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
@@ -81,17 +86,19 @@ def read_parquet(path: Path, columns: Collection[str] | None, most: int | None) 
         raise DataError(f"`{path}` cannot be read as parquet: {error}", hint="is the file complete?") from error
 
 
-def _chosen(there: Sequence[str], columns: Collection[str] | None) -> list[str] | None:
-    """The outermost columns that hold those that are wanted. None: all, also where one is not found, so that the
-    error can say what there is."""
-    if columns is None or any("." in name for name in there):
+def _chosen(available: Sequence[str], columns: Collection[str] | None) -> list[str] | None:
+    """Return the outermost columns that contain the requested columns; None: all columns.
+
+    All columns are read if one is missing, so that the error can list the existing columns.
+    """
+    if columns is None or any("." in name for name in available):
         return None
     heads = [column.partition(".")[0] for column in columns]
-    return [name for name in there if name in heads] if set(heads) <= set(there) else None
+    return [name for name in available if name in heads] if set(heads) <= set(available) else None
 
 
 def blocks_of(batches: Iterator[Any], place: Callable[[int], Place], most: int | None) -> Iterator[Block]:
-    """The first `most` rows of Arrow's record batches. `place` says where the row of a number, from 1, stands."""
+    """Yield the first `most` rows of Arrow record batches. `place`: row number from 1 -> place of the row."""
     import numpy
 
     done = 0
@@ -110,31 +117,33 @@ def blocks_of(batches: Iterator[Any], place: Callable[[int], Place], most: int |
 
 
 def _codes(column: Any) -> Any:
-    """A whole number for each value of a column of Arrow's, equal only where values are; numbers are below twice the
-    count of values."""
+    """Return a whole number for each value of an Arrow column, shape [rows]. Numbers are equal only if values are.
+
+    Numbers are below twice the number of values.
+    """
     import numpy
     import pyarrow
     from pyarrow import compute, types
 
     if types.is_struct(column.type):
-        inner = [_codes(each) for each in column.flatten()]
+        inner = [_codes(child) for child in column.flatten()]
         return _joined([column.is_null().to_numpy(zero_copy_only=False).astype(numpy.int64), *inner])
     if types.is_list(column.type) or types.is_large_list(column.type):
         lengths = compute.fill_null(column.value_lengths(), -1).to_numpy(zero_copy_only=False)
         return _codes_of_lists(lengths, _codes(column.flatten()))
     try:
         coded = column.dictionary_encode(null_encoding="encode").indices
-    except pyarrow.ArrowNotImplementedError:  # of a type that is not compared: each value stands for itself
+    except pyarrow.ArrowNotImplementedError:  # a type that Arrow cannot compare: each value counts as distinct
         return numpy.arange(len(column))
     return coded.to_numpy(zero_copy_only=False).astype(numpy.int64)
 
 
 def _codes_of_lists(lengths: Any, inner: Any) -> Any:
-    """Numbers of lists, from their lengths (-1: null) and the numbers of all their values, one list after another."""
+    """Return a number for each list, from the lengths (-1: null) and the numbers of all values, list after list."""
     import numpy
 
     starts = numpy.cumsum(numpy.maximum(lengths, 0)) - numpy.maximum(lengths, 0)
-    found, known = numpy.empty(len(lengths), numpy.int64), 0
+    numbers, known = numpy.empty(len(lengths), numpy.int64), 0
     for length in numpy.unique(lengths):
         rows = numpy.flatnonzero(lengths == length)
         if length > _MOST_COMPARED:
@@ -143,17 +152,17 @@ def _codes_of_lists(lengths: Any, inner: Any) -> Any:
             codes = numpy.zeros(len(rows), numpy.int64)
         else:
             codes = _joined([inner[starts[rows] + number] for number in range(length)])
-        found[rows] = codes + known
+        numbers[rows] = codes + known
         known += int(codes.max()) + 1
-    return found
+    return numbers
 
 
 _MOST_COMPARED = 64
-"""Longest lists that are compared; longer ones (tokens, figures) hardly repeat."""
+"""Length of the longest lists that are compared; longer lists (token ids, numbers) rarely repeat."""
 
 
 def _joined(columns: Sequence[Any]) -> Any:
-    """One number for the numbers of a row in several columns."""
+    """Return one number for each combination of the numbers of a row in several columns."""
     import numpy
 
     joined = columns[0]
@@ -164,7 +173,7 @@ def _joined(columns: Sequence[Any]) -> Any:
 
 
 def lookup(row: Mapping[str, Any], column: str) -> Any:
-    """Value of a column; dots reach into nested columns unless a column has that very name. Raises KeyError."""
+    """Return the value of a column; dots select nested columns unless a column has that name. Raises KeyError."""
     if column in row:
         return row[column]
     head, dot, rest = column.partition(".")
@@ -175,7 +184,7 @@ def lookup(row: Mapping[str, Any], column: str) -> Any:
 
 
 def columns_of(row: Mapping[str, Any]) -> list[str]:
-    """Names of columns that `lookup` finds, nested ones with dots."""
+    """Return the names of the columns that `lookup` finds, nested columns with dots."""
     names: list[str] = []
     for name, value in row.items():
         names += [f"{name}.{inner}" for inner in columns_of(value)] if isinstance(value, Mapping) else [name]

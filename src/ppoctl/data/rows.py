@@ -1,7 +1,7 @@
-"""Datasets as rows: a question, an answer, and an id that stays the same for as long as the question does.
+"""Rows of data sets: a question, an answer, and an id that changes only if the question or its position changes.
 
-Nothing is dropped, cut or guessed here: the first row that does not fit is an error. Imports no torch, so that
-`validate` reads the data on a login node.
+Rows are never dropped, truncated or guessed: the first invalid row is an error. Imports no torch, so that `validate`
+can read the data on a login node.
 """
 
 import hashlib
@@ -22,10 +22,10 @@ from ppoctl.recipe.rows import AnyRows, DataTable, Gsm8kRows, MixRows, PythonRow
 
 @dataclass(frozen=True)
 class DatasetRow:
-    """One question and what the dataset knows of its answer."""
+    """One question with its ground truth and further fields."""
 
     id: str
-    """NAME/INDEX-DIGEST: dataset, position from 0, and a digest of the question, so that an edit is noticed."""
+    """NAME/INDEX-DIGEST: data set, position from 0, and a digest of the question, which detects edits."""
     question: Question
     answer: str | None
     place: Place
@@ -36,19 +36,19 @@ class DatasetRow:
 
 @dataclass(eq=False)
 class Content:
-    """What equal rows have in common: one object for those of them that stand near each other."""
+    """Content shared by equal rows. Equal rows that are close to each other use one object."""
 
     question: Question
     answer: str | None
     fields: Mapping[str, Json]
     place: Place
-    """Place of the first of them."""
+    """Place of the first of these rows."""
     numbers: tuple[int, int, int] | None = None
-    """Numbers that an index gave them (`index`)."""
+    """Numbers that the index assigned to the rows (`index`)."""
 
     @cached_property
     def canonical(self) -> str:
-        """The question as JSON, of which its digest is made."""
+        """The question as JSON text, from which the digest is computed."""
         return json.dumps(canonical(self.question))
 
     @cached_property
@@ -58,48 +58,48 @@ class Content:
 
     @cached_property
     def id_end(self) -> str:
-        """What stands behind the position in the ids of these rows."""
+        """Suffix of the ids of these rows, after the position."""
         return f"-{self.digest[:4].hex()}"
 
     @cached_property
     def digest_input(self) -> str:
-        """What the digest of a dataset takes of a row, behind its id."""
+        """Text of a row, after its id, that the digest of the data set is computed from."""
         further = f", {json.dumps(dict(self.fields), sort_keys=True)}" if self.fields else ""
         return f'", {self.canonical}, {json.dumps(self.answer)}{further}]'
 
 
 def canonical(question: Question) -> str | list[list[str]]:
-    """A question as JSON has it."""
+    """Return a question as JSON values."""
     return question if isinstance(question, str) else [[message.role, message.content] for message in question]
 
 
 def question_of(written: str | list[list[str]]) -> Question:
-    """The question of which `canonical` made this."""
+    """Return the question from the result of `canonical`."""
     return written if isinstance(written, str) else tuple(Message(role, content) for role, content in written)
 
 
 def tables_of(data: DataTable) -> dict[str, AnyRows]:
-    """Tables of a recipe's rows by key: `train`, `eval.NAME`."""
+    """Return key (`train`, `eval.NAME`) -> table of rows."""
     return {"train": data.train, **{f"eval.{name}": table for name, table in data.eval.items()}}
 
 
 def single_tables(table: AnyRows, *, name: str) -> dict[str, tuple[str, SingleTable]]:
-    """The name of the rows and the table of each source of a table, by the name of the source."""
+    """Return source -> (name of its rows, its table) for each source of a table."""
     inside = f"{name}.sources." if isinstance(table, MixRows) else name
     return {source: (f"{inside}{source}", single) for source, single in sources_of(table).items()}
 
 
 def read_rows(table: SingleTable, *, name: str) -> list[DatasetRow]:
-    """Rows of one dataset, in file order. Raises what `stream_rows` raises."""
+    """Return the rows of one data set, in file order. Raises what `stream_rows` raises."""
     return list(stream_rows(table, name=name))
 
 
 def stream_rows(table: SingleTable, *, name: str) -> Iterator[DatasetRow]:
-    """Rows of one dataset, one at a time, in file order. `name` is its key below `data`.
+    """Yield the rows of one data set, in file order. `name` is its key below `data`.
 
-    Raises MissingAssetError where there is no file, RecipeError on one of another format, and DataError on a file
-    that is unreadable or empty, and on the first row without the columns asked for, or with something in them that is
-    no question or answer.
+    Raises MissingAssetError if a file is missing, RecipeError if it has another format, and DataError if it is
+    unreadable or empty. Raises DataError also for the first row that lacks a column, or whose value is not a question
+    or an answer.
     """
     begin = id_begin(name)
     for number, content in enumerate(stream_contents(table, name=name)):
@@ -108,36 +108,36 @@ def stream_rows(table: SingleTable, *, name: str) -> Iterator[DatasetRow]:
 
 
 def stream_contents(table: SingleTable, *, name: str) -> Iterator[Content]:
-    """What the rows of `stream_rows` say, in order; rows that are equal and near each other are one object."""
+    """Yield the content of each row of `stream_rows`. Equal rows that are close to each other yield one object."""
     key, number = f"data.{name}", 0
     for block in _blocks(table, key):
-        found = [Content(*_with_place(raw, place, table, key)) for place, raw in block.rows]
-        yield from (found[code] for code in block.order)
+        contents = [Content(*_with_place(raw, place, table, key)) for place, raw in block.rows]
+        yield from (contents[code] for code in block.order)
         number += len(block.order)
     if not number:
-        raise DataError(f"[{key}] has no rows: `{table.named}` holds none", hint=f"--set {key}.path=FILE")
+        raise DataError(f"[{key}] has no rows: `{table.named}` is empty", hint=f"--set {key}.path=FILE")
 
 
 def id_begin(name: str) -> str:
-    """What stands in front of the position in the ids of a dataset's rows."""
+    """Return the prefix of the row ids of a data set, before the position."""
     return f"{name.replace('.sources.', '/').replace('.', '/')}/"
 
 
 def require_enough(rows: int, prompts_per_step: int) -> None:
-    """Raises DataError when one step takes more prompts than the training set has."""
+    """Raise DataError if one step takes more prompts than the training set has."""
     if rows < prompts_per_step:
         raise DataError(
-            f"`data.train` has {rows} rows, and a step takes {prompts_per_step} (`rollout.prompts_per_step`)",
+            f"`data.train` has {rows} rows, but a step takes {prompts_per_step} (`rollout.prompts_per_step`)",
             hint=f"--set rollout.prompts_per_step={rows}, or use more rows (`data.train.max_rows`); for more "
             "responses to the same prompts raise `rollout.samples_per_prompt`",
         )
 
 
 def require_in_an_epoch(name: str, rows: int, weight: float) -> None:
-    """Raises DataError where the weight of a source leaves none of its rows in an epoch, and so in a whole run."""
+    """Raise DataError if the weight of a source is so small that no epoch contains a row of it."""
     if in_an_epoch(rows, weight) == 0:
         raise DataError(
-            f"none of the {rows} rows of `data.{name}` comes in an epoch: its weight is `{weight:g}`",
+            f"none of the {rows} rows of `data.{name}` is in an epoch: its weight is `{weight:g}`",
             hint=f"--set data.{name}.weight={1 / rows:.3g}  # one row in each epoch; or remove the source",
         )
 
@@ -149,20 +149,20 @@ def _with_place(
 
 
 def _blocks(table: SingleTable, key: str) -> Iterator[Block]:
-    """The first `max_rows` rows of a table, as they are stored."""
-    left = table.max_rows
+    """Yield the first `max_rows` rows of a table, as stored."""
+    remaining = table.max_rows
     for read in _readers(table, key):
-        for block in read(left):
-            order = block.order if left is None else block.order[:left]
+        for block in read(remaining):
+            order = block.order if remaining is None else block.order[:remaining]
             yield Block(block.rows, order)
-            if left is not None:
-                left -= len(order)
-                if not left:
+            if remaining is not None:
+                remaining -= len(order)
+                if not remaining:
                     return
 
 
 def _readers(table: SingleTable, key: str) -> "Iterator[loaders.Reader]":
-    """A reader of each of the table's files, one after the other."""
+    """Yield a reader for each file of the table."""
     if isinstance(table, PythonRows):
         yield partial(loaders.read_python, table, key=key)
         return

@@ -1,11 +1,11 @@
-"""The way from questions to token ids, through the model's own tokenizer and chat template.
+"""Convert questions to token ids, with the tokenizer and chat template of the model.
 
-With a chat template: the messages of `framing`, then what opens the assistant's turn.
-Without one (base models): the same parts as plain text, a blank line between messages, after the tokenizer's
-beginning-of-sequence token where it adds one. No other token is added.
+With a chat template: the messages of `framing`, then the generation prompt that opens the assistant's turn.
+Without a chat template (base models): the messages as plain text with a blank line between them, after the
+beginning-of-sequence token if the tokenizer adds one. No other token is added.
 
-A model with `tokenizer.json` is read as that file says. `AutoTokenizer` may rebuild it from the vocabulary with the
-rules of the architecture in `config.json`, and then cut the same text differently from what the model was trained on.
+If the model has `tokenizer.json`, that file is used. `AutoTokenizer` may instead rebuild the tokenizer from the
+vocabulary and the architecture in `config.json`, and then split text differently than in the training of the model.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from ppoctl.recipe.rows import SingleTable
 
 @dataclass(frozen=True)
 class Rendered:
-    """One row as the generator gets it."""
+    """One row in the form that the generator receives."""
 
     messages: tuple[Message, ...]
     text: str
@@ -33,22 +33,24 @@ class Rendered:
 
 
 def load_tokenizer(path: str, key: str = "model.path") -> Any:
-    """Tokenizer of a model folder, or of a hub model in the local cache; nothing is downloaded. Raises
-    EnvironmentProblemError where there is none; `key` names the folder."""
+    """Return the tokenizer of a model folder, or of a hub model in the local cache. Downloads nothing.
+
+    `key` is the recipe key that names the folder. Raises EnvironmentProblemError if there is no tokenizer.
+    """
     try:
-        # Imported apart: the automatic one brings every architecture, which takes seconds.
+        # AutoTokenizer imports every architecture, which takes seconds.
         if _has_tokenizer_json(path):
             from transformers import PreTrainedTokenizerFast
 
             return PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
         from transformers import AutoTokenizer
 
-        # Otherwise it asks whoever sits at a terminal whether to run code of the folder.
+        # Without `trust_remote_code=False` it would prompt at a terminal to run code of the folder.
         return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # tokenizers raises Exception itself for a file that it cannot read
+    except Exception as error:  # tokenizers raises plain Exception for a file that it cannot read
         first = next(iter(str(error).splitlines()), type(error).__name__)
         raise EnvironmentProblemError(
-            f"`{key}` is `{path}`, and no tokenizer can be loaded from it: {first}",
+            f"`{key}` is `{path}`, but no tokenizer can be loaded from it: {first}",
             hint="name a folder with `tokenizer.json`; a hub model is fetched first, with `hf download MODEL`",
         ) from error
 
@@ -62,15 +64,14 @@ def _has_tokenizer_json(path: str) -> bool:
 
 
 class PromptTemplate:
-    """Renderer of rows. `tokenizer` is a Hugging Face one."""
+    """Renderer of rows. `tokenizer` is a Hugging Face tokenizer or a `LightTokenizer`."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
     @property
     def digest(self) -> str:
-        """SHA-256 of everything that decides which ids a text gets: the tokenizer, its special tokens, the
-        template."""
+        """SHA-256 of everything that token ids depend on: the tokenizer, its special tokens, the chat template."""
         tokenizer = self._tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", None)
         core = backend.to_str() if backend is not None else json.dumps(sorted(tokenizer.get_vocab().items()))
@@ -79,18 +80,18 @@ class PromptTemplate:
         return hashlib.sha256(parts.encode()).hexdigest()
 
     def render(self, rows: Sequence[DatasetRow], table: SingleTable, *, name: str) -> list[Rendered]:
-        """Render rows in order. `name` is the dataset's key below `data`.
+        """Render rows in order. `name` is the key of the data set below `data`.
 
-        Raises what `Framing.chat` raises, and DataError where the template refuses a row.
+        Raises what `Framing.chat` raises, and DataError if the template rejects a row.
         """
         framing = Framing(table, name=name)
         chats = [framing.chat(row) for row in rows]
         texts = [self.text(chat, row, table.template_args) for chat, row in zip(chats, rows, strict=True)]
-        told = zip(chats, texts, self.token_ids(texts), strict=True)
-        return [Rendered(chat, text, ids) for chat, text, ids in told]
+        rendered = zip(chats, texts, self.token_ids(texts), strict=True)
+        return [Rendered(chat, text, ids) for chat, text, ids in rendered]
 
     def text(self, chat: Sequence[Message], row: DatasetRow, arguments: Mapping[str, object]) -> str:
-        """The chat as text, with what opens the assistant's turn. Raises DataError where the template refuses it."""
+        """Return the chat as text, ending with the generation prompt. Raises DataError if the template rejects it."""
         if self._chat_template is None:
             return "\n\n".join(message.content for message in chat)
         messages = [{"role": message.role, "content": message.content} for message in chat]
@@ -98,22 +99,22 @@ class PromptTemplate:
             text = self._tokenizer.apply_chat_template(
                 messages, add_generation_prompt=True, tokenize=False, **arguments
             )
-        except Exception as error:  # a template is code: it can fail in any way
+        except Exception as error:  # a template is code and may raise any error
             raise refused(row, error) from error
         return str(text)
 
     def token_ids(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        """Token ids of texts that `text` gave."""
-        # The template writes its special tokens itself; the tokenizer must not add a second beginning.
-        # Lengths are our own check's business (`index`), so it need not warn of them.
+        """Return the token ids of texts that `text` returned."""
+        # The template writes the special tokens; the tokenizer must not add a second beginning-of-sequence token.
+        # `prompt_set` checks the lengths, so warnings of the tokenizer are off.
         encoded = self._tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
         return [(*self.opening, *ids) for ids in encoded]
 
     def most_tokens(self, text: str) -> int | None:
-        """A bound on the tokens of a text that costs no look at its merges; None: the tokenizer allows none.
+        """Return an upper bound on the tokens of a text, without tokenizing it; None: the tokenizer allows no bound.
 
-        A token of a byte-level vocabulary is at least one byte. Unicode's composed form (NFC) leaves ASCII alone, and
-        makes at most three bytes of one.
+        A token of a byte-level vocabulary is at least one byte. Unicode normalization (NFC) does not change ASCII
+        and at most triples the bytes of other text.
         """
         if not self._is_byte_level:
             return None
@@ -121,9 +122,11 @@ class PromptTemplate:
 
     @cached_property
     def opening(self) -> tuple[int, ...]:
-        """Ids of the beginning-of-sequence token where there is no template to write it, and this tokenizer adds
-        one. The tokenizer itself is asked, because what it adds at the *end* (some add an end token) must not end up
-        in a prompt."""
+        """Id of the beginning-of-sequence token if the tokenizer adds it and no template writes it; else empty.
+
+        A test text shows whether the tokenizer adds it. Other special tokens, such as an end token, must not be in a
+        prompt.
+        """
         bos = self._tokenizer.bos_token_id
         if self._chat_template is not None or bos is None:
             return ()
@@ -135,16 +138,16 @@ class PromptTemplate:
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         if backend is None:
             return False
-        told = json.loads(backend.to_str())
-        before = told.get("pre_tokenizer") or {}
-        steps = before.get("pretokenizers", [before])
-        cuts = ("Split", "Digits", "Punctuation", "Whitespace")  # which add nothing
+        config = json.loads(backend.to_str())
+        pre_tokenizer = config.get("pre_tokenizer") or {}
+        steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
+        splitters = ("Split", "Digits", "Punctuation", "Whitespace")  # they add no bytes
         byte_level = [step for step in steps if step.get("type") == "ByteLevel"]
         return (
-            (told.get("normalizer") or {"type": "NFC"})["type"] == "NFC"
+            (config.get("normalizer") or {"type": "NFC"})["type"] == "NFC"
             and len(byte_level) == 1
             and not byte_level[0].get("add_prefix_space")
-            and all(step in byte_level or step.get("type") in cuts for step in steps)
+            and all(step in byte_level or step.get("type") in splitters for step in steps)
         )
 
     @property
@@ -153,8 +156,8 @@ class PromptTemplate:
 
 
 def refused(row: DatasetRow, error: Exception) -> DataError:
-    """The error for a row that the model's chat template does not take."""
+    """Return the error for a row that the chat template of the model rejects."""
     return DataError(
-        f"the model's chat template refuses row `{row.id}` ({row.place}): {error}",
-        hint="many templates take no system message, or want user and assistant to take turns",
+        f"the model's chat template rejects row `{row.id}` ({row.place}): {error}",
+        hint="many templates reject system messages, or require user and assistant to alternate",
     )

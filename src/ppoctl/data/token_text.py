@@ -1,4 +1,4 @@
-"""Token ids as text, for people. Light where the model has `tokenizer.json`: transformers takes seconds to import."""
+"""Token ids as text, for display. With `tokenizer.json`, transformers is not imported, which would take seconds."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,36 +6,41 @@ from ppoctl.errors import EnvironmentProblemError
 from ppoctl.model.folder import local_folder
 
 _BROKEN = "\ufffd"
-"""What a tokenizer gives for bytes that are no character, or not yet."""
+"""Replacement character that a tokenizer returns for bytes that are not a complete character."""
 _LONGEST = 4
-"""Bytes of the longest character in UTF-8, and so the tokens that it may be cut into."""
+"""Bytes of the longest character in UTF-8, and so the most tokens that a character may be split into."""
 
 Decode = Callable[[Sequence[int]], str]
 
 
 class TokenText:
-    """Text of token ids by a model's own tokenizer, special tokens included."""
+    """Converter of token ids to text with the tokenizer of a model, including special tokens."""
 
     def __init__(self, path: str, key: str = "model.path") -> None:
-        """Read the tokenizer of a model folder, or of a hub model in the local cache. Raises EnvironmentProblemError
-        where there is none; `key` names the folder."""
+        """Read the tokenizer of a model folder, or of a hub model in the local cache.
+
+        `key` is the recipe key that names the folder. Raises EnvironmentProblemError if there is no tokenizer.
+        """
         self._decode = _decoder(path, key)
 
     def text(self, ids: Sequence[int]) -> str:
-        """The text of all of them."""
+        """Return the text of all tokens."""
         return self._decode(ids)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """What each adds to the text. A character that several tokens are parts of is with the first of them, and the
-        others are empty; a token that is part of no character has a mark for it."""
+        """Return the text that each token adds, shape [tokens].
+
+        A character that consists of several tokens is in the text of the first; the others are empty. A token that
+        is not part of a character has the replacement character.
+        """
         pieces = [""] * len(ids)
-        known = start = 0  # decoding from the tokens before keeps the space that a first word loses
+        known = start = 0  # decoding with the previous tokens keeps the space that a first word loses
         while start < len(ids):
-            told = len(self._decode(ids[known:start]))
+            known_chars = len(self._decode(ids[known:start]))
             ends = range(start + 1, min(start + _LONGEST, len(ids)) + 1)
-            texts = ((end, self._decode(ids[known:end])[told:]) for end in ends)
+            texts = ((end, self._decode(ids[known:end])[known_chars:]) for end in ends)
             end = next((end for end, text in texts if _BROKEN not in text), start + 1)
-            pieces[start] = self._decode(ids[known:end])[told:]
+            pieces[start] = self._decode(ids[known:end])[known_chars:]
             known, start = start, end
         return pieces
 
@@ -51,9 +56,9 @@ def _decoder(path: str, key: str) -> Decode:
 
     try:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except Exception as error:  # the library raises Exception itself
+    except Exception as error:  # the library raises plain Exception
         raise EnvironmentProblemError(
-            f"`{key}` is `{path}`, and its `tokenizer.json` cannot be read: {error}",
+            f"`{key}` is `{path}`, but its `tokenizer.json` cannot be read: {error}",
             hint="fetch the model again",
         ) from error
     return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))

@@ -1,13 +1,12 @@
-"""Whether this machine, or this node, can run ppoctl: one finding for each thing that a run stands on.
+"""Checks of whether this machine can run ppoctl. Each check gives one finding for each requirement of a run.
 
-    examine   the list of checks, and all their findings
-    finding   what a check found: ok, a warning, or wrong with the command that mends it
-    machine   what is read of a machine, once; tests make one up
-    gpus      driver, torch's build, GPUs, compute mode, peer access, NCCL, compiler
-    host      packages, shared memory, limits, ports, Ray, Slurm
-    folders   the file system that runs are written to
-    asked     what a recipe needs: model, devices, memory, MLflow, a Ray that runs
+    examine         the list of checks, and all their findings
+    finding         result of a check: ok, a warning, or wrong with the command that fixes it
+    gpus            driver, build of torch, GPUs, compute mode, peer access, NCCL, compiler
+    host            packages, shared memory, limits, ports, Ray, Slurm
+    folders         the file system of the runs folder
+    recipe_checks   what a recipe requires: model, devices, memory, MLflow, a running Ray
 
-Nothing is changed: what is written to see whether it can be is removed at once. Neither vLLM nor Megatron-Core is
-imported, and torch only where there are GPUs for it.
+The facts about the machine are in `machine/host_info.py`; tests replace them. The checks change nothing: files
+that they write are deleted at once. vLLM and Megatron-Core are not imported, and torch only if there are GPUs.
 """

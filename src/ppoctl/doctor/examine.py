@@ -1,4 +1,4 @@
-"""The list of checks. Each is a function that gives its findings; none is asked before its turn."""
+"""The list of checks. Each check is a function that returns its findings; a check runs only when it is reached."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -29,35 +29,38 @@ OF_A_MACHINE = (
 OF_A_FOLDER = (folders.runs_folder, folders.disk)
 
 
-def checks(here: HostInfo, runs: Path, wanted: recipe_checks.IntendedRun | None) -> dict[str, RunCheck]:
-    """Every check by what it looks at, in the order in which findings are shown."""
-    found: dict[str, RunCheck] = {check.__name__: partial(check, here) for check in OF_A_MACHINE}
-    found |= {check.__name__: partial(check, runs) for check in OF_A_FOLDER}
-    if wanted is not None:
-        found |= {
-            "model": partial(recipe_checks.model, wanted, here),
-            "layout": partial(recipe_checks.layout, wanted, here),
-            "memory": partial(recipe_checks.memory, wanted, here),
-            "saves": partial(recipe_checks.saves, wanted, runs),
-            "joined_ray": partial(recipe_checks.joined_ray, wanted),
-            "mlflow": partial(recipe_checks.mlflow, wanted),
+def checks(machine: HostInfo, runs: Path, run: recipe_checks.IntendedRun | None) -> dict[str, RunCheck]:
+    """Return name -> check, in the order in which findings are shown."""
+    by_name: dict[str, RunCheck] = {check.__name__: partial(check, machine) for check in OF_A_MACHINE}
+    by_name |= {check.__name__: partial(check, runs) for check in OF_A_FOLDER}
+    if run is not None:
+        by_name |= {
+            "model": partial(recipe_checks.model, run, machine),
+            "layout": partial(recipe_checks.layout, run, machine),
+            "memory": partial(recipe_checks.memory, run, machine),
+            "saves": partial(recipe_checks.saves, run, runs),
+            "joined_ray": partial(recipe_checks.joined_ray, run),
+            "mlflow": partial(recipe_checks.mlflow, run),
         }
-    return found
+    return by_name
 
 
 def findings(
-    here: HostInfo,
+    machine: HostInfo,
     runs: Path,
-    wanted: recipe_checks.IntendedRun | None = None,
+    run: recipe_checks.IntendedRun | None = None,
     notify: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Finding]:
-    """What every check found. A check that fails is a finding itself. `say`: told what is looked at."""
-    for key, check in checks(here, runs, wanted).items():
+    """Yield the findings of all checks. A check that raises an error gives a finding too.
+
+    `notify` is called with the current activity before each check.
+    """
+    for key, check in checks(machine, runs, run).items():
         name = key.replace("_", " ")
-        notify(f"looking at {name}")
+        notify(f"checking {name}")
         try:
-            found = check()
-            yield from [found] if isinstance(found, Finding) else found
-        except Exception as error:  # noqa: BLE001 - on a broken machine anything fails, and the rest is to be seen
-            says = without_secrets(f"cannot be looked at: {type(error).__name__}: {error}")
-            yield Finding(name, Verdict.WRONG, says)
+            result = check()
+            yield from [result] if isinstance(result, Finding) else result
+        except Exception as error:  # noqa: BLE001 - on a broken machine any check may fail; the others must still run
+            message = without_secrets(f"the check failed: {type(error).__name__}: {error}")
+            yield Finding(name, Verdict.WRONG, message)

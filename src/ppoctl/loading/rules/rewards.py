@@ -46,8 +46,8 @@ def check_overlong_reachable(recipe: Recipe) -> Iterator[Conflict]:
         message = f"a buffer of {overlong.buffer_tokens} tokens is longer than a response of {length}"
         yield Conflict(message, keys, f"--set reward.overlong.buffer_tokens={length}")
     elif length - overlong.buffer_tokens >= longest:
-        start = length - overlong.buffer_tokens
-        yield Conflict(f"no response of at most {longest} tokens reaches the buffer, which begins at {start}", keys)
+        message = f"no response of at most {longest} tokens reaches the buffer, which begins at "
+        yield Conflict(f"{message}{length - overlong.buffer_tokens}", keys)
 
 
 def check_length_penalty_reachable(recipe: Recipe) -> Iterator[Conflict]:
