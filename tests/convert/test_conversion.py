@@ -167,23 +167,23 @@ DEFECTS = {
         "llama",
         "hf",
         swap(f"{LAYER}self_attn.q_proj.weight", f"{LAYER}self_attn.k_proj.weight"),
-        r"tensor `model\.layers\.1\.self_attn\.q_proj\.weight` is not what it was made from",
+        r"tensor `model\.layers\.1\.self_attn\.q_proj\.weight` differs from the source",
     ),
     "an expert permuted": (
         "qwen3-moe",
         "hf",
         swap(f"{LAYER}mlp.experts.0.up_proj.weight", f"{LAYER}mlp.experts.3.up_proj.weight"),
-        r"tensor `model\.layers\.1\.mlp\.experts\.0\.up_proj\.weight` is not what it was made from",
+        r"tensor `model\.layers\.1\.mlp\.experts\.0\.up_proj\.weight` differs from the source",
     ),
     "one bit of a norm": ("qwen2", "hf", change_tensor("model.norm.weight"), r"tensor `model\.norm\.weight` is not"),
     "an untied embedding": (
         "qwen2-tied",
         "hf",
         untie,
-        r"tensor `lm_head\.weight` was written and is not the model's",
+        r"tensor `lm_head\.weight` was written but is not part of the model",
     ),
     "a truncated file": ("qwen2", "hf", cut("*.safetensors"), r"`.*safetensors` cannot be read"),
-    "a truncated Megatron file": ("qwen2", "megatron", cut("*.distcp"), r"`__0_0\.distcp` ends before it does"),
+    "a truncated Megatron file": ("qwen2", "megatron", cut("*.distcp"), r"`__0_0\.distcp` is truncated"),
     "a wrong rope base": ("qwen2", "hf", other_rope, r"`rope` of the written config\.json is"),
     "a wrong rope base in Megatron's": ("qwen2", "megatron", other_rope, r"`rope` of the written config\.json is"),
 }
@@ -327,8 +327,8 @@ def test_derived_tensors_are_left_out_and_reported(model: Model, tmp_path: Path)
     source = copy(model("qwen2-tied"), tmp_path / "source", add)
     report = run(source, "megatron", tmp_path / "out")
     assert report["notes"] == [
-        "`model.layers.0.self_attn.rotary_emb.inv_freq` and 1 more left out: config.json says what they are",
-        "`lm_head.weight` is left out: it is `model.embed_tokens.weight` again",
+        "`model.layers.0.self_attn.rotary_emb.inv_freq` and 1 more left out: computed from config.json",
+        "`lm_head.weight` is left out: it is equal to `model.embed_tokens.weight`",
     ]
 
 

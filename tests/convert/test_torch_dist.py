@@ -67,7 +67,7 @@ def test_metadata_with_code_is_refused(tmp_path: Path) -> None:
     folder = small(tmp_path / "c")
     with (folder / METADATA).open("wb") as file:
         pickle.dump(Runs(tmp_path / "ran"), file)
-    with pytest.raises(StorageError, match=r"asks for `pathlib\.?\w*\.Path\.touch`|asks for `builtins\.getattr`"):
+    with pytest.raises(StorageError, match=r"requires `pathlib\.?\w*\.Path\.touch`|requires `builtins\.getattr`"):
         TorchDist(folder)
     assert not (tmp_path / "ran").exists()
 
