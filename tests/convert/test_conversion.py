@@ -162,7 +162,7 @@ def other_rope(folder: Path) -> None:
 
 LAYER = "model.layers.1."
 DEFECTS = {
-    "a shard dropped": ("qwen2", "hf", drop_shard, r"`model-00002-of-\d+\.safetensors` missing"),
+    "a shard dropped": ("qwen2", "hf", drop_shard, r"`model-00002-of-\d+\.safetensors` is missing"),
     "q and k swapped": (
         "llama",
         "hf",
@@ -175,7 +175,7 @@ DEFECTS = {
         swap(f"{LAYER}mlp.experts.0.up_proj.weight", f"{LAYER}mlp.experts.3.up_proj.weight"),
         r"tensor `model\.layers\.1\.mlp\.experts\.0\.up_proj\.weight` differs from the source",
     ),
-    "one bit of a norm": ("qwen2", "hf", change_tensor("model.norm.weight"), r"tensor `model\.norm\.weight` is not"),
+    "one bit of a norm": ("qwen2", "hf", change_tensor("model.norm.weight"), r"tensor `model\.norm\.weight` differs"),
     "an untied embedding": (
         "qwen2-tied",
         "hf",
@@ -285,7 +285,7 @@ SOURCES = {
         {},
         r"has shape \[47\]; config.json .* \[48\]",
     ),
-    "is quantised": ("qwen2", has("model.norm.weight", torch.ones(48, dtype=torch.int8)), {}, "quantised"),
+    "is quantised": ("qwen2", has("model.norm.weight", torch.ones(48, dtype=torch.int8)), {}, "quantized"),
     "is not tied": ("qwen2-tied", has("lm_head.weight", torch.ones(101, 48)), {}, r"although config\.json ties them"),
     "has several dtypes": (
         "qwen2",

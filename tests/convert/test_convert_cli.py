@@ -110,7 +110,7 @@ def test_bit_flipped_since_a_conversion_is_found(ask: Ask) -> None:
     file.write_bytes(data)
     said = ask("convert-ckpt", "there", "back", "--to", "hf", "--no-parity")
     assert (said.code, Path("back").exists()) == (5, False)
-    assert "error: tensor `model.layers.1.mlp.down_proj.weight` of `there` is not the one" in said.err
+    assert "error: tensor `model.layers.1.mlp.down_proj.weight` of `there` differs from the record" in said.err
 
 
 def test_last_saved_actor_exports_to_transformers(ask: Ask, trained: RunPaths) -> None:
