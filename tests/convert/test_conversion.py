@@ -162,28 +162,28 @@ def other_rope(folder: Path) -> None:
 
 LAYER = "model.layers.1."
 DEFECTS = {
-    "a shard dropped": ("qwen2", "hf", drop_shard, r"`model-00002-of-\d+\.safetensors` missing"),
+    "a shard dropped": ("qwen2", "hf", drop_shard, r"`model-00002-of-\d+\.safetensors` is missing"),
     "q and k swapped": (
         "llama",
         "hf",
         swap(f"{LAYER}self_attn.q_proj.weight", f"{LAYER}self_attn.k_proj.weight"),
-        r"tensor `model\.layers\.1\.self_attn\.q_proj\.weight` is not what it was made from",
+        r"tensor `model\.layers\.1\.self_attn\.q_proj\.weight` differs from the source",
     ),
     "an expert permuted": (
         "qwen3-moe",
         "hf",
         swap(f"{LAYER}mlp.experts.0.up_proj.weight", f"{LAYER}mlp.experts.3.up_proj.weight"),
-        r"tensor `model\.layers\.1\.mlp\.experts\.0\.up_proj\.weight` is not what it was made from",
+        r"tensor `model\.layers\.1\.mlp\.experts\.0\.up_proj\.weight` differs from the source",
     ),
-    "one bit of a norm": ("qwen2", "hf", change_tensor("model.norm.weight"), r"tensor `model\.norm\.weight` is not"),
+    "one bit of a norm": ("qwen2", "hf", change_tensor("model.norm.weight"), r"tensor `model\.norm\.weight` differs"),
     "an untied embedding": (
         "qwen2-tied",
         "hf",
         untie,
-        r"tensor `lm_head\.weight` was written and is not the model's",
+        r"tensor `lm_head\.weight` was written but is not part of the model",
     ),
     "a truncated file": ("qwen2", "hf", cut("*.safetensors"), r"`.*safetensors` cannot be read"),
-    "a truncated Megatron file": ("qwen2", "megatron", cut("*.distcp"), r"`__0_0\.distcp` ends before it does"),
+    "a truncated Megatron file": ("qwen2", "megatron", cut("*.distcp"), r"`__0_0\.distcp` is truncated"),
     "a wrong rope base": ("qwen2", "hf", other_rope, r"`rope` of the written config\.json is"),
     "a wrong rope base in Megatron's": ("qwen2", "megatron", other_rope, r"`rope` of the written config\.json is"),
 }
@@ -285,7 +285,7 @@ SOURCES = {
         {},
         r"has shape \[47\]; config.json .* \[48\]",
     ),
-    "is quantised": ("qwen2", has("model.norm.weight", torch.ones(48, dtype=torch.int8)), {}, "quantised"),
+    "is quantised": ("qwen2", has("model.norm.weight", torch.ones(48, dtype=torch.int8)), {}, "quantized"),
     "is not tied": ("qwen2-tied", has("lm_head.weight", torch.ones(101, 48)), {}, r"although config\.json ties them"),
     "has several dtypes": (
         "qwen2",
@@ -327,8 +327,8 @@ def test_derived_tensors_are_left_out_and_reported(model: Model, tmp_path: Path)
     source = copy(model("qwen2-tied"), tmp_path / "source", add)
     report = run(source, "megatron", tmp_path / "out")
     assert report["notes"] == [
-        "`model.layers.0.self_attn.rotary_emb.inv_freq` and 1 more left out: config.json says what they are",
-        "`lm_head.weight` is left out: it is `model.embed_tokens.weight` again",
+        "`model.layers.0.self_attn.rotary_emb.inv_freq` and 1 more left out: computed from config.json",
+        "`lm_head.weight` is left out: it is equal to `model.embed_tokens.weight`",
     ]
 
 

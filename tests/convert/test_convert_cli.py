@@ -110,7 +110,7 @@ def test_bit_flipped_since_a_conversion_is_found(ask: Ask) -> None:
     file.write_bytes(data)
     said = ask("convert-ckpt", "there", "back", "--to", "hf", "--no-parity")
     assert (said.code, Path("back").exists()) == (5, False)
-    assert "error: tensor `model.layers.1.mlp.down_proj.weight` of `there` is not the one" in said.err
+    assert "error: tensor `model.layers.1.mlp.down_proj.weight` of `there` differs from the record" in said.err
 
 
 def test_last_saved_actor_exports_to_transformers(ask: Ask, trained: RunPaths) -> None:
@@ -181,7 +181,7 @@ def test_invalid_conversion_record_is_named(ask: Ask) -> None:
     Path("there/ppoctl-conversion.json").write_text("{")
     said = ask("convert-ckpt", "there", "back", "--to", "hf", "--no-parity")
     assert (said.code, Path("back").exists()) == (5, False)
-    assert "`there/ppoctl-conversion.json` is no record of a conversion" in said.err
+    assert "`there/ppoctl-conversion.json` is not a record of a conversion" in said.err
 
 
 def test_state_folder_is_found_from_inside_its_run(
@@ -196,7 +196,7 @@ def test_state_outside_a_run_requires_a_model_folder(ask: Ask, trained: RunPaths
     shutil.copytree(trained.state("actor", 4), "a/b/c/alone")
     said = ask("convert-ckpt", "a/b/c/alone", "out", "--to", "hf")
     assert said.code == 2
-    assert "the state is in no run directory" in said.err
+    assert "the state is not in a run directory" in said.err
     assert "--like FOLDER" in said.err
     assert ask("convert-ckpt", "a/b/c/alone", "out", "--to", "hf", "--like", "base").code == 0
 
@@ -217,7 +217,7 @@ def test_step_without_a_saved_state_lists_the_saved_steps(ask: Ask, trained: Run
         2,
         "",
         """\
-error: run `runs/small` has no saved state of the actor at step 3; there are those of 2, 4
+error: run `runs/small` has no saved state of the actor at step 3; saved steps: 2, 4
 
 hint: ppoctl convert-ckpt runs/small OUT --to hf --step 4
 """,
@@ -243,14 +243,14 @@ ERRORS = {
     "a folder of nothing": (
         ["/", "out", "--to", "hf"],
         3,
-        "error: `/` is no run, no Megatron folder and no Hugging Face folder\n\nhint: ls -a /\n",
+        "error: `/` is not a run, a Megatron folder or a Hugging Face folder\n\nhint: ls -a /\n",
     ),
     "no format": (["base", "out"], 2, "error: missing option `--to`: one of hf, megatron\n"),
     "another format": (["base", "out", "--to", "gguf"], 2, "error: invalid value for `--to`: `gguf` is not one of"),
-    "the same format": (["base", "out", "--to", "hf"], 2, "error: `base` is in that format already (`--to hf`)\n"),
+    "the same format": (["base", "out", "--to", "hf"], 2, "error: `base` is already in that format (`--to hf`)\n"),
     "an existing folder": (["base", "base", "--to", "megatron"], 2, "error: `base` exists\n"),
     "no parent": (["base", "no/out", "--to", "megatron"], 8, "error: `no` is not a folder\n\nhint: mkdir -p no\n"),
-    "a step of no run": (["base", "out", "--to", "megatron", "--step", "3"], 2, "error: `--step 3` is for a run"),
+    "a step of no run": (["base", "out", "--to", "megatron", "--step", "3"], 2, "error: `--step 3` requires a run"),
     "files of no bytes": (
         ["base", "out", "--to", "megatron", "--shard-gib", "0"],
         2,

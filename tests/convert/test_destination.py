@@ -52,7 +52,7 @@ def test_existing_path_is_never_touched(tmp_path: Path) -> None:
 
 
 def test_destination_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="appeared"), destination(tmp_path / "out"):
+    with pytest.raises(StorageError, match="during the conversion"), destination(tmp_path / "out"):
         (tmp_path / "out").mkdir()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 

@@ -59,7 +59,7 @@ def test_sharded_tensor_is_assembled(tmp_path: Path) -> None:
         pickle.dump(metadata, file)
     whole = TorchDist(folder)
     assert whole.read("layers", (1,)).shape == (2, 5)
-    with pytest.raises(StorageError, match=r"`layers` .* incomplete: 20 of 30"):
+    with pytest.raises(StorageError, match=r"`layers` .* incomplete: it has 20 of 30"):
         whole.read("layers")
 
 
@@ -67,7 +67,7 @@ def test_metadata_with_code_is_refused(tmp_path: Path) -> None:
     folder = small(tmp_path / "c")
     with (folder / METADATA).open("wb") as file:
         pickle.dump(Runs(tmp_path / "ran"), file)
-    with pytest.raises(StorageError, match=r"asks for `pathlib\.?\w*\.Path\.touch`|asks for `builtins\.getattr`"):
+    with pytest.raises(StorageError, match=r"requires `pathlib\.?\w*\.Path\.touch`|requires `builtins\.getattr`"):
         TorchDist(folder)
     assert not (tmp_path / "ran").exists()
 
@@ -121,5 +121,5 @@ def test_transformer_engine_names_are_read(model: Model, tmp_path: Path, kind: s
 def test_unknown_parameter_is_named(model: Model, tmp_path: Path) -> None:
     run(model("qwen2"), "megatron", tmp_path / "ours")
     odd = rewritten(tmp_path / "ours", tmp_path / "odd", lambda key: key.replace("final_layernorm", "last_layernorm"))
-    with pytest.raises(EnvironmentProblemError, match=r"`decoder\.final_layernorm\.weight` missing"):
+    with pytest.raises(EnvironmentProblemError, match=r"`decoder\.final_layernorm\.weight` is missing"):
         run(odd, "hf", tmp_path / "out")

@@ -79,9 +79,9 @@ NORM = "model.norm.weight"
 WRONG: dict[str, tuple[Break, int, str]] = {
     "no family of ours": (config(model_type="gpt2"), 2, "model family `gpt2` is not supported"),
     "no family at all": (config(model_type=...), 2, "model family `None` is not supported"),
-    "broken config": (text("config.json", "{bad"), 3, "config.json` is no JSON: line 1, column 2: Expecting"),
-    "config of no object": (text("config.json", "[1]"), 3, "config.json` is JSON, but no object"),
-    "config in Latin-1": (text("config.json", b'{"a": "\xe9"}'), 3, "config.json` is no UTF-8 text"),
+    "broken config": (text("config.json", "{bad"), 3, "config.json` is not JSON: line 1, column 2: Expecting"),
+    "config of no object": (text("config.json", "[1]"), 3, "config.json` is JSON, but not an object"),
+    "config in Latin-1": (text("config.json", b'{"a": "\xe9"}'), 3, "config.json` is not UTF-8 text"),
     "another activation": (config(hidden_act="gelu"), 2, "`hidden_act = gelu` is not supported for `qwen2`"),
     "a field nobody knows": (config(surprise=1), 2, "`surprise = 1` is not supported for `qwen2`"),
     "a window": (config(use_sliding_window=True), 2, "`use_sliding_window = True` is not supported"),
@@ -94,7 +94,7 @@ WRONG: dict[str, tuple[Break, int, str]] = {
     ),
     "a count in words": (config(num_hidden_layers="4"), 3, "`num_hidden_layers = 4` must be a whole number above 0"),
     "no layers": (config(num_hidden_layers=0), 3, "`num_hidden_layers = 0` must be a whole number above 0"),
-    "too few kinds": (config(num_hidden_layers=3), 3, "`layer_types` has 4 entries, and `num_hidden_layers` is 3"),
+    "too few kinds": (config(num_hidden_layers=3), 3, "`layer_types` has 4 entries, but `num_hidden_layers` is 3"),
     "uneven heads": (config(num_key_value_heads=3), 2, "`num_key_value_heads = 3`, `num_attention_heads = 4` is not"),
     "odd heads": (config(head_dim=33), 2, "`head_dim = 33`, `hidden_size = 128`, `num_attention_heads = 4` is not"),
     "more layers than weights": (
@@ -110,7 +110,7 @@ WRONG: dict[str, tuple[Break, int, str]] = {
     "another vocabulary": (
         config(vocab_size=640),
         3,
-        "tensor `model.embed_tokens.weight` in `{base}` has shape [576, 128]; config.json says [640, 128]",
+        "tensor `model.embed_tokens.weight` in `{base}` has shape [576, 128]; config.json implies [640, 128]",
     ),
     "a tokenizer too large": (
         config(vocab_size=570),
@@ -120,32 +120,32 @@ WRONG: dict[str, tuple[Break, int, str]] = {
     "a norm of bytes": (
         header(lambda found: found[NORM].update(dtype="I8", shape=[512])),
         3,
-        f"tensor `{NORM}` in `{{base}}` has shape [512]; config.json says [128]",
+        f"tensor `{NORM}` in `{{base}}` has shape [512]; config.json implies [128]",
     ),
     "eight bits": (
         header(lambda found: found[NORM].update(dtype="I32")),
         3,
-        f"tensor `{NORM}` in `{{base}}` is I32; quantised models cannot be trained",
+        f"tensor `{NORM}` in `{{base}}` is I32; quantized models cannot be trained",
     ),
     "a shape without its bytes": (
         header(lambda found: found[NORM].update(shape=[127])),
         3,
-        f"model.safetensors` cannot be read: tensor `{NORM}` of F32 and shape [127] lies at bytes ",
+        f"model.safetensors` cannot be read: tensor `{NORM}` of F32 and shape [127] is at bytes ",
     ),
     "a shape of negative numbers": (
         header(lambda found: found[NORM].update(shape=[-1, -128])),
         3,
-        f"model.safetensors` cannot be read: tensor `{NORM}` of F32 and shape [-1, -128] lies at bytes ",
+        f"model.safetensors` cannot be read: tensor `{NORM}` of F32 and shape [-1, -128] is at bytes ",
     ),
     "a shape in fractions": (
         header(lambda found: found[NORM].update(shape=[128.0])),
         3,
-        f"model.safetensors` cannot be read: tensor `{NORM}` of F32 and shape [128.0] lies at bytes ",
+        f"model.safetensors` cannot be read: tensor `{NORM}` of F32 and shape [128.0] is at bytes ",
     ),
     "a list of dtypes": (
         header(lambda found: found[NORM].update(dtype=["F32"])),
         3,
-        f"model.safetensors` cannot be read: tensor `{NORM}` of ['F32'] and shape [128] lies at bytes ",
+        f"model.safetensors` cannot be read: tensor `{NORM}` of ['F32'] and shape [128] is at bytes ",
     ),
     "a tensor twice as far": (
         header(lambda found: found[NORM].update(data_offsets=[8, 520])),
@@ -167,21 +167,21 @@ WRONG: dict[str, tuple[Break, int, str]] = {
         3,
         "model.safetensors` cannot be read: Expecting value",
     ),
-    "an index of something else": (index, 3, "of `{base}` is in a file and not in the index"),
+    "an index of something else": (index, 3, "of `{base}` is in a file but not in the index"),
     "an index of nothing": (
         text("model.safetensors.index.json", '{"weight_map": {}}'),
         3,
         "model.safetensors.index.json` cannot be read: it has no table `weight_map` of tensors and files: it is ",
     ),
     "pickles": (pickled, 3, "the weights in `{base}` are pickles (`pytorch_model.bin`)"),
-    "an output layer of its own": (own_head, 3, "`lm_head.weight` in `{base}` is not `model.embed_tokens.weight`"),
+    "an output layer of its own": (own_head, 3, "`lm_head.weight` in `{base}` differs from `model.embed_tokens.weight`"),
     "no end": (no_end, 3, "model folder `{base}` names no end-of-sequence token"),
     "an end that is no token": (
         lambda base: edit(base / "generation_config.json", eos_token_id=576),
         3,
         "`eos_token_id = 576` of `{base}` is not in the vocabulary of 576 tokens",
     ),
-    "a broken tokenizer": (text("tokenizer.json", "{"), 3, "tokenizer.json` is no JSON: line 1, column 2"),
+    "a broken tokenizer": (text("tokenizer.json", "{"), 3, "tokenizer.json` is not JSON: line 1, column 2"),
     "no tokenizer in it": (
         text("tokenizer.json", "{}"),
         3,
@@ -242,7 +242,7 @@ def test_every_command_reports_model_problem_first(
     assert capsys.readouterr().err.splitlines() == [
         f"error: r.toml:4: `hidden_act = gelu` is not supported for `qwen2` (config.json of `{folder}/base`)",
         "",
-        "hint: choose another model; a copy with this field edited would be another model",
+        "hint: choose another model; editing this field would change what the model computes",
     ]
     assert not (folder / "runs").exists()
 
@@ -253,7 +253,7 @@ def test_all_problems_are_reported_together(folder: Path, capsys: pytest.Capture
     (folder / "train.jsonl").write_text("\n", "utf-8")
     assert run(["validate", "r.toml", "--set", "steps=0"]) == 2
     lines = capsys.readouterr().err.splitlines()
-    wanted = ("steps", "cannot be read", "is no JSON", "has no rows")
+    wanted = ("steps", "cannot be read", "is not JSON", "has no rows")
     assert [word in line for line, word in zip(lines, wanted, strict=False)] == [True] * 4
 
 

@@ -17,7 +17,7 @@ WRONG: dict[str, tuple[list[str], Break, str, str]] = {
     "no head": (
         [],
         lambda judge: edit(judge / "config.json", architectures=["Qwen2ForCausalLM"]),
-        "`{judge}` is no reward model: its config.json names Qwen2ForCausalLM, and no ...ForSequenceClassification",
+        "`{judge}` is not a reward model: its config.json names Qwen2ForCausalLM, not a ...ForSequenceClassification",
         "grep -A1 architectures",
     ),
     "a lost head": (

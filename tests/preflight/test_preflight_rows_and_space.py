@@ -73,7 +73,7 @@ def test_rows_without_scorer_are_counted(folder: Path) -> None:
     sets = [columns, "reward={kind='choose', by='of', cases={b={kind='gsm8k'}}}"]
     [found] = check(load([Path("r.toml")], sets).recipe).problems
     assert "of [data.train]: 4 rows, first `train/000001-" in found.message
-    assert "`of` is `a`, and no case of the reward is called so (cases: `b`)" in found.message
+    assert "`of` is `a`, and the reward has no case of that name (cases: `b`)" in found.message
     assert found.kind is RewardError
     assert not check(load([Path("r.toml")], [*sets, "reward.cases.a.kind=gsm8k"]).recipe).problems
 
@@ -101,7 +101,7 @@ def test_unscored_evaluation_rows_are_counted(folder: Path) -> None:
 def test_reward_file_must_exist_and_be_unchanged(folder: Path) -> None:
     sets = ["reward={kind='python', function='mine.py:score'}"]
     [found] = check(load([Path("r.toml")], sets).recipe).problems
-    assert f"there is no file `{folder}/mine.py`" in found.message
+    assert f"the file `{folder}/mine.py` does not exist" in found.message
     (folder / "mine.py").write_text("def score(sample): return 1.0\n")
     recipe = load([Path("r.toml")], sets).recipe
     assert not check(recipe).problems
@@ -117,7 +117,7 @@ def test_reward_file_must_exist_and_be_unchanged(folder: Path) -> None:
 def test_metric_function_file_must_exist_and_be_unchanged(folder: Path) -> None:
     sets = ["eval.metrics=mine.py:measure"]
     [found] = check(load([Path("r.toml")], sets).recipe).problems
-    assert f"the evaluation's function is `{folder}/mine.py:measure`, and there is no file" in found.message
+    assert f"the evaluation's function is `{folder}/mine.py:measure`, but the file" in found.message
     (folder / "mine.py").write_text("def measure(samples): return {}\n")
     recipe = load([Path("r.toml")], [*sets, "eval.metrics.timeout_s=5"]).recipe
     assert recipe.eval.metrics is not None
@@ -135,7 +135,7 @@ def test_missing_sandbox_is_noted_and_is_an_error_if_strict(folder: Path, monkey
     found = check(load([Path("r.toml")], code).recipe, rows=False)
     errors, [note] = found.judged(strict=False)
     assert not errors
-    assert "gives programs no safe sandbox (`reward.sandbox` is `namespaces`)" in note
+    assert "has no safe sandbox for programs (`reward.sandbox` is `namespaces`)" in note
     [error], _ = found.judged(strict=True)
     assert error.kind is MissingAssetError
 

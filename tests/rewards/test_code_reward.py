@@ -127,10 +127,10 @@ def test_response_without_program_scores_0(function: BatchFunction) -> None:
 @pytest.mark.parametrize(
     ("truth", "why"),
     [
-        ("42", "no object with `inputs`"),
-        ("{", "no JSON of tests"),
-        ("[" * 100_000, "no JSON of tests"),
-        ('{"inputs": [], "outputs": []}', "no arrays with tests"),
+        ("42", "not an object with `inputs`"),
+        ("{", "not JSON with tests"),
+        ("[" * 100_000, "not JSON with tests"),
+        ('{"inputs": [], "outputs": []}', "not arrays with tests"),
         ('{"inputs": ["1"], "outputs": []}', "1 inputs and 0 outputs"),
     ],
 )
@@ -246,7 +246,7 @@ def test_invalid_http_of_fusion_endpoint_gives_no_score_after_3_tries(
         (found,) = scorer(sandbox="fusion", url=url, max_tests=1, limits=limits)([request("```\n1\n```", DOUBLES)])
     assert isinstance(found, NoScoreError)
     assert found.outcome == "unreachable"
-    assert str(found).startswith("no answer of the Sandbox Fusion endpoint: ")
+    assert str(found).startswith("no answer from the Sandbox Fusion endpoint: ")
     assert time.monotonic() - began < 5
 
 

@@ -25,7 +25,7 @@ def test_format_matches_whole_response_or_anywhere(response: str, whole: int, an
 
 
 def test_invalid_regular_expression_raises_when_recipe_is_read() -> None:
-    with pytest.raises(ValidationError, match="not a regular expression of Python's: unterminated character set"):
+    with pytest.raises(ValidationError, match="not a Python regular expression: unterminated character set"):
         FormatScorer(kind="format", pattern="[a")
 
 

@@ -68,7 +68,7 @@ def test_broken_http_answer_is_unreachable(name: str, reset: bool) -> None:
 def test_deeply_nested_http_answer_fails_its_own_sample_only(body: str) -> None:
     with hostile(lambda _: iter([b"HTTP/1.0 200 OK\r\n\r\n", body.encode()])) as url, client(url) as scorer:
         (score,) = scores(scorer, [request("1")])
-    assert (score.outcome, score.message[:21]) == ("error", "its answer is no JSON")
+    assert (score.outcome, score.message[:22]) == ("error", "its answer is not JSON")
 
 
 @pytest.mark.timeout(60)

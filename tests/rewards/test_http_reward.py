@@ -78,8 +78,8 @@ def test_score_request_is_posted_as_json(service: Service, client: Open) -> None
         ('200 {"error": "no such language"}', Score(None, "refused", "no such language")),
         ('200 "good"', Score(None, "error", NO_SCORE + '`"good"`')),
         ('200 {"value": 1}', Score(None, "error", NO_SCORE + '`{"value": 1}`')),
-        ("200 <html>", Score(None, "error", "its answer is no JSON: `<html>`")),
-        ("200 ", Score(None, "error", "its answer is no JSON: ``")),
+        ("200 <html>", Score(None, "error", "its answer is not JSON: `<html>`")),
+        ("200 ", Score(None, "error", "its answer is not JSON: ``")),
         ("200 1" + "0" * 400, Score(None, "error", NO_SCORE + f"`1{'0' * 199}`")),
         ("302 there", Score(None, "error", "it answered 302: `there`")),
         ("404 no\nroute", Score(None, "refused", "it answered 404: `no route`")),
@@ -171,7 +171,7 @@ def test_service_that_stays_down_stops_run(service: Service, client: Open) -> No
         with pytest.raises(RewardError) as caught:
             future.result(timeout=10)
         assert caught.value.message.startswith(
-            f"the service `{service.url}` has not answered for 0.3 s; at last: Remote"
+            f"the service `{service.url}` has not answered for 0.3 s; last error: Remote"
         )
         assert caught.value.exit_code == ExitCode.DATA
     assert len(service.asked) < 20
@@ -221,7 +221,7 @@ def test_http_scorer_close_ends_requests_waiting_for_service(service: Service, c
 def test_bearer_token_is_read_from_environment(
     service: Service, client: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(MissingAssetError, match="has no `SCORING_TOKEN`"):
+    with pytest.raises(MissingAssetError, match="`SCORING_TOKEN`, which is not set"):
         client(token_env="SCORING_TOKEN")
     monkeypatch.setenv("SCORING_TOKEN", "s3cret")
     told(client(token_env="SCORING_TOKEN"), "200 1")

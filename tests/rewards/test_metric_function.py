@@ -29,8 +29,8 @@ def test_metric_function_is_found_by_module() -> None:
 
 WRONG = {
     "raises": r"ZeroDivisionError: division by zero \(users_metrics.py:\d+, in `raises`: `return ",
-    "alone": r"returned a int \(`2`\), and figures have names: `\{\"words_mean\": 12.5\}`",
-    "misnamed": r"returned a figure named `words / sample`: letters, digits and underscores make a name",
+    "alone": r"returned a int \(`2`\), not a mapping of metrics such as `\{\"words_mean\": 12.5\}`",
+    "misnamed": r"returned a metric named `words / sample`: a name consists of letters, digits and underscores",
     "infinite": r"it returned `inf` as `words`",
     "text": r"returned a str as `words`, not a number",
     "leaves": r"SystemExit: ",
@@ -48,7 +48,7 @@ def test_metric_function_errors_name_the_function(name: str) -> None:
 
 
 def test_hanging_metric_function_times_out() -> None:
-    with pytest.raises(RewardError, match=r"no figures within 0.3 s"):
+    with pytest.raises(RewardError, match=r"no metrics within 0.3 s"):
         function("hangs", timeout_s=0.3).compute(SAMPLES)
 
 

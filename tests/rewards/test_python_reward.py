@@ -71,16 +71,16 @@ def test_function_may_return_number_dict_or_token_scores(name: str, told: dict[s
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("forgets_to_return", "the function returned None: does every path of it end with `return`?"),
+        ("forgets_to_return", "the function returned None: does every path through it end with `return`?"),
         ("returns_text", 'the function returned a str (`"1.0"`) as the score, not a number'),
         (
             "without_score",
-            "the function returned a mapping without `score`, which says what the score is; it has `reward`",
+            "the function returned a mapping without the required key `score`; it has `reward`",
         ),
         (
             "of_some_tokens",
-            "the function returned 2 numbers for the 3 tokens of the response: a list has one number for each of "
-            "`sample.token_ids`",
+            "the function returned 2 numbers for the 3 tokens of the response: a list must have one number for "
+            "each of `sample.token_ids`",
         ),
         (
             "fails",
@@ -106,7 +106,7 @@ def test_deeply_nested_return_value_fails_its_own_sample_only() -> None:
     ("name", "options", "says"),
     [
         ("nothing", {}, r"has no `nothing`; its functions: compute_score, contains, fails"),
-        ("COUNT", {}, r"`COUNT` of `.*` is a int, and no function"),
+        ("COUNT", {}, r"`COUNT` of `.*` is a int, not a function"),
         ("contains", {"scal": 1}, r"and the options `scal`: got an unexpected keyword argument 'scal'"),
         ("compute_score", {}, r"is called with a sample \(`sample.response`.*missing a required argument"),
     ],
@@ -134,7 +134,7 @@ def test_import_failure_error_names_configured_function(tmp_path: Path) -> None:
 def test_batched_function_returns_one_result_per_sample() -> None:
     assert replies("many", SAMPLE, SAMPLE, batched=True) == [{"value": 2.0, "extras": {}}] * 2
     assert "returned 1 answers for 2 samples" in replies("too_few", SAMPLE, SAMPLE, batched=True)[0]["error"]
-    says = "the function returned a float (`1.0`): with `batched = true` a list has one answer for each sample"
+    says = "the function returned a float (`1.0`), not a list: `batched = true` requires one answer for each sample"
     assert replies("one_for_all", SAMPLE, batched=True) == [{"error": f"TypeError: {says}"}]
 
 
@@ -164,13 +164,13 @@ def test_function_path_starts_at_recipe_and_file_change_is_detected(tmp_path: Pa
     file.write_text("def score(sample): return 2.0\n")
     again = load([kept], [], {}).recipe
     assert again == read
-    with pytest.raises(RewardError, match=r"the reward's function has changed: .*mine.py. is not as it was"):
+    with pytest.raises(RewardError, match=r"the reward's function has changed: .*mine.py. differs from the file"):
         again.reward.open()
     accepted = load([kept], [f"reward.function={file}:score"], {}).recipe
     assert accepted.reward != read.reward
     accepted.reward.open().close()
     file.unlink()
-    with pytest.raises(MissingAssetError, match="there is no file"):
+    with pytest.raises(MissingAssetError, match="but the file `.*` does not exist"):
         again.reward.open()
 
 

@@ -81,7 +81,9 @@ def test_sum_reward_weighs_and_reports_parts() -> None:
 
 def test_sum_without_score_of_a_part_has_no_score() -> None:
     told = {"a": Score(1.0, "ok"), "b": Score(None, "unreachable", "no answer"), "c": Score(None, "error")}
-    assert summed({"a": 1.0, "b": 1.0, "c": 1.0}, told, tokens=2) == Score(None, "unreachable", "part `b`: no answer")
+    assert summed({"a": 1.0, "b": 1.0, "c": 1.0}, told, tokens=2) == Score(
+        None, "unreachable", "component `b`: no answer"
+    )
 
 
 def test_sum_adds_plain_scores_at_last_token() -> None:
@@ -168,14 +170,14 @@ def test_rows_without_case_are_counted_and_named() -> None:
     with pytest.raises(RewardError) as caught:
         checked(reward(**CHOOSE), rows).require()
     assert caught.value.message == (
-        "the reward cannot score all rows of [data.train]: 2 rows, first `train/1`: `data_source` is `x`, and no "
-        "case of the reward is called so (cases: `openai/gsm8k`, `3`); 1 row, first `train/3`: there is no field "
-        "`data_source`, by which the reward is chosen (fields of the row: `level`)"
+        "the reward cannot score all rows of [data.train]: 2 rows, first `train/1`: `data_source` is `x`, and the "
+        "reward has no case of that name (cases: `openai/gsm8k`, `3`); 1 row, first `train/3`: the row has no field "
+        "`data_source`, which selects the reward (fields of the row: `level`)"
     )
     assert caught.value.hint == "write a table [reward.cases.x], or [reward.otherwise]"
     with pytest.raises(RewardError) as caught:  # no column would name it: a set that is no mix has no sources
         checked(reward(**{**CHOOSE, "by": "source"}), rows).require()
-    assert (caught.value.hint or "").startswith("make the set a mix: no other names the `source` of its rows")
+    assert (caught.value.hint or "").startswith("make the set a mix: only a mix names the `source` of its rows")
     checked(reward(**CHOOSE, otherwise={"kind": "exact_match"}), rows).require()
 
 

@@ -90,7 +90,7 @@ def test_unreachable_service_is_reported_instead_of_gold_score() -> None:
     with pytest.raises(RewardError, match="row `train/0` has no score: Connection refused") as refused:
         require_sound([ProbeRow("train/0", "72", {"gold": "72", "empty": ""}, scores)], SERVICE)
     assert refused.value.hint == (
-        "start the service and type the command again; `reward.url` is `http://scores.example:1/score`"
+        "start the service and run the command again; `reward.url` is `http://scores.example:1/score`"
     )
 
 
@@ -104,7 +104,7 @@ def test_reward_of_other_format_raises_and_lists_scores() -> None:
         "the reward does not prefer the gold answer of row `train/3`: gold scored 0, wrong scored 0, "
         "empty scored 0, truncated scored 0 (ground truth `72`, gold answer tried `The answer is #### 72`)"
     )
-    assert caught.value.hint == "check that `reward.kind` and the `answer` column belong together"
+    assert caught.value.hint == "check that `reward.kind` fits the `answer` column"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_reward_of_other_format_raises_and_lists_scores() -> None:
     [
         ("constant", "gold scored 8, wrong scored 12, empty scored 0, truncated scored 7"),
         ("number 3", "gold scored 3, wrong scored 3, empty scored 3, truncated scored 3"),
-        ("text", "gold gave no score (the scorer returned a `str` as value, not a number), wrong gave"),
+        ("text", "gold got no score (the scorer returned a `str` as value, not a number), wrong got"),
     ],
 )
 def test_reward_that_ranks_gold_too_low_or_fails_raises(drill_pool: OpenPool, truth: str, said: str) -> None:
@@ -147,7 +147,7 @@ def test_long_truth_is_truncated_to_its_end(drill_pool: OpenPool) -> None:
 
 
 def test_non_finite_probe_score_raises_reward_error(drill_pool: OpenPool) -> None:
-    with pytest.raises(RewardError, match=r"the scorer gave `inf` as reward of a response to prompt `train/0`"):
+    with pytest.raises(RewardError, match=r"the scorer returned `inf` as reward of a response to prompt `train/0`"):
         probe(drill_pool(), EXACT, [row("number inf")], word_ids)
 
 
@@ -209,9 +209,9 @@ def test_reward_without_gold_and_without_score_raises(drill_pool: OpenPool) -> N
     with pytest.raises(RewardError) as caught:
         require_sound(probe(drill_pool(), WithoutGold(), [row("raise")], word_ids), STRICT)
     assert caught.value.message.startswith(
-        "the reward has no score to train on for row `train/0`: short gave no score (ValueError: cannot parse"
+        "the reward has no score to train on for row `train/0`: short got no score (ValueError: cannot parse"
     )
-    assert (caught.value.hint or "").startswith("mend the scorer where it raised")
+    assert (caught.value.hint or "").startswith("fix the scorer where it raised")
 
 
 def test_service_lost_before_run_hints_at_repeating_command() -> None:
@@ -222,7 +222,7 @@ def test_service_lost_before_run_hints_at_repeating_command() -> None:
     with pytest.raises(RewardError, match="the service is away") as caught:
         result_of(future, reward)
     assert caught.value.hint == (
-        "start the service and type the command again; `reward.parts.judge.url` is `http://scores.example:1/score`"
+        "start the service and run the command again; `reward.parts.judge.url` is `http://scores.example:1/score`"
     )
 
 

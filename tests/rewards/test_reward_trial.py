@@ -28,12 +28,12 @@ NO_GOLD = LengthScorer(kind="length", at_least=2000, fall=2000)
 WINS = RewardFinding("ok", "gold beats wrong, empty and cut answers on all 8 rows")
 OTHER_FORMS = RewardFinding(
     "note",
-    "a right answer is not credited in full as `\\boxed{7}`, `Answer: 7`, `<answer>7</answer>`, `it is 7.`, `7`: "
-    "let the prompt ask for the form",
+    "a correct answer does not get full credit as `\\boxed{7}`, `Answer: 7`, `<answer>7</answer>`, `it is 7.`, `7`: "
+    "request the format in the prompt",
 )
-SENTENCES = "for 1, 4, 16 and 64 sentences that say nothing"
+SENTENCES = "for 1, 4, 16 and 64 sentences without content"
 SAYS_LITTLE = RewardFinding(
-    "note", "this kind knows no gold answer: look at the scores above, and at the first rollouts"
+    "note", "this kind cannot build a gold answer: check the scores above, and the first rollouts"
 )
 
 
@@ -100,17 +100,17 @@ def test_trial_passes_token_ids_and_finish_to_scorer() -> None:
     [
         (
             lambda asked: float("+ 50" in asked.response) or strict(asked),
-            [RewardFinding("warning", "`question` scores as the gold answer does on 100.0% of the rows")],
+            [RewardFinding("warning", "`question` scores as well as the gold answer on 100.0% of the rows")],
         ),
         (
             lambda asked: float(asked.response == "The answer is 42.") or strict(asked),
-            [RewardFinding("warning", "`guess` scores as the gold answer does on 100.0% of the rows")],
+            [RewardFinding("warning", "`guess` scores as well as the gold answer on 100.0% of the rows")],
         ),
         (
             lambda asked: float(gsm8k.gold_number(asked.truth or "") in asked.response),
             [
                 RewardFinding(
-                    "warning", "a response that gives two answers scores as the gold one does, whichever is last"
+                    "warning", "a response with two answers scores as well as the gold answer, whichever comes last"
                 )
             ],
         ),
@@ -118,24 +118,24 @@ def test_trial_passes_token_ids_and_finish_to_scorer() -> None:
             lambda asked: strict(asked) - 1e-4 * len(asked.response),
             [
                 RewardFinding(
-                    "warning", "after 2,000 characters more a right answer scores lower on 100.0% of the rows"
+                    "warning", "after 2,000 characters of filler a correct answer scores lower on 100.0% of the rows"
                 ),
-                RewardFinding("note", "a right answer counts at the end of a response only"),
-                RewardFinding("note", "a right answer that is repeated scores less than one that is said once"),
+                RewardFinding("note", "a correct answer scores only at the end of a response"),
+                RewardFinding("note", "a correct answer scores less if it is repeated"),
             ],
         ),
         (
             lambda asked: strict(asked) + 1e-3 * len(asked.response),
             [
                 RewardFinding(
-                    "warning", "after 2,000 characters more a wrong answer scores as gold on 100.0% of the rows"
+                    "warning", "after 2,000 characters of filler a wrong answer scores as gold on 100.0% of the rows"
                 ),
-                RewardFinding("warning", "a right answer that is repeated scores more than one that is said once"),
+                RewardFinding("warning", "a correct answer scores more if it is repeated"),
             ],
         ),
         (
             lambda asked: gsm8k.score(asked, last_chars=300).value,
-            [RewardFinding("note", "a right answer counts at the end of a response only")],
+            [RewardFinding("note", "a correct answer scores only at the end of a response")],
         ),
     ],
 )
@@ -147,7 +147,9 @@ def test_trial_names_rewarded_wrong_responses(
     assert [each for each in told if each in found] == found
 
 
-@pytest.mark.parametrize(("credited", "says"), [(1, []), (2, ["`question` scores as the gold answer does on 10.0%"])])
+@pytest.mark.parametrize(
+    ("credited", "says"), [(1, []), (2, ["`question` scores as well as the gold answer on 10.0%"])]
+)
 def test_rewarded_wrong_responses_on_5_percent_of_rows_are_tolerated(credited: int, says: list[str]) -> None:
     bad = {f"train/{number}" for number in range(credited)}
     _, found = tried(
@@ -193,7 +195,7 @@ def test_unscored_responses_are_counted_with_first_reason() -> None:
     [
         ("timeout", RewardFinding("warning", "20,000 numbers: why; each such response costs that much time")),
         ("error", RewardFinding("note", "20,000 numbers: error, why")),
-        (1.0, RewardFinding("warning", "20,000 numbers: scores 1, as the gold answer does")),
+        (1.0, RewardFinding("warning", "20,000 numbers: scores 1, as much as the gold answer")),
     ],
 )
 def test_attack_response_that_breaks_scorer_is_named(outcome: float | str, found: RewardFinding) -> None:
@@ -207,7 +209,7 @@ def test_attack_response_that_breaks_scorer_is_named(outcome: float | str, found
     [
         (
             lambda asked: 0.5,
-            RewardFinding("warning", "all that was tried scores 0.5: what would score more is not seen here"),
+            RewardFinding("warning", "all responses score 0.5: the trial does not show what would score more"),
         ),
         (lambda asked: "error", RewardFinding("wrong", "no response has a score")),
         (
@@ -216,7 +218,7 @@ def test_attack_response_that_breaks_scorer_is_named(outcome: float | str, found
         ),
         (
             lambda asked: -float(len(asked.token_ids)),
-            RewardFinding("warning", "`empty` scores highest of all that was tried, -1 on average"),
+            RewardFinding("warning", "`empty` scores highest of all responses tried, -1 on average"),
         ),
         (
             lambda asked: -float(len(asked.token_ids)),
@@ -281,7 +283,7 @@ def test_non_finite_score_ends_trial() -> None:
             future.set_exception(fault)
             return future
 
-    with pytest.raises(RewardError, match="the scorer gave `nan` as reward of a response to prompt `train/0`"):
+    with pytest.raises(RewardError, match="the scorer returned `nan` as reward of a response to prompt `train/0`"):
         trials(Scorer(strict), Nan(), rows(1), word_ids)
 
 
@@ -297,7 +299,7 @@ def test_choose_reward_has_one_trial_per_scorer() -> None:
     ]
     (last,) = findings(found[-1])
     assert last.level == "wrong"
-    assert "`data_source` is `c`, and no case of the reward is called so" in last.says
+    assert "`data_source` is `c`, and the reward has no case of that name" in last.says
 
 
 def test_trial_rows_are_evenly_spaced_and_cover_every_scorer() -> None:

@@ -40,7 +40,7 @@ def test_working_sandbox_is_accepted(name: str) -> None:
     [
         ("namespaces", "namespaces", "unshare: Operation not permitted"),
         ("namespaces", "mounts", "mount of /: Operation not permitted"),
-        ("namespaces", "filters", "a trial ended as `ok 0` and said `sockets`"),
+        ("namespaces", "filters", "a test ended as `ok 0` with output `sockets`"),
         ("user", "landlock", "Landlock: Operation not permitted"),
         ("user", "users", "Operation not permitted"),
     ],
@@ -49,7 +49,7 @@ def test_missing_isolation_raises_and_names_cause(name: str, what: str, why: str
     kind, python = way(name)
     with pytest.raises(MissingAssetError) as refused:
         require(kind, [*python, "-S", str(forbidding()), what])
-    assert f"no safe sandbox (`reward.sandbox` is `{kind}`)" in refused.value.message
+    assert f"no safe sandbox for programs (`reward.sandbox` is `{kind}`)" in refused.value.message
     assert why in refused.value.message
     assert refused.value.hint
 

@@ -64,10 +64,10 @@ def test_scorer_may_return_one_value_per_token(drill_pool: OpenPool) -> None:
     assert (good.value, good.token_values) == (1.5, (0.0, 0.5, 1.0))
     assert (short.outcome, short.message) == (
         "error",
-        "the scorer returned 2 figures for the 3 tokens of the response",
+        "the scorer returned 2 values for the 3 tokens of the response",
     )
-    assert long.message == "the scorer returned 4 figures for the 3 tokens of the response"
-    with pytest.raises(NonFiniteError, match="gave `nan` as"):
+    assert long.message == "the scorer returned 4 values for the 3 tokens of the response"
+    with pytest.raises(NonFiniteError, match="returned `nan` as"):
         scores(pool, asked[3:])
 
 
@@ -170,7 +170,7 @@ def test_scorer_output_is_kept_up_to_limit_per_call(drill_pool: OpenPool, capfd:
     said = "ppoctl: the scorer `drill_scorers:score` printed more than 64 KiB in one call; the rest is dropped"
     assert capfd.readouterr().err.split("\n") == [
         "x" * 10, "y" * 10, "x" * KEPT_BYTES, said, "x" * 20, "y" * 20,
-        "ppoctl: 131 KiB that the scorer `drill_scorers:score` printed were dropped", "",
+        "ppoctl: 131 KiB of the output of the scorer `drill_scorers:score` were dropped", "",
     ]  # fmt: skip
 
 
@@ -184,7 +184,9 @@ def test_endless_scorer_output_times_out_and_is_counted(
     printed = capfd.readouterr().err
     assert len(printed) < 2 * KEPT_BYTES + 1000
     assert printed.count("the rest is dropped") == 1
-    assert re.search(r"ppoctl: [\d.,]+ [MG]iB that the scorer `drill_scorers:score` printed were dropped\n$", printed)
+    assert re.search(
+        r"ppoctl: [\d.,]+ [MG]iB of the output of the scorer `drill_scorers:score` were dropped\n$", printed
+    )
 
 
 def test_blocked_stderr_does_not_block_scores_or_pool(drill_pool: OpenPool) -> None:
@@ -331,10 +333,10 @@ def test_close_ends_child_during_scoring(drill_pool: OpenPool) -> None:
 @pytest.mark.parametrize(
     ("truth", "message"),
     [
-        ("number nan", "the scorer gave `nan` as reward of a response to prompt `train/1`"),
-        ("number -inf", "the scorer gave `-inf` as reward of a response to prompt `train/1`"),
-        ("number 1e39", "the scorer gave `1e+39` as reward of a response to prompt `train/1`"),
-        ("nan-extra", "the scorer gave `nan` as margin of a response to prompt `train/1`"),
+        ("number nan", "the scorer returned `nan` as reward of a response to prompt `train/1`"),
+        ("number -inf", "the scorer returned `-inf` as reward of a response to prompt `train/1`"),
+        ("number 1e39", "the scorer returned `1e+39` as reward of a response to prompt `train/1`"),
+        ("nan-extra", "the scorer returned `nan` as margin of a response to prompt `train/1`"),
     ],
 )
 def test_non_finite_score_raises_and_names_prompt(drill_pool: OpenPool, truth: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint, each accounted for (`account`) and read in the dtype that was asked for."""
+"""Tensors of a checkpoint, each accounted for (`account`), and read in the requested dtype."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,15 +12,15 @@ from ppoctl.convert.tensors import EMBEDDING, LM_HEAD, VALUE_HEAD, Role
 from ppoctl.model.shape import ModelShape
 
 ROUTER_BIAS = "e_score_correction_bias"
-"""End of the name of the bias that chooses between experts and is no weight: float32 in a model of any dtype."""
+"""Suffix of the name of the bias for expert selection. It is not a weight: it is float32 in a model of any dtype."""
 
 
 @dataclass
 class Accounted:
-    """The model of a folder in one role, every tensor in one dtype or each in its own.
+    """The model of a folder in one role, with every tensor in one dtype or each in its own.
 
-    Raises EnvironmentProblemError naming the first tensor that is missing, not expected, of another shape, quantised,
-    or an output layer that is not the embedding although the configuration ties it.
+    Raises EnvironmentProblemError that names the first tensor that is missing, unexpected, of another shape or
+    quantized, or an output layer that differs from the embedding although the configuration ties them.
     """
 
     given: Weights
@@ -28,21 +28,21 @@ class Accounted:
     shape: ModelShape
     role: Role
     dtype: torch.dtype | None = None
-    """Dtype that floating-point tensors are cast to; None: nothing is cast."""
+    """Dtype that floating-point tensors are cast to; None: no cast."""
     notes: list[str] = field(default_factory=list)
-    """Notes for people on what is left out or made up."""
+    """Notes for users about tensors that are left out or created as zeros."""
     specs: dict[str, Spec] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        found = account(self.given.specs, self.folder, self.shape, self.role)
-        if found.must_be_tied and not torch.equal(self.given.tensor(LM_HEAD), self.given.tensor(EMBEDDING)):
+        accounted = account(self.given.specs, self.folder, self.shape, self.role)
+        if accounted.must_be_tied and not torch.equal(self.given.tensor(LM_HEAD), self.given.tensor(EMBEDDING)):
             raise not_tied(self.folder)
-        for name in found.must_be_zero:
+        for name in accounted.must_be_zero:
             if self.given.tensor(name).any():
                 raise not_part_of(name, self.folder, self.role)
-        self.notes += found.notes
-        for part in found.parts:
-            made_up = found.made_up and part.name == VALUE_HEAD
+        self.notes += accounted.notes
+        for part in accounted.parts:
+            made_up = accounted.made_up and part.name == VALUE_HEAD
             dtype = self.given.specs[EMBEDDING if made_up else part.name].dtype
             is_cast = self.dtype is not None and not part.name.endswith(ROUTER_BIAS)
             self.specs[part.name] = Spec(part.shape, self.dtype if is_cast and self.dtype else dtype)

@@ -1,4 +1,4 @@
-"""The destination of a conversion: a folder that appears whole or not at all."""
+"""The destination of a conversion: a folder that appears complete or not at all."""
 
 import fcntl
 import os
@@ -13,15 +13,15 @@ from ppoctl.errors import RecipeError, StorageError, quoted
 
 @contextmanager
 def destination(folder: Path) -> Iterator[Path]:
-    """An empty folder beside `folder` to write into. It takes that name when the block ends well, flushed to disk;
-    otherwise nothing is left. What a killed process left there is swept by the next one.
+    """Yield an empty temporary folder next to `folder`. If the block succeeds, the temporary folder is flushed to
+    disk and renamed to `folder`; otherwise it is deleted. The next conversion deletes the files of a killed process.
 
-    Raises RecipeError when `folder` exists, StorageError when another process is writing it or the disk does not
-    take it.
+    Raises RecipeError if `folder` exists, and StorageError if another process is writing it or the disk cannot be
+    written.
     """
     if os.path.lexists(folder):
-        away = f"mv {quoted(folder)} {quoted(f'{folder}.old')}"
-        raise RecipeError(f"`{folder}` exists, and nothing is overwritten", hint=away)
+        move = f"mv {quoted(folder)} {quoted(f'{folder}.old')}"
+        raise RecipeError(f"`{folder}` exists, and is not overwritten", hint=move)
     aside = folder.with_name(f".{folder.name}.converting")
     try:
         aside.mkdir(exist_ok=True)
@@ -29,7 +29,7 @@ def destination(folder: Path) -> Iterator[Path]:
     except OSError as error:
         raise _storage_error(folder, error) from error
     try:
-        _take(lock, folder)  # held until this process ends, however it ends
+        _take(lock, folder)  # the kernel releases the lock even if this process is killed
         try:
             _empty(aside)
             yield aside
@@ -46,7 +46,7 @@ def destination(folder: Path) -> Iterator[Path]:
 
 
 def flush_all(folder: Path) -> None:
-    """Make the operating system write out every file under `folder`, and the names themselves."""
+    """Flush every file and directory under `folder` to disk."""
     for path in (folder, *folder.rglob("*")):
         flush(path)
 
@@ -66,11 +66,11 @@ def _empty(folder: Path) -> None:
 
 
 def _require_absent(folder: Path) -> None:
-    """Raise where the destination exists: a rename would replace an empty folder."""
+    """Raise StorageError if the destination exists: a rename would replace an empty folder."""
     if os.path.lexists(folder):
-        raise StorageError(f"`{folder}` has appeared while it was being made", hint="name another folder")
+        raise StorageError(f"another process created `{folder}` during the conversion", hint="name another folder")
 
 
 def _storage_error(folder: Path, error: OSError) -> StorageError:
-    where = f"`{error.filename}`" if error.filename else f"`{folder}`"
-    return StorageError(f"cannot write {where}: {error.strerror or error}", hint=f"df -h {quoted(folder.parent)}")
+    path = f"`{error.filename}`" if error.filename else f"`{folder}`"
+    return StorageError(f"cannot write {path}: {error.strerror or error}", hint=f"df -h {quoted(folder.parent)}")

@@ -1,4 +1,4 @@
-"""The tables of each family: one row per Hugging Face tensor of a layer."""
+"""Tensor mappings of each family: one row per Hugging Face tensor of a layer."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from ppoctl.model.shape import ModelShape
 
 
 def _qkv(kind: str, columns: str = "") -> tuple[TensorMapping, ...]:
-    """Rows of queries, keys and values, which Megatron fuses; `kind`: weight or bias."""
+    """Return the rows of queries, keys and values, which Megatron fuses. `kind` is weight or bias."""
     fused = f"self_attention.linear_qkv.{kind}"
     return (
         TensorMapping(f"self_attn.q_proj.{kind}", fused, f"queries* {columns}", FusedPart.QUERY),
@@ -17,7 +17,7 @@ def _qkv(kind: str, columns: str = "") -> tuple[TensorMapping, ...]:
 
 
 def _gated_mlp(theirs: str, ours: str, width: str) -> tuple[TensorMapping, ...]:
-    """Rows of one gated MLP of this width, under these names."""
+    """Return the rows of one gated MLP of this width, under these names."""
     return (
         TensorMapping(f"{theirs}.gate_proj.weight", f"{ours}.linear_fc1.weight", f"{width}* hidden", FusedPart.GATE),
         TensorMapping(f"{theirs}.up_proj.weight", f"{ours}.linear_fc1.weight", f"{width}* hidden", FusedPart.UP),
@@ -90,7 +90,7 @@ class LayerRows:
     mlp: tuple[TensorMapping, ...] = _MLP
     """Rows of a layer's MLP."""
     experts: tuple[TensorMapping, ...] = ()
-    """Rows that a layer with experts has in place of those of an MLP."""
+    """Rows of a layer with experts, which replace the rows of the MLP."""
 
 
 TABLES: dict[str, LayerRows] = {
@@ -105,7 +105,7 @@ TABLES: dict[str, LayerRows] = {
 
 
 def layer_rows(shape: ModelShape, layer: int) -> tuple[TensorMapping, ...]:
-    """Rows of this layer of the model, in Hugging Face's order."""
+    """Return the rows of a layer of the model, in Hugging Face's order."""
     table = TABLES[shape.family]
     rows = table.attention + (table.experts if shape.has_experts(layer) else table.mlp)
     if shape.latent is None:

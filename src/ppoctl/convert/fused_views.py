@@ -1,4 +1,4 @@
-"""The place of one Hugging Face tensor inside the Megatron parameter that it is part of."""
+"""Views of Hugging Face tensors inside the Megatron parameters that contain them."""
 
 from torch import Tensor
 
@@ -7,8 +7,8 @@ from ppoctl.model.shape import ModelShape
 
 
 def part_of(parameter: Tensor, place: FusedPart, shape: ModelShape) -> Tensor:
-    """View of one tensor's numbers in a parameter, or in a tensor rank's slice of it, in the tensor's order. Rows of
-    fused queries, keys and values are seen as three dimensions: groups, heads of a group, channels."""
+    """Return a view of one tensor's elements in a parameter, or in a tensor rank's slice of it, in the tensor's
+    order. For fused queries, keys and values, rows become three dimensions: groups, heads of a group, channels."""
     if place is FusedPart.WHOLE:
         return parameter
     if place in (FusedPart.GATE, FusedPart.UP):

@@ -1,4 +1,4 @@
-"""Reading of the weights of a Hugging Face folder, tensor by tensor."""
+"""Reader of the weights of a Hugging Face folder, tensor by tensor."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""Torch dtypes by a safetensors header's names for them."""
+"""Torch dtypes by their names in a safetensors header."""
 _SPELLED = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -39,7 +39,7 @@ class Spec:
 
     @property
     def kind(self) -> str:
-        """Name of the dtype as a safetensors header spells it."""
+        """Name of the dtype in a safetensors header."""
         return _SPELLED.get(self.dtype, str(self.dtype))
 
     @property
@@ -49,7 +49,7 @@ class Spec:
 
 @runtime_checkable
 class Weights(Protocol):
-    """Tensors of a model under Hugging Face names, wherever they are; each is read when it is asked for."""
+    """Tensors of a model under Hugging Face names, from any storage. Each tensor is read when it is requested."""
 
     @property
     def specs(self) -> dict[str, Spec]:
@@ -60,55 +60,55 @@ class Weights(Protocol):
 
 
 class SafetensorsFolder:
-    """Weights in `model.safetensors`, or in the files that its index names. A file is open only while it is read, so
-    that the pages of what has been converted do not count as memory in use.
+    """Weights in `model.safetensors`, or in the files that its index names. A file is open only during a read, so
+    that pages of converted tensors do not count as used memory.
 
-    Raises EnvironmentProblemError naming the file that is missing or cut short, or the tensor of which index and
-    files tell different things.
+    Raises EnvironmentProblemError that names the file that is missing or truncated, or the tensor for which index and
+    files disagree.
     """
 
     def __init__(self, folder: Path) -> None:
-        found = headers(folder)
-        self._place = {name: header.file for name, header in found.items()}
-        self.specs = {name: _spec(name, header) for name, header in found.items()}
+        by_name = headers(folder)
+        self._file = {name: header.file for name, header in by_name.items()}
+        self.specs = {name: _spec(name, header) for name, header in by_name.items()}
 
     def tensor(self, name: str) -> Tensor:
         try:
-            with safe_open(self._place[name], framework="pt") as file:
-                found: Tensor = file.get_tensor(name)
-                return found
+            with safe_open(self._file[name], framework="pt") as file:
+                tensor: Tensor = file.get_tensor(name)
+                return tensor
         except (SafetensorError, OSError) as error:
-            raise unreadable(self._place[name], error) from error
+            raise unreadable(self._file[name], error) from error
 
 
 class PickledFolder:
-    """Weights in `pytorch_model.bin`, or in the files that its index names: pickles, loaded as weights only (no code
-    runs)."""
+    """Weights in `pytorch_model.bin`, or in the files that its index names. They are pickles, loaded with
+    `weights_only`: no code runs."""
 
     def __init__(self, folder: Path) -> None:
-        self._place: dict[str, Path] = {}
+        self._file: dict[str, Path] = {}
         self._open: tuple[Path, dict[str, Tensor]] | None = None
         self.specs: dict[str, Spec] = {}
         for file in weight_files(folder, PICKLE):
             for name, tensor in self._tensors(file).items():
-                self._place[name], self.specs[name] = file, Spec(tuple(tensor.shape), tensor.dtype)
+                self._file[name], self.specs[name] = file, Spec(tuple(tensor.shape), tensor.dtype)
 
     def tensor(self, name: str) -> Tensor:
-        return self._tensors(self._place[name])[name]
+        return self._tensors(self._file[name])[name]
 
     def _tensors(self, file: Path) -> dict[str, Tensor]:
         if self._open is None or self._open[0] != file:
             self._open = None
             try:
-                found = load_plain(file, mmap=True)
+                tensors = load_plain(file, mmap=True)
             except Exception as error:  # a damaged pickle fails in many ways
                 raise unreadable(file, error) from error
-            self._open = file, found
+            self._open = file, tensors
         return self._open[1]
 
 
 def open_weights(folder: Path, *, allow_pickle: bool) -> Weights:
-    """The weights of a model folder: safetensors; with `allow_pickle`, and only where there are none, `.bin` files.
+    """Open the weights of a model folder: safetensors; or, with `allow_pickle` and without safetensors, `.bin` files.
 
     Raises EnvironmentProblemError.
     """
@@ -119,13 +119,13 @@ def open_weights(folder: Path, *, allow_pickle: bool) -> Weights:
         return PickledFolder(folder)
     if has_pickle:
         raise EnvironmentProblemError(
-            f"the weights in `{folder}` are pickles (`{PICKLE}`), which are not read unless you say so",
-            hint="add --allow-pickle: they are loaded as weights only, no code in them runs",
+            f"the weights in `{folder}` are pickles (`{PICKLE}`), which are read only with --allow-pickle",
+            hint="add --allow-pickle: they are loaded with `weights_only`, so no code in them runs",
         )
     raise EnvironmentProblemError(f"no `{SAFETENSORS}` in model folder `{folder}`", hint=f"ls {quoted(folder)}")
 
 
 def _spec(name: str, header: Header) -> Spec:
     if header.kind not in DTYPES:
-        raise unreadable(header.file, ValueError(f"`{name}` is of the unknown kind {header.kind}"))
+        raise unreadable(header.file, ValueError(f"`{name}` has the unknown dtype {header.kind}"))
     return Spec(header.shape, DTYPES[header.kind])

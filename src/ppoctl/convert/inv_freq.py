@@ -1,4 +1,4 @@
-"""Inverse frequencies of RoPE, computed in transformers' order of operations: equal to theirs to the bit."""
+"""Inverse frequencies of RoPE, computed in transformers' order of operations, so that they are bitwise equal."""
 
 import math
 
@@ -10,7 +10,7 @@ from ppoctl.model.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
 
 
 def inv_freq(rope: Rope, head_dim: int) -> Float[Tensor, " half"]:
-    """Radians per token of each pair of channels (i, i + head_dim / 2), float32."""
+    """Return the radians per token of each pair of channels (i, i + head_dim / 2), float32."""
     plain = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     match rope.scaling:
         case None:
@@ -36,12 +36,12 @@ def _llama3(plain: Tensor, by: Llama3Scaling) -> Tensor:
 def _yarn(plain: Tensor, by: YarnScaling, theta: float) -> Tensor:
     half = len(plain)
 
-    def pair(turns: float) -> float:
-        """Number of the pair of channels that makes so many turns over the original context."""
-        return half * math.log(by.original_max_position_embeddings / (turns * 2 * math.pi)) / math.log(theta)
+    def pair(rotations: float) -> float:
+        """Return the index of the pair of channels with this number of rotations over the original context."""
+        return half * math.log(by.original_max_position_embeddings / (rotations * 2 * math.pi)) / math.log(theta)
 
     low, high = max(math.floor(pair(by.beta_fast)), 0), min(math.ceil(pair(by.beta_slow)), 2 * half - 1)
     ramp = (torch.arange(half, dtype=torch.float32) - low) / (high - low or 0.001)
-    stays = 1 - ramp.clamp(0, 1)
+    unscaled = 1 - ramp.clamp(0, 1)
     periods = theta ** (torch.arange(0, 2 * half, 2, dtype=torch.float32) / (2 * half))
-    return 1.0 / (by.factor * periods) * (1 - stays) + plain * stays
+    return 1.0 / (by.factor * periods) * (1 - unscaled) + plain * unscaled

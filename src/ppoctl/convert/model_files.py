@@ -1,4 +1,4 @@
-"""Files of a model folder besides weights: configuration, generation configuration, tokenizer, chat template."""
+"""Files of a model folder other than weights: configuration, generation configuration, tokenizer, chat template."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppoctl.model.families import FAMILIES
 
-if TYPE_CHECKING:  # a login node asks for the digest
+if TYPE_CHECKING:  # the digest is also computed on login nodes, without torch
     import torch
 
     from ppoctl.convert.tensors import Role
@@ -28,7 +28,7 @@ _COPIED = (
 
 
 def companions_digest(folder: Path) -> str:
-    """Digest of the names and contents of all files beside a model's weights."""
+    """Return the digest of the names and contents of all files of a model other than weights."""
     files = [path for path in (folder / CONFIG, *_copied(folder)) if path.is_file()]
     listing = (f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files)
     return hashlib.sha256("\n".join(listing).encode()).hexdigest()
@@ -36,28 +36,28 @@ def companions_digest(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Companions:
-    """Files that belong beside weights of this role and dtype, made from the model in `source`."""
+    """The files that accompany weights of this role and dtype, built from the model in `source`."""
 
     source: Path
     role: "Role"
     dtype: "torch.dtype"
 
     def write(self, folder: Path) -> None:
-        """Write the files beside the weights. Raises OSError."""
+        """Write the files into the folder of the weights. Raises OSError."""
         self.write_config(folder)
         for path in _copied(self.source):
             shutil.copyfile(path, folder / path.name)
 
     def write_config(self, folder: Path) -> Path:
-        """Write config.json beside the weights; returns its path. Raises OSError."""
+        """Write config.json into the folder of the weights, and return its path. Raises OSError."""
         file = folder / CONFIG
         file.write_text(json.dumps(self.config(), indent=2, sort_keys=True) + "\n", "utf-8")
         return file
 
     def config(self) -> dict[str, Any]:
-        """config.json, naming the class that has these weights: a critic is the family's
+        """Return the config.json that names the class for these weights. A critic is the family's
         ...ForSequenceClassification with one label."""
-        config = dict(self._config_of_the_source)
+        config = dict(self._source_config)
         for stale in ("torch_dtype", "auto_map", "num_labels", "id2label", "label2id"):
             config.pop(stale, None)
         config["dtype"] = str(self.dtype).removeprefix("torch.")
@@ -68,10 +68,10 @@ class Companions:
         return config | {"id2label": {"0": "value"}, "label2id": {"value": 0}}
 
     @cached_property
-    def _config_of_the_source(self) -> dict[str, Any]:
-        """Read once: a source that is another run's state may go before this run does."""
-        found: dict[str, Any] = json.loads((self.source / CONFIG).read_text(encoding="utf-8"))
-        return found
+    def _source_config(self) -> dict[str, Any]:
+        """Configuration of the source. It is read once: a source in another run may be deleted during this run."""
+        config: dict[str, Any] = json.loads((self.source / CONFIG).read_text(encoding="utf-8"))
+        return config
 
 
 def _copied(folder: Path) -> list[Path]:

@@ -1,10 +1,10 @@
-"""Megatron's parameters of a whole model, made from Hugging Face tensors and taken apart again, one at a time.
+"""Megatron's parameters of a whole model, assembled from Hugging Face tensors and split again, one at a time.
 
-    parameters(shape, role)                      every parameter, with the tensors that are in it
+    parameters(shape, role)                      every parameter, with the tensors that it contains
     assembled(parameter, weights) -> Tensor      Hugging Face -> Megatron
     MegatronWeights(torch_dist).tensor(name)     Megatron -> Hugging Face
 
-In torch_dist a parameter goes by a key. Where all layers are alike they are slices of one tensor, and so are experts:
+In torch_dist a parameter has a key. Layers of equal structure are slices of one tensor, and so are experts:
 
     decoder.layers.3.mlp.linear_fc2.weight                           decoder.layers.mlp.linear_fc2.weight [3]
     decoder.layers.3.mlp.experts.local_experts.5.linear_fc2.weight   decoder.layers.3.mlp.experts.experts... [5]
@@ -27,12 +27,12 @@ from ppoctl.model.shape import ModelShape
 
 _EXPERT = re.compile(r"\.local_experts\.\d+\.")
 _NOT_WEIGHTS = ("optimizer.", "chained_")
-"""Beginnings of the keys of an optimizer's tensors."""
+"""Prefixes of the keys of optimizer tensors."""
 
 
 @dataclass(frozen=True)
 class ParameterKey:
-    """The place of a parameter in a torch_dist folder: a tensor, or a slice of one."""
+    """The location of a parameter in a torch_dist folder: a tensor, or a slice of a tensor."""
 
     name: str
     leading: tuple[tuple[int, int], ...] = ()
@@ -45,18 +45,18 @@ class ParameterKey:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One Megatron parameter of the whole model, and the Hugging Face tensors that it is made of."""
+    """One Megatron parameter of the whole model, and the Hugging Face tensors that it consists of."""
 
     name: str
     """Name in the torch layer spec, with layers and experts numbered as in the whole model."""
     shape: tuple[int, ...]
-    """Shape of the parameter, the vocabulary's padding included."""
+    """Shape of the parameter, including vocabulary padding."""
     rows: int
-    """Rows of the parameter without the vocabulary's padding."""
+    """Number of rows of the parameter without vocabulary padding."""
     parts: tuple[Placement, ...]
 
     def key(self, shape: ModelShape, *, layers_alike: bool, transformer_engine: bool = False) -> ParameterKey:
-        """The parameter's place in a torch_dist folder, under the names of either layer spec."""
+        """Return the location of the parameter in a torch_dist folder, under the names of either layer spec."""
         layer, expert = self.parts[0].layer, self.parts[0].expert
         name, leading = self.name, []
         if layer is None:
@@ -75,7 +75,7 @@ class Parameter:
 
 
 def parameters(shape: ModelShape, role: Role) -> list[Parameter]:
-    """Every Megatron parameter of the model, in the order of the layers."""
+    """Return all Megatron parameters of the model, in layer order."""
     by_name: dict[str, list[Placement]] = {}
     for placement in placements(shape, role):
         by_name.setdefault(placement.parameter, []).append(placement)
@@ -83,12 +83,12 @@ def parameters(shape: ModelShape, role: Role) -> list[Parameter]:
 
 
 def layers_alike(shape: ModelShape) -> bool:
-    """Whether Megatron-Core keeps the layers as slices of one tensor: not where some may have experts."""
+    """Whether Megatron-Core stores the layers as slices of one tensor. It does not if some may have experts."""
     return shape.experts is None
 
 
 def assembled(parameter: Parameter, weights: Weights, shape: ModelShape) -> Tensor:
-    """The parameter's tensor, put together from its Hugging Face tensors; padding is zero."""
+    """Return the tensor of the parameter, assembled from its Hugging Face tensors; padding is zero."""
     whole = torch.zeros(parameter.shape, dtype=weights.specs[parameter.parts[0].name].dtype)
     for placement, view in _views(whole, parameter, shape):
         view.copy_(weights.tensor(placement.name).view(view.shape))
@@ -98,7 +98,8 @@ def assembled(parameter: Parameter, weights: Weights, shape: ModelShape) -> Tens
 class MegatronWeights:
     """The weights in a torch_dist folder, under Hugging Face names.
 
-    Raises EnvironmentProblemError naming the first tensor that is missing, not part of the model or of another shape.
+    Raises EnvironmentProblemError that names the first tensor that is missing, not part of the model, or of another
+    shape.
     """
 
     def __init__(self, state: TorchDist, shape: ModelShape, role: Role) -> None:
@@ -111,7 +112,7 @@ class MegatronWeights:
         )
         """Whether the layers are slices of one tensor."""
         self.keys = {parameter.name: self._find(parameter) for parameter in self.parameters}
-        """Place of each parameter, by its name."""
+        """Location of each parameter, by its name."""
         self._by_tensor = {part.name: parameter for parameter in self.parameters for part in parameter.parts}
         self._require_nothing_else()
         self.specs = {
@@ -122,20 +123,21 @@ class MegatronWeights:
         self._last: tuple[str, Tensor] | None = None
 
     def parameter(self, parameter: Parameter) -> Tensor:
-        """The parameter as Megatron has it, padding included. The last one with several parts stays in memory."""
+        """Return the parameter as stored by Megatron, including padding. The last parameter with several parts stays
+        in memory."""
         if self._last is not None and self._last[0] == parameter.name:
             return self._last[1]
-        self._last = None  # before the next one comes
+        self._last = None  # released before the next read, so that only one parameter is in memory
         key = self.keys[parameter.name]
-        found = self._state.read(key.name, key.index)
+        tensor = self._state.read(key.name, key.index)
         if len(parameter.parts) > 1:
-            self._last = parameter.name, found
-        return found
+            self._last = parameter.name, tensor
+        return tensor
 
     def tensor(self, name: str) -> Tensor:
         parameter = self._by_tensor[name]
         views = _views(self.parameter(parameter), parameter, self._shape)
-        [(placement, view)] = [found for found in views if found[0].name == name]
+        [(placement, view)] = [entry for entry in views if entry[0].name == name]
         return view.reshape(placement.shape)
 
     def _find(self, parameter: Parameter) -> ParameterKey:
@@ -147,13 +149,13 @@ class MegatronWeights:
             stored = self._state.tensors.get(key.name)
             if stored is None:
                 continue
-            wanted = (*(size for _, size in key.leading), *parameter.shape)
-            if stored.size != wanted:
-                says = f"has shape {list(stored.size)}; config.json says {list(wanted)}"
-                raise EnvironmentProblemError(f"tensor `{key.name}` in `{self._state.folder}` {says}")
+            expected = (*(size for _, size in key.leading), *parameter.shape)
+            if stored.size != expected:
+                mismatch = f"has shape {list(stored.size)}; config.json implies {list(expected)}"
+                raise EnvironmentProblemError(f"tensor `{key.name}` in `{self._state.folder}` {mismatch}")
             return key
         raise EnvironmentProblemError(
-            f"tensor `{candidates[0].name}` missing from `{self._state.folder}`",
+            f"tensor `{candidates[0].name}` is missing from `{self._state.folder}`",
             hint="does the configuration belong to this checkpoint? name another with --like",
         )
 

@@ -1,4 +1,4 @@
-"""Safe loading of pickles: only tensors, numbers, names and what holds them."""
+"""Safe loading of pickles: only tensors, numbers, names and containers."""
 
 import pickle
 import re
@@ -8,9 +8,9 @@ import torch
 
 
 def load_plain(file: Any, *, mmap: bool | None = None) -> Any:
-    """The data that `torch.save` wrote into a path or an open file, on the host. No code in it runs, whatever the
-    environment says. Raises UnpicklingError in one line where it is damaged or asks for more than data, and torch's
-    other errors."""
+    """Load the data that `torch.save` wrote into a path or an open file, on the host. No code in it runs, even if an
+    environment variable allows it. Raises UnpicklingError with a one-line message if the file is damaged or requires
+    more than data, and torch's other errors."""
     try:
         return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:
@@ -18,11 +18,11 @@ def load_plain(file: Any, *, mmap: bool | None = None) -> Any:
 
 
 def why(error: BaseException) -> str:
-    """The reason of an unpickling error in one line, without torch's advice."""
+    """Return the reason of an unpickling error in one line, without torch's advice."""
     text = str(error)
-    asked = re.search(r"GLOBAL ([\w.]+)", text)
-    if asked:
-        return f"asks for `{asked[1]}`, which no checkpoint needs"
+    required = re.search(r"GLOBAL ([\w.]+)", text)
+    if required:
+        return f"requires `{required[1]}`, which no checkpoint needs"
     if "weights_only" in text or "Weights only" in text:
-        return "is damaged, or holds more than data"
+        return "is damaged, or contains more than data"
     return next(iter(text.splitlines()), "") or type(error).__name__

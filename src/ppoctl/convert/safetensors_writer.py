@@ -1,7 +1,8 @@
-"""Writing of the weights of a Hugging Face folder: sharded safetensors with an index, one tensor in memory at a time.
+"""Writer of the weights of a Hugging Face folder: sharded safetensors with an index, one tensor in memory at a time.
 
-A safetensors file is the length of its header, the header (JSON: dtype, shape and place of every tensor), and the
-bytes. The header comes first, so all tensors are known before the first is written; they may come in any order.
+A safetensors file has three parts: the length of the header, the header (JSON: dtype, shape and position of every
+tensor), and the tensor data. The header comes first, so the writer needs all specs before the first tensor; tensors
+may then be written in any order.
 """
 
 import json
@@ -16,13 +17,13 @@ from ppoctl.convert.headers import SAFETENSORS
 from ppoctl.convert.hugging_face import DTYPES, Spec
 
 SHARD_BYTES = 4 * 2**30
-"""Largest number of bytes of tensors in one file."""
+"""Maximum number of tensor bytes per file."""
 _SPELLED = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class SafetensorsWriter:
-    """Writer of safetensors files for tensors of these specs, in this order, into an existing folder, at most
-    `shard_bytes` to a file (a larger tensor has its own). Every method raises OSError."""
+    """Writer of safetensors files for tensors with these specs, in this order, into an existing folder. A file has at
+    most `shard_bytes` of tensors; a larger tensor gets its own file. Every method raises OSError."""
 
     def __init__(self, folder: Path, specs: Mapping[str, Spec], shard_bytes: int) -> None:
         self._specs = specs
@@ -30,8 +31,8 @@ class SafetensorsWriter:
         self._places: dict[str, tuple[Path, int]] = {}
         for number, names in enumerate(shards, start=1):
             stem = SAFETENSORS.removesuffix(".safetensors")
-            whole = f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors"
-            file = folder / (SAFETENSORS if len(shards) == 1 else whole)
+            shard_name = f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors"
+            file = folder / (SAFETENSORS if len(shards) == 1 else shard_name)
             self._begin(file, names)
         if len(shards) > 1:
             total = sum(spec.nbytes for spec in specs.values())
@@ -45,7 +46,7 @@ class SafetensorsWriter:
         self._open: tuple[Path, BinaryIO] | None = None
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """Write one tensor into its place."""
+        """Write one tensor at its position."""
         spec, (path, start) = self._specs[name], self._places[name]
         assert (tuple(tensor.shape), tensor.dtype) == (spec.shape, spec.dtype), f"`{name}` is not what was announced"
         if self._open is None or self._open[0] != path:
@@ -53,13 +54,13 @@ class SafetensorsWriter:
             self._open = path, path.open("r+b")
         file = self._open[1]
         file.seek(start)
-        here = tensor.detach().cpu().contiguous()
-        # Not by `numpy()`, after which torch would refuse to free the storage when its role leaves the memory.
-        file.write((c_ubyte * here.nbytes).from_address(here.data_ptr()))
+        on_host = tensor.detach().cpu().contiguous()
+        # After `numpy()`, torch would refuse to free the storage when the role is offloaded.
+        file.write((c_ubyte * on_host.nbytes).from_address(on_host.data_ptr()))
         self._missing.discard(name)
 
     def finish(self) -> None:
-        """Close the files; every tensor must have been written."""
+        """Close the files. Asserts that every tensor has been written."""
         assert not self._missing, f"never written: {sorted(self._missing)}"
         self.close()
 
@@ -85,13 +86,13 @@ class SafetensorsWriter:
 
 
 def _shards(specs: Mapping[str, Spec], shard_bytes: int) -> list[list[str]]:
-    """Names of the tensors, file by file."""
+    """Return the names of the tensors of each file."""
     shards: list[list[str]] = [[]]
-    room = shard_bytes
+    left = shard_bytes
     for name, spec in specs.items():
-        if shards[-1] and spec.nbytes > room:
+        if shards[-1] and spec.nbytes > left:
             shards.append([])
-            room = shard_bytes
+            left = shard_bytes
         shards[-1].append(name)
-        room -= spec.nbytes
+        left -= spec.nbytes
     return shards

@@ -1,7 +1,7 @@
-"""The account of a checkpoint: every tensor is part of the model, known to be left out, or refused, by name, shape
-and kind.
+"""Accounting of a checkpoint's tensors by name, shape and dtype: each is part of the model, left out for a known
+reason, or rejected.
 
-Imports no torch. What only the numbers can say is left in `Account` for whoever reads them.
+Imports no torch. Checks that need the numbers are recorded in `Account` for the code that reads the tensors.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,41 +16,40 @@ from ppoctl.model.labels import has_head
 from ppoctl.model.shape import ModelShape
 
 VALUE_BIAS = "score.bias"
-"""The bias of a ...ForTokenClassification's head; the critic's head has none."""
+"""Bias of the head of a ...ForTokenClassification; the critic's head has none."""
 
 
 class Described(Protocol):
-    """A tensor of which only name, shape and kind are known."""
+    """A tensor of which only name, shape and dtype are known."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
 
     @property
     def kind(self) -> str:
-        """Name of the dtype as a safetensors header spells it."""
+        """Name of the dtype in a safetensors header."""
         ...
 
 
 @dataclass
 class Account:
-    """The account of a checkpoint: what became of each tensor."""
+    """Result of accounting for the tensors of a checkpoint."""
 
     parts: list[Placement] = field(default_factory=list)
-    """Places of the model's tensors, in the order of its layers."""
+    """Placements of the model's tensors, in layer order."""
     made_up: bool = False
-    """Whether the checkpoint has no value head, so that it is zero."""
+    """Whether the checkpoint has no value head, so that the head starts at zero."""
     notes: list[str] = field(default_factory=list)
-    """Notes for people on what is left out or made up."""
+    """Notes for users about tensors that are left out or created as zeros."""
     must_be_tied: bool = False
-    """Whether the output layer must be the embedding again, number by number."""
+    """Whether the output layer must be equal to the embedding."""
     must_be_zero: tuple[str, ...] = ()
-    """Names of tensors that have no effect if all their numbers are zero, and do not belong to the model
-    otherwise."""
+    """Names of tensors that must be all zero, and so have no effect; otherwise they do not belong to the model."""
 
 
 def account(found: Mapping[str, Described], folder: Path, shape: ModelShape, role: Role) -> Account:
-    """Account for every tensor of a checkpoint. Raises EnvironmentProblemError naming the first that is missing, not
-    expected, of another shape or quantised."""
+    """Account for every tensor of a checkpoint. Raises EnvironmentProblemError that names the first tensor that is
+    missing, unexpected, of another shape, or quantized."""
     result = Account(list(placements(shape, role)))
     missing = [part.name for part in result.parts if part.name not in found]
     if VALUE_HEAD in missing and not has_head(folder):
@@ -68,23 +67,23 @@ def account(found: Mapping[str, Described], folder: Path, shape: ModelShape, rol
     constants = [name for name in others if name.endswith(ROPE_CONSTANTS)]
     if constants:
         more = f" and {len(constants) - 1} more" if len(constants) > 1 else ""
-        result.notes.append(f"`{constants[0]}`{more} left out: config.json says what they are")
+        result.notes.append(f"`{constants[0]}`{more} left out: computed from config.json")
     _leave_out(result, (name for name in others if name not in constants), folder, shape, role)
     return result
 
 
 def not_part_of(name: str, folder: Path, role: Role) -> EnvironmentProblemError:
-    """The error for a tensor that belongs to another model or role."""
-    hint = "name the configuration that belongs to it, or another role"
-    hint = "a critic's: add --role critic" if name in (VALUE_HEAD, VALUE_BIAS) and role == "actor" else hint
+    """Return the error for a tensor that belongs to another model or role."""
+    hint = "name the configuration of this checkpoint, or another role"
+    hint = "it is a critic's: add --role critic" if name in (VALUE_HEAD, VALUE_BIAS) and role == "actor" else hint
     return EnvironmentProblemError(f"tensor `{name}` in `{folder}` is not part of the {role}", hint=hint)
 
 
 def not_tied(folder: Path) -> EnvironmentProblemError:
-    """The error for an output layer of its own in a model whose configuration ties it to the embedding."""
+    """Return the error for an output layer that differs from the embedding although the configuration ties them."""
     return EnvironmentProblemError(
-        f"`{LM_HEAD}` in `{folder}` is not `{EMBEDDING}`, although config.json ties them",
-        hint='if the output layer is its own, write `"tie_word_embeddings": false` into config.json',
+        f"`{LM_HEAD}` in `{folder}` differs from `{EMBEDDING}`, although config.json ties them",
+        hint='if the output layer is separate, write `"tie_word_embeddings": false` into config.json',
     )
 
 
@@ -94,7 +93,7 @@ def _leave_out(result: Account, names: Iterable[str], folder: Path, shape: Model
             result.notes.append(f"`{name}` is left out: a critic has a value head instead")
         elif name == LM_HEAD and shape.tied_embeddings:
             result.must_be_tied = True
-            result.notes.append(f"`{name}` is left out: it is `{EMBEDDING}` again")
+            result.notes.append(f"`{name}` is left out: it is equal to `{EMBEDDING}`")
         elif name == VALUE_BIAS and role == "critic":
             result.must_be_zero = (name,)
             result.notes.append(f"`{name}` is left out: it is zero")
@@ -104,12 +103,12 @@ def _leave_out(result: Account, names: Iterable[str], folder: Path, shape: Model
 
 def _require_fitting(part: Placement, found: Described, folder: Path) -> None:
     if found.shape != part.shape:
-        says = f"has shape {list(found.shape)}; config.json says {list(part.shape)}"
+        mismatch = f"has shape {list(found.shape)}; config.json implies {list(part.shape)}"
         raise EnvironmentProblemError(
-            f"tensor `{part.name}` in `{folder}` {says}", hint="fetch weights and config.json again, of one model"
+            f"tensor `{part.name}` in `{folder}` {mismatch}", hint="fetch weights and config.json of one model again"
         )
     if found.kind not in TRAINABLE:
         raise EnvironmentProblemError(
-            f"tensor `{part.name}` in `{folder}` is {found.kind}; quantised models cannot be trained",
-            hint="name the model that it was made from",
+            f"tensor `{part.name}` in `{folder}` is {found.kind}; quantized models cannot be trained",
+            hint="name the model before quantization",
         )

@@ -1,10 +1,11 @@
-"""The language of the tables: one row per Hugging Face tensor.
+"""Row format of the family tables: one row per Hugging Face tensor.
 
-    Row("self_attn.k_proj.weight", "self_attention.linear_qkv.weight", "keys* hidden", KEY)
+    TensorMapping("self_attn.k_proj.weight", "self_attention.linear_qkv.weight", "keys* hidden", FusedPart.KEY)
 
-reads: the tensor of that name has `keys` rows and `hidden` columns, tensor ranks split the dimension with the star,
-and in Megatron it is the keys' part of that parameter. Names are of a layer; `{expert}` stands for every expert's
-number. Parameters have the names of the torch layer spec (`transformer_engine` knows the other's).
+means: the tensor of that name has `keys` rows and `hidden` columns, tensor ranks split the dimension with the star,
+and in Megatron it is the keys' part of that parameter. Names are relative to a layer; `{expert}` stands for the
+number of each expert. Parameters have the names of the torch layer spec (`transformer_engine` maps them to the
+other).
 """
 
 from enum import Enum
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 
 class FusedPart(Enum):
-    """The part of a fused Megatron parameter that a tensor is."""
+    """The part of a fused Megatron parameter that a tensor occupies."""
 
     WHOLE = "all of it"
     QUERY = "of queries, keys and values fused by group: for each key/value head its query heads, key, value"
@@ -23,11 +24,11 @@ class FusedPart(Enum):
 
 
 class TensorMapping(NamedTuple):
-    """One Hugging Face tensor and its place in Megatron."""
+    """One Hugging Face tensor, and the part of a Megatron parameter that it occupies."""
 
     name: str
     parameter: str
     """Name of the Megatron parameter."""
     dims: str
-    """Names of the tensor's dimensions (`tensors.sizes`), a star behind the one that tensor ranks split."""
+    """Names of the tensor's dimensions (`tensors.sizes`); a star marks the dimension that tensor ranks split."""
     place: FusedPart = FusedPart.WHOLE

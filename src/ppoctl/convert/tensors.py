@@ -1,6 +1,6 @@
-"""Every Hugging Face tensor of one model, and its place in Megatron: the families' tables, row by row.
+"""All Hugging Face tensors of a model and their placements in Megatron, expanded from the family tables.
 
-Everything that moves weights goes over this list: loading, exports, weights for the generator, conversion.
+All code that moves weights iterates over this list: loading, exports, transfers to the generator, conversion.
 """
 
 import math
@@ -18,15 +18,15 @@ Role = Literal["actor", "critic"]
 EMBEDDING, LM_HEAD, VALUE_HEAD = "model.embed_tokens.weight", "lm_head.weight", "score.weight"
 FINAL_NORM = "model.norm.weight"
 OUTPUT_LAYER = "output_layer.weight"
-"""Megatron's name of the output layer: logits of an actor, values of a critic. On the last pipeline rank of a tied
-actor it is a copy of the embedding."""
+"""Megatron's name of the output layer, which computes an actor's logits or a critic's values. On the last pipeline
+rank of a tied actor it is a copy of the embedding."""
 ROPE_CONSTANTS = "rotary_emb.inv_freq"
-"""End of the names of tensors that some checkpoints carry besides the model."""
+"""Suffix of the names of constant tensors that some checkpoints contain."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The place of one Hugging Face tensor in Megatron."""
+    """The Megatron parameter, and the part of it, that one Hugging Face tensor occupies."""
 
     name: str
     """Hugging Face name of the tensor."""
@@ -35,22 +35,22 @@ class Placement:
     shape: tuple[int, ...]
     """Shape of the whole tensor in Hugging Face."""
     split: int | None
-    """Dimension that tensor ranks split evenly; None: whole on each."""
+    """Dimension that tensor ranks split evenly; None: each rank has the whole tensor."""
     place: FusedPart
     layer: int | None = None
-    """Layer of the tensor; None: it is before the first layer, or after the last."""
+    """Layer of the tensor; None: before the first layer or after the last."""
     expert: int | None = None
-    """Expert of the tensor; None: it is not an expert's."""
+    """Expert of the tensor; None: the tensor does not belong to an expert."""
 
     def numbered(self, layer: int, expert: int | None) -> str:
-        """The parameter's name with these numbers for layer and expert: those of a pipeline stage, of an expert
-        rank."""
+        """Return the parameter's name with other numbers for layer and expert, such as the local numbers of a
+        pipeline stage or an expert rank."""
         name = self.parameter.replace(f"layers.{self.layer}.", f"layers.{layer}.", 1)
         return name.replace(f"experts.{self.expert}.", f"experts.{expert}.", 1)
 
 
 def placements(shape: ModelShape, role: Role) -> Iterator[Placement]:
-    """Places of all tensors of the model, in the order of the layers."""
+    """Yield the placements of all tensors of the model, in layer order."""
     yield _placement(TensorMapping(EMBEDDING, "embedding.word_embeddings.weight", "vocab* hidden"), shape)
     for layer in range(shape.num_layers):
         for row, expert in _expanded(layer_rows(shape, layer), shape):
@@ -60,24 +60,24 @@ def placements(shape: ModelShape, role: Role) -> Iterator[Placement]:
             yield _placement(row, shape, layer, expert)
     yield _placement(TensorMapping(FINAL_NORM, "decoder.final_layernorm.weight", "hidden"), shape)
     if role == "critic":
-        # A critic is transformers' ...ForSequenceClassification with one label, a reward model one with any number.
+        # A critic is transformers' ...ForSequenceClassification with one label; a reward model may have more labels.
         yield _placement(TensorMapping(VALUE_HEAD, OUTPUT_LAYER, "labels hidden"), shape)
     elif not shape.tied_embeddings:
         yield _placement(TensorMapping(LM_HEAD, OUTPUT_LAYER, "vocab* hidden"), shape)
 
 
 def tied_copy(shape: ModelShape) -> Placement:
-    """Place of the copy of a tied actor's embedding on the last pipeline rank, where that is not the first."""
+    """Return the placement of the copy of a tied actor's embedding on the last of several pipeline ranks."""
     return _placement(TensorMapping(EMBEDDING, OUTPUT_LAYER, "vocab* hidden"), shape)
 
 
 def weight_names(shape: ModelShape) -> Iterator[str]:
-    """Hugging Face names of an actor's weights, in the order of the layers."""
+    """Return the Hugging Face names of an actor's weights, in layer order."""
     return (placement.name for placement in placements(shape, "actor"))
 
 
 def tensor_sizes(shape: ModelShape, layer: int) -> Iterator[int]:
-    """Sizes, in numbers, of the tensors of this layer, in the order of `placements`."""
+    """Yield the number of elements of each tensor of this layer, in the order of `placements`."""
     known = sizes(shape)
     for of_experts, rows in groupby(layer_rows(shape, layer), key=_is_of_experts):
         numbers = [math.prod(known[dim.rstrip("*")] for dim in row.dims.split()) for row in rows]
@@ -89,8 +89,8 @@ def _is_of_experts(row: TensorMapping) -> bool:
 
 
 def sizes(shape: ModelShape) -> dict[str, int]:
-    """Sizes of the dimensions that rows name."""
-    found = {
+    """Return the sizes of the dimensions that rows name."""
+    known = {
         "one": 1,
         "labels": shape.labels,
         "vocab": shape.vocab_size,
@@ -101,9 +101,9 @@ def sizes(shape: ModelShape) -> dict[str, int]:
         "keys": shape.key_channels,
     }
     if shape.experts is not None:
-        found |= {"experts": shape.experts.count, "expert_ffn": shape.experts.ffn_hidden_size}
-        found |= {"shared_ffn": shape.experts.shared_width}
-    return found if shape.latent is None else found | _latent_sizes(shape.latent, shape.num_heads)
+        known |= {"experts": shape.experts.count, "expert_ffn": shape.experts.ffn_hidden_size}
+        known |= {"shared_ffn": shape.experts.shared_width}
+    return known if shape.latent is None else known | _latent_sizes(shape.latent, shape.num_heads)
 
 
 def _latent_sizes(latent: LatentShape, heads: int) -> dict[str, int]:
@@ -117,17 +117,19 @@ def _latent_sizes(latent: LatentShape, heads: int) -> dict[str, int]:
 
 
 def _expanded(rows: Iterable[TensorMapping], shape: ModelShape) -> Iterator[tuple[TensorMapping, int | None]]:
-    """Rows of a layer with those of experts repeated for each expert, all of one before those of the next."""
+    """Yield the rows of a layer, with the rows of experts repeated for each expert: all rows of one expert come
+    before the rows of the next."""
     for of_experts, group in groupby(rows, key=_is_of_experts):
         if not of_experts:
             yield from ((row, None) for row in group)
             continue
         assert shape.experts is not None
-        each = list(group)
+        expert_rows = list(group)
         for expert in range(shape.experts.count):
-            names = [(row.name.format(expert=expert), row.parameter.format(expert=expert)) for row in each]
+            names = [(row.name.format(expert=expert), row.parameter.format(expert=expert)) for row in expert_rows]
             yield from (
-                (TensorMapping(*pair, row.dims, row.place), expert) for row, pair in zip(each, names, strict=True)
+                (TensorMapping(*pair, row.dims, row.place), expert)
+                for row, pair in zip(expert_rows, names, strict=True)
             )
 
 

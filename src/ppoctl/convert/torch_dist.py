@@ -1,11 +1,12 @@
-"""Reading of a folder in Megatron's torch_dist format, tensor by tensor, whoever wrote it.
+"""Reader of a folder in Megatron's torch_dist format, tensor by tensor, written by any program.
 
     .metadata          shape and dtype of every tensor; which file has which chunk of it
     __R_N.distcp       the chunks, one after the other, each as `torch.save` writes it
-    metadata.json      says "torch_dist";  common.pt  what is no tensor (never read here)
+    metadata.json      names the format "torch_dist";  common.pt  everything except tensors (never read by ppoctl)
 
-Tensors are whole: shapes do not depend on the layout they were saved under. `.metadata` is a pickle, and a pickle can
-run anything: only the names that describe tensors are let through, and chunks are loaded with `weights_only`.
+Tensors are complete: their shapes do not depend on the layout under which they were saved. `.metadata` is a pickle,
+and a pickle can run any code. So only names that describe tensors are allowed, and chunks are loaded with
+`weights_only`.
 """
 
 import io
@@ -58,8 +59,8 @@ _ALLOWED = {
 
 
 class TorchDist:
-    """Tensors of a torch_dist folder by their keys; nothing is read before it is asked for. Raises StorageError when
-    the folder is no torch_dist checkpoint, is incomplete or asks for code to be run."""
+    """Tensors of a torch_dist folder by their keys. Each tensor is read when it is requested. Raises StorageError if
+    the folder is not a torch_dist checkpoint, is incomplete, or requires code to run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -69,7 +70,7 @@ class TorchDist:
         self.tensors = {key: stored for key, stored in described if isinstance(stored, TensorStorageMetadata)}
 
     def read(self, key: str, leading: tuple[int, ...] = ()) -> Tensor:
-        """The tensor, or, with indices of its leading dimensions (layer, expert), this slice of it: a copy.
+        """Return a copy of the tensor, or, with indices of its leading dimensions (layer, expert), of that slice.
 
         Chunks outside the slice are not read.
         """
@@ -78,8 +79,8 @@ class TorchDist:
         covered = 0
         for described in stored.chunks:
             offsets, sizes = described.offsets, described.sizes
-            ahead = zip(leading, offsets, sizes, strict=False)
-            if not all(start <= index < start + size for index, start, size in ahead):
+            ranges = zip(leading, offsets, sizes, strict=False)
+            if not all(start <= index < start + size for index, start, size in ranges):
                 continue
             chunk = self._chunk(key, offsets, sizes)
             for index, start in zip(leading, offsets, strict=False):
@@ -94,7 +95,7 @@ class TorchDist:
             covered += chunk.numel()
         if covered != whole.numel():
             raise StorageError(
-                f"`{key}` in `{self.folder}` is incomplete: {covered} of {whole.numel()} elements are there",
+                f"`{key}` in `{self.folder}` is incomplete: it has {covered} of {whole.numel()} elements",
                 hint=f"copy the checkpoint again: ls -la {quoted(self.folder)}",
             )
         return whole
@@ -102,21 +103,21 @@ class TorchDist:
     def _chunk(self, key: str, offsets: torch.Size, sizes: torch.Size) -> Tensor:
         place = self._places.get(MetadataIndex(key, offsets))
         if place is None:
-            raise self._unreadable(key, "`.metadata` does not say where a chunk of it is")
+            raise self._unreadable(key, "`.metadata` has no location for a chunk of it")
         path = self.folder / place.relative_path
         try:
             with path.open("rb") as file:
                 file.seek(0, io.SEEK_END)
                 if file.tell() < place.offset + place.length:
-                    raise self._unreadable(key, f"`{path.name}` ends before it does: the file is truncated")
+                    raise self._unreadable(key, f"`{path.name}` is truncated")
                 view: Any = _create_file_view(file, place.offset, place.length)
-                found = load_plain(view)
+                chunk = load_plain(view)
         except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
             raise self._unreadable(key, f"`{path.name}`: {why(error)}") from error
         dtype = self.tensors[key].properties.dtype
-        if not isinstance(found, Tensor) or found.shape != sizes or found.dtype != dtype:
-            raise self._unreadable(key, f"`{path.name}` holds something else in its place")
-        return found
+        if not isinstance(chunk, Tensor) or chunk.shape != sizes or chunk.dtype != dtype:
+            raise self._unreadable(key, f"`{path.name}` contains other data at its position")
+        return chunk
 
     def _unreadable(self, key: str, why: str) -> StorageError:
         return StorageError(
@@ -131,14 +132,14 @@ def is_torch_dist(folder: Path) -> bool:
 
 
 def read_metadata(folder: Path) -> Metadata:
-    """The content of `.metadata`, read once: readers take it from here, as the file may be another by then. Raises
-    StorageError when it is not whole, asks for code to be run, or names files outside of the folder."""
+    """Return the content of `.metadata`. It is read only once, because the file may be replaced later. Raises
+    StorageError if it is incomplete, requires code to run, or names files outside the folder."""
     try:
         backend = json.loads((folder / BACKEND).read_text("utf-8"))["sharded_backend"]
         with (folder / METADATA).open("rb") as file:
             metadata = _TensorsOnly(file).load()
-        places = [place.relative_path for place in metadata.storage_data.values()]
-        outside = next((place for place in places if Path(place).name != place), None)
+        files = [place.relative_path for place in metadata.storage_data.values()]
+        outside = next((file for file in files if Path(file).name != file), None)
     except Exception as error:  # a damaged pickle fails in many ways
         raise _no_checkpoint(folder, why(error)) from error
     if backend != "torch_dist" or not isinstance(metadata, Metadata):
@@ -147,20 +148,20 @@ def read_metadata(folder: Path) -> Metadata:
             hint="save it with --ckpt-format torch_dist",
         )
     if outside is not None:
-        raise _no_checkpoint(folder, f"`{METADATA}` names a file outside of it: `{outside}`")
+        raise _no_checkpoint(folder, f"`{METADATA}` names a file outside the folder: `{outside}`")
     return metadata
 
 
 def _no_checkpoint(folder: Path, reason: str) -> StorageError:
     return StorageError(
-        f"`{folder}` is no whole torch_dist checkpoint: {reason}",
-        hint=f"see that `{BACKEND}` and `{METADATA}` are whole: ls -la {quoted(folder)}",
+        f"`{folder}` is not a complete torch_dist checkpoint: {reason}",
+        hint=f"check that `{BACKEND}` and `{METADATA}` are complete: ls -la {quoted(folder)}",
     )
 
 
 class _Ignored:
-    """Stand-in for classes that Megatron-Core has added to `.metadata` in some versions and that are not needed
-    here."""
+    """Placeholder for classes that some versions of Megatron-Core add to `.metadata`, and that the reader does not
+    need."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -168,11 +169,11 @@ class _Ignored:
 
 
 class _TensorsOnly(pickle.Unpickler):
-    """Unpickler that builds descriptions of tensors and nothing else."""
+    """Unpickler that builds only descriptions of tensors."""
 
     def find_class(self, module: str, name: str) -> Any:
         if name in _ALLOWED.get(module, ()):
             return super().find_class(module, name)
         if module.startswith("megatron.core."):
             return _Ignored
-        raise pickle.UnpicklingError(f"`{METADATA}` asks for `{module}.{name}`, which no checkpoint needs")
+        raise pickle.UnpicklingError(f"`{METADATA}` requires `{module}.{name}`, which no checkpoint needs")

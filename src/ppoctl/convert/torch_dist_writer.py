@@ -1,7 +1,7 @@
-"""Writing of a folder in Megatron's torch_dist format, one tensor at a time.
+"""Writer of a folder in Megatron's torch_dist format, one tensor at a time.
 
-torch's own writer keeps every tensor it has written until its file is closed: with it a conversion would end with the
-whole model in memory. The files are the same: see `torch_dist`.
+torch's own writer keeps every written tensor until the file is closed, so a conversion would need memory for the
+whole model. The files have the same format: see `torch_dist`.
 """
 
 import json
@@ -32,7 +32,7 @@ _BACKEND = {
 
 
 class TorchDistWriter:
-    """Writer of one torch_dist checkpoint in an existing folder. Nothing reads it before `finish`. Every method
+    """Writer of one torch_dist checkpoint in an existing folder. It cannot be read before `finish`. Every method
     raises OSError."""
 
     def __init__(self, folder: Path, file_bytes: int) -> None:
@@ -44,8 +44,8 @@ class TorchDistWriter:
         self._places: dict[MetadataIndex, _StorageInfo] = {}
 
     def write(self, key: str, tensor: Tensor, leading: tuple[tuple[int, int], ...] = ()) -> None:
-        """Add a whole tensor; or, with (index, size) of dimensions before its own (layers, experts), this slice of
-        the tensor that all of them make up."""
+        """Add a whole tensor; or, with the (index, size) of leading dimensions (layers, experts), a slice of the
+        tensor that all slices form together."""
         offsets = torch.Size([*(index for index, _ in leading), *(0 for _ in tensor.shape)])
         sizes = torch.Size([*(1 for _ in leading), *tensor.shape])
         stored = self._tensors.get(key)
@@ -60,7 +60,7 @@ class TorchDistWriter:
             self._file = self._name(self._number).open("wb")
         begin = self._file.tell()
         chunk = tensor.reshape(sizes).contiguous()
-        # torch.save writes the storage that a view belongs to, not the view.
+        # torch.save writes the whole storage of a view, so a view is copied first.
         torch.save(chunk.clone() if chunk.untyped_storage().nbytes() != chunk.nbytes else chunk, self._file)
         place = _StorageInfo(self._name(self._number).name, begin, self._file.tell() - begin)
         self._places[MetadataIndex(key, offsets, len(stored.chunks))] = place
@@ -70,7 +70,7 @@ class TorchDistWriter:
         self._file.close()
 
     def finish(self, common: dict[str, Any]) -> None:
-        """Close the files and write their metadata; `common` goes beside the tensors."""
+        """Close the files and write their metadata, and `common` into a separate file."""
         self.close()
         metadata = Metadata(dict(self._tensors), storage_data=self._places, version=CURRENT_DCP_VERSION)
         torch.save(common, self._folder / COMMON)

@@ -1,7 +1,8 @@
 """Names of parameters in the Transformer Engine layer spec, from their names in the torch spec, which the tables use.
 
-It fuses a norm into the product behind it, and holds all experts of a rank in one module. Norms before a mixture of
-experts or latent attention, and of queries and keys head by head, are modules of their own in both.
+Transformer Engine fuses a norm into the linear layer after it, and holds all experts of a rank in one module. Norms
+before a mixture of experts or latent attention, and norms of the queries and keys of each head, are separate modules
+in both specs.
 """
 
 import re
@@ -19,7 +20,7 @@ _EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(linear_fc[12])\.(wei
 
 
 def transformer_engine_name(parameter: str, *, has_experts: bool, is_latent: bool = False) -> str:
-    """Name in the Transformer Engine spec of a parameter of a layer with or without experts, with plain or latent
+    """Return the Transformer Engine name of a parameter of a layer with or without experts, with plain or latent
     attention."""
     for plain, fused in (_FUSED_LATENT_NORMS if is_latent else _FUSED_NORMS).items():
         if parameter.endswith(f".{plain}") and not (has_experts and plain.startswith("pre_mlp")):

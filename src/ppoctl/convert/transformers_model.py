@@ -1,4 +1,4 @@
-"""Log-probs, entropies and values of some sequences by transformers, from a Hugging Face folder, in float32."""
+"""Log-probs, entropies and values of sequences, computed by transformers from a Hugging Face folder, in float32."""
 
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,14 @@ from ppoctl.model.shape import ModelShape
 
 
 class TransformersModel:
-    """The model of a folder as transformers loads it, with nothing else. `rounded_to`: weights are rounded to that
-    dtype first. Raises EnvironmentProblemError when a tensor is missing or has no place, or the output layer is not
-    tied as the configuration says."""
+    """The model of a folder, loaded by transformers alone, with weights rounded to the dtype `rounded_to` (None: not
+    rounded). Raises EnvironmentProblemError if a tensor is missing, or if tying of the output layer does not match
+    the configuration."""
 
     def __init__(self, folder: Path, shape: ModelShape, role: Role, rounded_to: torch.dtype | None) -> None:
         quiet: Any = logging
         quiet.disable_progress_bar()
-        quiet.set_verbosity_error()  # what it would say of missing tensors is asked for below
+        quiet.set_verbosity_error()  # missing tensors are checked below instead
         is_critic = role == "critic"
         kind: Any = AutoModelForSequenceClassification if is_critic else AutoModelForCausalLM
         settings = {"num_labels": 1} if is_critic else {}
@@ -30,7 +30,7 @@ class TransformersModel:
             self._model, info = kind.from_pretrained(
                 folder,
                 dtype=torch.float32,
-                attn_implementation="eager",  # the other ones leave out what they cannot do, such as caps of scores
+                attn_implementation="eager",  # others silently skip unsupported features, such as capped scores
                 local_files_only=True,
                 trust_remote_code=False,
                 output_loading_info=True,
@@ -49,8 +49,8 @@ class TransformersModel:
             round_parameters(self._model, rounded_to)
 
     def score(self, sequences: Sequences) -> tuple[Tensor, Tensor]:
-        """Log-probs of the response tokens and entropies of their distributions, [B R] each, sequences padded to one
-        length; the first token of a sequence is its prompt."""
+        """Return log-probs of the response tokens and entropies of their distributions, [B R] each, padded to one
+        length. The first token of a sequence is its prompt."""
         ids, attended = _padded(sequences)
         with torch.no_grad():
             logits = self._model(input_ids=ids, attention_mask=attended).logits[:, :-1].float()
@@ -59,7 +59,8 @@ class TransformersModel:
             return chosen, -(logprobs.exp() * logprobs).sum(-1)
 
     def values(self, sequences: Sequences, head: Tensor) -> Tensor:
-        """Values before the response tokens under a head [1 hidden], given what lies below it. [B R]"""
+        """Return the values before the response tokens, [B R], computed by a head [1 hidden] on the model's hidden
+        states."""
         ids, attended = _padded(sequences)
         with torch.no_grad():
             below = getattr(self._model, self._model.base_model_prefix)
@@ -67,15 +68,15 @@ class TransformersModel:
             values: Tensor = hidden.float() @ head[0].float()
             return values
 
-    def _require_tied_as(self, tied: bool, folder: Path) -> None:  # noqa: FBT001 - says itself
+    def _require_tied_as(self, tied: bool, folder: Path) -> None:  # noqa: FBT001 - the name explains it
         embedding, output = self._model.get_input_embeddings(), self._model.get_output_embeddings()
         if (embedding.weight is output.weight) != tied:
-            found = "ties" if not tied else "does not tie"
-            raise EnvironmentProblemError(f"transformers {found} the output layer of `{folder}` to its embedding")
+            does = "ties" if not tied else "does not tie"
+            raise EnvironmentProblemError(f"transformers {does} the output layer of `{folder}` to its embedding")
 
 
 def round_parameters(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Round parameters to their values in `dtype`; their own dtype stays."""
+    """Round parameters to values of `dtype`, without changing their own dtype."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.to(dtype))

@@ -1,4 +1,4 @@
-"""Writing of the weights of a model in either format, one parameter at a time."""
+"""Writers of the weights of a model in either format, one parameter at a time."""
 
 from contextlib import closing
 from pathlib import Path
@@ -23,8 +23,8 @@ def write_hugging_face(weights: Weights, folder: Path, shard_bytes: int) -> None
 
 
 def write_megatron(weights: Weights, shape: ModelShape, role: Role, folder: Path, shard_bytes: int) -> None:
-    """Write weights as a torch_dist checkpoint for any layout. Raises OSError; EnvironmentProblemError where tensors
-    that Megatron keeps as one have several dtypes."""
+    """Write weights as a torch_dist checkpoint for any layout. Raises OSError, and EnvironmentProblemError if tensors
+    that Megatron stores as one have several dtypes."""
     alike, dtypes = layers_alike(shape), dict[str, torch.dtype]()
     with closing(TorchDistWriter(folder, shard_bytes)) as writer:
         for parameter in parameters(shape, role):

@@ -1,14 +1,16 @@
-"""Numbers of a model, from its config.json: read once, here, for whoever loads, lays out, estimates or checks it.
+"""Numbers of a model, read from its config.json for the code that loads, shards, estimates or checks the model.
 
-    folder     where a model's files are on this machine; JSON of that folder
-    carried    configurations of published models that ship with ppoctl
-    config     config.json as transformers completes it
-    fields     how fields of a configuration become fields of a `ModelShape`, and what is refused
-    families   one table of fields per `model_type`
-    rope       the numbers of rotary position embeddings
-    shape      `ModelShape`
-    reading    config.json -> `ModelShape`
-    cost       parameters, and FLOPs of a token
+    folder            the folder of a model's files on this machine; JSON files of that folder
+    bundled_configs   configurations of published models that ship with ppoctl
+    config            config.json as transformers completes it
+    fields            how fields of a configuration become fields of a `ModelShape`, and which are rejected
+    families          one table of fields per `model_type`
+    rope              parameters of rotary position embeddings
+    shape             `ModelShape`
+    shape_reader      config.json -> `ModelShape`
+    labels            labels of a reward model
+    end_tokens        tokens that end a response
+    cost              number of parameters, and FLOPs of a token
 
-Nothing here imports torch or transformers. Which tensors a family has is in `convert.tables`.
+No module of this package imports torch or transformers. `convert.family_mappings` lists the tensors of each family.
 """

@@ -1,4 +1,4 @@
-"""Configurations of published models that ship with the recipes, so that a model is judged before it is fetched."""
+"""Configurations of published models that ship with the recipes, so that a model is checked before it is fetched."""
 
 import json
 from pathlib import Path
@@ -7,14 +7,14 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def recipes_folder() -> Path | None:
-    """Folder of the recipes that ship: inside the installed package, or at the top of a checkout; None: there is
+    """Return the folder of the bundled recipes, in the installed package or at the top of a checkout; None: there is
     none."""
-    places = (_PACKAGE / "_recipes", _PACKAGE.parents[1] / "recipes")
-    return next((place for place in places if place.is_dir()), None)
+    candidates = (_PACKAGE / "_recipes", _PACKAGE.parents[1] / "recipes")
+    return next((folder for folder in candidates if folder.is_dir()), None)
 
 
 def carried_folder(hub_id: str) -> Path | None:
-    """Folder with the config.json, and nothing else, of a model of the hub; None where it does not ship."""
+    """Return the folder with the bundled config.json of a hub model; None: it is not bundled."""
     recipes = recipes_folder()
     if recipes is None or hub_id.count("/") != 1:
         return None
@@ -23,6 +23,6 @@ def carried_folder(hub_id: str) -> Path | None:
 
 
 def source_of(folder: Path) -> str:
-    """Where a configuration that ships came from, in words."""
+    """Return the source of a bundled configuration, as text."""
     about = json.loads((folder.parent / "sources.json").read_text("utf-8"))[folder.name.replace("--", "/", 1)]
     return f"{'' if about['verified'] else 'unverified: '}{about['source']}"

@@ -1,7 +1,7 @@
-"""config.json as transformers completes it: defaults of the family, older spellings, one form of RoPE.
+"""config.json as transformers completes it: defaults of the family, older field names, one form of RoPE.
 
-Without transformers, so that a login node can judge a model in milliseconds. That it says the same as transformers is
-held by tests/model/test_config.py, field by field.
+It does not import transformers, so that a login node can check a model in milliseconds. tests/model/test_config.py
+compares the result with transformers, field by field.
 """
 
 import math
@@ -11,14 +11,14 @@ from typing import Any
 from ppoctl.model.fields import Family
 
 NOT_OF_THE_MODEL = (
-    # Names, labels, and what is returned, which transformers writes into any configuration.
+    # Names, labels and output options, which transformers writes into any configuration.
     frozenset({"_name_or_path", "name_or_path", "architectures", "model_type", "dtype", "transformers_version"})
     | {"id2label", "label2id", "num_labels", "problem_type", "output_attentions", "output_hidden_states"}
     | {"return_dict", "chunk_size_feed_forward", "is_encoder_decoder"}
     # How weights are loaded.
     | {"torch_dtype", "_commit_hash", "attn_implementation", "_attn_implementation", "experts_implementation"}
     | {"base_model_tp_plan"}
-    # How old files generate text, and what is returned of it.
+    # Generation settings of old files, and their output options.
     | {"bad_words_ids", "begin_suppress_tokens", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size"}
     | {"encoder_repetition_penalty"}
     | {"exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens"}
@@ -28,14 +28,14 @@ NOT_OF_THE_MODEL = (
     | {"assistant_confidence_threshold", "assistant_lookbehind", "num_assistant_tokens"}
     | {"num_assistant_tokens_schedule", "target_lookbehind", "output_scores", "return_dict_in_generate"}
 )
-"""Fields of a configuration that decide nothing of the model."""
+"""Fields of a configuration without effect on the model."""
 _ORIGINAL_CONTEXT = ("llama3", "yarn", "longrope")
-"""Kinds of RoPE whose original context is `max_position_embeddings` where the file does not give it."""
+"""Kinds of RoPE whose original context defaults to `max_position_embeddings`."""
 
 
 def completed(written: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """The configuration with every field that a config.json leaves out. Raises InvalidFieldError naming the first
-    field that is no number of its kind."""
+    """Return the configuration with the fields that config.json omits. Raises InvalidFieldError that names the first
+    field with an invalid value."""
     config = {family.renamed.get(name, name): value for name, value in written.items()}
     config["rope_parameters"] = _rope_parameters(config, family)
     config = {**family.defaults, **config}
@@ -48,17 +48,17 @@ def completed(written: Mapping[str, Any], family: Family) -> dict[str, Any]:
 
 
 class InvalidFieldError(ValueError):
-    """A field of a config.json has no value of its kind; the text says which field, and what it should be."""
+    """A field of a config.json has an invalid value. The message names the field and the values it may have."""
 
 
 def _rope_parameters(config: dict[str, Any], family: Family) -> dict[str, Any]:
-    """One table of RoPE's parameters, from `rope_parameters` or transformers 4's `rope_scaling` and `rope_theta`."""
+    """Return the RoPE parameters, from `rope_parameters` or transformers 4's `rope_scaling` and `rope_theta`."""
     theta = config.pop("rope_theta", 10_000.0)
-    found = config.pop("rope_scaling", None) or config.pop("rope_parameters", None) or {}
+    written = config.pop("rope_scaling", None) or config.pop("rope_parameters", None) or {}
     config.pop("rope_parameters", None)
-    if not isinstance(found, Mapping):
-        raise InvalidFieldError(f"`rope_parameters = {found}` must be a table")
-    parameters = {"rope_theta": theta, **found}
+    if not isinstance(written, Mapping):
+        raise InvalidFieldError(f"`rope_parameters = {written}` must be a table")
+    parameters = {"rope_theta": theta, **written}
     parameters.setdefault("rope_type", parameters.get("type", "default"))
     if parameters["rope_type"] in _ORIGINAL_CONTEXT:
         positions = config.get("max_position_embeddings", family.defaults["max_position_embeddings"])
@@ -89,7 +89,7 @@ _NUMBER_OR_NONE: _Kind = (_or_none(_number), "a number, not below 0, or null")
 _COUNT: _Kind = (lambda value: _whole(value) or value == 0, "a whole number, not below 0")
 _SWITCH: _Kind = (lambda value: isinstance(value, bool), "true or false")
 _LIST: _Kind = (lambda value: value is None or isinstance(value, list), "a list")
-_ANY: _Kind = (lambda _: True, "whatever its reader takes")
+_ANY: _Kind = (lambda _: True, "any value that its reader accepts")
 
 _KINDS: dict[str, _Kind] = {
     **dict.fromkeys(("num_key_value_heads", "head_dim", "sliding_window", "q_lora_rank"), _SIZE_OR_NONE),
@@ -100,17 +100,17 @@ _KINDS: dict[str, _Kind] = {
     **dict.fromkeys(("layer_types", "mlp_only_layers"), _LIST),
     **dict.fromkeys(("rope_parameters", "hidden_activation"), _ANY),
 }
-"""What the value of a field must be; of any other field it is a size."""
+"""Check and description of the values of each field; all other fields are sizes."""
 
 
 def _require_kind(name: str, value: Any) -> None:
-    """Raise InvalidFieldError unless the value is of its field's kind."""
-    is_right, kind = _KINDS.get(name, _SIZE)
-    if not is_right(value):
+    """Raise InvalidFieldError unless the field may have this value."""
+    is_valid, kind = _KINDS.get(name, _SIZE)
+    if not is_valid(value):
         raise InvalidFieldError(f"`{name} = {value}` must be {kind}")
 
 
 def _require_as_many_types_as_layers(config: Mapping[str, Any]) -> None:
     types, layers = config.get("layer_types"), config["num_hidden_layers"]
     if isinstance(types, list) and len(types) != layers:
-        raise InvalidFieldError(f"`layer_types` has {len(types)} entries, and `num_hidden_layers` is {layers}")
+        raise InvalidFieldError(f"`layer_types` has {len(types)} entries, but `num_hidden_layers` is {layers}")

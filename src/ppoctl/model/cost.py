@@ -1,4 +1,4 @@
-"""The cost of a model, from numbers of its configuration: parameters, and FLOPs of a token."""
+"""The cost of a model, computed from its configuration: number of parameters, and FLOPs of a token."""
 
 from dataclasses import dataclass
 
@@ -7,18 +7,18 @@ from ppoctl.model.shape import ModelShape
 
 @dataclass(frozen=True)
 class LayerParameters:
-    """Parameters of one layer, by how ranks can share them."""
+    """Number of parameters of one layer, by the ranks that can split them."""
 
     split: int
-    """Parameters that tensor ranks split: matrices of attention and of the MLP, or of the one beside experts."""
+    """Parameters that tensor ranks split: matrices of attention, and of the MLP or the shared experts."""
     experts: int
     """Parameters that expert ranks split."""
     whole: int
-    """Parameters that every tensor rank has: norms, products to latents, router and gate of experts."""
+    """Parameters that every tensor rank has: norms, projections to latents, router and gate of experts."""
 
 
 def layer_parameters(shape: ModelShape, layer: int) -> LayerParameters:
-    """Parameters of this layer of the model. Biases that are not trained do not count."""
+    """Return the number of parameters of this layer. Biases that are not trained are not counted."""
     hidden, latent, experts = shape.hidden_size, shape.latent, shape.experts
     biases = (shape.query_channels + 2 * shape.key_channels) * shape.qkv_bias
     norms = shape.hidden_norms * hidden + 2 * shape.head_dim * shape.qk_norm
@@ -34,7 +34,7 @@ def layer_parameters(shape: ModelShape, layer: int) -> LayerParameters:
 
 
 def count_parameters(shape: ModelShape) -> int:
-    """Parameters of an actor as it is published: without the rows that pad the embedding here."""
+    """Return the number of parameters of an actor as it is published, without ppoctl's padding of the embedding."""
     layers = [layer_parameters(shape, layer) for layer in range(shape.num_layers)]
     tables = shape.vocab_size * shape.hidden_size * (1 if shape.tied_embeddings else 2)
     return sum(layer.split + layer.experts + layer.whole for layer in layers) + shape.hidden_size + tables
@@ -42,26 +42,27 @@ def count_parameters(shape: ModelShape) -> int:
 
 @dataclass(frozen=True)
 class TokenCost:
-    """The cost of a sequence in a causal decoder: a part per token, and a part per pair of a token and one it
-    sees."""
+    """The cost of a sequence in a causal decoder: FLOPs per token, and FLOPs per pair of a token and a token that it
+    attends to."""
 
     flops_per_token: float
     flops_per_pair: float
 
     @staticmethod
     def of_decoder(parameters: int, num_layers: int, num_heads: int, head_dim: int) -> "TokenCost":
-        """The forward pass of a decoder; a backward pass is twice that in both parts, and the split the same.
+        """Return the cost of the forward pass of a decoder. The backward pass costs twice as much in both parts.
 
-        A token meets `parameters` weights in one multiplication and one addition each (of a mixture of experts: those
-        it is routed to; embeddings are looked up and do not count). A pair is one product of queries and keys and one
-        of weights and values, over `num_heads * head_dim` numbers in each layer: 2 * 2 * heads * head_dim * layers
-        (PaLM, arXiv:2204.02311, appendix B: 12 L H Q T per token for forward and backward, both halves of the mask).
+        A token takes one multiplication and one addition for each of `parameters` weights (with experts: the weights
+        that it is routed to; embedding lookups are not counted). A pair takes one product of queries and keys and one
+        of attention weights and values, over `num_heads * head_dim` channels in each layer: 2 * 2 * heads * head_dim
+        * layers. PaLM (arXiv:2204.02311, appendix B) has 12 L H Q T per token, because it counts forward and backward
+        pass and does not halve the pairs for the causal mask.
         """
         return TokenCost(2.0 * parameters, 4.0 * num_layers * num_heads * head_dim)
 
 
 def token_cost(shape: ModelShape) -> TokenCost:
-    """The cost of a token in the layers: with experts, those it is routed to and the choice among all of them."""
+    """Return the cost of a token in the layers; with experts: the router, and the experts that it is routed to."""
     width = shape.num_layers * 3 * shape.ffn_hidden_size
     if shape.experts is not None:
         mixed = shape.experts.count + 3 * (shape.experts.active_width - shape.ffn_hidden_size)
@@ -72,14 +73,14 @@ def token_cost(shape: ModelShape) -> TokenCost:
 
 
 def forward_flops(shape: ModelShape, tokens: int, outputs: int) -> float:
-    """Operations of a forward pass over one sequence, in the layers and in an output layer of so many numbers."""
+    """Return the FLOPs of a forward pass over one sequence: the layers, and an output layer of this size."""
     cost, pairs = token_cost(shape), tokens * (tokens + 1) / 2
     head = 2.0 * outputs * shape.hidden_size
     return (cost.flops_per_token + head) * tokens + cost.flops_per_pair * pairs
 
 
 def _products_of_heads(shape: ModelShape) -> int:
-    """Weights of a layer that make queries, keys and values, and of the projection behind them."""
+    """Return the number of weights of a layer that compute queries, keys and values, and of the output projection."""
     latent, hidden = shape.latent, shape.hidden_size
     if latent is None:
         return hidden * 2 * (shape.query_channels + shape.key_channels)
@@ -89,6 +90,7 @@ def _products_of_heads(shape: ModelShape) -> int:
 
 
 def _products_to_latents(shape: ModelShape) -> int:
-    """Weights of a layer that make latents, and the key's channels with position; 0 where attention is plain."""
+    """Return the number of weights of a layer that compute latents, and the key's channels with position; 0 for plain
+    attention."""
     latent = shape.latent
     return 0 if latent is None else shape.hidden_size * ((latent.query_rank or 0) + latent.kv_rank + latent.rope_dim)

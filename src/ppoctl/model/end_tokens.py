@@ -1,4 +1,4 @@
-"""Which tokens end a response."""
+"""The tokens that end a response."""
 
 from pathlib import Path
 
@@ -7,16 +7,16 @@ from ppoctl.model.folder import read_json_object
 
 
 def end_token_ids(folder: Path) -> tuple[int, ...]:
-    """Ids of the tokens that end a response: the generation config's, else the model config's. Raises
-    EnvironmentProblemError where neither names one."""
+    """Return the ids of the tokens that end a response: from the generation config, or else from the model config.
+    Raises EnvironmentProblemError if neither names one."""
     for name in ("generation_config.json", "config.json"):
-        found = read_json_object(folder / name).get("eos_token_id")
-        if found is None:
+        value = read_json_object(folder / name).get("eos_token_id")
+        if value is None:
             continue
-        ids = tuple(found) if isinstance(found, list) else (found,)
-        if not ids or not all(isinstance(each, int) for each in ids):
+        ids = tuple(value) if isinstance(value, list) else (value,)
+        if not ids or not all(isinstance(id, int) for id in ids):
             raise EnvironmentProblemError(
-                f"`eos_token_id = {found}` in `{folder / name}` is no token", hint="fetch the model again"
+                f"`eos_token_id = {value}` in `{folder / name}` is not a token id", hint="fetch the model again"
             )
         return ids
     raise EnvironmentProblemError(

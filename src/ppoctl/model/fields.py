@@ -6,23 +6,23 @@ from typing import Any
 
 
 class UnsupportedValueError(ValueError):
-    """A field asks for something that is not computed here; the text says what is."""
+    """A field requires something that ppoctl does not compute. The message lists the supported values."""
 
 
 class From:
-    """A field of `ModelShape` that is a function of these fields of the configuration."""
+    """A field of `ModelShape`, computed from fields of the configuration."""
 
     def __init__(self, fields: str, read: Callable[..., Any] = lambda value: value) -> None:
         self.fields = tuple(fields.split())
         self.read = read
 
     def __call__(self, config: Mapping[str, Any]) -> Any:
-        """The value of the field. A field that the configuration lacks reads as None."""
+        """Return the value of the field. Fields that the configuration lacks are passed as None."""
         return self.read(*(config.get(field) for field in self.fields))
 
 
 class NestedFields(From):
-    """A field of `ModelShape` that is a record of its own, read field by field."""
+    """A field of `ModelShape` that is itself a record, built field by field."""
 
     def __init__(self, make: Callable[..., Any], reads: Mapping[str, From]) -> None:
         super().__init__(" ".join(name for source in reads.values() for name in source.fields))
@@ -34,11 +34,11 @@ class NestedFields(From):
 
 
 Allowed = Callable[[Any], bool]
-"""Check whether the value of a field is computed here."""
+"""Returns whether the value of a field is supported."""
 
 
 class Only:
-    """Values that a field may have; others are not computed here."""
+    """The supported values of a field."""
 
     def __init__(self, *values: Any) -> None:
         self.values = values
@@ -48,12 +48,12 @@ class Only:
 
 
 def off(value: Any) -> bool:
-    """Whether the thing that the field would turn on is off."""
+    """Whether the feature that the field turns on is off."""
     return not value
 
 
 def on(value: Any) -> bool:
-    """Whether the thing that the field can turn off is on."""
+    """Whether the feature that the field can turn off is on."""
     return bool(value)
 
 
@@ -64,25 +64,25 @@ def only_full_attention(layer_types: list[str] | None) -> bool:
 
 @dataclass(frozen=True)
 class Family:
-    """How configurations of one `model_type` are read. Every field they may have is in `reads`, `requires` or
-    `ignores`."""
+    """Rules for reading configurations of one `model_type`. All fields that they may have are in `reads`, `requires`
+    or `ignores`."""
 
     classes: str
-    """Beginning of the names of the family's classes in transformers."""
+    """Prefix of the names of the family's classes in transformers."""
     reads: Mapping[str, From]
-    """Fields of `ModelShape` that the configuration decides."""
+    """Fields of `ModelShape` that the configuration determines."""
     requires: Mapping[str, Allowed]
-    """Fields that must have certain values, as their other values are not computed here."""
+    """Fields that must have certain values, because ppoctl does not support the others."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Values that transformers takes for fields that are read and that a configuration leaves out."""
+    """Defaults of transformers for fields that are read."""
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """Older names of fields, and their names now."""
+    """Older names of fields, and their current names."""
     ignores: frozenset[str] = frozenset()
-    """Fields without effect on the weights or on what is computed, given `requires`."""
+    """Fields without effect on weights or outputs, given `requires`."""
     constants: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `ModelShape` that have one value in the whole family."""
+    """Fields of `ModelShape` with the same value in the whole family."""
 
     @property
     def fields_read(self) -> frozenset[str]:
-        """Fields of the configuration that decide something."""
+        """Fields of the configuration that affect the `ModelShape`."""
         return frozenset(name for source in self.reads.values() for name in source.fields)

@@ -1,4 +1,4 @@
-"""The folder of a model's files on this machine, and the JSON among them."""
+"""The folder of a model's files on this machine, and its JSON files."""
 
 import json
 import os
@@ -18,19 +18,19 @@ def is_hub_id(text: str) -> bool:
 
 
 def is_url(text: str) -> bool:
-    """Whether a path is a URL (`s3://...`), of which nothing is fetched here."""
+    """Whether a path is a URL (`s3://...`). ppoctl does not download URLs."""
     return _URL.match(text) is not None
 
 
 def local_folder(path: str) -> Path | None:
-    """Folder of a model, or of what was fetched for a hub id; None where there is neither."""
-    if os.path.isdir(path):  # noqa: PTH112 - no error where a folder above is closed
+    """Return the folder of a model path, or the fetched snapshot of a hub id; None: there is neither."""
+    if os.path.isdir(path):  # noqa: PTH112 - no error if a parent folder cannot be read
         return Path(path)
     return fetched(path) if is_hub_id(path) else None
 
 
 def model_folder(path: str) -> Path:
-    """The folder with a model's files, as `local_folder`; nothing is fetched. Raises EnvironmentProblemError where
+    """Return the folder of a model's files, like `local_folder`, without fetching. Raises EnvironmentProblemError if
     there is none."""
     if found := local_folder(path):
         return found
@@ -40,7 +40,8 @@ def model_folder(path: str) -> Path:
 
 
 def fetched(hub_id: str) -> Path | None:
-    """Folder with the snapshot of a hub model that `hf download` made; nothing is asked of the network."""
+    """Return the folder of the snapshot that `hf download` made of a hub model, without network access; None: there
+    is none."""
     model = hub_cache() / f"models--{hub_id.replace('/', '--')}"
     try:
         snapshot = model / "snapshots" / (model / "refs" / "main").read_text("ascii").strip()
@@ -50,32 +51,32 @@ def fetched(hub_id: str) -> Path | None:
 
 
 def hub_cache() -> Path:
-    """Folder in which `hf download` leaves what it fetches."""
+    """Return the cache folder of `hf download`."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
     cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or Path(home, "hub")
     return Path(cache).expanduser()
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The config.json of a model folder, unchanged; empty where there is none. Raises EnvironmentProblemError where
-    it is no JSON object. `reading` interprets it."""
+    """Return the config.json of a model folder, unchanged; empty if there is none. Raises EnvironmentProblemError if
+    it is not a JSON object. `shape_reader` interprets it."""
     return read_json_object(folder / "config.json")
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
-    """The object in a JSON file of a model folder; empty where there is no file. Raises EnvironmentProblemError
-    where it is no JSON object."""
+    """Return the object in a JSON file of a model folder; empty if there is no file. Raises EnvironmentProblemError
+    if the content is not a JSON object."""
     if not file.is_file():
         return {}
     try:
-        found = json.loads(file.read_bytes())
+        content = json.loads(file.read_bytes())
     except json.JSONDecodeError as error:
-        says = f"line {error.lineno}, column {error.colno}: {error.msg}"
-        raise EnvironmentProblemError(f"`{file}` is no JSON: {says}", hint="fetch the model again") from error
+        reason = f"line {error.lineno}, column {error.colno}: {error.msg}"
+        raise EnvironmentProblemError(f"`{file}` is not JSON: {reason}", hint="fetch the model again") from error
     except UnicodeDecodeError as error:
-        raise EnvironmentProblemError(f"`{file}` is no UTF-8 text", hint="fetch the model again") from error
+        raise EnvironmentProblemError(f"`{file}` is not UTF-8 text", hint="fetch the model again") from error
     except (OSError, RecursionError) as error:
         raise EnvironmentProblemError(f"`{file}` cannot be read: {error}", hint=f"ls -l {quoted(file)}") from error
-    if not isinstance(found, dict):
-        raise EnvironmentProblemError(f"`{file}` is JSON, but no object", hint="fetch the model again")
-    return found
+    if not isinstance(content, dict):
+        raise EnvironmentProblemError(f"`{file}` is JSON, but not an object", hint="fetch the model again")
+    return content

@@ -1,4 +1,4 @@
-"""The labels of a reward model: what the outputs of its head are called."""
+"""The labels of a reward model: the names of the outputs of its head."""
 
 from pathlib import Path
 from typing import Any
@@ -10,23 +10,23 @@ _HEADS = ("ForSequenceClassification", "ForTokenClassification")
 
 
 def has_head(folder: Path) -> bool:
-    """Whether config.json names a class with a head of its own. A head that is missing beside it was lost."""
+    """Whether config.json names a class with its own head. If so, a checkpoint without a head is incomplete."""
     return any(str(name).endswith(_HEADS) for name in read_config(folder).get("architectures") or ())
 
 
 def labels_of(folder: Path) -> tuple[str, ...]:
-    """Names of the head's outputs, in their order. Raises EnvironmentProblemError where config.json names no class
-    with a head, or gives labels that are no list of names by number."""
+    """Return the names of the head's outputs, in order. Raises EnvironmentProblemError if config.json names no class
+    with a head, or if its labels do not map consecutive numbers to names."""
     config = read_config(folder)
     if not has_head(folder):
         kinds = ", ".join(map(str, config.get("architectures") or ())) or "no class"
         raise EnvironmentProblemError(
-            f"`{folder}` is no reward model: its config.json names {kinds}, and no ...ForSequenceClassification",
+            f"`{folder}` is not a reward model: its config.json names {kinds}, not a ...ForSequenceClassification",
             hint=f"grep -A1 architectures {quoted(folder / 'config.json')}",
         )
     named = config.get("id2label")
     if named is None:
-        # transformers leaves out what is its default: two labels.
+        # transformers omits its default, two labels.
         return tuple(f"LABEL_{number}" for number in range(_count(config.get("num_labels", 2), folder)))
     try:
         by_number = {int(number): str(name) for number, name in named.items()}
@@ -38,14 +38,14 @@ def labels_of(folder: Path) -> tuple[str, ...]:
 
 
 def label_number(folder: Path, label: str | None, key: str = "reward") -> int | None:
-    """Number of the label whose probability is the score; None: the head has one output, which is the score itself.
-    Raises RecipeError where the head has several and none is named, or no such one. `key` is that of the model's
-    table."""
+    """Return the number of the label whose probability is the score; None: the head has one output, which is the
+    score. Raises RecipeError if the head has several labels and `label` is None, or if it has no such label. `key` is
+    the key of the model's table."""
     labels = labels_of(folder)
     listed = ", ".join(f"`{name}`" for name in labels)
     if label is None and len(labels) > 1:
         raise RecipeError(
-            f"the reward model in `{folder}` has {len(labels)} labels ({listed}), and `label` names none of them",
+            f"the reward model in `{folder}` has {len(labels)} labels ({listed}), but `label` names none of them",
             hint=f"--set {key}.label={quoted(labels[-1])}",
         )
     if label is None:
@@ -64,5 +64,5 @@ def _count(written: Any, folder: Path) -> int:
     return written
 
 
-def _wrong(said: str, folder: Path) -> EnvironmentProblemError:
-    return EnvironmentProblemError(f"config.json of `{folder}`: `{said}` is not what labels are written as")
+def _wrong(field: str, folder: Path) -> EnvironmentProblemError:
+    return EnvironmentProblemError(f"config.json of `{folder}`: `{field}` does not define labels")

@@ -1,6 +1,6 @@
-"""Rotary position embeddings (Su et al. 2021) in a configuration: the base period, and what stretches a context.
+"""Rotary position embeddings (Su et al. 2021) in a configuration: the base period, and context scaling.
 
-`convert.inv_freq` computes what these numbers mean.
+`convert.inv_freq` computes the frequencies from these parameters.
 """
 
 import math
@@ -13,8 +13,8 @@ from ppoctl.model.fields import UnsupportedValueError
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """RoPE scaling of Llama 3.1: slow pairs of channels turn `factor` times slower, fast ones as before, those
-    between something between."""
+    """RoPE scaling of Llama 3.1: slow pairs of channels rotate `factor` times slower, fast pairs are not changed, and
+    pairs between them are interpolated."""
 
     factor: float
     low_freq_factor: float
@@ -26,7 +26,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True)
 class LinearScaling:
-    """RoPE scaling that makes all pairs of channels turn `factor` times slower."""
+    """RoPE scaling by which all pairs of channels rotate `factor` times slower."""
 
     factor: float
     attention_factor: ClassVar[float] = 1.0
@@ -34,16 +34,16 @@ class LinearScaling:
 
 @dataclass(frozen=True)
 class YarnScaling:
-    """RoPE scaling of YaRN (arXiv:2309.00071): pairs that turn often over the original context turn as before, those
-    that turn seldom `factor` times slower, those between something between; and queries times keys grow with the
-    factor."""
+    """RoPE scaling of YaRN (arXiv:2309.00071): pairs with many rotations over the original context are not changed,
+    pairs with few rotate `factor` times slower, and pairs between them are interpolated. In addition, attention
+    scores grow with the factor."""
 
     factor: float
     original_max_position_embeddings: int
     beta_fast: float = 32.0
-    """Turns over the original context from which a pair is not slowed."""
+    """Rotations over the original context from which a pair is not slowed."""
     beta_slow: float = 1.0
-    """Turns over the original context up to which a pair is slowed by the whole factor."""
+    """Rotations over the original context up to which a pair is slowed by the full factor."""
     mscale: float = 1.0
     mscale_all_dim: float = 0.0
 
@@ -53,8 +53,8 @@ class YarnScaling:
         return self.growth(self.mscale) / self.growth(self.mscale_all_dim)
 
     def growth(self, mscale: float) -> float:
-        """Factor by which the longer context lets scores grow (equation 22, `mscale` = 1); 1 where the factor is
-        not above 1."""
+        """Return the growth of scores for the longer context (equation 22, with `mscale` = 1); 1 unless `factor` is
+        above 1."""
         return 0.1 * mscale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
 
@@ -64,7 +64,7 @@ _KINDS: dict[str, type[Scaling]] = {"linear": LinearScaling, "llama3": Llama3Sca
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary position embeddings of a model: base period, and what a longer context was trained with."""
+    """Rotary position embeddings of a model: base period, and scaling for a longer context."""
 
     theta: float
     scaling: Scaling | None = None
@@ -76,21 +76,21 @@ class Rope:
 
 
 def read_rope(parameters: Mapping[str, Any]) -> Rope:
-    """Rotary position embeddings from `rope_parameters` of a configuration. Raises UnsupportedValueError for what is
-    not computed here."""
+    """Return the rotary position embeddings for `rope_parameters` of a configuration. Raises UnsupportedValueError
+    for unsupported parameters."""
     rest = {key: value for key, value in parameters.items() if key != "type"}
     kind, theta = rest.pop("rope_type", "default"), rest.pop("rope_theta")
     if kind == "default" and not rest:
         return Rope(float(theta))
-    # Of YaRN's two factors of growth one alone means one thing to transformers and another to vLLM.
+    # transformers and vLLM interpret a configuration with only one of YaRN's two mscale factors differently.
     is_whole = ("mscale" in rest) == ("mscale_all_dim" in rest)
     if kind in _KINDS and is_whole:
         known = {of.name: of for of in fields(_KINDS[kind])}
         if {name for name, of in known.items() if of.default is MISSING} <= set(rest) <= set(known):
-            # Files write whole numbers without a point.
+            # config.json may write a float as an integer, such as `8` for `8.0`.
             numbers: dict[str, Any] = {
                 name: int(value) if known[name].type is int else float(value) for name, value in rest.items()
             }
             return Rope(float(theta), _KINDS[kind](**numbers))
     supported = "; ".join(f"{kind} with {', '.join(of.name for of in fields(made))}" for kind, made in _KINDS.items())
-    raise UnsupportedValueError(f"supported are plain RoPE; {supported}")
+    raise UnsupportedValueError(f"supported: plain RoPE; {supported}")

@@ -1,4 +1,4 @@
-"""The numbers that define one model, whatever engine computes it."""
+"""The numbers that define a model, independent of the engine that computes it."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,15 +13,15 @@ Activation = Literal["silu", "gelu_pytorch_tanh"]
 
 @dataclass(frozen=True)
 class SigmoidRouting:
-    """Routing by sigmoids (DeepSeek-V3): experts are chosen by a sigmoid each and a bias that is not trained, groups
-    of them first."""
+    """Routing by sigmoids (DeepSeek-V3): a sigmoid and an untrained bias score each expert; groups of experts are
+    chosen first, then experts in those groups."""
 
     groups: int
-    """Number of groups into which a layer's experts are divided, in their order."""
+    """Number of groups into which the experts of a layer are divided, in order."""
     groups_per_token: int
-    """Groups whose experts a token may be routed to."""
+    """Number of groups whose experts a token may be routed to."""
     scale: float
-    """Factor of the weights of the chosen experts."""
+    """Factor of the routing weights of the chosen experts."""
 
 
 @dataclass(frozen=True)
@@ -31,47 +31,47 @@ class ExpertShape:
     count: int
     """Number of experts in a layer."""
     per_token: int
-    """Experts that each token is routed to."""
+    """Number of experts that each token is routed to."""
     ffn_hidden_size: int
     """Width of one expert."""
     renormalise: bool
-    """Whether the weights of the chosen experts are divided by their sum."""
+    """Whether the routing weights of the chosen experts are divided by their sum."""
     layers: tuple[bool, ...]
     """Whether each layer of the model has experts; the others have one MLP for all tokens."""
     shared_ffn_hidden_size: int | None = None
-    """Width of an MLP beside the experts that every token meets; None: there is none."""
+    """Width of the shared expert, an additional MLP for every token; None: there is none."""
     shared_gate: bool = False
-    """Whether the output of that MLP is scaled, token by token, by the sigmoid of one number."""
+    """Whether the output of the shared expert is multiplied by a gate: the sigmoid of one number per token."""
     sigmoid: SigmoidRouting | None = None
-    """How sigmoids choose experts; None: a softmax over all experts of a layer does."""
+    """Sigmoid routing; None: softmax over all experts of a layer."""
 
     @property
     def shared_width(self) -> int:
-        """Width of the MLP beside the experts; 0: there is none."""
+        """Width of the shared expert; 0: there is none."""
         return self.shared_ffn_hidden_size or 0
 
     @property
     def active_width(self) -> int:
-        """Width of one MLP as large as the experts that a token meets in a layer."""
+        """Total width of the experts that process a token in a layer."""
         return self.per_token * self.ffn_hidden_size + self.shared_width
 
 
 @dataclass(frozen=True)
 class LatentShape:
-    """Multi-head latent attention: keys and values of all heads come from a few channels (DeepSeek-V2)."""
+    """Multi-head latent attention: keys and values of all heads are computed from a small latent (DeepSeek-V2)."""
 
     query_rank: int | None
-    """Channels of the latent that the queries of all heads come from; None: they come from the hidden state."""
+    """Channels of the latent from which queries are computed; None: they are computed from the hidden state."""
     kv_rank: int
-    """Channels of the latent that keys without position, and values, come from."""
+    """Channels of the latent from which values, and keys without position, are computed."""
     nope_dim: int
     """Channels of a head's queries and keys without position."""
     rope_dim: int
-    """Channels of a head's queries and keys with position, behind those without; all heads share the key's."""
+    """Channels of a head's queries and keys with position, after the channels without. All heads share the key's."""
     value_dim: int
     """Channels of a head's values."""
     norm_eps: float
-    """Epsilon of the norms of latents; other norms have the model's."""
+    """Epsilon of the latents' norms; other norms have the model's epsilon."""
 
     @property
     def head_dim(self) -> int:
@@ -102,32 +102,32 @@ class ModelShape:
     activation: Activation = "silu"
     qkv_bias: bool = False
     qk_norm: bool = False
-    """Whether queries and keys are normalised, head by head."""
+    """Whether queries and keys of each head are normalized."""
     norm_offset: bool = False
-    """Whether norms multiply by 1 + weight, in float32; otherwise by weight."""
+    """Whether norms multiply by 1 + weight, in float32; False: by weight."""
     post_norms: bool = False
-    """Whether the outputs of attention and MLP are normalised before they are added to the residual."""
+    """Whether the outputs of attention and MLP are normalized before they are added to the residual."""
     embedding_scale: float | None = None
     """Factor of embeddings, rounded to the model's dtype."""
     attention_scale: float | None = None
     """Factor of queries times keys; None: 1 / sqrt(head_dim)."""
     attention_softcap: float | None = None
-    """Cap c of attention scores, c tanh(score / c); None: scores are not capped."""
+    """Cap c of attention scores, c tanh(score / c); None: no cap."""
     logit_softcap: float | None = None
-    """Cap c of logits, c tanh(logit / c); None: logits are not capped."""
+    """Cap c of logits, c tanh(logit / c); None: no cap."""
     windows: tuple[int | None, ...] = ()
-    """Tokens that a token sees in each layer, itself included; None: all before it. Empty: no layer has a window."""
+    """Sliding window of each layer in tokens, including the token itself; None: full attention. Empty: no layer has a
+    window."""
     experts: ExpertShape | None = None
     """Mixture of experts; None: a dense model."""
     latent: LatentShape | None = None
-    """Latent attention; None: plain attention, every head with queries of its own, groups of them with keys and
-    values."""
+    """Latent attention; None: plain grouped-query attention."""
     labels: int = 1
-    """Outputs of the head where the model has one in place of logits: 1 for a critic."""
+    """Number of outputs of the head, if the model has one in place of logits: 1 for a critic."""
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the embedding, a multiple of the same number under any layout, so that states fit all of them."""
+        """Rows of the embedding, padded to the same multiple under every layout, so that a state loads under any."""
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
     @property
@@ -142,12 +142,12 @@ class ModelShape:
 
     @property
     def output_channels(self) -> int:
-        """Channels of the outputs of all heads together: as wide as their values."""
+        """Channels of the outputs of all heads together, equal to the channels of their values."""
         return self.query_channels if self.latent is None else self.num_heads * self.latent.value_dim
 
     @property
     def hidden_norms(self) -> int:
-        """Number of norms of a layer over the hidden state."""
+        """Number of norms over the hidden state in a layer."""
         return 4 if self.post_norms else 2
 
     @property
@@ -160,10 +160,10 @@ class ModelShape:
         return self.experts is not None and self.experts.layers[layer]
 
     def window(self, layer: int) -> int | None:
-        """Tokens that a token sees in this layer, itself included; None: all before it."""
+        """Return the sliding window of this layer in tokens, including the token itself; None: full attention."""
         return self.windows[layer] if self.windows else None
 
     def keeps_scores(self, layer: int) -> bool:
-        """Whether this layer's attention has to be written out, score by score: torch's fused kernels neither cap
-        scores nor know windows."""
+        """Whether attention in this layer must materialize its scores: torch's fused kernels support neither capped
+        scores nor windows."""
         return self.attention_softcap is not None or self.window(layer) is not None

@@ -1,4 +1,4 @@
-"""The one place where a configuration is read: config.json -> `ModelShape`."""
+"""Reader of configurations, config.json -> `ModelShape`. No other code interprets config.json."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,8 +14,8 @@ from ppoctl.model.shape import ModelShape
 
 
 def shape_if_known(path: str) -> ModelShape | None:
-    """The model at a path of a recipe, by its own config.json or by the one that ships with ppoctl; None where there
-    is neither, or it cannot be trained, which `preflight` reports."""
+    """Return the model at a path of a recipe, from its config.json or the bundled one. Return None if there is
+    neither, or if the model cannot be trained, which `preflight` reports."""
     folder = local_folder(path) or carried_folder(path)
     try:
         return None if folder is None else read_shape(folder)
@@ -24,10 +24,10 @@ def shape_if_known(path: str) -> ModelShape | None:
 
 
 def read_shape(folder: Path) -> ModelShape:
-    """The model that `config.json` in `folder` describes.
+    """Return the model that `config.json` in `folder` describes.
 
-    Raises EnvironmentProblemError when there is no such file or it cannot be read, RecipeError naming the field when
-    it asks for something this trainer does not compute.
+    Raises EnvironmentProblemError if the file does not exist or cannot be read, and RecipeError that names the field
+    if ppoctl does not support its value.
     """
     if not (folder / "config.json").is_file():
         raise EnvironmentProblemError(f"no `config.json` in model folder `{folder}`", hint="check `model.path`")
@@ -37,7 +37,7 @@ def read_shape(folder: Path) -> ModelShape:
     if family is None:
         raise RecipeError(
             f"model family `{kind}` is not supported (config.json of `{folder}`)",
-            hint=f"choose a model of {', '.join(sorted(FAMILIES))}",
+            hint=f"choose a model of one of these families: {', '.join(sorted(FAMILIES))}",
         )
     try:
         config = completed(written, family)
@@ -47,29 +47,31 @@ def read_shape(folder: Path) -> ModelShape:
 
 
 def shape_of(config: Mapping[str, Any], folder: Path) -> ModelShape:
-    """The model of a completed configuration of a known family. Raises what `read_shape` raises for a field."""
+    """Return the model of a completed configuration of a known family. Raises RecipeError, like `read_shape`."""
     family = FAMILIES[config["model_type"]]
     _refuse_unsupported(config, family, folder)
-    found = {}
+    values = {}
     for name, source in family.reads.items():
         try:
-            found[name] = source(config)
+            values[name] = source(config)
         except UnsupportedValueError as supported:
-            said = ", ".join(f"`{field} = {config.get(field)}`" for field in dict.fromkeys(source.fields))
-            raise _refusal(said, config, folder, str(supported)) from supported
-    return ModelShape(family=config["model_type"], **found, **family.constants)
+            fields = ", ".join(f"`{field} = {config.get(field)}`" for field in dict.fromkeys(source.fields))
+            raise _refusal(fields, config, folder, str(supported)) from supported
+    return ModelShape(family=config["model_type"], **values, **family.constants)
 
 
 def _refuse_unsupported(config: Mapping[str, Any], family: Family, folder: Path) -> None:
     known = family.fields_read | family.ignores | NOT_OF_THE_MODEL
-    required = [field for field in family.requires if field in config]  # switches before what they turn on
+    required = [field for field in family.requires if field in config]  # a switch comes before the fields it enables
     for field in dict.fromkeys((*required, *config)):
         value = config[field]
         supported = family.requires[field](value) if field in family.requires else field in known
         if not supported:
-            hint = "choose another model; a copy with this field edited would be another model"
+            hint = "choose another model; editing this field would change what the model computes"
             raise _refusal(f"`{field} = {value}`", config, folder, hint)
 
 
-def _refusal(said: str, config: Mapping[str, Any], folder: Path, hint: str) -> RecipeError:
-    return RecipeError(f"{said} is not supported for `{config['model_type']}` (config.json of `{folder}`)", hint=hint)
+def _refusal(fields: str, config: Mapping[str, Any], folder: Path, hint: str) -> RecipeError:
+    return RecipeError(
+        f"{fields} is not supported for `{config['model_type']}` (config.json of `{folder}`)", hint=hint
+    )

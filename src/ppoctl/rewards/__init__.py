@@ -1,1 +1,1 @@
-"""What is good: scorers, and the child processes they run in."""
+"""Scorers of responses, and the child processes that run them."""

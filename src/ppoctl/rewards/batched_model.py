@@ -1,8 +1,8 @@
-"""The `Scorer` port over a model: what is submitted is collected, and scored together when the first of it is waited
-for. Imports no torch.
+"""The `Scorer` port over a model. Submitted requests are collected and scored together when a caller waits for the
+first of them. Imports no torch.
 
-A score is a function of its own text; which texts share a batch decides how it is rounded. So they are given to the
-model in one order, whatever the order in which they were submitted, and each once.
+A score depends on its own text, and its rounding on the texts of the same batch. The model therefore gets the texts
+sorted and without duplicates, in whatever order they were submitted.
 """
 
 import time
@@ -12,37 +12,37 @@ from ppoctl.batch.scores import RewardModel, Score, ScoreRequest
 
 
 class Collected(Future[Score]):
-    """A score of a batch, which whoever asks for the result first has computed."""
+    """A score of a batch. The first caller of `result` computes the whole batch."""
 
     def __init__(self, scorer: "CollectingScorer") -> None:
         super().__init__()
         self._scorer = scorer
 
     def result(self, timeout: float | None = None) -> Score:
-        """The score. Raises what kept the model from scoring."""
+        """Return the score. Raises the error of the batch if the model could not score it."""
         if not self.done():
             self._scorer.flush()
         return super().result(timeout)
 
 
 class CollectingScorer:
-    """Scores by a model, a batch at a time, in the thread that waits for them."""
+    """Scorer that runs a model on one batch at a time, in the thread that waits for the scores."""
 
     def __init__(self, model: RewardModel) -> None:
         self._model = model
         self._waiting: list[tuple[Collected, ScoreRequest]] = []
 
     def submit(self, request: ScoreRequest) -> Collected:
-        """The score, which is computed with all others that were submitted once one of them is asked for."""
+        """Queue a request. Its score is computed with all queued requests when the first result is requested."""
         future = Collected(self)
         self._waiting.append((future, request))
         return future
 
     def flush(self) -> None:
-        """Score what waits. A text that the model cannot read has no score; what else goes wrong is the error of all,
-        and raised."""
+        """Score all queued requests. A text that the model cannot read gets no score; any other error becomes the
+        error of every request, and is raised."""
         waiting, self._waiting = self._waiting, []
-        waiting = [one for one in waiting if one[0].set_running_or_notify_cancel()]
+        waiting = [entry for entry in waiting if entry[0].set_running_or_notify_cancel()]
         began = time.monotonic()
         try:
             texts = [self._text(request) for _, request in waiting]
@@ -57,7 +57,7 @@ class CollectingScorer:
             future.set_result(Score(scores[text], "ok", seconds=each_s) if isinstance(text, tuple) else text)
 
     def close(self) -> None:
-        """Cancel what waits; the model is closed by whoever opened it."""
+        """Cancel all queued requests. The caller that opened the model closes it."""
         waiting, self._waiting = self._waiting, []
         for future, _ in waiting:
             future.cancel()

@@ -1,13 +1,13 @@
-r"""Answers in `\boxed{...}`, and when two of them are the same text to the authors of MATH. Imported in the children:
-standard library only.
+r"""Answers in `\boxed{...}`, compared as text by the rule of the MATH dataset. Scorer processes import it: standard
+library only.
 
     "\boxed{\tfrac12}"             \frac{1}{2}    one spelling of fractions, roots, brackets and degrees
-    "\boxed{x = 5 \text{ cm}}"     5              a name of one or two letters before the only `=`, and units, go
-    "\boxed{1} ... \boxed{2}"      2              the last one counts
-    "\boxed{\frac{1}{2}"           nothing        as its braces do not close
+    "\boxed{x = 5 \text{ cm}}"     5              units, and a short name before the only `=`, are removed
+    "\boxed{1} ... \boxed{2}"      2              the last box is read
+    "\boxed{\frac{1}{2}"           nothing        the braces do not close
 
-It is the rule of Hendrycks et al. 2021 (arXiv:2103.03874, `math_equivalence.py`), by which verl scores MATH. Two
-texts that mean the same in other words are different: `0.25` is not `\frac{1}{4}`.
+The rule is that of Hendrycks et al. 2021 (arXiv:2103.03874, `math_equivalence.py`), by which verl scores MATH. Equal
+values in different notation are different answers: `0.25` is not `\frac{1}{4}`.
 """
 
 import re
@@ -29,18 +29,19 @@ _REPLACED = (
     ("^\\circ", ""),
     ("\\$", ""),
 )
-"""What is written in another way, in this order."""
+"""Replacements, applied in this order."""
 
 
 def score(request: ScoreRequest, *, last_chars: int | None = None) -> RewardValue:
-    """1 where the last box of the response has the text of the truth, else 0. Raises ValueError on an empty truth."""
+    """Return 1 if the last box of the response has the text of the ground truth, else 0. Raises ValueError if the
+    ground truth is empty."""
     answer = last_boxed(ending(request.response, last_chars))
     is_right = answer is not None and is_same(answer, stated(request.required_truth()))
-    return RewardValue(float(is_right), answer=None if answer is None else _written(answer))
+    return RewardValue(float(is_right), answer=None if answer is None else _normalized(answer))
 
 
-def _written(answer: str) -> str:
-    """The answer written in one way, where that can be."""
+def _normalized(answer: str) -> str:
+    """Return the normal form of an answer, or the answer itself if it has none."""
     try:
         return normal_form(answer)
     except ValueError:
@@ -48,8 +49,8 @@ def _written(answer: str) -> str:
 
 
 def stated(truth: str) -> str:
-    """The answer that a ground truth states: in its last box, after its last `#### `, or the whole of it. Raises
-    ValueError where that is empty."""
+    """Return the answer in a ground truth: the content of its last box, the number after its last `#### `, or the
+    whole text. Raises ValueError if that is empty."""
     marked = _MARKED.findall(truth)
     answer = last_boxed(truth)
     if answer is None:
@@ -60,15 +61,15 @@ def stated(truth: str) -> str:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What stands in the last `\boxed{...}`, or behind a last `\boxed ` up to the next `$`; None where there is
-    none, or where its braces do not close."""
-    found = None
-    for found in _BOX.finditer(text):  # noqa: B007 - the last one is meant
+    r"""Return the content of the last `\boxed{...}`, or the text after a last `\boxed ` up to the next `$`. Return
+    None if the text has no box, or if the braces of the last box do not close."""
+    box = None
+    for box in _BOX.finditer(text):  # noqa: B007 - only the last match is used
         pass
-    if found is None:
+    if box is None:
         return None
-    rest = text[found.end() :]
-    if not found.group().endswith("{"):
+    rest = text[box.end() :]
+    if not box.group().endswith("{"):
         return rest.partition("$")[0]
     depth = 1
     for position, character in enumerate(rest):
@@ -79,7 +80,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def is_same(answer: str, truth: str) -> bool:
-    """Whether both are the same text once each is written in one way; where one of them cannot be, as they are."""
+    """Whether the normal forms of both are equal, or both texts if one of them has no normal form."""
     try:
         return normal_form(answer) == normal_form(truth)
     except ValueError:
@@ -87,8 +88,8 @@ def is_same(answer: str, truth: str) -> bool:
 
 
 def normal_form(text: str) -> str:
-    """A LaTeX answer written in one way. Raises ValueError on one with several units, or a root or fraction of
-    nothing."""
+    """Return the normal form of a LaTeX answer. Raises ValueError if it has several units, or a root or fraction
+    without an argument."""
     for before, after in _REPLACED:
         text = text.replace(before, after)
     text = _without_units(text).replace("\\%", "")
@@ -107,7 +108,7 @@ def normal_form(text: str) -> str:
 
 
 def _without_units(text: str) -> str:
-    r"""Cut at `\text{ `, which in MATH only units begin with."""
+    r"""Return the text before `\text{ `, which begins only units in MATH."""
     value, *units = text.split("\\text{ ")
     if len(units) > 1:
         raise ValueError("two units")
@@ -115,7 +116,7 @@ def _without_units(text: str) -> str:
 
 
 def _braced_roots(text: str) -> str:
-    r"""`\sqrt3` as `\sqrt{3}`."""
+    r"""Return the text with `\sqrt3` written as `\sqrt{3}`."""
     before, *roots = text.split("\\sqrt")
     if not all(roots):
         raise ValueError("a root of nothing")
@@ -123,7 +124,8 @@ def _braced_roots(text: str) -> str:
 
 
 def _braced_fractions(text: str) -> str:
-    r"""`\frac12` and `\frac1{2}` as `\frac{1}{2}`; unchanged where a fraction lacks its lower part."""
+    r"""Return the text with `\frac12` and `\frac1{2}` written as `\frac{1}{2}`; unchanged if a fraction has no
+    denominator."""
     before, *fractions = text.split("\\frac")
     written = before
     for fraction in fractions:
@@ -140,6 +142,6 @@ def _braced_fractions(text: str) -> str:
 
 
 def other_answer(truth: str) -> str:
-    """A wrong answer that looks like the truth: its first number is one more; `1729` where it has none."""
+    """Return a wrong answer that resembles the ground truth: its first number plus 1, or `1729` without a number."""
     wrong = re.sub(r"[0-9]+", lambda number: str(int(number.group()) + 1), truth, count=1)
     return wrong if wrong != truth else "1729"

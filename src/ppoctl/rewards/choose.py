@@ -1,4 +1,4 @@
-"""A reward that is another one for each kind of row: mixed data, each row scored by its own rule."""
+"""A reward that selects a scorer for each row, for mixed data."""
 
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -17,31 +17,32 @@ from ppoctl.rewards.table import RewardModels, RewardTable, ScorerTable, no_mode
 if TYPE_CHECKING:
     Case = ScorerTable
 else:
-    Case = Annotated[Union[SCORERS], Field(discriminator="kind")]  # noqa: UP007 - the members are known by now only
+    Case = Annotated[Union[SCORERS], Field(discriminator="kind")]  # noqa: UP007 - members are known at run time
 
 
 class ChooseReward(RewardTable):
-    """The score of the scorer that a row's field chooses: mixed data, each row by its own rule.
+    """Score of the scorer that a field of the row selects, for mixed data.
 
-    Default of: verl chooses by `data_source`
+    Default of: verl selects by `data_source`
     """
 
     kind: Annotated[Literal["choose"], RESULTS]
-    """One of several, chosen by a field of the row."""
+    """A field of the row selects one of several scorers."""
     by: Annotated[str, RESULTS] = "data_source"
-    """Field of the row that chooses; `source` is the name of its source in a mix, and rows of no mix have none."""
+    """Field of the row that selects the scorer. `source` is the name of the row's source in a mix; only rows of a mix
+    have it."""
     cases: dict[str, Case] = Field(min_length=1)
     """Scorers by the value of the field."""
     otherwise: Case | None = None
-    """Scorer of rows with any other value, or without the field; absent: such a row is an error at start."""
+    """Scorer of rows with any other value, or without the field. Absent: such a row is an error at the start."""
 
     @property
     def scorers(self) -> dict[tuple[str, ...], ScorerTable]:
-        # A case that is wrong is None (`recipe.partial`).
-        found: dict[tuple[str, ...], ScorerTable] = {
+        # An invalid case is None (`loading.partial`).
+        cases: dict[tuple[str, ...], ScorerTable] = {
             ("cases", name): case for name, case in self.cases.items() if case is not None
         }
-        return found if self.otherwise is None else {**found, ("otherwise",): self.otherwise}
+        return cases if self.otherwise is None else {**cases, ("otherwise",): self.otherwise}
 
     @property
     def overlaps_generation(self) -> bool:
@@ -59,23 +60,23 @@ class ChooseReward(RewardTable):
         return any(scorer.reports(figure) for scorer in self.singles)
 
     def of_row(self, fields: Mapping[str, Json]) -> ScorerTable:
-        """The scorer of a row with these fields. Raises RewardError where it has none."""
+        """Return the scorer of a row with these fields. Raises RewardError if the row has no scorer."""
         value = fields.get(self.by)
         chosen = self.cases.get(_named(value), self.otherwise)
         if chosen is not None:
             return chosen
         if self.by not in fields:
             has = ", ".join(f"`{name}`" for name in fields) or "none"
-            mend = f'write `fields = ["{self.by}"]` in the table of the data'
+            fix = f'write `fields = ["{self.by}"]` in the table of the data'
             if self.by == "source":
-                mend = 'make the set a mix: no other names the `source` of its rows (`format = "mix"`, `sources`)'
+                fix = 'make the set a mix: only a mix names the `source` of its rows (`format = "mix"`, `sources`)'
             raise RewardError(
-                f"there is no field `{self.by}`, by which the reward is chosen (fields of the row: {has})",
-                hint=f"{mend}, or write a table [reward.otherwise]",
+                f"the row has no field `{self.by}`, which selects the reward (fields of the row: {has})",
+                hint=f"{fix}, or write a table [reward.otherwise]",
             )
         cases = ", ".join(f"`{name}`" for name in self.cases)
         raise RewardError(
-            f"`{self.by}` is `{_named(value)}`, and no case of the reward is called so (cases: {cases})",
+            f"`{self.by}` is `{_named(value)}`, and the reward has no case of that name (cases: {cases})",
             hint=f"write a table [reward.cases.{_quoted(_named(value))}], or [reward.otherwise]",
         )
 
@@ -85,14 +86,14 @@ class ChooseReward(RewardTable):
 
 
 class ChoosingScorer:
-    """Scores each response by the case of its row."""
+    """Scorer that sends each response to the scorer of its row."""
 
     def __init__(self, table: ChooseReward, cases: Mapping[str, Scorer], otherwise: Scorer | None) -> None:
         self._by, self._cases, self._otherwise = table.by, cases, otherwise
         self._of_row = table.of_row
 
     def submit(self, request: ScoreRequest) -> Future[Score]:
-        """The score by the scorer of the request's row; an error where it has none."""
+        """Submit the request to the scorer of its row. The score is an error if the row has no scorer."""
         scorer = self._cases.get(_named(request.fields.get(self._by)), self._otherwise)
         if scorer is not None:
             return scorer.submit(request)
@@ -115,7 +116,7 @@ class ChoosingScorer:
 
 
 def _named(value: Json) -> str:
-    """A value as the name of a case: text as it is; numbers and switches as JSON has them."""
+    """Return a value as the name of a case: text unchanged; numbers and booleans as in JSON."""
     return value if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""Code: does the program in a response pass the tests of its row? It runs in a sandbox, never here."""
+"""Code: does the program in a response pass the tests of its row? Programs run only in a sandbox."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -21,17 +21,17 @@ from ppoctl.rewards.table import Candidates, ProcessScorer, RewardModels, no_mod
 Place = Literal["namespaces", "user", "fusion"]
 FIGURES = ("passed", "programs", "late")
 RunAll = Callable[[Sequence[Test], Sequence[SandboxJob]], Sequence[Ran]]
-"""Function that runs a job for each test, in order; it may leave out the last ones once the score is known."""
-_ASKED_AT_ONCE = 8
-"""Tests of one response that an endpoint is asked together."""
+"""Function that runs a job for each test, in order. It may skip the remaining jobs once the score is known."""
+_ENDPOINT_THREADS = 8
+"""Number of tests of one response that are sent to an endpoint in parallel."""
 
 
 class CodeScorer(ProcessScorer):
-    """Score of the program in a response (its last block fenced as Python), by the tests that are its row's ground
-    truth: `{"inputs": [...], "outputs": [...]}`, where `fn_name` names a function to call. No program, no score but
-    0.
+    """Score of the program in a response (its last block fenced as Python). The ground truth of the row holds the
+    tests: `{"inputs": [...], "outputs": [...]}`, with `fn_name` if the tests call a function. A response without a
+    program scores 0.
 
-    Formula: score = tests passed / tests; where partial is false 1 if all pass, else 0
+    Formula: score = tests passed / tests; if partial is false, 1 if all pass, else 0
     Source: verl (`sandbox_fusion`, continuous)
     Default of: verl has the first 10 tests, 10 s and 1,024 MB each
     Figures: reward/passed_mean, reward/programs_mean, reward/late_mean
@@ -40,28 +40,28 @@ class CodeScorer(ProcessScorer):
     needs_truth: ClassVar[bool] = True
 
     kind: Annotated[Literal["code"], RESULTS]
-    """Programs are run, and held to tests."""
+    """Run programs against tests."""
     sandbox: Annotated[Place, RESULTS] = "namespaces"
-    """Where programs run: in namespaces of Linux, as a user of their own behind Landlock (for root where namespaces
-    are forbidden; no file can be written there), or at a Sandbox Fusion endpoint."""
+    """Where programs run: in Linux namespaces; as a separate user restricted by Landlock (for root if namespaces are
+    forbidden; programs cannot write files); or at a Sandbox Fusion endpoint."""
     url: Annotated[str | None, SPEED] = None
     """Address of the endpoint, `http://HOST:PORT/run_code`."""
     language: Annotated[Literal["python", "cpp", "go", "java", "nodejs", "rust", "typescript", "bash"], RESULTS] = (
         "python"
     )
-    """Language of the programs; all but Python need `fusion`."""
+    """Language of the programs. All languages except Python require `fusion`."""
     partial: Annotated[bool, RESULTS] = True
-    """Score the share of tests passed; false: all or nothing, and a program is given up with its first failure."""
+    """Score the fraction of passed tests. False: 1 or 0, and a program stops at its first failed test."""
     max_tests: Annotated[int, RESULTS, AtLeastOne] = 10
-    """Most tests of a row that count: the first ones."""
+    """Maximum number of tests per row; only the first ones are used."""
     timeout_s: Annotated[float, RESULTS, Positive] = 10.0
-    """Seconds for one test; then the program is killed, and the test is not passed."""
+    """Seconds for one test. Then the program is killed, and the test fails."""
     memory_mib: Annotated[int, RESULTS, Field(ge=64)] = 1024
     """Address space of each process of a program."""
     processes: Annotated[int, RESULTS, AtLeastOne] = 4
-    """Processes and threads that a program may have; not for `fusion`."""
+    """Maximum number of processes and threads of a program; not used by `fusion`."""
     output_kib: Annotated[int, RESULTS, AtLeastOne] = 1024
-    """Output at which a program is killed, and the test is not passed."""
+    """Size of the output at which a program is killed and the test fails."""
 
     @property
     def deadline_s(self) -> float:
@@ -79,8 +79,7 @@ class CodeScorer(ProcessScorer):
         return figure in FIGURES
 
     def require_there(self, key: str = "reward") -> None:
-        """Raise MissingAssetError where this machine gives programs no sandbox that holds. `key` is that of this
-        table."""
+        """Raise MissingAssetError if this machine has no safe sandbox. `key` is the key of this table."""
         if self.sandbox != "fusion":
             require(self.sandbox, key=key)
 
@@ -89,28 +88,28 @@ class CodeScorer(ProcessScorer):
         return super().open(models)
 
     def candidates(self, truth: str) -> Candidates | None:
-        """A Python program that has looked up the outputs, and others that have not."""
+        """Return a Python program that contains the expected outputs, and programs that do not."""
         if self.language != "python":
             return None
         try:
             tests = tests_of(truth)[: self.max_tests]
         except ValueError as error:
             raise RewardError(str(error), hint="name the column of tests as `answer`") from error
-        begins, ends, wrong = _looked_up(tests)
+        start, end, wrong_end = _lookup_program(tests)
         fenced = "```python\n{}\n```".format
-        return Candidates(fenced(f"{begins}\n{ends}"), fenced(f"{begins}\n{wrong}"), "", f"```python\n{begins}")
+        return Candidates(fenced(f"{start}\n{end}"), fenced(f"{start}\n{wrong_end}"), "", f"```python\n{start}")
 
 
 def opened(
     *, sandbox: Place, url: str | None, language: str, partial: bool, max_tests: int, limits: dict[str, Any]
 ) -> BatchFunction:
-    """The scoring function, with a sandbox of its own, which ends with this process."""
+    """Return the scoring function with its own sandbox, which ends with this process."""
     bounds = Limits(**limits)
 
     def scored(request: ScoreRequest) -> RewardValue | BaseException:
         try:
             return score(request, bounds, run_all, max_tests=max_tests, share=partial)
-        except Exception as error:  # noqa: BLE001 - the sample's outcome, whatever it is
+        except Exception as error:  # noqa: BLE001 - any error becomes the sample's outcome
             return error
 
     if sandbox == "fusion":
@@ -121,11 +120,11 @@ def opened(
 
 
 def score(request: ScoreRequest, limits: Limits, run_all: RunAll, *, max_tests: int, share: bool) -> RewardValue:
-    """The share of the first tests that the program of a response passes, or 1 where it passes all of them. Extras:
-    `passed` (that share; of tests that were not run as of others), `programs` (1 where there is a program), `late`
-    (share of tests that were stopped at their deadline).
+    """Return the fraction of the first `max_tests` tests that the program of a response passes. Without `share`,
+    return 1 if it passes all of them, else 0. Extras: `passed` (that fraction; tests that were not run count as
+    failed), `programs` (1 if the response has a program), `late` (fraction of tests stopped at their deadline).
 
-    Raises ValueError on a truth without tests, and NoScoreError where programs cannot be run.
+    Raises ValueError if the ground truth has no tests, and NoScoreError if programs cannot be run.
     """
     tests = tests_of(request.required_truth())[:max_tests]
     program = program_of(request.response)
@@ -136,7 +135,7 @@ def score(request: ScoreRequest, limits: Limits, run_all: RunAll, *, max_tests: 
     except fusion.UnreachableError as error:
         raise NoScoreError("unreachable", str(error)) from error
     passed = sum(map(_passes, tests, ran)) / len(tests)
-    late = sum(each.outcome == "timeout" for each in ran) / len(tests)
+    late = sum(result.outcome == "timeout" for result in ran) / len(tests)
     value = passed if share else float(passed == 1)
     return RewardValue(value, {"passed": passed, "programs": 1.0, "late": late})
 
@@ -147,35 +146,35 @@ def _passes(test: Test, ran: Ran) -> bool:
 
 def _one_by_one(sandbox: Sandbox, *, to_the_end: bool) -> RunAll:
     def run_all(tests: Sequence[Test], jobs: Sequence[SandboxJob]) -> list[Ran]:
-        done: list[Ran] = []
+        results: list[Ran] = []
         for test, job in zip(tests, jobs, strict=True):
-            done.append(sandbox.run(job))
-            if not to_the_end and not _passes(test, done[-1]):
+            results.append(sandbox.run(job))
+            if not to_the_end and not _passes(test, results[-1]):
                 break
-        return done
+        return results
 
     return run_all
 
 
 def _at_endpoint(url: str, language: str) -> RunAll:
     def run_all(_: Sequence[Test], jobs: Sequence[SandboxJob]) -> list[Ran]:
-        with ThreadPoolExecutor(min(len(jobs), _ASKED_AT_ONCE)) as threads:
+        with ThreadPoolExecutor(min(len(jobs), _ENDPOINT_THREADS)) as threads:
             return list(threads.map(partial(fusion.run, url, language), jobs))
 
     return run_all
 
 
-def _looked_up(tests: Sequence[Test]) -> tuple[str, str, str]:
-    """The beginning of a program that knows all outputs, its end, and an end that says something else."""
+def _lookup_program(tests: Sequence[Test]) -> tuple[str, str, str]:
+    """Return the start of a program that contains all outputs, its end, and an end that writes other outputs."""
     name = tests[0].function
     if name is None:
         outputs = {test.given: test.expected for test in tests}
-        begins = f"import sys\noutputs = {outputs!r}"
-        return begins, "print(outputs[sys.stdin.read()])", "print('not', outputs[sys.stdin.read()])"
+        start = f"import sys\noutputs = {outputs!r}"
+        return start, "print(outputs[sys.stdin.read()])", "print('not', outputs[sys.stdin.read()])"
     results = json.dumps({json.dumps(test.given): test.expected for test in tests})
-    begins = f"import json\nresults = json.loads({results!r})\ndef {name}(*given):"
+    start = f"import json\nresults = json.loads({results!r})\ndef {name}(*given):"
     return (
-        begins,
+        start,
         "    return results[json.dumps(list(given))]",
         "    return ['not', results[json.dumps(list(given))]]",
     )

@@ -1,4 +1,4 @@
-"""One score made of the scores of several scorers. Imports no torch."""
+"""One score computed from the scores of several scorers. Imports no torch."""
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
@@ -8,12 +8,12 @@ from threading import Lock
 from ppoctl.batch.scores import BatchScorer, Score, Scorer
 
 Scores = Mapping[str, Score]
-"""Score of each part, by its name."""
+"""Scores of the components, by name."""
 
 
 def combined(parts: Mapping[str, Future[Score]], of: Callable[[Scores], Score]) -> Future[Score]:
-    """The score that is made of those of all parts, once they are there. It raises what the first part raises; when
-    it is cancelled, so are the parts."""
+    """Return a future for the score that `of` computes from the scores of all components. It raises the error of the
+    first component that fails. Cancelling it cancels the components."""
     whole: Future[Score] = Future()
     lock, missing = Lock(), len(parts)
 
@@ -42,19 +42,19 @@ def _settle(whole: Future[Score], parts: Mapping[str, Future[Score]], of: Callab
     elif whole.set_running_or_notify_cancel():
         try:
             whole.set_result(of({name: part.result() for name, part in parts.items()}))
-        except Exception as error:  # noqa: BLE001 - whoever asks for the result hears of it
+        except Exception as error:  # noqa: BLE001 - the caller of `result` gets it
             whole.set_exception(error)
 
 
 def flush_all_scorers(scorers: Iterable[Scorer]) -> None:
-    """Tell those that gather requests that there are no more for now."""
+    """Call `flush` of each scorer that collects requests into batches."""
     for scorer in scorers:
         if isinstance(scorer, BatchScorer):
             scorer.flush()
 
 
 def close_all(scorers: Iterable[Scorer]) -> None:
-    """Close each, whatever the others do."""
+    """Close each scorer, even if closing another one fails."""
     with ExitStack() as closing:
         for scorer in scorers:
             closing.callback(scorer.close)

@@ -1,15 +1,15 @@
-r"""DAPO's rule for mathematics: is the text behind the last `Answer:` the truth? Imported in the children: nothing
-heavy.
+r"""DAPO's rule for mathematics: is the text after the last `Answer:` the ground truth? Scorer processes import it:
+standard library and recipe tables only.
 
     "... Answer: 42"                      42
-    "Answer: 41\nAnswer: $x = 42$"        42              the last `Answer:`, its line, what follows the last `=`
-    "answer : 1,234 dollars"              1234            any case; units and separators of thousands go
-    "Answer: \frac12"                     \frac{1}{2}     shorthand is written out
-    "The answer is 42"                    nothing         there is no colon
+    "Answer: 41\nAnswer: $x = 42$"        42              the line of the last `Answer:`, after its last `=`
+    "answer : 1,234 dollars"              1234            any case; units and thousands separators are removed
+    "Answer: \frac12"                     \frac{1}{2}     shorthand is expanded
+    "The answer is 42"                    nothing         the colon is missing
 
-Both sides are normalised as in Lewkowycz et al. 2022 (arXiv:2206.14858, appendix D.1) and compared as text, exactly
-as in verl (`math_dapo`) and NeMo-RL (`dapo_math_verify`). Those give 1 and -1, or 1 and 0: we give 1 and 0, and
-`scale = {from = [0, 1], to = [-1, 1]}` makes the other of it.
+Both sides are normalized as in Lewkowycz et al. 2022 (arXiv:2206.14858, appendix D.1) and compared as text, exactly
+as in verl (`math_dapo`) and NeMo-RL (`dapo_math_verify`). verl returns 1 and -1, NeMo-RL 1 and 0. ppoctl returns 1
+and 0; `scale = {from = [0, 1], to = [-1, 1]}` maps them to verl's scores.
 """
 
 import re
@@ -31,20 +31,20 @@ _REPLACED = (
     *((word, ",") for word in (",\\text{and}", "\\text{and}")),
     ("\\text{m}", "\\text{}"),
 )
-"""What is written in another way, in this order."""
+"""Replacements, applied in this order."""
 _REMOVED = (
     *("square", "ways", "integers", "dollars", "mph", "inches", "hours", "km", "units", "\\ldots", "sue", "points"),
     *("feet", "minutes", "digits", "cents", "degrees", "cm", "gm", "pounds", "meters", "meals", "edges", "students"),
     *("childrentickets", "multiples", "\\text{s}", "\\text{.}", "\\text{\ns}", "\\text{}^2", "\\text{}^3"),
     *("\\text{\n}", "\\text{}", "\\mathrm{th}", "^\\circ", "^{\\circ}", "\\;", ",\\!", "{,}", '"', "\\dots"),
 )
-"""Units and ornaments, which go, in this order."""
+"""Units and decorations, removed in this order."""
 
 
 class DapoMathScorer(ProcessScorer):
-    """Reward 1 where the text behind the last `Answer:` equals the truth once both are normalised, else 0.
+    """Reward 1 if the text after the last `Answer:` equals the ground truth after both are normalized, else 0.
 
-    Formula: [normal(line behind the last Answer:) = normal(truth)]
+    Formula: [normal(line after the last Answer:) = normal(truth)]
     Source: DAPO (arXiv:2503.14476); the normal form: Lewkowycz et al. 2022 (arXiv:2206.14858), appendix D.1
     Default of: verl for DAPO-Math and AIME (1 and -1), NeMo-RL (1 and 0)
     Figures: reward/score_mean
@@ -54,9 +54,9 @@ class DapoMathScorer(ProcessScorer):
     finds_answers: ClassVar[bool] = True
 
     kind: Annotated[Literal["dapo_math"], RESULTS]
-    """The line behind the last `Answer:` is compared as text."""
+    """Compare the line after the last `Answer:` as text."""
     last_chars: Annotated[int, RESULTS, AtLeastOne] = 300
-    """Characters at the end of a response that are read."""
+    """Number of characters at the end of a response that are read."""
 
     @property
     def scores_by(self) -> ScorerSpec:
@@ -76,16 +76,16 @@ class DapoMathScorer(ProcessScorer):
 
 
 def score(request: ScoreRequest, *, last_chars: int = 300) -> RewardValue:
-    """1 or 0. Raises ValueError on a truth of which nothing is left once it is normalised."""
-    found = _ANSWER.findall(ending(request.response, last_chars))
+    """Return 1 or 0. Raises ValueError if the normalized ground truth is empty."""
+    answers = _ANSWER.findall(ending(request.response, last_chars))
     gold = _gold(request.required_truth())
-    answer = normal_form(found[-1]) if found else None
+    answer = normal_form(answers[-1]) if answers else None
     return RewardValue(float(answer == gold), answer=answer)
 
 
 def normal_form(answer: str) -> str:
-    """An answer in words and LaTeX, written in one way: what follows its last `=`, in the first `$...$` where there
-    is one, without units, text commands and separators of thousands."""
+    """Return the normal form of an answer in words and LaTeX: the text after its last `=`, inside the first `$...$`
+    if there is one, without units, text commands and thousands separators."""
     answer = answer.split("=")[-1]
     for before, after in _REPLACED:
         answer = answer.replace(before, after)
@@ -106,5 +106,5 @@ def normal_form(answer: str) -> str:
 def _gold(truth: str) -> str:
     gold = normal_form(truth)
     if not gold:
-        raise ValueError(f"nothing is left of the ground truth `{truth[:80]}` once it is normalised")
+        raise ValueError(f"the ground truth `{truth[:80]}` is empty after it is normalized")
     return gold

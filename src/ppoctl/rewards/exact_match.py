@@ -1,4 +1,4 @@
-"""Exact match: is the response the answer? Imported in the children: nothing heavy."""
+"""Exact match: is the response the answer? Scorer processes import it: standard library and recipe tables only."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -10,15 +10,15 @@ from ppoctl.rewards.table import Candidates, ProcessScorer
 
 
 class ExactMatchScorer(ProcessScorer):
-    """Reward 1 where the stripped response equals the stripped answer, else 0."""
+    """Reward 1 if the stripped response equals the stripped answer, else 0."""
 
     needs_truth: ClassVar[bool] = True
     finds_answers: ClassVar[bool] = True
 
     kind: Annotated[Literal["exact_match"], RESULTS]
-    """The whole response is compared."""
+    """Compare the whole response."""
     ignore_case: Annotated[bool, RESULTS] = False
-    """Compare without regard to case."""
+    """Ignore case in the comparison."""
 
     @property
     def scores_by(self) -> ScorerSpec:
@@ -32,18 +32,18 @@ class ExactMatchScorer(ProcessScorer):
 
 
 def score(request: ScoreRequest, *, ignore_case: bool = False) -> RewardValue:
-    """1 where response and truth are equal without the whitespace around them, else 0; raises ValueError on an empty
-    truth, which an empty response would match."""
-    wanted, given = request.required_truth().strip(), request.response.strip()
-    if not wanted:
+    """Return 1 if response and ground truth are equal after surrounding whitespace is removed, else 0. Raises
+    ValueError if the ground truth is empty, because an empty response would match it."""
+    truth, response = request.required_truth().strip(), request.response.strip()
+    if not truth:
         raise ValueError("the ground truth is empty")
     if ignore_case:
-        wanted, given = wanted.casefold(), given.casefold()
-    return RewardValue(float(given == wanted), answer=given)
+        truth, response = truth.casefold(), response.casefold()
+    return RewardValue(float(response == truth), answer=response)
 
 
 def _other_text(text: str) -> str:
-    """A plausible other answer: the next number, the next letter, else another text."""
+    """Return a plausible wrong answer: the next number, another letter, or another text."""
     if text.lstrip("-").isdecimal():
         return str(int(text) + 1)
     if len(text) == 1 and text.isascii() and text.isalpha():

@@ -1,5 +1,5 @@
-"""What a trial of a reward shows: whether the right answer wins, whether something cheap wins too, whether length
-alone pays, and what the scorer chokes on."""
+"""Findings of a reward trial: whether the correct answer scores best, whether a trivial response scores as well,
+whether length alone is rewarded, and which responses the scorer fails on."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,55 +9,56 @@ from ppoctl.rewards.probe import MEND
 from ppoctl.rewards.trial import ATTACKS, LENGTHS, TRIVIAL, Trial
 
 FAULTY_FRAC = 0.01
-"""Share of rows on which gold may fail to win: real data has a few rows that are wrong."""
+"""Fraction of rows on which the gold answer may fail to score best: real data has a few wrong rows."""
 CHEAP_FRAC = 0.05
-"""Share of rows on which a response that anybody can write may score as the gold answer does."""
+"""Fraction of rows on which a trivial response may score as well as the gold answer."""
 
 Level = Literal["ok", "note", "warning", "wrong"]
 
 
 @dataclass(frozen=True)
 class RewardFinding:
-    """One sentence about a reward. `wrong` is what no run should start with."""
+    """One sentence about a reward. No run should start with a finding of level `wrong`."""
 
     level: Level
     says: str
     hint: str | None = None
-    """What mends it, where that is known."""
+    """Command or change that fixes it; None: unknown."""
 
 
 def findings(trial: Trial) -> list[RewardFinding]:
-    """All that is to be said of a trial, the gravest first within each subject."""
+    """Return all findings of a trial, the most serious first within each subject."""
     if not trial.tried:
         return [_faulty_rows(trial)]
-    found = [*_of_gold(trial)] if trial.has_gold else [*_without_gold(trial)]
-    is_lost = any(each.level == "wrong" for each in found)
+    about_answers = [*_of_gold(trial)] if trial.has_gold else [*_without_gold(trial)]
+    is_wrong = any(finding.level == "wrong" for finding in about_answers)
     return [
-        *found,
+        *about_answers,
         *_missing(trial),
-        *_attacked(trial, best=None if is_lost else max(trial.scored("gold"), default=None)),
+        *_attacked(trial, best=None if is_wrong else max(trial.scored("gold"), default=None)),
     ]
 
 
 def _of_gold(trial: Trial) -> Iterator[RewardFinding]:
     first = _gold_wins(trial)
     yield first
-    if first.level == "wrong":  # what scores as gold does then says nothing
+    if first.level == "wrong":  # comparisons with the gold answer mean nothing then
         return
     for name in ("question", *TRIVIAL):
         share = trial.as_gold(name)
         if name != "empty" and share is not None and share > CHEAP_FRAC:
-            yield RewardFinding("warning", f"`{name}` scores as the gold answer does on {share:.1%} of the rows")
+            yield RewardFinding("warning", f"`{name}` scores as well as the gold answer on {share:.1%} of the rows")
     hedged = [trial.as_gold(name) or 0.0 for name in ("gold, then wrong", "wrong, then gold")]
     if min(hedged) > 0.5:
         yield RewardFinding(
-            "warning", "a response that gives two answers scores as the gold one does, whichever is last"
+            "warning", "a response with two answers scores as well as the gold answer, whichever comes last"
         )
     yield from _lengths_of_gold(trial)
     others = {name: trial.as_gold(name) or 0.0 for name in trial.names if name.startswith("as `")}
     if missed := [name.removeprefix("as ") for name, share in others.items() if share < 0.5]:
         yield RewardFinding(
-            "note", f"a right answer is not credited in full as {', '.join(missed)}: let the prompt ask for the form"
+            "note",
+            f"a correct answer does not get full credit as {', '.join(missed)}: request the format in the prompt",
         )
 
 
@@ -68,19 +69,19 @@ def _gold_wins(trial: Trial) -> RewardFinding:
 
 
 def _losing(trial: Trial) -> list[str]:
-    """Rows on which gold does not beat the three others, with what each scored."""
+    """Return the rows on which the gold answer does not beat the three others, each with its scores."""
     by_row: dict[str, dict[str, float | None]] = {}
-    for each in trial.tried:
-        by_row.setdefault(each.row, {})[each.name] = each.score.value
+    for tried in trial.tried:
+        by_row.setdefault(tried.row, {})[tried.name] = tried.score.value
     lost = []
     for row, values in by_row.items():
-        told = {name: values.get(name) for name in ("gold", "wrong", "empty", "cut")}
-        gold = told["gold"]
-        if gold is None or any(value is None or value >= gold for name, value in told.items() if name != "gold"):
-            said = ", ".join(
-                f"{name} {'no score' if value is None else f'{value:g}'}" for name, value in told.items()
+        scores = {name: values.get(name) for name in ("gold", "wrong", "empty", "cut")}
+        gold = scores["gold"]
+        if gold is None or any(value is None or value >= gold for name, value in scores.items() if name != "gold"):
+            listed = ", ".join(
+                f"{name} {'no score' if value is None else f'{value:g}'}" for name, value in scores.items()
             )
-            lost.append(f"`{row}`: {said}")
+            lost.append(f"`{row}`: {listed}")
     return lost
 
 
@@ -98,49 +99,52 @@ def _lengths_of_gold(trial: Trial) -> Iterator[RewardFinding]:
     before, after, wrong = (trial.as_gold(name) for name in ("filler, gold", "gold, filler", "filler, wrong"))
     if before is not None and before < 1 - CHEAP_FRAC:
         yield RewardFinding(
-            "warning", f"after 2,000 characters more a right answer scores lower on {1 - before:.1%} of the rows"
+            "warning",
+            f"after 2,000 characters of filler a correct answer scores lower on {1 - before:.1%} of the rows",
         )
     if wrong is not None and wrong > CHEAP_FRAC:
         yield RewardFinding(
-            "warning", f"after 2,000 characters more a wrong answer scores as gold on {wrong:.1%} of the rows"
+            "warning", f"after 2,000 characters of filler a wrong answer scores as gold on {wrong:.1%} of the rows"
         )
     if after is not None and after < 0.5:
-        yield RewardFinding("note", "a right answer counts at the end of a response only")
+        yield RewardFinding("note", "a correct answer scores only at the end of a response")
     repeated = trial.as_gold("gold repeated")
     if repeated is not None and repeated < 0.5:
-        yield RewardFinding("note", "a right answer that is repeated scores less than one that is said once")
+        yield RewardFinding("note", "a correct answer scores less if it is repeated")
     elif repeated is not None:
         gold, again = trial.scored("gold"), trial.scored("gold repeated")
         if sum(again) / len(again) > sum(gold) / len(gold):
-            yield RewardFinding("warning", "a right answer that is repeated scores more than one that is said once")
+            yield RewardFinding("warning", "a correct answer scores more if it is repeated")
 
 
 def _without_gold(trial: Trial) -> Iterator[RewardFinding]:
     values = {name: trial.scored(name) for name in trial.names if name not in ATTACKS}
-    known = {name: sum(found) / len(found) for name, found in values.items() if found}
-    if not known:
+    means = {name: sum(scores) / len(scores) for name, scores in values.items() if scores}
+    if not means:
         yield RewardFinding("wrong", "no response has a score")
         return
-    yield RewardFinding("note", "this kind knows no gold answer: look at the scores above, and at the first rollouts")
-    if len({value for found in values.values() for value in found}) == 1:
-        told = f"all that was tried scores {next(iter(known.values())):g}: what would score more is not seen here"
-        yield RewardFinding("warning", told)
+    yield RewardFinding(
+        "note", "this kind cannot build a gold answer: check the scores above, and the first rollouts"
+    )
+    if len({value for scores in values.values() for value in scores}) == 1:
+        message = f"all responses score {next(iter(means.values())):g}: the trial does not show what would score more"
+        yield RewardFinding("warning", message)
         return
-    cheap = max(known, key=lambda name: known[name])
-    if cheap in TRIVIAL:
-        yield RewardFinding("warning", f"`{cheap}` scores highest of all that was tried, {known[cheap]:g} on average")
-    steps = [known.get(f"{count} x filler") for count in LENGTHS]
-    if any(step is None for step in steps):
+    best = max(means, key=lambda name: means[name])
+    if best in TRIVIAL:
+        yield RewardFinding("warning", f"`{best}` scores highest of all responses tried, {means[best]:g} on average")
+    by_length = [means.get(f"{count} x filler") for count in LENGTHS]
+    if any(mean is None for mean in by_length):
         return
-    numbers = [step for step in steps if step is not None]
-    told = " -> ".join(f"{number:.3g}" for number in numbers)
+    numbers = [mean for mean in by_length if mean is not None]
+    trend = " -> ".join(f"{number:.3g}" for number in numbers)
     if numbers == sorted(numbers) and numbers[0] < numbers[-1]:
         yield RewardFinding(
-            "warning", f"the score rises with length alone: {told} for {_counts()} sentences that say nothing"
+            "warning", f"the score rises with length alone: {trend} for {_counts()} sentences without content"
         )
     elif numbers == sorted(numbers, reverse=True) and numbers[0] > numbers[-1]:
         yield RewardFinding(
-            "note", f"the score falls with length alone: {told} for {_counts()} sentences that say nothing"
+            "note", f"the score falls with length alone: {trend} for {_counts()} sentences without content"
         )
 
 
@@ -149,25 +153,25 @@ def _counts() -> str:
 
 
 def _missing(trial: Trial) -> Iterator[RewardFinding]:
-    plain = [each for each in trial.tried if each.name not in ATTACKS]
-    missing = [each for each in plain if each.score.value is None]
+    plain = [tried for tried in trial.tried if tried.name not in ATTACKS]
+    missing = [tried for tried in plain if tried.score.value is None]
     if missing:
         first = missing[0]
-        says = f"{len(missing)} of {len(plain)} responses have no score; first `{first.name}` of `{first.row}`: "
-        # What a scorer refuses may be longer than any response of the run.
-        failed = sum(each.score.outcome != "refused" for each in missing)
+        counted = f"{len(missing)} of {len(plain)} responses have no score; first `{first.name}` of `{first.row}`: "
+        # A refused response may be longer than any response of the run, so it does not count as a failure.
+        failed = sum(tried.score.outcome != "refused" for tried in missing)
         level: Level = "wrong" if failed / len(plain) > CHEAP_FRAC else "warning"
-        mend = MEND if any(each.score.outcome == "error" for each in missing) else None
-        yield RewardFinding(level, f"{says}{first.score.outcome} {first.score.message}".rstrip(), mend)
+        hint = MEND if any(tried.score.outcome == "error" for tried in missing) else None
+        yield RewardFinding(level, f"{counted}{first.score.outcome} {first.score.message}".rstrip(), hint)
 
 
 def _attacked(trial: Trial, *, best: float | None) -> Iterator[RewardFinding]:
-    """What came of the attacks; `best` is the score of a gold answer, where there is one that means something."""
-    for each in (each for each in trial.tried if each.name in ATTACKS):
-        score = each.score
+    """Yield the findings about attacks. `best` is the score of a gold answer; None: there is none to compare with."""
+    for attack in (tried for tried in trial.tried if tried.name in ATTACKS):
+        score = attack.score
         if score.outcome == "timeout":
-            yield RewardFinding("warning", f"{each.name}: {score.message}; each such response costs that much time")
+            yield RewardFinding("warning", f"{attack.name}: {score.message}; each such response costs that much time")
         elif score.value is None:
-            yield RewardFinding("note", f"{each.name}: {score.outcome}, {score.message}")
+            yield RewardFinding("note", f"{attack.name}: {score.outcome}, {score.message}")
         elif best is not None and score.value >= best:
-            yield RewardFinding("warning", f"{each.name}: scores {score.value:g}, as the gold answer does")
+            yield RewardFinding("warning", f"{attack.name}: scores {score.value:g}, as much as the gold answer")

@@ -1,10 +1,11 @@
-r"""Form: does the response match a regular expression? Imported in the children: nothing heavy.
+r"""Format: does the response match a regular expression? Scorer processes import it: standard library and recipe
+tables only.
 
-    pattern = '(?s)<think>.*?</think>\s*<answer>.*?</answer>'    match = "full"      DeepSeek-R1's form, nothing else
+    pattern = '(?s)<think>.*?</think>\s*<answer>.*?</answer>'    match = "full"      only DeepSeek-R1's format
     pattern = '\\boxed\{'                                        match = "search"    a box anywhere
 
-In TOML a pattern stands in single quotes, in which a backslash is one. Only the form is looked at: alone it is
-earned by an empty answer in the right tags, so it is a part of a sum.
+In TOML, write a pattern in single quotes, so that backslashes need no escaping. The scorer checks only the format: an
+empty answer in the right tags gets the full reward, so use it as a component of a sum.
 """
 
 import re
@@ -23,25 +24,25 @@ def _compiles(pattern: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"not a regular expression of Python's: {error}") from error
+        raise ValueError(f"not a Python regular expression: {error}") from error
     return pattern
 
 
 class FormatScorer(ProcessScorer):
-    """Reward 1 where the response matches a regular expression, else 0; no ground truth is needed.
+    """Reward 1 if the response matches a regular expression, else 0. It requires no ground truth.
 
     Formula: [pattern matches]
     Source: DeepSeek-R1 (arXiv:2501.12948), format rewards
-    Default of: nobody
+    Default of: none
     Figures: reward/score_mean
     """
 
     kind: Annotated[Literal["format"], RESULTS]
-    """The form of the response is looked at."""
+    """Check the format of the response."""
     pattern: Annotated[str, RESULTS, AfterValidator(_compiles)]
-    """Regular expression of Python's `re`; `(?s)` at its beginning lets a dot match line breaks too."""
+    """Regular expression for Python's `re`. With `(?s)` at the beginning, a dot also matches line breaks."""
     match: Annotated[Literal["full", "search"], RESULTS] = "full"
-    """Whether the whole response must match, without the whitespace around it, or any part of it."""
+    """Whether the whole response must match, without surrounding whitespace, or any part of it."""
 
     @property
     def scores_by(self) -> ScorerSpec:
@@ -49,11 +50,11 @@ class FormatScorer(ProcessScorer):
 
 
 def score(request: ScoreRequest, *, pattern: str, whole: bool = True) -> RewardValue:
-    """1 or 0. A pattern that runs away (`(a|aa)+$`) is ended by the deadline of the table: the sample has no
-    score."""
+    """Return 1 or 0. The deadline of the table ends a pattern with catastrophic backtracking (`(a|aa)+$`); the sample
+    then has no score."""
     compiled = _compiled(pattern)
-    found = compiled.fullmatch(request.response.strip()) if whole else compiled.search(request.response)
-    return RewardValue(float(found is not None))
+    match = compiled.fullmatch(request.response.strip()) if whole else compiled.search(request.response)
+    return RewardValue(float(match is not None))
 
 
 _compiled = lru_cache(maxsize=16)(re.compile)

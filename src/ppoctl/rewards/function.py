@@ -1,5 +1,5 @@
-"""A scoring function: what it says about one response, and how a child process finds it. Children import it: standard
-library only."""
+"""Scoring functions: their result for one response, and the spec by which a scorer process finds them. Scorer
+processes import it: standard library only."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,23 +13,23 @@ _FLOAT32_MAX = 3.4028234663852886e38
 
 @dataclass(frozen=True)
 class RewardValue:
-    """One score, and further figures by name."""
+    """One score, and further metrics by name."""
 
     value: float
     extras: Mapping[str, float] = field(default_factory=dict)
     token_values: Sequence[float] | None = None
-    """One figure for each token of the response, whose sum is `value`; None: the response has one score."""
+    """One value for each token of the response, whose sum is `value`; None: the response has one score."""
     answer: str | None = None
-    """What was read out of the response as its answer, spelt the same for equal answers, so that responses can vote;
-    None: nothing."""
+    """Answer extracted from the response, with one spelling for equal answers, so that responses can vote; None: no
+    answer."""
 
 
 BatchFunction = Callable[[Sequence[ScoreRequest]], Sequence[RewardValue | BaseException]]
-"""`function(requests)`, with a value or an error for each of them."""
+"""`function(requests)`, which returns a value or an error for each request."""
 
 
 class NoScoreError(Exception):
-    """What a scoring function raises to say what kept it from scoring; any other error has the outcome `error`."""
+    """Error of a scoring function that sets the outcome of the sample. Any other error has the outcome `error`."""
 
     def __init__(self, outcome: Outcome, message: str) -> None:
         super().__init__(message)
@@ -37,32 +37,32 @@ class NoScoreError(Exception):
 
 
 ScoringFunction = Callable[..., RewardValue]
-"""`function(request, **options)` of a `ScoreRequest`. It may raise: the sample then has the outcome `error`, never a
+"""`function(request, **options)` for a `ScoreRequest`. If it raises, the sample has the outcome `error`, never a
 score."""
 
 
 @dataclass(frozen=True)
 class ScorerSpec:
-    """Which function scores, in words that travel to a child: `module:name`, and its keyword arguments."""
+    """The scoring function in a form that JSON can carry to a child process: `module:name`, and keyword arguments."""
 
     entry: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Values that JSON has."""
+    """Values that JSON can represent."""
     opens: bool = False
     """Whether the entry is called once, with the options, when a child starts, and returns a `BatchFunction`."""
     batch_size: int = 1
-    """Most requests that a child is given together."""
+    """Maximum number of requests that a child receives together."""
     known_as: str = ""
-    """Its name where it cannot be started; empty: the entry."""
+    """Name of the scorer in the error of a failed start; empty: the entry."""
     hint: str = ""
-    """Command that shows why it cannot; empty: one that imports the entry's module."""
+    """Command that shows why the start fails; empty: a command that imports the entry's module."""
 
 
-def is_trainable(figure: float) -> bool:
-    """Whether a number survives the way into a float32 tensor."""
-    return math.isfinite(figure) and abs(figure) <= _FLOAT32_MAX
+def is_trainable(value: float) -> bool:
+    """Whether a number is finite and within the range of float32."""
+    return math.isfinite(value) and abs(value) <= _FLOAT32_MAX
 
 
 def ending(text: str, chars: int | None) -> str:
-    """The last so many characters of a text; None: all of it."""
+    """Return the last `chars` characters of a text; None: the whole text."""
     return text if chars is None else text[-chars:]

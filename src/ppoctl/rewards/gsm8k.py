@@ -1,17 +1,17 @@
-"""GSM8K: is the number after `####` the right one? Imported in the children: nothing heavy.
+"""GSM8K: is the number after `####` correct? Scorer processes import it: standard library and recipe tables only.
 
-Strict reading, as verl's (`verl/utils/reward_score/gsm8k.py`), so that curves compare:
+Strict reading, the same as in verl (`verl/utils/reward_score/gsm8k.py`), so that curves can be compared:
 
     "#### 1,234"              1234      commas are removed
-    "#### 41 ... #### 42"     42        the last `#### number` counts
-    "#### $42", "####42"      nothing   a digit, dot, comma or minus follows `#### `, or it is no answer
+    "#### 41 ... #### 42"     42        the last `#### number` is read
+    "#### $42", "####42"      nothing   only a digit, dot, comma or minus after `#### ` makes an answer
     "#### 42."                "42."     compared as text: it is not "42"; neither is "42.0"
 
-One difference: verl looks at the last 300 characters of the response, we at all of it unless `last_chars = 300`. The
-two differ only where a response goes on for that long after its last answer: verl gives it 0.
+One difference: verl reads the last 300 characters of the response; ppoctl reads the whole response unless
+`last_chars = 300`. Results differ only if a response continues for that long after its last answer: verl gives it 0.
 
-Lenient reading, ours: the last number anywhere, compared as a number ("$42", "42." and "42.0" are all 42). verl's
-`flexible` compares text here too, and so fails an answer at the end of a sentence.
+Lenient reading, specific to ppoctl: the last number anywhere, compared as a number ("$42", "42." and "42.0" are all
+42). verl's `flexible` compares text, and so rejects an answer at the end of a sentence.
 """
 
 import re
@@ -32,19 +32,19 @@ _BARE = re.compile(r"-?[0-9.,]*[0-9][0-9.,]*")
 
 
 class Gsm8kScorer(ProcessScorer):
-    """Reward 1 where the number after the last `####` equals the answer's, else 0 (commas removed, string
-    equality)."""
+    """Reward 1 if the number after the last `####` equals the number of the answer, else 0 (commas removed, compared
+    as text)."""
 
     needs_truth: ClassVar[bool] = True
     finds_answers: ClassVar[bool] = True
 
     kind: Annotated[Literal["gsm8k"], RESULTS]
-    """The number after `####` is compared."""
+    """Compare the number after `####`."""
     strict: Annotated[bool, RESULTS] = True
-    """Read the number after `####` only; false: the last number anywhere in the response. The other reading is
-    reported beside it."""
+    """Read only the number after `####`. False: read the last number anywhere in the response. The score of the other
+    reading is reported too."""
     last_chars: Annotated[int | None, RESULTS, AtLeastOne] = None
-    """Characters at the end of a response that are read (verl: 300); absent: all."""
+    """Number of characters at the end of a response that are read (verl: 300); absent: all."""
 
     @property
     def scores_by(self) -> ScorerSpec:
@@ -55,19 +55,19 @@ class Gsm8kScorer(ProcessScorer):
             number = gold_number(truth)
         except ValueError as error:
             raise RewardError(str(error), hint="name the column with the number as `answer`") from error
-        # A bare number, as verl's parquet has it, gets the frame that a good response has.
+        # A bare number, as in verl's parquet files, gets the text around it that a good response has.
         worked = truth if strict_number(truth) is not None else f"The answer is\n{MARK} {number}"
         before = worked[: worked.rindex(MARK)]
-        # The lenient reading is right to credit an answer that stands in the working, so it must be cut before that.
+        # The lenient reading rightly credits an answer in the working, so the text must be truncated before it.
         truncated = before if self.strict else before_number(before, number)
         wrong = f"{before}{MARK} {_other_number(number)}"
         return Candidates(gold=worked, wrong=wrong, empty="", truncated=truncated.rstrip())
 
 
 def score(request: ScoreRequest, *, strict: bool = True, last_chars: int | None = None) -> RewardValue:
-    """1 or 0 by the chosen reading; `extras` has the other one under its name.
+    """Return 1 or 0 by the configured reading; `extras` has the score of the other reading under its name.
 
-    Raises ValueError on a truth without a number: that is a fault of the data, not a wrong response.
+    Raises ValueError if the ground truth has no number: that is a fault of the data, not a wrong response.
     """
     gold = gold_number(request.required_truth())
     read = ending(request.response, last_chars)
@@ -76,25 +76,26 @@ def score(request: ScoreRequest, *, strict: bool = True, last_chars: int | None 
     by_lenient = float(_same_number(last, gold))
     if strict:
         return RewardValue(by_strict, {"lenient": by_lenient}, answer=marked)
-    # 42, 42.0 and 42.00 are one answer.
+    # 42, 42.0 and 42.00 are the same answer.
     answer = None if last is None else f"{Decimal(last).normalize():f}"
     return RewardValue(by_lenient, {"strict": by_strict}, answer=answer)
 
 
 def strict_number(text: str) -> str | None:
-    """What follows the last `#### `, commas removed; None where nothing does."""
-    found = _STRICT.findall(text)
-    return str(found[-1]).replace(",", "") if found else None
+    """Return the number after the last `#### `, commas removed; None if there is none."""
+    numbers = _STRICT.findall(text)
+    return str(numbers[-1]).replace(",", "") if numbers else None
 
 
 def lenient_number(text: str) -> str | None:
-    """The last number anywhere, commas removed; None where there is none."""
-    found = _LENIENT.findall(text)
-    return str(found[-1]).replace(",", "") if found else None
+    """Return the last number in a text, commas removed; None if there is none."""
+    numbers = _LENIENT.findall(text)
+    return str(numbers[-1]).replace(",", "") if numbers else None
 
 
 def gold_number(truth: str) -> str:
-    """The number of a gold answer (after `####`), or the bare number it is; raises ValueError where it is neither."""
+    """Return the number of a gold answer: after `####`, or the whole text if it is a number. Raises ValueError if the
+    text is neither."""
     number = strict_number(truth)
     bare = truth.strip()
     if number is None and _BARE.fullmatch(bare):
@@ -105,22 +106,22 @@ def gold_number(truth: str) -> str:
 
 
 def before_number(text: str, number: str) -> str:
-    """The text up to where the number first stands in it, in any spelling; all of it where it does not."""
-    for found in _LENIENT.finditer(text):
-        if _same_number(found.group().replace(",", ""), number):
-            return text[: found.start()]
+    """Return the text before the first occurrence of the number, in any spelling; the whole text if it has none."""
+    for match in _LENIENT.finditer(text):
+        if _same_number(match.group().replace(",", ""), number):
+            return text[: match.start()]
     return text
 
 
 def _same_number(number: str | None, gold: str) -> bool:
     if number is None:
         return False
-    # A gold such as "1.2.3" is no decimal number; it can still be met letter by letter.
+    # A gold answer such as "1.2.3" is not a decimal number; it is compared as text.
     readable = _LENIENT.fullmatch(gold)
     return Decimal(number) == Decimal(gold) if readable else number == gold
 
 
 def _other_number(number: str) -> str:
-    """number + 1, in the same spelling where that is possible."""
+    """Return the number plus 1, in the same spelling if that is possible."""
     whole, dot, fraction = number.partition(".")
     return f"{int(whole) + 1}{dot}{fraction}" if whole.lstrip("-").isdecimal() else f"1{number}"

@@ -1,6 +1,6 @@
-"""A reward that a service gives: one POST for each response. The client is in `http_scorer`.
+"""A reward that a service computes: one POST for each response. The client is in `http_scorer`.
 
-It is asked, and may answer, so:
+Request, and the three forms of the answer:
 
     {"prompt_id": ..., "prompt": ..., "messages": [{"role": ..., "content": ...}], "response": ..., "truth": ...,
      "fields": {...}, "finish": "terminated" | "truncated", "token_ids": [...]}
@@ -28,35 +28,35 @@ def _readable(url: str) -> str:
 
 
 class HttpScorer(ScorerTable):
-    """Score that a service answers when it is sent a response as JSON: a number, or a mapping of numbers, of which
-    `score` is the score and the others are reported."""
+    """Score that a service returns for a response sent as JSON: a number, or a mapping of numbers. `score` is the
+    score; the other numbers are reported."""
 
     kind: Annotated[Literal["http"], RESULTS]
-    """A service is asked."""
+    """A service scores."""
     url: Annotated[str, RESULTS, Field(pattern=r"^https?://[^/\s]+"), AfterValidator(_readable)]
-    """Address that a response is posted to."""
+    """Address to which responses are posted."""
     token_env: Annotated[str | None, SPEED] = None
     """Name of an environment variable whose value is sent as a bearer token; absent: none is sent."""
     concurrent: Annotated[int, SPEED, AtLeastOne] = 16
-    """Responses that are asked about side by side."""
+    """Number of responses that are sent to the service in parallel."""
     try_timeout_s: Annotated[float, SPEED, Positive] = 30.0
-    """Seconds within which a try must be answered, from the connection to the last byte."""
+    """Seconds within which the service must answer one try, from the connection to the last byte."""
     tries: Annotated[int, SPEED, AtLeastOne] = 4
-    """Tries of a response whose try was not answered, or with 408, 425, 429 or 5xx; then it has no score. Other
-    answers are final."""
+    """Maximum number of tries for a response. No answer and the codes 408, 425, 429 and 5xx are tried again; after
+    the last try the response has no score. All other answers are final."""
     backoff_s: Annotated[float, SPEED, NotNegative] = 0.5
-    """Seconds before the second try, twice as many before each further one, each between half and one and a half
-    times that. The service's `Retry-After` takes their place."""
+    """Seconds before the second try. The time doubles before each further try, and a random factor from 0.5 to 1.5
+    applies. A `Retry-After` of the service replaces it."""
     breaker_failures: Annotated[int, SPEED, AtLeastOne] = 8
-    """Failures in a row, of all responses together, after which the service is taken for down: then one try is made
-    at a time, every `breaker_pause_s`, and the other responses wait without losing tries."""
+    """Failures in a row, over all responses, after which the service is considered down. Then one try is made at a
+    time, every `breaker_pause_s`, and the other responses wait without losing tries."""
     breaker_pause_s: Annotated[float, SPEED, Positive] = 5.0
-    """Seconds between two tries of a service that is down."""
+    """Seconds between two tries while the service is down."""
     give_up_s: Annotated[float, SPEED, Positive] = 300.0
-    """Seconds without any answer of a service that is down after which the run stops (exit 4); it can be resumed."""
+    """Stop the run (exit 4) after the service has been down for this many seconds. The run can be resumed."""
 
     def open(self, models: RewardModels = no_models) -> Scorer:  # noqa: ARG002 - no model
-        """A client, whose threads the first requests start."""
+        """Return a client. The first requests start its threads."""
         from ppoctl.rewards.http_scorer import HttpClient, Service
 
         return HttpClient(Service(**{key.name: getattr(self, key.name) for key in fields(Service)}))

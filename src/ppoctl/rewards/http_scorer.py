@@ -1,12 +1,11 @@
-"""The `Scorer` port over a service that is asked by HTTP. Imports no torch.
+"""The `Scorer` port over an HTTP service. Imports no torch.
 
     submit(request) --> one queue --> `concurrent` threads: try, back off, try again --> future
                                           |
-                                       Breaker: whether the service answers at all, known to all threads
+                                       Breaker: whether the service answers at all, shared by all threads
 
-What comes of a response is one of: a score; `timeout` and `unreachable`, after all tries; `refused`, where the
-service would not score it (4xx, or an `error` in its answer); `error`, where its answer is no score, or 5xx after all
-tries.
+A response ends with one of: a score; `timeout` or `unreachable`, after all tries; `refused`, if the service will not
+score it (4xx, or an `error` in its answer); `error`, if the answer is not a score, or is 5xx after all tries.
 """
 
 import json
@@ -33,13 +32,13 @@ _ANSWER_BYTES = 1 << 20
 _SHOWN_CHARS = 200
 _LONGEST_BACKOFF_S = 60.0
 _CLOSING_S = 2.0
-"""Seconds in which threads end once their connections are cut. A thread that waits for the name service may not; it
-is left behind."""
+"""Seconds that threads have to end after their connections are cut. A thread that waits for name resolution may take
+longer; `close` does not wait for it."""
 
 
 @dataclass(frozen=True)
 class Service:
-    """Where a service is and how it is asked; the keys of `HttpScorer`, which say what they mean."""
+    """Address of a service and settings of its client: the keys of `HttpScorer`, documented there."""
 
     url: str
     token_env: str | None
@@ -53,34 +52,34 @@ class Service:
 
 
 class HttpClient:
-    """Threads that ask a service, started by the first requests. `close` it."""
+    """Threads that send requests to a service, started by the first requests. Call `close` at the end."""
 
     def __init__(self, service: Service) -> None:
-        """Raises MissingAssetError where the variable of the token is not set."""
+        """Raises MissingAssetError if the variable of the token is not set."""
         self._service = service
         self._headers = {"Content-Type": "application/json", **_authorization(service.token_env)}
         self._closing = Event()
         self._breaker = Breaker(service, self._closing)
         self._waiting: SimpleQueue[tuple[Future[Score], ScoreRequest] | None] = SimpleQueue()
-        """Requests that no thread has begun with; None ends a thread."""
+        """Requests that no thread has taken yet; None ends a thread."""
         self._connections: list[Connection] = []
         self._threads: list[Thread] = []
 
     def submit(self, request: ScoreRequest) -> Future[Score]:
-        """The score, once it is there. The future raises NonFiniteError of a number that cannot be trained on, and
-        ServiceLostError when the service is given up."""
+        """Return a future for the score. It raises NonFiniteError if a number cannot be trained on, and
+        ServiceLostError if the service stays down for `give_up_s`."""
         future: Future[Score] = Future()
         self._waiting.put((future, request))
         if len(self._threads) < self._service.concurrent:
             service = self._service
             self._connections.append(Connection(service.url, limit_s=service.try_timeout_s, most_bytes=_ANSWER_BYTES))
-            begin = (self._connections[-1],)
-            self._threads.append(Thread(target=self._serve, args=begin, name="scorer", daemon=True))
+            arguments = (self._connections[-1],)
+            self._threads.append(Thread(target=self._serve, args=arguments, name="scorer", daemon=True))
             self._threads[-1].start()
         return future
 
     def close(self) -> None:
-        """Give up what has no score yet, and hang up. May be called twice."""
+        """Cancel requests without a score, and close the connections. May be called twice."""
         self._closing.set()
         with suppress(Empty):
             while (left := self._waiting.get_nowait()) is not None:
@@ -95,8 +94,8 @@ class HttpClient:
             thread.join(max(until - time.monotonic(), 0.0))
 
     def _serve(self, connection: Connection) -> None:
-        while (given := self._waiting.get()) is not None:
-            future, request = given
+        while (entry := self._waiting.get()) is not None:
+            future, request = entry
             if not future.set_running_or_notify_cancel():
                 continue
             began = time.monotonic()
@@ -105,33 +104,33 @@ class HttpClient:
                 if (fault := not_finite(score, request)) is not None:
                     raise fault
                 future.set_result(score)
-            except Exception as error:  # noqa: BLE001 - whoever asks for the result hears of it
+            except Exception as error:  # noqa: BLE001 - the caller of `result` gets it
                 future.set_exception(error)
         connection.close()
 
     def _scored(self, connection: Connection, request: ScoreRequest) -> Score:
         body = json.dumps({**vars(request), "messages": [vars(message) for message in request.messages]}).encode()
-        chance = Random(body)  # so that tries are spread, and in each run alike
+        chance = Random(body)  # spreads tries in time, the same way in every run
         headers: Mapping[str, str]
         tried, failed = 0, NoScoreError("unreachable", "the scorer was closed")
         while not self._closing.is_set():
             is_only_try = self._breaker.enter()
             try:
-                answer = self._asked(connection, body)
+                answer = self._post(connection, body)
             except NoScoreError as why:
                 headers, failed = {}, why
             else:
                 if answer.status not in _BUSY and answer.status < 500:
                     return _read(answer)
                 headers, failed = answer.headers, NoScoreError("error", _status_of(answer))
-            # A try of a service that is down is made for all, and costs the response that makes it nothing.
+            # The single try while the service is down serves all responses, so it does not count for this response.
             tried += not is_only_try
             if tried >= self._service.tries:
                 return Score(None, failed.outcome, f"{failed} (after {tried} tries)")
             self._closing.wait(self._backoff_s(tried, headers, chance))
         return Score(None, failed.outcome, str(failed))
 
-    def _asked(self, connection: Connection, body: bytes) -> HttpResponse:
+    def _post(self, connection: Connection, body: bytes) -> HttpResponse:
         try:
             answer = connection.exchange("POST", body, self._headers)
         except (HTTPException, OSError) as error:
@@ -155,33 +154,33 @@ class HttpClient:
 
 
 class Breaker:
-    """Whether the service answers, as all threads together know it."""
+    """Circuit breaker: whether the service answers, shared by all threads."""
 
     def __init__(self, service: Service, closing: Event) -> None:
         self._service = service
         self._closing = closing
         self._changed = Condition()
         self._failures = 0
-        """Tries in a row that were not answered, or with 5xx."""
+        """Tries in a row without an answer, or with 5xx."""
         self._down_s = 0.0
-        """How long it has been down while somebody tried."""
+        """Seconds of downtime, counted only while tries were made."""
         self._failed_s = 0.0
-        """When a try failed last."""
+        """Time of the last failed try, on the monotonic clock."""
         self._is_tried = False
-        """Whether some thread makes the only try."""
+        """Whether a thread is making the single try."""
         self._why = ""
 
     def enter(self) -> bool:
-        """Wait until a try may be made, or the scorer is closed, and say whether it is the only one. Raises
-        ServiceLostError when the service is given up."""
+        """Wait until a try may be made or the scorer is closed. Return whether the try is the single one while the
+        service is down. Raises ServiceLostError if the service has been down for `give_up_s`."""
         service = self._service
         with self._changed:
             while self._failures >= service.breaker_failures and not self._closing.is_set():
                 if self._down_s > service.give_up_s:
                     raise ServiceLostError(
-                        f"the service `{service.url}` has not answered for {service.give_up_s:g} s; at last: "
+                        f"the service `{service.url}` has not answered for {service.give_up_s:g} s; last error: "
                         f"{self._why}",
-                        hint="start the service again; the rollouts are kept: `ppoctl resume RUN`",
+                        hint="restart the service, then run `ppoctl resume RUN`; the rollouts are saved",
                     )
                 left_s = self._failed_s + service.breaker_pause_s - time.monotonic()
                 if not self._is_tried and left_s <= 0:
@@ -191,29 +190,29 @@ class Breaker:
         return False
 
     def failed(self, why: str) -> None:
-        """A try was not answered, or with 5xx."""
+        """Record a try without an answer, or with 5xx."""
         now, longest_s = time.monotonic(), self._service.breaker_pause_s + self._service.try_timeout_s
         with self._changed:
-            # Between two steps nobody tries: that time says nothing of the service.
+            # No tries are made between two steps, so that time must not count as downtime.
             self._down_s = min(now - self._failed_s, longest_s) + self._down_s if self._failures else 0.0
             self._failures += 1
             self._failed_s, self._why, self._is_tried = now, why, False
             self._changed.notify_all()
 
     def answered(self) -> None:
-        """The service is there."""
+        """Record that the service answered."""
         with self._changed:
             self._failures, self._is_tried = 0, False
             self._changed.notify_all()
 
     def wake(self) -> None:
-        """Let those look again that wait: the scorer is closed."""
+        """Wake all waiting threads, so that they see that the scorer is closed."""
         with self._changed:
             self._changed.notify_all()
 
 
 def _read(response: HttpResponse) -> Score:
-    """What an answer that is final says."""
+    """Return the score, or the reason for its absence, from a final answer."""
     body = response.body
     if response.status != 200:
         return Score(None, "refused" if response.status >= 400 else "error", _status_of(response))
@@ -222,22 +221,22 @@ def _read(response: HttpResponse) -> Score:
     try:
         answer: Any = json.loads(body)
     except (ValueError, RecursionError):
-        return Score(None, "error", f"its answer is no JSON: {_start(body)}")
-    told = answer if isinstance(answer, dict) else {"score": answer}
-    if isinstance(told.get("error"), str):
-        return Score(None, "refused", told["error"][:_SHOWN_CHARS])
+        return Score(None, "error", f"its answer is not JSON: {_start(body)}")
+    fields = answer if isinstance(answer, dict) else {"score": answer}
+    if isinstance(fields.get("error"), str):
+        return Score(None, "refused", fields["error"][:_SHOWN_CHARS])
     try:
-        figures = {name: _number(figure) for name, figure in told.items()}
-        return Score(figures.pop("score"), "ok", extras=figures)
+        numbers = {name: _number(value) for name, value in fields.items()}
+        return Score(numbers.pop("score"), "ok", extras=numbers)
     except (KeyError, TypeError, OverflowError):
         expected = "a number, or a mapping of numbers with `score`"
         return Score(None, "error", f"its answer is not {expected}: {_start(body)}")
 
 
-def _number(figure: Any) -> float:
-    if not isinstance(figure, int | float):
+def _number(value: Any) -> float:
+    if not isinstance(value, int | float):
         raise TypeError
-    return float(figure)
+    return float(value)
 
 
 def _status_of(answer: HttpResponse) -> str:
@@ -255,7 +254,7 @@ def _authorization(variable: str | None) -> dict[str, str]:
     token = os.environ.get(variable, "")
     if not token:
         raise MissingAssetError(
-            f"the environment has no `{variable}`, which `reward.token_env` names",
+            f"`reward.token_env` names the environment variable `{variable}`, which is not set",
             hint=f"export {quoted(variable)}=VALUE",
         )
     return {"Authorization": f"Bearer {token}"}

@@ -1,5 +1,5 @@
-"""The kinds of reward that score a response by themselves: one line each. `reward` has those that are made of
-others."""
+"""The scorers that score a response by themselves, one line each. `reward` adds the kinds that combine several
+scorers."""
 
 from typing import Any
 
@@ -27,14 +27,14 @@ SCORERS: tuple[type[ScorerTable], ...] = (
     CodeScorer,
     ModelScorer,
 )
-"""What `[reward.cases.VALUE]` may be."""
+"""Tables that `[reward.cases.VALUE]` accepts."""
 
 
 def joined(scorer: type[ScorerTable], use: type, suffix: str) -> Any:
-    """A table with the keys of a scorer and of what it is used as; it is described as the scorer is."""
+    """Return a table class with the keys of a scorer and of `use`, and the docstring of the scorer."""
     name = scorer.__name__.removesuffix("Scorer") + suffix
     return type(name, (scorer, use), {"__doc__": scorer.__doc__, "__module__": scorer.__module__})
 
 
 PARTS: tuple[type[PartTable], ...] = tuple(joined(scorer, PartTable, "Part") for scorer in SCORERS)
-"""What `[reward.parts.NAME]` may be."""
+"""Tables that `[reward.parts.NAME]` accepts."""

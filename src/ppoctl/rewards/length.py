@@ -1,12 +1,13 @@
-"""Length: 1 within bounds, falling in a straight line to 0 outside. Imported in the children: nothing heavy.
+"""Length: 1 within bounds, falling linearly to 0 outside. Scorer processes import it: standard library and recipe
+tables only.
 
     at_most = 400                                   1 up to 400, else 0
     at_most = 400, fall = 100                       1 up to 400, 0.5 at 450, 0 from 500 on
-    at_least = 300, at_most = 300, fall = 300       nearer to 300 is better
+    at_least = 300, at_most = 300, fall = 300       closer to 300 is better
     at_least = 1000, fall = 1000                    longer is better, up to 1,000
 
-What a length costs beside another reward is said more plainly by `reward.length_penalty` and `reward.overlong`; this
-kind is for runs in which length is what is asked for, and for parts of a sum.
+To penalize length in addition to another reward, use `reward.length_penalty` or `reward.overlong`. This kind is for
+runs in which the length is the task, and for components of a sum.
 """
 
 from typing import Annotated, Literal
@@ -20,30 +21,30 @@ from ppoctl.rewards.table import ProcessScorer
 
 
 class LengthScorer(ProcessScorer):
-    """Reward 1 of a response whose length is within bounds; outside it falls in a straight line to 0. No ground truth
-    is needed.
+    """Reward 1 for a response whose length is within bounds; outside the bounds it falls linearly to 0. It requires
+    no ground truth.
 
     Formula: clamp(1 - max(at_least - length, length - at_most, 0) / fall, 0, 1)
     Source: none; a budget (L1, arXiv:2503.04697) with at_least = at_most
-    Default of: nobody
+    Default of: none
     Figures: reward/score_mean
     """
 
     kind: Annotated[Literal["length"], RESULTS]
-    """The length of the response is looked at."""
+    """Check the length of the response."""
     unit: Annotated[Literal["tokens", "characters", "words"], RESULTS] = "tokens"
-    """What is counted: tokens (an end token included), characters, or words between whitespace."""
+    """Unit of the length: tokens (an end token included), characters, or words separated by whitespace."""
     at_least: Annotated[int, RESULTS, NotNegative] = 0
-    """Shortest length of reward 1."""
+    """Shortest length with reward 1."""
     at_most: Annotated[int | None, RESULTS, AtLeastOne] = None
-    """Longest length of reward 1; absent: any."""
+    """Longest length with reward 1; absent: no limit."""
     fall: Annotated[int, RESULTS, NotNegative] = 0
-    """Units outside of the bounds over which the reward falls to 0; 0: at once."""
+    """Number of units outside the bounds over which the reward falls to 0; 0: immediately."""
 
     @model_validator(mode="after")
     def _some_length_is_better_than_another(self) -> "LengthScorer":
         if self.at_most is None and self.at_least == 0:
-            raise ValueError("every length has the reward 1: write `at_most` or `at_least`")
+            raise ValueError("every length has the reward 1: set `at_most` or `at_least`")
         if self.at_most is not None and self.at_least > self.at_most:
             raise ValueError("`at_least` is above `at_most`")
         return self
@@ -57,7 +58,7 @@ class LengthScorer(ProcessScorer):
 def score(
     request: ScoreRequest, *, unit: str, at_least: int = 0, at_most: int | None = None, fall: int = 0
 ) -> RewardValue:
-    """Between 0 and 1."""
+    """Return a score from 0 to 1."""
     length = _length(request, unit)
     outside = max(at_least - length, 0 if at_most is None else length - at_most, 0)
     return RewardValue(max(1.0 - outside / fall, 0.0) if fall else float(outside == 0))

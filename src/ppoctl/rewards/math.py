@@ -1,15 +1,15 @@
-r"""Mathematics: is the answer the right one, however it is written? The grading is in `math_grading` (math-verify)
-and `boxed` (text), which the children import.
+r"""Mathematics: is the answer correct, in any notation? The grading is in `math_grading` (math-verify) and `boxed`
+(text), which scorer processes import.
 
     rule            reads                                      compares                     as in
     "math_verify"   an answer anywhere, by math-verify         by math-verify               NeMo-RL `hf_math_verify`
     "last_box"      the last `\boxed{...}`                     by math-verify
-    "hendrycks"     the last `\boxed{...}`                     as text, written in one way  verl's for MATH
+    "hendrycks"     the last `\boxed{...}`                     as text, in normal form      verl for MATH
 
-math-verify knows that `0.5`, `\frac12` and `1/2` are one number, that the order within a set does not matter, and
-that of an interval does. Looking anywhere it takes the last formula or number where nothing is boxed: that credits a
-response that merely mentions the answer, and one that repeats a question in which the answer stands. `last_box` does
-not, and is as fast for a long response as for a short one.
+math-verify treats `0.5`, `\frac12` and `1/2` as the same number. It ignores the order within a set, but not within an
+interval. With `math_verify`, a response without a box is graded by its last formula or number. A response that only
+mentions the answer, or repeats a question that contains it, therefore gets credit. `last_box` gives it none, and its
+time does not grow with the length of the response.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -22,12 +22,12 @@ from ppoctl.rewards.table import Candidates, ProcessScorer
 
 
 class MathScorer(ProcessScorer):
-    r"""Reward 1 where the response's answer is mathematically the truth's, else 0. A truth is an answer, or a text
-    with a `\boxed{answer}` or `#### answer`.
+    r"""Reward 1 if the answer of the response is mathematically equal to the answer of the ground truth, else 0. A
+    ground truth is an answer, or a text with `\boxed{answer}` or `#### answer`.
 
     Formula: [answer = truth]
     Source: math-verify (github.com/huggingface/Math-Verify); hendrycks: arXiv:2103.03874
-    Default of: NeMo-RL for math (`hf_math_verify`); verl has hendrycks for MATH
+    Default of: NeMo-RL for math (`hf_math_verify`); verl uses hendrycks for MATH
     Figures: reward/score_mean
     """
 
@@ -35,12 +35,12 @@ class MathScorer(ProcessScorer):
     finds_answers: ClassVar[bool] = True
 
     kind: Annotated[Literal["math"], RESULTS]
-    """Answers are compared as mathematics."""
+    """Compare answers as mathematics."""
     rule: Annotated[Literal["math_verify", "last_box", "hendrycks"], RESULTS] = "math_verify"
-    r"""Where the answer is looked for, and how it is compared: anywhere and by math-verify, in the last `\boxed{}`
-    and by math-verify, or there and as text that is written in one way."""
+    r"""How the answer is found and compared. math_verify: anywhere, compared by math-verify; last_box: in the last
+    `\boxed{}`, compared by math-verify; hendrycks: in the last `\boxed{}`, compared as normalized text."""
     last_chars: Annotated[int | None, RESULTS, AtLeastOne] = None
-    """Characters at the end of a response that are read; absent: all."""
+    """Number of characters at the end of a response that are read; absent: all."""
 
     @property
     def scores_by(self) -> ScorerSpec:
@@ -54,7 +54,10 @@ class MathScorer(ProcessScorer):
             answer = stated(truth)
         except ValueError as error:
             raise RewardError(str(error), hint="name the column with the answer as `answer`") from error
-        said = "It follows.\nThe answer is $\\boxed{%s}$."
+        response = "It follows.\nThe answer is $\\boxed{%s}$."
         return Candidates(
-            gold=said % answer, wrong=said % other_answer(answer), empty="", truncated="It follows.\nThe answer is"
+            gold=response % answer,
+            wrong=response % other_answer(answer),
+            empty="",
+            truncated="It follows.\nThe answer is",
         )

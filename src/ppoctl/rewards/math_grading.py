@@ -1,8 +1,8 @@
-"""Mathematical equality of a response and a truth, by math-verify. Imported in the children that need it: sympy takes
-a second and more, which is spent before the child is ready.
+"""Mathematical equality of a response and a ground truth, by math-verify. Only scorer processes of this kind import
+it: importing sympy takes over a second, and a child reports that it is ready only afterwards.
 
-math-verify's own timeouts are off: they count what was not finished as different, and an error is never a score of 0.
-The deadline of the table ends a child over which sympy lingers, wherever it does: also in C, where no signal helps.
+math-verify's own timeouts are off: they treat an unfinished comparison as "different", but an error must never be a
+score of 0. The deadline of the table kills the child instead, also while sympy runs C code, which signals do not end.
 """
 
 import logging
@@ -22,8 +22,9 @@ _ANYWHERE = (ExprExtractionConfig(), LatexExtractionConfig())
 
 
 def score(request: ScoreRequest, *, boxed: bool = False, last_chars: int | None = None) -> RewardValue:
-    """1 where the response's answer equals the truth's, else 0; `boxed` reads its last box only, else math-verify
-    looks for an answer anywhere. Raises ValueError on a truth that is empty or that math-verify cannot read."""
+    """Return 1 if the answer of the response equals the answer of the ground truth, else 0. With `boxed`, only the
+    last box is read; otherwise math-verify searches the whole text. Raises ValueError if the ground truth is empty or
+    math-verify cannot read it."""
     truth = _truth(stated(request.required_truth()))
     read = ending(request.response, last_chars)
     if boxed:
@@ -34,18 +35,18 @@ def score(request: ScoreRequest, *, boxed: bool = False, last_chars: int | None 
     else:
         answer = parse(read, _ANYWHERE, parsing_timeout=None)
     is_right = verify(truth, answer, timeout_seconds=None)
-    # Right answers are one answer, however they are written; of two wrong ones nobody asks sympy.
-    found = truth if is_right else answer
-    return RewardValue(float(is_right), answer=str(found[0]) if found else None)
+    # All correct answers vote as one, in any notation. Wrong answers are not compared with each other by sympy.
+    votes_for = truth if is_right else answer
+    return RewardValue(float(is_right), answer=str(votes_for[0]) if votes_for else None)
 
 
 @lru_cache(maxsize=4096)
 def _truth(text: str) -> list[Any]:
-    """What math-verify reads in a truth: a row has many responses."""
-    found = _parsed(text)
-    if not found:
+    """Return the expressions that math-verify parses from a ground truth. Cached, since a row has many responses."""
+    expressions = _parsed(text)
+    if not expressions:
         raise ValueError(f"math-verify cannot read the ground truth `{text[:80]}`")
-    return found
+    return expressions
 
 
 def _parsed(text: str) -> list[Any]:

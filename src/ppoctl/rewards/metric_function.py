@@ -1,6 +1,6 @@
-"""A metric function of the user's own, in a child process as scorers are.
+"""A metric function of the user, which runs in a child process like a scorer.
 
-def measure(samples):                    samples: of one set and pass of an evaluation, a list of mappings
+def measure(samples):                    samples: those of one set and pass of an evaluation, a list of mappings
     return {"words_mean": mean(len(sample["response"].split()) for sample in samples)}
 """
 
@@ -20,45 +20,45 @@ _KEY = "eval.metrics"
 
 
 class MetricFunction(Table):
-    """Figures of one's own: a Python function gets the samples of each set and pass, and returns numbers by name,
-    which are reported as `custom_NAME`."""
+    """Custom metrics: a Python function receives the samples of each set and pass, and returns numbers by name, which
+    are reported as `custom_NAME`."""
 
     function: Annotated[str, RESULTS, Field(pattern=r"^.+:[A-Za-z_][A-Za-z0-9_]*$")]
-    """`path.py:name`, a relative path starts at the recipe file; or `module:name` of an installed package. It is
-    called with a list of samples, the rows of `samples.jsonl` with the `fields` of each row of the data beside them,
-    and the `options` by name."""
+    """`path.py:name`, where a relative path starts at the recipe file; or `module:name` of an installed package. The
+    function is called with a list of samples and the `options` by name. A sample is a line of `samples.jsonl`, with
+    the `fields` of its dataset row added."""
     options: Annotated[dict[str, Any], RESULTS] = Field(default_factory=dict)
     """Keyword arguments of the function."""
     digest: Annotated[str, RESULTS] = ""
-    """SHA-256 of the function's file, written when the recipe is read: a run does not go on with another function
-    unnoticed. Writing `function` again accepts the file as it is. Empty for a function of a package."""
+    """SHA-256 of the function's file, written when the recipe is read, so that a run does not continue with a changed
+    function unnoticed. Setting `function` again accepts the current file. Empty for a function of a package."""
     timeout_s: Annotated[float, SPEED, Positive] = 60.0
-    """Seconds for the samples of one set and pass; then the process is killed, and the figures are left out."""
+    """Seconds for the samples of one set and pass. Then the process is killed, and its metrics are omitted."""
 
     def require_there(self) -> None:
-        """Raise MissingAssetError where the function's file is not there, RewardError where it is another than the
-        one that the recipe was read with."""
+        """Raise MissingAssetError if the function's file does not exist, and RewardError if it has changed since the
+        recipe was read."""
         require_function(self.function, self.digest, whose="evaluation's", key=_KEY)
 
     def require_sound(self) -> None:
-        """Raise RewardError where the function cannot be imported, or does not take what it will be given."""
-        self._asked({})
+        """Raise RewardError if the function cannot be imported, or does not accept its arguments."""
+        self._call({})
 
     def compute(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """What the function says of these samples. Raises RewardError where it fails, takes too long, or returns
-        something else than finite numbers by name."""
-        found = self._asked({"samples": list(samples)})
-        for name, figure in found.items():
-            if not math.isfinite(figure):
-                raise self._fault(f"it returned `{figure}` as `{name}`")
-        return found
+        """Return the metrics that the function computes from these samples. Raises RewardError if it fails, takes too
+        long, or returns anything but finite numbers by name."""
+        metrics = self._call({"samples": list(samples)})
+        for name, value in metrics.items():
+            if not math.isfinite(value):
+                raise self._fault(f"it returned `{value}` as `{name}`")
+        return metrics
 
-    def _asked(self, fields: Mapping[str, Any]) -> dict[str, float]:
+    def _call(self, fields: Mapping[str, Any]) -> dict[str, float]:
         from ppoctl.rewards.scorer_output import Dropped
         from ppoctl.rewards.scorer_process import ScorerProcess
 
-        # A process that scores is asked about one response; here the samples travel as its row's fields, and the
-        # figures come back beside a score that says nothing.
+        # A scorer process accepts only responses. So the samples are sent as the row fields of an empty response, and
+        # the metrics come back as extras of a score that is not used.
         request = ScoreRequest("", "", (), "", None, fields, "terminated")
         dropped = Dropped(self.function)
         process = ScorerProcess(self._spec, self.timeout_s, dropped)
@@ -71,7 +71,7 @@ class MetricFunction(Table):
             process.reap()
             dropped.report()
         if score.outcome == "timeout":
-            raise self._fault(f"no figures within {self.timeout_s:g} s")
+            raise self._fault(f"no metrics within {self.timeout_s:g} s")
         if score.value is None:
             raise self._fault(score.message)
         return dict(score.extras)
@@ -81,7 +81,7 @@ class MetricFunction(Table):
         options = {"function": self.function, "options": dict(self.options), "limit_s": self.timeout_s}
         return ScorerSpec("ppoctl.rewards.user_function:opened_metrics", options, opens=True, known_as=self.function)
 
-    def _fault(self, says: str) -> RewardError:
+    def _fault(self, reason: str) -> RewardError:
         file = file_of(self.function)
         hint = f"python {quoted(file)}" if file else f"python -c 'import {self.function.partition(':')[0]}'"
-        return RewardError(f"`{_KEY}` is `{self.function}`: {says}", hint=hint)
+        return RewardError(f"`{_KEY}` is `{self.function}`: {reason}", hint=hint)

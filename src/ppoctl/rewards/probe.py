@@ -1,9 +1,8 @@
-"""Ask the scorer before training does: a gold answer must beat a wrong, an empty and a truncated one.
+"""Test the scorer before training: a gold answer must beat a wrong, an empty and a truncated answer.
 
-It catches swapped arguments, a reward that is constant, a reward that does not know this dataset's answers, and a
-recipe whose reward and data do not belong together. Of a kind that knows no gold answer it sees that some response
-gets a score, and that all scores are numbers. Imports no torch. It cannot tell whether a response of the model will
-be *read* well: look at the first rollouts for that.
+The probe detects swapped arguments, a constant reward, and a reward that does not match the dataset. For a kind
+without a gold answer, it checks only that some response gets a score and that all scores are finite. Imports no
+torch. It cannot check whether the scorer parses the responses of the model well: read the first rollouts for that.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,21 +19,21 @@ from ppoctl.rewards.function import is_trainable
 from ppoctl.rewards.table import ScorerTable
 
 Encode = Callable[[str, Finish], tuple[int, ...]]
-"""The token ids that a response of this text has, which ended so; the id that ends it is the last where it did."""
+"""Returns the token ids of a response with this text and finish; the last id is the end token if it terminated."""
 
 PROBED_ROWS = 4
-"""Gold answers are tried on so many rows before the first step."""
-_LOOKED_AT = 10_000
+"""Number of rows on which gold answers are tried before the first step."""
+_SEARCHED_ROWS = 10_000
 _SHOWN_CHARS = 60
-MEND = "mend the scorer where it raised: every response is to get a number, or a reason why it has none"
-"""The hint where what scores has failed itself."""
+MEND = "fix the scorer where it raised: every response must get a number, or a reason why it has none"
+"""Hint for a scorer that raised an error."""
 _WITHOUT_GOLD = {"short": "The answer is 42.", "empty": ""}
-"""Responses that are tried where nobody knows a good one."""
+"""Responses that are tried if the kind cannot build a gold answer."""
 
 
 @dataclass(frozen=True)
 class ProbeRow:
-    """What each response that was tried on one row scored, by name."""
+    """The responses tried on one row, and their scores, by name."""
 
     id: str
     truth: str | None
@@ -43,8 +42,8 @@ class ProbeRow:
 
     @property
     def is_sound(self) -> bool:
-        """Whether each score that there is can be trained on, and, where a gold answer was tried, each response has
-        one and gold's is above all others."""
+        """Whether all scores can be trained on. If a gold answer was tried, also whether each response has a score
+        and the gold answer has the highest."""
         values = {name: score.value for name, score in self.scores.items() if score.value is not None}
         if not values or not all(map(is_trainable, values.values())):
             return False
@@ -54,43 +53,44 @@ class ProbeRow:
         return values.keys() == self.tried.keys() and max(others) < values["gold"]
 
     def describe(self) -> str:
-        """`gold` scored 0, `wrong` scored 1, ..."""
-        return ", ".join(f"{name} {_said(score)}" for name, score in self.scores.items())
+        """Return the scores as text: "gold scored 0, wrong scored 1, ..."."""
+        return ", ".join(f"{name} {_describe(score)}" for name, score in self.scores.items())
 
 
 def probed_rows(reward: ScorerTable, prompts: Sequence[Prompt]) -> list[Prompt]:
-    """The first rows, and where rows choose their scorer, the first of each among the first `_LOOKED_AT`."""
-    found = dict.fromkeys(range(min(PROBED_ROWS, len(prompts))))
-    chosen: dict[int, int] = {}
+    """Return the first rows. If rows select their scorer, add the first row of each scorer among the first
+    `_SEARCHED_ROWS`."""
+    first = dict.fromkeys(range(min(PROBED_ROWS, len(prompts))))
+    by_scorer: dict[int, int] = {}
     if len(reward.singles) > 1:
-        for number, prompt in enumerate(islice(prompts, _LOOKED_AT)):
-            with suppress(RewardError):  # of all rows without a scorer `RowCheck` tells
-                chosen.setdefault(id(reward.of_row(prompt.fields)), number)
-    return [prompts[number] for number in found | dict.fromkeys(chosen.values())]
+        for number, prompt in enumerate(islice(prompts, _SEARCHED_ROWS)):
+            with suppress(RewardError):  # `RowCheck` reports all rows without a scorer
+                by_scorer.setdefault(id(reward.of_row(prompt.fields)), number)
+    return [prompts[number] for number in first | dict.fromkeys(by_scorer.values())]
 
 
 def probe(scorer: Scorer, reward: ScorerTable, prompts: Sequence[Prompt], encode: Encode) -> list[ProbeRow]:
-    """Score all responses that are tried on the prompts, in order. Raises RewardError naming the row that lacks a
-    ground truth, or whose truth the reward cannot read."""
-    tried = [_tried(reward, prompt) for prompt in prompts]
-    asked = [
-        {name: scorer.submit(_ended(prompt, text, encode)) for name, text in texts.items()}
+    """Build test responses for each prompt and score them, in order. Raises RewardError that names the row if its
+    ground truth is missing or the reward cannot read it."""
+    tried = [_responses(reward, prompt) for prompt in prompts]
+    submitted = [
+        {name: scorer.submit(_request(prompt, text, encode)) for name, text in texts.items()}
         for prompt, texts in zip(prompts, tried, strict=True)
     ]
     flush_all_scorers([scorer])
     return [
-        ProbeRow(prompt.id, prompt.answer, texts, {name: result_of(each, reward) for name, each in futures.items()})
-        for prompt, texts, futures in zip(prompts, tried, asked, strict=True)
+        ProbeRow(prompt.id, prompt.answer, texts, {name: result_of(score, reward) for name, score in futures.items()})
+        for prompt, texts, futures in zip(prompts, tried, submitted, strict=True)
     ]
 
 
 def require_sound(probed: Sequence[ProbeRow], reward: ScorerTable) -> None:
-    """Raises RewardError naming the first row whose gold answer does not beat all others, or of which no response has
-    a score that can be trained on, with what each scored; or whose scorer could not be asked."""
+    """Raise RewardError that names the first row that fails the probe, and its scores. A row fails if its gold answer
+    does not beat all others, if no response has a score to train on, or if its scorer could not be reached."""
     for row in probed:
-        if unasked := [score.message for score in row.scores.values() if score.outcome == "unreachable"]:
+        if unreachable := [score.message for score in row.scores.values() if score.outcome == "unreachable"]:
             raise RewardError(
-                f"row `{row.id}` has no score: {unasked[0]}",
+                f"row `{row.id}` has no score: {unreachable[0]}",
                 hint=start_services(reward),
             )
         if row.is_sound:
@@ -99,39 +99,39 @@ def require_sound(probed: Sequence[ProbeRow], reward: ScorerTable) -> None:
             raise RewardError(
                 f"the reward does not prefer the gold answer of row `{row.id}`: {row.describe()} "
                 f"(ground truth `{_shown(row.truth or '')}`, gold answer tried `{_shown(row.tried['gold'])}`)",
-                hint="check that `reward.kind` and the `answer` column belong together",
+                hint="check that `reward.kind` fits the `answer` column",
             )
         raise RewardError(
             f"the reward has no score to train on for row `{row.id}`: {row.describe()}",
             hint=MEND
             if any(score.outcome == "error" for score in row.scores.values())
-            else "check that `reward.kind` and the columns of `data.train` belong together",
+            else "check that `reward.kind` fits the columns of `data.train`",
         )
 
 
 def start_services(reward: ScorerTable) -> str:
-    """The hint where a service does not answer: the keys that name services, and their values."""
+    """Return the hint for a service that does not answer: the keys that name services, and their values."""
     urls = {".".join(("reward", *path, "url")): getattr(table, "url", None) for path, table in reward.scorers.items()}
     named = [f"`{key}` is `{url}`" for key, url in urls.items() if url is not None]
-    return f"start the service and type the command again; {', '.join(named)}"
+    return f"start the service and run the command again; {', '.join(named)}"
 
 
 def result_of(future: Future[Score], reward: ScorerTable) -> Score:
-    """The score that was asked for. Raises RewardError of one that cannot be trained on, and of a service that is not
-    there: nothing was drawn yet that could be gone on with."""
+    """Return the score of a submitted request. Raises RewardError if the score cannot be trained on or the service is
+    down. It replaces the exit code of a run that can be resumed: nothing has been generated yet."""
     try:
         return future.result()
     except ServiceLostError as error:
         raise RewardError(error.message, hint=start_services(reward)) from error
-    except NonFiniteError as error:  # here it is the reward that is wrong, and no run that is unhealthy
+    except NonFiniteError as error:  # before a run, the reward is wrong; the run is not unhealthy
         raise RewardError(error.message, hint=error.hint) from error
 
 
-def _ended(prompt: Prompt, text: str, encode: Encode) -> ScoreRequest:
+def _request(prompt: Prompt, text: str, encode: Encode) -> ScoreRequest:
     return ScoreRequest.about(prompt, text, "terminated", encode(text, "terminated"))
 
 
-def _tried(reward: ScorerTable, prompt: Prompt) -> dict[str, str]:
+def _responses(reward: ScorerTable, prompt: Prompt) -> dict[str, str]:
     try:
         scorer = reward.of_row(prompt.fields)
         candidates = None if prompt.answer is None else scorer.candidates(prompt.answer)
@@ -142,11 +142,11 @@ def _tried(reward: ScorerTable, prompt: Prompt) -> dict[str, str]:
     return _WITHOUT_GOLD if candidates is None else asdict(candidates)
 
 
-def _said(score: Score) -> str:
-    return f"gave no score ({score.message})" if score.value is None else f"scored {score.value:g}"
+def _describe(score: Score) -> str:
+    return f"got no score ({score.message})" if score.value is None else f"scored {score.value:g}"
 
 
 def _shown(text: str) -> str:
-    """The end of a text on one line: where the answer stands."""
+    """Return the end of a text on one line; the answer is usually there."""
     line = " ".join(text.split())
     return line if len(line) <= _SHOWN_CHARS else f"...{line[-_SHOWN_CHARS:]}"

@@ -1,10 +1,10 @@
-"""Programs in responses, and tests of a row that they are held to. Standard library only.
+"""Programs in responses, and the tests of a row that they must pass. Standard library only.
 
     program_of(response)       the last fenced block
     tests_of(truth)            {"inputs": [...], "outputs": [...]}, with "fn_name" for a function
-    Test.job, Test.is_passed   what is run, and whether its output is right
+    Test.job, Test.is_passed   the job to run, and whether its output is correct
 
-An expected output is in no job: what runs cannot know it, and is compared here.
+A job never contains the expected output, so the program cannot read it; outputs are compared in this process.
 """
 
 import json
@@ -20,38 +20,38 @@ import json, os
 _output = os.dup(1)
 os.dup2(os.open("/dev/null", os.O_WRONLY), 1)
 _space = {{"__name__": "program"}}
-for _each in ("typing", "collections", "math", "itertools", "functools", "heapq", "bisect", "string", "re"):
-    exec(f"import {{_each}}; from {{_each}} import *", _space)
+for _module in ("typing", "collections", "math", "itertools", "functools", "heapq", "bisect", "string", "re"):
+    exec(f"import {{_module}}; from {{_module}} import *", _space)
 exec(compile({program!r}, "program.py", "exec"), _space)
 _function = _space[{name!r}] if {name!r} in _space else getattr(_space["Solution"](), {name!r})
-_said = json.dumps(_function(*json.loads({arguments!r})))
+_result = json.dumps(_function(*json.loads({arguments!r})))
 with os.fdopen(_output, "w") as _file:
-    _file.write(_said)
+    _file.write(_result)
 """
-"""A call of one function: what the program prints goes nowhere, its result is all of the output."""
+"""Call of one function. Printed output of the program is discarded; the result is the whole output."""
 
 
 @dataclass(frozen=True)
 class Test:
-    """One input, and the output that is right."""
+    """One input, and the expected output."""
 
     given: Any
-    """Text of the standard input, or an array of arguments."""
+    """Text of the standard input, or a list of arguments."""
     expected: Any
     """Text of the standard output, or the result."""
     function: str | None = None
-    """Name of the function, or of the method of a class `Solution`; None: the program is run as a whole."""
+    """Name of the function, or of the method of a class `Solution`; None: run the whole program."""
 
     def job(self, program: str, limits: Limits) -> SandboxJob:
-        """What is to be run."""
+        """Return the sandbox job that runs the program on this input."""
         if self.function is None:
             return SandboxJob(program, self.given, limits)
         arguments = json.dumps(self.given)
         return SandboxJob(_CALL.format(program=program, name=self.function, arguments=arguments), "", limits)
 
     def is_passed(self, output: str) -> bool:
-        """Whether an output is right: as JSON where it is a result (alone, or as the only one of an array), else line
-        by line, without spaces at the ends of lines and without empty lines at the end."""
+        """Whether an output is correct. The result of a function is compared as JSON, alone or as the only element of
+        an array; other output line by line, without trailing spaces and without empty lines at the end."""
         if self.function is None:
             return _lines(output) == _lines(self.expected)
         try:
@@ -62,8 +62,8 @@ class Test:
 
 
 def program_of(response: str) -> str | None:
-    """The program in a response as verl finds it: the last block that is fenced as Python, else the first block, to
-    its end or the end of the response; None where nothing is fenced."""
+    """Return the program in a response by verl's rule: the last block fenced as Python, or else the first fenced
+    block, up to its end or the end of the response. Return None if there is no fenced block."""
     if f"{_FENCE}python" in response:
         return response.rpartition(f"{_FENCE}python")[2].partition(_FENCE)[0]
     _, fence, rest = response.partition(_FENCE)
@@ -75,16 +75,16 @@ def program_of(response: str) -> str | None:
 
 
 def tests_of(truth: str) -> list[Test]:
-    """Tests of a ground truth; raises ValueError where it holds none that can be read."""
+    """Return the tests of a ground truth. Raises ValueError if it has no readable tests."""
     try:
-        told = json.loads(truth)
+        fields = json.loads(truth)
     except (ValueError, RecursionError):
-        raise ValueError(f"the ground truth `{truth[:60]}` is no JSON of tests") from None
-    if not isinstance(told, Mapping) or not {"inputs", "outputs"} <= told.keys():
-        raise ValueError("the ground truth is no object with `inputs` and `outputs`")
-    inputs, outputs, name = told["inputs"], told["outputs"], told.get("fn_name")
+        raise ValueError(f"the ground truth `{truth[:60]}` is not JSON with tests") from None
+    if not isinstance(fields, Mapping) or not {"inputs", "outputs"} <= fields.keys():
+        raise ValueError("the ground truth is not an object with `inputs` and `outputs`")
+    inputs, outputs, name = fields["inputs"], fields["outputs"], fields.get("fn_name")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or not inputs:
-        raise ValueError("the `inputs` and `outputs` of the ground truth are no arrays with tests")
+        raise ValueError("the `inputs` and `outputs` of the ground truth are not arrays with tests")
     if len(inputs) != len(outputs):
         raise ValueError(f"the ground truth has {len(inputs)} inputs and {len(outputs)} outputs")
     if name is None:
@@ -94,19 +94,19 @@ def tests_of(truth: str) -> list[Test]:
 
 
 def _text(value: object) -> str:
-    """Text as it is; an array is lines."""
+    """Return text unchanged, and an array as lines."""
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _arguments(value: object) -> list[Any]:
-    """Arguments: an array as it is; of a text each line is one, in JSON."""
+    """Return the arguments: an array unchanged; a text as one JSON argument per line."""
     if isinstance(value, str):
         return [_value(line) for line in value.splitlines()]
     return value if isinstance(value, list) else [value]
 
 
 def _value(value: object) -> Any:
-    """What a text holds in JSON; what holds none is itself."""
+    """Return the JSON value of a text; anything that is not JSON text is returned unchanged."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError):

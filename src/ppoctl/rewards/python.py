@@ -1,9 +1,9 @@
-"""A reward that is a Python function of the user's own, in a file beside the recipe or in an installed package.
+"""A reward that is a Python function of the user, in a file next to the recipe or in an installed package.
 
     def score(sample):                       sample: a `ScoreRequest`
         return float(sample.truth in sample.response)
 
-The function runs in the child processes alone: this file is imported there too, so nothing heavy.
+The function runs only in scorer processes, which import this file too: standard library and recipe tables only.
 """
 
 import hashlib
@@ -20,27 +20,27 @@ from ppoctl.rewards.table import ProcessScorer, RewardModels, no_models
 
 
 class PythonScorer(ProcessScorer):
-    """Score that a Python function gives: a number; a mapping of numbers, of which `score` is the score and the
-    others are reported, beside a text `answer`, with which the response votes (`eval.maj_at`); or one number for each
-    token of the response."""
+    """Score that a Python function returns: a number; one number for each token of the response; or a mapping. In a
+    mapping, `score` is the score, other numbers are reported, and an optional text `answer` is the response's vote
+    (`eval.maj_at`)."""
 
     kind: Annotated[Literal["python"], RESULTS]
-    """A function of your own."""
+    """Your own Python function."""
     function: Annotated[str, RESULTS, Field(pattern=r"^.+:[A-Za-z_][A-Za-z0-9_]*$")]
-    """`path.py:name`, a relative path starts at the recipe file; or `module:name` of an installed package. It is
-    called with a sample (`prompt`, `messages`, `response`, `truth`, `fields`, `finish`, `token_ids`) and the
-    `options` by name; it may be `async`."""
+    """`path.py:name`, where a relative path starts at the recipe file; or `module:name` of an installed package. It
+    is called with a sample (`prompt`, `messages`, `response`, `truth`, `fields`, `finish`, `token_ids`) and the
+    `options` by name. It may be `async`."""
     options: Annotated[dict[str, Any], RESULTS] = Field(default_factory=dict)
     """Keyword arguments of the function."""
     digest: Annotated[str, RESULTS] = ""
-    """SHA-256 of the function's file, written when the recipe is read: a run does not go on with another function
-    unnoticed. Writing `function` again accepts the file as it is. Empty for a function of a package."""
+    """SHA-256 of the function's file, written when the recipe is read, so that a run does not continue with a changed
+    function unnoticed. Setting `function` again accepts the current file. Empty for a function of a package."""
     batched: Annotated[bool, RESULTS] = False
-    """Call the function with a list of samples, and expect a list of answers. An answer may not depend on the other
-    samples of the list, which differ from run to run."""
+    """Call the function with a list of samples, and expect a list of answers. An answer must not depend on the other
+    samples of the list, because lists differ from run to run."""
     batch_samples: Annotated[int, SPEED, AtLeastOne] = 1
-    """Most samples of one list; of an `async` function: samples that it works on side by side. `timeout_s` is for the
-    whole list."""
+    """Maximum number of samples per list; for an `async` function, number of samples it processes concurrently.
+    `timeout_s` applies to the whole list."""
 
     finds_answers: ClassVar[bool] = True
 
@@ -66,8 +66,8 @@ class PythonScorer(ProcessScorer):
         return True
 
     def require_there(self, key: str = "reward") -> None:
-        """Raise MissingAssetError where the function's file is not there, RewardError where it is another than the
-        one that the recipe was read with. `key` is that of this table."""
+        """Raise MissingAssetError if the function's file does not exist, and RewardError if it has changed since the
+        recipe was read. `key` is the key of this table."""
         require_function(self.function, self.digest, whose="reward's", key=key)
 
     def open(self, models: RewardModels = no_models) -> Scorer:
@@ -76,34 +76,34 @@ class PythonScorer(ProcessScorer):
 
 
 def require_function(function: str, digest: str, *, whose: str, key: str) -> None:
-    """Raise MissingAssetError where a function's file is not there, RewardError where its digest is not this one, if
-    one was noted. `key` is that of the table that names it."""
+    """Raise MissingAssetError if a function's file does not exist, and RewardError if the file has another digest
+    than the recorded `digest` (empty: not checked). `key` is the key of the table that names the function."""
     file = file_of(function)
     if file is None:
         return
-    found = digest_of(function)
-    if not found:
+    current = digest_of(function)
+    if not current:
         raise MissingAssetError(
-            f"the {whose} function is `{function}`, and there is no file `{file}`",
+            f"the {whose} function is `{function}`, but the file `{file}` does not exist",
             hint=f"ls -l {quoted(file.parent)}",
         )
-    if digest and found != digest:
+    if digest and current != digest:
         setting = f"{key}.function={function}"
         raise RewardError(
-            f"the {whose} function has changed: `{file}` is not as it was when the recipe was read "
-            f"(digest {found[:12]}, recorded {digest[:12]})",
-            hint=f"put it back, or accept it: `ppoctl resume RUN --set {quoted(setting)}`",
+            f"the {whose} function has changed: `{file}` differs from the file that the recipe was read with "
+            f"(digest {current[:12]}, recorded {digest[:12]})",
+            hint=f"restore the file, or accept it: `ppoctl resume RUN --set {quoted(setting)}`",
         )
 
 
 def file_of(function: str) -> Path | None:
-    """The file of `path.py:name`; None for `module:name`."""
-    place = function.rpartition(":")[0]
-    return Path(place) if place.endswith(".py") else None
+    """Return the file of `path.py:name`; None for `module:name`."""
+    location = function.rpartition(":")[0]
+    return Path(location) if location.endswith(".py") else None
 
 
 def digest_of(function: str) -> str:
-    """SHA-256 (hex) of the file that a function is in; "" where it is in a module, or the file cannot be read."""
+    """Return the SHA-256 (hex) of the file of a function; "" for `module:name`, or if the file cannot be read."""
     file = file_of(function)
     try:
         return "" if file is None else hashlib.sha256(file.read_bytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""What `[reward]` may be: each scorer with the arithmetic of rewards, and the kinds that are made of several."""
+"""Tables that `[reward]` accepts: each scorer with reward shaping, and the kinds that combine several scorers."""
 
 from typing import TYPE_CHECKING, Annotated, Union
 
@@ -18,4 +18,4 @@ KINDS: tuple[type[RewardTable], ...] = (
 if TYPE_CHECKING:
     Reward = RewardTable
 else:
-    Reward = Annotated[Union[KINDS], Field(discriminator="kind")]  # noqa: UP007 - the members are known by now only
+    Reward = Annotated[Union[KINDS], Field(discriminator="kind")]  # noqa: UP007 - members are known at run time

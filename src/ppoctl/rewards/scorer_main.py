@@ -1,4 +1,4 @@
-"""The process a scorer runs in: `python -m ppoctl.rewards.scorer_main SPEC`. It imports little, so that it starts fast.
+"""The scorer process: `python -m ppoctl.rewards.scorer_main SPEC`. It imports little, so that it starts fast.
 
     stdin   one JSON line per batch:   {"number": n, "requests": [{...}, ...]}, each a `ScoreRequest`
     stdout  one JSON line at start:    {"ready": true} or {"failed": "why"}
@@ -7,8 +7,8 @@
                                        {"value": 1.0, "extras": {...}, "tokens": [0.0, 1.0]}
                                        {"error": "why"} or {"error": "why", "outcome": "unreachable"}
 
-It ends by itself when the parent is gone: at the end of stdin, and, where a scorer hangs and reads nothing any more,
-by a signal of the kernel (Linux; elsewhere a hanging child of a killed parent stays until its scorer returns).
+The process ends when its parent does: at the end of stdin, or, if a scorer hangs and no longer reads, by a signal of
+the kernel. Only Linux has that signal; elsewhere a hanging child of a killed parent runs until its scorer returns.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ _MESSAGE_CHARS = 300
 
 
 def main(spec_json: str) -> int:
-    """Score what comes until stdin ends; the exit code."""
+    """Score requests until stdin ends, and return the exit code."""
     spec = json.loads(spec_json)
     _die_with(spec["parent"])
     requests, replies = _private_pipes()
@@ -45,16 +45,16 @@ def main(spec_json: str) -> int:
     _reply(replies, {"ready": True})
     own_pid = os.getpid()
     for line in requests:
-        asked = json.loads(line)
-        reply = {"number": asked["number"], "scores": judge(function, list(map(received, asked["requests"])))}
+        batch = json.loads(line)
+        reply = {"number": batch["number"], "scores": judge(function, list(map(received, batch["requests"])))}
         if os.getpid() != own_pid:
-            os._exit(1)  # a copy that the scorer forked and let return: it must not speak for us
+            os._exit(1)  # a copy that the scorer forked and let return: it must not write to the parent's pipe
         _reply(replies, reply)
     return 0
 
 
 def opened(spec: dict[str, Any]) -> BatchFunction:
-    """The function of a `ScorerSpec`; raises what its import raises."""
+    """Return the function of a `ScorerSpec`. Raises any error of its import."""
     module, _, name = spec["entry"].partition(":")
     entry = getattr(importlib.import_module(module), name)
     if spec["opens"]:
@@ -74,45 +74,45 @@ def _each(function: ScoringFunction, requests: Sequence[ScoreRequest]) -> list[R
 
 
 def received(fields: dict[str, Any]) -> ScoreRequest:
-    """The request whose fields came as JSON."""
+    """Return the request with these fields, parsed from JSON."""
     chat = tuple(Message(**message) for message in fields["messages"])
     return ScoreRequest(**{**fields, "messages": chat, "token_ids": tuple(fields["token_ids"])})
 
 
 def judge(function: BatchFunction, requests: Sequence[ScoreRequest]) -> list[dict[str, Any]]:
-    """What is replied of each request. Nothing a scorer raises ends the child."""
+    """Return the reply for each request. An error of the scorer becomes a reply; it does not end the process."""
     try:
-        return [_told(value, request) for value, request in zip(function(requests), requests, strict=True)]
+        return [_reply_for(value, request) for value, request in zip(function(requests), requests, strict=True)]
     except BaseException as error:  # noqa: BLE001 - as above
         return [{"error": describe(error)}] * len(requests)
 
 
-def _told(found: object, request: ScoreRequest) -> dict[str, Any]:
-    """`value` and `extras`, an `answer` where one was read, and `tokens` where each has a figure; or `error`."""
-    if isinstance(found, NoScoreError):
-        return {"error": _on_one_line(str(found)), "outcome": found.outcome}
-    if isinstance(found, BaseException):
-        return {"error": describe(found)}
-    if not isinstance(found, RewardValue):
-        return {"error": f"the scorer returned `{type(found).__name__}`, not a RewardValue"}
-    figures: dict[str, object] = {"value": found.value, **found.extras}
-    for name, figure in figures.items():
-        if not isinstance(figure, Real):
-            return {"error": f"the scorer returned a `{type(figure).__name__}` as {name}, not a number"}
-    extras = {str(k): float(v) for k, v in found.extras.items()}
-    told: dict[str, Any] = {"value": float(found.value), "extras": extras}
-    if found.answer is not None:
-        told["answer"] = str(found.answer)
-    if found.token_values is None:
-        return told
-    if len(found.token_values) != len(request.token_ids):
-        given, tokens = len(found.token_values), len(request.token_ids)
-        return {"error": f"the scorer returned {given} figures for the {tokens} tokens of the response"}
-    return {**told, "tokens": [float(figure) for figure in found.token_values]}
+def _reply_for(result: object, request: ScoreRequest) -> dict[str, Any]:
+    """Return `value` and `extras`, with `answer` and `tokens` if the scorer returned them; or `error`."""
+    if isinstance(result, NoScoreError):
+        return {"error": _on_one_line(str(result)), "outcome": result.outcome}
+    if isinstance(result, BaseException):
+        return {"error": describe(result)}
+    if not isinstance(result, RewardValue):
+        return {"error": f"the scorer returned `{type(result).__name__}`, not a RewardValue"}
+    numbers: dict[str, object] = {"value": result.value, **result.extras}
+    for name, number in numbers.items():
+        if not isinstance(number, Real):
+            return {"error": f"the scorer returned a `{type(number).__name__}` as {name}, not a number"}
+    extras = {str(k): float(v) for k, v in result.extras.items()}
+    reply: dict[str, Any] = {"value": float(result.value), "extras": extras}
+    if result.answer is not None:
+        reply["answer"] = str(result.answer)
+    if result.token_values is None:
+        return reply
+    if len(result.token_values) != len(request.token_ids):
+        count, tokens = len(result.token_values), len(request.token_ids)
+        return {"error": f"the scorer returned {count} values for the {tokens} tokens of the response"}
+    return {**reply, "tokens": [float(value) for value in result.token_values]}
 
 
 def describe(error: BaseException) -> str:
-    """Type and message on one line, the same in every run: addresses in it are blanked."""
+    """Return type and message on one line, with addresses blanked, so that it is the same in every run."""
     return _on_one_line(f"{type(error).__name__}: {error}")
 
 
@@ -125,11 +125,12 @@ def _die_with(parent: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(1)  # it died before the request stood
+        os._exit(1)  # the parent died before prctl took effect
 
 
 def _private_pipes() -> tuple[IO[bytes], IO[bytes]]:
-    """The pipes to the parent, moved away from 0 and 1: a scorer that prints or reads input must not meet them."""
+    """Return the pipes to the parent, moved away from descriptors 0 and 1, so that a scorer that prints or reads
+    standard input does not use them."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

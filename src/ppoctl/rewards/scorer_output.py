@@ -1,5 +1,5 @@
-"""What a scorer prints: its child processes write into pipes, and their parent writes the first bytes of each call to
-its own standard error. Standard library only."""
+"""Output that a scorer prints. Scorer processes write it into pipes; their parent copies the first bytes of each call
+to its own standard error. Standard library only."""
 
 import os
 import select
@@ -9,16 +9,16 @@ from threading import Lock
 from ppoctl import units
 
 KEPT_BYTES = 1 << 16
-"""Bytes of one call that are kept."""
+"""Maximum number of bytes per call that are copied."""
 _READ_BYTES = 1 << 16
-"""Bytes that a pipe holds."""
+"""Capacity of a pipe in bytes."""
 _STDERR = 2
-_PATIENCE_S = 1.0
+_WRITE_TIMEOUT_S = 1.0
 
 
 class Dropped:
-    """Bytes that all processes of one scorer printed beyond the limit. The first is reported at once, the sum at the
-    end."""
+    """Number of bytes that all processes of one scorer printed beyond the limit. The first drop is reported
+    immediately, the sum at the end."""
 
     def __init__(self, scorer: str) -> None:
         self._scorer = scorer
@@ -26,7 +26,7 @@ class Dropped:
         self._lock = Lock()
 
     def add(self, count: int) -> None:
-        """Count bytes that were dropped."""
+        """Add dropped bytes to the count."""
         with self._lock:
             is_first, self._count = self._count == 0, self._count + count
         if is_first:
@@ -36,11 +36,11 @@ class Dropped:
             )
 
     def report(self) -> None:
-        """Write how much was dropped, and begin to count again."""
+        """Report the number of dropped bytes, and reset the count."""
         with self._lock:
             count, self._count = self._count, 0
         if count:
-            _write(f"ppoctl: {units.size(count)} that the scorer `{self._scorer}` printed were dropped\n")
+            _write(f"ppoctl: {units.size(count)} of the output of the scorer `{self._scorer}` were dropped\n")
 
 
 class Output:
@@ -53,30 +53,31 @@ class Output:
         os.set_blocking(self.reading, False)
 
     def begin(self) -> None:
-        """A call begins, of which as many bytes are kept as of any other."""
+        """Start a call: reset the number of copied bytes."""
         self._kept = 0
 
     def pass_on(self) -> bool:
-        """Read what the pipe holds and write it within the limit. False: no process has the other end any more."""
+        """Read the bytes in the pipe, and write them to standard error up to the limit. Return False once no process
+        has the other end open."""
         try:
             printed = os.read(self.reading, _READ_BYTES)
         except BlockingIOError:
             return True
-        room = KEPT_BYTES - self._kept
-        self._kept += min(len(printed), room)
-        if room > 0:
-            _write(printed[:room])
-        if len(printed) > room:
-            self._dropped.add(len(printed) - room)
+        left = KEPT_BYTES - self._kept
+        self._kept += min(len(printed), left)
+        if left > 0:
+            _write(printed[:left])
+        if len(printed) > left:
+            self._dropped.add(len(printed) - left)
         return bool(printed)
 
     def close_writing(self) -> None:
-        """The child has the other end, and this process does not need it."""
+        """Close the write end in this process; the child has its own copy."""
         os.close(self.writing)
         self.writing = -1
 
     def close(self) -> None:
-        """Write on what is left, and close the pipe."""
+        """Copy the remaining bytes, and close the pipe."""
         self.pass_on()
         os.close(self.reading)
         if self.writing >= 0:
@@ -84,11 +85,11 @@ class Output:
 
 
 def _write(text: str | bytes) -> None:
-    """Write to standard error. Bytes that nobody reads there within `_PATIENCE_S` are dropped: no call waits for a
-    reader."""
+    """Write to standard error. Bytes that are not read within `_WRITE_TIMEOUT_S` are dropped, so that no call waits
+    for a reader."""
     data = text.encode() if isinstance(text, str) else text
     writable = select.poll()
     writable.register(_STDERR, select.POLLOUT)
-    with suppress(OSError):  # it is closed, or nobody reads it any more
-        while data and writable.poll(_PATIENCE_S * 1000):
+    with suppress(OSError):  # standard error is closed, or has no reader
+        while data and writable.poll(_WRITE_TIMEOUT_S * 1000):
             data = data[os.write(_STDERR, data[: select.PIPE_BUF]) :]

@@ -1,4 +1,4 @@
-"""One child process that scores, seen from the parent: start it, ask it and wait until its deadline, kill it, say how
+"""The parent's side of one scorer process: start it, send requests, wait until the deadline, kill it, and report how
 it ended. Imports no torch."""
 
 import json
@@ -23,53 +23,55 @@ from ppoctl.rewards.function import ScorerSpec
 from ppoctl.rewards.scorer_output import Dropped, Output
 
 READY_LIMIT_S = 60.0
-"""A child that has not imported its scorer by then is taken for broken; generous, for cold network disks."""
+"""Seconds within which a child must have imported its scorer. The limit is generous, for cold network disks."""
 
 _STARTS = 3
-"""A child that is killed while it starts is started again this often: memory may be short for a moment."""
+"""Maximum number of starts of a child that is killed while it starts: memory may be short for a moment."""
 _EXIT_LIMIT_S = 1.0
 _READ_BYTES = 1 << 16
 
 
 class ScorerProcess:
-    """A child process that is started by the first request and again after each that it did not survive. One thread
-    asks it, and lives on while it does: the kernel ends the child with the thread that started it."""
+    """A child process, started by the first request and again after each request that it did not survive. Only one
+    thread may use it, and must outlive it: the kernel ends the child with the thread that started it."""
 
     def __init__(self, spec: ScorerSpec, timeout_s: float, dropped: Dropped) -> None:
-        """`dropped`: counts the output that is not kept, of all processes of this scorer together."""
+        """`dropped` counts the output beyond the limit, of all processes of this scorer together."""
         self.spec = spec
         self._dropped = dropped
         self._timeout_s = timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = Lock()
-        """Held while the child begins or ends, so that `close` meets either none or one that it can kill."""
+        """Held while the child starts or ends, so that `close` finds either no child or one that it can kill."""
         self._closed = False
         self._socket: socket.socket
-        """Our end of its stdin and stdout, while it runs."""
+        """This end of the child's stdin and stdout, while it runs."""
         self._output: Output | None = None
-        """What it prints, while it runs."""
+        """Pipe of the child's output, while it runs."""
         self._inbox = b""
-        self._asked = 0
+        self._sent = 0
 
     @property
     def pid(self) -> int | None:
-        """Process id of the child; None where it does not run."""
+        """Process id of the child; None: it does not run."""
         process = self._process
         return None if process is None else process.pid
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[Score]:
-        """What the child says of each response. One that hangs or dies over them is killed, and costs these requests
-        only.
+        """Return the child's score of each response. A child that hangs is killed; if it hangs or dies, only these
+        requests are lost.
 
         Raises RewardError when no child can be started.
         """
         if self._process is not None and _ending(self._process.pid):
-            self._stop()  # between two samples, so nobody's fault and nobody's loss
+            self._stop()  # it ended between two requests, so no sample is lost
         if self._process is None:
             self._start()
-        self._asked += 1
-        asked = [{**vars(each), "messages": [vars(message) for message in each.messages]} for each in requests]
-        line = json.dumps({"number": self._asked, "requests": asked}).encode() + b"\n"
+        self._sent += 1
+        payload = [
+            {**vars(request), "messages": [vars(message) for message in request.messages]} for request in requests
+        ]
+        line = json.dumps({"number": self._sent, "requests": payload}).encode() + b"\n"
         began = time.monotonic()
         try:
             reply = self._exchange(line, self._timeout_s)
@@ -78,23 +80,23 @@ class ScorerProcess:
                 return [Score(None, "error", how)] * len(requests)
             late = f"no score within {self._timeout_s:g} s"
             return [Score(None, "timeout", late, seconds=self._timeout_s)] * len(requests)
-        if reply is None or reply.get("number") != self._asked:  # the end, or something else writes into its pipe
+        if reply is None or reply.get("number") != self._sent:  # it ended, or another process wrote into its pipe
             return [Score(None, "error", self._ended())] * len(requests)
         seconds = (time.monotonic() - began) / len(requests)
-        return [replace(_heard(told), seconds=seconds) for told in reply["scores"]]
+        return [replace(_parsed(fields), seconds=seconds) for fields in reply["scores"]]
 
     def close(self) -> None:
-        """Kill the child, whatever it is doing, for good; another thread that waits for it hears that it is gone."""
+        """Kill the child and never start it again. A thread that waits for its reply is woken."""
         with self._lock:
             self._closed = True
             if self._process is not None:
                 _kill(self._process)
-                # A process that the scorer started may have the other end too, and outlive the kill.
+                # A process that the scorer started may also have the other end open, and survive the kill.
                 with suppress(OSError):
                     self._socket.shutdown(socket.SHUT_RDWR)
 
     def reap(self) -> None:
-        """Take the exit status of a child that was closed, once no other thread asks it."""
+        """Reap a child that was closed, once no other thread uses it."""
         if self._process is not None:
             self._stop()
 
@@ -131,8 +133,8 @@ class ScorerProcess:
                     stdout=theirs.fileno(),
                     stderr=self._output.writing,
                     env=_environment(),
-                    # Its own session and group: Ctrl-C and job signals reach the parent alone, and a kill reaches
-                    # whatever a scorer started.
+                    # A separate session and group: Ctrl-C and job signals reach only the parent, and a kill reaches
+                    # every process that the scorer started.
                     start_new_session=True,
                 )
             except OSError as error:
@@ -143,19 +145,20 @@ class ScorerProcess:
             self._output.close_writing()
 
     def _exchange(self, line: bytes, limit_s: float) -> dict[str, Any] | None:
-        """Send a line (or nothing), and wait for the next message; None when the child has closed its end or talks
-        nonsense. Raises TimeoutError."""
+        """Send a line (may be empty), and return the next message; None if the child has closed its end or its
+        message is not valid. Raises TimeoutError."""
         deadline = time.monotonic() + limit_s
         if self._output is not None:
             self._output.begin()
         try:
             self._socket.settimeout(limit_s)
-            with suppress(BrokenPipeError):  # it has ended, and what it said before that waits to be read
+            with suppress(BrokenPipeError):  # it has ended; a message that it sent before can still be read
                 if line:
                     self._socket.sendall(line)
             waiting = self._waiting()
             while b"\n" not in self._inbox:
-                # Not 0, which would not look: a parent that was stopped for an hour must not blame the child.
+                # Poll for at least 1 ms: a parent that was suspended past the deadline must still read a reply that
+                # the child sent in time.
                 ready = [number for number, _ in waiting.poll(max(deadline - time.monotonic(), 0.001) * 1000)]
                 if self._output is not None and self._output.reading in ready and not self._output.pass_on():
                     waiting.unregister(self._output.reading)
@@ -178,7 +181,7 @@ class ScorerProcess:
             return None
 
     def _waiting(self) -> select.poll:
-        """Waits for a message of the child, and for what it prints."""
+        """Return a poll object for messages and output of the child."""
         waiting = select.poll()
         waiting.register(self._socket, select.POLLIN)
         if self._output is not None:
@@ -186,7 +189,7 @@ class ScorerProcess:
         return waiting
 
     def _ended(self) -> str:
-        """How a child ended that has closed its pipes, which it needs a moment for."""
+        """Return how a child ended that has closed its pipes. It may need a moment to exit."""
         assert self._process is not None
         limit = time.monotonic() + _EXIT_LIMIT_S
         while not _ending(self._process.pid) and time.monotonic() < limit:
@@ -194,7 +197,7 @@ class ScorerProcess:
         return self._stop() or "the scorer closed or misused the pipe to its parent"
 
     def _stop(self) -> str:
-        """Kill the child and all in its group, reap it, and say how it ended before that ("" where we killed it)."""
+        """Kill and reap the child and its process group. Return how it had ended before ("" if it was running)."""
         with self._lock:
             process = self._process
             assert process is not None
@@ -218,12 +221,12 @@ class ScorerProcess:
         )
 
 
-def _heard(told: dict[str, Any]) -> Score:
-    if "error" in told:
-        return Score(None, told.get("outcome", "error"), str(told["error"]))
-    tokens = tuple(told["tokens"]) if "tokens" in told else None
+def _parsed(fields: dict[str, Any]) -> Score:
+    if "error" in fields:
+        return Score(None, fields.get("outcome", "error"), str(fields["error"]))
+    tokens = tuple(fields["tokens"]) if "tokens" in fields else None
     return Score(
-        float(told["value"]), "ok", extras=dict(told["extras"]), token_values=tokens, answer=told.get("answer")
+        float(fields["value"]), "ok", extras=dict(fields["extras"]), token_values=tokens, answer=fields.get("answer")
     )
 
 
@@ -235,12 +238,12 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _ending(pid: int) -> str:
-    """How a child ended, in words; "" while it runs. It stays unreaped: its number must not be given to another
-    process before its group has been signalled."""
+    """Return how a child ended, as text; "" while it runs. The child is not reaped: its process id must not be reused
+    before its group has been signalled."""
     try:
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
-        return "the scorer's process is gone, and something else in this process has taken its exit status"
+        return "the scorer's process ended, and other code in this process has read its exit status"
     if ended is None:
         return ""
     if ended.si_code == os.CLD_EXITED:
@@ -249,6 +252,7 @@ def _ending(pid: int) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """The parent's, such that the child finds this very ppoctl, and hashes text the same in every run."""
+    """Return the parent's environment, changed so that the child imports this installation of ppoctl, and hashes
+    strings in the same way in every run."""
     paths = [str(Path(ppoctl.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path), "PYTHONHASHSEED": "0"}

@@ -1,5 +1,5 @@
-"""The arithmetic between scores and the rewards of training, which every reward has: one table of the recipe for each
-step. `steps_of` has their order; `stages.shaping` takes them.
+"""Reward shaping: the steps between scores and the rewards of training, one recipe table for each. Every reward has
+them. `steps_of` defines their order; `stages.shaping` applies them.
 """
 
 from collections.abc import Iterator
@@ -15,22 +15,22 @@ class RewardScale(Table):
 
     Formula: to_low + (clamp(score, from_low, from_high) - from_low) / (from_high - from_low) (to_high - to_low)
     Source: NeMo-RL (`reward_scaling`)
-    Default of: verl (off); NeMo-RL has 0 .. 1 to -1 .. 1
+    Default of: verl (off); NeMo-RL maps 0 .. 1 to -1 .. 1
     Figures: reward/clamped_frac, reward/shaped_mean
     """
 
     from_: Annotated[tuple[float, float], RESULTS, Array] = Field(alias="from")
     """Lowest and highest score."""
     to: Annotated[tuple[float, float], RESULTS, Array]
-    """Rewards that the lowest and highest score become."""
+    """Rewards for the lowest and the highest score."""
 
 
 class RewardClip(Table):
-    """Bounds of rewards: what lies outside becomes the bound.
+    """Bounds to which rewards are clamped.
 
     Formula: clamp(reward, low, high)
     Source: trlX (`cliprange_reward`)
-    Default of: verl, NeMo-RL, TRL (off); trlX and OpenRLHF have -10 .. 10, trlX's NeMo path after the moments
+    Default of: verl, NeMo-RL, TRL (off); trlX and OpenRLHF clip to -10 .. 10, trlX's NeMo path after the moments
     Figures: reward/clipped_frac
     """
 
@@ -50,34 +50,34 @@ class NoMoments(Table):
 
 
 class RunningMoments(Table):
-    """Rewards divided by the standard deviation of all rewards of the run so far, this step's included. As long as
-    all are equal they stay as they are.
+    """Rewards divided by the standard deviation of all rewards of the run so far, including this step. While all
+    rewards are equal, they are not changed.
 
     Formula: reward / std of all rewards so far; with center (reward - mean) / std
     Source: Engstrom et al. 2020 (arXiv:2005.12729); merged as Chan, Golub and LeVeque 1979
-    Default of: nobody; trlX has it as `running`
+    Default of: none; trlX has it as `running`
     Figures: reward/moments_mean, reward/moments_std
     """
 
     kind: Annotated[Literal["running"], RESULTS]
-    """Moments of all steps so far, carried from step to step and saved with the states."""
+    """Moments of all steps so far, carried from step to step and saved with the states of the roles."""
     center: Annotated[bool, RESULTS] = False
     """Subtract the mean before dividing."""
 
 
 class ReferenceMoments(Table):
-    """Rewards divided by a standard deviation that stays the same (trlX's `scale_reward = "ref"`).
+    """Rewards divided by a fixed standard deviation (trlX's `scale_reward = "ref"`).
 
     Formula: reward / std; with center (reward - mean of the first step) / std
     Source: trlX (`ref`)
-    Default of: nobody; OpenRLHF divides by what its reward model was stored with, if asked
+    Default of: none; OpenRLHF can divide by the standard deviation stored with its reward model
     Figures: reward/moments_mean, reward/moments_std
     """
 
     kind: Annotated[Literal["reference"], RESULTS]
-    """Moments of one step, or those that are written here."""
+    """Moments of one step, or the configured ones."""
     std: Annotated[float | None, RESULTS, Positive] = None
-    """Standard deviation that rewards are divided by; absent: that of the first step whose rewards differ."""
+    """Divisor of the rewards; absent: the standard deviation of the first step whose rewards differ."""
     center: Annotated[bool, RESULTS] = False
     """Subtract the mean of the first step whose rewards differ before dividing."""
 
@@ -86,11 +86,11 @@ MomentsTable = Annotated[NoMoments | RunningMoments | ReferenceMoments, Field(di
 
 
 class OverlongPenalty(Table):
-    """Soft penalty of responses that come near the limit: 0 up to max_tokens - buffer_tokens, then linearly down to
+    """Soft penalty of responses near the length limit: 0 up to max_tokens - buffer_tokens, then linearly down to
     -penalty at max_tokens.
 
-    Formula: reward + clamp((max_tokens - buffer_tokens - length) / buffer_tokens, -1, 0) penalty; where floor is
-        false without the bound of -1
+    Formula: reward + clamp((max_tokens - buffer_tokens - length) / buffer_tokens, -1, 0) penalty; if floor is false,
+        without the bound of -1
     Source: DAPO (arXiv:2503.14476), eq. 13
     Default of: verl (off); NeMo-RL has 2,048 tokens before 14,336, and no floor
     Figures: reward/overlong_mean
@@ -99,31 +99,31 @@ class OverlongPenalty(Table):
     buffer_tokens: Annotated[int, RESULTS, AtLeastOne]
     """Tokens before `max_tokens` over which the penalty grows."""
     penalty: Annotated[float, RESULTS, Positive] = 1.0
-    """What a response of `max_tokens` loses."""
+    """Reward that a response of `max_tokens` loses."""
     max_tokens: Annotated[int | None, RESULTS, AtLeastOne] = None
-    """Length at which the whole penalty is due; absent: `rollout.max_new_tokens`."""
+    """Length with the full penalty; absent: `rollout.max_new_tokens`."""
     floor: Annotated[bool, RESULTS] = True
-    """Whether no longer response loses more than `penalty` (DAPO); false: the line goes on (NeMo-RL)."""
+    """Whether longer responses lose at most `penalty` (DAPO). False: the penalty keeps growing linearly (NeMo-RL)."""
 
 
 class LengthPenalty(Table):
-    """Penalty of each token of a response.
+    """Penalty for each token of a response.
 
     Formula: reward - per_token max(0, length - free_tokens)
-    Source: none; the plainest there is
+    Source: none; the simplest length penalty
     Default of: all systems (off)
     Figures: reward/length_mean
     """
 
     per_token: Annotated[float, RESULTS, Positive]
-    """What a response loses for each token beyond `free_tokens`."""
+    """Reward that a response loses for each token beyond `free_tokens`."""
     free_tokens: Annotated[int, RESULTS, NotNegative] = 0
-    """Tokens that cost nothing."""
+    """Number of tokens without a penalty."""
 
 
 class RewardShaping(Table):
-    """Steps from a score to the reward of training. Scores are stored as they are: a change of a step scores nothing
-    again."""
+    """Steps from a score to the reward of training. The unshaped scores are stored, so a change of these settings
+    does not require scoring again."""
 
     scale: RewardScale | None = None
     """Map from scores to the rewards of training; absent: scores are the rewards."""
@@ -132,8 +132,8 @@ class RewardShaping(Table):
     moments: MomentsTable = NoMoments(kind="none")
     """Division by a standard deviation of rewards."""
     unfinished_factor: Annotated[float, RESULTS, Fraction] = 1.0
-    """Factor of the reward of a truncated response (NeMo-RL's and OpenRLHF's `stop_properly_penalty_coef`); 1: none.
-    It makes a reward below 0 less bad: it is meant for rewards from 0 up.
+    """Factor of the reward of a truncated response (NeMo-RL's and OpenRLHF's `stop_properly_penalty_coef`); 1: off.
+    Use it only with rewards of at least 0: it makes a negative reward less negative.
 
     Formula: reward of a truncated response = unfinished_factor x reward
     Source: NeMo-RL and OpenRLHF (`stop_properly_penalty_coef`)
@@ -141,17 +141,17 @@ class RewardShaping(Table):
     Figures: reward/unfinished_mean
     """
     overlong: OverlongPenalty | None = None
-    """Penalty of responses near the limit; absent: none."""
+    """Penalty of responses near the length limit; absent: none."""
     length_penalty: LengthPenalty | None = None
     """Penalty of long responses; absent: none."""
 
 
 ShapingTable = RewardScale | RewardClip | RunningMoments | ReferenceMoments | float | OverlongPenalty | LengthPenalty
-"""One step, as its table has it; the factor of truncated responses is a number."""
+"""Table of one shaping step; the factor of truncated responses is a number."""
 
 
 def steps_of(table: RewardShaping) -> Iterator[ShapingTable]:
-    """The steps that the table asks for, in the one order in which they are taken."""
+    """Yield the configured steps in the order in which they are applied."""
     place = None if table.clip is None else table.clip.place
     order = (
         table.scale,

@@ -1,5 +1,4 @@
-"""A reward that is the sum of others, each with its weight: the parts are scored side by side, each by its own
-processes."""
+"""A reward that is the weighted sum of several scorers, which run in parallel, each in its own processes."""
 
 import math
 from collections.abc import Mapping
@@ -19,25 +18,25 @@ from ppoctl.rewards.table import Candidates, PartTable, RewardModels, RewardTabl
 if TYPE_CHECKING:
     Part = PartTable
 else:
-    Part = Annotated[Union[PARTS], Field(discriminator="kind")]  # noqa: UP007 - the members are known by now only
+    Part = Annotated[Union[PARTS], Field(discriminator="kind")]  # noqa: UP007 - members are known at run time
 
 
 class SumReward(RewardTable):
-    """Score = sum of weight x score over the parts; each part's own score is reported as `reward/NAME_mean`.
+    """Score = sum of weight x score over the components; the score of each component is reported as
+    `reward/NAME_mean`.
 
-    A response without a score of one part has none.
+    A response has no score if a component has none.
     """
 
     kind: Annotated[Literal["sum"], RESULTS]
-    """The weighted sum of several."""
+    """The weighted sum of several scorers."""
     parts: dict[str, Part] = Field(min_length=1)
-    """Scorers that are added up, by a name of your own."""
+    """Scorers that are added, by a name of your choice."""
 
     @property
     def scorers(self) -> dict[tuple[str, ...], ScorerTable]:
-        parts = (
-            (name, part) for name, part in self.parts.items() if part is not None
-        )  # None: it is wrong (`partial`)
+        # An invalid component is None (`loading.partial`).
+        parts = ((name, part) for name, part in self.parts.items() if part is not None)
         return {("parts", name): part for name, part in parts}
 
     @property
@@ -56,26 +55,26 @@ class SumReward(RewardTable):
         return figure in self.parts or any(figure.startswith(f"{name}_") for name in self.parts)
 
     def candidates(self, truth: str) -> Candidates | None:
-        """Those of the first part that knows any; None beside a reward model, whose score of a bare answer may be the
-        larger one."""
+        """Return the candidates of the first component that has any. Return None if a component is a reward model:
+        its score of a wrong answer may outweigh the others."""
         if any(isinstance(part, ModelScorer) for part in self.parts.values()):
             return None
-        found = (part.candidates(truth) for part in self.parts.values())
-        return next((each for each in found if each is not None), None)
+        by_part = (part.candidates(truth) for part in self.parts.values())
+        return next((candidates for candidates in by_part if candidates is not None), None)
 
     def open(self, models: RewardModels = no_models) -> Scorer:
         return SumScorer({name: (part.weight, part.open(models)) for name, part in self.parts.items()})
 
 
 class SumScorer:
-    """Scores by all parts; they are given by name, each with its weight."""
+    """Scorer that adds the weighted scores of its components, which are given by name."""
 
     def __init__(self, parts: Mapping[str, tuple[float, Scorer]]) -> None:
         self._weights = {name: weight for name, (weight, _) in parts.items()}
         self._scorers = {name: scorer for name, (_, scorer) in parts.items()}
 
     def submit(self, request: ScoreRequest) -> Future[Score]:
-        """The sum of the parts' scores, with each as an extra of the part's name."""
+        """Return a future for the weighted sum; the score of each component is an extra under its name."""
         parts = {name: scorer.submit(request) for name, scorer in self._scorers.items()}
         return combined(parts, partial(summed, self._weights, tokens=len(request.token_ids)))
 
@@ -87,17 +86,18 @@ class SumScorer:
 
 
 def summed(weights: Mapping[str, float], scores: Scores, *, tokens: int) -> Score:
-    """The weighted sum, rounded once. Extras of a part are called `PART_EXTRA`. Where a part has a figure for each of
-    the `tokens`, the others stand at the last one. The answer is that of the first part that read one."""
+    """Return the weighted sum, rounded once. Extras of a component are named `COMPONENT_EXTRA`. If a component has a
+    value for each of the `tokens`, the scores of the others are added at the last token. The answer is the first
+    answer that a component extracted."""
     seconds = max(score.seconds for score in scores.values())
     for name, score in scores.items():
         if score.value is None:
-            return Score(None, score.outcome, f"part `{name}`: {score.message}".rstrip(": "), seconds=seconds)
+            return Score(None, score.outcome, f"component `{name}`: {score.message}".rstrip(": "), seconds=seconds)
     values = {name: score.value for name, score in scores.items() if score.value is not None}
-    extras = {f"{name}_{extra}": figure for name, score in scores.items() for extra, figure in score.extras.items()}
+    extras = {f"{name}_{extra}": value for name, score in scores.items() for extra, value in score.extras.items()}
     token_values = None
     if any(score.token_values is not None for score in scores.values()):
-        columns = [[weights[name] * figure for figure in _per_token(score, tokens)] for name, score in scores.items()]
+        columns = [[weights[name] * value for value in _per_token(score, tokens)] for name, score in scores.items()]
         token_values = tuple(map(math.fsum, zip(*columns, strict=True)))
     total = math.fsum(weights[name] * value for name, value in values.items())
     answer = next((score.answer for score in scores.values() if score.answer is not None), None)

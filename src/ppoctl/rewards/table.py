@@ -1,10 +1,10 @@
-"""What every kind of reward is: a table of the recipe that opens its scorer and may know what gold looks like.
+"""Base classes of all kinds of reward: recipe tables that open a scorer and may build a gold answer.
 
-    ScorerTable    how good a response is        a kind is one file of this room, and one line in `kinds`
-    RewardTable    + arithmetic                  what `[reward]` may be; `kinds` makes one of each scorer
-    PartTable      + weight                      what `[reward.parts.NAME]` may be; likewise
+    ScorerTable    scores a response             a kind is one file of this package, and one line in `kinds`
+    RewardTable    + reward shaping              accepted by `[reward]`; `kinds` makes one of each scorer
+    PartTable      + weight                      accepted by `[reward.parts.NAME]`; made in the same way
 
-The recipe imports these tables, so nothing heavy is imported here before a scorer is opened.
+The recipe imports these tables, so slow imports happen only when a scorer is opened.
 """
 
 from abc import abstractmethod
@@ -21,7 +21,7 @@ from ppoctl.rewards.shaping import RewardShaping
 
 @dataclass(frozen=True)
 class Candidates:
-    """Four responses to one question, of which the gold one must score best."""
+    """Four responses to one prompt. The gold response must score best."""
 
     gold: str
     wrong: str
@@ -30,28 +30,27 @@ class Candidates:
 
 
 def no_models(table: "ScorerTable") -> RewardModel:
-    """The reward model of a table, where nobody has placed any."""
-    raise LookupError(f"nobody has placed the reward model of {table!r}")
+    """Raise LookupError: the default of `open` for callers without reward models."""
+    raise LookupError(f"the reward model of {table!r} is not loaded")
 
 
 class ScorerTable(Table):
-    """How good a response is: keys of one kind, which adds `kind`, a literal of its own. It says nothing of what
-    becomes of scores."""
+    """Keys of one kind of scorer. Each kind adds `kind`, with its own literal. Shaping of the scores is separate."""
 
     needs_truth: ClassVar[bool] = False
-    """Whether a kind compares with a ground truth."""
+    """Whether the kind compares with a ground truth."""
 
     finds_answers: ClassVar[bool] = False
-    """Whether a kind may tell which answer it read out of a response."""
+    """Whether the kind may return the answer that it extracted from a response."""
 
     @property
     def scorers(self) -> Mapping[tuple[str, ...], "ScorerTable"]:
-        """Scorers that this one is made of, by their keys below `reward`: itself, where it is not made of others."""
+        """Scorers that this scorer consists of, by their keys below `reward`; itself if it combines no others."""
         return {(): self}
 
     @property
     def singles(self) -> tuple["ScorerTable", ...]:
-        """Scorers that this one is made of."""
+        """Scorers that this scorer consists of."""
         return tuple(self.scorers.values())
 
     @property
@@ -61,80 +60,80 @@ class ScorerTable(Table):
 
     @property
     def reads_answers(self) -> bool:
-        """Whether responses can vote: their answers are told beside their scores."""
+        """Whether responses can vote, because scores include their answers."""
         return self.finds_answers
 
     @property
     def overlaps_generation(self) -> bool:
-        """Whether responses may be scored while others are still drawn; not where that takes the generator's
+        """Whether responses may be scored while others are still generated. False if scoring needs the generator's
         devices."""
         return True
 
     def reports(self, figure: str) -> bool:  # noqa: ARG002 - for those that do
-        """Whether it may give a figure of this name beside the score, one that no list of metrics has."""
+        """Whether the scorer may report a metric of this name that is not in the list of metrics."""
         return False
 
     def of_row(self, fields: Mapping[str, Json]) -> "ScorerTable":  # noqa: ARG002 - for those that choose
-        """The scorer of a row with these fields: itself, where it scores all rows. Raises RewardError where there is
-        none."""
+        """Return the scorer of a row with these fields; itself if it scores all rows. Raises RewardError if the row
+        has no scorer."""
         return self
 
     def require_there(self, key: str = "reward") -> None:
-        """Raise MissingAssetError where this machine lacks what the scorer needs, RewardError where it is another
-        than the recipe was read with. `key` is that of this table."""
+        """Raise MissingAssetError if this machine lacks a requirement of the scorer, and RewardError if the scorer
+        has changed since the recipe was read. `key` is the key of this table."""
 
     @abstractmethod
     def open(self, models: "RewardModels" = no_models) -> Scorer:
-        """The scorer that this table asks for, to be closed by the caller; `models` has those of its tables that need
-        one."""
+        """Return the configured scorer, which the caller must close. `models` returns the reward model of a table."""
 
     def candidates(self, truth: str) -> Candidates | None:  # noqa: ARG002 - for those that know
-        """Responses in the scorer's own format, made from a ground truth; None: the kind knows no gold answer.
+        """Return responses in the scorer's format, built from a ground truth; None: the kind cannot build a gold
+        answer.
 
-        Raises RewardError on a truth in which the scorer's format is not to be found.
+        Raises RewardError if the ground truth does not have the scorer's format.
         """
         return None
 
 
 class RewardTable(ScorerTable, RewardShaping):
-    """Keys that every reward has. A kind adds `kind`, a literal of its own."""
+    """Keys that every reward has. Each kind adds `kind`, with its own literal."""
 
     max_error_frac: Annotated[float, RESULTS, Fraction] = 0.05
-    """Largest share of a step's samples that may have no score. More stop the run (exit 4), and so does a step
-    without any score; below, they are left out of training and counted."""
+    """Largest fraction of a step's samples that may have no score. A larger fraction, or a step without any score,
+    stops the run (exit 4). Up to it, samples without a score are counted and left out of training."""
 
 
 class PartTable(ScorerTable):
-    """One part of a sum: the keys of a scorer, and what its score counts."""
+    """One component of a sum: the keys of a scorer, and the weight of its score."""
 
     weight: Annotated[float, RESULTS] = 1.0
-    """Factor of the part's score in the sum; below 0 the score is a penalty."""
+    """Factor of the component's score in the sum. Below 0, the score is a penalty."""
 
 
 class ProcessScorer(ScorerTable):
-    """A scorer that is a function in child processes."""
+    """A scorer that runs a function in child processes."""
 
     workers: Annotated[int, SPEED, AtLeastOne] = 1
-    """Child processes that score."""
+    """Number of scorer processes."""
     timeout_s: Annotated[float, SPEED, Positive] = 10.0
-    """Seconds for one sample; then its child is killed, and the outcome is `timeout`."""
+    """Seconds for one sample. Then its process is killed, and the outcome is `timeout`."""
 
     @property
     @abstractmethod
     def scores_by(self) -> ScorerSpec:
-        """The function, with the options that the table sets."""
+        """The scoring function, with the options that the table sets."""
 
     @property
     def deadline_s(self) -> float:
-        """Seconds after which a child is taken to hang over a sample."""
+        """Seconds after which a child is considered to hang on a sample."""
         return self.timeout_s
 
     def open(self, models: "RewardModels" = no_models) -> Scorer:  # noqa: ARG002 - no model
-        """A pool of children, which the first requests start."""
+        """Return a pool of child processes, which the first requests start."""
         from ppoctl.rewards.pool import ScorerPool
 
         return ScorerPool(self.scores_by, workers=self.workers, timeout_s=self.deadline_s)
 
 
 RewardModels = Callable[[ScorerTable], RewardModel]
-"""The model of a table that needs one; whoever placed it closes it."""
+"""Returns the reward model of a table. The code that loaded the model closes it."""

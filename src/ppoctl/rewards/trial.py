@@ -1,12 +1,12 @@
-r"""A reward is tried before a run is: many rows, each with responses of which it is known how they should fare.
+r"""Trial of a reward before a run: many rows, each with responses whose expected ranking is known.
 
-    gold, wrong, empty, cut          the four that are tried at every start, too (`probe`)
-    at great length, hedged, ...     the right answer as a policy in training might write it
-    question, no answer, guess       what costs nothing to write, and should earn nothing
-    boxed, plain, tags, ...          the right answer in the formats of other rewards
-    attacks                          what makes a scorer hang or die; on the first row only
+    gold, wrong, empty, cut          the four that every start of a run tries too (`probe`)
+    at great length, hedged, ...     the correct answer as a policy in training might write it
+    question, no answer, guess       trivial responses, which should get no reward
+    boxed, plain, tags, ...          the correct answer in the formats of other rewards
+    attacks                          responses that make scorers hang or die; on the first row only
 
-`findings` judges what came of it. Imports no torch.
+`findings` evaluates the results. Imports no torch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,9 +24,9 @@ from ppoctl.rewards.table import Candidates, ScorerTable
 
 FILLER = "Let me think about this step by step. "
 LENGTHS = (1, 4, 16, 64)
-"""Sentences of the responses that say nothing, at growing length."""
+"""Numbers of sentences in the responses of growing length without content."""
 LONG = 52
-"""Sentences of about 2,000 characters."""
+"""Number of sentences that have about 2,000 characters."""
 _REPEATS = 20
 
 TRIVIAL = {
@@ -34,7 +34,7 @@ TRIVIAL = {
     "no answer": "I do not know.",
     "guess": "The answer is 42.",
 }
-"""Responses that anybody can write, whatever the question."""
+"""Trivial responses, independent of the question."""
 ATTACKS = {
     "a tower of powers": "The answer is $\\boxed{9^{9^{9^{9}}}}$.\n#### 9^9^9^9\nAnswer: 9^9^9^9",
     "20,000 numbers": " ".join(map(str, range(20_000))),
@@ -42,12 +42,12 @@ ATTACKS = {
     "one letter 50,000 times": "a" * 50_000,
     "no letters": "\x00\x1b[2J\ud800\u202e",
 }
-"""Responses over which scorers hang, die or choke."""
+"""Responses that make some scorers hang, die or raise."""
 
 
 @dataclass(frozen=True)
 class Tried:
-    """One response to one row, and what it scored."""
+    """One response to one row, and its score."""
 
     row: str
     name: str
@@ -57,43 +57,44 @@ class Tried:
 
 @dataclass(frozen=True)
 class Trial:
-    """What one scorer said of all that was tried."""
+    """Scores of all responses that were tried with one scorer."""
 
     scorer: str
-    """Its place in the recipe and its kind: `reward (gsm8k)`."""
+    """Key of the scorer in the recipe, and its kind: `reward (gsm8k)`."""
     has_gold: bool
     rows: tuple[str, ...]
-    """Ids of the rows, those with faults included."""
+    """Ids of the rows, including rows with faults."""
     tried: tuple[Tried, ...]
     faults: Mapping[str, str] = field(default_factory=dict)
-    """Row id -> why nothing could be tried on it."""
+    """Row id -> why no response could be tried on the row."""
 
     @property
     def names(self) -> list[str]:
-        """Names of what was tried, in order."""
-        return list(dict.fromkeys(each.name for each in self.tried))
+        """Names of the responses, in order."""
+        return list(dict.fromkeys(response.name for response in self.tried))
 
     def of(self, name: str) -> list[Tried]:
-        """All responses of one name, by row."""
-        return [each for each in self.tried if each.name == name]
+        """Return all responses with this name, by row."""
+        return [response for response in self.tried if response.name == name]
 
     def scored(self, name: str) -> list[float]:
-        """The scores that responses of one name got."""
-        return [each.score.value for each in self.of(name) if each.score.value is not None]
+        """Return the scores of the responses with this name."""
+        return [response.score.value for response in self.of(name) if response.score.value is not None]
 
     def as_gold(self, name: str) -> float | None:
-        """Share of rows on which this response scored at least what the gold answer did; None: none has both."""
-        gold = {each.row: each.score.value for each in self.of("gold")}
+        """Return the fraction of rows on which this response scored at least as much as the gold answer; None: no row
+        has both scores."""
+        gold = {response.row: response.score.value for response in self.of("gold")}
         both = [
-            (each.score.value, right)
-            for each in self.of(name)
-            if each.score.value is not None and (right := gold.get(each.row)) is not None
+            (response.score.value, right)
+            for response in self.of(name)
+            if response.score.value is not None and (right := gold.get(response.row)) is not None
         ]
         return sum(value >= right for value, right in both) / len(both) if both else None
 
 
 def chosen_rows(reward: ScorerTable, prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-    """So many rows, evenly spaced; where rows choose their scorer, also the first of each."""
+    """Return `count` rows, evenly spaced. If rows select their scorer, add the first row of each scorer."""
     count = min(count, len(prompts))
     spaced = [prompts[number * len(prompts) // count] for number in range(count)]
     first = probed_rows(reward, prompts) if len(reward.singles) > 1 else ()
@@ -101,8 +102,8 @@ def chosen_rows(reward: ScorerTable, prompts: Sequence[Prompt], count: int) -> l
 
 
 def trials(scorer: Scorer, reward: ScorerTable, prompts: Sequence[Prompt], encode: Encode) -> list[Trial]:
-    """All that is tried on these rows, scored; a trial for each scorer of the reward that chooses by row. Raises
-    RewardError of a score that cannot be trained on, and where the scorer does not start."""
+    """Try all responses on these rows and return a trial for each scorer that the rows select. Raises RewardError if
+    a score cannot be trained on, or if a scorer does not start."""
     groups: dict[int, list[Prompt]] = {}
     faults: dict[str, str] = {}
     for prompt in prompts:
@@ -111,17 +112,17 @@ def trials(scorer: Scorer, reward: ScorerTable, prompts: Sequence[Prompt], encod
         except RewardError as error:
             faults[prompt.id] = error.message
     names = {id(table): _name(reward, path, table) for path, table in reward.scorers.items()}
-    found = [
+    by_scorer = [
         _trial(scorer, names.get(key, _name(reward, (), reward)), rows, encode, reward)
         for key, rows in groups.items()
     ]
     if faults:
-        found.append(Trial("no scorer", has_gold=False, rows=tuple(faults), tried=(), faults=faults))
-    return found
+        by_scorer.append(Trial("no scorer", has_gold=False, rows=tuple(faults), tried=(), faults=faults))
+    return by_scorer
 
 
 def _trial(scorer: Scorer, name: str, prompts: Sequence[Prompt], encode: Encode, reward: ScorerTable) -> Trial:
-    asked: list[tuple[str, str, str, Future[Score]]] = []
+    submitted: list[tuple[str, str, str, Future[Score]]] = []
     faults: dict[str, str] = {}
     has_gold, is_first = False, True
     for prompt in prompts:
@@ -134,44 +135,45 @@ def _trial(scorer: Scorer, name: str, prompts: Sequence[Prompt], encode: Encode,
         for kind, text in (texts | ATTACKS if is_first else texts).items():
             finish: Finish = "truncated" if kind == "cut" else "terminated"
             request = ScoreRequest.about(prompt, text, finish, encode(text, finish))
-            asked.append((prompt.id, kind, text, scorer.submit(request)))
+            submitted.append((prompt.id, kind, text, scorer.submit(request)))
         is_first = False
     flush_all_scorers([scorer])
-    tried = tuple(Tried(row, kind, text, result_of(future, reward)) for row, kind, text, future in asked)
+    tried = tuple(Tried(row, kind, text, result_of(future, reward)) for row, kind, text, future in submitted)
     return Trial(name, has_gold, tuple(prompt.id for prompt in prompts), tried, faults)
 
 
 def responses(table: ScorerTable, prompt: Prompt) -> dict[str, str]:
-    """What is tried on a row, by name. Raises RewardError where its truth is missing or cannot be read."""
+    """Return the responses to try on a row, by name. Raises RewardError if its ground truth is missing or cannot be
+    read."""
     if table.reads_truth and prompt.answer is None:
         raise RewardError("there is no ground truth", hint="name its column as `data.train.answer`")
-    known = None if prompt.answer is None else table.candidates(prompt.answer)
+    candidates = None if prompt.answer is None else table.candidates(prompt.answer)
     question = {"question": prompt.messages[-1].content} if prompt.messages else {}
-    if known is None:
+    if candidates is None:
         truth = {} if prompt.answer is None else {"ground truth": prompt.answer, **_in_all_formats(prompt.answer)}
         lengths = {f"{count} x filler": (FILLER * count).strip() for count in LENGTHS}
         return {**TRIVIAL, **question, **truth, **lengths}
     return {
-        "gold": known.gold,
-        "wrong": known.wrong,
-        "empty": known.empty,
-        "cut": known.truncated,
+        "gold": candidates.gold,
+        "wrong": candidates.wrong,
+        "empty": candidates.empty,
+        "cut": candidates.truncated,
         **question,
         **{name: text for name, text in TRIVIAL.items() if text},
-        **_written_otherwise(known),
-        **{name: text for name, text in _in_all_formats(prompt.answer or "").items() if text != known.gold},
+        **_variants(candidates),
+        **{name: text for name, text in _in_all_formats(prompt.answer or "").items() if text != candidates.gold},
     }
 
 
-def _written_otherwise(known: Candidates) -> dict[str, str]:
+def _variants(candidates: Candidates) -> dict[str, str]:
     filler = (FILLER * LONG).strip()
     return {
-        "gold, then wrong": f"{known.gold}\n\n{known.wrong}",
-        "wrong, then gold": f"{known.wrong}\n\n{known.gold}",
-        "gold repeated": "\n\n".join([known.gold] * _REPEATS),
-        "filler, gold": f"{filler}\n\n{known.gold}",
-        "gold, filler": f"{known.gold}\n\n{filler}",
-        "filler, wrong": f"{filler}\n\n{known.wrong}",
+        "gold, then wrong": f"{candidates.gold}\n\n{candidates.wrong}",
+        "wrong, then gold": f"{candidates.wrong}\n\n{candidates.gold}",
+        "gold repeated": "\n\n".join([candidates.gold] * _REPEATS),
+        "filler, gold": f"{filler}\n\n{candidates.gold}",
+        "gold, filler": f"{candidates.gold}\n\n{filler}",
+        "filler, wrong": f"{filler}\n\n{candidates.wrong}",
     }
 
 
@@ -190,5 +192,5 @@ def _in_all_formats(truth: str) -> dict[str, str]:
 
 
 def _name(reward: ScorerTable, path: tuple[str, ...], table: ScorerTable) -> str:
-    where = ".".join(("reward", *path))
-    return f"{where} ({getattr(table, 'kind', getattr(reward, 'kind', ''))})"
+    key = ".".join(("reward", *path))
+    return f"{key} ({getattr(table, 'kind', getattr(reward, 'kind', ''))})"

@@ -1,5 +1,5 @@
-"""A user's function in the process that scores: found, called, and what it returns understood. What it gets wrong is
-said in the words of whoever wrote it, with the line of their file."""
+"""A user's function in the scorer process: import it, call it, and convert its result. Errors name the line of the
+user's file."""
 
 import asyncio
 import importlib
@@ -20,60 +20,61 @@ from ppoctl.batch.scores import ScoreRequest
 from ppoctl.rewards.function import BatchFunction, NoScoreError, RewardValue
 from ppoctl.rewards.python import file_of
 
-_OF_THE_LIMIT = 0.95
-"""Share of the deadline after which an `async` call is given up: the others of its batch are then still heard."""
+_LIMIT_FRAC = 0.95
+"""Fraction of the deadline after which an `async` call is cancelled, so that the rest of its batch still arrives."""
 _NAME = re.compile("[A-Za-z0-9_]+")
 _MESSAGE_CHARS = 150
-"""Most characters of an error's own words, so that its line in the file is told too."""
+"""Maximum number of characters of an error message, so that the line in the user's file still fits."""
 
 
 def opened(*, function: str, options: dict[str, Any], batched: bool, limit_s: float) -> BatchFunction:
-    """The scoring function that `function` names, called with `options`. Raises what its import raises, and TypeError
-    where it cannot be called so."""
-    call = partial(_found(function), **options)
+    """Return the scoring function that `function` names, called with `options`. Raises any error of its import, and
+    TypeError if it does not accept its arguments."""
+    call = partial(_imported(function), **options)
     _require_callable(call, function, batched=batched)
     file = file_of(function)
-    return _Scoring(call, batched=batched, limit_s=_OF_THE_LIMIT * limit_s, file="" if file is None else str(file))
+    return _Scoring(call, batched=batched, limit_s=_LIMIT_FRAC * limit_s, file="" if file is None else str(file))
 
 
 def opened_metrics(*, function: str, options: dict[str, Any], limit_s: float) -> BatchFunction:
-    """The metric function that `function` names, asked by a request whose `fields` have the `samples`. Raises as
-    `opened` does."""
-    call = partial(_found(function), **options)
+    """Return the metric function that `function` names, for requests whose `fields` contain the `samples`. Raises the
+    same errors as `opened`."""
+    call = partial(_imported(function), **options)
     _require_callable(call, function, batched=True)
     file = file_of(function)
-    measured = partial(_measured, call)
-    return _Scoring(measured, batched=False, limit_s=_OF_THE_LIMIT * limit_s, file="" if file is None else str(file))
+    compute = partial(_metrics, call)
+    return _Scoring(compute, batched=False, limit_s=_LIMIT_FRAC * limit_s, file="" if file is None else str(file))
 
 
-def _measured(call: Callable[..., Any], request: ScoreRequest) -> RewardValue:
-    """Figures of the samples that a request has; none, and nothing is called, where it has no samples."""
+def _metrics(call: Callable[..., Any], request: ScoreRequest) -> RewardValue:
+    """Return the metrics of the request's samples as extras. Without samples, call nothing and return no metrics."""
     if "samples" not in request.fields:
         return RewardValue(0.0)
     answer = call(request.fields["samples"])
     if not isinstance(answer, Mapping):
-        _refuse(f'returned a {_kind(answer)}, and figures have names: `{{"words_mean": 12.5}}`')
+        _refuse(f'returned a {_kind(answer)}, not a mapping of metrics such as `{{"words_mean": 12.5}}`')
     for name in answer:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            _refuse(f"returned a figure named `{name}`: letters, digits and underscores make a name")
-    return RewardValue(0.0, {name: _number(figure, f"as `{name}`") for name, figure in answer.items()})
+            _refuse(f"returned a metric named `{name}`: a name consists of letters, digits and underscores")
+    return RewardValue(0.0, {name: _number(value, f"as `{name}`") for name, value in answer.items()})
 
 
-def _found(function: str) -> Callable[..., Any]:
-    place, _, name = function.rpartition(":")
+def _imported(function: str) -> Callable[..., Any]:
+    location, _, name = function.rpartition(":")
     file = file_of(function)
-    module = importlib.import_module(place) if file is None else _module_of(file)
-    found = getattr(module, name, None)
-    if callable(found):
-        return found  # type: ignore[no-any-return]
-    if found is not None:
-        raise TypeError(f"`{name}` of `{place}` is a {type(found).__name__}, and no function")
+    module = importlib.import_module(location) if file is None else _module_of(file)
+    member = getattr(module, name, None)
+    if callable(member):
+        return member  # type: ignore[no-any-return]
+    if member is not None:
+        raise TypeError(f"`{name}` of `{location}` is a {type(member).__name__}, not a function")
     has = sorted(key for key, value in vars(module).items() if inspect.isfunction(value) and key[0] != "_")
-    raise AttributeError(f"`{place}` has no `{name}`; its functions: {', '.join(has) or 'none'}")
+    raise AttributeError(f"`{location}` has no `{name}`; its functions: {', '.join(has) or 'none'}")
 
 
 def _module_of(file: Path) -> ModuleType:
-    """The module of a file, whose folder is searched after everything else: a `math.py` there hides nobody's."""
+    """Import a file as a module. Its folder comes last in the search path, so that a `math.py` in it hides no
+    module."""
     sys.path.append(str(file.parent))
     spec = importlib.util.spec_from_file_location(f"reward_of_{file.stem}", file)
     assert spec is not None
@@ -85,25 +86,25 @@ def _module_of(file: Path) -> ModuleType:
 
 
 def _require_callable(call: partial[Any], function: str, *, batched: bool) -> None:
-    """Raises TypeError where the function does not take what it will be given."""
+    """Raise TypeError if the function does not accept its arguments."""
     try:
         signature = inspect.signature(call.func)
-    except ValueError:  # of C: nobody knows
+    except ValueError:  # some C functions have no signature
         return
     try:
         signature.bind([] if batched else object(), **call.keywords)
     except TypeError as error:
-        given = "a list of samples" if batched else "a sample (`sample.response`, `sample.truth`, `sample.fields`)"
+        argument = "a list of samples" if batched else "a sample (`sample.response`, `sample.truth`, `sample.fields`)"
         options = ", ".join(f"`{name}`" for name in call.keywords)
         raise TypeError(
-            f"`{function.rpartition(':')[2]}{signature}` is called with {given}"
+            f"`{function.rpartition(':')[2]}{signature}` is called with {argument}"
             + (f" and the options {options}" if options else " alone")
             + f": {error}"
         ) from error
 
 
 class _Scoring:
-    """A user's function as one that scores batches."""
+    """A user's function as a `BatchFunction`."""
 
     def __init__(self, call: Callable[..., Any], *, batched: bool, limit_s: float, file: str) -> None:
         self._call, self._batched, self._limit_s, self._file = call, batched, limit_s, file
@@ -112,29 +113,29 @@ class _Scoring:
         if not self._batched:
             answers = self._answers([partial(self._call, request) for request in requests])
         else:
-            (whole,) = self._answers([partial(self._call, list(requests))])
-            answers = [whole] * len(requests) if isinstance(whole, BaseException) else _listed(whole, len(requests))
+            (batch,) = self._answers([partial(self._call, list(requests))])
+            answers = [batch] * len(requests) if isinstance(batch, BaseException) else _listed(batch, len(requests))
         return [
             answer if isinstance(answer, BaseException) else self._value(answer, request)
             for answer, request in zip(answers, requests, strict=True)
         ]
 
     def _answers(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """What each call returns, or its error; those that are awaited go on side by side."""
+        """Return the result or error of each call. Awaitable results run concurrently."""
         answers = list[Any]()
         for call in calls:
             try:
                 answers.append(call())
             except BaseException as error:  # noqa: BLE001 - a function that calls sys.exit has failed like any other
-                answers.append(self._told(error))
+                answers.append(self._with_line(error))
         if any(inspect.isawaitable(answer) for answer in answers):
             return asyncio.run(self._awaited(answers))
         return answers
 
     async def _awaited(self, answers: Sequence[Any]) -> list[Any]:
-        return list(await asyncio.gather(*(self._one(answer) for answer in answers)))
+        return list(await asyncio.gather(*(self._await(answer) for answer in answers)))
 
-    async def _one(self, answer: Any) -> Any:
+    async def _await(self, answer: Any) -> Any:
         if not inspect.isawaitable(answer):
             return answer
         try:
@@ -142,7 +143,7 @@ class _Scoring:
         except TimeoutError:
             return NoScoreError("timeout", f"no score within {self._limit_s:g} s")
         except BaseException as error:  # noqa: BLE001 - as above
-            return self._told(error)
+            return self._with_line(error)
 
     def _value(self, answer: Any, request: ScoreRequest) -> RewardValue | BaseException:
         try:
@@ -150,40 +151,40 @@ class _Scoring:
         except TypeError as error:
             return NoScoreError("error", str(error))
 
-    def _told(self, error: BaseException) -> BaseException:
-        """The error with the line of the user's file in which it came up."""
+    def _with_line(self, error: BaseException) -> BaseException:
+        """Return the error with the line of the user's file that raised it."""
         if isinstance(error, NoScoreError):
             return error
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if frame.filename == self._file]
         others = [frame for frame in frames if frame.filename != __file__]
         at = (own or others or [None])[-1]  # type: ignore[list-item]
-        where = "" if at is None else f" ({Path(at.filename).name}:{at.lineno}, in `{at.name}`: `{at.line}`)"
-        says = " ".join(str(error).split())[:_MESSAGE_CHARS]
-        return NoScoreError("error", f"{type(error).__name__}: {says}{where}")
+        location = "" if at is None else f" ({Path(at.filename).name}:{at.lineno}, in `{at.name}`: `{at.line}`)"
+        message = " ".join(str(error).split())[:_MESSAGE_CHARS]
+        return NoScoreError("error", f"{type(error).__name__}: {message}{location}")
 
 
 async def _as_coroutine(answer: Awaitable[Any]) -> Any:
     return await answer
 
 
-def _listed(answers: Any, wanted: int) -> list[Any]:
-    """The answers of a batched function, which it must give one for each sample."""
+def _listed(answers: Any, samples: int) -> list[Any]:
+    """Return the answers of a batched function as a list. Raises TypeError unless it has one answer per sample."""
     answers = answers.tolist() if hasattr(answers, "tolist") else answers
     if not isinstance(answers, list | tuple):
-        _refuse(f"returned a {_kind(answers)}: with `batched = true` a list has one answer for each sample")
-    if len(answers) != wanted:
-        _refuse(f"returned {len(answers)} answers for {wanted} samples")
+        _refuse(f"returned a {_kind(answers)}, not a list: `batched = true` requires one answer for each sample")
+    if len(answers) != samples:
+        _refuse(f"returned {len(answers)} answers for {samples} samples")
     return list(answers)
 
 
 def value_of(answer: Any, request: ScoreRequest) -> RewardValue:
-    """What a function returned, as a score. Raises TypeError saying what was expected."""
+    """Convert the return value of a function to a score. Raises TypeError that names the expected type."""
     if isinstance(answer, RewardValue):
         return answer
     answer = answer.tolist() if hasattr(answer, "tolist") else answer  # numbers and arrays of numpy and torch
     if answer is None:
-        _refuse("returned None: does every path of it end with `return`?")
+        _refuse("returned None: does every path through it end with `return`?")
     if isinstance(answer, Mapping):
         return _of_mapping(answer)
     if isinstance(answer, list | tuple):
@@ -194,33 +195,33 @@ def value_of(answer: Any, request: ScoreRequest) -> RewardValue:
 def _of_mapping(answer: Mapping[Any, Any]) -> RewardValue:
     if "score" not in answer:
         has = ", ".join(f"`{key}`" for key in answer) or "nothing"
-        _refuse(f"returned a mapping without `score`, which says what the score is; it has {has}")
-    said = answer.get("answer")
-    given = said if isinstance(said, str) else None
-    figures = {str(k): _number(figure, f"as `{k}`") for k, figure in answer.items() if k != "answer" or given is None}
-    return RewardValue(figures.pop("score"), figures, answer=given)
+        _refuse(f"returned a mapping without the required key `score`; it has {has}")
+    returned = answer.get("answer")
+    vote = returned if isinstance(returned, str) else None
+    numbers = {str(k): _number(value, f"as `{k}`") for k, value in answer.items() if k != "answer" or vote is None}
+    return RewardValue(numbers.pop("score"), numbers, answer=vote)
 
 
 def _of_tokens(answer: Sequence[Any], request: ScoreRequest) -> RewardValue:
     tokens = len(request.token_ids)
     if len(answer) != tokens:
         _refuse(
-            f"returned {len(answer)} numbers for the {tokens} tokens of the response: a list has one number for each "
-            "of `sample.token_ids`"
+            f"returned {len(answer)} numbers for the {tokens} tokens of the response: a list must have one number "
+            "for each of `sample.token_ids`"
         )
-    figures = [_number(figure, f"for token {number}") for number, figure in enumerate(answer)]
-    return RewardValue(sum(figures), token_values=figures)
+    values = [_number(value, f"for token {number}") for number, value in enumerate(answer)]
+    return RewardValue(sum(values), token_values=values)
 
 
-def _number(figure: Any, what: str) -> float:
-    figure = figure.item() if hasattr(figure, "item") else figure
-    if not isinstance(figure, Real):
-        _refuse(f"returned a {_kind(figure)} {what}, not a number")
-    return float(figure)
+def _number(value: Any, role: str) -> float:
+    value = value.item() if hasattr(value, "item") else value
+    if not isinstance(value, Real):
+        _refuse(f"returned a {_kind(value)} {role}, not a number")
+    return float(value)
 
 
 def _kind(value: Any) -> str:
-    """A type and, where that is short, the value."""
+    """Return the type of a value, and the value itself if it is short."""
     try:
         text = json.dumps(value)
     except (TypeError, ValueError, RecursionError):
@@ -228,5 +229,5 @@ def _kind(value: Any) -> str:
     return f"{type(value).__name__} (`{text}`)" if 0 < len(text) <= 40 else type(value).__name__
 
 
-def _refuse(says: str) -> NoReturn:
-    raise TypeError(f"the function {says}")
+def _refuse(problem: str) -> NoReturn:
+    raise TypeError(f"the function {problem}")

@@ -104,10 +104,10 @@ def in_an_object(folder: Path, runs: Runs) -> None:
 @pytest.mark.parametrize(
     ("crafted", "named"),
     [
-        (in_metadata, r"`\.metadata` asks for `posix\.mkdir`"),
-        (in_common, r"`common\.pt`: asks for `posix\.mkdir`"),
-        (in_a_tensor, r"asks for `posix\.mkdir`"),
-        (in_an_object, r"asks for `posix\.mkdir`"),
+        (in_metadata, r"`\.metadata` requires `posix\.mkdir`"),
+        (in_common, r"`common\.pt`: requires `posix\.mkdir`"),
+        (in_a_tensor, r"requires `posix\.mkdir`"),
+        (in_an_object, r"requires `posix\.mkdir`"),
     ],
 )
 def test_crafted_state_is_rejected_and_runs_no_code(saved, made_from, tmp_path, crafted, named):
@@ -126,7 +126,7 @@ def test_crafted_initial_checkpoint_is_rejected_and_runs_no_code(saved, made_fro
     folder, witness = shutil.copytree(saved, tmp_path / "state"), tmp_path / "ran"
     shutil.copyfile(model("qwen2") / "config.json", folder / "config.json")
     in_metadata(folder, Runs(witness))
-    with pytest.raises(StorageError, match=r"asks for `posix\.mkdir`"):
+    with pytest.raises(StorageError, match=r"requires `posix\.mkdir`"):
         actor(replace(made_from, model=str(folder))).start()
     assert not witness.exists()
 
@@ -139,5 +139,5 @@ def test_state_rejects_chunk_path_outside_its_folder(saved, made_from, tmp_path,
     for index, info in metadata.storage_data.items():
         metadata.storage_data[index] = replace(info, relative_path=place)
     rewrite(folder, metadata)
-    with pytest.raises(StorageError, match=f"names a file outside of it: `{place}`"):
+    with pytest.raises(StorageError, match=f"names a file outside the folder: `{place}`"):
         actor(made_from).load(folder)

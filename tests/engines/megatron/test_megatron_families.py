@@ -379,7 +379,7 @@ def test_unknown_family_is_rejected_with_supported_families(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     with pytest.raises(RecipeError, match="model family `gpt2`") as caught:
         read_shape(tmp_path)
-    assert caught.value.hint == f"choose a model of {', '.join(sorted(FAMILIES))}"
+    assert caught.value.hint == f"choose a model of one of these families: {', '.join(sorted(FAMILIES))}"
 
 
 def test_missing_or_invalid_model_raises_environment_problem(tmp_path):
@@ -388,7 +388,7 @@ def test_missing_or_invalid_model_raises_environment_problem(tmp_path):
     with pytest.raises(EnvironmentProblemError, match=r"no `config\.json`"):
         read_shape(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(EnvironmentProblemError, match="is no JSON"):
+    with pytest.raises(EnvironmentProblemError, match="is not JSON"):
         read_shape(tmp_path)
 
 

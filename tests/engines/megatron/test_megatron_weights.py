@@ -76,7 +76,7 @@ def test_sharded_files_are_read_through_their_index(model, tmp_path):
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     lab.check_all(EXACT, lab.weights_of(lab.actor(tmp_path)), tensors_in(model("qwen2")))
     next(tmp_path.glob("*.safetensors")).unlink()
-    with pytest.raises(EnvironmentProblemError, match=r"`model-\d+-of-\d+\.safetensors` missing"):
+    with pytest.raises(EnvironmentProblemError, match=r"`model-\d+-of-\d+\.safetensors` is missing"):
         lab.actor(tmp_path)
 
 
@@ -122,7 +122,7 @@ def test_tensor_of_wrong_shape_is_named_in_error(model, tmp_path):
 def test_quantised_tensor_is_rejected(model, tmp_path):
     tensors = tensors_in(model("llama"))
     tensors["model.norm.weight"] = torch.ones(48, dtype=torch.int8)
-    with pytest.raises(EnvironmentProblemError, match="is I8; quantised"):
+    with pytest.raises(EnvironmentProblemError, match="is I8; quantized"):
         lab.actor(copy_with(model("llama"), tmp_path, tensors))
 
 

@@ -74,7 +74,7 @@ def test_multi_label_score_is_probability_of_chosen_label(reward: Callable[..., 
 
 def test_multi_label_reward_model_requires_valid_label(reward: Callable[..., Path]) -> None:
     folder = reward("qwen2", "bad", "good")
-    with pytest.raises(RecipeError, match=r"has 2 labels .`bad`, `good`., and `label` names none"):
+    with pytest.raises(RecipeError, match=r"has 2 labels .`bad`, `good`., but `label` names none"):
         alone(folder)
     with pytest.raises(RecipeError, match=r"`label` is `fine`; the reward model .* has `bad`, `good`"):
         alone(folder, "fine")

@@ -1,1 +1,1 @@
-"""The command `convert-ckpt`: what its source is, the other format written and proven, the report."""
+"""The command `convert-ckpt`: find the source, write the other format, verify it, write the report."""

@@ -1,4 +1,4 @@
-"""The command `convert-ckpt`: find the source, write the other format aside, check it, and only then name it."""
+"""The command `convert-ckpt`: find the source, write the other format to a temporary folder, check and rename it."""
 
 import json
 import time
@@ -31,7 +31,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class ConvertRequest:
-    """The conversion that the command line asks for."""
+    """The conversion that the command line requests."""
 
     source: str
     to: Literal["hf", "megatron"]
@@ -47,15 +47,15 @@ class ConvertRequest:
 
     @property
     def skipped(self) -> tuple[str, ...]:
-        """Options that leave checks out."""
+        """Options that disable checks."""
         return ("--no-verify",) if not self.verify else ("--no-parity",) if not self.parity else ()
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """One checkpoint on its way to the other format."""
+    """One conversion of a checkpoint to the other format."""
 
-    asked: ConvertRequest
+    request: ConvertRequest
     source: FoundCheckpoint
     shape: ModelShape
     weights: Weights
@@ -64,38 +64,39 @@ class Conversion:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of most of the model."""
+        """Dtype of the embedding, and of most of the model."""
         return self.weights.specs[EMBEDDING].dtype
 
     def write(self, folder: Path) -> None:
-        """Write all files but the report."""
-        shard_bytes = int(self.asked.shard_gib * 2**30)
-        if self.asked.to == "hf":
+        """Write all files except the report."""
+        shard_bytes = int(self.request.shard_gib * 2**30)
+        if self.request.to == "hf":
             write_hugging_face(self.weights, folder, shard_bytes)
         else:
             write_megatron(self.weights, self.shape, self.source.role, folder, shard_bytes)
         Companions(self.source.like, self.source.role, self.dtype).write(folder)
 
     def check(self, folder: Path) -> tuple[list[Check], dict[str, Any]]:
-        """Checks that the files in `folder` passed, and the digest of every tensor. Raises ConversionError."""
+        """Return the checks that the files in `folder` passed, and the digest of every tensor. Raises
+        ConversionError."""
         with verify.naming_the_output():
             checks, digests = self._check_files(folder)
             record = self.source.folder / REPORT
-            if self.asked.dtype is None and record.is_file():
+            if self.request.dtype is None and record.is_file():
                 checks.append(verify.check_record(record, digests))
-            if self.asked.parity:
+            if self.request.parity:
                 from ppoctl.convert.command.parity import ModelPair, check_parity
 
-                to_hf = self.asked.to == "hf"
+                to_hf = self.request.to == "hf"
                 hugging_face, megatron = (folder, self.source.folder) if to_hf else (self.source.folder, folder)
-                rounded_to = DTYPES[self.asked.dtype] if self.asked.dtype else None
+                rounded_to = DTYPES[self.request.dtype] if self.request.dtype else None
                 pair = ModelPair(hugging_face, megatron, self.shape, self.source.role, rounded_to)
                 checks += check_parity(pair, self.weights)
         return checks, digests
 
     def _check_files(self, folder: Path) -> tuple[list[Check], dict[str, Any]]:
         configuration = verify.check_configuration(folder, self.shape)
-        if self.asked.to == "megatron":
+        if self.request.to == "megatron":
             megatron = MegatronWeights(TorchDist(folder), self.shape, self.source.role)
             checks, digests = verify.check_tensors(self.weights, megatron)
             return [*checks, verify.check_padding(megatron, is_written=True), configuration], digests
@@ -106,44 +107,44 @@ class Conversion:
         return [*checks, verify.check_padding(megatron, is_written=False), configuration], digests
 
 
-def convert(asked: ConvertRequest, notify: Callable[[str], None]) -> dict[str, Any]:
-    """Convert a checkpoint; returns the report. Nothing is left at the destination unless everything went well."""
-    source = find_source(asked.source, like=asked.like, role=asked.role, step=asked.step)
-    if source.kind == asked.to:
-        other = "megatron" if asked.to == "hf" else "hf"
-        raise RecipeError(f"`{asked.source}` is in that format already (`--to {asked.to}`)", hint=f"--to {other}")
-    conversion = _open(asked, source)
+def convert(request: ConvertRequest, notify: Callable[[str], None]) -> dict[str, Any]:
+    """Convert a checkpoint, and return the report. The destination exists only if every step succeeded."""
+    source = find_source(request.source, like=request.like, role=request.role, step=request.step)
+    if source.kind == request.to:
+        other = "megatron" if request.to == "hf" else "hf"
+        raise RecipeError(f"`{request.source}` is already in that format (`--to {request.to}`)", hint=f"--to {other}")
+    conversion = _open(request, source)
     for note in conversion.notes:
         notify(f"note: {note}")
-    if asked.verify and asked.parity:
+    if request.verify and request.parity:
         from ppoctl.convert.command.parity import require_memory
 
         require_memory(conversion.weights)
-    with destination(asked.out) as aside:
+    with destination(request.out) as aside:
         started = time.monotonic()
         conversion.write(aside)
         size = sum(path.stat().st_size for path in aside.iterdir())
         count = len(conversion.weights.specs)
         notify(f"wrote {count} tensors, {size / 2**20:,.1f} MiB, in {time.monotonic() - started:.1f} s")
-        checks, digests = conversion.check(aside) if asked.verify else ([], {})
+        checks, digests = conversion.check(aside) if request.verify else ([], {})
         report = _report(conversion, checks, digests)
         (aside / REPORT).write_text(json.dumps(report, indent=1) + "\n", "utf-8")
     return report
 
 
-def _open(asked: ConvertRequest, source: FoundCheckpoint) -> Conversion:
+def _open(request: ConvertRequest, source: FoundCheckpoint) -> Conversion:
     shape = read_shape(source.like)
-    dtype = DTYPES[asked.dtype] if asked.dtype else None
+    dtype = DTYPES[request.dtype] if request.dtype else None
     if source.kind == "hf":
-        given: Weights = open_weights(source.folder, allow_pickle=asked.allow_pickle)
+        given: Weights = open_weights(source.folder, allow_pickle=request.allow_pickle)
     else:
         given = MegatronWeights(TorchDist(source.folder), shape, source.role)
     weights = Accounted(given, source.folder, shape, source.role, dtype)
-    return Conversion(asked, source, shape, weights, (*source.notes, *weights.notes))
+    return Conversion(request, source, shape, weights, (*source.notes, *weights.notes))
 
 
 def _report(conversion: Conversion, checks: list[Check], digests: dict[str, Any]) -> dict[str, Any]:
-    asked, source = conversion.asked, conversion.source
+    request, source = conversion.request, conversion.source
     return {
         "source": {
             "kind": source.kind,
@@ -151,14 +152,14 @@ def _report(conversion: Conversion, checks: list[Check], digests: dict[str, Any]
             "config": str(source.like),
             "says": source.description,
         },
-        "to": asked.to,
+        "to": request.to,
         "role": source.role,
         "family": conversion.shape.family,
         "parameters": sum(torch.Size(spec.shape).numel() for spec in conversion.weights.specs.values()),
         "dtype": str(conversion.dtype).removeprefix("torch."),
-        "cast": asked.dtype is not None,
-        "verified": not asked.skipped,
-        "skipped": list(asked.skipped),
+        "cast": request.dtype is not None,
+        "verified": not request.skipped,
+        "skipped": list(request.skipped),
         "checks": [asdict(check) for check in checks],
         "notes": list(conversion.notes),
         "versions": versions(),

@@ -1,4 +1,4 @@
-"""Model families, one small table of fields each: `model_type` of config.json -> `Family`."""
+"""Model families, by `model_type` of config.json; each is a small table of fields."""
 
 from ppoctl.model.families.deepseek_v3 import DEEPSEEK_V3
 from ppoctl.model.families.gemma2 import GEMMA2

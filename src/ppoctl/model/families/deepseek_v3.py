@@ -1,6 +1,6 @@
-"""DeepSeek-V3, and what was published under its name: Moonlight. Latent attention; many small experts beside a shared
-one, chosen by sigmoids and a bias; the first layers have one MLP. The layers that predict further tokens are no part
-of the model here: a checkpoint that has them is refused by the first of their tensors."""
+"""DeepSeek-V3, and Moonlight, which was published under the same `model_type`. They have latent attention, and many
+small experts next to a shared expert, chosen by sigmoids and a bias; the first layers have one MLP. Multi-token
+prediction layers are not supported: a checkpoint with such layers is rejected with the name of their first tensor."""
 
 import math
 from collections.abc import Mapping
@@ -15,24 +15,25 @@ from ppoctl.model.shape import ExpertShape, LatentShape, SigmoidRouting
 
 def _values_fit(value: int, nope: int, rope: int) -> int:
     if value > nope + rope:
-        raise UnsupportedValueError("supported are values no wider than keys")
+        raise UnsupportedValueError("values must not be wider than keys")
     return value
 
 
 def _shared(count: int | None, width: int) -> int:
     if not count:
-        raise UnsupportedValueError("supported are models with shared experts")
+        raise UnsupportedValueError("only models with shared experts are supported")
     return count * width
 
 
 def _groups(groups: int, experts: int) -> int:
     if experts % groups or experts // groups < 2:
-        raise UnsupportedValueError("supported are groups of equally many experts, at least two")
+        raise UnsupportedValueError("groups must have the same number of experts, at least two")
     return groups
 
 
 def _attention_scale(parameters: Mapping[str, Any], nope: int, rope: int) -> float | None:
-    """The scale of queries times keys: YaRN's growth belongs to all channels here, not only to rotated ones."""
+    """Return the factor of queries times keys. In this family, YaRN's growth applies to all channels, not only to
+    rotated ones."""
     scaling = read_rope(parameters).scaling
     if not isinstance(scaling, YarnScaling):
         return None
@@ -42,13 +43,13 @@ def _attention_scale(parameters: Mapping[str, Any], nope: int, rope: int) -> flo
 def _plain_or_yarn(parameters: Mapping[str, Any]) -> Any:
     rope = read_rope(parameters)
     if rope.scaling is not None and not isinstance(rope.scaling, YarnScaling):
-        raise UnsupportedValueError("supported are plain RoPE and YaRN")
+        raise UnsupportedValueError("only plain RoPE and YaRN are supported")
     return rope
 
 
 def _equal_heads(groups: int | None, heads: int) -> int:
     if groups not in (None, heads):
-        raise UnsupportedValueError("supported are as many key/value heads as query heads")
+        raise UnsupportedValueError("the number of key/value heads must equal the number of query heads")
     return heads
 
 
@@ -72,7 +73,7 @@ DEEPSEEK_V3 = Family(
                 "nope_dim": From("qk_nope_head_dim"),
                 "rope_dim": From("qk_rope_head_dim"),
                 "value_dim": From("v_head_dim qk_nope_head_dim qk_rope_head_dim", _values_fit),
-                "norm_eps": From("", lambda: 1e-6),  # in transformers' code, whatever `rms_norm_eps` says
+                "norm_eps": From("", lambda: 1e-6),  # a constant in transformers' code, independent of `rms_norm_eps`
             },
         ),
         "experts": NestedFields(
@@ -123,14 +124,14 @@ DEEPSEEK_V3 = Family(
     requires={
         **REQUIRES,
         "attention_bias": off,
-        "rope_interleave": on,  # vLLM reads it nowhere, and pairs neighbouring channels
-        # Fields of the published code, which transformers' own does not read: it computes these.
+        "rope_interleave": on,  # vLLM ignores it and always pairs neighboring channels
+        # Fields of the published code. transformers does not read them and always computes these values.
         "moe_layer_freq": Only(1),
         "scoring_func": Only("sigmoid"),
         "topk_method": Only("noaux_tc"),
     },
-    # What transformers repeats of other fields; layers that are no part of the model here; where remote code is; a
-    # load-balancing loss that PPO does not have; how others split the model.
+    # Copies of other fields; multi-token prediction layers, which are not supported; the location of remote code; a
+    # load-balancing loss that PPO does not have; parallelism of other systems.
     ignores=IGNORES
     | {"head_dim", "qk_head_dim", "num_nextn_predict_layers", "auto_map"}
     | {"aux_loss_alpha", "seq_aux", "output_router_logits", "ep_size", "pretraining_tp"},

@@ -1,13 +1,12 @@
-"""Gemma 2: four norms in a layer, capped scores and logits, a sliding window in every other layer, and embeddings
-that are scaled on their way in and tied to the output layer."""
+"""Gemma 2: four norms in a layer, capped scores and logits, and a sliding window in every other layer. Embeddings are
+scaled at the input, and tied to the output layer."""
 
 from ppoctl.model.families.llama import DEFAULTS, IGNORES, READS, divided_by_heads
 from ppoctl.model.fields import Family, From, Only, off
 
 
 def _windows(layer_types: list[str] | None, window: int | None, layers: int) -> tuple[int | None, ...]:
-    """Tokens that a token of each layer sees; every other layer has the window unless the configuration says
-    otherwise."""
+    """Return the sliding window of each layer. Without `layer_types`, every other layer has the window."""
     if layer_types is None:
         return tuple(None if layer % 2 else window for layer in range(layers))
     return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
@@ -49,7 +48,7 @@ GEMMA2 = Family(
         "use_bidirectional_attention": off,
         "layer_types": lambda kinds: set(kinds or ()) <= {"sliding_attention", "full_attention"},
     },
-    # `hidden_act` is an older spelling that transformers no longer reads; the cache is a generator's.
+    # `hidden_act` is an older name that transformers no longer reads; the cache matters only to a generator.
     ignores=IGNORES | {"hidden_act", "cache_implementation"},
     constants={"norm_offset": True, "post_norms": True},
 )

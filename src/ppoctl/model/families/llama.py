@@ -1,5 +1,5 @@
-"""Llama 1 to 3, and what was published as Llama: deepseek-llm, SmolLM. Other families are told as differences from
-it."""
+"""Llama 1 to 3, and models published as Llama: deepseek-llm, SmolLM. Other families are defined as differences from
+Llama."""
 
 from typing import Any
 
@@ -9,24 +9,24 @@ from ppoctl.model.rope import read_rope
 
 def _groups(groups: int | None, heads: int) -> int:
     if groups is not None and heads % groups:
-        raise UnsupportedValueError("supported are query heads that share key/value heads evenly")
+        raise UnsupportedValueError("the number of query heads must be a multiple of the number of key/value heads")
     return groups or heads
 
 
 def _head_dim(channels: int | None, hidden: int, heads: int) -> int:
     if channels is None and hidden % heads:
-        raise UnsupportedValueError("supported are heads that divide the hidden size, or a `head_dim`")
-    found = channels or hidden // heads
-    if found % 2:
-        raise UnsupportedValueError("supported are heads of an even number of channels: RoPE turns pairs of them")
-    return found
+        raise UnsupportedValueError("the number of heads must divide the hidden size, or `head_dim` must be set")
+    head_dim = channels or hidden // heads
+    if head_dim % 2:
+        raise UnsupportedValueError("a head must have an even number of channels, because RoPE rotates pairs")
+    return head_dim
 
 
 def divided_by_heads(hidden: int, heads: int) -> int:
-    """Channels of a head, in families where they are the hidden size divided by the heads whatever `head_dim` says.
-    Raises UnsupportedValueError where the heads do not divide it."""
+    """Return the hidden size. Raises UnsupportedValueError if the number of heads does not divide it, which these
+    families require even if `head_dim` is set."""
     if hidden % heads:
-        raise UnsupportedValueError("supported are heads that divide the hidden size")
+        raise UnsupportedValueError("the number of heads must divide the hidden size")
     return hidden
 
 
@@ -51,7 +51,7 @@ DEFAULTS: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
 }
-"""Defaults of fields that most families have; each adds its own."""
+"""Defaults that most families have; each family adds its own."""
 REQUIRES: dict[str, Allowed] = {"hidden_act": Only("silu"), "attention_dropout": Only(0, 0.0)}
 IGNORES = frozenset({"initializer_range", "use_cache", "pad_token_id", "bos_token_id", "eos_token_id"})
 

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5, and what was distilled into them: DeepSeek-R1-Distill-Qwen; Qwen3; their mixtures of experts."""
+"""Qwen2 and Qwen2.5, models distilled into them (DeepSeek-R1-Distill-Qwen), Qwen3, and their mixtures of experts."""
 
 from dataclasses import replace
 from functools import partial
@@ -21,27 +21,28 @@ _NO_WINDOW: dict[str, Allowed] = {
     "sliding_window": Only(None, 0),
     "layer_types": only_full_attention,
 }
-"""Qwen's configurations have a sliding window that none of the published models turns on."""
+"""Qwen's configurations have a sliding window, which no published model enables."""
 _DEFAULTS = {**DEFAULTS, "intermediate_size": 22016, "vocab_size": 151936, "max_position_embeddings": 32768}
 _EXPERT_IGNORES = frozenset({"router_aux_loss_coef", "output_router_logits"})
-"""Fields about a load-balancing loss that PPO does not have: see `engines.megatron.config`."""
+"""Fields of a load-balancing loss, which PPO does not have: see `engines.megatron.config`."""
 
 
 def _layers_with_experts(dense: list[int] | None, step: int, layers: int) -> tuple[bool, ...]:
-    """Whether each layer has experts: it is not in `mlp_only_layers`, and its number, counted from 1, is a multiple
-    of `decoder_sparse_step`."""
+    """Return whether each layer has experts: it is not in `mlp_only_layers`, and its number, counted from 1, is a
+    multiple of `decoder_sparse_step`."""
     return tuple(layer not in (dense or ()) and (layer + 1) % step == 0 for layer in range(layers))
 
 
 def fewer_than_all(per_token: int, experts: int) -> int:
-    """Experts that a token is routed to. Raises UnsupportedValueError where the layer has fewer."""
+    """Return the number of experts that a token is routed to. Raises UnsupportedValueError if the layer has fewer."""
     if per_token > experts:
-        raise UnsupportedValueError("supported are tokens that are routed to at most as many experts as there are")
+        raise UnsupportedValueError("a token cannot be routed to more experts than a layer has")
     return per_token
 
 
 def _expert_reads(count: str) -> dict[str, From]:
-    """How Qwen's configurations describe the mixture of experts; `count`: their field for the number of experts."""
+    """Return the mapping of Qwen's fields for the mixture of experts. `count` names the field with the number of
+    experts."""
     return {
         "count": From(count),
         "per_token": From(f"num_experts_per_tok {count}", fewer_than_all),
@@ -88,8 +89,8 @@ QWEN2_MOE = replace(
     requires={**QWEN2.requires, "qkv_bias": Only(True)},  # noqa: FBT003 - a value
     ignores=QWEN2.ignores | _EXPERT_IGNORES,
 )
-"""Qwen1.5's mixture of experts: Qwen2 with experts in place of the MLP of some layers or all, and beside them an MLP
-that every token meets, scaled by the sigmoid of one number per token."""
+"""Qwen1.5's mixture of experts: Qwen2 with experts in place of the MLP of some or all layers. Each of these layers
+also has a shared expert for every token, gated by the sigmoid of one number per token."""
 
 QWEN3 = Family(
     classes="Qwen3",
@@ -99,7 +100,7 @@ QWEN3 = Family(
     ignores=IGNORES | {"max_window_layers"},
     constants={"qk_norm": True},
 )
-"""Qwen3: queries and keys are normalised head by head, and have no biases."""
+"""Qwen3: queries and keys of each head are normalized, and have no biases."""
 
 QWEN3_MOE = replace(
     QWEN3,
@@ -120,4 +121,4 @@ QWEN3_MOE = replace(
     renamed={"num_experts": "num_local_experts"},
     ignores=QWEN3.ignores | _EXPERT_IGNORES,
 )
-"""Qwen3 with experts in place of the MLP of some layers or all."""
+"""Qwen3 with experts in place of the MLP of some or all layers."""

@@ -1,22 +1,21 @@
-"""Where programs run that a model wrote: a job goes in, its output comes out, and expected outputs stay outside.
+"""Sandbox for programs that a model wrote. A job goes in and its output comes out; expected outputs never enter it.
 
-    client     the scorer's side: starts a launcher, asks it, tries whether a sandbox holds
-      launcher   a process that has never known an answer: forks into a sandbox, watches over limits, ends all of it
+    client     the scorer's side: starts a launcher, sends jobs, tests whether a sandbox isolates programs
+      launcher   a process that never held a ground truth: forks into a sandbox, enforces limits, kills its processes
         jail       steps from a forked process to the program: namespaces, root, limits, privileges
-          kernel     system calls that Python has not
-          seccomp    system calls that the program has not
-    job        what goes in and what comes out
+          kernel     system calls that Python does not provide
+          seccomp    system calls that the program must not use
+    job        jobs, limits and results
 
-Two walls, of which a recipe chooses one, and the same limits and filter of system calls behind both. `namespaces` is
-for whoever may make a user namespace, root or not: the program sees processes, files, network and shared memory of
-its own only. `user` is for root where new namespaces are forbidden, as in most containers: the program is a user whom
-nobody else is, and Landlock closes all files to it but the system's, which it may read.
+The recipe chooses one of two isolation layers; both have the same limits and system-call filter. `namespaces` works
+for every user who may create a user namespace, root or not: the program sees only its own processes, files, network
+and shared memory. `user` is for root if new namespaces are forbidden, as in most containers: the program runs as a
+user id of its own, and Landlock lets it read only system files.
 
-Well-kept tools were weighed: bubblewrap does what `namespaces` does here, nsjail that and cgroups, isolate that for
-contests, firejail with a setuid binary. None is a Python package, so each would be one more thing to install as root
-on every node, and none answers for what is left: deadlines, output, kinds of ends, and no orphan when the scorer is
-killed. gVisor and virtual machines hold more (a bug of the kernel is not enough to leave them); they are what a
-Sandbox Fusion endpoint may run in.
+Existing tools were considered: bubblewrap (like `namespaces`), nsjail (the same, with cgroups), isolate (for
+programming contests) and firejail (a setuid binary). None is a Python package, so root would have to install it on
+every node. None handles deadlines, output limits, exit kinds and orphans of a killed scorer. gVisor and virtual
+machines isolate more strongly (a kernel bug is not enough to escape); use them behind a Sandbox Fusion endpoint.
 
 Standard library only.
 """

@@ -1,4 +1,4 @@
-"""A sandbox as whoever scores sees it: programs go in, what they wrote comes out."""
+"""The scorer's side of a sandbox: run a program and return its output."""
 
 import json
 import os
@@ -20,27 +20,26 @@ _READ_BYTES = 1 << 16
 
 
 class SandboxError(Exception):
-    """A sandbox could not be made, or what makes it died: no program is to blame."""
+    """A sandbox could not be created, or its launcher died. The program did not cause it."""
 
 
 class Sandbox:
-    """A launcher of sandboxes, started by the first program and again after one that died. One thread uses it; it
+    """A launcher of sandboxes, started by the first program and restarted if it dies. Only one thread may use it; it
     ends with that thread."""
 
     def __init__(self, kind: Kind, python: Sequence[str] = ()) -> None:
-        """`python`: words of a command that becomes the Python which makes sandboxes and runs programs in them; none:
-        this one."""
+        """`python` is the command line of the Python that creates sandboxes and runs programs; empty: this Python."""
         words = python or (sys.executable,)
         self._command = [*words, "-S", "-m", "ppoctl.rewards.sandbox.launcher", kind, str(os.getpid())]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def pid(self) -> int | None:
-        """Process id of the launcher; None where it does not run."""
+        """Process id of the launcher; None: it does not run."""
         return None if self._process is None else self._process.pid
 
     def run(self, job: SandboxJob) -> Ran:
-        """Run a program, with nothing of it left afterwards. Raises SandboxError where it cannot be run safely."""
+        """Run a program; no process of it is left afterwards. Raises SandboxError if it cannot be run safely."""
         try:
             if self._process is None:
                 self._process = _started(self._command)
@@ -56,7 +55,7 @@ class Sandbox:
         self.close()
 
     def close(self) -> None:
-        """End the launcher, and with it the sandbox that it may have. May be called twice."""
+        """Kill the launcher, and with it a running sandbox. May be called twice."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
@@ -64,9 +63,9 @@ class Sandbox:
 
 
 def require(kind: Kind, python: Sequence[str] = (), *, key: str = "reward") -> None:
-    """Run a program that tries what a sandbox has to refuse. Raises MissingAssetError, with what this machine
-    forbids and what would allow it, where there is no sandbox or one that does not hold. `key`: table of
-    the recipe that asks for it."""
+    """Run a program that attempts what a sandbox must refuse. Raises MissingAssetError if there is no sandbox, or if
+    it allows an attempt; the error names the setting of this machine that forbids sandboxes and the fix. `key` is the
+    recipe table that requires the sandbox."""
     sandbox = Sandbox(kind, python)
     try:
         ran = sandbox.run(SandboxJob(_TRIAL, limits=Limits(timeout_s=5.0, processes=2)))
@@ -76,7 +75,7 @@ def require(kind: Kind, python: Sequence[str] = (), *, key: str = "reward") -> N
         sandbox.close()
     if (ran.outcome, ran.output) != ("ok", _HELD):
         raise _refusal(
-            kind, key, f"a trial ended as `{ran.outcome} {ran.code}` and said `{ran.output.strip()[:200]}`"
+            kind, key, f"a test ended as `{ran.outcome} {ran.code}` with output `{ran.output.strip()[:200]}`"
         )
 
 
@@ -101,17 +100,17 @@ tries = {{
 }}
 print(", ".join(name for name, attempt in tries.items() if not refused(attempt)) or "held")
 """
-"""Small tries of what a sandbox refuses; it tells those that went through."""
+"""Program that attempts what a sandbox must refuse, and prints the attempts that succeeded."""
 
 
 def _refusal(kind: Kind, key: str, why: str) -> MissingAssetError:
     return MissingAssetError(
-        f"this machine gives programs no safe sandbox (`{key}.sandbox` is `{kind}`): {why}", hint=_mend(kind, key)
+        f"this machine has no safe sandbox for programs (`{key}.sandbox` is `{kind}`): {why}", hint=_fix(kind, key)
     )
 
 
-def _mend(kind: Kind, key: str) -> str:
-    """The command that allows it, by what forbids it."""
+def _fix(kind: Kind, key: str) -> str:
+    """Return the command that allows sandboxes, according to the setting that forbids them."""
     if kind == "user":
         return "ppoctl doctor  # Linux 5.13 with Landlock, as root, and a Python that every user may read"
     for setting, forbids in (
@@ -131,7 +130,7 @@ def _started(command: list[str]) -> subprocess.Popen[bytes]:
 
 
 def _exchange(process: subprocess.Popen[bytes], line: str, limit_s: float) -> dict[str, Any]:
-    """Send a line and wait for one. Raises OSError when the launcher ends or is late."""
+    """Send a line and return the reply. Raises OSError if the launcher ends or is late."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(line.encode() + b"\n")
@@ -141,7 +140,7 @@ def _exchange(process: subprocess.Popen[bytes], line: str, limit_s: float) -> di
     while not inbox.endswith(b"\n"):
         ready, _, _ = select([process.stdout], [], [], max(deadline - time.monotonic(), 0))
         if not ready:
-            raise TimeoutError(f"no word within {limit_s:g} s")
+            raise TimeoutError(f"no reply within {limit_s:g} s")
         received = os.read(process.stdout.fileno(), _READ_BYTES)
         if not received:
             raise ConnectionError("it closed its pipe")

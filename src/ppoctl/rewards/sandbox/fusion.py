@@ -1,4 +1,4 @@
-"""A Sandbox Fusion endpoint (`/run_code`) as a place where programs run. Standard library only."""
+"""Client of a Sandbox Fusion endpoint (`/run_code`), which runs programs. Standard library only."""
 
 import json
 import time
@@ -13,22 +13,22 @@ _TRIES = 3
 _PAUSE_S = 1.0
 _SLACK_S = 10.0
 _OTHER_BYTES = 16 << 20
-"""Bytes of an answer beside the output that counts: errors, output of a compiler."""
+"""Maximum bytes of an answer in addition to the program's output: errors, output of a compiler."""
 _LETTER_BYTES = 6
-"""Bytes of one letter of output in JSON, at most."""
+"""Maximum bytes of one character of output in JSON."""
 
 
 class UnreachableError(Exception):
-    """The endpoint did not answer, or not with what it is asked for."""
+    """The endpoint did not answer, or its answer is not valid."""
 
 
 def run(url: str, language: str, job: SandboxJob) -> Ran:
-    """Run a program there. A gateway that gives up, or a connection that fails, is tried again.
+    """Run a program at the endpoint. A gateway timeout or failed connection is tried again.
 
-    Raises UnreachableError where there is no answer after that, and where the endpoint says that it failed itself.
+    Raises UnreachableError if there is no answer after all tries, or if the endpoint reports its own failure.
     """
     limits = job.limits
-    asked = {
+    payload = {
         "code": job.program,
         "stdin": job.stdin,
         "language": language,
@@ -43,14 +43,14 @@ def run(url: str, language: str, job: SandboxJob) -> Ran:
         url, limit_s=2 * limits.timeout_s + _SLACK_S, most_bytes=_LETTER_BYTES * most + _OTHER_BYTES
     )
     try:
-        answer = _answer(connection, json.dumps(asked).encode())
+        answer = _answer(connection, json.dumps(payload).encode())
     finally:
         connection.close()
     return Ran("output") if answer is None else _ran(answer, most)
 
 
 def _answer(connection: Connection, body: bytes) -> dict[str, Any] | None:
-    """What the endpoint answers; None: more than the output that a program may have."""
+    """Return the answer of the endpoint; None: it is longer than the output limit allows."""
     headers = {"Content-Type": "application/json", "Accept": "application/json"}
     why = ""
     for number in range(_TRIES):
@@ -65,11 +65,11 @@ def _answer(connection: Connection, body: bytes) -> dict[str, Any] | None:
                 break
         except (OSError, HTTPException, ValueError, RecursionError) as error:
             why = str(error)
-    raise UnreachableError(f"no answer of the Sandbox Fusion endpoint: {why}")
+    raise UnreachableError(f"no answer from the Sandbox Fusion endpoint: {why}")
 
 
 def _ran(answer: dict[str, Any], most: int) -> Ran:
-    """What it says, in our words: of a compilation that failed as of a program that did."""
+    """Convert the endpoint's answer to a `Ran`. A failed compilation counts as a failed program."""
     if answer.get("status") not in ("Success", "Failed"):
         raise UnreachableError(f"the Sandbox Fusion endpoint failed: {answer.get('message') or answer.get('status')}")
     for result in (answer.get("compile_result"), answer.get("run_result")):

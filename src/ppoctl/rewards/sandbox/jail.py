@@ -1,10 +1,9 @@
-"""What a program is locked into, told from the inside: the steps of a process on its way to become it.
+"""The steps by which a forked process isolates itself and becomes the program.
 
-    namespaces   enter_namespaces, make_root, become_program(files = the new root's)
-    user         become_program(as a user of its own, files closed by Landlock)
+    namespaces   enter_namespaces, make_root, become_program (files of the new root)
+    user         become_program (as a separate user, files closed by Landlock)
 
-Every step is taken in a process that ends with it: nothing here is undone, and the first error ends it. Standard
-library only.
+The process never leaves the sandbox: no step is undone, and the first error ends the process. Standard library only.
 """
 
 import os
@@ -20,11 +19,11 @@ from ppoctl.rewards.sandbox import kernel, seccomp
 from ppoctl.rewards.sandbox.job import Limits
 
 INSIDE_ID = 1000
-"""User and group of the program, as it sees itself."""
+"""User and group id of the program inside the sandbox."""
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _INSTALLED = ("site-packages", "dist-packages")
-"""Folders of packages beside the standard library, which a program does not get."""
+"""Folders of installed packages in the standard library's folder, which are hidden from a program."""
 _PROGRAM_FD = 3
 _NOT_OPEN_FROM = 4
 _FILES = 64
@@ -34,41 +33,41 @@ _RUN = (
     f"import os\nwith open({_PROGRAM_FD}, encoding='utf-8') as _file: _text = _file.read()\n"
     "del os, _file\nexec(compile(globals().pop('_text'), 'program.py', 'exec'))"
 )
-"""The program comes over a descriptor and is run as `__main__`; no file has it."""
+"""Code that reads the program from a descriptor and runs it as `__main__`; the program is never in a file."""
 _PYTHON = Path(sys.executable).resolve()
 _COMMAND = [str(_PYTHON), "-s", "-S", "-P", "-B", "-X", "utf8", "-c", _RUN]
-"""This very Python, alone with its standard library: no site, no user's folder, no bytecode, UTF-8. Found now: in the
-new root links of the old one lead nowhere."""
+"""Command of this Python with only its standard library: no site, no user folder, no bytecode, UTF-8. The path is
+resolved at import: in the new root, links of the old root are dangling."""
 
 
 def folders() -> list[str]:
-    """Folders that a program may read: the system's, and those of this Python where it lies elsewhere."""
+    """Return the folders that a program may read: the system's, and those of this Python if it is elsewhere."""
     base = Path(sys.base_prefix).resolve()
     own = [base / name for name in ("bin", "lib", "lib64") if (base / name).is_dir()]
     own += [_PYTHON.parent, Path(os.__file__).resolve().parent]
-    found = [path for path in _SYSTEM if Path(path).is_dir()]
+    readable = [path for path in _SYSTEM if Path(path).is_dir()]
     for path in map(str, own):
-        if not any(_is_below(path, other) for other in found):
-            found.append(path)
-    return found
+        if not any(_is_below(path, other) for other in readable):
+            readable.append(path)
+    return readable
 
 
 def devices() -> list[str]:
-    """Device files that a program may use."""
+    """Return the device files that a program may use."""
     return [path for path in _DEVICES if Path(path).exists()]
 
 
 def enter_namespaces(channel: socket.socket) -> None:
-    """Leave this machine's users, processes, mounts, network, names and shared memory. The launcher is told over the
-    channel, and says users of the new namespace which of the old one they are."""
+    """Leave this machine's users, processes, mounts, network, names and shared memory. Notify the launcher over the
+    channel, and wait until it has mapped the users of the new namespace."""
     kernel.unshare(kernel.ALL_NAMESPACES)
     channel.send(b"unshared")
     if channel.recv(16) != b"mapped":
-        os._exit(1)  # the launcher is gone
+        os._exit(1)  # the launcher has ended
 
 
 def make_root(limits: Limits) -> None:
-    """Build a root in memory of system folders, read-only, and a small writable `/tmp`, and let go of the old one."""
+    """Build a root in memory from read-only system folders and a small writable `/tmp`, and unmount the old root."""
     shown, covered = folders(), _packages()
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, _ROOT_OPTIONS)
@@ -97,17 +96,18 @@ def make_root(limits: Limits) -> None:
 def become_program(
     given: tuple[int, int, int], channel: int, limits: Limits, prepare: Callable[[], None]
 ) -> NoReturn:
-    """Execute the program with the limits, no variable but the seed of hashes, and the descriptors `given` (its
-    input, its output, its text) and no other. `prepare` changes user and closes files, before the last privileges go.
+    """Execute the program with the limits, only the hash seed as environment, and only the descriptors `given`
+    (input, output, program text). `prepare` changes the user and closes files; it runs before the last privileges are
+    dropped.
 
-    `channel`: descriptor that an error is to be told over, and that closes with the execution.
+    `channel`: descriptor over which an error is reported, and which closes when the program is executed.
     """
     stdin, stdout, program = given
-    os.setsid()  # no terminal, and no process group to signal but its own
+    os.setsid()  # no terminal, and no other process group to signal
     nothing = os.open("/dev/null", os.O_WRONLY)
     for theirs, ours in enumerate((stdin, stdout, nothing, program)):
         os.dup2(ours, theirs)
-        os.set_inheritable(theirs, True)  # noqa: FBT003 - Python's own
+        os.set_inheritable(theirs, True)  # noqa: FBT003 - signature of the standard library
     kernel.close_but(_NOT_OPEN_FROM, channel)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
@@ -121,7 +121,7 @@ def become_program(
 def _set_limits(limits: Limits) -> None:
     memory = limits.memory_mib << 20
     cpu_s = int(limits.timeout_s) + 2
-    # Without root the two processes that watch over it are of the same user.
+    # Without root, the two processes that supervise the program belong to the same user and count too.
     processes = limits.processes + (0 if os.geteuid() == 0 else 2)
     for which, bound in (
         (resource.RLIMIT_AS, memory),
@@ -142,7 +142,7 @@ def _set_limits(limits: Limits) -> None:
 
 
 def _show(path: str) -> None:
-    """Give the new root a folder of the old one, read-only; a link stays a link."""
+    """Mount a folder of the old root in the new root, read-only; a link is copied as a link."""
     old = Path(f"/old{path}")
     if old.is_symlink():
         Path(path).symlink_to(old.readlink())
@@ -153,7 +153,7 @@ def _show(path: str) -> None:
 
 
 def _packages() -> list[str]:
-    """Folders of what is installed beside this Python's standard library."""
+    """Return the folders of packages installed in the standard library's folder of this Python."""
     library = Path(os.__file__).resolve().parent
     return [str(library / name) for name in _INSTALLED if (library / name).is_dir()]
 

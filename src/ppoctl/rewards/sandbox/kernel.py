@@ -1,4 +1,4 @@
-"""The system calls of Linux that a sandbox needs and Python has not. Standard library only."""
+"""Linux system calls that a sandbox needs and Python does not provide. Standard library only."""
 
 import ctypes
 import errno
@@ -25,7 +25,7 @@ _LAST_CAPABILITY = 63
 
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _CAPSET = {"x86_64": 126, "aarch64": 91}
-# The same on every machine: system calls since Linux 5.1 share their numbers.
+# System calls since Linux 5.1 have the same number on every architecture.
 _CLOSE_RANGE, _MOUNT_SETATTR = 436, 442
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _LANDLOCK_VERSION = 1
@@ -36,52 +36,52 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def machine() -> str:
-    """Kind of processor whose numbers of system calls are known here. Raises OSError where they are not."""
-    found = platform.machine()
-    if found not in _PIVOT_ROOT:
-        raise OSError(errno.ENOSYS, f"the system calls of a `{found}` are not known")
-    return found
+    """Return the architecture of this machine. Raises OSError if its system call numbers are not known."""
+    architecture = platform.machine()
+    if architecture not in _PIVOT_ROOT:
+        raise OSError(errno.ENOSYS, f"the system call numbers of `{architecture}` are not known")
+    return architecture
 
 
 def unshare(flags: int) -> None:
-    """Move this process into new namespaces; a new one of process ids begins with its next child."""
+    """Move this process into new namespaces. A new process id namespace begins with the next child."""
     _ok(_libc.unshare(flags), "unshare")
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
-    """Mount a file system, bind one, or change how mounts spread."""
-    told = [None if text is None else text.encode() for text in (source, target, kind)]
+    """Mount a file system, bind-mount a path, or change the propagation of mounts."""
+    names = [None if text is None else text.encode() for text in (source, target, kind)]
     data = None if options is None else options.encode()
-    _ok(_libc.mount(*told, ctypes.c_ulong(flags), data), f"mount of {target}")
+    _ok(_libc.mount(*names, ctypes.c_ulong(flags), data), f"mount of {target}")
 
 
 def make_read_only(path: str, *, recursive: bool) -> None:
-    """Make a mount, and with `recursive` all below it, read-only and without effect of setuid bits and device files.
-    A kernel before 5.12 has no such call."""
+    """Make a mount, and with `recursive` all mounts below it, read-only; setuid bits and device files have no effect.
+    Requires Linux 5.12."""
     attributes = struct.pack("QQQQ", _ATTR_RDONLY | _ATTR_NOSUID | _ATTR_NODEV, 0, 0, 0)
     flags = _AT_RECURSIVE if recursive else 0
     _syscall("mount_setattr", _MOUNT_SETATTR, _AT_FDCWD, path.encode(), flags, attributes, len(attributes))
 
 
 def pivot_root(new: str, old: str) -> None:
-    """Make a mount the root, and hang the old root into a folder of it."""
+    """Make a mount the root, and move the old root to a folder in it."""
     _syscall("pivot_root", _PIVOT_ROOT[machine()], new.encode(), old.encode())
 
 
 def unmount(path: str) -> None:
-    """Take a mount and all below it out of sight."""
+    """Detach a mount and all mounts below it."""
     _ok(_libc.umount2(path.encode(), _MNT_DETACH), f"umount of {path}")
 
 
 def close_but(first: int, kept: int) -> None:
-    """Close all descriptors from `first` on, but one."""
+    """Close all descriptors from `first` on, except `kept`."""
     if kept > first:
         _syscall("close_range", _CLOSE_RANGE, first, kept - 1, 0)
     _syscall("close_range", _CLOSE_RANGE, max(first, kept + 1), 0x7FFFFFFF, 0)
 
 
 def die_with_parent(number: int) -> None:
-    """Ask the kernel for this signal when the thread that started this process ends."""
+    """Let the kernel send this signal when the thread that started this process ends."""
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
@@ -91,35 +91,35 @@ def adopt_orphans() -> None:
 
 
 def hide_memory() -> None:
-    """Close this process's memory to all who have not the privilege to trace any process."""
+    """Hide the memory of this process from all processes without the privilege to trace any process."""
     _prctl(_PR_SET_DUMPABLE, 0)
 
 
 def drop_privileges() -> None:
-    """Give up all capabilities for good, and with them what a program could gain by executing another."""
+    """Drop all capabilities permanently, including those that executing another program could grant."""
     for number in range(_LAST_CAPABILITY + 1):
         if _libc.prctl(_PR_CAPBSET_DROP, *map(ctypes.c_ulong, (number, 0, 0, 0))) != 0:
-            break  # beyond the last that the kernel knows, or none may be dropped since none is there
+            break  # the number is above the kernel's last capability, or this process has none to drop
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     header, nothing = struct.pack("Ii", _CAPABILITY_VERSION_3, 0), struct.pack("6I", 0, 0, 0, 0, 0, 0)
     _syscall("capset", _CAPSET[machine()], header, nothing)
 
 
 def filter_system_calls(program: bytes) -> None:
-    """Install a program of seccomp, which lasts for this process and all that it becomes or starts."""
+    """Install a seccomp program for this process, its descendants, and all programs that they execute."""
     code = ctypes.create_string_buffer(program, len(program))
     about = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
     _ok(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, about, 0, 0), "seccomp")
 
 
 def landlock_version() -> int:
-    """Version of Landlock's interface. Raises OSError where the kernel has none."""
+    """Return the version of the Landlock interface. Raises OSError if the kernel has none."""
     return _syscall("Landlock", _LANDLOCK_CREATE, None, 0, _LANDLOCK_VERSION)
 
 
 def leave_files(folders: list[str], devices: list[str]) -> None:
-    """Close all files to this process and its descendants for good, but for reading and executing what is in the
-    folders, and for reading and writing the devices."""
+    """Restrict this process and its descendants permanently: they can read and execute files in `folders`, read and
+    write `devices`, and open no other file."""
     version = landlock_version()
     rights = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)) - 1
     rules = _syscall("Landlock", _LANDLOCK_CREATE, struct.pack("Q", rights), 8, 0)
@@ -129,11 +129,11 @@ def leave_files(folders: list[str], devices: list[str]) -> None:
             **dict.fromkeys(folders, inside),
             **dict.fromkeys(devices, _LANDLOCK_WRITE_FILE | _LANDLOCK_READ_FILE),
         }
-        for path, may in allowed.items():
-            place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-            beneath = struct.pack("=Qi", may, place)
+        for path, access in allowed.items():
+            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            beneath = struct.pack("=Qi", access, descriptor)
             _syscall("Landlock", _LANDLOCK_ADD, rules, _LANDLOCK_PATH_BENEATH, beneath, 0)
-            os.close(place)
+            os.close(descriptor)
         _prctl(_PR_SET_NO_NEW_PRIVS, 1)
         _syscall("Landlock", _LANDLOCK_RESTRICT, rules, 0)
     finally:
@@ -145,8 +145,8 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _syscall(name: str, number: int, *arguments: object) -> int:
-    told = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
-    return _ok(_libc.syscall(ctypes.c_long(number), *told), name)
+    converted = [ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments]
+    return _ok(_libc.syscall(ctypes.c_long(number), *converted), name)
 
 
 def _ok(result: int, name: str) -> int:

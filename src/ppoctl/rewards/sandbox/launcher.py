@@ -1,17 +1,18 @@
-"""The process that makes sandboxes, one after the other: `python -S -m ppoctl.rewards.sandbox.launcher KIND PARENT`.
+"""The process that creates sandboxes, one at a time: `python -S -m ppoctl.rewards.sandbox.launcher KIND PARENT`.
 
-    stdin   one JSON line per job:   {"program": text, "stdin": text, "limits": {...}}, a `Job`
+    stdin   one JSON line per job:   {"program": text, "stdin": text, "limits": {...}}, a `SandboxJob`
     stdout  one JSON line for each:  {"outcome": "ok", "code": 0, "output": text}, a `Ran`, or {"failed": "why"}
 
-It is a process of its own, so that what forks into a sandbox has never held a ground truth. Of each job it is the
-first ancestor:
+It is a separate process, so that the memory of a process that forks into a sandbox never held a ground truth. It is
+the first ancestor of every job:
 
-    launcher > warder > process 1 of the sandbox > program        namespaces
-    launcher > warder > program                                   user
+    launcher > supervisor > process 1 of the sandbox > program        namespaces
+    launcher > supervisor > program                                   user
 
-With the launcher the warder ends, with the warder process 1, by signals of the kernel, and with process 1 all of the
-sandbox. The warder of a user has its descriptors closed, and ends all of that user's processes. A job is over when no
-process of it is left; so none outlives its job, and none outlives the launcher. Standard library only.
+With `namespaces`, signals of the kernel end the supervisor with the launcher, and process 1 with the supervisor; the
+whole sandbox ends with process 1. With `user`, the supervisor sees its channel close when the launcher ends, and
+kills all processes of that user. A job ends when none of its processes is left. So no process outlives its job or the
+launcher. Standard library only.
 """
 
 import json
@@ -31,26 +32,26 @@ from ppoctl.rewards.sandbox import jail, kernel
 from ppoctl.rewards.sandbox.job import EXIT_SLACK_S, ExitKind, Kind, Limits, Ran, SandboxJob
 
 OUTSIDE_ID = 65534
-"""User of this machine that a program is where root starts it in namespaces: nobody."""
+"""User id, on this machine, of a program that root starts in namespaces: the user `nobody`."""
 _OWN_IDS = 0x6F000000
-"""Users from here on, by process id of the launcher, belong to nobody else."""
+"""First of the user ids for kind `user`. The launcher adds its process id, so that each launcher has its own."""
 _MESSAGE_BYTES = 1024
 _READ_BYTES = 1 << 16
 
 
 class SetupError(Exception):
-    """A sandbox could not be made."""
+    """A sandbox could not be created."""
 
 
 def main(kind: Kind, parent: int) -> int:
-    """Serve until stdin ends; the exit code."""
+    """Run jobs until stdin ends, and return the exit code."""
     kernel.die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         return 1
     kernel.adopt_orphans()
     for line in sys.stdin.buffer:
-        asked = json.loads(line)
-        job = SandboxJob(asked["program"], asked["stdin"], Limits(**asked["limits"]))
+        fields = json.loads(line)
+        job = SandboxJob(fields["program"], fields["stdin"], Limits(**fields["limits"]))
         try:
             reply: dict[str, Any] = asdict(run(kind, job))
         except (SetupError, OSError) as error:
@@ -61,38 +62,38 @@ def main(kind: Kind, parent: int) -> int:
 
 
 def run(kind: Kind, job: SandboxJob) -> Ran:
-    """Run a program in a sandbox, and come back when no process of it is left. Raises SetupError where the sandbox
-    cannot be made."""
+    """Run a program in a sandbox, and return when none of its processes is left. Raises SetupError if the sandbox
+    cannot be created."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     reading, writing = os.pipe()
     given = (_file_of(job.stdin), writing, _file_of(job.program))
     try:
-        warder = os.fork()
-        if warder == 0:
+        supervisor = os.fork()
+        if supervisor == 0:
             ours.close()
             with suppress(OSError):
-                Path("/proc/self/oom_score_adj").write_text("1000")  # the first to go where memory is short
-            _in_child(theirs, lambda: _WARDERS[kind](theirs, given, job.limits))
+                Path("/proc/self/oom_score_adj").write_text("1000")  # the kernel kills it first if memory is short
+            _in_child(theirs, lambda: _SUPERVISORS[kind](theirs, given, job.limits))
         theirs.close()
         for descriptor in given:
             os.close(descriptor)
         try:
-            return _watch(ours, warder, reading, job.limits)
+            return _watch(ours, supervisor, reading, job.limits)
         finally:
             ours.close()
-            _end(kind, warder)
+            _end(kind, supervisor)
     finally:
         os.close(reading)
 
 
-def _watch(channel: socket.socket, warder: int, reading: int, limits: Limits) -> Ran:
-    _until_started(channel, warder)
+def _watch(channel: socket.socket, supervisor: int, reading: int, limits: Limits) -> Ran:
+    _until_started(channel, supervisor)
     deadline = time.monotonic() + limits.timeout_s
     most, answers = limits.output_kib << 10, channel.fileno()
     output = bytearray()
     os.set_blocking(reading, False)
-    said = b""
-    while not said:
+    message = b""
+    while not message:
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             return _ran("timeout", 0, output)
@@ -102,11 +103,11 @@ def _watch(channel: socket.socket, warder: int, reading: int, limits: Limits) ->
         if len(output) > most:
             return _ran("output", 0, output[:most])
         if answers in ready:
-            said = channel.recv(_MESSAGE_BYTES) or b"failed the sandbox's warder ended"
-    word, _, detail = said.decode(errors="replace").partition(" ")
+            message = channel.recv(_MESSAGE_BYTES) or b"failed the sandbox's supervisor ended"
+    word, _, detail = message.decode(errors="replace").partition(" ")
     if word != "ended":
         raise SetupError(detail)
-    while len(output) <= most:  # what lies in the pipe still; it closes with the last process that could write
+    while len(output) <= most:  # read the rest of the pipe, which closes with the last process that has it open
         ready, _, _ = select.select([reading], [], [], EXIT_SLACK_S / 2)
         if not ready or not _read(reading, output, most):
             break
@@ -119,26 +120,26 @@ def _watch(channel: socket.socket, warder: int, reading: int, limits: Limits) ->
     return _ran("exit" if code else "ok", code, output)
 
 
-def _until_started(channel: socket.socket, warder: int) -> None:
+def _until_started(channel: socket.socket, supervisor: int) -> None:
     channel.settimeout(EXIT_SLACK_S / 2)
     try:
-        while (said := channel.recv(_MESSAGE_BYTES).decode(errors="replace")) != "started":
-            if said != "unshared":
-                raise SetupError(said.partition(" ")[2] or "the sandbox's warder ended")
-            _map_users(warder)
+        while (message := channel.recv(_MESSAGE_BYTES).decode(errors="replace")) != "started":
+            if message != "unshared":
+                raise SetupError(message.partition(" ")[2] or "the sandbox's supervisor ended")
+            _map_users(supervisor)
             channel.send(b"mapped")
     except TimeoutError:
-        raise SetupError(f"it was not made within {EXIT_SLACK_S / 2:g} s") from None
+        raise SetupError(f"it was not created within {EXIT_SLACK_S / 2:g} s") from None
 
 
-def _map_users(warder: int) -> None:
-    """Say who users of the new namespace are outside: with root's privilege nobody is the program and root is its
-    process 1, else both are the user who runs this."""
-    process = Path(f"/proc/{warder}")
+def _map_users(supervisor: int) -> None:
+    """Map the users of the new namespace to users of this machine. If this process is root, the program is `nobody`
+    and process 1 is root; otherwise both are the user of this process."""
+    process = Path(f"/proc/{supervisor}")
     if os.geteuid() == 0:
-        told = f"0 0 1\n{jail.INSIDE_ID} {OUTSIDE_ID} 1\n"
-        (process / "uid_map").write_text(told)
-        (process / "gid_map").write_text(told)
+        mapping = f"0 0 1\n{jail.INSIDE_ID} {OUTSIDE_ID} 1\n"
+        (process / "uid_map").write_text(mapping)
+        (process / "gid_map").write_text(mapping)
         return
     (process / "uid_map").write_text(f"{jail.INSIDE_ID} {os.geteuid()} 1\n")
     (process / "setgroups").write_text("deny")
@@ -146,7 +147,7 @@ def _map_users(warder: int) -> None:
 
 
 def _in_namespaces(channel: socket.socket, given: tuple[int, int, int], limits: Limits) -> None:
-    """The warder of namespaces: its child is process 1 of them."""
+    """Supervise a job of kind `namespaces`: enter the namespaces, and start their process 1."""
     kernel.die_with_parent(signal.SIGKILL)
     jail.enter_namespaces(channel)
     mine, childs = socket.socketpair()
@@ -154,7 +155,7 @@ def _in_namespaces(channel: socket.socket, given: tuple[int, int, int], limits: 
     if first == 0:
         mine.close()
         kernel.die_with_parent(signal.SIGKILL)
-        # Armed now; the word comes from a warder that was alive after that, or never.
+        # The death signal is set now. A reply proves that the supervisor was still alive afterwards.
         if childs.send(b"?") != 1 or childs.recv(1) != b"!":
             os._exit(1)
         _in_child(channel, lambda: _process_1(channel, given, limits))
@@ -188,7 +189,8 @@ def _as_nobody() -> None:
 
 
 def _as_own_user(channel: socket.socket, given: tuple[int, int, int], limits: Limits) -> None:
-    """The warder of a user: it stays root, sees the launcher end, and then ends what is the user's."""
+    """Supervise a job of kind `user`: stay root, wait for the end of the program or of the launcher, and kill all
+    processes of the user."""
     os.setsid()
     own_id = _OWN_IDS + os.getppid()
     kernel.landlock_version()
@@ -221,7 +223,7 @@ def _become(own_id: int) -> None:
 
 
 def _end_all_of(user: int) -> None:
-    """Kill all processes of a user, in one call of the kernel that no fork slips through."""
+    """Kill all processes of a user with a single system call, so that no fork escapes."""
     killer = os.fork()
     if killer == 0:
         with suppress(OSError):
@@ -232,12 +234,12 @@ def _end_all_of(user: int) -> None:
     os.waitpid(killer, 0)
 
 
-def _end(kind: Kind, warder: int) -> None:
-    """End what is left of a job, and take the exit status of all of it."""
+def _end(kind: Kind, supervisor: int) -> None:
+    """Kill the remaining processes of a job, and reap all of them."""
     with suppress(ProcessLookupError):
-        os.kill(warder, signal.SIGKILL)
+        os.kill(supervisor, signal.SIGKILL)
     if kind == "user":
-        os.waitpid(warder, 0)
+        os.waitpid(supervisor, 0)
         _end_all_of(_OWN_IDS + os.getpid())
     with suppress(ChildProcessError):
         while True:
@@ -245,7 +247,7 @@ def _end(kind: Kind, warder: int) -> None:
 
 
 def _in_child(channel: socket.socket, work: Callable[[], None]) -> NoReturn:
-    """Do the work and leave for good; an error is told over the channel."""
+    """Do the work and exit. An error is reported over the channel."""
     try:
         work()
     except BaseException as error:  # noqa: BLE001 - a forked process must not return into its parent's code
@@ -255,7 +257,7 @@ def _in_child(channel: socket.socket, work: Callable[[], None]) -> NoReturn:
 
 
 def _file_of(text: str) -> int:
-    """A descriptor to read a text from, which nothing can be written to."""
+    """Return a read-only descriptor of a text."""
     writing = os.memfd_create("text")
     with os.fdopen(writing, "wb") as file:
         file.write(text.encode(errors="replace"))
@@ -264,7 +266,7 @@ def _file_of(text: str) -> int:
 
 
 def _read(reading: int, output: bytearray, most: int) -> bool:
-    """Take what is there, a little more than `most` at most; False at the end."""
+    """Read the available bytes, until `output` exceeds `most` by one byte. Return False at the end of the pipe."""
     with suppress(BlockingIOError):
         received = os.read(reading, min(_READ_BYTES, most + 1 - len(output)) or 1)
         output += received
@@ -276,7 +278,7 @@ def _ran(outcome: ExitKind, code: int, output: bytes | bytearray) -> Ran:
     return Ran(outcome, code, bytes(output).decode(errors="replace"))
 
 
-_WARDERS: dict[str, Callable[[socket.socket, tuple[int, int, int], Limits], None]] = {
+_SUPERVISORS: dict[str, Callable[[socket.socket, tuple[int, int, int], Limits], None]] = {
     "namespaces": _in_namespaces,
     "user": _as_own_user,
 }

@@ -1,8 +1,8 @@
-"""The system calls that a program in the sandbox is refused, as a program of the kernel's filter.
+"""Seccomp filter: the system calls that a program in the sandbox must not use.
 
-A list of what is refused, as container engines have it: the walls are namespaces and Landlock, and this closes what
-lies behind them (sockets, tracing, mounts, new namespaces, keys, kernel memory) to bugs of the kernel. A refused call
-gives EPERM, which a program sees as an error like any other; calls of another processor's numbering end it.
+The filter is a deny list, like those of container engines. Namespaces and Landlock isolate the program; the filter
+keeps it from kernel code that may have bugs (sockets, tracing, mounts, new namespaces, keys, kernel memory). A denied
+call fails with EPERM, like any other error; a call with the numbers of another architecture kills the program.
 """
 
 import errno
@@ -12,10 +12,10 @@ from ppoctl.rewards.sandbox import kernel
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_CALLS = 0x40000000
-"""Numbers from here on are those of x86-64 with short pointers, another numbering of the same calls."""
+"""First system call number of the x32 ABI, a second numbering of the same calls on x86-64."""
 
 _REFUSED = {
-    # name: number on x86-64, on AArch64 (None: not there)
+    # name: number on x86-64, on AArch64 (None: does not exist)
     "acct": (163, 89),
     "add_key": (248, 217),
     "adjtimex": (159, 171),
@@ -42,7 +42,7 @@ _REFUSED = {
     "keyctl": (250, 219),
     "lookup_dcookie": (212, 18),
     "mbind": (237, 235),
-    "memfd_create": (319, 279),  # memory that no limit of the process counts
+    "memfd_create": (319, 279),  # its memory is not counted by any limit of the process
     "memfd_secret": (447, 447),
     "migrate_pages": (256, 238),
     "modify_ldt": (154, None),
@@ -87,7 +87,7 @@ _REFUSED = {
 }
 _CLONE = (56, 220)
 _CLONE3 = 435
-"""Its flags lie in memory, where no filter can read them: where it is missing, libc takes `clone`."""
+"""Its flags are in memory, which a filter cannot read. It fails with ENOSYS, so that libc uses `clone` instead."""
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _CALL_AT, _ARCH_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
@@ -95,31 +95,31 @@ _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 
 def filter_program() -> bytes:
-    """The filter, in the kernel's classic BPF. Raises OSError on a processor whose numbers are not known."""
+    """Return the filter as a classic BPF program. Raises OSError if the architecture's numbers are not known."""
     column = {"x86_64": 0, "aarch64": 1}[kernel.machine()]
     refuse = _ERRNO | errno.EPERM
     lines = [_line(_LOAD, _ARCH_AT), *_unless(_EQUAL, _AUDIT_ARCH[kernel.machine()], _KILL), _line(_LOAD, _CALL_AT)]
     if column == 0:
-        lines += _where(_AT_LEAST, _X32_CALLS, _KILL)
-    lines += _where(_EQUAL, _CLONE3, _ERRNO | errno.ENOSYS)
+        lines += _if(_AT_LEAST, _X32_CALLS, _KILL)
+    lines += _if(_EQUAL, _CLONE3, _ERRNO | errno.ENOSYS)
     for numbers in _REFUSED.values():
         if (number := numbers[column]) is not None:
-            lines += _where(_EQUAL, number, refuse)
+            lines += _if(_EQUAL, number, refuse)
     lines += [
         _line(_EQUAL, _CLONE[column], 0, 3),
         _line(_LOAD, _FIRST_ARGUMENT_AT),
-        *_where(_ANY_BIT, kernel.ALL_NAMESPACES, refuse),
+        *_if(_ANY_BIT, kernel.ALL_NAMESPACES, refuse),
         _line(_RETURN, _ALLOW),
     ]
     return b"".join(lines)
 
 
-def _where(test: int, value: int, verdict: int) -> list[bytes]:
-    return [_line(test, value, 0, 1), _line(_RETURN, verdict)]
+def _if(test: int, value: int, action: int) -> list[bytes]:
+    return [_line(test, value, 0, 1), _line(_RETURN, action)]
 
 
-def _unless(test: int, value: int, verdict: int) -> list[bytes]:
-    return [_line(test, value, 1, 0), _line(_RETURN, verdict)]
+def _unless(test: int, value: int, action: int) -> list[bytes]:
+    return [_line(test, value, 1, 0), _line(_RETURN, action)]
 
 
 def _line(code: int, value: int, if_so: int = 0, if_not: int = 0) -> bytes:
