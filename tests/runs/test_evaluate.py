@@ -98,7 +98,7 @@ class FromFolder(BigramTrainer):
 def test_run_state_and_export_get_the_same_evaluation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: str
 ) -> None:
-    monkeypatch.setattr(fakes.components, "CountingQuestions", TwoSets)
+    monkeypatch.setattr(fakes.components, "CountingPrompts", TwoSets)
     monkeypatch.setattr(eval_target, "same_companions", lambda *_: None)
     rows = {"format": "gsm8k", "path": "none"}
     table = {"samples_per_prompt": 2, "top_k": 3, "pass_at": [2]}

@@ -1,4 +1,4 @@
-"""The canary's tokens and its verdicts."""
+"""The canary's tokens, and its checks."""
 
 import math
 
@@ -16,7 +16,7 @@ def tokens_of(vocab_size: int, *, window: int) -> tuple[int, ...]:
 
 
 def scores(prompt: list[float], generated: tuple[int, ...] = (), *logprobs: float) -> CanaryScores:
-    """With one token drawn right, unless others are."""
+    """Return scores with one correctly generated token, unless given."""
     return CanaryScores(tuple(prompt), generated or (5,), logprobs or (-0.1,))
 
 
@@ -49,7 +49,7 @@ def test_bfloat16_canary_bounds_mean_gap() -> None:
 
 
 def test_generated_tokens_are_bounded_separately_from_prompt() -> None:
-    """A decode that is off is not averaged away over a prompt that is right."""
+    """An error in decoding is not averaged away over a correct prompt."""
     right = scores([-1.0] * 47, (1, 2), -0.1, -0.1)
     with pytest.raises(WeightSyncError, match=r"differ by 0\.55 nats \(mean over 2 tokens that the generator drew"):
         BFLOAT16.check(scores([-1.0] * 47, (1, 2), -0.1, -1.2), right)
@@ -59,7 +59,7 @@ def test_generated_tokens_are_bounded_separately_from_prompt() -> None:
 
 
 def test_generated_tokens_are_compared_up_to_first_difference() -> None:
-    """There both sides have their most likely token, and these are nearly equally likely."""
+    """At the first difference, each side has its own most likely token, and the two are nearly equally likely."""
     published = scores([-1.0], (1, 2, 3, 4), -0.1, -0.2, -0.3, -0.4)
     FLOAT32.check(scores([-1.0], (1, 2, 9, 9), -0.1, -0.2, -0.3005, -9.0), published)
     with pytest.raises(WeightSyncError, match="max over 4 tokens of the prompt and the first"):
@@ -67,7 +67,8 @@ def test_generated_tokens_are_compared_up_to_first_difference() -> None:
 
 
 def test_single_generated_token_is_averaged_with_prompt() -> None:
-    """In bfloat16 a single token may differ by nats: where sides part at the first, the prompt counts with it."""
+    """In bfloat16 a single token may differ by nats: if the sides differ at the first token, it is averaged with the
+    prompt."""
     published = scores([-1.0, -2.0, -3.0], (7, 8), -0.1, -0.2)
     BFLOAT16.check(scores([-1.0, -2.0, -3.0], (5, 8), -1.9, -0.2), published)
     with pytest.raises(WeightSyncError, match=r"mean over 4 tokens of the prompt and the first"):
