@@ -1,4 +1,4 @@
-"""Lengths of sequences as runs have them: real GSM8K rows, and long tails cut off at a window."""
+"""Sequence lengths as in real runs: GSM8K rows, and long-tailed lengths truncated at a window."""
 
 import json
 import re
@@ -21,14 +21,15 @@ PARETOS = ((1.1, 4096), (1.1, 32768), (1.1, 131072), (1.5, 8192), (1.5, 32768), 
 
 
 def gsm8k(data: Path) -> Int[Tensor, " L"]:
-    """Question and answer of each row, in words, digits and signs: about what a tokenizer of today makes of them."""
+    """Return question and answer lengths of each row, in words, digits and signs: about the tokens of a current
+    tokenizer."""
     rows = map(json.loads, (data / "gsm8k" / "train.jsonl").read_text(encoding="utf-8").splitlines())
     lengths = [len(PIECES.findall(row["question"] + row["answer"])) for row in rows]
     return torch.tensor(lengths).clamp(max=GSM8K_WINDOW)
 
 
 def distributions(num_seqs: int, seed: int, data: Path) -> Iterator[tuple[str, int, Int[Tensor, " M"]]]:
-    """(name, window, lengths of `num_seqs` sequences), the same for the same seed."""
+    """Return (name, window, lengths of `num_seqs` sequences), equal for equal seeds."""
     generator = torch.Generator().manual_seed(seed)
     real = gsm8k(data)
     yield "gsm8k", GSM8K_WINDOW, real[torch.randint(len(real), (num_seqs,), generator=generator)]

@@ -1,4 +1,4 @@
-"""Rows over data-parallel ranks: every row once, the slowest rank close to what no split can beat."""
+"""Rows over data-parallel ranks: every row once, and the slowest rank close to a lower bound of every split."""
 
 import itertools
 from pathlib import Path
@@ -32,16 +32,16 @@ def float_costs(*numbers: float) -> Tensor:
 
 
 def whole_costs(generator: torch.Generator, num_rows: int) -> Tensor:
-    """Whole numbers, so that their sums are exact in any order; small ones, so that some are equal."""
+    """Whole numbers, so that their sums are exact in any order; small, so that some are equal."""
     return torch.randint(0, 40, (num_rows,), generator=generator).double()
 
 
-def unbeatable(costs: Tensor, ranks: int) -> float:
-    """What no split can beat: the mean load; the dearest row; and, because k * ranks + 1 rows on `ranks` ranks put
-    k + 1 of them on one, the k + 1 cheapest of the k * ranks + 1 dearest, for each k."""
-    dearest = costs.sort(descending=True).values
-    crowded = [float(dearest[k * ranks - k : k * ranks + 1].sum()) for k in range(1, (len(costs) - 1) // ranks + 1)]
-    return max(float(costs.sum()) / ranks, float(dearest[0]), *crowded)
+def lower_bound(costs: Tensor, ranks: int) -> float:
+    """Return a lower bound on the slowest rank of any split: the mean load; the costliest row; and, because k * ranks + 1 rows put k +
+    1 of them on some rank, the sum of the k + 1 cheapest of the k * ranks + 1 costliest rows, for each k."""
+    costliest = costs.sort(descending=True).values
+    crowded = [float(costliest[k * ranks - k : k * ranks + 1].sum()) for k in range(1, (len(costs) - 1) // ranks + 1)]
+    return max(float(costs.sum()) / ranks, float(costliest[0]), *crowded)
 
 
 def test_costliest_rows_go_to_least_loaded_rank():
@@ -50,8 +50,8 @@ def test_costliest_rows_go_to_least_loaded_rank():
 
 
 def test_balance_swaps_rows_that_greedy_placed_badly():
-    """3 3 2 2 2 on two ranks: dearest first ends at 3+2+2 and 3+2. The loads differ by 2, so rows that differ by 1
-    change places: 3 of the first for 2 of the second, and both have 6."""
+    """3 3 2 2 2 on two ranks: costliest first ends at 3+2+2 and 3+2. The loads differ by 2, so rows that differ by 1
+    are swapped: 3 of the first for 2 of the second, and both have 6."""
     costs = float_costs(3, 3, 2, 2, 2)
     assert loads(costs, balance(costs, 2)).tolist() == [6, 6]
     assert sorted(lists(balance(costs, 2))) == [[0, 1], [2, 3, 4]]
@@ -112,7 +112,7 @@ def test_balance_does_not_depend_on_cost_unit():
 
 
 def test_small_splits_meet_graham_bound_and_are_mostly_optimal():
-    """All splits of seven rows over three ranks are tried. Dearest first is within 4/3 - 1/(3 * 3) of the best
+    """All splits of seven rows over three ranks are tried. Costliest first is within 4/3 - 1/(3 * 3) of the best
     (Graham, 1969), and exchanges only lower it."""
     generator = torch.Generator().manual_seed(3)
     best_found = 0
@@ -131,8 +131,8 @@ def test_small_splits_meet_graham_bound_and_are_mostly_optimal():
 @pytest.mark.parametrize("num_seqs", [2048, 4096])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_slowest_of_64_ranks_is_within_2_percent_of_bound(num_seqs: int, seed: int, ppoctl_data: Path):
-    """Of the larger of the mean load and the longest sequence, attention counted, on real and on long-tailed lengths.
-    1 in 1,000 is kept too: the rest of the 2 % is room for other lengths than these."""
+    """The bound is the larger of the mean load and the longest sequence, including attention, on real and on
+    long-tailed lengths. 1 in 1,000 is met today; the rest of the 2 % is a margin for other lengths."""
     for name, _, tokens in distributions(num_seqs, seed, ppoctl_data):
         costs = sequence_costs(tokens, LLAMA_7B)
         bound = max(float(costs.sum()) / RANKS, float(costs.max()))
@@ -143,25 +143,25 @@ def test_slowest_of_64_ranks_is_within_2_percent_of_bound(num_seqs: int, seed: i
 
 @pytest.mark.parametrize("num_seqs", [256, 512, 1024])
 def test_few_rows_per_rank_stay_close_to_lower_bound(num_seqs: int, ppoctl_data: Path):
-    """Four rows to a rank and more. With few the mean can be out of reach: 65 equal rows on 64 ranks put two on one.
-    So the bound counts that."""
-    assert unbeatable(torch.ones(65), RANKS) == heaviest(torch.ones(65), balance(torch.ones(65), RANKS)) == 2
+    """Four rows per rank and more. With few rows the mean can be unreachable: 65 equal rows on 64 ranks put two on
+    one rank. The bound includes that."""
+    assert lower_bound(torch.ones(65), RANKS) == heaviest(torch.ones(65), balance(torch.ones(65), RANKS)) == 2
     for name, _, tokens in distributions(num_seqs, 0, ppoctl_data):
         costs = sequence_costs(tokens, LLAMA_7B)
-        assert heaviest(costs, balance(costs, RANKS)) <= 1.02 * unbeatable(costs, RANKS), name
+        assert heaviest(costs, balance(costs, RANKS)) <= 1.02 * lower_bound(costs, RANKS), name
 
 
 def test_sequence_cost_matches_hand_computed_flops():
     """Five weights, two layers of three heads of four numbers: 10 per token, 4 * 24 = 96 per pair. Of 3 tokens the
-    first sees itself, the second two, the third three: 30 + 6 * 96 = 606. One token: 10 + 96."""
+    first attends to one, the second to two, the third to three: 30 + 6 * 96 = 606. One token: 10 + 96."""
     cost = TokenCost.of_decoder(parameters=5, num_layers=2, num_heads=3, head_dim=4)
     assert cost == TokenCost(flops_per_token=10.0, flops_per_pair=96.0)
     EXACT.check(sequence_costs(torch.tensor([3, 1, 0]), cost), float_costs(606, 106, 0))
 
 
 def test_sequence_cost_equals_flops_of_matrix_products():
-    """Counted from the shapes: each of 7 tokens passes a layer of weights [h, 5h]; then queries and weights over
-    the positions up to its own, in each layer."""
+    """Counted from the shapes: each of 7 tokens passes a layer of weights [h, 5h]; then queries and weights over the
+    positions up to its own, in each layer."""
     hidden, layers, length = 8, 3, 7
     weights = layers * hidden * 5 * hidden
     counted = sum(2 * weights + layers * (2 * seen * hidden + 2 * seen * hidden) for seen in range(1, length + 1))
@@ -170,7 +170,7 @@ def test_sequence_cost_equals_flops_of_matrix_products():
 
 
 def test_sequence_cost_includes_quadratic_attention():
-    """One row of 64k tokens and 64 of 1k: as many tokens as the rest together, and dearer by attention."""
+    """One row of 64k tokens and 64 of 1k: as many tokens as the rest together, and costlier by attention."""
     tokens = torch.tensor([65536] + [1024] * 64)
     costs = sequence_costs(tokens, LLAMA_7B)
     assert lists(balance(tokens.double(), 2))[0] == [0] == lists(balance(costs, 2))[0]

@@ -1,4 +1,4 @@
-"""A digest is kept for as long as the file is the one that was read, and no longer."""
+"""A digest is cached for as long as the file is unchanged."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ def old(path: Path, data: bytes) -> Path:
 
 
 def read_bytes_of(path: Path) -> tuple[str, list[tuple[int, int]]]:
-    """The digest, and what was told while the file was read; nothing is told of one that is not."""
+    """Return the digest, and the progress that was reported while the file was read; none if it was cached."""
     calls: list[tuple[int, int]] = []
     found = kept_digest(path, lambda _, done, size: calls.append((done, size)))
     assert found.size == path.stat().st_size
@@ -46,7 +46,7 @@ def test_digest_cache_reads_file_once_and_reports_progress(tmp_path: Path, cache
 def test_digest_cache_rereads_changed_file(tmp_path: Path, cache: Path) -> None:
     file = old(tmp_path / "weights", b"first")
     first = read_bytes_of(file)[0]
-    old(file, b"other")  # of one size, and of one time
+    old(file, b"other")  # of the same size and time
     assert read_bytes_of(file)[0] == hashlib.sha256(b"other").hexdigest() != first
     old(tmp_path / "new", b"third").replace(file)
     assert read_bytes_of(file)[0] == hashlib.sha256(b"third").hexdigest()
@@ -76,7 +76,7 @@ def test_digest_cache_keeps_newest_entries(tmp_path: Path, cache: Path) -> None:
         kept_digest(old(file, data))
     kept_digest(second)
     places = list(json.loads(cache.read_text()))
-    # The oldest two went. A file that was read again is the newest; one that was recalled stays where it is.
+    # The oldest two were dropped. A file that was read again is the newest; a cached one keeps its position.
     assert places == [f"/{number}" for number in range(2, MOST_KEPT)] + [str(second), str(first)]
 
 

@@ -1,4 +1,4 @@
-"""A full disk is told again when the file is closed: who wrote may have taken it for something else."""
+"""A full disk is reported again when the file is closed: the writer may have swallowed the first error."""
 
 import errno
 from pathlib import Path
@@ -16,7 +16,7 @@ def test_digesting_file_digests_bytes_during_write(tmp_path: Path) -> None:
 
 
 def test_digesting_file_close_raises_on_full_disk() -> None:
-    # As large as a tensor: Python then keeps none of it, and closing alone would find nothing wrong.
+    # The data are as large as a tensor: Python buffers none of it, and closing alone would report no error.
     file = DigestingFile(Path("/dev/full"))
     with pytest.raises(OSError, match="No space"):
         file.write(bytes(1 << 20))

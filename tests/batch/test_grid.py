@@ -1,8 +1,8 @@
-"""Where every number stands: the one off-by-one of the project, by hand and by invariance.
+"""Positions of all numbers, the most likely off-by-one error: by hand and by invariance.
 
 Two rows, prompt then response:      row 0: 11 12 | 21 22 23       row 1: 13 | 24
 packed without each last token:      11 12 21 22   13              positions 0 1 2 3 4
-read where the token before stands:  r=0 at 12 (1), r=1 at 21 (2), r=2 at 22 (3); row 1: r=0 at 13 (4)
+read at the position of the token before:  r=0 at 12 (1), r=1 at 21 (2), r=2 at 22 (3); row 1: r=0 at 13 (4)
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Cutting rows into microbatches: every row once, caps kept, nothing depends on chance."""
+"""Splitting rows into microbatches: every row once, within the caps, without randomness."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,19 +81,19 @@ def test_zero_rows_give_zero_microbatches():
 
 
 def test_by_sequences_at_least_matches_hand_computed_runs():
-    """Five rows in runs of at most 3 are two runs. Asked for one or two: 3 and 2. Asked for four: 2, 1, 1, 1."""
+    """Five rows in runs of at most 3 are two runs. At least one or two: 3 and 2. At least four: 2, 1, 1, 1."""
     rows = torch.tensor([5, 3, 8, 1, 9])
     for at_least in (1, 2):
         assert lists(by_sequences(rows, 3, at_least=at_least)) == [[5, 3, 8], [1, 9]]
     assert lists(by_sequences(rows, 3, at_least=4)) == [[5, 3], [8], [1], [9]]
-    # Even where full runs would be 4 and 1.
+    # Even if full runs would be 4 and 1.
     assert lists(by_sequences(rows, 4, at_least=2)) == [[5, 3, 8], [1, 9]]
 
 
 def test_by_tokens_at_least_matches_hand_computed_bins():
-    """The rows of 4, 7, 3, 6, 2 tokens above need three bins of 10: full ones hold 10, 10, 2. Asked for any number up
-    to three, even ones: 7 | 6 | 4, then 3 to 4 and 2 to 6, which is 7, 8, 7. Asked for four: 7 | 6 | 4 | 3, then 2 to
-    3. Most tokens first, then the bin with the first row. Asked for five: one each."""
+    """The rows of 4, 7, 3, 6, 2 tokens above need three bins of 10: full bins hold 10, 10, 2. At least any number up
+    to three, evened out: 7 | 6 | 4, then 3 to 4 and 2 to 6, which is 7, 8, 7. At least four: 7 | 6 | 4 | 3, then 2 to
+    3. Most tokens first, then the bin with the first row. At least five: one each."""
     rows, tokens = torch.tensor([10, 11, 12, 13, 14]), torch.tensor([4, 7, 3, 6, 2])
     for at_least in (1, 2, 3):
         assert lists(by_tokens(rows, tokens, 10, at_least=at_least)) == [[13, 14], [10, 12], [11]]
@@ -102,8 +102,8 @@ def test_by_tokens_at_least_matches_hand_computed_bins():
 
 
 def test_full_bins_are_kept_if_even_bins_would_exceed_cap():
-    """Cap 10, rows of 9, 6, 5, 4, 3, 2: dearest first, 2 ends on 9, which is over, and mean 29 / 3 leaves no other
-    way to be even. First fit made 6 + 4 | 5 + 3 + 2 | 9."""
+    """Cap 10, rows of 9, 6, 5, 4, 3, 2: costliest first, 2 ends on 9, which exceeds the cap, and a mean of 29 / 3
+    leaves no other even split. First fit made 6 + 4 | 5 + 3 + 2 | 9."""
     rows, tokens = torch.arange(6), torch.tensor([9, 6, 5, 4, 3, 2])
     assert lists(by_tokens(rows, tokens, 10, at_least=3)) == [[1, 3], [2, 4, 5], [0]]
 
@@ -152,7 +152,7 @@ def test_at_least_gives_even_runs_in_order(num_rows, microbatch_seqs, data):
 
 
 def ranks_of_a_minibatch(seed: int, data: Path) -> Iterator[tuple[str, int, list[torch.Tensor]]]:
-    """(name, window, tokens of the rows of each rank) of 64 ranks with 32 sequences each on average."""
+    """Yield (name, window, tokens of the rows of each rank) of 64 ranks with 32 sequences each on average."""
     for name, window, tokens in distributions(RANKS * RANK_SEQS, seed, data):
         shares = balance(sequence_costs(tokens, LLAMA_7B), RANKS)
         yield name, window, [tokens[share] for share in shares]
@@ -160,13 +160,14 @@ def ranks_of_a_minibatch(seed: int, data: Path) -> Iterator[tuple[str, int, list
 
 @pytest.mark.parametrize("windows", [1, 2, 4])
 def test_packing_32_sequences_needs_at_most_one_extra_microbatch(windows: int, ppoctl_data: Path):
-    """What "waste" means here. Rows are packed without padding, so a microbatch computes its real tokens and none
-    besides: the waste of computed tokens is 0 by construction. The room left in microbatches is not computed, and
-    with a few microbatches to a rank it is mostly that of the last one, which no packing can fill: 2.1 caps of tokens
-    need three. What a bad cut does cost a rank is further microbatches (each reads all weights again), so they are
-    counted: never more than one above total / cap rounded up, and at most 2 % more over all ranks.
+    """Rows are packed without padding, so the waste of computed tokens is 0 by construction. Unused capacity of
+    microbatches is not computed, and with a few microbatches per rank most of it is in the last one, which no packing
+    can fill: 2.1 caps of tokens need three. A bad split costs a rank additional microbatches (each reads all weights
+    again), so these are counted: never more than one above total / cap rounded up, and at most 2 % more over all
+    ranks.
 
-    Caps are one, two and four windows; below one window a sequence may not fit at all."""
+    Caps are one, two and four windows; below one window a sequence may not fit at all.
+    """
     for name, window, ranks in ranks_of_a_minibatch(0, ppoctl_data):
         made, needed = [], []
         for tokens in ranks:
@@ -179,8 +180,8 @@ def test_packing_32_sequences_needs_at_most_one_extra_microbatch(windows: int, p
 
 
 def test_packing_2048_sequences_wastes_at_most_2_percent(ppoctl_data: Path):
-    """Room that packing could have used: microbatches above total / cap rounded up, as a share of all. Where there
-    are 50 and more, so that the last one hardly matters, all room counts."""
+    """Capacity that packing could have used: microbatches above total / cap rounded up, as a fraction of all. With 50
+    and more microbatches, where the last one hardly matters, all unused capacity counts."""
     for name, window, tokens in distributions(RANKS * RANK_SEQS, 0, ppoctl_data):
         for cap in (window, 2 * window, 4 * window):
             bins, total = len(by_tokens(torch.arange(len(tokens)), tokens, cap)), int(tokens.sum())
@@ -190,9 +191,9 @@ def test_packing_2048_sequences_wastes_at_most_2_percent(ppoctl_data: Path):
 
 
 def test_ranks_in_lockstep_wait_at_most_2_percent(ppoctl_data: Path):
-    """All ranks are cut to the largest number any needs, and the i-th microbatches start together: the time is the
-    sum of the longest i-th ones. Promised where two rows of the window fit (cap = two windows) and no rank is bound
-    by one row; a rank with a bin of one row of a whole window cannot be like the others."""
+    """All ranks are split into the largest number that any rank needs, and the i-th microbatches start together: the
+    time is the sum of the longest i-th ones. This is promised if two rows of the window fit (cap = two windows) and
+    no rank is bound by one row: a rank with a bin of one full-window row cannot be evened out."""
     for name, window, ranks in ranks_of_a_minibatch(0, ppoctl_data):
         if window > 4096:
             continue

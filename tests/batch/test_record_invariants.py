@@ -1,4 +1,4 @@
-"""Each law of a record, broken once; and what a record says of itself when it is whole."""
+"""Each invariant of a record, broken once; and the metrics and sizes of an intact record."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -33,7 +33,7 @@ def ids(rows: list[Any]) -> torch.Tensor:
 
 
 def rollouts(**changes: Any) -> Rollouts:
-    """Three responses to two prompts: of two, three and two tokens, one of which only is counted in the last two."""
+    """Return three responses to two prompts: of two, three and two tokens; the last has one unmasked token."""
     whole = Rollouts(
         prompt_tokens=ids([5, 5, 6, 7]),
         prompt_lengths=torch.tensor([1, 1, 2]),
@@ -53,7 +53,7 @@ def rollouts(**changes: Any) -> Rollouts:
 
 
 def rewards(**changes: Any) -> Rewards:
-    """The second has no score, the third took too long."""
+    """Return rewards: the second sample has no score, the third timed out."""
     whole = Rewards(
         scores=torch.tensor([1.0, 0.0, 0.0, 0.5]),
         outcomes=torch.tensor([0, 2, 1, 0]),
@@ -166,7 +166,7 @@ def test_record_identity_ignores_measured_fields(record: Record) -> None:
 
 
 def another(value: Any) -> Any:
-    """Another value that breaks no law; None where there is none."""
+    """Return another value that breaks no invariant, or None if there is none."""
     if isinstance(value, torch.Tensor):
         return value * 2 if value.is_floating_point() else None
     if isinstance(value, list):

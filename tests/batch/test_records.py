@@ -1,4 +1,4 @@
-"""What travels with a record."""
+"""Fields that are stored with a record."""
 
 import pickle
 from dataclasses import replace

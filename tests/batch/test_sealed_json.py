@@ -1,4 +1,4 @@
-"""A changed byte in sealed JSON is noticed, whatever it changes and wherever it is."""
+"""Any changed byte in sealed JSON is detected."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_unseal_detects_every_flipped_bit(indent: int | None) -> None:
             changed = bytearray(data)
             changed[position] ^= 1 << bit
             if changed[position : position + 1].isspace() and data[position : position + 1].isspace():
-                continue  # one white space for another says nothing else
+                continue  # one white space for another has the same meaning
             with pytest.raises(ValueError):
                 unseal(changed.decode("ascii"))
 

@@ -1,4 +1,4 @@
-"""The syntax trees of the product, parsed once."""
+"""The syntax trees of ppoctl, parsed once."""
 
 import ast
 from functools import cache
@@ -10,6 +10,6 @@ PACKAGE = ROOT / "src" / "ppoctl"
 
 @cache
 def trees() -> dict[Path, ast.Module]:
-    """Every module of the product by its path below `src/ppoctl`."""
+    """Return the tree of every module by its path below `src/ppoctl`."""
     files = sorted(PACKAGE.rglob("*.py"))
     return {file.relative_to(PACKAGE): ast.parse(file.read_text("utf-8")) for file in files}

@@ -1,4 +1,4 @@
-"""Size laws, names and characters: small files, short functions, few parameters, plain ASCII."""
+"""Conventions of size and spelling: small files, short functions, few parameters, ASCII only."""
 
 import ast
 import re
@@ -32,7 +32,7 @@ def test_functions_are_short_and_have_at_most_six_parameters(module: Path) -> No
         assert lines <= MAX_FUNCTION_LINES, f"{place} has {lines} lines"
         names = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
         count = len([name for name in names if name not in ("self", "cls")])
-        # The parameters of a command are its options; any other exception says why where it is.
+        # The parameters of a command are its options; any other exception gives its reason in the source.
         is_excused = module.parts[0] == "cli" or EXCUSE.search(source[node.lineno - 1]) is not None
         assert is_excused or count <= MAX_PARAMETERS, f"{place} takes {count}"
 

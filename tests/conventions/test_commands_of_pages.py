@@ -1,9 +1,8 @@
-"""What the pages tell a person to type can be typed: every command of the pages is parsed by the real
-command line, and run where it only reads.
+"""Every command in the docs can be typed: it is parsed by the real command line, and executed if it only reads.
 
-A command is whatever begins with `ppoctl` and the name of a command, in a block (fenced or indented) or between
-backticks. Blocks of ```text are what was printed; tests/cli/screens.py types what docs/screens.md shows. None is left
-out: one that is neither run nor named below as not run fails.
+A command begins with `ppoctl` and the name of a command, in a block (fenced or indented) or between backticks. Blocks
+of ```text are output; tests/cli/screens.py covers docs/screens.md. The test fails for a command that is neither
+executed nor listed below as not executed.
 """
 
 import re
@@ -29,7 +28,7 @@ COMMANDS = typer.main.get_command(app)
 NAMES = set(COMMANDS.commands)  # type: ignore[attr-defined]
 
 RUN = ("--version", "recipes", "validate", "plan", "preview", "status", "logs", "compare", "resume", "runs", "plot")
-"""Commands that only read, but for the options below; `resume` with `--plan`."""
+"""Commands that only read, except with the options below; `resume` with `--plan`."""
 NOT_RUN = {
     "train": "minutes",
     "eval": "loads an engine",
@@ -54,7 +53,7 @@ NOT_RUN = {
     "logs --what": "files of another kind of run",
     "compare --eval": "wants evaluations; tests/cli types it",
 }
-"""Commands, with or without an option, that are parsed and not run, each with the reason."""
+"""Commands, with or without an option, that are parsed but not executed, each with the reason."""
 FILLED = {
     "STEP": "1",
     "N": "1",
@@ -66,7 +65,7 @@ FILLED = {
     "COMMAND": "plan",
     "KEY": "rollout.top_p",
 }
-"""Words in capitals that stand for a number or a name; all others may be any text."""
+"""Capitalized placeholders for a number or a name; all other placeholders may be any text."""
 METRIC = "policy/clip_frac"
 
 
@@ -74,7 +73,7 @@ class Typed(NamedTuple):
     page: str
     words: tuple[str, ...]
     in_text: bool
-    """Whether it stands in a sentence, where a command may be named without what it needs."""
+    """Whether the command is in a sentence, where it may be named without its arguments."""
 
     @property
     def name(self) -> str:
@@ -82,7 +81,7 @@ class Typed(NamedTuple):
 
 
 def written() -> Iterator[Typed]:
-    """Every command of every page."""
+    """Yield every command of every page."""
     known = "|".join(sorted({*NAMES, "--version"}))
     begins = re.compile(rf"^ *(?:\$ )?(?:\.venv/bin/)?ppoctl (?=\w)|(?<![\w'`-])ppoctl (?=(?:{known})(?![\w./-]))")
     for page in PAGES:
@@ -104,11 +103,11 @@ def written() -> Iterator[Typed]:
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a command as a shell has them, up to what is no more of it; of alternatives the first."""
+    """Return the words of a command as a shell would split them, up to its end; of alternatives the first."""
     lexer = shlex.shlex(re.sub(r"\b([a-z]+)(\|[a-z]+)+", r"\1", text), posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     words: list[str] = []
-    with suppress(ValueError):  # an apostrophe of a sentence
+    with suppress(ValueError):  # an apostrophe in a sentence
         for word in lexer:
             if set(word) <= set("();<>|&") or word.startswith("`"):
                 break
@@ -124,15 +123,15 @@ ALL = list(dict.fromkeys(written()))
 
 def parse(words: tuple[str, ...]) -> None:
     """Parse a command as the command line would, without running it."""
-    here, rest = COMMANDS, [word for word in words if word not in ("--version", "--install-completion")]
+    command, rest = COMMANDS, [word for word in words if word not in ("--version", "--install-completion")]
     if rest[:1] == ["help"]:
         rest = [*rest[1:], "--help"]
-    context = typer.Context(here, info_name="ppoctl")
-    while rest and hasattr(here, "resolve_command"):
-        _, here, rest = here.resolve_command(context, rest)
-        context = typer.Context(here, info_name=words[0], parent=context)
-    with suppress(typer.Exit):  # of `--help`
-        here.make_context(words[0], rest).close()
+    context = typer.Context(command, info_name="ppoctl")
+    while rest and hasattr(command, "resolve_command"):
+        _, command, rest = command.resolve_command(context, rest)
+        context = typer.Context(command, info_name=words[0], parent=context)
+    with suppress(typer.Exit):  # from `--help`
+        command.make_context(words[0], rest).close()
 
 
 @pytest.mark.parametrize("typed", ALL, ids=[f"{each.page}: {' '.join(each.words)}" for each in ALL])
@@ -151,7 +150,7 @@ def test_every_documented_command_is_run_or_listed_as_not_run() -> None:
 
 
 def is_named(what: str, typed: Typed) -> bool:
-    """Whether a line of `NOT_RUN` speaks of this command."""
+    """Return whether an entry of `NOT_RUN` covers this command."""
     name, _, more = what.partition(" ")
     return typed.name == name and (not more or more in typed.words)
 
@@ -159,14 +158,14 @@ def is_named(what: str, typed: Typed) -> bool:
 def is_run(typed: Typed) -> bool:
     if typed.name not in RUN or any(is_named(what, typed) for what in NOT_RUN):
         return False
-    is_whole = (
+    is_complete = (
         not typed.in_text or typed.name == "--version" or len(typed.words) > (2 if typed.name == "recipes" else 1)
     )
-    return is_whole and (typed.name != "resume" or "--plan" in typed.words)
+    return is_complete and (typed.name != "resume" or "--plan" in typed.words)
 
 
-def as_here(words: tuple[str, ...]) -> tuple[str, ...]:
-    """The words with the one recipe and the one run of `folder` for whatever the page calls them."""
+def for_folder(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Replace the recipe and run names of the page by the one recipe and the one run of `folder`."""
     stands_for = {
         "RECIPE": "recipe.toml",
         **dict.fromkeys(("RUN", "OTHER", "my", "other", "q1", "q2", "gsm8k-2"), "run"),
@@ -177,12 +176,13 @@ def as_here(words: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
-TO_RUN = list(dict.fromkeys(as_here(each.words) for each in ALL if is_run(each)))
+TO_RUN = list(dict.fromkeys(for_folder(each.words) for each in ALL if is_run(each)))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the quickstart's recipe and a finished run, for whatever names the pages give them."""
+    """Return a folder with the quickstart's recipe and a finished run, to stand for the recipes and runs of the
+    pages."""
     made = tmp_path_factory.mktemp("pages")
     play(made / "runs" / "run", fake_recipe(steps=1))
     (made / "runs" / "run" / "logs" / "attempt-1" / "console.log").write_text("step 1/1\n", "utf-8")
@@ -221,6 +221,6 @@ def is_there(page: Path, link: str) -> bool:
 
 
 def anchors(page: Path) -> set[str]:
-    """Names that GitHub gives to the headings of a page."""
+    """Return the anchors that GitHub gives to the headings of a page."""
     heads = re.findall(r"(?m)^#+ (.*)$", re.sub(r"(?ms)^```.*?^```$", "", page.read_text("utf-8")))
     return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}

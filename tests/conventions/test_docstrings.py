@@ -1,4 +1,4 @@
-"""A docstring makes sense in an editor's tooltip, without the name beside it: it says what it is about."""
+"""A docstring makes sense in an editor's tooltip, without the name next to it."""
 
 import ast
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ BEGINNINGS = ("Of ", "By ", "The same", "As ", "From ", "With ")
 
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Line and text of every string that stands alone: of the module, its classes, functions, and their fields."""
+    """Yield line and text of every docstring: of the module, its classes, functions and their fields."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, node.value.value

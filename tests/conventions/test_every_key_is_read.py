@@ -1,8 +1,9 @@
-"""A recipe key that nothing reads is a promise that nobody keeps.
+"""Every recipe key is read by some code.
 
-A key counts as read when code outside `recipe/`, `plan/` and `cli/` takes an attribute of that name, or names it in a
-string (`getattr`). A tag (`kind`, `place`, `format`) is read by whoever asks for the class of its table. Names that
-are common words (`path`, `name`, `min`) are found easily: this test is a net with wide meshes, not a proof.
+A key counts as read if code outside `recipe/`, `plan/` and `cli/` reads an attribute of that name or contains the
+name as a string (`getattr`). A tag (`kind`, `place`, `format`) counts as read if code refers to the class of its
+table. Keys that are common words (`path`, `name`, `min`) are found too easily: this test is a coarse check, not a
+proof.
 """
 
 import ast
@@ -23,11 +24,11 @@ CALLED = {
     Path("loading/rules/metrics.py"): ("is_lower_better",),
     Path("plan/learning_rate.py"): ("learning_rate_of",),
 }
-"""The functions of `recipe/` and `plan/` that engines, wiring and loop ask for a key."""
+"""The functions of `recipe/` and `plan/` that engines, wiring and loop call to read a key."""
 
 
 def executed_nodes() -> Iterator[ast.AST]:
-    """The files that do something, and the functions of `recipe/` and `plan/` that they ask."""
+    """Yield the syntax trees of files that execute a run, and of the functions in CALLED."""
     for module, parsed in trees().items():
         if functions := CALLED.get(module):
             yield from (node for node in parsed.body if isinstance(node, ast.FunctionDef) and node.name in functions)
@@ -37,7 +38,7 @@ def executed_nodes() -> Iterator[ast.AST]:
 
 @cache
 def read_names() -> frozenset[str]:
-    """Attributes that are read, and strings, in the parts of the product that do something."""
+    """Return the attributes that are read, and the strings, in the code that executes a run."""
     names: set[str] = set()
     for part in executed_nodes():
         for node in ast.walk(part):
@@ -53,8 +54,8 @@ def read_names() -> frozenset[str]:
 
 
 def alternatives() -> list[tuple[str, str]]:
-    """(key, class) of every table that is one of several; a class without keys of its own joins the class that is
-    meant with what it is used as."""
+    """Return (key, class) of every table with alternatives; a class without keys is represented by the base class
+    that declares them."""
     found: list[tuple[str, str]] = []
     for path, key in tree.walk(tree.of(Recipe)):
         choice = key.node.each if isinstance(key.node, tree.NamedTables) else key.node
@@ -67,15 +68,15 @@ def alternatives() -> list[tuple[str, str]]:
 
 TAGS = {"kind", "place", "format"}
 KEYS = sorted({(".".join(path), key.attribute) for path, key in tree.walk(tree.of(Recipe)) if path[-1] not in TAGS})
-# The class for "nothing of the kind": whatever is none of the others.
+# Classes that mean "off". Code need not name them, because it handles the alternatives.
 ABSENCE = {"NoKl", "NoCorrection", "NoRejection", "NoTracking"}
 
 
 @for_each(KEYS)
 def test_every_recipe_key_is_read_by_code(key: str, attribute: str) -> None:
-    assert attribute in read_names(), f"nothing that does something reads `{key}`"
+    assert attribute in read_names(), f"no code that executes a run reads `{key}`"
 
 
 @for_each(alternatives())
 def test_every_recipe_alternative_is_used_by_code(key: str, table: str) -> None:
-    assert table in read_names() | ABSENCE, f"nothing that does something asks for `{table}` of `{key}`"
+    assert table in read_names() | ABSENCE, f"no code that executes a run uses `{table}` of `{key}`"

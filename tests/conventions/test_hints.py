@@ -1,4 +1,4 @@
-"""A hint is pasted into a shell: whatever a person or a machine named stands in it as `errors.quoted` writes it."""
+"""A hint is pasted into a shell: values from users or machines are quoted by `errors.quoted`."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ from conventions.conftest import trees
 from for_each import for_each
 
 COMMAND = re.compile(r"\b(ppoctl|ls|rm|mv|cp|df|less|mkdir|export) [^`:]*$")
-"""A command that has begun, and goes on with what is filled in."""
+"""Text in which a command has begun, so that the next inserted value is part of it."""
 
 PLAIN = {
     "name", "role", "step", "of_critic", "steps[-1]", "recorded.step", "path[0]", "version_of('ppoctl')", "PARENT",
@@ -17,13 +17,13 @@ PLAIN = {
     "nearest", "VISIBLE", "TEMPORARY", "','.join(map(str, usable))", "math.ceil(fraction * 100) / 100",
     "' '.join(map(quoted, redo))",
 }  # fmt: skip
-"""What is filled in without a need: names of Python's kind, numbers and our own words."""
+"""Values that need no quoting: Python names, numbers and ppoctl's own words."""
 
 NOT_YET = ("data/",)
 
 
 def unquoted(tree: ast.AST) -> Iterator[str]:
-    """What stands in a command of a text, and may hold anything."""
+    """Yield the unquoted values in commands of a message that may contain any character."""
     for text in (node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)):
         before = ""
         for part in text.values:

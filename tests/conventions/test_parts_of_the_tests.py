@@ -1,5 +1,5 @@
-"""Each part of `make test` collects its own folders: a test that starts engines lies where they are looked for. All
-of them check shapes."""
+"""Each part of `make test` collects its own folders, so tests that start engines must be in the right one. All of
+them check tensor shapes."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import torch
 from conventions.conftest import ROOT
 from ppoctl.ppo.masking import masked_sum
 
-MARK = ".".join(["mark", "engines"])  # not itself found in this file
+MARK = ".".join(["mark", "engines"])  # split, so that this file does not match itself
 
 
 def test_engine_tests_are_in_folders_that_make_collects() -> None:
@@ -26,6 +26,6 @@ def marks_engines(file: Path) -> bool:
 
 
 def test_shape_annotations_are_checked_during_tests() -> None:
-    # The mask has another shape than the numbers, which torch would broadcast.
+    # The mask's shape differs from the values' shape; torch would broadcast it.
     with pytest.raises(jaxtyping.TypeCheckError):
         masked_sum(torch.ones(2, 3), torch.ones(3, dtype=torch.bool))

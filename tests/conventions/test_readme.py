@@ -1,4 +1,4 @@
-"""The README names what a new user types first."""
+"""The README contains the commands that a new user types first."""
 
 import re
 
@@ -6,7 +6,7 @@ from conventions.conftest import ROOT
 
 
 def test_readme_lists_both_commands_for_clean_checkout() -> None:
-    """A new user types one of the two on a clean checkout: each makes the environment first."""
+    """On a clean checkout a new user types one of the two; each creates the environment first."""
     blocks = re.findall(r"(?:^    .+\n)+", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
     [block] = [block for block in blocks if re.search(r"^    make quickstart\b", block, re.MULTILINE)]
     assert re.findall(r"^    (make \w+)", block, re.MULTILINE) == ["make quickstart", "make test"]

@@ -1,4 +1,4 @@
-"""The pinned environments: what is tested on a CPU is what computes on a GPU. CI resolves `gpu.txt` besides."""
+"""The pinned environments: versions tested on a CPU are the versions used on a GPU. CI also resolves `gpu.txt`."""
 
 import tomllib
 
@@ -7,11 +7,11 @@ from packaging.requirements import Requirement
 from conventions.conftest import ROOT
 
 BY_DEVICE = {"torch", "apache-tvm-ffi", "setuptools"}
-"""Packages of which the CPU build of vLLM, or of torch, wants another version."""
+"""Packages of which the CPU builds of vLLM or torch require another version."""
 
 
 def pinned(device: str) -> dict[str, str]:
-    """Versions by package of an environment."""
+    """Return versions by package of an environment."""
     lines = (ROOT / "requirements" / f"{device}.txt").read_text("ascii").splitlines()
     pairs = [line.split("==") for line in lines if not line.startswith("#")]
     assert all(len(pair) == 2 for pair in pairs), "a line is a package and its version: no address, no option"
@@ -19,7 +19,7 @@ def pinned(device: str) -> dict[str, str]:
 
 
 def required(*extras: str) -> list[Requirement]:
-    """What pyproject.toml asks for, with these extras."""
+    """Return the requirements of pyproject.toml with these extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     lists = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
     return [Requirement(line) for lines in lists for line in lines if not line.startswith("ppoctl[")]

@@ -1,4 +1,4 @@
-"""`make pin-gpu` writes what was resolved for every Python, or nothing."""
+"""`make pin-gpu` writes the resolution for every Python version, or nothing."""
 
 import os
 import shutil

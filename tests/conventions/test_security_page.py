@@ -1,4 +1,4 @@
-"""What docs/security.md says is tested: beside each statement, the test that fails where it is not so."""
+"""Every statement of docs/security.md is tested: next to each stands the test that fails if it is not true."""
 
 import ast
 from pathlib import Path

@@ -1,2 +1,2 @@
-"""Small engines at the ports: a bigram language model that learns for real, in milliseconds. Nothing of the product
+"""Fake engines behind the ports: a bigram language model that really learns, in milliseconds. No code of ppoctl
 imports them."""

@@ -1,4 +1,4 @@
-"""A trainer whose model is one table: what follows token t (actor), or what t is worth (critic)."""
+"""A trainer whose model is one table: logits of the next token (actor) or the value of the token (critic)."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -15,11 +15,11 @@ from ppoctl.errors import NonFiniteError
 from ppoctl.ports import Minibatch, MinibatchResult, Objective, OutputRequest, TokenOutputs
 
 RoleCallback = Callable[[str, int], None]
-"""(role, number) of a minibatch that was trained on, of half a file that was written."""
+"""Callback with (role, number): number of the minibatch that was trained, or of the half file that was written."""
 
 
 def ignore_call(role: str, number: int) -> None:
-    """Nobody listens."""
+    """Do nothing."""
 
 
 VOCABULARY = 12
@@ -34,7 +34,7 @@ def initial_table(role: str) -> Tensor:
 
 
 def filtered_logs(logits: Tensor, sampled: Tensor | None, request: OutputRequest) -> Tensor:
-    """Log-probs of what filters leave, with ids that were drawn. [n V]"""
+    """Return log-probs over the ids that the filters keep, including the sampled ids. [n V]"""
     x = logits / max(request.temperature, 1e-6)
     if not request.is_filtered:
         return torch.log_softmax(x, -1)
@@ -51,7 +51,7 @@ def filtered_logs(logits: Tensor, sampled: Tensor | None, request: OutputRequest
 
 
 def without_ends(logits: Tensor, early: Tensor, sampled: Tensor | None, request: OutputRequest) -> Tensor:
-    """Logits of early positions without the ids that end a response, unless one was drawn. [n V]"""
+    """Return logits in which early positions cannot end a response, except by the sampled id. [n V]"""
     ends = torch.zeros(logits.shape, dtype=torch.bool)
     ends[:, [END, *request.stop_token_ids]] = True
     if sampled is not None:
@@ -60,8 +60,8 @@ def without_ends(logits: Tensor, early: Tensor, sampled: Tensor | None, request:
 
 
 class BigramSaving:
-    """Writes half a file, then the other half, each after it has been looked at so many times; the rest when it is
-    waited for. So a drill knows exactly what is on disk at each moment of an asynchronous save."""
+    """An asynchronous save that writes half a file on every `looks`-th poll, and the rest when it is finished. A
+    drill therefore has a known state of the disk at each moment."""
 
     def __init__(self, folder: Path, content: dict[str, bytes], looks: float, on_half: Callable[[int], None]) -> None:
         self.folder = folder
@@ -107,8 +107,8 @@ class BigramSaving:
 
 
 class BigramTrainer:
-    """Actor and critic in one class; the role decides what the table means. AdamW by hand, clipped as Megatron
-    clips."""
+    """Actor and critic in one class; the role decides what the table means. AdamW is written out, with Megatron's
+    gradient clipping."""
 
     def __init__(
         self,

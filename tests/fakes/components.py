@@ -1,4 +1,4 @@
-"""A generator, a scorer and questions to go with the bigram model, and a recipe that uses them."""
+"""A generator, a scorer and a prompt source for the bigram model, and a recipe that uses them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -18,7 +18,7 @@ from ppoctl.wire.components import Components
 
 
 class FakeStream:
-    """Draws one request when it is asked, the last one first."""
+    """Generates one response per call of `finished`, the last request first."""
 
     def __init__(self, generate: Callable[[SampleRequest], Sample]) -> None:
         self.generate = generate
@@ -38,7 +38,7 @@ class FakeStream:
 
 
 class BigramGenerator:
-    """Samples from the actor's table, one seed per request; finishes requests in reverse order."""
+    """Samples from the actor's table with one seed per request; finishes requests in reverse order."""
 
     def __init__(self, actor_at: Callable[[State], Actor]) -> None:
         self.actor_at = actor_at
@@ -90,8 +90,8 @@ class BigramGenerator:
 
 
 class EvenScorer:
-    """Score: the share of even tokens. `outcomes` overrides single prompts; `other_reading` is reported beside the
-    score: 1 where the first token is even, else 0."""
+    """The score is the fraction of even tokens. `outcomes` overrides the score of single prompts; `other_reading`
+    names an extra metric: 1 if the first token is even, else 0."""
 
     def __init__(self, outcomes: Mapping[str, Score] | None = None, other_reading: str | None = None) -> None:
         self.outcomes = outcomes or {}
@@ -156,7 +156,7 @@ def fake_components(
 
 
 def _other_reading(recipe: Recipe) -> str | None:
-    """What the recipe's reward reports beside the score."""
+    """Return the name of the extra metric that the recipe's reward reports, if any."""
     if isinstance(recipe.reward, SumReward):
         return next(iter(recipe.reward.parts))
     if not isinstance(recipe.reward, Gsm8kScorer):
@@ -165,7 +165,8 @@ def _other_reading(recipe: Recipe) -> str | None:
 
 
 def fake_recipe(**changes: Any) -> Recipe:
-    """Three steps of eight sequences, two epochs of two minibatches. `changes` replace whole tables."""
+    """Return a recipe of three steps of eight sequences, two epochs of two minibatches. `changes` replace whole
+    tables."""
     tables: dict[str, Any] = {
         "name": "fake",
         "seed": 3,

@@ -1,5 +1,5 @@
-"""A device that counts bytes. Roles of the bigram model take memory of it as the real roles do: which of them are
-there together is decided by the real turns, fleet and ranks."""
+"""A device that counts bytes. Roles of the bigram model take memory on it as the real roles do; the real device
+sharing, fleet and ranks decide which of them are on it together."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,18 +33,18 @@ TABLE = "table"
 
 @dataclass
 class CountedDevice:
-    """The bytes that are taken now, and the most that were taken in each stage."""
+    """Bytes that are taken now, and the peak of each stage."""
 
     always: int
-    """Bytes that are taken all the time: contexts, communicators, graphs."""
+    """Bytes that are always taken: contexts, communicators, graphs."""
     stage: str = ""
-    """What the run is doing, in the names of `plan`."""
+    """Current stage of the run, in the names of `plan`."""
     held: dict[tuple[str, str], int] = field(default_factory=dict)
     """Bytes by owner and name."""
     peaks: dict[str, int] = field(default_factory=dict)
-    """Most bytes by stage."""
+    """Peak bytes by stage."""
     at_peak: dict[str, dict[tuple[str, str], int]] = field(default_factory=dict)
-    """`held` at that moment."""
+    """`held` at that peak, by stage."""
 
     def put(self, owner: str, name: str, size: int) -> None:
         self.held[owner, name] = size
@@ -53,13 +53,13 @@ class CountedDevice:
             self.peaks[self.stage], self.at_peak[self.stage] = total, dict(self.held)
 
     def free(self, owner: str, *names: str) -> None:
-        """Give back what has these names; without any, all that the owner has."""
+        """Free the owner's allocations with these names, or all of them without names."""
         for key in [key for key in self.held if key[0] == owner and (not names or key[1] in names)]:
             del self.held[key]
 
     @contextmanager
     def during(self, stage: str) -> Iterator[None]:
-        """Context in which the run does something that `plan` has a stage of its own for."""
+        """Count allocations in this block under `stage`, for work that `plan` lists as a separate stage."""
         before, self.stage = self.stage, stage
         try:
             yield
@@ -68,10 +68,10 @@ class CountedDevice:
 
 
 class CountingRank:
-    """A rank of a trained role. Each call has on the device what `MegatronRank` has there for it."""
+    """A rank of a trained role. Each call allocates what `MegatronRank` has on the device during that call."""
 
     def __init__(self, device: CountedDevice, role: str, has: RankBytes, buckets: Sequence[int] = ()) -> None:
-        """`buckets`: bytes of each bucket of weights that it sends."""
+        """Take `buckets`: the bytes of each bucket of weights that the rank sends."""
         self.device, self.role, self.has, self.buckets = device, role, has, buckets
         self.table = torch.zeros(())
         training = has.gradients + has.main_weights + has.moments
@@ -110,7 +110,7 @@ class CountingRank:
         self._left, self._shares = list(self.buckets), bool(senders.sharing)
 
     def next_weights(self) -> Bucket | None:
-        """The next bucket: gathered, then copied into one of two pieces; the last one has the table."""
+        """Return the next bucket: gathered, then copied into one of two buffers. The last one contains the table."""
         self.device.free(self.role, "gathered")
         if not self._left:
             return None
@@ -149,10 +149,10 @@ class CountingRewardRank:
 
 
 class CountingEngine:
-    """A `weights.calls.EngineHandle`: takes its share when it starts, and forgets it in sleep."""
+    """A `weights.engine_calls.EngineHandle` that allocates its bytes when it starts and frees them in sleep."""
 
     def __init__(self, device: CountedDevice, share: int, buckets: Sequence[int]) -> None:
-        """`share`: bytes of weights and cache together."""
+        """Take `share`: the bytes of weights and cache together."""
         self.device, self.share, self.buckets = device, share, buckets
         self.table = torch.zeros(())
         self._is_running = False
@@ -207,7 +207,7 @@ class CountingEngine:
 
 
 class CountedTrainer(BigramTrainer):
-    """The bigram's actor or critic, which asks its ranks as `MegatronTrainer` does."""
+    """The bigram actor or critic, which calls its ranks as `MegatronTrainer` does."""
 
     def __init__(self, role: str, ranks: Ranks, rank: CountingRank, on_minibatch: RoleCallback = ignore_call) -> None:
         super().__init__(role, on_minibatch=on_minibatch)
@@ -254,13 +254,13 @@ class CountedTrainer(BigramTrainer):
         return super().values(sequences)
 
     def weights(self, state: State) -> NamedWeights:
-        """See `MegatronActor.weights`."""
+        """Return the named weights; see `MegatronActor.weights`."""
         self.rank.table, source = self.table, self.ranks.weights()
         return NamedWeights(state, (TABLE,), source.buckets_for_engines, source.senders, source.buckets_to_keep)
 
 
 class CountedGenerator(BigramGenerator):
-    """Draws from the table that the engine of a real fleet was sent."""
+    """Samples from the table that the engine of a real fleet received."""
 
     def __init__(self, fleet: Fleet, engine: CountingEngine) -> None:
         self.fleet, self.engine = fleet, engine
@@ -282,7 +282,7 @@ class CountedGenerator(BigramGenerator):
 
 
 class CountedScorer(EvenScorer):
-    """Has a reward model on the device for each score."""
+    """Puts a reward model on the device for each score."""
 
     def __init__(self, ranks: Ranks) -> None:
         super().__init__()

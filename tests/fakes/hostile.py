@@ -1,4 +1,4 @@
-"""A service that misuses HTTP: answers that do not end, that are too long, and that are not answers."""
+"""A service that misuses HTTP: responses that do not end, are too long, or are not valid HTTP."""
 
 import socket
 import struct
@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from threading import Event, Thread
 
 PAUSE_S = 0.05
-"""Seconds between two pieces of an answer that comes slowly."""
+"""Seconds between two pieces of a slow response."""
 _OLD, _CLOSE = b"HTTP/1.0 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
 _LONG = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
 _CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -44,13 +44,13 @@ SLOW: dict[str, Callable[[Event], Pieces]] = {
     "trailers without end": lambda ended: _fast(_CHUNKED + b"0\r\n", b"A: b\r\n" * 1000, ended),
     "no answer": lambda ended: iter([b""] * (not ended.wait(30))),
 }
-"""Answers that do not end by themselves."""
+"""Responses that do not end by themselves."""
 LONG: dict[str, Callable[[Event], Pieces]] = {
     "HTTP/1.0, endless body": lambda ended: _fast(_OLD, _MIB, ended),
     "endless chunks": lambda ended: _fast(_CHUNKED, b"100000\r\n" + _MIB + b"\r\n", ended),
     "100 MB": _once(_LONG % 100_000_000, *[b"1" * 1_000_000] * 100),
 }
-"""Answers of more bytes than a client reads."""
+"""Responses of more bytes than a client reads."""
 BROKEN: dict[str, Callable[[Event], Pieces]] = {
     "no byte": _once(),
     "no HTTP": _once(b"220 mail.example ready\r\n"),
@@ -61,12 +61,13 @@ BROKEN: dict[str, Callable[[Event], Pieces]] = {
     "a line without end": lambda ended: _fast(b"HTTP/1.1 200 ", b"A" * 1000, ended),
     "headers without end": lambda ended: _fast(b"HTTP/1.1 200 OK\r\n", b"A: b\r\n", ended),
 }
-"""Answers that end, and are not answers."""
+"""Responses that end but are not valid HTTP."""
 
 
 @contextmanager
 def hostile(answer: Callable[[Event], Pieces], *, reset: bool = False) -> Iterator[str]:
-    """Address of a service that gives this answer to each connection; with `reset` it then resets the connection."""
+    """Serve this response on every connection and yield the address. With `reset` the server then resets the
+    connection."""
     ended = Event()
 
     def serve(connection: socket.socket) -> None:
@@ -79,7 +80,7 @@ def hostile(answer: Callable[[Event], Pieces], *, reset: bool = False) -> Iterat
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 return
             connection.shutdown(socket.SHUT_WR)
-            while connection.recv(1 << 16):  # closing with something unread would reset the connection
+            while connection.recv(1 << 16):  # closing with unread data would reset the connection
                 pass
 
     def accept(listener: socket.socket) -> None:

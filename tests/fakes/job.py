@@ -1,4 +1,4 @@
-"""A whole run on fake engines, in a directory."""
+"""A complete run on fake engines, in a directory."""
 
 import signal
 from collections.abc import Callable, Mapping
@@ -26,15 +26,15 @@ from ppoctl.wire.run_context import RunHooks, assemble
 
 @dataclass
 class Witness:
-    """Writes down every moment of a run; `act` is told each one with its number."""
+    """Records every moment of a run; calls `act` with the number and name of each moment."""
 
     act: Callable[[int, str], None] = lambda number, name: None
     looks: float | Mapping[str, float] = 1
-    """How often a save in the background is looked at until half a file more is written; infinite: it writes nothing
-    before it is waited for. One number, or one for each role: so either role can be published first."""
+    """Number of polls of a background save until half a file more is written. Infinite: nothing is written before the
+    save is waited for. One number, or one per role, so that either role can be published first."""
     moments: list[str] = field(default_factory=list)
     stage: str = ""
-    """That runs, or ran last."""
+    """The stage that runs, or that ran last."""
     committed: list[JournalLine] = field(default_factory=list)
 
     def record(self, name: str) -> None:
@@ -64,23 +64,23 @@ class Witness:
 
 
 PPO_STEP_FUNCTIONS = {STORIES: Outlines({1: outline(PPO)}).as_json()}
-"""What is recorded of a recipe that tells one story, beside its keys."""
+"""The recorded outlines of a recipe with one step function, as `resolved` of `run_dir.create` expects them."""
 
 
 def saved_checkpoints(paths: RunPaths) -> list[int]:
-    """Steps with saved states of both roles."""
+    """Return the steps with saved states of both roles."""
     return saved_steps(paths, ("actor", "critic"))
 
 
 @dataclass
 class Stops:
-    """A gate that lets pass until `when` says so, and tells how often it was asked."""
+    """A gate that passes until `when` is true, and counts its calls."""
 
     when: Callable[["Stops"], bool] = lambda gate: False
     at: tuple[int, str] | None = None
-    """Step and stage that are about to run, or run."""
+    """Step and stage that are about to run, or are running."""
     between_calls: int = 0
-    """How often it was asked inside that stage."""
+    """Number of calls inside that stage."""
     saves: bool = True
     """Whether there is time to save when it stops."""
 
@@ -102,7 +102,7 @@ class Stops:
 
 @dataclass(frozen=True)
 class Wiring:
-    """A job on fakes, and what it draws with."""
+    """The run context of a run on fakes, and its generator."""
 
     job: RunContext
     generator: Generator
@@ -120,7 +120,7 @@ def open_run(
     choose: StoryAt = step_function_at,
     claim: Callable[[RunPaths], Attempt] = claim,
 ) -> Wiring:
-    """What `train --or-resume` does, on fakes: the bigram's, or those of `sockets`."""
+    """Open a run as `train --or-resume` does, on the bigram model or on `components`."""
     paths = RunPaths(root)
     if not root.exists():
         run_dir.create(
@@ -155,7 +155,8 @@ def play(
 
 
 def result(root: Path) -> dict[str, object]:
-    """What two runs must agree on: ledger and final states to the byte, figures of every stage, each once."""
+    """Return what two equal runs agree on: ledger and final states to the byte, and the metrics of every stage, each
+    once."""
     paths = RunPaths(root)
     states = {
         f"{role}/{path.name}": path.read_bytes()

@@ -1,4 +1,5 @@
-"""NVIDIA's management library as Python calls it, for machines that nobody has here: `sys.modules["pynvml"]`."""
+"""NVIDIA's management library as Python calls it, for GPUs that the test machine does not have:
+`sys.modules["pynvml"]`."""
 
 import sys
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ NO_LIBRARY = "NVML Shared Library Not Found"
 
 
 class NVMLError(Exception):
-    """What the library raises, with its number."""
+    """Error of the library, with its number."""
 
     def __init__(self, says: str) -> None:
         super().__init__(says)
@@ -19,7 +20,7 @@ class NVMLError(Exception):
 
 @dataclass
 class FakeNvml:
-    """A driver with GPUs of one kind; `fault`: what it says instead when it is started."""
+    """A driver with GPUs of one kind; `fault`: the error that it raises on init instead."""
 
     count: int = 2
     driver: str = "580.65.06"
@@ -29,11 +30,11 @@ class FakeNvml:
     mode: int = 0
     capability: tuple[int, int] = (9, 0)
     first: tuple[int, int] | None = None
-    """Compute capability of GPU 0, where it is another."""
+    """Compute capability of GPU 0, if it differs."""
     apart: set[tuple[int, int]] = field(default_factory=set)
     fault: str | None = None
     busy: dict[int, int | None] = field(default_factory=dict)
-    """Percent by GPU; None: it does not tell."""
+    """Utilization in percent by GPU; None: not supported."""
     NVMLError = NVMLError
     NVML_P2P_STATUS_OK = 0
     NVML_ERROR_LIBRARY_NOT_FOUND = 12

@@ -1,5 +1,4 @@
-"""Slurm's programs as a login node has them, without a Slurm: they answer from a folder, and write down what they
-were asked."""
+"""Stand-ins for Slurm's programs on a login node: they answer from a folder and log their calls."""
 
 import os
 from pathlib import Path
@@ -36,7 +35,7 @@ esac
 
 
 class FakeSlurm:
-    """The cluster that the programs speak of."""
+    """The cluster that the programs report on."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -46,13 +45,13 @@ class FakeSlurm:
             (folder / name).chmod(0o755)
 
     def use(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Put the programs first where commands are looked for."""
+        """Put the programs first in PATH."""
         monkeypatch.setenv("PATH", f"{self.folder}:{os.environ['PATH']}")
 
     def has(
         self, id: str, state: str, *, reason: str = "None", nodes: str = "", restarts: int = 0, **times: str
     ) -> None:
-        """From now on the cluster has the job in that state; `start`, `end`: unix seconds, `status`: a process's."""
+        """Set the state of a job; `start`, `end`: unix seconds, `status`: exit status of its process."""
         values = [id, state, reason, nodes, str(restarts), times.get("status", "0")]
         values += [times.get("start", "N/A"), times.get("end", "N/A")]
         (self.folder / f"job-{id}").write_text("|".join(values) + "|\n")
@@ -64,18 +63,18 @@ class FakeSlurm:
         (self.folder / f"job-{id}").unlink()
 
     def goes_away(self) -> None:
-        """Nothing is answered any more."""
+        """Make every program hang."""
         (self.folder / "away").touch()
 
     def refuses(self, program: str, message: str) -> None:
         (self.folder / f"refuses-{program}").write_text(message + "\n")
 
     def accounts(self, *lines: str) -> None:
-        """Accounting is on, and says this whatever it is asked."""
+        """Turn accounting on; `sacct` then prints these lines for every call."""
         (self.folder / "accounting").write_text("".join(line + "\n" for line in lines))
 
     def begins_when_cancelled(self, id: str, *, cancelled: str) -> None:
-        """The job leaves the queue as soon as the other one is cancelled."""
+        """Start the job as soon as the other one is cancelled."""
         (self.folder / f"begins-after-{cancelled}").write_text(id)
 
     @property

@@ -1,4 +1,4 @@
-"""Stories that the product does not tell: whoever knows a run only by its outline must serve them as they are."""
+"""Step functions that ppoctl does not contain. Code that gets only the outline of a run must handle them."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +11,7 @@ from ppoctl.loop.step_functions import RunStage, Stages, StepFunction, StepInput
 
 @dataclass(frozen=True)
 class GroupAdvantages:
-    """Each score less the mean score of its prompt's samples, at every counted token."""
+    """Each score minus the mean score of the same prompt's samples, at every unmasked token."""
 
     fingerprint: str = "of no recipe"
     name: str = "group_advantages"
@@ -34,7 +34,7 @@ class GroupAdvantages:
 
 
 def _no_critic(run_stage: RunStage, stages: Stages, inputs: StepInputs) -> StepOutputs:
-    """Samples of one prompt are judged against each other."""
+    """Run a step without a critic: samples of one prompt are compared with each other."""
     actor = inputs.states["actor"]
     rollouts = run_stage(stages.rollout, actor, inputs.prompts)
     rewards = run_stage(stages.reward, inputs.prompts, rollouts)
@@ -45,7 +45,7 @@ def _no_critic(run_stage: RunStage, stages: Stages, inputs: StepInputs) -> StepO
 
 
 def _two_rounds(run_stage: RunStage, stages: Stages, inputs: StepInputs) -> StepOutputs:
-    """The critic learns from a first round, and judges the second one, from which the actor learns."""
+    """Run two rounds: the critic trains on the first; its values of the second are used to train the actor."""
     actor, critic = inputs.states["actor"], inputs.states["critic"]
     rollouts = run_stage(stages.rollout, actor, inputs.prompts)
     rewards = run_stage(stages.reward, inputs.prompts, rollouts)

@@ -1,4 +1,4 @@
-"""`checkpoint.best` keeps the actor that was measured, by the metric's direction, and none of a step that stops."""
+"""`checkpoint.best` keeps the best actor by the metric's direction, and none of a step that stops."""
 
 from pathlib import Path
 
@@ -22,12 +22,12 @@ SAVED = {"every_steps": 1, "keep_last": 9}
 
 
 def all_kept(root: Path) -> list[int]:
-    """Steps of the best actors."""
+    """Return the steps of the best actors."""
     return sorted(int(folder.name) for folder in RunPaths(root).best.iterdir())
 
 
 def kept(root: Path) -> tuple[int, str]:
-    """Step and lineage of the best actor."""
+    """Return step and lineage of the best actor."""
     [folder] = RunPaths(root).best.iterdir()
     manifest = manifests.read(folder)
     assert manifest is not None
@@ -56,7 +56,7 @@ def test_training_metric_rates_actor_at_start_of_step(tmp_path: Path, name: str,
     assert callable(better)
     job = played(tmp_path / "run", name)
     values = series(job, name)
-    last = 3 - values[::-1].index(better(values))  # of equal ones the later
+    last = 3 - values[::-1].index(better(values))  # of equal values the later
     step, found = kept(tmp_path / "run")
     assert step == last
     assert step == 0 or found == lineage(tmp_path / "run", step)
@@ -79,7 +79,7 @@ def test_best_keep_limits_number_of_kept_actors(tmp_path: Path, keep: int, direc
     values = series(job, "reward/score_mean")
     assert len(set(values)) == 4
     sign = -1 if direction == "lower" else 1
-    # A figure of training is the actor's that the step began with.
+    # A training metric belongs to the actor that the step began with.
     assert all_kept(tmp_path / "run") == sorted(sorted(range(4), key=lambda step: sign * values[step])[-keep:])
 
 

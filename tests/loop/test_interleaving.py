@@ -1,4 +1,4 @@
-"""Critic before actor equals the interleaved order: neither reads what the other changes."""
+"""Training the critic before the actor equals the interleaved order: neither reads what the other changes."""
 
 from pathlib import Path
 

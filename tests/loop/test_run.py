@@ -1,4 +1,4 @@
-"""Over steps: what is saved and evaluated when, what the ledger says of it, and how a run is judged."""
+"""A run over several steps: when it saves and evaluates, what the ledger contains, and how health rules end it."""
 
 import json
 from dataclasses import replace
@@ -45,7 +45,7 @@ def test_ledger_records_updates_that_used_each_sample(tmp_path: Path) -> None:
 
 
 def test_run_with_missing_steps_raises_finished_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: a resume that takes its run for one step further than it is."""
+    """A planted bug: a resume that considers its run one step further than it is."""
     play(tmp_path / "run", fake_recipe(steps=2, checkpoint={"every_steps": 1}))
     began = run_module.start_point
 
@@ -82,7 +82,7 @@ def test_last_step_is_evaluated_unless_at_end_is_false(tmp_path: Path) -> None:
 
     assert evaluated() == [0, 2, 3]
     assert evaluated(at_end=False) == [0, 2]
-    # A run that goes on was not at its end where it was told to end at first.
+    # The resumed run does not evaluate step 3: `at_end=False` skipped it, and it is not the last step any more.
     play(tmp_path / "at_end-run", fake_recipe(steps=5, eval={"every_steps": 2}))
     lines = read_lines(RunPaths(tmp_path / "at_end-run").journal)
     assert [line["step"] for line in lines if line.get("stage") == "eval"] == [0, 2, 4, 5]
@@ -124,7 +124,7 @@ def test_missing_metric_is_unmet_and_named() -> None:
 
 
 class DriftingGenerator(BigramGenerator):
-    """Each transfer of weights makes its sampler a little surer of what it draws than the trainer is."""
+    """After each transfer of weights the sampler is a little more confident in its tokens than the trainer."""
 
     def generate(self, request: SampleRequest, params: SamplingParams) -> Sample:
         sample = super().generate(request, params)

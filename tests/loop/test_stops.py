@@ -1,5 +1,5 @@
-"""Runs that are stopped at every stage by every means, on fakes, and gone on with: nothing of them is other than in
-the run that nobody stopped, and what there was time to save is not replayed."""
+"""Runs on fakes are stopped in every stage by every means, then resumed: they end as an undisturbed run does, and
+states that there was time to save are not replayed."""
 
 import os
 import signal
@@ -24,16 +24,16 @@ from ppoctl.store.run_paths import RunPaths
 BEFORE_TRAINING = ("rollout", "reward", "values", "logprobs", "advantages")
 STAGES = (*BEFORE_TRAINING, "critic_update", "actor_update", "eval")
 IN_PIECES = ("rollout", "reward", "eval")
-"""Stages that end between two samples."""
+"""Stages that can end between two samples."""
 RECIPE = fake_recipe(steps=3, checkpoint={"every_steps": 3}, eval={"every_steps": 1})
-"""No state is saved before the end but by a stop."""
+"""No state is saved before the end except by a stop."""
 STEP = 2
-"""In which the runs are stopped."""
+"""Step in which the runs are stopped."""
 
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    """In memory where there is such a place: the drill flushes thousands of files."""
+    """Use memory if possible: the drill flushes thousands of files."""
     parent = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(prefix="ppoctl-stops-", dir=parent) as name:
         yield Path(name)
@@ -56,13 +56,13 @@ class Stopped:
 
     @property
     def kept(self) -> dict[str, int]:
-        """Role -> step of the state that the stop left beside those of the steps."""
+        """Role -> step of the state that the stop saved, other than those of the steps."""
         paths = RunPaths(self.root)
         found = {role: manifests.read(paths.at_stop / role) for role in ("actor", "critic")}
         return {role: manifest.step for role, manifest in found.items() if manifest is not None}
 
     def go_on(self) -> list[str]:
-        """Do the rest. Returns what was said of replays."""
+        """Finish the run. Return the messages about replays."""
         job = open_run(self.root, RECIPE, Witness()).job
         job.states.notify = self.messages.append
         run(job)
@@ -72,7 +72,7 @@ class Stopped:
 def stop(
     root: Path, act: Callable[[SignalGate, str], None], time_left: TimeLeft, stop_request: Callable[[], str | None]
 ) -> Stopped:
-    """Run until the gate ends it. `act` is told each moment."""
+    """Run until the gate ends it. `act` is called at each moment."""
     with signal_gate("go on") as gate, gate.working(time_left, stop_request):
         witness = Witness(act=lambda _, moment: act(gate, moment))
         job = open_run(root, RECIPE, witness, gate=gate).job
@@ -82,7 +82,7 @@ def stop(
 
 
 def no_stop_request() -> None:
-    """Nothing is asked of the run."""
+    """Report no request to stop."""
 
 
 SLOW = TimeLeft(stage_s=lambda _: 1000.0, is_job=True)
@@ -90,7 +90,7 @@ SLOW = TimeLeft(stage_s=lambda _: 1000.0, is_job=True)
 
 @cache
 def by_signal(root: Path, number: signal.Signals, stage: str, *, fits: bool) -> Stopped:
-    """A run that met the signal as the stage began."""
+    """Run until this signal arrives at the start of the stage."""
 
     def act(gate: SignalGate, moment: str) -> None:
         if moment == f"{STEP} {stage} starts":
@@ -112,7 +112,7 @@ def test_stop_commits_finishing_stage_and_saves_states(
     assert stopped.error.exit_code == (130 if number == signal.SIGINT else 75)
     if stage not in IN_PIECES:
         assert f"{STEP} {stage} renamed" in stopped.moments
-    # A pair where both engines are at the last finished step; what trained since by itself.
+    # Roles at the last finished step get a checkpoint. Otherwise each role's current state is kept separately.
     if stage in BEFORE_TRAINING:
         assert (saved_checkpoints(paths), stopped.kept) == ([STEP - 1], {})
     elif stage == "critic_update":
@@ -135,7 +135,7 @@ def test_stop_abandons_stage_that_cannot_finish_in_time(
     assert f"at `{stage}` of step {STEP}" in stopped.error.message
     assert f"{STEP} {stage} starts" in stopped.moments[-1:]
     assert not RunPaths(stopped.root).stage(STEP, stage).exists()
-    # An engine that was interrupted is not believed.
+    # The state of an interrupted trainer is not trusted.
     assert (saved_checkpoints(RunPaths(stopped.root)), stopped.kept) == ([], {})
     stopped.go_on()
     assert result(stopped.root) == expected
@@ -173,7 +173,7 @@ def test_stop_request_is_obeyed_and_resume_matches(
         if moment == f"{STEP} {stage} starts":
             stop_requests.append(after)
             if after == "now":
-                signal.pause()  # the watch does not wait for the stage
+                signal.pause()  # the watching thread does not wait for the stage
 
     stopped = stop(folder / f"{after}-{stage}", act, TimeLeft(), lambda: stop_requests[0] if stop_requests else None)
     paths = RunPaths(stopped.root)

@@ -1,4 +1,4 @@
-"""Random grids with holes, and garbage to put under a mask."""
+"""Random masks with holes, and garbage for masked positions."""
 
 import torch
 from torch import Tensor
@@ -11,12 +11,12 @@ def normal(*shape: int, seed: int) -> Tensor:
 
 
 def holey_mask(num_rows: int, num_columns: int, *, seed: int) -> Tensor:
-    """True for 7 of 10 positions: holes in mid-response, ragged ends; the first position always counts."""
+    """Return a mask that is True at 7 of 10 positions, with holes and ragged ends; the first position is always True."""
     mask = torch.rand(num_rows, num_columns, generator=torch.Generator().manual_seed(seed)) < 0.7
     mask[:, 0] = True
     return mask
 
 
 def poisoned(x: Tensor, mask: Tensor, garbage: float) -> Tensor:
-    """x with garbage under the mask."""
+    """Return x with garbage where the mask is False."""
     return torch.where(mask, x, torch.tensor(garbage, dtype=x.dtype))

@@ -1,4 +1,4 @@
-"""How token losses become one number: by hand, and whatever the cut."""
+"""Aggregation of token losses into one number: by hand, and independent of the split into microbatches."""
 
 from itertools import pairwise
 
@@ -13,7 +13,7 @@ from tolerance import FLOAT32
 
 KINDS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "fixed_length")
 
-# Three tokens in row 0, of which the middle one is a hole; three in row 1; none counts in row 2; one in row 3.
+# Row 0 has three tokens with a hole in the middle, row 1 three, row 2 none, row 3 one.
 LOSSES = torch.tensor([[6.0, 0.0, 1.0], [1.0, 2.0, 5.0], [0.0, 0.0, 0.0], [0.0, 4.0, 0.0]])
 MASK = torch.tensor([[True, False, True], [True, True, True], [False, False, False], [False, True, False]])
 
@@ -25,7 +25,7 @@ def loss_of(found: Aggregation, losses: torch.Tensor, mask: torch.Tensor) -> tor
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        ("token_mean", (7 + 8 + 4) / 6),  # six tokens count
+        ("token_mean", (7 + 8 + 4) / 6),  # six unmasked tokens
         ("sequence_mean_token_mean", (7 / 2 + 8 / 3 + 4) / 3),  # two tokens, three and one; three sequences
         ("sequence_mean_token_sum", (7 + 8 + 4) / 3),
         ("fixed_length", (7 / 4 + 8 / 4 + 4 / 4) / 3),  # a response may have four tokens

@@ -1,4 +1,4 @@
-"""What tokens of another sampler weigh, and which are rejected: by hand, and whatever the ratios are."""
+"""Importance weights and rejection of sampled tokens: by hand, and for any ratios."""
 
 import math
 from functools import partial
@@ -23,7 +23,7 @@ from ppoctl.ppo.correction import (
 )
 from tolerance import EXACT, FLOAT32
 
-# Two sequences of three tokens; the hole in the second would say 9.
+# Two sequences of three tokens; the hole in the second has ratio 9.
 RATIOS = torch.tensor([[4.0, 0.25, 1.5], [0.5, 9.0, 0.8]])
 MASK = torch.tensor([[True, True, True], [True, False, True]])
 LOGS = torch.where(MASK, RATIOS.log(), 0)
@@ -31,7 +31,7 @@ BOUNDS = {"min_ratio": 0.4, "max_ratio": 2.0}
 
 
 def test_log_ratio_is_trainer_minus_sampler():
-    # The trainer says it twice as often as the sampler: log 2, not its negative. NaN lies under the mask.
+    # The trainer's probability is twice the sampler's: log 2, not -log 2. The masked position is NaN.
     logprobs = torch.tensor([[math.log(0.5), math.nan]], requires_grad=True)
     sampler = torch.tensor([[math.log(0.25), math.inf]])
     found = log_ratios(logprobs, sampler, torch.tensor([[True, False]]))
@@ -58,7 +58,7 @@ def test_ratio_at_bound_is_inside(weigh, low, high):
 
 
 def test_sequence_weights_by_hand():
-    # 4 x 0.25 x 1.5 = 1.5; 0.5 x 0.8 = 0.4, which is held at 0.45
+    # 4 x 0.25 x 1.5 = 1.5; 0.5 x 0.8 = 0.4, clipped to 0.45
     found = truncated_sequence_weights(LOGS, MASK, min_ratio=0.45, max_ratio=2.0)
     FLOAT32.check(found.weights, torch.tensor([[1.5, 1.5, 1.5], [0.45, 0.0, 0.45]]))
     assert found.outside.tolist() == [[False, False, False], [True, False, True]]
@@ -68,7 +68,7 @@ def test_sequence_weights_by_hand():
 
 
 def test_icepop_weights_by_hand():
-    # 4 and 0.25 lie outside and weigh nothing
+    # 4 and 0.25 are outside and get weight 0
     found = inside_weights(LOGS, MASK, **BOUNDS)
     FLOAT32.check(found.weights, torch.tensor([[0.0, 0.0, 1.5], [0.5, 0.0, 0.8]]))
     assert found.outside.tolist() == [[True, True, False], [False, False, False]]
@@ -85,10 +85,10 @@ def test_normalized_weights_have_mean_one():
     weights = plain_weights(LOGS, MASK).weights
     FLOAT32.check(normalized(weights, MASK), weights / 1.41)
     EXACT.check(normalized(weights * 0, MASK), weights * 0)
-    # The mean is over the tokens that count: 4, 1.5, 0.8 have 2.1.
+    # The mean is over the kept tokens: 4, 1.5, 0.8 have the mean 2.1.
     kept = torch.tensor([[True, False, True], [False, False, True]])
     FLOAT32.check(normalized(weights * kept, kept), weights * kept / 2.1)
-    # A weight of a token that does not count is none.
+    # The weight of a token that is not kept is 0.
     FLOAT32.check(normalized(weights, kept), weights * kept / 2.1)
 
 
@@ -175,7 +175,7 @@ KEEPS = {
 
 
 def moved(x):
-    """Rows the other way round, and columns of padding behind them."""
+    """Return the grid with rows in reverse order and padding columns appended."""
     return torch.nn.functional.pad(x.flip(0), (0, 3))
 
 

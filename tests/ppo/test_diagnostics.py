@@ -1,4 +1,4 @@
-"""Figures about an update: each by hand, and none of them moved by what is under the mask."""
+"""Metrics of an update: each by hand, and independent of masked positions."""
 
 import math
 
@@ -83,7 +83,7 @@ def test_value_metrics_by_hand():
 
 
 def test_rounding_is_not_value_clipping():
-    # old + (V - old) is not V in float32: a clip written that way would find a larger error here and there.
+    # old + (V - old) differs from V in float32: a clip computed that way would find a larger error at some positions.
     values, old, returns = (normal(50, 50, seed=seed) for seed in range(3))
     found = value_diagnostics(values, old, returns, every(values), clip=100.0)
     check(found, clip_frac=0.0)
@@ -128,7 +128,7 @@ def test_equal_sampler_has_zero_gap():
 
 
 def diagnostics_of(mask, garbage):
-    """All figures of a fixed example, with garbage under the mask."""
+    """Return all metrics of a fixed example, with garbage where masked out."""
     first, second, third = (poisoned(normal(5, 7, seed=i), mask, garbage) for i in range(3))
     return {
         **of("policy", policy_diagnostics(first, second, third, mask, loss=CLIP)),

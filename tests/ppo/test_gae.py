@@ -1,7 +1,7 @@
-"""Generalised advantage estimation without a loop, against hand-worked numbers and a float64 loop.
+"""Generalised advantage estimation without a loop, compared with hand-worked numbers and a float64 loop.
 
-Proved here: the recursion, its holes, its doublings (rows on both sides of a power of two), a lambda for each row,
-and its chunks of rows. Not proved: speed (benchmarks/gae.py), and numbers on a GPU.
+Verified here: the recursion, its holes, its doubling steps (rows on both sides of a power of two), a lambda for each
+row, and its chunks of rows. Not verified here: speed (benchmarks/gae.py), and results on a GPU.
 """
 
 import pytest
@@ -18,7 +18,7 @@ SETTINGS = [(1.0, 1.0), (1.0, 0.95), (0.99, 0.95), (0.9, 0.5), (0.0, 1.0), (0.0,
 
 
 def reference(rewards, values, mask, gamma, lam):
-    """The recursion of the paper in float64, one token after the other, from right to left."""
+    """Compute the recursion of the paper in float64, token by token from right to left."""
     rewards, values = rewards.double(), values.double()
     advantages, returns = torch.zeros_like(rewards), torch.zeros_like(rewards)
     next_value = next_advantage = torch.zeros(rewards.shape[0], dtype=torch.float64)

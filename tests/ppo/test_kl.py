@@ -1,4 +1,4 @@
-"""Three estimators of a KL divergence: their values, and where their gradients pull."""
+"""Estimators of a KL divergence: their values, and their gradients."""
 
 import math
 
@@ -30,7 +30,7 @@ def test_kl_estimates_of_three_tokens_by_hand(kind, expected):
 
 
 def expected_gradient(kind, logits, other_logits):
-    """The exact mean, over tokens of pi, of the estimator's gradient with respect to the logits of pi."""
+    """Return the exact mean, over tokens of pi, of the estimator's gradient with respect to the logits of pi."""
     logits = logits.clone().requires_grad_()
     logprobs = logits.log_softmax(-1)
     estimate = KlEstimator(kind).estimates(logprobs[None], other_logits.log_softmax(-1)[None])[0]
@@ -53,7 +53,7 @@ def test_k1_and_k3_expectation_equals_divergence():
 
 
 def test_k2_expectation_equals_divergence_to_second_order():
-    # Half as far away, the divergence is a quarter and what k2 is off by an eighth.
+    # Half the distance gives a quarter of the divergence and 1/8 of the error of k2.
     logits, direction = normal(5, seed=0).double(), normal(5, seed=1).double()
     off = []
     for step in (0.02, 0.01):
@@ -90,7 +90,7 @@ def test_k3_is_finite_without_gradient_for_improbable_policy_tokens():
 
 
 def test_k3_keeps_gradient_for_improbable_reference_tokens():
-    # d = -21, -299: exp(d) - 1 - d = -1 - d with gradient 1 - exp(d) = 1, however far.
+    # d = -21, -299: exp(d) - 1 - d = -1 - d with gradient 1 - exp(d) = 1, at any distance.
     logprobs = torch.tensor([[-1.0, -1.0]], requires_grad=True)
     estimate = KlEstimator("k3").estimates(logprobs, torch.tensor([[-22.0, -300.0]]))
     FLOAT32.check(estimate, torch.tensor([[20.0, 298.0]]))
@@ -99,7 +99,7 @@ def test_k3_keeps_gradient_for_improbable_reference_tokens():
 
 
 def test_k3_of_nearly_equal_policies_keeps_precision():
-    # exp(d) - 1 - d is d^2 / 2 there: in units of it, so that the level has something to bite on.
+    # exp(d) - 1 - d is about d^2 / 2 for this d. It is compared in units of d^2, so that the tolerance is meaningful.
     d = torch.full((1, 1), 1e-3)
     FLOAT32.check(KlEstimator("k2").estimates(torch.zeros(1, 1), d) * 2e6, torch.ones(1, 1))
     assert 0.99 < (KlEstimator("k3").estimates(torch.zeros(1, 1), d) * 2e6).item() < 1.01
@@ -132,10 +132,10 @@ def test_kl_clamps_by_hand():
     }
     for kind, expected in by_hand.items():
         FLOAT32.check(KlEstimator(kind, input_clamp=2.0).estimates(logprobs, other), torch.tensor(expected))
-        # The output clamp at 1 acts on what the formula makes of that, on both sides.
+        # The output clamp at 1 is applied to the result of the formula, on both sides.
         held = KlEstimator(kind, input_clamp=2.0, output_clamp=1.0).estimates(logprobs, other)
         FLOAT32.check(held, torch.tensor(expected).clamp(-1, 1))
-    # Alone it acts on the formula of the d that is there: |3| and 3^2 / 2 are held, 0.5 is not.
+    # Without an input clamp it is applied to the formula of d itself: |3| and 3^2 / 2 are clamped, 0.5 is not.
     FLOAT32.check(KlEstimator("abs", output_clamp=2.5).estimates(logprobs, other), torch.tensor([[2.5, 2.5, 0.5]]))
     FLOAT32.check(KlEstimator("k1", output_clamp=2.5).estimates(logprobs, other), torch.tensor([[-2.5, 2.5, -0.5]]))
 
@@ -183,7 +183,8 @@ def test_kl_gradient_kinds_by_hand(gradient):
 
 
 def mean_gradient(kind, gradient, logits, other_logits, sampled_from):
-    """The exact mean, over tokens of `drawn_by`, of a form's gradient with respect to the logits of pi."""
+    """Return the exact mean, over tokens of `sampled_from`, of the gradient of a form with respect to the logits of
+    pi."""
     logits = logits.clone().requires_grad_()
     logprobs, other = logits.log_softmax(-1)[None], other_logits.log_softmax(-1)[None]
     old = sampled_from.log_softmax(-1)[None]
@@ -239,8 +240,8 @@ def test_straight_through_pulls_back_token_beyond_clamp():
 )
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs"])
 def test_kl_gradients_match_finite_differences(kind, gradient, clamps):
-    """Not so for the straight-through estimator, the score function and a weight that the input clamp makes a
-    constant: test_kl_clamps.py has these."""
+    """Exceptions are the straight-through estimator, the score function, and a weight that the input clamp makes
+    constant: test_kl_clamps.py covers these."""
     mask = holey_mask(3, 4, seed=0)
     logprobs, other, old = (normal(3, 4, seed=seed).double() for seed in (1, 2, 3))
 

@@ -1,7 +1,7 @@
-"""The gradient of the KL loss for every estimator, every form of the gradient, and every clamp that may hold a token.
+"""The gradient of the KL loss for every estimator, every form of the gradient, and every clamp that may be active.
 
-The oracle is the rule as docs/algorithms.md writes it, in plain Python numbers: a loss of one log-prob in which
-whatever the rule calls a constant is computed at `at` and does not move. Its central difference is the gradient.
+The oracle is the rule of docs/algorithms.md in plain Python numbers: a loss of one log-prob, in which every constant
+of the rule is computed at `at` and held fixed. Its central difference is the gradient.
 """
 
 import math
@@ -19,8 +19,8 @@ KINDS = ("k1", "k2", "k3", "abs")
 GRADIENTS = ("estimator", "k2", "score_function", "importance")
 LOGP = -1.5
 
-# The clamps, and d = ref - logp with what holds it there. 1.5 holds |d|; of the estimates of -0.7, 0.6 and 1.2 none
-# is above 0.9 in k2 (0.245, 0.18, 0.72), and of 2.2 all are.
+# The clamps, and d = ref - logp with the clamp that is active. 1.5 clamps |d|; the estimates of -0.7, 0.6 and 1.2 are
+# at most 0.9 in k2 (0.245, 0.18, 0.72), and those of 2.2 are all above.
 STATES = {
     "free": ((None, None), (-0.7, 0.6, 2.2)),
     "inside both": ((3.0, 8.0), (-0.7, 0.6, 2.2)),
@@ -37,7 +37,7 @@ FORMULAS: dict[str, Callable[[float], float]] = {
 
 
 def written(logp: float, at: float, ref: float, old: float, keys: tuple[str, str, str]) -> float:
-    """The loss that has the rule's gradient at `at`: each stop-gradient reads `at` in place of `logp`."""
+    """Return the loss that has the rule's gradient at `at`: each stop-gradient reads `at` in place of `logp`."""
     kind, gradient, state = keys
     (a, b), _ = STATES[state]
     formula, a, b = FORMULAS[kind], a or math.inf, b or math.inf
@@ -60,7 +60,7 @@ def written(logp: float, at: float, ref: float, old: float, keys: tuple[str, str
 @pytest.mark.parametrize("kind", KINDS)
 def test_kl_value_and_gradient_follow_documented_rule(kind: str, gradient: str, state: str) -> None:
     (a, b), distances = STATES[state]
-    # Ratios new / old of 0.8, 1 and 1.25: small enough that no weight moves a token over a clamp.
+    # Ratios new / old of 0.8, 1 and 1.25: small enough that no weight moves a token across a clamp.
     for d in distances:
         for log_weight in (-0.22, 0.0, 0.22):
             ref, old, step = LOGP + d, LOGP - log_weight, 1e-6
@@ -85,7 +85,8 @@ def loss_and_gradient(kl: KlEstimator, gradient: str, d: list[float], weight: fl
 
 
 def test_clamped_score_function_does_not_push_distant_token_away() -> None:
-    # k3 of d = 3: e^3 - 4 = 16.09, held at 10. Multiplied by the weight after the clamp, its gradient would be +10.
+    # k3 of d = 3: e^3 - 4 = 16.09, clamped to 10. Multiplied by the weight after the clamp, its gradient would be
+    # +10.
     _, free = loss_and_gradient(KlEstimator("k3"), "score_function", [3.0])
     _, held = loss_and_gradient(KlEstimator("k3", 20.0, 10.0), "score_function", [3.0])
     FLOAT32.check(free, torch.tensor([[-3.0]]))
@@ -108,13 +109,13 @@ def test_importance_weight_below_1_moves_token_inside_output_clamp() -> None:
 
 
 def test_token_at_input_clamp_is_not_clamped() -> None:
-    # d = 0.5 and -0.5 with k1: gradient 1 + k1; a little further out: none.
+    # d = 0.5 and -0.5 with k1: gradient 1 + k1; slightly further out: no gradient.
     _, slope = loss_and_gradient(KlEstimator("k1", 0.5), "score_function", [0.5, -0.5, 0.5001, -0.5001])
     FLOAT32.check(slope, torch.tensor([[0.5, 1.5, 0.0, 0.0]]))
 
 
-# d -> (value, gradient) that NeMo-RL's own code computed in float64 (`calculate_kl` of 2026-08-22, with the weights
-# of its importance sampling), logp -1.5. Its code has no abs and no straight-through form.
+# d -> (value, gradient) as computed in float64 by NeMo-RL's code (`calculate_kl` of 2026-08-22, with the weights of
+# its importance sampling), logp -1.5. NeMo-RL has neither abs nor a straight-through form.
 DISTANCES = [3.0, -3.0, 0.5, -0.7, 1.2, 2.5]
 NEMO_RL = [
     ("k1", 1.0, None, 2.5, [-2.5, 2.5, -1.25, 1.75, -2.5, -2.5], [0.0, 0.0, 1.25, 4.25, 0.0, 0.0]),

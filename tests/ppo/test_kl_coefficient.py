@@ -1,4 +1,4 @@
-"""The coefficient that follows a target: what it measures, and how far it moves."""
+"""The KL coefficient that follows a target: the measured KL, and how far the coefficient moves."""
 
 import math
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ppoctl.ppo.kl_coefficient import KlTarget
 
-# Two sequences of three and of two tokens, one hole; a third without a counted token.
+# Two sequences of three and of two tokens, with a hole; a third is fully masked.
 KL = torch.tensor([[0.1, 9.0, 0.3], [0.5, 0.1, 7.0], [3.0, 3.0, 3.0]])
 MASK = torch.tensor([[True, False, True], [True, True, False], [False, False, False]])
 PER_TOKEN = KlTarget(0.1, "token", 1000)
@@ -47,8 +47,8 @@ def test_measured_kl_requires_an_unmasked_token():
         (0.1, 0.5),  # at the target: e = 0
         (0.11, 0.5 * (1 + 0.1 * 200 / 1000)),  # e = 0.1
         (0.095, 0.5 * (1 - 0.05 * 200 / 1000)),  # e = -0.05
-        (0.4, 0.5 * (1 + 0.2 * 200 / 1000)),  # e = 3, held at 0.2
-        (0.0, 0.5 * (1 - 0.2 * 200 / 1000)),  # e = -1, held at -0.2
+        (0.4, 0.5 * (1 + 0.2 * 200 / 1000)),  # e = 3, clipped to 0.2
+        (0.0, 0.5 * (1 - 0.2 * 200 / 1000)),  # e = -1, clipped to -0.2
         (-5.0, 0.5 * (1 - 0.2 * 200 / 1000)),  # k1 may be negative
     ],
 )

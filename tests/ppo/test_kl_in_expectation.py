@@ -1,5 +1,5 @@
-"""What the estimators of KL average to, over tokens drawn from the policy: the whole sum over the vocabulary, or, for
-k2, nearly so. Means of 200,000 draws are held within five standard errors of theirs."""
+"""Expectation of the KL estimators over tokens sampled from the policy: the sum over the vocabulary, or for k2
+approximately that. Means of 200,000 samples must be within five standard errors."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ DRAWS = 200_000
 
 
 def policies(apart: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probs of two policies over 30 ids in float64, `apart` nats from each other or so."""
+    """Return log-probs of two policies over 30 ids in float64, about `apart` nats from each other."""
     generator = torch.Generator().manual_seed(11)
     logits = torch.randn(30, generator=generator, dtype=torch.float64)
     nudge = torch.randn(30, generator=generator, dtype=torch.float64)
@@ -22,7 +22,7 @@ def exact(pi: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def mean_and_error(kind: KlKind, pi: torch.Tensor, other: torch.Tensor) -> tuple[float, float]:
-    """Mean of the estimates of drawn tokens, and its standard error."""
+    """Return the mean of the estimates of sampled tokens, and its standard error."""
     sampled = torch.multinomial(pi.exp(), DRAWS, replacement=True, generator=torch.Generator().manual_seed(3))
     found = KlEstimator(kind).estimates(pi[sampled][None], other[sampled][None])
     return float(found.mean()), float(found.std()) / DRAWS**0.5
@@ -34,11 +34,11 @@ def test_sampled_k1_and_k3_average_to_full_kl(kind: KlKind, apart: float) -> Non
     pi, other = policies(apart)
     mean, error = mean_and_error(kind, pi, other)
     assert abs(mean - exact(pi, other)) < 5 * error
-    assert 5 * error < 0.1 * exact(pi, other)  # else the bound would hold nothing
+    assert 5 * error < 0.1 * exact(pi, other)  # otherwise the bound would be too wide to test anything
 
 
 def test_k2_agrees_with_full_kl_to_second_order() -> None:
-    """Halving the distance between near policies quarters the KL and divides the bias by eight, or more."""
+    """Halving the distance between close policies quarters the KL, and divides the bias by eight or more."""
     biases = []
     for apart in (0.2, 0.1, 0.05):
         pi, other = policies(apart)

@@ -1,4 +1,4 @@
-"""Sums, means and whitening over counted tokens."""
+"""Sums, means and whitening over unmasked tokens."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from ppoctl.ppo.masking import masked_mean, masked_sum, masked_variance, whiten
 from tolerance import EXACT, FLOAT32
 
 X = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-MASK = torch.tensor([[True, True, False], [False, True, False]])  # counts 1, 2 and 5
+MASK = torch.tensor([[True, True, False], [False, True, False]])  # selects 1, 2 and 5
 
 
 def test_masked_sum_mean_and_variance_by_hand():
@@ -21,7 +21,7 @@ def test_masked_sum_mean_and_variance_by_hand():
 
 
 def test_whitening_by_hand():
-    # 1 and 3 count: mean 2, variance (1 + 1) / 1 = 2
+    # 1 and 3 are unmasked: mean 2, variance (1 + 1) / 1 = 2
     whitened = whiten(torch.tensor([[1.0, 9.0], [3.0, 9.0]]), torch.tensor([[True, False], [True, False]]))
     FLOAT32.check(whitened, torch.tensor([[-(2**-0.5), 0.0], [2**-0.5, 0.0]]))
 
@@ -53,7 +53,8 @@ def test_equal_values_whiten_to_zeros():
 
 
 def test_rounding_differences_whiten_to_zeros():
-    # 1000.1 is no float32: a mean taken in float32 misses it by a rounding, which the division made -0.51.
+    # 1000.1 is not a float32: a mean taken in float32 is off by a rounding error, which the division turned into
+    # -0.51.
     for equal in (1000.1, -0.1, 1e-30, 3e30):
         x = torch.full((7, 13), equal)
         EXACT.check(whiten(x, x == x), torch.zeros_like(x))
@@ -67,7 +68,7 @@ def test_small_standard_deviation_is_not_rounded_to_zero():
     x = torch.tensor([[1000.0, 1001.0, 1000.0]])
     root = 3**-0.5
     FLOAT32.check(whiten(x, x == x), torch.tensor([[-root, 2 * root, -root]]))
-    # A spread of 1e-3 of 1000, a millionth of it, is still a spread.
+    # A standard deviation of 1e-3 at a mean of 1000, a millionth of it, still counts.
     x = torch.tensor([[1000.0, 1000.0 + 2**-10]])
     FLOAT32.check(masked_variance(x, x == x) * 2**21, 1.0)
 
@@ -92,7 +93,7 @@ def test_whitened_values_have_mean_0_and_variance_1(seed, shift, scale):
     mask = holey_mask(3, 9, seed=seed)
     whitened = whiten((normal(3, 9, seed=seed).double() * scale + shift), mask)
     FLOAT32.check(masked_mean(whitened, mask), 0.0)
-    # The 1e-8 under the root costs that much of a variance of scale^2: at least 1e-4 here, so up to 1e-4 of it.
+    # The 1e-8 under the root reduces a variance of scale^2, here at least 1e-4, by at most a fraction of 1e-4.
     expected = masked_variance(normal(3, 9, seed=seed).double() * scale, mask)
     FLOAT32.check(masked_variance(whitened, mask), expected / (expected + 1e-8))
     EXACT.check(whitened[~mask], torch.zeros_like(whitened[~mask]))

@@ -1,7 +1,7 @@
 """One value of each formula, worked by hand from the equation of its paper; gradients by finite differences.
 
-Nothing here is computed by a second implementation: the numbers stand in the comments, from the equation named. The
-examples are asymmetric, masks have holes, and no setting is the default. KL penalties: test_kl_clamps.py.
+No second implementation is used: the comments derive the numbers from the named equation. The examples are
+asymmetric, masks have holes, and no setting has its default. KL penalties: test_kl_clamps.py.
 """
 
 import math
@@ -24,12 +24,12 @@ from ppoctl.ppo.policy_loss import Cispo, Gspo, PolicyClip
 from ppoctl.ppo.rewards import bootstrapped, merged, moments_of, overlong_penalty
 from tolerance import FLOAT32
 
-HOLE = -77.0  # what must never be read
+HOLE = -77.0  # must never be read
 
 
 def test_gae_skips_tool_tokens_by_paper() -> None:
-    """Schulman et al. 2016 (arXiv:1506.02438), eq. 16: A_t = sum_l (gamma lambda)^l delta_t+l, with
-    delta_t = r_t + gamma V_t+1 - V_t. Tokens 1 and 2 are tool output: t counts tokens 0, 3 and 4 only."""
+    """Schulman et al. 2016 (arXiv:1506.02438), eq. 16: A_t = sum_l (gamma lambda)^l delta_t+l, with delta_t = r_t +
+    gamma V_t+1 - V_t. Tokens 1 and 2 are tool output: t counts tokens 0, 3 and 4 only."""
     # gamma 0.8, lambda 0.5, so gamma lambda = 0.4. Values 2, 1, 5; rewards 0.5, 0, 3.
     # delta: 0.5 + 0.8 x 1 - 2 = -0.7;   0 + 0.8 x 5 - 1 = 3;   3 - 5 = -2.
     # A: -0.7 + 0.4 x 3 + 0.16 x -2 = 0.18;   3 + 0.4 x -2 = 2.2;   -2.
@@ -42,7 +42,7 @@ def test_gae_skips_tool_tokens_by_paper() -> None:
 
 
 def test_truncated_return_includes_bootstrap_value_by_paper() -> None:
-    """Pardo et al. 2018 (arXiv:1712.00378), eq. 6: the last return of a cut episode is r_T + gamma V(s_T+1)."""
+    """Pardo et al. 2018 (arXiv:1712.00378), eq. 6: the last return of a truncated episode is r_T + gamma V(s_T+1)."""
     # gamma 0.5, lambda 1, V_T+1 = 6: returns 4 + 0.5 x 6 = 7, 1 + 0.5 x 7 = 4.5. The second row has ended: 4 and 3.
     rewards = torch.tensor([[1.0, 4.0, HOLE], [1.0, HOLE, 4.0]])
     mask = torch.tensor([[True, True, False], [True, False, True]])
@@ -71,25 +71,25 @@ def test_whitening_divides_by_sample_standard_deviation() -> None:
     ],
 )
 def test_dual_clip_by_paper(advantage: float, ratio: float, expected: float) -> None:
-    """Ye et al. 2020 (arXiv:1912.09729), dual-clipped PPO: max(min(r A, clip(r) A), c A) where A < 0, here with
-    clips 0.2 and 0.3 and c = 3; the loss is its negative."""
+    """Ye et al. 2020 (arXiv:1912.09729), dual-clipped PPO: max(min(r A, clip(r) A), c A) if A < 0, here with clips
+    0.2 and 0.3 and c = 3; the loss is its negative."""
     one = torch.ones(1, 1)
     kind = PolicyClip(low=0.2, high=0.3, dual=3.0)
     loss = kind.losses(one * math.log(ratio), 0 * one, one * advantage, one.bool())
     FLOAT32.check(loss, torch.tensor([[expected]]))
 
 
-# A response of three counted tokens with a hole: log-ratios 0.3, -0.06, 0.12; their mean is 0.12.
+# A response of three unmasked tokens with a hole: log-ratios 0.3, -0.06, 0.12; their mean is 0.12.
 LOG_RATIOS = [0.3, HOLE, -0.06, 0.12]
 GAINS = [1.5, HOLE, -2.0, 0.75]
 COUNTED = [0, 2, 3]
-# exp(0.12) is above 1 + 0.1: the tokens with A > 0 are clipped at 1.1, the one with A < 0 is not.
+# exp(0.12) is above 1 + 0.1: the tokens with A > 0 are clipped at 1.1, the token with A < 0 is not.
 LOW, HIGH = 0.05, 0.1
 
 
 def gspo(log_ratios: list[float], at: list[float], *, by_token: bool) -> float:
-    """The negative of GSPO's objective for one response (arXiv:2507.18071, eq. 5-7), or of GSPO-token's (eq. 13-14),
-    in which everything behind a stop-gradient is computed `at`; summed over tokens."""
+    """Return the negative of GSPO's objective for one response (arXiv:2507.18071, eq. 5-7), or of GSPO-token's (eq.
+    13-14), summed over tokens. Everything inside a stop-gradient is computed at `at`."""
     total = 0.0
     for t in COUNTED:
         mean = sum((at if by_token else log_ratios)[j] for j in COUNTED) / len(COUNTED)
@@ -108,7 +108,7 @@ def test_gspo_by_paper(gradient: str) -> None:
     losses.sum().backward()
     # -1.1 x 1.5, +2 s, -1.1 x 0.75.
     FLOAT32.check(losses, torch.tensor([[-1.65, 0.0, 2 * s, -0.825]]))
-    # By token: 2 s for the third alone. By sequence: d s / d log-ratio = s / 3, so 2 s / 3 for each of them.
+    # Token form: 2 s for the third alone. Sequence form: d s / d log-ratio = s / 3, so 2 s / 3 for each of them.
     by_hand = [0.0, 0.0, 2 * s, 0.0] if by_token else [2 * s / 3, 0.0, 2 * s / 3, 2 * s / 3]
     FLOAT32.check(logprobs.grad, torch.tensor([by_hand]))
     for t in COUNTED:
@@ -127,7 +127,7 @@ def test_cispo_by_paper() -> None:
     losses.sum().backward()
     # -1.25 x 1.5 x -1 = 1.875;  -0.7 x -2 x -3 = -4.2;  -1.1 x 0.75 x -0.5 = 0.4125.
     FLOAT32.check(losses, torch.tensor([[1.875, 0.0, -4.2, 0.4125]]))
-    # The weight is a constant, and a clipped token keeps its gradient: -1.875, 1.4, -0.825.
+    # The weight is a constant, so a clipped token keeps its gradient: -1.875, 1.4, -0.825.
     FLOAT32.check(logprobs.grad, torch.tensor([[-1.875, 0.0, 1.4, -0.825]]))
 
 
@@ -139,17 +139,17 @@ LOGS = log_ratios(TRAINER.log(), SAMPLER.log(), MASK)  # ratios 3, 1/4, 1; 4/5, 
 
 
 def test_truncated_importance_sampling_by_paper() -> None:
-    """Yao et al. 2025: min(pi_trainer / pi_sampler, C) by token, C = 2, here also with a lower bound of 0.4; verl's
-    by sequence: the product, bounded."""
+    """Yao et al. 2025: min(pi_trainer / pi_sampler, C) by token, C = 2, here with an additional lower bound of 0.4;
+    verl's sequence form: the product, bounded."""
     found = truncated_weights(LOGS, MASK, min_ratio=0.4, max_ratio=2.0)
     FLOAT32.check(found.weights, torch.tensor([[2.0, 0.4, 1.0], [0.8, 0.0, 0.5]]))
-    # Products 3 x 1/4 x 1 = 0.75 and 4/5 x 1/2 = 0.4, held between 0.45 and 0.7.
+    # Products 3 x 1/4 x 1 = 0.75 and 4/5 x 1/2 = 0.4, clipped to 0.45 and 0.7.
     found = truncated_sequence_weights(LOGS, MASK, min_ratio=0.45, max_ratio=0.7)
     FLOAT32.check(found.weights, torch.tensor([[0.7, 0.7, 0.7], [0.45, 0.0, 0.45]]))
 
 
 def test_icepop_keeps_ratios_at_bounds_by_paper() -> None:
-    """Zhao et al. 2025: the ratio k where alpha <= k <= beta, and 0 elsewhere."""
+    """Zhao et al. 2025: the ratio k if alpha <= k <= beta, otherwise 0."""
     found = inside_weights(LOGS, MASK, min_ratio=0.45, max_ratio=2.0)
     FLOAT32.check(found.weights, torch.tensor([[0.0, 0.0, 1.0], [0.8, 0.0, 0.5]]))
     assert found.outside.tolist() == [[True, True, False], [False, False, False]]
@@ -162,8 +162,9 @@ def test_icepop_keeps_ratios_at_bounds_by_paper() -> None:
 
 
 def test_sequence_masking_uses_geometric_mean() -> None:
-    """NeMo-RL's seq-mask-tis: kept where the geometric mean is within the bounds, and then weighed by the ratio."""
-    # (3 x 1/4 x 1)^(1/3) = 0.909 and (4/5 x 1/2)^(1/2) = 0.632: between 0.9 and 1.1 only the first.
+    """NeMo-RL's seq-mask-tis: a sequence is kept if its geometric mean is within the bounds, and then weighted by the
+    ratio."""
+    # (3 x 1/4 x 1)^(1/3) = 0.909 and (4/5 x 1/2)^(1/2) = 0.632: only the first is between 0.9 and 1.1.
     kept = kept_by_ratio(LOGS, MASK, level="sequence_mean", min_ratio=0.9, max_ratio=1.1)
     assert kept.tolist() == [[True, True, True], [False, False, False]]
     FLOAT32.check(
@@ -181,8 +182,8 @@ def test_sequence_masking_uses_geometric_mean() -> None:
     ],
 )
 def test_adaptive_kl_coefficient_by_paper(per: str, expected: float) -> None:
-    """Ziegler et al. 2019 (arXiv:1909.08593), section 2.2: e = clip((KL - target) / target, -0.2, 0.2) and
-    beta_next = beta (1 + K e). Their K = 0.1 is 512 sequences over a horizon of 5120."""
+    """Ziegler et al. 2019 (arXiv:1909.08593), section 2.2: e = clip((KL - target) / target, -0.2, 0.2) and beta_next
+    = beta (1 + K e). Their K = 0.1 is 512 sequences over a horizon of 5120."""
     kl = torch.tensor([[0.2, HOLE, 0.4], [0.5, HOLE, HOLE]])
     mask = torch.tensor([[True, False, True], [True, False, False]])
     target = KlTarget(0.5, per, 5120)
@@ -198,7 +199,7 @@ def test_overlong_penalty_by_paper() -> None:
 
 
 def test_running_reward_moments_by_paper() -> None:
-    """Chan, Golub and LeVeque 1979, the pairwise update, as trlX scales rewards by; the deviation is the sample's."""
+    """Chan, Golub and LeVeque 1979, the pairwise update, by which trlX scales rewards; sample standard deviation."""
     # 2, 5 then 1, 3, 9: mean 20 / 5 = 4; squares 4 + 1 + 9 + 1 + 25 = 40; std sqrt(40 / 4).
     both = merged(moments_of(torch.tensor([2.0, 5.0])), moments_of(torch.tensor([1.0, 3.0, 9.0])))
     assert (both.count, both.mean, both.m2) == (5.0, pytest.approx(4.0), pytest.approx(40.0))

@@ -1,4 +1,4 @@
-"""Every kind of policy loss: numbers by hand, the gradient against finite differences, and what may not change it."""
+"""Every kind of policy loss: values by hand, gradients compared with finite differences, and invariances."""
 
 import math
 
@@ -38,15 +38,15 @@ def losses_and_gradient(kind, logprobs, old, advantages, mask):
 @pytest.mark.parametrize("gradient", ["token", "sequence"])
 def test_gspo_has_one_ratio_per_sequence(gradient):
     kind = Gspo(low=0.2, high=0.3, gradient=gradient)
-    # Row 0, hole left out: (1.5 x 0.6)^(1/2) = sqrt(0.9), inside 0.8 to 1.3. Row 1: (2 x 1 x 4)^(1/3) = 2, above.
+    # Row 0 without the hole: (1.5 x 0.6)^(1/2) = sqrt(0.9), inside 0.8 to 1.3. Row 1: (2 x 1 x 4)^(1/3) = 2, above.
     first = math.sqrt(0.9)
     ratios = kind.ratios(LOGPROBS, OLD, MASK)
     FLOAT32.check(ratios, torch.tensor([[first, 1.0, first], [2.0, 2.0, 2.0]]))
     losses, found = losses_and_gradient(kind, LOGPROBS, OLD, ADVANTAGES, MASK)
-    # -A s; of row 1 the good token is clipped at 1.3, the bad ones pay in full.
+    # -A s; in row 1 the good token is clipped at 1.3, the bad tokens are not clipped.
     FLOAT32.check(losses, torch.tensor([[-2 * first, 0.0, first], [-1.3, 2.0, 1.0]]))
-    # by token: -A s of each token that is not clipped. By sequence: d s / d logprob = s / n, of the sum of those:
-    # row 0: s (-2 + 1) / 2 each; row 1: 2 x (1 + 0.5) / 3 = 1 each, the clipped token too.
+    # Token form: -A s of each token that is not clipped. Sequence form: d s / d logprob = s / n, of the sum of those: row
+    # 0: s (-2 + 1) / 2 each; row 1: 2 x (1 + 0.5) / 3 = 1 each, the clipped token too.
     by_token = [[-2 * first, 0.0, first], [0.0, 2.0, 1.0]]
     by_sequence = [[-first / 2, 0.0, -first / 2], [1.0, 1.0, 1.0]]
     FLOAT32.check(found, torch.tensor(by_token if gradient == "token" else by_sequence))
@@ -80,7 +80,8 @@ def test_reinforce_reads_no_old_logprobs():
 
 @every_kind
 def test_unchanged_policy_gives_policy_gradient_for_every_loss(kind):
-    """Ratio 1: minus the advantage, of GSPO by sequence its mean; so where the old log-probs are the current ones."""
+    """At ratio 1 the gradient is minus the advantage, for GSPO by sequence minus its mean. This is the case if the
+    old log-probs are the current ones."""
     _, found = losses_and_gradient(kind, LOGPROBS, LOGPROBS, ADVANTAGES, MASK)
     by_sequence = torch.tensor([[-0.5, 0.0, -0.5], [1 / 6, 1 / 6, 1 / 6]])
     expected = by_sequence if kind == KINDS["gspo by sequence"] else torch.where(MASK, -ADVANTAGES, 0)
@@ -98,7 +99,7 @@ def test_clip_metrics_use_the_clipped_ratio():
     gspo = of(KINDS["gspo by token"])
     assert (gspo["clip_frac_high"], gspo["clip_frac_low"], gspo["clip_frac"]) == pytest.approx((0.2, 0.0, 0.2))
     FLOAT32.check(gspo["ratio_mean"], (2 * math.sqrt(0.9) + 3 * 2) / 5)
-    # Weights, whatever the sign of A: 1.5, 2 and 4 above 1.3; 0.6 below 0.7.
+    # Weights, for either sign of A: 1.5, 2 and 4 above 1.3; 0.6 below 0.7.
     cispo = of(Cispo(low=0.3, high=0.3))
     assert (cispo["clip_frac_high"], cispo["clip_frac_low"], cispo["clip_frac"]) == pytest.approx((0.6, 0.2, 0.8))
     assert not [name for name in of(Reinforce()) if "clip" in name]
@@ -108,8 +109,8 @@ def test_clip_metrics_use_the_clipped_ratio():
 
 @every_kind
 def test_policy_loss_gradients_match_finite_differences(kind):
-    """In float64. What a kind holds constant is held: GSPO by token and CISPO are no functions with this derivative,
-    and are checked with their ratios frozen."""
+    """In float64. GSPO by token and CISPO hold ratios constant, so they are not functions with this derivative: they
+    are checked with their ratios frozen."""
     mask = holey_mask(3, 4, seed=1)
     mask[2] = False
     logprobs, old, advantages = (normal(3, 4, seed=seed).double() / 4 for seed in (2, 3, 4))

@@ -1,4 +1,4 @@
-"""The clipped policy loss: its value, the regions where its gradient stops, and what may not change it."""
+"""The clipped policy loss: its value, the regions without gradient, and invariances."""
 
 import math
 
@@ -23,7 +23,7 @@ EVERY = torch.ones(2, 3, dtype=torch.bool)
 
 
 def mean_loss(*args, clip, over):
-    """The losses of all tokens over so many."""
+    """Return the losses of all tokens divided by a count."""
     return clip.losses(*args).sum() / over
 
 
@@ -44,7 +44,7 @@ def test_clip_loss_of_six_tokens_by_hand():
     # row 1, A < 0, -A max(ratio, clipped): 1.5, 0.8 (clipped low), 2 x 3 (dual, instead of 2 x 4); sum 8.3
     loss, gradient = loss_and_gradient(RATIOS.log(), OLD, ADVANTAGES, EVERY, clip=CLIP, over=6)
     FLOAT32.check(loss, 4.3 / 6)
-    # d(-A ratio) / d logprob = -A ratio where nothing is clipped, 0 where something is
+    # d(-A ratio) / d logprob = -A ratio if nothing is clipped, otherwise 0
     FLOAT32.check(gradient * 6, torch.tensor([[0.0, -0.5, -2.2], [1.5, 0.0, 0.0]]))
 
 
@@ -94,7 +94,7 @@ def test_clip_loss_and_gradient_ignore_masked_garbage(garbage):
     results = []
     for bad in (0.0, garbage):
         grids = [poisoned(x, mask, bad) for x in (logprobs, old, advantages)]
-        # Anomaly mode: no intermediate gradient is NaN either.
+        # Anomaly mode: intermediate gradients are not NaN either.
         with torch.autograd.set_detect_anomaly(True):
             results.append(loss_and_gradient(*grids, mask, clip=CLIP, over=20))
     EXACT.check(results[1][0], results[0][0])

@@ -1,4 +1,4 @@
-"""Each step of the arithmetic of rewards, by hand."""
+"""Each step of reward shaping, by hand."""
 
 import math
 from itertools import pairwise
@@ -33,7 +33,7 @@ from tolerance import FLOAT32
 def test_scores_are_clamped_and_rescaled(
     source: tuple[float, float], target: tuple[float, float], expected: list[float]
 ) -> None:
-    # -3..5 onto 0..1: (0 + 3) / 8 = 0.375, (0.25 + 3) / 8 = 0.40625, (1 + 3) / 8 = 0.5; -4 and 9 are outside.
+    # -3..5 mapped to 0..1: (0 + 3) / 8 = 0.375, (0.25 + 3) / 8 = 0.40625, (1 + 3) / 8 = 0.5; -4 and 9 are outside.
     scores = torch.tensor([-4.0, 0.0, 0.25, 1.0, 9.0])
     assert torch.equal(scaled(scores, source=source, target=target), torch.tensor(expected))
 
@@ -80,8 +80,8 @@ def test_moments_are_independent_of_step_boundaries(numbers: list[float], cuts: 
 
 @pytest.mark.parametrize(("floor", "last"), [(True, -1.0), (False, -2.0)])
 def test_overlong_penalty_by_hand(floor: bool, last: float) -> None:
-    # DAPO's numbers at 14336 with a buffer of 2048: nothing up to 12288, half at 13312, all at 14336; 2048 beyond it
-    # another whole one where there is no floor (NeMo-RL).
+    # DAPO's numbers at 14336 with a buffer of 2048: nothing up to 12288, half at 13312, all at 14336; without a floor
+    # 2048 tokens more cost the full penalty again (NeMo-RL).
     lengths = torch.tensor([1, 12288, 12289, 13312, 14336, 16384])
     found = overlong_penalty(lengths, max_tokens=14336, buffer_tokens=2048, penalty=1.0, floor=floor)
     FLOAT32.check(found, torch.tensor([0.0, 0.0, -1 / 2048, -0.5, -1.0, last]))
@@ -95,7 +95,7 @@ def test_length_penalty_counts_tokens_beyond_free_ones() -> None:
 
 
 def test_length_adaptive_lambda_by_hand() -> None:
-    # alpha 0.5 and 1, 2, 3, 8 tokens, holes not counted: max(1, 0.5), max(1, 1), 1.5, 4.
+    # alpha 0.5 and 1, 2, 3, 8 tokens without holes: max(1, 0.5), max(1, 1), 1.5, 4.
     mask = torch.zeros(5, 9, dtype=torch.bool)
     for row, n in enumerate((0, 1, 2, 3)):
         mask[row, : 2 * n : 2] = True
@@ -136,8 +136,8 @@ def test_monte_carlo_equals_loop_and_ignores_masked_garbage(
 
 @pytest.mark.parametrize("lam", [0.0, 0.5, 1.0])
 def test_bootstrapped_returns_equal_returns_of_longer_row(lam: float) -> None:
-    """The recursion over a row with one token more, whose own return is the value behind the cut (no reward, and
-    nothing behind it), gives the same in front of it."""
+    """The recursion over a row with one more token, whose return is the bootstrap value (no reward, and no value
+    after it), gives equal results for the tokens before."""
     gamma, columns = 0.9, 5
     rewards, values = normal(3, columns, seed=1), normal(3, columns, seed=2)
     mask = holey_mask(3, columns, seed=3)

@@ -33,7 +33,7 @@ def test_constant_schedule_stays_at_peak_after_warmup():
 
 
 def test_warmup_from_initial_rate_by_hand():
-    # 0.2 + 0.8 t / 4 for t = 0 ... 3, then the peak: Megatron-Core's rise
+    # 0.2 + 0.8 t / 4 for t = 0 ... 3, then the peak: Megatron-Core's warm-up
     expected = torch.tensor([0.2, 0.4, 0.6, 0.8, 1.0, 1.0, 1.0, 1.0])
     FLOAT32.check(rates("constant", warmup_ticks=4, init_frac=0.2), expected)
 

@@ -1,4 +1,4 @@
-"""Where the score of a sequence lands."""
+"""The token that gets the score of a sequence."""
 
 import torch
 from grids import holey_mask, normal

@@ -1,4 +1,4 @@
-"""The clipped value loss: its value, where its gradient stops, and what may not change it."""
+"""The clipped value loss: its value, the regions without gradient, and invariances."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ EVERY = torch.ones(2, 2, dtype=torch.bool)
 
 
 def mean_loss(*args, over, **kwargs):
-    """The losses of all tokens over so many."""
+    """Return the losses of all tokens divided by a count."""
     return clipped_value_losses(*args, **kwargs).sum() / over
 
 

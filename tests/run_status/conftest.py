@@ -1,4 +1,4 @@
-"""A cluster that is a folder, and a run."""
+"""A cluster that consists of a folder, and a run."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from fakes.slurm import FakeSlurm
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    """Slurm's programs, on the path of this process."""
+    """Put Slurm's programs on the PATH of this process."""
     found = FakeSlurm(tmp_path / "slurm")
     found.use(monkeypatch)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)

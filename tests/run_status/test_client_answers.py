@@ -1,4 +1,4 @@
-"""What Slurm's programs print, as jobs; and what their silence is."""
+"""Output of Slurm's programs parsed into jobs, and the meaning of no output."""
 
 import os
 import time
@@ -36,7 +36,7 @@ def test_jobs_are_queried_once_and_forgotten_jobs_from_sacct(cluster: FakeSlurm)
 
 
 def test_accounting_is_used_only_for_ended_jobs(cluster: FakeSlurm) -> None:
-    """It never hears the end of a job whose controller lost its memory."""
+    """Accounting never records the end of a job whose controller lost its memory."""
     cluster.accounts(
         "13|RUNNING|0:0|node1|1795400000|Unknown", "14|PENDING|0:0||Unknown|Unknown", "15|TIMEOUT|0:0||1|2"
     )

@@ -1,4 +1,4 @@
-"""What a run's folder says of it, and the question to Slurm."""
+"""Facts of a run's folder, and the queries to Slurm."""
 
 import os
 import platform
@@ -36,7 +36,7 @@ def paths(played: Path, tmp_path: Path) -> RunPaths:
 
 
 def begun(paths: RunPaths, **where: object) -> Attempt:
-    """The journal of an attempt on another host that has not ended."""
+    """Journal an attempt on another host that has not ended."""
     attempt = claim(paths)
     Journal(paths, attempt).event("attempt_started", **{"pid": 2**22 + 1, "host": "node1", **where})
     return attempt
@@ -109,9 +109,9 @@ def test_jobs_of_many_runs_are_queried_once(cluster: FakeSlurm) -> None:
     done = RunFacts(jobs=(JobRecord("7", 1.0, "x"), JobRecord("8", 2.0, "x")), ends={"7": [ScriptEnd(0, 0, 1.0)]})
     cluster.has("12", "RUNNING")
     cluster.has("13", "PENDING")
-    told = run_status.ask(Slurm(), [*runs, done])
+    snapshot = run_status.ask(Slurm(), [*runs, done])
     assert "--jobs=12,13,8 " in cluster.calls[0]
-    assert [job.id for run in runs for job in (*told.at_work(run), *told.waiting(run))] == ["12", "13"]
+    assert [job.id for run in runs for job in (*snapshot.at_work(run), *snapshot.waiting(run))] == ["12", "13"]
 
 
 def test_slurm_is_not_queried_for_run_without_jobs(cluster: FakeSlurm) -> None:
@@ -154,16 +154,16 @@ def test_require_idle_rejects_run_with_pending_job(
         record(paths, JobRecord(id, float(id), "rollout"))
     cluster.has("13", "PENDING")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node1")
-    for id in ("", "99"):  # a login node, and a shell in a job of its own
+    for id in ("", "99"):  # a login node, and a shell in another job
         monkeypatch.setenv("SLURM_JOB_ID", id)
         with pytest.raises(RunAliveError, match="has a job in Slurm: 13 is PENDING") as raised:
             run_status.require_idle(paths)
         assert raised.value.hint is not None
         assert raised.value.hint.endswith(f"end it: ppoctl stop {paths.root}")
-    monkeypatch.setenv("SLURM_JOB_ID", "12")  # 13 waits for its end
+    monkeypatch.setenv("SLURM_JOB_ID", "12")  # 13 waits for the end of 12
     run_status.require_idle(paths)
     cluster.has("12", "PENDING", restarts=1)
-    monkeypatch.setenv("SLURM_JOB_ID", "13")  # somebody put 12 back into the queue
+    monkeypatch.setenv("SLURM_JOB_ID", "13")  # 12 was put back into the queue by hand
     run_status.require_idle(paths)
     cluster.has("12", "RUNNING", restarts=1)
     with pytest.raises(RunAliveError, match="job 12 of Slurm is running"):

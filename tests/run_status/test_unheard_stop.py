@@ -1,4 +1,4 @@
-"""A run that was to stop, and whose job went back into the queue because a signal came first."""
+"""A run with a stop request whose job was requeued because a signal came first."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from ppoctl.store.stop_request import request_stop
 
 @pytest.fixture
 def paths(tmp_path: Path) -> RunPaths:
-    """A run whose first attempt was told in job 12 to make room, after it had been asked to stop."""
+    """Return a run whose first attempt, in job 12, was preempted after a request to stop."""
     paths = RunPaths(tmp_path / "run")
     run_dir.create(paths, recipe_toml="", resolved={"steps": 1, **PPO_STEP_FUNCTIONS}, facts={})
     for id in ("12", "13"):

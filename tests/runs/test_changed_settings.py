@@ -1,4 +1,4 @@
-"""Resuming with other keys: from which step they hold, and when they cannot."""
+"""Resuming with changed keys: from which step they apply, and when they cannot."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ REDO = {"checkpoint": {"every_steps": 5}, "steps": 5}
 
 
 class StopError(Exception):
-    """Ends a run where a test wants it."""
+    """Raised to end a run at the point that a test chose."""
 
 
 def stopped_at(root: Path, moment: str, **tables: Any) -> RunPaths:
@@ -112,7 +112,7 @@ def test_critic_only_steps_can_be_added_on_resume(tmp_path: Path) -> None:
     ("was", "new_value", "fits"),
     [
         (0, 0, None),
-        (0, 2, 0),  # after a step that trained the actor, its first would be another one
+        (0, 2, 0),  # after a step that trained the actor, its first step would change
         (3, 1, 2),  # two steps are done: it begins no earlier than in the third
         (3, 2, None),
         (3, 5, None),
@@ -137,7 +137,7 @@ def test_step_ticked_rate_counts_from_the_first_trained_step(
     assert raised.value.hint.endswith(f"--set ppo.critic_only_steps={fits}")
     change(layout, recipe(fits, counted))
     change(layout, recipe(new_value, constant))
-    # A warm-up alone moves the rate, too.
+    # A warm-up alone also changes the rate.
     warmed = {"optimizer": {"lr": 0.05, "lr_ticks": "step", "lr_warmup_updates": 8}}
     with pytest.raises(RecipeError, match="2 steps are done"):
         change(layout, recipe(new_value, warmed))
@@ -186,7 +186,7 @@ def test_state_of_the_other_optimizer_kind_is_refused(tmp_path: Path) -> None:
 
 
 def read_from(folder: Path) -> dict[str, Any]:
-    """What a recipe must have to be written into a file and read again."""
+    """Return the tables that a recipe needs so that it can be written to a file and read again."""
     return {
         "reward": {"kind": "gsm8k"},
         "model": {"path": str(folder), "dtype": "float32"},

@@ -1,4 +1,4 @@
-"""`eval`: in which order what it needs is asked for, and that all ways to one actor end in one evaluation."""
+"""`eval`: the order in which it opens its inputs; all ways to one actor give the same evaluation."""
 
 import json
 from dataclasses import replace
@@ -26,7 +26,7 @@ from ppoctl.wire.components import Components
 
 
 def on_fakes(monkeypatch: pytest.MonkeyPatch, components: Components) -> None:
-    """Let `evaluate` find fake engines."""
+    """Make `evaluate` use fake components."""
     monkeypatch.setattr(commands.preflight, "require", lambda recipe: None)
     monkeypatch.setattr(engines, "set_threads", lambda recipe: None)
     monkeypatch.setattr(engines, "read_questions", lambda recipe: components.prompts)
@@ -75,7 +75,7 @@ def test_metric_function_is_checked_before_engines_start() -> None:
 
 
 class TwoSets(CountingPrompts):
-    """A set more than a fake run has."""
+    """One set more than a fake run has."""
 
     def evaluation_sets(self) -> dict[str, Prompts]:
         return {**super().evaluation_sets(), "far": self.prompts_for(9)}
@@ -98,7 +98,7 @@ class FromFolder(BigramTrainer):
 def test_run_state_and_export_get_the_same_evaluation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: str
 ) -> None:
-    monkeypatch.setattr(fakes.components, "CountingQuestions", TwoSets)
+    monkeypatch.setattr(fakes.components, "CountingPrompts", TwoSets)
     monkeypatch.setattr(eval_target, "same_companions", lambda *_: None)
     rows = {"format": "gsm8k", "path": "none"}
     table = {"samples_per_prompt": 2, "top_k": 3, "pass_at": [2]}

@@ -1,4 +1,4 @@
-"""Nodes that a run of several processes starts Ray on, as its job of Slurm has them."""
+"""Nodes on which a run of several processes starts Ray, as its Slurm job lists them."""
 
 import sys
 from pathlib import Path
@@ -23,7 +23,7 @@ esac
 
 @pytest.fixture(autouse=True)
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A job of two nodes, on the second one."""
+    """Set the environment of a job of two nodes, on the second node."""
     (tmp_path / "scontrol").write_text(SCONTROL)
     (tmp_path / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")

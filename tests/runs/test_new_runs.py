@@ -1,4 +1,4 @@
-"""Which name is free, what a run was made from, and what MLflow is told of it."""
+"""Names of new runs, the recorded sources of a run, and what MLflow receives about it."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What an attempt that ran out of memory says to lower, stage by stage."""
+"""An attempt that ran out of memory names the setting to lower, stage by stage."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,12 +30,12 @@ LOWER = {
     "actor_update": "actor.batching.max_tokens_per_microbatch=300",
     "eval": "generator.kv_cache_mib=128",
 }
-"""Stage -> the setting of the hint; None where no key bounds what it takes."""
+"""Stage -> the setting in the hint; None if no key bounds what the stage takes."""
 
 
 @dataclass
 class Full(Witness):
-    """Finds no memory where a stage starts."""
+    """Runs out of memory when a stage starts."""
 
     fails_in: str = ""
     error: BaseException = ON_HOST

@@ -1,4 +1,4 @@
-"""What a trial of a reward says of the time that a step will take."""
+"""The time per step that a reward trial predicts."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which recipe a run goes on with, and what is said where its file was damaged."""
+"""The recipe that a run continues with, and the error if its file is damaged."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def run(tmp_path: Path, recipe: Recipe) -> RunPaths:
 def test_boolean_offload_of_earlier_versions_is_converted(
     run: RunPaths, written_value: str, leave: tuple[str, ...]
 ) -> None:
-    """What versions wrote in which `cluster.offload` was one word for all roles."""
+    """In earlier versions `cluster.offload` was one boolean for all roles."""
     written = run.recipe_toml.read_text()
     assert "offload = []" in written
     run.recipe_toml.write_text(written.replace("offload = []", f"offload = {written_value}"))

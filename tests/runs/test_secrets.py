@@ -1,4 +1,4 @@
-"""What a run writes down of a URI with a password: nothing."""
+"""A password in a URI is never written into a run."""
 
 from pathlib import Path
 from types import SimpleNamespace

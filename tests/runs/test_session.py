@@ -1,4 +1,4 @@
-"""One attempt: what it refuses to go on from, and the true word it leaves about how it ended."""
+"""One attempt: the runs that it refuses to resume, and the ending that it records."""
 
 import errno
 import os
@@ -40,14 +40,14 @@ DIGESTS = {"model": "a" * 64, "data": "b" * 64}
 
 @pytest.fixture
 def made(tmp_path: Path) -> RunPaths:
-    """A run directory as `train` makes it."""
+    """Return a run directory as `train` makes it."""
     paths = RunPaths(tmp_path / "fake")
     new_run.create(paths, fake_recipe(), DIGESTS, command="train")
     return paths
 
 
 class BrokenScorer(EvenScorer):
-    """Fails in the way it is told to."""
+    """Fails with the error that it was given."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ def test_model_path_of_a_run_cannot_change(made: RunPaths) -> None:
 
 
 def test_fixed_keys_are_refused_before_anything_is_opened(made: RunPaths) -> None:
-    """The model of this run is no folder: opening it would be another error."""
+    """The model of this run is not a folder: opening it would raise another error."""
     gate, screen = SignalGate("ppoctl resume"), PlainScreen(StringIO())
     sets = ["seed=7", "data.train.instruction='The bare number, please.'"]
     with pytest.raises(RecipeError, match="but the run was made from"):
@@ -163,7 +163,7 @@ def test_full_disk_error_shows_free_and_required_space(tmp_path: Path, monkeypat
     paths = RunPaths(tmp_path / "fake")
     new_run.create(paths, recipe, DIGESTS, command="train")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**28))
-    # As the saves of Megatron-Core say it, which know neither the disk nor the recipe.
+    # The message of Megatron-Core's save, which knows neither the disk nor the recipe.
     words = f"state cannot be written to `x`: [Errno 28] {os.strerror(errno.ENOSPC)}"
     with pytest.raises(StorageError) as caught:
         attempt(paths, BrokenScorer(StorageError(words)), recipe)
@@ -235,7 +235,7 @@ def test_unmet_expectations_end_the_attempt_as_unmet(made: RunPaths) -> None:
 
 
 class TwiceStopped(EvenScorer):
-    """Meets two signals, and calls the error of the second by another name, as libraries do."""
+    """Receives two signals, and re-raises the error of the second under another name, as libraries do."""
 
     def submit(self, request: ScoreRequest) -> Future[Score]:
         try:

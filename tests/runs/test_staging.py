@@ -1,4 +1,4 @@
-"""What compute nodes cannot fetch is fetched or checked on the login node: `validate --stage`."""
+"""`validate --stage`: files that compute nodes cannot download are fetched or checked on the login node."""
 
 import hashlib
 import json
@@ -135,7 +135,7 @@ def test_submission_checks_faults_that_only_a_job_would_notice(tmp_path: Path) -
 
 
 class Hub(BaseHTTPRequestHandler):
-    """A hub with one model, the quickstart's, and a file that nobody needs."""
+    """A hub with one model, the quickstart's, and an unneeded file."""
 
     COMMIT = "0123456789abcdef0123456789abcdef01234567"
     FILES = {path.name: path.read_bytes() for path in MODEL.iterdir() if path.is_file()} | {"pytorch_model.bin": b"x"}

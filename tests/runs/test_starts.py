@@ -1,4 +1,4 @@
-"""Which runs a command may begin, replace, continue or must leave alone."""
+"""Runs that a command may begin, replace, continue or must leave alone."""
 
 import os
 import platform
@@ -22,7 +22,7 @@ from store.conftest import stop_at, working
 
 
 def started(paths: RunPaths, pid: int, *, host: str = "", at: float | None = None) -> None:
-    """The journal of an attempt of that process, which has not ended."""
+    """Journal the start of an attempt of that process, without an end."""
     journal = Journal(paths, claim(paths))
     journal.event("attempt_started", pid=pid, host=host or platform.node(), **({} if at is None else {"at": at}))
 
@@ -35,7 +35,7 @@ def made(tmp_path: Path) -> RunPaths:
 
 
 def parent() -> psutil.Process:
-    """A process that is alive and not this one."""
+    """Return a process that is alive and is not this one."""
     found = psutil.Process().parent()
     assert found is not None
     return found
@@ -61,7 +61,7 @@ def test_intact_lines_of_a_damaged_journal_are_used(made: RunPaths) -> None:
     started(made, parent().pid)
     Journal(made, working(made, 1)).event("attempt_ended", status="failed", exit_code=3)
     data = bytearray(made.journal.read_bytes())
-    data[-10] ^= 1  # in the second line: nobody knows that the first attempt ended
+    data[-10] ^= 1  # in the second line: the end of the first attempt is unknown
     made.journal.write_bytes(data)
     with pytest.raises(RunAliveError, match="attempt 1"):
         liveness.require_idle(made)

@@ -1,5 +1,5 @@
-"""What a step takes, as its journal says: a start is in no stage, sending weights is no drawing, and what was
-recalled was not drawn. The clock is moved by hand: 30 s to start, 2 s to send weights, 0.5 s a sample."""
+"""The journal's times of a step: start-up is in no stage, sending weights is not generation, and loaded samples were
+not generated. The clock is advanced by hand: 30 s to start, 2 s to send weights, 0.5 s per sample."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -96,7 +96,7 @@ def test_loaded_samples_do_not_count_as_generated(tmp_path: Path, clock: Clock) 
     play(whole, clock)
     line, undisturbed = rollout_line(tmp_path / "run"), rollout_line(whole)
     assert line["figures"] == undisturbed["figures"]
-    # The fake draws the last request first: five were kept, the first three are drawn here.
+    # The fake generates the last request first: five samples were kept, the first three are generated now.
     paths = RunPaths(tmp_path / "run")
     manifest = manifests.read(paths.stage(1, "rollout"))
     assert manifest is not None

@@ -1,4 +1,4 @@
-"""How a job hears that it should stop."""
+"""Signals and stop requests, and how the gate reacts to them."""
 
 import os
 import signal
@@ -22,18 +22,20 @@ GOES_ON = "ppoctl resume runs/mine"
 
 
 @contextmanager
-def at_work(time_left: TimeLeft | None = None, asked: Callable[[], str | None] = unknown) -> Iterator[SignalGate]:
-    """The gate of a job in which stages run."""
-    with signal_gate(GOES_ON) as gate, gate.working(time_left or TimeLeft(), asked):
+def gate_in_job(
+    time_left: TimeLeft | None = None, stop_request: Callable[[], str | None] = unknown
+) -> Iterator[SignalGate]:
+    """Open the gate of a job in which stages run."""
+    with signal_gate(GOES_ON) as gate, gate.working(time_left or TimeLeft(), stop_request):
         yield gate
 
 
 class Thing:
-    """Something that can be collected."""
+    """An object that can be garbage-collected."""
 
 
 def test_first_signal_sets_flag_and_second_raises() -> None:
-    with at_work() as gate:
+    with gate_in_job() as gate:
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(PreemptedError, match="SIGTERM"):
             gate.between()
@@ -43,7 +45,7 @@ def test_first_signal_sets_flag_and_second_raises() -> None:
 
 
 def test_stop_error_names_stage_and_step() -> None:
-    with at_work() as gate:
+    with gate_in_job() as gate:
         gate.before(2, "reward")
         gate.between()
         os.kill(os.getpid(), signal.SIGTERM)
@@ -54,7 +56,7 @@ def test_stop_error_names_stage_and_step() -> None:
 
 
 def stopped_and_renamed(signals: int) -> None:
-    """A library that meets so many signals, and calls whatever it met by another name."""
+    """Call a library that receives this many signals, and re-raises any error under another name."""
     try:
         for _ in range(signals):
             os.kill(os.getpid(), signal.SIGTERM)
@@ -64,12 +66,12 @@ def stopped_and_renamed(signals: int) -> None:
 
 
 def test_second_signal_is_reported_even_if_library_wraps_error() -> None:
-    with pytest.raises(PreemptedError, match="SIGTERM"), at_work():
+    with pytest.raises(PreemptedError, match="SIGTERM"), gate_in_job():
         stopped_and_renamed(signals=2)
 
 
 def test_error_after_single_signal_is_reraised() -> None:
-    with pytest.raises(EnvironmentProblemError, match="device"), at_work():
+    with pytest.raises(EnvironmentProblemError, match="device"), gate_in_job():
         stopped_and_renamed(signals=1)
 
 
@@ -77,21 +79,21 @@ def test_second_signal_inside_gc_callback_is_not_lost(capfd: pytest.CaptureFixtu
     def callback(_: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
-    with at_work():
+    with gate_in_job():
         os.kill(os.getpid(), signal.SIGINT)
         things = [Thing()]
         reference = weakref.ref(things[0], callback)
         with pytest.raises(InterruptedByUserError):
-            let_go_and_wait(things)
+            release_and_wait(things)
         assert reference() is None
     assert "Traceback" not in capfd.readouterr().err
 
 
-def let_go_and_wait(things: list[Thing]) -> None:
-    things.clear()  # the callback runs here, and what it raises is swallowed
+def release_and_wait(things: list[Thing]) -> None:
+    things.clear()  # the callback runs here, and its exception is swallowed
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        time.sleep(0.01)  # the signal comes again, and interrupts this
+        time.sleep(0.01)  # the signal is sent again, and interrupts this
 
 
 ENDS = {
@@ -105,7 +107,7 @@ ENDS = {
 @pytest.mark.parametrize("number", ENDS)
 def test_every_signal_lets_stage_finish_and_has_own_message(number: signal.Signals) -> None:
     kind, words = ENDS[number]
-    with at_work() as gate:
+    with gate_in_job() as gate:
         gate.before(1, "values")
         os.kill(os.getpid(), number)
         with pytest.raises(kind, match=f"{words} `logprobs` of step 1; everything finished is committed"):
@@ -115,9 +117,9 @@ def test_every_signal_lets_stage_finish_and_has_own_message(number: signal.Signa
 
 @pytest.mark.parametrize("number", ENDS)
 def test_first_signal_before_work_ends_job_with_message(number: signal.Signals) -> None:
-    with pytest.raises(ENDS[number][0], match="before the first stage; everything") as told, signal_gate(GOES_ON):
+    with pytest.raises(ENDS[number][0], match="before the first stage; everything") as raised, signal_gate(GOES_ON):
         os.kill(os.getpid(), number)
-    assert told.value.hint == GOES_ON
+    assert raised.value.hint == GOES_ON
 
 
 def test_swallowed_signal_before_work_still_ends_job() -> None:
@@ -129,19 +131,19 @@ def test_swallowed_signal_before_work_still_ends_job() -> None:
 
 
 def test_first_of_two_signals_decides_error() -> None:
-    with at_work() as gate:
+    with gate_in_job() as gate:
         gate.before(1, "values")
         os.kill(os.getpid(), signal.SIGUSR1)
         with pytest.raises(PreemptedError, match="SIGUSR1"):
             os.kill(os.getpid(), signal.SIGINT)
-        assert not gate.may_save()  # an engine was interrupted
+        assert not gate.may_save()  # a trainer was interrupted
 
 
 def test_ignored_sighup_stays_ignored() -> None:
-    """As under `nohup`."""
+    """This is the case under `nohup`."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with at_work() as gate:
+        with gate_in_job() as gate:
             os.kill(os.getpid(), signal.SIGHUP)
             gate.before(1, "values")
     finally:
@@ -156,7 +158,7 @@ def test_signal_after_work_does_not_change_result() -> None:
 
 
 def test_signal_ends_process_with_exit_code_of_gate() -> None:
-    """No default action is left in between: SIGUSR1 would kill it without a word."""
+    """The default action must never be in effect: SIGUSR1 would kill the process without a message."""
     program = """
 import os, signal, sys
 from ppoctl.errors import PpoctlError
@@ -181,7 +183,7 @@ class Clock:
 
 
 def in_a_job(**more: object) -> TimeLeft:
-    """A stage takes 100 s, a save 20 s, and a minute is not enough for the former."""
+    """Return the time left in a job: a stage takes 100 s, a save 20 s, so a minute is not enough for a stage."""
     known = TimeLeft(stage_s=lambda _: 100.0, save_s=lambda: 20.0, longest_s=lambda: 100.0, is_job=True)
     return replace(known, **more)  # type: ignore[arg-type]
 
@@ -192,15 +194,15 @@ NEEDED_S = 100.0 + 20.0 + ENDING_S
 @pytest.mark.parametrize("left_s", [NEEDED_S - 1, NEEDED_S])
 def test_stage_starts_only_if_stage_and_save_fit_time_limit(left_s: float) -> None:
     clock = Clock()
-    with at_work(in_a_job(ends_at=clock.now + left_s)) as gate:
+    with gate_in_job(in_a_job(ends_at=clock.now + left_s)) as gate:
         gate.clock = clock
         if left_s >= NEEDED_S:
             gate.before(3, "values")
             return
-        with pytest.raises(PreemptedError) as told:
+        with pytest.raises(PreemptedError) as raised:
             gate.before(3, "values")
-        assert told.value.exit_code == 75
-        assert told.value.message == (
+        assert raised.value.exit_code == 75
+        assert raised.value.message == (
             "`values` of step 3 was not begun: with a save it takes about 125 s, and 124 s are left before the time "
             "limit; everything finished is committed"
         )
@@ -208,10 +210,10 @@ def test_stage_starts_only_if_stage_and_save_fit_time_limit(left_s: float) -> No
 
 
 def test_generating_stage_starts_and_stops_at_any_time() -> None:
-    """Its finished samples are kept: half an evaluation is not lost, and states can be saved behind it."""
+    """Its finished samples are kept: half an evaluation is not lost, and states can be saved after it."""
     clock = Clock()
     draws = in_a_job(ends_at=clock.now + 60, draws=lambda stage: stage == "rollout")
-    with at_work(draws) as gate:
+    with gate_in_job(draws) as gate:
         gate.clock = clock
         gate.before(3, "rollout")
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -221,9 +223,9 @@ def test_generating_stage_starts_and_stops_at_any_time() -> None:
 
 
 def test_duplicate_signal_in_job_counts_once() -> None:
-    """Slurm tells every process, and the script passes it on."""
+    """Slurm signals every process, and the batch script forwards the signal."""
     clock = Clock()
-    with at_work(in_a_job(stage_s=lambda _: 10.0)) as gate:
+    with gate_in_job(in_a_job(stage_s=lambda _: 10.0)) as gate:
         gate.clock = clock
         gate.before(1, "values")
         os.kill(os.getpid(), signal.SIGTERM)
@@ -235,7 +237,7 @@ def test_duplicate_signal_in_job_counts_once() -> None:
 
 def test_stage_of_unknown_duration_is_started() -> None:
     clock = Clock()
-    with at_work(in_a_job(stage_s=unknown, ends_at=clock.now + 1)) as gate:
+    with gate_in_job(in_a_job(stage_s=unknown, ends_at=clock.now + 1)) as gate:
         gate.clock = clock
         gate.before(1, "rollout")
 
@@ -254,7 +256,7 @@ def test_stage_of_unknown_duration_is_started() -> None:
 )
 def test_running_stage_finishes_if_time_allows(number: signal.Signals, worked_s: float, fits: bool) -> None:
     clock = Clock()
-    with at_work(in_a_job()) as gate:
+    with gate_in_job(in_a_job()) as gate:
         gate.clock = clock
         gate.before(1, "values")
         gate._time = replace(gate._time, ends_at=clock.now + 120)
@@ -270,7 +272,7 @@ def test_running_stage_finishes_if_time_allows(number: signal.Signals, worked_s:
 
 
 def test_stage_outside_job_finishes_without_time_limit() -> None:
-    with at_work(in_a_job(is_job=False)) as gate:
+    with gate_in_job(in_a_job(is_job=False)) as gate:
         gate.before(1, "values")
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -280,7 +282,7 @@ def test_overlong_stage_is_abandoned_at_time_limit(
 ) -> None:
     monkeypatch.setattr(signals, "POLL_S", 0.01)
     clock = Clock()
-    with at_work(in_a_job(stage_s=lambda _: 10.0)) as gate:
+    with gate_in_job(in_a_job(stage_s=lambda _: 10.0)) as gate:
         gate.clock = clock
         gate.before(1, "values")
         os.kill(os.getpid(), signal.SIGTERM)
@@ -294,9 +296,9 @@ def test_overlong_stage_is_abandoned_at_time_limit(
     [(26.0, 20.0, True), (24.0, 20.0, False), (206.0, None, True), (204.0, None, False), (None, None, True)],
 )
 def test_states_are_saved_at_stop_if_time_allows(left_s: float | None, save_s: float | None, may: bool) -> None:
-    """Without a save before: where twice the longest stage would fit."""
+    """Without an earlier save: if twice the longest stage would fit."""
     clock = Clock()
-    with at_work(in_a_job(save_s=lambda: save_s, stage_s=unknown)) as gate:
+    with gate_in_job(in_a_job(save_s=lambda: save_s, stage_s=unknown)) as gate:
         gate.clock = clock
         gate._time = replace(gate._time, ends_at=None if left_s is None else clock.now + left_s)
         gate.before(1, "values")
@@ -314,79 +316,79 @@ def test_states_are_saved_at_stop_if_time_allows(left_s: float | None, save_s: f
 def test_stop_request_ends_run_after_named_unit(
     after: str, begun: list[tuple[int, str]], stopped_at: tuple[int, str]
 ) -> None:
-    asked: list[str | None] = [None]
-    with at_work(asked=lambda: asked[0]) as gate:
+    stop_requests: list[str | None] = [None]
+    with gate_in_job(stop_request=lambda: stop_requests[0]) as gate:
         for number, stage in enumerate(begun):
             gate.before(*stage)
             gate.between()
-            asked[0] = after if number == 0 else asked[0]
+            stop_requests[0] = after if number == 0 else stop_requests[0]
             gate.between()
-        with pytest.raises(InterruptedByUserError, match=f"stopped by `ppoctl stop --after {after}` at ") as told:
+        with pytest.raises(InterruptedByUserError, match=f"stopped by `ppoctl stop --after {after}` at ") as raised:
             gate.before(*stopped_at)
-        assert told.value.exit_code == 130
-        assert told.value.hint == GOES_ON
+        assert raised.value.exit_code == 130
+        assert raised.value.hint == GOES_ON
         assert gate.may_save()
 
 
 def test_stop_now_abandons_stage_that_never_checks_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signals, "POLL_S", 0.01)
-    asked: list[str | None] = [None]
-    with at_work(asked=lambda: asked[0]) as gate:
+    stop_requests: list[str | None] = [None]
+    with gate_in_job(stop_request=lambda: stop_requests[0]) as gate:
         gate.before(1, "values")
-        asked[0] = "stage"
+        stop_requests[0] = "stage"
         time.sleep(0.05)  # some polls
-        asked[0] = "now"
+        stop_requests[0] = "now"
         with pytest.raises(InterruptedByUserError, match="`ppoctl stop --after now` at `values` of step 1"):
             time.sleep(60)
         assert not gate.may_save()
 
 
-def answers(said: list[str], count: int) -> list[str]:
-    """What was said, once so much has been: another thread says it."""
+def answers(messages: list[str], count: int) -> list[str]:
+    """Wait for `count` messages from another thread, and return them."""
     until = time.monotonic() + 10.0
-    while len(said) < count and time.monotonic() < until:
+    while len(messages) < count and time.monotonic() < until:
         time.sleep(0.005)
-    return said
+    return messages
 
 
 def test_signal_message_names_awaited_stage_and_cost_of_second() -> None:
-    said = list[str]()
+    messages = list[str]()
     known = TimeLeft(stage_s=lambda stage: 40.0)
-    with signal_gate(GOES_ON, said.append) as gate, gate.working(known, unknown):
+    with signal_gate(GOES_ON, messages.append) as gate, gate.working(known, unknown):
         gate.clock = lambda: 1000.0
         gate.before(3, "actor_update")
         gate.clock = lambda: 1015.0
         os.kill(os.getpid(), signal.SIGINT)
-        assert answers(said, 1) == [
+        assert answers(messages, 1) == [
             "SIGINT: stopping after `actor_update` of step 3, about 25s more; once more abandons it"
         ]
         with pytest.raises(InterruptedByUserError):
             os.kill(os.getpid(), signal.SIGINT)
-        assert answers(said, 2)[1] == "SIGINT again: the running stage is abandoned"
+        assert answers(messages, 2)[1] == "SIGINT again: the running stage is abandoned"
 
 
 def test_signal_does_not_wait_for_generating_stage() -> None:
-    said = list[str]()
-    with signal_gate(GOES_ON, said.append) as gate, gate.working(TimeLeft(draws=lambda stage: True), unknown):
+    messages = list[str]()
+    with signal_gate(GOES_ON, messages.append) as gate, gate.working(TimeLeft(draws=lambda stage: True), unknown):
         gate.before(1, "rollout")
         os.kill(os.getpid(), signal.SIGHUP)
-        assert answers(said, 1) == ["SIGHUP: stopping; finished samples of `rollout` are kept"]
+        assert answers(messages, 1) == ["SIGHUP: stopping; finished samples of `rollout` are kept"]
 
 
 def test_signal_message_is_printed_before_and_after_work() -> None:
-    said = list[str]()
-    with pytest.raises(PreemptedError), signal_gate(GOES_ON, said.append):
+    messages = list[str]()
+    with pytest.raises(PreemptedError), signal_gate(GOES_ON, messages.append):
         os.kill(os.getpid(), signal.SIGTERM)
-    assert answers(said, 1) == ["SIGTERM: stopping"]
-    with signal_gate(GOES_ON, said.append) as gate:
+    assert answers(messages, 1) == ["SIGTERM: stopping"]
+    with signal_gate(GOES_ON, messages.append) as gate:
         with gate.working(TimeLeft(), unknown):
             pass
         os.kill(os.getpid(), signal.SIGTERM)
-        assert answers(said, 2)[1] == "SIGTERM: stopping when what is begun is saved"
+        assert answers(messages, 2)[1] == "SIGTERM: stopping when what is begun is saved"
 
 
 def test_signal_message_is_printed_during_blocking_call() -> None:
-    """A library that works for long without Python: here in one call of OpenSSL, for a minute or so."""
+    """A library that runs for about a minute without returning to Python: one call of OpenSSL."""
     script = dedent("""
         import hashlib
         from ppoctl.shutdown.signals import signal_gate

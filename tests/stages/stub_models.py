@@ -57,7 +57,7 @@ def correction(weights: torch.Tensor, mask: torch.Tensor = MASK) -> Correction:
 
 @dataclass
 class Engine:
-    """Answers what it was given and writes down what it was asked."""
+    """Returns the outputs that it was given, and records its calls."""
 
     outputs: torch.Tensor = field(default_factory=lambda: ACTOR.clone())
     reference: torch.Tensor = field(default_factory=lambda: REFERENCE.clone())
@@ -86,7 +86,7 @@ class Engine:
 
 @dataclass
 class Models:
-    """The port, with one engine that is at every state."""
+    """The port, with one trainer that is at every state."""
 
     engine: Engine = field(default_factory=Engine)
 
@@ -105,7 +105,7 @@ class Models:
 
 @dataclass(frozen=True)
 class CountsAll:
-    """An objective in whose minibatches these tokens count; absent: one in each row."""
+    """An objective with these tokens in the loss; None: one token per row."""
 
     mask: torch.Tensor | None = None
     request: OutputRequest = field(default_factory=OutputRequest)

@@ -1,4 +1,4 @@
-"""What the actor's loss is made of beside the clip: averages, good responses, and whose the old log-probs are."""
+"""Terms of the actor's loss besides the clip: averages, the NLL of good responses, and the source of old log-probs."""
 
 import math
 from dataclasses import replace
@@ -72,8 +72,8 @@ def current() -> Logprobs:
     return replace(stub_models.logprobs(), actor=None, entropy=None)
 
 
-class Talking(stub_models.Engine):
-    """Says entropies where it is asked for them: 1 in the first minibatch, 2 in the second."""
+class EntropyTrainer(stub_models.Engine):
+    """A trainer that returns entropies if requested: 1 in the first minibatch, 2 in the second."""
 
     def update(self, sequences: object, minibatches: list[Minibatch], objective: object) -> list[MinibatchResult]:
         assert cast(Terms, objective).request.entropy
@@ -85,7 +85,7 @@ class Talking(stub_models.Engine):
 
 
 def test_current_logprobs_give_ratio_of_one() -> None:
-    objective = objective_of(actor_stage(models=cast(Any, stub_models.Models(Talking()))), logprobs=current())
+    objective = objective_of(actor_stage(models=cast(Any, stub_models.Models(EntropyTrainer()))), logprobs=current())
     outputs = (stub_models.ACTOR * 1.7 - 3).requires_grad_()
     loss = objective(BOTH, TokenOutputs(outputs), objective.totals(BOTH))
     loss.backward()  # type: ignore[no-untyped-call]
@@ -97,14 +97,14 @@ def test_current_logprobs_give_ratio_of_one() -> None:
 
 @pytest.mark.parametrize("source", ["sampler", "current"])
 def test_first_minibatch_supplies_metrics_without_forward_pass(source: str) -> None:
-    engine = Talking()
+    engine = EntropyTrainer()
     stage = actor_stage(models=cast(Any, stub_models.Models(engine)), penalty=IN_LOSS)
     old = current() if source == "current" else replace(current(), actor=SAMPLER)
     advantages = stub_models.advantages(kl_coef=0.1)
     record = stage.run(STATES["actor"], ROLLOUTS, old, advantages)
     metrics, row = record.metrics(), engine.first.item()
     assert metrics["policy/entropy_mean"] == 1.0
-    # The sampler said 0.25 less of each token, row by row.
+    # The sampler's log-prob is 0.25 lower for each token, row by row.
     assert metrics["mismatch/gap_mean_abs"] == pytest.approx(0.25)
     assert record.identity == replace(record, gap={"gap_k3": 7.0}).identity
     # k2 of d = reference - actor: 0.5, -0.5 in row 0; 0, 0.5, -1 in row 1.
@@ -134,7 +134,7 @@ def test_entropies_computed_by_trainer_are_not_requested_again() -> None:
 
 @pytest.mark.parametrize("term", [NegativeLogLikelihood(), Entropy()], ids=["nll", "entropy"])
 def test_loss_term_gradients_match_finite_differences(term: NegativeLogLikelihood | Entropy) -> None:
-    """In float64, over masks with holes and an empty row; entropy through the distribution that it is of."""
+    """In float64, over masks with holes and an empty row; the entropy is differentiated through its distribution."""
     logits = torch.randn(3, 3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
     mask = torch.tensor([[True, False, True], [False, False, False], [True, True, True]])
 
@@ -165,7 +165,7 @@ def test_positive_nll_averages_over_tokens_of_good_responses() -> None:
         ([1.0, 2.0], 5, (0.5 + 2.5 + 3 + 1 + 1.5) / 5),
     ):
         advantages = replace(stub_models.advantages(kl_coef=0.1), shaped=torch.tensor(shaped))
-        # The average of the loss is another; the count of good tokens is not.
+        # The average of the loss changes; the count of good tokens does not.
         stage = actor_stage(positive_nll_coef=0.2, aggregation=SequenceMean())
         objective = objective_of(stage, advantages=advantages)
         only = replace(objective, terms=[t for t in objective.terms if isinstance(t.loss, NegativeLogLikelihood)])
@@ -176,25 +176,28 @@ def test_positive_nll_averages_over_tokens_of_good_responses() -> None:
 
 def test_loss_terms_are_reported_with_their_coefficients() -> None:
     stage = actor_stage(
-        models=cast(Any, stub_models.Models(Talking())), entropy_coef=0.3, positive_nll_coef=0.2, penalty=IN_LOSS
+        models=cast(Any, stub_models.Models(EntropyTrainer())),
+        entropy_coef=0.3,
+        positive_nll_coef=0.2,
+        penalty=IN_LOSS,
     )
     advantages = replace(stub_models.advantages(kl_coef=0.1), shaped=torch.tensor([0.5, -1.0]))
     record = stage.run(STATES["actor"], ROLLOUTS, current(), advantages)
     metrics, first = record.metrics(), cast(Any, stage.models).engine.first.item()
     # Two minibatches of one row: minus the mean advantage, (1 + 2) / 2 and (-1 + 0.5 + 3) / 3.
     assert metrics["policy/surrogate_loss"] == pytest.approx(-(1.5 + 2.5 / 3) / 2)
-    # The engine says entropies of 1, then of 2.
+    # The trainer returns entropies of 1, then of 2.
     assert metrics["policy/entropy_loss"] == pytest.approx(-0.3 * (1 + 2) / 2)
-    # k2 of reference - actor: 0.5, -0.5 in row 0; 0, 0.5, -1 in row 1; 1 less in the row that is second.
-    away = {0: [0.5, -0.5], 1: [0.0, 0.5, -1.0]}
-    shifted = {row: [d - (row != first) for d in ds] for row, ds in away.items()}
+    # k2 of reference - actor: 0.5, -0.5 in row 0; 0, 0.5, -1 in row 1; 1 less in the second minibatch.
+    differences = {0: [0.5, -0.5], 1: [0.0, 0.5, -1.0]}
+    shifted = {row: [d - (row != first) for d in ds] for row, ds in differences.items()}
     means = [sum(d * d / 2 for d in ds) / len(ds) for ds in shifted.values()]
     assert metrics["policy/kl_loss"] == pytest.approx(0.1 * sum(means) / 2)
-    # Row 0 alone is good: log-probs -0.5 and -2.5, 1 more if it is second; nothing in the other minibatch.
+    # Only row 0 is good: log-probs -0.5 and -2.5, 1 more if it is second; nothing in the other minibatch.
     later = float(first != 0)
     assert metrics["policy/nll_loss"] == pytest.approx(0.2 * (0.5 + 2.5 - 2 * later) / 2 / 2)
     assert metrics["policy/nll_tokens"] == 2.0
-    # They are not among the figures that a replay compares: records of earlier versions do not have them.
+    # They are not among the metrics that a replay compares: records of earlier versions do not have them.
     assert not [name for name in record.per_minibatch if name.endswith("_loss") or name == "nll_tokens"]
 
 
@@ -216,7 +219,7 @@ def test_positive_nll_without_recorded_shaped_rewards_raises() -> None:
 
 def test_reward_penalty_adds_no_kl_metrics_to_update() -> None:
     in_reward = KlPenalty(place="reward", estimator="k2", coef=0.1)
-    stage = actor_stage(models=cast(Any, stub_models.Models(Talking())), penalty=in_reward)
+    stage = actor_stage(models=cast(Any, stub_models.Models(EntropyTrainer())), penalty=in_reward)
     old = replace(current(), actor=SAMPLER)
     metrics = stage.run(STATES["actor"], ROLLOUTS, old, stub_models.advantages()).metrics()
     assert not [name for name in metrics if name.startswith("kl/")]

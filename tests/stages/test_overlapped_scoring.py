@@ -1,4 +1,4 @@
-"""Scoring that begins while other responses are still drawn: each response gets a score of its own."""
+"""Scoring that begins while other responses are still generated: each response gets its own score."""
 
 from concurrent.futures import Future
 from dataclasses import replace
@@ -15,7 +15,7 @@ SAMPLE = Sample("a#0", (2, 1), (-0.5, -1.0), True, "2", "actor@0")
 
 
 class Waits:
-    """A scorer that scores nothing: it keeps each request with its future."""
+    """A scorer that never scores: it keeps each request with its future."""
 
     def __init__(self) -> None:
         self.submitted: list[tuple[ScoreRequest, Future[Score]]] = []
@@ -74,5 +74,5 @@ def test_unused_early_scores_are_cancelled_before_flush() -> None:
     overlapped.flush()
     assert scorer.left == [False, True]
     assert not wanted.cancelled()
-    # What was given up is scored again if it is requested later.
+    # A cancelled request is scored again if it is requested later.
     assert overlapped.submit(request_about(PROMPT, replace(SAMPLE, text="3"))) is scorer.submitted[2][1]

@@ -1,4 +1,4 @@
-"""Estimates of k responses are those of all choices of k, counted one by one."""
+"""Estimates over k responses equal the mean over all choices of k, counted one by one."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ GIVEN = st.lists(
 
 
 def voted(chosen: Sequence[tuple[str | None, float]], everything: Sequence[tuple[str | None, float]]) -> float:
-    """The score of the answer that most give, the mean over those that tie."""
+    """Return the score of the most frequent answer; the mean score if several tie."""
     votes = Counter(answer for answer, _ in chosen)
     most = [answer for answer, count in votes.items() if count == max(votes.values())]
     return mean(mean(score for other, score in everything if other == answer) for answer in most)
@@ -46,11 +46,11 @@ def test_best_at_k_of_binary_scores_equals_pass_at_k() -> None:
 
 
 def test_majority_votes_by_hand() -> None:
-    """Of a, a, b each pair but one has a tie of both: (1 + 1/2 + 1/2) / 3 for a right; three vote as they are."""
+    """Pairs of (a, a, b): one has a majority, two are ties: (1 + 1/2 + 1/2) / 3 if a is right."""
     assert majority_at(["a", "a", "b"], [1.0, 1.0, 0.0], 2) == pytest.approx(2 / 3)
     assert majority_at(["a", "a", "b"], [1.0, 1.0, 0.0], 3) == 1
     assert majority_at(["a", "a", "b"], [0.0, 0.0, 1.0], 3) == 0
-    # Who gives no answer votes with the others that give none.
+    # Responses without an answer vote together.
     assert majority_at([None, None, "b"], [0.0, 0.0, 1.0], 3) == 0
     assert majority_at(["a"] * 600 + ["b"] * 400, [1.0] * 600 + [0.0] * 400, 999) == pytest.approx(1)
 
@@ -75,7 +75,7 @@ def rows(*of_prompts: tuple[str, list[float | None], str]) -> list[dict[str, obj
 
 
 def test_eval_metrics_average_prompts_with_enough_scores() -> None:
-    """Prompt c has one score of three: it is in what one response takes only."""
+    """Prompt c has one score of three: it counts only for estimates that need one response."""
     found = rows(("a", [2.0, 0.0, 2.0], "xyx"), ("b", [0.0, 0.0, 1.0], "xxy"), ("c", [None, 1.0, None], "---"))
     metrics = summarise("s", "sampled", found, Estimates(pass_at=(2,), maj_at=(3,), pass_score=1.0))
     estimates = {name.removeprefix("eval/s/"): value for name, value in metrics.items() if "stderr" not in name}

@@ -1,4 +1,4 @@
-"""Rollouts, log-probs, values, advantages and evaluations on records made by hand."""
+"""Rollouts, log-probs, values, advantages and evaluations on hand-made records."""
 
 import math
 from concurrent.futures import Future
@@ -58,7 +58,7 @@ def test_rollout_rows_follow_request_order() -> None:
 
 
 class Recorder:
-    """A generator that writes down what it was asked."""
+    """A generator that records its requests."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[float, SampleRequest]] = []
@@ -79,7 +79,7 @@ class Recorder:
 
 @dataclass
 class Keys:
-    """The parts port: writes down under which fingerprint it was asked."""
+    """The finished-samples port: records the fingerprints that it was called with."""
 
     finished: tuple[str, ...] = ("a#0", "b#0")
     seen: list[str] = field(default_factory=list)
@@ -95,7 +95,7 @@ class Keys:
 
 @dataclass
 class Some:
-    """The parts port: these samples are there."""
+    """The finished-samples port, with these samples."""
 
     finished: tuple[str, ...]
 
@@ -107,11 +107,11 @@ class Some:
 
 
 def unwatched(done: int, total: int, tokens: int) -> None:
-    """Nobody looks at how far it is."""
+    """Do nothing."""
 
 
 class Replayed(stub_models.Models):
-    """An actor that was made again twice, inexactly."""
+    """An actor that was replayed twice, inexactly."""
 
     num_calls = 0
 
@@ -124,7 +124,7 @@ class Replayed(stub_models.Models):
     ("finished", "stamps"), [(("a#0",), ["", "actor@0:first+r2"]), (("a#0", "b#0"), ["", ""])], ids=["one", "both"]
 )
 def test_new_samples_record_state_id_of_replayed_actor(finished: tuple[str, ...], stamps: list[str]) -> None:
-    """And nobody asks where no sample is missing: it would bring an engine to the actor for nothing."""
+    """The state id is not requested if no sample is missing: the request would load the actor for nothing."""
     models, progress = Replayed(), []
     stage = RolloutStage(
         models=cast(Any, models),
@@ -138,7 +138,7 @@ def test_new_samples_record_state_id_of_replayed_actor(finished: tuple[str, ...]
     )
     assert stage.run(ACTOR, prompts()).stamps == stamps
     assert models.num_calls == 2 - len(finished)
-    # Recalled samples are done, and their tokens are not counted: nobody drew them now.
+    # Loaded samples count as done, but their tokens do not: they were not generated in this attempt.
     assert progress == ([(1, 2, 0), (2, 2, 2)] if len(finished) == 1 else [])
 
 
@@ -263,7 +263,7 @@ def test_critic_returns_may_use_separate_lambda() -> None:
     found = advantages(estimator=Gae(1.0, 0.0, 1.0, None)).run(*inputs)
     FLOAT32.check(found.advantages, torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 1.0]]))
     FLOAT32.check(found.returns, torch.tensor([[1.0, 1.0, 0.0], [2.0, 2.0, 2.0]]))
-    # The other way round.
+    # The two lambdas exchanged.
     found = advantages(estimator=Gae(1.0, 1.0, 0.0, None)).run(*inputs)
     FLOAT32.check(found.advantages, torch.tensor([[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]]))
     FLOAT32.check(found.returns, torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 2.0]]))
@@ -313,7 +313,7 @@ def test_return_of_truncated_response_includes_bootstrap_value(estimator: Any, f
     rollouts = stub_models.rollouts(finish=CUT)
     stage = advantages(estimator=estimator, truncated="bootstrap")
     found = stage.run(rollouts, stub_models.rewards(), values, stub_models.logprobs(), Carry(0.0))
-    # Row 1: 2 + 8/2 = 6, 6/2 = 3, 3/2 = 1.5; row 0 has ended: 1, 1/2. A value is no reward.
+    # Row 1: 2 + 8/2 = 6, 6/2 = 3, 3/2 = 1.5; row 0 has ended: 1, 1/2. Token rewards exclude the bootstrap value.
     returns = torch.tensor([[0.5, 1.0, 0.0], [1.5, 3.0, 6.0]])
     FLOAT32.check(found.returns, returns)
     FLOAT32.check(found.advantages, (returns + first) * stub_models.MASK)
@@ -370,8 +370,8 @@ def test_step_with_only_truncated_responses_raises() -> None:
     assert (caught.value.exit_code, caught.value.hint) == (4, "ppoctl resume RUN --set ppo.truncated=terminal")
 
 
-class TellsTheToken(stub_models.Engine):
-    """A critic whose value of a state is the token before it, and that remembers what it was asked."""
+class TokenValuedCritic(stub_models.Engine):
+    """A critic whose value of a state is the token before it; records the sequences that it was called with."""
 
     def values(self, sequences: Sequences) -> torch.Tensor:
         self.calls["sequences"] = sequences
@@ -381,7 +381,7 @@ class TellsTheToken(stub_models.Engine):
 
 @pytest.mark.parametrize("cut", [[0, 0], [1, 0], [0, 1], [1, 1]])
 def test_bootstrap_value_is_value_after_last_token(cut: list[int]) -> None:
-    engine = TellsTheToken()
+    engine = TokenValuedCritic()
     rollouts = stub_models.rollouts(finish=torch.tensor(cut))
     stages = [ValuesStage(cast(Any, stub_models.Models(engine)), t, "") for t in ("terminal", "filter", "bootstrap")]
     plain, other, found = (stage.run(ACTOR, rollouts) for stage in stages)
@@ -409,7 +409,7 @@ def test_non_finite_bootstrap_value_raises() -> None:
 def test_reward_penalty_is_subtracted_from_every_token() -> None:
     penalty = KlPenalty(place="reward", estimator="k1", coef=0.1)
     found = advantages(penalty=penalty).run(*GATHERED)
-    # k1 = actor - reference: 0.5, -0.5; 0, 0.5, -1. The reward of the answer stands at its last token.
+    # k1 = actor - reference: 0.5, -0.5; 0, 0.5, -1. The reward of the answer is at its last token.
     FLOAT32.check(found.token_rewards, torch.tensor([[-0.05, 1.05, 0.0], [0.0, -0.05, 2.1]]))
     assert found.carry == Carry(0.1, 2.0, 5.0)
 
@@ -419,7 +419,8 @@ def test_adaptive_kl_coefficient_applies_from_next_step() -> None:
     fixed = KlPenalty(place="reward", estimator="abs", coef=0.1)
     for per, measured, target in (("sequence", 1.25, 1.0), ("token", 0.5, 0.45)):
         penalty = replace(fixed, target=KlTarget(target, per, 20))
-        # The first step has the recipe's, a later one that of its carry. Two sequences of a horizon of 20.
+        # The first step uses the recipe's coefficient, a later step that of its carry. Two sequences of a horizon of
+        # 20.
         for carried, used in ((0.0, 0.1), (0.4, 0.4)):
             found = advantages(penalty=penalty).run(*GATHERED[:-1], Carry(carried))
             following = used * (1 + min(measured / target - 1, 0.2) * 2 / 20)
@@ -428,17 +429,17 @@ def test_adaptive_kl_coefficient_applies_from_next_step() -> None:
             assert found.metrics()["kl/measured"] == pytest.approx(measured)
             FLOAT32.check(found.token_rewards[0], torch.tensor([-0.5 * used, 1 - 0.5 * used, 0.0]))
             assert found.carry.kl_first_coef == 0.1
-        # It goes on while the recipe has what it began from, and begins anew where that was changed.
+        # The carried coefficient is used while the recipe's initial value is unchanged; a changed value restarts it.
         for began, used in ((0.0, 0.4), (0.1, 0.4), (0.3, 0.1)):
             found = advantages(penalty=penalty).run(*GATHERED[:-1], Carry(0.4, kl_first_coef=began))
             assert found.penalty_coef == used
-    # It moves with the sequences that were drawn, those without a score included: the measure is of the others.
+    # It changes by the number of generated sequences, including unscored ones; only scored ones are measured.
     penalty = replace(fixed, target=KlTarget(1.0, "sequence", 20))
     unscored = (GATHERED[0], stub_models.rewards(0.0, 2.0, outcomes=(2, 0)), *GATHERED[2:-1], Carry())
     found = advantages(penalty=penalty).run(*unscored)
     assert found.metrics()["kl/measured"] == pytest.approx(1.5)
     assert found.carry.kl_coef == pytest.approx(0.1 * (1 + 0.2 * 2 / 20))
-    # A fixed one is the recipe's, whatever was.
+    # A fixed coefficient is the recipe's, whatever the carry has.
     found = advantages(penalty=fixed).run(*GATHERED[:-1], Carry(0.4))
     assert (found.carry.kl_coef, found.kl_coef, found.penalty_coef) == (0.1, None, 0.1)
     assert found.carry.kl_first_coef == 0.0
@@ -446,7 +447,7 @@ def test_adaptive_kl_coefficient_applies_from_next_step() -> None:
 
 
 def test_trained_sequence_and_token_counts_accumulate() -> None:
-    # Two tokens and three; without a score the second response has trained nothing.
+    # Two tokens and three; without a score the second response is not trained on.
     for outcomes, seqs, tokens in (((0, 0), 2, 5), ((0, 2), 1, 2)):
         inputs = (
             stub_models.rollouts(),
@@ -493,7 +494,7 @@ def test_whitening_is_optional_and_reports_raw_metrics() -> None:
     found = advantages(whitened=True).run(*GATHERED)
     whitened = found.advantages[stub_models.MASK]
     FLOAT32.check(torch.stack([whitened.mean(), whitened.std()]), torch.tensor([0.0, 1.0]))
-    # Figures are of the advantages before: 1, 1, 2, 2, 2.
+    # These metrics describe the advantages before whitening: 1, 1, 2, 2, 2.
     raw = {name: found.metrics()[f"advantage/raw_{name}"] for name in ("mean", "std", "abs_max")}
     assert raw == pytest.approx({"mean": 1.6, "std": torch.tensor([1.0, 1, 2, 2, 2]).std().item(), "abs_max": 2.0})
 
@@ -517,7 +518,7 @@ def test_evaluation_has_one_greedy_pass_and_seeded_samples() -> None:
 
 
 def evaluation(**changes: Any) -> EvaluateStage:
-    """Of two sets that ask the same, two samples each."""
+    """Return the evaluation of two sets with equal prompts, two samples each."""
     keys = {
         "drawing": SampleGeneration(Recorder(), cast(Any, Some(())), Stops(), unwatched),
         "scorer": EvenScorer(),
@@ -578,7 +579,7 @@ def test_greedy_pass_uses_no_sampling_filters() -> None:
 
 def test_eval_rows_match_scores_of_their_requests() -> None:
     class Numbers(EvenScorer):
-        """The n-th request scores n."""
+        """A scorer that gives the n-th request the score n."""
 
         count = 0
 
@@ -616,7 +617,7 @@ def test_evaluation_stops_before_next_sample() -> None:
 
 
 def test_samples_finished_together_are_kept_together() -> None:
-    """A stop between them would lose what is finished."""
+    """A stop between them would lose finished samples."""
 
     class Together(FakeStream):
         def finished(self) -> list[Sample]:

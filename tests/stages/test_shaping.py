@@ -1,4 +1,4 @@
-"""What training sees of a score: each step of the arithmetic, from hand-made rollouts."""
+"""Each reward shaping step between scores and the rewards that training uses, on hand-made rollouts."""
 
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,7 @@ from stages import stub_models
 
 
 def shaped_rewards(rewards: Any, **changes: Any) -> ShapedRewards:
-    """Two responses, of two and three tokens."""
+    """Return rewards of two responses, of two and three tokens."""
     keys = {"rollouts": stub_models.rollouts(), "valid": torch.tensor([True, True]), "carry": Carry()}
     return ShapedRewards(torch.tensor(rewards), **{**keys, **changes})
 
@@ -70,13 +70,13 @@ def test_token_scores_replace_scores_in_shaping() -> None:
 
 
 NAN_HERE = [[0.5, 2.0, float("nan")], [0.0, -1.0, 3.0]]
-"""Token rewards with something under the mask."""
+"""Token rewards with garbage where masked out."""
 
 
 @pytest.mark.parametrize(
     ("step", "rewards", "after", "metric"),
     [
-        # One of two is outside; of the five counted tokens 2, -1 and 3 are.
+        # One of two is outside; of the five unmasked tokens 2, -1 and 3 are.
         (ApplyScale((0.0, 1.0), (0.0, 4.0)), [0.25, 7.0], [1.0, 4.0], 0.5),
         (ApplyScale((0.0, 1.0), (0.0, 4.0)), NAN_HERE, [[2.0, 4.0, 0.0], [0.0, 0.0, 4.0]], 0.6),
         (ApplyClip(-0.5, 1.0), [0.25, 7.0], [0.25, 1.0], 0.5),
@@ -128,7 +128,7 @@ def test_running_moments_cover_all_steps() -> None:
 
 @pytest.mark.parametrize("center", [False, True])
 def test_moments_of_token_rewards_are_per_response(center: bool) -> None:
-    # Sums 2.5 and 2: mean 2.25, std 0.5 / sqrt(2). Centering takes it from the last token.
+    # Sums 2.5 and 2: mean 2.25, std 0.5 / sqrt(2). Centering subtracts it from the last token.
     found = NormalizeByRunningStd(center)(shaped_rewards(NAN_HERE))
     std, mean = 0.5 / 2**0.5, 2.25 * center
     assert found.per_token.tolist() == [
@@ -169,9 +169,9 @@ def test_reference_moments_are_from_first_step_with_varied_rewards() -> None:
 def test_configured_reference_std_divides_rewards() -> None:
     assert NormalizeByReferenceStd(4.0, center=False)(shaped_rewards([1.0, 3.0])).rewards.tolist() == [0.25, 0.75]
     assert NormalizeByReferenceStd(4.0, center=True)(shaped_rewards([1.0, 3.0])).rewards.tolist() == [-0.25, 0.25]
-    # Until there is a mean to take away, rewards stay as they are: targets would jump otherwise.
+    # Until a mean is known, rewards are unchanged: the targets of the critic would jump otherwise.
     assert NormalizeByReferenceStd(4.0, center=True)(shaped_rewards([3.0, 3.0])).rewards.tolist() == [3.0, 3.0]
-    # One that takes no mean away divides from the first step on.
+    # Without centering, rewards are divided from the first step on.
     assert NormalizeByReferenceStd(4.0, center=False)(shaped_rewards([3.0, 3.0])).rewards.tolist() == [0.75, 0.75]
 
 

@@ -1,4 +1,4 @@
-"""What each stage does with what the ports give it, on hand-made records."""
+"""Each stage turns the results of its ports into a record; hand-made inputs."""
 
 import math
 from concurrent.futures import Future
@@ -99,7 +99,7 @@ def test_too_many_score_errors_raise_and_name_first(tmp_path: Path) -> None:
     assert caught.value.exit_code == 4
     assert stage.name == "reward"
     assert replace(stage, max_error_frac=0.25).run(prompts, rollouts).valid.sum() == 6
-    # The bound that the hint suggests lets the step pass: 1 of 3 is 0.34, not 0.33.
+    # With the bound that the hint suggests the step passes: 1 of 3 is at most 0.34, but above 0.33.
     few = [Score(1.0, "ok"), Score(1.0, "ok"), Score(None, "error", "boom")]
     with pytest.raises(RewardError) as caught:
         stage._require_few_errors(few, requests("a", "b", "c"), rollouts)
@@ -123,7 +123,7 @@ def test_scorer_receives_all_fields_of_response() -> None:
 
 
 class AskedScorer(EvenScorer):
-    """Writes down what it was asked."""
+    """Records its requests."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class AskedScorer(EvenScorer):
 
 
 class SlowScorer:
-    """Never comes to the second request."""
+    """Never reaches the second request."""
 
     def __init__(self) -> None:
         self.futures: list[Future[Score]] = []

@@ -1,4 +1,4 @@
-"""The losses of both updates by hand, and what their lineage is made from."""
+"""The losses of both updates by hand, and the inputs of their lineage."""
 
 import hashlib
 import math
@@ -86,7 +86,7 @@ def losses_of(objective: Terms) -> list[type]:
 
 def test_policy_loss_of_rows_uses_global_token_count() -> None:
     objective = objective_of(actor_stage())
-    # Unmoved, the ratio is 1: minus the advantages. Row 1: -(-1 + 0.5 + 3) / 5; row 0: -(1 + 2) / 5.
+    # With unchanged log-probs the ratio is 1: minus the advantages. Row 1: -(-1 + 0.5 + 3) / 5; row 0: -(1 + 2) / 5.
     FLOAT32.check(objective(torch.tensor([1]), TokenOutputs(stub_models.ACTOR[[1]]), (5,)), -0.5)
     FLOAT32.check(objective(torch.tensor([0]), TokenOutputs(stub_models.ACTOR[[0]]), (5,)), -0.6)
     moved = stub_models.ACTOR[[1]] + torch.tensor([[0.1, 0.0, 0.0]])
@@ -104,13 +104,13 @@ def test_entropy_bonus_and_kl_penalty_are_added_to_loss() -> None:
     assert objective.totals(BOTH) == (5, 5, 5)
     assert objective.totals(BOTH[:1]) == (2, 2, 2)
     FLOAT32.check(objective(BOTH, TokenOutputs(masked, entropy), (5, 5, 5)), expected)
-    # Each term divides by its own total.
+    # Each term is divided by its own total.
     apart = -(1 + 2 - 1 + 0.5 + 3) / 4 - 0.3 * 5 / 8 + 0.1 * 0.875 / 2
     FLOAT32.check(objective(BOTH, TokenOutputs(masked, entropy), (4, 8, 2)), apart)
 
 
 def test_loss_penalty_has_configured_gradient() -> None:
-    # logp - ref = 0.5, -0.5; 0, 0.5, -1, each over five tokens, times the coefficient; log-probs as they were.
+    # logp - ref = 0.5, -0.5; 0, 0.5, -1, each over five tokens, times the coefficient; log-probs unchanged.
     away = torch.tensor([[0.5, -0.5, 0.0], [0.0, 0.5, -1.0]])
     ones = stub_models.MASK.float()
     pulls = {"estimator": ones, "k2": away, "score_function": ones + away, "importance": ones + away}
@@ -124,7 +124,7 @@ def test_loss_penalty_has_configured_gradient() -> None:
         FLOAT32.check(loss, 0.1 * float(away.sum()) / 5)
         assert logprobs.grad is not None
         FLOAT32.check(logprobs.grad, expected * 0.1 / 5)
-    # Only importance knows where the actor was: it has moved by log 2 since.
+    # Only the importance weight depends on the old log-probs: they have changed by log 2.
     objective = objective_of(
         actor_stage(penalty=replace(IN_LOSS, estimator="k1", gradient="importance")),
         logprobs=stub_models.logprobs(stub_models.ACTOR - math.log(2) * stub_models.MASK),
@@ -212,13 +212,13 @@ def test_correction_weight_is_ratio_up_to_maximum() -> None:
 def test_correction_weighs_advantages_and_masks_rejected_tokens() -> None:
     kept = stub_models.MASK & torch.tensor([[True, False, False], [True, True, True]])
     corrected = objective_of(actor_stage(), correction=stub_models.correction(torch.full((2, 3), 1.5), kept))
-    # Row 0: -1 x 1.5; its second token does not count.
+    # Row 0: -1 x 1.5; its second token is masked out.
     assert corrected.totals(BOTH) == (4,)
     FLOAT32.check(corrected(BOTH[:1], TokenOutputs(stub_models.ACTOR[:1]), (4,)), -1.5 / 4)
 
 
 def corrected(keeps: Any, *, normalize: bool = False, bounded: bool = False) -> Any:
-    """The correction of ratios 1.5, 4; 1, 0.5, 2, each its own weight where it is kept."""
+    """Return the correction of ratios 1.5, 4; 1, 0.5, 2; a kept token's weight is its ratio."""
     gap = torch.tensor([[math.log(1.5), math.log(4), 0.0], [0.0, -math.log(2), math.log(2)]])
     rollouts = stub_models.rollouts(
         sampler_logprobs=(stub_models.ACTOR - gap) * stub_models.MASK, stamps=["actor@4:a"] * 2
@@ -237,7 +237,7 @@ def test_token_is_in_loss_only_if_all_rejection_tests_pass() -> None:
 
 
 def test_sequence_rejection_sees_all_tokens_of_sequence() -> None:
-    """Else the second would find nothing wrong with what the first has left of the sequence."""
+    """Otherwise the second check would see only the tokens that the first one kept."""
     token = partial(kept_by_ratio, level="token", min_ratio=None, max_ratio=3.0)
     whole = partial(kept_by_ratio, level="sequence_sum", min_ratio=None, max_ratio=5.0)
     for keeps in ((token, whole), (whole, token)):
@@ -269,7 +269,7 @@ def test_correction_that_rejects_all_tokens_raises() -> None:
     with pytest.raises(MismatchError, match=r"leaves `0` of the 5 tokens of step 5") as raised:
         corrected((nothing,))
     assert (raised.value.exit_code, str(raised.value.hint).startswith("ppoctl status")) == (5, True)
-    # All count, and none weighs anything.
+    # All tokens are in the loss, and all weights are 0.
     weighs_nothing = replace(TIS, weigh=partial(inside_weights, min_ratio=8.0, max_ratio=9.0))
     with pytest.raises(MismatchError, match="leaves `0` of the 5 tokens"):
         weighs_nothing.run(stub_models.rollouts(stamps=["actor@4:a"] * 2), stub_models.logprobs())
@@ -290,7 +290,7 @@ def test_sequence_weight_uses_ratios_of_rejected_tokens() -> None:
     )
     weigh = partial(truncated_sequence_weights, min_ratio=0.0, max_ratio=9.0)
     found = CorrectionStage(weigh, True, (above,), False, "keys").run(rollouts, stub_models.logprobs())
-    # 1.5 x 4; 1 x 0.5 x 2, of which the second token does not count.
+    # 1.5 x 4; 1 x 0.5 x 2, of which the second token is masked out.
     FLOAT32.check(found.weights, torch.tensor([[6.0, 6.0, 0.0], [1.0, 0.0, 1.0]]))
     assert found.mask.tolist() == [[True, True, False], [True, False, True]]
 
@@ -323,14 +323,15 @@ def test_corrected_update_metrics_use_kept_tokens() -> None:
     advantages = replace(stub_models.advantages(), shaped=torch.tensor([1.0, 1.0]))
     metrics = stage.run(STATES["actor"], inputs[0], inputs[1], advantages, inputs[3]).metrics()
     assert metrics["policy/entropy_mean"] == 1.0
-    # The token whose ratio is exp(5) does not count, and its likelihood is not raised.
+    # The token whose ratio is exp(5) is masked out, and its likelihood is not raised.
     assert metrics["policy/ratio_max"] == 1.0
     assert recorded_objective(stage).totals(BOTH) == (4, 4)
 
 
 def test_value_loss_uses_global_count_and_scale() -> None:
     stage = critic_stage(scale=0.5)
-    returns = stub_models.advantages(torch.tensor([[8.0, 8.0, 0.0], [0.0, 1.0, 2.0]]))  # of which it is one more
+    # The returns are these advantages plus 1.
+    returns = stub_models.advantages(torch.tensor([[8.0, 8.0, 0.0], [0.0, 1.0, 2.0]]))
     stage.run(STATES["critic"], stub_models.rollouts(), stub_models.values(), returns)
     # Squared errors of row 1: 1, 0, 4; half of their sum over 5 tokens, scaled.
     found = recorded_objective(stage)(torch.tensor([1]), TokenOutputs(torch.tensor([[0.0, 2.0, 1.0]])), (5,))
@@ -351,21 +352,22 @@ def test_value_loss_uses_global_count_and_scale() -> None:
 )
 def test_value_loss_uses_configured_aggregation(aggregation: Any, total: int, expected: float) -> None:
     stage = critic_stage(scale=0.5, aggregation=aggregation)
-    returns = stub_models.advantages(torch.tensor([[8.0, 8.0, 0.0], [0.0, 1.0, 2.0]]))  # of which it is one more
+    # The returns are these advantages plus 1.
+    returns = stub_models.advantages(torch.tensor([[8.0, 8.0, 0.0], [0.0, 1.0, 2.0]]))
     stage.run(STATES["critic"], stub_models.rollouts(), stub_models.values(), returns)
     objective = recorded_objective(stage)
     assert objective.totals(BOTH) == (total,)
     seen = torch.tensor([[7.0, 8.0, 5.0], [0.0, 2.0, 1.0]])
-    shares = [objective(BOTH[row : row + 1], TokenOutputs(seen[row : row + 1]), (total,)) for row in (0, 1)]
+    parts = [objective(BOTH[row : row + 1], TokenOutputs(seen[row : row + 1]), (total,)) for row in (0, 1)]
     FLOAT32.check(objective(BOTH, TokenOutputs(seen), (total,)), 0.5 * expected)
-    FLOAT32.check(shares[0] + shares[1], 0.5 * expected)
+    FLOAT32.check(parts[0] + parts[1], 0.5 * expected)
 
 
 def test_explained_variance_is_reported_before_and_after_update() -> None:
     goals = stub_models.advantages().returns  # 2, 3 | 0, 1.5, 4: mean 2.1, squares 31.25 - 5 x 2.1^2 = 9.2
 
     class Learning(stub_models.Engine):
-        """Half of the way to the returns in its first epoch, at them but for one token in the second."""
+        """Values halfway to the returns in its first epoch; equal to them in the second, except for one token."""
 
         def update(self, sequences: object, minibatches: list[Minibatch], objective: object) -> list[MinibatchResult]:
             nearly = goals - torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]) + 7.0 * ~stub_models.MASK
@@ -377,9 +379,9 @@ def test_explained_variance_is_reported_before_and_after_update() -> None:
     stage = critic_stage(models=stub_models.Models(Learning()), plan=plan(epochs=2))
     old = stub_models.values(torch.tensor([[1.0, 2.0, 0.0], [-1.0, 0.5, 5.0]]))
     metrics = stage.run(STATES["critic"], stub_models.rollouts(), old, stub_models.advantages()).metrics()
-    # Returns less values before: 1, 1, 1, 1, -1: mean 0.6, squares 5 - 5 x 0.36 = 3.2.
+    # Returns minus values before: 1, 1, 1, 1, -1: mean 0.6, squares 5 - 5 x 0.36 = 3.2.
     assert metrics["value/explained_variance"] == pytest.approx(1 - 3.2 / 9.2)
-    # Less those of the second epoch: 0, 1, 0, 0, 0: mean 0.2, squares 1 - 5 x 0.04 = 0.8.
+    # Minus those of the second epoch: 0, 1, 0, 0, 0: mean 0.2, squares 1 - 5 x 0.04 = 0.8.
     assert metrics["value/explained_variance_last_epoch"] == pytest.approx(1 - 0.8 / 9.2)
 
 
@@ -431,7 +433,7 @@ def lineage_of_the_critic(changed: str) -> str:
 
 
 def test_lineage_digest_format_is_stable() -> None:
-    """A run in progress is resumed by it: not one of these may move to another place."""
+    """A run in progress is resumed by it, so no digest may change."""
     rollouts, logprobs, values, advantages = (
         stub_models.rollouts(),
         stub_models.logprobs(),

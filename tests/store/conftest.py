@@ -21,12 +21,12 @@ Disk = Callable[[int], AbstractContextManager[None]]
 
 
 class StopError(Exception):
-    """Ends a run where a test wants it."""
+    """Raised to end a run at the point that a test chose."""
 
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """In memory where there is such a place: what waits for a disk here is thousands of flushes."""
+    """Use memory if possible: these tests wait for thousands of flushes."""
     parent = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(prefix="ppoctl-store-", dir=parent) as name:
         yield Path(name)
@@ -34,7 +34,7 @@ def tmp_path() -> Iterator[Path]:
 
 @pytest.fixture
 def disk() -> Disk:
-    """`with disk(20)`: the kernel takes no file beyond so many bytes, as a full disk would not."""
+    """`with disk(20)`: no file may exceed 20 bytes, as on a full disk."""
 
     @contextmanager
     def takes(size: int) -> Iterator[None]:
@@ -52,7 +52,7 @@ def disk() -> Disk:
 
 @pytest.fixture
 def paths(tmp_path: Path) -> RunPaths:
-    """A run directory on which one attempt has started."""
+    """Create a run directory in which one attempt has started."""
     found = RunPaths(tmp_path / "run")
     run_dir.create(found, recipe_toml="", resolved={"steps": 1, **PPO_STEP_FUNCTIONS}, facts={})
     claim(found)
@@ -61,7 +61,7 @@ def paths(tmp_path: Path) -> RunPaths:
 
 @dataclass(frozen=True)
 class Stale(RunPaths):
-    """A run directory as a machine sees it that goes on reading an old listing of its attempts."""
+    """A run directory seen through an outdated listing of its attempts."""
 
     known: tuple[int, ...]
 
@@ -70,12 +70,12 @@ class Stale(RunPaths):
 
 
 def working(paths: RunPaths, number: int) -> Attempt:
-    """An attempt that was claimed before, as its process has it."""
+    """Return an attempt that was claimed earlier, as its process has it."""
     return Attempt(paths, number, next(paths.drafts(number).iterdir()).name)
 
 
 def stop_at(root: Path, moment: str, **tables: object) -> RunPaths:
-    """A run that was stopped at that moment."""
+    """Run until this moment, then stop."""
 
     def act(number: int, name: str) -> None:
         if name == moment:

@@ -1,8 +1,8 @@
-"""Run directories that were made once and are kept: every later version must go on from them.
+"""Run directories of this format, made once and kept: every later version must be able to resume them.
 
-`python tests/store/fixture_runs.py` makes those of the present format that are not there yet. They are never made again:
-that a change of the code still reads what the code before it wrote is what they are for. Where `FORMAT` is raised,
-those of the old number go, since it is refused by name.
+`python tests/store/fixture_runs.py` makes those of the present format that do not exist yet. They are never made
+again, because they test that new code still reads what older code wrote. When `FORMAT` is raised, the runs of the old
+number are deleted: such runs are refused with an error that names the format.
 """
 
 import io
@@ -21,31 +21,31 @@ from ppoctl.store.run_paths import FORMAT
 
 FOLDER = Path(__file__).parent / f"format-{FORMAT}"
 STOPS = {"finished": "", "stopped in mid-step": "3 actor_update starts"}
-"""Name -> the moment at which the run was stopped; "": it went on to its end."""
+"""Name -> the moment at which the run was stopped; "": not stopped."""
 
 
 class StopError(Exception):
-    """Ends a run at its moment."""
+    """Raised to end a run at its moment."""
 
 
 def recipe(*, steps: int = 3) -> Recipe:
-    """Few and short responses; no setting that matters is the default."""
+    """Return a recipe with few, short responses; no relevant setting has its default."""
     return fake_recipe(
         steps=steps,
         checkpoint={"every_steps": 2},
-        generator={"compile": False},  # the default when they were made
+        generator={"compile": False},  # the default when these runs were made
         ppo={"epochs": 2, "minibatch_seqs": 2, "kl": {"place": "reward", "coef": 0.05}, "critic_only_steps": 1},
         rollout={"prompts_per_step": 2, "samples_per_prompt": 2, "max_prompt_tokens": 4, "max_new_tokens": 5},
     )
 
 
 def kept(name: str) -> Path:
-    """The archive of a kept run."""
+    """Return the archive of a fixture run."""
     return FOLDER / f"{name.replace(' ', '-')}.tar.gz"
 
 
 def bring(name: str, folder: Path) -> Path:
-    """Unpack a kept run; returns its directory."""
+    """Unpack a fixture run; return its directory."""
     with tarfile.open(kept(name)) as archive:
         archive.extractall(folder, filter="data")
     return folder / "run"

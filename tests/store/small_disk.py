@@ -1,8 +1,10 @@
-"""Run as a process in its own user and mount namespace: a run on a file system that is too small, then made larger.
+"""A run on a file system that is too small and is then enlarged; executed as a process in its own user and mount
+namespaces.
 
-    python small_disk.py FOLDER KIB
+python small_disk.py FOLDER KIB
 
-Exits 0 when the run ended with the error for a full disk, lost nothing that was committed, and went on to the end.
+Exits 0 if the run ended with the error for a full disk, lost nothing that was committed, and was completed
+afterwards.
 """
 
 import subprocess

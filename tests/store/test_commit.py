@@ -1,4 +1,4 @@
-"""A commit: what is on the disk when, what nobody overwrites, and which attempt may do it."""
+"""Commits: what is on the disk at which moment, what is never overwritten, and which attempt may commit."""
 
 import os
 import threading
@@ -20,12 +20,12 @@ from store.conftest import Disk, Stale, a_manifest, working
 
 
 def ignore_moment(moment: str) -> None:
-    """Nobody is told."""
+    """Do nothing."""
 
 
 @pytest.fixture
 def flushed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What was flushed to the disk, as inodes, in order."""
+    """Return the inodes that were flushed to the disk, in order."""
     inodes: list[object] = []
     fsync = os.fsync
 

@@ -1,4 +1,4 @@
-"""Two ledgers line by line: where they part, which steps one of them lost, and which one ends first."""
+"""Comparing two ledgers line by line: where they diverge, which steps one of them lost, and which ends first."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ def ledger(path: Path, *steps: int, last_score: float = 1.0) -> Path:
     ("left", "right", "lost", "missing"),
     [
         ((1, 2, 3), (1, 2, 3), ((), ()), None),
-        # A step that is lost in the middle is stepped over, at the end it is missing.
+        # A step that is lost in the middle is skipped; at the end it is missing.
         ((1, 3), (1, 2, 3), ((2,), ()), None),
         ((1, 2, 3), (2, 3), ((), (1,)), None),
         ((1, 2), (1, 2, 3), ((), ()), (3, ("missing", "there"))),

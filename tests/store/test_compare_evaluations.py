@@ -1,4 +1,4 @@
-"""Two evaluations against each other: pairs of prompts, differences by hand, chances by counting all signs."""
+"""Comparing two evaluations: pairs of prompts, differences by hand, p-values by counting all signs."""
 
 import json
 from itertools import product
@@ -40,14 +40,14 @@ def test_paired_test_of_binary_scores_equals_mcnemar() -> None:
 
 def test_effect_size_and_interval_are_none_without_variance() -> None:
     assert (paired([0.0, 0.0]).effect, paired([1.0, 1.0]).effect) == (0.0, None)
-    assert paired([1.1 - 1.0, 0.1, 0.1]).effect is None  # they differ in their last bits only
+    assert paired([1.1 - 1.0, 0.1, 0.1]).effect is None  # they differ in the last bits only
     assert (paired([1.0]).low, paired([1.0]).high, paired([1.0]).effect) == (None, None, None)
 
 
 @settings(deadline=None, max_examples=20)
 @given(st.lists(st.sampled_from([-1.0, -0.5, 0.0, 0.25, 1.0]), min_size=1, max_size=9))
 def test_p_value_matches_the_sign_permutation_test(differences: list[float]) -> None:
-    """To what ten thousand draws of them give."""
+    """Up to the error of ten thousand random sign assignments."""
     reached = abs(sum(differences)) - 1e-9
     sums = [
         abs(sum(s * d for s, d in zip(signs, differences, strict=True)))

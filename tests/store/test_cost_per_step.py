@@ -1,4 +1,4 @@
-"""A step costs as many file operations late in a run as early in it."""
+"""A step takes as many file operations late in a run as early in it."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ FILE_EVENTS = ("open", "os.", "shutil.")
 
 
 class Operations:
-    """Counts what Python asks of the file system, step by step."""
+    """Counts Python's file system calls, step by step."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.steps: dict[int, Counter[str]] = {}
@@ -23,7 +23,7 @@ class Operations:
         self._step = 0
         self._listening = True
         sys.addaudithook(self._on_event)
-        for name in ("stat", "pread"):  # no audit event tells of these
+        for name in ("stat", "pread"):  # no audit event covers these
             monkeypatch.setattr(os, name, self._counting(name, getattr(os, name)))
 
     def begin(self, number: int, moment: str) -> None:
@@ -32,7 +32,7 @@ class Operations:
             self._step = int(words[0])
 
     def end(self) -> None:
-        self._listening = False  # an audit hook cannot be taken back
+        self._listening = False  # an audit hook cannot be removed
 
     def _on_event(self, event: str, details: tuple[Any, ...]) -> None:
         if self._listening and event.startswith(FILE_EVENTS):
@@ -52,7 +52,7 @@ class Operations:
 
 @pytest.mark.parametrize("last", [40, pytest.param(2000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
 def test_file_operations_per_step_do_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int) -> None:
-    # Ends with a step that saves, evaluates, retires a step and keeps one for reading, like step 10.
+    # Ends with a step that saves, evaluates, removes an old step and keeps one for reading, like step 10.
     operations = Operations(monkeypatch)
     recipe = fake_recipe(
         steps=last + 1,

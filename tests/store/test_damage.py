@@ -1,4 +1,4 @@
-"""What damage does to a run: it is named, and the command of the hint is run to its end on every one of them."""
+"""Damage to a run is reported by name, and the command of the hint is executed to its end for every kind of damage."""
 
 import shutil
 from collections.abc import Callable
@@ -18,9 +18,9 @@ from ppoctl.store.run_paths import RunPaths
 from store.conftest import stop_at
 
 SAVES = {
-    # States of step 3 only: without them the run begins anew, from what is recorded.
+    # States of step 3 only: without them the run starts over, from the recorded stages.
     "one pair": {"steps": 5, "checkpoint": {"every_steps": 3, "keep_last": 2}},
-    # An older pair two steps back.
+    # An older checkpoint two steps earlier.
     "two pairs": {"steps": 6, "checkpoint": {"every_steps": 2, "keep_last": 2}},
 }
 STOPPED_IN = {"one pair": 5, "two pairs": 6}
@@ -28,7 +28,7 @@ STOPPED_IN = {"one pair": 5, "two pairs": 6}
 
 @pytest.fixture(scope="module", params=SAVES)
 def stopped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Path]:
-    """How it saves, a run that was stopped in its last step, and the same one whole."""
+    """Return how the run saves, a run that was stopped in its last step, and the same run completed."""
     folder = tmp_path_factory.mktemp("damage")
     tables = SAVES[request.param]
     stop_at(folder / "half", f"{STOPPED_IN[request.param]} logprobs starts", **tables)
@@ -149,7 +149,7 @@ def test_roll_back_moves_later_steps_and_states_aside(tmp_path: Path) -> None:
     assert f"moved aside states/critic/{newest:06d}" in done
     assert {f"moved aside steps/{step:06d}" for step in range(older + 1, 7)} <= set(done)
     assert (layout.root / f"discarded/attempt-2/steps/{older + 1:06d}/10-rollout").is_dir()
-    # What a stop left is of a step after that.
+    # The state that the stop left belongs to a later step.
     assert "moved aside states/at-stop" in done
     assert not layout.at_stop.exists()
     play(layout.root, fake_recipe(**tables))
@@ -184,7 +184,7 @@ def test_run_restarts_if_every_checkpoint_is_broken(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class OldListing(RunPaths):
-    """A run directory on a file server whose listing still has states that were moved away."""
+    """A run directory on a file server whose listing still has states that were moved."""
 
     known: tuple[int, ...]
 

@@ -1,4 +1,4 @@
-"""The fence: an attempt that another one has overtaken changes nothing, wherever it was and whatever it believes."""
+"""The fence: a superseded attempt changes nothing, at any moment and after any check."""
 
 import os
 import shutil
@@ -34,15 +34,15 @@ RECIPE = {
     },
     "ppo": {"epochs": 1, "minibatch_seqs": 2},
 }
-"""Everything that writes into a run: stages, both ways of saving, the best state, parts, retention."""
+"""Everything that writes into a run: stages, both ways of saving, the best state, finished samples, retention."""
 
 
 EACH = 10
-"""Of so many moments, and of so many checks, one is tried."""
+"""One of EACH moments, and one of EACH checks, is tried."""
 
 
 def contents(root: Path) -> dict[str, bytes | None]:
-    """A folder's files with their bytes, its folders with None."""
+    """Return a folder's files with their bytes; folders map to None."""
     return {
         path.relative_to(root).as_posix(): path.read_bytes() if path.is_file() else None for path in root.rglob("*")
     }
@@ -50,7 +50,7 @@ def contents(root: Path) -> dict[str, bytes | None]:
 
 @dataclass(frozen=True)
 class Slow(Attempt):
-    """An attempt whose process stops for a while right after it has made sure that it is the newest."""
+    """An attempt whose process pauses right after it has checked that it is the newest."""
 
     pause: Callable[[int], None]
     checks: list[int] = field(default_factory=list)
@@ -62,10 +62,10 @@ class Slow(Attempt):
 
 
 def overtaken(root: Path, *, at_moment: str = "", at_check: int = -1) -> list[str]:
-    """Run; at a moment, or behind a check, let another attempt do the run to its end. Returns the checks and moments
-    so far, for a run that nobody overtakes all of them.
+    """Run; at this moment, or after this check, let another attempt finish the run. Return the checks and moments so
+    far; without arguments, those of a complete run.
 
-    The old attempt sees its own number alone in the list of attempts, for as long as it lives.
+    The old attempt sees only its own number in the list of attempts, for as long as it lives.
     """
     after: list[dict[str, bytes | None]] = []
     passed: list[str] = []
@@ -93,7 +93,7 @@ def overtaken(root: Path, *, at_moment: str = "", at_check: int = -1) -> list[st
     if not at_moment and at_check < 0:
         run(open_run(root, fake_recipe(**RECIPE), witness, claim=slow).job)
         return passed
-    with suppress(SupersededError):  # nothing was left to do for one that is overtaken at its last moment
+    with suppress(SupersededError):  # an attempt superseded at its last moment has nothing left to do
         run(open_run(root, fake_recipe(**RECIPE), witness, claim=slow).job)
     assert len(after) == 1, "nobody overtook it"
     assert contents(root) == after[0]
@@ -126,7 +126,7 @@ def test_overtaken_attempt_changes_nothing_at_any_moment(tmp_path: Path) -> None
 
 @pytest.fixture
 def old(paths: RunPaths) -> Attempt:
-    """The first attempt of a run, of which another machine goes on telling it that it is the only one."""
+    """Return the first attempt of a run; on its machine the listing shows no newer attempt."""
     return replace(working(paths, 1), paths=Stale(paths.root, (1,)))
 
 

@@ -1,4 +1,4 @@
-"""What the first commit of a format wrote is gone on from by every later one (see `kept_runs`)."""
+"""Runs written by the first commit of a format can be resumed by every later one (see `fixture_runs`)."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def test_fixture_run_is_intact_and_resumes_to_todays_result(tmp_path: Path, name
     root = bring(name, tmp_path)
     layout, before = RunPaths(root), RunPaths(root).ledger.read_bytes()
     assert not plan_resume(layout).broken
-    # The fakes of then had evaluation sets that no key named.
+    # The fakes of that time had evaluation sets that no key named.
     assert recorded_recipes(layout)[1] == recipe().model_copy(
         update={"data": recipe().data.model_copy(update={"eval": {}})}
     )
@@ -29,17 +29,17 @@ def test_fixture_run_is_intact_and_resumes_to_todays_result(tmp_path: Path, name
     assert layout.ledger.read_bytes().startswith(before)
     kept_metrics, today = (metrics_by_step(each) for each in (layout, RunPaths(tmp_path / "today")))
     for step in today:
-        # What has trained is counted from the first step that counted it.
+        # `trained/` counts start at the first step that counted them.
         left_out = ("trained/", "eval/") if step == 3 else ("trained/",)
         kept_metrics[step] = {
             name: value for name, value in kept_metrics[step].items() if not name.startswith(left_out)
         }
-        known = {name: today[step][name] for name in kept_metrics[step]}  # not what is a figure since
+        known = {name: today[step][name] for name in kept_metrics[step]}  # not metrics that were added since
         assert kept_metrics[step] == pytest.approx(known, rel=1e-4, abs=1e-6), step
 
 
 def metrics_by_step(paths: RunPaths) -> dict[int, dict[str, float]]:
-    """By step, whichever stage tells them: where one was journaled twice, the later."""
+    """Return the metrics by step; if a stage was journaled twice, the later line counts."""
     found: dict[int, dict[str, float]] = {}
     for line in read_lines(paths.journal):
         if "stage" in line:

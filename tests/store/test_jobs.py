@@ -1,4 +1,4 @@
-"""What a run knows of the jobs that were submitted for it."""
+"""Records of the jobs that were submitted for a run."""
 
 from pathlib import Path
 
@@ -72,7 +72,7 @@ def test_job_ends_skip_torn_and_invalid_lines(paths: RunPaths) -> None:
 
 
 def test_last_end_ignores_late_lines_of_earlier_starts(paths: RunPaths) -> None:
-    """A superseded attempt behind a cut network ends after the job has begun again elsewhere."""
+    """A superseded attempt behind a cut network ends after the job has started again elsewhere."""
     record(paths, JobRecord("9", 5.0, "resume"))
     paths.job_ended("9").write_text("1 75 200 USR1\n0 8 300 -\n")
     found = ends(paths, "9")

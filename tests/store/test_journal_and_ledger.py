@@ -1,4 +1,4 @@
-"""Journal and ledger after a crash: nothing lost, nothing twice, nothing half, and true when a step is made again."""
+"""Journal and ledger after a crash: nothing is lost or doubled, and both are correct when a step is repeated."""
 
 import json
 from dataclasses import replace
@@ -47,7 +47,7 @@ def test_lost_journal_lines_are_rebuilt_from_manifests(tmp_path: Path) -> None:
 
 def test_stage_published_by_a_dying_attempt_gets_its_journal_line(tmp_path: Path) -> None:
     play(tmp_path / "whole", fake_recipe(**REDO))
-    # The new attempt has read the journal already when the rename of the old one lands.
+    # The new attempt has already read the journal when the rename of the old one takes effect.
     wiring = open_run(tmp_path / "run", fake_recipe(**REDO), Witness())
     late = RunPaths(tmp_path / "run").stage(1, "rollout")
     copytree(RunPaths(tmp_path / "whole").stage(1, "rollout"), late)
@@ -193,7 +193,7 @@ def test_chart_events_are_resumes_and_health_stops() -> None:
     started, stopped = {"event": "attempt_started"}, {"event": "attempt_ended", "status": "stopped"}
     failed = {"event": "attempt_ended", "status": "failed"}
     first, second = {"stage": "values", "step": 1}, {"stage": "reward", "step": 2}
-    # A start before any stage resumes nothing, not even the second one.
+    # A start before any stage resumes nothing, not even the second start.
     found = events([started, failed, started, first, failed, started, second, stopped, started])
     assert found == [JournalEvent(1, "resumed"), JournalEvent(2, "health stop"), JournalEvent(2, "resumed")]
     assert events([{"stage": "eval", "step": 0}, started]) == [JournalEvent(0, "resumed")]

@@ -1,4 +1,4 @@
-"""Small things that a run's folders hang on: sizes of files, numbers behind names, and which folders count."""
+"""Details of a run's folders: sizes of files, numbers after names, and which folders count."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""Responses are scored while others are still drawn, and a run that is stopped anywhere commits the same."""
+"""Responses are scored while others are still generated, and a run that is stopped at any point commits the same
+records."""
 
 import threading
 from concurrent.futures import Future
@@ -23,11 +24,11 @@ from store.conftest import StopError
 
 RECIPE = {"steps": 2, "checkpoint": {"every_steps": 2}, "eval": {"every_steps": 0, "at_start": False}}
 EVALUATED = 4 + 4 * 1
-"""Samples of the evaluation at the end, which are scored when all are drawn."""
+"""Samples of the final evaluation, which are scored after all are generated."""
 
 
 class TokenScorer:
-    """Scores in a thread of its own, the last request first, with one figure for each token: 1 where it is even."""
+    """Scores in a separate thread, the last request first, with one value for each token: 1 if it is even."""
 
     def __init__(self) -> None:
         self.requests: list[ScoreRequest] = []
@@ -59,7 +60,8 @@ def recipe() -> Recipe:
 
 
 def go(root: Path, witness: Witness) -> tuple[TokenScorer, BigramGenerator, list[int]]:
-    """A run to its end: its scorer, its generator, and how many samples were drawn at each request."""
+    """Run until the end or a stop; return the scorer, the generator, and the number of generated samples at each
+    request."""
     scorer, at_request = TokenScorer(), list[int]()
     components = fake_components(recipe(), on_minibatch=witness.on_minibatch, on_file=witness.on_file)
     wiring = open_run(root, recipe(), witness, components=replace(components, scorer=scorer))
@@ -115,7 +117,7 @@ def test_run_stopped_during_overlapped_scoring_commits_the_same(
     scorer, generator, _ = go(tmp_path / "run", Witness())
     assert result(tmp_path / "run") == whole
     if moment == "inside rollout after 4 samples":
-        # The recalled ones are scored too.
+        # Loaded samples are scored, too.
         assert (generator.num_generated, len(scorer.requests)) == (4 + 8 + EVALUATED, 8 + 8 + EVALUATED)
     if moment == "2 reward renamed":
         assert len(scorer.requests) == EVALUATED

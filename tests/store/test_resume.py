@@ -1,4 +1,4 @@
-"""What a resume recalls, refuses and sets aside; samples of an unfinished rollout."""
+"""Resume: reused, refused and moved-aside artifacts, and samples of an unfinished rollout."""
 
 import os
 import signal
@@ -179,7 +179,7 @@ def test_finished_samples_round_trip(paths: RunPaths) -> None:
         keep(odd)
         raise StopError
     found = parts.load(ONE)
-    # A record holds its log-probs as float32, too.
+    # A record stores log-probs as float32, too.
     assert found == {"p#0": a_sample("p#0"), "p#1": replace(odd, logprobs=found["p#1"].logprobs)}
     assert found["p#1"].logprobs == tuple(torch.tensor(odd.logprobs).tolist())
 
@@ -229,7 +229,7 @@ def test_earlier_recipe_change_replaces_a_later_change(paths: RunPaths) -> None:
 
 def test_stage_folder_without_manifest_is_rerun(tmp_path: Path) -> None:
     layout = stop_at(tmp_path / "run", "2 values starts", **REDO)
-    (layout.stage(2, "reward") / MANIFEST).unlink()  # as a kill leaves it that came while it was being removed
+    (layout.stage(2, "reward") / MANIFEST).unlink()  # as after a kill during its removal
     play(layout.root, fake_recipe(**REDO))
     play(tmp_path / "whole", fake_recipe(**REDO))
     assert result(layout.root) == result(tmp_path / "whole")
@@ -237,7 +237,8 @@ def test_stage_folder_without_manifest_is_rerun(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stage", ["60-critic_update", "70-actor_update"])
 def test_records_older_than_the_checkpoint_are_not_read(tmp_path: Path, stage: str) -> None:
-    # The folders of steps before a pair stay until the next one: none of them is in the plan, so none may be needed.
+    # The folders of steps before a checkpoint remain until the next checkpoint. None of them is in the plan, so none
+    # may be required.
     tables = {"steps": 5, "checkpoint": {"every_steps": 3}}
     half = stop_at(tmp_path / "half", "4 actor_update starts", **tables)
     record = half.step(1) / stage / "record.safetensors"

@@ -1,4 +1,4 @@
-"""Saved states and retention: what a state remembers, which pair may go, and what counts as a pair."""
+"""Saved states and retention: what a state records, which checkpoint may be removed, and what counts as a checkpoint."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ WARMED = {"lr": 0.05, "lr_schedule": "linear", "lr_warmup_updates": 3}
 
 @dataclass(frozen=True)
 class Stop:
-    """A broken rule."""
+    """A broken health rule."""
 
     action: str = "stop"
     text: str = "reward fell"
@@ -181,7 +181,7 @@ def test_half_removed_state_is_not_a_checkpoint(tmp_path: Path, monkeypatch: pyt
         checkpoint={"every_steps": 1, "keep_last": 3, "asynchronous": False},
         steps=4,
     )
-    with monkeypatch.context() as killed:  # a kill before the first file of a folder is gone
+    with monkeypatch.context() as killed:  # killed before the first file of a folder is removed
         killed.setattr(shutil, "rmtree", lambda folder, **options: None)
         Retention(claim(layout), outlines_of(layout), keep_last=1, keep_rollouts_every_steps=0).apply()
     assert saved_checkpoints(layout) == [3]

@@ -1,4 +1,4 @@
-"""States that are written while training goes on: when they are believed, and what failures and stops do to them."""
+"""States that are written while training continues: when they count as saved, and what failures and stops do to them."""
 
 import errno
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ def digest_of(data: bytes) -> FileDigest:
 
 
 def published(paths: RunPaths, written: Mapping[str, FileDigest]) -> Path:
-    """A state of two files, as whoever wrote them says they are."""
+    """Publish a state of two files, as its writer describes them."""
     folder = paths.state("actor", 1)
     draft = artifact.Draft(folder, working(paths, 1), lambda moment: None)
     with draft.work():
@@ -84,7 +84,7 @@ def test_state_needs_its_manifest_and_older_states_are_removed_later(tmp_path: P
     assert newest == sorted(newest)
     since_two = pairs[next(i for i, found in enumerate(pairs) if len(found) == 2) :]
     assert min(map(len, since_two)) == 2
-    # Two pairs that count and one that is being written.
+    # Two checkpoints that count, and one that is being written.
     assert max(folders) == 6
 
 
@@ -144,7 +144,7 @@ def test_stopped_run_finishes_pending_saves(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Stop:
-    """A broken rule."""
+    """A broken health rule."""
 
     action: str = "stop"
     text: str = "reward fell"
@@ -195,7 +195,7 @@ def stopping_at(moment: str) -> Callable[[int, str], None]:
 
 
 def narrow_recipe(**checkpoint: object) -> Recipe:
-    """Both roles with a distributed optimizer."""
+    """Return a recipe with a distributed optimizer for both roles."""
     return fake_recipe(actor=SPLIT, critic={"optimizer": {"lr": 0.1}}, checkpoint=checkpoint)
 
 

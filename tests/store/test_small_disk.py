@@ -1,7 +1,7 @@
-"""A file system that is really full, wherever in a run that happens.
+"""A file system that is really full, at any point of a run.
 
-A tmpfs of a few KiB, mounted in a namespace of its own: no rights are needed, but some kernels refuse such a
-namespace, and then only the tests with a file size limit look at full disks.
+A tmpfs of a few KiB is mounted in a separate namespace. This needs no privileges, but some kernels forbid it; then
+only the tests with a file size limit cover full disks.
 """
 
 import os
@@ -17,7 +17,7 @@ OWN_MOUNTS = ("unshare", "--user", "--map-root-user", "--mount")
 
 @pytest.fixture(scope="module")
 def own_mounts() -> tuple[str, ...]:
-    """The command that gives a process mounts of its own; skipped where the kernel does not allow it."""
+    """Return the command that gives a process its own mounts; skip the test if the kernel forbids it."""
     try:
         subprocess.run([*OWN_MOUNTS, "mount", "-t", "tmpfs", "none", "/mnt"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:

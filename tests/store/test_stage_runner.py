@@ -1,4 +1,4 @@
-"""`once`: recall what is committed, refuse what does not belong, name what is corrupt."""
+"""`StageRunner`: reuses what is committed, refuses what does not belong, and names what is corrupt."""
 
 import re
 import resource
@@ -46,7 +46,8 @@ def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def stopped(stopped_once: Path, tmp_path: Path) -> Path:
-    """A run of three steps, stopped in step 3 before its actor moved: steps 1 and 2 are only in the redo log."""
+    """Return a run of three steps, stopped in step 3 before its actor was trained: steps 1 and 2 are only in the redo
+    log."""
     return shutil.copytree(stopped_once, tmp_path / "run")
 
 
@@ -119,7 +120,7 @@ def test_older_of_two_live_attempts_is_superseded_before_publishing(tmp_path: Pa
 
     def act(number: int, name: str) -> None:
         if name == "2 values written":
-            play(root)  # a second process takes the run to its end meanwhile
+            play(root)  # a second process finishes the run meanwhile
 
     with pytest.raises(SupersededError, match=r"attempt 1 .* superseded by attempt 2"):
         play(root, witness=Witness(act=act))
@@ -202,7 +203,7 @@ KEEPS_EACH = {"prompts_per_step": 4, "max_prompt_tokens": 4, "max_new_tokens": 6
 def test_finished_samples_are_removed_when_their_stage_commits(tmp_path: Path, moment: str) -> None:
     layout = stop_at(tmp_path / "run", moment, rollout=KEEPS_EACH)
     assert layout.parts(1, "rollout").exists() == (moment == "1 rollout renamed")
-    play(layout.root, fake_recipe(rollout=KEEPS_EACH))  # recalls it where the kill came before they went
+    play(layout.root, fake_recipe(rollout=KEEPS_EACH))  # reuses it if the kill came before they were removed
     assert not list(layout.root.rglob("*.parts"))
 
 
@@ -216,7 +217,7 @@ def test_unknown_format_is_refused_and_is_not_corruption(stopped: Path) -> None:
         path.write_text(seal({**unseal(path.read_text()), "format": 7}, indent=1))
         with pytest.raises(StorageError, match=re.escape(f"`{path}` has format 7, this version")) as raised:
             read()
-        assert not isinstance(raised.value, CorruptArtifactError)  # which `--allow-missing` would set aside
+        assert not isinstance(raised.value, CorruptArtifactError)  # which `--allow-missing` would move aside
 
 
 def test_invalid_manifest_with_a_valid_checksum_is_corrupt(stopped: Path) -> None:

@@ -1,4 +1,4 @@
-"""States: the nearest ancestor is loaded, the rest is replayed, and a replay that differs is noticed."""
+"""States: the nearest ancestor is loaded, the rest is replayed, and a replay that differs is detected."""
 
 import shutil
 from pathlib import Path
@@ -22,7 +22,7 @@ EVERY_SECOND = {"checkpoint": {"every_steps": 2}, "steps": 4}
 
 
 class StopError(Exception):
-    """Ends a run where a test wants it."""
+    """Raised to end a run at the point that a test chose."""
 
 
 def stop_at(moment: str) -> Witness:
@@ -47,7 +47,7 @@ def test_resume_loads_the_nearest_state_and_replays_the_rest(tmp_path: Path) -> 
     actor, critic = trainers(wiring)["actor"], trainers(wiring)["critic"]
     assert (actor.starts, actor.loads, actor.count) == (0, 1, 4 * 4)
     assert (critic.starts, critic.loads, critic.count) == (0, 1, 4 * 4)
-    # One replay of each role (step 3), then step 4: the second minibatch of each update is told.
+    # One replay of each role (step 3), then step 4: the second minibatch of each update is recorded.
     assert [name for name in witness.moments if name.startswith("inside critic")] == [
         "inside critic_update after a minibatch"
     ] * 2
@@ -129,7 +129,7 @@ def test_keep_last_all_keeps_checkpoints_and_two_steps_of_records(tmp_path: Path
     play(tmp_path / "run", recipe)
     paths = RunPaths(tmp_path / "run")
     assert paths.saved_steps("actor") == paths.saved_steps("critic") == [2, 4, 6, 8]
-    # What a stage leaves behind that the story does not tell, an evaluation, stays.
+    # The folder of a stage that is not in the outline, an evaluation, remains.
     assert [step for step in paths.committed_steps() if paths.stage(step, "rollout").is_dir()] == [7, 8]
 
 
@@ -141,7 +141,7 @@ def test_checkpoint_of_a_stop_is_removed_by_the_next_checkpoint(tmp_path: Path) 
         with pytest.raises(PreemptedError):
             run(open_run(layout.root, recipe, Witness(), gate=gate).job)
         found.append(saved_checkpoints(layout))
-    # Of steps 3, 5 and 7, which the cadence does not save; step 6 stopped within 7 is a pair of the cadence.
+    # Steps 3, 5 and 7 are not regular saves; step 6, stopped within step 7, is a regular checkpoint.
     assert found == [[2, 3], [2, 4, 5], [4, 6], [4, 6, 7]]
     assert manifests.require(layout.state("actor", 7)).extra["at_stop"]
     play(layout.root, recipe)
@@ -169,7 +169,7 @@ def test_unchanged_actor_states_are_hard_links(tmp_path: Path) -> None:
     assert first.samefile(second)
     assert not second.samefile(third)
     assert plan_resume(paths).broken == ()
-    shutil.rmtree(paths.state("actor", 1))  # each name is a state of its own
+    shutil.rmtree(paths.state("actor", 1))  # each name is a separate state
     for role in ("actor", "critic"):
         shutil.rmtree(paths.state(role, 3))
     play(paths.root, fake_recipe(ppo=ppo, **tables))
@@ -193,7 +193,7 @@ def test_unchanged_actor_is_saved_again_for_another_layout(tmp_path: Path) -> No
 
 
 def test_state_of_an_uncommitted_update_is_not_kept(tmp_path: Path) -> None:
-    """The critic is trained, and its record is not written: the next attempt trains it again."""
+    """The critic is trained, but its record is not written: the next attempt trains it again."""
     tables = {"steps": 3, "checkpoint": {"every_steps": 3}}
     wiring = open_run(tmp_path / "run", fake_recipe(**tables), stop_at("2 critic_update writing"))
     with pytest.raises(StopError):
@@ -223,13 +223,14 @@ def test_best_actor_is_kept_as_weights_only(tmp_path: Path) -> None:
     wiring = play(tmp_path / "run", recipe)
     scores = [wiring.job.journal.metrics(step)["reward/score_mean"] for step in range(1, 5)]
     (kept,) = (tmp_path / "run/states/best").iterdir()
-    # What is drawn in step n measures the actor that it began with, the one of step n - 1.
+    # The rollout of step n measures the actor at its start, which is that of step n - 1.
     assert int(kept.name) == max(range(4), key=lambda i: (scores[i], i))
     assert sorted(path.name for path in kept.iterdir()) == ["manifest.json", "table.bin"]
 
 
 def test_late_saved_state_has_the_ledger_size_of_its_step(tmp_path: Path) -> None:
-    """Steps 3 and 4 are in the ledger already when the pair of step 2 is made again; they may be drawn anew."""
+    """Steps 3 and 4 are already in the ledger when the checkpoint of step 2 is made again; they may be generated
+    again."""
     ledger_sizes = []
     for lost in (False, True):
         paths = RunPaths(tmp_path / f"lost {lost}")

@@ -1,4 +1,4 @@
-"""A request to stop reaches the attempt it is for, and no other."""
+"""A request to stop reaches the attempt that it is for, and no other."""
 
 from typing import get_args
 

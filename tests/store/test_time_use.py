@@ -1,4 +1,4 @@
-"""Seconds of attempts, worked by hand."""
+"""Seconds of attempts, worked out by hand."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a disk refuses to whoever has no rights, told without a look at what nobody may look at."""
+"""Errors of a process without permissions name what it could not read, without reading it another way."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ from ppoctl.store.run_paths import RunPaths
 
 
 def message_without_rights(look: Callable[[], object]) -> str:
-    """What is said, hint and all, when a process without rights looks at something."""
+    """Return the error message and hint when a process without permissions calls `look`."""
     reading, writing = os.pipe()
     if not os.fork():
         text = "something else went wrong"
@@ -37,7 +37,7 @@ def message_without_rights(look: Callable[[], object]) -> str:
 
 
 def test_unreadable_file_is_named_with_its_closed_folder() -> None:
-    # Every folder above must let others in, or nobody sees `shut` at all.
+    # Every parent folder must be accessible; otherwise `shut` cannot be reached at all.
     with tempfile.TemporaryDirectory() as above:
         Path(above).chmod(0o755)
         shut = Path(above) / "shut"

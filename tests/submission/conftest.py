@@ -1,4 +1,4 @@
-"""Recipes for jobs, and Slurm's programs as small scripts that write down what they were asked."""
+"""Recipes for jobs, and Slurm's programs as small scripts that log their calls."""
 
 import os
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ MODEL = QUICKSTART.parent / "quickstart" / "model"
 
 
 def recipe_with(*sets: str) -> Recipe:
-    """The quickstart's recipe with these keys."""
+    """Return the quickstart's recipe with these keys."""
     return load([QUICKSTART], sets, environ={}).recipe
 
 
 @dataclass(frozen=True)
 class Programs:
-    """A folder of programs in front of PATH, and what they were asked."""
+    """A folder of programs at the front of PATH, and their calls."""
 
     folder: Path
 
@@ -30,7 +30,7 @@ class Programs:
         return file.read_text("utf-8").splitlines() if file.exists() else []
 
     def make(self, name: str, body: str = "") -> None:
-        """A program that writes down its arguments, and then does what the body says."""
+        """Create a program that logs its arguments and then executes the body."""
         program = self.folder / name
         program.write_text(f'#!/bin/bash\necho "{name} $*" >>{self.folder}/asked\n{body}\n', "utf-8")
         program.chmod(0o755)
@@ -38,7 +38,7 @@ class Programs:
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
-    """Programs found before all others; the process is in no job."""
+    """Put a folder of programs first in PATH; the process is not in a job."""
     folder = tmp_path / "programs"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
@@ -48,7 +48,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
 
 
 def write_short_quickstart(folder: Path) -> None:
-    """The quickstart's recipe with a step of its rows: before a job is submitted, every row is examined."""
+    """Write the quickstart's recipe with rows for one step only: every row is checked before a job is submitted."""
     (folder / "quickstart.toml").write_bytes(QUICKSTART.read_bytes())
     (folder / "quickstart").mkdir()
     (folder / "quickstart" / "model").symlink_to(MODEL)

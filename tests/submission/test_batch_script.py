@@ -1,4 +1,4 @@
-"""The batch script, run by a real bash: what it says to Slurm, what it passes on, and when it goes back."""
+"""The batch script, run by a real bash: its options for Slurm, forwarded signals, and requeueing."""
 
 import os
 import shlex
@@ -15,7 +15,7 @@ from ppoctl.slurm.script import GOES_ON, Work, batch_script
 from submission.conftest import Programs, recipe_with
 
 ODD = "a b'c\"d$e\\f\ng"
-"""A name with everything that shells trip over."""
+"""A name with everything that confuses shells."""
 
 
 def script(folder: Path, *sets: str, words: tuple[str, ...] = ("resume",), is_run: bool = True) -> str:
@@ -28,10 +28,10 @@ def options(text: str) -> list[str]:
 
 
 def started(text: str, folder: Path, **environ: str) -> "subprocess.Popen[str]":
-    """The script at work in its folder, as Slurm starts it."""
+    """Start the script in its folder, as Slurm does."""
     (folder / "jobs").mkdir(parents=True, exist_ok=True)
     there = {**os.environ, "SLURM_JOB_ID": "17", **environ}
-    file = folder.parent / f"script-{len(list(folder.parent.iterdir()))}.sh"  # bash reads it as it goes
+    file = folder.parent / f"script-{len(list(folder.parent.iterdir()))}.sh"  # bash reads it while it runs
     file.write_text(text, "utf-8")
     return subprocess.Popen(["bash", str(file)], env=there, stdout=subprocess.PIPE, text=True, cwd=folder.parent)
 
@@ -39,7 +39,7 @@ def started(text: str, folder: Path, **environ: str) -> "subprocess.Popen[str]":
 def in_queue(
     programs: Programs, folder: Path, *, restart: int = 0, now: str | None = None, reason: str = "None"
 ) -> None:
-    """Slurm, which says why the job ends and which of its starts is the newest; and a run that this start began."""
+    """Set up a Slurm that reports why the job ends and which start is the newest, and a run that this start began."""
     (folder / "jobs").mkdir(parents=True, exist_ok=True)
     (folder / "jobs" / "17.started").write_text(f"{restart} 5 100 60\n")
     count = str(restart) if now is None else now
@@ -71,7 +71,7 @@ def test_script_options_follow_the_recipe(tmp_path: Path) -> None:
         "--partition=long",
         "--account=alice",
         "--qos=high",
-        "--nodes=2",  # 12 devices, 8 of them on a node
+        "--nodes=2",  # 12 devices, 8 per node
         "--ntasks-per-node=1",
         "--gpus-per-node=8",
         "--cpus-per-task=96",
@@ -156,13 +156,13 @@ def test_job_is_requeued_after_resumable_exit_codes(tmp_path: Path, programs: Pr
 
 
 def test_script_and_job_start_use_the_same_exit_codes() -> None:
-    said = subprocess.run(
+    printed = subprocess.run(
         ["bash", "-c", f"for c in {{0..255}}; do case $c in {GOES_ON}) echo $c ;; esac; done"],
         capture_output=True,
         text=True,
         check=True,
     ).stdout
-    assert list(map(int, said.split())) == [code for code in range(256) if is_resumable(code)]
+    assert list(map(int, printed.split())) == [code for code in range(256) if is_resumable(code)]
 
 
 @pytest.mark.parametrize(("most", "restart", "goes"), [(3, 2, True), (3, 3, False)])
@@ -184,7 +184,7 @@ def test_job_failing_before_its_run_begins_is_tried_three_times(
     now = 8 + earlier
     in_queue(programs, tmp_path / "run", restart=now)
     (tmp_path / "run" / "jobs" / "17.started").write_text("6 4 70 60\n7 5 80 60\n")
-    # Two failed before one began, one was pushed out, and the others ended by themselves.
+    # Two starts failed before one began, one was preempted, and the others ended by themselves.
     ends = ["4 3 60 -", "5 3 65 -", "7 3 90 -", "8 75 95 TERM", *(f"{8 + n} 3 100 -" for n in range(earlier))]
     (tmp_path / "run" / "jobs" / "17.ended").write_text("".join(f"{line}\n" for line in ends))
     text = script(tmp_path / "run", 'slurm.setup=["exit 3"]')
@@ -193,7 +193,7 @@ def test_job_failing_before_its_run_begins_is_tried_three_times(
 
 
 def test_job_that_was_already_restarted_is_not_requeued(tmp_path: Path, programs: Programs) -> None:
-    """Its network was cut, and Slurm gave it other nodes: to put it back now would end what works there."""
+    """The node's network was cut, and Slurm gave the job other nodes: requeueing it now would end the running start."""
     programs.make("work", "exit 3")
     in_queue(programs, tmp_path / "run", restart=0, now="1")
     started(script(tmp_path / "run"), tmp_path / "run").communicate()
@@ -232,7 +232,7 @@ def test_later_warning_during_shutdown_changes_nothing(tmp_path: Path, programs:
     assert job.stdout is not None
     assert job.stdout.readline() == "ready\n"
     job.send_signal(signal.SIGTERM)
-    time.sleep(0.3)  # until the shell has heard it: two at once come in any order
+    time.sleep(0.3)  # until the shell has received it: two at once arrive in any order
     job.send_signal(signal.SIGUSR1)
     job.communicate(timeout=20)
     assert not requeued(programs)
@@ -256,13 +256,13 @@ def test_signal_during_script_startup_is_not_lost(tmp_path: Path, programs: Prog
 
 
 def test_script_waits_for_a_command_that_finishes_after_a_signal(tmp_path: Path, programs: Programs) -> None:
-    """Bash leaves its `wait` at every signal; the command's own code counts."""
+    """Bash leaves its `wait` at every signal; the command's own exit code counts."""
     programs.make("work", "trap 'n=$((n+1)); [ $n -lt 2 ] || exit 0' USR1; echo ready; while :; do sleep 0.05; done")
     job = started(script(tmp_path / "run"), tmp_path / "run")
     assert job.stdout is not None
     assert job.stdout.readline() == "ready\n"
     job.send_signal(signal.SIGUSR1)
-    time.sleep(0.3)  # a shell that ends on the first one would have
+    time.sleep(0.3)  # a shell that ends on the first signal would be gone
     assert job.poll() is None
     job.send_signal(signal.SIGUSR1)
     job.communicate(timeout=20)

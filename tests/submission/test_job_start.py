@@ -1,4 +1,4 @@
-"""A job's turn on a run: when it works, and when it leaves at once."""
+"""The start of a job for a run: when it continues, and when it ends at once."""
 
 from pathlib import Path
 
@@ -52,13 +52,13 @@ def test_chained_job_starts_after_a_job_without_an_end_record(paths: RunPaths) -
 
 
 def test_unrecorded_job_registers_itself(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PPOCTL_JOB", "9")  # as its script says
+    monkeypatch.setenv("PPOCTL_JOB", "9")  # as its script sets it
     assert register_start(paths, job("9")) is None
     assert [found.id for found in jobs(paths)] == ["7", "8", "9"]
 
 
 def end(paths: RunPaths, restart: int, *, code: int = 3, signal: str = "-", at: float = 0.0) -> None:
-    """What the script of job 7 writes when it ends."""
+    """Write the end record of job 7's script."""
     with paths.job_ended("7").open("a", encoding="ascii") as file:
         file.write(f"{restart} {code} {at:.0f} {signal}\n")
 
@@ -86,7 +86,7 @@ def test_job_stops_after_repeated_starts_without_progress(paths: RunPaths) -> No
 
 @pytest.mark.parametrize("signal", ["TERM", "USR1", None])
 def test_starts_ended_by_slurm_do_not_count_as_failures(paths: RunPaths, signal: str | None) -> None:
-    """Pushed out with a warning or without, or by the death of a node, after which there is no line."""
+    """Preempted with or without a warning, or ended by a dead node, which leaves no record."""
     for restart in range(5):
         assert register_start(paths, job("7", restart)) is None
         if signal is not None:

@@ -1,4 +1,4 @@
-"""The site files that ship: each loads under the recipes of the house, and gives a script that bash reads."""
+"""The shipped site files: each loads under the shipped recipes, and gives a script that bash can parse."""
 
 import subprocess
 from pathlib import Path
@@ -25,9 +25,9 @@ def with_site(site: Path, recipe: str) -> Loaded:
 @pytest.mark.parametrize("site", SITES, ids=lambda site: site.stem)
 def test_site_file_loads_with_a_recipe_and_gives_a_valid_script(site: Path, recipe: str, tmp_path: Path) -> None:
     loaded = with_site(site, recipe)
-    asked = request_of(loaded.recipe)
-    assert asked.nodes == NODES.get((site.stem, recipe), 1)
-    text = batch_script(loaded.recipe, asked, Work(("resume", "run"), tmp_path, "%j.log", is_run=True), ["ppoctl"])
+    request = request_of(loaded.recipe)
+    assert request.nodes == NODES.get((site.stem, recipe), 1)
+    text = batch_script(loaded.recipe, request, Work(("resume", "run"), tmp_path, "%j.log", is_run=True), ["ppoctl"])
     read = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, check=False)
     assert (read.returncode, read.stderr) == (0, "")
     for key, origin in loaded.origins.items():

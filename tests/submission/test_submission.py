@@ -1,4 +1,4 @@
-"""Submitting: what is left behind in the run directory, what Slurm is asked, and what is refused."""
+"""Submission: files that it leaves in the run directory, calls of Slurm, and refused submissions."""
 
 import json
 from datetime import datetime
@@ -19,7 +19,7 @@ TAKES = 'cat >"$0.got"; n=$(cat "$0.n" 2>/dev/null || echo 40); n=$((n + 1)); ec
 
 @pytest.fixture
 def cluster(programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
-    """A cluster of 64 nodes that takes everything, as job 41 and on."""
+    """A cluster of 64 nodes that accepts everything, as job 41 and up."""
     programs.make("sinfo", 'echo "long*|up|infinite|10:00|1-infinite|64|idle|96|900000|gpu:8|ib"')
     programs.make("sacctmgr", "exit 1")
     programs.make("scontrol", 'printf "%s = (null)\\n" JobSubmitPlugins CliFilterPlugins')
@@ -68,7 +68,7 @@ def test_submitted_script_is_the_printed_script(cluster: Programs, capsys: pytes
 def test_chained_jobs_each_depend_on_the_previous_job(cluster: Programs) -> None:
     assert submit("--chain", "3") == 0
     submitted = [
-        line.removeprefix("sbatch --parsable").strip() for line in cluster.submitted if line.startswith("sbatch")
+        line.removeprefix("sbatch --parsable").strip() for line in cluster.calls if line.startswith("sbatch")
     ]
     assert submitted == ["", "--dependency=afterany:41", "--dependency=afterany:42"]
     assert [(job.id, job.after) for job in jobs(RunPaths(Path("runs/quickstart")))] == [
@@ -82,9 +82,9 @@ def test_name_of_a_submitted_run_is_taken(cluster: Programs, capsys: pytest.Capt
     assert submit() == 0
     for where in ("slurm", "here"):
         assert run(["train", RECIPE, "--on", where]) == 2
-        said = capsys.readouterr().err
-        assert "quickstart` exists: submitted as job 41" in said
-        assert said.endswith("/quickstart --on slurm\n")
+        stderr = capsys.readouterr().err
+        assert "quickstart` exists: submitted as job 41" in stderr
+        assert stderr.endswith("/quickstart --on slurm\n")
 
 
 def test_train_refuses_rollouts_whose_job_is_pending(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,9 +143,9 @@ def test_submission_inside_a_job_is_refused(
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node1")
     assert submit() == 2
-    said = capsys.readouterr().err
-    assert "`--on slurm` inside job 17" in said
-    assert said.endswith("env -u SLURM_JOB_ID ppoctl ...\n")
+    stderr = capsys.readouterr().err
+    assert "`--on slurm` inside job 17" in stderr
+    assert stderr.endswith("env -u SLURM_JOB_ID ppoctl ...\n")
     assert cluster.calls == []
 
 
@@ -173,16 +173,16 @@ def test_test_only_shows_the_start_time_and_creates_nothing(
 
 def test_run_is_resubmitted_with_changed_keys(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     assert submit("--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["jobs"] == ["41"]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["jobs"] == ["41"]
     forgotten = (cluster.folder / "squeue").read_text("utf-8")
     cluster.make("squeue", 'echo "41|PENDING|Resources||0|0|N/A|N/A|"')
-    assert run(["resume", told["run"], "--on", "slurm"]) == 8
+    assert run(["resume", printed["run"], "--on", "slurm"]) == 8
     assert "has a job in Slurm: 41 is PENDING" in capsys.readouterr().err
     (cluster.folder / "squeue").write_text(forgotten, "utf-8")
-    assert run(["resume", told["run"], "--on", "slurm", "--set", "steps=70", "--set", "slurm.time=60"]) == 0
-    script = RunPaths(Path(told["run"])).job_script("42").read_text("utf-8")
-    assert f"resume {told['run']} --set steps=70 --set 'slurm.time=\"60\"' --on here" in script
+    assert run(["resume", printed["run"], "--on", "slurm", "--set", "steps=70", "--set", "slurm.time=60"]) == 0
+    script = RunPaths(Path(printed["run"])).job_script("42").read_text("utf-8")
+    assert f"resume {printed['run']} --set steps=70 --set 'slurm.time=\"60\"' --on here" in script
     assert "#SBATCH --time=60" in script
 
 
@@ -205,7 +205,7 @@ def test_resume_options_are_passed_to_the_job_or_done_locally(
     assert "--force --rollout-only --on here" in paths.job_script("42").read_text("utf-8")
     assert run([*again, "--save-only"]) == 0
     assert "quickstart --save-only --on here" in paths.job_script("43").read_text("utf-8")
-    num_calls = len(cluster.num_calls)
+    num_calls = len(cluster.calls)
     assert run([*again, "--plan"]) == 0
     assert run([*again, "--take-over"]) == 2
     assert run([*again, "--back-to", "4"]) != 0, "there is no such step to go back to"
@@ -215,9 +215,9 @@ def test_resume_options_are_passed_to_the_job_or_done_locally(
 def test_possibly_queued_job_keeps_its_run(cluster: Programs, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.make("sbatch", 'echo "sbatch: error: Batch job submission failed: Socket timed out" >&2; exit 1')
     assert submit() == 3
-    told = capsys.readouterr().err
-    assert "unknown whether Slurm accepted a job" in told
-    assert "squeue --me --name=quickstart" in told
+    stderr = capsys.readouterr().err
+    assert "unknown whether Slurm accepted a job" in stderr
+    assert "squeue --me --name=quickstart" in stderr
     assert submit() == 2, "its name is taken: the job may come"
     assert "--on slurm" in capsys.readouterr().err
     cluster.make("sbatch", TAKES)
@@ -232,7 +232,7 @@ def test_sbatch_output_with_a_greeting_is_parsed(cluster: Programs) -> None:
 
 def test_shell_variables_do_not_override_the_script(cluster: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SBATCH_PARTITION", "other")
-    monkeypatch.setenv("SLURM_MEM_PER_CPU", "1")  # of a desktop's job
+    monkeypatch.setenv("SLURM_MEM_PER_CPU", "1")  # set in a desktop's job
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
     cluster.make("sbatch", f'env >"$0.env"; {TAKES}')
     assert submit() == 0

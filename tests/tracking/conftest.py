@@ -5,17 +5,17 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from tracking_lab import SETTINGS, Mlflow, RunDir, Said
+from tracking_lab import SETTINGS, MessageLog, Mlflow, RunDir
 
 from ppoctl.tracking.mirror import rebuild
 
 
 @pytest.fixture(scope="session")
 def template_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated MLflow database (1 s to make), not to be written to."""
+    """Return a migrated MLflow database, which takes 1 s to make and must not be written to."""
     runs = tmp_path_factory.mktemp("template")
     run = RunDir(runs)
-    # Through the product itself, so that a fresh database is made by a real first run.
+    # Made by ppoctl itself, so that a real first run creates a fresh database.
     assert rebuild(run.root, SETTINGS).params
     empty = runs / "empty.db"
     shutil.copyfile(runs / "mlflow.db", empty)
@@ -25,7 +25,7 @@ def template_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def runs_dir(tmp_path: Path, template_db: Path) -> Path:
-    """A runs folder with an empty database in it; its name has a space, quotes and a hash."""
+    """Return a runs folder with an empty database; its name has a space, quotes and a hash."""
     runs = tmp_path / "my 'runs' #1"
     runs.mkdir()
     shutil.copyfile(template_db, runs / "mlflow.db")
@@ -43,8 +43,8 @@ def mlflow(runs_dir: Path) -> Mlflow:
 
 
 @pytest.fixture
-def said() -> Said:
-    return Said()
+def messages() -> MessageLog:
+    return MessageLog()
 
 
 def _forget_runs(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a person reads while a run trains, as transcripts."""
+"""Console output of a training run, as transcripts."""
 
 import io
 import math
@@ -42,8 +42,8 @@ class Gone(io.StringIO):
         raise OSError(5, "Input/output error")
 
 
-def line(step: int, stage: str, seconds: float, figures: dict[str, float], **clocked: float) -> dict[str, Any]:
-    body = {"seq": 1, "at": 0.0, "attempt": 1, "step": step, "stage": stage, "seconds": seconds, "figures": figures}
+def line(step: int, stage: str, seconds: float, metrics: dict[str, float], **clocked: float) -> dict[str, Any]:
+    body = {"seq": 1, "at": 0.0, "attempt": 1, "step": step, "stage": stage, "seconds": seconds, "figures": metrics}
     return {**body, "clocked": {f"throughput/{name}": value for name, value in clocked.items()}}
 
 
@@ -120,7 +120,7 @@ def test_quiet_console_prints_only_messages() -> None:
 
 
 def test_silent_log_prints_progress_at_growing_intervals() -> None:
-    """After 5, 10, 20, 40 and then every 60 s of silence; what is said otherwise counts, too."""
+    """After 5, 10, 20, 40 and then every 60 s of silence; other output also restarts the interval."""
     clock, stream = Clock(), io.StringIO()
     screen = PlainScreen(stream, beats=False, clock=clock)
     console = RunConsole(RunView("demo", 40, actor_last, clock), screen, clock=clock)
@@ -172,7 +172,7 @@ def test_reused_rollout_and_loaded_samples_have_no_throughput() -> None:
 
 
 def test_eta_includes_remaining_steps_and_evaluations() -> None:
-    """1,000 steps of 10 s; evaluations of 300 s at the start and after every 100th step, so 10 are to come."""
+    """1,000 steps of 10 s; evaluations of 300 s at the start and after every 100th step, so 10 are still to come."""
     view = RunView("demo", 1000, actor_last, Clock(), evaluates=lambda step: step % 100 == 0)
     view.committed(line(0, "eval", 300.0, {}))
     assert view.eta_s is None
@@ -192,7 +192,7 @@ def test_eta_includes_remaining_steps_and_evaluations() -> None:
 
 
 def test_eta_excludes_the_first_step_of_a_process() -> None:
-    """It computes for 22 s, the others for 10 s: kernels, caches and imports are new to it."""
+    """The first step takes 22 s, the others 10 s: kernels, caches and imports are new to it."""
     view = RunView("demo", 40, actor_last, Clock())
     view.committed(line(1, "actor_update", 22.0, {}))
     assert view.eta_s is None
@@ -202,7 +202,7 @@ def test_eta_excludes_the_first_step_of_a_process() -> None:
 
 
 def test_eta_excludes_the_startup_of_a_resume() -> None:
-    """Steps of 10 s; the command that resumes takes 100 s to its first step, which then takes 15 s."""
+    """Steps of 10 s; the resuming command needs 100 s until its first step, which then takes 15 s."""
     clock = Clock()
     view = RunView("demo", 40, actor_last, clock)
     for step in range(1, 6):
@@ -266,7 +266,7 @@ def test_status_line_during_a_rollout() -> None:
     console.on_progress(2, 64, 0)
     clock.now += 2.5
     console.on_progress(12, 64, 5000)
-    # 1 s until drawing began (weights are sent), then 5000 tokens in 2.5 s; 37 steps of 13 s.
+    # 1 s until generation began (weights are sent), then 5000 tokens in 2.5 s; 37 steps of 13 s.
     assert shown(console, 60) == [
         "demo  step 4/40  3.5s, about 8m 01s left",
         "rollout  12/64  3.5s  2000 tok/s",
@@ -294,7 +294,7 @@ def test_status_shows_the_progress_of_a_stage() -> None:
 
 
 def test_eta_includes_time_between_steps() -> None:
-    """Steps whose stages take 13 s, and 2 s for a save behind each; an evaluation of 5 s is counted by itself."""
+    """Steps whose stages take 13 s, and 2 s for a save after each; an evaluation of 5 s is counted separately."""
     clock = Clock()
     view = RunView("demo", 4, actor_last, clock, evaluates=lambda step: step == 4)
     for step in (1, 2):
@@ -308,7 +308,7 @@ def test_eta_includes_time_between_steps() -> None:
 
 
 def test_activities_nest_and_may_end_in_any_order() -> None:
-    doing, heard = Activities(), list[str]()
+    doing, announced = Activities(), list[str]()
     assert doing.now() is None
     first, second = doing.track("saving"), doing.track("drawing", 8)
     first.__enter__()
@@ -319,14 +319,14 @@ def test_activities_nest_and_may_end_in_any_order() -> None:
     assert str(doing.now()) == "drawing 2/8"
     second.__exit__(None, None, None)
     assert doing.now() is None
-    with doing.notifying(heard.append):
+    with doing.notifying(announced.append):
         doing.notify("reading")
     doing.notify("gone")
-    assert heard == ["reading"]
+    assert announced == ["reading"]
 
 
-def drawn(stream: io.StringIO) -> list[str]:
-    """What was drawn on a terminal, line by line, without what moves its cursor."""
+def lines_on(stream: io.StringIO) -> list[str]:
+    """Return the lines drawn on a terminal, without cursor movements."""
     return [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text) for text in re.split("[\r\n]", stream.getvalue())]
 
 
@@ -353,7 +353,7 @@ def test_lines_are_above_the_status_which_is_removed_at_the_end() -> None:
 
 
 class Redrawing(PlainScreen):
-    """A screen that redraws its status from another thread before it takes a line, as rich may."""
+    """A screen that redraws its status from another thread before it accepts a line, as rich may."""
 
     def metrics(self, parts: list[str]) -> None:
         redrawing = threading.Thread(target=self._status.rows, args=(80,), kwargs={"unicode": False}, daemon=True)
@@ -383,7 +383,7 @@ def test_narrow_terminal_gets_the_metrics_that_fit(width: int, line_of_the_step:
     screen, stream = live_screen(width)
     play(RunConsole(RunView("demo", 40, actor_last, Clock()), screen), step_lines(1))
     screen.close()
-    assert line_of_the_step in drawn(stream)
+    assert line_of_the_step in lines_on(stream)
 
 
 def test_status_is_never_wider_than_the_terminal() -> None:
@@ -392,8 +392,8 @@ def test_status_is_never_wider_than_the_terminal() -> None:
     console.on_stage_started(1, "rollout")
     screen._live.refresh()
     screen.close()
-    assert max(map(len, drawn(stream))) == 29
-    assert "rollout  0.0s" in drawn(stream)
+    assert max(map(len, lines_on(stream))) == 29
+    assert "rollout  0.0s" in lines_on(stream)
 
 
 @pytest.mark.parametrize("no_color", ["", "1"])

@@ -1,5 +1,5 @@
-"""The database file is made aside: what a kill leaves of that is removed by whoever comes next, and of two
-that come at once the second waits."""
+"""The database file is created under a temporary name: the next process removes what a kill left, and of two
+concurrent processes the second waits."""
 
 import subprocess
 import sys
@@ -46,9 +46,11 @@ def test_two_processes_can_create_the_database_at_once(tmp_path: Path) -> None:
             assert process.stdin is not None
             process.stdin.write("now\n")
             process.stdin.flush()
-        told = [process.communicate(timeout=120) for process in both]
+        outputs = [process.communicate(timeout=120) for process in both]
     finally:
         for process in both:
             process.kill()
-    assert [(process.returncode, out) for process, (out, _) in zip(both, told, strict=True)] == [(0, "Default\n")] * 2
+    assert [(process.returncode, out) for process, (out, _) in zip(both, outputs, strict=True)] == [
+        (0, "Default\n")
+    ] * 2
     assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]

@@ -1,4 +1,4 @@
-"""Health rules, worked by hand."""
+"""Health rules, worked out by hand."""
 
 import math
 
@@ -11,7 +11,7 @@ EV = "value/explained_variance"
 
 
 def acted(monitor: HealthMonitor, series: dict[int, dict[str, float]]) -> list[tuple[int, str, int]]:
-    return [(v.step, v.key, v.num_steps) for step, figures in series.items() for v in monitor.check(step, figures)]
+    return [(v.step, v.key, v.num_steps) for step, metrics in series.items() for v in monitor.check(step, metrics)]
 
 
 def test_every_health_rule_has_a_metric() -> None:
@@ -39,7 +39,7 @@ def test_equal_scores_in_a_step_raise_a_warning() -> None:
 def test_sampler_mismatch_stops_the_run_unless_its_bound_is_raised() -> None:
     gap, k3 = "mismatch/gap_mean_abs", "mismatch/gap_k3"
     monitor = HealthMonitor(HealthTable())
-    assert monitor.check(1, {gap: 0.2, k3: 0.045}) == []  # what bfloat16 reaches
+    assert monitor.check(1, {gap: 0.2, k3: 0.045}) == []  # reached in bfloat16
     assert monitor.check(2, {gap: 0.03, k3: 0.3}) == []  # one token, perhaps
     (verdict,) = monitor.check(3, {gap: 0.03, k3: 0.3})
     assert (verdict.action, verdict.key, verdict.num_steps) == ("stop", "health.mismatch_k3.max", 2)
@@ -59,8 +59,8 @@ def test_reward_errors_and_timeouts_are_added() -> None:
 
 
 def test_health_rules_honour_from_step_and_for_steps() -> None:
-    # min -1 from step 10 for 3 steps: steps 8 and 9 are not judged, 10 and 11 count 1 and 2, 12 is fine and ends the
-    # row, 13, 14, 15 count 1, 2, 3: the first verdict is at 15, the next at 16.
+    # min -1 from step 10 for 3 steps: steps 8 and 9 are not checked, 10 and 11 count 1 and 2, 12 is fine and ends the
+    # row, 13, 14, 15 count 1, 2, 3: the first alarm is at 15, the next at 16.
     monitor = HealthMonitor(HealthTable())
     values = {8: -5.0, 9: -5.0, 10: -2.0, 11: -2.0, 12: 0.0, 13: -2.0, 14: -2.0, 15: -2.0, 16: -2.0}
     found = acted(monitor, {step: {EV: value} for step, value in values.items()})
@@ -107,9 +107,9 @@ def test_resumed_health_monitor_equals_the_uninterrupted_monitor(killed_in_step:
     values = {step: -2.0 if step not in (12,) else 0.0 for step in range(1, 18)}
     history = [(step, {"rollout/truncated_frac": 0.9, EV: value}) for step, value in values.items()]
     whole = HealthMonitor(HealthTable())
-    expected = [whole.check(step, figures) for step, figures in history]
+    expected = [whole.check(step, metrics) for step, metrics in history]
     resumed = HealthMonitor(HealthTable())
     resumed.replay(history[: killed_in_step - 1])
-    rest = [resumed.check(step, figures) for step, figures in history[killed_in_step - 1 :]]
+    rest = [resumed.check(step, metrics) for step, metrics in history[killed_in_step - 1 :]]
     assert rest == expected[killed_in_step - 1 :]
     assert any(expected)

@@ -1,4 +1,4 @@
-"""Lines of libraries, in processes of their own: descriptors are the process's."""
+"""Output of libraries, in separate processes: file descriptors belong to a process."""
 
 import subprocess
 import sys

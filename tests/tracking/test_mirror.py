@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tracking_lab import SETTINGS, Mlflow, RunDir, Said, figures_and_status, journaled_points
+from tracking_lab import SETTINGS, MessageLog, Mlflow, RunDir, journaled_points, num_missing
 
 from ppoctl.errors import quoted
 from ppoctl.recipe.schema import MlflowTracking
@@ -29,7 +29,7 @@ DEADLINE_S = 60.0
 
 @dataclass
 class FakeTarget:
-    """MLflow as a list; a gate it waits at, and failures to come."""
+    """MLflow as a list, with a gate at which it waits, and planned failures."""
 
     points_sent: list[MetricPoint] = field(default_factory=list)
     statuses: list[str] = field(default_factory=list)
@@ -86,23 +86,25 @@ class FakeTarget:
         self.statuses.append(ending.status)
 
     @property
-    def figures(self) -> list[tuple[str, int]]:
+    def metrics(self) -> list[tuple[str, int]]:
         return [(p.name, p.step) for p in self.points_sent if not p.name.startswith(("progress/", "time/"))]
 
 
 def faked(
     run: RunDir,
     target: FakeTarget,
-    said: Said,
+    messages: MessageLog,
     around: MirrorHooks = MirrorHooks(),
     patience: MirrorIntervals = QUICK,
 ) -> MlflowMirror:
-    around = replace(around, notify=said)
+    around = replace(around, notify=messages)
     return MlflowMirror(run.root, SETTINGS, attempt=1, around=around, open_target=target.open, patience=patience)
 
 
-def mirrored(run: RunDir, said: Said, settings: MlflowTracking = SETTINGS, attempt: int = 1) -> MlflowMirror:
-    mirror = MlflowMirror(run.root, settings, attempt=attempt, around=MirrorHooks(notify=said), patience=QUICK)
+def mirrored(
+    run: RunDir, messages: MessageLog, settings: MlflowTracking = SETTINGS, attempt: int = 1
+) -> MlflowMirror:
+    mirror = MlflowMirror(run.root, settings, attempt=attempt, around=MirrorHooks(notify=messages), patience=QUICK)
     mirror.start()
     return mirror
 
@@ -122,74 +124,74 @@ def bare(tmp_path: Path) -> RunDir:
     return RunDir(tmp_path / "runs")
 
 
-def test_training_continues_while_mlflow_does_not_answer(bare: RunDir, said: Said) -> None:
+def test_training_continues_while_mlflow_does_not_answer(bare: RunDir, messages: MessageLog) -> None:
     target = FakeTarget()
-    mirror = faked(bare, target, said)
+    mirror = faked(bare, target, messages)
     mirror.start()
     assert target.waiting.wait(DEADLINE_S)  # the thread is inside a call that does not return
     for step in (1, 2):
         bare.step(step)
         mirror.notify()
-    assert target.figures == []
+    assert target.metrics == []
     target.gate.set()
     bare.event("attempt_ended", status="finished")
     assert mirror.close("finished", DEADLINE_S)
-    assert len(target.figures) == len(set(target.figures)) == 10
+    assert len(target.metrics) == len(set(target.metrics)) == 10
     assert target.statuses[-1] == "FINISHED"
-    assert said.lines == []
+    assert messages.lines == []
 
 
-def test_system_metrics_are_sent_and_their_failures_are_silent(bare: RunDir, said: Said) -> None:
-    target, asked = FakeTarget(), list[int]()
+def test_system_metrics_are_sent_and_their_failures_are_silent(bare: RunDir, messages: MessageLog) -> None:
+    target, calls = FakeTarget(), list[int]()
     target.gate.set()
 
     def gpus() -> Mapping[str, float]:
-        asked.append(1)
-        if len(asked) == 1:
+        calls.append(1)
+        if len(calls) == 1:
             raise RuntimeError("GPU is lost")
         return {"gpu_0_utilization_percentage": 87.0}
 
     bare.step(1)
-    mirror = faked(bare, target, said, MirrorHooks(gpus=gpus), replace(QUICK, measure_s=0.01))
+    mirror = faked(bare, target, messages, MirrorHooks(gpus=gpus), replace(QUICK, measure_s=0.01))
     mirror.start()
     until(lambda: any(point.name == "system/gpu_0_utilization_percentage" for point in target.points_sent))
     bare.step(2)
     assert mirror.close("finished", DEADLINE_S)
-    figures = [name for name, _ in target.figures if not name.startswith("system/")]
-    assert len(figures) == 10
-    assert said.lines == []
+    metrics = [name for name, _ in target.metrics if not name.startswith("system/")]
+    assert len(metrics) == 10
+    assert messages.lines == []
 
 
-def test_close_stops_at_its_deadline_and_reports_unsent_lines(bare: RunDir, said: Said) -> None:
+def test_close_stops_at_its_deadline_and_reports_unsent_lines(bare: RunDir, messages: MessageLog) -> None:
     target = FakeTarget()
-    mirror = faked(bare, target, said)
+    mirror = faked(bare, target, messages)
     mirror.start()
     assert target.waiting.wait(DEADLINE_S)
     bare.step(1)
     assert not mirror.close("finished", 0.0)
-    assert said.lines == [f"mlflow: not everything was sent; send the rest with: ppoctl track {bare.root}"]
+    assert messages.lines == [f"mlflow: not everything was sent; send the rest with: ppoctl track {bare.root}"]
     target.gate.set()
     until(lambda: not any(thread.name == "mlflow-mirror" for thread in threading.enumerate()))
-    assert said.lines[1:] == []
+    assert messages.lines[1:] == []
     assert target.statuses in ([], ["RUNNING"])
 
 
-def test_outage_and_recovery_are_each_reported_once(bare: RunDir, said: Said) -> None:
+def test_outage_and_recovery_are_each_reported_once(bare: RunDir, messages: MessageLog) -> None:
     target = FakeTarget()
     target.gate.set()
-    mirror = faked(bare, target, said)
+    mirror = faked(bare, target, messages)
     mirror.start()
     bare.step(1)
     mirror.notify()
-    until(lambda: len(target.figures) == 5)
+    until(lambda: len(target.metrics) == 5)
     target.failures = 7
     bare.step(2)
     mirror.notify()
-    said.wait_for(lambda line: "is back" in line)
+    messages.wait_for(lambda line: "is back" in line)
     assert mirror.close("failed", DEADLINE_S)
-    assert len(target.figures) == len(set(target.figures)) == 10
+    assert len(target.metrics) == len(set(target.metrics)) == 10
     address = f"sqlite:///{bare.root.parent}/mlflow.db"
-    assert said.lines == [
+    assert messages.lines == [
         f"mlflow: `{address}` does not take what is sent (no answer); training goes on, the journal keeps everything",
         f"mlflow: `{address}` is back and has everything",
     ]
@@ -197,63 +199,69 @@ def test_outage_and_recovery_are_each_reported_once(bare: RunDir, said: Said) ->
     assert target.statuses[-1] == "FAILED"
 
 
-def test_mirror_that_was_never_started_is_silent(bare: RunDir, said: Said) -> None:
+def test_mirror_that_was_never_started_is_silent(bare: RunDir, messages: MessageLog) -> None:
     bare.step(1)
-    assert not faked(bare, FakeTarget(), said).close("failed", DEADLINE_S)
-    assert said.lines == []
+    assert not faked(bare, FakeTarget(), messages).close("failed", DEADLINE_S)
+    assert messages.lines == []
 
 
 @pytest.mark.parametrize("uri", ["http://127.0.0.1:9", "sqlite:////dev/null/mlflow.db", "carrier-pigeon://roof"])
 def test_unreachable_mlflow_costs_one_message_and_can_be_rebuilt(
-    run: RunDir, runs_dir: Path, mlflow: Mlflow, said: Said, uri: str
+    run: RunDir, runs_dir: Path, mlflow: Mlflow, messages: MessageLog, uri: str
 ) -> None:
-    mirror = mirrored(run, said, MlflowTracking(kind="mlflow", uri=uri))
+    mirror = mirrored(run, messages, MlflowTracking(kind="mlflow", uri=uri))
     run.step(1)
     mirror.notify()
-    said.wait_for(lambda line: f"`{uri}` does not take" in line)
+    messages.wait_for(lambda line: f"`{uri}` does not take" in line)
     run.step(2)
     run.event("attempt_ended", status="stopped", exit_code=5)
     assert not mirror.close("stopped", DEADLINE_S)
-    assert len(said.lines) == 2
-    assert said.lines[1] == (f"mlflow: not everything was sent; send the rest with: ppoctl track {quoted(run.root)}")
+    assert len(messages.lines) == 2
+    assert messages.lines[1] == (
+        f"mlflow: not everything was sent; send the rest with: ppoctl track {quoted(run.root)}"
+    )
     rebuild(run.root, SETTINGS)
     assert mlflow.points() == journaled_points(run.root)
     assert mlflow.run().info.status == "FAILED"
 
 
-def test_close_reports_waiting_for_mlflow(run: RunDir, said: Said) -> None:
+def test_close_reports_waiting_for_mlflow(run: RunDir, messages: MessageLog) -> None:
     target = FakeTarget()
-    mirror = faked(run, target, said, patience=replace(QUICK, silent_s=0.3))
+    mirror = faked(run, target, messages, patience=replace(QUICK, silent_s=0.3))
     run.step(1)
     mirror.start()
     assert target.waiting.wait(DEADLINE_S)
     assert not mirror.close("finished", 0.5)
     target.gate.set()
-    assert said.lines == [
+    assert messages.lines == [
         "mlflow: it has not taken everything yet; waiting for it, at most 1 s more",
         f"mlflow: not everything was sent; send the rest with: ppoctl track {quoted(run.root)}",
     ]
 
 
-def test_mirror_waits_for_a_locked_database(run: RunDir, runs_dir: Path, mlflow: Mlflow, said: Said) -> None:
+def test_mirror_waits_for_a_locked_database(
+    run: RunDir, runs_dir: Path, mlflow: Mlflow, messages: MessageLog
+) -> None:
     connection = sqlite3.connect(runs_dir / "mlflow.db", isolation_level=None)
     connection.execute("BEGIN EXCLUSIVE")
-    mirror = mirrored(run, said)
+    mirror = mirrored(run, messages)
     run.step(1)
-    said.wait_for(lambda line: "database is locked" in line)
+    messages.wait_for(lambda line: "database is locked" in line)
     connection.rollback()
     connection.close()
-    said.wait_for(lambda line: "is back" in line)
+    messages.wait_for(lambda line: "is back" in line)
     assert mirror.close("finished", DEADLINE_S)
     assert mlflow.points() == journaled_points(run.root)
 
 
-def test_resumes_share_one_mlflow_run_with_the_current_status(run: RunDir, mlflow: Mlflow, said: Said) -> None:
+def test_resumes_share_one_mlflow_run_with_the_current_status(
+    run: RunDir, mlflow: Mlflow, messages: MessageLog
+) -> None:
     seen = []
     endings = {"preempted": "KILLED", "interrupted": "KILLED", "short": "FAILED", "finished": "FINISHED"}
     for attempt, (word, expected) in enumerate(endings.items(), start=1):
         run.append({"event": "attempt_started", "attempt": attempt})
-        mirror = mirrored(run, said, attempt=attempt)
+        mirror = mirrored(run, messages, attempt=attempt)
         run.step(attempt)
         mirror.notify()
         until(lambda: len(mlflow.runs()) == 1 and mlflow.run().info.status == "RUNNING")
@@ -266,34 +274,34 @@ def test_resumes_share_one_mlflow_run_with_the_current_status(run: RunDir, mlflo
     assert len(set(seen)) == 1
     assert mlflow.points() == journaled_points(run.root)
     assert "ppoctl.version.torch" in mlflow.run().data.tags
-    assert figures_and_status(rebuild(run.root, SETTINGS)) == 0
-    assert said.lines == []
+    assert num_missing(rebuild(run.root, SETTINGS)) == 0
+    assert messages.lines == []
 
 
 def test_metrics_are_sent_even_if_artifacts_cannot_be_stored(
-    run: RunDir, runs_dir: Path, mlflow: Mlflow, said: Said
+    run: RunDir, runs_dir: Path, mlflow: Mlflow, messages: MessageLog
 ) -> None:
     (runs_dir / "mlflow-artifacts").write_text("not a folder")
-    mirror = mirrored(run, said)
+    mirror = mirrored(run, messages)
     run.step(1)
     mirror.notify()
-    said.wait_for(lambda line: "does not take" in line)
+    messages.wait_for(lambda line: "does not take" in line)
     run.step(2)
     assert not mirror.close("finished", DEADLINE_S)
-    assert "not everything was sent" in said.lines[-1]
+    assert "not everything was sent" in messages.lines[-1]
     assert mlflow.points() == journaled_points(run.root)
     assert mlflow.run().info.status == "FINISHED"
 
 
-def test_superseded_attempt_does_not_change_the_final_status(run: RunDir, said: Said) -> None:
-    """It was stopped, woke up when the next one had finished, and found itself superseded."""
+def test_superseded_attempt_does_not_change_the_final_status(run: RunDir, messages: MessageLog) -> None:
+    """It was suspended, woke up after the next attempt had finished, and found itself superseded."""
     target = FakeTarget()
     target.gate.set()
     run.event("attempt_started")
-    sleeper = faked(run, target, said)
+    sleeper = faked(run, target, messages)
     run.step(1)
     sleeper.start()
-    until(lambda: len(target.figures) == 5)
+    until(lambda: len(target.metrics) == 5)
     run.append({"event": "attempt_started", "attempt": 2})
     run.append({"event": "attempt_ended", "attempt": 2, "status": "finished", "exit_code": 0})
     target.statuses.append("FINISHED")
@@ -302,18 +310,18 @@ def test_superseded_attempt_does_not_change_the_final_status(run: RunDir, said: 
     assert target.statuses[-1] == "FINISHED"
 
 
-def test_superseded_attempt_does_not_report_a_running_status(run: RunDir, said: Said) -> None:
-    """That one may be over by the time the sleeper's word arrives."""
+def test_superseded_attempt_does_not_report_a_running_status(run: RunDir, messages: MessageLog) -> None:
+    """The newer attempt may have ended before the suspended one reports."""
     target = FakeTarget()
     target.gate.set()
     run.event("attempt_started")
     run.step(1)
-    sleepers = [faked(run, target, said) for _ in range(2)]
+    sleepers = [faked(run, target, messages) for _ in range(2)]
     sleepers[0].start()
     until(lambda: target.statuses == ["RUNNING"])
     run.append({"event": "attempt_started", "attempt": 2})
     run.event("attempt_ended", status="superseded", exit_code=8)
-    sleepers[1].start()  # it went to sleep before it had told anything
+    sleepers[1].start()  # it was suspended before it had sent anything
     for sleeper in sleepers:
         assert sleeper.close("superseded", DEADLINE_S)
     assert target.statuses == ["RUNNING"]
@@ -378,10 +386,10 @@ def test_tracking_import_loads_no_mlflow_or_torch() -> None:
 
 
 def test_tables_are_read_only_for_the_newest_steps(run: RunDir) -> None:
-    asked: list[int] = []
+    calls: list[int] = []
 
     def samples(step: int) -> list[dict[str, Any]]:
-        asked.append(step)
+        calls.append(step)
         return [{"step": step, "response": "4"}] if step != 60 else []
 
     target = FakeTarget()
@@ -391,6 +399,6 @@ def test_tables_are_read_only_for_the_newest_steps(run: RunDir) -> None:
         run.stage(step, "advantages")
     sender.forward()
     sender.keep_files()
-    assert asked == list(range(61 - MOST_OF_TRAINING, 61))
+    assert calls == list(range(61 - MOST_OF_TRAINING, 61))
     assert target.kept["samples/train-000059.json"] == '{"columns": ["step", "response"], "data": [[59, "4"]]}'
     assert "samples/train-000060.json" not in target.kept, "the step is gone"

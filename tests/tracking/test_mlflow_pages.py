@@ -1,4 +1,4 @@
-"""MLflow's pages start in the environment that trains: `make ui` on a runs folder."""
+"""MLflow's pages start in the training environment: `make ui` on a runs folder."""
 
 import json
 import os
@@ -16,22 +16,22 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 ROOT = Path(__file__).parents[2]
-# Of sqlalchemy's, as MLflow uses it.
+# Raised by sqlalchemy as MLflow uses it.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 START_S = 180.0
-"""Most seconds that the server may take to start; it takes ten on a quiet machine."""
+"""Maximum seconds for the server to start; it takes ten on an idle machine."""
 
 
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
-    """Address of the pages of a folder with one run, of which `loss` was 0.5."""
+    """Address of the pages of a folder with one run, whose `loss` was 0.5."""
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     run = client.create_run(client.create_experiment("quickstart", str(tmp_path / "artifacts"))).info.run_id
     client.log_metric(run, "loss", 0.5)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    # Not the setup: a test must not install.
+    # Without the setup: a test must not install anything.
     environment = Path(sys.executable).parents[1]
     command = ["make", "-o", "setup", "ui", f"RUNS={tmp_path}", f"PORT={port}", f"VENV={environment}"]
     with (tmp_path / "log").open("wb") as log:
@@ -44,7 +44,7 @@ def address(tmp_path: Path) -> Iterator[str]:
 
 
 def page(address: str, log: Path) -> str:
-    """The first page, once the server answers."""
+    """Return the first page, once the server answers."""
     until = time.monotonic() + START_S
     while True:
         try:
@@ -59,7 +59,7 @@ def page(address: str, log: Path) -> str:
 def test_make_ui_serves_the_pages_and_the_run(address: str, tmp_path: Path) -> None:
     assert "<title>MLflow</title>" in page(address, tmp_path / "log")
     body = json.dumps({"experiment_ids": ["1"], "max_results": 5}).encode()
-    asked = Request(f"{address}/api/2.0/mlflow/runs/search", body, {"Content-Type": "application/json"})
-    with urlopen(asked, timeout=60) as answer:
+    request = Request(f"{address}/api/2.0/mlflow/runs/search", body, {"Content-Type": "application/json"})
+    with urlopen(request, timeout=60) as answer:
         [run] = json.load(answer)["runs"]
     assert [(metric["key"], metric["value"]) for metric in run["data"]["metrics"]] == [("loss", 0.5)]

@@ -1,4 +1,4 @@
-"""What MLflow is told, worked by hand."""
+"""Payloads for MLflow, worked out by hand."""
 
 import math
 
@@ -15,8 +15,8 @@ from ppoctl.tracking.mlflow_payloads import (
 )
 
 
-def stage(seq: int, figures: dict[str, float], step: int = 3) -> dict[str, object]:
-    return {"seq": seq, "step": step, "stage": "values", "at": 12.5, "seconds": 2.0, "figures": figures}
+def stage(seq: int, metrics: dict[str, float], step: int = 3) -> dict[str, object]:
+    return {"seq": seq, "step": step, "stage": "values", "at": 12.5, "seconds": 2.0, "figures": metrics}
 
 
 def test_journal_line_becomes_points_and_a_marker() -> None:
@@ -37,8 +37,8 @@ def test_sent_lines_are_skipped_and_events_move_the_marker() -> None:
 
 
 def test_non_finite_values_are_left_out_and_tagged() -> None:
-    figures = {"a": math.nan, "b": math.inf, "c": -math.inf, "d": 0.0}
-    (batch,) = batches([stage(1, figures)], after=0)
+    metrics = {"a": math.nan, "b": math.inf, "c": -math.inf, "d": 0.0}
+    (batch,) = batches([stage(1, metrics)], after=0)
     assert [point.name for point in batch.points] == ["d", "time/values_s", MARKER]
     assert batch.tags == {
         "nonfinite/a": "nan at step 3",
@@ -48,7 +48,7 @@ def test_non_finite_values_are_left_out_and_tagged() -> None:
 
 
 def test_batches_stay_below_the_limit_and_lose_nothing() -> None:
-    # 100 figures, the seconds: 101 points a line; 8 lines are 808, the ninth would make 909.
+    # 100 metrics and the seconds: 101 points per line; 8 lines are 808, the ninth would make 909.
     lines = [stage(seq, {f"m{k}": float(k) for k in range(100)}, step=seq) for seq in range(1, 21)]
     found = list(batches(lines, after=0))
     assert [batch.num_lines for batch in found] == [8, 8, 4]

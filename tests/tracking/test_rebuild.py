@@ -1,4 +1,4 @@
-"""Rebuilding against a real MLflow database: everything once, nothing twice, one run for ever."""
+"""Rebuilding in a real MLflow database: everything is sent once, and a run keeps its one MLflow run."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tracking_lab import SETTINGS, Mlflow, RunDir, figures_and_status, journaled_points
+from tracking_lab import SETTINGS, Mlflow, RunDir, journaled_points, num_missing
 
 from ppoctl.batch.sealed_json import sealed_line, unseal
 from ppoctl.errors import EnvironmentProblemError, RecipeError, quoted
@@ -35,7 +35,7 @@ def test_rebuild_sends_everything_and_a_second_rebuild_nothing(run: RunDir, mlfl
     sent = rebuild(run.root, SETTINGS)
     assert (sent.lines, sent.params, sent.files, sent.status) == (12, 4, 3, 1)
     assert mlflow.points() == journaled_points(run.root)
-    assert figures_and_status(rebuild(run.root, SETTINGS)) == 0
+    assert num_missing(rebuild(run.root, SETTINGS)) == 0
     assert mlflow.points() == journaled_points(run.root)
 
 
@@ -83,13 +83,13 @@ def test_changed_params_are_tags_and_the_new_recipe_is_uploaded(run: RunDir, mlf
     assert (found.data.params["steps"], found.data.tags["changed/steps"]) == ("3", "9")
     assert found.data.params["seed"] == "1"
     assert json.loads(mlflow.text("recipe.resolved.json"))["steps"] == 9
-    assert figures_and_status(rebuild(run.root, SETTINGS)) == 0
+    assert num_missing(rebuild(run.root, SETTINGS)) == 0
 
 
 def test_changed_experiment_does_not_create_a_second_run(run: RunDir, mlflow: Mlflow) -> None:
     run.step(1)
     rebuild(run.root, SETTINGS)
-    assert figures_and_status(rebuild(run.root, MlflowTracking(kind="mlflow", experiment="elsewhere"))) == 0
+    assert num_missing(rebuild(run.root, MlflowTracking(kind="mlflow", experiment="elsewhere"))) == 0
     assert len(mlflow.runs()) == 1
 
 
@@ -106,7 +106,7 @@ def test_long_history_is_sent_in_batches(run: RunDir, mlflow: Mlflow) -> None:
         run.stage(step, "values", **{f"v/{k}": float(step * k) for k in range(20)})
     assert rebuild(run.root, SETTINGS).points == 100 * 21
     assert mlflow.points() == journaled_points(run.root)
-    assert figures_and_status(rebuild(run.root, SETTINGS)) == 0
+    assert num_missing(rebuild(run.root, SETTINGS)) == 0
 
 
 def test_non_finite_metric_becomes_a_tag(run: RunDir, mlflow: Mlflow) -> None:
@@ -116,31 +116,31 @@ def test_non_finite_metric_becomes_a_tag(run: RunDir, mlflow: Mlflow) -> None:
     assert mlflow.run().data.tags["nonfinite/reward/score_mean"] == "inf at step 1"
 
 
-def made_anew(run: RunDir) -> None:
-    """The journal as damage leaves it at its worst: without its first line, and numbered from 1."""
+def damage_journal(run: RunDir) -> None:
+    """Rewrite the journal as the worst damage leaves it: without its first line, and numbered from 1."""
     lines = [unseal(line) for line in run.paths.journal.read_text().splitlines()][1:]
     run.paths.journal.write_bytes(b"".join(sealed_line({**line, "seq": 1 + k}) for k, line in enumerate(lines)))
 
 
 def test_rebuilt_journal_is_sent_completely_to_a_new_run(run: RunDir, mlflow: Mlflow) -> None:
-    """Events are lost and the numbers shift, so the marker points at another line: nothing is doubled or missed, and
-    what MLflow had is deleted as MLflow deletes, which can be undone."""
+    """Events are lost and the numbers shift, so the marker refers to another line: nothing is doubled or missing, and
+    the previous MLflow run is deleted as MLflow deletes, which can be undone."""
     run.event("attempt_started")
     for step in (1, 2):
         run.step(step)
     rebuild(run.root, SETTINGS)
     before = mlflow.run().info.run_id
     run.step(3)
-    made_anew(run)
+    damage_journal(run)
     assert rebuild(run.root, SETTINGS).lines == 9
     assert mlflow.points() == journaled_points(run.root)
     assert mlflow.client.get_run(before).info.lifecycle_stage == "deleted"
-    assert figures_and_status(rebuild(run.root, SETTINGS)) == 0
+    assert num_missing(rebuild(run.root, SETTINGS)) == 0
 
 
 def test_only_one_of_two_duplicate_mlflow_runs_gets_new_lines(run: RunDir, mlflow: Mlflow) -> None:
-    """Both processes created one before either saw the other's: one of them has everything, and the other stays as it
-    was."""
+    """Both processes created an MLflow run before either saw the other's: one of them has everything, and the other
+    stays unchanged."""
     run.step(1)
     rebuild(run.root, SETTINGS)
     tags = {"ppoctl.run_id": mlflow.run().data.tags["ppoctl.run_id"]}
@@ -220,7 +220,7 @@ def test_delete_for_a_copied_run_keeps_the_original(run: RunDir, runs_dir: Path,
     shutil.copytree(run.root, copy)
     assert kept_by_mlflow(copy, SETTINGS).delete() == []
     assert mlflow.run().info.lifecycle_stage == "active"
-    # Where the original is not there any more, the copy is what was moved.
+    # If the original no longer exists, the copy is a moved run.
     run.root.rename(runs_dir / "moved")
     assert len(kept_by_mlflow(copy, SETTINGS).ids) == 1
 
@@ -265,12 +265,13 @@ def test_rebuild_of_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> Non
         rebuild(tmp_path, SETTINGS)
 
 
-# Kill drill. A forked child mirrors and kills itself at a chosen transaction of the database, so that every moment
-# between two transactions is hit: before the experiment, the run, params, tags, each batch, the status.
+# Kill drill (fault injection). A forked child mirrors and kills itself at a chosen transaction of the database, so
+# that every moment between two transactions is hit: before the experiment, the run, params, tags, each batch, the
+# status.
 
 
 def killed_at_commit(number: int, work: Callable[[], object]) -> bool:
-    """Run `work` in a forked child that dies by SIGKILL before its n-th writing commit; False when it ended."""
+    """Run `work` in a forked child that dies by SIGKILL before its n-th writing commit; return False if it ended."""
     child = os.fork()
     if child == 0:
         try:
@@ -278,7 +279,7 @@ def killed_at_commit(number: int, work: Callable[[], object]) -> bool:
             from sqlalchemy import event
             from sqlalchemy.orm import Session
 
-            # A connection may not cross a fork: the child opens its own.
+            # A connection must not be shared across a fork: the child opens its own.
             for engine in SqlAlchemyStore._engine_map.values():
                 engine.dispose(close=False)
             left = number
@@ -289,7 +290,7 @@ def killed_at_commit(number: int, work: Callable[[], object]) -> bool:
             def count(session: Session) -> None:
                 nonlocal left
                 session.flush()
-                left -= session.info.pop("wrote", False)  # MLflow commits after reading too
+                left -= session.info.pop("wrote", False)  # MLflow commits after reading, too
                 if left == 0:
                     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -308,13 +309,13 @@ def killed_at_commit(number: int, work: Callable[[], object]) -> bool:
     return False
 
 
-@pytest.mark.sampled(2)  # every other transaction of both
+@pytest.mark.sampled(2)  # every second transaction of both
 @pytest.mark.parametrize("first", [1, 2])
 @pytest.mark.parametrize("is_made_anew", [False, True], ids=["first sent", "sent again"])
 def test_kill_at_any_transaction_doubles_and_loses_nothing(
     runs_dir: Path, mlflow: Mlflow, monkeypatch: pytest.MonkeyPatch, is_made_anew: bool, first: int
 ) -> None:
-    # Two points in a batch at most: several small transactions instead of one.
+    # At most two points per batch: several small transactions instead of one.
     monkeypatch.setattr("ppoctl.tracking.mlflow_payloads.POINTS_PER_BATCH", 2)
     kills = 0
     for number in range(first, 200, 2):
@@ -326,7 +327,7 @@ def test_kill_at_any_transaction_doubles_and_loses_nothing(
         run.stage(2, "reward", **{"reward/score_mean": 0.5, "reward/score_std": math.inf})
         run.event("attempt_ended", status="finished", exit_code=0)
         if is_made_anew:
-            made_anew(run)
+            damage_journal(run)
         if not killed_at_commit(number, lambda root=run.root: rebuild(root, SETTINGS)):
             break
         kills += 1
@@ -337,5 +338,5 @@ def test_kill_at_any_transaction_doubles_and_loses_nothing(
         assert len(found.data.params) == 4
         assert found.data.tags["nonfinite/reward/score_std"] == "inf at step 2"
         assert mlflow.text("samples/step-000001.json", run.root.name) == TABLE
-        assert figures_and_status(rebuild(run.root, SETTINGS)) == 0
+        assert num_missing(rebuild(run.root, SETTINGS)) == 0
     assert 3 < kills < 50

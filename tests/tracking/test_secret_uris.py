@@ -1,4 +1,4 @@
-"""A tracking URI under the name of a variable is told to MLflow and to nobody else."""
+"""A tracking URI given by the name of a variable is passed to MLflow and nowhere else."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ NAMED = MlflowTracking(kind="mlflow", uri="$WHERE")
 
 
 @pytest.mark.parametrize(
-    ("uri", "told"),
+    ("uri", "resolved"),
     [
         ("$WHERE", "http://me:hunter2@host"),
         ("${WHERE}/sub", "http://me:hunter2@host/sub"),
@@ -20,11 +20,11 @@ NAMED = MlflowTracking(kind="mlflow", uri="$WHERE")
     ],
 )
 def test_uri_variable_is_resolved_only_when_mlflow_is_opened(
-    tmp_path: Path, monkeypatch, uri: str, told: str
+    tmp_path: Path, monkeypatch, uri: str, resolved: str
 ) -> None:
     monkeypatch.setenv("WHERE", "http://me:hunter2@host")
     address = address_of(MlflowTracking(kind="mlflow", uri=uri), tmp_path)
-    assert address.uri == told
+    assert address.uri == resolved
     assert "hunter2" not in address.shown
     assert "hunter2" not in repr(address)
     assert address.artifacts is None, "a server knows where they go"

@@ -1,4 +1,4 @@
-"""What MLflow's own pages are made of, asked of a real database as they ask."""
+"""The contents of MLflow's pages, queried from a real database as the pages do."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tracking_lab import SETTINGS, Mlflow, RunDir, Said, figures_and_status, journaled_points
+from tracking_lab import SETTINGS, MessageLog, Mlflow, RunDir, journaled_points, num_missing
 
 from fakes.components import fake_components, fake_recipe
 from fakes.nvml import FakeNvml
@@ -50,7 +50,7 @@ FACTS: dict[str, Any] = {
 
 
 def known(run: RunDir, facts: Mapping[str, Any]) -> None:
-    """Write more facts into run.json."""
+    """Add facts to run.json."""
     body = unseal(run.paths.run_json.read_text())
     run.paths.run_json.write_text(seal({**body, **facts}, indent=1))
 
@@ -135,14 +135,14 @@ def test_mlflow_has_each_dataset_once(run: RunDir, mlflow: Mlflow) -> None:
     run.recipe({"name": "demo", "data": DATA})
     known(run, FACTS)
     assert rebuild(run.root, SETTINGS).inputs == 2
-    assert figures_and_status(rebuild(run.root, SETTINGS)) == 0
+    assert num_missing(rebuild(run.root, SETTINGS)) == 0
     found = {each.dataset.name: each for each in mlflow.run().inputs.dataset_inputs}
     assert sorted(found) == ["data.eval.held", "data.train"]
     assert [(tag.key, tag.value) for tag in found["data.train"].tags] == [("mlflow.data.context", "train")]
     assert found["data.eval.held"].dataset.digest == "b" * 36
 
 
-# Who and with what
+# Users and versions
 
 
 @pytest.mark.parametrize(
@@ -240,38 +240,38 @@ def test_expectations_are_tagged_with_values_and_bounds(run: RunDir) -> None:
 
 
 def test_expectations_are_tagged_only_after_the_last_step(run: RunDir, mlflow: Mlflow) -> None:
-    told = MirrorHooks(
+    hooks = MirrorHooks(
         contract=lambda: {"ppoctl.contract": "unmet", "ppoctl.contract.a": "0.5 (at least 0.8): unmet"}
     )
     run.event("attempt_started")
-    rebuild(run.root, SETTINGS, told)
+    rebuild(run.root, SETTINGS, hooks)
     assert "ppoctl.contract" not in mlflow.run().data.tags
     run.event("attempt_ended", status="unmet", exit_code=5)
-    rebuild(run.root, SETTINGS, told)
+    rebuild(run.root, SETTINGS, hooks)
     tags = mlflow.run().data.tags
     assert (tags["ppoctl.contract"], tags["ppoctl.contract.a"]) == ("unmet", "0.5 (at least 0.8): unmet")
-    assert figures_and_status(rebuild(run.root, SETTINGS, told)) == 0
+    assert num_missing(rebuild(run.root, SETTINGS, hooks)) == 0
 
 
-def test_report_is_uploaded_when_an_attempt_ends(run: RunDir, mlflow: Mlflow, said: Said) -> None:
-    around = MirrorHooks(notify=said, files=lambda: {"report.html": "<p>it</p>"})
+def test_report_is_uploaded_when_an_attempt_ends(run: RunDir, mlflow: Mlflow, messages: MessageLog) -> None:
+    around = MirrorHooks(notify=messages, files=lambda: {"report.html": "<p>it</p>"})
     run.step(1)
     mirror = MlflowMirror(run.root, SETTINGS, attempt=1, around=around, patience=MirrorIntervals())
     mirror.start()
     assert mirror.close("finished", 60.0)
     assert mlflow.text("report.html") == "<p>it</p>"
-    assert said.lines == []
+    assert messages.lines == []
     assert rebuild(run.root, SETTINGS, around).files == 3
 
 
-def test_failed_report_costs_only_a_message(run: RunDir, mlflow: Mlflow, said: Said) -> None:
+def test_failed_report_costs_only_a_message(run: RunDir, mlflow: Mlflow, messages: MessageLog) -> None:
     def files() -> Mapping[str, str]:
         raise ValueError("no tokenizer\nat all")
 
     run.step(1)
     run.event("attempt_ended", status="finished", exit_code=0)
-    sent = rebuild(run.root, SETTINGS, MirrorHooks(notify=said, files=files))
-    assert said.lines == ["mlflow: the report could not be made (no tokenizer); the run is not affected"]
+    sent = rebuild(run.root, SETTINGS, MirrorHooks(notify=messages, files=files))
+    assert messages.lines == ["mlflow: the report could not be made (no tokenizer); the run is not affected"]
     assert (sent.files, mlflow.run().info.status) == (2, "FINISHED")
 
 

@@ -1,4 +1,4 @@
-"""A run directory that grows line by line, and questions to a real MLflow database."""
+"""A run directory that grows line by line, and queries to a real MLflow database."""
 
 import json
 import math
@@ -45,9 +45,9 @@ class RunDir:
             file.write(sealed_line(line))
         return line
 
-    def stage(self, step: int, stage: str, **figures: float) -> dict[str, Any]:
+    def stage(self, step: int, stage: str, **metrics: float) -> dict[str, Any]:
         body = {"step": step, "stage": stage, "seconds": 1.5, "attempt": 1, "identity": "aa"}
-        return self.append({**body, "figures": {name.replace("__", "/"): value for name, value in figures.items()}})
+        return self.append({**body, "figures": {name.replace("__", "/"): value for name, value in metrics.items()}})
 
     def step(self, step: int) -> None:
         self.stage(step, "rollout", rollout__tokens=100.0 * step, rollout__truncated_frac=0.0)
@@ -65,7 +65,7 @@ class RunDir:
 
 
 class Mlflow:
-    """Asks a runs folder's database what it holds, with MLflow's own client."""
+    """Queries a runs folder's database with MLflow's own client."""
 
     def __init__(self, runs_dir: Path) -> None:
         from mlflow.tracking import MlflowClient
@@ -77,12 +77,12 @@ class Mlflow:
         return list(self.client.search_runs(experiments))
 
     def run(self, name: str = "demo") -> Any:
-        """The only run of that name."""
+        """Return the only run of that name."""
         (run,) = [run for run in self.runs() if run.info.run_name == name]
         return run
 
     def points(self, name: str = "demo") -> Counter[tuple[str, int, float, int]]:
-        """(metric, step, value, timestamp) of every point, with how often it is there."""
+        """Return the number of occurrences of each (metric, step, value, timestamp)."""
         run = self.run(name)
         return Counter(
             (metric.key, metric.step, metric.value, metric.timestamp)
@@ -92,19 +92,19 @@ class Mlflow:
         )
 
     def table(self, experiment: str, path: str, run_id: str) -> Any:
-        """A table as MLflow's pages find and read it, by its tag."""
+        """Return a table as MLflow's pages find and read it, by its tag."""
         from mlflow.tracking._tracking_service.utils import _use_tracking_uri
 
         with _use_tracking_uri(self.client.tracking_uri):
             return self.client.load_table(experiment, path, run_ids=[run_id])
 
     def text(self, path: str, name: str = "demo") -> str:
-        """A kept file."""
+        """Return the text of an artifact."""
         return Path(self.client.download_artifacts(self.run(name).info.run_id, path)).read_text()
 
 
 def journaled_points(run_dir: Path) -> Counter[tuple[str, int, float, int]]:
-    """What MLflow must hold in the end, worked out from the journal without the code under test."""
+    """Return the points that MLflow must contain in the end, computed from the journal without the code under test."""
     expected: Counter[tuple[str, int, float, int]] = Counter()
     for line in read_lines(RunPaths(run_dir).journal):
         for name, value in line.get("figures", {}).items():
@@ -116,13 +116,13 @@ def journaled_points(run_dir: Path) -> Counter[tuple[str, int, float, int]]:
     return expected
 
 
-def figures_and_status(sent: Sent) -> int:
-    """How much MLflow lacked, files not counted: those are sent each time."""
+def num_missing(sent: Sent) -> int:
+    """Return how many items MLflow was missing, except files, which are sent each time."""
     return sum(vars(replace(sent, files=0)).values())
 
 
-class Said:
-    """Collects messages; lets a test wait for one."""
+class MessageLog:
+    """Collects messages; a test can wait for one."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

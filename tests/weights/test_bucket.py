@@ -1,4 +1,4 @@
-"""Weights on their way: cut into buckets, packed into one piece, found again."""
+"""Weights in transfer: split into buckets, packed into one buffer, and unpacked."""
 
 import pytest
 import torch

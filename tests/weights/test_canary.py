@@ -1,11 +1,11 @@
-"""The canary's tokens and its verdicts."""
+"""The canary's tokens, and its checks."""
 
 import math
 
 import pytest
 
 from ppoctl.errors import WeightSyncError
-from ppoctl.weights.canary import GENERATED_TOKENS, PROMPT_TOKENS, Canary, CanaryScores
+from ppoctl.weights.canary import DRAWN_TOKENS, PROMPT_TOKENS, Canary, CanaryScores
 
 FLOAT32 = Canary.of("float32", 64, tolerance=None)
 BFLOAT16 = Canary.of("bfloat16", 64, tolerance=None)
@@ -16,7 +16,7 @@ def tokens_of(vocab_size: int, *, window: int) -> tuple[int, ...]:
 
 
 def scores(prompt: list[float], generated: tuple[int, ...] = (), *logprobs: float) -> CanaryScores:
-    """With one token drawn right, unless others are."""
+    """Return scores with one correctly generated token, unless given."""
     return CanaryScores(tuple(prompt), generated or (5,), logprobs or (-0.1,))
 
 
@@ -32,7 +32,7 @@ def test_canary_tokens_are_fixed_distinct_and_in_range() -> None:
     ("window", "prompt", "generated"), [(56, 48, 8), (20, 12, 8), (9, 1, 8), (3, 1, 2), (2, 1, 1)]
 )
 def test_canary_prompt_and_generated_tokens_fit_window(window: int, prompt: int, generated: int) -> None:
-    assert (len(tokens_of(272, window=window)), GENERATED_TOKENS) == (prompt, 8)
+    assert (len(tokens_of(272, window=window)), DRAWN_TOKENS) == (prompt, 8)
     assert Canary.of("float32", window, tolerance=None).num_drawn == generated
 
 
@@ -49,7 +49,7 @@ def test_bfloat16_canary_bounds_mean_gap() -> None:
 
 
 def test_generated_tokens_are_bounded_separately_from_prompt() -> None:
-    """A decode that is off is not averaged away over a prompt that is right."""
+    """An error in decoding is not averaged away over a correct prompt."""
     right = scores([-1.0] * 47, (1, 2), -0.1, -0.1)
     with pytest.raises(WeightSyncError, match=r"differ by 0\.55 nats \(mean over 2 generated tokens"):
         BFLOAT16.check(scores([-1.0] * 47, (1, 2), -0.1, -1.2), right)
@@ -59,7 +59,7 @@ def test_generated_tokens_are_bounded_separately_from_prompt() -> None:
 
 
 def test_generated_tokens_are_compared_up_to_first_difference() -> None:
-    """There both sides have their most likely token, and these are nearly equally likely."""
+    """At the first difference, each side has its own most likely token, and the two are nearly equally likely."""
     published = scores([-1.0], (1, 2, 3, 4), -0.1, -0.2, -0.3, -0.4)
     FLOAT32.check(scores([-1.0], (1, 2, 9, 9), -0.1, -0.2, -0.3005, -9.0), published)
     with pytest.raises(WeightSyncError, match="max over 4 tokens of the prompt and the first"):
@@ -67,7 +67,8 @@ def test_generated_tokens_are_compared_up_to_first_difference() -> None:
 
 
 def test_single_generated_token_is_averaged_with_prompt() -> None:
-    """In bfloat16 a single token may differ by nats: where sides part at the first, the prompt counts with it."""
+    """In bfloat16 a single token may differ by nats: if the sides differ at the first token, it is averaged with the
+    prompt."""
     published = scores([-1.0, -2.0, -3.0], (7, 8), -0.1, -0.2)
     BFLOAT16.check(scores([-1.0, -2.0, -3.0], (5, 8), -1.9, -0.2), published)
     with pytest.raises(WeightSyncError, match=r"mean over 4 tokens of the prompt and the first"):

@@ -1,5 +1,5 @@
-"""The checksum sees bytes: any flipped bit, any exchange, and nothing but bytes in logical order. What was sent and
-what was loaded are compared by it, name by name."""
+"""The checksum depends on the bytes in logical order and nothing else: any flipped bit or exchange is detected. Sent
+and loaded weights are compared by it, name by name."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ def data(num_bytes: int, seed: int = 0) -> torch.Tensor:
 
 
 def in_python(content: bytes) -> int:
-    """The same number in plain integers."""
+    """Return the checksum computed with Python integers."""
     modulus = 2**64
 
     def mix(word: int, place: int) -> int:
@@ -134,7 +134,7 @@ def test_sent_checksums_reject_duplicate_tensor() -> None:
 
 
 class LargestAllocations(TorchDispatchMode):
-    """Bytes of each new tensor that an operation gives."""
+    """Records the bytes of each new tensor that an operation returns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class LargestAllocations(TorchDispatchMode):
 
 @pytest.mark.parametrize("is_transposed", [False, True])
 def test_checksum_memory_does_not_grow_with_tensor(is_transposed, monkeypatch):
-    """With a GPU's rounds: no more than 64 MiB for a tensor of any size, here 128 MiB."""
+    """It takes at most 64 MiB with a GPU's chunk sizes, for a tensor of any size (here 128 MiB)."""
     monkeypatch.setitem(module._WORDS_PER_ROUND, "cpu", module._WORDS_PER_ROUND["cuda"])
     weight = torch.full((64, 2**20), 3.0, dtype=torch.bfloat16)
     seen = weight.view(2**20, 64).t() if is_transposed else weight

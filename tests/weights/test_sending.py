@@ -1,4 +1,4 @@
-"""The driver and ranks that send, without processes: who is asked, and what is made of the answers."""
+"""The driver and the sending ranks, without processes: which ranks are called, and what is made of their replies."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ NODES = ["a", "b"]
 
 
 class HoldingRank(SendingRank):
-    """A data rank that holds one tensor, and has no device of its own."""
+    """A data rank that holds one tensor, on no device."""
 
     device = torch.device("cpu")
 
@@ -33,7 +33,7 @@ class HoldingRank(SendingRank):
 
 
 class Calls:
-    """An `Executor` whose ranks are all here."""
+    """An `Executor` whose ranks are all in this process."""
 
     def __init__(self, ranks: Sequence[SendingRank], monkeypatch: pytest.MonkeyPatch) -> None:
         self.ranks = ranks
@@ -58,8 +58,8 @@ def source(monkeypatch: pytest.MonkeyPatch, engine_nodes: Sequence[str], *values
 
 
 def test_engines_prefer_shared_memory_over_object_store(monkeypatch) -> None:
-    """On nodes a and b engines read memory of a rank of theirs; for c a rank stores."""
-    ranks = source(monkeypatch, ["a", "b", "c"], 1.0, 1.0)  # who keep the memory
+    """On nodes a and b engines read memory of a rank on the same node; for c a rank stores the weights."""
+    ranks = source(monkeypatch, ["a", "b", "c"], 1.0, 1.0)  # the ranks that keep the memory
     [bucket] = ranks.buckets_for_engines()
     assert [type(content) for content in bucket.contents] == [Shared, Shared, FlatTensors]
     for content in bucket.contents:
@@ -71,7 +71,7 @@ def test_lasting_weights_outlive_rank_work_and_driver_buckets(monkeypatch) -> No
     ranks = source(monkeypatch, ["a"], 1.0, 1.0)
     calls: Any = ranks.executor
     [bucket] = ranks.buckets_for_engines()
-    assert bucket.lasting() == bucket  # on a CPU engines read what is kept; no second copy
+    assert bucket.lasting() == bucket  # on a CPU engines read the kept memory; no second copy
     calls.ranks[0].value = 2.0
     calls.ranks[0].stop_sharing()
     list(ranks.buckets())

@@ -1,4 +1,4 @@
-"""Memory that another process reads: filled in turn, copied by its reader, gone with its owner."""
+"""Memory that another process reads: filled alternately, copied by its reader, released with its owner."""
 
 import errno
 import multiprocessing
@@ -79,13 +79,13 @@ def test_retained_buffers_are_reused_by_next_transfer() -> None:
         assert_holds(shared, named(value, rows=rows))
     kept.begin()
     second = [kept.put(named(value + 3, rows=rows)) for value, rows in values]
-    assert second == first  # where they are; and so what is there now is
+    assert second == first  # in place, so the handle now refers to the present content
     for shared, (value, rows) in zip(first, values, strict=True):
         assert_holds(shared, named(value + 3, rows=rows))
 
 
 def test_retained_buffers_grow_with_content(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Buckets of any size lie where they do not touch, also in memory of the last transfer, which had others."""
+    """Buckets of any size are placed without overlap, also in memory of the previous transfer with other sizes."""
     monkeypatch.setattr(sharing, "_MAPPED_BYTES", 2**16)
     kept = RetainedBuffers()
     for rows in ([3, 5000, 2], [5000, 2, 4000, 4000, 7], [1], [3, 3, 9000]):
@@ -136,7 +136,7 @@ def test_released_shared_memory_is_lost_and_closes_files() -> None:
 
 
 def test_unreadable_process_memory_raises_explained_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a container that keeps to itself, say."""
+    """For example, in a container that isolates its processes."""
 
     def refuse(*arguments: object) -> None:
         raise PermissionError("not yours")

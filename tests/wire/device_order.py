@@ -1,4 +1,4 @@
-"""Runs of a shipped recipe on a device that counts bytes (`fakes.device`), beside what `plan` says of each stage.
+"""Runs of a shipped recipe on a device that counts bytes (`fakes.device`), compared with `plan`'s bytes of each stage.
 
 PYTHONPATH=tests python -m wire.device_order    prints a table: each recipe in each situation, in GiB
 """
@@ -43,24 +43,24 @@ from ppoctl.wire.components import Components
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 USABLE_GIB = {"80g": 80.0, "32g": 31.0, "24g": 22.5}
-"""Memory that a card has which is sold as so many GB."""
+"""Usable memory of a card, by its nominal size."""
 _ALWAYS = ("CUDA contexts", "NCCL", "NCCL of weights", "CUDA graphs", "gather buffer")
-"""How items end that are on the device whatever is done."""
+"""Suffixes of the plan's items that are always on the device."""
 _PLAYED: dict[str, dict[str, Any]] = {
     "rollout": {"prompts_per_step": 4, "samples_per_prompt": 2, "max_prompt_tokens": 4, "max_new_tokens": 6},
     "ppo": {"minibatch_seqs": 4},
     "eval": {"every_steps": 1, "at_start": True},
     "checkpoint": {"every_steps": 2},
 }
-"""What is played of a recipe: two steps of the bigram model. Each is evaluated, the second one saved."""
+"""Changes for playing a recipe: two steps of the bigram model. Each is evaluated, the second is saved."""
 
 
 class Killed(BaseException):
-    """SIGKILL, for what is in this process."""
+    """Stand-in for SIGKILL within this process."""
 
 
 class FewPrompts(CountingPrompts):
-    """Prompts, and an evaluation set of the name that the recipe has."""
+    """Prompts, and evaluation sets with the names of the recipe."""
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe.rollout.prompts_per_step)
@@ -100,7 +100,7 @@ class Harness:
         return CountedDevice(sum(item.bytes for item in gpu.items if item.name.endswith(_ALWAYS)))
 
     def components(self, device: CountedDevice, witness: Witness | None = None) -> Components:
-        """Engines that are not started yet, on this device."""
+        """Return components on this device that are not started yet."""
         memory, sharing = self.memory, DeviceSharing(leaving(self.recipe))
         buckets, observer = memory.sending.buckets, witness or Witness()
 
@@ -129,7 +129,7 @@ class Harness:
         )
 
     def play(self, root: Path, witness: Witness | None = None, gate: Stops | None = None) -> CountedDevice:
-        """The run up to its end, a stop or a kill, in a process of its own: what its device saw."""
+        """Run to the end, a stop or a kill, as in a separate process; return its device."""
         device = self.device()
         witness = witness or Witness()
         on_stage = witness.on_stage
@@ -146,7 +146,7 @@ class Harness:
 
 
 def kills_at(*moments: str) -> Witness:
-    """Ends the process at the last of these moments, once the others have passed in their order."""
+    """Return a witness that kills the run at the last of these moments, after the others have passed in order."""
     left = list(moments)
 
     def act(_: int, name: str) -> None:
@@ -159,37 +159,37 @@ def kills_at(*moments: str) -> Witness:
 
 
 def train(harness: Harness, root: Path) -> CountedDevice:
-    """The evaluation comes first."""
+    """Train; the evaluation comes first."""
     return harness.play(root)
 
 
 def resume_into_an_evaluation(harness: Harness, root: Path) -> CountedDevice:
-    """A stop within the first step's evaluation has saved the actor."""
+    """Resume a run that a stop within the first step's evaluation ended, with the actor saved."""
     harness.play(root, gate=Stops(lambda gate: gate.at == (1, "eval") and gate.between_calls > 2))
     assert list((root / "states/at-stop").glob("actor/manifest.json"))
     return harness.play(root)
 
 
 def resume_after_a_kill_in_actor_update(harness: Harness, root: Path) -> CountedDevice:
-    """The second step's update was under way: the first one's is replayed, and an evaluation follows."""
+    """Resume a run killed in the second step's update: the first update is replayed, and an evaluation follows."""
     harness.play(root, kills_at("2 actor_update starts", "inside actor_update after a minibatch"))
     return harness.play(root)
 
 
 def resume_after_a_kill_in_an_evaluation(harness: Harness, root: Path) -> CountedDevice:
-    """The first step's update is committed and replayed by the evaluation itself."""
+    """Resume a run whose first update is committed: the evaluation itself replays it."""
     harness.play(root, kills_at("1 eval starts"))
     return harness.play(root)
 
 
 def resume_into_log_probs(harness: Harness, root: Path) -> CountedDevice:
-    """The actor is brought to its state by a stage that only reads it."""
+    """Resume in a stage that only reads the actor, which must be restored for it."""
     harness.play(root, kills_at("2 logprobs starts"))
     return harness.play(root)
 
 
 def eval_alone(harness: Harness, root: Path) -> CountedDevice:
-    """`ppoctl eval` of a saved state, in a process of its own."""
+    """Run `ppoctl eval` of a saved state, as in a separate process."""
     harness.play(root)
     folder = root / "states" / "actor" / "000002"
     device = harness.device()
@@ -211,12 +211,12 @@ SITUATIONS: dict[str, Callable[[Harness, Path], CountedDevice]] = {
 
 
 def names() -> list[str]:
-    """Our own recipes, and the one for 64 GPUs."""
+    """Return ppoctl's own recipes, and the recipe for 64 GPUs."""
     return [*(f"own/{file.stem}" for file in sorted((RECIPES / "own").glob("*.toml"))), "dsr1-7b"]
 
 
 def usable_gib(name: str) -> float:
-    """Memory of the GPU that the recipe's name says."""
+    """Return the memory of the GPU in the recipe's name."""
     return next((gib for mark, gib in USABLE_GIB.items() if name.endswith(mark)), 80.0)
 
 

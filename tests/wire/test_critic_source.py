@@ -1,4 +1,4 @@
-"""A critic with a model of its own: what the run says that it is made from."""
+"""A critic with its own model: the source that the run records."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ def base(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    """The critic that a run has saved at step 12."""
+    """Return the critic that a run saved at step 12."""
     run = RunPaths(tmp_path / "runs/first")
     folder = run.state("critic", 12)
     folder.mkdir(parents=True)
@@ -92,7 +92,7 @@ def test_critic_state_that_its_run_will_delete_is_refused(
     copied = recipe(base, tmp_path / "critic-12")
     require_kept(copied)
     new_run.create(RunPaths(tmp_path / "second"), copied, {}, command="train")
-    # Whose it was is known, where it lay is not.
+    # The source run is recorded, its path is not.
     expected = {"run": None, "role": "critic", "step": 12, "lineage": "abc"}
     assert run_dir.facts(RunPaths(tmp_path / "second"))["critic_from"] == expected
 

@@ -1,4 +1,5 @@
-"""No moment of a run takes more of a GPU than `plan` says of the stage: whole runs on a device that counts bytes."""
+"""At no moment does a run take more of a GPU than `plan` estimates for the stage: complete runs on a device that
+counts bytes."""
 
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from wire.device_order import SITUATIONS, Harness, names, train, usable_gib
 
 
 def excess(harness: Harness, device: CountedDevice) -> dict[str, object]:
-    """What is on the device where it holds more than is planned, by stage."""
+    """Return the allocations of stages that exceed the plan."""
     planned = harness.planned
     return {stage: device.at_peak[stage] for stage, size in device.peaks.items() if size > planned[stage]}
 
@@ -19,7 +20,8 @@ def test_model_that_fills_a_gpu_stays_within_its_plan(tmp_path: Path, situation:
     harness = Harness.of("own/qwen3-4b-80g", 80.0)
     device = SITUATIONS[situation](harness, tmp_path / "run")
     assert excess(harness, device) == {}
-    # It is counted: engines have their share while the actor sends, and a whole trainer fits no GPU beside that.
+    # The counts are realistic: engines keep their share while the actor sends, and a complete trainer does not fit
+    # next to them.
     engine, actor = harness.memory.generator, harness.memory.roles["actor"].ranks[0]
     share = engine.weights + engine.kv_cache
     assert device.peaks["eval"] > share + actor.weights

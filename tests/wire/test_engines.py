@@ -1,4 +1,4 @@
-"""What is checked once the model's folder is known."""
+"""Checks that run once the model's folder is known."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -42,7 +42,7 @@ def test_deadlines_apply_to_their_calls() -> None:
         **dict.fromkeys(("forward", "reference_forward", "scores"), 3.0),
         **dict.fromkeys(("begin_save", "finish_save"), 4.0),
     }
-    # Ranks wait for each other longer than the driver for them.
+    # Ranks wait for each other longer than the driver waits for them.
     assert trainer_settings(recipe, "actor").collective_s > 3600
     longer = load([RECIPES / "quickstart.toml"], ["cluster.update_deadline_s=9000"]).recipe
     assert trainer_settings(longer, "actor").collective_s > 9000
@@ -73,7 +73,7 @@ def test_cpu_threads_are_read_from_the_recipe(written: int, threads: int) -> Non
 
 
 def test_initial_lineage_depends_on_the_models_and_the_role_dtype() -> None:
-    sets = ["generator.engines=2", "model.dtype=float32"]  # two engines: nothing is started here
+    sets = ["generator.engines=2", "model.dtype=float32"]  # two engines: nothing is started in this process
 
     def digests(*more: str) -> Mapping[str, str]:
         recipe = load([RECIPES / "quickstart.toml"], [*sets, *more]).recipe
@@ -128,7 +128,8 @@ def test_scorer_is_closed_if_trainers_fail_to_close() -> None:
     ("colocated", "has_gpus", "ahead"), [(True, True, 0), (True, False, 2), (False, True, 2), (False, False, 2)]
 )
 def test_processes_start_in_parallel_except_on_shared_gpus(colocated: bool, has_gpus: bool, ahead: int) -> None:
-    """There an engine measures what is free when it starts. Ray is up before anybody asks it for its GPUs."""
+    """On a shared GPU an engine measures free memory when it starts, so nothing may start in parallel. Ray must be up
+    before its GPUs are queried."""
     events = list[str]()
 
     def gpus() -> bool:

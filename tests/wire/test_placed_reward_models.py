@@ -1,4 +1,4 @@
-"""Reward models in a run: what it was made from, what a resume may change, and whose turn it is."""
+"""Reward models in a run: recorded sources, allowed changes on resume, and device sharing."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ from rewards.reward_models import QUICKSTART, reward_model
 QUICKSTART_RECIPE = QUICKSTART.parents[1] / "quickstart.toml"
 
 
-def judged(judge: Path, **keys: Any) -> Recipe:
+def recipe_with(judge: Path, **keys: Any) -> Recipe:
     reward = {"kind": "model", "path": str(judge), **keys}
     return fake_recipe(model={"path": str(QUICKSTART), "dtype": "float32"}, reward=reward)
 
@@ -35,10 +35,10 @@ def judge(tmp_path: Path) -> Path:
 
 def test_run_sources_include_reward_models(judge: Path) -> None:
     plain = fake_recipe(model={"path": str(QUICKSTART), "dtype": "float32"})
-    before = model_digests(judged(judge))
+    before = model_digests(recipe_with(judge))
     assert set(before) - set(model_digests(plain)) == {"reward.path"}
     (judge / "chat_template.jinja").write_text("{{ messages }}", "utf-8")
-    after = model_digests(judged(judge))
+    after = model_digests(recipe_with(judge))
     assert {name for name in before if before[name] != after[name]} == {"reward.path"}
     parts = {"kind": "sum", "parts": {"a": {"kind": "model", "path": str(judge)}, "b": {"kind": "gsm8k"}}}
     summed = model_digests(fake_recipe(model={"path": str(QUICKSTART)}, reward=parts))
@@ -55,7 +55,7 @@ def test_fingerprints_of_scoring_stages_include_reward_models() -> None:
 
 
 def test_changed_reward_model_stops_a_resume(judge: Path, tmp_path: Path) -> None:
-    layout, recipe = RunPaths(tmp_path / "run"), judged(judge)
+    layout, recipe = RunPaths(tmp_path / "run"), recipe_with(judge)
     run_dir.create(layout, recipe_toml="", resolved=as_recorded(recipe), facts={"sources": model_digests(recipe)})
     require_same_sources(layout, model_digests(recipe))
     config = json.loads((judge / "config.json").read_text("utf-8"))
@@ -65,17 +65,17 @@ def test_changed_reward_model_stops_a_resume(judge: Path, tmp_path: Path) -> Non
 
 
 def test_resume_keeps_reward_models_and_may_change_their_settings(judge: Path, tmp_path: Path) -> None:
-    layout, recipe = RunPaths(tmp_path / "run"), judged(judge)
+    layout, recipe = RunPaths(tmp_path / "run"), recipe_with(judge)
     run_dir.create(layout, recipe_toml="", resolved=as_recorded(recipe), facts={})
     other = reward_model(tmp_path / "other")
     for changed, says in (
-        (judged(other), f"reward `{other}`"),
+        (recipe_with(other), f"reward `{other}`"),
         (fake_recipe(model=recipe.model.model_dump()), "none"),
     ):
         with pytest.raises(RecipeError, match="the reward models are") as caught:
             change(layout, changed)
         assert says in str(caught.value)
-    found = change(layout, judged(judge, template="text"))
+    found = change(layout, recipe_with(judge, template="text"))
     assert found is not None
     assert found.keys == [("reward.template", "own", "text")]
 

@@ -1,5 +1,5 @@
-"""The registry against what runs say: all that is reported is registered, all that is registered is reported by some
-setting, and the recipe's rules refuse exactly what this recipe does not report."""
+"""The metric registry and the metrics of runs: every reported metric is registered, every registered metric is
+reported under some setting, and the recipe's rules refuse exactly the metrics that this recipe does not report."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -82,7 +82,8 @@ def recipe_of(setting: str) -> Recipe:
 
 @cache
 def names_of(setting: str) -> frozenset[str]:
-    """What a run of two steps says in its journal. A fake always has a set to evaluate; the recipe may have none."""
+    """Return the metric names in the journal of a run of two steps. A fake always has a set to evaluate; the recipe
+    may have none."""
     recipe = recipe_of(setting)
     with TemporaryDirectory() as folder:
         play(Path(folder) / "run", recipe)

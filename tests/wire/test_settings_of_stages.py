@@ -1,4 +1,4 @@
-"""What the wiring makes of a recipe: settings of stages, which of them draw, and which recipe holds at a step."""
+"""Settings of stages from the recipe: which stages generate, and which recipe holds at a step."""
 
 from pathlib import Path
 from typing import Any

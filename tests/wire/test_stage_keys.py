@@ -1,4 +1,4 @@
-"""Which stages a recipe key reaches: their fingerprints, epochs, schedules and settings."""
+"""Stages that depend on a recipe key: their fingerprints, epochs, schedules and settings."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""How weights leave the process of a job without Ray, as `cluster.weights` says."""
+"""How weights leave the process of a job without Ray, according to `cluster.weights`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 class RankOnGpu(SendingRank):
-    """A rank whose memory no other process may open: here there is no CUDA at all."""
+    """A rank whose memory no other process may open; CUDA is not available here."""
 
     device = torch.device("cuda")
 
@@ -46,7 +46,7 @@ def test_weights_go_through_host_memory_if_configured() -> None:
         "a": [0.0, 1.0, 2.0],
         "b": [0.0, 1.0, 2.0, 3.0],
     }
-    # Host memory that lasts until the next transfer, once: an engine that dies is restored from it.
+    # Host memory that lasts until the next transfer, once: a restarted engine is restored from it.
     assert all(bucket.lasting() == bucket for bucket in buckets)
     for content in [content for bucket in buckets for content in bucket.contents]:
         assert isinstance(content, Shared)

@@ -1,4 +1,5 @@
-"""Which result keys have a test here. A test that holds a key says so; a key that no test holds fails the suite."""
+"""Which result keys have a test in this folder. A test marks the keys that it covers; a key without a test fails the
+suite."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -6,13 +7,13 @@ from typing import TypeVar
 import pytest
 
 HELD: dict[str, list[str]] = {}
-"""Dotted key -> tests that hold it."""
+"""Dotted key -> tests that cover it."""
 
 Test = TypeVar("Test", bound=Callable[..., object])
 
 
 def holds(*keys: str) -> Callable[[Test], Test]:
-    """Says that the test gives two values of each key their two results."""
+    """Mark a test that gives two values of each key and checks that the results differ as they should."""
 
     def note(test: Test) -> Test:
         for key in keys:
@@ -23,7 +24,7 @@ def holds(*keys: str) -> Callable[[Test], Test]:
 
 
 def each_key(names: str, cases: list[tuple[str, ...]] | list[tuple[str, object]]) -> Callable[[Test], Test]:
-    """Parametrizes a test by cases whose first entry is the key that they hold."""
+    """Parametrize a test by cases whose first entry is the key that they cover."""
 
     def note(test: Test) -> Test:
         marked: Test = pytest.mark.parametrize(names, cases, ids=[f"{case[0]}={case[-1]}" for case in cases])(test)

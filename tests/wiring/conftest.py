@@ -1,4 +1,5 @@
-"""Many small steps: one thread, and no check of shapes: runs on fakes in `tests/loop` and `tests/store` have it."""
+"""Many small steps: one thread, and no shape checks, because runs on fakes in `tests/loop` and `tests/store` have
+them."""
 
 from collections.abc import Iterator
 

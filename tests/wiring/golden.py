@@ -1,15 +1,15 @@
-"""The golden run: three steps on fakes with settings of which no two are alike, written down in `golden_run.json`.
+"""The golden run: three steps on fakes, whose settings are all different, recorded in `golden_run.json`.
 
-Each record that the run commits is there by field, each figure by name, and the ledger, and the tables that the roles
-end with: what the run computed, not the bytes of its files. Digests are left out, as they follow the last bit.
+The file has each committed record by field, each metric by name, the ledger, and the final tables of the roles: what
+the run computed, not the bytes of its files. Digests are omitted, because they depend on the last bit.
 
-    python tests/wiring/golden.py        writes the file anew; then look at `git diff`
+    python tests/wiring/golden.py        rewrites the file; then look at `git diff`
 
-How to judge a difference: everything below a changed number may follow from it, so read from the top and judge the
-first one. It is right when the change you made says that very number should be another (a new figure, another name,
-a formula that was mended), and you can work the new number out. It is wrong when you meant to change nothing that is
-computed: then do not write the file anew, find out why. A number that differs on another machine by more than the
-tolerance is a finding too.
+How to judge a difference: everything after a changed number may follow from it, so read from the top and judge the
+first one. The difference is right if your change was meant to change that number (a new metric, another name, a
+corrected formula) and you can derive the new number by hand. It is wrong if you did not mean to change any result:
+then do not rewrite the file, but find the cause. A number that differs between machines by more than the tolerance is
+also a bug.
 """
 
 import json
@@ -38,12 +38,12 @@ from wiring.harness import BASE, open_harness
 
 FILE = Path(__file__).parent / "golden_run.json"
 DIGESTS = ("used_by", "tokens", "seal")
-"""Of a line of the ledger."""
+"""Digest fields of a ledger line."""
 DIGITS = 7
 
 
 def tables() -> dict[str, Any]:
-    """The bench's recipe with fewer and shorter responses."""
+    """Return the recipe of the harness with fewer and shorter responses."""
     changed = deepcopy(BASE)
     changed["steps"] = 3
     changed["rollout"] |= {"prompts_per_step": 3, "max_new_tokens": 5}
@@ -70,7 +70,7 @@ class Reader(Witness):
 
 
 def golden_run() -> dict[str, Any]:
-    """Play it; everything that it committed, in the order of the steps."""
+    """Play the golden run; return everything that it committed, in the order of the steps."""
     with TemporaryDirectory() as folder:
         reader = Reader(root=Path(folder) / "run")
         harness = open_harness(Path(folder), tables(), witness=reader)
@@ -82,13 +82,13 @@ def golden_run() -> dict[str, Any]:
 
 
 def _fields(record: Record) -> dict[str, Any]:
-    # A summary is told among the figures; what is None is not in the record.
+    # The summary is among the metrics; a field that is None is not in the record.
     names = [item.name for item in fields(record) if item.name not in ("parent", "lineage", "summary")]
     return {name: _plain(getattr(record, name)) for name in names if getattr(record, name) is not None}
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it, with so many digits of each number, and a stamp without its digest."""
+    """Return a value as JSON has it, with DIGITS digits of each number, and a stamp without its digest."""
     if isinstance(value, Tensor):
         return _plain(value.tolist())
     if isinstance(value, Mapping):
@@ -101,7 +101,7 @@ def _plain(value: Any) -> Any:
 
 
 def written(value: Any, indent: str = "") -> str:
-    """JSON with a line for each name and for each row of a grid."""
+    """Return JSON with a line for each name and for each row of a grid."""
     if isinstance(value, Mapping):
         lines = [f'{indent} "{name}": {written(item, indent + " ")}' for name, item in value.items()]
         return "{\n" + ",\n".join(lines) + f"\n{indent}}}" if lines else "{}"
@@ -112,7 +112,7 @@ def written(value: Any, indent: str = "") -> str:
 
 
 def entries(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf by its path; numbers of one list together."""
+    """Yield every leaf with its path; a list of numbers is one leaf."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from entries(item, f"{name} / {key}" if name else key)

@@ -1,6 +1,5 @@
-"""The wired stages on a bench: fake engines that are not where they began, responses with holes, samples without a
-score. What the recipe says goes in at one end; what one step makes of it comes out at the other, and is held against
-the book."""
+"""A harness around the wired stages: fake engines with weights other than the initial ones, responses with holes,
+samples without a score. A test passes a recipe, plays one step, and compares it with the textbook implementation."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -41,11 +40,11 @@ from tolerance import STEP
 from wiring import textbook
 
 STEP_NUMBER = 2
-"""The step on the bench: not the first, so that a step counted wrongly is seen."""
+"""The step that the harness plays: not the first, so that an error in counting steps shows."""
 UPDATES = {"actor": 2, "critic": 7}
-"""Optimizer steps before it; two in the actor's warm-up."""
+"""Optimizer steps before that step; two are within the actor's warm-up."""
 CARRIED_COEF = 0.35
-"""Coefficient of a KL penalty that the step before left."""
+"""KL coefficient carried over from the previous step."""
 CARRY = Carry(
     CARRIED_COEF,
     reward_count=4.0,
@@ -54,9 +53,9 @@ CARRY = Carry(
     reward_reference_mean=0.2,
     reward_reference_std=0.7,
 )
-"""What the step before left."""
+"""Carry of the previous step."""
 LOST = {3: Score(None, "error", "no number"), 6: Score(None, "timeout", "10 s")}
-"""Samples that the scorer fails on, by their place."""
+"""Samples that the scorer fails on, by position."""
 
 BASE: dict[str, Any] = {
     "name": "bench",
@@ -156,7 +155,7 @@ BASE: dict[str, Any] = {
 
 
 def with_key(key: str, value: Any) -> dict[str, Any]:
-    """The recipe of the bench with one key changed."""
+    """Return the recipe of the harness with one key changed."""
     return with_keys({key: value})
 
 
@@ -172,7 +171,8 @@ def with_keys(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class MovedTrainer(BigramTrainer):
-    """Begins somewhere else than the reference: an actor nudged for each token by itself, a critic that is not 0."""
+    """A trainer that does not start at the reference: each logit of the actor is nudged differently, and the critic
+    is not 0."""
 
     def start(self) -> None:
         super().start()
@@ -189,7 +189,7 @@ def moved_table(role: str) -> Tensor:
 
 
 class LoggedGenerator(BigramGenerator):
-    """Draws, and writes down what it was asked."""
+    """A generator that records its requests."""
 
     def __init__(self, actor_at: Callable[[State], Actor]) -> None:
         super().__init__(actor_at)
@@ -208,8 +208,8 @@ class LoggedGenerator(BigramGenerator):
 
 
 class RiddleScorer:
-    """A score that depends on all tokens of the response and on the truth; samples at the places `lost` have none,
-    counted anew after each time that all scores have been taken."""
+    """Scores depend on all tokens of the response and on the ground truth; samples at the positions `lost` have no
+    score. Positions are counted from 0 again after all scores have been taken."""
 
     def __init__(self, lost: Mapping[int, Score]) -> None:
         self.lost = lost
@@ -225,8 +225,8 @@ class RiddleScorer:
         return self.handed[-1]
 
     def take(self, score: Score) -> Score:
-        """The score at the next place: responses are asked about in the order in which they finish, and their scores
-        are taken in that of the rollouts."""
+        """Return the score for the next position: responses are submitted in the order in which they finish, but
+        their scores are taken in row order."""
         place, self.taken = self.taken, self.taken + 1
         if self.taken == len(self.handed):
             self.handed, self.taken = [], 0
@@ -237,7 +237,7 @@ class RiddleScorer:
 
 
 class HandedScore(Future[Score]):
-    """A score that is there, and says so when somebody takes it."""
+    """A finished score that reports when it is taken."""
 
     def __init__(self, score: Score, take: Callable[[Score], Score]) -> None:
         super().__init__()
@@ -249,13 +249,13 @@ class HandedScore(Future[Score]):
 
 
 def riddle(response: str, truth: str) -> float:
-    """Between -0.5 and 1.1."""
+    """Return a score between -0.5 and 1.1."""
     numbers = [int(word) for word in response.split()]
     return (7 * sum(numbers) + 3 * len(numbers) + 5 * int(truth)) % 17 / 10 - 0.5
 
 
 class Riddles:
-    """Prompts of one to three tokens, no two of a step with the same truth."""
+    """Prompts of one to three tokens; within a step all ground truths differ."""
 
     def __init__(self, prompts_per_step: int) -> None:
         self.prompts_per_step = prompts_per_step
@@ -278,7 +278,7 @@ def prompts(step: int, numbers: range) -> Prompts:
 
 @dataclass(frozen=True)
 class Harness:
-    """A job on fakes, with what its ports were asked."""
+    """The run context of a run on fakes, with components that record their requests."""
 
     job: RunContext
     scorer: RiddleScorer
@@ -288,7 +288,7 @@ class Harness:
     prompt_source: Riddles
 
     def state(self, role: str) -> State:
-        """The first weights, as if the role had been updated before."""
+        """Return the state of the initial weights, counted as if the role had been updated before."""
         return replace(self.job.states.initial[role], step=STEP_NUMBER - 1, updates=UPDATES[role])
 
 
@@ -325,11 +325,12 @@ class Played:
     critic_update: Update
     actor_update: Update
     tables: Mapping[str, Tensor]
-    """Of each role after its update."""
+    """Table of each role after its update."""
 
 
 def with_holes(rollouts: Rollouts) -> Rollouts:
-    """Tokens in mid-response that the actor did not choose, once a last one; a sampler that sees things otherwise."""
+    """Mask out tokens in the middle of responses, and one last token; shift the sampler's log-probs away from the
+    trainer's."""
     mask = rollouts.mask.clone()
     mask[::3, 1] = False
     longest = int(rollouts.lengths.argmax())
@@ -339,7 +340,7 @@ def with_holes(rollouts: Rollouts) -> Rollouts:
 
 
 def play_step(harness: Harness) -> Played:
-    """The stages of the bench's step in the order of the story, on responses with holes."""
+    """Run the stages of the harness's step in the order of the step function, on responses with holes."""
     stages: Any = harness.job.stages(STEP_NUMBER)
     actor, critic = harness.state("actor"), harness.state("critic")
     prompts: Any = harness.prompt_source.prompts_for(STEP_NUMBER)
@@ -356,11 +357,11 @@ def play_step(harness: Harness) -> Played:
 
 
 TOKEN_FIELDS = {"logprobs": "actor", "entropy": "entropy", "reference": "reference"}
-"""Name of the book -> field of the log-probs, each absent where nobody reads it."""
+"""Name in the textbook -> field of the log-probs, which is None if no later stage reads it."""
 
 
 def numbers_of(played: Played) -> dict[str, np.ndarray]:
-    """The numbers of a step under the names that the book gives them."""
+    """Return the numbers of a step under their names in the textbook."""
     advantages, metrics = played.advantages, {}
     for record in (played.rollouts, played.rewards, played.logprobs, advantages):
         metrics |= record.metrics()
@@ -391,7 +392,7 @@ def numbers_of(played: Played) -> dict[str, np.ndarray]:
 
 
 def textbook_numbers(tables: Mapping[str, Any], played: Played) -> dict[str, np.ndarray]:
-    """What the book makes of the same responses."""
+    """Return the numbers that the textbook computes from the same responses."""
     rollouts = played.rollouts
     packed = pack(rollouts, torch.arange(rollouts.num_seqs))
     before = np.zeros(rollouts.tokens.shape, dtype=int)
@@ -435,12 +436,12 @@ def _played(written: str) -> tuple[Played, dict[str, np.ndarray]]:
 
 
 def wired_and_textbook(tables: Mapping[str, Any]) -> tuple[Played, dict[str, np.ndarray]]:
-    """One step of the wired stages and what the book says of it; each recipe is played once."""
+    """Return one step of the wired stages and the textbook's numbers for it; each recipe is played once."""
     return _played(json.dumps(tables))
 
 
 def require_equal(found: Mapping[str, np.ndarray], expected_numbers: Mapping[str, np.ndarray]) -> None:
-    """Every number that the book tells is found."""
+    """Raise AssertionError unless every expected number is found."""
     for name, expected in expected_numbers.items():
         try:
             STEP.check(torch.from_numpy(np.asarray(found[name])), torch.from_numpy(np.asarray(expected)))
@@ -449,7 +450,7 @@ def require_equal(found: Mapping[str, np.ndarray], expected_numbers: Mapping[str
 
 
 def differing(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> set[str]:
-    """Names of the numbers that two recipes give differently, by much more than rounding."""
+    """Return the names of numbers that differ between two recipes by much more than rounding."""
     different = set(one) ^ set(other)
     for name in set(one) & set(other):
         same_shape = one[name].shape == other[name].shape

@@ -1,4 +1,4 @@
-"""An evaluation does what the recipe says, and its figures are those of its samples."""
+"""An evaluation follows the recipe, and its metrics are computed from its samples."""
 
 from collections import defaultdict
 from dataclasses import replace
@@ -105,7 +105,8 @@ def test_eval_row_has_the_answer_read_by_the_scorer(tmp_path: Path) -> None:
                 by_prompt[row["prompt_id"]].append((row["response"][:1], row["score"]))
         for answers in by_prompt.values():
             votes = [sum(other == answer for other, _ in answers) for answer, _ in answers]
-            # Each of the leaders is led by as many: their mean is that of their answers.
+            # If several answers lead, each has the same number of votes: their mean is the mean of their samples'
+            # scores.
             means.append(
                 (name, np.mean([score for (_, score), n in zip(answers, votes, strict=True) if n == max(votes)]))
             )
@@ -232,7 +233,7 @@ def test_each_evaluation_setting_changes_the_fingerprint(tmp_path: Path) -> None
 
 
 def test_evaluation_metrics_are_computed_from_its_samples(tmp_path: Path) -> None:
-    """Samples 1 and 2 of each draw have no score: in the greedy draws two prompts of each set."""
+    """In each sampling pass, samples 1 and 2 have no score: in the greedy pass these are two prompts of each set."""
     played, record = evaluated(tmp_path)
     expected: dict[str, float] = {}
     for name, prompts in played.prompt_source.evaluation_sets().items():

@@ -1,4 +1,4 @@
-"""A result key without a test that gives two values of it their two results is a promise that nobody keeps."""
+"""Every result key has a test that gives two values of it and sees two results."""
 
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +17,7 @@ for file in sorted(Path(__file__).parent.glob("test_*_keys.py")):
 
 
 def result_keys() -> dict[str, set[str]]:
-    """Dotted key -> the values it may have, where they are few."""
+    """Return dotted key -> its possible values, if these are few."""
     found: dict[str, set[str]] = {}
     for path, key in tree.walk(tree.of(Recipe)):
         if key.effect is Effect.RESULTS:
@@ -28,7 +28,7 @@ def result_keys() -> dict[str, set[str]]:
 
 
 def _known_as(path: KeyPath) -> str:
-    """The keys of a scorer are the same wherever it stands: as the reward, a part of one, or a case."""
+    """Return the name under which a key is covered: a scorer's keys mean the same as the reward, a part or a case."""
     scorers = (("reward", "parts", tree.ANY_NAME), ("reward", "cases", tree.ANY_NAME), ("reward", "otherwise"))
     around = next((table for table in scorers if path[: len(table)] == table), None)
     if around is None or not tree.keys_at(tree.of(Recipe), ("reward", *path[len(around) :])):

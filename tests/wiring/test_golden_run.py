@@ -1,4 +1,4 @@
-"""A run on fakes computes what it computed when somebody last looked: see `golden` for how to judge a difference."""
+"""A run on fakes computes the recorded results; see `golden` for how to judge a difference."""
 
 import json
 from numbers import Real

@@ -1,4 +1,4 @@
-"""What each role's processes are made from is what the recipe's `[model]` says."""
+"""Each role's processes are built from the recipe's `[model]`."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ from wiring.harness import with_keys
         ),
         (
             "model.critic.path",
-            {"model.critic": "judge"},  # as runs of before have it
+            {"model.critic": "judge"},  # as earlier versions wrote it
             {"actor": ("bigram", torch.float32), "critic": ("judge", torch.float32)},
         ),
         (

@@ -1,5 +1,5 @@
-"""Prompts and truths are those of the rows that the recipe names: from files to what a generator and a scorer are
-asked."""
+"""Prompts and ground truths come from the rows that the recipe names: from files to the requests of generator and
+scorer."""
 
 import json
 from collections import Counter
@@ -23,8 +23,8 @@ COLUMNS = {"format": "columns", "path": "columns.jsonl", "prompt": "q", "answer"
 GSM8K = {"format": "gsm8k", "path": "gsm8k.jsonl"}
 
 
-class Words:
-    """A tokenizer of a base model: a number for each word, in the order in which words come."""
+class WordTokenizer:
+    """The tokenizer of a base model: each new word gets the next number."""
 
     bos_token_id = None
 
@@ -42,7 +42,7 @@ class Words:
 
 @pytest.fixture(autouse=True)
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the working folder, where the tables above name them."""
+    """Write the files that the tables above name into the working folder."""
     monkeypatch.chdir(tmp_path)
     rows = [
         {"q": f"number {n}", "other": f"other {n}", "a": {"gold": f"{n}", "silver": f"-{n}"}, "b": "7"}
@@ -64,8 +64,8 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gsm8k2.jsonl").write_text("".join(json.dumps({**r, "question": "two"}) + "\n" for r in maths[:2]))
 
 
-class Templated(Words):
-    """A tokenizer whose template says its arguments."""
+class ArgumentPrintingTokenizer(WordTokenizer):
+    """A tokenizer whose template prints its arguments."""
 
     chat_template = "there is one"
 
@@ -82,7 +82,7 @@ DATASET = ("path", "name", "split")
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Folders that the library `datasets` reads, with a cache of its own."""
+    """Folders for the library `datasets`, with a separate cache."""
     folder = tmp_path_factory.mktemp("library")
     for name in ("one", "other"):
         (folder / name).mkdir()
@@ -98,10 +98,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def prompts_of(data: dict[str, Any], tokenizer: Words | None = None, **rollout: Any) -> PromptSource:
+def prompts_of(data: dict[str, Any], tokenizer: WordTokenizer | None = None, **rollout: Any) -> PromptSource:
     tables = {**BASE, "data": data, "rollout": {**BASE["rollout"], "prompts_per_step": 1, **rollout}}
     recipe = Recipe.model_validate(tables)
-    template = PromptTemplate(tokenizer or Words())
+    template = PromptTemplate(tokenizer or WordTokenizer())
     return PromptSource.load(recipe.data, recipe.rollout, template, seed=recipe.seed)
 
 
@@ -139,7 +139,7 @@ NAMED = {"options": "options.*"}
 
 
 def as_source(table: dict[str, Any]) -> dict[str, Any]:
-    """A mix of nothing else."""
+    """Return a mix that has this table as its only source."""
     return {"format": "mix", "sources": {"only": table}}
 
 
@@ -216,9 +216,9 @@ def test_source_occurs_in_an_epoch_as_often_as_its_weight() -> None:
 @pytest.mark.parametrize("wrapped", [dict, as_source], ids=["alone", "source"])
 def test_template_arguments_reach_the_chat_template(wrapped: Any) -> None:
     changed = wrapped({**COLUMNS, "template_args": {"thinks": False}})
-    found = prompts_of({"train": changed, "eval": {"held": COLUMNS}}, tokenizer=Templated())
+    found = prompts_of({"train": changed, "eval": {"held": COLUMNS}}, tokenizer=ArgumentPrintingTokenizer())
     assert (found.train[0].text, found.evaluations["held"][0].text) == ("number 0 {'thinks': False}", "number 0 {}")
-    found = prompts_of({"train": COLUMNS, "eval": {"held": changed}}, tokenizer=Templated())
+    found = prompts_of({"train": COLUMNS, "eval": {"held": changed}}, tokenizer=ArgumentPrintingTokenizer())
     assert (found.train[0].text, found.evaluations["held"][0].text) == ("number 0 {}", "number 0 {'thinks': False}")
 
 
@@ -274,7 +274,7 @@ def test_step_has_prompts_per_step_rows_in_seed_order(key: str, value: int) -> N
         for seed in (5, value):
             recipe = Recipe.model_validate({**BASE, "seed": seed, "data": {"train": COLUMNS}})
             rollout = recipe.rollout.model_copy(update={"prompts_per_step": 4})
-            template = PromptTemplate(Words())
+            template = PromptTemplate(WordTokenizer())
             seeded = PromptSource.load(recipe.data, rollout, template, seed=recipe.seed)
             orders.append([row.text for row in seeded.prompts_for(1).rows])
         assert sorted(orders[0]) == sorted(orders[1]) == [q for q, _ in NUMBERS]

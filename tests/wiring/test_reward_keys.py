@@ -1,4 +1,4 @@
-"""A reward scores as its table says, by the function that its child processes run."""
+"""A reward scores as its table specifies, with the function that its child processes run."""
 
 import json
 from concurrent.futures import Future

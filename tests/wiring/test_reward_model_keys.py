@@ -1,4 +1,4 @@
-"""Keys of a reward model: what it reads, what it is made from, and which of its outputs is the score."""
+"""Keys of a reward model: what it reads, what it is built from, and which of its outputs is the score."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,18 +24,18 @@ CHAT = (Message("user", "1 + 1?"),)
 
 
 class Counting:
-    """Ranks whose score is the number of tokens; they note what they were asked."""
+    """Ranks whose score is the number of tokens; they record their calls."""
 
     def __init__(self) -> None:
         self.called: list[str] = []
 
-    def call(self, method: str, *given: Any) -> Sequence[Any]:
+    def call(self, method: str, *arguments: Any) -> Sequence[Any]:
         self.called.append(method)
         if method == "scores":
-            return [[float(len(text)) for text in given[0]]]
+            return [[float(len(text)) for text in arguments[0]]]
         if method != "reference_forward":
             return [None]
-        lengths = given[0].prompt_lengths
+        lengths = arguments[0].prompt_lengths
         return [RankOutputs(torch.arange(len(lengths)), TokenOutputs(lengths.float()[:, None]))]
 
     def weights(self) -> Any:
@@ -53,7 +53,7 @@ def recipe(folder: Path, **keys: Any) -> Recipe:
 
 
 def scored(of: Recipe, response: str) -> tuple[float | None, str]:
-    """What the response to `1 + 1?` scores, and why it has none."""
+    """Return the score of the response to `1 + 1?`, and the message if it has none."""
     scorer = of.reward.open(RewardModelsOf(of, {"reward": Counting()}))
     score_request = replace(request(response, "2"), prompt="Q: 1 + 1? A:", messages=CHAT)
     score = scorer.submit(score_request).result()
@@ -128,7 +128,7 @@ def test_vllm_runs_the_reward_model_if_the_recipe_says_so(folder: Path) -> None:
 
 
 def test_vllm_reward_cache_fits_one_scoring_step(folder: Path) -> None:
-    """2 x 64 channels of keys and values x 4 layers x 4 bytes, for 8,192 tokens and a block of each of 64 texts."""
+    """2 x 64 channels of keys and values x 4 layers x 4 bytes, for 8,192 tokens and one block for each of 64 texts."""
     settings = settings_of(recipe(folder, engine="vllm", dtype="float32"), ("reward",))
     assert isinstance(settings, PoolingSettings)
     assert settings.cache_bytes == 2 * 64 * 4 * 4 * (8192 + 64 * 128)

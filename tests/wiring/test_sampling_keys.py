@@ -1,4 +1,4 @@
-"""How long a response is, and what ends it: the generator is told, and the trainer's log-probs are of the same."""
+"""Response length and end conditions: the generator's settings, and trainer log-probs under the same settings."""
 
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,11 @@ def test_excluded_end_tokens_are_neither_generated_nor_scored(tmp_path: Path, ch
         assert not ends & {*tokens[:fewest]}
         assert finish == TRUNCATED or tokens[length - 1] in ends or "7, 3" in str(tokens)
     assert (int(rollouts.lengths.min()) < 4) == (fewest == 0)
-    said = stages.logprobs.run(actor, rollouts)
-    STEP.check(said.actor, rollouts.sampler_logprobs)
-    # The reference is whole.
-    whole = harness.actor.reference_logprobs(rollouts.sequences, type(stages.logprobs.scored)(temperature=1.25))
-    STEP.check(said.reference, whole.where(rollouts.mask, 0.0))
+    logprobs = stages.logprobs.run(actor, rollouts)
+    STEP.check(logprobs.actor, rollouts.sampler_logprobs)
+    # The reference is not filtered.
+    unfiltered = harness.actor.reference_logprobs(rollouts.sequences, type(stages.logprobs.scored)(temperature=1.25))
+    STEP.check(logprobs.reference, unfiltered.where(rollouts.mask, 0.0))
     assert stages.actor_update.scored == stages.logprobs.scored
 
 
@@ -67,8 +67,8 @@ def test_evaluations_share_end_tokens_but_not_the_minimum_length(tmp_path: Path)
     stage: Any = open_harness(tmp_path / "a", with_keys(changes)).job.evaluate(2)
     sampled = stage.sampled
     assert (sampled.stop_token_ids, sampled.min_new_tokens, sampled.max_window_tokens) == ((2, 5), 0, 7)
-    prints = set()
+    fingerprints = set()
     for number, change in enumerate(({}, *({key: value} for key, value in changes.items()))):
         other: Any = open_harness(tmp_path / str(number), with_keys(change)).job.evaluate(2)
-        prints.add(other.fingerprint)
-    assert len(prints) == 3  # the fewest tokens change nothing
+        fingerprints.add(other.fingerprint)
+    assert len(fingerprints) == 3  # the minimum length changes nothing

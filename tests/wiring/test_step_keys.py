@@ -1,4 +1,5 @@
-"""Two values of a recipe key give two steps, each as the book says: from the recipe through the wired stages."""
+"""Two values of a recipe key give two steps, each as the textbook computes it: from the recipe through the wired
+stages."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -158,7 +159,7 @@ MAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("actor table",),
     ),
 }
-"""Stage -> (what it reads, what it makes)."""
+"""Stage -> (its inputs, its outputs)."""
 
 
 def numbers(tables: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -237,7 +238,7 @@ def test_advantages_have_the_kind_of_the_recipe() -> None:
     found = [numbers(with_keys({"ppo.advantages": {"kind": "monte_carlo", **kept}}))]
     whole = {"kind": "gae", "gae_lambda": 1.0, "gae_lambda_value": None, "length_adaptive_alpha": None, **kept}
     found.append(numbers(with_keys({"ppo.advantages": whole})))
-    # The returns of lambda 1 are the discounted rewards, whatever the critic says.
+    # With lambda 1 the returns are the discounted rewards, independent of the critic.
     assert harness.differing(*found) >= {"advantages", "actor table"}
     assert "returns" not in harness.differing(*found)
 
@@ -273,7 +274,7 @@ def test_old_logprobs_come_from_the_configured_source() -> None:
     assert harness.differing(trainer, sampler) >= {"logprobs", "entropy", "actor table", "token_rewards"}
     once = {**plain, "ppo.kl": LOSS, "ppo.epochs": 1, "ppo.minibatch_seqs": 12}
     trainer, current = (numbers(with_keys({**once, "ppo.old_logprobs": by})) for by in ("trainer", "current"))
-    # With one update, the old log-probs are the current ones: nothing else is another.
+    # With a single update the old log-probs are the current ones, so nothing else changes.
     assert harness.differing(trainer, current) == {"logprobs", "entropy"}
     assert current["policy/ratio_max"] == 1.0
 
@@ -283,12 +284,13 @@ def test_old_logprobs_come_from_the_configured_source() -> None:
 def test_loss_penalty_gradient_follows_the_recipe(estimator: str) -> None:
     kinds = ["k2", "score_function", "importance", *(["estimator"] if estimator != "k1" else [])]
     found = []
-    # Each clamp holds some tokens and leaves others; a token that is held has no gradient.
+    # Each clamp changes some tokens and leaves others; a clamped token has no gradient.
     tight = {"input_clamp": 0.4, "output_clamp": 0.3 if estimator in ("k1", "abs") else 0.05}
     for clamps in (CLAMPS, tight):
         for gradient in kinds:
             kl = {**LOSS, **clamps, "estimator": estimator, "gradient": gradient, "coef": 2.0}
-            # Straight-through knows no clamps, is what k2 has by itself, and k3 by 1 - exp(-d) + (exp(-d) - 1 + d).
+            # The k2 gradient ignores clamps. Without clamps it equals the gradient of the k2 estimator, and that of k3
+            # with the score function: 1 - exp(-d) + (exp(-d) - 1 + d) = d.
             by_itself = (estimator, gradient) in (("k2", "estimator"), ("k3", "score_function"))
             is_k2 = gradient == "k2" or (by_itself and clamps == CLAMPS)
             found.append((is_k2, numbers(with_keys({"ppo.kl": kl}))))
@@ -299,7 +301,7 @@ def test_loss_penalty_gradient_follows_the_recipe(estimator: str) -> None:
 @holds("ppo.kl.adaptive.target_per_token", "ppo.kl.adaptive.target_per_sequence", "ppo.kl.adaptive.horizon_seqs")
 @pytest.mark.parametrize("place", ["reward", "loss"])
 def test_adaptive_coefficient_is_carried_to_the_next_step(place: str) -> None:
-    # Some targets lie within a fifth of what is measured, some do not.
+    # Some targets are within a fifth of the measured KL, others are not.
     followed = []
     for unit, targets in (("token", (0.01, 9.0)), ("sequence", (0.01, 90.0))):
         near = float(numbers(with_keys({"ppo.kl": adapting(place, unit, 1.0, 300)}))["kl/measured"])
@@ -336,9 +338,9 @@ def test_rejection_follows_the_recipe() -> None:
             own = {"statistic": statistic, "level": level, "max_ratio": None}
             kept += [{**RATIO, **own, "max": limit} for limit in limits[level]]
     found = [numbers(with_keys({"ppo.rollout_rejection": rejection})) for rejection in kept]
-    shares = [float(expected["correction/rejected_frac"]) for expected in found]
-    assert all(0 < share < 1 for share in shares), dict(zip(map(str, kept), shares, strict=True))
-    # Advantages and returns are as without a rejection: no terminal reward is lost with its token.
+    fractions = [float(expected["correction/rejected_frac"]) for expected in found]
+    assert all(0 < fraction < 1 for fraction in fractions), dict(zip(map(str, kept), fractions, strict=True))
+    # Advantages and returns are the same as without rejection: a rejected token keeps its terminal reward.
     as_is = numbers(BASE)
     for expected in found:
         assert not harness.differing(as_is, expected) & {"advantages", "returns", "critic table", "token_rewards"}
@@ -362,7 +364,7 @@ def test_actor_decay_ends_with_its_last_update() -> None:
     for decay in ("linear", "cosine"):
         open_end = {"actor.optimizer.lr_decay_updates": None, "actor.optimizer.lr_schedule": decay}
         found = [numbers(with_keys({**open_end, "ppo.critic_only_steps": waits})) for waits in (1, 2)]
-        # Four updates a step, warm-up of three: over after (4 - 1) * 4 and (4 - 2) * 4 updates.
+        # Four updates a step, warm-up of three steps: it ends after (4 - 1) * 4 and (4 - 2) * 4 updates.
         assert harness.differing(*found) >= {"policy minibatches lr", "actor table"}
         assert "critic table" not in harness.differing(*found)
 
@@ -370,7 +372,7 @@ def test_actor_decay_ends_with_its_last_update() -> None:
 @holds("actor.optimizer.lr_ticks", "critic.optimizer.lr_ticks")
 @pytest.mark.parametrize("decay", ["linear", "cosine"])
 def test_step_ticked_rate_is_constant_within_a_step(decay: str) -> None:
-    # The actor has four updates a step, the critic six; the bench is at step 2, the actor's first.
+    # The actor has four updates a step, the critic six; the harness is at step 2, the actor's first.
     lengths = {"actor.optimizer.lr_warmup_updates": 8, "actor.optimizer.lr_decay_updates": 12}
     lengths |= {"critic.optimizer.lr_warmup_updates": 6, "critic.optimizer.lr_decay_updates": None}
     lengths |= {f"{role}.optimizer.lr_schedule": decay for role in ("actor", "critic")}
@@ -379,7 +381,7 @@ def test_step_ticked_rate_is_constant_within_a_step(decay: str) -> None:
         ticked = {**moving, "actor.optimizer.lr_ticks": "step", "critic.optimizer.lr_ticks": "step"}
         found = [numbers(with_keys(keys)) for keys in (moving, ticked)]
         assert harness.differing(*found) >= {"policy minibatches lr", "value minibatches lr", "actor table"}
-        # The peak is 0.4 after two ticks of warm-up; the critic's 0.2 after one.
+        # The actor's rate reaches its peak 0.4 after two ticks of warm-up, the critic's 0.2 after one.
         assert found[1]["policy minibatches lr"].tolist() == [rate] * 4
         assert found[1]["value minibatches lr"].tolist() == [0.2] * 6
 
@@ -392,9 +394,9 @@ def test_decay_without_a_length_ends_with_the_run() -> None:
 
 @holds("reward.max_error_frac")
 def test_step_fails_above_the_allowed_reward_error_fraction(tmp_path: Path) -> None:
-    # Two of twelve samples have none.
-    for share, stops in ((0.2, False), (0.15, True)):
-        played = open_harness(tmp_path / f"{share}", with_keys({"reward.max_error_frac": share}))
+    # Two of twelve samples have no score.
+    for fraction, stops in ((0.2, False), (0.15, True)):
+        played = open_harness(tmp_path / f"{fraction}", with_keys({"reward.max_error_frac": fraction}))
         if stops:
             with pytest.raises(RewardError, match=r"2 of 12 samples .*16\.7%.*15\.0%.*`riddle 13` error no number"):
                 play_step(played)
@@ -455,7 +457,7 @@ def test_responses_end_as_configured(tmp_path: Path) -> None:
 
 
 def test_unscored_rows_and_masked_tokens_do_not_affect_the_step() -> None:
-    """What lies there may be anything: the step comes out the same."""
+    """Values at unscored rows and masked tokens may be anything: the step is the same."""
     played, _ = wired_and_textbook(BASE)
     counted = played.advantages.mask
     assert counted.sum() < played.rollouts.mask.sum() < (played.rollouts.tokens > 0).sum()
@@ -509,7 +511,7 @@ def words_of(played: harness.Played) -> list[int]:
 
 
 def test_harness_step_exercises_every_feature() -> None:
-    """Everything that a key turns on is at work in the step of the bench."""
+    """Every feature that a key turns on is active in the step of the harness."""
     played, expected = wired_and_textbook(BASE)
     assert (expected["policy minibatches clip_frac_high"] > 0).any()
     assert (expected["policy minibatches clip_frac_low"] > 0).any()

@@ -1,9 +1,10 @@
-"""One PPO step by the book: the papers' formulas as loops over tokens, in float64, for models that are one table.
+"""One PPO step from the textbook: the papers' formulas as loops over tokens, in float64, for models that are one
+table.
 
-Written from the papers alone; nothing of the product is imported. `tables` is a recipe as a person writes it, with
-every key spelled out: there is no default here to agree with by chance.
+Written from the papers alone, without imports from ppoctl. `tables` is a recipe as a user writes it, with every key
+given: this file has no defaults, which could agree with those of ppoctl by chance.
 
-An actor's table has a row of logits for each token (what comes next), a critic's one number (what is to come).
+An actor's table has one row of logits per token (of the next token), a critic's table one value per token.
 """
 
 import hashlib
@@ -24,29 +25,29 @@ Tables = Mapping[str, Any]
 
 @dataclass
 class TextbookRollout:
-    """What a step is made of: models, responses and their scores. B rows, R columns, left-justified."""
+    """Inputs of a step: models, responses and their scores. B rows, R columns, left-justified."""
 
     actor: Array
     critic: Array
     reference: Array
     before: Array
-    """The token in front of each response token (the last of the prompt in column 0)."""
+    """The token before each response token (in column 0 the last token of the prompt)."""
     tokens: Array
     present: Array
     mask: Array
-    """Tokens that count: present ones without the holes."""
+    """Tokens in the loss: present tokens without the holes."""
     sampler: Array
     scores: Sequence[float | None]
     """None: the sample has no score."""
     truncated: Array
-    """Responses that the length limit ended."""
+    """Responses truncated by the length limit."""
     carry: Mapping[str, float]
-    """Moments of the rewards of the steps before."""
+    """Moments of the rewards of earlier steps."""
     step: int
     updates: Mapping[str, int]
     """Optimizer steps of each role so far."""
     carried_coef: float
-    """Coefficient of a KL penalty that the step before left."""
+    """KL coefficient carried over from the previous step."""
 
 
 @dataclass
@@ -64,13 +65,14 @@ class Learned:
 
 
 def derived(*parts: object) -> int:
-    """SHA-256 of the parts, joined by unit separators; its first eight bytes, little end first, without two bits."""
+    """Return the first eight bytes of the SHA-256 of the parts, joined by unit separators, as a little-endian integer
+    without its two lowest bits."""
     hashed = hashlib.sha256("\x1f".join(map(str, parts)).encode()).digest()
     return int.from_bytes(hashed[:8], "little") // 4
 
 
 def step(tables: Tables, rollout: TextbookRollout) -> dict[str, Array]:
-    """Every number of one step, by name."""
+    """Return every number of one step, by name."""
     valid = np.array([score is not None for score in rollout.scores])
     shaped, numbers = shape_rewards(tables, rollout, valid)
     truncated = tables["ppo"]["truncated"]
@@ -115,13 +117,13 @@ def step(tables: Tables, rollout: TextbookRollout) -> dict[str, Array]:
         numbers["advantage/filtered_frac"] = rollout.truncated[valid].mean()
     if gae_keys.get("length_adaptive_alpha"):
         numbers["advantage/lambda_mean"] = lams[mask.any(1)].mean()
-    # Without a forward pass before the update, its first minibatch tells what that would have told.
+    # Without a forward pass before the update, these metrics are computed in its first minibatch.
     first = minibatches(tables, rollout, mask, role="actor")[0][0]
     seen = np.isin(np.arange(len(mask)), range(len(mask)) if by == "trainer" else first)[:, None]
     numbers |= reward_metrics(rollout.scores, shaped, valid) | mismatch_metrics(actor, rollout, rollout.mask & seen)
     if has_kl:
         numbers |= {} if kl["estimator"] == "full" else {"reference": np.where(rollout.mask, reference, 0.0)}
-        # A sum over the vocabulary that only the loss reads is told by the update alone.
+        # A sum over the vocabulary that only the loss reads is computed in the update, not before it.
         only_in_update = (kl["place"], kl["estimator"], kl["adaptive"]) == ("loss", "full", None)
         rows = first if only_in_update else range(len(mask))
         measured_tokens = mask & np.isin(np.arange(len(mask)), rows)[:, None]
@@ -145,7 +147,7 @@ def step(tables: Tables, rollout: TextbookRollout) -> dict[str, Array]:
 
 
 def scaled(score: float, scale: Mapping[str, Sequence[float]] | None) -> float:
-    """Clamped to `from`, mapped linearly to `to`."""
+    """Return the score clamped to `from` and mapped linearly to `to`."""
     if scale is None:
         return score
     (low, high), (to_low, to_high) = scale["from"], scale["to"]
@@ -153,7 +155,8 @@ def scaled(score: float, scale: Mapping[str, Sequence[float]] | None) -> float:
 
 
 def shape_rewards(tables: Tables, rollout: TextbookRollout, valid: Array) -> tuple[Array, dict[str, Any]]:
-    """What each response earns, 0 without a score: scale, clip, moments, clip, unfinished, overlong, length."""
+    """Return each response's shaped reward, 0 without a score: scale, clip, moments, clip, unfinished, overlong,
+    length."""
     keys, lengths, numbers = tables["reward"], rollout.present.sum(1), {}
     scores = np.array([0.0 if score is None else score for score in rollout.scores])
     rewards = np.array([scaled(score, keys["scale"]) for score in scores])
@@ -172,7 +175,7 @@ def shape_rewards(tables: Tables, rollout: TextbookRollout, valid: Array) -> tup
     if moments["kind"] != "none":
         mean, std = rollout.carry["reference_mean"], moments.get("std") or rollout.carry["reference_std"]
         if moments["kind"] == "running":
-            # As many numbers with that mean and that sum of squared deviations as there were.
+            # Stand-ins for the earlier rewards: `count` numbers with their mean and sum of squared deviations.
             count, old, m2 = rollout.carry["count"], rollout.carry["mean"], rollout.carry["m2"]
             std_before = math.sqrt(m2 / count)
             all_of_them = [*[old - std_before, old + std_before] * (int(count) // 2), *rewards[valid]]
@@ -199,7 +202,7 @@ def shape_rewards(tables: Tables, rollout: TextbookRollout, valid: Array) -> tup
 def estimate_advantages(
     keys: Tables, rewards: Array, values: Array, mask: Array, bootstrap: Array
 ) -> tuple[Array, Array, Array]:
-    """Advantages, returns, and the lambda of each row of the policy."""
+    """Return advantages, returns, and the policy's lambda of each row."""
     if keys["kind"] == "monte_carlo":
         _, returns = gae(rewards, 0 * values, mask, keys["gamma"], np.ones(len(mask)), bootstrap)
         return returns, returns, np.ones(len(mask))
@@ -213,7 +216,7 @@ def estimate_advantages(
 
 
 def token_outputs(table: Array, rollout: TextbookRollout, sampling: Tables) -> tuple[Array, Array]:
-    """Log-prob of each response token, and entropy of what it was drawn from; 0 where there is none."""
+    """Return the log-prob of each response token, and the entropy of its sampling distribution; 0 if not present."""
     chosen, entropies = np.zeros(rollout.present.shape), np.zeros(rollout.present.shape)
     for place in zip(*np.nonzero(rollout.present), strict=True):
         logs = filtered_logprobs(table[rollout.before[place]], rollout.tokens[place], sampling)
@@ -222,8 +225,8 @@ def token_outputs(table: Array, rollout: TextbookRollout, sampling: Tables) -> t
 
 
 def filtered_logprobs(logits: Array, token: int, sampling: Tables) -> Array:
-    """Log-probs of all ids, as far as the sampler's filters leave them; others have a chance of 0, and no log-prob to
-    speak of. The token was drawn, so it and all that are likelier were left."""
+    """Return log-probs of all ids after the sampler's filters; a removed id has probability 0, and its log-prob is
+    arbitrary. The token was sampled, so it and all ids that are more likely were kept."""
     full = log_softmax(logits[None] / sampling["temperature"])[0]
     if not sampling["top_k"] and not sampling["min_p"] and sampling["top_p"] == 1:
         return full
@@ -246,8 +249,8 @@ def log_softmax(logits: Array) -> Array:
 
 
 def divergence(pi: Array, other: Array, kl: Tables) -> tuple[Array, Array]:
-    """Schulman's estimators of KL(pi || other) from tokens of pi: http://joschu.net/blog/kl-approx.html; and |d|.
-    Also which of them a clamp changes."""
+    """Return Schulman's estimators of KL(pi || other) from tokens of pi (http://joschu.net/blog/kl-approx.html), or
+    |d|; and which of them a clamp changes."""
     bound, cap = kl["input_clamp"] or math.inf, kl["output_clamp"] or math.inf
     log_r = np.clip(other - pi, -bound, bound)
     formulas = {"k1": -log_r, "k2": log_r**2 / 2, "k3": np.exp(log_r) - 1 - log_r, "abs": np.abs(log_r)}
@@ -256,8 +259,8 @@ def divergence(pi: Array, other: Array, kl: Tables) -> tuple[Array, Array]:
 
 
 def full_divergence(rollout: TextbookRollout, sampling: Tables, kl: Tables) -> tuple[Array, Array]:
-    """KL(actor || reference) over all ids at each place, the actor as it draws and the reference whole; and which of
-    them the clamp changes."""
+    """Return KL(actor || reference) over all ids at each position, with the actor's sampling filters and an
+    unfiltered reference; and which values the clamp changes."""
     found = np.zeros(rollout.present.shape)
     for place in zip(*np.nonzero(rollout.present), strict=True):
         state, token = rollout.before[place], rollout.tokens[place]
@@ -269,31 +272,32 @@ def full_divergence(rollout: TextbookRollout, sampling: Tables, kl: Tables) -> t
 
 
 def from_reference(logs: Array, rollout: TextbookRollout, state: int, sampling: Tables) -> tuple[float, Array]:
-    """KL of this distribution from the reference's, and its slope by each logit at temperature 1:
-    p_k (log p_k - log q_k - KL)."""
+    """Return the KL of this distribution from the reference, and its gradient with respect to each logit at
+    temperature 1: p_k (log p_k - log q_k - KL)."""
     apart = logs - log_softmax(rollout.reference[state][None] / sampling["temperature"])[0]
     kl = float((np.exp(logs) * apart).sum())
     return kl, np.exp(logs) * (apart - kl)
 
 
 def loss_penalty(pi: float, other: float, old: float, kl: Tables) -> tuple[float, float]:
-    """A penalty in the loss for one token, and its slope by the log-prob of pi. The slope is that of
-    clip(weight x estimate(d)): where either clamp holds the token, there is none."""
+    """Return the KL penalty in the loss for one token, and its derivative with respect to the log-prob of pi. It is
+    the derivative of clip(weight x estimate(d)): 0 if either clamp is active."""
     log_r, cap = other - pi, kl["output_clamp"] or math.inf
     nats = float(divergence(np.array(pi), np.array(other), {**kl, "output_clamp": None})[0])
-    if kl["gradient"] == "k2":  # the value with clamps, and the slope of log_r^2 / 2
+    if kl["gradient"] == "k2":  # the value with clamps, and the derivative of log_r^2 / 2
         return min(max(nats, -cap), cap), -log_r
     weight = math.exp(pi - old) if kl["gradient"] == "importance" else 1.0
     value = min(max(weight * nats, -cap), cap)
     if abs(log_r) > (kl["input_clamp"] or math.inf) or abs(weight * nats) > cap:
         return value, 0.0
     slope = {"k1": 1.0, "k2": -log_r, "k3": 1 - math.exp(log_r), "abs": -math.copysign(1.0, log_r)}[kl["estimator"]]
-    # d (weight x nats) = weight x (d nats + nats) where the weight has a slope, which is itself.
+    # d (weight x nats) = weight x (d nats + nats) if the weight has a derivative, which equals the weight itself.
     return value, weight * (slope + (0.0 if kl["gradient"] == "estimator" else nats))
 
 
 def coefficients(kl: Tables, nats: Array, mask: Array, carried: float) -> tuple[float, float, float | None]:
-    """Of this step and of the next, and what is held against a target (Ziegler et al. 2019, section 2.2)."""
+    """Return the coefficient of this step, that of the next, and the measured KL that is compared with the target
+    (Ziegler et al. 2019, section 2.2)."""
     if kl["place"] == "none":
         return 0.0, 0.0, None
     adaptive = kl["adaptive"]
@@ -319,8 +323,8 @@ def at_last_token(scores: Array, mask: Array) -> Array:
 def gae(
     rewards: Array, values: Array, mask: Array, gamma: float, lams: Array, bootstrap: Array
 ) -> tuple[Array, Array]:
-    """Schulman et al. 2016, equation 16, from the last counted token back; holes are not there. `behind` the last
-    token a return goes on with a value, where it does."""
+    """Return advantages and returns by Schulman et al. 2016, equation 16, from the last unmasked token backwards;
+    holes are skipped. `bootstrap` is the value after the last token, 0 if the response has ended."""
     advantages, returns = np.zeros(mask.shape), np.zeros(mask.shape)
     for row, row_mask in enumerate(mask):
         next_value, next_advantage = bootstrap[row], 0.0
@@ -336,7 +340,8 @@ def gae(
 def critic_update(
     tables: Tables, rollout: TextbookRollout, old: Array, returns: Array, mask: Array
 ) -> dict[str, Any]:
-    """Schulman's PPO2: the larger of the two squared errors, halved, a mean over tokens."""
+    """Update the critic with Schulman's PPO2 loss: half of the larger of the two squared errors, averaged over
+    tokens."""
     keys = tables["ppo"]["value_loss"]
     clip, scale = keys["clip"], keys["scale"]
     learned, last_seen = Learned(rollout.critic.copy(), np.zeros((2, *rollout.critic.shape))), old.copy()
@@ -368,7 +373,7 @@ def critic_update(
 
 
 def token_fractions(kind: str, counts: Array, rows: Sequence[int], tables: Tables) -> dict[int, float]:
-    """What a token of each row weighs in a minibatch whose rows have so many counted tokens."""
+    """Return the weight of a token of each row in the mean over a minibatch whose rows have `counts` unmasked tokens."""
     if kind == "token_mean":
         return dict.fromkeys(rows, 1 / counts.sum())
     sequences = np.count_nonzero(counts)
@@ -378,7 +383,7 @@ def token_fractions(kind: str, counts: Array, rows: Sequence[int], tables: Table
 
 
 def correct_mismatch(ppo: Tables, old: Array, rollout: TextbookRollout) -> tuple[Array, Array, dict[str, Any]]:
-    """What tokens weigh, which are kept, and the figures of that. Ratios are trainer / sampler."""
+    """Return token weights, kept tokens, and the metrics of the correction. Ratios are trainer / sampler."""
     keys, rejection, gap = ppo["rollout_correction"], ppo["rollout_rejection"], ppo["max_sequence_gap"]
     kind, ones = keys["kind"], np.ones(rollout.mask.shape)
     rejects = kind == "sequence_mask" or rejection["kind"] != "none" or gap is not None
@@ -411,7 +416,7 @@ def correct_mismatch(ppo: Tables, old: Array, rollout: TextbookRollout) -> tuple
 
 
 def token_weights(keys: Tables, log_r: Array) -> tuple[Array, Array]:
-    """Weights of a sequence's tokens, and which have a ratio outside the bounds."""
+    """Return the weights of a sequence's tokens, and which ratios are outside the bounds."""
     ratio, kind = np.exp(log_r), keys["kind"]
     if kind == "none":
         return np.ones_like(ratio), ratio < 0
@@ -426,7 +431,7 @@ def token_weights(keys: Tables, log_r: Array) -> tuple[Array, Array]:
 
 
 def passes_rejection(rejection: Tables, log_r: Array) -> Array | bool:
-    """Whether tokens of a sequence are kept: a value for each, or one for all."""
+    """Return whether tokens of a sequence are kept: one value per token, or one for all."""
     ratio, level = np.exp(log_r), rejection["level"]
     if rejection["statistic"] == "k1":
         low, high = rejection["min_ratio"] or 0.0, rejection["max_ratio"] or math.inf
@@ -451,8 +456,8 @@ def actor_update(
     advantages: tuple[Array, Array],
     is_good: Array,
 ) -> dict[str, Any]:
-    """A loss of `book_losses`, entropy bonus, KL to the reference, and VAPO's NLL of good responses. Advantages are
-    given without and with their weights."""
+    """Update the actor with a loss of `textbook_losses`, an entropy bonus, KL to the reference, and VAPO's NLL of
+    good responses. `advantages` are given without and with their correction weights."""
     ppo, sampling = tables["ppo"], tables["rollout"]
     temperature = sampling["temperature"]
     keys, penalty, (plain_advantages, gains) = ppo["policy_loss"], ppo["kl"], advantages
@@ -511,7 +516,7 @@ def actor_update(
 
 
 def ratio_metrics(ratio: Array, log_r: Array) -> dict[str, float]:
-    """How far a minibatch's ratios lie from 1."""
+    """Return how far a minibatch's ratios are from 1."""
     ordered = np.sort(ratio)
 
     def rank(fraction: float) -> float:
@@ -528,13 +533,13 @@ def ratio_metrics(ratio: Array, log_r: Array) -> dict[str, float]:
 
 
 def minibatches(tables: Tables, rollout: TextbookRollout, mask: Array, *, role: str) -> list[tuple[list[int], float]]:
-    """(rows, learning rate) of each optimizer step; one without a counted token is none."""
+    """Return (rows, learning rate) of each optimizer step; a minibatch without an unmasked token is skipped."""
     ppo, optimizer = tables["ppo"], tables[role]["optimizer"]
     epochs = ppo["epochs"] if role == "actor" or ppo["critic_epochs"] is None else ppo["critic_epochs"]
     own = ppo.get("critic_minibatch_seqs") if role == "critic" else None
     size, num_rows = own or ppo["minibatch_seqs"], len(mask)
     waits = ppo["critic_only_steps"] if role == "actor" else 0
-    # A tick is an optimizer step, or all those of a PPO step.
+    # A tick is one optimizer step, or all optimizer steps of a PPO step.
     by_step = optimizer.get("lr_ticks", "update") == "step"
     per_tick = epochs * (num_rows // size) if by_step else 1
     planned = (tables["steps"] - waits) * epochs * (num_rows // size)
@@ -553,8 +558,8 @@ def minibatches(tables: Tables, rollout: TextbookRollout, mask: Array, *, role: 
 
 
 def rate(keys: Tables, tick: int, planned: int, per_tick: int) -> float:
-    """Linear warm-up, whose first tick is not 0 or as written; then constant, or linear or half a cosine down to the
-    floor."""
+    """Return the learning rate: linear warm-up whose first tick is not 0, or starts at `lr_warmup_init_frac`; then
+    constant, linear or half a cosine down to the floor."""
     peak, floor, first = keys["lr"], keys["lr_min_frac"], keys.get("lr_warmup_init_frac")
     fraction = keys.get("lr_warmup_frac")
     warmup = keys["lr_warmup_updates"] // per_tick if fraction is None else round(fraction * planned / per_tick)
@@ -567,7 +572,7 @@ def rate(keys: Tables, tick: int, planned: int, per_tick: int) -> float:
 
 
 def adamw(learned: Learned, gradient: Array, keys: Tables, *, lr: float, loss: float) -> None:
-    """Loshchilov and Hutter 2019, algorithm 2, behind a clip of the global norm."""
+    """Apply AdamW (Loshchilov and Hutter 2019, algorithm 2) after clipping the global gradient norm."""
     norm = float(np.sqrt((gradient**2).sum()))
     if keys["grad_clip"] and norm > keys["grad_clip"]:
         gradient = gradient * keys["grad_clip"] / norm
@@ -582,7 +587,8 @@ def adamw(learned: Learned, gradient: Array, keys: Tables, *, lr: float, loss: f
 
 
 def update_metrics(role: str, prefix: str, learned: Learned, rollout: TextbookRollout) -> dict[str, Any]:
-    """An update's numbers: each optimizer step's, and over them the mean, the last rate, the largest extreme."""
+    """Return an update's numbers: one per optimizer step; and over the steps the mean, the last rate, or the largest
+    extreme."""
     numbers: dict[str, Any] = {
         f"{role} table": learned.table,
         f"{role} updates": rollout.updates[role] + learned.count,
@@ -604,7 +610,7 @@ def reward_metrics(scores: Sequence[float | None], shaped: Array, valid: Array) 
 
 
 def mismatch_metrics(actor: Array, rollout: TextbookRollout, unmasked: Array) -> dict[str, Any]:
-    """Trainer against sampler over the counted tokens; the effective sample size is Kish's."""
+    """Compare trainer and sampler over the unmasked tokens; the effective sample size is Kish's."""
     gap = (actor - rollout.sampler)[unmasked]
     weights = np.exp(gap)
     rows = [row for row in range(len(unmasked)) if unmasked[row].any()]

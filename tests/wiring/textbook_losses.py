@@ -1,4 +1,4 @@
-"""The actor's losses by the book, one response at a time: the papers' formulas with their slopes by hand."""
+"""The actor's losses from the papers, one response at a time, with gradients derived by hand."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,8 @@ Array = np.ndarray
 
 
 def response_loss(keys: Mapping[str, Any], new: Array, old: Array, gains: Array) -> tuple[Array, Array, Array]:
-    """Loss of each counted token, d loss / d its log-prob (all tokens weighing 1), and the ratio that is clipped."""
+    """Return the loss of each unmasked token, its derivative with respect to the log-prob (each token with weight 1),
+    and the ratio that is clipped."""
     ratios = np.exp(new - old)
     if keys["kind"] == "reinforce":  # Williams 1992
         return -gains * new, -gains, ratios
@@ -27,7 +28,8 @@ def response_loss(keys: Mapping[str, Any], new: Array, old: Array, gains: Array)
 
 
 def _clipped(keys: Mapping[str, Any], ratio: float, gain: float) -> tuple[float, float]:
-    """Schulman et al. 2017, eq. 7; Ye et al. 2020. Loss, and its slope in the log of the ratio."""
+    """Return the loss and its derivative with respect to the log of the ratio (Schulman et al. 2017, eq. 7; Ye et al.
+    2020)."""
     plain, clipped = -gain * ratio, -gain * min(max(ratio, 1 - keys["clip_low"]), 1 + keys["clip_high"])
     loss, slope = (plain, plain) if plain >= clipped else (clipped, 0.0)
     dual = keys.get("dual_clip") or math.inf
@@ -35,7 +37,7 @@ def _clipped(keys: Mapping[str, Any], ratio: float, gain: float) -> tuple[float,
 
 
 def clip_metrics(keys: Mapping[str, Any], ratios: Array, advantages: Array) -> dict[str, float]:
-    """The shares of tokens that a clip has hold of."""
+    """Return the fractions of clipped tokens."""
     if keys["kind"] == "reinforce":
         return {}
     above, below = ratios > 1 + keys["clip_high"], ratios < 1 - keys["clip_low"]

@@ -139,20 +139,20 @@ class Awaited:
 
     def __init__(self, pipes: Sequence[Connection], names: Sequence[str], lose: Callable[[], None]) -> None:
         self.pipes, self.names, self.lose = list(pipes), names, lose
-        self.answers: list[Any] | None = None
+        self.received: list[Any] | None = None
 
     def is_ready(self) -> bool:
         """Whether all have answered, or one has died."""
-        return self.answers is not None or all(pipe.poll() for pipe in self.pipes)
+        return self.received is not None or all(pipe.poll() for pipe in self.pipes)
 
     def answers(self) -> list[Any]:
-        if self.answers is None:
-            self.answers = list(self._receive_all())
-        errors = [answer for went_well, answer in self.answers if not went_well]
+        if self.received is None:
+            self.received = list(self._receive_all())
+        errors = [answer for went_well, answer in self.received if not went_well]
         if errors:
             self.lose()
             raise next((error for error in errors if isinstance(error, ProcessLostError)), errors[0])
-        return [answer for _, answer in self.answers]
+        return [answer for _, answer in self.received]
 
     def _receive_all(self) -> Iterator[tuple[bool, Any]]:
         for pipe, name in zip(self.pipes, self.names, strict=True):
