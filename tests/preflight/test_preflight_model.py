@@ -174,7 +174,11 @@ WRONG: dict[str, tuple[Break, int, str]] = {
         "model.safetensors.index.json` cannot be read: it has no table `weight_map` of tensors and files: it is ",
     ),
     "pickles": (pickled, 3, "the weights in `{base}` are pickles (`pytorch_model.bin`)"),
-    "an output layer of its own": (own_head, 3, "`lm_head.weight` in `{base}` differs from `model.embed_tokens.weight`"),
+    "an output layer of its own": (
+        own_head,
+        3,
+        "`lm_head.weight` in `{base}` differs from `model.embed_tokens.weight`",
+    ),
     "no end": (no_end, 3, "model folder `{base}` names no end-of-sequence token"),
     "an end that is no token": (
         lambda base: edit(base / "generation_config.json", eos_token_id=576),

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from ppoctl.errors import WeightSyncError
-from ppoctl.weights.canary import DRAWN_TOKENS, PROMPT_TOKENS, Canary, CanaryScores
+from ppoctl.weights.canary import GENERATED_TOKENS, PROMPT_TOKENS, Canary, CanaryScores
 
 FLOAT32 = Canary.of("float32", 64, tolerance=None)
 BFLOAT16 = Canary.of("bfloat16", 64, tolerance=None)
@@ -32,7 +32,7 @@ def test_canary_tokens_are_fixed_distinct_and_in_range() -> None:
     ("window", "prompt", "generated"), [(56, 48, 8), (20, 12, 8), (9, 1, 8), (3, 1, 2), (2, 1, 1)]
 )
 def test_canary_prompt_and_generated_tokens_fit_window(window: int, prompt: int, generated: int) -> None:
-    assert (len(tokens_of(272, window=window)), DRAWN_TOKENS) == (prompt, 8)
+    assert (len(tokens_of(272, window=window)), GENERATED_TOKENS) == (prompt, 8)
     assert Canary.of("float32", window, tolerance=None).num_drawn == generated
 
 
