@@ -28,10 +28,10 @@ def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
 def test_metric_lookup_explains_reading_and_actions(ask: Ask) -> None:
     assert ask("metrics", "reward/seconds_max").startswith(
         "reward/seconds_max\n"
-        "  time a scorer took for the slowest sample (s)\n"
+        "  time of a scorer for the slowest sample (s)\n"
         "  healthy: below the time of the rollout\n"
-        "  Scoring runs beside drawing, so it costs time only where it is slower than that.\n"
-        "  - `time/reward_s` is a good part of the step: raise `reward.workers` (or "
+        "  Scoring overlaps generation, so it costs time only if it is slower than generation.\n"
+        "  - `time/reward_s` is a large part of the step: raise `reward.workers` (or "
         "`reward.concurrent` of a service)\n"
     )
     [one] = json.loads(ask("metrics", "policy/clip_frac", "--json"))["metrics"]

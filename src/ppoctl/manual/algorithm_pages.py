@@ -142,12 +142,15 @@ def coming_from(names: Sequence[str] = ()) -> str:
         if names and system.name not in names:
             continue
         lines += [f"## {system.name}\n", f"Version: {system.version}. {system.about}\n"]
-        lines += [f"| {system.name} | ppoctl | note |", "|---|---|---|"]
+        lines += ["| key | in ppoctl | note |", "|---|---|---|"]
         lines += [cells(coded(row.theirs), coded(row.ours_of_all) or "none", row.note) for row in system.rows]
         lines.append("")
         if system.unused:
-            lines += ["Keys without a meaning in ppoctl (`*` stands for any text):\n"]
-            lines += [f"| {system.name} | reason |", "|---|---|"]
+            lines += [
+                "Keys without a meaning in ppoctl (`*` stands for any text):\n",
+                "| key | reason |",
+                "|---|---|",
+            ]
             lines += [cells(coded(unused.keys), unused.why) for unused in system.unused]
             lines.append("")
     return "\n".join(lines)

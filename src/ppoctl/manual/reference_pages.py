@@ -52,8 +52,15 @@ def metrics() -> str:
     lines = [METRICS_HEAD, *(f"- [{name}](#{name}): {description}" for name, description in groups().items())]
     for group, description in groups().items():
         members = [metric for metric in METRICS if metric.name.startswith(f"{group}/")]
-        lines += ["", f"## {group}", "", description, ""]
-        lines += ["| metric | unit | meaning | healthy |", "|---|---|---|---|"]
+        lines += [
+            "",
+            f"## {group}",
+            "",
+            description,
+            "",
+            "| metric | unit | meaning | healthy |",
+            "|---|---|---|---|",
+        ]
         lines += [cells(_linked(metric), metric.unit, metric.description, metric.healthy) for metric in members]
         for metric in members:
             if advice := guide(metric):
@@ -107,8 +114,9 @@ def _part(group: _Group, *, is_top: bool) -> Iterator[str]:
     names, lines = list(group.lines), group.lines[group.first]
     if not is_top or any("." in name for name in names):
         yield f"### {coded(f'[{name}]' for name in names)}\n"
-    meanings = [line.meaning for line in lines]
-    descriptions = {name: text for name in names if (text := _description(name)) and text not in meanings}
+    descriptions = {
+        name: text for name in names if (text := _description(name)) and text not in (line.meaning for line in lines)
+    }
     bullets = [f"- `{name}`: {text}" for name, text in descriptions.items()]
     same = [f"It has the keys of `[{_LIKE[group.first]}]`."] if group.first in _LIKE else []
     yield "\n".join([*(bullets if len(names) > 1 else descriptions.values()), *same])
@@ -146,7 +154,8 @@ def _only(line: KeyLine) -> str:
 def _description(table: str) -> str:
     """Return the docstring of the key that names a table; empty if the key has none."""
     keys = tree.keys_at(tree.of(Recipe), tuple(table.removesuffix(".*").split("."))) if table else []
-    return " ".join(dict.fromkeys(key.description for key in keys if key.description))
+    descriptions = dict.fromkeys(key.description for key in keys if key.description)
+    return " ".join(descriptions)
 
 
 _LIKE = {

@@ -76,9 +76,9 @@ class KlInReward(Table):
     """The penalty is subtracted from the reward of each token."""
     estimator: Annotated[Estimator, RESULTS] = "k1"
     """Estimate of KL(actor, reference) from one token, with d = actor's - reference's log-prob. k1: d; k2: d^2 / 2;
-    k3: exp(-d) - 1 + d (all Schulman's); abs: |d|, which is a distance but not a KL (verl's). full: the exact sum
-    over the vocabulary instead of an estimate, from the filtered distribution of the actor to the unfiltered
-    distribution of the reference."""
+    k3: exp(-d) - 1 + d (all Schulman's); abs: |d|, which is a distance but not a KL (verl's). full: the exact KL over
+    the vocabulary instead of an estimate, of the actor's filtered distribution from the reference's unfiltered
+    distribution."""
     input_clamp: Annotated[float | None, RESULTS, Positive] = None
     """Clamp of the log-prob difference to +- this value before the estimate; absent: off (NeMo-RL, and verl for k3:
     20). k3 always clamps the reference's log-prob to at most 20 nats above the actor's, so that its exp does not
@@ -107,8 +107,8 @@ class KlInLoss(Table):
     estimator: Annotated[Estimator, RESULTS] = "k3"
     """Estimate of KL(actor, reference) from one token, with d = actor's - reference's log-prob. k1: d; its own
     gradient averages to 0, so it requires a `gradient` other than "estimator"; k2: d^2 / 2; k3: exp(-d) - 1 + d (all
-    Schulman's); abs: |d|, which is a distance but not a KL (verl's). full: the exact sum over the vocabulary instead
-    of an estimate, from the filtered distribution of the actor to the unfiltered distribution of the reference. full
+    Schulman's); abs: |d|, which is a distance but not a KL (verl's). full: the exact KL over the vocabulary
+    instead of an estimate, of the actor's filtered distribution from the reference's unfiltered distribution. full
     runs a forward pass of the reference in every update; its gradient is exact for the states of these tokens, and
     its metrics are measured on the first minibatch of the step, unless a coefficient adapts to it."""
     input_clamp: Annotated[float | None, RESULTS, Positive] = None
