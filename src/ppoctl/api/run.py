@@ -98,7 +98,7 @@ class Run:
         return as_table([vars(sample) for sample in read_samples(self.layout, step)])
 
     def evaluations(self) -> "pyarrow.Table":
-        """Return one row per sample of every evaluation, with the step before it."""
+        """Return one row per sample of every evaluation, with the step after which it was made."""
         from ppoctl.store.arrow_tables import as_table
         from ppoctl.store.samples import evaluation_rows, steps_with_evaluation
 

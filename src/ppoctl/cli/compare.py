@@ -26,7 +26,7 @@ def compare(
         bool,
         typer.Option(
             "--eval",
-            help="Compare evaluations. Each is a run (its newest), an 80-eval folder, or a file of `eval --out`.",
+            help="Compare evaluations. Each is a run (its newest), an 80-eval folder, or a file from `eval --out`.",
         ),
     ] = False,
     shown: Annotated[

@@ -76,8 +76,8 @@ def convert_ckpt(
     json: JsonOption = False,
 ) -> None:
     """Convert a checkpoint between Hugging Face and Megatron format, and verify it. The output is read back, compared
-    with SOURCE tensor by tensor, and must give the same outputs on fixed prompts. If anything fails, OUT is
-    removed."""
+    with SOURCE tensor by tensor, and must give the same outputs on fixed prompts. If anything fails,
+    nothing is left at OUT."""
     if shard_gib <= 0:
         raise RecipeError(f"`--shard-gib {shard_gib:g}` must be above 0", hint="--shard-gib 4")
     from ppoctl.store.folders import require_new

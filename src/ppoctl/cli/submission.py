@@ -160,8 +160,8 @@ def _with_date(reply: str) -> str:
 
 def _short(path: Path) -> Path:
     """Return the path relative to the working directory, if it is below it."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
+    folder = Path.cwd()
+    return path.relative_to(folder) if path.is_relative_to(folder) else path
 
 
 def _nodes(request: "Request") -> str:
