@@ -150,7 +150,7 @@ def test_stage_that_exceeds_time_limit_is_not_started(folder: Path, expected: di
 
     stopped = stop(folder / f"limit-{stage}", act, TimeLeft(), no_stop_request)
     assert stopped.error.message.startswith(
-        f"`{stage}` of step {STEP} was not begun: with a save it takes about 55 s"
+        f"`{stage}` of step {STEP} was not started: with a save it takes about 55 s"
     )
     assert f"{STEP} {stage} starts" not in stopped.moments
     assert stopped.go_on() == []

@@ -99,7 +99,7 @@ def release_and_wait(things: list[Thing]) -> None:
 ENDS = {
     signal.SIGTERM: (PreemptedError, "stopped by SIGTERM at"),
     signal.SIGHUP: (PreemptedError, "stopped by SIGHUP at"),
-    signal.SIGUSR1: (PreemptedError, "stopped by SIGUSR1, because its time is nearly over, at"),
+    signal.SIGUSR1: (PreemptedError, "stopped by SIGUSR1, because its time limit is near, at"),
     signal.SIGINT: (InterruptedByUserError, "stopped by SIGINT at"),
 }
 
@@ -203,8 +203,8 @@ def test_stage_starts_only_if_stage_and_save_fit_time_limit(left_s: float) -> No
             gate.before(3, "values")
         assert raised.value.exit_code == 75
         assert raised.value.message == (
-            "`values` of step 3 was not begun: with a save it takes about 125 s, and 124 s are left before the time "
-            "limit; everything finished is committed"
+            "`values` of step 3 was not started: with a save it takes about 125 s, but only 124 s are left before "
+            "the time limit; everything finished is committed"
         )
         assert gate.may_save()
 
@@ -360,7 +360,7 @@ def test_signal_message_names_awaited_stage_and_cost_of_second() -> None:
         gate.clock = lambda: 1015.0
         os.kill(os.getpid(), signal.SIGINT)
         assert answers(messages, 1) == [
-            "SIGINT: stopping after `actor_update` of step 3, about 25s more; once more abandons it"
+            "SIGINT: stopping after `actor_update` of step 3, about 25s more; a second signal abandons it"
         ]
         with pytest.raises(InterruptedByUserError):
             os.kill(os.getpid(), signal.SIGINT)
@@ -384,7 +384,7 @@ def test_signal_message_is_printed_before_and_after_work() -> None:
         with gate.working(TimeLeft(), unknown):
             pass
         os.kill(os.getpid(), signal.SIGTERM)
-        assert answers(messages, 2)[1] == "SIGTERM: stopping when what is begun is saved"
+        assert answers(messages, 2)[1] == "SIGTERM: stopping when unfinished saves are written"
 
 
 def test_signal_message_is_printed_during_blocking_call() -> None:

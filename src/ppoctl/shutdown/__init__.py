@@ -1,1 +1,1 @@
-"""How a job is asked to stop, and what it may still do in the time that is left."""
+"""Graceful stops: signals, stop requests, and the remaining time of a job."""

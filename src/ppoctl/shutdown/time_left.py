@@ -1,47 +1,51 @@
-"""What a job may still do before it is ended: how long its work has taken so far, held against the time there is."""
+"""Remaining time of a job, and whether a stage or a save fits into it, judged by earlier durations."""
 
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
 KILL_WAIT_S = 30.0
-"""Seconds between Slurm's SIGTERM and its SIGKILL (`KillWait`): what it is where a cluster sets nothing else. A
-longer one is time not used, a shorter one costs the stage that is running."""
+"""Seconds between Slurm's SIGTERM and its SIGKILL (`KillWait`); this is Slurm's default.
+
+If a cluster's value is larger, some time is not used; if it is smaller, the running stage may be lost.
+"""
 
 ENDING_S = 5.0
-"""Seconds that a commit and the end of the process are taken to need."""
+"""Assumed seconds for a commit and the end of the process."""
 
 
 def unknown(*_: object) -> None:
-    """Nobody knows."""
+    """Return None: the value is not known."""
 
 
 @dataclass(frozen=True)
 class TimeLeft:
-    """What is known of a job's time. Seconds are those of work, without the start of engines."""
+    """Known durations of a run, and the end of its job. Durations do not include the start of engines."""
 
     stage_s: Callable[[str], float | None] = unknown
-    """Seconds that a stage of this name takes; None: this run has committed none."""
+    """Seconds that a stage of this name takes; None: this run has not committed one."""
     draws: Callable[[str], object] = unknown
-    """Whether a stage of this name keeps what it has finished, and so may begin and stop at any time."""
+    """Whether a stage of this name generates. It keeps its finished samples, so it may start and stop at any time."""
     save_s: Callable[[], float | None] = unknown
-    """Seconds that saving the states of all roles takes; None: this run has saved none."""
+    """Seconds that saving the states of all roles takes; None: this run has not saved any."""
     longest_s: Callable[[], float] = float
     """Seconds of the longest stage of the last step."""
     is_job: bool = False
-    """Whether Slurm ends the process some time after it was told."""
+    """Whether Slurm kills the process some time after its signal."""
     ends_at: float | None = None
-    """Time at which the job is ended, in unix seconds; None: nobody says."""
+    """Time at which Slurm ends the job, in unix seconds; None: not known, or no limit."""
 
     def until(self, received: int, now: float) -> float | None:
-        """Time by which the process must have ended after this signal; None: nobody ends it."""
+        """Return the time by which the process must have ended after this signal; None: no deadline."""
         if self.is_job and received in (signal.SIGTERM, signal.SIGHUP):
             return now + KILL_WAIT_S
         return self.ends_at
 
     def lacks_s(self, stage: str, now: float) -> float | None:
-        """Seconds that the stage and a save after it are expected to need, where these are more than there are; None:
-        there is time enough, or nobody knows."""
+        """Return the expected seconds of the stage and a save after it if they do not fit into the remaining time.
+
+        None: there is enough time, or the durations are not known.
+        """
         expected = None if self.ends_at is None or self.draws(stage) else self.stage_s(stage)
         if self.ends_at is None or expected is None:
             return None
@@ -49,8 +53,10 @@ class TimeLeft:
         return needed if now + needed > self.ends_at else None
 
     def has_time_to_save(self, until: float | None, now: float) -> bool:
-        """Whether the states of all roles can be saved by then. Before there was a save, where twice the longest
-        stage of the last step would fit."""
+        """Return whether the states of all roles can be saved until then.
+
+        Before the first save, twice the longest stage of the last step is assumed as its duration.
+        """
         if until is None:
             return True
         expected = self.save_s()
