@@ -135,9 +135,9 @@ algorithm
   advantages     gae: gamma 1, gae_lambda 1, whiten
   actor's loss   clip: aggregation token_mean, clip_low 0.2, clip_high 0.2
   critic's loss  scale 1, aggregation token_mean
-  old log-probs  the actor's, by a forward pass before its update
+  old log-probs  of the actor, by a forward pass before its update
   KL             none; no reference is loaded
-  correction     none of what sampler and trainer differ by
+  correction     none for the difference of sampler and trainer
 
 rewards, step by step
   truncated  responses count as finished

@@ -44,7 +44,7 @@ from ppoctl.wire.components import Components
 RECIPES = Path(__file__).parents[2] / "recipes"
 USABLE_GIB = {"80g": 80.0, "32g": 31.0, "24g": 22.5}
 """Memory that a card has which is sold as so many GB."""
-_ALWAYS = ("CUDA contexts", "NCCL", "NCCL of weights", "CUDA graphs", "gather buffer")
+_ALWAYS = ("CUDA contexts", "NCCL", "NCCL for weights", "CUDA graphs", "gather buffer")
 """How items end that are on the device whatever is done."""
 _PLAYED: dict[str, dict[str, Any]] = {
     "rollout": {"prompts_per_step": 4, "samples_per_prompt": 2, "max_prompt_tokens": 4, "max_new_tokens": 6},
