@@ -98,8 +98,8 @@ def gather_bytes(shard: ModelShard, batch: MicrobatchShape) -> int:
 def forward_bytes(shard: ModelShard, batch: MicrobatchShape) -> int:
     """Return the peak bytes of a pass without gradients.
 
-    The peak is in attention, in an MLP or a norm, or in the output layer. Attention has the inputs of the stage and the
-    layer, and the output of the norm; an MLP or a norm also has the output of attention.
+    The peak is in attention, in an MLP or a norm, or in the output layer. Attention has the inputs of the stage and
+    the layer, and the output of the norm. An MLP or a norm also has the output of attention.
     """
     shape, weight, tokens = shard.shape, shard.precision.weight, batch.tokens
     hidden = tokens * shard.hidden_bytes

@@ -107,8 +107,8 @@ def object_store_bytes(recipe: Recipe) -> int:
     """Return the bytes of the object store of a Ray that the run starts.
 
     The store has space for twice the largest call, because the next call is stored while the last is still read. If
-    `cluster.weights` is `"store"`, it also has space for two buckets of weights. It takes at most half of the free shared memory of
-    this machine; Ray spills the rest to disk.
+    `cluster.weights` is `"store"`, it also has space for two buckets of weights. It takes at most half of the free
+    shared memory of this machine; Ray spills the rest to disk.
     """
     batch, cluster = batch_of(recipe), recipe.cluster
     calls = max(update_input_bytes(batch, role) for role in OBJECTIVE_CELL_BYTES)

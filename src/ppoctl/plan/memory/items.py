@@ -98,7 +98,7 @@ def shared_items(recipe: Recipe, sizes: Sizes) -> Iterator[MemoryItem]:
     if alone and sizes.device == "gpu":
         yield MemoryItem("CUDA contexts", CUDA_CONTEXT_BYTES, "device", "actor", _MORE_NODES)
     if not alone and recipe.cluster.ray_address is None:  # the object store of a running Ray has a fixed size
-        without = "leave them out: without Ray there is none"
+        without = "use one process for all roles: without Ray there is no object store"
         yield MemoryItem("object store", object_store_bytes(recipe), "host", "node", without)
 
 
