@@ -229,9 +229,7 @@ def test_reward_field_must_be_a_finite_number(jsonl: MakeTable, number: str) -> 
 def test_reward_field_must_be_json(tmp_path: Path) -> None:
     _write_parquet(tmp_path / "x.parquet", [{"q": "one", "a": "1", "image": b"png"}])
     table = ColumnRows(format="columns", path=str(tmp_path / "x.parquet"), prompt="q", answer="a", fields=("image",))
-    with pytest.raises(
-        DataError, match=r"row 1: `image` is `b'png'` \(a bytes\), but fields for the reward must be"
-    ):
+    with pytest.raises(DataError, match=r"row 1: `image` is `b'png'` \(a bytes\), but fields for the reward must be"):
         read_rows(table, name="train")
 
 

@@ -53,8 +53,7 @@ def test_too_long_prompt_error_suggests_one_setting(
     place = f"`{tmp_path}/rows.jsonl` line 2"
     assert caught.value.message.startswith("row `train/000001-")
     assert caught.value.message.endswith(
-        f"({place}) has 5 prompt tokens, but `rollout.max_prompt_tokens` is 4; "
-        "2 of 5 rows of `data.train` exceed it"
+        f"({place}) has 5 prompt tokens, but `rollout.max_prompt_tokens` is 4; 2 of 5 rows of `data.train` exceed it"
     )
     assert caught.value.hint is not None
     assert caught.value.hint.startswith("--set rollout.max_prompt_tokens=5")
