@@ -82,13 +82,13 @@ contents of this machine with all processes
   actor gradients       3.29 MiB  always
   actor optimizer       6.58 MiB  always
   reference             3.29 MiB  always
-  actor at work         38.5 MiB  rollout, logprobs, eval
-  actor at work         229 MiB   actor_update
+  actor activations     38.5 MiB  rollout, logprobs, eval
+  actor activations     229 MiB   actor_update
   critic weights        3.29 MiB  always
   critic gradients      3.29 MiB  always
   critic optimizer      6.58 MiB  always
-  critic at work        38.5 MiB  values
-  critic at work        227 MiB   critic_update
+  critic activations    38.5 MiB  values
+  critic activations    227 MiB   critic_update
   generator weights     3.57 MiB  always
   KV cache              256 MiB   always
   weights on their way  13.2 MiB  rollout, eval
@@ -127,8 +127,8 @@ memory (estimates, GPU)
   KV cache      37.8 GiB: 708,066 tokens, 69 sequences of full length
   driver        1.41 GiB for samples of a step, then 1.34 GiB of records
   weights sent  30 buckets, the largest 1.02 GiB, read by all engines
-  assumed: what each process takes of a GPU for its context, NCCL, fragments and graphs, by reports
-  of others; docs/gpu.md lists the figures, none of which we have measured
+  assumed: GPU memory of CUDA contexts, NCCL, fragmentation and CUDA graphs is taken from reports;
+  docs/gpu.md lists the numbers, which ppoctl has not measured
 
 stages, on the fullest of 8 GPUs (actor, critic, generator), 80 GiB
   rollout        109 GiB  28.7 GiB too much
@@ -152,8 +152,8 @@ contents of the fullest of 8 GPUs (actor, critic, generator)
   actor optimizer       10.6 GiB  always
   reference             3.55 GiB  always
   actor gather buffer   70 MiB    always
-  actor at work         1.04 GiB  rollout, logprobs, eval
-  actor at work         32.9 GiB  actor_update
+  actor activations     1.04 GiB  rollout, logprobs, eval
+  actor activations     32.9 GiB  actor_update
   fragments             107 MiB   rollout, logprobs, eval
   fragments             3.29 GiB  actor_update
   CUDA contexts         1.8 GiB   always
@@ -162,14 +162,14 @@ contents of the fullest of 8 GPUs (actor, critic, generator)
   critic gradients      7.09 GiB  always
   critic optimizer      10.6 GiB  always
   critic gather buffer  70 MiB    always
-  critic at work        1.04 GiB  values
-  critic at work        32.9 GiB  critic_update
+  critic activations    1.04 GiB  values
+  critic activations    32.9 GiB  critic_update
   fragments             107 MiB   values
   fragments             3.29 GiB  critic_update
   generator weights     14.2 GiB  always
   KV cache              37.8 GiB  always
   CUDA graphs           1 GiB     always
-  weights on their way  4.06 GiB  rollout, eval
+  weights in transfer   4.06 GiB  rollout, eval
 
 host memory of a node with 8 GPUs, at most 390 GiB
   rollouts in ranks     4 GiB     always
@@ -237,8 +237,8 @@ updates
   KV cache      44.9 GiB in each process: 1,681,736 tokens, 164 sequences of full length in each engine
   driver        1.41 GiB for samples of a step, then 1.34 GiB of records
   weights sent  30 buckets, the largest 1.02 GiB, read by all engines
-  assumed: what each process takes of a GPU for its context, NCCL, fragments and graphs, by reports
-  of others; docs/gpu.md lists the figures, none of which we have measured
+  assumed: GPU memory of CUDA contexts, NCCL, fragmentation and CUDA graphs is taken from reports;
+  docs/gpu.md lists the numbers, which ppoctl has not measured
 
 stages, each process on its own GPU, 80 GiB
                  the actor's GPU        the critic's GPU        the generator's GPU
@@ -331,8 +331,8 @@ contents of the fullest of 8 GPUs (actor, critic, generator)
   actor optimizer       10.6 GiB  actor_update, actor_save, actor_load
   reference             3.55 GiB  logprobs, correction, advantages
   actor gather buffer   70 MiB    always
-  actor at work         1.04 GiB  rollout, logprobs, eval
-  actor at work         32.9 GiB  actor_update
+  actor activations     1.04 GiB  rollout, logprobs, eval
+  actor activations     32.9 GiB  actor_update
   fragments             107 MiB   rollout, logprobs, eval
   fragments             3.29 GiB  actor_update
   CUDA contexts         1.8 GiB   always
@@ -341,14 +341,14 @@ contents of the fullest of 8 GPUs (actor, critic, generator)
   critic gradients      7.09 GiB  critic_update, critic_save, critic_load
   critic optimizer      10.6 GiB  critic_update, critic_save, critic_load
   critic gather buffer  70 MiB    always
-  critic at work        1.04 GiB  values
-  critic at work        32.9 GiB  critic_update
+  critic activations    1.04 GiB  values
+  critic activations    32.9 GiB  critic_update
   fragments             107 MiB   values
   fragments             3.29 GiB  critic_update
   generator weights     14.2 GiB  rollout, reward, eval
   KV cache              37.8 GiB  rollout, reward, eval
   CUDA graphs           1 GiB     always
-  weights on their way  4.06 GiB  rollout, eval
+  weights in transfer   4.06 GiB  rollout, eval
 
 host memory of a node with 8 GPUs, at most 637 GiB
   moved out             142 GiB   all except actor_load
@@ -378,9 +378,9 @@ def test_plan_on_a_machine_that_is_too_small(capsys: pytest.CaptureFixture[str])
         == """\
 largest items in actor_update, and what to do
   states being written  191 GiB   set `checkpoint.asynchronous = false`
-  actor optimizer       85.1 GiB  take more nodes (`cluster.ray_address`) or a smaller model
-  actor at work         81.5 GiB  raise `actor.parallel.context`, or set `actor.recompute`
-  critic optimizer      79 GiB    take more nodes (`cluster.ray_address`) or a smaller model
+  actor optimizer       85.1 GiB  use more nodes (`cluster.ray_address`) or a smaller model
+  actor activations     81.5 GiB  raise `actor.parallel.context`, or set `actor.recompute`
+  critic optimizer      79 GiB    use more nodes (`cluster.ray_address`) or a smaller model
 """
     )
 
@@ -388,7 +388,7 @@ largest items in actor_update, and what to do
 @pytest.mark.parametrize(
     ("family", "assumed"),
     [
-        ("qwen3_moe", "assumed: every expert is chosen as often as any other"),
+        ("qwen3_moe", "assumed: all experts receive equally many tokens"),
         ("gemma2", "assumed: attention keeps its scores"),
     ],
 )
@@ -461,6 +461,6 @@ def test_plan_reports_engines_that_cannot_start(capsys: pytest.CaptureFixture[st
     out = said(capsys, QUICKSTART, *(word for key in sets for word in ("--set", key)))
     assert "  rollout        1.06 GiB   no cache for one sequence\n" in out
     assert out.endswith(
-        "  vLLM will not start: a sequence of full length takes 2.08 MiB, more than its cache has; raise\n"
+        "  vLLM will not start: a sequence of full length needs 2.08 MiB, more than its KV cache has; raise\n"
         "  `generator.kv_cache_mib`\n"
     )

@@ -76,7 +76,7 @@ def test_broadcast_communicators_stay_allocated_next_to_engine(smallest: Path) -
     """Two pipeline ranks send: two communicators on an engine, one on a sender."""
     sets = ["actor.parallel={pipeline=2}", "cluster.placement=apart", "cluster.weights=broadcast"]
     found = {
-        place.name: _lines(place, "reward").get("NCCL of weights") for place in _estimate(smallest, *sets).places
+        place.name: _lines(place, "reward").get("NCCL for weights") for place in _estimate(smallest, *sets).places
     }
     assert sorted(found.values(), key=str) == sorted([2 * GIB // 4, GIB // 4, None], key=str)
 
@@ -164,7 +164,7 @@ def test_too_long_sequences_for_unfused_attention_are_named(smallest: Path, tmp_
     assert (
         f"keeps {8192**2 * 129 / GIB:.3g} GiB of scores for a sequence of 8,192 tokens in each of 4 layers" in actor
     )
-    assert f"a GPU holds those of {most:,} tokens" in actor
+    assert f"a GPU has memory for {most:,} tokens" in actor
     assert '`actor.recompute = "full"`' in actor
     assert f"keeps {8192**2 * 65 / GIB:.3g} GiB" in critic
     full = [*sets, "actor.recompute=full"]
@@ -191,7 +191,7 @@ def test_recipe_for_64_gpus_line_by_line() -> None:
     sequences = 2048 * (10240 * 4 + 2 * 8)
     cells = 2048 * 8192
     always = {
-        "moved out": 8 * sum(left.values()),  # exact: what is moved, no powers of two, no engine's weights
+        "offloaded": 8 * sum(left.values()),  # exact: what is moved, no powers of two, no engine's weights
         "rollouts in ranks": 8 * (2 * sequences + cells * (9 + 4 + 9)),
         "libraries": MIB * (17 * 400 + 8 * 550),
         "object store": 2 * (sequences + cells * 13),
@@ -200,7 +200,7 @@ def test_recipe_for_64_gpus_line_by_line() -> None:
     saving = {"samples and records": memory.driver.records, "staging": 8 * 128 * MIB}
     assert _lines(node, "actor_save") == Counter(always) + Counter(saving)
     assert node is not None
-    loading = {"moved out": 8 * left["actor"]}
+    loading = {"offloaded": 8 * left["actor"]}
     same = {name: size for name, size in (always | saving).items() if name in _ALWAYS}
     assert _lines(node, "critic_load") == Counter(same) + Counter(loading)
 
@@ -215,7 +215,7 @@ def test_recipe_for_64_gpus_line_by_line() -> None:
         "critic weights": 2 * critic,
         "critic gradients": 4 * critic,
         "critic optimizer": share["critic"],
-        "critic at work": rank.update,
+        "critic activations": rank.update,
         "fragments": int(0.1 * rank.update),
     }
     assert _lines(gpu, "critic_update") == Counter(resting) + Counter(training)

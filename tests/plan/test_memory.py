@@ -396,7 +396,7 @@ def test_offloaded_role_keeps_its_host_memory() -> None:
         ("actor dropped", "device", None),
         ("actor gone", "device", ("values",)),
         ("critic moved", "device", ("values",)),
-        ("moved out", "host", OF_PPO.stages[:-1]),  # not while it is loaded
+        ("offloaded", "host", OF_PPO.stages[:-1]),  # not while it is loaded
         ("critic dropped", "device", ("values",)),
         ("critic gone", "device", ("values",)),
     ]
@@ -514,8 +514,8 @@ def test_separate_placement_gives_every_process_a_gpu(smallest: Path) -> None:
     assert stages["rollout"] == always + with_fragments(rank.forward) + 3 * memory.sending.largest
     assert stages["eval"] == stages["rollout"]  # of an actor that was just updated
     ways = {item.name: item.bytes for item in engine.items}
-    assert ways.keys() == {"generator weights", "KV cache", "weights on their way", "CUDA contexts"}
-    assert ways["weights on their way"] == memory.sending.largest
+    assert ways.keys() == {"generator weights", "KV cache", "weights in transfer", "CUDA contexts"}
+    assert ways["weights in transfer"] == memory.sending.largest
 
 
 def test_fullest_gpu_of_unequal_gpus(smallest: Path) -> None:
@@ -559,7 +559,7 @@ def test_oversized_role_names_key_to_change(smallest: Path) -> None:
     # More ranks on the same machine make nothing smaller; fewer copies do.
     places = [_estimate(smallest, f"actor.parallel={{data={copies}}}").places[0] for copies in (1, 2)]
     lower = [{item.name: item.lower for item in place.items}["actor optimizer"] for place in places]
-    assert lower == ["take more nodes (`cluster.ray_address`) or a smaller model", "lower `actor.parallel.data`"]
+    assert lower == ["use more nodes (`cluster.ray_address`) or a smaller model", "lower `actor.parallel.data`"]
     [of_nodes] = _estimate(smallest, "cluster={ray_address='a:1'}").places
     assert of_nodes.room is None
     assert of_nodes.stages[0].fits is None
@@ -589,7 +589,7 @@ def test_host_memory_of_first_node(smallest: Path) -> None:
     # The first node has all ranks of the first stage, of which the first two write half of both states.
     trainers = [memory.roles[role].ranks[0] for role in ("actor", "critic")]
     moved = [rank.weights + rank.main_weights + rank.moments + rank.reference for rank in trainers]
-    assert has["moved out"] == 8 * sum(moved)  # an engine keeps no weights while it sleeps
+    assert has["offloaded"] == 8 * sum(moved)  # an engine keeps no weights while it sleeps
     assert has["states being written"] == 2 * sum(role.state // 4 for role in memory.roles.values())
     batch = batch_of(_recipe(smallest))
     assert has["rollouts in ranks"] == 8 * sum(update_input_bytes(batch, role) for role in ("actor", "critic"))
@@ -597,7 +597,7 @@ def test_host_memory_of_first_node(smallest: Path) -> None:
     assert has["libraries"] == 2**20 * (17 * 400 + 8 * 550)
     assert has["object store"] == 2**28
     # Engines are on two nodes: a rank also stores.
-    assert has["weights on their way"] == 3 * memory.sending.largest
+    assert has["weights in transfer"] == 3 * memory.sending.largest
     assert "published weights" not in has
     assert node.fullest.bytes < sum(has.values())  # not all of it at one time
 
@@ -645,7 +645,7 @@ def test_offloaded_generator_frees_memory_for_resident_trainers(smallest: Path) 
         stage.stage: 0 if stage.stage in ("rollout", "reward", "eval") else engine for stage in before.stages
     }
     assert leave.node is not None
-    assert "moved out" not in _items(leave.node)  # weights are sent again after a sleep
+    assert "offloaded" not in _items(leave.node)  # weights are sent again after a sleep
     assert leave.taking_turns is not None
     assert _estimate(smallest, "cluster.offload=['actor', 'critic', 'generator']", gpu_gib=80.0).taking_turns is None
 

@@ -63,9 +63,9 @@ def test_plan_lists_reward_shaping_in_order(smallest: Path) -> None:
         "clip": "to -1 .. 1",
         "moments": "divided by the standard deviation of the run so far",
         "unfinished": "truncated responses x 0.25",
-        "overlong": "from 9 tokens on less, -0.5 at 13, no less beyond",
+        "overlong": "lower from 9 tokens on, -0.5 at 13, and no lower beyond",
         "length": "-0.01 for each token beyond 8",
-        "truncated": "responses go on with the critic's value",
+        "truncated": "responses continue with the critic's value",
     }
     assert list(plan(recipe).rewards.items()) == list(told.items())
     taken = [type(step).__name__ for step in reward_steps(recipe.reward, max_new_tokens=13)]
@@ -78,10 +78,10 @@ def test_plan_lists_alternative_reward_shaping(smallest: Path) -> None:
     sets += ["reward.moments={kind='reference', std=2, center=true}", "ppo.truncated=filter"]
     recipe = load([smallest], sets, {}).recipe
     assert list(plan(recipe).rewards.items()) == [
-        ("moments", "minus the mean of the first step whose rewards differ, divided by 2"),
+        ("moments", "minus the mean of the first step whose rewards are not all equal, divided by 2"),
         ("clip", "to -1 .. 1"),
-        ("overlong", "from 9 tokens on less, -1 at 13, and less beyond"),
-        ("truncated", "responses count in no loss"),
+        ("overlong", "lower from 9 tokens on, -1 at 13, and lower beyond"),
+        ("truncated", "responses are left out of all losses"),
     ]
     taken = [type(step).__name__ for step in reward_steps(recipe.reward, max_new_tokens=13)]
     assert taken == ["NormalizeByReferenceStd", "ApplyClip", "PenalizeOverlong"]
@@ -250,7 +250,7 @@ def test_plan_lists_algorithm_with_active_settings(smallest: Path) -> None:
         told["correction"] == "tis: max_ratio 2; ratio: statistic k1, level token, max_ratio 3; max_sequence_gap 1.5"
     )
     told = plan(load([smallest], ["ppo.old_logprobs=sampler"], {}).recipe).algorithm
-    assert told["old log-probs"] == "the generator's, without a forward pass of the actor"
+    assert told["old log-probs"] == "of the generator, without a forward pass of the actor"
 
 
 def test_saved_critic_state_names_its_run(smallest: Path, tmp_path: Path) -> None:

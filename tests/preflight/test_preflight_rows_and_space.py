@@ -267,7 +267,7 @@ def test_machine_with_too_little_memory_raises(small: Recipe, monkeypatch: pytes
 def test_kv_cache_too_small_for_a_sequence_raises(small: Recipe) -> None:
     """33 tokens of 4 layers with keys and values of 2 heads of 32 numbers, 4 bytes each: 66 KiB; blocks need more."""
     tiny = small.generator.model_copy(update={"kv_cache_mib": 0})
-    with pytest.raises(OutOfMemoryError, match="vLLM will not start: a sequence of full length takes") as caught:
+    with pytest.raises(OutOfMemoryError, match="vLLM will not start: a sequence of full length needs") as caught:
         require_fit(small.model_copy(update={"generator": tiny}), None)
     assert caught.value.hint == "raise `generator.kv_cache_mib`"
 

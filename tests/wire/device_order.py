@@ -44,7 +44,7 @@ from ppoctl.wire.components import Components
 RECIPES = Path(__file__).parents[2] / "recipes"
 USABLE_GIB = {"80g": 80.0, "32g": 31.0, "24g": 22.5}
 """Usable memory of a card, by its nominal size."""
-_ALWAYS = ("CUDA contexts", "NCCL", "NCCL of weights", "CUDA graphs", "gather buffer")
+_ALWAYS = ("CUDA contexts", "NCCL", "NCCL for weights", "CUDA graphs", "gather buffer")
 """Suffixes of the plan's items that are always on the device."""
 _PLAYED: dict[str, dict[str, Any]] = {
     "rollout": {"prompts_per_step": 4, "samples_per_prompt": 2, "max_prompt_tokens": 4, "max_new_tokens": 6},

@@ -66,6 +66,6 @@ def test_plan_counts_all_weight_copies(way: str, on_gpu: int, on_host: int) -> N
     def bytes_of(name: str, items: object) -> int:
         return sum(item.bytes for item in items if item.name == name)  # type: ignore[attr-defined]
 
-    assert bytes_of("weights on their way", gpu.items) == on_gpu * largest
-    assert bytes_of("weights on their way", node.items) == on_host * largest
+    assert bytes_of("weights in transfer", gpu.items) == on_gpu * largest
+    assert bytes_of("weights in transfer", node.items) == on_host * largest
     assert bytes_of("published weights", node.items) == all_of_them

@@ -259,7 +259,7 @@ def test_each_format_reads_its_own_columns(wrapped: Any) -> None:
 @holds("rollout.max_prompt_tokens")
 def test_prompt_over_the_token_limit_is_refused() -> None:
     assert prompts_of({"train": COLUMNS}, max_prompt_tokens=2)
-    with pytest.raises(DataError, match=r"has 2 prompt tokens, and `rollout\.max_prompt_tokens` is 1"):
+    with pytest.raises(DataError, match=r"has 2 prompt tokens, but `rollout\.max_prompt_tokens` is 1"):
         prompts_of({"train": COLUMNS}, max_prompt_tokens=1)
 
 

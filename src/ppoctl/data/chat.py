@@ -92,7 +92,7 @@ def _text(folder: Path, config: Mapping[str, Any]) -> str | None:
             ) from error
     template = config.get("chat_template")
     if isinstance(template, list):  # several templates with names
-        template = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, Mapping)}.get(
+        template = {row.get("name"): row.get("template") for row in template if isinstance(row, Mapping)}.get(
             "default"
         )
     if template is not None and not isinstance(template, str):

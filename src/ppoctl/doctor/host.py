@@ -45,7 +45,7 @@ def packages(machine: HostInfo) -> Finding:
         )
         return wrong(
             "packages",
-            f"other versions than required: {message}",
+            f"requirements not met: {message}",
             "make setup-gpu" if kind == "gpu" else gpus.INSTALL_CPU,
         )
     return ok("packages", ", ".join(f"{name} {machine.versions[name]}" for name in SHOWN if name in machine.versions))

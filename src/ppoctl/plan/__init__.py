@@ -1,7 +1,10 @@
-"""Numbers that tell before anything starts what a recipe will take: from the recipe and a config.json, without torch.
+"""Estimates of what a run costs, before it starts: from the recipe and a config.json, without torch.
 
-arithmetic    the whole plan: batches, updates, data, evaluations
-microbatches  how many a rank has, and how full they are
-disk          states and records
-memory/       bytes of every role, rank, stage and node, and whether they fit
+run_plan       the whole plan: batches, updates, data, evaluations
+microbatches   number of microbatches of a rank, and their size
+algorithm, reward_shaping   the choices of the recipe, in words
+learning_rate  the schedule of a role
+flops          FLOPs of a step
+disk           states and records
+memory/        bytes of each role, rank, stage and node, and whether they fit
 """

@@ -1,4 +1,4 @@
-"""The algorithm in words: each of its choices with the numbers that are on."""
+"""Description of the algorithm of a recipe: each choice with its settings."""
 
 from collections.abc import Mapping
 
@@ -6,42 +6,42 @@ from ppoctl.recipe.schema import NoKl, Recipe
 from ppoctl.recipe_table import Table
 
 OLD_LOGPROBS = {
-    "trainer": "the actor's, by a forward pass before its update",
-    "sampler": "the generator's, without a forward pass of the actor",
-    "current": "those of the update itself: every ratio is 1, no forward pass of the actor",
+    "trainer": "of the actor, by a forward pass before its update",
+    "sampler": "of the generator, without a forward pass of the actor",
+    "current": "of the update itself: every ratio is 1, no forward pass of the actor",
 }
 
 
 def algorithm(recipe: Recipe) -> Mapping[str, str]:
-    """Name of each choice -> what was chosen."""
+    """Return choice -> its description."""
     ppo, kl = recipe.ppo, recipe.ppo.kl
-    told = {
-        "advantages": _told(ppo.advantages),
-        "actor's loss": _told(ppo.policy_loss),
-        "critic's loss": _told(ppo.value_loss),
+    choices = {
+        "advantages": _describe(ppo.advantages),
+        "actor's loss": _describe(ppo.policy_loss),
+        "critic's loss": _describe(ppo.value_loss),
         "old log-probs": OLD_LOGPROBS[ppo.old_logprobs],
-        "KL": "none; no reference is loaded" if isinstance(kl, NoKl) else f"in the {kl.place}: {_told(kl)}",
+        "KL": "none; no reference is loaded" if isinstance(kl, NoKl) else f"in the {kl.place}: {_describe(kl)}",
     }
     if not ppo.corrects_rollouts:
-        return told | {"correction": "none of what sampler and trainer differ by"}
-    tables = [_told(table) for table in (ppo.rollout_correction, ppo.rollout_rejection) if table.kind != "none"]
+        return choices | {"correction": "none for the difference of sampler and trainer"}
+    tables = [_describe(table) for table in (ppo.rollout_correction, ppo.rollout_rejection) if table.kind != "none"]
     if ppo.max_sequence_gap is not None:
         tables.append(f"max_sequence_gap {ppo.max_sequence_gap:g}")
-    return told | {"correction": "; ".join(tables)}
+    return choices | {"correction": "; ".join(tables)}
 
 
-def _told(table: Table) -> str:
-    """The kind of a table, and its keys; those that are off by default are left out while they are."""
-    usual = {name: field.default for name, field in type(table).model_fields.items()}
-    off = [name for name, value in table if value in (None, False, 0) and value == usual[name]]
-    words = [_word(name, value) for name, value in table if name not in ("kind", "place", *off)]
+def _describe(table: Table) -> str:
+    """Return the kind of a table and its settings. Settings that are off by default and are off are left out."""
+    defaults = {name: field.default for name, field in type(table).model_fields.items()}
+    off = [name for name, value in table if value in (None, False, 0) and value == defaults[name]]
+    words = [_setting(name, value) for name, value in table if name not in ("kind", "place", *off)]
     kind = getattr(table, "kind", None)
     return f"{kind}: {', '.join(words)}" if kind and words else kind or ", ".join(words)
 
 
-def _word(name: str, value: object) -> str:
+def _setting(name: str, value: object) -> str:
     if isinstance(value, Table):
-        return f"{name} ({_told(value)})"
+        return f"{name} ({_describe(value)})"
     if isinstance(value, bool):
         return name if value else f"{name} off"
     return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"

@@ -1,4 +1,4 @@
-"""Estimated bytes that a run will have on disk."""
+"""Estimated bytes of a run on disk."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,42 +15,42 @@ from ppoctl.store.retention import LEAST_KEPT
 
 @dataclass(frozen=True)
 class StoragePlan:
-    """Files of a run on disk. Bytes are estimates, None for a model that is not a local folder of a known family."""
+    """Files of a run on disk. Bytes are estimates; None: the model is not a local folder of a known family."""
 
     saves: int
     keep_last: int | None
-    """Pairs of states that are kept; None: all."""
+    """Checkpoints that are kept; None: all."""
     records_bytes: int
-    """Bytes that the stages of one step commit, all responses of full length."""
+    """Bytes that the stages of one step commit, if all responses have full length."""
     records_kept_bytes: int
-    """Bytes of the records of steps that a kept pair may go on from; rollouts that stay readable come on top."""
+    """Bytes of the records of steps after a kept checkpoint. Rollouts that are kept for reading are not included."""
     parameters: int | None = None
     state_bytes: Mapping[str, int] = field(default_factory=dict)
     """Bytes of one saved state, by role."""
     states_bytes: int | None = None
-    """Bytes of the kept pairs of states, of one while it is written, of one that a stop leaves, and of the weights of
-    the best actors, with one more while these are replaced."""
+    """Bytes of the kept checkpoints, one that is being written, one that a stop writes, and the weights of the best
+    actors, with one more while an actor is replaced."""
 
 
 def storage_of(recipe: Recipe) -> StoragePlan:
-    """Files that the run will have on disk, from its recipe alone."""
+    """Return the files that the run will have on disk, computed from its recipe."""
     every, keep = recipe.checkpoint.every_steps, recipe.checkpoint.keep_last
     saves, records = ceil(recipe.steps / every), sum(records_of(batch_of(recipe)).values())
-    found = StoragePlan(saves, keep, records, records * min(recipe.steps, (keep or LEAST_KEPT) * every))
+    plan = StoragePlan(saves, keep, records, records * min(recipe.steps, (keep or LEAST_KEPT) * every))
     models = {role: model_of(recipe, role) for role in layouts(recipe)}
     shapes = {role: shape for role, model in models.items() if (shape := model.shape) is not None}
     if shapes.keys() != models.keys():
-        return found
+        return plan
     states = {
         role: state_bytes(shapes[role], role, layout, models[role].weight_bytes)
         for role, layout in layouts(recipe).items()
     }
     parameters = count_parameters(shapes["actor"])
     best = min(recipe.checkpoint.best_keep, recipe.steps) + 1 if recipe.checkpoint.best else 0
-    pairs = min(saves, keep or saves) + 2
+    checkpoints = min(saves, keep or saves) + 2
     return replace(
-        found,
+        plan,
         parameters=parameters,
         state_bytes=states,
-        states_bytes=pairs * sum(states.values()) + best * parameters * models["actor"].weight_bytes,
+        states_bytes=checkpoints * sum(states.values()) + best * parameters * models["actor"].weight_bytes,
     )

@@ -1,5 +1,7 @@
-"""The arithmetic of a step in FLOPs, which a model's numbers tell. How many of them a machine does in a second only a
-run tells, so that no seconds are made of them here."""
+"""FLOPs of a step, computed from the shapes of the models.
+
+Seconds are not estimated, because the speed of a machine is known only after a step has run.
+"""
 
 from dataclasses import dataclass
 
@@ -12,23 +14,26 @@ from ppoctl.recipe.schema import Recipe
 
 @dataclass(frozen=True)
 class WorkPlan:
-    """FLOPs of one PPO step whose prompts and responses are all of full length: an upper bound. Not counted:
-    everything elementwise, what is computed again in a backward pass, reward models, evaluations."""
+    """FLOPs of one PPO step whose prompts and responses all have full length: an upper bound.
+
+    Not counted: elementwise operations, activation recomputation, reward models, evaluations.
+    """
 
     drawing: float
+    """Generation of the responses."""
     forwards: float
-    """Passes without a gradient: values, log-probs, the reference."""
+    """Passes without gradients: values, log-probs, reference."""
     updates: float
     """Forward and backward passes of actor and critic, over all epochs."""
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """FLOPs of the whole step."""
         return self.drawing + self.forwards + self.updates
 
 
 def work_of(recipe: Recipe) -> WorkPlan | None:
-    """The work of a step; None where no folder or shipped config.json says what the models are."""
+    """Return the work of a step; None: a model has neither a local folder nor a shipped config.json."""
     actor, critic = model_of(recipe, "actor").shape, model_of(recipe, "critic").shape
     if actor is None or critic is None:
         return None
@@ -40,6 +45,6 @@ def work_of(recipe: Recipe) -> WorkPlan | None:
     return WorkPlan(
         drawing=of_actor,
         forwards=passes * of_actor + of_critic,
-        # A backward pass is twice a forward one.
+        # A backward pass costs twice a forward pass.
         updates=3 * (sizes.epochs(recipe, "actor") * of_actor + sizes.epochs(recipe, "critic") * of_critic),
     )

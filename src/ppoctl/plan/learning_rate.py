@@ -1,4 +1,4 @@
-"""The learning rate that a recipe gives a role."""
+"""Learning rate schedule of a role, from the recipe."""
 
 from ppoctl.ppo.learning_rate import LearningRate
 from ppoctl.recipe.schema import Recipe
@@ -6,7 +6,7 @@ from ppoctl.recipe.sizes import optimizer_of, planned_updates, updates_per_tick,
 
 
 def learning_rate_of(recipe: Recipe, role: str) -> LearningRate:
-    """The schedule of a role over its ticks; one that decays without a written end is over with the run."""
+    """Return the schedule of a role over its ticks. Without `lr_decay_updates`, the decay ends with the run."""
     table, per_tick = optimizer_of(recipe, role), updates_per_tick(recipe, role)
     return LearningRate(
         peak=table.lr,

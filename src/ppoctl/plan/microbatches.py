@@ -1,4 +1,4 @@
-"""Number and size of the microbatches of a rank when all sequences are of full length."""
+"""Number and size of the microbatches of a rank, if all sequences have full length."""
 
 from math import ceil
 
@@ -8,19 +8,22 @@ from ppoctl.recipe.sizes import microbatch_limit, minibatch_seqs
 
 
 def most_tokens(batching: BySequences | ByTokens, rows: int, longest: int, *, with_gradient: bool) -> int:
-    """Tokens of a full microbatch on a rank with `rows` rows of at most `longest` tokens."""
+    """Return the tokens of a full microbatch on a rank with `rows` rows of at most `longest` tokens."""
     _, most = microbatch_limit(batching, with_gradient=with_gradient)
     return min(most, rows * longest) if isinstance(batching, ByTokens) else min(most, rows) * longest
 
 
 def microbatches(recipe: Recipe, role: str, longest: int) -> tuple[int, int]:
-    """Fewest (prompts and responses of one token) and most (all of full length) microbatches of a data rank in a
-    minibatch. Interleaved pipeline stages take a multiple of the pipeline's ranks."""
+    """Return the fewest and most microbatches of a data rank in a minibatch.
+
+    Fewest: prompts and responses have one token. Most: all have full length. Interleaved pipeline stages require a
+    multiple of the pipeline ranks.
+    """
     table: TrainedTable = getattr(recipe, role)
     layout = layouts(recipe)[role]
     rows = ceil(minibatch_seqs(recipe, role) / layout.data)
     _, most = microbatch_limit(table.batching, with_gradient=True)
-    held = (most, most // longest) if isinstance(table.batching, ByTokens) else (most, most)
+    capacities = (most, most // longest) if isinstance(table.batching, ByTokens) else (most, most)
     multiple = layout.pipeline if layout.stages_per_rank > 1 else 1
-    fewest, largest = (ceil(ceil(rows / each) / multiple) * multiple for each in held)
+    fewest, largest = (ceil(ceil(rows / capacity) / multiple) * multiple for capacity in capacities)
     return fewest, largest

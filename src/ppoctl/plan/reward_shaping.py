@@ -1,4 +1,4 @@
-"""The arithmetic of rewards in words: each step with its numbers, in the order in which they are taken."""
+"""Description of reward shaping: each step with its numbers, in the order in which they are applied."""
 
 from collections.abc import Mapping
 
@@ -16,15 +16,15 @@ from ppoctl.rewards.shaping import (
 
 TRUNCATED = {
     "terminal": "count as finished",
-    "bootstrap": "go on with the critic's value",
-    "filter": "count in no loss",
+    "bootstrap": "continue with the critic's value",
+    "filter": "are left out of all losses",
 }
 
 
 def reward_steps(recipe: Recipe) -> Mapping[str, str]:
-    """Name of each step -> what it does; the last says how truncated responses count."""
-    told = dict(_words(step, recipe.rollout.max_new_tokens) for step in steps_of(recipe.reward))
-    return told | {"truncated": f"responses {TRUNCATED[recipe.ppo.truncated]}"}
+    """Return step -> its description. The last entry describes how truncated responses are used."""
+    steps = dict(_words(step, recipe.rollout.max_new_tokens) for step in steps_of(recipe.reward))
+    return steps | {"truncated": f"responses {TRUNCATED[recipe.ppo.truncated]}"}
 
 
 def _words(step: ShapingTable, longest: int) -> tuple[str, str]:
@@ -37,17 +37,17 @@ def _words(step: ShapingTable, longest: int) -> tuple[str, str]:
         case RunningMoments():
             return "moments", _divided(step.center, "of the run so far", None)
         case ReferenceMoments():
-            return "moments", _divided(step.center, "of the first step whose rewards differ", step.std)
+            return "moments", _divided(step.center, "of the first step whose rewards are not all equal", step.std)
         case OverlongPenalty():
-            end, beyond = step.max_tokens or longest, "no less beyond" if step.floor else "and less beyond"
+            end, beyond = step.max_tokens or longest, "and no lower beyond" if step.floor else "and lower beyond"
             start = end - step.buffer_tokens
-            return "overlong", f"from {start} tokens on less, {-step.penalty:g} at {end}, {beyond}"
+            return "overlong", f"lower from {start} tokens on, {-step.penalty:g} at {end}, {beyond}"
         case LengthPenalty():
             return "length", f"{-step.per_token:g} for each token beyond {step.free_tokens}"
         case factor:
             return "unfinished", f"truncated responses x {factor:g}"
 
 
-def _divided(center: bool, of: str, std: float | None) -> str:  # noqa: FBT001 - a key's value
+def _divided(center: bool, of: str, std: float | None) -> str:  # noqa: FBT001 - the value of a key
     minus = f"minus the mean {of}, " if center else ""
     return f"{minus}divided by {f'{std:g}' if std else f'the standard deviation {of}'}"

@@ -1,6 +1,6 @@
-"""The plan of a run in numbers, made before the run. It reads a config.json and counts lines; it writes nothing.
+"""The plan of a run in numbers, computed before the run. It reads config.json, counts lines, and writes nothing.
 
-Bytes are estimates from the model's config.json and say so; everything else is exact arithmetic.
+Bytes are estimates from the config.json of the model. All other numbers are exact.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ class BatchPlan:
     """Tokens of the longest prompt and the longest response together."""
     new_tokens_per_step_max: int
     tokens_per_step_max: int
-    """Tokens of all prompts and responses of a step, each of full length."""
+    """Tokens of all prompts and responses of a step, if each has full length."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RolePlan:
     """Work of one role in the whole run: updates, learning rates, microbatches."""
 
     layout: str
-    """Parallel layout of the role, in words."""
+    """Description of the parallel layout."""
     data_ranks: int
     epochs: int
     minibatch_seqs: int
@@ -61,54 +61,54 @@ class RolePlan:
     lr_last: float
     microbatches_per_minibatch_min: int
     microbatches_per_minibatch_max: int
-    """Microbatches of each data rank in a minibatch when all sequences are of full length."""
+    """Microbatches of each data rank in a minibatch, if all sequences have full length."""
     recompute: str
     forward_microbatch: str
-    """Most that a microbatch of log-probs, reference or values holds, in words."""
+    """Limit of a microbatch of log-probs, reference or values, as text."""
     replayed_updates_max: int
-    """Updates that a resume repeats at worst: those since the last saved state."""
+    """Most updates that a resume repeats: the updates since the last saved state."""
 
 
 @dataclass(frozen=True)
 class CriticStart:
-    """The model of its own that the critic starts from."""
+    """The separate model that the critic starts from."""
 
     path: str
     dtype: str
     family: str | None
-    """Family of the model; None: it is not on this machine."""
+    """Family of the model; None: the model is not on this machine."""
     parameters: int | None
     saved_by: SavedBy | None
-    """The run that saved it as a state; None: it is no saved state."""
+    """The run that saved the model as a state; None: it is not a saved state."""
 
 
 @dataclass(frozen=True)
 class RewardModelPlan:
-    """A reward model, and its work in a step."""
+    """A reward model and its work in one step."""
 
     path: str
     dtype: str
     layout: str
-    """Parallel layout, in words."""
+    """Description of the parallel layout."""
     family: str | None
-    """Family of the model; None: it is not on this machine, and what follows is not known."""
+    """Family of the model; None: the model is not on this machine, and the following fields are unknown."""
     parameters: int | None
     max_tokens: int | None
-    """Most tokens of a text, and of the texts of one pass."""
+    """Most tokens of one text, and of all texts of one pass."""
     passes_per_step_max: int | None
-    """Passes of each data rank in a step whose texts are of full length."""
+    """Passes of each data rank in a step whose texts have full length."""
 
 
 @dataclass(frozen=True)
 class DataPlan:
-    """Size and use of one dataset. Rows are None where counting them needs more than reading lines."""
+    """Size and use of one data set. `rows` is None if counting them needs more than reading lines."""
 
     path: str
     rows: int | None
     prompts_total: int | None = None
-    """Prompts drawn from the dataset in the whole run."""
+    """Prompts that the whole run takes from the data set."""
     epochs: float | None = None
-    """Passes over the dataset in the whole run."""
+    """Passes over the data set in the whole run."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class EvalPlan:
 
     at_steps: tuple[int, ...]
     responses_per_evaluation: int | None
-    """Responses of one evaluation, greedy and sampled, over all sets."""
+    """Responses of one evaluation, greedy and sampled, over all sets; None: the rows of a set are unknown."""
 
 
 @dataclass(frozen=True)
@@ -129,36 +129,36 @@ class Plan:
     actor: RolePlan
     critic: RolePlan
     critic_start: CriticStart | None
-    """Start of a critic with a model of its own; None: it starts from the actor's, its head at zero."""
+    """Start of a critic with a separate model; None: it starts from the actor's weights with a head of zeros."""
     reward_models: Mapping[str, RewardModelPlan]
-    """Models that score, by the key of their table."""
+    """Key of the table -> reward model."""
     processes: Mapping[str, int]
-    """Processes of each role; the generator's are those of all engines together."""
+    """Role -> number of processes. The generator has the processes of all its engines."""
     is_one_process: bool
-    """Whether all roles live in the process of the command; otherwise they are processes of Ray."""
+    """Whether all roles run in the process of the command; otherwise they are Ray processes."""
     devices: int
-    """GPUs, or slots on CPUs, that the processes take."""
+    """GPUs, or slots on CPUs, that the processes use."""
     algorithm: Mapping[str, str]
-    """What was chosen of the mathematics, each choice in words."""
+    """Choice of the algorithm -> its description."""
     rewards: Mapping[str, str]
-    """Steps from a score to the reward of training, in their order, each in words."""
+    """Step of reward shaping -> its description, in order."""
     train: DataPlan
     eval_sets: dict[str, DataPlan]
     evaluation: EvalPlan
     work: WorkPlan | None
-    """FLOPs of one step; None where the model is not here."""
+    """FLOPs of one step; None: a model is not on this machine."""
     storage: StoragePlan
     memory: Memory | None
-    """Estimated bytes of the run; None for a model that is not a local folder of a known family."""
+    """Estimated bytes of the run; None: a model is not a local folder of a known family."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The plan as JSON can have it, sums included."""
+        """Return the plan as JSON values, including sums."""
         return dict(with_totals(self))
 
 
 def plan(recipe: Recipe, gpu_gib: float | None = None) -> Plan:
-    """The plan of a recipe that keeps the rules, for GPUs of `gpu_gib` GiB or for this machine's CPU."""
-    rows, drawn = rows_of(recipe.data.train), recipe.steps * recipe.rollout.prompts_per_step
+    """Return the plan of a valid recipe, for GPUs of `gpu_gib` GiB; None: for the CPUs of this machine."""
+    rows, prompts = rows_of(recipe.data.train), recipe.steps * recipe.rollout.prompts_per_step
     eval_sets = {name: DataPlan(table.named, rows_of(table)) for name, table in recipe.data.eval.items()}
     return Plan(
         name=recipe.name,
@@ -172,7 +172,7 @@ def plan(recipe: Recipe, gpu_gib: float | None = None) -> Plan:
         devices=devices(recipe),
         algorithm=algorithm(recipe),
         rewards=reward_steps(recipe),
-        train=DataPlan(recipe.data.train.named, rows, drawn, drawn / rows if rows else None),
+        train=DataPlan(recipe.data.train.named, rows, prompts, prompts / rows if rows else None),
         eval_sets=eval_sets,
         evaluation=_evaluation(recipe, eval_sets),
         work=work_of(recipe),
@@ -186,12 +186,12 @@ def _critic_start(recipe: Recipe) -> CriticStart | None:
         return None
     model = model_of(recipe, "critic")
     folder, shape = local_folder(model.path), model.shape
-    came = None if folder is None else saved_by(folder)
+    source_run = None if folder is None else saved_by(folder)
     if shape is None:
-        return CriticStart(model.path, model.dtype, None, None, came)
-    # As of a model whose output layer is its embedding, with a row of values.
+        return CriticStart(model.path, model.dtype, None, None, source_run)
+    # Counted as a model with tied embeddings, which adds no output layer, and one row of value weights.
     parameters = count_parameters(replace(shape, tied_embeddings=True)) + shape.hidden_size
-    return CriticStart(model.path, model.dtype, shape.family, parameters, came)
+    return CriticStart(model.path, model.dtype, shape.family, parameters, source_run)
 
 
 def _reward_model(recipe: Recipe, key: KeyPath) -> RewardModelPlan:
@@ -199,10 +199,10 @@ def _reward_model(recipe: Recipe, key: KeyPath) -> RewardModelPlan:
     layout, shape = table.parallel or ParallelTable(), model.shape
     if shape is None:
         return RewardModelPlan(model.path, model.dtype, layout.describe(), None, None, table.max_tokens, None)
-    # Texts of a step are about as long as its sequences, in the words of another tokenizer.
+    # Assumed: texts of a step have about as many tokens as its sequences, though the tokenizer differs.
     most = sizes.reward_tokens(table, shape)
-    at_once = max(most // min(sizes.longest_sequence(recipe) + 1, most), 1)
-    passes = ceil(ceil(sizes.sequences_per_step(recipe) / layout.data) / at_once)
+    texts_per_pass = max(most // min(sizes.longest_sequence(recipe) + 1, most), 1)
+    passes = ceil(ceil(sizes.sequences_per_step(recipe) / layout.data) / texts_per_pass)
     count = count_parameters(replace(shape, tied_embeddings=True)) + shape.hidden_size
     return RewardModelPlan(model.path, model.dtype, layout.describe(), shape.family, count, most, passes)
 
@@ -227,7 +227,7 @@ def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
     minibatch = sizes.minibatch_seqs(recipe, role)
     layout = layouts(recipe)[role]
     fewest, most = microbatches(recipe, role, sizes.longest_sequence(recipe))
-    key, held = sizes.microbatch_limit(table.batching, with_gradient=False)
+    key, limit = sizes.microbatch_limit(table.batching, with_gradient=False)
     rate, warmup = learning_rate_of(recipe, role), sizes.warmup_updates(recipe, role)
     return RolePlan(
         layout=layout.describe(),
@@ -245,7 +245,7 @@ def _role(recipe: Recipe, role: str, table: TrainedTable) -> RolePlan:
         microbatches_per_minibatch_min=fewest,
         microbatches_per_minibatch_max=most,
         recompute=table.recompute,
-        forward_microbatch=f"{held:,} {'tokens' if 'tokens' in key else 'sequences'}",
+        forward_microbatch=f"{limit:,} {'tokens' if 'tokens' in key else 'sequences'}",
         replayed_updates_max=per_step * min(recipe.checkpoint.every_steps, recipe.steps),
     )
 

@@ -1,7 +1,6 @@
-"""Bytes of the driver, the process that runs the loop: it holds all rollouts of a step, commits them, and hands them
-to ranks.
+"""Bytes of the driver, which runs the loop: it holds the rollouts of a step, commits them, and sends them to ranks.
 
-Letters: B sequences, R response positions of the longest response. Grids are [B, R] whatever the lengths.
+Letters: B sequences, R tokens of the longest response. Grids have the shape [B, R] for all response lengths.
 """
 
 import os
@@ -14,17 +13,17 @@ from ppoctl.recipe.schema import KlInLoss, NoKl, Recipe
 from ppoctl.recipe.sizes import sequences_per_step
 
 SAMPLE_TOKEN_BYTES = 8 + 32 + 8 + 24
-"""Bytes of one drawn token as Python objects: an id (a pointer, an int) and a log-prob (a pointer, a float)."""
+"""Bytes of one response token as Python objects: an id (pointer, int) and a log-prob (pointer, float)."""
 ID_BYTES = 4
 OBJECTIVE_CELL_BYTES = {"actor": 4 + 4 + 1, "critic": 4 + 4 + 1}
-"""Bytes per cell of the grids that travel with an update: old log-probs and advantages, or old values and returns;
-the mask."""
+"""Bytes per cell of the grids that are sent with an update: old log-probs and advantages, or old values and returns;
+and the mask."""
 REFERENCE_CELL_BYTES = 4
 
 
 @dataclass(frozen=True)
 class StepBatch:
-    """The sequences of one PPO step, all of full length."""
+    """The sequences of one PPO step, all with full length."""
 
     sequences: int
     prompt_tokens: int
@@ -42,12 +41,12 @@ class StepBatch:
 
 @dataclass(frozen=True)
 class DriverBytes:
-    """Bytes that the driver holds at one time: samples while they are drawn, later all records."""
+    """Bytes that the driver holds at one time: samples during generation, later all records."""
 
     samples: int
-    """Python objects of the samples of a step, until they are a record."""
+    """Python objects of the samples of a step, with the rollout record that is made from them."""
     records: int
-    """All records of a step, each twice: tensors, and the bytes that were committed, which a record keeps."""
+    """All records of a step, each twice: as tensors, and as the committed bytes, which a record keeps."""
 
     @property
     def peak(self) -> int:
@@ -55,7 +54,7 @@ class DriverBytes:
 
 
 def batch_of(recipe: Recipe, *, sequences: int | None = None) -> StepBatch:
-    """The sequences of a step; `sequences` replaces their number."""
+    """Return the sequences of a step. `sequences` replaces the number from the recipe."""
     rollout, kl = recipe.rollout, recipe.ppo.kl
     return StepBatch(
         sequences=sequences or sequences_per_step(recipe),
@@ -67,8 +66,10 @@ def batch_of(recipe: Recipe, *, sequences: int | None = None) -> StepBatch:
 
 
 def records_of(batch: StepBatch) -> dict[str, int]:
-    """Bytes that a step writes into the run directory, by stage, but for two small records of updates. Each record is
-    one file."""
+    """Return stage -> bytes that a step writes into the run directory, without the two small records of updates.
+
+    Each record is one file.
+    """
     rows, cells = batch.sequences, batch.cells
     mask, number = 1, 4
     texts = rows * batch.response_tokens * TEXT_BYTES_PER_TOKEN
@@ -82,20 +83,20 @@ def records_of(batch: StepBatch) -> dict[str, int]:
 
 
 def driver_bytes(batch: StepBatch) -> DriverBytes:
-    """Bytes that the driver holds during one step."""
+    """Return the bytes that the driver holds during one step."""
     records = records_of(batch)
     samples = batch.cells * SAMPLE_TOKEN_BYTES + batch.cells * TEXT_BYTES_PER_TOKEN
-    # The record is made while the samples are still there.
+    # The record is created while the samples are still in memory.
     return DriverBytes(samples + records["rollout"], 2 * sum(records.values()))
 
 
 def sequences_bytes(batch: StepBatch) -> int:
-    """Bytes of a step's token ids, with two lengths for each row: what all processes of trained roles read once."""
+    """Return the bytes of the token ids of a step, with two lengths per row; trained processes receive them once."""
     return batch.cells * ID_BYTES + batch.sequences * (ID_BYTES * batch.prompt_tokens + 2 * 8)
 
 
 def update_input_bytes(batch: StepBatch, role: str) -> int:
-    """Bytes that every process of a role reads for an update: the sequences, and the grids of the loss."""
+    """Return the bytes that each process of a role receives for an update: the sequences and the loss grids."""
     cell = OBJECTIVE_CELL_BYTES[role]
     if role == "actor" and batch.reference_in_loss:
         cell += REFERENCE_CELL_BYTES
@@ -103,9 +104,12 @@ def update_input_bytes(batch: StepBatch, role: str) -> int:
 
 
 def object_store_bytes(recipe: Recipe) -> int:
-    """Bytes of the object store of a Ray of the run's own: twice the largest call, as the next one is put in while
-    the last one is still read, and two buckets of weights where they go through it. It is at most half of the shared
-    memory that this machine has free; Ray spills the rest to disk."""
+    """Return the bytes of the object store of a Ray that the run starts.
+
+    The store has space for twice the largest call, because the next call is stored while the last is still read. If
+    `cluster.weights` is `"store"`, it also has space for two buckets of weights. It takes at most half of the free
+    shared memory of this machine; Ray spills the rest to disk.
+    """
     batch, cluster = batch_of(recipe), recipe.cluster
     calls = max(update_input_bytes(batch, role) for role in OBJECTIVE_CELL_BYTES)
     needed = 2 * calls + (2 * cluster.weights_bucket_mib * 2**20 if cluster.weights == "store" else 0)
@@ -113,9 +117,9 @@ def object_store_bytes(recipe: Recipe) -> int:
 
 
 def free_shared_memory(folder: Path = Path("/dev/shm")) -> int:
-    """Bytes of shared memory that may still be taken on this machine."""
+    """Return the free bytes of shared memory on this machine; 0: there is no shared memory."""
     try:
-        found = os.statvfs(folder)
+        stats = os.statvfs(folder)
     except OSError:
         return 0
-    return found.f_bavail * found.f_frsize
+    return stats.f_bavail * stats.f_frsize

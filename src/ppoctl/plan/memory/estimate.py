@@ -1,5 +1,4 @@
-"""The memory estimate of a recipe: roles rank by rank, generator, driver, and what each stage needs of a GPU or
-machine."""
+"""The memory estimate of a recipe: ranks of roles, generator, driver, and the memory of a GPU or machine by stage."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -39,31 +38,31 @@ from ppoctl.recipe.sizes import generator_window, longest_sequence, minibatch_se
 
 @dataclass(frozen=True)
 class Memory(Sizes):
-    """Estimated bytes of a whole run; see the modules they come from."""
+    """Estimated bytes of a whole run. The modules of this package describe the fields."""
 
     records: Mapping[str, int]
-    """Bytes of the records of a step, on disk, by stage."""
+    """Stage -> bytes of its record on disk."""
     places: tuple[Pool, ...]
-    """Pools of memory, and what takes the memory of each."""
+    """Pools of memory with their items."""
     node: Pool | None
-    """Host memory of the fullest node; None on a CPU, where memory is all one."""
+    """Host memory of the fullest node; None: on CPUs, where all memory is one pool."""
     taking_turns: StageBytes | None
-    """The fullest stage if all roles on shared GPUs took turns; None: they do already, or share none."""
+    """The fullest stage if all roles on shared GPUs were offloaded in turn; None: they are, or no GPU is shared."""
     assumptions: tuple[str, ...]
-    """Assumptions that the estimate makes about this model and a GPU, in words."""
+    """Sentences about the assumptions that the estimate makes about this model and a GPU."""
     warnings: tuple[str, ...]
-    """Lengths of sequences that do not fit, in words."""
+    """Sentences about sequence lengths that do not fit."""
 
 
 class _Computed(NamedTuple):
-    """The model of a role, and how it is computed."""
+    """The model of a role, and the precision that it is computed in."""
 
     shape: ModelShape
     at: Precision
 
 
 def estimate_here(recipe: Recipe, gpu_gib: float | None = None, ray_bytes: int | None = None) -> Memory | None:
-    """The `estimate` of a recipe whose models are on this machine; None where one is not."""
+    """Return the `estimate` of a recipe; None: a model is not on this machine."""
     if any(reward_model_of(recipe, key).shape is None for key in reward_models(recipe)):
         return None
     actor, critic = (model_of(recipe, role).shape for role in ("actor", "critic"))
@@ -78,27 +77,32 @@ def estimate(
     *,
     critic: ModelShape | None = None,
 ) -> Memory:
-    """The memory of a recipe whose actor has this architecture, on GPUs of `gpu_gib` GiB; None: on CPUs. There the
-    limit is this machine's memory, or `ray_bytes`, that of all nodes of a running Ray, where it is known. `critic`:
-    the critic's architecture; None: the actor's. Reward models are those that are here."""
+    """Return the memory of a recipe whose actor has this architecture, on GPUs of `gpu_gib` GiB; None: on CPUs.
+
+    On CPUs, the limit is the memory of this machine, or `ray_bytes`, the memory of all nodes of a running Ray, if
+    known. `critic` is the architecture of the critic; None: that of the actor. Reward models that are not on this
+    machine are not counted.
+    """
     device = "cpu" if gpu_gib is None else "gpu"
     models = {
-        role: _Computed(own, Precision(model_of(recipe, role).weight_bytes, device))
-        for role, own in (("actor", shape), ("critic", critic or shape))
+        role: _Computed(architecture, Precision(model_of(recipe, role).weight_bytes, device))
+        for role, architecture in (("actor", shape), ("critic", critic or shape))
     }
     at = models["actor"].at
-    told = outline(step_function_at(recipe, recipe.ppo.critic_only_steps + 1))  # when all learn
+    step_outline = outline(
+        step_function_at(recipe, recipe.ppo.critic_only_steps + 1)
+    )  # a step in which all roles train
     batch, room = batch_of(recipe), None if gpu_gib is None else int(gpu_gib * GIB)
     window = generator_window(recipe)
     sizes = Sizes(
         device=at.device,
-        roles={role: role_bytes(training_of(recipe, role, *models[role])) for role in told.roles},
+        roles={role: role_bytes(training_of(recipe, role, *models[role])) for role in step_outline.roles},
         generator=generator_bytes(shape, at.weight, recipe.generator, window, room),
         driver=driver_bytes(batch),
         sending=_sending(recipe, shape, at),
         batch=batch,
         schedule=schedule_of(
-            told,
+            step_outline,
             update_reads_reference="update" in _full_kl_in(recipe),
             idle=_stages_without_a_pass(recipe),
             scores=bool(reward_models(recipe)),
@@ -117,14 +121,16 @@ def estimate(
         places=tuple(places),
         node=None if room is None else fullest_node(recipe, sizes),
         taking_turns=least,
-        assumptions=tuple(dict.fromkeys(says for each in models.values() for says in _assumptions(each.shape, room))),
+        assumptions=tuple(
+            dict.fromkeys(text for model in models.values() for text in _assumptions(model.shape, room))
+        ),
         warnings=tuple(_warnings(recipe, models, room)),
     )
 
 
 def misfit(memory: Memory) -> OutOfMemoryError | None:
-    """The error of the fullest stage where it does not fit, or of an engine that will not start; None: all fits."""
-    fullest = max(memory.places, key=lambda found: found.fullest.bytes)
+    """Return the error if the fullest stage does not fit, or if an engine will not start; None: all fits."""
+    fullest = max(memory.places, key=lambda pool: pool.fullest.bytes)
     stage, room = fullest.fullest, fullest.room
     if room is not None and stage.bytes > room:
         largest = fullest.largest(stage.stage)[0]
@@ -137,14 +143,14 @@ def misfit(memory: Memory) -> OutOfMemoryError | None:
 
 
 def too_small_a_cache(memory: Memory) -> OutOfMemoryError | None:
-    """The error of an engine whose cache does not hold one sequence; None: it starts."""
+    """Return the error of an engine whose KV cache is too small for one sequence; None: the engine starts."""
     engine = memory.generator
     if engine.full_sequences > 0:
         return None
     needed = engine.sequence_bytes / 2**20
     keys = {"cpu": "`generator.kv_cache_mib`", "gpu": "`generator.gpu_memory_frac` or `generator.tensor`"}
     return OutOfMemoryError(
-        f"vLLM will not start: a sequence of full length takes {needed:,.3g} MiB, more than its cache has",
+        f"vLLM will not start: a sequence of full length needs {needed:,.3g} MiB, more than its KV cache has",
         hint=f"raise {keys[memory.device]}",
     )
 
@@ -158,11 +164,11 @@ def _scoring(recipe: Recipe, device: str) -> Iterator[tuple[str, ScoringBytes]]:
 def _sending(recipe: Recipe, shape: ModelShape, at: Precision) -> TransferBytes:
     cluster, has_ray = recipe.cluster, not is_one_process(recipe)
     nodes = ceil(devices(recipe) / GPUS_PER_NODE) if at.device == "gpu" else 1
-    # Devices of colocated engines begin with the first.
+    # Colocated engines use the devices from the first on.
     shares_first = cluster.placement == "colocated" and processes(recipe)["generator"] <= GPUS_PER_NODE
     one_node = nodes == 1 or shares_first
     buckets = bucket_bytes(shape, layouts(recipe)["actor"], at.weight, cluster.weights_bucket_mib * 2**20)
-    # Mixtures of experts leave a folder (`weights.sync`).
+    # Weights of mixtures of experts are published in a folder (`weights.sync`).
     in_memory = one_node and not (has_ray and cluster.weights == "store") and shape.experts is None
     copies = copies_of(cluster, one_node=one_node, has_ray=has_ray)
     return TransferBytes(buckets, copies, sum(buckets) if in_memory else 0)
@@ -171,24 +177,25 @@ def _sending(recipe: Recipe, shape: ModelShape, at: Precision) -> TransferBytes:
 def _assumptions(shape: ModelShape, room: int | None) -> Iterator[str]:
     if shape.experts is not None:
         yield (
-            "every expert is chosen as often as any other: what experts keep of a microbatch, and need at work, "
-            "grows with the tokens that really come to a rank"
+            "all experts receive equally many tokens: the real memory of a rank's experts grows with the tokens "
+            "that are routed to it"
         )
     if any(shape.keeps_scores(layer) for layer in range(shape.num_layers)):
         yield (
-            "attention keeps its scores, so activations grow with the square of a sequence's length: all are taken "
-            "to be of full length"
+            "attention keeps its scores, so activations grow with the square of the sequence length: all sequences "
+            "have full length"
         )
-        yield "the generator's cache has whole contexts in layers with a window too"
+        yield "the KV cache holds full contexts also in layers with a sliding window"
     if room is not None:
         yield (
-            "what each process takes of a GPU for its context, NCCL, fragments and graphs, by reports of others; "
-            "docs/gpu.md lists the figures, none of which we have measured"
+            "GPU memory of CUDA contexts, NCCL, fragmentation and CUDA graphs is taken from reports; docs/gpu.md "
+            "lists "
+            "the numbers, which ppoctl has not measured"
         )
 
 
 def _warnings(recipe: Recipe, models: Mapping[str, "_Computed"], room: int | None) -> Iterator[str]:
-    """A line for each role whose attention keeps its scores, where sequences of full length do not fit a GPU."""
+    """Yield a warning for each role whose attention keeps scores, if sequences of full length do not fit a GPU."""
     longest = longest_sequence(recipe)
     for role, layout in layouts(recipe).items():
         (shape, at), recompute = models[role], getattr(recipe, role).recompute
@@ -201,11 +208,13 @@ def _warnings(recipe: Recipe, models: Mapping[str, "_Computed"], room: int | Non
         most = isqrt(room * layout.context // (pair * layers))
         if longest <= most:
             continue
-        advice = "" if recompute == "full" else f'; `{role}.recompute = "full"` keeps those of one layer at a time'
+        advice = (
+            "" if recompute == "full" else f'; `{role}.recompute = "full"` keeps the scores of one layer at a time'
+        )
         yield (
             f"attention of the {role} has no flash kernel and keeps {pair * longest**2 // layout.context / GIB:,.3g} "
-            f"GiB of scores for a sequence of {longest:,} tokens in each of {keeps} layers of a rank: a GPU holds "
-            f"those of {most:,} tokens{advice}"
+            f"GiB of scores for a sequence of {longest:,} tokens in each of {keeps} layers of a rank; a GPU has "
+            f"memory for {most:,} tokens{advice}"
         )
 
 
@@ -213,18 +222,18 @@ def _taking_turns(recipe: Recipe, sizes: Sizes, room: int) -> StageBytes | None:
     everyone = set(processes(recipe))
     if recipe.cluster.placement == "apart" or set(leaving(recipe)) == everyone:
         return None
-    [found] = gpu_pools(recipe, sizes, room, everyone)
-    return found.fullest
+    [pool] = gpu_pools(recipe, sizes, room, everyone)
+    return pool.fullest
 
 
 def training_of(recipe: Recipe, role: str, shape: ModelShape, at: Precision) -> Training:
-    """The inputs that decide the bytes of a role: microbatches are full, and all prompts as short as can be."""
+    """Return the inputs of the estimate of a role. Assumed: microbatches are full, prompts as short as possible."""
     table: TrainedTable = getattr(recipe, role)
     layout, longest = layouts(recipe)[role], longest_sequence(recipe)
 
     def microbatch(rows: int, *, with_gradient: bool) -> MicrobatchShape:
-        of_a_rank = ceil(rows / layout.data)
-        most = most_tokens(table.batching, of_a_rank, longest, with_gradient=with_gradient)
+        rank_rows = ceil(rows / layout.data)
+        most = most_tokens(table.batching, rank_rows, longest, with_gradient=with_gradient)
         tokens = ceil(most / layout.context)
         return MicrobatchShape(tokens, tokens, table.batching.logits_chunk_tokens, min(longest, most))
 
@@ -244,10 +253,10 @@ def training_of(recipe: Recipe, role: str, shape: ModelShape, at: Precision) -> 
 
 
 def _stages_without_a_pass(recipe: Recipe) -> frozenset[str]:
-    """Stages that only write down what others have said: log-probs, where neither actor nor reference is asked."""
+    """Return the stages without a forward pass: log-probs, if neither actor nor reference computes them."""
     kl = recipe.ppo.kl
-    asks_reference = not isinstance(kl, NoKl) and kl.estimator != "full"
-    return frozenset() if recipe.ppo.old_logprobs == "trainer" or asks_reference else frozenset({"logprobs"})
+    uses_reference = not isinstance(kl, NoKl) and kl.estimator != "full"
+    return frozenset() if recipe.ppo.old_logprobs == "trainer" or uses_reference else frozenset({"logprobs"})
 
 
 def _full_kl_in(recipe: Recipe) -> frozenset[str]:
@@ -260,11 +269,11 @@ def _full_kl_in(recipe: Recipe) -> frozenset[str]:
 
 
 def with_totals(value: Any) -> Any:
-    """The value in JSON's types: records with their sums beside what is summed."""
+    """Return the value as JSON types. Dataclasses become objects that include their properties, such as sums."""
     if is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in fields(value)]
         names += [name for name, member in vars(type(value)).items() if isinstance(member, property)]
         return {name: with_totals(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
-        return {name: with_totals(each) for name, each in value.items()}
-    return [with_totals(each) for each in value] if isinstance(value, list | tuple) else value
+        return {name: with_totals(item) for name, item in value.items()}
+    return [with_totals(item) for item in value] if isinstance(value, list | tuple) else value

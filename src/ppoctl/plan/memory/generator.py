@@ -1,6 +1,6 @@
-"""Bytes of vLLM, and of weights on their way to it.
+"""Bytes of vLLM, and of weights in transfer to it.
 
-trainer rank: gathers, checksums, packs -> its own memory, or the object store -> every engine of the node reads it
+trainer rank: gathers, checksums, packs -> its memory or the object store -> each engine of the node reads it
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,44 +14,46 @@ from ppoctl.recipe.schema import ClusterTable, GeneratorTable, ParallelTable
 
 @dataclass(frozen=True)
 class GeneratorBytes:
-    """Bytes of one process of an engine; all tensor ranks of an engine have equally many. The work on a batch of
-    tokens is not counted on a CPU, and is within the engine's share of a GPU."""
+    """Bytes of one process of an engine, equal for all tensor ranks of the engine.
+
+    Activations are not counted on a CPU, and are included in `generator.gpu_memory_frac` on a GPU.
+    """
 
     weights: int
     kv_cache: int
     kv_tokens: int
-    """Tokens whose keys and values fit an engine."""
+    """Tokens whose keys and values fit in the cache."""
     full_sequences: int
-    """Sequences of full length whose keys and values fit an engine. vLLM does not start where it is 0."""
+    """Sequences of full length whose keys and values fit in the cache. vLLM does not start if it is 0."""
     sequence_bytes: int
     """Bytes of one sequence of full length in the cache."""
 
 
 COPIES = {
-    # The sender gathers one and holds two out; the engine copies one.
+    # The sender gathers one bucket and shares two; the engine copies one.
     "shared": {"actor": 3, "generator": 1, "node": 0},
-    # The sender gathers one; the host has it packed and stored, and the one before it, which is loaded.
+    # The sender gathers one; the host has it packed and stored, and the previous one, which is being loaded.
     "store": {"actor": 1, "generator": 0, "node": 3},
-    # The sender gathers one into host memory that lasts; the engine copies one out of it.
+    # The sender gathers one into permanent host memory; the engine copies one out of it.
     "kept": {"actor": 1, "generator": 0, "node": 1},
-    # The sender gathers and packs one while the one before is on its way; the engine receives one while it loads one.
+    # The sender gathers and packs one while it sends the previous one; the engine receives one while it loads one.
     "broadcast": {"actor": 3, "generator": 2, "node": 0},
 }
-"""Copies of a bucket of weights that exist at one time, by `cluster.weights` (`kept`: `store` without Ray): on the
-device of a rank that sends, on that of an engine, and in a node's host memory."""
+"""`cluster.weights` (`kept`: `store` without Ray) -> copies of a bucket that exist at one time: on the device of a
+sending rank, on the device of an engine, and in the host memory of a node."""
 
 
 @dataclass(frozen=True)
 class TransferBytes:
-    """Bytes of the actor's weights on their way to engines in other processes."""
+    """Bytes of the actor's weights in transfer to engines in other processes."""
 
     buckets: tuple[int, ...]
-    """Bytes of each bucket: tensors as long as they fit, or one that does not."""
+    """Bytes of each bucket: as many tensors as fit, or one larger tensor."""
     copies: Mapping[str, int]
     """Copies of a bucket that exist at one time, as in `COPIES`."""
     published: int
-    """Bytes that a rank keeps in host memory for engines that die; 0 where they are in Ray's object store, or on
-    disk."""
+    """Bytes of published weights that a rank keeps in host memory, to restore engines that die; 0: they are in the
+    object store of Ray, or on disk."""
 
     @property
     def largest(self) -> int:
@@ -59,8 +61,11 @@ class TransferBytes:
 
 
 def copies_of(cluster: ClusterTable, *, one_node: bool, has_ray: bool = True) -> dict[str, int]:
-    """Copies of a bucket that exist at once, for the recipe's `cluster.weights`. For engines on several nodes a rank
-    stores as well: some may have no trainer rank on their node, and one that dies may be on any."""
+    """Return place -> copies of a bucket that exist at one time, for the recipe's `cluster.weights`.
+
+    With engines on several nodes, a rank also uses the object store: a node may have engines but no trainer rank, and
+    an engine of any node may have to be restored.
+    """
     copies = COPIES["kept" if cluster.weights == "store" and not has_ray else cluster.weights]
     return copies if one_node or cluster.weights != "shared" else {**copies, "node": COPIES["store"]["node"]}
 
@@ -68,13 +73,16 @@ def copies_of(cluster: ClusterTable, *, one_node: bool, has_ray: bool = True) ->
 def generator_bytes(
     shape: ModelShape, weight: int, table: GeneratorTable, window: int, gpu_bytes: float | None = None
 ) -> GeneratorBytes:
-    """Bytes of one process of an engine; `window`: tokens of a full sequence. On a GPU of `gpu_bytes` it has a share
-    for all it does: what weights leave is counted as cache, though the work on a batch comes off it first. On a CPU
-    (None) it has the cache that the recipe gives, and a tied output layer has a packed copy of its own.
+    """Return the bytes of one process of an engine. `window` is the number of tokens of a full sequence.
 
-    vLLM, too, splits matrices, those of experts among them, and pads the vocabulary to a multiple of 64. Latent
-    attention caches on a GPU the latent and the rotated key, whole in each process; on a CPU it is plain attention
-    (`engines.vllm.environment`). Windows are counted as whole contexts."""
+    On a GPU of `gpu_bytes`, the engine has `generator.gpu_memory_frac` of the memory; all that the weights leave is
+    counted as cache, although vLLM first subtracts activations. On a CPU (None), the cache has the size from the
+    recipe, and a tied output layer has a separate packed copy.
+
+    Like Megatron-Core, vLLM splits matrices, including those of experts, and pads the vocabulary to a multiple of 64.
+    On a GPU, latent attention caches the complete latent and rotary key in each process. On a CPU, it is computed as
+    plain attention (`engines.vllm.environment`). Sliding windows are counted as full contexts.
+    """
     tensor = table.tensor
     layout = ParallelTable(tensor=tensor, expert_tensor=tensor)
     parameters = rank_parameters(shape, "actor", whole_model(shape), layout).total
@@ -92,8 +100,10 @@ def generator_bytes(
 
 
 def bucket_bytes(shape: ModelShape, layout: ParallelTable, weight: int, most: int) -> tuple[int, ...]:
-    """Bytes of each bucket of weights on their way from trainer processes of this layout, pipeline rank by pipeline
-    rank; `most`: bytes that a bucket has room for."""
+    """Return the bytes of each bucket of weights that trainer ranks of this layout send, by pipeline rank.
+
+    `most` is the capacity of a bucket in bytes.
+    """
     buckets: list[int] = []
     for stage in stages_of(shape, layout):
         buckets += _as_they_fit((numbers * weight for numbers in _tensors(shape, stage)), most)
@@ -103,7 +113,7 @@ def bucket_bytes(shape: ModelShape, layout: ParallelTable, weight: int, most: in
 def _as_they_fit(sizes: Iterable[int], most: int) -> Iterator[int]:
     total = 0
     for size in sizes:
-        if total and total + size > most:  # a tensor that is larger than a bucket goes alone
+        if total and total + size > most:  # a tensor that is larger than a bucket is sent alone
             yield total
             total = 0
         total += size
@@ -112,7 +122,7 @@ def _as_they_fit(sizes: Iterable[int], most: int) -> Iterator[int]:
 
 
 def _tensors(shape: ModelShape, stage: PipelineStage) -> Iterator[int]:
-    """Sizes, in numbers, of the tensors of a pipeline stage, in the order in which they are sent."""
+    """Yield the number of elements of each tensor of a pipeline stage, in the order of sending."""
     table = shape.vocab_size * shape.hidden_size
     if stage.is_first:
         yield table

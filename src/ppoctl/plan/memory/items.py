@@ -1,5 +1,7 @@
-"""The items of the memory estimate, a line each: name, bytes, place, role, the key that makes it smaller, the stages
-in which it is needed, and what becomes of it in the others. Whatever else the estimate says are sums of these.
+"""The items of the memory estimate.
+
+Each item has a name, bytes, a place, a role, the key that makes it smaller, the stages that need it, and its state in
+the other stages. All other numbers of the estimate are sums of items.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,19 +28,19 @@ from ppoctl.recipe.parallel import is_one_process, layouts, processes, reward_mo
 from ppoctl.recipe.schema import Recipe, TrainedTable
 from ppoctl.recipe.sizes import longest_sequence, microbatch_limit
 
-_MORE_NODES = "take more nodes (`cluster.ray_address`) or a smaller model"
+_MORE_NODES = "use more nodes (`cluster.ray_address`) or a smaller model"
 _APART = 'set `cluster.placement = "apart"`'
-_NO_LESS = "nothing makes it smaller: processes that are apart have it too"
+_NO_LESS = "nothing makes it smaller: every process needs it"
 _NOT_GATHERED = 'set `checkpoint.reshardable = "dp"`'
 _FEWER_PROCESSES = "lower `actor.parallel`, `critic.parallel` and `generator.engines`"
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the items of a run are counted from."""
+    """Inputs from which the items of a run are computed."""
 
     device: str
-    """Device of trainer and generator, cpu or gpu."""
+    """Device of trainer and generator: `cpu` or `gpu`."""
     roles: Mapping[str, RoleBytes]
     generator: GeneratorBytes
     driver: DriverBytes
@@ -46,11 +48,11 @@ class Sizes:
     batch: StepBatch
     schedule: ResidencySchedule
     scoring: Mapping[str, ScoringBytes]
-    """Reward models by the key of their table."""
+    """Key of the table -> reward model."""
 
 
 def process_items(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> Iterator[MemoryItem]:
-    """Items of one process of a role."""
+    """Yield the items of one process of a role."""
     if role == "generator":
         yield from _engine_items(recipe, sizes)
     elif role in sizes.scoring:
@@ -59,19 +61,19 @@ def process_items(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> Iterato
         yield from _device_items_of_rank(recipe, sizes, role, rank)
         yield from _host_items_of_rank(recipe, sizes, role, rank)
     runs_vllm = role == "generator" or _is_scored_by_vllm(recipe, role)
-    if is_one_process(recipe) and not runs_vllm:  # in the driver
+    if is_one_process(recipe) and not runs_vllm:  # the role runs in the driver
         return
     yield MemoryItem("libraries", VLLM_BYTES if runs_vllm else RANK_BYTES, "host", role, _FEWER_PROCESSES)
     if sizes.device == "gpu":
-        fewer_beside = _NO_LESS if recipe.cluster.placement == "apart" else _APART
-        yield MemoryItem("CUDA contexts", CUDA_CONTEXT_BYTES, "device", role, fewer_beside)
-        together = recipe.generator.tensor if role == "generator" else processes(recipe)[role]
-        if together > 1:
-            yield MemoryItem("NCCL", COMMUNICATORS * COMMUNICATOR_BYTES, "device", role, fewer_beside)
+        advice = _NO_LESS if recipe.cluster.placement == "apart" else _APART
+        yield MemoryItem("CUDA contexts", CUDA_CONTEXT_BYTES, "device", role, advice)
+        group_size = recipe.generator.tensor if role == "generator" else processes(recipe)[role]
+        if group_size > 1:
+            yield MemoryItem("NCCL", COMMUNICATORS * COMMUNICATOR_BYTES, "device", role, advice)
         if recipe.cluster.weights == "broadcast" and role in ("actor", "generator"):
-            links = layouts(recipe)["actor"].pipeline if role == "generator" else 1  # one for each sender
+            links = layouts(recipe)["actor"].pipeline if role == "generator" else 1  # one communicator per sender
             stored = 'set `cluster.weights = "store"`'
-            yield MemoryItem("NCCL of weights", links * COMMUNICATOR_BYTES, "device", role, stored)
+            yield MemoryItem("NCCL for weights", links * COMMUNICATOR_BYTES, "device", role, stored)
 
 
 def _is_scored_by_vllm(recipe: Recipe, role: str) -> bool:
@@ -79,71 +81,77 @@ def _is_scored_by_vllm(recipe: Recipe, role: str) -> bool:
 
 
 def shared_items(recipe: Recipe, sizes: Sizes) -> Iterator[MemoryItem]:
-    """Items that there are once, however many processes a role has: weights on their way, the driver's, a node's."""
+    """Yield the items that exist once, for any number of processes: weights in transfer, items of driver and node."""
     of_driver = partial(MemoryItem, place="host", role="driver")
     first, *rest = sizes.schedule.stages
     less = "lower `rollout.prompts_per_step` or `rollout.max_new_tokens`"
     yield of_driver("samples and records", sizes.driver.samples, lower=less, stages=(first,))
     yield of_driver("samples and records", sizes.driver.records, lower=less, stages=tuple(rest))
-    sent, draws = sizes.sending, sizes.schedule.of("draws")
+    sent, generation = sizes.sending, sizes.schedule.of("draws")
     smaller = "lower `cluster.weights_bucket_mib`"
     for role, copies in sent.copies.items():
         place: MemoryPlace = "host" if role == "node" else "device"
-        yield MemoryItem("weights on their way", copies * sent.largest, place, role, smaller, draws)
+        yield MemoryItem("weights in transfer", copies * sent.largest, place, role, smaller, generation)
     yield of_driver("published weights", sent.published, lower='set `cluster.weights = "store"`')
     alone = is_one_process(recipe)
     yield of_driver("libraries", RANK_BYTES, lower=_MORE_NODES if alone else _FEWER_PROCESSES)
     if alone and sizes.device == "gpu":
         yield MemoryItem("CUDA contexts", CUDA_CONTEXT_BYTES, "device", "actor", _MORE_NODES)
-    if not alone and recipe.cluster.ray_address is None:  # a running Ray's is as large as it was started with
-        without = "leave them out: without Ray there is none"
+    if not alone and recipe.cluster.ray_address is None:  # the object store of a running Ray has a fixed size
+        without = "use one process for all roles: without Ray there is no object store"
         yield MemoryItem("object store", object_store_bytes(recipe), "host", "node", without)
 
 
 def _engine_items(recipe: Recipe, sizes: Sizes) -> Iterator[MemoryItem]:
-    engine, turn = sizes.generator, sizes.schedule.of("generator")
+    engine, stages = sizes.generator, sizes.schedule.of("generator")
     smaller, less = "raise `generator.tensor`", "lower `generator.gpu_memory_frac`"
     if sizes.device == "cpu":
         smaller = "lower `generator.engines`" if recipe.generator.engines > 1 else "choose a smaller model"
         less = "lower `generator.kv_cache_mib`"
-    # Nothing of it is moved: weights are sent again after a sleep.
-    yield MemoryItem("generator weights", engine.weights, "device", "generator", smaller, turn, "dropped")
-    yield MemoryItem("KV cache", engine.kv_cache, "device", "generator", less, turn, "dropped")
+    # Nothing is moved to the host: weights are sent again after a sleep.
+    yield MemoryItem("generator weights", engine.weights, "device", "generator", smaller, stages, "dropped")
+    yield MemoryItem("KV cache", engine.kv_cache, "device", "generator", less, stages, "dropped")
     if sizes.device == "gpu" and recipe.generator.compile is not False:
         yield MemoryItem("CUDA graphs", CUDA_GRAPHS_BYTES, "device", "generator", "set `generator.compile = false`")
 
 
 def _scoring_items(sizes: Sizes, role: str, rank: int) -> Iterator[MemoryItem]:
     scoring = sizes.scoring[role]
-    has, turn = scoring.ranks[rank // scoring.layout.stage_ranks], sizes.schedule.of("scoring")
+    rank_bytes, stages = scoring.ranks[rank // scoring.layout.stage_ranks], sizes.schedule.of("scoring")
     split = _MORE_NODES if sizes.device == "cpu" else f"raise `{role}.parallel.tensor` or `.pipeline`"
     less = f"lower `{role}.max_tokens`"
     on_device = partial(MemoryItem, place="device", role=role)
-    yield on_device("reward model weights", has.weights, lower=split, stages=turn, between="moved")
-    yield on_device("reward model gather buffer", has.gather_buffer, lower=less)
-    yield on_device("reward model at work", has.forward, lower=less, stages=turn)
+    yield on_device("reward model weights", rank_bytes.weights, lower=split, stages=stages, between="moved")
+    yield on_device("reward model gather buffer", rank_bytes.gather_buffer, lower=less)
+    yield on_device("reward model activations", rank_bytes.forward, lower=less, stages=stages)
     if sizes.device == "gpu":
-        yield on_device("fragments", int(FRAGMENTS_FRAC * has.forward), lower=less, stages=turn)
+        yield on_device("fragments", int(FRAGMENTS_FRAC * rank_bytes.forward), lower=less, stages=stages)
 
 
 def _device_items_of_rank(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> Iterator[MemoryItem]:
-    has, schedule = _rank(recipe, sizes, role, rank), sizes.schedule
+    rank_bytes, schedule = _rank(recipe, sizes, role, rank), sizes.schedule
     weights, training = (schedule.of(f"{role} {part}") for part in ("weights", "training"))
     split, shared = _advice(recipe, sizes, role)
-    reads, trains = (_smaller_microbatch(recipe, role, with_gradient=trains) for trains in (False, True))
+    smaller_forward, smaller_update = (
+        _smaller_microbatch(recipe, role, with_gradient=with_gradient) for with_gradient in (False, True)
+    )
     on_device = partial(MemoryItem, place="device", role=role)
-    yield on_device(f"{role} weights", has.weights, lower=split, stages=weights, between="moved")
-    yield on_device(f"{role} gradients", has.gradients, lower=split, stages=training, between="dropped")
-    kept = has.main_weights + has.moments
+    yield on_device(f"{role} weights", rank_bytes.weights, lower=split, stages=weights, between="moved")
+    yield on_device(f"{role} gradients", rank_bytes.gradients, lower=split, stages=training, between="dropped")
+    kept = rank_bytes.main_weights + rank_bytes.moments
     yield on_device(f"{role} optimizer", kept, lower=shared, stages=training, between="moved")
-    yield on_device("reference", has.reference, lower=split, stages=schedule.of("reference"), between="moved")
-    yield on_device(f"{role} gather buffer", has.gather_buffer, lower=reads)
-    yield on_device(f"{role} at work", has.forward, lower=reads, stages=schedule.of(f"{role} scores"))
-    yield on_device(f"{role} at work", has.update, lower=trains, stages=schedule.of(f"{role} updates"))
+    yield on_device("reference", rank_bytes.reference, lower=split, stages=schedule.of("reference"), between="moved")
+    yield on_device(f"{role} gather buffer", rank_bytes.gather_buffer, lower=smaller_forward)
+    yield on_device(
+        f"{role} activations", rank_bytes.forward, lower=smaller_forward, stages=schedule.of(f"{role} scores")
+    )
+    yield on_device(
+        f"{role} activations", rank_bytes.update, lower=smaller_update, stages=schedule.of(f"{role} updates")
+    )
     if sizes.device == "gpu":
-        in_passes, in_updates = (int(FRAGMENTS_FRAC * size) for size in (has.forward, has.update))
-        yield on_device("fragments", in_passes, lower=reads, stages=schedule.of(f"{role} scores"))
-        yield on_device("fragments", in_updates, lower=trains, stages=schedule.of(f"{role} updates"))
+        in_passes, in_updates = (int(FRAGMENTS_FRAC * size) for size in (rank_bytes.forward, rank_bytes.update))
+        yield on_device("fragments", in_passes, lower=smaller_forward, stages=schedule.of(f"{role} scores"))
+        yield on_device("fragments", in_updates, lower=smaller_update, stages=schedule.of(f"{role} updates"))
 
 
 def _host_items_of_rank(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> Iterator[MemoryItem]:
@@ -154,7 +162,7 @@ def _host_items_of_rank(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> I
     schedule, layout = sizes.schedule, layouts(recipe)[role]
     saves, loads = schedule.of(f"{role} saves"), schedule.of(f"{role} loads")
     gathers = layout.distributed_optimizer and recipe.checkpoint.reshardable == "full"
-    # The first data rank of each part of the model writes it, of a gathered one from what it has gathered.
+    # The first data rank of each model shard writes the state; a gathered state is written from the gathered copy.
     is_first = rank % layout.stage_ranks < layout.tensor
     gathered = 3 * 4 * _rank(recipe, sizes, role, rank).parameters
     if recipe.checkpoint.asynchronous:
@@ -162,27 +170,29 @@ def _host_items_of_rank(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> I
         written = state // layout.model_ranks * is_first
         if layout.distributed_optimizer and not gathers:
             written = state // layout.world_size
-        behind = schedule.without(*(f"{name} loads" for name in sizes.roles))
-        yield on_host("states being written", written, lower="set `checkpoint.asynchronous = false`", stages=behind)
+        background = schedule.without(*(f"{name} loads" for name in sizes.roles))
+        yield on_host(
+            "states being written", written, lower="set `checkpoint.asynchronous = false`", stages=background
+        )
         if sizes.device == "gpu":
             yield on_host("staging", STAGING_BYTES, lower="set `checkpoint.asynchronous = false`", stages=saves)
     elif gathers:
         yield on_host("states being written", gathered * is_first, lower=_NOT_GATHERED, stages=saves)
     if gathers:
-        # Every rank's share; on the first also what comes in, that put together, and the number before it.
+        # Each rank has its shard. The first also has the received shards, the joined state, and the previous tensor.
         held = gathered // (layout.data * layout.context) + gathered * is_first
         yield on_host("gathered for a save", held, lower=_NOT_GATHERED, stages=saves)
-        # Megatron-Core has every rank read the whole part before it takes its share.
+        # In Megatron-Core, each rank reads the complete state of the model shard and then selects its own shard.
         yield on_host("read by a load", gathered, lower=_NOT_GATHERED, stages=loads)
 
 
 def _rank(recipe: Recipe, sizes: Sizes, role: str, rank: int) -> RankBytes:
-    """Bytes of a rank; Megatron-Core counts over pipeline ranks last."""
+    """Return the bytes of a rank. Megatron-Core numbers the ranks with the pipeline rank as slowest index."""
     return sizes.roles[role].ranks[rank // layouts(recipe)[role].stage_ranks]
 
 
 def _advice(recipe: Recipe, sizes: Sizes, role: str) -> tuple[str, str]:
-    """What makes a role's model smaller, and what its optimizer. More ranks on one machine make nothing smaller."""
+    """Return how to make the model and the optimizer of a role smaller. On one machine, more ranks do not help."""
     copies = layouts(recipe)[role].data
     if sizes.device == "cpu":
         fewer = f"lower `{role}.parallel.data`" if copies > 1 else _MORE_NODES
@@ -194,8 +204,8 @@ def _advice(recipe: Recipe, sizes: Sizes, role: str) -> tuple[str, str]:
 def _smaller_microbatch(recipe: Recipe, role: str, *, with_gradient: bool) -> str:
     table: TrainedTable = getattr(recipe, role)
     key, most = microbatch_limit(table.batching, with_gradient=with_gradient)
-    says = f"lower `{role}.batching.{key}`"
+    advice = f"lower `{role}.batching.{key}`"
     if "tokens" in key and most <= longest_sequence(recipe) + 1:
-        # A sequence must fit; context ranks have a part of it each.
-        says = f"raise `{role}.parallel.context`"
-    return says + (f", or set `{role}.recompute`" if with_gradient and table.recompute != "full" else "")
+        # A sequence must fit in a microbatch; context ranks split it.
+        advice = f"raise `{role}.parallel.context`"
+    return advice + (f", or set `{role}.recompute`" if with_gradient and table.recompute != "full" else "")

@@ -13,7 +13,7 @@ class PipelineStage:
 
     number: int
     layers: tuple[int, ...]
-    """Indices of the stage's layers in the model, run by run where stages are interleaved."""
+    """Indices of the layers in the model; with interleaved stages, run after run."""
     is_first: bool
     is_last: bool
 
@@ -23,9 +23,9 @@ class Parameters:
     """Parameters of one rank."""
 
     shared: int
-    """Parameters of which every data rank has a copy."""
+    """Parameters that every data rank has."""
     experts: int
-    """Parameters of which only the ranks that hold the same experts have a copy."""
+    """Parameters that only ranks with the same experts have."""
 
     @property
     def total(self) -> int:
@@ -33,13 +33,16 @@ class Parameters:
 
 
 def whole_model(shape: ModelShape) -> PipelineStage:
-    """The pipeline stage that has all layers: a model in one process."""
+    """Return a pipeline stage with all layers: a model in one process."""
     return PipelineStage(0, tuple(range(shape.num_layers)), is_first=True, is_last=True)
 
 
 def stages_of(shape: ModelShape, layout: ParallelTable) -> list[PipelineStage]:
-    """Layers of each pipeline rank: those of a written end first, the rest evenly. Where stages are interleaved, all
-    ranks' first runs come before all second ones."""
+    """Return the layers of each pipeline rank.
+
+    The first and last rank have the layers that the layout sets for them; the others share the rest evenly. With
+    interleaved stages, the first runs of all ranks come before their second runs.
+    """
     first, last = layout.first_stage_layers, layout.last_stage_layers
     ranks, runs = layout.pipeline, layout.stages_per_rank
     ends = (first is not None) + (last is not None)
@@ -49,17 +52,17 @@ def stages_of(shape: ModelShape, layout: ParallelTable) -> list[PipelineStage]:
         counts[0] = first
     if last is not None:
         counts[-1] = last
-    of_run = [count // runs for count in counts]
+    layers_per_run = [count // runs for count in counts]
     stages = []
-    for rank, count in enumerate(of_run):
-        starts = [run * sum(of_run) + sum(of_run[:rank]) for run in range(runs)]
+    for rank, count in enumerate(layers_per_run):
+        starts = [run * sum(layers_per_run) + sum(layers_per_run[:rank]) for run in range(runs)]
         layers = tuple(layer for start in starts for layer in range(start, start + count))
         stages.append(PipelineStage(rank, layers, is_first=rank == 0, is_last=rank == ranks - 1))
     return stages
 
 
 def runs_of(stage: PipelineStage, layout: ParallelTable) -> list[PipelineStage]:
-    """The runs of layers of a pipeline rank: one, or several where stages are interleaved."""
+    """Return the runs of layers of a pipeline rank: one, or several with interleaved stages."""
     count = layout.stages_per_rank
     size = len(stage.layers) // count
     return [
@@ -74,18 +77,18 @@ def runs_of(stage: PipelineStage, layout: ParallelTable) -> list[PipelineStage]:
 
 
 def rank_parameters(shape: ModelShape, role: str, stage: PipelineStage, layout: ParallelTable) -> Parameters:
-    """Parameters of one tensor rank in a pipeline stage: its slice of every matrix, its experts or slices of them,
-    the whole of every norm, of routers, and of products to latents.
+    """Return the parameters of one tensor rank in a pipeline stage.
 
-    A critic has a row of one value in place of the output layer; the last stage of a tied actor has its own copy of
-    the embedding, unless it is also the first.
+    The rank has its slice of each matrix, its experts or slices of them, and complete copies of norms, routers and
+    projections to latents. A critic has one row of value weights instead of the output layer. The last stage of an
+    actor with tied embeddings has a copy of the embedding, unless it is also the first.
     """
     table = shape.padded_vocab_size * shape.hidden_size // layout.tensor
     total, experts = table if stage.is_first else 0, 0
     for layer in stage.layers:
-        found = layer_parameters(shape, layer)
-        total += found.split // layout.tensor + found.whole
-        experts += found.experts
+        counts = layer_parameters(shape, layer)
+        total += counts.split // layout.tensor + counts.whole
+        experts += counts.experts
     if stage.is_last:
         total += shape.hidden_size  # the final norm
         if role == "critic":

@@ -1,5 +1,7 @@
-"""When what is in memory. A schedule says in which stages of a step each role is at work; an item says in which of
-them it is needed, and what becomes of it in the others.
+"""Residency: the stages in which each item is in memory.
+
+A schedule lists the stages of a step in which each role works. An item lists the stages that need it, and its state
+in the other stages.
 """
 
 from collections import defaultdict
@@ -12,39 +14,45 @@ from ppoctl.store.outline import EVAL, Outline, OutlineEntry
 MemoryPlace = Literal["device", "host"]
 
 EVAL_SCORES = f"{EVAL}_scores"
-"""What an evaluation's responses are scored in, where that takes devices."""
+"""Stage that scores the responses of an evaluation, if scoring uses devices."""
 
 
 @dataclass(frozen=True)
 class ResidencySchedule:
-    """Stages of a story in which the parts of roles are at work."""
+    """Stages of a step function in which the parts of roles work."""
 
     stages: tuple[str, ...]
-    """Names of all stages, in order, then an evaluation, the saves, and the loads of a resume; a start from the model
-    takes what a load takes."""
+    """Names of all stages in order, then an evaluation, the saves, and the loads of a resume. A start from the model
+    needs the same memory as a load."""
     parts: Mapping[str, tuple[str, ...]]
-    """Stages by part. `generator`, `reference`, `ROLE weights` and `ROLE training` (gradients and optimizer): those
-    in which a part is on the device where roles take turns. `draws`: those in which the generator works. `ROLE
-    scores`: those in which a role computes log-probs or values, the actor also for the canary. Likewise `ROLE
-    updates`, `ROLE saves`, `ROLE loads`. `scoring`: those in which reward models are on the device."""
+    """Part -> its stages.
+
+    `generator`, `reference`, `ROLE weights`, `ROLE training` (gradients and optimizer): the part is on the device, if
+    roles are offloaded in turn. `draws`: the generator generates. `ROLE scores`: a role computes log-probs or values,
+    the actor also for the canary. `ROLE updates`, `ROLE saves`, `ROLE loads`: a role updates, is saved or loaded.
+    `scoring`: reward models are on the device.
+    """
 
     def of(self, part: str) -> tuple[str, ...]:
+        """Return the stages of a part."""
         return self.parts.get(part, ())
 
     def without(self, *parts: str) -> tuple[str, ...]:
-        """All stages but those of these parts."""
+        """Return all stages except those of these parts."""
         return tuple(stage for stage in self.stages if all(stage not in self.of(part) for part in parts))
 
 
 def schedule_of(
     outline: Outline, *, update_reads_reference: bool = False, idle: Collection[str] = (), scores: bool = False
 ) -> ResidencySchedule:
-    """Schedule of the roles, from what each stage reads and trains. Whoever had a turn last stays until the next one
-    needs the device: advantages need none, nor do the stages in `idle`, nor rewards, but where models score
-    (`scores`). Roles are saved and, by a resume, loaded one after the other. The actor's update may read the
-    reference."""
+    """Return the schedule of the roles, from the roles that each stage reads and trains.
+
+    The last role remains on the device until another role needs it. Advantages need no device, nor do the stages in
+    `idle`, nor rewards unless reward models score (`scores`). Roles are saved, and loaded by a resume, one after the
+    other. With `update_reads_reference`, the actor's update reads the reference.
+    """
     saves, loads = (
-        [OutlineEntry(f"{role}_{does}", (role,), role) for role in outline.roles] for does in ("save", "load")
+        [OutlineEntry(f"{role}_{verb}", (role,), role) for role in outline.roles] for verb in ("save", "load")
     )
     evaluation = [
         OutlineEntry(EVAL, ("actor", "prompts")),
@@ -52,16 +60,16 @@ def schedule_of(
     ]
     stages = (*outline.stages, *evaluation, *saves, *loads)
     parts = defaultdict[str, list[str]](list)
-    staying: tuple[str, ...] = ()
+    resident_parts: tuple[str, ...] = ()
     for stage in stages:
         roles = [role for role in stage.reads if role in outline.roles and stage.name not in idle]
         weights = tuple(f"{role} weights" for role in roles)
-        working, last = staying, staying
+        working, last = resident_parts, resident_parts
         if scores and not roles and "prompts" in stage.reads:
             working = last = ("scoring",)
         elif roles and "prompts" in stage.reads:
             parts["draws"].append(stage.name)
-            # The canary asks the actor for log-probs while the generator has its cache.
+            # The actor computes the log-probs of the canary while the generator has its cache.
             working, last = ("generator", *weights), ("generator",)
         elif stage.trains is not None:
             working = last = (*weights, f"{stage.trains} training")
@@ -69,13 +77,13 @@ def schedule_of(
                 working = last = (*working, "reference")
         elif roles:
             working = last = (*weights, *(["reference"] if "actor" in roles else []))
-        does = [f"{role} scores" for role in roles]
+        work = [f"{role} scores" for role in roles]
         if stage.trains is not None:
             kind = "saves" if stage in saves else "loads" if stage in loads else "updates"
-            does = [f"{stage.trains} {kind}"]
-        for part in (*working, *does):
+            work = [f"{stage.trains} {kind}"]
+        for part in (*working, *work):
             parts[part].append(stage.name)
-        staying = last
+        resident_parts = last
     return ResidencySchedule(
         tuple(stage.name for stage in stages), {part: tuple(names) for part, names in parts.items()}
     )
@@ -83,30 +91,33 @@ def schedule_of(
 
 @dataclass(frozen=True)
 class MemoryItem:
-    """One thing that takes memory."""
+    """One item that uses memory."""
 
     name: str
     bytes: int
     place: MemoryPlace
     role: str
-    """Role whose memory it is; `driver`; `node` for what each node has once."""
+    """Role that uses the memory; or `driver`; or `node`, for an item that each node has once."""
     lower: str
-    """The recipe key that makes the item smaller, and which way to turn it."""
+    """Advice that makes the item smaller: the recipe key, and whether to raise or lower it."""
     stages: tuple[str, ...] | None = None
-    """Stages in which it is needed; None: all."""
+    """Stages that need the item; None: all."""
     between: Literal["gone", "moved", "dropped"] = "gone"
-    """What becomes of it in other stages. gone: it is there in its stages only. moved, dropped: it stays, unless its
-    role leaves while others work (`cluster.offload`); then it is moved to the host, or dropped."""
+    """State of the item in other stages. gone: it exists only in its stages. moved, dropped: it remains in memory,
+    unless its role is offloaded while others work (`cluster.offload`); then it is moved to the host, or freed."""
 
     def is_in(self, stage: str) -> bool:
+        """Return whether the item is in memory in a stage."""
         return self.stages is None or stage in self.stages
 
 
 def resident(
     items: Iterable[MemoryItem], schedule: ResidencySchedule, leaving: Collection[str]
 ) -> Iterator[MemoryItem]:
-    """The items as they are in memory where the roles in `leaving` take turns. What is moved keeps its room on the
-    host also while it is on the device; what has just been loaded has none yet."""
+    """Yield the items as they are in memory if the roles in `leaving` are offloaded in turn.
+
+    A moved item keeps its host buffer while it is on the device. An item that was just loaded has no host buffer yet.
+    """
     for item in items:
         if item.between == "gone" or item.role in leaving:
             yield item
@@ -115,5 +126,5 @@ def resident(
         if item.between == "moved" and item.role in leaving:
             stages = schedule.without(f"{item.role} loads")
             yield MemoryItem(
-                "moved out", item.bytes, "host", item.role, "leave the role out of `cluster.offload`", stages
+                "offloaded", item.bytes, "host", item.role, "remove the role from `cluster.offload`", stages
             )

@@ -1,4 +1,4 @@
-"""Bytes of a reward model, rank by rank: weights, and the work of a pass without gradient. It has nothing else."""
+"""Bytes of a reward model, rank by rank: weights, and activations of a pass without gradients."""
 
 from dataclasses import dataclass, replace
 from math import ceil
@@ -15,7 +15,7 @@ from ppoctl.recipe.sizes import reward_tokens
 VLLM_TEXTS = 64
 """Most texts that vLLM reads in one step."""
 _BLOCK_TOKENS = 128
-"""Tokens of a block of its cache on a CPU; on a GPU it has fewer."""
+"""Tokens of a block of vLLM's cache on a CPU; blocks on a GPU are smaller."""
 
 
 @dataclass(frozen=True)
@@ -26,28 +26,28 @@ class ScoringBytes:
     tokens: int
     """Tokens of the texts of one pass."""
     ranks: tuple[RankBytes, ...]
-    """Bytes of one rank of each pipeline stage, of which a reward model has weights, gather buffer and the work of a
-    forward pass."""
+    """Bytes of one rank of each pipeline stage. A reward model has only weights, a gather buffer, and the
+    activations of a forward pass."""
 
     @property
     def weights(self) -> int:
-        """Bytes of the largest rank's weights."""
+        """Bytes of the weights of the largest rank."""
         return max(rank.weights for rank in self.ranks)
 
     @property
     def forward(self) -> int:
-        """Peak bytes of a pass on the rank that needs most."""
+        """Peak bytes of a pass on the rank that needs most memory."""
         return max(rank.forward for rank in self.ranks)
 
 
 def scoring_bytes(recipe: Recipe, key: KeyPath, shape: ModelShape, device: str) -> ScoringBytes:
-    """Bytes of the reward model at this key: a pass is full, all of it one text."""
+    """Return the bytes of the reward model at this key. Assumed: a pass is full and consists of one text."""
     table = reward_models(recipe)[key]
     layout, most = table.parallel or ParallelTable(), reward_tokens(table, shape)
     tokens = ceil(most / layout.context)
     full = MicrobatchShape(tokens, read=1, logits_chunk=0, longest=most)
     training = Training(
-        role="critic",  # whose model it is
+        role="critic",  # a reward model has the layers of a critic
         shape=shape,
         layout=layout,
         precision=Precision(reward_model_of(recipe, key).weight_bytes, device),
@@ -63,12 +63,14 @@ def scoring_bytes(recipe: Recipe, key: KeyPath, shape: ModelShape, device: str) 
 
 
 def cache_bytes(shape: ModelShape, weight: int, most: int) -> int:
-    """Bytes that vLLM keeps for keys and values of texts of at most so many tokens: of those of one step, each in
-    whole blocks. `weight`: bytes of a number."""
+    """Return the bytes of vLLM's cache for texts of at most `most` tokens: the texts of one step, in complete blocks.
+
+    `weight` is the number of bytes of one number.
+    """
     tokens = step_tokens(most) + VLLM_TEXTS * _BLOCK_TOKENS
     return 2 * shape.key_channels * shape.num_layers * weight * tokens
 
 
 def step_tokens(most: int) -> int:
-    """Most tokens that vLLM reads in one step, of texts of at most so many."""
+    """Return the most tokens that vLLM reads in one step, for texts of at most `most` tokens."""
     return max(8192, most)

@@ -1,4 +1,4 @@
-"""Inputs of the activation formulas: one rank's part of a model, and how much goes through it at a time."""
+"""Inputs of the activation formulas: the model shard of a rank, and the size of a microbatch."""
 
 from dataclasses import dataclass
 
@@ -14,23 +14,23 @@ class Precision:
     weight: int
     """Bytes of a weight: 4 for float32, 2 for bfloat16."""
     device: str
-    """Device that computes, cpu or gpu."""
+    """Device: `cpu` or `gpu`."""
 
 
 @dataclass(frozen=True)
 class ModelShard:
-    """One rank's part of a model."""
+    """The part of a model that one rank holds."""
 
     shape: ModelShape
     role: str
     """Role of the rank, actor or critic."""
     layout: ParallelTable
     stage: PipelineStage
-    """Layers of this part: all of the rank's, or one run of them where stages are interleaved."""
+    """Layers of this shard: all layers of the rank, or one run of them with interleaved stages."""
     precision: Precision
     recompute: Recompute = "none"
     filtered: bool = False
-    """Whether its log-probs are of the distribution that top-p leaves."""
+    """Whether log-probs are computed for the distribution after top-p."""
 
     @property
     def shares(self) -> int:
@@ -39,7 +39,7 @@ class ModelShard:
 
     @property
     def logit_rows(self) -> int:
-        """Vocabulary ids whose logits the first tensor rank computes; padding is not computed."""
+        """Vocabulary ids whose logits the first tensor rank computes, without padding."""
         return min(self.shape.vocab_size, self.shape.padded_vocab_size // self.layout.tensor)
 
     @property
@@ -48,8 +48,11 @@ class ModelShard:
         return self.precision.weight * self.shape.hidden_size // self.shares
 
     def keys_seen(self, batch: "MicrobatchShape") -> int:
-        """Tokens whose keys and values this rank's attention reads, at most: where context ranks split the tokens, in
-        two chunks each (`engines.megatron.context_parallel`), also those before the chunks in their sequences."""
+        """Return the most tokens whose keys and values the attention of this rank reads.
+
+        Context ranks have two chunks of tokens each (`engines.megatron.context_parallel`), and also read the earlier
+        tokens of the sequences of the chunks.
+        """
         ranks = self.layout.context
         if ranks == 1:
             return batch.tokens
@@ -65,13 +68,13 @@ class MicrobatchShape:
     """One forward and backward pass of a rank."""
 
     tokens: int
-    """Tokens on this rank: its share, where context ranks split them."""
+    """Tokens on this rank; context ranks split the tokens of a microbatch."""
     read: int
-    """Positions whose output is read: those that predict a response token."""
+    """Positions whose output is read: positions that predict a response token."""
     logits_chunk: int
     """Positions whose logits exist at one time."""
     longest: int
-    """Tokens of the longest sequence; all are taken to be as long."""
+    """Tokens of the longest sequence; all sequences are assumed to have this length."""
 
 
 @dataclass(frozen=True)
@@ -80,18 +83,18 @@ class SavedActivations:
 
     norms: int
     projections: int
-    """Inputs of the products that make queries, keys, values and gates, and of the router."""
+    """Inputs of the projections to queries, keys, values and gates, and of the router."""
     attention: int
     mlp: int
     """Activations of MLPs, in layers without experts."""
     experts: int
-    """Activations of experts, with the MLP beside them."""
+    """Activations of experts and the shared MLP."""
     ends: int
     """Activations outside the layers: token ids, rotary tables, final norm, positions read."""
     logits: int
     """One chunk of logits."""
     inputs: int = 0
-    """Inputs of layers that are computed again from them."""
+    """Inputs of layers that are recomputed from them."""
 
     @property
     def total(self) -> int:

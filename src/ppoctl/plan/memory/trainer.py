@@ -1,12 +1,12 @@
-"""Bytes of actor and critic, rank by rank. All ranks of a pipeline stage have the same, to rounding.
+"""Bytes of actor and critic, rank by rank. All ranks of a pipeline stage have the same bytes, up to rounding.
 
-weights        in the model's dtype
-gradients      float32 buffers, whole on every data rank
-main weights   float32 copies of a bfloat16 model's weights; a float32 model has none
+weights        in the dtype of the model
+gradients      float32 buffers, complete on each data rank
+main weights   float32 copies of the weights of a bfloat16 model; a float32 model has none
 moments        two float32 numbers per parameter
-               main weights and moments are split by `distributed_optimizer`, over the ranks with a copy
-reference      an actor's frozen copy of the weights, read where a KL penalty is
-activations    what microbatches keep, as many as are under way in this stage of the pipeline, and the work on one
+               `distributed_optimizer` splits main weights and moments over the ranks that have the same parameters
+reference      frozen copy of the actor's weights, with a KL penalty
+activations    activations kept by the microbatches in flight in this pipeline stage, and the peak of one microbatch
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ FLOAT32 = 4
 
 @dataclass(frozen=True)
 class Training:
-    """Inputs that decide the bytes of one role."""
+    """Inputs of the estimate of one role."""
 
     role: str
     shape: ModelShape
@@ -38,9 +38,9 @@ class Training:
     recompute: Recompute = "none"
     has_reference: bool = False
     full_kl_in: frozenset[str] = frozenset()
-    """Passes (forward, update) that take the whole KL from the reference."""
+    """Passes (forward, update) that compute the full KL to the reference."""
     filtered: bool = False
-    """Whether log-probs are of the distribution that top-p leaves."""
+    """Whether log-probs are computed for the distribution after top-p."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,16 @@ class RankBytes:
     reference: int
     gather_buffer: int
     kept: SavedActivations
-    """Activations that one microbatch keeps, in all layers of the rank."""
+    """Activations that one microbatch keeps in all layers of the rank."""
     microbatches_under_way: float
-    """Most microbatches that have gone forward and not yet back; a part of one is in some of the rank's runs of
-    layers."""
+    """Most microbatches in flight: their forward pass has run, their backward pass has not. It may be a fraction with
+    interleaved stages: a microbatch may have passed only some runs of layers."""
     kept_under_way: int
-    """Activations that all microbatches under way keep."""
+    """Activations that all microbatches in flight keep."""
     backward: int
-    """Peak bytes of the backward pass beyond what is kept."""
+    """Peak bytes of the backward pass beyond the kept activations."""
     forward: int
-    """Peak bytes of a pass without gradient."""
+    """Peak bytes of a pass without gradients."""
 
     @property
     def resident(self) -> int:
@@ -75,7 +75,7 @@ class RankBytes:
 
     @property
     def update(self) -> int:
-        """Peak bytes of an update beyond what is resident."""
+        """Peak bytes of an update beyond the resident bytes."""
         return self.kept_under_way + self.backward
 
     @property
@@ -95,7 +95,7 @@ class RoleBytes:
 
     @property
     def largest(self) -> RankBytes:
-        """The rank of the role that needs most memory."""
+        """The rank that needs most memory."""
         return max(self.ranks, key=lambda rank: rank.peak)
 
     @property
@@ -105,18 +105,18 @@ class RoleBytes:
 
 
 def role_bytes(training: Training) -> RoleBytes:
+    """Return the bytes of a role."""
     state = state_bytes(training.shape, training.role, training.layout, training.precision.weight)
     return RoleBytes(training.layout.world_size, tuple(ranks_of(training)), state)
 
 
 def ranks_of(training: Training) -> list[RankBytes]:
-    """Bytes of one rank of each pipeline stage."""
+    """Return the bytes of one rank of each pipeline stage."""
     return [_rank(training, number) for number in range(training.layout.pipeline)]
 
 
 def state_bytes(shape: ModelShape, role: str, layout: ParallelTable, weight: int) -> int:
-    """Bytes of a saved state: weights, main weights and moments of every parameter once; without its rounding to
-    files.
+    """Return the bytes of a saved state: weights, main weights and moments of each parameter, without file overhead.
 
     A distributed optimizer writes main weights of a float32 model too.
     """
@@ -126,10 +126,12 @@ def state_bytes(shape: ModelShape, role: str, layout: ParallelTable, weight: int
 
 
 def runs_under_way(layout: ParallelTable, number: int, microbatches: int) -> list[int]:
-    """Indices of a rank's runs of layers that have gone forward and not yet back, when there are most of them. All go
-    forward up to the first backward pass, after which each forward pass is followed by one. In Megatron-Core a rank
-    goes ahead of the ones behind it by one microbatch each; with several runs by two each, once as many microbatches
-    as there are ranks have been through all but its last run. They go through a run together."""
+    """Return the indices of a rank's runs of layers in flight, after their forward and before their backward pass.
+
+    The number is largest at the first backward pass; after it, forward and backward passes alternate (1F1B). In
+    Megatron-Core a rank is one microbatch ahead of each later rank. With several runs it is two microbatches ahead of
+    each, after as many microbatches as ranks have passed all runs but the last. These pass each run as a group.
+    """
     ranks, runs = layout.pipeline, layout.stages_per_rank
     ahead = ranks - number - 1
     if runs > 1:
@@ -142,13 +144,13 @@ def _rank(training: Training, number: int) -> RankBytes:
     stage = stages_of(training.shape, layout)[number]
     filtered = training.filtered
     whole, *runs = (
-        ModelShard(training.shape, training.role, layout, each, training.precision, training.recompute, filtered)
-        for each in (stage, *runs_of(stage, layout))
+        ModelShard(training.shape, training.role, layout, layers, training.precision, training.recompute, filtered)
+        for layers in (stage, *runs_of(stage, layout))
     )
     keeps = [saved(run, training.microbatch) for run in runs]
     under_way = runs_under_way(layout, number, training.microbatches)
-    found = rank_parameters(training.shape, training.role, stage, layout)
-    parameters, split = found.total, _optimized(found, layout)
+    counts = rank_parameters(training.shape, training.role, stage, layout)
+    parameters, split = counts.total, _optimized(counts, layout)
     return RankBytes(
         stage=number,
         parameters=parameters,
@@ -158,7 +160,7 @@ def _rank(training: Training, number: int) -> RankBytes:
         moments=split * 2 * FLOAT32,
         reference=parameters * weight if training.has_reference else 0,
         gather_buffer=max(gather_bytes(whole, batch) for batch in (training.microbatch, training.forward)),
-        kept=_together(keeps),
+        kept=_sum(keeps),
         microbatches_under_way=len(under_way) / len(runs),
         kept_under_way=sum(keeps[run].total for run in under_way),
         backward=max(backward_bytes(run, training.microbatch) for run in runs)
@@ -169,14 +171,20 @@ def _rank(training: Training, number: int) -> RankBytes:
 
 
 def _optimized(parameters: Parameters, layout: ParallelTable) -> int:
-    """Parameters whose main weights and moments this rank has: where these are split, over all ranks with a copy."""
+    """Return the number of parameters whose main weights and moments this rank has.
+
+    A distributed optimizer splits them over the ranks with the same parameters.
+    """
     if not layout.distributed_optimizer:
         return parameters.total
     copies, with_experts = layout.data * layout.context, layout.stage_ranks // layout.expert_ranks
     return -(-parameters.shared // copies) + -(-parameters.experts // with_experts)
 
 
-def _together(keeps: Sequence[SavedActivations]) -> SavedActivations:
+def _sum(keeps: Sequence[SavedActivations]) -> SavedActivations:
     return SavedActivations(
-        **{field.name: sum(getattr(one, field.name) for one in keeps) for field in fields(SavedActivations)}
+        **{
+            field.name: sum(getattr(activations, field.name) for activations in keeps)
+            for field in fields(SavedActivations)
+        }
     )
