@@ -1,4 +1,4 @@
-"""The whole command on tiny models: there and back without a bit changed, and every planted defect caught by name."""
+"""The whole command on tiny models: a round trip is bitwise equal, and every planted defect is reported by name."""
 
 import json
 import shutil
@@ -38,7 +38,7 @@ def same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> boo
 
 
 def copy(source: Path, target: Path, changes: Callable[[dict[str, torch.Tensor]], None]) -> Path:
-    """A model folder whose tensors were changed."""
+    """Copy a model folder with some tensors changed."""
     shutil.copytree(source, target)
     changed = weights(target)
     changes(changed)
@@ -116,7 +116,7 @@ def test_report_names_skipped_verification(model: Model, tmp_path: Path) -> None
     assert report["checks"]
 
 
-# What is wrong with what was written, and the words that name it.
+# Defects of the output, and the message that names each.
 
 
 def change_tensor(name: str) -> Callable[[Path], None]:
@@ -212,7 +212,7 @@ def test_defect_in_the_output_is_named_and_nothing_is_left(
 def test_symmetric_mapping_error_is_found_by_logprobs(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keys where values belong: they have the same shape, and come back bit for bit."""
+    """Swap keys and values: they have the same shape, so a round trip is bitwise equal."""
     part_of, other = fused_views.part_of, {FusedPart.KEY: FusedPart.VALUE, FusedPart.VALUE: FusedPart.KEY}
     monkeypatch.setattr(
         parameters, "part_of", lambda whole, place, shape: part_of(whole, other.get(place, place), shape)
@@ -262,7 +262,7 @@ def test_nonzero_padding_is_found(model: Model, tmp_path: Path, monkeypatch: pyt
     assert said == "left out; 54 were not zero"
 
 
-# What is wrong with a source, and the words that name it.
+# Defects of the source, and the message that names each.
 
 
 def lacks(name: str) -> Callable[[dict[str, torch.Tensor]], None]:
@@ -375,7 +375,7 @@ def test_pickle_with_code_is_not_executed(model: Model, tmp_path: Path) -> None:
 
 
 class Runs:
-    """Writes a file where it is unpickled."""
+    """An object that writes a file when it is unpickled."""
 
     def __init__(self, witness: Path) -> None:
         self.witness = witness

@@ -1,4 +1,5 @@
-"""A critic that starts from a reward model: its head at the first value, and what does not fit is refused by name."""
+"""A critic that starts from a reward model: its head computes the first values, and a model that does not fit is
+rejected."""
 
 import json
 import shutil
@@ -35,7 +36,7 @@ Model = Callable[[str], Path]
 
 @pytest.fixture
 def reward(model: Model, tmp_path: Path) -> Path:
-    """A reward model made from "qwen2"."""
+    """Return a reward model built from "qwen2"."""
     torch.manual_seed(1)
     made = AutoModelForSequenceClassification.from_pretrained(model("qwen2"), num_labels=1)
     with torch.no_grad():
@@ -92,7 +93,7 @@ def test_relative_critic_paths_are_resolved_and_hub_ids_kept(model: Model, rewar
 
 
 def test_critic_of_another_family_and_size_trains_with_the_actor(model: Model, tmp_path: Path) -> None:
-    """Its head begins at zero; one step moves its values, and it is saved and exported as what it is."""
+    """The head starts at zero; one step changes its values; it is saved and exported as a value head."""
     base, other = model("qwen2"), lab.model_folder("llama-small", tmp_path / "small")
     assert require_critic(str(other), str(base)) == [
         f"`model.critic.path` is `{other}`, which has no value head: it starts at zero"
@@ -117,7 +118,7 @@ def test_critic_of_another_family_and_size_trains_with_the_actor(model: Model, t
 
 
 def test_saved_critic_starts_with_a_fresh_optimizer(model: Model, tmp_path: Path) -> None:
-    """Two steps after a start from the state are those of a model with its weights, and not a continued run's."""
+    """Two steps from the state equal two steps of a model with its weights, not those of a continued run."""
     base, rollouts = model("qwen2"), lab.make_rollouts()
     step = [lab.minibatch(rollouts)]
     first = lab.critic(base)
@@ -176,7 +177,7 @@ def test_critic_with_a_shorter_context_is_refused(model: Model, reward: Path, tm
     def said() -> list[str]:
         return [problem.message for problem in check(made, rows=False).problems if "window" in problem.message]
 
-    edit_json(reward / "config.json", max_position_embeddings=33)  # 20 of a prompt and 13 of a response
+    edit_json(reward / "config.json", max_position_embeddings=33)  # 20 prompt tokens and 13 response tokens
     assert said() == []
     edit_json(reward / "config.json", max_position_embeddings=32)
     assert [line.partition(" (")[0] for line in said()] == ["a window of 33 tokens"]

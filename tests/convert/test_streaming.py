@@ -1,4 +1,4 @@
-"""A conversion takes the memory of a few tensors, whatever the model's size; and survives being killed."""
+"""A conversion needs the memory of a few tensors, whatever the size of the model, and can be killed at any time."""
 
 import json
 import os
@@ -19,7 +19,7 @@ LAYER = 512 * (512 * 2 + 128 * 2 + 3 * 1536) * 4
 
 @pytest.fixture(scope="module")
 def big(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """A model of 280 MB, in float32, and its bytes."""
+    """Return a model of 280 MB in float32, and its size in bytes."""
     folder = tmp_path_factory.mktemp("big") / "model"
     return folder, big_model.write_model(folder, torch.float32, 64 * 2**20, **SIZES)
 

@@ -1,4 +1,4 @@
-"""The tables against transformers' own models: names, shapes, and every number of a parameter in one tensor."""
+"""The family tables, compared with transformers' own models: names, shapes, and the position of every element."""
 
 import json
 from pathlib import Path
@@ -47,16 +47,16 @@ OVERRIDES = {
 
 @pytest.fixture(params=sorted(FAMILIES))
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The configuration of a small model of each family."""
+    """Return the configuration of a small model of each family."""
     config = {"model_type": request.param, **SIZES, **OVERRIDES.get(request.param, {})}
-    if request.param in ("qwen2", "qwen2_moe"):  # their heads are as wide as the hidden size says
+    if request.param in ("qwen2", "qwen2_moe"):  # these families derive the width of a head from the hidden size
         del config["head_dim"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     return tmp_path
 
 
 def on_disk(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of what transformers would write; it fuses experts in memory."""
+    """Return names and shapes of the tensors that transformers would write; it fuses experts in memory."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     found: dict[str, tuple[int, ...]] = {}
@@ -94,7 +94,8 @@ def test_every_parameter_element_is_in_exactly_one_tensor(folder: Path) -> None:
 
 
 def test_queries_keys_and_values_are_fused_by_group(tmp_path: Path) -> None:
-    """Two groups of three query heads of 12 channels: 36 rows of queries, 12 of the key, 12 of the value, again."""
+    """Two groups of three query heads with 12 channels: 36 rows of queries, 12 of the key, 12 of the value,
+    repeated."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", **SIZES}))
     shape = read_shape(tmp_path)
     rows = torch.arange(120)
@@ -175,7 +176,7 @@ TRANSFORMER_ENGINE = {
     },
 }
 """Parameters of a first layer under Transformer Engine's layer spec, as Megatron-Core 0.16 and Megatron-Bridge name
-them; it is not installed here."""
+them. Transformer Engine is not installed here."""
 
 
 @pytest.mark.parametrize("family", TRANSFORMER_ENGINE)

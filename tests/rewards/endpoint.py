@@ -1,4 +1,4 @@
-"""A Sandbox Fusion endpoint that runs nothing: its answers are given."""
+"""A Sandbox Fusion endpoint that runs no programs: its answers are fixed."""
 
 import json
 import threading
@@ -10,7 +10,8 @@ from typing import Any
 
 @contextmanager
 def endpoint(answers: list[tuple[int, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """An endpoint that gives these answers in turn, the last one for good; its address, and what it was sent."""
+    """Yield the address of an endpoint and the requests it received. It returns these answers in turn, then repeats
+    the last."""
     asked: list[dict[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):

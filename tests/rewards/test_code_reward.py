@@ -1,4 +1,4 @@
-"""A program is scored by the tests that it passes, whatever it knows, prints or breaks."""
+"""Code reward: a program is scored by the tests that it passes, whatever it reads, prints or breaks."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""A model scores what was submitted together, each text once, in an order that no submission decides."""
+"""Scorer over a model: submitted texts are scored together, each once, in an order independent of submission."""
 
 from collections.abc import Sequence
 from concurrent.futures import CancelledError
@@ -10,7 +10,7 @@ from ppoctl.rewards.batched_model import CollectingScorer
 
 
 class Lengths:
-    """A reward model whose tokens are letters and whose score is their number; it keeps what it was asked."""
+    """A reward model whose tokens are letters and whose score is their number. It records its calls."""
 
     def __init__(self) -> None:
         self.asked: list[list[tuple[int, ...]]] = []

@@ -1,4 +1,4 @@
-"""Rewards that look at how a response is written, and at nothing else."""
+"""Rewards for the format and the length of a response, independent of its content."""
 
 from dataclasses import replace
 

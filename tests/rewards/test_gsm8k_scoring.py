@@ -1,4 +1,4 @@
-"""What counts as the right answer to a GSM8K problem."""
+"""GSM8K: which answers count as correct."""
 
 import json
 import re
@@ -103,7 +103,7 @@ def test_gsm8k_strict_number_of_last_300_characters_equals_verl(response: str) -
     assert gsm8k.score(request(response, GOLD), last_chars=300).value == is_right
 
 
-@pytest.mark.sampled(4)  # a tenth of either part, read in either way
+@pytest.mark.sampled(4)  # a tenth of each split, with both readings
 @pytest.mark.parametrize("tenth", range(10))
 @pytest.mark.parametrize(("part", "count"), [("train", 7473), ("test", 1319)])
 @pytest.mark.parametrize("last_chars", [None, 300])
@@ -123,6 +123,6 @@ def test_gold_gsm8k_answers_score_1_and_changed_numbers_0(
 
 
 def _verl_strict(response: str) -> str | None:
-    """verl's `extract_solution(method="strict")`, transcribed."""
+    """Transcription of verl's `extract_solution(method="strict")`."""
     found = re.findall("#### (\\-?[0-9\\.\\,]+)", response[-300:])
     return found[-1].replace(",", "").replace("$", "") if found else None

@@ -1,4 +1,4 @@
-"""Services that misuse HTTP: a try ends in time and costs its own sample, and nothing keeps a scorer open."""
+"""Services that misuse HTTP: a try ends in time, only its own sample is lost, and the scorer can always be closed."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ LIMIT_S = 0.4
 
 @contextmanager
 def client(url: str, limit_s: float = LIMIT_S) -> Iterator[HttpClient]:
-    """A client that makes one try; afterwards its threads have ended."""
+    """Yield a client that makes one try; afterwards its threads must have ended."""
     scorer = HttpScorer(kind="http", url=url, tries=1, try_timeout_s=limit_s).open()
     assert isinstance(scorer, HttpClient)
     try:
@@ -29,7 +29,7 @@ def client(url: str, limit_s: float = LIMIT_S) -> Iterator[HttpClient]:
 
 
 def told(url: str) -> tuple[Score, float]:
-    """The score of one response and the seconds that it took."""
+    """Return the score of one response, and the seconds that it took."""
     with client(url) as scorer:
         began = time.monotonic()
         future = scorer.submit(request("1"))

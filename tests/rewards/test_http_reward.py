@@ -1,4 +1,4 @@
-"""A service that scores: what is sent, what its answers mean, and what becomes of a run when it fails."""
+"""HTTP reward: what is sent, how answers are read, and what happens to a run when the service fails."""
 
 import threading
 import time
@@ -29,7 +29,7 @@ def service() -> Iterator[Service]:
 
 @pytest.fixture
 def client(service: Service) -> Iterator[Open]:
-    """Opens clients of the service with short times; afterwards none of their threads may be left."""
+    """Open clients of the service with short timeouts; afterwards none of their threads may be left."""
     opened: list[HttpClient] = []
 
     def open_client(**keys: Any) -> HttpClient:
@@ -153,11 +153,11 @@ def test_closed_idle_connection_is_reopened_without_failure(service: Service, cl
 
 
 def test_requests_wait_without_losing_tries_while_service_is_down(service: Service, client: Open) -> None:
-    # Four tries find it down, at worst all of them of one response; each that follows is the only one.
+    # Four tries open the breaker, at worst all for the same response; after that, one try is made at a time.
     scorer = client(tries=5, concurrent=4, breaker_failures=4, breaker_pause_s=0.02, give_up_s=30)
     service.is_down = True
     futures = [scorer.submit(request(f"200 {number}")) for number in range(8)]
-    while len(service.asked) <= 5 * 4:  # enough for one of four to lose all of its tries, if they did
+    while len(service.asked) <= 5 * 4:  # enough for one response to use up its 5 tries, if waiting lost tries
         time.sleep(0.01)
     assert not any(future.done() for future in futures)
     service.is_down = False
@@ -183,9 +183,9 @@ def test_idle_time_between_steps_is_not_counted_as_down(service: Service, client
     )
     service.is_down = True
     assert told(scorer, "200 1")[0].outcome == "unreachable"
-    time.sleep(1.2)  # longer than it gives up after
+    time.sleep(1.2)  # longer than the time after which it gives up
     future = scorer.submit(request("200 2"))
-    time.sleep(0.1)  # in which its first try finds the service down
+    time.sleep(0.1)  # its first try then finds the service down
     service.is_down = False
     assert future.result(timeout=10) == Score(2.0, "ok")
 
@@ -213,7 +213,7 @@ def test_http_scorer_close_ends_requests_waiting_for_service(service: Service, c
     futures = [scorer.submit(request("200 1")) for _ in range(3)]
     while not service.asked:
         time.sleep(0.01)
-    time.sleep(0.1)  # until the others wait behind the one that tries
+    time.sleep(0.1)  # until the other requests wait for the one that tries
     scorer.close()
     assert {future.result(timeout=5).outcome for future in futures} == {"unreachable"}
 

@@ -1,4 +1,4 @@
-r"""What counts as the right answer to a problem of mathematics, however it is written."""
+r"""Mathematics: which answers count as correct, in any notation."""
 
 import json
 import logging
@@ -25,9 +25,9 @@ NOT_ONE_MORE = {
     r"0.56 = 56\%": "of an equation math-verify takes the last side, which is not the one that was changed",
     r"\frac{7}{5} + \frac{1}{5} i.": "the full stop behind i leaves only the second term to be compared",
 }
-"""Truths of MATH for which math-verify takes the truth with another first number for the same, and why."""
+"""Ground truths of MATH that math-verify considers equal to a variant with another first number, with the reason."""
 EMPTY_TRUTHS = 2
-"""Rows of MATH whose truth is an empty text: nothing can be compared with it, so that such a row has no score."""
+"""Rows of MATH with an empty ground truth: nothing can be compared with it, so such a row has no score."""
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ EMPTY_TRUTHS = 2
         ("12_5", r"\boxed{13_5}", 0, 0, 0),
         ("3", r"\boxed{3} no: \boxed{4}", 0, 0, 0),
         ("3", r"\boxed{1} ... so we have \boxed{3}", 1, 1, 1),
-        ("3", r"first \boxed{1} and \boxed{3}", 0, 1, 1),  # math-verify makes a set of both
+        ("3", r"first \boxed{1} and \boxed{3}", 0, 1, 1),  # math-verify parses both as a set
         ("3", r"\boxed{3", 0, 0, 0),
         ("3", r"\boxed 3$.", 1, 1, 1),
         ("42", "the answer is 42", 1, 0, 0),
@@ -112,7 +112,7 @@ def test_last_chars_limits_math_response(rule: partial[object]) -> None:
         (r"\$32\%", "32"),
         ("90^{\\circ}", "90"),
         (r"5 \text{ cm}", "5"),
-        (r"1 \text{ m} 2 \text{ cm}", r"1 \text{ m} 2 \text{ cm}"),  # two units: compared as it is
+        (r"1 \text{ m} 2 \text{ cm}", r"1 \text{ m} 2 \text{ cm}"),  # two units: compared as text
     ],
 )
 def test_equivalent_math_spellings_are_the_same(text: str, same: str) -> None:

@@ -1,4 +1,4 @@
-"""A reward of one's own: a function in a file, what it may return, and what is said of what it gets wrong."""
+"""A user's reward function: what it may return, and how its faults are reported."""
 
 import sys
 import time
@@ -25,7 +25,7 @@ SAMPLE = replace(request("so good"), token_ids=(2, 4))
 
 @pytest.fixture(autouse=True)
 def as_in_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a child does with its own process is undone in this one."""
+    """Undo in this process what a scorer process does to its own."""
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
@@ -170,7 +170,7 @@ def test_function_path_starts_at_recipe_and_file_change_is_detected(tmp_path: Pa
     assert accepted.reward != read.reward
     accepted.reward.open().close()
     file.unlink()
-    with pytest.raises(MissingAssetError, match="but the file `.*` does not exist"):
+    with pytest.raises(MissingAssetError, match=r"but the file `.*` does not exist"):
         again.reward.open()
 
 

@@ -1,4 +1,4 @@
-"""Rewards that are made of others: sums of weighted parts, and one chosen for each row."""
+"""Rewards that combine scorers: weighted sums, and a scorer selected by row."""
 
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -27,7 +27,7 @@ QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
 
 
 class Held:
-    """A scorer whose answers come when they are told."""
+    """A scorer that returns its scores when the test sets them."""
 
     def __init__(self) -> None:
         self.futures: list[Future[Score]] = []
@@ -44,7 +44,7 @@ class Held:
 
 
 class Gathers(Held):
-    """One that scores when it is told that it has all."""
+    """A scorer that collects requests until `flush` is called."""
 
     def flush(self) -> None:
         for future in self.futures:
@@ -80,8 +80,10 @@ def test_sum_reward_weighs_and_reports_parts() -> None:
 
 
 def test_sum_without_score_of_a_part_has_no_score() -> None:
-    told = {"a": Score(1.0, "ok"), "b": Score(None, "unreachable", "no answer"), "c": Score(None, "error")}
-    assert summed({"a": 1.0, "b": 1.0, "c": 1.0}, told, tokens=2) == Score(None, "unreachable", "component `b`: no answer")
+    scores = {"a": Score(1.0, "ok"), "b": Score(None, "unreachable", "no answer"), "c": Score(None, "error")}
+    assert summed({"a": 1.0, "b": 1.0, "c": 1.0}, scores, tokens=2) == Score(
+        None, "unreachable", "component `b`: no answer"
+    )
 
 
 def test_sum_adds_plain_scores_at_last_token() -> None:
@@ -155,7 +157,7 @@ def test_choose_reward_falls_back_to_otherwise() -> None:
 
 
 def checked(table: Any, rows: list[Prompt]) -> RowCheck:
-    """A check of these rows, of which the last but one comes twice."""
+    """Return a check of these rows; the second last row occurs twice."""
     check = RowCheck(table, "data.train")
     for number, row in enumerate(rows):
         check.see(row.id, row.answer, row.fields, 2 if number == len(rows) - 2 else 1)
@@ -173,7 +175,7 @@ def test_rows_without_case_are_counted_and_named() -> None:
         "`data_source`, which selects the reward (fields of the row: `level`)"
     )
     assert caught.value.hint == "write a table [reward.cases.x], or [reward.otherwise]"
-    with pytest.raises(RewardError) as caught:  # no column would name it: a set that is no mix has no sources
+    with pytest.raises(RewardError) as caught:  # a column cannot help: only a mix has sources
         checked(reward(**{**CHOOSE, "by": "source"}), rows).require()
     assert (caught.value.hint or "").startswith("make the set a mix: only a mix names the `source` of its rows")
     checked(reward(**CHOOSE, otherwise={"kind": "exact_match"}), rows).require()

@@ -1,4 +1,4 @@
-"""A reward is tried on many rows, and what is wrong with it is said in a sentence."""
+"""A reward trial tries many rows, and reports each problem in one sentence."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -38,7 +38,8 @@ SAYS_LITTLE = RewardFinding(
 
 
 class Scoring:
-    """A scorer that is a function in this process: a number, or the outcome of a response without a score."""
+    """A scorer that runs a function in this process. The function returns a number, or the outcome without a
+    score."""
 
     def __init__(self, function: Callable[[ScoreRequest], float | str]) -> None:
         self.function = function
@@ -147,7 +148,9 @@ def test_trial_names_rewarded_wrong_responses(
     assert [each for each in told if each in found] == found
 
 
-@pytest.mark.parametrize(("credited", "says"), [(1, []), (2, ["`question` scores as well as the gold answer on 10.0%"])])
+@pytest.mark.parametrize(
+    ("credited", "says"), [(1, []), (2, ["`question` scores as well as the gold answer on 10.0%"])]
+)
 def test_rewarded_wrong_responses_on_5_percent_of_rows_are_tolerated(credited: int, says: list[str]) -> None:
     bad = {f"train/{number}" for number in range(credited)}
     _, found = tried(
@@ -158,7 +161,7 @@ def test_rewarded_wrong_responses_on_5_percent_of_rows_are_tolerated(credited: i
 
 @pytest.mark.parametrize(("lost", "level"), [(1, "warning"), (2, "wrong")])
 def test_gold_losing_on_1_percent_of_rows_is_a_warning(lost: int, level: Literal["warning", "wrong"]) -> None:
-    """Real data has a few rows that are wrong."""
+    """Real data has a few wrong rows."""
     _, (first, *_) = tried(lambda asked: float(asked.prompt_id >= f"train/{9 - lost}") or strict(asked), count=9)
     assert first.level == "wrong"
     bad = {f"train/{number}" for number in range(lost)}
@@ -244,7 +247,7 @@ def test_refused_long_response_is_only_a_warning() -> None:
 
 
 class Settles(Scoring):
-    """Answers only once it is told that there is no more."""
+    """A scorer that returns scores only after `flush` is called."""
 
     def __init__(self) -> None:
         super().__init__(lambda _: 1.0)

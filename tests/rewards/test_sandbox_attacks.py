@@ -1,5 +1,5 @@
-"""Programs that a model may write try to get out of their sandbox, or to take the machine down: each is contained,
-its end has a name, nothing of it is left, and the next program runs."""
+"""Programs that try to leave their sandbox or exhaust the machine. Each is contained, its end is reported, no process
+is left, and the next program runs."""
 
 import os
 import re
@@ -22,7 +22,7 @@ SOON = replace(LIMITS, timeout_s=0.3)
 
 @pytest.fixture(scope="module", params=WAYS)
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    """A sandbox of each kind."""
+    """Yield a sandbox of each kind."""
     kind, python = way(request.param)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRUTH_OF_THE_ROW", "the-expected-output")

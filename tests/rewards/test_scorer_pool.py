@@ -1,4 +1,4 @@
-"""Drills on real processes: whatever a scorer does, it costs its own sample only."""
+"""Fault injection on real processes: if a scorer fails, only its current sample is lost."""
 
 import os
 import re
@@ -30,12 +30,12 @@ GOOD_SCORES = [Score(float(n), "ok") for n in range(5)]
 
 
 def with_misdeed(truth: str) -> list[ScoreRequest]:
-    """Five good samples with a misdeed as the third."""
+    """Return five good requests, with a fault in the third."""
     return [*GOOD[:2], request("", truth), *GOOD[2:]]
 
 
 def the_misdeed_of(found: list[Score]) -> Score:
-    """The third score, once the others are seen to be good."""
+    """Return the third score, after checking that the others are good."""
     assert found[:2] + found[3:] == GOOD_SCORES
     return found[2]
 
@@ -95,7 +95,7 @@ def test_scorer_may_report_reason_for_missing_score(drill_pool: OpenPool) -> Non
 
 
 def test_requests_may_be_submitted_while_others_are_scored(drill_pool: OpenPool, tmp_path: Path) -> None:
-    """Each waits until both are being scored."""
+    """Each scorer waits until both samples are being scored."""
     pool = drill_pool(workers=2, timeout_s=60.0)
     first = pool.submit(request("", f"meet 2 {tmp_path}"))
     while not list(tmp_path.iterdir()):
@@ -184,7 +184,9 @@ def test_endless_scorer_output_times_out_and_is_counted(
     printed = capfd.readouterr().err
     assert len(printed) < 2 * KEPT_BYTES + 1000
     assert printed.count("the rest is dropped") == 1
-    assert re.search(r"ppoctl: [\d.,]+ [MG]iB of the output of the scorer `drill_scorers:score` were dropped\n$", printed)
+    assert re.search(
+        r"ppoctl: [\d.,]+ [MG]iB of the output of the scorer `drill_scorers:score` were dropped\n$", printed
+    )
 
 
 def test_blocked_stderr_does_not_block_scores_or_pool(drill_pool: OpenPool) -> None:
@@ -243,7 +245,7 @@ def test_child_killed_between_calls_is_restarted(drill_pool: OpenPool) -> None:
 
 
 def test_workers_score_concurrently(drill_pool: OpenPool, tmp_path: Path) -> None:
-    """Each sample waits until all four are being scored: one after the other, none would end."""
+    """Each sample waits until all four are being scored; scored one after the other, none would end."""
     pool = drill_pool(workers=4, timeout_s=60.0)
     found = scores(pool, [request("", f"meet 4 {tmp_path}")] * 4)
     assert [score.outcome for score in found] == ["ok"] * 4
@@ -279,7 +281,7 @@ def test_import_failure_of_scorer_raises_one_clear_error(drill_pool: OpenPool, e
 
 
 def test_error_of_ended_child_is_reported(drill_pool: OpenPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also by a parent that is slow to listen."""
+    """The message must arrive even if the parent reads late."""
     spawn = ScorerProcess._spawn
 
     def spawn_and_sleep(process: ScorerProcess) -> None:
@@ -320,7 +322,7 @@ def test_close_ends_child_during_scoring(drill_pool: OpenPool) -> None:
     (pid,) = pool.pids
     before_s = psutil.Process(pid).cpu_times().user
     in_hand, waiting = (pool.submit(request("", "hang-in-c")) for _ in range(2))
-    while psutil.Process(pid).cpu_times().user < before_s + 0.1:  # until it is at it, and not only asked
+    while psutil.Process(pid).cpu_times().user < before_s + 0.1:  # until the child is scoring, not only started
         pass
     pool.close()
     assert not _runs(pid)
@@ -363,7 +365,7 @@ def test_close_kills_children_and_is_idempotent(drill_pool: OpenPool) -> None:
 
 
 def _runs(pid: int) -> bool:
-    """Whether the process is still there; one that was told to die may need a moment on a busy machine."""
+    """Whether the process exists after a grace period: a killed process may need a moment on a busy machine."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

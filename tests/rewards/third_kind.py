@@ -1,6 +1,6 @@
-"""A reward that the product does not have, in one file and the line below `if __name__`.
+"""An additional kind of reward, in one file and the line below `if __name__`.
 
-python third_kind.py FOLDER   reads a recipe that names it, probes it on FOLDER/rows.jsonl, scores, and prints JSON
+python third_kind.py FOLDER   reads a recipe with this kind, probes it on FOLDER/rows.jsonl, scores, and prints JSON
 """
 
 import json
@@ -16,12 +16,12 @@ from ppoctl.rewards.table import ProcessScorer
 
 
 class FewWordsScorer(ProcessScorer):
-    """1 where the response has no more words than the row and the recipe allow."""
+    """Reward 1 if the response has at most the number of words that the row and the recipe allow."""
 
     kind: Annotated[Literal["few_words"], RESULTS]
-    """Short responses; no ground truth."""
+    """Reward for short responses; no ground truth."""
     at_most: Annotated[int, RESULTS] = 5
-    """Words."""
+    """Maximum number of words."""
 
     @property
     def scores_by(self) -> ScorerSpec:
