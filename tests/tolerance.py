@@ -34,7 +34,7 @@ class Level:
         )
 
 
-# The same bits (except 0.0 and -0.0, which compare equal).
+# Bitwise equal (except 0.0 and -0.0, which compare equal).
 EXACT = Level("EXACT", 0.0)
 # A few roundings of float32 (2^-24 each), or a long sum of them.
 FLOAT32 = Level("FLOAT32", 1e-5)

@@ -32,7 +32,7 @@ def write_model(folder: Path, dtype: torch.dtype, shard_bytes: int, **sizes: int
     """Write a model of these sizes (hidden_size, num_hidden_layers, ...); return the bytes of its weights."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**CONFIG, **sizes}), "utf-8")
-    specs = {each.name: Spec(each.shape, dtype) for each in placements(read_shape(folder), "actor")}
+    specs = {placement.name: Spec(placement.shape, dtype) for placement in placements(read_shape(folder), "actor")}
     writer = SafetensorsWriter(folder, specs, shard_bytes)
     generator = torch.Generator().manual_seed(1)
     for name, spec in specs.items():
@@ -59,8 +59,8 @@ def main() -> None:
     read_shape(Path(source))  # the memory of imports is not part of the conversion
     before = memory("VmRSS")
     forget_peak()
-    asked = ConvertRequest(source=source, to=to, out=Path(out), shard_gib=1.0, parity=False)  # type: ignore[arg-type]
-    report = convert(asked, lambda _: None)
+    request = ConvertRequest(source=source, to=to, out=Path(out), shard_gib=1.0, parity=False)  # type: ignore[arg-type]
+    report = convert(request, lambda _: None)
     counts = {check["name"]: check["count"] for check in report["checks"]}
     print(json.dumps({"peak": memory("VmHWM") - before, "digests": counts["digests"]}))
 

@@ -54,9 +54,9 @@ def test_scaled_rope_frequencies_equal_transformers(parameters, head_dim):
     )
     expected, scale = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config)
     assert read_rope(parameters).attention_factor == pytest.approx(scale, rel=1e-12)
-    found = inv_freq(read_rope(parameters), head_dim)
-    assert torch.equal(found, expected)
-    assert not torch.equal(found, inv_freq(read_rope({"rope_theta": parameters["rope_theta"]}), head_dim))
+    actual = inv_freq(read_rope(parameters), head_dim)
+    assert torch.equal(actual, expected)
+    assert not torch.equal(actual, inv_freq(read_rope({"rope_theta": parameters["rope_theta"]}), head_dim))
 
 
 def test_plain_rope_frequencies_equal_worked_values():

@@ -21,7 +21,7 @@ def test_written_tensor_can_be_offloaded_afterwards(tmp_path: Path) -> None:
     for name, tensor in weights.items():
         writer.write(name, tensor)
     writer.finish()
-    found = load_file(tmp_path / "model.safetensors")
-    assert all(torch.equal(found[name], tensor) for name, tensor in weights.items())
+    read = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(read[name], tensor) for name, tensor in weights.items())
     for tensor in weights.values():
         tensor.untyped_storage().resize_(0)

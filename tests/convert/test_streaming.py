@@ -35,9 +35,9 @@ def test_conversion_memory_is_a_few_tensors_in_both_directions(big: tuple[Path, 
     for to, made_from, out in (("megatron", source, "there"), ("hf", tmp_path / "there", "back")):
         with converting(made_from, tmp_path / out, to) as process:
             assert process.stdout is not None
-            told = json.loads(process.stdout.read())
-        assert told["peak"] < total / 4, f"{told['peak'] / 1e6:.0f} MB for layers of {LAYER / 1e6:.0f} MB"
-        assert told["digests"] == 22 * 12 + 3
+            report = json.loads(process.stdout.read())
+        assert report["peak"] < total / 4, f"{report['peak'] / 1e6:.0f} MB for layers of {LAYER / 1e6:.0f} MB"
+        assert report["digests"] == 22 * 12 + 3
 
 
 def test_killed_conversion_leaves_nothing_and_a_retry_succeeds(big: tuple[Path, int], tmp_path: Path) -> None:

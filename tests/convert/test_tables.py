@@ -59,24 +59,24 @@ def on_disk(folder: Path) -> dict[str, tuple[int, ...]]:
     """Return names and shapes of the tensors that transformers would write; it fuses experts in memory."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for name, tensor in model.state_dict().items():
         shape, (layer, kind) = tuple(tensor.shape), name.rsplit(".", 1)
         if not layer.endswith("mlp.experts"):
-            found[name] = shape
+            shapes[name] = shape
             continue
         for expert in range(shape[0]):
             halved = {"gate_proj": (shape[1] // 2, shape[2]), "up_proj": (shape[1] // 2, shape[2])}
             parts = halved if kind == "gate_up_proj" else {"down_proj": shape[1:]}
-            found |= {f"{layer}.{expert}.{part}.weight": of for part, of in parts.items()}
-    return found
+            shapes |= {f"{layer}.{expert}.{part}.weight": of for part, of in parts.items()}
+    return shapes
 
 
 def test_tensor_names_and_shapes_equal_transformers(folder: Path) -> None:
     shape = read_shape(folder)
-    found = {placement.name: placement.shape for placement in placements(shape, "actor")}
-    assert found == on_disk(folder)
-    assert list(found) == list(weight_names(shape))
+    ours = {placement.name: placement.shape for placement in placements(shape, "actor")}
+    assert ours == on_disk(folder)
+    assert list(ours) == list(weight_names(shape))
 
 
 def test_every_parameter_element_is_in_exactly_one_tensor(folder: Path) -> None:
@@ -184,14 +184,14 @@ def test_transformer_engine_spec_names_the_same_parameters(tmp_path: Path, famil
     overrides = {**OVERRIDES.get(family, {}), "model_type": family}
     (tmp_path / "config.json").write_text(json.dumps({**SIZES, **overrides}))
     shape = read_shape(tmp_path)
-    found = {
+    names = {
         transformer_engine_name(
             placement.parameter, has_experts=shape.has_experts(0), is_latent=shape.latent is not None
         )
         for placement in placements(shape, "actor")
         if placement.layer == 0
     }
-    assert found == {f"decoder.layers.0.{name}" for name in TRANSFORMER_ENGINE[family]}
+    assert names == {f"decoder.layers.0.{name}" for name in TRANSFORMER_ENGINE[family]}
 
 
 def test_dense_layer_of_a_mixture_fuses_its_norm(tmp_path: Path) -> None:

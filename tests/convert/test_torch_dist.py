@@ -34,10 +34,10 @@ def small(folder: Path, file_bytes: int = 2**30) -> Path:
 def test_torch_reads_the_written_checkpoint(tmp_path: Path, file_bytes: int) -> None:
     folder = small(tmp_path / "c", file_bytes)
     assert len(list(folder.glob("*.distcp"))) == (4 if file_bytes == 1 else 1)
-    found = {"whole": torch.zeros(3, 4), "layers": torch.zeros(3, 2, 5, dtype=torch.bfloat16)}
-    dcp.load(found, storage_reader=FileSystemReader(folder), no_dist=True)
-    assert torch.equal(found["whole"], torch.arange(12.0).view(3, 4))
-    assert torch.equal(found["layers"][:, 0, 0], torch.tensor([0, 1, 2], dtype=torch.bfloat16))
+    read = {"whole": torch.zeros(3, 4), "layers": torch.zeros(3, 2, 5, dtype=torch.bfloat16)}
+    dcp.load(read, storage_reader=FileSystemReader(folder), no_dist=True)
+    assert torch.equal(read["whole"], torch.arange(12.0).view(3, 4))
+    assert torch.equal(read["layers"][:, 0, 0], torch.tensor([0, 1, 2], dtype=torch.bfloat16))
 
 
 def test_slice_is_read_without_the_other_slices(tmp_path: Path) -> None:

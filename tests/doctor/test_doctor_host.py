@@ -100,7 +100,7 @@ def test_file_system_without_locks_is_wrong(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_lock_granted_twice_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a file system that is mounted with node-local locks, or without locks."""
+    """Simulate a file system that is mounted with node-local locks, or without locks."""
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
     found = named(folders.runs_folder(tmp_path), "locks")
     assert (found.verdict, found.seen) == (Verdict.WRONG, "a file can be locked by two at once")

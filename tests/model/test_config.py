@@ -54,11 +54,11 @@ def test_config_defaults_match_transformers(tmp_path: Path, family: str, said: d
     if family in ("gemma2", "qwen3_moe") and "num_key_value_heads" in said:
         said = {**said, "num_key_value_heads": 6}  # transformers does not accept null for this field
     written = {"model_type": family, **said}
-    wanted, found = (
+    expected, actual = (
         judged(theirs(tmp_path, written), tmp_path),
         judged(completed(written, FAMILIES[family]), tmp_path),
     )
-    if isinstance(wanted, str):
-        assert isinstance(found, str)
+    if isinstance(expected, str):
+        assert isinstance(actual, str)
     else:
-        assert found == wanted
+        assert actual == expected

@@ -59,8 +59,8 @@ def model(folder: Path, config: dict[str, object]) -> ModelShape | None:
 
 
 def parameters(folder: Path, config: dict[str, object]) -> int | None:
-    found = model(folder, config)
-    return None if found is None else count_parameters(found)
+    shape = model(folder, config)
+    return None if shape is None else count_parameters(shape)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_unsupported_config_gives_no_shape(tmp_path: Path, config: dict[str, obj
 def test_omitted_config_keys_take_transformers_defaults(
     tmp_path: Path, config: dict[str, object], absent: str, taken: int
 ) -> None:
-    """The same defaults as the trainer reads; `test_config` compares them with transformers."""
+    """The defaults are those that the trainer reads; `test_config` compares them with transformers."""
     without = {key: value for key, value in config.items() if key != absent}
     assert model(tmp_path, without) == model(tmp_path, {**config, absent: taken}) is not None
 

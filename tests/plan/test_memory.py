@@ -435,7 +435,7 @@ def _all_items(memory: Memory) -> dict[str, int]:
 
 
 def test_gpu_has_one_rank_per_role_and_machine_has_all(smallest: Path) -> None:
-    """Nothing is offloaded: resident memory is resident in every stage."""
+    """No role is offloaded: resident memory is resident in every stage."""
     layout = "actor.parallel={tensor=2, data=2}"
     on_gpu, here = _all_items(_estimate(smallest, layout, gpu_gib=80.0)), _all_items(_estimate(smallest, layout))
     for name in ("actor weights", "critic gradients", "actor optimizer"):
@@ -662,7 +662,7 @@ def test_reward_model_is_on_device_while_scoring(smallest: Path) -> None:
     [place] = memory.places
     weights = next(item for item in place.items if item.name == "reward model weights")
     assert (weights.role, weights.stages) == ("reward", scored)
-    # As large as the critic, which is the same model with a head of one output; it is not trained.
+    # The reward model is as large as the critic, the same model with a head of one output; it is not trained.
     critic = next(item for item in place.items if item.name == "critic weights")
     assert weights.bytes == critic.bytes
     assert not any(item.role == "reward" and "optimizer" in item.name for item in place.items)

@@ -21,5 +21,5 @@ def word_ids(text: str, finish: Finish) -> tuple[int, ...]:
 
 def scores(scorer: "Scorer", requests: Sequence[ScoreRequest]) -> list[Score]:
     """Submit all requests, and return the scores in order."""
-    futures = [scorer.submit(each) for each in requests]
+    futures = [scorer.submit(request) for request in requests]
     return [future.result() for future in futures]

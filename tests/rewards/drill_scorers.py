@@ -123,8 +123,8 @@ def _sleep(detail: str) -> RewardValue:
 
 
 def _tokens(detail: str) -> RewardValue:
-    figures = [float(word) for word in detail.split()]
-    return RewardValue(sum(figures), token_values=figures)
+    values = [float(word) for word in detail.split()]
+    return RewardValue(sum(values), token_values=values)
 
 
 def _unreachable(detail: str) -> RewardValue:

@@ -46,10 +46,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.connections += 1
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        server, response = self.server, str(asked["response"])
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        server, response = self.server, str(body["response"])
         with server.lock:
-            server.asked.append(asked)
+            server.asked.append(body)
             server.headers.append({**dict(self.headers.items()), "path": self.path})
             server.times.append(time.monotonic())
             server.seen[response] += 1

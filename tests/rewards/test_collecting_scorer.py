@@ -75,9 +75,9 @@ def test_model_failure_raises_for_every_request() -> None:
 def test_cancelled_requests_are_not_scored() -> None:
     model = Lengths()
     scorer = CollectingScorer(model)
-    given_up, wanted = scorer.submit(request("a")), scorer.submit(request("b"))
+    given_up, kept = scorer.submit(request("a")), scorer.submit(request("b"))
     assert given_up.cancel()
-    assert wanted.result().value == 1.0
+    assert kept.result().value == 1.0
     assert model.asked == [[(98,)]]
     left = scorer.submit(request("c"))
     scorer.close()

@@ -70,8 +70,8 @@ EMPTY_TRUTHS = 2
 def test_math_answer_is_extracted_and_compared_by_rule(
     truth: str, response: str, anywhere: int, last_box: int, as_text: int
 ) -> None:
-    asked = request(response, truth)
-    assert [rule(asked).value for rule in (ANYWHERE, LAST_BOX, AS_TEXT)] == [anywhere, last_box, as_text]
+    sample = request(response, truth)
+    assert [rule(sample).value for rule in (ANYWHERE, LAST_BOX, AS_TEXT)] == [anywhere, last_box, as_text]
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
@@ -88,13 +88,13 @@ def test_unparsable_math_truth_raises() -> None:
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_last_chars_limits_math_response(rule: partial[object]) -> None:
-    asked = request(r"\boxed{42}" + " and so on" * 10, "42")
-    assert [rule(asked, last_chars=chars) for chars in (None, 200, 60)] == [
-        rule(asked),
-        rule(asked),
+    sample = request(r"\boxed{42}" + " and so on" * 10, "42")
+    assert [rule(sample, last_chars=chars) for chars in (None, 200, 60)] == [
+        rule(sample),
+        rule(sample),
         rule(request("", "42")),
     ]
-    assert rule(asked) != rule(request("", "42"))
+    assert rule(sample) != rule(request("", "42"))
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,8 @@ def test_gold_math_and_aime_answers_beat_other_candidates(part: int, ppoctl_data
     for truth in sorted(set(truths) - {""})[part::40]:
         for name, rule in RULES.items():
             tried = MathScorer(kind="math", rule=name).candidates(truth)
-            told = [rule(request(text, truth)).value for text in (tried.gold, tried.truncated, tried.empty)]
-            assert (name, truth, told) == (name, truth, [1, 0, 0])
+            values = [rule(request(text, truth)).value for text in (tried.gold, tried.truncated, tried.empty)]
+            assert (name, truth, values) == (name, truth, [1, 0, 0])
             if truth not in NOT_ONE_MORE:
                 assert (name, truth, rule(request(tried.wrong, truth)).value) == (name, truth, 0)
 
@@ -162,13 +162,13 @@ def test_math_candidates_are_boxed_and_wrong_number_differs() -> None:
 
 def test_slow_sympy_comparison_times_out_for_its_own_sample_only() -> None:
     scorer = MathScorer(kind="math", timeout_s=2.0).open()
-    asked = [request(text, "42") for text in (r"\boxed{42}", r"\boxed{9^{9^{9^{9}}}}", r"\boxed{42}")]
+    requests = [request(text, "42") for text in (r"\boxed{42}", r"\boxed{9^{9^{9^{9}}}}", r"\boxed{42}")]
     try:
-        told = scores(scorer, asked)
+        results = scores(scorer, requests)
     finally:
         scorer.close()
     right = Score(1.0, "ok", answer="42")
-    assert told == [right, Score(None, "timeout", "no score within 2 s"), right]
+    assert results == [right, Score(None, "timeout", "no score within 2 s"), right]
 
 
 def test_math_verify_logs_no_errors() -> None:

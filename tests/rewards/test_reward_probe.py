@@ -76,8 +76,8 @@ def test_probe_candidates_keep_format_of_truth(
 
 
 def test_probe_scores_are_kept_by_candidate() -> None:
-    (found,) = probed(STRICT, WORKED)
-    assert {name: score.value for name, score in found.scores.items()} == {
+    (result,) = probed(STRICT, WORKED)
+    assert {name: score.value for name, score in result.scores.items()} == {
         "gold": 1.0,
         "wrong": 0.0,
         "empty": 0.0,
@@ -183,26 +183,26 @@ def test_reward_model_in_sum_is_probed_without_gold_answer() -> None:
     parts = {"judge": {"kind": "model", "path": "judge", "weight": 2.0}, "right": {"kind": "gsm8k"}}
     table = SumReward.model_validate({"kind": "sum", "parts": parts})
     with closing(table.open(lambda _: Judge())) as scorer:
-        [found] = probe(scorer, table, [row("#### 4")], word_ids)
-    require_sound([found], STRICT)
+        [result] = probe(scorer, table, [row("#### 4")], word_ids)
+    require_sound([result], STRICT)
     # The gold answer need not win: a model may prefer a longer response.
-    assert {name: score.value for name, score in found.scores.items()} == {"short": 34.0, "empty": 2.0}
+    assert {name: score.value for name, score in result.scores.items()} == {"short": 34.0, "empty": 2.0}
 
 
 @pytest.mark.parametrize("truth", [None, "good"])
 def test_reward_without_gold_requires_only_a_score(drill_pool: OpenPool, truth: str | None) -> None:
-    (found,) = probe(drill_pool(), WithoutGold(), [row(truth)], word_ids)
-    require_sound([found], STRICT)
-    assert found.scores == {"short": Score(17.0, "ok"), "empty": Score(0.0, "ok")}
+    (result,) = probe(drill_pool(), WithoutGold(), [row(truth)], word_ids)
+    require_sound([result], STRICT)
+    assert result.scores == {"short": Score(17.0, "ok"), "empty": Score(0.0, "ok")}
 
 
 @pytest.mark.parametrize("function", ["of_tokens", "of_the_last_token"])
 def test_probe_passes_token_ids_to_function(function: str) -> None:
     reward = PythonScorer(kind="python", function=f"{FUNCTIONS}:{function}")
     with closing(reward.open()) as scorer:
-        (found,) = probe(scorer, reward, [row("A")], word_ids)
-    require_sound([found], STRICT)
-    assert [score.outcome for score in found.scores.values()] == ["ok", "ok"]
+        (result,) = probe(scorer, reward, [row("A")], word_ids)
+    require_sound([result], STRICT)
+    assert [score.outcome for score in result.scores.values()] == ["ok", "ok"]
 
 
 def test_reward_without_gold_and_without_score_raises(drill_pool: OpenPool) -> None:

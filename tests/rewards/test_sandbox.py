@@ -70,10 +70,10 @@ def test_invalid_sandbox_python_raises() -> None:
 
 
 @pytest.mark.parametrize("name", WAYS)
-@pytest.mark.parametrize("killed", ["launcher", "warder", "process 1"])
+@pytest.mark.parametrize("killed", ["launcher", "supervisor", "process 1"])
 def test_killed_process_leaves_no_program_and_sandbox_recovers(name: str, killed: str) -> None:
     with closing(Sandbox(*way(name))) as sandbox, working(sandbox) as (launcher, inside, end):
-        victim = {"launcher": launcher, "warder": inside[0], "process 1": inside[1]}[killed]
+        victim = {"launcher": launcher, "supervisor": inside[0], "process 1": inside[1]}[killed]
         victim.kill()
         assert all_gone(inside)
         assert isinstance(end(), SandboxError | Ran)

@@ -46,15 +46,15 @@ def test_attack_program_is_isolated(name: str, sandbox: Sandbox, listener: socke
     outside.chmod(0o666)
     for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
         folder.chmod(0o755)
-    known = {
+    paths = {
         "PORT": listener.getsockname()[1],
         "OUTSIDE": str(outside),
         "LAUNCHER": sandbox.pid,
         "TESTS": os.getpid(),
     }
-    told = "".join(f"{key} = {value!r}\n" for key, value in known.items())
+    constants = "".join(f"{key} = {value!r}\n" for key, value in paths.items())
     ran = sandbox.run(
-        SandboxJob(PRELUDE + told + attack.program, limits=SOON if "timeout" in attack.outcomes else LIMITS)
+        SandboxJob(PRELUDE + constants + attack.program, limits=SOON if "timeout" in attack.outcomes else LIMITS)
     )
     assert ran.outcome in attack.outcomes, ran
     assert "got " not in ran.output, ran

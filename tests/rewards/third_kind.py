@@ -67,8 +67,10 @@ def main(folder: Path) -> dict[str, Any]:
     scorer = recipe.reward.open()
     try:
         probed = probe(scorer, recipe.reward, prompts, lambda text, _: tuple(range(len(text.split()))))
-        asked = [ScoreRequest.about(prompts[0], text, "terminated") for text in ("yes", "yes it is", "a b c d e f")]
-        futures = [scorer.submit(each) for each in asked]
+        requests = [
+            ScoreRequest.about(prompts[0], text, "terminated") for text in ("yes", "yes it is", "a b c d e f")
+        ]
+        futures = [scorer.submit(request) for request in requests]
         scores = [future.result().value for future in futures]
     finally:
         scorer.close()
