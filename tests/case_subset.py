@@ -1,4 +1,4 @@
-"""Which cells of the stories are run where not all are: drawn with a seed, so that anyone can draw them again."""
+"""Selection of a random subset of the slow test cases, with a seed, so that anyone can repeat it."""
 
 import random
 from collections.abc import Sequence
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cell:
-    """One story, or one case of its grid."""
+    """One end-to-end test, or one case of its grid."""
 
     name: str
     minutes: float = 0.0
-    """What it takes on two quiet cores; 0 where it is seconds."""
+    """Minutes on two idle cores; 0: a few seconds."""
     grid: str = ""
-    """Where it is set, exactly one cell of this grid is drawn each time."""
+    """If set, exactly one cell of this grid is selected each time."""
 
 
 def draw(cells: Sequence[Cell], seed: str, one_in: int) -> set[str]:
-    """Names of the cells to run; each has a chance of 1 in `one_in`, or more.
+    """Return the names of the cells to run. Each cell is selected with a probability of at least 1 / `one_in`.
 
-    Neighbours in length are put into blocks of so many, and one of each block is drawn. So a draw takes never more
-    minutes than its share of all together and the longest cell.
+    Cells of similar length form blocks of `one_in`, and one cell of each block is selected. So the selection never
+    takes more minutes than 1 / `one_in` of the total plus the longest cell.
     """
-    # A generator of its own for each block: what is drawn from one does not depend on how many others there are.
+    # A separate generator for each block: the selection from a block must not depend on the number of other blocks.
     return {
         random.Random(f"{seed} {block[0].name}").choice(block).name
         for block in [*_grids(cells), *_blocks(cells, one_in)]

@@ -1,4 +1,4 @@
-"""Shared by all tests: the folder itself is importable (`fakes`, `story`, `tolerance`)."""
+"""Configuration of all tests: the folder itself is importable (`fakes`, `end_to_end`, `tolerance`)."""
 
 import os
 import random
@@ -12,16 +12,16 @@ from jaxtyping import install_import_hook
 sys.path.insert(0, str(Path(__file__).parent))
 from case_subset import Cell, draw
 
-os.environ["PPOCTL_SITE"] = ""  # nobody's own site decides a test; processes of the tests inherit it
+os.environ["PPOCTL_SITE"] = ""  # no user's site file affects a test; processes that tests start inherit it
 
 if not Path("/dev/nvidia0").exists():
-    # On a CPU the C++ compiler takes seconds for each small function; on a GPU nothing may be without it.
+    # On a CPU, the C++ compiler takes seconds for each small function; on a GPU, compilation must stay on.
     os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 
-# The tensors of tests are small: two threads take twice the CPU time of one. A run sets its own number.
+# The tensors of tests are small: two threads take twice the CPU time of one thread. A run sets its own number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Shapes are checked in the files that say shapes; elsewhere the check of every call would take most of the time.
+# Shapes are checked in the files that annotate shapes; elsewhere the check of every call would take most of the time.
 SOURCE = Path(__file__).parents[1] / "src"
 SHAPED = ("batch", "ppo", "stages", "engines/megatron")
 install_import_hook(
@@ -33,10 +33,10 @@ install_import_hook(
     ],
     "beartype.beartype",
 )
-# Before torch: pydantic looks for the docstrings of its keys in all modules that there are.
+# Before torch: pydantic searches all loaded modules for the docstrings of its keys.
 import ppoctl.recipe.schema  # noqa: E402, F401
 
-# A job in the background of a shell, or under `nohup`, ignores them, and so would the commands that tests start.
+# A background job of a shell, or a process under `nohup`, ignores them, and so would the commands that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -48,7 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", default="0", help="which one: CI gives the commit")
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _leave_samples(items)
     if config.option.one_in > 1:
@@ -56,14 +56,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _leave_samples(items: list[pytest.Item]) -> None:
-    """Leave a sample of each grid that is marked `sampled`; mark the rest `story`."""
+    """Keep a subset of each grid that is marked `sampled`; mark the other cases `slow`."""
     grids: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sampled") is not None:
             grids.setdefault(item.nodeid.split("[")[0], []).append(item)
     for name, grid in grids.items():
         (count,) = grid[0].get_closest_marker("sampled").args
-        # Evenly spaced, so that neighbours, which differ in one thing, are not all in it or all out.
+        # Evenly spaced: neighbors differ in only one value, and must not all be inside or outside the subset.
         start, stride = random.Random(name).random(), max(1.0, len(grid) / count)
         kept = {int((number + start) * stride) for number in range(count)}
         for number, item in enumerate(grid):
@@ -72,7 +72,7 @@ def _leave_samples(items: list[pytest.Item]) -> None:
 
 
 def _draw_stories(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the stories that this seed draws, and what is no story."""
+    """Keep the end-to-end tests that this seed selects, and all other tests."""
     stories = {item.nodeid: item for item in items if item.get_closest_marker("slow") is not None}
     drawn = draw([_cell(item) for item in stories.values()], config.option.seed, config.option.one_in)
     left_out = [item for name, item in stories.items() if name not in drawn]
@@ -86,7 +86,7 @@ def _cell(item: pytest.Item) -> Cell:
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
-    """What was drawn, and how to draw it again."""
+    """Report the selection, and how to repeat it."""
     if config.option.one_in == 1:
         return []
     again = f"make test-slow-sample SEED={config.option.seed}"
@@ -95,7 +95,8 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
 
 @pytest.fixture(scope="session")
 def ppoctl_data() -> Path:
-    """The folder with real GSM8K rows, named by PPOCTL_DATA. Skipped without it; in CI that is a failure."""
+    """Return the folder with real GSM8K rows, named by PPOCTL_DATA. Without it the test is skipped; in CI that is a
+    failure."""
     folder = os.environ.get("PPOCTL_DATA")
     if folder is None:
         if os.environ.get("CI"):

@@ -1,4 +1,4 @@
-"""Programs that tests want and Debian has: installed where they may be, by root."""
+"""Debian packages that tests need. They are installed if this process is root."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ import pytest
 
 
 def require(there: Callable[[], bool], *packages: str) -> None:
-    """They are there, or the tests that need them are named as not run; in CI that is a failure."""
+    """Require the programs; without them, skip the tests that need them. In CI that is a failure."""
     if there():
         return
     install = ("apt-get", "install", "--no-install-recommends", "-y", "-qq", *packages)
@@ -22,7 +22,7 @@ def require(there: Callable[[], bool], *packages: str) -> None:
 
 
 def _installed(install: tuple[str, ...]) -> str:
-    """What apt-get says at last."""
+    """Return the last line of apt-get's output."""
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for words in (install, ("apt-get", "update", "-qq"), install):
         done = subprocess.run(words, env=quiet, capture_output=True, text=True, check=False, timeout=500)

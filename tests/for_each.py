@@ -1,11 +1,13 @@
-"""A law of many things, as one test that names all that break it: many tests would cost more than the law itself."""
+"""A convention over many items as one test that names all violations: a test for each item would cost too much
+time."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
 
 def for_each(things: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[[], None]]:
-    """`@for_each(modules)` above `def test_it_is_short(module)`; a tuple is several arguments, named by the first."""
+    """Decorate a test: `@for_each(modules)` above `def test_is_short(module)`. A tuple is passed as several
+    arguments; the first names the item."""
     listed = [thing if isinstance(thing, tuple) else (thing,) for thing in things]
 
     def tested(law: Callable[..., None]) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""Parts for the tests of `gpu_first.py`'s runner: what a part on a real GPU may do."""
+"""Parts for the tests of the runner of `gpu_first.py`: the behaviors of parts on a real GPU."""
 
 import faulthandler
 import os

@@ -1,17 +1,17 @@
-"""Workers of a Ray, and processes of `engines.child`, forked from one that has most of their imports behind it.
+"""Fork server for Ray workers and processes of `engines.child`: the server has already done most of their imports.
 
-    ray_forks.start()  ->  a Ray that this process starts from now on has its workers within a second
+    ray_forks.start()  ->  a Ray that this process starts afterwards has its workers within a second
 
-Ray starts a worker as `sys.executable default_worker.py WORDS`, and each imports Ray, torch, Megatron-Core and vLLM:
-more processor time than most tests that use it. `start` forks a server off this process and puts `forked_python` in
-the interpreter's place; whoever runs that hands its words, streams, folder and environment to the server, whose child
-then runs the same file with them. The signals a worker gets, its death and what it prints are those of a process of
-its own. What differs: its parent is the server and not the raylet (Ray knows its raylet by a variable of the
-environment), `/proc/PID/environ` shows another environment than it has, and how imports go is not seen.
+Ray starts a worker as `sys.executable default_worker.py WORDS`, and each worker imports Ray, torch, Megatron-Core and
+vLLM, which takes more CPU time than most tests that use it. `start` forks a server from this process and sets
+`sys.executable` to `forked_python`. That program sends its arguments, streams, folder and environment to the server,
+whose child runs the same file with them. Signals, death and output are those of a separate process. Three things
+differ: the parent of a worker is the server, not the raylet (Ray finds its raylet by an environment variable);
+`/proc/PID/environ` shows another environment; and the tests do not cover a worker's imports.
 
-Cannot be forked: what has loaded Ray itself, which reads the job and the raylet of its process while it is loaded
-(so every worker loads it: 0.4 s); `gcs_server` and `raylet`, which are no Python; Ray's agents, which end when their
-parent is not the raylet, and its monitors, which are ended by the pid that was started.
+Some processes cannot be forked. Ray reads job and raylet while it is imported, so every worker imports Ray itself
+(0.4 s). `gcs_server` and `raylet` are not Python. Ray's agents end if their parent is not the raylet, and its
+monitors are killed by the pid that was started.
 """
 
 import importlib
@@ -30,7 +30,7 @@ WORKER = "ray/_private/workers/default_worker.py"
 ENGINE = ["-m", "ppoctl.engines.child.serving"]
 
 PYTHON, SOCKET = "FORKS_PYTHON", "FORKS_SOCKET"
-"""Variables of the environment: the interpreter, and the server's abstract socket."""
+"""Environment variables: the interpreter, and the server's abstract socket."""
 
 STAND_IN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "forked_python")  # noqa: PTH100, PTH118, PTH120
 
@@ -40,7 +40,7 @@ SET_PARENT_DEATH_SIGNAL = 1
 
 
 class _Hidden:
-    """Ray, to whoever would import it."""
+    """An import hook that hides Ray."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name == "ray":
@@ -51,14 +51,14 @@ HIDDEN = _Hidden()
 
 
 def hide_ray() -> None:
-    """Whoever can do without it imports as if it were not there, until `show_ray`."""
+    """Let modules that can work without Ray be imported as if it were not installed, until `show_ray`."""
     assert "ray" not in sys.modules
     if HIDDEN not in sys.meta_path:
         sys.meta_path.insert(0, HIDDEN)  # type: ignore[arg-type]
 
 
 def show_ray() -> None:
-    """Import it, and again what was imported without it."""
+    """Import Ray, and reimport the modules that were imported without it."""
     if HIDDEN in sys.meta_path:
         sys.meta_path.remove(HIDDEN)  # type: ignore[arg-type]
         if "vllm.v1.executor.ray_utils" in sys.modules:
@@ -66,7 +66,8 @@ def show_ray() -> None:
 
 
 def start() -> None:
-    """From now on. This process has one thread and has not seen Ray; the server ends with it."""
+    """Start the fork server. This process must have one thread and must not have loaded Ray; the server ends with
+    it."""
     import warnings
 
     import psutil
@@ -85,7 +86,7 @@ def start() -> None:
 
 @contextmanager
 def served() -> "Iterator[None]":
-    """As `start`, for a process that has threads, or Ray: the server is made from nothing, and preloads torch."""
+    """Start the server for a process that has threads or Ray: the server is a new process, and preloads torch."""
     import subprocess
 
     interpreter, folder = sys.executable, os.path.dirname(STAND_IN)  # noqa: PTH120
@@ -111,7 +112,7 @@ def _serve_from_nothing(parent: int) -> None:
 
 
 def stand_in(name: str) -> None:
-    """Have the server with this socket start workers."""
+    """Let the server with this socket start workers."""
     if sys.executable != STAND_IN:
         os.environ[PYTHON] = sys.executable
     os.environ[SOCKET] = name
@@ -126,14 +127,14 @@ def _listen(listener: socket.socket) -> str:
 
 
 def serve(listener: socket.socket, parent: int) -> None:
-    """Fork a child for each request; ends with its parent."""
+    """Fork a child for each request; end with the parent."""
     import ctypes
 
     assert "ray" not in sys.modules
     ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while True:
@@ -145,7 +146,7 @@ def serve(listener: socket.socket, parent: int) -> None:
 
 
 def _become(channel: socket.socket) -> None:
-    """Be the process that was asked for; ends with the interpreter."""
+    """Become the requested process; end with the interpreter."""
     import runpy
     import traceback
 
@@ -182,7 +183,7 @@ def _become(channel: socket.socket) -> None:
 
 
 def ask(words: list[str]) -> None:
-    """Hand the command of a worker or an engine to the server; run anything else in this process."""
+    """Send the command of a worker or an engine to the server; run any other command in this process."""
     if words != ENGINE and not (words and words[0].endswith(WORKER)):
         os.execv(os.environ[PYTHON], [os.environ[PYTHON], *words])
     request = {"words": words, "folder": os.getcwd(), "environment": dict(os.environ)}  # noqa: PTH109

@@ -1,4 +1,4 @@
-"""What CI draws of the stories: every cell has its chance, and no draw is too long."""
+"""The random subset of slow tests in CI: every cell has a chance, and no selection takes too long."""
 
 from collections import Counter
 
@@ -31,7 +31,7 @@ def test_one_grid_case_is_selected_each_time() -> None:
 
 def test_selected_cases_stay_within_the_time_limit() -> None:
     minutes = {cell.name: cell.minutes for cell in CELLS}
-    # Long ones: 11 minutes in one block with five that are seconds. Drawn: at most 5 of them, 1.5 of the grid, 6.
+    # Long cells: 11 minutes in one block with five short ones. Selected: at most 5 of them, 1.5 of the grid, 6.
     assert max(sum(minutes[name] for name in drawn) for drawn in DRAWS) == 5.0 + 1.5 + 6.0
 
 

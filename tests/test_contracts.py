@@ -1,4 +1,5 @@
-"""`make contracts`: the quickstart as a contract, on fakes, met and unmet; what takes more GPUs is named, not run."""
+"""`make contracts`: the quickstart with `[expect]` on fakes, met and unmet; cells that need more GPUs are listed, not
+run."""
 
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ ON_FAKES = (sys.executable, str(ROOT / "tests" / "slurm" / "ppoctl_on_fakes.py")
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Words of a command that keeps the quickstart, of two steps, to what `--set` will say of its reward."""
+    """Return a command for two steps of the quickstart, with expectations for the reward that `--set` adds."""
     monkeypatch.setenv("DRILL", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "recipes" / "quickstart.toml").read_text("utf-8").partition("[expect]")[0]

@@ -1,4 +1,4 @@
-"""CPU seconds in the comparison with TRL: those of an engine in a process of its own count."""
+"""CPU seconds in the comparison with TRL: CPU time of an engine in a separate process is included."""
 
 import subprocess
 import sys
@@ -19,7 +19,8 @@ COMMITTED = {"stage": "actor_update"}
 
 
 def burnt(script: str, *, waits: bool) -> float:
-    """CPU seconds of a step in which a child process computes; `waits`: the child ends before the step does."""
+    """Return the CPU seconds of a step in which a child process computes. `waits`: the child ends before the step
+    does."""
     clock = CpuClock()
     clock.on_committed(COMMITTED)
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stdin=subprocess.PIPE) as child:

@@ -1,4 +1,4 @@
-"""What runs the parts of the first look at a GPU: limits, skipping, the screen, and parts that end badly."""
+"""The runner of the first test on a GPU: limits, skipping, output, and parts that fail."""
 
 import json
 import os
@@ -121,7 +121,8 @@ def test_dry_run_requires_no_gpu(tmp_path: Path) -> None:
 
 
 def test_engine_parts_are_skipped_without_vllm(tmp_path: Path) -> None:
-    """By the interpreter beneath this environment, which has no packages: neither vLLM nor torch is imported."""
+    """Run with the base interpreter of this environment, which has no packages: neither vLLM nor torch is
+    imported."""
     job = Job("works", "gpu_first_parts:works", out=str(tmp_path), needs_vllm=True, on_cpu="yes")
     environment = {**os.environ, VARIABLE: job.as_json(), "PYTHONPATH": f"{BENCHMARKS}:{Path(__file__).parent}"}
     python = Path(sys.base_prefix) / "bin" / f"python3.{sys.version_info.minor}"

@@ -1,4 +1,4 @@
-"""The verdicts of the first look at a GPU: what good lines print, and each way in which they are not."""
+"""The checks of the first test on a GPU: the result for good lines, and for each kind of bad line."""
 
 import sys
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""Engines as guests of the tests' process, which has trainers and other engines in it.
+"""vLLM engines inside the tests' process, next to trainers and other engines.
 
-vLLM behaves as if the process were its own, as it is in a job: starting it reseeds torch, numpy and random and
-replaces `torch.set_num_threads` by a function that warns; sampling draws from torch's global generator even for
-seeded requests; shutting down destroys every process group. Here many tests share the seconds of its imports.
+vLLM assumes that the process contains nothing else, as in a job. Its start reseeds torch, numpy and random, and
+replaces `torch.set_num_threads` by a function that warns. Sampling uses torch's global generator even for seeded
+requests, and a shutdown destroys every process group. In one process, many tests share the seconds of its imports.
 """
 
 import importlib
@@ -24,7 +24,7 @@ from ppoctl.weights.engine_calls import CompletedReply
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Whatever runs inside leaves random states, grad mode, default dtype and thread count as they were."""
+    """Restore random states, grad mode, default dtype and thread count after the block."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     cpu_state = torch.random.get_rng_state()
     cuda_state = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
@@ -46,10 +46,10 @@ def undisturbed() -> Iterator[None]:
 
 
 class Tenancy:
-    """Who owns torch's default process group, and how many engines live in this process.
+    """The owner of torch's default process group, and the number of engines in this process.
 
-    vLLM's own bookkeeping is global to the process, so this is too (`TENANCY`). An engine uses the trainer's default
-    group where there is one; where there is none, vLLM makes one, and the last engine to close destroys it.
+    vLLM's own state is global to the process, so this object is too (`TENANCY`). An engine uses the trainer's default
+    group if there is one; otherwise vLLM creates a group, and the last engine to close destroys it.
     """
 
     def __init__(self) -> None:
@@ -57,14 +57,14 @@ class Tenancy:
         self._made_default_group = False
 
     def enter(self) -> None:
-        """An engine is about to start."""
+        """Prepare for an engine that is about to start."""
         if self._engines == 0:
             self._made_default_group = not torch.distributed.is_initialized()
         self._engines += 1
 
     @contextmanager
     def leaving(self) -> Iterator[None]:
-        """Shut one engine down inside; groups that others use survive it."""
+        """Shut down one engine in the block, without destroying process groups that others use."""
         engine_core: Any = importlib.import_module("vllm.v1.engine.core")
         self._engines -= 1
         tear_down = engine_core.cleanup_dist_env_and_memory
@@ -90,7 +90,7 @@ TENANCY = Tenancy()
 
 
 def engines_are_guests() -> None:
-    """From now on, for engines that are made in this process."""
+    """Patch vLLM for all engines that this process creates from now on."""
     if engine_module.started is not _started_as_a_guest:
         engine_module.started = pooling_module.started = _started_as_a_guest
         engine_module.end = pooling_module.end = _ended_as_a_guest
@@ -116,7 +116,8 @@ def _ended_as_a_guest(llm: Any) -> None:
 
 
 class Here:
-    """Handle of an engine in this process (`weights.calls.EngineHandle`): a call is answered before it returns."""
+    """Handle of an engine in this process (`weights.engine_calls.EngineHandle`): a call ends before `begin`
+    returns."""
 
     def __init__(self, settings: VllmSettings) -> None:
         self.settings = settings

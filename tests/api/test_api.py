@@ -1,4 +1,4 @@
-"""Python's way in: the commands as functions, and a run as tables; runs on fakes."""
+"""The Python API: commands as functions, and a run as tables; runs on fakes."""
 
 import subprocess
 import sys
@@ -29,7 +29,8 @@ LITTLE = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> ppoctl.Run:
-    """Three steps on fakes, whose last keeps its rollouts; their tokens are read with the quickstart's tokenizer."""
+    """Three steps on fakes. The last step keeps its rollouts, whose tokens are decoded with the quickstart's
+    tokenizer."""
     model = {"path": str(QUICKSTART.parent / "quickstart/model"), "dtype": "float32"}
     recipe = fake_recipe(model=model, checkpoint={"keep_rollouts_every_steps": 0})
     paths = RunPaths(tmp_path_factory.mktemp("api") / "fake")
@@ -42,7 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> ppoctl.Run:
 
 @pytest.fixture
 def on_fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A working directory in which whatever is trained is trained on fakes."""
+    """A working directory in which every training run uses fakes."""
 
     def prepared(recipe: Recipe) -> tuple[Any, dict[str, str]]:
         return fake_components(recipe), {"model": "a" * 64, "data": "b" * 64}

@@ -1,4 +1,4 @@
-"""Charts: scales by hand, lines of text word for word, and pictures whose shapes stand where the numbers say."""
+"""Charts: scales computed by hand, exact lines of text, and pictures whose shapes are at the computed positions."""
 
 import math
 import xml.etree.ElementTree as ElementTree
@@ -120,7 +120,7 @@ def test_picture_places_shapes_by_value() -> None:
     high, low = top + drawing.TOP + 6, top + drawing.PANEL_HEIGHT - drawing.BOTTOM - 6
     assert [(dot.x, dot.y) for dot in found.shapes if isinstance(dot, drawing.Dot)] == [(left, low), (right, high)]
     dashed = [shape for shape in found.shapes if isinstance(shape, drawing.Line) and shape.is_dashed]
-    assert [line.points[0][0] for line in dashed] == [(left + right) / 2]  # the step beyond is not there
+    assert [line.points[0][0] for line in dashed] == [(left + right) / 2]  # the step after it does not exist
     texts = {shape.text for shape in found.shapes if isinstance(shape, drawing.Text)}
     assert {"mine", "eval/x/pass_at_1", "1 share at step 4", "resumed", "step", "0", "0.5", "1", "2", "4"} <= texts
     assert "late" not in texts

@@ -1,5 +1,5 @@
-"""A Hugging Face folder of any size with random weights, written one tensor at a time; and conversions of it in a
-process of its own, which says how much memory they took.
+"""Writer of a Hugging Face folder of any size with random weights, one tensor at a time, and a script that converts
+it in a separate process and prints the memory that the conversion used.
 
     python tests/convert/big_model.py SOURCE OUT hf|megatron
 """
@@ -29,10 +29,10 @@ CONFIG = {
 
 
 def write_model(folder: Path, dtype: torch.dtype, shard_bytes: int, **sizes: int) -> int:
-    """Of these sizes (hidden_size, num_hidden_layers, ...); returns the bytes of its weights."""
+    """Write a model of these sizes (hidden_size, num_hidden_layers, ...); return the bytes of its weights."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**CONFIG, **sizes}), "utf-8")
-    specs = {each.name: Spec(each.shape, dtype) for each in placements(read_shape(folder), "actor")}
+    specs = {placement.name: Spec(placement.shape, dtype) for placement in placements(read_shape(folder), "actor")}
     writer = SafetensorsWriter(folder, specs, shard_bytes)
     generator = torch.Generator().manual_seed(1)
     for name, spec in specs.items():
@@ -43,7 +43,7 @@ def write_model(folder: Path, dtype: torch.dtype, shard_bytes: int, **sizes: int
 
 
 def memory(name: str) -> int:
-    """Bytes this process has (VmRSS) or has had at most since `forget_peak` (VmHWM)."""
+    """Return the current memory of this process (VmRSS), or its peak since `forget_peak` (VmHWM), in bytes."""
     [line] = [line for line in Path("/proc/self/status").read_text("ascii").splitlines() if line.startswith(name)]
     return int(line.split()[1]) * 1024
 
@@ -56,11 +56,11 @@ def main() -> None:
     from ppoctl.convert.command.convert_ckpt import ConvertRequest, convert
 
     source, out, to = sys.argv[1:]
-    read_shape(Path(source))  # what imports take is none of the model's business
+    read_shape(Path(source))  # the memory of imports is not part of the conversion
     before = memory("VmRSS")
     forget_peak()
-    asked = ConvertRequest(source=source, to=to, out=Path(out), shard_gib=1.0, parity=False)  # type: ignore[arg-type]
-    report = convert(asked, lambda _: None)
+    request = ConvertRequest(source=source, to=to, out=Path(out), shard_gib=1.0, parity=False)  # type: ignore[arg-type]
+    report = convert(request, lambda _: None)
     counts = {check["name"]: check["count"] for check in report["checks"]}
     print(json.dumps({"peak": memory("VmHWM") - before, "digests": counts["digests"]}))
 

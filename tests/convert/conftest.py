@@ -19,7 +19,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a model by kind, with the files of a tokenizer; see `megatron_lab.MODELS`."""
+    """Return the folder of a model by kind, with tokenizer files; see `megatron_lab.MODELS`."""
     root = tmp_path_factory.mktemp("models")
 
     def folder(kind: str) -> Path:

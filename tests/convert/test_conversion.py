@@ -1,4 +1,4 @@
-"""The whole command on tiny models: there and back without a bit changed, and every planted defect caught by name."""
+"""The whole command on tiny models: a round trip is bitwise equal, and every planted defect is reported by name."""
 
 import json
 import shutil
@@ -33,12 +33,12 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
-def same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> bool:
-    return found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in wanted)
+def same(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
+    return actual.keys() == expected.keys() and all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
 def copy(source: Path, target: Path, changes: Callable[[dict[str, torch.Tensor]], None]) -> Path:
-    """A model folder whose tensors were changed."""
+    """Copy a model folder with some tensors changed."""
     shutil.copytree(source, target)
     changed = weights(target)
     changes(changed)
@@ -62,11 +62,11 @@ def copy(source: Path, target: Path, changes: Callable[[dict[str, torch.Tensor]]
     ],
 )
 def test_conversion_round_trip_is_bit_exact(model: Model, tmp_path: Path, kind: str) -> None:
-    there = run(model(kind), "megatron", tmp_path / "megatron")
+    to_megatron = run(model(kind), "megatron", tmp_path / "megatron")
     back = run(tmp_path / "megatron", "hf", tmp_path / "back", shard_gib=60 / 2**20)
     assert same(weights(tmp_path / "back"), weights(model(kind)))
     assert len(list((tmp_path / "back").glob("*.safetensors"))) > 1
-    for report in (there, back):
+    for report in (to_megatron, back):
         checks = {check["name"]: check for check in report["checks"]}  # type: ignore[attr-defined]
         assert checks["log-probs"]["largest_gap"] < 1e-5
         assert checks["entropies"]["largest_gap"] < 1e-5
@@ -82,9 +82,9 @@ def test_reward_model_converts_to_a_critic_and_back(model: Model, tmp_path: Path
     torch.manual_seed(1)
     reward = AutoModelForSequenceClassification.from_pretrained(model("qwen2-tied"), num_labels=1)
     reward.save_pretrained(tmp_path / "reward")
-    there = run(tmp_path / "reward", "megatron", tmp_path / "megatron")
+    to_megatron = run(tmp_path / "reward", "megatron", tmp_path / "megatron")
     back = run(tmp_path / "megatron", "hf", tmp_path / "back")
-    assert there["role"] == back["role"] == "critic"
+    assert to_megatron["role"] == back["role"] == "critic"
     assert same(weights(tmp_path / "back"), weights(tmp_path / "reward"))
     gaps = {check["name"]: check["largest_gap"] for check in back["checks"]}  # type: ignore[attr-defined]
     assert gaps["values"] < 1e-5
@@ -92,10 +92,10 @@ def test_reward_model_converts_to_a_critic_and_back(model: Model, tmp_path: Path
 
 
 def test_base_model_converts_to_a_critic_with_a_zero_value_head(model: Model, tmp_path: Path) -> None:
-    said: list[str] = []
-    convert(ConvertRequest(str(model("qwen2")), "megatron", tmp_path / "megatron", role="critic"), said.append)
-    assert said[0] == f"note: `score.weight` is not in `{model('qwen2')}`: the value head is zero"
-    assert said[1] == "note: `lm_head.weight` is left out: a critic has a value head instead"
+    notes: list[str] = []
+    convert(ConvertRequest(str(model("qwen2")), "megatron", tmp_path / "megatron", role="critic"), notes.append)
+    assert notes[0] == f"note: `score.weight` is not in `{model('qwen2')}`: the value head is zero"
+    assert notes[1] == "note: `lm_head.weight` is left out: a critic has a value head instead"
     run(tmp_path / "megatron", "hf", tmp_path / "back")
     assert not weights(tmp_path / "back")["score.weight"].any()
 
@@ -103,8 +103,8 @@ def test_base_model_converts_to_a_critic_with_a_zero_value_head(model: Model, tm
 def test_weights_are_cast_to_the_requested_dtype(model: Model, tmp_path: Path) -> None:
     run(model("qwen2"), "megatron", tmp_path / "megatron", dtype="bfloat16")
     run(tmp_path / "megatron", "hf", tmp_path / "back")
-    wanted = {name: tensor.bfloat16() for name, tensor in weights(model("qwen2")).items()}
-    assert same(weights(tmp_path / "back"), wanted)
+    expected = {name: tensor.bfloat16() for name, tensor in weights(model("qwen2")).items()}
+    assert same(weights(tmp_path / "back"), expected)
     assert json.loads((tmp_path / "back" / "config.json").read_text("utf-8"))["dtype"] == "bfloat16"
 
 
@@ -116,7 +116,7 @@ def test_report_names_skipped_verification(model: Model, tmp_path: Path) -> None
     assert report["checks"]
 
 
-# What is wrong with what was written, and the words that name it.
+# Defects of the output, and the message that names each.
 
 
 def change_tensor(name: str) -> Callable[[Path], None]:
@@ -128,10 +128,10 @@ def change_tensor(name: str) -> Callable[[Path], None]:
     return damage
 
 
-def swap(one: str, other: str) -> Callable[[Path], None]:
+def swap(first: str, other: str) -> Callable[[Path], None]:
     def damage(folder: Path) -> None:
         changed = weights(folder)
-        changed[one], changed[other] = changed[other].clone(), changed[one].clone()
+        changed[first], changed[other] = changed[other].clone(), changed[first].clone()
         save_file(changed, folder / "model.safetensors")
 
     return damage
@@ -212,7 +212,7 @@ def test_defect_in_the_output_is_named_and_nothing_is_left(
 def test_symmetric_mapping_error_is_found_by_logprobs(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keys where values belong: they have the same shape, and come back bit for bit."""
+    """Swap keys and values: they have the same shape, so a round trip is bitwise equal."""
     part_of, other = fused_views.part_of, {FusedPart.KEY: FusedPart.VALUE, FusedPart.VALUE: FusedPart.KEY}
     monkeypatch.setattr(
         parameters, "part_of", lambda whole, place, shape: part_of(whole, other.get(place, place), shape)
@@ -258,11 +258,11 @@ def test_nonzero_padding_is_found(model: Model, tmp_path: Path, monkeypatch: pyt
         run(model("qwen2"), "megatron", tmp_path / "out")
     run(model("qwen2"), "megatron", tmp_path / "trained", verify=False)
     report = run(tmp_path / "trained", "hf", tmp_path / "back")
-    [said] = [check["says"] for check in report["checks"] if check["name"] == "padding rows"]  # type: ignore[attr-defined]
-    assert said == "left out; 54 were not zero"
+    [padding] = [check["says"] for check in report["checks"] if check["name"] == "padding rows"]  # type: ignore[attr-defined]
+    assert padding == "left out; 54 were not zero"
 
 
-# What is wrong with a source, and the words that name it.
+# Defects of the source, and the message that names each.
 
 
 def lacks(name: str) -> Callable[[dict[str, torch.Tensor]], None]:
@@ -375,7 +375,7 @@ def test_pickle_with_code_is_not_executed(model: Model, tmp_path: Path) -> None:
 
 
 class Runs:
-    """Writes a file where it is unpickled."""
+    """An object that writes a file when it is unpickled."""
 
     def __init__(self, witness: Path) -> None:
         self.witness = witness

@@ -1,4 +1,4 @@
-"""`ppoctl convert-ckpt` as a person meets it: exit code, stdout and stderr, word for word; also from a run."""
+"""`ppoctl convert-ckpt` from the command line: exit code, stdout and stderr, word for word; also for a run."""
 
 import json
 import re
@@ -30,13 +30,14 @@ Model = Callable[[str], Path]
 
 @pytest.fixture
 def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: Model) -> Ask:
-    """`ask("convert-ckpt", "base", "out", ...)` in a folder with a model `base`; measured numbers are blotted out."""
+    """Return `ask("convert-ckpt", "base", "out", ...)` in a folder with a model `base`; measured numbers are
+    masked."""
     monkeypatch.chdir(tmp_path)
     Path("base").symlink_to(model("qwen2"))
     ask = asking(capsys)
 
     def asked(*words: str) -> Said:
-        capsys.readouterr()  # what making models says
+        capsys.readouterr()  # discard the output of building models
         said = ask(*words)
         out = re.sub(r"largest difference [\d.e-]+,", "largest difference X,", said.out)
         return Said(said.code, out, re.sub(r"in [\d.]+ s", "in X s", said.err))
@@ -46,7 +47,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 @pytest.fixture
 def trained(ask: Ask, model: Model) -> RunPaths:
-    """A run that has saved both roles at step 2 and the actor at step 4."""
+    """Return a run that has saved both roles at step 2 and the actor at step 4."""
     paths = RunPaths(Path("runs/small"))
     shutil.copytree(model("qwen2"), "source")
     recipe = SMALLEST.replace('"base"', f'"{Path("source").resolve()}"')
@@ -100,7 +101,7 @@ verified: there
 
 
 def test_bit_flipped_since_a_conversion_is_found(ask: Ask) -> None:
-    """Both sides of the comparison would read it."""
+    """Both sides of the comparison would read the damaged file."""
     assert ask("convert-ckpt", "base", "there", "--to", "megatron", "--no-parity").code == 0
     assert "record of the source         27" in ask("convert-ckpt", "there", "fine", "--to", "hf", "--no-parity").out
     file = Path("there/__0_0.distcp")
@@ -122,7 +123,7 @@ def test_last_saved_actor_exports_to_transformers(ask: Ask, trained: RunPaths) -
     assert not torch.equal(
         *(load_file(f"{each}/model.safetensors")["model.norm.weight"] for each in ("out", "earlier"))
     )
-    # A state's own folder is as good as the run.
+    # The folder of a state works as well as the run.
     assert ask("convert-ckpt", "runs/small/states/actor/000004", "again", "--to", "hf").code == 0
     assert Path("again/model.safetensors").read_bytes() == Path("out/model.safetensors").read_bytes()
 
@@ -156,7 +157,7 @@ def test_critic_with_its_own_model_is_exported_as_that_model(ask: Ask, model: Mo
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
 def test_state_with_a_changed_configuration_is_refused(ask: Ask, trained: RunPaths, name: str) -> None:
-    """Both sides of the comparison would read the same wrong one, and agree."""
+    """Both sides of the comparison would read the same wrong configuration, and agree."""
     changed = Path("source", name)
     changed.write_text('{"rope_theta": 5.0}' if not changed.exists() else changed.read_text() + " ")
     said = ask("convert-ckpt", "runs/small", "out", "--to", "hf")

@@ -1,4 +1,5 @@
-"""A critic that starts from a reward model: its head at the first value, and what does not fit is refused by name."""
+"""A critic that starts from a reward model: its head computes the first values, and a model that does not fit is
+rejected."""
 
 import json
 import shutil
@@ -35,12 +36,12 @@ Model = Callable[[str], Path]
 
 @pytest.fixture
 def reward(model: Model, tmp_path: Path) -> Path:
-    """A reward model made from "qwen2"."""
+    """Return a reward model built from "qwen2"."""
     torch.manual_seed(1)
-    made = AutoModelForSequenceClassification.from_pretrained(model("qwen2"), num_labels=1)
+    reward_model = AutoModelForSequenceClassification.from_pretrained(model("qwen2"), num_labels=1)
     with torch.no_grad():
-        made.score.weight.normal_()
-    made.save_pretrained(tmp_path / "reward")
+        reward_model.score.weight.normal_()
+    reward_model.save_pretrained(tmp_path / "reward")
     return tmp_path / "reward"
 
 
@@ -66,25 +67,28 @@ def test_first_values_equal_the_reward_model_in_both_formats(model: Model, rewar
     theirs = AutoModelForSequenceClassification.from_pretrained(reward).eval()
     rollouts = lab.make_rollouts()
     for start in (reward, tmp_path / "megatron"):
-        found = values(recipe(model("qwen2"), start, tmp_path))
+        actual = values(recipe(model("qwen2"), start, tmp_path))
         for row, sequence in enumerate(rollouts.unpadded()):
             prompt, length = int(rollouts.prompt_lengths[row]), int(rollouts.lengths[row])
             with torch.no_grad():
                 hidden = theirs.model(input_ids=sequence[None]).last_hidden_state[0]
-            wanted = theirs.score(hidden)[prompt - 1 : prompt - 1 + length, 0]
-            torch.testing.assert_close(found[row, :length], wanted.detach(), atol=1e-4, rtol=0)
-        assert found.abs().max() > 0.1
+            expected = theirs.score(hidden)[prompt - 1 : prompt - 1 + length, 0]
+            torch.testing.assert_close(actual[row, :length], expected.detach(), atol=1e-4, rtol=0)
+        assert actual.abs().max() > 0.1
 
 
 def test_only_the_critic_starts_from_the_reward_model(model: Model, reward: Path, tmp_path: Path) -> None:
-    made = recipe(model("qwen2"), reward, tmp_path)
-    assert [trainer_settings(made, role).model for role in ("actor", "critic")] == [str(model("qwen2")), str(reward)]
+    resolved = recipe(model("qwen2"), reward, tmp_path)
+    assert [trainer_settings(resolved, role).model for role in ("actor", "critic")] == [
+        str(model("qwen2")),
+        str(reward),
+    ]
 
 
 def test_relative_critic_paths_are_resolved_and_hub_ids_kept(model: Model, reward: Path, tmp_path: Path) -> None:
     for written, path in (("reward", str(reward)), ("org/reward", "org/reward")):
-        made = recipe(model("qwen2"), written, tmp_path)
-        assert made.model.critic == CriticModelTable(path=path)
+        resolved = recipe(model("qwen2"), written, tmp_path)
+        assert resolved.model.critic == CriticModelTable(path=path)
         table = [f"model.critic={{path='{written}', dtype='bfloat16'}}"]
         assert load([tmp_path / "r.toml"], table, {}).recipe.model.critic == CriticModelTable(
             path=str(Path(written).absolute()) if written == "reward" else path, dtype="bfloat16"
@@ -92,7 +96,7 @@ def test_relative_critic_paths_are_resolved_and_hub_ids_kept(model: Model, rewar
 
 
 def test_critic_of_another_family_and_size_trains_with_the_actor(model: Model, tmp_path: Path) -> None:
-    """Its head begins at zero; one step moves its values, and it is saved and exported as what it is."""
+    """The head starts at zero; one step changes its values; it is saved and exported as a value head."""
     base, other = model("qwen2"), lab.model_folder("llama-small", tmp_path / "small")
     assert require_critic(str(other), str(base)) == [
         f"`model.critic.path` is `{other}`, which has no value head: the value head starts at zero"
@@ -111,13 +115,13 @@ def test_critic_of_another_family_and_size_trains_with_the_actor(model: Model, t
         assert read_shape(folder) == read_shape(other)
         notes = require_critic(str(folder), str(base))
         assert ["its tokenizer is not compared" in note for note in notes] == [True] * is_state
-        again = opened(recipe(base, folder, tmp_path))
-        again.start()
-        assert torch.equal(again.values(rollouts), values)
+        reopened = opened(recipe(base, folder, tmp_path))
+        reopened.start()
+        assert torch.equal(reopened.values(rollouts), values)
 
 
 def test_saved_critic_starts_with_a_fresh_optimizer(model: Model, tmp_path: Path) -> None:
-    """Two steps after a start from the state are those of a model with its weights, and not a continued run's."""
+    """Two steps from the state equal two steps of a model with its weights, not those of a continued run."""
     base, rollouts = model("qwen2"), lab.make_rollouts()
     step = [lab.minibatch(rollouts)]
     first = lab.critic(base)
@@ -126,15 +130,15 @@ def test_saved_critic_starts_with_a_fresh_optimizer(model: Model, tmp_path: Path
         folder.mkdir()
     lab.save(first, tmp_path / "state")
     first.export(tmp_path / "weights")
-    found = {}
+    values_of = {}
     for name in ("state", "weights"):
         critic = opened(recipe(base, tmp_path / name, tmp_path))
         critic.start()
         critic.update(rollouts, step, lab.value_objective(rollouts))
-        found[name] = critic.values(rollouts)
+        values_of[name] = critic.values(rollouts)
     first.update(rollouts, step, lab.value_objective(rollouts))
-    assert torch.equal(found["state"], found["weights"])
-    assert not torch.equal(found["state"], first.values(rollouts))
+    assert torch.equal(values_of["state"], values_of["weights"])
+    assert not torch.equal(values_of["state"], first.values(rollouts))
 
 
 def test_critic_must_have_the_vocabulary_of_the_actor(model: Model, reward: Path, tmp_path: Path) -> None:
@@ -171,16 +175,16 @@ def test_saved_critic_has_the_vocabulary_of_its_source_model(model: Model, rewar
 
 
 def test_critic_with_a_shorter_context_is_refused(model: Model, reward: Path, tmp_path: Path) -> None:
-    made = recipe(model("qwen2"), reward, tmp_path)
+    resolved = recipe(model("qwen2"), reward, tmp_path)
 
-    def said() -> list[str]:
-        return [problem.message for problem in check(made, rows=False).problems if "window" in problem.message]
+    def messages() -> list[str]:
+        return [problem.message for problem in check(resolved, rows=False).problems if "window" in problem.message]
 
-    edit_json(reward / "config.json", max_position_embeddings=33)  # 20 of a prompt and 13 of a response
-    assert said() == []
+    edit_json(reward / "config.json", max_position_embeddings=33)  # 20 prompt tokens and 13 response tokens
+    assert messages() == []
     edit_json(reward / "config.json", max_position_embeddings=32)
-    assert [line.partition(" (")[0] for line in said()] == ["a window of 33 tokens"]
-    assert said()[0].endswith("does not fit the critic's 32 positions")
+    assert [line.partition(" (")[0] for line in messages()] == ["a window of 33 tokens"]
+    assert messages()[0].endswith("does not fit the critic's 32 positions")
 
 
 def test_megatron_folder_of_an_actor_is_refused_as_a_critic(model: Model, tmp_path: Path) -> None:

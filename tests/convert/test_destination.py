@@ -1,4 +1,4 @@
-"""A folder appears whole or not at all, whatever happens to the process that makes it."""
+"""A folder appears complete or not at all, even if the process that writes it is killed."""
 
 import os
 import signal

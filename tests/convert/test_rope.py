@@ -1,4 +1,4 @@
-"""Rotary frequencies are transformers' to the bit."""
+"""Rotary frequencies are bitwise equal to those of transformers."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ YARN = {
         YARN,
         {**YARN, "mscale": 1.0, "beta_fast": 7, "beta_slow": 0.1, "original_max_position_embeddings": 64},
         {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4, "original_max_position_embeddings": 32768},
-        # Both ends are the first pair: the ramp is a step.
+        # Both ends are the first pair, so the ramp is a step.
         {**YARN, "beta_fast": 700, "beta_slow": 690},
     ],
 )
@@ -54,13 +54,13 @@ def test_scaled_rope_frequencies_equal_transformers(parameters, head_dim):
     )
     expected, scale = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config)
     assert read_rope(parameters).attention_factor == pytest.approx(scale, rel=1e-12)
-    found = inv_freq(read_rope(parameters), head_dim)
-    assert torch.equal(found, expected)
-    assert not torch.equal(found, inv_freq(read_rope({"rope_theta": parameters["rope_theta"]}), head_dim))
+    actual = inv_freq(read_rope(parameters), head_dim)
+    assert torch.equal(actual, expected)
+    assert not torch.equal(actual, inv_freq(read_rope({"rope_theta": parameters["rope_theta"]}), head_dim))
 
 
 def test_plain_rope_frequencies_equal_worked_values():
-    """Four channels at base 100: pairs turn 1 and 1/10 radians per token."""
+    """Four channels at base 100: the pairs rotate by 1 and 1/10 radians per token."""
     torch.testing.assert_close(inv_freq(read_rope({"rope_theta": 100}), 4), torch.tensor([1.0, 0.1]))
 
 

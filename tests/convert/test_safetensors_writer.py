@@ -1,4 +1,4 @@
-"""What is written is what a tensor holds, and the tensor stays as it was."""
+"""The written file has the data of the tensor, and the tensor does not change."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from ppoctl.convert.safetensors_writer import SHARD_BYTES, SafetensorsWriter
 
 
 def test_written_tensor_can_be_offloaded_afterwards(tmp_path: Path) -> None:
-    """Roles that take turns free the storage of their weights, and a best actor's are written from it."""
+    """Offloaded roles free the storage of their weights, from which the best actor is written."""
     weights = {
         "a": torch.arange(6.0).reshape(2, 3),
         "b": torch.arange(6).bfloat16().reshape(2, 3).t(),
@@ -21,7 +21,7 @@ def test_written_tensor_can_be_offloaded_afterwards(tmp_path: Path) -> None:
     for name, tensor in weights.items():
         writer.write(name, tensor)
     writer.finish()
-    found = load_file(tmp_path / "model.safetensors")
-    assert all(torch.equal(found[name], tensor) for name, tensor in weights.items())
+    read = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(read[name], tensor) for name, tensor in weights.items())
     for tensor in weights.values():
         tensor.untyped_storage().resize_(0)

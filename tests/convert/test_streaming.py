@@ -1,4 +1,4 @@
-"""A conversion takes the memory of a few tensors, whatever the model's size; and survives being killed."""
+"""A conversion needs the memory of a few tensors, whatever the size of the model, and can be killed at any time."""
 
 import json
 import os
@@ -19,7 +19,7 @@ LAYER = 512 * (512 * 2 + 128 * 2 + 3 * 1536) * 4
 
 @pytest.fixture(scope="module")
 def big(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """A model of 280 MB, in float32, and its bytes."""
+    """Return a model of 280 MB in float32, and its size in bytes."""
     folder = tmp_path_factory.mktemp("big") / "model"
     return folder, big_model.write_model(folder, torch.float32, 64 * 2**20, **SIZES)
 
@@ -35,9 +35,9 @@ def test_conversion_memory_is_a_few_tensors_in_both_directions(big: tuple[Path, 
     for to, made_from, out in (("megatron", source, "there"), ("hf", tmp_path / "there", "back")):
         with converting(made_from, tmp_path / out, to) as process:
             assert process.stdout is not None
-            told = json.loads(process.stdout.read())
-        assert told["peak"] < total / 4, f"{told['peak'] / 1e6:.0f} MB for layers of {LAYER / 1e6:.0f} MB"
-        assert told["digests"] == 22 * 12 + 3
+            report = json.loads(process.stdout.read())
+        assert report["peak"] < total / 4, f"{report['peak'] / 1e6:.0f} MB for layers of {LAYER / 1e6:.0f} MB"
+        assert report["digests"] == 22 * 12 + 3
 
 
 def test_killed_conversion_leaves_nothing_and_a_retry_succeeds(big: tuple[Path, int], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The tables against transformers' own models: names, shapes, and every number of a parameter in one tensor."""
+"""The family tables, compared with transformers' own models: names, shapes, and the position of every element."""
 
 import json
 from pathlib import Path
@@ -47,36 +47,36 @@ OVERRIDES = {
 
 @pytest.fixture(params=sorted(FAMILIES))
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The configuration of a small model of each family."""
+    """Return the configuration of a small model of each family."""
     config = {"model_type": request.param, **SIZES, **OVERRIDES.get(request.param, {})}
-    if request.param in ("qwen2", "qwen2_moe"):  # their heads are as wide as the hidden size says
+    if request.param in ("qwen2", "qwen2_moe"):  # these families derive the width of a head from the hidden size
         del config["head_dim"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     return tmp_path
 
 
 def on_disk(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of what transformers would write; it fuses experts in memory."""
+    """Return names and shapes of the tensors that transformers would write; it fuses experts in memory."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for name, tensor in model.state_dict().items():
         shape, (layer, kind) = tuple(tensor.shape), name.rsplit(".", 1)
         if not layer.endswith("mlp.experts"):
-            found[name] = shape
+            shapes[name] = shape
             continue
         for expert in range(shape[0]):
             halved = {"gate_proj": (shape[1] // 2, shape[2]), "up_proj": (shape[1] // 2, shape[2])}
             parts = halved if kind == "gate_up_proj" else {"down_proj": shape[1:]}
-            found |= {f"{layer}.{expert}.{part}.weight": of for part, of in parts.items()}
-    return found
+            shapes |= {f"{layer}.{expert}.{part}.weight": of for part, of in parts.items()}
+    return shapes
 
 
 def test_tensor_names_and_shapes_equal_transformers(folder: Path) -> None:
     shape = read_shape(folder)
-    found = {placement.name: placement.shape for placement in placements(shape, "actor")}
-    assert found == on_disk(folder)
-    assert list(found) == list(weight_names(shape))
+    ours = {placement.name: placement.shape for placement in placements(shape, "actor")}
+    assert ours == on_disk(folder)
+    assert list(ours) == list(weight_names(shape))
 
 
 def test_every_parameter_element_is_in_exactly_one_tensor(folder: Path) -> None:
@@ -94,7 +94,8 @@ def test_every_parameter_element_is_in_exactly_one_tensor(folder: Path) -> None:
 
 
 def test_queries_keys_and_values_are_fused_by_group(tmp_path: Path) -> None:
-    """Two groups of three query heads of 12 channels: 36 rows of queries, 12 of the key, 12 of the value, again."""
+    """Two groups of three query heads with 12 channels: 36 rows of queries, 12 of the key, 12 of the value,
+    repeated."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", **SIZES}))
     shape = read_shape(tmp_path)
     rows = torch.arange(120)
@@ -175,7 +176,7 @@ TRANSFORMER_ENGINE = {
     },
 }
 """Parameters of a first layer under Transformer Engine's layer spec, as Megatron-Core 0.16 and Megatron-Bridge name
-them; it is not installed here."""
+them. Transformer Engine is not installed here."""
 
 
 @pytest.mark.parametrize("family", TRANSFORMER_ENGINE)
@@ -183,14 +184,14 @@ def test_transformer_engine_spec_names_the_same_parameters(tmp_path: Path, famil
     overrides = {**OVERRIDES.get(family, {}), "model_type": family}
     (tmp_path / "config.json").write_text(json.dumps({**SIZES, **overrides}))
     shape = read_shape(tmp_path)
-    found = {
+    names = {
         transformer_engine_name(
             placement.parameter, has_experts=shape.has_experts(0), is_latent=shape.latent is not None
         )
         for placement in placements(shape, "actor")
         if placement.layer == 0
     }
-    assert found == {f"decoder.layers.0.{name}" for name in TRANSFORMER_ENGINE[family]}
+    assert names == {f"decoder.layers.0.{name}" for name in TRANSFORMER_ENGINE[family]}
 
 
 def test_dense_layer_of_a_mixture_fuses_its_norm(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Megatron's format: written one tensor at a time, read by whoever reads it, and no code in it ever runs."""
+"""Megatron's format is written one tensor at a time, any reader can read it, and no code in it runs."""
 
 import pickle
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Model = Callable[[str], Path]
 
 
 def small(folder: Path, file_bytes: int = 2**30) -> Path:
-    """A whole tensor, and one in three slices."""
+    """Write a whole tensor, and a tensor in three slices."""
     folder.mkdir()
     writer = TorchDistWriter(folder, file_bytes)
     writer.write("whole", torch.arange(12.0).view(3, 4))
@@ -34,10 +34,10 @@ def small(folder: Path, file_bytes: int = 2**30) -> Path:
 def test_torch_reads_the_written_checkpoint(tmp_path: Path, file_bytes: int) -> None:
     folder = small(tmp_path / "c", file_bytes)
     assert len(list(folder.glob("*.distcp"))) == (4 if file_bytes == 1 else 1)
-    found = {"whole": torch.zeros(3, 4), "layers": torch.zeros(3, 2, 5, dtype=torch.bfloat16)}
-    dcp.load(found, storage_reader=FileSystemReader(folder), no_dist=True)
-    assert torch.equal(found["whole"], torch.arange(12.0).view(3, 4))
-    assert torch.equal(found["layers"][:, 0, 0], torch.tensor([0, 1, 2], dtype=torch.bfloat16))
+    read = {"whole": torch.zeros(3, 4), "layers": torch.zeros(3, 2, 5, dtype=torch.bfloat16)}
+    dcp.load(read, storage_reader=FileSystemReader(folder), no_dist=True)
+    assert torch.equal(read["whole"], torch.arange(12.0).view(3, 4))
+    assert torch.equal(read["layers"][:, 0, 0], torch.tensor([0, 1, 2], dtype=torch.bfloat16))
 
 
 def test_slice_is_read_without_the_other_slices(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_slice_is_read_without_the_other_slices(tmp_path: Path) -> None:
 
 
 def test_sharded_tensor_is_assembled(tmp_path: Path) -> None:
-    """As tensor ranks do: here two halves of the columns."""
+    """Two halves of the columns, as tensor ranks write them."""
     folder = small(tmp_path / "c")
     with (folder / METADATA).open("rb") as file:
         metadata = pickle.load(file)
@@ -85,7 +85,7 @@ def test_damaged_checkpoint_is_a_storage_error(tmp_path: Path, name: str, damage
 
 
 def rewritten(folder: Path, target: Path, names: Callable[[str], str], *, layers_apart: bool = False) -> Path:
-    """The checkpoint under other keys, with its configuration; each layer a tensor of its own where asked."""
+    """Write the checkpoint under other keys, with its configuration; on request, each layer as a separate tensor."""
     state = TorchDist(folder)
     target.mkdir()
     writer = TorchDistWriter(target, 2**30)
@@ -105,8 +105,8 @@ def rewritten(folder: Path, target: Path, names: Callable[[str], str], *, layers
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3-moe-mixed"])
 @pytest.mark.parametrize("layers_apart", [False, True])
 def test_transformer_engine_names_are_read(model: Model, tmp_path: Path, kind: str, layers_apart: bool) -> None:
-    """As another Megatron-Core program writes them, whether it keeps layers together or apart; in the mixed model the
-    second and only the second layer has experts, whose norm is a module of its own in both specs."""
+    """Keys as other Megatron-Core programs write them, with layers together or separate. In the mixed model only the
+    second layer has experts; its norm is a separate module in both specs."""
     run(model(kind), "megatron", tmp_path / "ours")
 
     def fused(key: str) -> str:

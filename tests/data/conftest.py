@@ -1,4 +1,5 @@
-"""A tokenizer small enough to count by hand: one token per word, and the marks of a chat template."""
+"""A tokenizer small enough for hand-computed results: one token per word, and the special tokens of a chat
+template."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,8 @@ MakeTokenizer = Callable[..., Any]
 
 @pytest.fixture(scope="session")
 def make_tokenizer() -> MakeTokenizer:
-    """Builds one: with or without a chat template, adding a beginning and an end token itself or not."""
+    """Return a function that builds tokenizers: with or without a chat template, and with or without automatic begin
+    and end tokens."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -45,7 +47,8 @@ def make_tokenizer() -> MakeTokenizer:
 
 @pytest.fixture
 def jsonl(tmp_path: Path) -> Callable[..., ColumnRows]:
-    """Writes lines into a file; the table that reads them, with columns `q` and `a`."""
+    """Return a function that writes lines to a file, and returns the table that reads them, with columns `q` and
+    `a`."""
 
     def write(*lines: str, name: str = "rows.jsonl", **keys: Any) -> ColumnRows:
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -56,7 +59,7 @@ def jsonl(tmp_path: Path) -> Callable[..., ColumnRows]:
 
 @pytest.fixture
 def gsm8k(tmp_path: Path) -> Callable[..., Gsm8kRows]:
-    """Writes lines into a file; the GSM8K table that reads them."""
+    """Return a function that writes lines to a file, and returns the GSM8K table that reads them."""
 
     def write(*lines: str, **keys: Any) -> Gsm8kRows:
         (tmp_path / "gsm8k.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -67,7 +70,7 @@ def gsm8k(tmp_path: Path) -> Callable[..., Gsm8kRows]:
 
 @pytest.fixture(scope="session")
 def byte_level() -> Any:
-    """A byte-level tokenizer as Qwen's, without merges and without a chat template: one token per byte."""
+    """Return a byte-level tokenizer like Qwen's, without merges and without a chat template: one token per byte."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,4 +1,4 @@
-"""A chat template says without transformers what it says with it."""
+"""A chat template gives the same text with and without transformers."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a dataset is, and the one clear error for each that is none."""
+"""Reading of datasets, and the single clear error for each invalid dataset."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ def test_gsm8k_rows_have_questions_and_complete_gold_answers(gsm8k: MakeTable, t
     table = gsm8k('{"question": "1+1?", "answer": "2 it is\\n#### 2"}', "", '{"question": "q", "answer": "#### 3"}')
     first, second = read_rows(table, name="train")
     assert (first.question, first.answer) == ("1+1?", "2 it is\n#### 2")
-    # The digests are of the JSON texts "1+1?" and "q", quotes included; blank lines are no rows but count as lines.
+    # The digests are of the JSON texts "1+1?" and "q", with quotes. Blank lines are not rows, but count as lines.
     assert (first.id, second.id) == ("train/000000-f938061d", "train/000001-90edba1c")
     assert second.place == f"`{tmp_path}/gsm8k.jsonl` line 3"
 

@@ -1,4 +1,4 @@
-"""Checks without transformers see the prompts that training sees."""
+"""Checks without transformers get the same prompts as training."""
 
 import shutil
 import subprocess
@@ -39,7 +39,7 @@ def test_light_tokenizer_renders_prompts_like_transformers(
 
 
 def test_text_is_neither_truncated_nor_padded(make_tokenizer: Callable[..., Any], tmp_path: Path) -> None:
-    """A tokenizer.json may say both; a prompt that was cut would train on another question."""
+    """A tokenizer.json may configure truncation and padding; a truncated prompt would train on another question."""
     tokenizer = make_tokenizer()
     tokenizer.backend_tokenizer.enable_truncation(2)
     tokenizer.backend_tokenizer.enable_padding(length=9)

@@ -1,4 +1,4 @@
-"""Rows of a user's own function, of dialogues, and of the library `datasets`."""
+"""Rows from a user's function, from dialogues, and from the library `datasets`."""
 
 import json
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Write = Callable[[str], PythonRows]
 
 @pytest.fixture
 def python(tmp_path: Path) -> Write:
-    """Writes a file of code; the table that takes rows from its function `rows`."""
+    """Return a function that writes a Python file, and returns the table that takes rows from its function `rows`."""
 
     def write(code: str, **keys: Any) -> PythonRows:
         (tmp_path / "loader.py").write_text(code)

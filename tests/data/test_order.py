@@ -1,4 +1,4 @@
-"""In which order rows of several sources come."""
+"""The order of rows from several sources."""
 
 from collections import Counter
 
@@ -19,7 +19,7 @@ def test_fraction_of_a_source_continues_across_epochs() -> None:
     assert order.epoch_rows == 6
     found = epochs(order, 10)
     assert all(sorted(rows)[:3] == [0, 1, 2] for rows in found)
-    # Ten epochs of three rows are three rounds of ten.
+    # Ten epochs of three rows are three rounds of ten rows.
     assert Counter(row for rows in found for row in rows if row >= 3) == dict.fromkeys(range(3, 13), 3)
     assert len({frozenset(rows) for rows in found}) > 3
 

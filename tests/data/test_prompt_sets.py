@@ -1,4 +1,4 @@
-"""Which rows of a set are used, what is counted, and what a start looks at."""
+"""Which rows of a set are used, which are counted, and which a start checks."""
 
 import hashlib
 import json
@@ -38,7 +38,7 @@ def test_repeated_rows_are_kept_or_dropped_and_counted(jsonl: MakeTable, make_to
     assert [answer for _, answer in told(kept)] == ["1", "2", "1", "another", "2"]
     assert kept.counts == Counts(read=5, repeated=2, too_long=0, dropped=0, cut=0)
     dropped = prompts(jsonl(*LINES, duplicates="drop"), make_tokenizer(), most=9)
-    # A row keeps its id, whatever is left out before it.
+    # A row keeps its id, even if rows before it are left out.
     assert told(dropped) == [("000000", "1"), ("000001", "2"), ("000003", "another")]
     assert dropped.counts == Counts(read=5, repeated=2, too_long=0, dropped=2, cut=0)
     assert kept.rows.digest == dropped.rows.digest
@@ -78,7 +78,7 @@ def test_long_prompts_are_dropped_if_the_recipe_says_so(jsonl: MakeTable, make_t
     assert both.counts.remarks() == "2 of 5 rows repeat an earlier one; 1 are too long; 2 are used"
     with pytest.raises(DataError, match=r"every row of `data.train` has more than 1 prompt tokens") as caught:
         prompts(jsonl(*LINES, long_prompts="drop"), make_tokenizer(), most=1)
-    # The window of the shortest one, with which some are used.
+    # The window of the shortest row, with which only some rows are used.
     assert caught.value.hint == "--set rollout.max_prompt_tokens=3"
 
 
@@ -96,12 +96,12 @@ def test_long_prompt_keeps_its_last_tokens_with_cut(jsonl: MakeTable, make_token
     assert left == ["one", "two", "three", "<|assistant|>"]
     assert found.counts == Counts(read=5, repeated=2, too_long=2, dropped=0, cut=2)
     assert len(found[0].token_ids) == 3
-    # What begins every text stays.
+    # The common beginning of all texts remains.
     assert words(make_tokenizer(chat_template=None, adds="<bos> $A"), 3)[1] == ["<bos>", "two", "three"]
 
 
 class Watched:
-    """A tokenizer that counts what it is asked."""
+    """A tokenizer that records its calls."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.inner, self.rendered, self.tokenized = tokenizer, 0, 0
@@ -132,12 +132,12 @@ def test_short_text_is_not_tokenized_to_check_its_length(jsonl: MakeTable, byte_
     long = "\u00e9" * 20
     table = jsonl('{"q": "0123456789", "a": "1"}', f'{{"q": "{long}", "a": "1"}}')
     found = prompts(table, watched, most=40)
-    # Unicode's composed form can make three bytes of one, so 40 bytes that are no ASCII may be 120 tokens.
+    # Unicode's composed form can turn one byte into three, so 40 non-ASCII bytes may be 120 tokens.
     assert watched.tokenized == 1
     assert [len(prompt.token_ids) for prompt in found] == [10, 40]
     with pytest.raises(DataError, match=r"has 40 prompt tokens.*; 1 of 2 rows"):
         prompts(table, watched, most=39)
-    # A text of one byte more than the limit has tokens is counted.
+    # A text is tokenized if it has one byte more than the limit has tokens.
     with pytest.raises(DataError, match=r"has 10 prompt tokens.*; 1 of 1 rows"):
         prompts(jsonl('{"q": "0123456789", "a": "1"}'), byte_level, most=9)
     assert len(prompts(jsonl('{"q": "0123456789", "a": "1"}'), byte_level, most=10)[0].token_ids) == 10
@@ -175,7 +175,7 @@ def test_cached_rows_belong_to_one_table_and_source(jsonl: MakeTable) -> None:
 
 
 def test_row_digests_never_change(jsonl: MakeTable) -> None:
-    """A run in progress is resumed by them: they are SHA-256 of what stands here."""
+    """A run in progress is resumed by these digests, so they must not change."""
     rows = read_set(jsonl(*LINES[:2], fields=("a",)), name="eval.x")
     ends = [hashlib.sha256(f'"{question}"'.encode()).hexdigest()[:8] for question in ("one", "one two three")]
     told = (

@@ -1,4 +1,4 @@
-"""Which prompts a step asks."""
+"""The prompts of each step."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def test_prompts_of_a_step_do_not_depend_on_call_order() -> None:
 
 
 def test_prompt_order_never_changes() -> None:
-    # Not worked by hand: written down once, so that no version of anything reorders a run in the middle.
+    # Not computed by hand: recorded once, so that no version of any library changes the order within a run.
     assert ids(source(6, 6), 1) == [f"train/{n}" for n in (2, 0, 1, 3, 5, 4)]
     assert ids(source(6, 6), 2) == [f"train/{n}" for n in (0, 4, 1, 2, 3, 5)]
 
@@ -64,7 +64,7 @@ def test_prompt_ids_are_unique_within_a_step(num_rows: int, prompts_per_step: in
 
 
 def test_repeated_prompt_in_a_step_is_numbered() -> None:
-    # Two rows, three a step: positions 0 1 | 0, so the second epoch begins with a row of the first.
+    # Two rows and three prompts per step: positions 0 1 | 0, so the second epoch begins with a row of the first step.
     first, second, third = ids(source(2, 3), 1)
     assert {first, second} == {"train/0", "train/1"}
     assert third in {"train/0#2", "train/1#2"}

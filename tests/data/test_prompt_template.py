@@ -1,4 +1,4 @@
-"""Which token ids a question becomes."""
+"""The token ids of a question."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +25,7 @@ def table(system: str = "", instruction: str = "") -> ColumnRows:
 
 
 def rendered(tokenizer: Any, row: DatasetRow, rows_table: ColumnRows) -> tuple[str, str]:
-    """The text, and the tokens joined by blanks."""
+    """Return the text, and its tokens joined by spaces."""
     (prompt,) = PromptTemplate(tokenizer).render([row], rows_table, name="train")
     return prompt.text, " ".join(tokenizer.convert_ids_to_tokens(list(prompt.token_ids)))
 
@@ -47,7 +47,7 @@ def rendered(tokenizer: Any, row: DatasetRow, rows_table: ColumnRows) -> tuple[s
 def test_chat_template_frames_the_question_and_opens_the_answer(
     make_tokenizer: MakeTokenizer, adds: str, row: DatasetRow, rows_table: ColumnRows, text: str, tokens: str
 ) -> None:
-    # Whatever the tokenizer adds by itself, a templated prompt gets only what its template writes.
+    # A templated prompt gets only the tokens that the template writes, even if the tokenizer adds others by itself.
     assert rendered(make_tokenizer(adds=adds), row, rows_table) == (text, tokens)
 
 
@@ -125,7 +125,7 @@ def test_saved_tokenizer_is_loaded_regardless_of_the_architecture(
 ) -> None:
     tokenizer = make_tokenizer()
     tokenizer.save_pretrained(tmp_path)
-    # AutoTokenizer would rebuild it with this architecture's own rules for cutting text.
+    # AutoTokenizer would rebuild it with this architecture's own pre-tokenization rules.
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
     loaded = load_tokenizer(str(tmp_path))
     assert rendered(loaded, QUESTION, table()) == rendered(tokenizer, QUESTION, table())

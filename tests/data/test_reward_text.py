@@ -1,4 +1,4 @@
-"""What a reward model reads: its own template over the chat, or prompt and response as they are."""
+"""The text that a reward model reads: its own template over the chat, or the unchanged prompt and response."""
 
 import json
 from pathlib import Path

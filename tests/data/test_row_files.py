@@ -1,4 +1,4 @@
-"""Rows of several files, of verl's files as they are, and of large files whose rows repeat."""
+"""Rows of several files, of unchanged verl files, and of large files with repeated rows."""
 
 import gzip
 import json
@@ -28,7 +28,7 @@ CHAT = [{"role": "user", "content": "one"}]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Three files of two rows each, and one that is none."""
+    """Return a folder with three files of two rows each, and one file of another type."""
     inside = tmp_path / "rows"
     inside.mkdir()
     lines = {name: "".join(f'{{"q": "{name} {n}", "a": "{n}"}}\n' for n in range(2)) for name in "abc"}
@@ -124,7 +124,7 @@ def test_verl_gsm8k_equals_the_original_rows_and_verl_rendering(
     tokenizer = make_tokenizer()
     rendered = PromptTemplate(tokenizer).render(rows, theirs, name="train")
     for batch in parquet.ParquetFile(str(theirs.path)).iter_batches(columns=["prompt"]):
-        for chat in batch.column("prompt").to_pylist():  # what verl's RLHFDataset does with it
+        for chat in batch.column("prompt").to_pylist():  # the same as in verl's RLHFDataset
             text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
             prompt = rendered.pop(0)

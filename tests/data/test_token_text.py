@@ -1,4 +1,4 @@
-"""Token ids as text for people: the pieces together are the text, and a split character stays whole."""
+"""Token ids as text for people: the pieces join to the whole text, and a split character stays in one piece."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart/model"
 
 
 def of_bytes(folder: Path) -> tuple[Tokenizer, TokenText]:
-    """A tokenizer with one token for each byte."""
+    """Return a tokenizer with one token for each byte."""
     vocabulary = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,5 +1,5 @@
-"""What a model folder brings runs nothing: no tokenizer made of code, also where somebody at a terminal says yes, and
-no chat template."""
+"""No code of a model folder runs: neither a tokenizer defined by code, even if a user at a terminal agrees, nor a
+chat template."""
 
 import builtins
 import json

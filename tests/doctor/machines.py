@@ -1,4 +1,4 @@
-"""Machines that nobody has here, made up: a node with two GPUs where all is well, and a laptop."""
+"""Simulated machines: a healthy node with two GPUs, and a laptop."""
 
 from pathlib import Path
 
@@ -23,12 +23,12 @@ WIDE = {"n": 1 << 20, "u": UNLIMITED, "v": UNLIMITED, "l": UNLIMITED}
 
 
 def driver(fake: FakeNvml) -> nvml.Driver:
-    """What is read of a fake driver."""
+    """Return the data that ppoctl reads from a fake driver."""
     return nvml._driver(fake)
 
 
 def node(shared_memory: Path = Path("/dev/shm")) -> HostInfo:
-    """A node with two GPUs where all is well."""
+    """Return a healthy node with two GPUs."""
     return HostInfo(
         driver=driver(FakeNvml()),
         torch=TorchBuild("2.13.0", "13.0"),
@@ -42,6 +42,6 @@ def node(shared_memory: Path = Path("/dev/shm")) -> HostInfo:
 
 
 def only(found: list[Finding]) -> Finding:
-    """The one finding."""
+    """Return the single finding."""
     [one] = found
     return one

@@ -1,4 +1,4 @@
-"""The doctor on a node with GPUs that is broken in one way at a time."""
+"""The doctor on a GPU node with one defect at a time."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -173,7 +173,7 @@ def test_deliberately_hidden_gpus_are_not_a_fault() -> None:
 
 
 def test_only_visible_gpus_are_checked() -> None:
-    """To CUDA the older of two GPUs is the second."""
+    """CUDA numbers the older of two GPUs second."""
     old = driver(FakeNvml(count=3, first=(7, 0), apart={(0, 1)}))
     shown = replace(node(), driver=old, environ={"CUDA_VISIBLE_DEVICES": "0,1"})
     assert [finding.verdict for finding in gpus.gpus(shown)] == [Verdict.OK]

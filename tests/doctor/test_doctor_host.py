@@ -1,4 +1,4 @@
-"""The doctor on shared memory, limits, ports, and the file system of the runs folder."""
+"""The doctor's checks of shared memory, limits, ports, and the file system of the runs folder."""
 
 import errno
 import fcntl
@@ -37,7 +37,7 @@ def test_missing_shared_memory_is_wrong(tmp_path: Path) -> None:
 def test_shared_memory_must_exceed_the_ray_store(
     monkeypatch: pytest.MonkeyPatch, size_mib: int, free_mib: int, verdict: Verdict
 ) -> None:
-    """64 MiB is what Docker gives a container."""
+    """Docker gives a container 64 MiB by default."""
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_frsize=MIB, f_blocks=size_mib, f_bavail=free_mib))
     found = host.shared_memory(node())
     assert found.verdict == verdict
@@ -100,7 +100,7 @@ def test_file_system_without_locks_is_wrong(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_lock_granted_twice_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a file system that is mounted with locks of its own node only, or with none."""
+    """Simulate a file system that is mounted with node-local locks, or without locks."""
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
     found = named(folders.runs_folder(tmp_path), "locks")
     assert (found.verdict, found.seen) == (Verdict.WRONG, "two processes can lock a file at the same time")

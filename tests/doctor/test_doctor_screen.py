@@ -1,4 +1,4 @@
-"""`ppoctl doctor` as a person meets it."""
+"""The output of `ppoctl doctor`."""
 
 import json
 import sys
@@ -25,7 +25,7 @@ NAMES = [
 
 
 def gpu_part(here: HostInfo) -> list[Finding]:
-    """Findings on packages and GPUs, which say nothing of the machine of the test."""
+    """Findings on packages and GPUs, which do not depend on the machine of the test."""
     found = (check(here) for check in OF_A_MACHINE[:8])
     return [one for each in found for one in ([each] if isinstance(each, Finding) else each)]
 
@@ -89,7 +89,7 @@ def test_doctor_prints_every_check_and_leaves_no_files(
 def test_doctor_json_has_every_finding_and_the_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Here torch is built for CPUs, and a driver with GPUs is planted."""
+    """This torch is built for CPUs, and the test adds a fake driver with GPUs."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     FakeNvml().plant(monkeypatch)

@@ -1,4 +1,4 @@
-"""The doctor on what a recipe needs, in the words of the start that would refuse it."""
+"""The doctor's checks of a recipe's requirements, with the same messages as at the start of a run."""
 
 import base64
 import shutil
@@ -29,7 +29,7 @@ Ask = Callable[..., IntendedRun]
 
 @pytest.fixture
 def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
-    """`ask("steps=3")`: the recipe with these keys, in a folder with its model and data."""
+    """Return `ask("steps=3")`, which checks the recipe with these keys, in a folder with its model and data."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(MODEL, "base")
     Path("r.toml").write_text(SMALLEST, "utf-8")
@@ -39,13 +39,13 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
 
 @pytest.fixture
 def listening() -> Iterator[str]:
-    """Address of a port of this machine that takes connections and says nothing."""
+    """Yield the address of a local port that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 def closed() -> str:
-    """Address of a port at which nobody listens."""
+    """Return the address of a port without a listener."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{taken.getsockname()[1]}"
@@ -116,7 +116,7 @@ def test_unreachable_mlflow_is_only_a_warning(ask: Ask, monkeypatch: pytest.Monk
 
 @contextmanager
 def server(answer: bytes) -> Iterator[tuple[str, list[bytes]]]:
-    """Address of a server that gives one answer, and what it was asked."""
+    """Yield the address of a server with one fixed answer, and the requests that it received."""
     heard: list[bytes] = []
 
     def serve(listener: socket.socket) -> None:
@@ -169,7 +169,7 @@ def test_mlflow_server_is_reached_through_a_proxy(
         found = recipe_checks.mlflow(ask(f"tracking={{kind='mlflow', uri='{scheme}://mlflow.example:5000/base'}}"))
     assert heard[0].startswith(line)
     assert b"Proxy-Authorization: Basic " + base64.b64encode(b"us:er") in heard[0]
-    # An answer of the server is enough, and a proxy passes it on; a tunnel that is refused ends at no server.
+    # Any answer of the server is enough, and a proxy forwards it; a rejected tunnel does not reach a server.
     assert found.verdict == (verdict or (Verdict.OK if scheme == "http" else Verdict.WARNING))
 
 

@@ -1,4 +1,4 @@
-"""torch takes allocator settings as one string and resets what is not in it: each change keeps the rest."""
+"""torch reads allocator settings as one string and resets all others: each change must keep the rest."""
 
 from collections.abc import Iterator
 
@@ -35,7 +35,7 @@ def test_user_setting_of_expandable_segments_is_kept():
 
 
 def test_shared_gpu_memory_alone_uses_fixed_segments(monkeypatch):
-    """`_OnGpu` allocates where they are off, on a GPU that is not there."""
+    """`_OnGpu` allocates with the settings off, on a GPU that does not exist."""
     torch._C._accelerator_setAllocatorSettings("max_split_size_mb:512,expandable_segments:True")
     seen: list[str] = []
 

@@ -1,4 +1,4 @@
-"""One place decides the device: a GPU that is there and cannot be used is an error, never a silent CPU run."""
+"""The device is decided in one place: an existing GPU that cannot be used is an error, never a silent CPU run."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process that has not decided yet, and a torch without CUDA."""
+    """Reset this process to an undecided device, with a torch without CUDA."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     device.on_gpu.cache_clear()
@@ -106,7 +106,7 @@ def test_empty_cuda_visible_devices_uses_the_cpu(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_visible_gpus_match_the_order_of_cuda(environ: dict[str, str], indices: list[int]) -> None:
-    """GPU 0 is the oldest: to CUDA it is the last."""
+    """GPU 0 is the oldest, so CUDA numbers it last."""
     found = driver(FakeNvml(count=3, first=(7, 0)))
     assert [gpu.index for gpu in device.visible(found, environ)] == indices
 
@@ -119,7 +119,7 @@ def test_device_is_decided_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_vllm_import_does_not_make_an_unusable_driver_usable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`import vllm` sets the variable, and `is_available` then counts what NVML sees."""
+    """`import vllm` sets the variable, after which `is_available` counts the GPUs that NVML sees."""
     import os
 
     FakeNvml().plant(monkeypatch)
@@ -142,7 +142,7 @@ def test_only_device_module_calls_is_available() -> None:
 
 
 def test_vllm_still_sets_the_nvml_check_variable() -> None:
-    """Read from its source, as importing it takes ten seconds."""
+    """The text is read from the source file, because importing it takes ten seconds."""
     where = "import importlib.util as u; print(u.find_spec('vllm').submodule_search_locations[0])"
     folder = subprocess.run([sys.executable, "-c", where], capture_output=True, text=True, check=True).stdout.strip()
     assert '"PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"' in (Path(folder) / "env_override.py").read_text("utf-8")

@@ -1,4 +1,4 @@
-"""What is read of NVIDIA's management library, from a fake of its Python binding."""
+"""Reading of NVIDIA's management library, with a fake of its Python binding."""
 
 import builtins
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The lines of a docstring that begin with a mark."""
+"""Docstring fields: lines that begin with a label."""
 
 from ppoctl.recipe.docstring_fields import DocstringFields, parse_docstring
 

@@ -1,4 +1,4 @@
-"""Configurations that ship with the recipes: each is a model's published size, and stands for one not fetched."""
+"""Bundled configurations have the published size of their model, and replace a model that is not fetched."""
 
 import json
 from pathlib import Path
@@ -26,12 +26,12 @@ def test_bundled_configs_and_sources_match() -> None:
 
 @pytest.mark.parametrize("model", SOURCES)
 def test_bundled_config_has_published_parameter_count(model: str) -> None:
-    """To the last one where it is called verified; else to the digits that are published."""
+    """The numbers of parameters are exact for verified configurations, else equal to the published digits."""
     folder, about = carried_folder(model), SOURCES[model]
     assert folder is not None
     shape, published = read_shape(folder), about["parameters"]
     counted = count_parameters(shape)
-    if has_head(folder):  # in place of logits
+    if has_head(folder):  # a head in place of logits
         counted += len(labels_of(folder)) * shape.hidden_size
         counted -= 0 if shape.tied_embeddings else shape.vocab_size * shape.hidden_size
     assert counted == published if about["verified"] else abs(counted / published - 1) < 1e-6

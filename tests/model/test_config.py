@@ -1,4 +1,4 @@
-"""config.json without transformers, held against transformers: what is left out, spelled the old way, or wrong."""
+"""config.json read without transformers, compared with transformers: omitted fields, older names, invalid values."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def theirs(folder: Path, written: dict[str, Any]) -> dict[str, Any]:
 
 
 def judged(config: dict[str, Any], folder: Path) -> object:
-    """The model, or the first words of the refusal."""
+    """Return the model, or the first words of the error."""
     try:
         return shape_of(config, folder)
     except RecipeError as error:
@@ -52,13 +52,13 @@ SIZES = {"hidden_size": 96, "num_attention_heads": 6, "num_hidden_layers": 4, "m
 )
 def test_config_defaults_match_transformers(tmp_path: Path, family: str, said: dict[str, Any]) -> None:
     if family in ("gemma2", "qwen3_moe") and "num_key_value_heads" in said:
-        said = {**said, "num_key_value_heads": 6}  # transformers takes no null there
+        said = {**said, "num_key_value_heads": 6}  # transformers does not accept null for this field
     written = {"model_type": family, **said}
-    wanted, found = (
+    expected, actual = (
         judged(theirs(tmp_path, written), tmp_path),
         judged(completed(written, FAMILIES[family]), tmp_path),
     )
-    if isinstance(wanted, str):
-        assert isinstance(found, str)
+    if isinstance(expected, str):
+        assert isinstance(actual, str)
     else:
-        assert found == wanted
+        assert actual == expected

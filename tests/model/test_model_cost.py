@@ -1,4 +1,4 @@
-"""Parameters and FLOPs of published models, and of those that leave something out, without torch."""
+"""Parameters and FLOPs of published models, and of configurations with omitted fields, without torch."""
 
 import json
 from pathlib import Path
@@ -59,8 +59,8 @@ def model(folder: Path, config: dict[str, object]) -> ModelShape | None:
 
 
 def parameters(folder: Path, config: dict[str, object]) -> int | None:
-    found = model(folder, config)
-    return None if found is None else count_parameters(found)
+    shape = model(folder, config)
+    return None if shape is None else count_parameters(shape)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def parameters(folder: Path, config: dict[str, object]) -> int | None:
         (QWEN3_0_6B, 596_049_920),
         (QWEN3_30B_A3B, 30_532_122_624),
         (QWEN_MOE_A2_7B, 14_315_784_192),
-        (GEMMA_2B, 2_614_341_888),  # tied, though its file does not say so
+        (GEMMA_2B, 2_614_341_888),  # tied, although its config.json does not contain the field
         (MOONLIGHT, 15_960_108_544),
         (DEEPSEEK_V3, 671_026_404_352),
     ],
@@ -106,13 +106,13 @@ def test_unsupported_config_gives_no_shape(tmp_path: Path, config: dict[str, obj
 def test_omitted_config_keys_take_transformers_defaults(
     tmp_path: Path, config: dict[str, object], absent: str, taken: int
 ) -> None:
-    """As the trainer reads it: `test_config` holds these defaults against transformers."""
+    """The defaults are those that the trainer reads; `test_config` compares them with transformers."""
     without = {key: value for key, value in config.items() if key != absent}
     assert model(tmp_path, without) == model(tmp_path, {**config, absent: taken}) is not None
 
 
 def test_parameter_count_mixes_dense_and_expert_layers(tmp_path: Path) -> None:
-    """Three of four layers: numbered from 1 they are odd, or named."""
+    """Three of four layers have experts: odd numbers, counted from 1, or listed."""
     written = {**QWEN3_30B_A3B, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
     shape = model(tmp_path, written)
     assert shape is not None
@@ -130,7 +130,7 @@ def test_reads_num_local_experts_written_by_transformers(tmp_path: Path) -> None
 
 
 def test_token_cost_counts_router_and_active_experts(tmp_path: Path) -> None:
-    """And the choice among all of them; a pair of tokens is two products over 32 heads of 128 channels."""
+    """Includes the router over all experts; a pair of tokens takes two products over 32 heads of 128 channels."""
     shape = model(tmp_path, QWEN3_30B_A3B)
     assert shape is not None
     layer = 2 * 2048 * 4096 + 2 * 2048 * 512 + 8 * 3 * 2048 * 768 + 128 * 2048

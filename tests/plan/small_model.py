@@ -1,4 +1,4 @@
-"""A model whose bytes are worked by hand."""
+"""A model whose bytes are computed by hand."""
 
 from ppoctl.model.rope import Rope
 from ppoctl.model.shape import ModelShape

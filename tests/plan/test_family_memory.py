@@ -1,4 +1,4 @@
-"""Bytes of models of other families, worked by hand. What real engines have is compared in tests/engines/megatron."""
+"""Bytes of models of other families, computed by hand. tests/engines/megatron compares them with real engines."""
 
 from dataclasses import replace
 
@@ -54,7 +54,7 @@ def test_parameters_of_ranks_with_experts() -> None:
     assert rank_parameters(MIXED, "actor", first, ALONE).experts == 0
     assert rank_parameters(MIXED, "critic", last, ALONE).experts == 6 * 120
     beside = replace(MIXED, experts=replace(MIXED.experts, shared_ffn_hidden_size=7, shared_gate=True))
-    more = 3 * 8 * 7 // 2 + 8  # three matrices, and the gate
+    more = 3 * 8 * 7 // 2 + 8  # three matrices and the gate
     assert rank_parameters(beside, "actor", both, split).shared == halves + more
     assert token_cost(beside).flops_per_token == token_cost(MIXED).flops_per_token + 2 * 3 * 8 * 7
 
@@ -85,10 +85,10 @@ def _part(shape: ModelShape, weight: int, device: str, layout: ParallelTable = A
 
 def test_saved_activations_of_latent_attention() -> None:
     found = saved(_part(LATENT, 4, "cpu"), BATCH)
-    # Over hidden numbers, twice; over latents of 3 and 5, of which the latter is a view of 5 + 2.
+    # Norms over the hidden size, twice; over latents of 3 and 5, where the second is a view of 5 + 2.
     assert found.norms == 10 * 2 * (2 * (8 * 8 + 4) + 8 * 3 + 4 + 8 * 5 + 4 + 4 * 2)
     assert found.projections == 10 * 2 * 4 * (2 * 8 + 3 + 5)
-    # Queries, keys, values as wide, outputs; the outputs that are read; a statistic per head.
+    # Queries, keys, values with the same width, outputs; outputs that are read; one statistic per head.
     assert found.attention == 10 * 2 * (4 * 4 * 24 + 4 * 16 + 4 * 4)
     assert found.ends == 10 * (4 * 2 + 8 + 8 * 8 + 4) + 6 * (4 * 8 + 4 * 8 + 2 * 4)
     on_gpu = saved(_part(LATENT, 2, "gpu"), BATCH)
@@ -99,7 +99,7 @@ def test_saved_activations_of_latent_attention() -> None:
 
 
 def test_saved_activations_of_experts() -> None:
-    """One of two layers; float32: products and copies of 4 bytes, scores of 6 experts, two indices and weights."""
+    """One of two layers, in float32: products and copies of 4 bytes, scores of 6 experts, two indices and weights."""
     found = saved(_part(LATENT, 4, "cpu"), BATCH)
     assert found.mlp == 10 * 5 * 4 * 20
     routing = 6 * (4 + 4 + 4 + 1 + 1) + 2 * 8 + 4 * (2 + 1)
@@ -107,12 +107,12 @@ def test_saved_activations_of_experts() -> None:
     assert found.experts == 10 * (5 * 4 * 7 + routing + 2 * copy)
     layout = ParallelTable(tensor=2, sequence=True, expert_tensor=2)
     split = saved(_part(LATENT, 4, "cpu", layout), BATCH)
-    twice = 2 * (4 * 8 + 4) + 6 * 4 * 5 + 8  # the other rank's tokens, half of the columns
+    twice = 2 * (4 * 8 + 4) + 6 * 4 * 5 + 8  # the tokens of the other rank, with half of the columns
     assert split.experts == 10 * (5 * 4 * 7 // 2 + (routing + 2 * twice) // 2)
     in_bfloat16 = saved(_part(LATENT, 2, "cpu"), BATCH)
-    # Sigmoids are taken in float32: of copies of the input and of the router's weight.
+    # Sigmoids are computed in float32, on copies of the input and of the router's weight.
     assert in_bfloat16.projections == found.projections // 2 + 4 * 8 * (10 + 6)
-    # Computed again with the experts.
+    # Recomputed with the experts.
     selective = saved(replace(_part(LATENT, 2, "cpu"), recompute="selective"), BATCH)
     assert (selective.experts, selective.projections) == (0, found.projections // 2)
     by_softmax = replace(LATENT, experts=replace(LATENT.experts, sigmoid=None, renormalise=False))
@@ -124,10 +124,10 @@ def test_saved_activations_of_experts() -> None:
 
 
 def test_backward_bytes_of_experts() -> None:
-    """Two copies of 10 tokens of 32 bytes: as sent, sorted, said, in the tokens' order."""
+    """Two copies of 10 tokens of 32 bytes: as sent, sorted, returned, in token order."""
     alone = replace(MIXED, experts=replace(MIXED.experts, layers=(True, True)))
     copies, hidden = 2 * 10 * 32, 10 * 32
-    known = 2 * 10 * (6 * (1 + 4) + 2 * 8)  # of both layers' last tokens
+    known = 2 * 10 * (6 * (1 + 4) + 2 * 8)  # of the last tokens of both layers
     tables = 10 * 4 * 4
     first = replace(_part(alone, 4, "gpu"), stage=replace(whole_model(alone), is_last=False))
     assert forward_bytes(first, BATCH) == 4 * hidden + 4 * copies + hidden + known + tables
@@ -139,10 +139,10 @@ def test_backward_bytes_of_experts() -> None:
 
 
 def test_unfused_attention_keeps_scores() -> None:
-    """Of 10 tokens, each with the 5 of its sequence: a cap's tanh, a softmax, that in other order; a mask."""
+    """10 tokens, each with the 5 tokens of its sequence: the tanh of the cap, a softmax, a reordered copy, a mask."""
     found = saved(_part(CAPPED, 4, "cpu"), BATCH)
     pairs = 10 * 2 * 5 * (4 * (4 + 4 + 4) + 1)
-    # Queries in the order of the heads, keys, the fused projection, the output.
+    # Queries in the order of heads, keys, the fused projection, the output.
     assert found.attention == 10 * 2 * 4 * (16 + 8 + 32 + 16) + pairs
     assert found.norms == 10 * 2 * 4 * (8 * 8 + 4)
     halves = saved(_part(CAPPED, 2, "gpu"), BATCH)
@@ -152,7 +152,7 @@ def test_unfused_attention_keeps_scores() -> None:
     flash = 4 * (16 + 8 + 32 + 16 + 16 + 4)
     written = 4 * (16 + 8 + 32 + 16) + 5 * (4 * (4 + 4) + 1)
     assert saved(_part(uncapped, 4, "cpu"), BATCH).attention == 10 * (flash + written)
-    # The norm behind an MLP is computed again with it.
+    # The norm after an MLP is recomputed with it.
     selective = replace(_part(CAPPED, 4, "cpu"), recompute="selective")
     assert saved(selective, BATCH).norms == 10 * 2 * 3 * (8 * 8 + 4)
     assert backward_bytes(_part(CAPPED, 4, "cpu"), BATCH) == 3 * 4 * 400 + 6 * 4 * 8  # a third copy of logits
@@ -162,10 +162,10 @@ def test_attention_and_norm_work_bytes() -> None:
     """Without gradient: the fused projection, queries and keys, scores of one sequence of 5, the output."""
     found = attention_at_work(_part(CAPPED, 2, "gpu"), BATCH, 0)
     assert found == 10 * 2 * (3 * 16 + 3 * 8) + 25 * (3 * 2 * 4 + 2) + 10 * 2 * 16
-    # Beside what flash attention needs, the keys and values that are read, while those of all are there.
+    # In addition to the buffers of flash attention: the selected keys and values, while all keys and values exist.
     found = attention_at_work(_part(SMALL, 4, "gpu", ParallelTable(context=2)), BATCH, 0)
     assert found == 10 * 4 * (3 * 16 + 3 * 8) + 18 * 4 * 16 + (10 + 2 * 10) * 4 * 16
-    # Queries twice, keys and values with values as wide as keys; the output.
+    # Queries twice, keys, and values padded to the width of keys; the output.
     found = attention_at_work(_part(LATENT, 2, "gpu"), BATCH, 0)
     assert found == 10 * (2 * (3 * 24 + 4 * 4 + 16) + 4 * 4 + 2 * 24)
     assert norm_at_work(_part(SMALL, 4, "cpu")) == 2 * 4 * 8
@@ -175,7 +175,7 @@ def test_attention_and_norm_work_bytes() -> None:
 
 
 def test_saved_activations_of_query_and_key_norms() -> None:
-    """Of 4 query and 2 key heads of 4 channels; in float32 the keys' input lies in the fused projection."""
+    """4 query and 2 key heads of 4 channels; in float32 the keys' input is in the fused projection."""
     normed = replace(SMALL, qk_norm=True)
     for weight, device, norms in (
         (4, "cpu", 6 * (8 * 4 + 4) - 4 * 8),
@@ -184,18 +184,18 @@ def test_saved_activations_of_query_and_key_norms() -> None:
     ):
         plain, found = (saved(_part(model, weight, device), BATCH).attention for model in (SMALL, normed))
         assert found == plain + 10 * 2 * norms
-    split = ParallelTable(tensor=2)  # one group of heads each: queries lie there too
+    split = ParallelTable(tensor=2)  # one group of heads each: queries are in the fused projection too
     plain, found = (saved(_part(model, 4, "cpu", split), BATCH).attention for model in (SMALL, normed))
     assert found == plain + 10 * 2 * (6 * (8 * 4 + 4) - 4 * 8 - 4 * 16) // 2
 
 
 def test_context_ranks_gather_keys_and_values_in_estimate() -> None:
-    """Of 2 x 10 tokens in sequences of 5: a rank's two chunks see at most 4 tokens before them each."""
+    """2 x 10 tokens in sequences of 5: each of the two chunks of a rank sees at most 4 tokens before it."""
     layout = ParallelTable(context=2)
     alone, split = (saved(_part(SMALL, 4, "cpu", of), BATCH) for of in (ALONE, layout))
     assert (split.norms, split.projections, split.mlp) == (alone.norms, alone.projections, alone.mlp)
     assert split.attention == 2 * (10 * 4 * (16 + 16 + 16 + 4) + 18 * 4 * 2 * 8)
-    assert split.ends == alone.ends + 8 * 18 + 6 * 16  # where they are; the grid of the other rank's positions
+    assert split.ends == alone.ends + 8 * 18 + 6 * 16  # positions; the grid of the other rank's positions
     long = replace(BATCH, longest=20)  # one sequence: chunks of 5 see 5 and 20, or 10 and 15
     assert saved(_part(SMALL, 2, "gpu", layout), long).attention == 2 * (10 * (2 * 2 * 16 + 16) + 25 * 2 * 2 * 8)
     of_latent = saved(_part(LATENT, 4, "cpu", layout), BATCH).attention
@@ -203,7 +203,8 @@ def test_context_ranks_gather_keys_and_values_in_estimate() -> None:
 
 
 def test_engine_caches_latents_on_gpu() -> None:
-    """Two layers of 5 + 2 channels, whole in each process; on a CPU all heads' keys, and values as wide."""
+    """Two layers of 5 + 2 channels, complete in each process; on a CPU, keys of all heads, and values of equal
+    width."""
     table = GeneratorTable.model_validate({"gpu_memory_frac": 0.5, "kv_cache_mib": 3, "tensor": 2})
     on_gpu = generator.generator_bytes(LATENT, 2, table, 10, 1e6)
     assert on_gpu.kv_tokens == on_gpu.kv_cache // (2 * 7 * 2)
@@ -217,6 +218,6 @@ def test_buckets_contain_every_weight() -> None:
     experts = replace(MIXED.experts, shared_ffn_hidden_size=7, shared_gate=True)
     beside = replace(MIXED, family="qwen2_moe", qkv_bias=True, experts=experts)
     for shape in (LATENT, CAPPED, beside):
-        bias = 6 if shape is LATENT else 0  # the router's, which is no parameter
+        bias = 6 if shape is LATENT else 0  # the router's bias, which is not a parameter
         buckets = generator.bucket_bytes(shape, ParallelTable(pipeline=2), 4, 2**26)
         assert sum(buckets) == 4 * (count_parameters(shape) + bias)

@@ -1,5 +1,5 @@
-"""What processes take of a GPU and of a host beside their models, worked by hand: GPU figures of others, saves,
-Ray's object store, lengths that do not fit, and the recipe for 64 GPUs line by line."""
+"""Memory of processes on a GPU and a host in addition to their models, computed by hand: GPU memory of other
+processes, saves, Ray's object store, lengths that do not fit, and the recipe for 64 GPUs line by line."""
 
 import json
 from collections import Counter
@@ -38,11 +38,11 @@ def _lines(pool: Pool | None, stage: str) -> dict[str, int]:
 
 def test_gpu_estimate_includes_cuda_contexts_and_communicators(smallest: Path) -> None:
     [alone] = _estimate(smallest).places
-    assert _lines(alone, "reward")["CUDA contexts"] == 2 * int(0.6 * GIB)  # the trainers', and vLLM's beside them
+    assert _lines(alone, "reward")["CUDA contexts"] == 2 * int(0.6 * GIB)  # of the trainers, and of vLLM in addition
     assert "NCCL" not in _lines(alone, "reward")
     everyone = "cluster.offload=['actor', 'critic', 'generator']"
     [shared] = _estimate(smallest, "actor.parallel={data=2}", "critic.parallel={data=1}", everyone).places
-    for stage in ("values", "actor_save"):  # also those that left
+    for stage in ("values", "actor_save"):  # offloaded roles included
         assert _lines(shared, stage)["CUDA contexts"] == 3 * int(0.6 * GIB)
         assert _lines(shared, stage)["NCCL"] == 5 * GIB // 4
     [split] = _estimate(smallest, "generator.tensor=2", "actor.parallel={}", "critic.parallel={}").places
@@ -92,8 +92,8 @@ def test_cuda_graphs_stay_allocated_while_engine_sleeps(smallest: Path) -> None:
 
 
 def test_checkpoint_save_host_memory(smallest: Path) -> None:
-    """Two tensor and two context ranks, a distributed optimizer of float32: three float32 numbers of each parameter
-    come to the first context rank, which writes them and the weights; half of them are each rank's own."""
+    """Two tensor and two context ranks with a distributed optimizer in float32. The first context rank gathers three
+    float32 numbers of each parameter, and writes them and the weights; each rank owns half of them."""
     split = "actor.parallel={tensor=2, context=2, distributed_optimizer=true}"
     sets = ["model.dtype=float32", split, "critic.parallel={data=2}"]
     memory = _estimate(smallest, *sets)
@@ -103,10 +103,10 @@ def test_checkpoint_save_host_memory(smallest: Path) -> None:
     assert during["staging"] == 4 * 128 * MIB
     assert "gathered for a save" not in before
     loading = _lines(memory.node, "actor_load")
-    assert loading["read by a load"] == 4 * mine  # all of it on every rank
+    assert loading["read by a load"] == 4 * mine  # complete on every rank
     assert "states being written" not in loading
     assert "read by a load" not in _lines(memory.node, "critic_load")
-    assert "gathered for a save" not in _lines(memory.node, "critic_save")  # it has no distributed optimizer
+    assert "gathered for a save" not in _lines(memory.node, "critic_save")  # no distributed optimizer
     states = {role: memory.roles[role].state for role in ("actor", "critic")}
     assert before["states being written"] == sum(states.values())
     assert states["actor"] == pytest.approx(2 * (mine + mine // 3), rel=0.01)  # norms are on both tensor ranks
@@ -124,7 +124,7 @@ def test_checkpoint_save_host_memory(smallest: Path) -> None:
 
 
 def test_object_store_holds_two_largest_calls(smallest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """100,000 prompts of 20 + 13 tokens: ids, two lengths; old log-probs, advantages and the mask."""
+    """100,000 prompts of 20 + 13 tokens: ids, two lengths, old log-probs, advantages and the mask."""
     sets = ["generator.engines=2", "rollout.prompts_per_step=100000", "ppo.minibatch_seqs=100"]
     recipe = load([smallest], sets, {}).recipe
     call = 100_000 * (33 * 4 + 2 * 8 + 13 * 9)
@@ -156,7 +156,8 @@ def _gemma(folder: Path) -> Path:
 
 
 def test_too_long_sequences_for_unfused_attention_are_named(smallest: Path, tmp_path: Path) -> None:
-    """8,192 x 8,192 pairs of 16 heads: 4 + 2 + 2 bytes each, and a mask. On two tensor ranks half, and the mask."""
+    """8,192 x 8,192 pairs of 16 heads: 4 + 2 + 2 bytes each, and a mask. Each of two tensor ranks has half, and the
+    mask."""
     model = _gemma(tmp_path)
     sets = ["rollout.max_prompt_tokens=192", "rollout.max_new_tokens=8001", "critic.parallel={tensor=2}"]
     actor, critic = _estimate(smallest, *sets, model=model, gpu_gib=9.0).warnings
@@ -171,14 +172,14 @@ def test_too_long_sequences_for_unfused_attention_are_named(smallest: Path, tmp_
     assert _estimate(smallest, *full, model=model, gpu_gib=9.0).warnings == (critic,)
     assert "one layer at a time" not in _estimate(smallest, *full, model=model, gpu_gib=8.0).warnings[0]
     assert _estimate(smallest, *sets, model=model, gpu_gib=80.0).warnings == ()
-    assert _estimate(smallest, *sets, gpu_gib=9.0).warnings == ()  # another model
+    assert _estimate(smallest, *sets, gpu_gib=9.0).warnings == ()  # a different model
 
 
 _ALWAYS = ("rollouts in ranks", "libraries", "object store", "samples and records")
 
 
 def test_recipe_for_64_gpus_line_by_line() -> None:
-    """7,615,616,512 parameters; 4 and 2 tensor ranks have these of them, norms whole."""
+    """7,615,616,512 parameters; 4 and 2 tensor ranks have these shards of them, and all norms."""
     actor, critic = 1_904_057_344, 3_535_415_296
     file = ROOT / "recipes" / "dsr1-7b.toml"
     memory = _estimate(file, "generator.compile=true", model=DEEPSEEK_7B)
@@ -186,16 +187,17 @@ def test_recipe_for_64_gpus_line_by_line() -> None:
     assert [memory.roles[role].largest.parameters for role in ("actor", "critic")] == [actor, critic]
 
     share = {"actor": 12 * -(-actor // 16), "critic": 12 * -(-critic // 32)}  # main weights and moments
-    left = {"actor": 2 * 2 * actor + share["actor"], "critic": 2 * critic + share["critic"]}  # with the reference
+    # With the reference model.
+    left = {"actor": 2 * 2 * actor + share["actor"], "critic": 2 * critic + share["critic"]}
     states = sum(8 * (role.state // 64) for role in memory.roles.values())
     sequences = 2048 * (10240 * 4 + 2 * 8)
     cells = 2048 * 8192
     always = {
-        "offloaded": 8 * sum(left.values()),  # exact: what is moved, no powers of two, no engine's weights
+        "offloaded": 8 * sum(left.values()),  # exact: with offloaded roles, not rounded, no engine weights
         "rollouts in ranks": 8 * (2 * sequences + cells * (9 + 4 + 9)),
         "libraries": MIB * (17 * 400 + 8 * 550),
         "object store": 2 * (sequences + cells * 13),
-        "states being written": states,  # every rank writes its share
+        "states being written": states,  # every rank writes its shard
     }
     saving = {"samples and records": memory.driver.records, "staging": 8 * 128 * MIB}
     assert _lines(node, "actor_save") == Counter(always) + Counter(saving)

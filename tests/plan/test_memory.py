@@ -1,4 +1,4 @@
-"""Bytes before launch, worked by hand. What real engines have is compared in tests/engines/megatron."""
+"""Memory estimated before launch, computed by hand. tests/engines/megatron compares it with real engines."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,7 +32,7 @@ def _much_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 DEEPSEEK_7B = Path(__file__).parents[2] / "recipes/models/deepseek-ai--DeepSeek-R1-Distill-Qwen-7B"
 
 SMALL = replace(DENSE, family="qwen2", num_layers=3, qkv_bias=True)
-# Of a layer: query and output 8 x 16 each, key and value 8 x 8 each, biases 16 + 8 + 8; three matrices 8 x 20.
+# A layer: query and output 8 x 16 each, key and value 8 x 8 each, biases 16 + 8 + 8; three matrices 8 x 20.
 ATTENTION, MLP, NORMS = 2 * 128 + 2 * 64 + 32, 3 * 160, 2 * 8
 TABLE = 128 * 8  # 100 rows, padded to 128
 ALONE = ParallelTable()
@@ -44,7 +44,7 @@ def test_parameters_of_each_rank() -> None:
     assert rank_parameters(SMALL, "actor", alone, ALONE).total == 3 * layer + 8 + 2 * TABLE
     assert (
         rank_parameters(SMALL, "critic", alone, ALONE).total == 3 * layer + 8 + TABLE + 8
-    )  # a row of values, one table
+    )  # one row of values, one table
     assert (
         rank_parameters(SMALL, "actor", alone, ParallelTable(tensor=2)).total
         == 3 * ((ATTENTION + MLP) // 2 + NORMS) + 8 + TABLE
@@ -56,7 +56,7 @@ def test_parameters_of_each_rank() -> None:
     assert rank_parameters(SMALL, "critic", last, ALONE).total == 2 * layer + 8 + 8
     tied = replace(SMALL, tied_embeddings=True)
     assert rank_parameters(tied, "actor", alone, ALONE).total == 3 * layer + 8 + TABLE
-    assert rank_parameters(tied, "actor", last, ALONE).total == 2 * layer + 8 + TABLE  # a copy of its own
+    assert rank_parameters(tied, "actor", last, ALONE).total == 2 * layer + 8 + TABLE  # a separate copy
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def _part(
 
 
 def test_forward_pass_saved_activations() -> None:
-    """10 tokens, 6 of them read, 3 layers; logits of 4 positions at a time."""
+    """10 tokens, 6 of them read; 3 layers; logits of 4 positions at a time."""
     batch = MicrobatchShape(tokens=10, read=6, logits_chunk=4, longest=5)
     found = saved(_part(4, "cpu"), batch)
     assert found.norms == 10 * 3 * 2 * (2 * 4 * 8 + 4)
@@ -88,12 +88,12 @@ def test_forward_pass_saved_activations() -> None:
     # Rotated queries 16 and keys 8, the fused projection 32; outputs twice, a statistic for each of 4 heads.
     assert found.attention == 10 * 3 * 4 * (16 + 8 + 32 + 16 + 16 + 4)
     assert found.mlp == 10 * 3 * 5 * 4 * 20
-    # Ids, sine and cosine, the last norm; of positions read the hidden numbers, four ids or places, two figures.
+    # Ids, sine and cosine, the last norm; per position read: hidden numbers, four ids or indices, two values.
     assert found.ends == 10 * (8 + 4 * 4 + 2 * 4 * 8 + 4) + 6 * (4 * 8 + 4 * 8 + 2 * 4)
     assert found.logits == 4 * 100 * 4
 
     in_bfloat16 = saved(_part(2, "cpu"), batch)
-    assert in_bfloat16.norms == found.norms  # float32 either way
+    assert in_bfloat16.norms == found.norms  # float32 in both cases
     assert in_bfloat16.attention == 10 * 3 * (4 * (16 + 8 + 8) + 4 * 16 + 2 * 16 + 4 * 4)
     on_gpu = saved(_part(2, "gpu"), batch)
     assert on_gpu.norms == 10 * 3 * 2 * (2 * 8 + 4)
@@ -117,7 +117,7 @@ def test_backward_bytes_beyond_saved_activations() -> None:
     )
     assert backward_bytes(first, batch) == 10 * 4 * (8 + 8 + 2 * 20)
     assert forward_bytes(first, batch) == 10 * (4 * 4 * 8 + 5 * 4 * 20 + 4 * 4)
-    # Two float32 copies of the logits at hand, and the gradient of what was read.
+    # Two float32 copies of the current logits, and the gradient of the hidden numbers that were read.
     assert backward_bytes(_part(4, "cpu"), batch) == 2 * 4 * 400 + 6 * 4 * 8
 
 
@@ -138,15 +138,15 @@ def test_state_bytes_of_ranks() -> None:
 
 
 def test_full_kl_adds_logits_chunk_and_reference_hidden_states() -> None:
-    """A chunk of 4 positions x 100 ids; 6 positions of 8 numbers in each microbatch, of the last rank alone."""
+    """A chunk of 4 positions x 100 ids; 6 positions of 8 numbers in each microbatch, only on the last rank."""
     layout, batch = ParallelTable(pipeline=2), MicrobatchShape(10, 6, 4, 5)
     shape = replace(SMALL, num_layers=4)
     training = Training("actor", shape, layout, Precision(4, "cpu"), batch, batch, 3, has_reference=True)
     both = replace(training, full_kl_in=frozenset({"forward", "update"}))
     (first, last), (first_of_both, last_of_both) = ranks_of(training), ranks_of(both)
     assert first_of_both == first
-    assert last_of_both.backward - last.backward == 4 * (4 * 100 + 3 * 6 * 8)  # of all in the minibatch
-    assert last_of_both.forward - last.forward == 4 * (4 * 100 + 2 * 6 * 8)  # of those under way
+    assert last_of_both.backward - last.backward == 4 * (4 * 100 + 3 * 6 * 8)  # of the whole minibatch
+    assert last_of_both.forward - last.forward == 4 * (4 * 100 + 2 * 6 * 8)  # of the microbatches in flight
     [once] = ranks_of(replace(both, layout=ALONE, full_kl_in=frozenset({"forward"})))
     [without] = ranks_of(replace(training, layout=ALONE))
     assert (once.backward, once.forward - without.forward) == (without.backward, 4 * (4 * 100 + 6 * 8))
@@ -171,14 +171,14 @@ def test_full_kl_adds_logits_chunk_and_reference_hidden_states() -> None:
     ],
 )
 def test_full_kl_passes_follow_kl_settings(smallest: Path, kl: str, passes: set[str]) -> None:
-    """An adaptive coefficient follows the KL before the update, in the loss too."""
+    """An adaptive coefficient uses the KL before the update, also in the loss."""
     recipe = load([smallest], [f"ppo.kl={kl}"], {}).recipe
     actor, critic = (training_of(recipe, role, SMALL, Precision(4, "cpu")) for role in ("actor", "critic"))
     assert (actor.full_kl_in, critic.full_kl_in) == (passes, frozenset())
 
 
 def test_top_p_filter_adds_third_copy_of_logits_block(smallest: Path) -> None:
-    """4 positions of 100 ids, all in one block: a number of 4 bytes and a bit in a byte each."""
+    """4 positions of 100 ids in one block: a number of 4 bytes, and a bit in a byte each."""
     batch = MicrobatchShape(10, 6, 4, 5)
     training = Training("actor", SMALL, ALONE, Precision(4, "cpu"), batch, batch, 1)
     [plain], [filtered] = ranks_of(training), ranks_of(replace(training, filtered=True))
@@ -194,11 +194,12 @@ def test_microbatches_under_way_per_pipeline_rank() -> None:
     training = Training(
         "actor", replace(SMALL, num_layers=4), ParallelTable(pipeline=4), Precision(4, "cpu"), batch, batch, 3
     )
-    assert [rank.microbatches_under_way for rank in ranks_of(training)] == [3, 3, 2, 1]  # 4, were there so many
+    assert [rank.microbatches_under_way for rank in ranks_of(training)] == [3, 3, 2, 1]  # 4, with enough microbatches
 
 
 def test_runs_under_way_of_interleaved_stages() -> None:
-    """Four ranks of two runs: 6 ahead of the others, 4 in the first run, this one."""
+    """Four ranks with two virtual stages: 6 microbatches for the pipeline depth, 4 for the first virtual stage, and
+    the current one."""
     layout = ParallelTable(pipeline=4, stages_per_rank=2)
     assert runs_under_way(layout, 0, 8) == [0] * 4 + [1] * 4 + [0] * 3
     assert runs_under_way(layout, 3, 8) == [0] * 4 + [1]
@@ -215,7 +216,7 @@ def test_runs_under_way_of_interleaved_stages() -> None:
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_recomputed_activations_are_not_saved(recompute: Recompute) -> None:
-    """10 tokens of 8 numbers into each of 3 layers; a layer's MLP has 5 x 20 numbers per token."""
+    """10 tokens of 8 numbers into each of 3 layers; the MLP of a layer has 5 x 20 numbers per token."""
     batch = MicrobatchShape(tokens=10, read=6, logits_chunk=4, longest=5)
     none, again = (replace(_part(4, "cpu"), recompute=how) for how in ("none", recompute))
     before, after = saved(none, batch), saved(again, batch)
@@ -243,7 +244,7 @@ def test_generator_weights_and_kv_cache() -> None:
     assert (engine.weights, engine.kv_tokens, engine.full_sequences) == (2 * parameters, 1000, 3)
     assert generator.generator_bytes(SMALL, 2, _table(), 300, 10.0).full_sequences == 0
     tied = generator.generator_bytes(replace(SMALL, tied_embeddings=True), 2, _table(kv_cache_mib=3), 300)
-    assert tied.weights == engine.weights  # a packed copy of the table beside it
+    assert tied.weights == engine.weights  # plus a packed copy of the table
     assert tied.kv_tokens == 3 * 2**20 // 96
     split = generator.generator_bytes(SMALL, 2, _table(kv_cache_mib=3, engines=5, tensor=2), 300)
     assert split.weights == 2 * (3 * ((ATTENTION + MLP) // 2 + NORMS) + 8 + TABLE)
@@ -251,7 +252,7 @@ def test_generator_weights_and_kv_cache() -> None:
 
 
 def test_weights_are_packed_into_buckets() -> None:
-    """Of a stage with one layer: table 800; 8, 128, 64, 64, 16, 8, 8, 128, 8; 160, 160, 160; at the end 8 and 800."""
+    """A stage with one layer: table 800; 8, 128, 64, 64, 16, 8, 8, 128, 8; 160, 160, 160; at the end 8 and 800."""
     buckets = generator.bucket_bytes(replace(SMALL, num_layers=1), ParallelTable(tensor=2), 4, 4 * 300)
     numbers = (800, 8 + 128 + 64 + 64 + 16 + 8 + 8, 128 + 8 + 160, 160, 160 + 8, 800)
     assert buckets == tuple(4 * number for number in numbers)
@@ -261,7 +262,7 @@ def test_weights_are_packed_into_buckets() -> None:
     ("weights", "one_node", "sender", "engine", "host"),
     [
         ("shared", True, 3, 1, 0),
-        ("shared", False, 3, 1, 3),  # one that lasts, and is read on nodes without a rank
+        ("shared", False, 3, 1, 3),  # a permanent segment, which nodes without a rank read
         ("store", False, 1, 0, 3),
         ("broadcast", False, 3, 2, 0),
     ],
@@ -281,11 +282,11 @@ def test_bucket_copies_depend_on_weight_transfer(
     ("sets", "is_kept"),
     [
         (["generator.engines=8"], True),
-        (["generator.engines=8", "cluster.weights='store'"], False),  # in Ray's store, or where it puts what is more
+        (["generator.engines=8", "cluster.weights='store'"], False),  # in Ray's object store, or where it spills
         (["generator.engines=9"], False),  # on two nodes: in the store of a running Ray
-        (["generator.engines=8", "cluster={placement='apart', weights='broadcast'}"], False),  # 10 GPUs, likewise
+        (["generator.engines=8", "cluster={placement='apart', weights='broadcast'}"], False),  # 10 GPUs, the same
         (["generator.engines=2", "cluster={placement='apart', weights='broadcast'}"], True),
-        ([], True),  # beside the engine
+        ([], True),  # next to the engine
         (["cluster.weights='store'"], True),  # without Ray there is no store
     ],
 )
@@ -301,7 +302,7 @@ def test_too_little_gpu_memory_for_vllm_fails_generating_stages(smallest: Path, 
     sets = [f"cluster.placement={placement}", "generator.gpu_memory_frac=0.1"]
     memory = _estimate(smallest, *sets, gpu_gib=80.0)
     assert memory.generator.full_sequences == 0
-    unfit = {stage.stage for stage in memory.places[-1].stages if not stage.fits}  # the generator's, apart
+    unfit = {stage.stage for stage in memory.places[-1].stages if not stage.fits}  # the generator's, separate
     enough = _estimate(smallest, f"cluster.placement={placement}", gpu_gib=800.0)
     assert unfit >= {"rollout", "eval"}
     assert all(stage.fits for found in enough.places for stage in found.stages)
@@ -384,7 +385,7 @@ def test_stage_fits_or_lists_largest_items(smallest: Path) -> None:
 
 
 def test_offloaded_role_keeps_its_host_memory() -> None:
-    """Of each role something moves, something is dropped, and something is there only for a while."""
+    """In each role, some memory is offloaded, some is released, and some exists only for a while."""
     items = [
         MemoryItem(f"{role} {between}", 7, "device", role, "less", ("values",), between)
         for role in ("actor", "critic")
@@ -396,7 +397,7 @@ def test_offloaded_role_keeps_its_host_memory() -> None:
         ("actor dropped", "device", None),
         ("actor gone", "device", ("values",)),
         ("critic moved", "device", ("values",)),
-        ("offloaded", "host", OF_PPO.stages[:-1]),  # not while it is loaded
+        ("offloaded", "host", OF_PPO.stages[:-1]),  # zero while it is not loaded
         ("critic dropped", "device", ("values",)),
         ("critic gone", "device", ("values",)),
     ]
@@ -408,7 +409,7 @@ CONTEXT, NCCL = int(0.6 * GIB), 5 * GIB // 4
 
 
 def with_fragments(size: int) -> int:
-    """A tenth more."""
+    """Add a tenth for fragmentation."""
     return size + int(0.1 * size)
 
 
@@ -419,7 +420,7 @@ def _estimate(smallest: Path, *sets: str, gpu_gib: float | None = None) -> Memor
 
 
 def _items(pool: pools.Pool) -> dict[str, int]:
-    """Bytes by name in the stage that has most of it."""
+    """Return the bytes by name of the fullest stage."""
     found: dict[str, int] = {}
     for stage in pool.stages:
         for item in pool.largest(stage.stage):
@@ -428,13 +429,13 @@ def _items(pool: pools.Pool) -> dict[str, int]:
 
 
 def _all_items(memory: Memory) -> dict[str, int]:
-    """Items of the only place."""
+    """Return the items of the only location."""
     [found] = memory.places
     return _items(found)
 
 
 def test_gpu_has_one_rank_per_role_and_machine_has_all(smallest: Path) -> None:
-    """Nothing is moved out: what is resident is so in every stage."""
+    """No role is offloaded: resident memory is resident in every stage."""
     layout = "actor.parallel={tensor=2, data=2}"
     on_gpu, here = _all_items(_estimate(smallest, layout, gpu_gib=80.0)), _all_items(_estimate(smallest, layout))
     for name in ("actor weights", "critic gradients", "actor optimizer"):
@@ -466,12 +467,12 @@ def test_unread_logprobs_load_no_model(smallest: Path) -> None:
     ):
         schedule = _estimate(smallest, leaving, *sets, gpu_gib=80.0).schedule
         assert ("logprobs" in schedule.of("actor scores")) == scored
-        # Who was there before stays.
+        # The roles that were resident before remain.
         assert ("logprobs" in schedule.of("critic weights")) != scored
 
 
 def test_critic_only_steps_do_not_lower_estimate(smallest: Path) -> None:
-    """What counts is the step in which all learn, though the first ones leave the actor as it is."""
+    """The estimate uses a step in which all roles train, although the first steps do not train the actor."""
     learning, waiting = (
         _estimate(smallest, f"ppo.critic_only_steps={steps}", "cluster.offload=['actor', 'critic']", gpu_gib=80.0)
         for steps in (0, 3)
@@ -482,13 +483,13 @@ def test_critic_only_steps_do_not_lower_estimate(smallest: Path) -> None:
 
 
 def test_estimate_of_engines_on_machine_and_gpus(smallest: Path) -> None:
-    """Four processes: the fullest GPU has one of them beside actor and critic."""
+    """Four processes: the fullest GPU has one of them next to actor and critic."""
     sets = ["generator.engines=2", "generator.tensor=2"]
     one, here = _all_items(_estimate(smallest)), _all_items(_estimate(smallest, *sets))
     assert here["KV cache"] == 4 * one["KV cache"]
     assert (
         2 * one["generator weights"] < here["generator weights"] < 2.01 * one["generator weights"]
-    )  # norms are whole
+    )  # norms are not split
     assert here["libraries"] == 2**20 * (3 * 400 + 4 * 550)
     assert one["libraries"] == 2**20 * (400 + 550)
     assert "object store" not in one
@@ -510,7 +511,7 @@ def test_separate_placement_gives_every_process_a_gpu(smallest: Path) -> None:
     rank, stages = memory.roles["actor"].largest, {stage.stage: stage.bytes for stage in actor.stages}
     always = rank.resident + CONTEXT + NCCL
     assert stages["actor_update"] == always + with_fragments(rank.update)
-    # Three copies of the largest bucket where they are sent, one where they are read.
+    # Three copies of the largest bucket on the sender, one on the receiver.
     assert stages["rollout"] == always + with_fragments(rank.forward) + 3 * memory.sending.largest
     assert stages["eval"] == stages["rollout"]  # of an actor that was just updated
     ways = {item.name: item.bytes for item in engine.items}
@@ -519,7 +520,7 @@ def test_separate_placement_gives_every_process_a_gpu(smallest: Path) -> None:
 
 
 def test_fullest_gpu_of_unequal_gpus(smallest: Path) -> None:
-    """Pipeline ranks differ, and the critic is on some of the GPUs only."""
+    """Pipeline ranks differ, and only some of the GPUs have a critic."""
     sets = ["actor.parallel={pipeline=2}", "critic.parallel={tensor=1}"]
     memory = _estimate(smallest, *sets, gpu_gib=80.0)
     [found] = memory.places
@@ -536,7 +537,7 @@ def test_fullest_gpu_of_unequal_gpus(smallest: Path) -> None:
 
 
 def test_forward_passes_have_separate_microbatches(smallest: Path) -> None:
-    """10 prompts of 20 + 13 tokens, of which a pass reads 32."""
+    """10 prompts of 20 + 13 tokens; a forward pass reads 32."""
     sets = ["rollout.prompts_per_step=10", "ppo.minibatch_seqs=5", "critic.batching={microbatch_seqs=2}"]
     sets += ["actor.batching={max_tokens_per_microbatch=100, forward_max_tokens_per_microbatch=1000}"]
     recipe = load([smallest], [*sets, "actor.recompute='full'"], {}).recipe
@@ -556,7 +557,7 @@ def test_oversized_role_names_key_to_change(smallest: Path) -> None:
     largest = found.largest("rollout")[0]
     assert largest.name == "actor optimizer"
     assert largest.lower == "raise `actor.parallel.data` with `distributed_optimizer = true`"
-    # More ranks on the same machine make nothing smaller; fewer copies do.
+    # More ranks on the same machine save nothing; fewer copies do.
     places = [_estimate(smallest, f"actor.parallel={{data={copies}}}").places[0] for copies in (1, 2)]
     lower = [{item.name: item.lower for item in place.items}["actor optimizer"] for place in places]
     assert lower == ["use more nodes (`cluster.ray_address`) or a smaller model", "lower `actor.parallel.data`"]
@@ -578,7 +579,7 @@ def _recipe(smallest: Path, *sets: str) -> Recipe:
 
 
 def test_host_memory_of_first_node(smallest: Path) -> None:
-    """16 GPUs, two nodes: the first has the driver, and the ranks that write; both have eight of each role."""
+    """16 GPUs on two nodes: the first has the driver and the ranks that write; both have eight ranks of each role."""
     layout = "actor.parallel={tensor=2, context=2, pipeline=2, data=2}"
     sets = [layout, "generator.engines=16", "cluster.offload=['actor', 'critic', 'generator']"]
     memory = _estimate(smallest, *sets, gpu_gib=80.0)
@@ -586,20 +587,20 @@ def test_host_memory_of_first_node(smallest: Path) -> None:
     assert node is not None
     assert node.name == "a node with 8 GPUs (the fullest of 2)"
     has = _items(node)
-    # The first node has all ranks of the first stage, of which the first two write half of both states.
+    # The first node has all ranks of the first stage; the first two of them write half of both states.
     trainers = [memory.roles[role].ranks[0] for role in ("actor", "critic")]
     moved = [rank.weights + rank.main_weights + rank.moments + rank.reference for rank in trainers]
-    assert has["offloaded"] == 8 * sum(moved)  # an engine keeps no weights while it sleeps
+    assert has["offloaded"] == 8 * sum(moved)  # a sleeping engine keeps no weights
     assert has["states being written"] == 2 * sum(role.state // 4 for role in memory.roles.values())
     batch = batch_of(_recipe(smallest))
     assert has["rollouts in ranks"] == 8 * sum(update_input_bytes(batch, role) for role in ("actor", "critic"))
     assert has["samples and records"] == memory.driver.peak
     assert has["libraries"] == 2**20 * (17 * 400 + 8 * 550)
     assert has["object store"] == 2**28
-    # Engines are on two nodes: a rank also stores.
+    # Engines are on two nodes, so a rank also stores weights.
     assert has["weights in transfer"] == 3 * memory.sending.largest
     assert "published weights" not in has
-    assert node.fullest.bytes < sum(has.values())  # not all of it at one time
+    assert node.fullest.bytes < sum(has.values())  # not all at the same time
 
 
 def test_host_memory_follows_recipe(smallest: Path) -> None:
@@ -615,7 +616,7 @@ def test_host_memory_follows_recipe(smallest: Path) -> None:
     }  # fmt: skip
     assert alone["libraries"] == 2**20 * (400 + 550)
     assert "states being written" not in node("checkpoint.asynchronous=false")[1]
-    # Apart: two GPUs of the actor, two of the critic, one of the generator.
+    # Separate: two GPUs of the actor, two of the critic, one of the generator.
     name, apart = node("cluster={placement='apart'}", "actor.parallel={data=2}")
     assert name == "a node with 5 GPUs"
     assert apart["libraries"] == 2**20 * (5 * 400 + 550)
@@ -623,7 +624,7 @@ def test_host_memory_follows_recipe(smallest: Path) -> None:
     gathered, not_gathered = (
         node(split, f"checkpoint.reshardable='{how}'")[1]["states being written"] for how in ("full", "dp")
     )
-    assert abs(gathered - not_gathered) <= 2  # all of it, by one rank or by both
+    assert abs(gathered - not_gathered) <= 2  # all of it, from one rank or from both
     many = "actor.parallel={data=16, distributed_optimizer=true}"
     gathered, not_gathered = (
         node(many, f"checkpoint.reshardable='{how}'")[1]["states being written"] for how in ("full", "dp")
@@ -634,7 +635,8 @@ def test_host_memory_follows_recipe(smallest: Path) -> None:
 
 
 def test_offloaded_generator_frees_memory_for_resident_trainers(smallest: Path) -> None:
-    """Its weights and cache are gone in every stage but those it draws in, and the reward after one."""
+    """Weights and cache of the generator are released in every stage except the stages in which it generates, and the
+    reward stage after one."""
     stay, leave = (
         _estimate(smallest, f"cluster.offload={offload}", gpu_gib=80.0) for offload in ("[]", "['generator']")
     )
@@ -660,7 +662,7 @@ def test_reward_model_is_on_device_while_scoring(smallest: Path) -> None:
     [place] = memory.places
     weights = next(item for item in place.items if item.name == "reward model weights")
     assert (weights.role, weights.stages) == ("reward", scored)
-    # As large as the critic, which is the same model with a head of one output; nothing is trained.
+    # The reward model is as large as the critic, the same model with a head of one output; it is not trained.
     critic = next(item for item in place.items if item.name == "critic weights")
     assert weights.bytes == critic.bytes
     assert not any(item.role == "reward" and "optimizer" in item.name for item in place.items)
@@ -691,7 +693,7 @@ def test_estimate_without_reward_model_is_unchanged(smallest: Path) -> None:
 
 
 def test_interleaved_stages_are_spaced_by_pipeline_size() -> None:
-    """8 layers: the first runs of both ranks come before their second ones."""
+    """8 layers: the first virtual stages of both ranks come before the second ones."""
     first, last = stages_of(replace(SMALL, num_layers=8), ParallelTable(pipeline=2, stages_per_rank=2))
     assert (first.layers, last.layers) == ((0, 1, 4, 5), (2, 3, 6, 7))
 
@@ -714,7 +716,7 @@ def test_stage_that_exactly_fills_device_fits(smallest: Path) -> None:
 
 
 def test_driver_memory_is_on_first_node(smallest: Path) -> None:
-    """The second one, of engines, is the fullest."""
+    """The second node, with engines, is the fullest."""
     sets = ["cluster.placement=apart", "actor.parallel={data=4}", "critic.parallel={data=4}", "generator.engines=8"]
     sets += ["checkpoint.asynchronous=false"]
     node = _estimate(smallest, *sets, gpu_gib=80.0).node

@@ -1,4 +1,4 @@
-"""What our recipes ask of a GPU that decides their speed, and that it fits: `plan` of each."""
+"""The settings of bundled recipes that determine their speed on a GPU, and a check with `plan` that each fits."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ MOST_BUCKETS = {
     "nemo-rl/ppo-qwen2.5-1.5b-gsm8k-1n8g-megatron": 7,
     "dsr1-7b": 31,
 }
-"""Buckets of weights in one transfer: half a GiB each, and a larger embedding alone. Each costs a round trip."""
+"""Buckets in one weight transfer: half a GiB each, and a larger embedding alone. Each bucket costs a round trip."""
 
 
 def planned(name: str, gpu_gib: float) -> tuple[Recipe, Memory]:
@@ -39,7 +39,7 @@ def test_own_recipes_send_weights_in_few_buckets(name: str, most: int) -> None:
 
 @pytest.mark.parametrize("name", ["own/qwen3-4b-80g", "own/qwen3-4b-code-80g"])
 def test_microbatches_of_4b_recipes_have_8192_tokens(name: str) -> None:
-    recipe, memory = planned(name, 79.0)  # what a card of 80 GB has
+    recipe, memory = planned(name, 79.0)  # memory of an 80 GB card
     for table in (recipe.actor, recipe.critic):
         assert isinstance(table.batching, ByTokens)
         assert table.batching.max_tokens_per_microbatch == 8192

@@ -1,4 +1,4 @@
-"""The arithmetic of a plan, worked by hand."""
+"""Batch sizes and schedule of a plan, computed by hand."""
 
 import json
 import shutil
@@ -37,7 +37,7 @@ def test_planned_batches_and_updates(smallest: Path) -> None:
     assert batch.new_tokens_per_step_max == 24 * 13
     assert (actor.updates_per_step, critic.updates_per_step) == (6, 9)  # 3 minibatches x 2 and x 3 epochs
     assert (actor.updates_total, critic.updates_total) == (36, 90)  # 6 steps with the actor, 10 with the critic
-    assert actor.warmup_steps == 2.0  # 12 updates / 6 in a step
+    assert actor.warmup_steps == 2.0  # 12 updates / 6 per step
     assert actor.lr_first == pytest.approx(1e-3 / 12)
     # Update 35 of 36: progress (35 - 12) / (36 - 12) = 23/24, so 1e-3 x (0.1 + 0.9 / 24).
     assert actor.lr_last == pytest.approx(1e-3 * 0.1375)
@@ -88,7 +88,7 @@ def test_plan_lists_alternative_reward_shaping(smallest: Path) -> None:
 
 
 def test_warmup_may_be_fraction_of_run_and_rate_follow_steps(smallest: Path) -> None:
-    # Two updates a step; the actor trains in 7 of 10 steps: 0.35 of 7 steps is 2.45, so 2 of them.
+    # Two updates per step; the actor trains in 7 of 10 steps: 0.35 of 7 steps is 2.45, so 2 steps.
     schedule = "lr=1.0, lr_warmup_frac=0.35, lr_schedule='linear'"
     sets = ["ppo.critic_only_steps=3", f"actor.optimizer={{{schedule}, lr_ticks='step', lr_warmup_init_frac=0.25}}"]
     planned = plan(load([smallest], [*sets, f"critic.optimizer={{{schedule}}}"], {}).recipe)
@@ -112,7 +112,7 @@ def test_critic_minibatch_size_sets_its_updates_and_microbatches(smallest: Path)
 
 
 def test_interleaved_stages_pad_microbatches_to_all_ranks(smallest: Path) -> None:
-    """8 sequences in 3 microbatches; two ranks of two stages want 4."""
+    """8 sequences fit in 3 microbatches; two ranks of two stages require 4."""
     sets = ["rollout.prompts_per_step=8", "ppo.minibatch_seqs=8", "actor.batching.microbatch_seqs=3"]
     sets += ["actor.batching.forward_microbatch_seqs=7", "actor.recompute='selective'"]
     found = []
@@ -125,7 +125,7 @@ def test_interleaved_stages_pad_microbatches_to_all_ranks(smallest: Path) -> Non
 
 
 def test_microbatches_split_rank_rows_of_minibatch(smallest: Path) -> None:
-    """8 sequences on two data ranks, in microbatches of 3: 2 of each rank, not 3."""
+    """8 sequences on two data ranks, in microbatches of 3: 2 on each rank, not 3."""
     sets = ["rollout.prompts_per_step=8", "ppo.minibatch_seqs=8", "actor.batching.microbatch_seqs=3"]
     sets += ["actor.parallel={data=2}", "critic.parallel={data=1}", "critic.batching.microbatch_seqs=3"]
     planned = plan(load([smallest], sets, {}).recipe)
@@ -140,7 +140,7 @@ def test_run_shorter_than_save_interval_is_planned_by_its_steps(smallest: Path) 
     assert (plain.actor.replayed_updates_max, plain.storage.saves) == (20, 1)
     assert plain.storage.states_bytes is not None
     assert plain.storage.parameters is not None
-    # One of each of the 10 steps, and one while one is replaced.
+    # One state of each of the 10 steps, and one that is being replaced.
     assert kept.storage.states_bytes == plain.storage.states_bytes + 11 * 4 * plain.storage.parameters
 
 
@@ -153,7 +153,7 @@ def test_lr_decay_ends_at_lr_decay_updates(smallest: Path) -> None:
 
 
 def test_reward_model_pass_count_follows_text_length(smallest: Path, tmp_path: Path) -> None:
-    """4 sequences of 33 tokens on two data ranks. Of 64 tokens a pass holds one text, of 66 two."""
+    """4 sequences of 33 tokens on two data ranks. A microbatch of 64 tokens holds one text; of 66 tokens, two."""
     judge = reward_model(tmp_path / "judge")
     passes = {}
     for most in (32, 64, 66):
@@ -203,7 +203,7 @@ def test_actor_has_no_updates_in_critic_only_steps(smallest: Path) -> None:
 
 
 def small_critic(folder: Path) -> Path:
-    """One layer of half the width, and the head of a critic: 576 x 64 numbers of the embedding, the layer's own."""
+    """One layer of half the width, and the head of a critic: embedding 576 x 64, and the layer's own numbers."""
     model = json.loads((QUICKSTART / "model/config.json").read_text("utf-8"))
     changed = {"hidden_size": 64, "num_hidden_layers": 1, "architectures": ["Qwen2ForSequenceClassification"]}
     folder.mkdir(parents=True)
@@ -277,19 +277,19 @@ def test_quickstart_model_bytes_match_weights_file(smallest: Path) -> None:
     header = int.from_bytes(weights.read_bytes()[:8], "little") + 8
     assert storage.parameters * 4 == weights.stat().st_size - header
     assert storage.state_bytes["actor"] == storage.parameters * 12  # weights, two moments; no main weights in float32
-    assert storage.state_bytes["critic"] == (storage.parameters + 128) * 12  # tied: a head of 128 numbers on top
+    assert storage.state_bytes["critic"] == (storage.parameters + 128) * 12  # tied: plus a head of 128 numbers
     pair = sum(storage.state_bytes.values())
-    assert storage.states_bytes == pair * (min(ceil(10 / 4), 2) + 2)  # one being written, one of a stop
+    assert storage.states_bytes == pair * (min(ceil(10 / 4), 2) + 2)  # one being written, one saved by a stop
     more = ["checkpoint.keep_last=all", "checkpoint.best=reward/score_mean", "checkpoint.best_keep=4"]
     kept = plan(load([smallest], [*sets, *more], {}).recipe).storage
-    assert kept.states_bytes == pair * (3 + 2) + 5 * storage.parameters * 4  # the fifth while one is replaced
+    assert kept.states_bytes == pair * (3 + 2) + 5 * storage.parameters * 4  # the fifth exists while one is replaced
     assert kept.records_kept_bytes == storage.records_kept_bytes
-    assert storage.records_kept_bytes == storage.records_bytes * 8  # two pairs, four steps apart
+    assert storage.records_kept_bytes == storage.records_bytes * 8  # two checkpoints, four steps apart
 
 
 def test_flops_of_a_step(smallest: Path) -> None:
-    """4 sequences of 20 + 13 tokens; weights of a layer: queries and output 128 x 128 each, keys and values 128 x 64
-    each, MLP 3 x 128 x 384; a token meets each in a multiplication and an addition."""
+    """4 sequences of 20 + 13 tokens. Weights of a layer: queries and output 128 x 128 each, keys and values 128 x 64
+    each, MLP 3 x 128 x 384. A token takes one multiplication and one addition per weight."""
     sets = [f"model.path={QUICKSTART / 'model'}", "ppo.epochs=2", "ppo.critic_epochs=3"]
     weights, tokens, pairs = 4 * (2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 384), 33, 33 * 34 // 2
     layers = 2 * weights * tokens + 4 * 128 * 4 * pairs

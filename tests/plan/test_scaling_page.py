@@ -1,4 +1,4 @@
-"""docs/scaling.md shows what its commands print."""
+"""docs/scaling.md shows the current output of its commands."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""A folder with a whole recipe: the quickstart's model and a few rows, to be broken."""
+"""A folder with a complete recipe, the quickstart's model and a few rows, for tests to break."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ ROWS = [json.dumps({"question": f"{n} + 1?", "answer": f"#### {n + 1}"}) for n i
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, with `r.toml`, `base/` and `train.jsonl`."""
+    """Return the working directory, with `r.toml`, `base/` and `train.jsonl`."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(MODEL, tmp_path / "base")
     (tmp_path / "r.toml").write_text(SMALLEST, "utf-8")
@@ -32,7 +32,7 @@ def edit(file: Path, **changes: Any) -> None:
 
 
 def edit_header(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change what a safetensors file says of its tensors, and leave their numbers alone."""
+    """Change the header of a safetensors file, without changing the tensor data."""
     content = file.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
     header = json.loads(content[8 : 8 + length])

@@ -1,4 +1,4 @@
-"""Every wrong model, and the sentence that says so before anything starts."""
+"""Every invalid model is reported in one sentence before anything starts."""
 
 import json
 import shutil
@@ -56,7 +56,7 @@ def no_end(base: Path) -> None:
 
 
 def own_head(base: Path) -> None:
-    """An output layer beside the embedding that config.json ties it to, and not equal to it."""
+    """Add an output layer that differs from the embedding, although config.json ties them."""
     file = base / "model.safetensors"
     end = max(entry["data_offsets"][1] for entry in header_of(file).values())
     entry = {"dtype": "F32", "shape": [576, 128], "data_offsets": [end, end + 576 * 128 * 4]}
@@ -216,7 +216,7 @@ WRONG: dict[str, tuple[Break, int, str]] = {
 
 @pytest.fixture
 def _nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even if what is wrong is let through: importing the engines fails."""
+    """Make the import of engines fail, so that an undetected problem cannot start them."""
     monkeypatch.setitem(sys.modules, "ppoctl.wire", None)
 
 
@@ -327,7 +327,7 @@ def test_missing_hub_model_is_noted_unless_required(
 
 
 def test_fetched_model_is_found_in_hub_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its configuration is held against the layout too: four tensor ranks do not divide two key/value heads."""
+    """The configuration is also checked against the layout: four tensor ranks do not divide two key/value heads."""
     from huggingface_hub import try_to_load_from_cache
 
     monkeypatch.setenv("HF_HUB_CACHE", str(folder / "cache"))

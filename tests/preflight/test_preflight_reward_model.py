@@ -1,4 +1,4 @@
-"""What keeps a reward model from scoring, each said before anything starts."""
+"""Problems of a reward model are reported before anything starts."""
 
 import shutil
 from collections.abc import Callable

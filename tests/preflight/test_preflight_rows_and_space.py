@@ -1,4 +1,4 @@
-"""Rows, folders, memory and disk, each asked before anything starts."""
+"""Rows, folders, memory and disk are checked before anything starts."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def test_rows_without_scorer_are_counted(folder: Path) -> None:
 
 
 def test_unscored_evaluation_rows_are_counted(folder: Path) -> None:
-    """Which rows need a ground truth is known row by row where they choose their scorer."""
+    """If rows select their scorer, each row is checked for the ground truth that its scorer requires."""
     rows = [{"q": "2+2?", "of": of, **truth} for of in "ab" for truth in ({"answer": "#### 4"}, {})]
     (folder / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "rows.py").write_text(
@@ -141,7 +141,7 @@ def test_missing_sandbox_is_noted_and_is_an_error_if_strict(folder: Path, monkey
 
 
 def test_each_chat_role_sequence_is_rendered_once(folder: Path) -> None:
-    """The third row is the first of its roles: it is the one that is refused."""
+    """The third row is the first with its roles, so the error names it."""
 
     class Template:
         text = "refuses systems"
@@ -192,7 +192,7 @@ def test_folder_that_cannot_be_created_raises(tmp_path: Path, make: Callable[[Pa
 
 
 def as_nobody(ask: Callable[[], None]) -> int:
-    """Exit code of the error when a process without rights asks; root may write anywhere."""
+    """Return the exit code of the error for a process without privileges; root may write anywhere."""
     child = os.fork()
     if not child:
         code = 99
@@ -208,7 +208,7 @@ def as_nobody(ask: Callable[[], None]) -> int:
 
 
 def test_folder_without_permission_raises() -> None:
-    # Every folder above must let others in, or nobody sees `shut` at all.
+    # Every parent folder must be accessible; otherwise the process cannot see `shut` at all.
     with tempfile.TemporaryDirectory() as above:
         Path(above).chmod(0o755)
         seen = locked(Path(above) / "seen")
@@ -289,8 +289,8 @@ def test_plan_and_validate_check_machine_only_with_here(
 
 
 def test_disk_with_too_little_space_raises(small: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four pairs of float32 states of weights and two moments: two kept, one written, one of a stop; 4 * 12 bytes *
-    (862,336 + 862,464)."""
+    """Four pairs of float32 states with weights and two moments: two kept, one being written, one saved by a stop; 4
+    * 12 bytes * (862,336 + 862,464)."""
     stored = space.storage_of(small)
     assert stored.states_bytes is not None
     needed = stored.states_bytes + stored.records_kept_bytes
@@ -303,7 +303,7 @@ def test_disk_with_too_little_space_raises(small: Recipe, tmp_path: Path, monkey
         with pytest.raises(StorageError, match=r"the disk of `.*` has 79 MiB free, and the run needs 79 MiB"):
             require_space(small, tmp_path / "runs/small")
     (tmp_path / "runs/small").mkdir(parents=True)
-    (tmp_path / "runs/small/state").write_bytes(b"x")  # what the run has already is not needed again
+    (tmp_path / "runs/small/state").write_bytes(b"x")  # files that the run already has need no additional space
     require_space(small, tmp_path / "runs/small")
 
 
@@ -313,7 +313,7 @@ def test_train_checks_disk_and_memory_unless_forced(
     from ppoctl.cli import preflight
     from ppoctl.runs import available_memory  # noqa: F401 - asked before the start
 
-    monkeypatch.setitem(sys.modules, "ppoctl.runs.commands", None)  # nothing starts, whatever is let through
+    monkeypatch.setitem(sys.modules, "ppoctl.runs.commands", None)  # nothing starts, even if a problem is missed
     usage = type(shutil.disk_usage(folder))
     monkeypatch.setattr(space.shutil, "disk_usage", lambda _: usage(2**40, 0, 1000))
     assert run(["train", "r.toml"]) == 8
@@ -357,8 +357,8 @@ def test_gpu_memory_is_that_of_smallest_gpu(
 
 def test_gpus_in_exclusive_process_mode_raise(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FakeNvml(mode=3).plant(monkeypatch)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # `make` sets it
-    alone = load([Path("r.toml")]).recipe  # vLLM has a process beside the trainers'
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # `make` sets the variable
+    alone = load([Path("r.toml")]).recipe  # vLLM has its own process next to the trainers'
     several = load([Path("r.toml")], ["generator.engines=2"]).recipe
     elsewhere = load([Path("r.toml")], ["generator.engines=2", "cluster.ray_address='head:6379'"]).recipe
     apart = ["cluster.placement='apart'", "cluster.weights='broadcast'"]

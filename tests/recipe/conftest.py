@@ -1,4 +1,4 @@
-"""A smallest complete recipe in an empty folder, and the folder as working directory so that messages have short
+"""A smallest complete recipe in an empty folder, which is the working directory, so that messages contain short
 names."""
 
 from collections.abc import Callable
@@ -33,7 +33,8 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """`write(text, "a.toml")` puts a file into the working directory and hands back its relative path."""
+    """Return `write(text, "a.toml")`, which writes a file into the working directory and returns its relative
+    path."""
     monkeypatch.chdir(tmp_path)
 
     def write_file(text: str, name: str = "r.toml") -> Path:

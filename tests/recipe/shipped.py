@@ -1,7 +1,7 @@
-"""Every shipped recipe as it is resolved, in one text: `python tests/recipe/shipped.py` writes it anew.
+"""All bundled recipes as they are resolved, in one text: `python tests/recipe/shipped.py` writes it again.
 
-`[all]` has the value that most recipes have of a key, defaults included; each recipe then has what differs. A default
-that changes is one line of `[all]`, and one of each recipe that keeps the old value.
+`[all]` has the most common value of each key, defaults included; each recipe then lists its differences. A changed
+default is one changed line of `[all]`, and one line in each recipe that keeps the old value.
 """
 
 from collections import Counter
@@ -17,13 +17,13 @@ ABSENT = "(absent)"
 
 
 def values(file: Path) -> dict[str, str]:
-    """Every value of a recipe by key, as text that is the same on all machines."""
+    """Return every value of a recipe by key, as text that is the same on all machines."""
     recipe = load([file], (), {"PPOCTL_DATA": "/data"}).recipe
     return {dotted(each.path): repr(each.value).replace(str(RECIPES), "recipes") for each in tree.values(recipe)}
 
 
 def snapshot(files: list[Path]) -> str:
-    """The text of all files."""
+    """Return the text of all files."""
     found = {file.relative_to(RECIPES).with_suffix("").as_posix(): values(file) for file in files}
     keys = list(dict.fromkeys(key for recipe in found.values() for key in recipe))
     usual = {key: Counter(each.get(key, ABSENT) for each in found.values()).most_common(1)[0][0] for key in keys}

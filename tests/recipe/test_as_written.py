@@ -1,4 +1,4 @@
-"""Paths in the words of the recipe files: those that a person wrote, and no others."""
+"""The paths written in recipe files, and no others."""
 
 from pathlib import Path
 

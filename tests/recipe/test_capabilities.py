@@ -1,4 +1,5 @@
-"""A recipe may require what ppoctl cannot do yet: judged and planned, and trained once that is accepted."""
+"""A recipe may require a capability that ppoctl lacks: it can be validated and planned, and trained only with
+`without`."""
 
 from pathlib import Path
 
@@ -18,7 +19,7 @@ FREEZES = 'requires = ["freezing", "tools"]\n' + SMALLEST.replace('path = "base"
 
 @pytest.fixture
 def freezes(write: Write) -> Path:
-    """A recipe whose model and rows are not here, as what is required is judged besides."""
+    """Write a recipe whose model and rows are not on this machine; required capabilities are checked anyway."""
     return write(FREEZES)
 
 
@@ -46,7 +47,7 @@ def test_training_requires_all_missing_capabilities_accepted(freezes: Path) -> N
 def test_missing_capability_stops_command_before_run_folder_exists(
     command: str, where: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a recipe whose model and rows are here."""
+    """Write a recipe whose model and rows are on this machine."""
     sets = ("--set", 'requires=["pf-ppo"]', "--set", "data.train.max_rows=128")
     words = [command, str(QUICKSTART), *sets, "--runs", str(tmp_path / "runs"), *where]
     assert run(words) == 2
@@ -104,7 +105,7 @@ def test_estimator_name_is_rejected_for_other_keys(smallest: Path) -> None:
 def test_table_of_planned_feature_is_reported_as_not_available_yet(
     smallest: Path, setting: str, key: str, what: str
 ) -> None:
-    """One sentence, without a list of the keys that there are."""
+    """The error is one sentence, without a list of all keys."""
     with pytest.raises(RecipeError) as error:
         load([smallest], [setting])
     says = error.value.message
@@ -119,7 +120,7 @@ def test_limits_page_names_every_planned_capability() -> None:
 
 
 def test_published_recipe_with_sft_start_requires_without_flag() -> None:
-    """Else it would fail its contract by construction, after hours."""
+    """Otherwise the run would miss its expectations by construction, after hours."""
     file = QUICKSTART.parent / "verl" / "gemma-2-2b-as-log.toml"
     recipe = load([file], (), {"PPOCTL_DATA": "/data"}).recipe
     with pytest.raises(RecipeError, match=r"`sft-start`.*`model\.path` names its result") as error:

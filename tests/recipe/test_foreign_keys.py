@@ -1,8 +1,10 @@
-"""Every key of another system's PPO has an answer of its own: a row, or a place in a list with a reason.
+"""Every key of another system's PPO has its own message: a row, or an entry of a list with a reason.
 
-The lists of `foreign_keys/` are names of keys in the systems' own files of July and August 2026 (trlX: its last):
-NeMo-RL's configurations of PPO; verl's generated ones for FSDP and Megatron-Core, and its PPO scripts; trlX's, with
-those of NeMo; the arguments of TRL's PPO and of transformers' `TrainingArguments`; OpenRLHF's options."""
+The lists of `foreign_keys/` contain the keys in the systems' own files of July and August 2026 (trlX: its last
+version): NeMo-RL's PPO configurations; verl's generated configurations for FSDP and Megatron-Core, and its PPO
+scripts; trlX's, with those for NeMo; the arguments of TRL's PPO and of transformers' `TrainingArguments`; OpenRLHF's
+options.
+"""
 
 import re
 import tomllib
@@ -19,13 +21,13 @@ from ppoctl.recipe.schema import Recipe
 from recipe.conftest import Write
 
 NAMES = {"nemo_rl": 373, "verl": 1093, "trlx": 225, "trl": 154, "openrlhf": 164}
-"""The lists, and how many keys each has."""
+"""The lists, and the number of keys in each."""
 OURS_TOO = {
     "trlx": {"name"},
     "trl": {"model", "seed"},
     "openrlhf": {"eval.temperature", "rollout.max_new_tokens", "rollout.temperature", "rollout.top_p"},
 }
-"""Keys that a recipe of ours has by the same name, so that nobody is told about them."""
+"""Keys that have the same name in a ppoctl recipe, so that no message is needed."""
 
 
 def keys_of(name: str) -> list[str]:
@@ -33,7 +35,7 @@ def keys_of(name: str) -> list[str]:
 
 
 def told(write: Write, keys: Sequence[str], *files: Path) -> dict[str, str]:
-    """What is said of each key of a configuration that is pasted as TOML, behind some recipes."""
+    """Return the message for each key of a configuration that is pasted as TOML, after some recipes."""
     pasted = write("".join(f"{key} = 1\n" for key in keys), "pasted.toml")
     _, problems = examine([*files, pasted], (), {})
     found = [re.fullmatch(r"unknown key `([^`]+)`(?:; )?(.*)", problem.message, re.DOTALL) for problem in problems]
@@ -41,7 +43,7 @@ def told(write: Write, keys: Sequence[str], *files: Path) -> dict[str, str]:
 
 
 def answers(name: str) -> tuple[str, dict[str, str], dict[str, str]]:
-    """The system, and what is to be said of its keys: by row, and by pattern of a list; from the file itself."""
+    """Return the system and the messages for its keys, by row and by pattern of a list, read from the file itself."""
     file = tomllib.loads((PACKAGE / "recipe" / "other_systems" / f"{name}.toml").read_text("utf-8"))
     rows, lists = {}, {}
     for key, row in file["keys"].items():
@@ -62,7 +64,7 @@ def answers(name: str) -> tuple[str, dict[str, str], dict[str, str]]:
 def test_every_key_of_other_system_has_mapping_or_listed_reason(
     smallest: Path, write: Write, name: str, *, alone: bool
 ) -> None:
-    """Also where nothing else is written, so that no `kind` or `format` says which keys a table has."""
+    """Also if nothing else is written, so that no `kind` or `format` shows which keys a table has."""
     keys, (system, rows, lists) = keys_of(name), answers(name)
     assert len(set(keys)) == NAMES[name]
     said = told(write, keys, *([] if alone else [smallest]))
@@ -81,7 +83,7 @@ def test_every_key_of_other_system_has_mapping_or_listed_reason(
 
 
 def test_enabled_switches_are_not_mistaken_for_other_keys(smallest: Path, write: Write) -> None:
-    """All of them were answered by `reward.scale`, whose key ends in the same name."""
+    """All of them got the answer for `reward.scale`, whose key has the same last name."""
     switches = [key for key in keys_of("nemo_rl") if key.endswith(".enabled")]
     assert len(switches) >= 14
     said = told(write, [*switches, "policy.mystery.enabled", "enabled"], smallest)

@@ -1,4 +1,4 @@
-"""Layouts are checked against the model's config.json, before anything is started."""
+"""Layouts are checked against the model's config.json before anything is started."""
 
 import json
 from pathlib import Path
@@ -133,7 +133,8 @@ def test_tensor_ranks_must_divide_every_split_dimension(
 
 @pytest.fixture(params=["qwen2_moe", "qwen3_moe", "deepseek_v3"])
 def experts(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A model with 6 experts of 32 columns, as far as `load` looks; families spell their number in their own ways."""
+    """A model with 6 experts of 32 columns, as far as `load` reads it; families use different fields for the number
+    of experts."""
     count, heads = ("n_routed_experts", 4) if request.param == "deepseek_v3" else ("num_experts", 2)
     sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": heads, "num_experts_per_tok": 2}
     sizes |= {count: 6, "moe_intermediate_size": 32, "max_position_embeddings": 4096}
@@ -201,7 +202,7 @@ def test_layout_that_fits_experts_is_accepted(experts: str, table: str) -> None:
     taken = load([QUICKSTART], [experts, f"actor.parallel={table}"]).recipe.actor.parallel
     assert taken is not None
     assert "expert" in taken.describe()
-    # Expert ranks are made of the others: they are no processes of their own.
+    # Expert ranks regroup the other ranks: they are not additional processes.
     assert taken.world_size == taken.tensor * taken.context * taken.data
 
 
@@ -253,7 +254,7 @@ def test_layout_that_fits_model_is_accepted(table: str) -> None:
     ],
 )
 def test_critic_layout_is_checked_against_critic_model(tmp_path: Path, table: str, says: str) -> None:
-    """Also where it follows the actor, whose model has 4 heads and layers."""
+    """Also if the critic's layout follows the actor's, whose model has 4 heads and layers."""
     base = json.loads((QUICKSTART.with_suffix("") / "model/config.json").read_text("utf-8"))
     own = {**base, "num_attention_heads": 3, "num_key_value_heads": 3, "hidden_size": 96, "num_hidden_layers": 6}
     own.pop("layer_types")
@@ -302,7 +303,7 @@ def test_layout_description_lists_parallel_sizes() -> None:
 @pytest.mark.parametrize(
     ("written", "hint"),
     [
-        ("generator.tensor=16", "generator.tensor=2"),  # 4 heads would take 4 ranks, 2 key/value heads do not
+        ("generator.tensor=16", "generator.tensor=2"),  # 4 heads allow 4 ranks, 2 key/value heads do not
         ("actor.parallel={pipeline=3}", "actor.parallel.pipeline=2"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a person reads when a recipe is wrong: exact transcripts of all problems and the hint."""
+"""The output for a wrong recipe: exact transcripts of all problems and the hint."""
 
 import re
 from pathlib import Path
@@ -169,7 +169,7 @@ BROUGHT = [
         "longer match their tokens",
         None,
     ),
-    # Near to `epochs` as a word, and yet no slip: it is a whole key of theirs.
+    # Similar to `epochs`, but not a misspelling: it is a complete key of another system.
     ("ppo_epochs=4", "it is a key of TRL; use `ppo.epochs`: 4 in TRL, 1 in ppoctl", "ppoctl recipes keys ppo.epochs"),
     ("ent_coef=0.1", "it is a key of other systems; use `ppo.policy_loss.entropy_coef`", None),
     ("ppo.ent_coef=1", "a suggestion: `ent_coef` of other systems is `ppo.policy_loss.entropy_coef` in ppoctl", None),
@@ -293,7 +293,7 @@ def test_syntax_error_names_its_line(write: Write, text: str, line: str) -> None
 
 
 def test_byte_order_mark_is_accepted(write: Write) -> None:
-    """Editors on Windows leave a byte order mark."""
+    """Editors on Windows add a byte order mark."""
     assert load([write("\ufeff" + SMALLEST)], (), {}).origins["name"] == "r.toml:1"
 
 
@@ -388,7 +388,7 @@ def test_variable_used_in_path_is_not_an_unknown_key(write: Write) -> None:
 
 
 def test_every_ppoctl_variable_sets_a_key_or_is_listed() -> None:
-    """Whatever has our prefix in this tree sets a key, or is listed. Some are wrong on purpose."""
+    """Every variable with ppoctl's prefix in this source tree sets a key, or is listed. Some are wrong on purpose."""
     wrong = {"PPOCTL_", "PPOCTL_ACTR__LR", "PPOCTL_ACTOR_OPTIMIZER_LR", "PPOCTL_STEPZ", "PPOCTL_ROLLOUT"}
     files = [
         path

@@ -1,4 +1,4 @@
-"""Fingerprints see what changes results, below the paths a stage reads, and nothing else."""
+"""Fingerprints cover the keys that change results, below the paths that a stage reads, and no others."""
 
 import hashlib
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_fingerprint_path_may_name_absent_eval_set_or_key(smallest: Path) -> Non
 
 
 def test_fingerprint_of_critic_model_path_is_unchanged(smallest: Path) -> None:
-    """A run in progress is resumed by it."""
+    """A run in progress is resumed by this fingerprint, so it must not change."""
     written = '{"model.critic":"org/judge","model.path":"org/base"}'
     sets = ("model.path=org/base", "model.critic=org/judge")
     assert of(smallest, *sets, paths=("model",)) == hashlib.sha256(written.encode()).hexdigest()
@@ -83,7 +83,7 @@ def test_result_differences_list_key_old_and_new_value(smallest: Path) -> None:
 
 
 def test_fingerprint_ignores_keys_at_default(smallest: Path) -> None:
-    """A later version may add it."""
+    """A later version may add such a key."""
     losses = ("ppo.value_loss", "ppo.policy_loss", "ppo.rollout_correction")
     assert of(smallest, paths=losses) == of(smallest, paths=())
     assert of(smallest, "ppo.policy_loss.clip_high=0.28", paths=losses) != of(smallest, paths=())

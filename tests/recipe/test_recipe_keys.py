@@ -1,4 +1,5 @@
-"""`recipes keys` is true: a default is what a recipe has that leaves the key out, a range is what is refused."""
+"""`recipes keys` is correct: a default is the value of a recipe without the key, and values outside a range are
+rejected."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -63,11 +64,11 @@ RECIPES: list[list[str]] = [
     ["slurm.container={kind='pyxis', image='x'}"],
     ["slurm.container={kind='apptainer', image='x.sif'}"],
 ]
-"""Each key is left out by one of them, and is there."""
+"""Each key is omitted in one of these recipes and set in another."""
 
 
 def fits(line: KeyLine, written: dict[str, Any]) -> bool:
-    """Whether the line is about this recipe: of the alternative that it has."""
+    """Whether the line applies to this recipe, that is, to the alternative that it selects."""
     tag, equals, names = line.only.partition(" = ")
     if not equals:
         return True
@@ -94,11 +95,11 @@ def test_listed_default_equals_value_of_omitted_key(smallest: Path) -> None:
             assert [line.default for line in lines] == [as_toml(value)], path
             held |= {*lines}
     left = [line for line in LINES if line.default != REQUIRED and line not in held]
-    # No reward that ships can do without a ground truth; a name that nobody wrote has no value.
+    # No bundled reward works without a ground truth; a user-defined name has no default.
     named = ["reward.options.*", "eval.metrics.options.*", "slurm.options.*", "slurm.environment.*"]
     sets = [f"data.{name}{inside}" for name in ("train", "eval.*") for inside in ("", ".sources.*")]
     rows = [f"{each}.{key}" for each in sets for key in ("template_args.*", "answer", "options.*")]
-    # A digest is read with its function. The keys of a scorer are the same as a part, or as a case.
+    # A digest is read with its function. The keys of a scorer are the same as a component, or as a case.
     told = [line.key for line in left if not line.key.endswith(".digest") and not line.key.startswith(_SCORERS)]
     assert told == [*rows, *named]
 
@@ -114,7 +115,7 @@ _SCORERS = ("reward.parts.*.", "reward.cases.*.", "reward.otherwise.")
 
 
 def with_stars(path: KeyPath) -> KeyPath:
-    """The path with `*` for what a person named."""
+    """Return the path with `*` in place of user-defined names."""
     named = {
         "expect": 1,
         "data": 2 if path[1:2] == ("eval",) else None,
@@ -136,7 +137,7 @@ def test_every_key_has_one_line() -> None:
 
 
 BOUNDS = {"at least ": (0, -1), "above ": (1, 0), "at most ": (0, 1), "below ": (-1, 0)}
-"""Words -> where just inside and just outside are, in steps from the bound."""
+"""For each word: the positions just inside and just outside, in steps from the bound."""
 
 
 def accepts(key: tree.RecipeKey, value: object) -> bool:
@@ -174,6 +175,6 @@ def test_listed_range_equals_accepted_range(line: KeyLine, key: tree.RecipeKey) 
         assert accepts(key, inside), (line, inside)
         assert not accepts(key, outside), (line, outside)
         lowest, highest = (bound, highest) if word in ("at least ", "above ") else (lowest, bound)
-    # Where nothing is said, nothing is refused.
+    # Without a documented range, all values are accepted.
     assert lowest != -(10**9) or accepts(key, number(lowest))
     assert highest != 10**9 or accepts(key, number(highest))

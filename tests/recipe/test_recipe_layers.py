@@ -1,4 +1,4 @@
-"""Files left to right, environment, `--set`: who wins, what merges, what replaces, and where each value came from."""
+"""Files from left to right, environment, `--set`: precedence, merging, replacement, and the origin of each value."""
 
 from pathlib import Path
 
@@ -91,7 +91,7 @@ def test_other_alternative_replaces_whole_table(write: Write) -> None:
 def test_table_without_kind_is_default_kind_and_is_replaced(write: Write) -> None:
     clipped = write(SMALLEST + "[ppo.policy_loss]\nclip_high = 0.28\n")
     assert load([clipped], environ={}).recipe.ppo.policy_loss == ClippedLoss(clip_high=0.28)
-    # Its bounds are of the clip's own size, which would be no clip at all in another kind.
+    # Its bounds are relative to the clip's own size, so in another kind they would not clip at all.
     assert load([clipped], ["ppo.policy_loss.kind=gspo"], {}).recipe.ppo.policy_loss == GspoLoss(kind="gspo")
 
 
@@ -105,7 +105,7 @@ PARALLEL = SMALLEST + "[actor.parallel]\ntensor = 2\nsequence = true\n"
 
 
 def test_layout_table_replaces_layout_table(write: Write) -> None:
-    """A run of 2 tensor ranks that is resumed with `actor.parallel={pipeline=2}` has 2 processes, not 4."""
+    """A run with 2 tensor ranks that is resumed with `actor.parallel={pipeline=2}` has 2 processes, not 4."""
     base = write(PARALLEL, "base.toml")
     assert load([base], ["actor.parallel={pipeline=2}"]).recipe.actor.parallel == ParallelTable(pipeline=2)
     around = ["actor={optimizer={lr=1e-6}, parallel={pipeline=2}}"]
@@ -123,8 +123,8 @@ def test_layout_key_changes_only_that_key(write: Write) -> None:
 
 
 def test_table_set_on_command_line_replaces_whole_table(write: Write) -> None:
-    """One rule: `--set TABLE={...}` replaces, `--set TABLE.KEY=VALUE` changes one key. What is left out has its
-    default, not what a file says."""
+    """`--set TABLE={...}` replaces the table; `--set TABLE.KEY=VALUE` changes one key. Omitted keys get their
+    defaults, not the values of a file."""
     base = write(SMALLEST + '[expect]\n"reward/score_mean" = { min = 0.5 }\n[health.kl]\nmax = 0.1\n', "base.toml")
     one = load([base], ['expect."value/explained_variance".min=0', "health.kl.action=stop"]).recipe
     assert one.expect.keys() == {"reward/score_mean", "value/explained_variance"}
@@ -134,7 +134,7 @@ def test_table_set_on_command_line_replaces_whole_table(write: Write) -> None:
     for recipe in (load([base], whole, {}).recipe, load([base], (), variables).recipe):
         assert recipe.expect.keys() == {"value/explained_variance"}
         assert recipe.health.kl == HealthRule(max=0.5, action="stop")
-    # A later setting is stronger than an earlier one.
+    # A later setting takes precedence over an earlier one.
     later = load([base], ['expect."reward/score_mean".max=1', whole[0]]).recipe
     assert later.expect.keys() == {"value/explained_variance"}
 
@@ -146,7 +146,7 @@ def test_empty_table_on_command_line_clears_weaker_tables(write: Write) -> None:
     assert (emptied.expect, emptied.actor.parallel) == ({}, ParallelTable())
     others = load([base], ["expect={}", 'expect."value/explained_variance".min=0']).recipe
     assert others.expect.keys() == {"value/explained_variance"}
-    # In a file it may be a heading that nobody wrote anything under.
+    # In a file, the table may be a heading without keys.
     assert load([base, write("[expect]\n", "over.toml")]).recipe.expect.keys() == {"reward/score_mean"}
 
 
@@ -277,7 +277,7 @@ def test_critic_model_may_be_written_as_path(write: Write, tmp_path: Path) -> No
         assert load([base], order, {}).recipe.model.critic == CriticModelTable(path="org/other", dtype="float32")
     resolved = load([base], [], {}).resolved()
     assert resolved["model"]["critic"] == {"path": str(tmp_path / "judge"), "dtype": None}
-    resolved["model"]["critic"] = str(tmp_path / "judge")  # what runs of before have
+    resolved["model"]["critic"] = str(tmp_path / "judge")  # as in runs of earlier versions
     assert from_resolved(resolved) == load([base], [], {}).recipe
 
 
@@ -379,7 +379,7 @@ def test_top_level_keys_of_file_are_case_sensitive(write: Write) -> None:
 
 
 def test_text_value_needs_no_quotes_in_set_or_environment(smallest: Path) -> None:
-    """Else `name=$SLURM_JOB_ID` would be a number."""
+    """Otherwise `name=$SLURM_JOB_ID` would become a number."""
     assert load([smallest], ["name=42"], {}).recipe.name == "42"
     assert load([smallest], [], {"PPOCTL_NAME": "42"}).recipe.name == "42"
     assert load([smallest], ['name="42"'], {}).recipe.name == "42"

@@ -1,5 +1,5 @@
-"""The metric registry: names are unique, explained and written once; patterns match one part; unknown names are
-refused."""
+"""The metric registry: names are unique, documented and defined once; patterns match one part; unknown names are
+rejected."""
 
 import ast
 import re
@@ -60,7 +60,7 @@ def test_eval_set_is_parsed_from_metric_name() -> None:
 
 
 def test_metric_names_are_literals_only_in_registry() -> None:
-    """Docstrings may speak of a metric; code takes its name from there."""
+    """Docstrings may mention a metric; code takes its name from the registry."""
     names = {metric.name for metric in METRICS}
     written = [
         f"{module}:{node.lineno} {node.value}"
@@ -76,11 +76,11 @@ def test_metric_names_are_literals_only_in_registry() -> None:
 
 
 def test_console_and_health_metrics_have_guides() -> None:
-    """Figures of the console and of health rules are read by everybody."""
+    """Every user sees the metrics of the console and of health rules."""
     shown = {*ON_THE_CONSOLE.values(), *(name for names in health.METRICS.values() for name in names)}
     assert shown - set(guided()) == set()
     assert len(guided()) >= 25
-    # How long a stage takes depends on the task.
+    # The duration of a stage depends on the task.
     assert [name for name in guided() if not _of(name).healthy and not name.startswith("time/")] == []
 
 
@@ -103,6 +103,6 @@ def test_guide_references_existing_keys_and_metrics(name: str) -> None:
     assert found.when
     for word in re.findall(r"`([^`]*)`", f"{found.read} {found.when}"):
         if word.startswith("ppoctl "):
-            continue  # commands of pages are held by test_commands_of_pages
+            continue  # test_commands_of_pages checks the commands of pages
         is_key = tree.keys_at(tree.of(Recipe), tuple(word.split(".")))
         assert is_key or find(word), word

@@ -1,4 +1,4 @@
-"""Lines of keys, in whatever tomllib accepts."""
+"""The lines of keys, in every syntax that tomllib accepts."""
 
 import tomllib
 from typing import Any
@@ -66,7 +66,7 @@ tables = st.recursive(leaves, lambda inner: st.dictionaries(names, inner, max_si
 @settings(deadline=None)  # a loaded machine is slow, not wrong
 @given(st.dictionaries(names, tables, min_size=1, max_size=4))
 def test_random_toml_document_has_line_of_each_key(document: dict[str, Any]) -> None:
-    """One key per line, so the line of each is known."""
+    """One key per line, so that the line of each is known."""
     text = "".join(f"\n{dotted((name,))} = {as_toml(value)}\n" for name, value in document.items())
     assert tomllib.loads(text) == document
     lines = lines_of(text)

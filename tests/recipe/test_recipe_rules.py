@@ -1,4 +1,4 @@
-"""Rules across tables: each refuses what is wrong, with both keys, their values and where they were set."""
+"""Rules across tables: each error names both keys, their values and their origins."""
 # ruff: noqa: E501 - a transcript is one line
 
 from pathlib import Path
@@ -17,8 +17,8 @@ from recipe.conftest import SMALLEST, Write
 
 EVAL = "data.eval.e={format='gsm8k', path='e.jsonl'}"
 
-# What is set on the smallest recipe (4 prompts x 1 sample, minibatches of 2, window 20 + 13, 10 steps, so 20 updates
-# of each role), and what is said about it.
+# Settings on top of the smallest recipe (4 prompts x 1 sample, minibatches of 2, window 20 + 13, 10 steps, so 20
+# updates of each role), and the message for them.
 CASES: list[tuple[str, list[str], str]] = [
     (
         "check_row_source",
@@ -581,7 +581,7 @@ CASES: list[tuple[str, list[str], str]] = [
         '`expect."policy/loss".at_step` = `3` (--set), `ppo.critic_only_steps` = `3` (--set)',
     ),
     (
-        "check_expected_step",  # who asks for log-probs before the update has it at each
+        "check_expected_step",  # with log-probs before the update, the metric is reported at every step
         ["ppo.old_logprobs=sampler", "ppo.critic_only_steps=3", 'expect."mismatch/gap_k3"={max=9, at_step=3}'],
         "--set: `mismatch/gap_k3` is expected at step 3, when only the critic trains: "
         '`expect."mismatch/gap_k3".at_step` = `3` (--set), `ppo.critic_only_steps` = `3` (--set)',
@@ -763,7 +763,7 @@ def test_suggested_warmup_fraction_is_valid(smallest: Path) -> None:
     with pytest.raises(RecipeError) as caught:
         load([smallest], sets, {})
     hint = str(caught.value.hint).partition("`--set ")[2].rstrip("`")
-    # A share of 150 updates has two digits.
+    # A fraction of 150 updates has two digits.
     assert warmup_updates(load([smallest], [*sets, hint], {}).recipe, "actor") == 2
 
 
@@ -786,7 +786,8 @@ def test_single_sequence_is_allowed_without_whitening(smallest: Path) -> None:
 
 
 def test_rules_are_checked_despite_errors_in_other_keys(write: Write) -> None:
-    """One pass: a misspelt key elsewhere does not hide a conflict, and a missing value hides only its own rules."""
+    """All rules run in one pass: a misspelled key does not hide a conflict, and a missing value skips only its own
+    rules."""
     text = SMALLEST.replace("steps = 10\n", "").replace("minibatch_seqs = 2", "minibatch_seqs = 3")
     with pytest.raises(RecipeError) as caught:
         load([write(text)], ["actor.optimizer.lr_warmup_updates=99", "seed='x'", "critic.optimizer.lrr=1"], {})
@@ -844,7 +845,7 @@ def test_monte_carlo_returns_with_bootstrap_are_noted(smallest: Path) -> None:
         (["ppo.minibatch_seqs=4"], 1),
         (["ppo.minibatch_seqs=4", "ppo.epochs=2"], 2),
         (["ppo.epochs=3"], 6),
-        # Epochs of the critic's own are no updates of the actor.
+        # The critic's own epochs add no updates of the actor.
         (["ppo.minibatch_seqs=4", "ppo.critic_epochs=2"], 1),
     ],
 )

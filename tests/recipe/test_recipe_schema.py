@@ -1,4 +1,4 @@
-"""Laws of the schema: every key is explained, declares what it changes, and can be set to everything it may be."""
+"""Conventions of the schema: every key is documented, declares its effect, and can be set to every allowed value."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def test_every_table_class_has_a_docstring() -> None:
 
 
 def test_optional_key_defaults_to_none_or_has_word_for_none() -> None:
-    """TOML has no null: with another default, absence could not be asked for, unless a word stands for it."""
+    """TOML has no null: with another default, absence could not be written, unless a word represents it."""
     optional = [key for _, key in LEAVES if "None" in str(key.field.annotation)]
     assert len(optional) > 8
     assert all(key.field.default is None or word_for_none(key.field.metadata) for key in optional)
@@ -65,7 +65,7 @@ def test_megatron_and_vllm_terms_are_read_from_key_docstrings() -> None:
 
 
 def test_quantity_keys_include_their_unit() -> None:
-    """A duration or a size without its unit is misread sooner or later. A text has its unit in the value."""
+    """A duration or size without its unit is misread sooner or later. A text contains its unit."""
     bare = {"timeout", "tokens", "memory", "duration", "interval", "size"}
     texts = {str, str | None}
     assert not [path for path, key in LEAVES if path[-1] in bare and key.field.annotation not in texts]

@@ -1,4 +1,4 @@
-"""Each table of a recipe with a value in its place, and each alternative with its name alone."""
+"""Each table of a recipe with a plain value in its place, and each alternative with only its name."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""`epochs` stands for `steps`: counted from the rows where the recipe is read, and one number from then on."""
+"""`epochs` replaces `steps`: it is converted with the number of rows when the recipe is read, and is a fixed number
+afterwards."""
 
 from pathlib import Path
 
@@ -17,9 +18,9 @@ PARQUET = 'format = "columns"\npath = "train.parquet"\nprompt = "q"\nanswer = "q
 
 
 def test_epochs_become_whole_steps_rounded_down(write: Write) -> None:
-    write(ROW * 5 + "\n" + ROW, "train.jsonl")  # a blank line is no row
+    write(ROW * 5 + "\n" + ROW, "train.jsonl")  # a blank line is not a row
     loaded = load([write(IN_EPOCHS)], [], {})
-    # 3 x 6 rows are 4 steps of 4 prompts: two rows of an epoch begin the next, and of the last two are not drawn.
+    # 3 x 6 rows are 4 steps of 4 prompts: two rows of an epoch begin the next, and the last two are not used.
     assert (loaded.recipe.steps, loaded.recipe.epochs) == (4, None)
     assert loaded.notes == ("`epochs` = `3` of 6 rows: 4 steps of 4 prompts; 2 rows of the last epoch are not used",)
     assert loaded.origins["steps"] == "r.toml:2"

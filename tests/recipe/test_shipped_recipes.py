@@ -1,4 +1,4 @@
-"""Every recipe that ships is right, and is judged and planned without its data and model, a network, or torch."""
+"""Every bundled recipe is valid, and can be validated and planned without data, model, network or torch."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def test_shipped_recipes_match_snapshot() -> None:
 
 
 def test_changed_default_changes_one_snapshot_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two recipes that leave a key out, one of which is then given another value."""
+    """Two recipes omit a key; then one of them gets another value."""
     monkeypatch.setattr(shipped_text, "RECIPES", tmp_path)
     text = SMALLEST.replace('"base"', '"/base"').replace('"train.jsonl"', '"/train.jsonl"')
     for name in ("a", "b", "c"):
@@ -91,8 +91,8 @@ def test_run_names_of_recipes_are_unique() -> None:
 def told_where_nothing_is(
     commands: list[list[str]], folder: Path
 ) -> tuple[dict[str, tuple[int, dict[str, Any]]], list[str]]:
-    """Exit code and JSON of commands by their words, and the packages that they loaded, in a process without data,
-    models and network."""
+    """Run commands in a process without data, models and network. Return their exit code and JSON, and the packages
+    that they loaded."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PPOCTL", "HF_"))}
     environ |= {"PYTHONPATH": str(ROOT / "src"), "HF_HOME": str(folder), "HOME": str(folder)}
     words = [sys.executable, "-c", SCRIPT, json.dumps(commands)]
@@ -117,7 +117,7 @@ def test_recipes_validate_and_plan_without_data_or_model(tmp_path: Path) -> None
 
 
 USABLE_GIB = {24: 22.5, 32: 31.0, 80: 79.0}
-"""GiB that a GPU offers at least, by the GB that it is sold with."""
+"""Minimum memory of a GPU in GiB, by the GB of its name."""
 
 
 def test_recipe_fits_gpus_named_in_its_header(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The file of a site: the weakest layer, found by a variable or in the user's settings, without a say in results."""
+"""The site file: the weakest layer, found by a variable or in the user's settings, and without effect on results."""
 
 from pathlib import Path
 
@@ -73,7 +73,7 @@ def test_site_file_rejects_keys_that_change_results(write: Write, smallest: Path
     says = "changes results, which a site file must not: only the recipe defines a run"
     assert lines[:3] == [
         f"site.toml:1: `seed` {says}",
-        f"site.toml:5: `rollout.max_new_tokens` {says}",  # although it says what the recipe says
+        f"site.toml:5: `rollout.max_new_tokens` {says}",  # although it repeats the recipe's value
         f"site.toml:7: `data.eval.more.format` {says}",
     ]
     assert hint == "move the line into the recipe"

@@ -1,4 +1,4 @@
-"""Rules on `[slurm]`: an option is set in one place, is one line, and no secret gets into a script."""
+"""Rules for `[slurm]`: an option is set in one place, fits on one line, and no secret gets into a script."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ CASES: list[tuple[str, str, str, str | None]] = [
     ),
     (
         "check_sbatch_options",
-        "slurm.options.outp=x",  # Slurm takes it for --output
+        "slurm.options.outp=x",  # Slurm accepts this prefix as --output
         "--set: `--output` cannot be set here: Slurm writes the output of a job to `logs/slurm-ID.log` of the run: "
         '`slurm.options.outp` = `"x"` (--set)',
         None,

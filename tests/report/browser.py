@@ -1,4 +1,4 @@
-"""Chromium without a screen, driven over its own protocol: `with Browser(program, folder) as browser: ...`."""
+"""Headless Chromium, controlled over its DevTools protocol: `with Browser(program, folder) as browser: ...`."""
 
 import base64
 import json
@@ -25,11 +25,11 @@ KEYS = {
 
 
 class Browser:
-    """One browser with one page. What the page asks of the network and writes on its console is kept."""
+    """One browser with one page. Network requests and console messages of the page are recorded."""
 
     def __init__(self, program: str, folder: Path) -> None:
         self.folder = folder
-        # Its sandbox needs rights that root in a container has not; pages are our own.
+        # Its sandbox needs privileges that root in a container does not have; the pages are trusted.
         words = [
             program,
             "--headless=new",
@@ -74,7 +74,7 @@ class Browser:
     # -- what tests do
 
     def open(self, file: Path, *, width: int = 1400, scheme: str = "light", motion: str = "no-preference") -> None:
-        """Show a file, and wait until its script has run."""
+        """Open a file, and wait until its script has run."""
         self.asked.clear()
         self.errors.clear()
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
@@ -86,13 +86,13 @@ class Browser:
         self.asked = [url for url in self.asked if url != "about:blank"]
 
     def js(self, expression: str) -> Any:
-        """The value of an expression in the page."""
+        """Return the value of an expression in the page."""
         found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
     def press(self, key: str, times: int = 1) -> None:
-        """Press a key as a person does."""
+        """Press a key, as a user does."""
         about = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key]}
         for _ in range(times):
             text = {"text": "\r"} if key == "Enter" else {}
@@ -104,13 +104,13 @@ class Browser:
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def picture(self, file: Path) -> None:
-        """Write what is seen of the whole page, for people."""
+        """Write a screenshot of the whole page, for people."""
         file.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"]))
 
     # -- the protocol
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Ask the browser for something; events that come before its answer are kept."""
+        """Call a method of the browser. Events that arrive before its answer are recorded."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         self._socket.send(json.dumps({**message, **({"sessionId": self._session} if self._session else {})}))

@@ -14,7 +14,7 @@ from ppoctl.runs import session
 
 QUICKSTART = Path(__file__).parents[2] / "recipes/quickstart.toml"
 HOSTILE = "</script></pre><img src=x onerror=\"document.title='owned'\"><!--<script>"
-"""What a model may write, and a user."""
+"""Text that a model or a user may write."""
 LITTLE = {
     "seed": 5,
     "rollout.prompts_per_step": 4,
@@ -32,7 +32,8 @@ LITTLE = {
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """`first` was trained for two steps, and resumed for a third with a lower learning rate; `second` for two."""
+    """`first` was trained for two steps, and resumed for a third step with a lower learning rate; `second` for two
+    steps."""
 
     def prepared(recipe: Recipe) -> tuple[Any, dict[str, str]]:
         return fake_components(recipe), {"model": "a" * 64, "data": "b" * 64}

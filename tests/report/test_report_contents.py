@@ -1,4 +1,4 @@
-"""What a report says of a run: figures, times, events, samples, and what fits; numbers worked by hand."""
+"""The contents of a report: metrics, times, events, samples, and truncation; numbers computed by hand."""
 
 import shutil
 import subprocess
@@ -39,7 +39,7 @@ LINES: list[dict[str, Any]] = [
     line(2, 1, "rollout", 2.0),
     line(3, 1, "actor_update", 3.0, policy__approx_kl=0.05),
     line(4, 2, "rollout", 4.0),
-    # Killed in step 2; the second attempt draws step 2 again and replays an update.
+    # Killed in step 2; the second attempt generates step 2 again and replays an update.
     {"seq": 5, "event": "attempt_started", "attempt": 2, "at": 200.0, "host": "h", "pid": 2, "gpus": 2},
     {**line(6, 2, "rollout", 5.0, 2), "at": 230.0},
     {**line(7, 2, "actor_update", 6.0, 2, policy__approx_kl=0.2), "at": 236.0},
@@ -103,8 +103,8 @@ def test_band_is_one_standard_deviation_around_the_mean() -> None:
 
 
 def test_time_shares_add_up_to_the_total() -> None:
-    """40 s and 4 s of attempts. Kept: 2 + 3 of step 1, 5 + 6 of step 2; the rollout of 4 s was done again; starting
-    10, replayed 1, abandoned 2; what is left of 44 s: 11."""
+    """Attempts of 40 s and 4 s. Kept: 2 + 3 of step 1, 5 + 6 of step 2; the rollout of 4 s was repeated; starting 10,
+    replayed 1, abandoned 2; the rest of 44 s: 11."""
     told = time_use.shares(by_hand())
     took = {row["name"]: row["took"] for row in told["rows"]}
     assert told["whole"] == "44s"

@@ -1,5 +1,5 @@
-"""A report in a real browser: it draws all it was given, by itself, on narrow and wide screens, in light and dark; it
-is read with the keyboard alone. Chromium is installed where it may be: by root, on Debian."""
+"""A report in a real browser. The page draws all its data without a network, on narrow and wide screens, in light and
+dark mode, and works with the keyboard alone. Chromium is installed if this process is root on Debian."""
 
 import json
 import re
@@ -43,12 +43,12 @@ def one(runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="module")
 def both(attacked: Path, runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs, into whose texts a model and a user wrote markup."""
+    """Two runs with markup, written by a model and by a user, in their texts."""
     return write_report([attacked, runs[1]], tmp_path_factory.mktemp("both") / "both.html", steps=3).path
 
 
 def given(file: Path) -> Any:
-    """The data that the page was given."""
+    """Return the data that the page contains."""
     [found] = re.findall(r'id="data">(.*?)</script>', file.read_text("utf-8"))
     return json.loads(found)
 
@@ -122,7 +122,7 @@ ENDS = """[...document.querySelectorAll('#curves > .charts')].map((group) => {
   const first = charts.filter((each) => each.top === charts[0].top);
   return [charts.length, first.length, group.getBoundingClientRect().right - first.at(-1).right];
 })"""
-"""Charts of each group, charts in its first row, and the pixels that this row leaves empty."""
+"""Return the charts of each group, the charts in its first row, and the pixels that this row leaves empty."""
 
 
 def test_charts_fill_the_row_in_small_groups(browser: Browser, one: Path) -> None:

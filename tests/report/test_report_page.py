@@ -1,4 +1,4 @@
-"""The file of a report: what it may hold and run, where it may lie, and how large it may be."""
+"""The file of a report: what it may contain and run, where it may be written, and how large it may be."""
 
 import base64
 import hashlib
@@ -20,11 +20,11 @@ from report.conftest import HOSTILE
 
 AA_TEXT = 4.5
 AA_GRAPHICS = 3.0
-"""Least contrasts of WCAG 2.2, level AA."""
+"""Minimum contrasts of WCAG 2.2, level AA."""
 
 
 class Read(HTMLParser):
-    """What a browser would make of the page: elements with their attributes, and the text of scripts."""
+    """The page as a browser parses it: elements with their attributes, and the text of scripts."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Read(HTMLParser):
 
 @pytest.fixture(scope="module")
 def text(attacked: Path, runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The report of both runs, into which a model and a user wrote markup."""
+    """The report of both runs, with markup written by a model and by a user."""
     return write_report([attacked, runs[1]], tmp_path_factory.mktemp("r") / "r.html", steps=2).path.read_text("utf-8")
 
 
@@ -123,7 +123,7 @@ def test_report_is_reproducible_except_for_its_time(runs: tuple[Path, Path], tmp
 def test_large_report_stays_below_its_limit_and_lists_omissions(
     runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eight runs, each with samples of 40,000 characters that no compression of ours would make less."""
+    """Eight runs, each with samples of 40,000 characters that do not compress."""
     long = "\u5b57" * 40_000
     kept = write.contents
 
@@ -144,7 +144,7 @@ def test_large_report_stays_below_its_limit_and_lists_omissions(
     assert "to stay below 2 MB" in written.path.read_text()
 
 
-# --- where it lies -------------------------------------------------------------------------------------------------
+# --- where it is written -----------------------------------------------------------------------------------------
 
 
 def test_report_command_prints_written_and_omitted_contents(
@@ -213,7 +213,7 @@ def test_page_files_are_small_ascii_and_all_included() -> None:
 
 
 def colours(mode: str) -> dict[str, tuple[float, ...]]:
-    """Named colours of the style in one mode, each as red, green and blue."""
+    """Return the named colors of the style in one mode, each as red, green and blue."""
     style = (FILES / "style.css").read_text()
     light, dark = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
     found: dict[str, tuple[float, ...]] = {}

@@ -1,8 +1,8 @@
-"""Programs that try to get out of a sandbox, or to take all that the machine has. Each is harmless where it succeeds:
-it is bounded by itself too.
+"""Programs that try to leave a sandbox, or to exhaust the machine. Each program also limits itself, so that it is
+harmless if it succeeds.
 
-A program tells each of its tries: `refused NAME` or `got NAME`. Contained: it ends as is written here, and got
-nothing.
+A program prints the result of each attempt: `refused NAME` or `got NAME`. It is contained if it ends as listed here
+and got nothing.
 """
 
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ def call(*given):
 
 @dataclass(frozen=True)
 class Attack:
-    """A program, and how it ends where it is contained."""
+    """A program, and how it ends inside a sandbox that isolates it."""
 
     program: str
     outcomes: tuple[str, ...] = ("ok",)
     refused: int = 1
-    """How many of its tries are refused, at least."""
+    """Minimum number of attempts that are refused."""
 
 
 ATTACKS = {

@@ -1,4 +1,4 @@
-"""Pools of misbehaving scorers, and a watch that no test leaves a process behind."""
+"""Pools of misbehaving scorers, and a check that no test leaves a process."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -15,14 +15,14 @@ OpenPool = Callable[..., ScorerPool]
 
 @pytest.fixture
 def drill_scorers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Children find `drill_scorers` as they would find a user's module."""
+    """Make `drill_scorers` importable in scorer processes, like a user's module."""
     paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
 
 
 @pytest.fixture
 def drill_pool(drill_scorers: None) -> Iterator[OpenPool]:
-    """Opens pools of `drill_scorers`, and closes them; afterwards no child may be left."""
+    """Open pools of `drill_scorers`, and close them; afterwards no child process may be left."""
     before = set(psutil.Process().children(recursive=True))
     pools: list[ScorerPool] = []
 

@@ -1,4 +1,5 @@
-"""Scorers that misbehave on demand: the truth says how. Imported in the children, as a user's scorer would be."""
+"""Scorers that misbehave on demand: the ground truth names the fault. Scorer processes import it, like a user's
+scorer."""
 
 import os
 import re
@@ -13,7 +14,7 @@ from ppoctl.rewards.function import NoScoreError, RewardValue
 
 
 def score(request: ScoreRequest) -> RewardValue:
-    """The length of the response, unless the truth orders a misdeed."""
+    """Return the length of the response, unless the ground truth names a fault."""
     name, _, detail = (request.truth or "").partition(" ")
     if name in MISDEEDS:
         return MISDEEDS[name](detail)
@@ -21,7 +22,7 @@ def score(request: ScoreRequest) -> RewardValue:
 
 
 def all_that_it_is_given(request: ScoreRequest) -> RewardValue:
-    """As its error message."""
+    """Raise an error whose message contains all inputs."""
     raise ValueError(repr(request))
 
 
@@ -35,7 +36,7 @@ def _hang_in_python(detail: str) -> RewardValue:
 
 
 def _hang_in_c(detail: str) -> RewardValue:
-    # Catastrophic backtracking: C code that holds the interpreter lock and looks at signals only now and then.
+    # Catastrophic backtracking: C code that holds the interpreter lock and rarely handles signals.
     re.match(r"(a|aa)+$", "a" * 200 + "b")
     raise AssertionError("unreachable")
 
@@ -94,7 +95,7 @@ def _print(detail: str) -> RewardValue:
 
 
 def _leave_a_daemon_and_hang(detail: str) -> RewardValue:
-    """The daemon has all descriptors of this process, is in a group of its own, and ends with the file."""
+    """Start a daemon that inherits all descriptors, has its own process group, and ends when the file is deleted."""
     Path(detail).touch()
     if os.fork() == 0:
         os.setsid()
@@ -122,8 +123,8 @@ def _sleep(detail: str) -> RewardValue:
 
 
 def _tokens(detail: str) -> RewardValue:
-    figures = [float(word) for word in detail.split()]
-    return RewardValue(sum(figures), token_values=figures)
+    values = [float(word) for word in detail.split()]
+    return RewardValue(sum(values), token_values=values)
 
 
 def _unreachable(detail: str) -> RewardValue:
@@ -131,7 +132,7 @@ def _unreachable(detail: str) -> RewardValue:
 
 
 def _meet(detail: str) -> RewardValue:
-    """Wait until as many processes as `COUNT FOLDER` says are in this function."""
+    """Wait until N processes are in this function; the ground truth has N and a folder."""
     count, folder = detail.split(" ", 1)
     (Path(folder) / str(os.getpid())).touch()
     while len(list(Path(folder).iterdir())) < int(count):

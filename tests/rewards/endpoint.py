@@ -1,4 +1,4 @@
-"""A Sandbox Fusion endpoint that runs nothing: its answers are given."""
+"""A Sandbox Fusion endpoint that runs no programs: its answers are fixed."""
 
 import json
 import threading
@@ -10,13 +10,14 @@ from typing import Any
 
 @contextmanager
 def endpoint(answers: list[tuple[int, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """An endpoint that gives these answers in turn, the last one for good; its address, and what it was sent."""
-    asked: list[dict[str, Any]] = []
+    """Yield the address of an endpoint and the requests it received. It returns these answers in turn, then repeats
+    the last."""
+    received: list[dict[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            status, answer = answers[min(len(asked), len(answers)) - 1]
+            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            status, answer = answers[min(len(received), len(answers)) - 1]
             self.send_response(status)
             self.end_headers()
             self.wfile.write(json.dumps(answer).encode())
@@ -28,7 +29,7 @@ def endpoint(answers: list[tuple[int, Any]]) -> Iterator[tuple[str, list[dict[st
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}/run_code", asked
+        yield f"http://127.0.0.1:{server.server_port}/run_code", received
     finally:
         server.shutdown()
         thread.join()

@@ -1,5 +1,5 @@
-"""A Python on a machine that forbids it something: `python forbidding.py WHAT WORD ...` becomes Python with these
-words, under a filter of system calls as a container engine has them."""
+"""A Python that simulates a machine with restrictions: `python forbidding.py WHAT WORD ...` becomes Python with these
+arguments, under a system call filter like those of container engines."""
 
 import errno
 import os
@@ -19,7 +19,8 @@ _PR_SET_SECCOMP = 22
 
 
 def program(what: str) -> bytes:
-    """The call is refused; that for filters of system calls does nothing, and says that it has."""
+    """Return a filter program that refuses a call. For `filters`, installing a filter reports success but does
+    nothing."""
     number = NUMBERS[what][os.uname().machine]
     lines = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x50000 | errno.EPERM)]
     if what == "filters":

@@ -1,7 +1,7 @@
-"""A parent to be killed: starts a pool, prints its children's process ids, then waits as told.
+"""A parent process for tests to kill: starts a pool, prints the process ids of its children, then waits.
 
-python orphan_parent.py TRUTH   scores one sample with this truth (a hang never returns), or stays idle for "idle", or
-                                leaves for "leave", with samples in hand and in the queue for "leave-work"
+python orphan_parent.py TRUTH   scores one sample with this ground truth (a hang never returns). "idle": stays idle;
+                                "leave": exits; "leave-work": exits with running and queued samples
 """
 
 import sys
@@ -15,7 +15,7 @@ from ppoctl.rewards.pool import ScorerPool
 
 if __name__ == "__main__":
     pool = ScorerPool(ScorerSpec("drill_scorers:score"), workers=2, timeout_s=600)
-    scores(pool, [request("", "sleep 0.1")] * 4)  # both children are up
+    scores(pool, [request("", "sleep 0.1")] * 4)  # both children are running
     print(*pool.pids, flush=True)
     if sys.argv[1] == "idle":
         time.sleep(600)

@@ -1,4 +1,4 @@
-"""Tiny reward models, made of the quickstart's model."""
+"""Tiny reward models, built from the quickstart's model."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart" / "model"
 
 
 def reward_model(folder: Path, *labels: str, std: float = 0.1) -> Path:
-    """The quickstart's model with a random head in place of logits: of one output, or of these labels."""
+    """Write the quickstart's model with a random head in place of logits: with one output, or with these labels."""
     shutil.copytree(QUICKSTART, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     weights = load_file(QUICKSTART / "model.safetensors")
     hidden = weights["model.norm.weight"].shape[0]

@@ -1,4 +1,4 @@
-"""The ways in which this machine can make a sandbox, and reasons why it cannot."""
+"""The kinds of sandbox that this machine can create, and the reasons why it cannot create others."""
 
 import os
 import shutil
@@ -14,16 +14,16 @@ SYSTEM_PYTHON = Path("/usr/bin/python3")
 _ANY_USER = "12345"
 _BOUNDS = ("--as=1073741824", "--fsize=67108864", "--cpu=120", "--nofile=256")
 _BOUNDED = ("prlimit", *_BOUNDS) if shutil.which("prlimit") else ()
-"""Limits of the launcher itself: a test that fails harms nobody."""
+"""Limits of the launcher itself, so that a failing test does not harm the machine."""
 
 
 def way(name: str) -> tuple[Kind, tuple[str, ...]]:
-    """Kind and Python of a sandbox. Who is not root has one way; what another needs that is not here is a skip."""
+    """Return kind and Python of a sandbox. Skip the test if this machine or user does not support it."""
     if name == "namespaces":
         return "namespaces", (*_BOUNDED, sys.executable)
     if os.geteuid() != 0:
         pytest.skip("only root becomes another user")
-    # Root's own Python may lie where nobody else may look.
+    # Other users may have no access to the folder of root's Python.
     if not SYSTEM_PYTHON.exists():
         pytest.skip(f"no `{SYSTEM_PYTHON}`, which every user may run")
     if name == "user":

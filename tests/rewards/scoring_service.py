@@ -1,4 +1,4 @@
-"""A service that scores as the response tells it to, on a port of this machine."""
+"""A local HTTP service whose answer is encoded in the response that it scores."""
 
 import json
 import time
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Service(ThreadingHTTPServer):
-    """`asked` has what it was sent, in order; while `is_down`, it hangs up on whoever asks."""
+    """A service that records its requests in `asked`, in order. While `is_down`, it closes every connection."""
 
     daemon_threads = True
     block_on_close = False
@@ -33,7 +33,7 @@ class Service(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}/score?v=1"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that hung up is no news."""
+        """Ignore errors of clients that closed the connection."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -46,10 +46,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.connections += 1
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        server, response = self.server, str(asked["response"])
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        server, response = self.server, str(body["response"])
         with server.lock:
-            server.asked.append(asked)
+            server.asked.append(body)
             server.headers.append({**dict(self.headers.items()), "path": self.path})
             server.times.append(time.monotonic())
             server.seen[response] += 1
@@ -66,7 +66,8 @@ class _Handler(BaseHTTPRequestHandler):
                 server.at_once -= 1
 
     def _answer(self, response: str, seen: int) -> None:
-        """`STATUS BODY`; `STATUS... BODY` gives each status in turn and then 200; words do as they say."""
+        """Answer `STATUS BODY`; for `STATUS... BODY`, each status in turn and then 200; other words name a
+        misbehavior."""
         word, _, rest = response.partition(" ")
         if word == "hang":
             self.server.ended.wait(60)
@@ -77,7 +78,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif word == "sleep":
             time.sleep(float(rest))
             self._say(200, "1")
-        elif word == "once":  # a connection for one answer only, though it does not say so
+        elif word == "once":  # close the connection after one answer, without announcing it
             self._say(200, rest)
             self.close_connection = True
         else:
@@ -103,12 +104,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(answer)
 
     def log_message(self, format: str, *args: object) -> None:
-        """No lines in the tests' output."""
+        """Keep request logs out of the tests' output."""
 
 
 @contextmanager
 def serving() -> Iterator[Service]:
-    """A service that is there within the context."""
+    """Yield a service that runs within the context."""
     service = Service()
     thread = Thread(target=service.serve_forever, args=(0.02,), daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""A program is scored by the tests that it passes, whatever it knows, prints or breaks."""
+"""Code reward: a program is scored by the tests that it passes, even if it reads, prints or breaks other things."""
 
 import json
 import time
@@ -21,8 +21,8 @@ LIMITS = {"timeout_s": 10.0, "memory_mib": 256, "processes": 4, "output_kib": 64
 
 
 def scorer(**keys: Any) -> BatchFunction:
-    known = {"sandbox": "namespaces", "url": None, "language": "python", "partial": True, "max_tests": 10}
-    return opened(**{**known, "limits": LIMITS, **keys})
+    defaults = {"sandbox": "namespaces", "url": None, "language": "python", "partial": True, "max_tests": 10}
+    return opened(**{**defaults, "limits": LIMITS, **keys})
 
 
 @pytest.fixture(scope="module")
@@ -135,9 +135,9 @@ def test_response_without_program_scores_0(function: BatchFunction) -> None:
     ],
 )
 def test_truth_without_tests_raises(truth: str, why: str, function: BatchFunction) -> None:
-    (found,) = function([request("```python\n1\n```", truth)])
-    assert isinstance(found, ValueError)
-    assert why in str(found)
+    (result,) = function([request("```python\n1\n```", truth)])
+    assert isinstance(result, ValueError)
+    assert why in str(result)
     with pytest.raises(RewardError, match=why):
         CodeScorer(kind="code").candidates(truth)
 
@@ -157,16 +157,16 @@ def test_gold_program_scores_above_other_candidates(truth: str) -> None:
     responses = [candidates.gold, candidates.wrong, candidates.empty, candidates.truncated]
     scorer = table.open()
     try:
-        told = scores(scorer, [request(response, truth) for response in responses])
+        results = scores(scorer, [request(response, truth) for response in responses])
     finally:
         scorer.close()
-    assert [(score.value, score.outcome) for score in told] == [(1, "ok"), (0, "ok"), (0, "ok"), (0, "ok")]
-    assert isinstance(told[0], Score)
+    assert [(score.value, score.outcome) for score in results] == [(1, "ok"), (0, "ok"), (0, "ok"), (0, "ok")]
+    assert isinstance(results[0], Score)
 
 
 def test_program_deadline_covers_all_its_tests() -> None:
-    one, four = (CodeScorer(kind="code", max_tests=count, timeout_s=3.0).deadline_s for count in (1, 4))
-    assert four == 4 * one > 12
+    one_test, four_tests = (CodeScorer(kind="code", max_tests=count, timeout_s=3.0).deadline_s for count in (1, 4))
+    assert four_tests == 4 * one_test > 12
 
 
 def test_code_reward_requires_sandbox_before_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,11 +194,11 @@ def test_code_reward_requires_sandbox_before_open(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_fusion_endpoint_runs_program_and_output_is_compared_locally(answer: Any, value: float, late: float) -> None:
-    with endpoint([(200, answer)]) as (url, asked):
+    with endpoint([(200, answer)]) as (url, received):
         function = scorer(sandbox="fusion", url=url, language="cpp", max_tests=1)
-        (found,) = function([request("```\nint main() {}\n```", DOUBLES)])
-    assert found == RewardValue(value, {"passed": value, "programs": 1.0, "late": late})
-    assert asked == [
+        (result,) = function([request("```\nint main() {}\n```", DOUBLES)])
+    assert result == RewardValue(value, {"passed": value, "programs": 1.0, "late": late})
+    assert received == [
         {
             "code": "\nint main() {}\n",
             "stdin": "1\n",
@@ -225,12 +225,12 @@ def test_failing_fusion_endpoint_gives_no_score(
     answers: list[tuple[int, Any]], why: str, tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ppoctl.rewards.sandbox.fusion._PAUSE_S", 0.0)
-    with endpoint(answers) as (url, asked):
-        (found,) = scorer(sandbox="fusion", url=url, max_tests=1)([request("```\n1\n```", DOUBLES)])
-    assert isinstance(found, NoScoreError)
-    assert found.outcome == "unreachable"
-    assert why in str(found)
-    assert len(asked) == tries
+    with endpoint(answers) as (url, received):
+        (result,) = scorer(sandbox="fusion", url=url, max_tests=1)([request("```\n1\n```", DOUBLES)])
+    assert isinstance(result, NoScoreError)
+    assert result.outcome == "unreachable"
+    assert why in str(result)
+    assert len(received) == tries
 
 
 @pytest.mark.timeout(60)
@@ -243,10 +243,10 @@ def test_invalid_http_of_fusion_endpoint_gives_no_score_after_3_tries(
     began = time.monotonic()
     with hostile((SLOW | BROKEN)[name]) as url:
         limits = {**LIMITS, "timeout_s": 0.1}
-        (found,) = scorer(sandbox="fusion", url=url, max_tests=1, limits=limits)([request("```\n1\n```", DOUBLES)])
-    assert isinstance(found, NoScoreError)
-    assert found.outcome == "unreachable"
-    assert str(found).startswith("no answer from the Sandbox Fusion endpoint: ")
+        (result,) = scorer(sandbox="fusion", url=url, max_tests=1, limits=limits)([request("```\n1\n```", DOUBLES)])
+    assert isinstance(result, NoScoreError)
+    assert result.outcome == "unreachable"
+    assert str(result).startswith("no answer from the Sandbox Fusion endpoint: ")
     assert time.monotonic() - began < 5
 
 
@@ -255,21 +255,21 @@ def test_invalid_http_of_fusion_endpoint_gives_no_score_after_3_tries(
 def test_endless_answer_of_fusion_endpoint_is_too_much_output(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ppoctl.rewards.sandbox.fusion._OTHER_BYTES", 1 << 20)
     with hostile(LONG[name]) as url:
-        (found,) = scorer(sandbox="fusion", url=url, max_tests=1)([request("```\n1\n```", DOUBLES)])
-    assert found == RewardValue(0.0, {"passed": 0.0, "programs": 1.0, "late": 0.0})
+        (result,) = scorer(sandbox="fusion", url=url, max_tests=1)([request("```\n1\n```", DOUBLES)])
+    assert result == RewardValue(0.0, {"passed": 0.0, "programs": 1.0, "late": 0.0})
 
 
 def test_deeply_nested_answer_of_fusion_endpoint_gives_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ppoctl.rewards.sandbox.fusion._PAUSE_S", 0.0)
     with hostile(lambda _: iter([b"HTTP/1.0 200 OK\r\n\r\n", b"[" * 100_000])) as url:
-        (found,) = scorer(sandbox="fusion", url=url, max_tests=1)([request("```\n1\n```", DOUBLES)])
-    assert isinstance(found, NoScoreError)
-    assert found.outcome == "unreachable"
+        (result,) = scorer(sandbox="fusion", url=url, max_tests=1)([request("```\n1\n```", DOUBLES)])
+    assert isinstance(result, NoScoreError)
+    assert result.outcome == "unreachable"
 
 
 def test_gateway_timeout_of_fusion_endpoint_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ppoctl.rewards.sandbox.fusion._PAUSE_S", 0.0)
     with endpoint([(504, {}), (200, ended("2\n"))]) as (url, _):
-        (found,) = scorer(sandbox="fusion", url=url, max_tests=1)([request("```\n1\n```", DOUBLES)])
-    assert isinstance(found, RewardValue)
-    assert found.value == 1
+        (result,) = scorer(sandbox="fusion", url=url, max_tests=1)([request("```\n1\n```", DOUBLES)])
+    assert isinstance(result, RewardValue)
+    assert result.value == 1

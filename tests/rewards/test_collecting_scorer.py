@@ -1,4 +1,4 @@
-"""A model scores what was submitted together, each text once, in an order that no submission decides."""
+"""Scorer over a model: submitted texts are scored together, each once, in an order independent of submission."""
 
 from collections.abc import Sequence
 from concurrent.futures import CancelledError
@@ -10,7 +10,7 @@ from ppoctl.rewards.batched_model import CollectingScorer
 
 
 class Lengths:
-    """A reward model whose tokens are letters and whose score is their number; it keeps what it was asked."""
+    """A reward model whose tokens are letters and whose score is their number. It records its calls."""
 
     def __init__(self) -> None:
         self.asked: list[list[tuple[int, ...]]] = []
@@ -75,9 +75,9 @@ def test_model_failure_raises_for_every_request() -> None:
 def test_cancelled_requests_are_not_scored() -> None:
     model = Lengths()
     scorer = CollectingScorer(model)
-    given_up, wanted = scorer.submit(request("a")), scorer.submit(request("b"))
+    given_up, kept = scorer.submit(request("a")), scorer.submit(request("b"))
     assert given_up.cancel()
-    assert wanted.result().value == 1.0
+    assert kept.result().value == 1.0
     assert model.asked == [[(98,)]]
     left = scorer.submit(request("c"))
     scorer.close()

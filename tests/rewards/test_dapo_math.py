@@ -1,4 +1,4 @@
-r"""DAPO's rule: the text behind the last `Answer:`, both sides normalised."""
+r"""DAPO's rule: the text after the last `Answer:`, with both sides normalized."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_text_after_last_answer_is_compared(response: str, truth: str, value: fl
 
 @pytest.mark.parametrize(("filler", "value"), [(290, 1), (291, 0)])
 def test_only_the_last_300_characters_are_read(filler: int, value: float) -> None:
-    response = "Answer: 4\n" + "." * filler  # ten characters, and so many more
+    response = "Answer: 4\n" + "." * filler  # the first line has ten characters
     assert dapo_math.score(request(response, "4")).value == value
     assert dapo_math.score(request(response, "4"), last_chars=400).value == 1
 
@@ -60,9 +60,9 @@ def test_dapo_answer_is_normalized(answer: str, normal: str) -> None:
 
 @pytest.mark.parametrize("truth", ["", "units", "x ="])
 def test_dapo_truth_without_content_raises(truth: str) -> None:
-    with pytest.raises(ValueError, match="the ground truth `.*` is empty after it is normalized"):
+    with pytest.raises(ValueError, match=r"the ground truth `.*` is empty after it is normalized"):
         dapo_math.score(request("Answer: ways", truth))
-    with pytest.raises(RewardError, match="the ground truth `.*` is empty after it is normalized"):
+    with pytest.raises(RewardError, match=r"the ground truth `.*` is empty after it is normalized"):
         DapoMathScorer(kind="dapo_math").candidates(truth)
 
 

@@ -1,4 +1,4 @@
-"""What counts as the same text."""
+"""Exact match: which texts count as equal."""
 
 import pytest
 

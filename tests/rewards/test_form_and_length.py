@@ -1,4 +1,4 @@
-"""Rewards that look at how a response is written, and at nothing else."""
+"""Rewards for the format and the length of a response, independent of its content."""
 
 from dataclasses import replace
 
@@ -32,10 +32,10 @@ def test_invalid_regular_expression_raises_when_recipe_is_read() -> None:
 def test_runaway_pattern_times_out_for_its_own_sample_only() -> None:
     scorer = FormatScorer(kind="format", pattern="(a|aa)+b", timeout_s=0.5).open()
     try:
-        told = scores(scorer, [request(text, None) for text in ("ab", "a" * 200, "ab")])
+        results = scores(scorer, [request(text, None) for text in ("ab", "a" * 200, "ab")])
     finally:
         scorer.close()
-    assert told == [Score(1.0, "ok"), Score(None, "timeout", "no score within 0.5 s"), Score(1.0, "ok")]
+    assert results == [Score(1.0, "ok"), Score(None, "timeout", "no score within 0.5 s"), Score(1.0, "ok")]
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,8 @@ def test_runaway_pattern_times_out_for_its_own_sample_only() -> None:
     ],
 )
 def test_length_reward_is_1_in_bounds_and_falls_linearly(keys: dict[str, int], values: list[float]) -> None:
-    asked = [replace(request("", None), token_ids=tuple(range(tokens))) for tokens in (0, 2, 4, 6, 8)]
-    assert [length.score(each, unit="tokens", **keys).value for each in asked] == values
+    requests = [replace(request("", None), token_ids=tuple(range(tokens))) for tokens in (0, 2, 4, 6, 8)]
+    assert [length.score(response, unit="tokens", **keys).value for response in requests] == values
 
 
 @pytest.mark.parametrize(
@@ -64,10 +64,10 @@ def test_bounds_without_effect_or_reversed_raise(keys: dict[str, int], message: 
 
 
 def test_length_counts_tokens_characters_or_words() -> None:
-    asked = replace(request("two  words\n", None), token_ids=(5, 6, 7))
-    counted = {unit: n for unit in ("tokens", "characters", "words") for n in range(20) if _is(asked, unit, n)}
+    response = replace(request("two  words\n", None), token_ids=(5, 6, 7))
+    counted = {unit: n for unit in ("tokens", "characters", "words") for n in range(20) if _is(response, unit, n)}
     assert counted == {"tokens": 3, "characters": 11, "words": 2}
 
 
-def _is(asked: object, unit: str, count: int) -> bool:
-    return length.score(asked, unit=unit, at_least=count, at_most=count).value == 1  # type: ignore[arg-type]
+def _is(response: object, unit: str, count: int) -> bool:
+    return length.score(response, unit=unit, at_least=count, at_most=count).value == 1  # type: ignore[arg-type]

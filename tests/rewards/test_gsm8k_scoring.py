@@ -1,4 +1,4 @@
-"""What counts as the right answer to a GSM8K problem."""
+"""GSM8K: which answers count as correct."""
 
 import json
 import re
@@ -43,19 +43,19 @@ GOLD = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nShe sold 48+24 = <<48+2
     ],
 )
 def test_gsm8k_strict_and_lenient_scores(response: str, strict: int, lenient: int) -> None:
-    found = gsm8k.score(request(response, GOLD))
-    assert (found.value, found.extras) == (float(strict), {"lenient": float(lenient)})
-    assert found.answer == gsm8k.strict_number(response)
-    found = gsm8k.score(request(response, GOLD), strict=False)
-    assert (found.value, found.extras) == (float(lenient), {"strict": float(strict)})
-    assert (found.answer is None) == (gsm8k.lenient_number(response) is None)
+    result = gsm8k.score(request(response, GOLD))
+    assert (result.value, result.extras) == (float(strict), {"lenient": float(lenient)})
+    assert result.answer == gsm8k.strict_number(response)
+    result = gsm8k.score(request(response, GOLD), strict=False)
+    assert (result.value, result.extras) == (float(lenient), {"strict": float(strict)})
+    assert (result.answer is None) == (gsm8k.lenient_number(response) is None)
 
 
 def test_equal_lenient_numbers_give_the_same_answer() -> None:
-    said = [
+    answers = [
         gsm8k.score(request(text, GOLD), strict=False).answer for text in ("1,200", "1200.0", "01200.", "-.5", "x")
     ]
-    assert said == ["1200", "1200", "1200", "-0.5", None]
+    assert answers == ["1200", "1200", "1200", "-0.5", None]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_gsm8k_strict_number_of_last_300_characters_equals_verl(response: str) -
     assert gsm8k.score(request(response, GOLD), last_chars=300).value == is_right
 
 
-@pytest.mark.sampled(4)  # a tenth of either part, read in either way
+@pytest.mark.sampled(4)  # a tenth of each split, with both readings
 @pytest.mark.parametrize("tenth", range(10))
 @pytest.mark.parametrize(("part", "count"), [("train", 7473), ("test", 1319)])
 @pytest.mark.parametrize("last_chars", [None, 300])
@@ -123,6 +123,6 @@ def test_gold_gsm8k_answers_score_1_and_changed_numbers_0(
 
 
 def _verl_strict(response: str) -> str | None:
-    """verl's `extract_solution(method="strict")`, transcribed."""
-    found = re.findall("#### (\\-?[0-9\\.\\,]+)", response[-300:])
-    return found[-1].replace(",", "").replace("$", "") if found else None
+    """Transcription of verl's `extract_solution(method="strict")`."""
+    numbers = re.findall("#### (\\-?[0-9\\.\\,]+)", response[-300:])
+    return numbers[-1].replace(",", "").replace("$", "") if numbers else None

@@ -1,4 +1,4 @@
-"""A service that scores: what is sent, what its answers mean, and what becomes of a run when it fails."""
+"""HTTP reward: what is sent, how answers are read, and what happens to a run when the service fails."""
 
 import threading
 import time
@@ -29,7 +29,7 @@ def service() -> Iterator[Service]:
 
 @pytest.fixture
 def client(service: Service) -> Iterator[Open]:
-    """Opens clients of the service with short times; afterwards none of their threads may be left."""
+    """Open clients of the service with short timeouts; afterwards none of their threads may be left."""
     opened: list[HttpClient] = []
 
     def open_client(**keys: Any) -> HttpClient:
@@ -45,15 +45,15 @@ def client(service: Service) -> Iterator[Open]:
     assert [thread for thread in threading.enumerate() if thread.name == "scorer"] == []
 
 
-def told(client: HttpClient, *responses: str) -> list[Score]:
+def scores_of(client: HttpClient, *responses: str) -> list[Score]:
     return scores(client, [request(response) for response in responses])
 
 
 def test_score_request_is_posted_as_json(service: Service, client: Open) -> None:
-    asked = ScoreRequest(
+    sent = ScoreRequest(
         "train/7", "<user>Q", (Message("user", "Q"),), "200 0.5", "42", {"level": 3}, "truncated", (5, 6)
     )
-    assert scores(client(), [asked]) == [Score(0.5, "ok")]
+    assert scores(client(), [sent]) == [Score(0.5, "ok")]
     assert service.asked == [
         {
             "prompt_id": "train/7",
@@ -89,30 +89,30 @@ def test_score_request_is_posted_as_json(service: Service, client: Open) -> None
     ],
 )  # fmt: skip
 def test_http_answer_is_a_score_or_an_error(client: Open, response: str, score: Score) -> None:
-    assert told(client(), response, "200 3") == [score, Score(3.0, "ok")]
+    assert scores_of(client(), response, "200 3") == [score, Score(3.0, "ok")]
 
 
 def test_only_transient_http_errors_are_retried(service: Service, client: Open) -> None:
-    told(client(concurrent=1), "400 bad", "200 <html>", "500,503 1", "500,500,500,500,500 oh")
+    scores_of(client(concurrent=1), "400 bad", "200 <html>", "500,503 1", "500,500,500,500,500 oh")
     assert service.seen == {"400 bad": 1, "200 <html>": 1, "500,503 1": 3, "500,500,500,500,500 oh": 4}
 
 
 def test_disconnected_or_missing_service_is_unreachable(client: Open) -> None:
-    (score,) = told(client(tries=2), "vanish")
+    (score,) = scores_of(client(tries=2), "vanish")
     assert (score.outcome, score.message) == (
         "unreachable",
         "RemoteDisconnected: Remote end closed connection without response (after 2 tries)",
     )
     with serving() as gone:
         url = gone.url
-    (score,) = told(client(url=url, tries=2), "200 1")
+    (score,) = scores_of(client(url=url, tries=2), "200 1")
     assert (score.outcome, score.message[:23]) == ("unreachable", "ConnectionRefusedError:")
 
 
 @pytest.mark.parametrize("response", ["hang", "trickle"])
 def test_incomplete_answer_times_out_for_its_own_sample_only(client: Open, response: str) -> None:
     began = time.monotonic()
-    late, good = told(client(tries=2, try_timeout_s=0.3), response, "200 1")
+    late, good = scores_of(client(tries=2, try_timeout_s=0.3), response, "200 1")
     assert (late.outcome, late.message) == ("timeout", "no answer within 0.3 s (after 2 tries)")
     assert good == Score(1.0, "ok")
     assert 0.6 <= late.seconds <= time.monotonic() - began < 5
@@ -133,7 +133,7 @@ def test_backoff_grows_and_is_deterministic(client: Open) -> None:
 
 
 def test_concurrent_requests_reuse_connections(service: Service, client: Open) -> None:
-    assert told(client(concurrent=3), *["sleep 0.1"] * 9) == [Score(1.0, "ok")] * 9
+    assert scores_of(client(concurrent=3), *["sleep 0.1"] * 9) == [Score(1.0, "ok")] * 9
     assert service.most_at_once == 3
     assert service.connections == 3
 
@@ -141,23 +141,23 @@ def test_concurrent_requests_reuse_connections(service: Service, client: Open) -
 def test_each_request_on_reused_connection_has_full_timeout(service: Service, client: Open) -> None:
     scorer = client(concurrent=1, tries=1, try_timeout_s=0.5)
     for _ in range(3):
-        assert told(scorer, "sleep 0.3") == [Score(1.0, "ok")]
+        assert scores_of(scorer, "sleep 0.3") == [Score(1.0, "ok")]
     assert service.connections == 1
 
 
 def test_closed_idle_connection_is_reopened_without_failure(service: Service, client: Open) -> None:
-    assert told(client(concurrent=1, tries=1), "once 1", "once 1", "200 2") == [
+    assert scores_of(client(concurrent=1, tries=1), "once 1", "once 1", "200 2") == [
         Score(1.0, "ok"), Score(1.0, "ok"), Score(2.0, "ok"),
     ]  # fmt: skip
     assert len(service.asked) == 3
 
 
 def test_requests_wait_without_losing_tries_while_service_is_down(service: Service, client: Open) -> None:
-    # Four tries find it down, at worst all of them of one response; each that follows is the only one.
+    # Four tries open the breaker, at worst all for the same response; after that, one try is made at a time.
     scorer = client(tries=5, concurrent=4, breaker_failures=4, breaker_pause_s=0.02, give_up_s=30)
     service.is_down = True
     futures = [scorer.submit(request(f"200 {number}")) for number in range(8)]
-    while len(service.asked) <= 5 * 4:  # enough for one of four to lose all of its tries, if they did
+    while len(service.asked) <= 5 * 4:  # enough for one response to use up its 5 tries, if waiting lost tries
         time.sleep(0.01)
     assert not any(future.done() for future in futures)
     service.is_down = False
@@ -182,10 +182,10 @@ def test_idle_time_between_steps_is_not_counted_as_down(service: Service, client
         concurrent=1, tries=2, breaker_failures=2, breaker_pause_s=0.05, try_timeout_s=0.05, give_up_s=0.5
     )
     service.is_down = True
-    assert told(scorer, "200 1")[0].outcome == "unreachable"
-    time.sleep(1.2)  # longer than it gives up after
+    assert scores_of(scorer, "200 1")[0].outcome == "unreachable"
+    time.sleep(1.2)  # longer than the time after which it gives up
     future = scorer.submit(request("200 2"))
-    time.sleep(0.1)  # in which its first try finds the service down
+    time.sleep(0.1)  # its first try then finds the service down
     service.is_down = False
     assert future.result(timeout=10) == Score(2.0, "ok")
 
@@ -193,17 +193,17 @@ def test_idle_time_between_steps_is_not_counted_as_down(service: Service, client
 @pytest.mark.parametrize(("answer", "named"), [("NaN", "reward"), ('{"score": 1, "margin": Infinity}', "margin")])
 def test_non_finite_http_score_raises(client: Open, answer: str, named: str) -> None:
     with pytest.raises(NonFiniteError, match=f"as {named} of a response to prompt `train/0`"):
-        told(client(), f"200 {answer}")
+        scores_of(client(), f"200 {answer}")
 
 
 def test_http_scorer_close_cancels_requests_and_is_idempotent(service: Service, client: Open) -> None:
     scorer = client(concurrent=1, try_timeout_s=600)
-    asked, waiting = scorer.submit(request("hang")), scorer.submit(request("200 1"))
+    hanging, waiting = scorer.submit(request("hang")), scorer.submit(request("200 1"))
     while not service.asked:
         time.sleep(0.01)
     scorer.close()
     scorer.close()
-    assert asked.result(timeout=5).outcome == "unreachable"
+    assert hanging.result(timeout=5).outcome == "unreachable"
     assert waiting.cancelled()
 
 
@@ -213,7 +213,7 @@ def test_http_scorer_close_ends_requests_waiting_for_service(service: Service, c
     futures = [scorer.submit(request("200 1")) for _ in range(3)]
     while not service.asked:
         time.sleep(0.01)
-    time.sleep(0.1)  # until the others wait behind the one that tries
+    time.sleep(0.1)  # until the other requests wait for the one that tries
     scorer.close()
     assert {future.result(timeout=5).outcome for future in futures} == {"unreachable"}
 
@@ -224,7 +224,7 @@ def test_bearer_token_is_read_from_environment(
     with pytest.raises(MissingAssetError, match="`SCORING_TOKEN`, which is not set"):
         client(token_env="SCORING_TOKEN")
     monkeypatch.setenv("SCORING_TOKEN", "s3cret")
-    told(client(token_env="SCORING_TOKEN"), "200 1")
+    scores_of(client(token_env="SCORING_TOKEN"), "200 1")
     assert service.headers[0]["Authorization"] == "Bearer s3cret"
 
 

@@ -1,4 +1,4 @@
-r"""What counts as the right answer to a problem of mathematics, however it is written."""
+r"""Mathematics: which answers count as correct, in any notation."""
 
 import json
 import logging
@@ -25,9 +25,9 @@ NOT_ONE_MORE = {
     r"0.56 = 56\%": "of an equation math-verify takes the last side, which is not the one that was changed",
     r"\frac{7}{5} + \frac{1}{5} i.": "the full stop behind i leaves only the second term to be compared",
 }
-"""Truths of MATH for which math-verify takes the truth with another first number for the same, and why."""
+"""Ground truths of MATH that math-verify considers equal to a variant with another first number, with the reason."""
 EMPTY_TRUTHS = 2
-"""Rows of MATH whose truth is an empty text: nothing can be compared with it, so that such a row has no score."""
+"""Rows of MATH with an empty ground truth: nothing can be compared with it, so such a row has no score."""
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ EMPTY_TRUTHS = 2
         ("12_5", r"\boxed{13_5}", 0, 0, 0),
         ("3", r"\boxed{3} no: \boxed{4}", 0, 0, 0),
         ("3", r"\boxed{1} ... so we have \boxed{3}", 1, 1, 1),
-        ("3", r"first \boxed{1} and \boxed{3}", 0, 1, 1),  # math-verify makes a set of both
+        ("3", r"first \boxed{1} and \boxed{3}", 0, 1, 1),  # math-verify parses both as a set
         ("3", r"\boxed{3", 0, 0, 0),
         ("3", r"\boxed 3$.", 1, 1, 1),
         ("42", "the answer is 42", 1, 0, 0),
@@ -70,8 +70,8 @@ EMPTY_TRUTHS = 2
 def test_math_answer_is_extracted_and_compared_by_rule(
     truth: str, response: str, anywhere: int, last_box: int, as_text: int
 ) -> None:
-    asked = request(response, truth)
-    assert [rule(asked).value for rule in (ANYWHERE, LAST_BOX, AS_TEXT)] == [anywhere, last_box, as_text]
+    sample = request(response, truth)
+    assert [rule(sample).value for rule in (ANYWHERE, LAST_BOX, AS_TEXT)] == [anywhere, last_box, as_text]
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
@@ -88,13 +88,13 @@ def test_unparsable_math_truth_raises() -> None:
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_last_chars_limits_math_response(rule: partial[object]) -> None:
-    asked = request(r"\boxed{42}" + " and so on" * 10, "42")
-    assert [rule(asked, last_chars=chars) for chars in (None, 200, 60)] == [
-        rule(asked),
-        rule(asked),
+    sample = request(r"\boxed{42}" + " and so on" * 10, "42")
+    assert [rule(sample, last_chars=chars) for chars in (None, 200, 60)] == [
+        rule(sample),
+        rule(sample),
         rule(request("", "42")),
     ]
-    assert rule(asked) != rule(request("", "42"))
+    assert rule(sample) != rule(request("", "42"))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_last_chars_limits_math_response(rule: partial[object]) -> None:
         (r"\$32\%", "32"),
         ("90^{\\circ}", "90"),
         (r"5 \text{ cm}", "5"),
-        (r"1 \text{ m} 2 \text{ cm}", r"1 \text{ m} 2 \text{ cm}"),  # two units: compared as it is
+        (r"1 \text{ m} 2 \text{ cm}", r"1 \text{ m} 2 \text{ cm}"),  # two units: compared as text
     ],
 )
 def test_equivalent_math_spellings_are_the_same(text: str, same: str) -> None:
@@ -138,8 +138,8 @@ def test_gold_math_and_aime_answers_beat_other_candidates(part: int, ppoctl_data
     for truth in sorted(set(truths) - {""})[part::40]:
         for name, rule in RULES.items():
             tried = MathScorer(kind="math", rule=name).candidates(truth)
-            told = [rule(request(text, truth)).value for text in (tried.gold, tried.truncated, tried.empty)]
-            assert (name, truth, told) == (name, truth, [1, 0, 0])
+            values = [rule(request(text, truth)).value for text in (tried.gold, tried.truncated, tried.empty)]
+            assert (name, truth, values) == (name, truth, [1, 0, 0])
             if truth not in NOT_ONE_MORE:
                 assert (name, truth, rule(request(tried.wrong, truth)).value) == (name, truth, 0)
 
@@ -162,13 +162,13 @@ def test_math_candidates_are_boxed_and_wrong_number_differs() -> None:
 
 def test_slow_sympy_comparison_times_out_for_its_own_sample_only() -> None:
     scorer = MathScorer(kind="math", timeout_s=2.0).open()
-    asked = [request(text, "42") for text in (r"\boxed{42}", r"\boxed{9^{9^{9^{9}}}}", r"\boxed{42}")]
+    requests = [request(text, "42") for text in (r"\boxed{42}", r"\boxed{9^{9^{9^{9}}}}", r"\boxed{42}")]
     try:
-        told = scores(scorer, asked)
+        results = scores(scorer, requests)
     finally:
         scorer.close()
     right = Score(1.0, "ok", answer="42")
-    assert told == [right, Score(None, "timeout", "no score within 2 s"), right]
+    assert results == [right, Score(None, "timeout", "no score within 2 s"), right]
 
 
 def test_math_verify_logs_no_errors() -> None:

@@ -1,4 +1,4 @@
-"""A metric function of the user's own: called in another process, and told what is wrong with it."""
+"""A user's metric function runs in another process; its faults are reported with their location."""
 
 from pathlib import Path
 from typing import Any

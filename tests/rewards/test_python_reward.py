@@ -1,4 +1,4 @@
-"""A reward of one's own: a function in a file, what it may return, and what is said of what it gets wrong."""
+"""A user's reward function: what it may return, and how its faults are reported."""
 
 import sys
 import time
@@ -25,7 +25,7 @@ SAMPLE = replace(request("so good"), token_ids=(2, 4))
 
 @pytest.fixture(autouse=True)
 def as_in_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a child does with its own process is undone in this one."""
+    """Undo in this process what a scorer process does to its own."""
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
@@ -49,10 +49,10 @@ def test_python_reward_scores_with_function_of_recipe() -> None:
 def test_python_reward_batches_samples_as_configured() -> None:
     scorer = PythonScorer(kind="python", function=f"{FILE}:many", batched=True, batch_samples=4).open()
     try:
-        found = [score.value for score in scores(scorer, [SAMPLE] * 6)]
+        concurrent = [score.value for score in scores(scorer, [SAMPLE] * 6)]
     finally:
         scorer.close()
-    assert 3 <= max(value for value in found if value is not None) <= 4
+    assert 3 <= max(value for value in concurrent if value is not None) <= 4
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,8 @@ def test_function_may_return_number_dict_or_token_scores(name: str, told: dict[s
     ],
 )
 def test_invalid_return_value_error_names_cause(name: str, says: str) -> None:
-    asked = replace(SAMPLE, truth=None, token_ids=(1, 2, 3))
-    assert replies(name, asked) == [{"error": says, "outcome": "error"}]
+    sample = replace(SAMPLE, truth=None, token_ids=(1, 2, 3))
+    assert replies(name, sample) == [{"error": says, "outcome": "error"}]
 
 
 def test_deeply_nested_return_value_fails_its_own_sample_only() -> None:
@@ -140,10 +140,10 @@ def test_batched_function_returns_one_result_per_sample() -> None:
 
 def test_async_calls_run_concurrently_with_separate_deadlines() -> None:
     began = time.monotonic()
-    told = replies("waits", *[request("0.2")] * 8, request("9"), request("x"))
+    answers = replies("waits", *[request("0.2")] * 8, request("9"), request("x"))
     assert time.monotonic() - began < 1.5
-    assert told[:8] == [{"value": 1.0, "extras": {}}] * 8
-    assert [each["outcome"] for each in told[8:]] == ["timeout", "error"]
+    assert answers[:8] == [{"value": 1.0, "extras": {}}] * 8
+    assert [answer["outcome"] for answer in answers[8:]] == ["timeout", "error"]
 
 
 def test_neighbor_module_is_importable_and_shadows_no_other(tmp_path: Path) -> None:
@@ -162,16 +162,16 @@ def test_function_path_starts_at_recipe_and_file_change_is_detected(tmp_path: Pa
     kept = tmp_path / "kept.toml"
     kept.write_text(recipe_as_toml(read))
     file.write_text("def score(sample): return 2.0\n")
-    again = load([kept], [], {}).recipe
-    assert again == read
+    reloaded = load([kept], [], {}).recipe
+    assert reloaded == read
     with pytest.raises(RewardError, match=r"the reward's function has changed: .*mine.py. differs from the file"):
-        again.reward.open()
+        reloaded.reward.open()
     accepted = load([kept], [f"reward.function={file}:score"], {}).recipe
     assert accepted.reward != read.reward
     accepted.reward.open().close()
     file.unlink()
-    with pytest.raises(MissingAssetError, match="but the file `.*` does not exist"):
-        again.reward.open()
+    with pytest.raises(MissingAssetError, match=r"but the file `.*` does not exist"):
+        reloaded.reward.open()
 
 
 def test_package_function_has_no_file_digest(tmp_path: Path) -> None:
@@ -192,7 +192,9 @@ def test_function_paths_of_parts_and_cases_start_at_recipe(tmp_path: Path) -> No
     }.items():
         recipe = tmp_path / f"{name}.toml"
         recipe.write_text(f'[reward]\nkind = "{name.rstrip("2")}"\n{table}\n')
-        (scorer,) = (one for one in load([QUICKSTART, recipe], [], {}).recipe.reward.singles if one.kind == "python")  # type: ignore[attr-defined]
+        (scorer,) = (
+            single for single in load([QUICKSTART, recipe], [], {}).recipe.reward.singles if single.kind == "python"
+        )  # type: ignore[attr-defined]
         assert isinstance(scorer, PythonScorer)
         assert scorer.function == f"{tmp_path}/mine.py:score"
         assert len(scorer.digest) == 64
@@ -206,5 +208,5 @@ def test_rewards_page_shows_working_function(tmp_path: Path) -> None:
     table = load([QUICKSTART, tmp_path / "mine.toml"], [], {}).recipe.reward
     assert isinstance(table, PythonScorer)
     function = opened(function=table.function, options=dict(table.options), batched=False, limit_s=1.0)
-    told = judge(function, [request("it is 42", "42"), request("no", "42")])
-    assert told == [{"value": value, "extras": {"short": 1.0}} for value in (1.1, 0.1)]
+    answers = judge(function, [request("it is 42", "42"), request("no", "42")])
+    assert answers == [{"value": value, "extras": {"short": 1.0}} for value in (1.1, 0.1)]

@@ -1,4 +1,4 @@
-"""Rewards that are made of others: sums of weighted parts, and one chosen for each row."""
+"""Rewards that combine scorers: weighted sums, and a scorer selected by row."""
 
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -27,7 +27,7 @@ QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
 
 
 class Held:
-    """A scorer whose answers come when they are told."""
+    """A scorer that returns its scores when the test sets them."""
 
     def __init__(self) -> None:
         self.futures: list[Future[Score]] = []
@@ -44,7 +44,7 @@ class Held:
 
 
 class Gathers(Held):
-    """One that scores when it is told that it has all."""
+    """A scorer that collects requests until `flush` is called."""
 
     def flush(self) -> None:
         for future in self.futures:
@@ -70,8 +70,8 @@ def about(response: str, truth: str, fields: Mapping[str, Json]) -> ScoreRequest
 def test_sum_reward_weighs_and_reports_parts() -> None:
     scorer = reward(**SUM).open()
     try:
-        asked = [request("42", "42"), request("#### 42", "42"), request("#### 4", "#### 4")]
-        wrong, right, both = scores(scorer, asked)
+        requests = [request("42", "42"), request("#### 42", "42"), request("#### 4", "#### 4")]
+        wrong, right, both = scores(scorer, requests)
     finally:
         scorer.close()
     assert wrong == Score(-0.5, "ok", extras={"answer": 0.0, "answer_lenient": 1.0, "bare": 1.0}, answer="42")
@@ -80,34 +80,34 @@ def test_sum_reward_weighs_and_reports_parts() -> None:
 
 
 def test_sum_without_score_of_a_part_has_no_score() -> None:
-    told = {"a": Score(1.0, "ok"), "b": Score(None, "unreachable", "no answer"), "c": Score(None, "error")}
-    assert summed({"a": 1.0, "b": 1.0, "c": 1.0}, told, tokens=2) == Score(
+    scores = {"a": Score(1.0, "ok"), "b": Score(None, "unreachable", "no answer"), "c": Score(None, "error")}
+    assert summed({"a": 1.0, "b": 1.0, "c": 1.0}, scores, tokens=2) == Score(
         None, "unreachable", "component `b`: no answer"
     )
 
 
 def test_sum_adds_plain_scores_at_last_token() -> None:
-    told = {"a": Score(3.0, "ok", token_values=(1.0, 2.0)), "b": Score(1.0, "ok")}
-    whole = summed({"a": 2.0, "b": 0.5}, told, tokens=2)
+    parts = {"a": Score(3.0, "ok", token_values=(1.0, 2.0)), "b": Score(1.0, "ok")}
+    whole = summed({"a": 2.0, "b": 0.5}, parts, tokens=2)
     assert (whole.value, whole.token_values) == (6.5, (2.0, 4.5))
 
 
 def test_sum_is_independent_of_part_order() -> None:
-    told = {name: Score(value, "ok") for name, value in {"a": 0.1, "b": 0.2, "c": 0.3}.items()}
-    ones = dict.fromkeys(told, 1.0)
-    assert summed(ones, told, tokens=1).value == summed(ones, dict(reversed(told.items())), tokens=1).value == 0.6
+    parts = {name: Score(value, "ok") for name, value in {"a": 0.1, "b": 0.2, "c": 0.3}.items()}
+    ones = dict.fromkeys(parts, 1.0)
+    assert summed(ones, parts, tokens=1).value == summed(ones, dict(reversed(parts.items())), tokens=1).value == 0.6
 
 
 def test_sum_parts_are_scored_concurrently_and_cancelled_together() -> None:
     first, second = Held(), Held()
     scorer = SumScorer({"a": (1.0, first), "b": (1.0, second)})
-    one, two = scorer.submit(request("x")), scorer.submit(request("y"))
+    pending, cancelled = scorer.submit(request("x")), scorer.submit(request("y"))
     assert (first.asked, second.asked) == (["x", "y"], ["x", "y"])
     second.futures[0].set_result(Score(1.0, "ok"))
-    assert not one.done()
+    assert not pending.done()
     first.futures[0].set_result(Score(2.0, "ok"))
-    assert one.result(timeout=1).value == 3.0
-    assert two.cancel()
+    assert pending.result(timeout=1).value == 3.0
+    assert cancelled.cancel()
     assert first.futures[1].cancelled()
     assert second.futures[1].cancelled()
     scorer.close()
@@ -157,7 +157,7 @@ def test_choose_reward_falls_back_to_otherwise() -> None:
 
 
 def checked(table: Any, rows: list[Prompt]) -> RowCheck:
-    """A check of these rows, of which the last but one comes twice."""
+    """Return a check of these rows; the second last row occurs twice."""
     check = RowCheck(table, "data.train")
     for number, row in enumerate(rows):
         check.see(row.id, row.answer, row.fields, 2 if number == len(rows) - 2 else 1)
@@ -175,7 +175,7 @@ def test_rows_without_case_are_counted_and_named() -> None:
         "`data_source`, which selects the reward (fields of the row: `level`)"
     )
     assert caught.value.hint == "write a table [reward.cases.x], or [reward.otherwise]"
-    with pytest.raises(RewardError) as caught:  # no column would name it: a set that is no mix has no sources
+    with pytest.raises(RewardError) as caught:  # a column cannot help: only a mix has sources
         checked(reward(**{**CHOOSE, "by": "source"}), rows).require()
     assert (caught.value.hint or "").startswith("make the set a mix: only a mix names the `source` of its rows")
     checked(reward(**CHOOSE, otherwise={"kind": "exact_match"}), rows).require()
@@ -207,13 +207,13 @@ def test_gold_answers_come_from_scorer_of_row() -> None:
 
 
 def test_sum_gold_answer_comes_from_first_part_with_candidates() -> None:
-    found = reward(**SUM).candidates("4")
-    assert found is not None
-    assert found.gold == "The answer is\n#### 4"
+    candidates = reward(**SUM).candidates("4")
+    assert candidates is not None
+    assert candidates.gold == "The answer is\n#### 4"
 
 
 def test_combined_reward_reports_properties_of_its_parts() -> None:
-    assert [type(each).__mro__[1] for each in reward(**SUM).singles] == [Gsm8kScorer, ExactMatchScorer]
+    assert [type(single).__mro__[1] for single in reward(**SUM).singles] == [Gsm8kScorer, ExactMatchScorer]
     assert (reward(**SUM).reads_truth, reward(**SUM).overlaps_generation) == (True, True)
     assert isinstance(reward(**SUM), SumReward)
     assert isinstance(reward(**CHOOSE), ChooseReward)
@@ -235,12 +235,23 @@ def test_invalid_combination_raises(sets: list[str], message: str) -> None:
 
 
 def test_part_weight_changes_fingerprint_and_part_timeout_does_not() -> None:
-    def told(*sets: str) -> str:
+    def fingerprint_of(*sets: str) -> str:
         whole = "reward={kind='sum', parts={a={kind='gsm8k'}, b={kind='gsm8k', strict=false}}}"
         return fingerprint(load([QUICKSTART], [whole, *sets], {}).recipe, ("reward",))
 
-    assert told() == told("reward.parts.a.timeout_s=3") == told("reward.parts.a.weight=1")
-    assert len({told(), told("reward.parts.a.weight=2"), told("reward.parts.b.strict=true")}) == 3
+    assert (
+        fingerprint_of() == fingerprint_of("reward.parts.a.timeout_s=3") == fingerprint_of("reward.parts.a.weight=1")
+    )
+    assert (
+        len(
+            {
+                fingerprint_of(),
+                fingerprint_of("reward.parts.a.weight=2"),
+                fingerprint_of("reward.parts.b.strict=true"),
+            }
+        )
+        == 3
+    )
 
 
 def test_metrics_of_parts_may_be_expected_and_misspelled_raise() -> None:

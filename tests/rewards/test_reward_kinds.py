@@ -1,4 +1,4 @@
-"""A kind of reward is a table of the recipe that opens its scorer; one more kind is one file and one line."""
+"""A kind of reward is a recipe table that opens its scorer; a new kind needs one file and one line."""
 
 import json
 import subprocess
@@ -59,7 +59,7 @@ def test_unreadable_truth_is_an_error_and_not_score_0(truth: str | None, message
 
 @pytest.mark.usefixtures("drill_scorers")
 def test_custom_reward_kind_works_from_recipe_to_score(tmp_path: Path) -> None:
-    """`third_kind` adds the line to the list of kinds before the recipe is read, as the list itself would have it."""
+    """`third_kind` adds its line to the list of kinds before the recipe is read, as the list itself would."""
     (tmp_path / "rows.jsonl").write_text(
         "".join(json.dumps({"q": f"Say {word}.", "limits": {"words": 2}}) + "\n" for word in ("yes", "no"))
     )

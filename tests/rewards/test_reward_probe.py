@@ -1,4 +1,4 @@
-"""Before launch, the gold answer must beat a wrong, an empty and a truncated one."""
+"""Before a run starts, the gold answer must beat a wrong, an empty and a truncated answer."""
 
 import json
 import math
@@ -33,7 +33,7 @@ WORKED = "48+24 = <<48+24=72>>72 clips.\n#### 72"
 
 
 class WithoutGold(ProcessScorer):
-    """A kind that knows no good response."""
+    """A kind that cannot build a gold answer."""
 
     @property
     def scores_by(self) -> ScorerSpec:
@@ -76,8 +76,8 @@ def test_probe_candidates_keep_format_of_truth(
 
 
 def test_probe_scores_are_kept_by_candidate() -> None:
-    (found,) = probed(STRICT, WORKED)
-    assert {name: score.value for name, score in found.scores.items()} == {
+    (result,) = probed(STRICT, WORKED)
+    assert {name: score.value for name, score in result.scores.items()} == {
         "gold": 1.0,
         "wrong": 0.0,
         "empty": 0.0,
@@ -95,7 +95,7 @@ def test_unreachable_service_is_reported_instead_of_gold_score() -> None:
 
 
 def test_reward_of_other_format_raises_and_lists_scores() -> None:
-    # The dataset holds worked answers, the reward compares the whole response with one number.
+    # The dataset has worked answers, but the reward compares the whole response with one number.
     with closing(ScorerPool(EXACT.scores_by)) as pool:
         rows = probe(pool, STRICT, [row("72", 3)], word_ids)
     with pytest.raises(RewardError) as caught:
@@ -116,7 +116,7 @@ def test_reward_of_other_format_raises_and_lists_scores() -> None:
     ],
 )
 def test_reward_that_ranks_gold_too_low_or_fails_raises(drill_pool: OpenPool, truth: str, said: str) -> None:
-    # The drill scorer's score is the length of the response, so `not constant` beats `constant`.
+    # The drill scorer returns the length of the response, so `not constant` beats `constant`.
     rows = probe(drill_pool(), EXACT, [row(truth)], word_ids)
     with pytest.raises(RewardError) as caught:
         require_sound(rows, STRICT)
@@ -140,7 +140,7 @@ def test_unreadable_truth_raises_before_scoring(reward: ProcessScorer, truth: st
 
 
 def test_long_truth_is_truncated_to_its_end(drill_pool: OpenPool) -> None:
-    # The drill scorer's score is the length of the response, and the wrong one is as long as the gold one.
+    # The drill scorer returns the length of the response, and wrong and gold answer have the same length.
     rows = probe(drill_pool(), STRICT, [row("so it goes\n" * 50 + "#### 72")], word_ids)
     with pytest.raises(RewardError, match=r"ground truth `\.\.\..{53}#### 72`"):
         require_sound(rows, STRICT)
@@ -152,7 +152,7 @@ def test_non_finite_probe_score_raises_reward_error(drill_pool: OpenPool) -> Non
 
 
 class Overflowing:
-    """A scorer that no pool watches over."""
+    """A scorer without a pool that checks its scores."""
 
     def submit(self, request: ScoreRequest) -> Future[Score]:
         future: Future[Score] = Future()
@@ -170,7 +170,7 @@ def test_probe_rejects_infinite_scores_of_any_scorer(reward: ProcessScorer, name
 
 
 class Judge:
-    """A reward model that likes long responses."""
+    """A reward model that prefers long responses."""
 
     def tokens(self, request: ScoreRequest) -> tuple[int, ...]:
         return tuple(map(ord, request.response)) or (0,)
@@ -183,26 +183,26 @@ def test_reward_model_in_sum_is_probed_without_gold_answer() -> None:
     parts = {"judge": {"kind": "model", "path": "judge", "weight": 2.0}, "right": {"kind": "gsm8k"}}
     table = SumReward.model_validate({"kind": "sum", "parts": parts})
     with closing(table.open(lambda _: Judge())) as scorer:
-        [found] = probe(scorer, table, [row("#### 4")], word_ids)
-    require_sound([found], STRICT)
-    # Gold need not win: a model may like the longer one.
-    assert {name: score.value for name, score in found.scores.items()} == {"short": 34.0, "empty": 2.0}
+        [result] = probe(scorer, table, [row("#### 4")], word_ids)
+    require_sound([result], STRICT)
+    # The gold answer need not win: a model may prefer a longer response.
+    assert {name: score.value for name, score in result.scores.items()} == {"short": 34.0, "empty": 2.0}
 
 
 @pytest.mark.parametrize("truth", [None, "good"])
 def test_reward_without_gold_requires_only_a_score(drill_pool: OpenPool, truth: str | None) -> None:
-    (found,) = probe(drill_pool(), WithoutGold(), [row(truth)], word_ids)
-    require_sound([found], STRICT)
-    assert found.scores == {"short": Score(17.0, "ok"), "empty": Score(0.0, "ok")}
+    (result,) = probe(drill_pool(), WithoutGold(), [row(truth)], word_ids)
+    require_sound([result], STRICT)
+    assert result.scores == {"short": Score(17.0, "ok"), "empty": Score(0.0, "ok")}
 
 
 @pytest.mark.parametrize("function", ["of_tokens", "of_the_last_token"])
 def test_probe_passes_token_ids_to_function(function: str) -> None:
     reward = PythonScorer(kind="python", function=f"{FUNCTIONS}:{function}")
     with closing(reward.open()) as scorer:
-        (found,) = probe(scorer, reward, [row("A")], word_ids)
-    require_sound([found], STRICT)
-    assert [score.outcome for score in found.scores.values()] == ["ok", "ok"]
+        (result,) = probe(scorer, reward, [row("A")], word_ids)
+    require_sound([result], STRICT)
+    assert [score.outcome for score in result.scores.values()] == ["ok", "ok"]
 
 
 def test_reward_without_gold_and_without_score_raises(drill_pool: OpenPool) -> None:
@@ -226,7 +226,7 @@ def test_service_lost_before_run_hints_at_repeating_command() -> None:
     )
 
 
-@pytest.mark.sampled(2)  # a tenth for either reward
+@pytest.mark.sampled(2)  # a tenth of the rows, for each reward
 @pytest.mark.parametrize("tenth", range(10))
 @pytest.mark.parametrize("reward", [STRICT, LENIENT])
 def test_gold_gsm8k_answers_beat_other_candidates(tenth: int, reward: Gsm8kScorer, ppoctl_data: Path) -> None:

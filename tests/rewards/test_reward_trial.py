@@ -1,4 +1,4 @@
-"""A reward is tried on many rows, and what is wrong with it is said in a sentence."""
+"""A reward trial tries many rows, and reports each problem in one sentence."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -38,7 +38,8 @@ SAYS_LITTLE = RewardFinding(
 
 
 class Scoring:
-    """A scorer that is a function in this process: a number, or the outcome of a response without a score."""
+    """A scorer that runs a function in this process. The function returns a number, or the outcome without a
+    score."""
 
     def __init__(self, function: Callable[[ScoreRequest], float | str]) -> None:
         self.function = function
@@ -46,9 +47,9 @@ class Scoring:
 
     def submit(self, request: ScoreRequest) -> Future[Score]:
         self.asked.append(request)
-        told = self.function(request)
+        result = self.function(request)
         future: Future[Score] = Future()
-        future.set_result(Score(None, told, "why") if isinstance(told, str) else Score(told, "ok"))  # type: ignore[arg-type]
+        future.set_result(Score(None, result, "why") if isinstance(result, str) else Score(result, "ok"))  # type: ignore[arg-type]
         return future
 
     def close(self) -> None:
@@ -81,33 +82,33 @@ def strict(request: ScoreRequest) -> float:
 
 
 def test_sound_reward_passes_trial_and_lists_unread_forms() -> None:
-    trial, found = tried(strict)
-    assert found == [WINS, OTHER_FORMS]
+    trial, shown = tried(strict)
+    assert shown == [WINS, OTHER_FORMS]
     assert (trial.scored("gold"), trial.scored("wrong")) == ([1.0] * 8, [0.0] * 8)
     assert (trial.as_gold("wrong, then gold"), trial.as_gold("gold, then wrong")) == (1.0, 0.0)
-    assert {each.row for each in trial.tried if each.name in ATTACKS} == {"train/0"}
+    assert {response.row for response in trial.tried if response.name in ATTACKS} == {"train/0"}
 
 
 def test_trial_passes_token_ids_and_finish_to_scorer() -> None:
     scoring = Scoring(lambda request: 1.0)
     trials(scoring, GSM8K, rows(1), word_ids)
-    assert all(asked.token_ids == word_ids(asked.response, asked.finish) for asked in scoring.asked)
-    assert [asked.response for asked in scoring.asked if asked.finish == "truncated"] == ["so"]
+    assert all(sample.token_ids == word_ids(sample.response, sample.finish) for sample in scoring.asked)
+    assert [sample.response for sample in scoring.asked if sample.finish == "truncated"] == ["so"]
 
 
 @pytest.mark.parametrize(
     ("function", "found"),
     [
         (
-            lambda asked: float("+ 50" in asked.response) or strict(asked),
+            lambda sample: float("+ 50" in sample.response) or strict(sample),
             [RewardFinding("warning", "`question` scores as well as the gold answer on 100.0% of the rows")],
         ),
         (
-            lambda asked: float(asked.response == "The answer is 42.") or strict(asked),
+            lambda sample: float(sample.response == "The answer is 42.") or strict(sample),
             [RewardFinding("warning", "`guess` scores as well as the gold answer on 100.0% of the rows")],
         ),
         (
-            lambda asked: float(gsm8k.gold_number(asked.truth or "") in asked.response),
+            lambda sample: float(gsm8k.gold_number(sample.truth or "") in sample.response),
             [
                 RewardFinding(
                     "warning", "a response with two answers scores as well as the gold answer, whichever comes last"
@@ -115,7 +116,7 @@ def test_trial_passes_token_ids_and_finish_to_scorer() -> None:
             ],
         ),
         (
-            lambda asked: strict(asked) - 1e-4 * len(asked.response),
+            lambda sample: strict(sample) - 1e-4 * len(sample.response),
             [
                 RewardFinding(
                     "warning", "after 2,000 characters of filler a correct answer scores lower on 100.0% of the rows"
@@ -125,7 +126,7 @@ def test_trial_passes_token_ids_and_finish_to_scorer() -> None:
             ],
         ),
         (
-            lambda asked: strict(asked) + 1e-3 * len(asked.response),
+            lambda sample: strict(sample) + 1e-3 * len(sample.response),
             [
                 RewardFinding(
                     "warning", "after 2,000 characters of filler a wrong answer scores as gold on 100.0% of the rows"
@@ -134,7 +135,7 @@ def test_trial_passes_token_ids_and_finish_to_scorer() -> None:
             ],
         ),
         (
-            lambda asked: gsm8k.score(asked, last_chars=300).value,
+            lambda sample: gsm8k.score(sample, last_chars=300).value,
             [RewardFinding("note", "a correct answer scores only at the end of a response")],
         ),
     ],
@@ -142,9 +143,9 @@ def test_trial_passes_token_ids_and_finish_to_scorer() -> None:
 def test_trial_names_rewarded_wrong_responses(
     function: Callable[[ScoreRequest], float], found: list[RewardFinding]
 ) -> None:
-    _, told = tried(function)
-    assert told[0] == WINS
-    assert [each for each in told if each in found] == found
+    _, shown = tried(function)
+    assert shown[0] == WINS
+    assert [finding for finding in shown if finding in found] == found
 
 
 @pytest.mark.parametrize(
@@ -152,19 +153,21 @@ def test_trial_names_rewarded_wrong_responses(
 )
 def test_rewarded_wrong_responses_on_5_percent_of_rows_are_tolerated(credited: int, says: list[str]) -> None:
     bad = {f"train/{number}" for number in range(credited)}
-    _, found = tried(
-        lambda asked: float("+ 50" in asked.response and asked.prompt_id in bad) or strict(asked), count=20
+    _, shown = tried(
+        lambda sample: float("+ 50" in sample.response and sample.prompt_id in bad) or strict(sample), count=20
     )
-    assert [each.says.partition(" of the rows")[0] for each in found if each.says.startswith("`question`")] == says
+    assert [
+        finding.says.partition(" of the rows")[0] for finding in shown if finding.says.startswith("`question`")
+    ] == says
 
 
 @pytest.mark.parametrize(("lost", "level"), [(1, "warning"), (2, "wrong")])
 def test_gold_losing_on_1_percent_of_rows_is_a_warning(lost: int, level: Literal["warning", "wrong"]) -> None:
-    """Real data has a few rows that are wrong."""
-    _, (first, *_) = tried(lambda asked: float(asked.prompt_id >= f"train/{9 - lost}") or strict(asked), count=9)
+    """Real data has a few wrong rows."""
+    _, (first, *_) = tried(lambda sample: float(sample.prompt_id >= f"train/{9 - lost}") or strict(sample), count=9)
     assert first.level == "wrong"
     bad = {f"train/{number}" for number in range(lost)}
-    _, (first, *_) = tried(lambda asked: 1.0 if asked.prompt_id in bad else strict(asked), count=100)
+    _, (first, *_) = tried(lambda sample: 1.0 if sample.prompt_id in bad else strict(sample), count=100)
     more = " (and 1 more)" if lost > 1 else ""
     says = f"gold does not win on {lost}.0% of 100 rows; first `train/0`: gold 1, wrong 1, empty 1, cut 1{more}"
     assert first == RewardFinding(level, says)
@@ -181,13 +184,13 @@ def test_unreadable_truth_counts_as_row_lost_by_gold() -> None:
 
 
 def test_unscored_responses_are_counted_with_first_reason() -> None:
-    _, told = tried(lambda asked: "error" if asked.response == "I do not know." else strict(asked), count=8)
+    _, shown = tried(lambda sample: "error" if sample.response == "I do not know." else strict(sample), count=8)
     says = "8 of 152 responses have no score; first `no answer` of `train/0`: error why"
-    assert RewardFinding("wrong", says, MEND) in told
-    _, told = tried(
-        lambda asked: "error" if asked.prompt_id == "train/0" and "I do" in asked.response else strict(asked)
+    assert RewardFinding("wrong", says, MEND) in shown
+    _, shown = tried(
+        lambda sample: "error" if sample.prompt_id == "train/0" and "I do" in sample.response else strict(sample)
     )
-    assert RewardFinding("warning", says.replace("8 of", "1 of"), MEND) in told
+    assert RewardFinding("warning", says.replace("8 of", "1 of"), MEND) in shown
 
 
 @pytest.mark.parametrize(
@@ -200,28 +203,28 @@ def test_unscored_responses_are_counted_with_first_reason() -> None:
 )
 def test_attack_response_that_breaks_scorer_is_named(outcome: float | str, found: RewardFinding) -> None:
     attack = ATTACKS["20,000 numbers"]
-    _, told = tried(lambda asked: outcome if asked.response == attack else strict(asked))
-    assert told == [WINS, OTHER_FORMS, found]
+    _, shown = tried(lambda sample: outcome if sample.response == attack else strict(sample))
+    assert shown == [WINS, OTHER_FORMS, found]
 
 
 @pytest.mark.parametrize(
     ("function", "found"),
     [
         (
-            lambda asked: 0.5,
+            lambda sample: 0.5,
             RewardFinding("warning", "all responses score 0.5: the trial does not show what would score more"),
         ),
-        (lambda asked: "error", RewardFinding("wrong", "no response has a score")),
+        (lambda sample: "error", RewardFinding("wrong", "no response has a score")),
         (
-            lambda asked: float(len(asked.token_ids)),
+            lambda sample: float(len(sample.token_ids)),
             RewardFinding("warning", f"the score rises with length alone: 9 -> 33 -> 129 -> 513 {SENTENCES}"),
         ),
         (
-            lambda asked: -float(len(asked.token_ids)),
+            lambda sample: -float(len(sample.token_ids)),
             RewardFinding("warning", "`empty` scores highest of all responses tried, -1 on average"),
         ),
         (
-            lambda asked: -float(len(asked.token_ids)),
+            lambda sample: -float(len(sample.token_ids)),
             RewardFinding("note", f"the score falls with length alone: -9 -> -33 -> -129 -> -513 {SENTENCES}"),
         ),
     ],
@@ -229,9 +232,9 @@ def test_attack_response_that_breaks_scorer_is_named(outcome: float | str, found
 def test_trial_without_gold_reports_limited_findings(
     function: Callable[[ScoreRequest], float | str], found: RewardFinding
 ) -> None:
-    trial, told = tried(function, NO_GOLD)
-    assert found in told
-    assert (SAYS_LITTLE in told) == (found.level != "wrong")
+    trial, shown = tried(function, NO_GOLD)
+    assert found in shown
+    assert (SAYS_LITTLE in shown) == (found.level != "wrong")
     assert "ground truth" in trial.names
     assert trial.as_gold("empty") is None
 
@@ -241,12 +244,12 @@ def test_refused_long_response_is_only_a_warning() -> None:
         return "refused" if len(request.response) > 500 else 1.0
 
     [trial] = trials(Scoring(judge), NO_GOLD, rows(), word_ids)
-    [found] = [each for each in findings(trial) if "have no score" in each.says]
-    assert found.level == "warning"
+    [finding] = [reported for reported in findings(trial) if "have no score" in reported.says]
+    assert finding.level == "warning"
 
 
 class Settles(Scoring):
-    """Answers only once it is told that there is no more."""
+    """A scorer that returns scores only after `flush` is called."""
 
     def __init__(self) -> None:
         super().__init__(lambda _: 1.0)
@@ -263,7 +266,7 @@ class Settles(Scoring):
 
 def test_trial_flushes_batch_scorer() -> None:
     [trial] = trials(Settles(), NO_GOLD, rows(), word_ids)
-    assert all(each.score.value == 1.0 for each in trial.tried)
+    assert all(response.score.value == 1.0 for response in trial.tried)
 
 
 def test_non_finite_score_ends_trial() -> None:
@@ -291,13 +294,13 @@ def test_choose_reward_has_one_trial_per_scorer() -> None:
     choose = {"kind": "choose", "cases": {"a": {"kind": "gsm8k"}, "b": {"kind": "length", "at_most": 9}}}
     reward = Recipe.model_validate(with_keys({"reward": choose})).reward
     prompts = [*rows(3, data_source="a"), *rows(2, data_source="b"), *rows(1, data_source="c")]
-    found = trials(Scoring(strict), reward, prompts, word_ids)
-    assert [(trial.scorer, trial.has_gold, len(trial.rows)) for trial in found] == [
+    by_scorer = trials(Scoring(strict), reward, prompts, word_ids)
+    assert [(trial.scorer, trial.has_gold, len(trial.rows)) for trial in by_scorer] == [
         ("reward.cases.a (gsm8k)", True, 3),
         ("reward.cases.b (length)", False, 2),
         ("no scorer", False, 1),
     ]
-    (last,) = findings(found[-1])
+    (last,) = findings(by_scorer[-1])
     assert last.level == "wrong"
     assert "`data_source` is `c`, and the reward has no case of that name" in last.says
 

@@ -1,4 +1,4 @@
-"""A sandbox on a machine that forbids it is refused by name; whoever is killed, no program outlives its sandbox."""
+"""Sandbox: a machine that forbids it is reported with the cause, and no program outlives its sandbox."""
 
 import subprocess
 import sys
@@ -55,7 +55,7 @@ def test_missing_isolation_raises_and_names_cause(name: str, what: str, why: str
 
 
 def test_sandbox_hint_names_key_of_requesting_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # No setting of this machine is what forbids it.
+    # No setting of this machine forbids it.
     monkeypatch.setattr("ppoctl.rewards.sandbox.client.Path", lambda *_: tmp_path / "nowhere")
     with pytest.raises(MissingAssetError) as refused:
         require("namespaces", ["/bin/false"], key="reward.cases.apps")
@@ -70,10 +70,10 @@ def test_invalid_sandbox_python_raises() -> None:
 
 
 @pytest.mark.parametrize("name", WAYS)
-@pytest.mark.parametrize("killed", ["launcher", "warder", "process 1"])
+@pytest.mark.parametrize("killed", ["launcher", "supervisor", "process 1"])
 def test_killed_process_leaves_no_program_and_sandbox_recovers(name: str, killed: str) -> None:
     with closing(Sandbox(*way(name))) as sandbox, working(sandbox) as (launcher, inside, end):
-        victim = {"launcher": launcher, "warder": inside[0], "process 1": inside[1]}[killed]
+        victim = {"launcher": launcher, "supervisor": inside[0], "process 1": inside[1]}[killed]
         victim.kill()
         assert all_gone(inside)
         assert isinstance(end(), SandboxError | Ran)
@@ -119,7 +119,7 @@ def test_program_text_is_lossless_and_hashes_are_reproducible() -> None:
 
 
 class working:  # noqa: N801 - reads as a word of the sentence
-    """While it lasts a stubborn program runs: the launcher, what is below it, and a function that waits for the
+    """Context with a stubborn program that runs: the launcher, its descendants, and a function that waits for the
     end."""
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -149,7 +149,7 @@ class working:  # noqa: N801 - reads as a word of the sentence
 
 
 def wait_for(launcher: psutil.Process) -> list[psutil.Process]:
-    """Processes below a launcher, from the top, once a program has become four."""
+    """Return the processes below a launcher, from the top, once the program has four processes."""
     limit = time.monotonic() + 20
     while time.monotonic() < limit:
         with suppress(psutil.NoSuchProcess):

@@ -1,5 +1,5 @@
-"""Programs that a model may write try to get out of their sandbox, or to take the machine down: each is contained,
-its end has a name, nothing of it is left, and the next program runs."""
+"""Programs that try to leave their sandbox or exhaust the machine. Each is contained, its end is reported, no process
+is left, and the next program runs."""
 
 import os
 import re
@@ -22,7 +22,7 @@ SOON = replace(LIMITS, timeout_s=0.3)
 
 @pytest.fixture(scope="module", params=WAYS)
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    """A sandbox of each kind."""
+    """Yield a sandbox of each kind."""
     kind, python = way(request.param)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRUTH_OF_THE_ROW", "the-expected-output")
@@ -46,15 +46,15 @@ def test_attack_program_is_isolated(name: str, sandbox: Sandbox, listener: socke
     outside.chmod(0o666)
     for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
         folder.chmod(0o755)
-    known = {
+    paths = {
         "PORT": listener.getsockname()[1],
         "OUTSIDE": str(outside),
         "LAUNCHER": sandbox.pid,
         "TESTS": os.getpid(),
     }
-    told = "".join(f"{key} = {value!r}\n" for key, value in known.items())
+    constants = "".join(f"{key} = {value!r}\n" for key, value in paths.items())
     ran = sandbox.run(
-        SandboxJob(PRELUDE + told + attack.program, limits=SOON if "timeout" in attack.outcomes else LIMITS)
+        SandboxJob(PRELUDE + constants + attack.program, limits=SOON if "timeout" in attack.outcomes else LIMITS)
     )
     assert ran.outcome in attack.outcomes, ran
     assert "got " not in ran.output, ran

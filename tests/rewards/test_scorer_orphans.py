@@ -35,7 +35,7 @@ def test_parent_exit_without_close_ends_children_immediately(doing: str) -> None
     with _parent(doing) as parent:
         children = _children_of(parent)
         try:
-            parent.wait(timeout=30)  # a hanging scorer has 600 s
+            parent.wait(timeout=30)  # a hanging scorer has a deadline of 600 s
         finally:
             parent.kill()
         assert _all_gone(children)
@@ -75,7 +75,7 @@ def _children_of(parent: subprocess.Popen[str]) -> list[int]:
 
 
 def _all_gone(pids: list[int]) -> bool:
-    """Gone, or dead and waiting to be reaped by whoever inherited them."""
+    """Whether all processes have ended; a zombie that its new parent has not reaped counts as ended."""
     limit = time.monotonic() + 10
     while time.monotonic() < limit:
         if not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):

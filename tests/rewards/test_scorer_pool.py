@@ -1,4 +1,4 @@
-"""Drills on real processes: whatever a scorer does, it costs its own sample only."""
+"""Fault injection on real processes: if a scorer fails, only its current sample is lost."""
 
 import os
 import re
@@ -30,14 +30,14 @@ GOOD_SCORES = [Score(float(n), "ok") for n in range(5)]
 
 
 def with_misdeed(truth: str) -> list[ScoreRequest]:
-    """Five good samples with a misdeed as the third."""
+    """Return five good requests, with a fault in the third."""
     return [*GOOD[:2], request("", truth), *GOOD[2:]]
 
 
-def the_misdeed_of(found: list[Score]) -> Score:
-    """The third score, once the others are seen to be good."""
-    assert found[:2] + found[3:] == GOOD_SCORES
-    return found[2]
+def the_misdeed_of(scored: list[Score]) -> Score:
+    """Return the third score, after checking that the others are good."""
+    assert scored[:2] + scored[3:] == GOOD_SCORES
+    return scored[2]
 
 
 def test_each_request_gets_its_score(drill_pool: OpenPool) -> None:
@@ -49,18 +49,18 @@ def test_each_request_gets_its_score(drill_pool: OpenPool) -> None:
 
 def test_scorer_process_receives_all_request_fields(drill_pool: OpenPool) -> None:
     chat = (Message("system", "be brief"), Message("user", "why?\u2028\ud800"))
-    asked = ScoreRequest("p7", "why?\n", chat, "42\n", None, {"level": 3, "tags": ["a", None]}, "truncated", (5, 1))
-    (score,) = scores(drill_pool("drill_scorers:all_that_it_is_given"), [asked])
-    assert score == Score(None, "error", f"ValueError: {asked!r}")
+    sample = ScoreRequest("p7", "why?\n", chat, "42\n", None, {"level": 3, "tags": ["a", None]}, "truncated", (5, 1))
+    (score,) = scores(drill_pool("drill_scorers:all_that_it_is_given"), [sample])
+    assert score == Score(None, "error", f"ValueError: {sample!r}")
 
 
 def test_scorer_may_return_one_value_per_token(drill_pool: OpenPool) -> None:
-    asked = [
-        replace(request("", f"tokens {figures}"), token_ids=(7, 8, 1))
-        for figures in ("0 0.5 1", "1 2", "0 1 2 3", "0 0 nan")
+    requests = [
+        replace(request("", f"tokens {values}"), token_ids=(7, 8, 1))
+        for values in ("0 0.5 1", "1 2", "0 1 2 3", "0 0 nan")
     ]
     pool = drill_pool()
-    good, short, long = scores(pool, asked[:3])
+    good, short, long = scores(pool, requests[:3])
     assert (good.value, good.token_values) == (1.5, (0.0, 0.5, 1.0))
     assert (short.outcome, short.message) == (
         "error",
@@ -68,7 +68,7 @@ def test_scorer_may_return_one_value_per_token(drill_pool: OpenPool) -> None:
     )
     assert long.message == "the scorer returned 4 values for the 3 tokens of the response"
     with pytest.raises(NonFiniteError, match="returned `nan` as"):
-        scores(pool, asked[3:])
+        scores(pool, requests[3:])
 
 
 def test_scoring_time_of_sample_is_measured(drill_pool: OpenPool) -> None:
@@ -82,8 +82,8 @@ def test_batch_scoring_time_is_divided_among_requests() -> None:
     try:
         process.score(GOOD[:1])
         began = time.monotonic()
-        found = process.score([GOOD[1], request("", "sleep 0.2")])
-        assert 0.2 <= sum(score.seconds for score in found) <= time.monotonic() - began
+        scored = process.score([GOOD[1], request("", "sleep 0.2")])
+        assert 0.2 <= sum(score.seconds for score in scored) <= time.monotonic() - began
     finally:
         process.close()
         process.reap()
@@ -95,7 +95,7 @@ def test_scorer_may_report_reason_for_missing_score(drill_pool: OpenPool) -> Non
 
 
 def test_requests_may_be_submitted_while_others_are_scored(drill_pool: OpenPool, tmp_path: Path) -> None:
-    """Each waits until both are being scored."""
+    """Each scorer waits until both samples are being scored."""
     pool = drill_pool(workers=2, timeout_s=60.0)
     first = pool.submit(request("", f"meet 2 {tmp_path}"))
     while not list(tmp_path.iterdir()):
@@ -129,8 +129,8 @@ def test_hanging_scorer_times_out_for_its_own_sample_only(drill_pool: OpenPool, 
 
 def test_scorer_deadline_is_per_sample(drill_pool: OpenPool) -> None:
     pool = drill_pool(timeout_s=2.5)
-    found = scores(pool, [request("", "sleep 0.3")] * 10)
-    assert [score.outcome for score in found] == ["ok"] * 10
+    scored = scores(pool, [request("", "sleep 0.3")] * 10)
+    assert [score.outcome for score in scored] == ["ok"] * 10
 
 
 @pytest.mark.parametrize(
@@ -149,8 +149,8 @@ def test_failing_scorer_affects_its_own_sample_only(drill_pool: OpenPool, truth:
 
 def test_consecutive_failures_each_affect_one_sample(drill_pool: OpenPool) -> None:
     truths = ["os._exit", "hang-in-c", "kill", "good", "raise", "os._exit", "good"]
-    found = scores(drill_pool(workers=2, timeout_s=1.0), [request("a", truth) for truth in truths])
-    assert [score.outcome for score in found] == ["error", "timeout", "error", "ok", "error", "error", "ok"]
+    scored = scores(drill_pool(workers=2, timeout_s=1.0), [request("a", truth) for truth in truths])
+    assert [score.outcome for score in scored] == ["error", "timeout", "error", "ok", "error", "error", "ok"]
 
 
 def test_bare_number_from_scorer_is_reported_as_error(drill_pool: OpenPool) -> None:
@@ -164,12 +164,12 @@ def test_scorer_output_and_input_do_not_disturb_protocol(drill_pool: OpenPool) -
 
 def test_scorer_output_is_kept_up_to_limit_per_call(drill_pool: OpenPool, capfd: pytest.CaptureFixture[str]) -> None:
     pool = drill_pool()
-    found = scores(pool, [request("", "print 10"), request("", "print 100000"), request("", "print 20")])
-    assert [score.value for score in found] == [1.0] * 3
+    scored = scores(pool, [request("", "print 10"), request("", "print 100000"), request("", "print 20")])
+    assert [score.value for score in scored] == [1.0] * 3
     pool.close()
-    said = "ppoctl: the scorer `drill_scorers:score` printed more than 64 KiB in one call; the rest is dropped"
+    notice = "ppoctl: the scorer `drill_scorers:score` printed more than 64 KiB in one call; the rest is dropped"
     assert capfd.readouterr().err.split("\n") == [
-        "x" * 10, "y" * 10, "x" * KEPT_BYTES, said, "x" * 20, "y" * 20,
+        "x" * 10, "y" * 10, "x" * KEPT_BYTES, notice, "x" * 20, "y" * 20,
         "ppoctl: 131 KiB of the output of the scorer `drill_scorers:score` were dropped", "",
     ]  # fmt: skip
 
@@ -178,8 +178,8 @@ def test_endless_scorer_output_times_out_and_is_counted(
     drill_pool: OpenPool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pool = drill_pool(timeout_s=1.0)
-    found = scores(pool, [request("", "print-without-end")] * 2 + [GOOD[1]])
-    assert [score.outcome for score in found] == ["timeout", "timeout", "ok"]
+    scored = scores(pool, [request("", "print-without-end")] * 2 + [GOOD[1]])
+    assert [score.outcome for score in scored] == ["timeout", "timeout", "ok"]
     pool.close()
     printed = capfd.readouterr().err
     assert len(printed) < 2 * KEPT_BYTES + 1000
@@ -245,23 +245,23 @@ def test_child_killed_between_calls_is_restarted(drill_pool: OpenPool) -> None:
 
 
 def test_workers_score_concurrently(drill_pool: OpenPool, tmp_path: Path) -> None:
-    """Each sample waits until all four are being scored: one after the other, none would end."""
+    """Each sample waits until all four are being scored; scored one after the other, none would end."""
     pool = drill_pool(workers=4, timeout_s=60.0)
-    found = scores(pool, [request("", f"meet 4 {tmp_path}")] * 4)
-    assert [score.outcome for score in found] == ["ok"] * 4
+    scored = scores(pool, [request("", f"meet 4 {tmp_path}")] * 4)
+    assert [score.outcome for score in scored] == ["ok"] * 4
 
 
 def test_responses_larger_than_pipe_arrive_complete(drill_pool: OpenPool) -> None:
-    found = scores(drill_pool(workers=2), [request("a" * 100_000)] * 20)
-    assert {score.value for score in found} == {100_000.0}
+    scored = scores(drill_pool(workers=2), [request("a" * 100_000)] * 20)
+    assert {score.value for score in scored} == {100_000.0}
 
 
 def test_stopped_child_does_not_block_parent(drill_pool: OpenPool) -> None:
     pool = drill_pool(timeout_s=1.5)
     scores(pool, GOOD)
     os.kill(pool.pids[0], signal.SIGSTOP)
-    found = scores(pool, [request("a" * 200_000, "good")] * 2)
-    assert [score.outcome for score in found] == ["timeout", "ok"]
+    scored = scores(pool, [request("a" * 200_000, "good")] * 2)
+    assert [score.outcome for score in scored] == ["timeout", "ok"]
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_import_failure_of_scorer_raises_one_clear_error(drill_pool: OpenPool, e
 
 
 def test_error_of_ended_child_is_reported(drill_pool: OpenPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also by a parent that is slow to listen."""
+    """The message must arrive even if the parent reads late."""
     spawn = ScorerProcess._spawn
 
     def spawn_and_sleep(process: ScorerProcess) -> None:
@@ -310,7 +310,7 @@ def test_child_that_ends_at_start_is_retried_before_error(
     (tmp_path / "dies_at_import.py").write_text("import os\nopen('starts', 'a').write('x')\nos._exit(4)\n")
     monkeypatch.chdir(tmp_path)
     pool = drill_pool("dies_at_import:score")
-    for future in [pool.submit(each) for each in GOOD]:
+    for future in [pool.submit(sample) for sample in GOOD]:
         with pytest.raises(RewardError, match="does not start: the scorer ended its process with exit code 4"):
             future.result()
     assert (tmp_path / "starts").read_text() == "xxx"
@@ -322,7 +322,7 @@ def test_close_ends_child_during_scoring(drill_pool: OpenPool) -> None:
     (pid,) = pool.pids
     before_s = psutil.Process(pid).cpu_times().user
     in_hand, waiting = (pool.submit(request("", "hang-in-c")) for _ in range(2))
-    while psutil.Process(pid).cpu_times().user < before_s + 0.1:  # until it is at it, and not only asked
+    while psutil.Process(pid).cpu_times().user < before_s + 0.1:  # until the child is scoring, not only started
         pass
     pool.close()
     assert not _runs(pid)
@@ -365,7 +365,7 @@ def test_close_kills_children_and_is_idempotent(drill_pool: OpenPool) -> None:
 
 
 def _runs(pid: int) -> bool:
-    """Whether the process is still there; one that was told to die may need a moment on a busy machine."""
+    """Whether the process exists after a grace period: a killed process may need a moment on a busy machine."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

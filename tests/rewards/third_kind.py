@@ -1,6 +1,6 @@
-"""A reward that the product does not have, in one file and the line below `if __name__`.
+"""An additional kind of reward, in one file and the line below `if __name__`.
 
-python third_kind.py FOLDER   reads a recipe that names it, probes it on FOLDER/rows.jsonl, scores, and prints JSON
+python third_kind.py FOLDER   reads a recipe with this kind, probes it on FOLDER/rows.jsonl, scores, and prints JSON
 """
 
 import json
@@ -16,12 +16,12 @@ from ppoctl.rewards.table import ProcessScorer
 
 
 class FewWordsScorer(ProcessScorer):
-    """1 where the response has no more words than the row and the recipe allow."""
+    """Reward 1 if the response has at most the number of words that the row and the recipe allow."""
 
     kind: Annotated[Literal["few_words"], RESULTS]
-    """Short responses; no ground truth."""
+    """Reward for short responses; no ground truth."""
     at_most: Annotated[int, RESULTS] = 5
-    """Words."""
+    """Maximum number of words."""
 
     @property
     def scores_by(self) -> ScorerSpec:
@@ -67,8 +67,10 @@ def main(folder: Path) -> dict[str, Any]:
     scorer = recipe.reward.open()
     try:
         probed = probe(scorer, recipe.reward, prompts, lambda text, _: tuple(range(len(text.split()))))
-        asked = [ScoreRequest.about(prompts[0], text, "terminated") for text in ("yes", "yes it is", "a b c d e f")]
-        futures = [scorer.submit(each) for each in asked]
+        requests = [
+            ScoreRequest.about(prompts[0], text, "terminated") for text in ("yes", "yes it is", "a b c d e f")
+        ]
+        futures = [scorer.submit(request) for request in requests]
         scores = [future.result().value for future in futures]
     finally:
         scorer.close()

@@ -1,4 +1,4 @@
-"""Functions of a user's own, right and wrong ones. Imported in the children only."""
+"""Correct and faulty functions of a user. Only scorer processes import them."""
 
 import asyncio
 from typing import Any

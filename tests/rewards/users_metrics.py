@@ -1,4 +1,4 @@
-"""Metric functions that a user could have written, good and bad ones."""
+"""Correct and faulty metric functions of a user."""
 
 import time
 from typing import Any

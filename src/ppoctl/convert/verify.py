@@ -7,7 +7,7 @@
     record of the source       if a conversion wrote the source: every tensor equal to the recorded digest
     configuration              describes the same model
 
-The same table converts in both directions, so a wrong table passes all of these checks. Only the comparison of model
+One table converts in both directions, so a wrong table passes all of these checks. Only the comparison of model
 outputs (`convert.command.parity`) checks the table.
 """
 

@@ -42,8 +42,8 @@ class CodeScorer(ProcessScorer):
     kind: Annotated[Literal["code"], RESULTS]
     """Run programs against tests."""
     sandbox: Annotated[Place, RESULTS] = "namespaces"
-    """Where programs run: in Linux namespaces; as a separate user restricted by Landlock (for root if namespaces are
-    forbidden; programs cannot write files); or at a Sandbox Fusion endpoint."""
+    """Sandbox of the programs. namespaces: Linux namespaces; user: a separate user restricted by Landlock (for root
+    if namespaces are forbidden; programs cannot write files); fusion: a Sandbox Fusion endpoint."""
     url: Annotated[str | None, SPEED] = None
     """Address of the endpoint, `http://HOST:PORT/run_code`."""
     language: Annotated[Literal["python", "cpp", "go", "java", "nodejs", "rust", "typescript", "bash"], RESULTS] = (
