@@ -1,4 +1,5 @@
-"""`ppoctl` on the bigram instead of real engines, for jobs of the lab: `python ppoctl_on_fakes.py WORDS`, as it is typed.
+"""`ppoctl` on the bigram instead of real engines, for jobs of the lab: `python ppoctl_on_fakes.py WORDS`, as it is
+typed.
 
 The rest is the product: command line, turn of a job, gate and signals, loop, store, exit codes. It is told what to do
 besides by the folder that `DRILL` names. `stage_s` there has the seconds that each stage takes; a file `MOMENT.pause`
