@@ -1,4 +1,4 @@
-"""A command as it is typed, and what it says: for every file here."""
+"""A command as typed, and its output: for every file in this folder."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -28,5 +28,5 @@ def asking(capsys: pytest.CaptureFixture[str]) -> Ask:
 
 @pytest.fixture
 def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
-    """`ask("status", folder)`."""
+    """Return a function such that `ask("status", folder)` runs the command."""
     return asking(capsys)

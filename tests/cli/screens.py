@@ -1,13 +1,13 @@
-"""The screens of docs/screens.md that need no training: what is typed, and what a terminal then shows.
+"""The screens of docs/screens.md that need no training: a command as typed, and its output on a terminal.
 
-    python tests/cli/screens.py         writes these screens of the page anew
+    python tests/cli/screens.py         rewrites these screens of the page
 
-They are of two kept runs, `screens.tar.gz` beside this file: recipes/quickstart.toml with two seeds, in small and
+They show two fixture runs, `screens.tar.gz` next to this file: recipes/quickstart.toml with two seeds, in small and
 without its saved states, made by
 
-    ppoctl train recipes/quickstart.toml --set name=seed-7 --set seed=7 --set steps=6 --set tracking.kind='"none"' \\
-        --set rollout.prompts_per_step=16 --set ppo.minibatch_seqs=8 --set data.eval.heldout.max_rows=20 \\
-        --set eval.every_steps=3 --set checkpoint.every_steps=3 \\
+    ppoctl train recipes/quickstart.toml --set name=seed-7 --set seed=7 --set steps=6 --set tracking.kind='"none"' \
+        --set rollout.prompts_per_step=16 --set ppo.minibatch_seqs=8 --set data.eval.heldout.max_rows=20 \
+        --set eval.every_steps=3 --set checkpoint.every_steps=3 \
         --set 'expect={"eval/heldout/pass_at_1"={min=0.4, rise_min=0.05}}'
 """
 
@@ -29,17 +29,17 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "screens.md"
 KEPT = Path(__file__).with_name("screens.tar.gz")
 CHECKOUT = "/home/you/ppoctl"
-"""Where the page says that the checkout is."""
+"""Path of the checkout on the page."""
 NOW = 1795467560.0
-"""Three minutes after the end of the kept runs."""
+"""Three minutes after the end of the fixture runs."""
 
 
 class Screen(NamedTuple):
     typed: str
-    """What stands behind `ppoctl`."""
+    """The words after `ppoctl`."""
     columns: int = 80
     head: int = 40
-    """Lines that the page shows; of a longer screen these, and `...`."""
+    """Lines that the page shows; a longer screen is cut there, and `...` added."""
 
 
 SCREENS = {
@@ -65,7 +65,7 @@ SCREENS = {
 
 
 class Terminal(io.StringIO):
-    """A terminal of which everything is kept."""
+    """A terminal that records its output."""
 
     encoding = "utf-8"
 
@@ -74,7 +74,7 @@ class Terminal(io.StringIO):
 
 
 def unpack(folder: Path) -> None:
-    """Lay the kept runs, with the models and rows of this checkout, and its recipes into a folder."""
+    """Unpack the fixture runs into a folder, with the models, rows and recipes of this checkout."""
     with tarfile.open(KEPT) as kept:
         kept.extractall(folder, filter="data")
     for file in (path for path in folder.rglob("*") if path.suffix in (".toml", ".json")):
@@ -92,7 +92,7 @@ def unpack(folder: Path) -> None:
 
 
 def captured(name: str, folder: Path) -> str:
-    """What a terminal shows of a screen, with the command, as it stands in the page."""
+    """Return the command and its output on a terminal, as they are in the page."""
     screen, terminal = SCREENS[name], Terminal()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -103,26 +103,26 @@ def captured(name: str, folder: Path) -> str:
         for variable, value in around.items():
             patch.setenv(variable, str(value))
         run(shlex.split(screen.typed))
-    said = re.sub(r"[^\n]*\r\x1b\[K", "", terminal.getvalue())  # of a line that is written anew, the last
+    said = re.sub(r"[^\n]*\r\x1b\[K", "", terminal.getvalue())  # of a rewritten line, the last version
     said = said.replace(str(folder.resolve()), "/home/you").replace(str(ROOT), CHECKOUT)
     lines = [f"$ ppoctl {screen.typed}", *(line.rstrip() for line in said.rstrip().splitlines())]
     return "\n".join(lines if len(lines) <= screen.head + 1 else [*lines[: screen.head], "..."])
 
 
 def blocks(page: str) -> dict[str, str]:
-    """The screens of the page by name: blocks that begin with ```text NAME."""
+    """Return the screens of the page by name: blocks that begin with ```text NAME."""
     return dict(re.findall(r"(?ms)^```text (\S+)\n(.*?)\n```$", page))
 
 
 def kind(text: str) -> str:
-    """The text in one line with `#` for each number and `quickstart` for each run."""
+    """Return the text in one line with `#` for each number and `quickstart` for each run."""
     text = re.sub(r"\b(seed-\d+|draft)\b", "quickstart", " ".join(text.replace("/home/you/", "").split()))
     text = re.sub(r"-?\b\d[\d.,]*(e-?\d+)?(?=[hms]?\b)", "#", text)
     return re.sub(r"[\u2581-\u2588]+", "~", re.sub(r"#[hms]( #[ms])*", "#s", text))
 
 
 def kinds(lines: list[str]) -> set[str]:
-    """The kinds of lines that a training says, but for what only a silence makes it say."""
+    """Return the kinds of lines that a training prints, except those that only a silence causes."""
     found = {kind(line) for line in lines}
     return {
         each for each in found if "pass_at_1" in each or not re.search(r" #s( # tok/s)?$", each) or " eta " in each
@@ -130,7 +130,7 @@ def kinds(lines: list[str]) -> set[str]:
 
 
 def main() -> None:
-    """Write the screens of the page anew."""
+    """Rewrite the screens of the page."""
     page = PAGE.read_text("utf-8")
     with tempfile.TemporaryDirectory() as folder:
         unpack(Path(folder))

@@ -27,7 +27,7 @@ def resolved(name: str, **keys: Any) -> dict[str, Any]:
 def write(
     folder: Path, name: str, changes: Mapping[tuple[int, int], Mapping[str, Any]] | None = None, steps: int = 2
 ) -> RunPaths:
-    """A run of two samples per step; `changes` by (step, sample)."""
+    """Write a run of two samples per step; `changes` by (step, sample)."""
     paths = RunPaths(folder / name)
     facts = {"sources": SOURCES, "versions": {"torch": "2.13"}}
     run_dir.create(paths, recipe_toml="", resolved=resolved(name), facts=facts)
@@ -50,7 +50,7 @@ def write(
 
 
 def figures(paths: RunPaths, *values: Mapping[str, float]) -> None:
-    """The journal of steps 1, 2, ... with these figures."""
+    """Write the journal of steps 1, 2, ... with these metrics."""
     told = {"stage": "reward", "seconds": 1.0, "clocked": {}}
     lines = [{**told, "step": step, "seq": step, "figures": each} for step, each in enumerate(values, start=1)]
     paths.journal.write_bytes(b"".join(map(sealed_line, lines)))
@@ -62,7 +62,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def samples_said(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
-    """What is said of the samples, behind the rest."""
+    """Return the part of the output about samples, which comes last."""
     return said(capsys, *words).rpartition("\n\n")[2].splitlines()
 
 

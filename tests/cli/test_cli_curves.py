@@ -1,4 +1,4 @@
-"""`ppoctl plot`: which figures of which runs, on a terminal's paper and in files; journals written by hand."""
+"""`ppoctl plot`: metrics of runs, on a terminal and in files; journals written by hand."""
 
 import json
 import sys
@@ -51,7 +51,7 @@ def write(folder: Path, lines: list[dict[str, Any]]) -> Path:
 
 @pytest.fixture
 def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask) -> Ask:
-    """`ask("plot", "a")` in a folder with the runs `a` and `b`."""
+    """Return a function such that `ask("plot", "a")` runs in a folder with the runs `a` and `b`."""
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "a", LINES)
     write(tmp_path / "b", [stage(step, "reward", {REWARD: 1.0}) for step in (1, 2)])

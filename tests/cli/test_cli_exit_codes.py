@@ -1,4 +1,4 @@
-"""Every kind of failure has its exit code and its form; nothing ends in a raw traceback."""
+"""Every kind of failure has an exit code and a message format; nothing ends with a raw traceback."""
 
 import errno
 import json
@@ -42,7 +42,7 @@ FAMILIES = [
 
 
 class TornError(RuntimeError):
-    """Stands for torch.OutOfMemoryError, whose module may not be imported here."""
+    """Stand-in for torch.OutOfMemoryError, whose module may not be imported here."""
 
 
 TornError.__name__ = "OutOfMemoryError"
@@ -72,7 +72,7 @@ FOREIGN: list[tuple[BaseException, int, str]] = [
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[BaseException | int]:
-    """`failing[0] = error` makes `ppoctl plan` raise it; a number is what the command returns."""
+    """`failing[0] = error` makes `ppoctl plan` raise it; a number is returned as the exit code."""
     box: list[BaseException | int] = [0]
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(app_module.tempfile, "tempdir", None)
@@ -183,7 +183,7 @@ def test_debug_option_shows_the_traceback_in_any_position(
 
 def test_json_error_has_all_fields(failing: list[object], capsys: pytest.CaptureFixture[str]) -> None:
     failing[0] = errors.RecipeError("a\nb", hint="c")
-    # The command itself has no --json; what counts is that it was asked for.
+    # The command itself has no --json; the option given on the command line counts.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(app_module, "app", lambda *_, **__: (_ for _ in ()).throw(failing[0]))
         assert run(["fail-for-the-test", "--json"]) == 2
@@ -258,7 +258,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: Path) -> Path:
-    """A folder with a recipe, its data, and a run of two steps whose MLflow does not answer."""
+    """Return a folder with a recipe, its data, and a run of two steps whose MLflow does not answer."""
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("PPOCTL_")]:
         monkeypatch.delenv(name)
@@ -313,7 +313,7 @@ ROWS: dict[str, list[Provoke]] = {
     "75": [lambda: errors.PreemptedError("told to go")],
     "130": [lambda: errors.InterruptedByUserError("told to stop"), lambda: KeyboardInterrupt()],
 }
-"""Code -> what ends with it: a command where one does so without an engine, else what an engine's command raises."""
+"""Code -> what ends with it: a command if one does so without an engine, otherwise an error of an engine command."""
 PROVOKED = [(code, number) for code, provoking in ROWS.items() for number in range(len(provoking))]
 
 
@@ -337,7 +337,7 @@ def test_exit_code_table_lists_every_code_once() -> None:
 
 @pytest.mark.parametrize("command", ["ppoctl recipes keys", "ppoctl recipes metrics --json"])
 def test_closed_output_pipe_is_not_an_error(command: str) -> None:
-    """As with every tool of a shell: nothing is said, and the code is that of SIGPIPE."""
+    """Nothing is printed, and the code is that of SIGPIPE, as in other shell tools."""
     read, write = os.pipe()
     os.close(read)
     found = subprocess.run(

@@ -1,5 +1,5 @@
-"""Words around the commands: help in whole sentences with examples that can be typed, completion, and what is refused
-before anything heavy is imported."""
+"""Command line basics: help in complete sentences with examples that can be typed, completion, and errors that need
+no heavy import."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask) -> Ask:
 
 
 def commands(group: Any, name: str = "") -> dict[str, Any]:
-    """Every command by the words that are typed behind `ppoctl`."""
+    """Return every command by its words after `ppoctl`."""
     context = group.make_context(name or "ppoctl", [], resilient_parsing=True)
     found = {f"{name} {each}".strip(): group.get_command(context, each) for each in group.list_commands(context)}
     inner = [commands(each, word) for word, each in found.items() if isinstance(each, TyperGroup)]
@@ -94,7 +94,7 @@ def test_command_help_has_no_type_names_or_braces(ask: Ask, monkeypatch: pytest.
 
 
 def choices_of(annotation: Any) -> list[str]:
-    """The words that an option may have, where they are few."""
+    """Return the words that an option accepts, if these are few."""
     inner = [] if isinstance(annotation, str) else get_args(annotation)
     return [word for each in inner for word in ([each] if isinstance(each, str) else choices_of(each))]
 
@@ -173,7 +173,7 @@ def test_shell_completes_runs_recipes_and_keys(
     for name in ("q1", "sweep/a"):
         Path("runs", name).mkdir(parents=True)
         Path("runs", name, "run.json").touch()
-    monkeypatch.setenv("_PPOCTL_COMPLETE", "complete_bash")  # as bash asks
+    monkeypatch.setenv("_PPOCTL_COMPLETE", "complete_bash")  # as bash calls it
     monkeypatch.setenv("COMP_WORDS", line)
     monkeypatch.setenv("COMP_CWORD", str(len(line.split(" ")) - 1))
     with pytest.raises(SystemExit):
@@ -207,7 +207,7 @@ def test_unwritable_folder_is_refused_before_anything_is_read(ask: Ask) -> None:
     Path("m").mkdir()
     Path("m/config.json").touch()
     Path("file").touch()
-    Path("r.toml").write_text(SMALLEST, "utf-8")  # whose rows and model are not here
+    Path("r.toml").write_text(SMALLEST, "utf-8")  # whose rows and model are not on this machine
     says = f"error: `{Path.cwd()}/file` is a file, but `file/x` must be a folder"
     for command in ("train", "rollout"):
         for on in ("here", "slurm"):

@@ -41,7 +41,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
 
 @pytest.fixture
 def make(played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: FakeSlurm) -> Callable[..., Journal]:
-    """`make("a", reward=0.5)`: the run `runs/a`, whose journal ends as told, `ago` seconds before now."""
+    """Return a function such that `make("a", reward=0.5)` makes the run `runs/a`, whose journal ends as given, `ago`
+    seconds before now."""
     monkeypatch.chdir(tmp_path)
 
     def made(
@@ -66,7 +67,7 @@ def make(played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster:
 
 
 def pad_to(root: Path, size: int) -> None:
-    """Make the files of a folder so large together; a second name of one takes no more."""
+    """Enlarge the files of a folder to this total size; a second name of a file takes no more."""
     there = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
     (root / "padding").write_bytes(bytes(size - there))
     os.link(root / "padding", root / "padding-again")
@@ -200,13 +201,13 @@ def test_runs_reads_only_the_end_of_a_long_journal(make: Callable[..., Journal])
 
 def test_bare_name_refers_to_a_run_in_the_runs_folder(make: Callable[..., Journal], ask: Ask) -> None:
     make("q1")
-    Path("q1").mkdir()  # no run
+    Path("q1").mkdir()  # not a run
     assert ask("status", "q1").out.splitlines()[0] == "q1: finished"
     assert ask("logs", "q1", "--list").code == 0
     assert ask("compare", "q1", "runs/q1").out.splitlines()[-1] == "no difference"
     shutil.copytree("runs/q1", "q1", dirs_exist_ok=True)
     Path("runs/q1/run.json").unlink()
-    assert ask("status", "q1").out.splitlines()[0] == "q1: finished"  # the one that is here
+    assert ask("status", "q1").out.splitlines()[0] == "q1: finished"  # the run in the present folder
     Path("runs/q1/run.json").touch()
     shutil.rmtree("q1")
     assert found_run(Path("q1/logs")) == Path("runs/q1/logs")
@@ -234,7 +235,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def types(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """`types("y\\n")`: somebody sits at a terminal and answers so."""
+    """`types("y\n")`: a user at a terminal answers this."""
 
     def typed(answer: str) -> None:
         monkeypatch.setattr("sys.stdin", Terminal(answer))

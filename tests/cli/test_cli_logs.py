@@ -1,4 +1,4 @@
-"""`ppoctl logs`: the log files of a run as a person reads and follows them."""
+"""`ppoctl logs`: the log files of a run as a user reads and follows them."""
 
 import json
 import os
@@ -34,7 +34,7 @@ STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  "
 
 @pytest.fixture
 def made(tmp_path: Path) -> RunPaths:
-    """A run of which nothing was ever said."""
+    """Return a run without logs."""
     paths = RunPaths(tmp_path / "run")
     run_dir.create(paths, recipe_toml="", resolved={"steps": 1, **PPO_STEP_FUNCTIONS}, facts={"name": "run"})
     return paths
@@ -160,7 +160,7 @@ def test_tail_handles_late_growing_truncated_and_replaced_files(tmp_path: Path) 
 
 @pytest.fixture
 def follower(made: RunPaths) -> Callable[..., subprocess.Popen[str]]:
-    """`ppoctl logs RUN -f` in a process of its own."""
+    """Start `ppoctl logs RUN -f` in a separate process."""
 
     def begin(*words: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "ppoctl", "logs", str(made.root), "-f", *words]

@@ -1,4 +1,4 @@
-"""What explains a recipe, as a person looks it up: keys by word, one metric, the reference pages, on any terminal."""
+"""Commands that explain a recipe: keys by word, one metric, the reference pages, on any terminal."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ Ask = Callable[..., str]
 
 @pytest.fixture
 def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
-    """`ask("keys", "lr")` is what `ppoctl recipes keys lr` prints."""
+    """Return a function such that `ask("keys", "lr")` returns the output of `ppoctl recipes keys lr`."""
 
     def asked(*words: str) -> str:
         assert run(["recipes", *words]) == 0
@@ -50,13 +50,13 @@ def test_keys_lookup_finds_every_key_containing_the_word(ask: Ask) -> None:
     found = [line.split()[0] for line in ask("keys", "grad_clip").splitlines()[1:]]
     assert found == ["actor.optimizer.grad_clip", "critic.optimizer.grad_clip"]
     assert ask("keys", "lr").splitlines()[1].split()[0] == "actor.optimizer.lr"
-    # A table is meant where there is one of that name.
+    # A table is shown if one has that name.
     assert {line.split(".")[0] for line in ask("keys", "eval").splitlines()[1:]} == {"eval"}
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120, 400])
 def test_lookup_output_fits_the_terminal(ask: Ask, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
-    """On a terminal too narrow for its table a key is a block; lines end at the edge, between words."""
+    """On a terminal too narrow for its table a key is a block; lines break between words."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("NO_COLOR", "1")

@@ -1,4 +1,4 @@
-"""What `ppoctl plan` says about memory, word for word; the numbers are worked in tests/plan/test_memory.py."""
+"""`ppoctl plan` about memory, word for word; tests/plan/test_memory.py checks the numbers."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`ppoctl preview` shows rows as the model gets them, and says what is odd."""
+"""`ppoctl preview` shows rows as the model gets them, and flags what is unusual."""
 
 import json
 from pathlib import Path

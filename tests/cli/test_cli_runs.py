@@ -1,4 +1,4 @@
-"""What commands say of a run that is there, of runs on fakes: status, the end of a training, samples, resumes."""
+"""Output of commands about an existing run, for runs on fakes: status, the end of a training, samples, resumes."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ UNMET = {"reward/score_mean": {"min": 2.0}, "value/clip_frac": {"max": 1.0}}
 
 
 def trained(root: Path, recipe: Recipe) -> RunResult:
-    """A run directory as `train` makes it, and an attempt on it."""
+    """Return a run directory as `train` makes it, and an attempt on it."""
     paths = RunPaths(root)
     if not root.exists():
         new_run.create(paths, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
@@ -81,7 +81,7 @@ def test_sample_screen_escapes_control_characters(capsys: pytest.CaptureFixture[
 
 
 def written(**keys: Any) -> Recipe:
-    """A recipe that is the same when it is read from the run's file."""
+    """Return a recipe that is unchanged when it is read from the run's file."""
     rows = {"format": "gsm8k", "path": "/nowhere/rows.jsonl"}
     absolute = {
         "model": {"path": "/nowhere/model", "dtype": "float32"},
@@ -93,7 +93,7 @@ def written(**keys: Any) -> Recipe:
 def test_resume_of_a_finished_run_starts_no_attempt(tmp_path: Path, ask: Ask) -> None:
     root = tmp_path / "fake"
     trained(root, written(steps=2))
-    ask("status", root)  # what the training said is read with it
+    ask("status", root)  # it reads the output of the training, too
     said = ask("resume", root)
     assert said.code == 0
     over = "all steps are done: nothing is left to do"
@@ -109,7 +109,7 @@ def test_summary_goes_to_stdout_while_library_output_is_separated(
     root = tmp_path / "fake"
     trained(root, written(steps=2))
     capfd.readouterr()
-    for name, descriptor in (("stdout", 1), ("stderr", 2)):  # as a process has them, which is what is kept apart
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):  # as a process has them; these are separated
         monkeypatch.setattr(f"sys.{name}", open(descriptor, "w", closefd=False))  # noqa: SIM115
     assert run(["resume", str(root)]) == 0
     said = capfd.readouterr()

@@ -1,4 +1,4 @@
-"""A password in a URI is refused, and no way of refusing it repeats it: not on the screen, not in JSON, not in a
+"""A password in a URI is refused, and the refusal never repeats it: not on the screen, not in JSON, not in a
 traceback, not in a file."""
 
 import re
@@ -125,7 +125,7 @@ def test_error_messages_and_hints_have_no_secrets():
 
 @pytest.fixture
 def failing(monkeypatch, tmp_path):
-    """A command that fails in a way that nobody has thought of, with a secret in what it says."""
+    """A command that fails in an unforeseen way, with a secret in its message."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     def fail(*_, **__):

@@ -1,4 +1,4 @@
-"""Commands that read a run directory know its story from the directory alone."""
+"""Commands that read a run directory get its step function from the directory alone."""
 
 import json
 from pathlib import Path
@@ -14,11 +14,11 @@ from ppoctl.loop.step_functions import StepFunction
 
 
 class StopError(Exception):
-    """Ends a run where a test wants it."""
+    """Raised to end a run at the point that a test chose."""
 
 
 def stopped(root: Path, story: StepFunction, moment: str) -> None:
-    """A run that saves every second step, stopped in its third."""
+    """Return a run that saves every second step, stopped in its third."""
 
     def act(number: int, name: str) -> None:
         if name == moment:
@@ -37,7 +37,7 @@ STORIES = {
     "no critic": (NO_CRITIC, "actor_update", ["states/actor/000002"]),
     "two rounds": (TWO_ROUNDS, "rollout.2", ["states/actor/000002", "states/critic/000002"]),
 }
-"""The story, the stage before which the run is stopped, and the states it has saved."""
+"""The step function, the stage before which the run is stopped, and the states that it has saved."""
 
 
 @pytest.mark.parametrize("name", STORIES)

@@ -36,8 +36,8 @@ MODEL = Path(__file__).parents[2] / "recipes/quickstart/model"
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three steps of eight samples on fakes, all kept, with evaluations after 0, 2 and 3; their tokens are read with
-    the quickstart's tokenizer."""
+    """Return a run of three steps of eight samples on fakes, all kept, with evaluations after 0, 2 and 3; their
+    tokens are read with the quickstart's tokenizer."""
     recipe = fake_recipe(model={"path": str(MODEL), "dtype": "float32"}, checkpoint={"keep_rollouts_every_steps": 1})
     paths = RunPaths(tmp_path_factory.mktemp("show") / "fake")
     new_run.create(paths, recipe, {"model": "a" * 64, "data": "b" * 64}, command="train")
@@ -53,7 +53,7 @@ def ask(root: Path, ask: Ask) -> Ask:
 
 
 def listed(ask: Ask, *words: object) -> list[dict[str, Any]]:
-    """The samples of a list, as JSON tells them."""
+    """Return the samples of a list, from the JSON output."""
     found: list[dict[str, Any]] = json.loads(ask(*words, "--json").out)["samples"]
     return found
 
@@ -105,11 +105,11 @@ def test_sample_screen_shows_every_metric_of_its_tokens(root: Path, ask: Ask) ->
 
 
 def test_kl_is_the_recorded_full_kl_or_the_logprob_gap_to_reference(root: Path) -> None:
-    records = StepRecords.read(RunPaths(root), 3)  # in the first the actor is the reference
+    records = StepRecords.read(RunPaths(root), 3)  # in the first step the actor equals the reference
     assert records.logprobs is not None
     length, told = int(records.rollouts["lengths"][2]), records.logprobs.fields
     assert records.kl(2) == pytest.approx((told["actor"] - told["reference"])[2, :length].tolist())
-    without = {name: value for name, value in told.items() if name != "actor"}  # the update's own are meant
+    without = {name: value for name, value in told.items() if name != "actor"}  # as if the update had used its own
     drawn = replace(records, logprobs=replace(records.logprobs, fields=without))
     assert drawn.kl(2) == pytest.approx(
         (records.rollouts["sampler_logprobs"] - told["reference"])[2, :length].tolist()
@@ -178,7 +178,7 @@ GREEN, RED, PLAIN = "48;2;0", "48;2;2", ""
 
 
 def colours(text: str) -> list[str]:
-    """The colour of each piece of the response, as far as it has one."""
+    """Return the colour of each piece of the response, if it has one."""
     return [GREEN if part.startswith(GREEN) else RED for part in re.findall(r"\x1b\[(48[0-9;]*)m", text)]
 
 
@@ -397,7 +397,7 @@ def test_pager_receives_terminal_output(monkeypatch: pytest.MonkeyPatch, tmp_pat
         render.line("one")
     assert seen.read_text() == "one\n"
     monkeypatch.setenv("PAGER", "true")
-    with pager.paged():  # it leaves at once, and that is no error
+    with pager.paged():  # it quits at once, which is not an error
         for _ in range(20_000):
             render.line("more than a pipe holds")
     monkeypatch.setenv("PAGER", str(tmp_path / "none"))

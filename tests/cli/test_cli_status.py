@@ -1,4 +1,4 @@
-"""`ppoctl status` and `ppoctl stop` of runs in jobs, as a person meets them: a Slurm that is a folder of programs."""
+"""`ppoctl status` and `ppoctl stop` of runs in jobs, with a Slurm that is a folder of programs."""
 
 import json
 import platform
@@ -29,7 +29,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def paths(played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
-    """The run `my` in the present folder."""
+    """Return the run `my` in the present folder."""
     shutil.copytree(played, tmp_path / "my")
     monkeypatch.chdir(tmp_path)
     return RunPaths(Path("my"))
@@ -48,7 +48,7 @@ def submitted(paths: RunPaths, id: str = "12", after: str | None = None) -> None
 
 
 def begun(paths: RunPaths, **where: object) -> Journal:
-    """The journal of an attempt on a node of the cluster."""
+    """Write the journal of an attempt on a node of the cluster."""
     journal = Journal(paths, claim(paths))
     journal.event("attempt_started", **{"pid": 2**22 + 1, "host": "node1", **where})
     return journal
@@ -200,7 +200,8 @@ def test_stop_now_signals_the_job_after_writing_the_request(paths: RunPaths, clu
 
 
 def test_stop_does_not_signal_an_interactive_job(paths: RunPaths, cluster: FakeSlurm, ask: Ask) -> None:
-    """A desktop, a notebook, an allocation: the run was not submitted as this job, and others may be in it."""
+    """For example a desktop, a notebook or an allocation: the run was not submitted as this job, which may run other
+    things."""
     begun(paths, job="77", restart=0).event("attempt_ended", status="failed", exit_code=3)
     cluster.has("77", "RUNNING", nodes="node1")
     assert ask("stop", "my", "--after", "now").code == 0

@@ -75,7 +75,7 @@ def test_table_fits_the_terminal_and_loses_no_word(printed: Print, room: int) ->
 def test_widest_column_shrinks_after_the_last_column() -> None:
     texts = [("22.9 MiB", "a run of many words that says much", "more than it seems to say")]
     assert widths_in(80, texts, WORDS) == [8, 34, 25]
-    assert widths_in(70, texts, WORDS) == [8, 34, 24]  # what ends a column of sentences is left readable
+    assert widths_in(70, texts, WORDS) == [8, 34, 24]  # a column of sentences keeps a readable width
     assert widths_in(60, texts, WORDS) == [8, 24, 24]
     assert widths_in(48, texts, WORDS) == [8, 12, 24]
     assert widths_in(47, texts, WORDS) is None

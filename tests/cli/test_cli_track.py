@@ -1,4 +1,4 @@
-"""`track` lists what MLflow was sent; that it is sent, `tests/tracking` has."""
+"""`track` lists what MLflow was sent; `tests/tracking` checks that it is sent."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The command line as a person meets it: command, exit code, stdout and stderr, word for word."""
+"""The command line word for word: command, exit code, stdout and stderr."""
 
 import json
 import shutil
@@ -14,7 +14,8 @@ MODEL = Path(__file__).parents[2] / "recipes" / "quickstart" / "model"
 
 @pytest.fixture
 def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask) -> Ask:
-    """`ask("plan", "r.toml")` in a folder with a recipe `r.toml`, its data and no model."""
+    """Return a function such that `ask("plan", "r.toml")` runs in a folder with a recipe `r.toml`, its data and no
+    model."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PPOCTL_DATA", raising=False)
     Path("r.toml").write_text(SMALLEST.replace('"base"', '"org/base"'), "utf-8")
@@ -228,7 +229,7 @@ def test_algorithm_part_is_described_below_its_keys(ask: Ask) -> None:
     below = lines.index("ppo.value_loss")
     assert lines[below - 1] == ""
     assert lines[below + 1].strip() in ask("recipes", "algorithms").out.splitlines()
-    assert "\nppo.value_loss\n" not in ask("recipes", "keys", "ppo").out  # a whole table has too much to say
+    assert "\nppo.value_loss\n" not in ask("recipes", "keys", "ppo").out  # a complete table has too much text
     parts = json.loads(ask("recipes", "keys", "ppo.value_loss.clip", "--json").out)["parts"]
     assert [part["names"] for part in parts] == [["ppo.value_loss"]]
 
@@ -237,7 +238,7 @@ def test_metrics_are_looked_up_by_name_or_group(ask: Ask) -> None:
     lines = ask("recipes", "metrics", "kl").out.splitlines()
     assert lines[0].split()[0] == "metric"
     assert {line.split()[0] for line in lines[1:]} >= {"kl/reference_mean", "kl/coef", "kl/penalty_mean"}
-    # The last is what the console calls so. What shows in each of a group is too much to say.
+    # The last column has the console's name. The metrics of a group have too much text.
     assert [line.split()[0] for line in lines[1:] if not line.startswith("kl/")] == ["policy/approx_kl"]
     assert ask("recipes", "metrics", "ev").out.splitlines()[0] == "value/explained_variance"
     out = ask("recipes", "metrics", "policy/clip_frac_high").out

@@ -1,4 +1,4 @@
-"""A signal before anything is ready ends a command with its code and a sentence."""
+"""A signal before anything is ready ends a command with its exit code and a message."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ def test_signal_during_reading_ends_the_command_gracefully(tmp_path: Path, numbe
     environ = {**os.environ, "PPOCTL_DATA": "/nowhere", "PYTHONPATH": str(ROOT / "src")}
     command = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environ)
     writer = opened_for_writing(rows, command)
-    # A signal between Python's last look for one and the system call that waits would not end that wait.
+    # A signal between Python's last check for one and the system call that waits would not end that wait.
     time.sleep(0.2)
     command.send_signal(number)
     said = command.communicate(timeout=60)[1].splitlines()
@@ -37,7 +37,7 @@ def test_signal_during_reading_ends_the_command_gracefully(tmp_path: Path, numbe
 
 
 def opened_for_writing(pipe: Path, reader: "subprocess.Popen[str]") -> int:
-    """The pipe, once the command waits for what comes out of it."""
+    """Return the pipe, once the command waits for its content."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and reader.poll() is None:
         try:

@@ -1,4 +1,4 @@
-"""docs/screens.md shows what commands print: each screen of it that is of now, and no other."""
+"""docs/screens.md shows the output of commands: every screen of the page is current, and it has no others."""
 
 import io
 import os
@@ -29,7 +29,7 @@ from ppoctl.tracking.forwarder import Sent
 from ppoctl.tracking.screen import LiveScreen
 
 ON_FAKES = ("train", "terminal", "narrow", "verbose", "quiet", "stop", "stop-twice", "resume", "rollout")
-"""Screens of a training: what engines say while they start is held by the story of the quickstart."""
+"""Screens of a training. The lines of engines while they start are checked by the quickstart's end-to-end test."""
 ENGINES = re.compile(r"\b(loading|reading|trying|starting|checking) ")
 SHOWN = blocks(PAGE.read_text("utf-8"))
 
@@ -41,7 +41,7 @@ def test_every_screen_of_the_page_is_checked() -> None:
 
 
 def settled(text: str) -> str:
-    """The screen without sizes of files: they hold the path of the checkout."""
+    """Return the screen without sizes of files: they depend on the path of the checkout."""
     return re.sub(r"[\d.]+ [KMG]iB *", "# ", text)
 
 
@@ -55,13 +55,14 @@ Act = Callable[[str, int, io.StringIO], None]
 
 
 def trained(expect: dict[str, Any], act: Act = lambda role, number, said: None, width: int = 160) -> str:
-    """What `train -v` shows of the run `runs/quickstart` on fakes, on a terminal; `act` is told each minibatch."""
+    """Return what `train -v` shows of the run `runs/quickstart` on fakes, on a terminal; `act` is called for each
+    minibatch."""
     said = io.StringIO()
 
     def on_minibatch(role: str, number: int) -> None:
         with ACTIVITIES.track("minibatch", 2) as at:
             at.done = number
-            time.sleep(0.02)  # in which the status is drawn
+            time.sleep(0.02)  # so that the status is shown
             act(role, number, said)
 
     recipe = fake_recipe(name="quickstart", steps=2, expect=expect, reward={"kind": "gsm8k"}, model=MODEL, data=DATA)
@@ -89,7 +90,7 @@ PASSED, GREEDY = "eval/held/pass_at_1", "eval/held/greedy_pass_at_1"
 
 
 def interrupted(times: int) -> Act:
-    """Ctrl-C in the second step's update of the actor, once more when it was answered."""
+    """Press Ctrl-C in the second step's update of the actor, and again when it was answered."""
     seen = []
 
     def act(role: str, number: int, said: io.StringIO) -> None:
@@ -106,7 +107,7 @@ def interrupted(times: int) -> Act:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """All that trainings on fakes print, met, unmet and interrupted, as one line of one kind."""
+    """Return the output of trainings on fakes (met, unmet and interrupted), normalized by `kind`."""
     texts = []
     with pytest.MonkeyPatch.context() as patch:
         for expect, act in (

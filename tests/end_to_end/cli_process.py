@@ -1,4 +1,4 @@
-"""Commands as they are typed, each in a process of its own: started from nothing, or forked from `preloaded`."""
+"""Commands as typed, each in a separate process: a new interpreter, or a fork of `fork_server`."""
 
 import json
 import os
@@ -20,7 +20,7 @@ TIMEOUT_S = 500.0
 
 
 def fresh(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    """`python -m ppoctl WORDS` in a new interpreter."""
+    """Run `python -m ppoctl WORDS` in a new interpreter."""
     command = [sys.executable, "-m", "ppoctl", *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
 
@@ -38,7 +38,7 @@ class Running:
 
 
 class Forked:
-    """Forks them from one process that has the imports behind it. One command at a time."""
+    """Forks commands from one process that has done the imports. One command at a time."""
 
     def __init__(self) -> None:
         self._channel, theirs = socket.socketpair()
@@ -58,7 +58,7 @@ class Forked:
         self._server.wait()
 
     def __call__(self, folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-        """`python -m ppoctl WORDS`, to its end."""
+        """Run `python -m ppoctl WORDS` to its end."""
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
             code = self.wait(self.start(folder, ["ppoctl", *words], out, err))
             out.seek(0)
@@ -67,7 +67,7 @@ class Forked:
 
     @contextmanager
     def running(self, folder: Path, *words: str) -> Iterator[Running]:
-        """The same, to be read and sent signals while it runs; waits for its end."""
+        """Start `python -m ppoctl WORDS`, to be read and signalled while it runs; wait for its end."""
         reading, writing = os.pipe()
         with os.fdopen(reading) as stderr, tempfile.TemporaryFile("w") as out:
             with os.fdopen(writing, "w") as err:
@@ -81,7 +81,7 @@ class Forked:
                 running.returncode = self.wait(running.pid)
 
     def start(self, folder: Path, words: list[str], out: IO[str], err: IO[str]) -> int:
-        """`python -m WORDS` in this folder, on these streams; its pid."""
+        """Start `python -m WORDS` in this folder, on these streams; return its process id."""
         request = {"words": words, "folder": str(folder), "environment": dict(os.environ)}
         text = json.dumps(request).encode() + b"\n"
         sent = socket.send_fds(self._channel, [text], [out.fileno(), err.fileno()])
@@ -89,7 +89,7 @@ class Forked:
         return int(self._answer())
 
     def wait(self, pid: int, *, timeout_s: float = TIMEOUT_S) -> int:
-        """The exit code of the command that was started last; minus the number of the signal that killed it."""
+        """Return the exit code of the last command; minus the signal number if a signal killed it."""
         self._channel.settimeout(timeout_s)
         try:
             return int(self._answer())
@@ -98,7 +98,7 @@ class Forked:
             raise
 
     def _answer(self) -> str:
-        """A line of the server, which ends only when this process closes the channel."""
+        """Return a line of the server, which ends only when this process closes the channel."""
         answer = self._answers.readline()
         assert answer, f"the preloaded process ended with {self._server.wait()}; see its stderr"
         return answer

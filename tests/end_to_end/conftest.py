@@ -1,4 +1,4 @@
-"""One process with the imports behind it, for all commands and drills of the session."""
+"""One process that has done the imports, for all commands and drills of the session."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Runs in forked processes that are killed where a drill says."""
+"""Runs in forked processes, killed at a moment that a fault-injection test (drill) chooses."""
 
 import os
 import signal
@@ -12,8 +12,8 @@ import torch
 
 
 def in_a_process(action: Callable[[], object], *, exits: bool = False) -> int:
-    """Run in a forked child; returns the signal that ended it, 0 when it ended well. Where it `exits` by itself, its
-    exit code, and signals are negative; what it leaves to this process is taken off the kernel's list as it ends.
+    """Run in a forked child; return the signal that ended it, or 0 if it succeeded. With `exits`: return its exit
+    code, with signals negative; resources that it leaves to this process are released.
 
     The parent must not have computed with several threads before: their pool does not survive a fork.
     """
@@ -22,7 +22,7 @@ def in_a_process(action: Callable[[], object], *, exits: bool = False) -> int:
 
 
 def side_by_side(actions: Sequence[Callable[[], object]]) -> None:
-    """Run all of them, dealt out to one forked child for each core; fails when one of them did."""
+    """Run all of them, distributed over one forked child per core; fail if any fails."""
     hands = min(len(os.sched_getaffinity(0)), len(actions))
     children = [_start(lambda i=i: [action() for action in actions[i::hands]]) for i in range(hands)]
     ends = [os.waitpid(child, 0)[1] for child in children]
@@ -39,7 +39,7 @@ def _start(action: Callable[[], object]) -> int:
         status = 1
         try:
             torch.set_num_threads(1)
-            # What these runs compute has been checked in the run that nobody kills.
+            # Shapes in these runs are checked in the undisturbed run.
             jaxtyping.config.update("jaxtyping_disable", True)
             action()
             status = 0
@@ -69,7 +69,7 @@ def kill_self() -> None:
 
 
 def killer(at: int) -> Callable[[int, str], None]:
-    """Kills the process at the moment with this number."""
+    """Return a witness action that kills the process at the moment with this number."""
 
     def act(number: int, name: str) -> None:
         if number == at:

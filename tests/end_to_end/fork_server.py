@@ -1,11 +1,11 @@
-"""Stands where `python -m MODULE WORDS` would, minus the seconds of imports: `python -m end_to_end.fork_server FD`.
+"""Forks commands as `python -m MODULE WORDS` would start them, without seconds of imports: `python -m
+end_to_end.fork_server FD`.
 
-This process has imported torch, Megatron-Core and vLLM, and not Ray (see `ray_forks`); it holds no engine, no process
-group and no second thread, and does nothing but fork. A child takes the place of a fresh interpreter: arguments,
-folder, environment and both output streams are those of the request, and it ends as any interpreter does, so that
-exit code, stdout, stderr and death by a signal are those of a process of its own. What it cannot show is how the
-imports go (their order, their warnings): one whole command in `test_command_line.py` therefore stays a real
-`python -m ppoctl`.
+This process has imported torch, Megatron-Core and vLLM, but not Ray (see `ray_forks`); it holds no engine, process
+group or second thread, and only forks. A child behaves like a new interpreter: arguments, folder, environment and
+both output streams are those of the request, and it ends as any interpreter does, so exit code, stdout, stderr and
+death by a signal are those of a separate process. Errors of the imports themselves (their order, their warnings)
+cannot show here: one complete command in `test_command_line.py` therefore is a real `python -m ppoctl`.
 """
 
 import gc
@@ -30,7 +30,8 @@ HEAVY = (
     "vllm.v1.engine.core",
     "vllm.model_executor.models.qwen2",
 )
-"""What commands import besides, they import themselves: more time, nothing else. (MLflow starts a thread.)"""
+"""Everything else that commands import, they import themselves, which only takes time. (MLflow would start a
+thread.)"""
 HEAVY_ON_A_CPU = ("vllm.v1.worker.cpu_worker",)
 
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
@@ -39,7 +40,7 @@ ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_t
 
 @dataclass(frozen=True)
 class Request:
-    """A command line as it is typed: `words[0]` is the module."""
+    """A command line as typed: `words[0]` is the module."""
 
     words: list[str]
     folder: str
@@ -49,9 +50,9 @@ class Request:
 
 
 def preload() -> None:
-    """Import what the engines import. Whoever calls this may fork afterwards: nothing has been started or computed.
+    """Import what the engines import. The caller may fork afterwards: nothing has been started or computed.
 
-    To be called in an environment with `ONE_THREAD`.
+    Must run in an environment with `ONE_THREAD`.
     """
     import psutil
     import torch
@@ -74,12 +75,12 @@ def preload() -> None:
     assert psutil.Process().num_threads() == 1
     assert not torch.distributed.is_initialized()
     assert not torch.cuda.is_initialized()
-    # The children's collections then leave the pages of the imports alone, which stay shared.
+    # Garbage collection in children then leaves the pages of the imports untouched, so they stay shared.
     gc.freeze()
 
 
 def serve(channel: socket.socket) -> Request | None:
-    """Fork a child for each request, one at a time, and tell its pid and how it ended.
+    """Fork a child for each request, one at a time, and report its process id and its end.
 
     Returns twice: in every child with its request, and in the server with None when the channel is closed.
     """
@@ -106,7 +107,7 @@ def _receive(channel: socket.socket) -> Request | None:
 
 
 def become(request: Request) -> None:
-    """Be the process that was asked for; ends with the interpreter."""
+    """Become the requested process; end with the interpreter."""
     for number, stream in enumerate(request.streams, start=1):
         os.dup2(stream, number)
         os.close(stream)

@@ -1,10 +1,10 @@
-"""A run in processes of Ray, of which one is killed: python -m end_to_end.ray_drill FOLDER WHOLE LAYOUT KILLS (JSON).
+"""A run in Ray processes, some of which are killed: python -m end_to_end.ray_drill FOLDER WHOLE LAYOUT KILLS (JSON).
 
-Like `real_drill`, one chain of attempts: in each, processes are killed at moments of a list, `STEP STAGE WHO`, when
-the stage starts or a moment after; WHO is a rank of the actor, the critic, an engine, this driver, or the
-raylet. An engine is started again and the attempt goes on; the others end it with their exit code. After the last
-attempt ledger, states and figures must be those of the run that was not killed, and nothing of any attempt may be
-left. That run is in WHOLE; where it is not there yet it is made. Prints how each attempt ended.
+A chain of attempts, as in `real_drill`: in each, processes are killed at the moments of a list, `STEP STAGE WHO`,
+when the stage starts or a moment after. WHO is a rank of the actor, the critic, an engine, this driver, or the
+raylet. A killed engine is restarted and the attempt continues; the others end it with their exit code. After the last
+attempt ledger, states and metrics must equal those of the undisturbed run, and nothing of any attempt may be left.
+The undisturbed run is in WHOLE; it is made if it does not exist. Prints how each attempt ended.
 """
 
 import ctypes
@@ -38,13 +38,13 @@ ENDS = {
     "critic": int(ExitCode.ENVIRONMENT),
     "raylet": int(ExitCode.ENVIRONMENT),
 }
-"""How an attempt ends in which this one was killed."""
+"""Exit code of an attempt in which this process was killed."""
 LEFT_DEADLINE_S = 90.0
 
 
 class Killer:
-    """Kills at these moments, as they come; each once. Where the process is not there yet when its stage starts, it
-    is killed as soon as it is."""
+    """Kills at these moments, in order, each once. If the process does not exist yet when its stage starts, it is
+    killed as soon as it exists."""
 
     def __init__(self, kills: list[str]) -> None:
         self.kills = list(kills)
@@ -67,7 +67,8 @@ class Killer:
 
 
 def strike(who: str) -> bool:
-    """SIGKILL, and wait until the process is gone (Ray may not have noticed yet). False where there is none."""
+    """Send SIGKILL, and wait until the process has ended (Ray may not have noticed yet). Return False if it does not
+    exist."""
     if who == "driver":
         kill_self()
     mine = psutil.Process().children(recursive=True)
@@ -111,7 +112,7 @@ def attempt(root: Path, recipe: Recipe, kills: list[str]) -> None:
 
 
 def drill(root: Path, recipe: Recipe, attempts: list[list[str]]) -> list[int]:
-    """The kills of each attempt, then one that ends the run; how each ended (signals negative)."""
+    """Run an attempt for each list of kills, then one that ends the run; return how each ended (signals negative)."""
     ends = []
     for kills in [*attempts, []]:
         print(f"== attempt with kills {kills}", file=sys.stderr, flush=True)
@@ -120,12 +121,12 @@ def drill(root: Path, recipe: Recipe, attempts: list[list[str]]) -> list[int]:
 
 
 def adopt() -> None:
-    """Be told of every process that a driver leaves behind: it becomes a child of this one."""
+    """Adopt every process that a driver leaves: it becomes a child of this process."""
     assert ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1) == 0
 
 
 def left_behind(*, deadline_s: float = LEFT_DEADLINE_S) -> list[str]:
-    """Processes that outlive what this one has run, after a while."""
+    """Return processes that outlive the run, after a while."""
     until = time.monotonic() + deadline_s
     while True:
         with suppress(ChildProcessError):
@@ -138,7 +139,7 @@ def left_behind(*, deadline_s: float = LEFT_DEADLINE_S) -> list[str]:
 
 
 def segments() -> set[Path]:
-    """Named shared memory. (Folders there are other tests' run directories.)"""
+    """Return named shared memory. (Folders there are other tests' run directories.)"""
     return {path for path in Path("/dev/shm").iterdir() if not path.is_dir()}
 
 
@@ -159,7 +160,7 @@ def main(folder: Path, whole_run: Path, layout: dict[str, object], attempts: lis
 
 
 def _told(part: object) -> object:
-    """Without the count of samples that were sent to a second engine."""
+    """Return a ledger line without the number of times that the sample was sent to an engine."""
     if isinstance(part, dict):
         return {key: _told(value) for key, value in part.items() if key not in ("sends", "rollout/resent_seqs")}
     return [_told(value) for value in part] if isinstance(part, list) else part

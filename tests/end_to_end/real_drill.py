@@ -1,10 +1,10 @@
-"""A run on the real engines, killed and resumed: python -m end_to_end.real_drill FOLDER WHOLE TABLES MOMENTS (JSON), with
-tables that take the place of the recipe's.
+"""A run on the real engines, killed and resumed: python -m end_to_end.real_drill FOLDER WHOLE TABLES MOMENTS (JSON),
+with tables that replace those of the recipe.
 
-One chain of attempts: each is killed at the next moment on the list, the last one ends the run. Then ledger, final
-Megatron states (weights and optimizer, every file) and the figures of every stage must be those of the run that was
-never killed. That run is in WHOLE; where it is not there yet it is made (how often it saves changes none of these).
-Prints the moments that were reached.
+A chain of attempts: each is killed at the next moment on the list, the last one ends the run. Then ledger, final
+Megatron states (weights and optimizer, every file) and the metrics of every stage must equal those of the undisturbed
+run. That run is in WHOLE; it is made if it does not exist (how often it saves changes none of these). Prints the
+moments that were reached.
 """
 
 import json
@@ -60,7 +60,7 @@ LONG = ("rollout", "values", "logprobs", "critic_update", "actor_update", "eval"
 
 class Executioner:
     """Kills the process at one moment, `STEP STAGE MOMENT`; `inside` is milliseconds after a stage has started, or
-    half-way through a rollout."""
+    halfway through a rollout."""
 
     def __init__(self, moment: str | None) -> None:
         self.moment = moment
@@ -97,7 +97,7 @@ def go_on(root: Path, recipe: Recipe, moment: str | None) -> None:
 
 
 def drill(root: Path, recipe: Recipe, moments: list[str]) -> list[str]:
-    """Kill at each moment in turn, then end the run; returns the moments that were reached."""
+    """Kill at each moment in turn, then end the run; return the moments that were reached."""
     reached = [m for m in moments if in_a_process(lambda m=m: go_on(root, recipe, m)) == signal.SIGKILL]
     assert in_a_process(lambda: go_on(root, recipe, None)) == 0
     return reached
@@ -109,7 +109,8 @@ def outcome(root: Path) -> dict[str, object]:
     for role in ("actor", "critic"):
         manifest = manifests.read(paths.state(role, STEPS))
         assert manifest is not None
-        # `.metadata` is torch's index of the tensor files; it differs from process to process, they must not.
+        # `.metadata` is torch's index of the tensor files; it may differ between processes, the tensor files must
+        # not.
         files = {name: digest.sha256 for name, digest in manifest.files.items() if name != ".metadata"}
         states[role] = (manifest.identity, files)
     stages = [line for line in read_lines(paths.journal) if "stage" in line]
@@ -120,8 +121,7 @@ def outcome(root: Path) -> dict[str, object]:
 
 
 def moments_of_the_grid(every_steps: int) -> list[str]:
-    """Every moment of every stage and state of the run, in the order in which they come when training waits
-    for saves."""
+    """Return every moment of every stage and state of the run, in order, for synchronous saves."""
     grid: list[str] = []
     for step in range(1, STEPS + 1):
         stages = [*outline(PPO).names, *(["eval"] if step in (2, 3) else [])]

@@ -1,4 +1,4 @@
-"""Every alternative of the mathematics trains the quickstart's model on the real engines, and leads elsewhere."""
+"""Every alternative of the algorithm trains the quickstart's model on the real engines, and changes its weights."""
 
 import json
 from collections.abc import Mapping
@@ -96,12 +96,12 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory, forked: Forked) -> str:
-    """Digest of the weights that the recipe leads to as it stands."""
+    """Return the digest of the weights that the unchanged recipe gives."""
     return weights_of(forked, tmp_path_factory.mktemp("plain"))
 
 
 def weights_of(forked: Forked, folder: Path, *sets: str) -> str:
-    """Train in this folder; what the digests of the actor's saved files are."""
+    """Train in this folder; return the digests of the actor's saved files."""
     words = [word for item in (*SMALL, *sets) for word in ("--set", item)]
     done = forked(folder, "train", str(QUICKSTART), *words)
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,7 @@
-"""The product as it is typed: one process per command, real engines, real GSM8K rows.
+"""ppoctl as typed: one process per command, real engines, real GSM8K rows.
 
-Commands that are light (`status`, `resume --plan`) and one whole `train` start from nothing; the others are forked
-from a process that has the imports behind it (`preloaded.py`).
+Lightweight commands (`status`, `resume --plan`) and one complete `train` use new interpreters; the others are forked
+from a process that has done the imports (`fork_server.py`).
 """
 
 import json
@@ -20,7 +20,7 @@ from end_to_end.cli_process import Forked, fresh
 ROOT = Path(__file__).parents[2]
 SMOKE = ROOT / "recipes/gsm8k-smoke.toml"
 OURS = ("step ", "loading ", "reading ", "trying ", "starting ", "replaying ", "restored ", "warn")
-"""How lines of a run that goes well begin."""
+"""Prefixes of the lines of a successful run."""
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
@@ -49,7 +49,7 @@ def test_rollout_train_show_eval_and_resume(tmp_path: Path, ppoctl_data: Path, f
     assert trained.returncode == 0, trained.stderr
     assert "step 2/2" in trained.stderr
     assert "Traceback" not in trained.stderr
-    # Nothing but our own lines: no warning of a library, no control character.
+    # Only ppoctl's own lines: no library warnings, no control characters.
     assert all(line.startswith(OURS) for line in trained.stderr.splitlines())
 
     status = answer(fresh, tmp_path, "status", "runs/gsm8k-smoke")
@@ -110,7 +110,7 @@ def test_signal_ends_the_run_gracefully(
 
 
 def processes_in(folder: Path) -> list[psutil.Process]:
-    """Those that work in this folder or were told of it; a run's scorers inherit its folder."""
+    """Return processes that work in this folder or have it in their arguments; a run's scorers inherit its folder."""
     found = psutil.process_iter(["cwd", "cmdline"])
     return [
         process
@@ -153,7 +153,7 @@ def test_empty_dataset_and_blocked_runs_folder_are_refused(tmp_path: Path, ppoct
     assert "Traceback" not in blocked.stderr
 
 
-@pytest.mark.slow  # on fakes every day: `tests/runs/test_session.py`
+@pytest.mark.slow  # `tests/runs/test_session.py` covers it on fakes every day
 def test_unreachable_mlflow_does_not_affect_training(tmp_path: Path, ppoctl_data: Path, forked: Forked) -> None:
     uri = 'tracking={kind="mlflow", uri="http://127.0.0.1:9"}'
     done = forked(tmp_path, "train", str(SMOKE), "--set", uri, "--set", "steps=1", "--set", "eval.at_start=false")

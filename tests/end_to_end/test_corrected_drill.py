@@ -1,7 +1,8 @@
-"""The drill of `test_kill_drill` with all that adapts and all that is decided from the sampler's log-probs at once.
+"""The drill of `test_kill_drill` with everything adaptive, and everything that depends on the sampler's log-probs, at
+once.
 
-The sampler sees things otherwise than the trainer, so that every bound bites. With `rounding` it also says of a token
-that it draws again something else in the last digits, as engines do.
+The sampler's log-probs differ from the trainer's, so that every bound is active. With `rounding` they also differ in
+the last digits when a token is generated again, as those of real engines do.
 """
 
 import tempfile
@@ -42,7 +43,8 @@ RECIPE = fake_recipe(checkpoint={"every_steps": 3}, rollout={**KEEPS_EACH, "prom
 
 
 class SkewedGenerator(BigramGenerator):
-    """Says other log-probs than the trainer does, the same of a sample whenever it draws it, but for the rounding."""
+    """A generator whose log-probs differ from the trainer's; they are equal for a sample that is generated again, up
+    to `rounding`."""
 
     def __init__(self, actor_at: Any, rounding: float) -> None:
         super().__init__(actor_at)
@@ -74,7 +76,7 @@ def folder() -> Iterator[Path]:
 
 
 def correction_metrics(root: Path) -> dict[str, list[float]]:
-    """Of all steps, by name."""
+    """Return the metrics of all steps, by name."""
     found: dict[str, list[float]] = {}
     for line in read_lines(RunPaths(root).journal):
         for name, value in line.get("figures", {}).items():
@@ -102,8 +104,8 @@ def test_corrected_run_with_adaptive_kl_survives_any_kill(folder: Path, half: in
 
 
 def test_committed_correction_is_kept_after_a_resume(folder: Path) -> None:
-    """The last rollout is drawn in two attempts whose log-probs differ in the last digits, so that the actor ends
-    elsewhere. What is killed after its commit ends there too, with engines that would say something else again."""
+    """The last rollout is generated in two attempts whose log-probs differ in the last digits, so the actor ends
+    elsewhere. A run killed after the commit ends there, too, with engines whose log-probs would differ again."""
     first = Walk(folder / "first")
     play(first.root, Witness(act=first.on_moment))
     last = [left for left in first.all if left.moments[0].startswith("inside rollout after")][-1]

@@ -1,5 +1,5 @@
 """Families train from the command line. The engine of a mixture of experts cannot take weights on a CPU, and is
-restarted for a state; others take them in place. (The quickstart is a Qwen2.)"""
+restarted for each state; others take weights in place. (The quickstart is a Qwen2.)"""
 
 from pathlib import Path
 
@@ -16,10 +16,10 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
 
 def metrics_of(forked: Forked, folder: Path, model: Path, name: str, *sets: str) -> dict[str, float]:
-    """Of the second step of two."""
+    """Return the metrics of the second step of two."""
     optimizer = {"optimizer": {"lr": 1e-3}}
     tables = {"model": {"path": str(model), "dtype": "float32"}, "actor": optimizer, "critic": optimizer}
-    # No answer of a random model is right: what differs from token to token is the discounted distance to the end.
+    # No answer of a random model is right: tokens differ only in their discounted distance to the end.
     reward = {"kind": "gsm8k", "scale": {"from": [0, 1], "to": [-1, 1]}}
     ppo = {"minibatch_seqs": 4, "advantages": {"kind": "gae", "gamma": 0.9, "gae_lambda": 0.9}}
     recipe = real_recipe(every_steps=2, name=name, reward=reward, ppo=ppo, **tables)
@@ -28,18 +28,18 @@ def metrics_of(forked: Forked, folder: Path, model: Path, name: str, *sets: str)
     assert done.returncode == 0, done.stderr
     stages = [line for line in read_lines(RunPaths(folder / "runs" / name).journal) if "stage" in line]
     found = [{k: v for line in stages if line["step"] == step for k, v in line["figures"].items()} for step in (1, 2)]
-    assert found[0]["policy/approx_kl"] > 1e-4  # the second step draws from other weights
+    assert found[0]["policy/approx_kl"] > 1e-4  # the second step samples from other weights
     return found[1]
 
 
-# One that is restarted for each state, and one that takes weights in place, are for every day.
+# A family that is restarted for each state, and one that takes weights in place, are tested every day.
 IN_THE_STORY = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("llama", "qwen2_moe", "qwen3", "qwen3_moe")]
 
 
 @pytest.mark.parametrize("kind", ["deepseek_v3", "gemma2", *IN_THE_STORY])
 def test_family_trains_in_one_process(tmp_path: Path, forked: Forked, kind: str) -> None:
     found = metrics_of(forked, tmp_path, tiny_model(kind, tmp_path / "model"), "alone")
-    # The engine that drew step 2 held what step 1 trained.
+    # The engine that generated step 2 held the weights that step 1 trained.
     assert found["mismatch/gap_max_abs"] < 1e-3
 
 
@@ -49,7 +49,7 @@ def test_family_trains_in_one_process(tmp_path: Path, forked: Forked, kind: str)
 def test_family_trains_with_experts_on_two_ranks(tmp_path: Path, forked: Forked, kind: str) -> None:
     experts = tiny_model(kind, tmp_path / "model")
     alone = metrics_of(forked, tmp_path, experts, "alone")
-    # Who is not at work is on the host: an export must bring back the weights it is made of.
+    # Inactive roles are on the host: an export must bring back the weights that it needs.
     sets = [
         "actor.parallel={data=2,expert=2}",
         "critic.parallel={data=1}",

@@ -1,14 +1,14 @@
-"""The protocol's drill, in full, on fakes: SIGKILL at every moment of every stage, then resume.
+"""The complete fault-injection test (drill) of the commit protocol, on fakes: SIGKILL at every moment of every stage,
+then resume.
 
-Proved: ledger, final weights, optimizer and every journaled figure are those of the run that was never killed, with
-states saved every step and every third while training waits, and in the background at three paces. Not proved here:
-that the real engines replay bit-equal (see `tests/end_to_end/test_real_engines.py`).
+Verified: ledger, final weights, optimizer and every journaled metric equal those of the undisturbed run, with states
+saved every step and every third, synchronously, and in the background at three speeds. Not verified here: that the
+real engines replay bit-equal (see `tests/end_to_end/test_real_engines.py`).
 
-All that a kill leaves is what is on disk. So the run directory is copied at every moment of one run, and every state
-of it, byte by byte, is gone on from once; two neighbouring moments may share one, and so may moments of two paces,
-where clocks alone tell what they leave apart. That a process which is really killed leaves such a directory, and that
-another process goes on from it, is seen at every twenty-fourth moment. `make test` goes on from every other state of
-each walk, `make test-slow` from those between them.
+A kill leaves what is on disk. The run directory is therefore copied at every moment of one run, and every distinct
+copy is resumed once; two neighbouring moments may share a copy, and so may moments of two speeds that differ only in
+clocks. At every twenty-fourth moment a process is really killed, and must leave such a directory, from which another
+process resumes. `make test` resumes every other state of each walk, `make test-slow` those between them.
 """
 
 import os
@@ -35,7 +35,7 @@ from ppoctl.store.run_paths import RunPaths
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """In memory where there is such a place: the drill flushes a few ten thousand files."""
+    """Use memory if possible: the drill flushes tens of thousands of files."""
     parent = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(prefix="ppoctl-drill-", dir=parent) as name:
         yield Path(name)
@@ -45,8 +45,8 @@ HOW_SAVED: dict[str, tuple[dict[str, object], tuple[float, ...]]] = {
     "every step": ({"every_steps": 1, "asynchronous": False}, (1,)),
     "every third": ({"every_steps": 3, "asynchronous": False}, (1,)),
     "behind the rollout": ({"every_steps": 1}, (1,)),
-    # Half a file more is written each time a save in the background is looked at (it ends behind the rollout), every
-    # fifth time (behind the whole step), or never (when the next one waits).
+    # A background save writes half a file more at each poll (it ends after the rollout), at every fifth poll (after
+    # the whole step), or never (when the next save waits).
     "at three paces": ({"every_steps": 1}, (1, 4, inf)),
 }
 
@@ -68,10 +68,10 @@ WITH: dict[str, dict[str, object]] = {
         },
     },
 }
-"""What is carried from step to step, and what a stage makes besides, is on."""
+"""Settings under which something is carried from step to step, and optional outputs of stages are on."""
 
 STORIES = {"ppo": step_function_at, "no critic": lambda _, __: NO_CRITIC, "two rounds": lambda _, __: TWO_ROUNDS}
-"""Two are told nowhere but here: nothing but the story may know what a step is."""
+"""Two step functions exist only here: the step function alone may define what a step is."""
 
 KEEPS_EACH = {
     "prompts_per_step": 2,
@@ -82,23 +82,23 @@ KEEPS_EACH = {
 }
 
 EACH = 24
-"""Of so many moments one is a real kill."""
+"""One of EACH moments is a real kill."""
 
 
 CLOCKS = re.compile(rb'"(at|seconds|committed_at|created|id|name|seal|throughput/[a-z_]+)": ("[^"]*"|[0-9.e+-]+)')
-"""What differs in the files of two equal runs."""
+"""The parts of files in which two equal runs differ."""
 
 
 @dataclass
 class Left:
-    """What a kill leaves at these moments: files with their bytes, folders with None."""
+    """Files with their bytes, and folders with None, as a kill at these moments leaves them."""
 
     number: int
     files: dict[str, bytes | None]
     moments: list[str]
 
     def without_clocks(self) -> int:
-        """A number that two moments of different walks share where the same is left at both."""
+        """Return a digest that two moments of different walks share if they leave equal files."""
         parts = (f"{name} {data if data is None else CLOCKS.sub(b'', data)!r}" for name, data in self.files.items())
         return hash("\n".join(sorted(parts)))
 
@@ -111,7 +111,7 @@ class Left:
 
 
 class Walk:
-    """A run that is looked at, at every moment."""
+    """A run that is copied at every moment."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -129,7 +129,8 @@ class Walk:
 
 
 def contents(root: Path) -> dict[str, bytes | None]:
-    """Of a directory; a folder comes before what is in it. An attempt's own folder has another name in each run."""
+    """Return the contents of a directory; a folder comes before its files. An attempt's own folder has another name
+    in each run."""
     found: dict[str, bytes | None] = {}
     for folder, folders, files in os.walk(root):
         inside = re.sub("^(drafts/attempt-[0-9]+)/[0-9a-f]{8}", r"\1/own", os.path.relpath(folder, root))
@@ -204,7 +205,7 @@ def test_recorded_walk_has_run_files_of_every_moment(folder: Path) -> None:
     play(whole.root, fake_recipe(), witness)
     assert [name for left in whole.all for name in left.moments] == witness.moments
     assert 50 < len(whole.all) < len(witness.moments)
-    # Neighbours that share a state are of one directory, whose bytes differ from those before and after.
+    # Neighbours that share a state come from one directory, whose bytes differ from those before and after.
     assert all(one.files != other.files for one, other in pairwise(whole.all))
     last = folder / "last"
     whole.all[-1].restore(last)
@@ -213,7 +214,7 @@ def test_recorded_walk_has_run_files_of_every_moment(folder: Path) -> None:
 
 @pytest.mark.parametrize("first", ["actor", "critic"])
 def test_run_killed_between_two_role_saves_resumes(folder: Path, first: str) -> None:
-    """One role's state of step 3 is there, the other's is still being written: the run goes on from the source."""
+    """One role's state of step 3 exists, the other's is still being written: the run resumes from the source."""
     other = {"actor": "critic", "critic": "actor"}[first]
     recipe = fake_recipe(steps=5, checkpoint={"every_steps": 3})
     paces = {first: 1, other: inf}
@@ -254,7 +255,8 @@ WARMED_AND_DECAYED = {"lr": 0.05, "lr_schedule": "linear", "lr_warmup_updates": 
 
 
 def test_schedules_and_critic_only_steps_survive_a_kill(folder: Path) -> None:
-    # What a constant rate and a constant story hide: a replay counts updates and steps as the update found them.
+    # A constant rate and a constant step function would hide errors here: a replay counts updates and steps as the
+    # update found them.
     recipe = fake_recipe(
         steps=5,
         checkpoint={"every_steps": 4},
@@ -281,8 +283,8 @@ def test_repeatedly_killed_run_ends_like_an_uninterrupted_run(folder: Path) -> N
     play(folder / "whole", recipe)
     root = folder / "often"
     deaths = 0
-    # Later than the moments of replaying two steps of two roles and of saving the third: a run that dies earlier
-    # every time never moves.
+    # Later than the moments of replaying two steps of two roles and of saving the third: a run that always dies
+    # earlier makes no progress.
     while in_a_process(lambda: play(root, recipe, Witness(act=killer(16)))) == signal.SIGKILL:
         deaths += 1
         assert deaths < 50

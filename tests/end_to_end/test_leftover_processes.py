@@ -1,4 +1,5 @@
-"""A drill in Ray says that nothing of any attempt is left: would it see a process that is?"""
+"""The Ray drill reports that nothing of any attempt is left: this test checks that it would see a leftover
+process."""
 
 import subprocess
 
@@ -10,7 +11,7 @@ from end_to_end.ray_drill import adopt, left_behind
 
 def leave_a_process_behind() -> None:
     adopt()
-    # In a session of its own, with an environment that says nothing, and its parent is gone.
+    # In a separate session, with an empty environment, and without its parent.
     subprocess.run(["/bin/sh", "-c", "setsid sleep 100 &"], env={}, check=True)
     (left,) = left_behind(deadline_s=0.3)
     assert left == "sleep 100"

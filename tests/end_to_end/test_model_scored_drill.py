@@ -1,5 +1,5 @@
-"""The drill of `test_kill_drill` with a reward model for a scorer: it is told of responses as they are drawn, scores
-them in one batch, and may be killed while it does."""
+"""The drill of `test_kill_drill` with a reward model as the scorer: it receives responses as they are generated,
+scores them in one batch, and may be killed meanwhile."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -25,8 +25,8 @@ RECIPE = fake_recipe(steps=2, checkpoint={"every_steps": 2}, rollout=KEEPS_EACH,
 
 
 class Judge:
-    """A reward model that likes even tokens, and rounds by who shares its batch: so that a run which asked in another
-    order, or in other batches, would end elsewhere."""
+    """A reward model that rewards even tokens, with rounding that depends on the batch: a run that scored in another
+    order or in other batches would end elsewhere."""
 
     def __init__(self, record: Callable[[str], None]) -> None:
         self.record = record

@@ -1,4 +1,4 @@
-"""The notebook of docs/ runs, and says what it says."""
+"""The notebook of docs/ runs, and prints what it claims."""
 
 from pathlib import Path
 

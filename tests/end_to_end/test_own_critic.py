@@ -1,4 +1,4 @@
-"""A critic with a model of its own, from the command line: of another family, size and dtype, then from a run's saved
+"""A critic with its own model, from the command line: of another family, size and dtype, then from a run's saved
 state, in one process and in two."""
 
 import json
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.minutes(1.5), p
 
 
 def first_values(paths: RunPaths) -> float:
-    """Mean value of the first step, before any update."""
+    """Return the mean value of the first step, before any update."""
     lines = read_lines(paths.journal)
     [line] = [line for line in lines if line.get("stage") == "critic_update" and line["step"] == 1]
     mean: float = line["figures"]["value/value_mean"]

@@ -1,4 +1,4 @@
-"""The quickstart learns what its recipe says, from one command."""
+"""The quickstart reaches the expectations of its recipe, from one command."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The life of a run on the real engines: SIGKILL at every kind of moment, then resume. See `real_drill.py`."""
+"""A run on the real engines: SIGKILL at every kind of moment, then resume. See `real_drill.py`."""
 
 import json
 from pathlib import Path
@@ -18,8 +18,8 @@ SAMPLE = [
     "3 actor_update renamed",
     "3 state/actor written",
 ]
-"""The stages in which an engine is at work, and what is found again of each: samples, records, updates, states. Every
-stage and moment is in the grid, and on fakes in `test_kill_drill.py`."""
+"""The stages in which an engine or trainer is active, and a resume of each kind of artifact: samples, records,
+updates, states. The grid has every stage and moment, and `test_kill_drill.py` has them on fakes."""
 
 
 BEHIND = [
@@ -29,7 +29,8 @@ BEHIND = [
     "2 state/critic writing",
     "2 state/actor written",
 ]
-"""Of saves in the background: while one is written, between its manifest and its name, after one of a pair."""
+"""Moments of saves in the background: while a state is written, between its manifest and its name, after one of a
+checkpoint."""
 
 
 PATIENCE_S = 1700.0
@@ -37,14 +38,14 @@ PATIENCE_S = 1700.0
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that nobody kills, made by the first drill."""
+    """The undisturbed run, made by the first drill."""
     return tmp_path_factory.mktemp("whole") / "run"
 
 
 def start_drill(
     forked: Forked, folder: Path, whole: Path, checkpoint: dict[str, object], moments: list[str], **tables: object
 ) -> int:
-    """In a process of its own, because this one may hold engines whose threads do not survive a fork."""
+    """Start a drill in a separate process, because this one may hold engines whose threads do not survive a fork."""
     changed = json.dumps({"checkpoint": checkpoint, **tables})
     words = ["end_to_end.real_drill", str(folder), str(whole), changed, json.dumps(moments)]
     with (folder / "out").open("w") as out, (folder / "log").open("w") as log:
@@ -52,7 +53,7 @@ def start_drill(
 
 
 def reached(forked: Forked, folder: Path, pid: int) -> list[str]:
-    """The moments at which it killed; fails when the killed run did not end as the other."""
+    """Return the moments at which it was killed; fail if the killed run did not end as the undisturbed one."""
     assert forked.wait(pid, timeout_s=PATIENCE_S) == 0, (folder / "log").read_text()[-4000:]
     return list(json.loads((folder / "out").read_text().splitlines()[-1]))
 
@@ -79,7 +80,7 @@ PARTS = 4
 def test_full_grid_of_kills_on_real_engines(
     tmp_path: Path, whole: Path, forked: Forked, every_steps: int, part: int
 ) -> None:
-    """Every moment of a run is in one of the parts, which have them in turn."""
+    """Every moment of a run is in one of the parts, which take the moments in turn."""
     moments = moments_of_the_grid(every_steps)[part::PARTS]
     checkpoint = {"every_steps": every_steps, "asynchronous": False}
     assert reached(forked, tmp_path, start_drill(forked, tmp_path, whole, checkpoint, moments)) == moments

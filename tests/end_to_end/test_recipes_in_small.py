@@ -1,5 +1,5 @@
-"""Every shipped recipe trains for two steps on a CPU: its algorithm and reward as they are, with a tiny model of its
-family in place of its own, few rows, short responses and one process."""
+"""Every shipped recipe trains for two steps on a CPU: its algorithm and reward unchanged, with a tiny model of its
+family, few rows, short responses and one process."""
 
 import json
 import re
@@ -30,13 +30,14 @@ from rewards.reward_models import reward_model
 RECIPES = ROOT / "recipes"
 FILES = (RECIPES / "dsr1-7b.toml", *sorted(RECIPES.glob("*/*.toml")))
 NAMES = [file.relative_to(RECIPES).with_suffix("").as_posix() for file in FILES]
-"""All but the quickstart, which has stories of its own, and the smoke recipe, which is in small."""
+"""All recipes except the quickstart, which has its own tests, and the smoke recipe, which is small already."""
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
 
 def rows_for(table: SingleTable, reward: RewardTable, folder: Path) -> Path:
-    """A file with a few rows in the format of a table; where a field chooses the reward, of each of its values."""
+    """Write a file with a few rows in the format of a table; if a field chooses the reward, rows for each of its
+    values."""
     pairs = [(f"{n} + {n}", str(2 * n)) for n in range(1, 9)]
     if isinstance(table, Gsm8kRows):
         file = folder / "rows.jsonl"
@@ -66,7 +67,7 @@ def rows_for(table: SingleTable, reward: RewardTable, folder: Path) -> Path:
 
 
 def in_small(recipe: Recipe, model: Path, folder: Path) -> dict[str, str]:
-    """Settings that change sizes and places, and nothing that says what is learned from what."""
+    """Return settings that change sizes and devices, but not the algorithm."""
     samples = min(recipe.rollout.samples_per_prompt, 2)
     small = {
         "steps": "2", "model.path": str(model), "model.dtype": "float32", "expect": "{}", "tracking": '{kind="none"}',
@@ -103,7 +104,7 @@ def in_small(recipe: Recipe, model: Path, folder: Path) -> dict[str, str]:
 
 
 def without_service(file: Path, folder: Path) -> Path:
-    """The recipe, whose programs run in a sandbox of this machine where it asks a service."""
+    """Return the recipe with a local sandbox in place of a code execution service."""
     text, found = re.subn(r'(?m)^sandbox *= "fusion"\nurl .*$', 'sandbox = "namespaces"', file.read_text("utf-8"))
     if found:
         file = folder / file.name
@@ -123,11 +124,11 @@ def test_shipped_recipe_trains_with_a_tiny_model(tmp_path: Path, forked: Forked,
     sets = [word for key, value in in_small(recipe, model, tmp_path).items() for word in ("--set", f"{key}={value}")]
     without = [word for each in recipe.requires for word in ("--without", each)]
     has_programs = any(isinstance(scorer, CodeScorer) for scorer in recipe.reward.scorers.values())
-    # A sandbox starts the interpreter that it finds itself in, and of a forked one that is a stand-in.
+    # A sandbox starts the interpreter that it runs in, and a forked process has a stand-in for one.
     done = (fresh if has_programs else forked)(tmp_path, "train", str(file), *sets, *without)
     assert done.returncode == 0, done.stderr
     lines = [line for line in read_lines(tmp_path / "runs" / recipe.name / "journal.jsonl") if "stage" in line]
     assert {line["step"] for line in lines if line["stage"] == "actor_update"} == {1, 2}
     metrics = {metric: value for line in lines for metric, value in line["figures"].items()}
-    # The engine that drew step 2 held what step 1 trained.
+    # The engine that generated step 2 held the weights that step 1 trained.
     assert metrics["mismatch/gap_max_abs"] < 1e-3

@@ -1,5 +1,5 @@
-"""A reward model on the real engines, from the command line: PPO against it raises its score; a trained critic is
-one; it moves out and back with the others, in one process and in several, and a kill costs nothing."""
+"""A reward model on the real engines, from the command line: PPO raises its score; a trained critic can serve as one;
+it is offloaded and reloaded with the other roles, in one process and in several; and a kill loses nothing."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def metrics_by_step(paths: RunPaths, stage: str) -> dict[int, dict[str, float]]:
-    """Of a stage, by step."""
+    """Return the metrics of a stage, by step."""
     return {line["step"]: line["figures"] for line in read_lines(paths.journal) if line.get("stage") == stage}
 
 

@@ -1,4 +1,4 @@
-"""A run in a Ray that others started (`cluster.ray_address`): its processes come and go, the Ray stays."""
+"""A run in an existing Ray (`cluster.ray_address`): the run's processes come and go, the Ray remains."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.slow, pytest.mark.minutes(1), pyt
 TOKEN = {"RAY_AUTH_TOKEN": "of-the-tests-own-ray"}
 PROCESSES = 4
 MEMORY_BYTES = 2**29
-"""What this Ray says that its node has: less than a run takes."""
+"""Memory that this Ray reports for its node: less than a run takes."""
 OURS = ("ray::actor", "ray::critic", "ray::generator")
 PATIENCE_S = 60.0
 
@@ -37,8 +37,8 @@ print("answers", ray.get(ray.remote(lambda: 6 * 7).remote()))
 
 @pytest.fixture
 def running_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, psutil.Process]]:
-    """Its address and the process that all of it hangs on. It asks for a token, which this machine has."""
-    folder = tempfile.mkdtemp(prefix="foreign-", dir="/tmp")  # sockets lie in it, and their paths must be short
+    """Start a Ray; yield its address and its head process. It requires a token, which this machine has."""
+    folder = tempfile.mkdtemp(prefix="foreign-", dir="/tmp")  # it contains sockets, whose paths must be short
     port, client_port = _free_port(), _free_port()
     options = {
         "port": port,
@@ -48,7 +48,7 @@ def running_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, psutil.P
         "memory": MEMORY_BYTES,
         "temp-dir": folder,
         "ray-client-server-port": client_port,
-        "min-worker-port": 0,  # any that is free
+        "min-worker-port": 0,  # any free port
         "max-worker-port": 0,
         "include-dashboard": "false",
         "include-log-monitor": "false",
@@ -64,7 +64,7 @@ def running_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, psutil.P
         yield _address_of(head, port, Path(folder) / "log"), psutil.Process(head.pid)
     finally:
         everyone = psutil.Process(head.pid).children(recursive=True) if head.poll() is None else []
-        head.terminate()  # it ends its Ray, and only its own
+        head.terminate()  # it ends its Ray, and no other
         head.wait(PATIENCE_S)
         _, left = psutil.wait_procs(everyone, timeout=PATIENCE_S)
         for process in left:
@@ -101,7 +101,7 @@ def test_run_joins_an_existing_ray_and_leaves_it_running(
 
 
 def _address_of(head: "subprocess.Popen[bytes]", port: int, log: Path) -> str:
-    """Of the Ray, once it has started."""
+    """Return the address of the Ray, once it has started."""
     until = time.monotonic() + PATIENCE_S
     while "Ray runtime started" not in log.read_text():
         assert head.poll() is None, log.read_text()
@@ -111,7 +111,7 @@ def _address_of(head: "subprocess.Popen[bytes]", port: int, log: Path) -> str:
 
 
 def _ours(head: psutil.Process, *, gone_within_s: float) -> list[str]:
-    """Titles of a run's processes in this Ray that stay longer than that."""
+    """Return the titles of a run's processes in this Ray that remain after a while."""
     until = time.monotonic() + gone_within_s
     while True:
         titles = [_title(process) for process in head.children(recursive=True)]

@@ -1,7 +1,8 @@
-"""A share of the soak of `benchmarks/soak.py`: signals and damage on real engines, hints executed, ends compared.
+"""A part of the soak test of `benchmarks/soak.py`: signals and damage on real engines, hints executed, results
+compared.
 
-Cells are cut by number of case, not by a clock, so that each is the same on any machine; all share one folder, which
-has the undisturbed runs they are held to.
+Cells are divided by case number, not by time, so that each is the same on any machine; all share one folder, which
+has the undisturbed runs that they are compared with.
 """
 
 import subprocess

@@ -1,4 +1,4 @@
-"""The page about a task of one's own is followed as it stands: its files are written and its commands typed."""
+"""The page docs/your-own-task.md is followed literally: its files are written and its commands typed."""
 
 import json
 import os

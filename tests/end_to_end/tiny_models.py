@@ -27,7 +27,7 @@ from end_to_end.real_drill import ROOT
 
 LATENT = {"kv_lora_rank": 24, "q_lora_rank": 20, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 24}
 GROUPS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 64}
-# What vLLM wants to read before it loads the bias.
+# vLLM requires these fields before it loads the bias.
 ROUTING = {"first_k_dense_replace": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 EXPERTS = {"moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2}
 MODELS: dict[str, tuple[type[PreTrainedModel], type[PretrainedConfig], dict[str, object]]] = {
@@ -42,7 +42,7 @@ MODELS: dict[str, tuple[type[PreTrainedModel], type[PretrainedConfig], dict[str,
 
 
 def tiny_model(kind: str, folder: Path) -> Path:
-    """Random weights, with the quickstart's tokenizer."""
+    """Write a model with random weights, and the quickstart's tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "recipes/quickstart/model")
     torch.manual_seed(0)
     model, config, sizes = MODELS[kind]

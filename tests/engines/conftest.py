@@ -1,4 +1,4 @@
-"""Everything below starts real engines: it runs in a pytest process of its own (see the Makefile)."""
+"""All tests in this folder start real engines, so they run in a separate pytest process (see the Makefile)."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Who is in the memory of devices that roles share."""
+"""Which roles are on the devices that they share."""
 
 from collections.abc import Callable
 
@@ -92,7 +92,7 @@ def test_only_listed_roles_offload(left, leaves):
 
 
 class CalledRanks:
-    """Ranks that list their calls."""
+    """Ranks that record their calls."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

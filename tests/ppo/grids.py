@@ -11,7 +11,8 @@ def normal(*shape: int, seed: int) -> Tensor:
 
 
 def holey_mask(num_rows: int, num_columns: int, *, seed: int) -> Tensor:
-    """Return a mask that is True at 7 of 10 positions, with holes and ragged ends; the first position is always True."""
+    """Return a mask that is True at 7 of 10 positions, with holes and ragged ends; always True in the first
+    column."""
     mask = torch.rand(num_rows, num_columns, generator=torch.Generator().manual_seed(seed)) < 0.7
     mask[:, 0] = True
     return mask

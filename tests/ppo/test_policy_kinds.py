@@ -45,8 +45,9 @@ def test_gspo_has_one_ratio_per_sequence(gradient):
     losses, found = losses_and_gradient(kind, LOGPROBS, OLD, ADVANTAGES, MASK)
     # -A s; in row 1 the good token is clipped at 1.3, the bad tokens are not clipped.
     FLOAT32.check(losses, torch.tensor([[-2 * first, 0.0, first], [-1.3, 2.0, 1.0]]))
-    # Token form: -A s of each token that is not clipped. Sequence form: d s / d logprob = s / n, of the sum of those: row
-    # 0: s (-2 + 1) / 2 each; row 1: 2 x (1 + 0.5) / 3 = 1 each, the clipped token too.
+    # Token form: -A s of each token that is not clipped.
+    # Sequence form: d s / d logprob = s / n, of the sum of those: row 0: s (-2 + 1) / 2 each;
+    # row 1: 2 x (1 + 0.5) / 3 = 1 each, the clipped token too.
     by_token = [[-2 * first, 0.0, first], [0.0, 2.0, 1.0]]
     by_sequence = [[-first / 2, 0.0, -first / 2], [1.0, 1.0, 1.0]]
     FLOAT32.check(found, torch.tensor(by_token if gradient == "token" else by_sequence))

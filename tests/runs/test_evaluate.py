@@ -69,9 +69,11 @@ GSM8K = {"kind": "gsm8k"}
 
 def test_metric_function_is_checked_before_engines_start() -> None:
     function = Path(__file__).parents[1] / "rewards" / "users_metrics.py"
-    not_asked: Any = None
+    must_not_be_called: Any = None
     with pytest.raises(RewardError, match="has no `missing`"):
-        engines.open_scorer(fake_recipe(eval={"metrics": f"{function}:missing"}), not_asked, not_asked)
+        engines.open_scorer(
+            fake_recipe(eval={"metrics": f"{function}:missing"}), must_not_be_called, must_not_be_called
+        )
 
 
 class TwoSets(CountingPrompts):

@@ -1,4 +1,4 @@
-"""A Slurm for the session. Its packages are installed where they may be: by root, on Debian."""
+"""A Slurm for the session. Its packages are installed if possible: as root, on Debian."""
 
 import shutil
 import subprocess
@@ -21,7 +21,7 @@ def slurm_programs() -> None:
 
 @pytest.fixture(scope="session")
 def lab(slurm_programs: None) -> Iterator[Lab]:
-    """Two nodes at this machine's own address. Tests share it, and leave no job in it."""
+    """Two nodes at this machine's own address. Tests share the lab, and leave no job in it."""
     with Lab(2) as lab:
         yield lab
         assert lab.left() == []
@@ -29,7 +29,7 @@ def lab(slurm_programs: None) -> Iterator[Lab]:
 
 @pytest.fixture(scope="session")
 def may_make_hosts(slurm_programs: None) -> None:
-    """Nodes with a network of their own may be made; else the tests that need them are named as not run."""
+    """Skip tests that need nodes with separate networks if these cannot be made."""
     wanted = [name for name in ("ip", "nsenter", "unshare", "setpriv") if shutil.which(name) is None]
     if wanted:
         pytest.skip(f"no {', '.join(wanted)} here, with which nodes get networks of their own")
@@ -40,12 +40,12 @@ def may_make_hosts(slurm_programs: None) -> None:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """Where a job writes."""
+    """File for the output of a job."""
     return tmp_path / "job.log"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The drills as a table."""
+    """Print the drills as a table."""
     if drill.TABLE:
         terminalreporter.section("runs that were struck in a cluster")
         for row in (drill.HEAD, *drill.TABLE):

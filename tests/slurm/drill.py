@@ -1,7 +1,7 @@
-"""One run that is submitted to a lab and struck there: what was typed, what it went through, what it ended as.
+"""One run that is submitted to a lab and disturbed there: its commands, what happened to it, and its end.
 
-The command of its job is `ppoctl_on_fakes.py`, unless `command` names another one. A drill says where the run is to wait,
-strikes it there, lets it go on, and holds its end against a run that nobody touched.
+The command of its job is `ppoctl_on_fakes.py`, unless `command` names another one. A drill decides where the run
+waits, disturbs it there, lets it continue, and compares its end with that of an undisturbed run.
 """
 
 import json
@@ -46,7 +46,7 @@ OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
 
 def ppoctl(environ: Mapping[str, str], *words: str, code: int = 0) -> str:
-    """What the command prints, as it is typed on a login node; it must end with this code."""
+    """Run the command as on a login node; require this exit code, and return its output."""
     command = [sys.executable, "-m", "ppoctl", *words]
     done = subprocess.run(command, env=dict(environ), capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
@@ -54,7 +54,7 @@ def ppoctl(environ: Mapping[str, str], *words: str, code: int = 0) -> str:
 
 
 class Drill:
-    """A run of the recipe in a folder of its own."""
+    """A run of the recipe in a separate folder."""
 
     def __init__(self, lab: Lab, folder: Path, *, stage_s: float = 0.0) -> None:
         self.lab = lab
@@ -72,10 +72,10 @@ class Drill:
     def paths(self) -> RunPaths:
         return RunPaths(self.folder / "runs/drill")
 
-    # -- what is typed
+    # -- commands
 
     def submit(self, *sets: str, engines: bool = False) -> str:
-        """`ppoctl train RECIPE --on slurm`; returns the job's id. With real `engines`, or on fakes."""
+        """Run `ppoctl train RECIPE --on slurm`, with real `engines` or on fakes; return the job's id."""
         command = () if engines else (f"slurm.command='{self.command}'",)
         given = [word for text in (*command, *sets) for word in ("--set", text)]
         where = ("--runs", str(self.folder / "runs"))
@@ -84,7 +84,7 @@ class Drill:
         )
 
     def play_here(self, *words: str) -> None:
-        """`ppoctl train RECIPE`, in a process of this one."""
+        """Run `ppoctl train RECIPE` in a child process, outside Slurm."""
         done = subprocess.run(
             [
                 str(self.command),
@@ -101,7 +101,7 @@ class Drill:
         assert done.returncode == 0, done.stderr
 
     def resume(self) -> str:
-        """`ppoctl resume RUN --on slurm`; returns the job's id."""
+        """Run `ppoctl resume RUN --on slurm`; return the job's id."""
         return self._job(self.type("resume", str(self.paths.root), "--on", "slurm", "--json"))
 
     def type(self, *words: str, code: int = 0) -> str:
@@ -112,29 +112,29 @@ class Drill:
         self.jobs.append(id)
         return str(id)
 
-    # -- where it waits
+    # -- pauses
 
     def pause(self, *moments: str) -> None:
-        """The run is to wait at these moments, `2-values`, each once."""
+        """Make the run wait at these moments, `2-values`, each once."""
         for moment in moments:
             (self.folder / f"{moment}.pause").touch()
 
     def reached(self, moment: str) -> str:
-        """Wait until the run waits there; returns the node that it is on."""
+        """Wait until the run waits there; return the node that it is on."""
         told = wait_for_text(self.folder / f"{moment}.reached", "\n", seconds=90)
         return told.split()[1]
 
     def waited(self, moment: str) -> int:
-        """Number of the process that waited, or waits, there."""
+        """Return the id of the process that waited, or waits, there."""
         return int((self.folder / f"{moment}.reached").read_text().split()[0])
 
     def let_go(self, moment: str) -> None:
         (self.folder / f"{moment}.go").touch()
 
-    # -- what became of it
+    # -- results
 
     def ended(self, *, seconds: float = 150) -> dict[str, str]:
-        """Wait for the end of the newest job; returns what Slurm says of it."""
+        """Wait for the end of the newest job; return what Slurm reports about it."""
         return self.lab.wait_for(self.jobs[-1], *OVER, seconds=seconds)
 
     @property
@@ -143,11 +143,11 @@ class Drill:
 
     @property
     def log(self) -> str:
-        """Slurm's own output of the jobs."""
+        """Return Slurm's own output of the jobs."""
         return "\n".join(path.read_text(errors="replace") for path in sorted(self.paths.root.glob("logs/slurm-*")))
 
     def codes(self) -> list[int]:
-        """Exit codes that the jobs' scripts wrote down, of each end."""
+        """Return the exit codes that the jobs' scripts recorded, one for each end."""
         found = [self.paths.root / f"jobs/{id}.ended" for id in self.jobs]
         return [int(line.split()[1]) for path in found if path.exists() for line in path.read_text().splitlines()]
 
@@ -162,11 +162,11 @@ class Row:
     name: str
     attempts: int
     codes: Sequence[int]
-    """How the job's script ended, each time that it wrote it down."""
+    """Exit codes of the job's script, one for each end that it recorded."""
     replayed: Sequence[str]
-    """Updates that were computed again, on the way to a state that had not been saved."""
+    """Updates that were replayed, to reach a state that had not been saved."""
     lost_s: float
-    """Seconds that all attempts were at work, beyond those of the run that nobody touched."""
+    """Seconds that all attempts ran, beyond those of the undisturbed run."""
 
     def __str__(self) -> str:
         codes, replayed = " ".join(map(str, self.codes)) or "-", ", ".join(self.replayed) or "-"
@@ -175,11 +175,11 @@ class Row:
 
 HEAD = f"{'what came':<46} {'attempts':>8} {'codes':>12} {'replayed':>20} {'s lost':>8}"
 TABLE: list[Row] = []
-"""What the drills of this session went through."""
+"""Rows of the drills of this session."""
 
 
 def require_same(drill: Drill, whole: Drill) -> None:
-    """The run ended as the one that nobody touched, to the byte, and left no draft."""
+    """Require that the run ended as the undisturbed one, to the byte, and left no draft."""
     ours, theirs = result(drill.paths.root), result(whole.paths.root)
     for part in theirs:
         assert ours[part] == theirs[part], f"{part} differ in {drill.paths.root}\n{drill.log[-3000:]}"
@@ -187,7 +187,7 @@ def require_same(drill: Drill, whole: Drill) -> None:
 
 
 def row_of(name: str, drill: Drill, whole: RunPaths) -> Row:
-    """What the drill went through."""
+    """Return the table row of a drill."""
     replayed = re.findall(r"steps/0*(\d+)/\d+-(\S+) +replayed", drill.log)
     at_work_s = [sum(each.wall_s for each in attempt_times(read_lines(run.journal))) for run in (drill.paths, whole)]
     words = [f"{step} {stage}" for step, stage in replayed]

@@ -1,17 +1,18 @@
 """A real Slurm of several nodes on this machine, for tests: `with Lab() as lab: ...`.
 
-Everything of it lies in one short folder below /tmp (own configuration, own munge key and socket, own ports), so that
-labs run side by side and nothing of the system's own is touched. There are two kinds of nodes:
+Everything of it is in one short folder below /tmp (own configuration, own munge key and socket, own ports), so that
+labs run side by side and the system's own Slurm is not touched. There are two kinds of nodes:
 
     ports        all at this machine's loopback address, a port each; works without root
     namespaces   each with a network, host name, /tmp and shared memory of its own; needs root. Only the network of
-                 these can be cut, and only of these can be said what is left on one. Of all folders in /tmp they see
+                 these nodes can be cut, and only on these leftovers can be listed. Of all folders in /tmp they see
                  the lab's, in which `shared` is for runs
 
-Partitions: `main`; `graced`, whose jobs get 20 s when they are pushed out; `urgent`, whose jobs push out the others'.
+Partitions: `main`; `graced`, whose jobs get 20 s when they are preempted; `urgent`, whose jobs preempt the others'.
 
-Daemons are children of this process, so their numbers cannot be somebody else's before they are waited for; they are
-told to end when it dies. Whatever else carries this lab's configuration in its environment is of a job.
+Daemons are children of this process, so their process ids cannot be reused before they are waited for; they get a
+signal to end when this process dies. Any other process with this lab's configuration in its environment belongs to a
+job.
 """
 
 import ctypes
@@ -37,7 +38,7 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "sc
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 HOST = socket.gethostname().split(".")[0]
 DEVICES = ("/dev/null", "/dev/zero")
-"""Stand for GPUs: Slurm counts device files, and nobody opens them."""
+"""Stand-ins for GPUs: Slurm counts device files, and does not open them."""
 SET_DEATH_SIGNAL = 1
 
 CONFIGURATION = """\
@@ -95,7 +96,7 @@ PartitionName=urgent Nodes=ALL PriorityTier=10 DefaultTime=10 PreemptMode=OFF St
 
 
 class LabError(Exception):
-    """The lab did not do what it was asked; the message has the daemons' last words."""
+    """A failure of the lab; the message has the last lines of the daemons' logs."""
 
 
 class Lab:
@@ -134,7 +135,7 @@ class Lab:
         """Folder that every node sees."""
         return self.folder / "shared"
 
-    # -- from start to end
+    # -- start and end
 
     def __enter__(self) -> "Lab":
         try:
@@ -165,7 +166,7 @@ class Lab:
 
     def _configure(self) -> None:
         folder, settings = self.folder, self._settings
-        folder.chmod(0o755)  # munge wants to be reached by everybody
+        folder.chmod(0o755)  # munge must be reachable for all users
         for name in ("munge", "state", "log", "shared", *(f"spool/{node}" for node in self.nodes)):
             (folder / name).mkdir(parents=True)
         if self.network is not None:
@@ -189,7 +190,7 @@ class Lab:
         (folder / "slurm.conf").write_text(text)
         devices = ",".join(DEVICES[: settings["gpus"]])
         (folder / "gres.conf").write_text(f"Name=gpu File={devices}\n" if devices else "")
-        # Even with nothing of cgroups in use slurmd looks for them, unless it is told which kind there is.
+        # Even without cgroups slurmd looks for them, unless the configuration names their version.
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         (folder / "munge/key").write_bytes(os.urandom(1024))
         (folder / "munge/key").chmod(0o600)
@@ -222,7 +223,7 @@ class Lab:
             )
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
-        """End a daemon; returns when it is gone. The jobs of a slurmd live on."""
+        """Kill a daemon; return when it has ended. The jobs of a slurmd continue."""
         daemon = self._daemons[name]
         daemon.send_signal(number)
         try:
@@ -235,19 +236,19 @@ class Lab:
         return name in self._daemons and self._daemons[name].poll() is None
 
     def cut(self, node: str) -> None:
-        """Cut the node's network: it lives on, and nobody reaches it."""
+        """Cut the node's network: the node continues, but is unreachable."""
         assert self.network is not None
         self.network.cut(node)
 
     def restore(self, node: str) -> None:
-        """Plug the network of a node in again."""
+        """Restore the network of a node."""
         assert self.network is not None
         self.network.restore(node)
 
     # -- Slurm's own programs
 
     def ask(self, *words: str, timeout_s: float = 15) -> str:
-        """What one of Slurm's programs prints. Raises LabError where it ends with an error."""
+        """Return the output of one of Slurm's programs. Raise LabError if it fails."""
         done = subprocess.run(
             words, env=self.environ, capture_output=True, text=True, timeout=timeout_s, check=False, cwd="/tmp"
         )
@@ -256,7 +257,7 @@ class Lab:
         return done.stdout
 
     def states(self) -> dict[str, str]:
-        """State of each node, such as `idle` or `down*`."""
+        """Return the state of each node, such as `idle` or `down*`."""
         lines = self.ask("sinfo", "-h", "-N", "-p", "main", "-o", "%N %t").splitlines()
         return {line.split()[0]: line.split()[1] for line in lines}
 
@@ -271,38 +272,39 @@ class Lab:
             return False
 
     def submit(self, script: str, log: Path, *options: str) -> str:
-        """Submit lines of shell, whose output goes to `log`; returns the job's id."""
+        """Submit lines of shell, whose output goes to `log`; return the job's id."""
         where = ("--parsable", "--open-mode=append", f"--output={log}", f"--chdir={log.parent}")
         return self.ask("sbatch", *where, *options, f"--wrap={script}").strip()
 
     def job(self, id: str) -> dict[str, str]:
-        """What `scontrol show job` says, by key."""
+        """Return the fields of `scontrol show job`."""
         words = self.ask("scontrol", "-o", "show", "job", id).split()
         return {key: value for key, _, value in (word.partition("=") for word in words)}
 
     def wait_for(self, id: str, *states: str, seconds: float = 30) -> dict[str, str]:
-        """Wait until the job is in one of these states; returns what Slurm says of it."""
+        """Wait until the job is in one of these states; return its fields."""
         self._until(lambda: self.job(id)["JobState"] in states, seconds, f"job {id} to be {' or '.join(states)}")
         return self.job(id)
 
     def cancel_all(self) -> None:
-        """End every job; returns when Slurm holds none."""
+        """End every job; return when Slurm has none."""
         ids = self.ask("squeue", "-h", "-o", "%A").split()
         if ids:
             self.ask("scancel", "--full", "--signal=KILL", *ids)
             self.ask("scancel", *ids)
             self._until(lambda: not self.ask("squeue", "-h", "-o", "%A").split(), 30, "an empty queue")
 
-    # -- what is there
+    # -- processes
 
     def processes(self) -> list[psutil.Process]:
-        """Processes of jobs, wherever they have gone, and their shepherds (`slurmstepd`)."""
+        """Return processes of jobs, wherever they are, and their `slurmstepd` processes."""
         daemons = {daemon.pid for daemon in self._daemons.values()}
         found = psutil.process_iter(["pid", "ppid"])
         return [each for each in found if not daemons & set(each.info.values()) and self._is_of_a_job(each)]
 
     def _is_of_a_job(self, process: psutil.Process) -> bool:
-        """A shepherd writes its title over its environment; what it holds open tells whose it is."""
+        """Return whether a process belongs to a job. slurmstepd overwrites its environment with its title; its open
+        files show which lab it belongs to."""
         with suppress(psutil.Error, OSError):
             if process.environ().get("SLURM_CONF") == self.environ["SLURM_CONF"]:
                 return True
@@ -312,13 +314,13 @@ class Lab:
         return False
 
     def left(self, *, seconds: float = 10) -> list[str]:
-        """What jobs left running, after a while: number and command line of each."""
+        """Return what jobs left running, after a while: id and command line of each process."""
         with suppress(LabError):
             self._until(lambda: not self.processes(), seconds, "jobs' processes")
         return [_told(process) for process in self.processes()]
 
     def log(self, name: str) -> str:
-        """Log of a daemon."""
+        """Return the log of a daemon."""
         found = [self.folder / "log" / file for file in (name, f"slurmd-{name}", f"{name}.out")]
         return "\n".join(path.read_text(errors="replace") for path in found if path.exists())
 
@@ -332,7 +334,7 @@ class Lab:
 
 
 def wait_for_text(log: Path, text: str, *, seconds: float = 40) -> str:
-    """Wait until the text is in the file; returns what is in it."""
+    """Wait until the text is in the file; return the file's content."""
     deadline = time.monotonic() + seconds
     while True:
         found = log.read_text(errors="replace") if log.exists() else ""
@@ -344,7 +346,7 @@ def wait_for_text(log: Path, text: str, *, seconds: float = 40) -> str:
 
 
 def missing() -> list[str]:
-    """Programs that a lab needs and this machine has not."""
+    """Return the programs that a lab needs and this machine does not have."""
     return [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
 
 
@@ -353,7 +355,7 @@ def _end_with_parent() -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, outside those of Ray's workers and those that the kernel gives to clients."""
+    """Return free ports outside those of Ray's workers and those that the kernel gives to clients."""
     found: list[int] = []
     for port in random.sample(range(20000, 32000), 1000):
         with socket.socket() as probe, suppress(OSError):

@@ -1,9 +1,9 @@
-"""A network between namespaces, each of which is a host: own address, name, hosts file, /tmp and shared memory. They
-see one folder of each other's, that of the lab. Needs root.
+"""A network of namespaces, each of which acts as a host: own address, name, hosts file, /tmp and shared memory. They
+share one folder, that of the lab. Needs root.
 
-A process that sleeps holds each namespace; when it is killed, and with it whatever else runs there, the kernel takes
-namespace and cable away. The bridge between them is all that could outlive this process: whoever makes the next one
-removes those that nothing is plugged into.
+A sleeping process holds each namespace; when it and everything else in the namespace is killed, the kernel removes
+namespace and cable. Only the bridge between them can outlive this process: the next network removes bridges without a
+cable.
 """
 
 import fcntl
@@ -14,11 +14,11 @@ from pathlib import Path
 
 BRIDGE = "ppolab"
 LISTENS = "0A"
-"""State of a socket in /proc/net/tcp."""
+"""State of a listening socket in /proc/net/tcp."""
 
 
 class Network:
-    """Hosts by name, and this machine beside them at `address`."""
+    """Hosts by name, and this machine at `address`."""
 
     def __init__(self, names: Sequence[str], folder: Path) -> None:
         self._names = tuple(names)
@@ -28,7 +28,7 @@ class Network:
 
     @property
     def address(self) -> str:
-        """Of this machine."""
+        """Address of this machine."""
         return f"10.88.{self._number}.254"
 
     @property
@@ -43,13 +43,13 @@ class Network:
             _ip(f"link set {self._bridge} up")
             hosts = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in self.addresses.items())]
             (self._folder / "hosts").write_text("\n".join([*hosts, ""]))
-            # No name server can be reached from inside; without this every look-up waits for one.
+            # Name servers are unreachable from inside; without this every look-up waits for one.
             (self._folder / "resolv.conf").write_text("nameserver 127.0.0.1\n")
             for name in self._names:
                 self._plug_in(name)
 
     def enter(self, name: str) -> list[str]:
-        """Words before a command that is to run on the host."""
+        """Return the words that run a command on the host."""
         return ["nsenter", "-t", str(self._holders[name].pid), "--net", "--uts", "--mount", "--"]
 
     def cut(self, name: str) -> None:
@@ -59,7 +59,7 @@ class Network:
         _ip(f"link set {self._cable(name)} up")
 
     def traces(self, name: str) -> list[str]:
-        """What is there on the host: files in its /tmp and its shared memory, ports that somebody listens on."""
+        """Return traces on the host: files in its /tmp and its shared memory, and listening ports."""
         inside = Path(f"/proc/{self._holders[name].pid}")
         places = [inside / "root/tmp", inside / "root/dev/shm"]
         files = [f"/{path.relative_to(inside / 'root')}" for place in places for path in place.iterdir()]
@@ -81,7 +81,7 @@ class Network:
         return f"{BRIDGE}{self._number}"
 
     def _cable(self, name: str) -> str:
-        """This machine's end of it."""
+        """Return this machine's end of the host's cable."""
         return f"{self._bridge}v{self._names.index(name) + 1}"
 
     def _plug_in(self, name: str) -> None:
@@ -123,14 +123,14 @@ def _ip(words: str) -> None:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """While a bridge is made, nobody takes it for one that was left behind."""
+    """Hold a lock while a bridge is made, so that it is not mistaken for a leftover."""
     with Path("/tmp/ppolab.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def _new_bridge() -> int:
-    """Number of a bridge that nobody had."""
+    """Return an unused bridge number."""
     for number in range(100, 250):
         bridge = f"{BRIDGE}{number}"
         if subprocess.run(["ip", "link", "add", bridge, "type", "bridge"], capture_output=True).returncode == 0:

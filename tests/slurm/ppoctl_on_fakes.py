@@ -1,9 +1,10 @@
-"""`ppoctl` on the bigram instead of real engines, for jobs of the lab: `python ppoctl_on_fakes.py WORDS`, as it is typed.
+"""`ppoctl` on the bigram model instead of real engines, for jobs of the lab: `python ppoctl_on_fakes.py WORDS`, as it
+is typed.
 
-The rest is the product: command line, turn of a job, gate and signals, loop, store, exit codes. It is told what to do
-besides by the folder that `DRILL` names. `stage_s` there has the seconds that each stage takes; a file `MOMENT.pause`
-(`2-critic_update`, or `start-1`: before anything is ready, in the first restart) lets the run wait there, once, until
-there is `MOMENT.go`. Who waits has written `MOMENT.reached`, with its process number and node.
+Everything else is real: command line, start of a job, gate and signals, loop, store, exit codes. The folder in the
+variable `DRILL` controls it. Its file `stage_s` has the seconds that each stage takes; a file `MOMENT.pause`
+(`2-critic_update`, or `start-1`: before anything is ready, in the first restart) makes the run wait there, once,
+until `MOMENT.go` exists. A waiting run has written `MOMENT.reached`, with its process id and node.
 """
 
 import dataclasses
@@ -62,7 +63,7 @@ def main() -> None:
     from ppoctl.cli.app import main as command
 
     runs = [Path(word) for word in sys.argv[1:] if (Path(word) / "run.json").is_file()]
-    # A run that was submitted knows its sources; of another one nobody asks for them.
+    # A submitted run records its sources; for other runs they are not read.
     sources = run_dir.facts(RunPaths(runs[0].resolve()))["sources"] if runs else {}
     director, attempt_run = Director(Path(os.environ["DRILL"])), session.attempt_run
 

@@ -1,8 +1,9 @@
-"""Requests that a cluster cannot meet are refused before the queue, with the nearest that it can.
+"""Requests that a cluster cannot meet are refused before the queue, with the closest request that it can meet.
 
-What `sinfo` says is recorded: of a real Slurm 22.05 (`LAB`; `TYPED`: nodes with GPUs of two types, a partition of a
-cloud whose nodes are powered down, a hidden one, one of a group that the user is not in), and in the form of larger
-and newer clusters (`SITE`: types of GPUs with their sockets, limits, features, nodes that differ; written by hand).
+The outputs of `sinfo` are recorded: from a real Slurm 22.05 (`LAB`; `TYPED`: nodes with GPUs of two types, a cloud
+partition whose nodes are powered down, a hidden partition, and a partition of a group without the user), and in the
+form of larger and newer clusters (`SITE`: types of GPUs with their sockets, limits, features, nodes that differ;
+written by hand).
 """
 
 import os
@@ -62,7 +63,7 @@ def programs(
     settings: str = SETTINGS,
     shown: str = SHOWN,
 ) -> Slurm:
-    """A cluster whose programs print what was recorded."""
+    """Return a cluster whose programs print the recorded output."""
     folder.mkdir(exist_ok=True)
     told = {"sinfo": sinfo, "shown": shown, "sacctmgr": accounts, "scontrol": settings}
     for name, text in told.items():
@@ -82,7 +83,7 @@ def programs(
 
 
 def recipe(*sets: str, data: int = 1) -> Loaded:
-    """The quickstart in a layout of so many devices."""
+    """Return the quickstart in a layout of this many devices."""
     layout = [f"actor.parallel={{data={data}}}"] if data > 1 else []
     return load([ROOT / "recipes" / "quickstart.toml"], [*layout, *sets], {})
 
@@ -299,7 +300,7 @@ def test_resources_of_different_nodes_are_not_combined(tmp_path: Path) -> None:
 
 
 def test_more_nodes_than_the_partition_has_are_refused(tmp_path: Path) -> None:
-    """Slurm takes it: on CPUs each device may have a node of its own."""
+    """Slurm accepts it: on CPUs each device may have its own node."""
     slurm = programs(tmp_path / "bin", LAB, None)
     with pytest.raises(RecipeError) as caught:
         require_request(recipe("slurm.nodes=5", data=5), slurm)
@@ -321,8 +322,9 @@ def test_other_faults_are_reported_for_the_partition_meant(tmp_path: Path) -> No
 
 
 def test_request_passes_if_any_partition_of_a_routing_plugin_fits(tmp_path: Path) -> None:
-    """The default one has no GPUs, and nobody names another: the site's plugin sends each job where it belongs."""
-    for settings in (ROUTED, ""):  # a controller that tells nothing may have one
+    """The default partition has no GPUs, and no option names another: the site's plugin sends each job to the right
+    partition."""
+    for settings in (ROUTED, ""):  # a controller that reports no settings may have one
         slurm = programs(tmp_path / "bin", settings=settings)
         assert require_request(recipe("slurm.gpus_per_node=4", data=8), slurm).nodes == 2
     slurm = programs(tmp_path / "bin", SITE.replace("*", "", 1), settings=ROUTED)

@@ -1,4 +1,4 @@
-"""Requests that a real cluster cannot meet are refused before its queue; the nearest one Slurm would take."""
+"""Requests that a real cluster cannot meet are refused before its queue; Slurm would accept the proposed one."""
 
 import shlex
 from collections.abc import Iterator

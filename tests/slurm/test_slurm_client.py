@@ -1,4 +1,4 @@
-"""Slurm's programs as functions, against a real Slurm."""
+"""Slurm's programs as functions, with a real Slurm."""
 
 import signal
 import time
@@ -17,7 +17,7 @@ def slurm(lab: Lab) -> Slurm:
 
 
 def script(log: Path, *lines: str, **options: str) -> str:
-    """Text of a batch script whose output goes to `log`."""
+    """Return the text of a batch script whose output goes to `log`."""
     asked = [f"#SBATCH --{name.replace('_', '-')}={value}" for name, value in options.items()]
     return "\n".join(["#!/bin/sh", f'#SBATCH --output="{log}"', "#SBATCH --open-mode=append", *asked, *lines, ""])
 

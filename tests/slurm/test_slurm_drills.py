@@ -1,7 +1,7 @@
-"""Runs in a real Slurm, on fake engines: whatever comes over their jobs, they end as the run that nobody touched.
+"""Runs in a real Slurm, on fake components: they end as the undisturbed run for every disturbance of their jobs.
 
-Proved: ledger and states to the byte, figures of every stage, each once; no process of any attempt left. Not proved
-here: that real engines do so (`test_slurm_engines.py`).
+Verified: ledger and states to the byte, metrics of every stage, each once; no process of any attempt left. Not
+verified here: the same for real engines (`test_slurm_engines.py`).
 """
 
 import os
@@ -21,14 +21,14 @@ STAGES = ("rollout", "reward", "values", "logprobs", "advantages", "critic_updat
 
 @pytest.fixture(scope="session")
 def whole(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Drill:
-    """The run that nobody touches, outside of Slurm."""
+    """Return the undisturbed run, outside Slurm."""
     drill = Drill(lab, tmp_path_factory.mktemp("whole") / "drill")
     drill.play_here()
     return drill
 
 
 def require_whole(name: str, drill: Drill, whole: Drill, codes: Sequence[int]) -> None:
-    """It ended complete, and its scripts with these codes."""
+    """Require that the run ended complete, and its scripts with these codes."""
     assert drill.ended()["JobState"] == "COMPLETED", drill.log
     assert drill.codes() == list(codes), drill.log
     require_same(drill, whole)
@@ -37,7 +37,7 @@ def require_whole(name: str, drill: Drill, whole: Drill, codes: Sequence[int]) -
 
 
 def warn_in_the_middle_of(stages: Sequence[str], lab: Lab, folder: Path, whole: Drill) -> None:
-    """Runs side by side, each of which is told in the middle of another stage that its time is nearly over."""
+    """Run jobs side by side, each of which gets the warning before its time limit in the middle of another stage."""
     drills = {stage: Drill(lab, folder / stage) for stage in stages}
     for stage, drill in drills.items():
         drill.pause(f"2-{stage}")
@@ -103,8 +103,8 @@ def test_cancelled_run_continues_when_submitted_again(lab: Lab, tmp_path: Path, 
 @pytest.mark.minutes(3)
 @pytest.mark.usefixtures("may_make_hosts")
 def test_run_on_a_lost_node_continues_elsewhere_unharmed(whole: Drill) -> None:
-    """Slurm loses two nodes, and gives their jobs to others, while both attempts there are alive. They go on in the
-    middle of the new ones, and find out."""
+    """Slurm loses two nodes, and gives their jobs to others, while both attempts there are alive. They continue
+    during the new attempts, and then find themselves superseded."""
     with Lab(4, kind="namespaces", cpus=1) as hosts:
         ways = {"slurmd killed": (hosts.kill, hosts.start), "network of the node cut": (hosts.cut, hosts.restore)}
         drills = {name: Drill(hosts, hosts.shared / name.replace(" ", "-")) for name in ways}
@@ -156,7 +156,7 @@ def test_requeue_waits_for_an_unreachable_controller(lab: Lab, tmp_path: Path, w
     lab.kill("slurmctld", signal.SIGTERM)
     os.kill(psutil.Process(drill.waited("2-values")).ppid(), signal.SIGUSR1)
     drill.let_go("2-values")
-    time.sleep(20)  # the job goes back meanwhile, and finds no controller
+    time.sleep(20)  # the job is requeued meanwhile, and finds no controller
     lab.start("slurmctld")
     require_whole("slurmctld away when the job goes back", drill, whole, [75, 0])
 
@@ -174,7 +174,7 @@ def test_repeated_warnings_during_startup_are_survived(lab: Lab, tmp_path: Path,
             lab.ask("scancel", "--batch", "--signal=USR1", drill.jobs[0])
             drill.let_go(f"start-{restart}")
     require_whole("told in start-up", once, whole, [75, 0])
-    # Whoever is pushed out is not to blame; a limit that is too short is (tests/submission/test_job_start.py).
+    # A preempted job is not at fault; a time limit that is too short is (tests/submission/test_job_start.py).
     require_whole("told in start-up three times", always, whole, [75, 75, 75, 0])
 
 

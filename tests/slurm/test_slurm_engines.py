@@ -1,4 +1,4 @@
-"""The real engines in a real Slurm, on hosts of their own, by sample: one run to which three things happen."""
+"""The real engines in a real Slurm, on separate hosts: a random subset, one run that is disturbed three times."""
 
 import getpass
 import subprocess
@@ -16,7 +16,7 @@ from slurm.drill import TABLE, Drill, row_of
 from slurm.lab import Lab
 
 COMPILED = f"/tmp/torchinductor_{getpass.getuser()}"
-"""What torch compiled, for whoever comes next."""
+"""Cache of torch's compiled code, shared with later runs."""
 SETTINGS = ("cluster.threads=1", "checkpoint.every_steps=2", "slurm.partition=graced")
 
 
@@ -24,7 +24,7 @@ OVER_TWO_NODES = ("cluster.threads=1", "actor.parallel={data=2}", "critic.parall
 
 
 def train_here(drill: Drill, settings: Sequence[str]) -> RunPaths:
-    """The run that nobody touches, outside of Slurm."""
+    """Train the undisturbed run, outside Slurm."""
     where = ("--runs", str(drill.folder / "whole"))
     sets = [word for text in settings for word in ("--set", text)]
     words = [sys.executable, "-m", "ppoctl", "train", str(drill.folder / "recipe.toml"), *where, *sets]

@@ -1,4 +1,4 @@
-"""The lab itself: what is seen on it must be what a cluster does."""
+"""The lab itself must behave as a cluster does."""
 
 import time
 from pathlib import Path
@@ -68,7 +68,7 @@ def test_host_with_a_cut_network_loses_its_job_and_keeps_running() -> None:
         wait_for_text(log, f"on {second} 1", seconds=60)
         old = hosts.shared / f"{first}.beats"
         length = old.stat().st_size
-        time.sleep(0.5)  # some beats of the node that is cut off
+        time.sleep(0.5)  # some heartbeats of the node that is cut off
         assert old.stat().st_size > length
         assert hosts.job(id)["NodeList"] == second
         assert any("slurmstepd" in told for told in hosts.left(seconds=0))

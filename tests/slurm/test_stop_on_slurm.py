@@ -1,4 +1,4 @@
-"""`ppoctl status` and `ppoctl stop` of a run in jobs of a real Slurm, as they are typed beside it."""
+"""`ppoctl status` and `ppoctl stop` of a run in jobs of a real Slurm, as typed on a login node."""
 
 import json
 import sys
@@ -34,11 +34,11 @@ while stop_requested(layout, attempt.number) is None and time.monotonic() < unti
 journal.event("attempt_ended", status="interrupted", exit_code=130)
 sys.exit(130)
 """
-"""An attempt that does nothing but hear of `ppoctl stop`."""
+"""An attempt that only waits for `ppoctl stop`."""
 
 
 class Submitted:
-    """A run that was submitted to the lab, and what is said of it there."""
+    """A run that was submitted to the lab, and the output of commands about it."""
 
     def __init__(self, lab: Lab, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.lab, self.paths, self.capsys = lab, RunPaths(root), capsys

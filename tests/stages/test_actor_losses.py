@@ -1,4 +1,4 @@
-"""Terms of the actor's loss besides the clip: averages, the NLL of good responses, and the source of old log-probs."""
+"""Terms of the actor's loss besides the clip: averages, the NLL of good responses, and sources of old log-probs."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,5 @@
-"""Damage to a run is reported by name, and the command of the hint is executed to its end for every kind of damage."""
+"""Damage to a run is reported by name, and the command of the hint is executed to its end for every kind of
+damage."""
 
 import shutil
 from collections.abc import Callable

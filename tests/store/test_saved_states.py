@@ -1,4 +1,5 @@
-"""Saved states and retention: what a state records, which checkpoint may be removed, and what counts as a checkpoint."""
+"""Saved states and retention: what a state records, which checkpoint may be removed, and what counts as a
+checkpoint."""
 
 import shutil
 from collections.abc import Mapping, Sequence

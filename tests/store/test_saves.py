@@ -1,4 +1,5 @@
-"""States that are written while training continues: when they count as saved, and what failures and stops do to them."""
+"""States that are written while training continues: when they count as saved, and what failures and stops do to
+them."""
 
 import errno
 from collections.abc import Callable, Mapping, Sequence

@@ -193,7 +193,8 @@ def test_job_failing_before_its_run_begins_is_tried_three_times(
 
 
 def test_job_that_was_already_restarted_is_not_requeued(tmp_path: Path, programs: Programs) -> None:
-    """The node's network was cut, and Slurm gave the job other nodes: requeueing it now would end the running start."""
+    """The node's network was cut and Slurm gave the job other nodes: requeueing it now would end the running
+    start."""
     programs.make("work", "exit 3")
     in_queue(programs, tmp_path / "run", restart=0, now="1")
     started(script(tmp_path / "run"), tmp_path / "run").communicate()

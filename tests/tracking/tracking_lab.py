@@ -104,7 +104,7 @@ class Mlflow:
 
 
 def journaled_points(run_dir: Path) -> Counter[tuple[str, int, float, int]]:
-    """Return the points that MLflow must contain in the end, computed from the journal without the code under test."""
+    """Return the points that MLflow must contain in the end, computed from the journal by independent code."""
     expected: Counter[tuple[str, int, float, int]] = Counter()
     for line in read_lines(RunPaths(run_dir).journal):
         for name, value in line.get("figures", {}).items():

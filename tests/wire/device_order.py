@@ -1,4 +1,5 @@
-"""Runs of a shipped recipe on a device that counts bytes (`fakes.device`), compared with `plan`'s bytes of each stage.
+"""Runs of a shipped recipe on a device that counts bytes (`fakes.device`), compared with `plan`'s bytes of each
+stage.
 
 PYTHONPATH=tests python -m wire.device_order    prints a table: each recipe in each situation, in GiB
 """

@@ -128,7 +128,8 @@ def test_vllm_runs_the_reward_model_if_the_recipe_says_so(folder: Path) -> None:
 
 
 def test_vllm_reward_cache_fits_one_scoring_step(folder: Path) -> None:
-    """2 x 64 channels of keys and values x 4 layers x 4 bytes, for 8,192 tokens and one block for each of 64 texts."""
+    """2 x 64 channels of keys and values x 4 layers x 4 bytes, for 8,192 tokens and one block for each of 64
+    texts."""
     settings = settings_of(recipe(folder, engine="vllm", dtype="float32"), ("reward",))
     assert isinstance(settings, PoolingSettings)
     assert settings.cache_bytes == 2 * 64 * 4 * 4 * (8192 + 64 * 128)

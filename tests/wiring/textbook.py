@@ -373,7 +373,8 @@ def critic_update(
 
 
 def token_fractions(kind: str, counts: Array, rows: Sequence[int], tables: Tables) -> dict[int, float]:
-    """Return the weight of a token of each row in the mean over a minibatch whose rows have `counts` unmasked tokens."""
+    """Return the weight of a token of each row in the mean over a minibatch whose rows have `counts` unmasked
+    tokens."""
     if kind == "token_mean":
         return dict.fromkeys(rows, 1 / counts.sum())
     sequences = np.count_nonzero(counts)

@@ -1,4 +1,4 @@
-"""What the tests of `engines.child` make in a process of its own."""
+"""Objects that the tests of `engines.child` create in a child process."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ class Unportable(Exception):  # noqa: N818 - a name that is easily seen
 
 
 class Counter:
-    """Adds up what it is given."""
+    """Adds up the numbers that it receives."""
 
     def __init__(self, start: int) -> None:
         self.total = start

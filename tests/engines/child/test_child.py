@@ -1,4 +1,4 @@
-"""An object in a process of its own, without Ray: it answers, fails, dies and ends with its parent."""
+"""An object in a child process, without Ray: it answers, fails, dies, and ends with its parent."""
 
 import os
 import signal

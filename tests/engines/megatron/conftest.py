@@ -18,13 +18,13 @@ from ppoctl.recipe.schema import ParallelTable
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
-    """Tiny tensors gain nothing from a second one, and bit-equality wants the number fixed."""
+    """Use one thread: tiny tensors gain nothing from a second, and bit-equality requires a fixed number."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a model by kind; see `megatron_lab.MODELS`."""
+    """Return the folder of a model by kind; see `megatron_lab.MODELS`."""
     root = tmp_path_factory.mktemp("models")
 
     def folder(kind: str) -> Path:
@@ -42,7 +42,7 @@ def pool() -> Iterator[RankPool]:
 
 @pytest.fixture(scope="module")
 def alone(pool: RankPool, model: Callable[[str], Path]) -> Callable[[str, str], dict[str, dict[str, Tensor]]]:
-    """What one process finds."""
+    """Results of a single process."""
     known: dict[tuple[str, str], dict[str, dict[str, Tensor]]] = {}
 
     def found(kind: str, role: str) -> dict[str, dict[str, Tensor]]:

@@ -1,4 +1,5 @@
-"""A model is trained and written as a Hugging Face folder: is that the same model to transformers and to vLLM?"""
+"""Trains a model, exports it as a Hugging Face folder, and checks that transformers and vLLM compute the same
+outputs."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,8 @@ def vllm_settings(folder: Path) -> VllmSettings:
 def check_export(
     source: Path, target: Path, more: Callable[[Engine, torch.nn.Module], None] = lambda engine, model: None
 ) -> None:
-    """Log-probs after three updates; `more` is to be found of the engine and transformers' model."""
+    """Compare log-probs after three updates; `more` compares further outputs of the engine and transformers'
+    model."""
     target.mkdir()
     rollouts = lab.make_rollouts()
     trainer = lab.actor(source)

@@ -1,4 +1,4 @@
-"""Three steps under a layout, and how far they are from those of another."""
+"""Three steps under a layout, compared with three steps under another."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,15 +14,15 @@ from ppoctl.recipe.schema import BySequences, ByTokens, ParallelTable
 from ppoctl.stages.objective import Terms
 
 GRADIENT_GAP = 1e-5
-"""Of the gradient's norm."""
+"""Relative tolerance of the gradient norm."""
 CHANGE_GAP = 1e-3
-"""Of the change of the weights over three steps."""
+"""Relative tolerance of the change of the weights over three steps."""
 LOSS_GAP = {torch.float32: 1e-5, torch.bfloat16: 1e-3}
-"""Of the loss."""
+"""Relative tolerance of the loss."""
 TEMPERATURE = 0.8
 STEP = replace(lab.STEP, lr=1e-2, grad_clip=0.5, weight_decay=0.1, eps=1e-6)
-"""Moves weights by far more than 1e-3, and makes clipping bite. The gradient of a key bias is 0 but for rounding:
-`eps` keeps Adam from blowing that up to a step."""
+"""Moves weights by far more than 1e-3, with active gradient clipping. The gradient of a key bias is 0 up to rounding:
+`eps` keeps Adam from amplifying it to a full step."""
 
 
 def settings(folder: Path, role: str, parallel: ParallelTable, dtype: torch.dtype = torch.float32) -> TrainerSettings:
@@ -36,7 +36,7 @@ def settings(folder: Path, role: str, parallel: ParallelTable, dtype: torch.dtyp
 
 
 def cut_otherwise(rank: MegatronRank, batching: BySequences | ByTokens) -> None:
-    """Another cut into microbatches in the same processes."""
+    """Change how the same processes split rows into microbatches."""
     rank.settings = replace(rank.settings, batching=batching)
 
 
@@ -50,7 +50,7 @@ def policy_objective(rollouts: lab.TrainerBatch) -> Terms:
 
 
 def three_steps(pool: RankPool, made_from: TrainerSettings) -> dict[str, dict[str, Tensor]]:
-    """First gradient, change of the weights, and what was reported."""
+    """Return the first gradient, the change of the weights, and the reported values."""
     trained = trainer(pool, made_from)
     trained.start()
     rollouts = lab.make_rollouts()
@@ -76,8 +76,8 @@ def three_steps(pool: RankPool, made_from: TrainerSettings) -> dict[str, dict[st
 
 
 def assert_agree(found: dict[str, dict[str, Tensor]], expected: dict[str, dict[str, Tensor]], *, whole: bool) -> None:
-    """Three steps of two layouts, in gradient, change of weights and figures. Under a distributed optimizer no rank
-    has the `whole` gradient, and only what became of it is compared."""
+    """Compare three steps of two layouts in gradient, change of weights and reported values. Under a distributed
+    optimizer no rank has the `whole` gradient, so only its effect is compared."""
     assert max(float(tensor.abs().max()) for tensor in expected["change"].values()) > 1e-3
     bounds = {"reported": CHANGE_GAP, "change": CHANGE_GAP, **({"gradient": GRADIENT_GAP} if whole else {})}
     for what, bound in bounds.items():
@@ -86,8 +86,8 @@ def assert_agree(found: dict[str, dict[str, Tensor]], expected: dict[str, dict[s
 
 
 def goes_on(pool: RankPool, saved_under: TrainerSettings, loaded_under: TrainerSettings, states: Path) -> float:
-    """Saved after one step under a layout and loaded under another, weights are equal to the bit, and the next step
-    has the same loss. How far its change of the weights is from that of the run that was never interrupted."""
+    """Save after one step under a layout and load under another: weights must be bit-equal, and the next step must
+    have an equal loss. Return the gap between its change of the weights and that of an uninterrupted run."""
     rollouts = lab.make_rollouts()
     objective = lab.policy_objective(rollouts, temperature=TEMPERATURE)
     minibatches = [lab.minibatch(rollouts, step=STEP)]
@@ -111,7 +111,7 @@ def goes_on(pool: RankPool, saved_under: TrainerSettings, loaded_under: TrainerS
 
 
 def gap(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """Norm of the difference over the norm of what is expected, all tensors together."""
+    """Return the norm of the difference divided by the norm of the expected tensors, over all tensors together."""
     assert found.keys() == expected.keys()
     off = sum(float((found[name].double() - expected[name]).square().sum()) for name in expected)
     whole = sum(float(expected[name].double().square().sum()) for name in expected)

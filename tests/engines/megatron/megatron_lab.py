@@ -1,4 +1,4 @@
-"""Tiny random models, made-up rollouts and simple objectives for the tests of the Megatron engine."""
+"""Tiny random models, made-up rollouts and simple objectives for the tests of the Megatron trainer."""
 
 import copy
 import json
@@ -86,9 +86,9 @@ DEEPSEEK = {
     "moe_intermediate_size": 32,
     "routed_scaling_factor": 2.446,
     "norm_topk_prob": True,
-    "rms_norm_eps": 1e-2,  # not that of latents
+    "rms_norm_eps": 1e-2,  # not the eps of the latents
     "num_nextn_predict_layers": 0,
-    # What published files say beside transformers' fields, and vLLM reads.
+    # Fields that published files have in addition to transformers' fields, and that vLLM reads.
     "scoring_func": "sigmoid",
     "topk_method": "noaux_tc",
 }
@@ -111,8 +111,8 @@ SHARED_EXPERT = {
     "num_hidden_layers": 3,
 }
 EAGER = {"attn_implementation": "eager"}
-"""transformers' other attentions leave out Gemma 2's cap of scores."""
-# Windows that are shorter than sequences, and caps that scores and logits come near.
+"""transformers' other attention implementations omit Gemma 2's soft cap of scores."""
+# Windows shorter than the sequences, and caps that scores and logits come close to.
 GEMMA = {
     "head_dim": 12,
     "query_pre_attn_scalar": 7,
@@ -172,7 +172,7 @@ MODELS: dict[str, tuple[type[PreTrainedModel], type, dict[str, Any]]] = {
 
 @cache
 def hugging_face_model(kind: str) -> PreTrainedModel:
-    """Random weights in which nothing is at its neutral value: biases are not 0, norms are not 1."""
+    """Write a model with random weights, none of which is neutral: biases are not 0, norms are not 1."""
     model_class, config_class, overrides = MODELS[kind]
     state = torch.random.get_rng_state()
     torch.manual_seed(7)
@@ -195,14 +195,14 @@ def model_folder(kind: str, folder: Path) -> Path:
 
 
 def with_ends(folder: Path, copy: Path, ends: Sequence[int]) -> Path:
-    """A copy of a model folder that names the tokens which end a response."""
+    """Copy a model folder, and name the tokens that end a response."""
     shutil.copytree(folder, copy)
     (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": list(ends)}))
     return copy
 
 
 def wider_vocabulary(folder: Path) -> Path:
-    """The "qwen2" model with one more token."""
+    """Write the "qwen2" model with one more token."""
     model_class, config_class, _ = MODELS["qwen2"]
     model_class(config_class(**{**SIZES, "vocab_size": VOCABULARY + 1})).save_pretrained(folder)
     return folder
@@ -210,7 +210,7 @@ def wider_vocabulary(folder: Path) -> Path:
 
 @dataclass(frozen=True, eq=False)
 class TrainerBatch(Sequences):
-    """What a trainer is given, and which of it counts in an objective."""
+    """Inputs of a trainer, with the mask of tokens in the loss."""
 
     mask: Tensor
 
@@ -218,7 +218,7 @@ class TrainerBatch(Sequences):
 def make_rollouts(
     *, prompts: Sequence[int] = (3, 5, 2, 6, 1), lengths: Sequence[int] = (4, 7, 1, 5, 9), seed: int = 0
 ) -> TrainerBatch:
-    """Random ids; every seventh present token does not count (as tool output would not)."""
+    """Return random ids; every seventh present token is masked out (like tool output)."""
     generator = torch.Generator().manual_seed(seed)
     num_rows, num_columns = len(lengths), max(lengths)
     present = torch.arange(num_columns)[None] < torch.tensor(lengths)[:, None]
@@ -233,7 +233,7 @@ def make_rollouts(
 
 
 def expected_logprobs(model: PreTrainedModel, rollouts: TrainerBatch, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies of the response tokens by transformers, on one padded batch. [B R] each."""
+    """Return log-probs and entropies of the response tokens by transformers, on one padded batch. [B R] each."""
     sequences = rollouts.unpadded()
     ids = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True)
     attended = torch.nn.utils.rnn.pad_sequence([torch.ones_like(s) for s in sequences], batch_first=True)
@@ -251,7 +251,7 @@ def expected_logprobs(model: PreTrainedModel, rollouts: TrainerBatch, temperatur
 
 @dataclass(frozen=True)
 class WeighedLogprobs:
-    """Minus the weighted log-prob of each token, minus a share of its entropy."""
+    """Minus the weighted log-prob of each token, minus a fraction of its entropy."""
 
     weights: Tensor
     needs_entropy: bool
@@ -276,7 +276,7 @@ class SquaredDistance:
 
 
 def ppo_objective(mask: Tensor, old_logprobs: Tensor, advantages: Tensor) -> Terms:
-    """The real clipped loss."""
+    """Return the objective with the real clipped loss."""
     return Terms((Term(Surrogate(old_logprobs, advantages, PolicyClip(low=0.2, high=0.2, dual=None)), mask),))
 
 
@@ -287,7 +287,7 @@ def random_weights(rollouts: TrainerBatch) -> Tensor:
 def policy_objective(
     rollouts: TrainerBatch, *, needs_entropy: bool = False, weights: Tensor | None = None, temperature: float = 1.0
 ) -> Terms:
-    """Weighed log-probs, with a share of the entropies where asked; one term."""
+    """Return the objective of weighted log-probs, with a fraction of the entropies if requested; one term."""
     weights = random_weights(rollouts) if weights is None else weights
     return Terms(
         (Term(WeighedLogprobs(weights, needs_entropy), rollouts.mask),), OutputRequest(temperature=temperature)
@@ -300,7 +300,7 @@ def value_objective(rollouts: TrainerBatch) -> Terms:
 
 
 def expected_gradients(kind: str, rollouts: TrainerBatch, objective: Terms) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss and gradients of `objective` by transformers and autograd, one sequence at a time, in float64."""
+    """Return loss and gradients of `objective` by transformers and autograd, one sequence at a time, in float64."""
     model = copy.deepcopy(hugging_face_model(kind)).double()
     if hasattr(model.config, "num_experts_per_tok"):
         model.set_experts_implementation("eager")  # the grouped product has no float64
@@ -318,7 +318,7 @@ def expected_gradients(kind: str, rollouts: TrainerBatch, objective: Terms) -> t
 
 
 def on_disk(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Under the names of files: transformers 5 fuses experts in memory."""
+    """Return weights under their names in files: transformers 5 fuses experts in memory."""
     found = {}
     for name, tensor in tensors.items():
         if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
@@ -332,14 +332,14 @@ def on_disk(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-# Of one gradient tensor, whose numbers may all be small: the share is of its own largest.
+# For one gradient tensor, whose values may all be small: relative to its own largest value.
 GRADIENT = Level("GRADIENT", 1e-4, floor=0.0)
 
 STEP = OptimizerStep(lr=1e-3, weight_decay=0.0, grad_clip=0.0, beta1=0.9, beta2=0.95, eps=1e-8)
 
 
 def minibatch(rollouts: TrainerBatch, rows: Sequence[int] | None = None, step: OptimizerStep = STEP) -> Minibatch:
-    """A minibatch of an objective with one term over all counted tokens."""
+    """Return a minibatch of an objective with one term over all unmasked tokens."""
     chosen = torch.arange(rollouts.num_seqs) if rows is None else torch.tensor(rows)
     return Minibatch(chosen, (int(rollouts.mask[chosen].sum()),), step)
 
@@ -356,7 +356,7 @@ def actor(folder: Path, *, dtype: str = "float32", batching: Batching | None = N
 
 
 def scores(trained: MegatronActor, rollouts: Sequences, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies."""
+    """Return log-probs and entropies."""
     said = trained.logprobs(rollouts, OutputRequest(temperature=temperature, entropy=True))
     assert said.entropy is not None
     return said.primary, said.entropy
@@ -371,35 +371,35 @@ def critic(folder: Path, *, dtype: str = "float32", batching: Batching | None = 
 
 
 def save(trainer: MegatronTrainer, folder: Path, *, in_background: bool = False) -> None:
-    """From the first to the last byte."""
+    """Save and wait until it is complete."""
     trainer.save(folder, in_background=in_background).finish()
 
 
 def rank_of(trainer: MegatronTrainer) -> MegatronRank:
-    """The one process of a trainer that lives in this one."""
+    """Return the only rank of a trainer in this process."""
     assert isinstance(trainer.ranks, ThisProcess)
     return trainer.ranks.rank
 
 
 def unstarted(trainer: MegatronTrainer) -> MegatronTrainer:
-    """Another of the same settings, at no state."""
+    """Return another trainer with equal settings that is not started."""
     return type(trainer)(trainer.settings, ThisProcess(MegatronRank(trainer.settings)))
 
 
 def weights_of(trainer: MegatronTrainer) -> dict[str, Tensor]:
-    """Copies, under Hugging Face names."""
+    """Return copies of the weights, under Hugging Face names."""
     return {name: tensor.clone() for name, tensor in tensors_of(trainer.ranks.weights().buckets())}
 
 
 def gradients_of(trainer: MegatronTrainer) -> dict[str, Tensor]:
-    """What the last update left in Megatron-Core's gradient buffers, under Hugging Face names."""
+    """Return the contents of Megatron-Core's gradient buffers after the last update, under Hugging Face names."""
     [model] = rank_of(trainer).models
     gradients = {name: parameter.main_grad for name, parameter in model.named_parameters()}
     return {part.name: part.read(model.pg_collection).clone() for part in parts_in(gradients, model)}
 
 
 def check_all(level: Level, found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """The same names, and each tensor equal at this level."""
+    """Require equal names, and each tensor equal at this level."""
     assert found.keys() == expected.keys()
     for name in found:
         level.check(found[name], expected[name])

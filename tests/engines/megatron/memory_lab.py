@@ -1,4 +1,4 @@
-"""Bytes of the tensors that a rank really has: what it holds, what a forward pass keeps, and the peak of a call."""
+"""Measured bytes of a rank's tensors: what it holds, what a forward pass keeps, and the peak of a call."""
 
 import pickle
 import traceback
@@ -24,12 +24,12 @@ from ppoctl.weights.sending import SenderRanks
 
 
 def storages(tensors: Sequence[Tensor]) -> dict[int, int]:
-    """Bytes of each storage, once however many tensors look at it."""
+    """Yield the bytes of each storage once, even if several tensors share it."""
     return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
 
 
 def held(rank: MegatronRank) -> dict[str, int]:
-    """What lies in memory between calls, by component."""
+    """Return the bytes in memory between calls, by component."""
     weights = storages([weight for model in rank.models for weight in model.parameters()])
     buffers = storages(list(optimizer.gradient_buffers(rank.stages)))
     groups = rank.optimizer.param_groups
@@ -46,7 +46,7 @@ def held(rank: MegatronRank) -> dict[str, int]:
 
 
 def kept(rank: MegatronRank, rollouts: lab.TrainerBatch) -> dict[str, int]:
-    """What one microbatch of all rows keeps for its backward pass, by component."""
+    """Return the bytes that one microbatch of all rows keeps for its backward pass, by component."""
     known = storages([weight for model in rank.models for weight in model.parameters()])
     known |= storages([buffer for model in rank.models for buffer in model.buffers()])
     known |= storages(list(optimizer.gradient_buffers(rank.stages)))
@@ -66,7 +66,7 @@ def kept(rank: MegatronRank, rollouts: lab.TrainerBatch) -> dict[str, int]:
 
     def make_tables(model: PackedModel, packed: PackedInput) -> RopeTables:
         tables = PackedModel._rope_tables(model, packed)
-        for place, size in storages([tables.cos, tables.sin]).items():  # they stay, saved or not
+        for place, size in storages([tables.cos, tables.sin]).items():  # they remain, saved or not
             known[place] = size
             found["ends"] = found.get("ends", 0) + size
         alive.extend([tables.cos, tables.sin])
@@ -83,12 +83,12 @@ def kept(rank: MegatronRank, rollouts: lab.TrainerBatch) -> dict[str, int]:
 
 
 def gather_buffer(rank: MegatronRank) -> int:
-    """What sequence parallelism has gathered into."""
+    """Return the buffer into which sequence parallelism gathers."""
     return sum(storages(list(get_global_memory_buffer().buffer.values())).values())
 
 
 def route_evenly(rank: MegatronRank) -> None:
-    """From now on experts are chosen in turn, whatever the router's weights say: what `plan` assumes."""
+    """Make the router choose experts in turn, independent of its weights, as `plan` assumes."""
     for model in rank.models:
         for router in (module for module in model.modules() if isinstance(module, TopKRouter)):
             router.gating = partial(_in_turn, router, router.gating)
@@ -102,13 +102,13 @@ def _in_turn(router: TopKRouter, gating: Any, hidden: Tensor) -> Tensor:
 
 
 def pickled_bucket(rank: MegatronRank) -> int:
-    """Bytes of the answer about the first bucket of weights."""
+    """Return the bytes of the reply with the first bucket of weights."""
     rank.open_weights(2**20, SenderRanks(storing=frozenset({0})))
     return len(pickle.dumps(rank.next_weights()))
 
 
 def peak(rank: MegatronRank, rollouts: lab.TrainerBatch, call: str) -> int:
-    """Most bytes at one time beyond what lay there before the call."""
+    """Return the peak bytes during the call, beyond those before it."""
     objective = _objective(rank, rollouts)
     with _Live() as live:
         if call == "update":
@@ -124,8 +124,8 @@ def _objective(rank: MegatronRank, rollouts: lab.TrainerBatch) -> "_Watched":
 
 
 class _Watched:
-    """An objective that finds the chunk of logits behind its outputs: it hangs on the graph, not among what is saved
-    for it."""
+    """An objective that finds the chunk of logits behind its outputs: it is part of the graph, not of the saved
+    tensors."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -147,12 +147,12 @@ class _Watched:
 
 
 def _component(stack: traceback.StackSummary) -> str | None:
-    """None: it is computed again, in the backward pass."""
+    """Return the component of a saved tensor; None: recomputed in the backward pass."""
     frames = [(Path(frame.filename), frame.name) for frame in stack]
     names = {(path.name, name) for path, name in frames}
     if ("random.py", "backward") in names:
         return None
-    if ("random.py", "checkpoint") in names:  # what is computed again starts from it
+    if ("random.py", "checkpoint") in names:  # recomputation starts from it
         return "projections" if ("transformer_layer.py", "forward") in names else "inputs"
     if ("attention.py", "apply_rope") in names:
         return "ends"  # the tables
@@ -174,7 +174,7 @@ def _component(stack: traceback.StackSummary) -> str | None:
 
 
 def _is_input_of_experts(names: set[tuple[str, str]]) -> bool:
-    """What the router reads, or the first product of the MLP beside the experts."""
+    """Return whether this is the input of the router, or of the first product of the shared MLP."""
     of_product = ("layers.py", "linear_with_grad_accumulation_and_async_allreduce") in names
     is_last = ("modules.py", "_forward_impl") in names
     beside = ("shared_experts.py", "forward") in names and of_product and not is_last
@@ -182,7 +182,7 @@ def _is_input_of_experts(names: set[tuple[str, str]]) -> bool:
 
 
 class _Live(TorchDispatchMode):
-    """Counts the bytes of storages made while it is on and still there."""
+    """Counts the bytes of live storages that were created while it is active."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""Processes that stay, and become the ranks of one layout after another: importing torch and Megatron takes longer
-than most of the tests. A `Ranks` like any other, over pipes.
+"""Long-lived processes that become the ranks of one layout after another, because importing torch and Megatron takes
+longer than most of the tests. A `Ranks` like any other, over pipes.
 
     pool.open(settings)  ->  MegatronTrainer(settings, pool)  ->  pool.open(other settings)
 """
@@ -37,7 +37,7 @@ BUCKET_BYTES = 64 * 2**20
 
 
 class RankServer:
-    """One process: a rank of whatever layout it was last asked to join."""
+    """One process, with the rank that it was last told to become."""
 
     def __init__(self) -> None:
         self.rank: MegatronRank | None = None
@@ -51,24 +51,24 @@ class RankServer:
         if self.rank is not None:
             for module in (module for stage in self.rank._stages for module in stage.modules()):
                 if isinstance(module, MoELayer):
-                    # It keeps the last tokens with their graph, whose hooks hold the model: a cycle through torch's
-                    # own nodes, which is never collected.
+                    # The dispatcher keeps the last tokens with their graph, whose hooks hold the model: a cycle
+                    # through torch's own nodes, which is never collected.
                     del module.token_dispatcher
             self.rank = None
             process_group.leave()
-            gc.collect()  # models hold on to their groups in cycles, and each group to dozens of gloo's threads
+            gc.collect()  # models refer to their groups in cycles, and each group holds dozens of gloo threads
 
     def call(self, method: str, *arguments: Any) -> Any:
         assert self.rank is not None
         return getattr(self.rank, method)(*arguments)
 
     def examine(self, look: Callable[..., Any], *arguments: Any) -> Any:
-        """What a function of the rank finds."""
+        """Return the result of a function of the rank."""
         assert self.rank is not None
         return look(self.rank, *arguments)
 
     def gradients(self) -> list[tuple[str, Tensor]]:
-        """What the last update left in the gradient buffers, under Hugging Face names."""
+        """Return the contents of the gradient buffers after the last update, under Hugging Face names."""
         assert self.rank is not None
         found = []
         for model in self.rank.models:
@@ -77,8 +77,8 @@ class RankServer:
         return found if self._is_first() else []
 
     def forget_gradient(self, rank: int, only: str) -> None:
-        """A planted defect: from now on this rank's gradients of parameters with `only` in their names are dropped
-        before they are reduced."""
+        """Plant a defect: gradients of this rank's parameters with `only` in their names are dropped before they are
+        reduced."""
         assert self.rank is not None
         if torch.distributed.get_rank() != rank:
             return
@@ -99,7 +99,7 @@ class RankServer:
 
 
 class RankPool:
-    """So many processes; the first ones of them are in use."""
+    """Several processes, of which the first ones are in use."""
 
     def __init__(self, size: int) -> None:
         _import_once()
@@ -116,11 +116,11 @@ class RankPool:
         self.used = 0
         self.parallel = ParallelTable()
         self.places: Sequence[str] = ()
-        """Nodes on which the ranks are said to run; without it all are on one."""
+        """Nodes that the ranks report; empty: all on one node."""
         self.engine_nodes: Collection[str] = ("here",)
 
     def open(self, settings: TrainerSettings) -> None:
-        """Make the ranks of this layout."""
+        """Create the ranks of this layout."""
         self._call_all([("close",)] * len(self.pipes))
         self.used, self.parallel = settings.parallel.world_size, settings.parallel
         address = f"127.0.0.1:{_free_port()}"
@@ -131,33 +131,33 @@ class RankPool:
         return self._call_all([("call", method, *arguments)] * self.used)
 
     def examine(self, look: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """What a function finds in each process; it lies in a module that can be imported there."""
+        """Return the result of a function in each process; the function must be importable there."""
         return self._call_all([("examine", look, *arguments)] * self.used)
 
     def call_ranks(self, ranks: Sequence[int], method: str, *arguments: Any) -> list[Any]:
-        """As an `Executor`."""
+        """Implement `Executor`."""
         return self.begin(method, *arguments, ranks=ranks).answers()
 
     def begin(self, method: str, *arguments: Any, ranks: Sequence[int]) -> Awaited:
-        """As an `Executor`."""
+        """Implement `Executor`."""
         pipes = [self.pipes[rank] for rank in ranks]
         for pipe in pipes:
             pipe.send(("call", method, *arguments))
         return Awaited(pipes, [f"rank {rank}" for rank in ranks], lambda: None)
 
     def nodes(self) -> Sequence[str]:
-        """As an `Executor`."""
+        """Implement `Executor`."""
         return self.places or ["here"] * self.used
 
     def weights(self) -> RankSource:
         return ManyProcesses(self, self.parallel, BUCKET_BYTES, lambda: self.engine_nodes).weights()
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Copies of all weights."""
+        """Return copies of all weights."""
         return tensors_of(self.weights().buckets())
 
     def gradients(self) -> dict[str, Tensor]:
-        """Of all stages; of a tied embedding the copy of the first."""
+        """Return the gradients of all stages; of a tied embedding the first copy."""
         found = [pair for stage in self._call_all([("gradients",)] * self.used) for pair in stage]
         return dict(reversed(found))
 
@@ -183,8 +183,8 @@ class RankPool:
 
 
 def _import_once() -> None:
-    """Have the server of forks import torch, Megatron and the models of transformers. It does not know our `sys.path`
-    (Python 3.11 forgets to hand it on), and says nothing where an import fails."""
+    """Make the fork server import torch, Megatron and transformers' models. It does not get our `sys.path` (Python
+    3.11 does not pass it on), and does not report failed imports."""
     multiprocessing.set_forkserver_preload(["ppoctl.recipe.schema", "rank_pool", "megatron_lab"])
     with environment("PYTHONPATH", os.pathsep.join(filter(None, sys.path))):
         forkserver.ensure_running()
@@ -198,7 +198,7 @@ def _serve(pipe: Connection) -> None:
             method, *arguments = pipe.recv()
         except EOFError:
             return
-        # A collective that waits for ever: say where, and die, so that whoever asked is told.
+        # If a collective hangs: print the stack and die, so that the caller gets an error.
         faulthandler.dump_traceback_later(TIMEOUT_S, exit=True)
         try:
             pipe.send((True, getattr(server, method)(*arguments)))

@@ -1,5 +1,5 @@
-"""Engines that only keep what they are sent, each in a process of its own: handles of engines, in real
-process groups."""
+"""Engines that only keep the weights that they receive, each in a separate process: engine handles in real process
+groups."""
 
 import multiprocessing
 import os
@@ -25,10 +25,10 @@ TIMEOUT_S = 120.0
 
 @dataclass(frozen=True)
 class Defect:
-    """Planted in one engine, for one transfer."""
+    """A defect of one engine, for one transfer."""
 
     bucket: int
-    """When it acts; 0: before it has joined."""
+    """Bucket at which it acts; 0: before it has joined."""
     act: Callable[[NamedTensors], None]
 
 
@@ -41,7 +41,7 @@ def flips_a_bit(tensors: NamedTensors) -> None:
 
 
 class Receiver(ReceivingEngine):
-    """What answers in such a process."""
+    """The object that answers in such a process."""
 
     def __init__(self, defect: Defect | None) -> None:
         self.defect = defect
@@ -93,7 +93,7 @@ class Receiver(ReceivingEngine):
 
 @dataclass
 class ReceiverHost:
-    """Starts one when it is asked; with a planted defect the first time."""
+    """Starts the process on request, with the planted defect the first time."""
 
     name: str
     defect: Defect | None = None
@@ -135,24 +135,24 @@ def _serve(pipe: Connection, defect: Defect | None) -> None:
 
 
 class Awaited:
-    """A `Reply`: one answer from each of these pipes. A death goes before what others say of it."""
+    """A `Reply`: one answer from each of these pipes. A death takes precedence over other errors."""
 
     def __init__(self, pipes: Sequence[Connection], names: Sequence[str], lose: Callable[[], None]) -> None:
         self.pipes, self.names, self.lose = list(pipes), names, lose
-        self.received: list[Any] | None = None
+        self.replies: list[Any] | None = None
 
     def is_ready(self) -> bool:
-        """Whether all have answered, or one has died."""
-        return self.received is not None or all(pipe.poll() for pipe in self.pipes)
+        """Return whether all have answered, or one has died."""
+        return self.replies is not None or all(pipe.poll() for pipe in self.pipes)
 
     def answers(self) -> list[Any]:
-        if self.received is None:
-            self.received = list(self._receive_all())
-        errors = [answer for went_well, answer in self.received if not went_well]
+        if self.replies is None:
+            self.replies = list(self._receive_all())
+        errors = [answer for went_well, answer in self.replies if not went_well]
         if errors:
             self.lose()
             raise next((error for error in errors if isinstance(error, ProcessLostError)), errors[0])
-        return [answer for _, answer in self.received]
+        return [answer for _, answer in self.replies]
 
     def _receive_all(self) -> Iterator[tuple[bool, Any]]:
         for pipe, name in zip(self.pipes, self.names, strict=True):
@@ -163,7 +163,7 @@ class Awaited:
 
 
 def first_done(promises: Sequence[Awaited]) -> list[Awaited]:
-    """As `engines.ray.processes.first_done`."""
+    """Return the first completed replies, as `engines.ray.processes.first_done` does."""
     until = time.monotonic() + TIMEOUT_S
     while time.monotonic() < until:
         done = [promise for promise in promises if promise.is_ready()]

@@ -1,4 +1,4 @@
-"""Which kernel attention asks torch for, on a GPU that is not there: tensors without memory."""
+"""The attention kernel that torch is called for on a GPU, with tensors without memory instead of a GPU."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def packed(*lengths: int) -> PackedInput:
 
 @pytest.mark.parametrize(("device", "kv_heads", "is_grouped"), [("cuda", 6, False), ("cpu", 2, True)])
 def test_float32_attention_on_gpu_repeats_key_heads(monkeypatch, device, kv_heads, is_grouped):
-    """With fewer, torch takes the kernel that keeps S x S scores."""
+    """For fewer heads torch would use the kernel that keeps S x S scores."""
     calls: list[tuple[int, bool]] = []
 
     def record(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **settings: bool) -> torch.Tensor:

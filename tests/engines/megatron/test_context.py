@@ -1,4 +1,5 @@
-"""Which tokens a context rank has and sees, by hand; that results do not depend on it is in the tests of layouts."""
+"""Tokens that a context rank has and attends to, by hand. The tests of layouts show that results do not depend
+on it."""
 
 import megatron_lab as lab
 import pytest
@@ -54,7 +55,7 @@ def test_causal_mask_shows_only_earlier_tokens_in_window():
 
 
 def split() -> tuple[PackedInput, list[PackedInput]]:
-    """Rows of 6 and 2 input tokens: as a rank without others has them, and as each of two has them."""
+    """Return rows of 6 and 2 input tokens: as a single rank has them, and as each of two ranks has them."""
     packed = pack(lab.make_rollouts(), torch.tensor([0, 2]))
 
     def of(group: ProcessGroup | None, multiple: int) -> PackedInput:
@@ -64,33 +65,35 @@ def split() -> tuple[PackedInput, list[PackedInput]]:
 
 
 def test_context_ranks_split_tokens_with_their_positions():
-    whole, shares = split()
+    single, inputs_by_rank = split()
     for quantity in ("tokens", "positions"):
-        expected = getattr(whole, quantity)
-        by_rank = [getattr(share, quantity) for share in shares]
+        expected = getattr(single, quantity)
+        by_rank = [getattr(rank_input, quantity) for rank_input in inputs_by_rank]
         assert torch.equal(by_rank[0], torch.cat([expected[:2], expected[6:]]))
         assert torch.equal(by_rank[1], expected[2:6])
 
 
 def test_context_ranks_split_read_positions():
-    whole, shares = split()
-    targets = torch.full_like(whole.targets, -1)
-    for share in shares:
-        assert share.context is not None
-        assert share.context.num_read == len(whole.targets)
-        assert torch.equal(share.tokens[share.read_at], whole.tokens[whole.read_at][share.context.read])
-        targets[share.context.read] = share.targets
-    assert torch.equal(targets, whole.targets)
+    single, inputs_by_rank = split()
+    targets = torch.full_like(single.targets, -1)
+    for rank_input in inputs_by_rank:
+        assert rank_input.context is not None
+        assert rank_input.context.num_read == len(single.targets)
+        assert torch.equal(
+            rank_input.tokens[rank_input.read_at], single.tokens[single.read_at][rank_input.context.read]
+        )
+        targets[rank_input.context.read] = rank_input.targets
+    assert torch.equal(targets, single.targets)
 
 
 def test_gathered_keys_cover_sequence_up_to_each_segment():
-    whole, shares = split()
-    gathered = torch.cat([share.tokens for share in shares])
+    single, inputs_by_rank = split()
+    gathered = torch.cat([rank_input.tokens for rank_input in inputs_by_rank])
     seen = []
-    for share in shares:
-        assert share.context is not None
-        assert share.cu_seqlens_kv.tolist()[-1] == sum(share.key_lengths)
-        seen.append(list(gathered[share.context.keys_at].split(list(share.key_lengths))))
-    first, second = whole.tokens.split([6, 2])
+    for rank_input in inputs_by_rank:
+        assert rank_input.context is not None
+        assert rank_input.cu_seqlens_kv.tolist()[-1] == sum(rank_input.key_lengths)
+        seen.append(list(gathered[rank_input.context.keys_at].split(list(rank_input.key_lengths))))
+    first, second = single.tokens.split([6, 2])
     assert [keys.tolist() for keys in seen[0]] == [first[:2].tolist(), second.tolist()]
     assert [keys.tolist() for keys in seen[1]] == [first[:4].tolist(), first.tolist()]

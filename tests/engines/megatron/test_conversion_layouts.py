@@ -1,4 +1,5 @@
-"""What `convert-ckpt` writes is read by real gloo ranks of any layout, and what they save is converted back."""
+"""Folders written by `convert-ckpt` are read by real gloo ranks of any layout, and their states are converted
+back."""
 
 import megatron_lab as lab
 import pytest
@@ -34,7 +35,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def megatron(model, tmp_path_factory):
-    """A model as a Megatron folder."""
+    """Return a model as a Megatron folder."""
     root = tmp_path_factory.mktemp("megatron")
 
     def folder(kind, role):

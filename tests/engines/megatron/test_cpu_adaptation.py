@@ -1,4 +1,4 @@
-"""Outside its context the CPU adaptation does not exist; inside, Megatron-Core finds a device."""
+"""The CPU adaptation has no effect outside its context; inside, Megatron-Core finds a device."""
 
 import os
 
@@ -50,7 +50,7 @@ def test_megatron_device_restores_torch_even_after_error():
 
 
 def foreign_environment() -> dict[str, str]:
-    """Without the switches that Megatron-Core sets for Transformer Engine alone."""
+    """Unset the switches that Megatron-Core sets for Transformer Engine alone."""
     return {name: value for name, value in os.environ.items() if not name.startswith("NVTE_")}
 
 

@@ -1,4 +1,4 @@
-"""Nothing in a saved state runs code, whichever of its files asks for it, and what is said of it is ours."""
+"""No file of a saved state can run code, and the resulting errors are ppoctl's own."""
 
 import os
 import pickle
@@ -26,7 +26,7 @@ CHUNKS = "__0_0.distcp"
 
 
 class Runs:
-    """Makes a folder where it is unpickled."""
+    """Makes a folder when it is unpickled."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -41,7 +41,7 @@ def actor(made_from: TrainerSettings) -> MegatronActor:
 
 @pytest.fixture(scope="module")
 def made_from(model: Callable[[str], Path]) -> TrainerSettings:
-    """One process whose optimizer is of the split kind, saved for its own layout: a state with objects in it."""
+    """Return a state with objects in it: one process with a distributed optimizer, saved for its own layout."""
     made = settings(model("qwen2"), "actor", ParallelTable(distributed_optimizer=True))
     return replace(made, reshardable="dp")
 
@@ -78,7 +78,7 @@ def in_common(folder: Path, runs: Runs) -> None:
 
 
 def appended(folder: Path, content: Any) -> _StorageInfo:
-    """Where it is, behind all chunks."""
+    """Append a chunk after all others; return its location."""
     with (folder / CHUNKS).open("ab") as file:
         begin = file.tell()
         torch.save(content, file)

@@ -1,5 +1,5 @@
-"""deepseek_v3: what its configuration says is computed or refused, its bias is kept and not trained, and the
-comparison with transformers notices what a conversion could get wrong."""
+"""deepseek_v3: its configuration is followed or refused, its router bias is kept but not trained, and the comparison
+with transformers detects conversion errors."""
 
 import json
 import math
@@ -93,7 +93,7 @@ def test_reads_published_moonlight_config(tmp_path):
 
 
 def test_reads_yarn_scaling_from_deepseek_config(tmp_path):
-    """The scale of scores by hand: (0.1 log 40 + 1) squared over the root of 192."""
+    """The scale of scores by hand: (0.1 log 40 + 1) squared, divided by the square root of 192."""
     kind = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1}
     written = {**MOONLIGHT, "rope_scaling": {**kind, "mscale": 1.0, "mscale_all_dim": 1.0}}
     shape = read_shape(write(written, tmp_path))
@@ -165,7 +165,7 @@ def test_packing_does_not_change_deepseek_logprobs(model, batching):
 
 
 def test_router_bias_stays_float32_and_is_not_trained(model):
-    """Not even the weight decay of a step on everything else."""
+    """A step on everything else must not even apply weight decay to it."""
     trainer, rollouts = lab.actor(model("deepseek-v3"), dtype="bfloat16"), lab.make_rollouts()
     source = load_file(model("deepseek-v3") / "model.safetensors")
     step = OptimizerStep(lr=1e-2, weight_decay=0.5, grad_clip=0.0, beta1=0.9, beta2=0.95, eps=1e-8)
@@ -191,7 +191,7 @@ def drop_the_bias(tensors: dict[str, torch.Tensor]) -> None:
 
 
 def rope_as_halves(tensors: dict[str, torch.Tensor]) -> None:
-    """The rows of turned channels (2i, 2i + 1) at (i, i + 4), as other families have them."""
+    """Move the rows of rotated channels (2i, 2i + 1) to (i, i + 4), as other families have them."""
     order = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
     for name in [name for name in tensors if name.endswith("q_proj.weight")]:
         heads = tensors[name].view(6, 20, 48)
@@ -201,7 +201,7 @@ def rope_as_halves(tensors: dict[str, torch.Tensor]) -> None:
 
 
 def halves_of_rope_swapped(tensors: dict[str, torch.Tensor]) -> None:
-    """Of the key alone."""
+    """Swap the halves of the rotated channels, in the key only."""
     for name in [name for name in tensors if "kv_a_proj" in name]:
         latent, first, second = tensors[name].split([24, 4, 4])
         tensors[name] = torch.cat([latent, second, first])
@@ -220,7 +220,7 @@ DEFECTS = {
 
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_logprobs_reveal_each_weight_defect(model, tmp_path, defect):
-    """By a hundred times the tolerance of the comparison with transformers."""
+    """The defect must exceed the tolerance of the comparison with transformers by a factor of 100."""
     write(json.loads((model("deepseek-v3") / "config.json").read_text()), tmp_path)
     tensors = load_file(model("deepseek-v3") / "model.safetensors")
     DEFECTS[defect](tensors)

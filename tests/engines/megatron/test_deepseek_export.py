@@ -1,7 +1,7 @@
-"""A trained deepseek_v3 model, written as a Hugging Face folder, is the same model to transformers and to vLLM.
+"""A trained deepseek_v3 model, exported as a Hugging Face folder, is the same model to transformers and to vLLM.
 
-vLLM on a CPU computes latent attention as plain attention (see `engines.vllm.environment`) and takes new expert
-weights in place silently wrong, so that a folder is how a generator gets them.
+On a CPU vLLM computes latent attention as plain attention (see `engines.vllm.environment`), and loads new expert
+weights in place incorrectly without an error. A generator therefore gets them through a folder.
 """
 
 import json
@@ -19,7 +19,7 @@ from ppoctl.errors import RecipeError
 from ppoctl.ports import SamplingParams
 
 KINDS = {
-    # The channels of DeepSeek-V3 and Moonlight themselves.
+    # The channel sizes of DeepSeek-V3 and Moonlight.
     "latents of 512 + 64": {
         "kv_lora_rank": 512,
         "qk_rope_head_dim": 64,
@@ -41,7 +41,8 @@ KINDS = {
 
 
 def peaked_model(folder: Path, kind: str) -> Path:
-    """`rms_norm_eps` is that of latents too: vLLM has one for all, transformers 1e-6 for latents."""
+    """Write a model whose `rms_norm_eps` equals that of the latents: vLLM has one value for all, transformers 1e-6
+    for latents."""
     torch.manual_seed(0)
     sizes = {**lab.SIZES, **lab.DEEPSEEK, "num_attention_heads": 2, "num_key_value_heads": 2, "hidden_size": 64}
     sizes |= {"moe_intermediate_size": 64, "rms_norm_eps": 1e-6, "initializer_range": 0.2, **KINDS[kind]}
@@ -65,7 +66,7 @@ def test_transformers_and_vllm_load_trained_deepseek_export(tmp_path, kind):
 
 
 def test_engine_rejects_config_without_topk_method(tmp_path):
-    """transformers knows no `topk_method`; vLLM has the bias for one of them only."""
+    """transformers does not know `topk_method`; vLLM uses the bias for one of its values only."""
     folder = peaked_model(tmp_path / "source", "latent queries, YaRN, groups")
     config = json.loads((folder / "config.json").read_text())
     del config["topk_method"]
@@ -75,7 +76,7 @@ def test_engine_rejects_config_without_topk_method(tmp_path):
 
 
 def check_generated_tokens(engine: Engine, model: torch.nn.Module) -> None:
-    """Token by token, over the cache of keys and values: another way through the engine than a prompt's."""
+    """Generate token by token with the KV cache, which takes another path through the engine than a prompt."""
     requests = [GenerationRequest(str(n), tuple(range(3 + n, 9 + 3 * n)), seed=n) for n in range(3)]
     finished = engine.advance(requests, SamplingParams(temperature=1.0, max_new_tokens=20))
     while len(finished) < len(requests):

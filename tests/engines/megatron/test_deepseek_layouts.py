@@ -1,7 +1,7 @@
-"""Latent attention, shared experts and sigmoid routing under every layout, against one process.
+"""Latent attention, shared experts and sigmoid routing under every layout, compared with one process.
 
-As in `test_expert_layouts`, no layout is comparable where the choice of experts nearly ties:
-`test_sigmoid_routing_of_fixture_has_no_near_ties` shows that these weights and tokens stay away from that.
+As in `test_expert_layouts`, layouts cannot be compared if the choice of experts nearly ties.
+`test_sigmoid_routing_of_fixture_has_no_near_ties` shows that these weights and tokens have no near ties.
 """
 
 import megatron_lab as lab
@@ -37,7 +37,7 @@ def check_steps(pool, model, alone, layout, kind, role):
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_latent_query_gradients_and_steps_do_not_depend_on_layout(pool, model, alone, layout):
-    """The model with latent queries: it has all that the other has, but for one product."""
+    """The model with latent queries has everything that the other model has, except one product."""
     check_steps(pool, model, alone, layout, "deepseek-v3-low-rank", "actor")
 
 
@@ -49,8 +49,8 @@ def test_direct_query_and_critic_steps_do_not_depend_on_layout(pool, model, alon
 
 @pytest.mark.parametrize("kind", ["deepseek-v3", "deepseek-v3-low-rank"])
 def test_sigmoid_routing_of_fixture_has_no_near_ties(kind):
-    """Between the last group taken and the first one left, and the same of experts, lie more than 1e-3 for every
-    token of the rollouts and every layer; and the bias and the groups change most choices."""
+    """The gap between the last chosen and the first rejected group, and between experts, is more than 1e-3 for every
+    token and layer; and the bias and the groups change most choices."""
     hugging_face, rollouts = lab.hugging_face_model(kind), lab.make_rollouts()
     biases = [tensor for name, tensor in hugging_face.named_buffers() if name.endswith(BIAS)]
     margins, changed = [], []
@@ -92,7 +92,8 @@ def test_deepseek_logprobs_match_transformers_and_export_is_exact(pool, model, t
 
 
 def test_dropped_shared_key_gradient_fails_comparison(pool, model, alone):
-    """The comparison above can fail: one tensor rank forgets what its heads say about the key of all heads."""
+    """Shows that the comparison above can fail: one tensor rank drops its heads' gradient of the key that all heads
+    share."""
     trained = trainer(pool, settings(model("deepseek-v3-low-rank"), "actor", LAYOUTS["TP2"]))
     trained.start()
     pool.forget_gradient(1, only="linear_kv_down_proj")
@@ -106,7 +107,7 @@ def test_dropped_shared_key_gradient_fails_comparison(pool, model, alone):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(("saved_under", "loaded_under"), [("EP2", "alone"), ("alone", "TP2 PP2")])
 def test_deepseek_state_loads_under_other_layout(pool, model, tmp_path, saved_under, loaded_under, dtype):
-    """The bias too, which a fresh model has at zero."""
+    """This includes the bias, which is zero in a new model."""
     layouts = {"alone": ParallelTable(), **LAYOUTS}
     rollouts = lab.make_rollouts()
     objective, minibatches = lab.policy_objective(rollouts), [lab.minibatch(rollouts, step=STEP)]

@@ -1,8 +1,8 @@
-"""A mixture of experts under every layout, against one process.
+"""A mixture of experts under every layout, compared with one process.
 
-Which experts a token goes to is a choice: where the last one taken and the first one left nearly tie, rounding
-decides, and no layout is comparable with another. `test_softmax_routing_of_fixture_has_no_near_ties` shows that these weights and
-tokens stay away from that.
+Routing is a discrete choice: if the last chosen and the first rejected expert nearly tie, rounding decides, and
+layouts cannot be compared. `test_softmax_routing_of_fixture_has_no_near_ties` shows that these weights and tokens
+have no near ties.
 """
 
 from dataclasses import replace
@@ -65,7 +65,8 @@ def test_expert_gradients_and_steps_do_not_depend_on_layout(pool, model, alone, 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("stages", [1, 2])
 def test_pipeline_mixes_layers_with_and_without_experts(pool, model, alone, stages):
-    """Of four layers the second alone has experts: the last rank has none, or each rank two stages of one layer."""
+    """Only the second of four layers has experts: the last rank has none, or each rank has two stages of one
+    layer."""
     parallel = ParallelTable(pipeline=2, data=2, expert=2, stages_per_rank=stages)
     found = three_steps(pool, settings(model("qwen3-moe-mixed"), "actor", parallel))
     expected = alone("qwen3-moe-mixed", "actor")
@@ -81,8 +82,8 @@ def test_recomputed_experts_exchange_tokens_again(pool, model, alone, recompute)
 
 @pytest.mark.parametrize("kind", ["qwen3-moe", "qwen2-moe"])
 def test_softmax_routing_of_fixture_has_no_near_ties(kind):
-    """Between the last expert taken and the first one left lie more than 1e-4 in probability, for every token of the
-    rollouts and every layer: a hundred times what rounding moves."""
+    """The gap between the last chosen and the first rejected expert is more than 1e-4 in probability for every token
+    and layer: a hundred times the effect of rounding."""
     hugging_face, rollouts = lab.hugging_face_model(kind), lab.make_rollouts()
     margins = []
     for sequence in rollouts.unpadded():
@@ -95,7 +96,7 @@ def test_softmax_routing_of_fixture_has_no_near_ties(kind):
 
 
 def test_dropped_expert_gradient_fails_comparison(pool, model, alone):
-    """The comparison above can fail: the gradients of one expert rank are lost before they are reduced."""
+    """Shows that the comparison above can fail: the gradients of one expert rank are lost before they are reduced."""
     trained = trainer(pool, settings(model("qwen3-moe"), "actor", LAYOUTS["EP2"]))
     trained.start()
     pool.forget_gradient(1, only="local_experts")
@@ -129,13 +130,13 @@ def test_expert_state_loads_under_other_layout(pool, model, tmp_path, saved_unde
     saved, loaded = (
         settings(model("qwen3-moe"), "actor", layouts[layout], dtype) for layout in (saved_under, loaded_under)
     )
-    # In bfloat16 another layout may round a close choice of experts the other way.
+    # In bfloat16 another layout may round a close choice of experts differently.
     assert goes_on(pool, saved, loaded, tmp_path) < (CHANGE_GAP if dtype is torch.float32 else 0.2)
 
 
 def test_ranks_without_rows_join_expert_token_exchange(pool, model):
     """One row for two data ranks, and more microbatches on one than on the other: each waits for the tokens of the
-    other, whether it has any of its own or not."""
+    other, even if it has none itself."""
     folder, rollouts = model("qwen3-moe"), lab.make_rollouts()
     objective = lab.policy_objective(rollouts)
     minibatches = [lab.minibatch(rollouts, rows, step=STEP) for rows in ((2,), (0, 1, 4))]
@@ -170,7 +171,7 @@ def test_exported_expert_weights_equal_source_model(pool, model, tmp_path, layou
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", ["EP2 DP2", "TP2, experts split", "TP2 DP2 EP2, experts split", "PP2 EP2"])
 def test_generator_receives_all_experts_bucket_by_bucket(pool, model, monkeypatch, layout):
-    """Asked are only the ranks that hold one copy of a stage's experts; a bucket has about two of them."""
+    """Only the ranks that hold one copy of a stage's experts send; a bucket has about two experts."""
     monkeypatch.setattr(rank_pool, "BUCKET_BYTES", 40_000)
     made_from = settings(model("qwen3-moe"), "actor", LAYOUTS[layout])
     pool.open(made_from)

@@ -1,4 +1,4 @@
-"""Which experts a token goes to, by numbers one can check by hand."""
+"""Routing of tokens to experts, with numbers that can be checked by hand."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ from tolerance import EXACT, FLOAT32
 
 
 def route(logits: torch.Tensor, *, topk: int, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of tokens with these logits, `[tokens, experts]`."""
+    """Route tokens with these logits, `[tokens, experts]`."""
     router = SimpleNamespace(num_experts=logits.shape[1], topk=topk, renormalise=renormalise)
     return SoftmaxRouter.routing(router, logits[:, None])
 
@@ -26,7 +26,7 @@ def test_router_picks_two_most_likely_experts(renormalise, weights):
 
 
 def test_router_chooses_experts_before_bfloat16_rounding():
-    """Probabilities 0.49975 and 0.50025 are both 0.5 in bfloat16, where the first would win."""
+    """Probabilities 0.49975 and 0.50025 are both 0.5 in bfloat16, where the first expert would win."""
     probs, chosen = route(torch.tensor([[0.0, 0.001]], dtype=torch.bfloat16), topk=1, renormalise=False)
     assert chosen.tolist() == [[False, True]]
     EXACT.check(probs, torch.tensor([[0.0, 0.5]], dtype=torch.bfloat16))
@@ -42,7 +42,7 @@ def test_routing_does_not_depend_on_other_tokens():
 
 
 def route_by_sigmoid(scores, bias, *, groups=1, groups_per_token=1, topk=2, renormalise=True, scale=1.0):
-    """Of one token with these scores, each the sigmoid of a logit."""
+    """Route one token with these scores, each the sigmoid of a logit."""
     how = SigmoidRouting(groups, groups_per_token, scale)
     router = SimpleNamespace(num_experts=len(scores), topk=topk, renormalise=renormalise, how=how)
     router.expert_bias = torch.tensor(bias)
@@ -65,7 +65,7 @@ def test_sigmoid_routing_scales_expert_weights(renormalise, weights):
 
 
 def test_group_score_is_sum_of_its_two_best_experts():
-    """0.5 + 0.5 beat the single best, 0.9 + 0.05 + 0.04; then only experts of that group are taken."""
+    """0.5 + 0.5 beat the single best, 0.9 + 0.05 + 0.04; then only experts of that group are chosen."""
     scores = [0.9, 0.05, 0.04, 0.5, 0.5, 0.01]
     _, chosen = route_by_sigmoid(scores, [0.0] * 6, groups=2, topk=2)
     assert chosen == [False, False, False, True, True, False]
@@ -74,7 +74,7 @@ def test_group_score_is_sum_of_its_two_best_experts():
 
 
 def test_other_groups_are_excluded_even_if_scores_are_negative():
-    """A bias may push every score of the best group below 0, which is what a mask of zeros would win against."""
+    """A bias may push every score of the best group below 0, so that a mask of zeros would win."""
     _, chosen = route_by_sigmoid([0.3, 0.3, 0.1, 0.1], [-1.0] * 4, groups=2, topk=2)
     assert chosen == [True, True, False, False]
 

@@ -1,6 +1,7 @@
-"""What was trained, written as a Hugging Face folder, is the same model to transformers and to vLLM: every family.
+"""A trained model, exported as a Hugging Face folder, is the same model to transformers and to vLLM: every family.
 
-vLLM on a CPU takes new expert weights in place silently wrong, so there a folder is how a generator gets them.
+On a CPU vLLM loads new expert weights in place incorrectly without an error, so a generator gets them through a
+folder.
 """
 
 from pathlib import Path
@@ -14,7 +15,7 @@ FAMILIES = ["gemma2", "llama", "llama-linear-rope", "qwen2", "qwen2-yarn", "qwen
 
 
 def peaked_model(kind: str, folder: Path) -> Path:
-    """Heads of 32 channels: vLLM's CPU attention has no narrower ones."""
+    """Write a model with heads of 32 channels, the narrowest that vLLM's CPU attention supports."""
     torch.manual_seed(0)
     model, config, overrides = lab.MODELS[kind]
     sizes = {**lab.SIZES, **overrides, "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}

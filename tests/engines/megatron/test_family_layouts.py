@@ -1,7 +1,8 @@
-"""Each family under each kind of layout: what one process says, its gradients, and the source's weights to the bit.
+"""Each family under each kind of layout: outputs and gradients equal those of one process, and exported weights equal
+the source to the bit.
 
-`test_megatron_layouts` and `test_expert_layouts` go through all layouts with one family; here every family meets the
-splits that its own modules could get wrong.
+`test_megatron_layouts` and `test_expert_layouts` try all layouts with one family; this file tries every family with
+the splits that its own modules could get wrong.
 """
 
 import megatron_lab as lab

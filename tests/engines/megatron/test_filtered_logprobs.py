@@ -1,5 +1,5 @@
-"""Log-probs, entropies and the KL divergence from a reference are those of the distribution that filters leave, by
-float64 formulas that sort the whole vocabulary; so are their gradients."""
+"""Log-probs, entropies and the KL from a reference belong to the filtered distribution, compared with float64
+formulas that sort the whole vocabulary; so do their gradients."""
 
 import math
 
@@ -34,7 +34,7 @@ FILTERS = {
 
 
 def kept(logits: Tensor, request: OutputRequest) -> Tensor:
-    """Which ids stay, in vLLM's order: min-p, top-k, top-p of what is then left. [n V] bool"""
+    """Return which ids are kept, in vLLM's order: min-p, top-k, then top-p of the rest. [n V] bool"""
     probabilities = logits.softmax(-1)
     stay = probabilities >= request.min_p * probabilities.amax(-1, keepdim=True)
     left = logits.masked_fill(~stay, -torch.inf)
@@ -42,7 +42,7 @@ def kept(logits: Tensor, request: OutputRequest) -> Tensor:
         kth = left.topk(min(request.top_k, logits.shape[1]), -1).values[:, -1:]
         left = left.masked_fill(left < kth, -torch.inf)
     ordered, order = left.softmax(-1).sort(-1, descending=True)
-    before = ordered.cumsum(-1) - ordered  # what likelier ids have
+    before = ordered.cumsum(-1) - ordered  # mass of the more likely ids
     stays = (before < request.top_p) & (ordered > 0)
     return torch.zeros_like(stays).scatter(1, order, stays)
 
@@ -50,10 +50,10 @@ def kept(logits: Tensor, request: OutputRequest) -> Tensor:
 def expected(
     logits: Tensor, others: Tensor, targets: Tensor, request: OutputRequest
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-prob of the target, entropy and KL from the reference's whole distribution."""
+    """Return the log-prob of the target, the entropy, and the KL from the reference's unfiltered distribution."""
     x = logits / request.temperature
     stay = kept(x.detach(), request)
-    # Whoever was drawn is kept, and all that are likelier.
+    # The sampled id is kept, and all that are more likely.
     stay |= x.detach() >= x.detach().gather(1, targets[:, None])
     log_p = x.masked_fill(~stay, -1e300).log_softmax(-1)
     p = log_p.exp()
@@ -84,7 +84,7 @@ def by_the_engine(settings: LogprobSettings, hidden: Tensor, weight: Tensor) -> 
 @pytest.mark.parametrize("block_elements", [1, 6 * VOCABULARY, 2**20])
 @pytest.mark.parametrize("softcap", [None, 1.5])
 def test_filtered_logprobs_and_gradients_match_float64_formula(monkeypatch, filters, block_elements, softcap):
-    """To 1e-6 in values: float32 arithmetic on what float64 says of all ids at once."""
+    """Within 1e-6 in values: float32 arithmetic compared with float64 over all ids at once."""
     monkeypatch.setitem(module._BLOCK_ELEMENTS, "cpu", block_elements)
     request = request_of(filters)
     hidden, weight, other, moved, targets = inputs()
@@ -108,7 +108,7 @@ def test_filtered_logprobs_and_gradients_match_float64_formula(monkeypatch, filt
 
 @pytest.mark.parametrize("filters", ["none", "all"])
 def test_excluded_ids_are_masked_except_as_target(filters):
-    """Before the filters, and not the target. One of them is another rank's."""
+    """They are excluded before the filters, except the target. One of them is on another rank."""
     request = request_of(filters)
     hidden, weight, other, moved, targets = inputs()
     hidden.requires_grad_()
@@ -192,8 +192,8 @@ def test_full_kl_of_filter_equals_minus_log_kept_mass():
 
 
 def test_filter_thresholds_match_hand_computed_probs():
-    """Chances 1/2, 1/4, 1/8, 1/8. top_p 0.7 keeps the first two, 2/3 and 1/3; top_p 0.5 the first alone; min_p 0.3 of
-    1/2 is 0.15: the first two; of top_k 3 the third and fourth tie, and both stay."""
+    """Probabilities 1/2, 1/4, 1/8, 1/8. top_p 0.7 keeps the first two, 2/3 and 1/3; top_p 0.5 only the first; min_p
+    0.3 of 1/2 is 0.15: the first two; with top_k 3 the third and fourth tie, and both are kept."""
     logits = torch.tensor([[1 / 2, 1 / 4, 1 / 8, 1 / 8]]).log()
 
     def smallest(**filters: float) -> float:
@@ -205,13 +205,13 @@ def test_filter_thresholds_match_hand_computed_probs():
     assert smallest(min_p=0.3) == pytest.approx(0.15)
     assert smallest(top_k=3) == pytest.approx(1 / 8)
     assert smallest(top_k=9) == 0.0
-    # Of the two that top_k leaves, 2/3 and 1/3, the first has the share.
+    # The first of the two ids that top_k keeps (2/3 and 1/3) has mass 0.6.
     assert 1 / 4 < smallest(top_k=2, top_p=0.6) <= 1 / 2 + 1e-6
     assert 1 / 8 < smallest(top_k=2, top_p=0.7) <= 1 / 4 + 1e-6
 
 
 def test_filtered_out_target_is_kept_with_likelier_ids():
-    """Chances 1/2, 1/4, 1/8, 1/8 and top_k 1: the second has 1/4 of 3/4."""
+    """Probabilities 1/2, 1/4, 1/8, 1/8 and top_k 1: the second has 1/4 of 3/4."""
     hidden, weight = torch.ones(1, 1), torch.tensor([[1 / 2], [1 / 4], [1 / 8], [1 / 8]]).log()
     settings = LogprobSettings(OutputRequest(top_k=1, entropy=True), 4)
     found = token_logprobs(hidden, weight, torch.tensor([1]), settings)

@@ -1,4 +1,4 @@
-"""The whole KL from the reference, and log-probs under filters, do not depend on how ranks split model and tokens."""
+"""The full KL from the reference, and filtered log-probs, do not depend on how ranks split model and tokens."""
 
 from dataclasses import dataclass, replace
 
@@ -30,7 +30,7 @@ FILTERED = replace(WHOLE, top_p=0.9, top_k=40, min_p=0.002, min_new_tokens=3, st
 
 @dataclass(frozen=True)
 class Everything:
-    """A loss that all that is said takes part in."""
+    """A loss that depends on all outputs."""
 
     weights: Tensor
     needs_entropy: bool = True
@@ -48,11 +48,11 @@ def opened(pool, folder, parallel: ParallelTable) -> MegatronActor:
     return actor
 
 
-def outputs_of(pool, actor: MegatronActor, request: OutputRequest):
-    """What an actor says, without gradient and then before an update, and the gradient of all of it."""
+def outputs_of(pool, actor: MegatronActor, output_request: OutputRequest):
+    """Return an actor's outputs, computed without gradient and in an update, and the gradient of all of them."""
     rollouts = lab.make_rollouts()
-    said = actor.logprobs(rollouts, request)
-    objective = Terms((Term(Everything(lab.random_weights(rollouts)), rollouts.mask),), request)
+    said = actor.logprobs(rollouts, output_request)
+    objective = Terms((Term(Everything(lab.random_weights(rollouts)), rollouts.mask),), output_request)
     [result] = actor.update(rollouts, [lab.minibatch(rollouts, step=STEP)], objective)
     for one, other in zip(vars(said).values(), vars(result.said).values(), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
@@ -63,7 +63,7 @@ def outputs_of(pool, actor: MegatronActor, request: OutputRequest):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("output_request", [WHOLE, FILTERED], ids=["whole", "filtered"])
 def test_full_kl_and_gradient_do_not_depend_on_layout(pool, model, tmp_path, layout, output_request):
-    """Of an actor that has moved away from its reference: one state, loaded under both layouts."""
+    """The actor differs from its reference: one state, loaded under both layouts."""
     folder, rollouts = lab.with_ends(model("qwen2-deep"), tmp_path / "model", (5, 33)), lab.make_rollouts()
     actor = opened(pool, folder, ParallelTable())
     actor.start()

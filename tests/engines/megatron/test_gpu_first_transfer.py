@@ -1,4 +1,4 @@
-"""The dry run of the first look at a GPU: its parts are there, and weights go from a trainer to a receiver."""
+"""The dry run of `benchmarks/gpu_first.py`: its parts exist, and weights go from a trainer to a receiver."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""A role that leaves the device's memory between its calls does what it would have done, and leaves nothing there."""
+"""An offloaded role computes the same results, and leaves nothing on the device between its calls."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -35,9 +35,9 @@ def test_offloaded_views_are_restored_with_shared_storage():
     view, whole = buffer[2:4], torch.nn.Parameter(torch.ones(3))
     memory.offload("weights", [view, buffer, whole])
     assert [t.untyped_storage().nbytes() for t in (buffer, view, whole)] == [0, 0, 0]
-    memory.reload("training")  # nothing went there
+    memory.reload("training")  # nothing was offloaded
     memory.reload("weights")
-    memory.reload("weights")  # it is here
+    memory.reload("weights")  # it is on the device
     assert buffer.tolist() == [0, 1, 2, 3, 4, 5]
     assert view.tolist() == [2, 3]
     assert view.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
@@ -74,7 +74,7 @@ def test_host_memory_is_allocated_once_and_reused_per_offload():
 def test_grown_group_gets_larger_host_memory():
     memory, first, later = HostOffload(), torch.full((64,), 3.0), torch.full((640,), 5.0)
     memory.offload("training", [first])
-    memory.offload("training", [first, later])  # made while the others were away
+    memory.offload("training", [first, later])  # created while the others were offloaded
     memory.reload("training")
     memory.offload("training", [later, first])
     memory.reload("training")
@@ -83,8 +83,8 @@ def test_grown_group_gets_larger_host_memory():
 
 
 def test_host_memory_of_7b_model_matches_its_bytes():
-    """Weights of Qwen2.5-7B on one of four tensor ranks: what is asked for, page by page, and what torch's own pinned
-    memory would take, in powers of two."""
+    """Weights of Qwen2.5-7B on one of four tensor ranks: bytes requested page by page, compared with torch's own
+    pinned memory, which takes powers of two."""
     hidden, ffn, vocabulary = 3584, 18944 // 4, 152064 // 4
     attention = [1152 * hidden, 1152, hidden * 896]
     layer = [hidden, *attention, hidden, 2 * ffn * hidden, hidden * ffn]
@@ -97,7 +97,7 @@ def test_host_memory_of_7b_model_matches_its_bytes():
 
 
 class Cudart:
-    """CUDA's two calls, which only count; `code` is what locking answers."""
+    """CUDA's two calls, which only count; `code` is the result of pinning."""
 
     def __init__(self, code: int = 0) -> None:
         self.locked: dict[int, int] = {}
@@ -137,7 +137,7 @@ def test_pinned_staging_copies_tensor_through_small_buffers(count):
 
 
 def bytes_here(rank: MegatronRank) -> int:
-    """Of weights, gradients, optimizer and reference on the device."""
+    """Return the bytes of weights, gradients, optimizer and reference on the device."""
     tensors = [weight for model in rank.models for weight in model.parameters()]
     tensors += rank._reference.weights()
     tensors += [*optimizer.gradient_buffers(rank.stages), *optimizer.held_tensors(rank.optimizer)]
@@ -146,7 +146,7 @@ def bytes_here(rank: MegatronRank) -> int:
 
 
 def lived(pool: RankPool, actor: MegatronTrainer, folder: Path, rest: Callable[[], None]) -> dict[str, Tensor]:
-    """Everything an actor does, with a rest after each call."""
+    """Run every call of an actor, offloading it after each."""
     assert isinstance(actor, MegatronActor)
     rollouts = lab.make_rollouts()
     objective = lab.policy_objective(rollouts, needs_entropy=True)
@@ -174,7 +174,7 @@ def lived(pool: RankPool, actor: MegatronTrainer, folder: Path, rest: Callable[[
     return found | {f"weight {name}": tensor.clone() for name, tensor in pool.tensors()}
 
 
-# One type of each layout, and both types, whichever the sample begins with.
+# One dtype for each layout, and both dtypes, wherever the subset begins.
 LIVES = [(layout, dtype) for number, layout in enumerate(LAYOUTS) for dtype in DTYPES[:: 1 - number % 2 * 2]]
 
 
@@ -200,7 +200,7 @@ def test_reload_restores_only_needed_tensors(model):
     rank, rollouts = lab.rank_of(actor), lab.make_rollouts()
     everything = bytes_here(rank)
     weights = sum(weight.nbytes for weight in rank.models[0].parameters())
-    # Float32: gradients, two moments, and a step count per parameter beside the weights.
+    # Float32: besides the weights there are gradients, two moments, and a step count per parameter.
     assert everything == 4 * weights + 4 * len(list(rank.models[0].parameters()))
     rank.offload()
     lab.scores(actor, rollouts)

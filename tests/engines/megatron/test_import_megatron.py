@@ -1,4 +1,4 @@
-"""What Megatron-Core computes with does not depend on what else is installed."""
+"""Megatron-Core's computation does not depend on which optional packages are installed."""
 
 import subprocess
 import sys

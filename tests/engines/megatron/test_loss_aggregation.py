@@ -1,4 +1,4 @@
-"""What a loss divides by is counted over the minibatch: no cut into microbatches and no layout moves a gradient."""
+"""Loss totals are counted over the minibatch: gradients do not depend on microbatches or layout."""
 
 from dataclasses import replace
 from typing import get_args
@@ -33,12 +33,13 @@ KINDS = {
     "sequence_mean_token_sum": Cispo(low=0.4, high=0.3),
     "fixed_length": Reinforce(),
 }
-"""Aggregation -> the kind of loss it is tried with, so that each kind is tried."""
+"""Aggregation -> the kind of loss that it is tested with, so that each kind is tested."""
 UNMOVED = replace(STEP, lr=0.0, weight_decay=0.0)
 
 
 def objective(kind: AggregationKind, rollouts: lab.TrainerBatch, old: torch.Tensor) -> Terms:
-    """The loss, an entropy bonus, KL to somewhere else, and the NLL of two responses. Nothing of row 0 counts."""
+    """Return the objective: the loss, an entropy bonus, KL to another policy, and the NLL of two responses. Row 0 is
+    fully masked."""
     mask = rollouts.mask & (torch.arange(rollouts.num_seqs) != 0)[:, None]
     good = mask & torch.isin(torch.arange(rollouts.num_seqs), torch.tensor([3, 1]))[:, None]
     how = aggregation(kind, max_new_tokens=9)
@@ -55,7 +56,7 @@ def objective(kind: AggregationKind, rollouts: lab.TrainerBatch, old: torch.Tens
 
 
 def gradients_of(pool, folder, layout, cuts, old):
-    """Of each aggregation and cut, in the processes of one layout."""
+    """Return the gradients of each aggregation and split, in the processes of one layout."""
     rollouts = lab.make_rollouts()
     trained = trainer(pool, settings(folder, "actor", LAYOUTS[layout]))
     trained.start()
@@ -71,7 +72,8 @@ def gradients_of(pool, folder, layout, cuts, old):
 
 @pytest.fixture(scope="module")
 def whole(pool, model):
-    """Old log-probs, near those of the first weights, and each aggregation's gradient in one piece."""
+    """Return old log-probs, close to those of the initial weights, and each aggregation's gradient without a
+    split."""
     actor = trainer(pool, settings(model("qwen2-deep"), "actor", LAYOUTS["one process"]))
     assert isinstance(actor, MegatronActor)
     actor.start()
@@ -89,5 +91,5 @@ def test_aggregation_gradient_ignores_microbatches_and_layout(pool, model, whole
     assert len(found) == 4 * len(CUTS)
     for (kind, _), gradient in found.items():
         assert gap(gradient, expected[kind]) < GRADIENT_GAP
-    # The aggregations are not each other's.
+    # The aggregations differ from each other.
     assert gap(expected["sequence_mean_token_sum"], expected["fixed_length"]) > 0.1

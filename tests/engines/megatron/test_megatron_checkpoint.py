@@ -1,4 +1,4 @@
-"""A saved state continues exactly where it was; anything missing or foreign is a storage error, never a guess."""
+"""A saved state continues exactly; a missing or unexpected item is a storage error."""
 
 import shutil
 import threading
@@ -22,7 +22,7 @@ from ppoctl.recipe.schema import ParallelTable
 from tolerance import EXACT
 
 READ = [".metadata", "__0_0.distcp", "common.pt", "metadata.json"]
-"""Files that a load reads; whoever starts from the weights alone reads config.json too."""
+"""Files that a load reads; a start from the weights alone also reads config.json."""
 WRITTEN = sorted([*READ, "config.json"])
 
 
@@ -30,7 +30,7 @@ DTYPES = ["float32", "bfloat16"]
 
 
 def in_turn(*kinds: str) -> list[tuple[str, str]]:
-    """Each kind with both types, so that every second case has each kind once, and both types."""
+    """Return each kind with both dtypes, so that every second case covers each kind once, and both dtypes."""
     return [(kind, dtype) for number, kind in enumerate(kinds) for dtype in DTYPES[:: 1 - number % 2 * 2]]
 
 
@@ -60,7 +60,7 @@ def test_resumed_critic_matches_uninterrupted_critic(model, tmp_path):
     straight.update(rollouts, [lab.minibatch(rollouts)], objective)
     lab.save(straight, tmp_path)
     straight.update(rollouts, [lab.minibatch(rollouts)] * 2, objective)
-    # Loaded over a state that has moved on, as `states` does between roles.
+    # Loaded over a newer state, as happens between roles.
     resumed = lab.critic(model("qwen2-tied"), dtype="bfloat16")
     resumed.update(rollouts, [lab.minibatch(rollouts)] * 3, objective)
     resumed.load(tmp_path)
@@ -100,7 +100,7 @@ def test_save_starts_no_process_and_writes_only_torch_dist_files(model, tmp_path
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory, model):
-    """A critic's state after one update, float32."""
+    """Return a critic's state after one update, float32."""
     folder = tmp_path_factory.mktemp("saved")
     rollouts = lab.make_rollouts()
     trainer = lab.critic(model("qwen2"))
@@ -138,7 +138,7 @@ def test_state_of_other_model_raises_storage_error(model, saved, other, tmp_path
 
 
 def test_state_with_extra_tensor_raises_storage_error(model, tmp_path):
-    """An untied model's state has all that a tied one needs, and an output layer besides."""
+    """An untied model's state has everything that a tied model needs, and also an output layer."""
     lab.save(lab.actor(model("qwen2")), tmp_path)
     with pytest.raises(StorageError, match="tied_embeddings"):
         lab.actor(model("qwen2-tied")).load(tmp_path)
@@ -166,7 +166,7 @@ def test_bfloat16_state_keeps_float32_main_weights(model, tmp_path):
 
 
 def test_distributed_optimizer_is_gathered_on_first_data_rank_only(model, tmp_path, monkeypatch):
-    """What Megatron-Core reads where it decides: its default gathers on every rank, over the GPU's memory."""
+    """The option of Megatron-Core decides: its default gathers on every rank, through GPU memory."""
     made = settings(model("qwen2"), "actor", ParallelTable(distributed_optimizer=True))
     trainer = MegatronActor(made, ThisProcess(MegatronRank(made)))
     trainer.start()
@@ -193,9 +193,9 @@ def test_save_returns_digest_of_every_file(model, tmp_path, in_background):
 @pytest.mark.filterwarnings("ignore:`torch.distributed.* is deprecated")
 @pytest.mark.parametrize("is_split", [False, True])
 def test_background_save_captures_state_at_request_time(model, tmp_path, monkeypatch, is_split):
-    """Training goes on before a byte is written; the files are those of a save that it waited for. The
-    state of a split optimizer is gathered for the save, and not copied once more. What it is copied through is let go
-    before a byte is written."""
+    """Training continues before a byte is written; the files equal those of a synchronous save. The state of a
+    distributed optimizer is gathered for the save and not copied again. Its staging memory is released before a byte
+    is written."""
     rollouts = lab.make_rollouts()
     objective, batches = lab.policy_objective(rollouts), [lab.minibatch(rollouts)]
     made = settings(model("qwen2"), "actor", ParallelTable(distributed_optimizer=is_split), torch.bfloat16)
@@ -234,7 +234,7 @@ def test_background_save_captures_state_at_request_time(model, tmp_path, monkeyp
     assert not saving.is_written()
     may_write.set()
     saving.finish()
-    # `.metadata` is torch's index; it has the folder's name in it.
+    # `.metadata` is torch's index; it contains the folder's name.
     first, second = ({**digests_on_disk(folder), ".metadata": None} for folder in folders)
     assert first == second
 

@@ -1,4 +1,4 @@
-"""A Hugging Face configuration is honoured field by field, or refused by name."""
+"""Every field of a Hugging Face configuration is followed, or refused with an error that names it."""
 
 import json
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_reads_qwen3_moe_config(model):
 
 
 def test_expert_layers_follow_sparse_step_and_mlp_only_list(model):
-    """Every second layer, counted from 1, but not the last: it is in `mlp_only_layers`."""
+    """Every second layer, counted from 1, except the last: it is in `mlp_only_layers`."""
     experts = read_shape(model("qwen3-moe-mixed")).experts
     assert experts is not None
     assert (experts.layers, experts.renormalise) == ((False, True, False, False), False)
@@ -68,7 +68,7 @@ def test_token_cost_counts_only_routed_experts(model):
 
 
 def test_router_config_has_no_capacity_aux_loss_or_jitter(model):
-    """No capacity that others could fill, no load-balancing loss that looks at them, no noise."""
+    """There is no capacity limit, no load-balancing loss and no noise, so a token does not depend on others."""
     config = transformer_config(read_shape(model("qwen3-moe")), torch.float32, ParallelTable())
     assert config.moe_expert_capacity_factor is None
     assert (config.moe_aux_loss_coeff, config.moe_z_loss_coeff, config.moe_input_jitter_eps) == (0.0, None, None)
@@ -303,7 +303,7 @@ READ = {
     "meta-llama/Llama-2-7b-hf": (128, Rope(10000.0)),
     "meta-llama/Llama-3.2-1B-Instruct": (64, LLAMA3),
 }
-"""Channels of a head, and how they turn."""
+"""Channels of a head, and their rotation."""
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -1,4 +1,5 @@
-"""The layout changes speed and memory, nothing else: real gloo processes against one, on the same rollouts."""
+"""The layout changes speed and memory, but not results: real gloo processes compared with one process, on equal
+rollouts."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -70,7 +71,7 @@ def test_recompute_does_not_change_gradients_under_layouts(pool, model, alone, l
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("role", ["actor", "critic"])
 def test_context_rank_without_read_positions_is_supported(pool, model, role):
-    """Row 2 has two input tokens, of which the second is read: the first rank has token 0, and one of padding."""
+    """Row 2 has two input tokens, of which the second is read: the first rank has token 0 and one padding token."""
     rollouts, gradients = lab.make_rollouts(), []
     for layout in (ParallelTable(), LAYOUTS["CP2"]):
         trained = trainer(pool, settings(model("qwen2-deep"), role, layout))
@@ -84,7 +85,7 @@ def test_context_rank_without_read_positions_is_supported(pool, model, role):
 
 
 def test_dropped_data_rank_gradient_fails_comparison(pool, model, alone):
-    """The comparison above can fail: one data rank's gradient is lost before it is reduced."""
+    """Shows that the comparison above can fail: one data rank's gradient is lost before it is reduced."""
     made_from = settings(model("qwen2-deep"), "actor", LAYOUTS["DP2"])
     trained = trainer(pool, made_from)
     trained.start()
@@ -168,8 +169,8 @@ def narrow(folder: Path, layout: str, dtype: torch.dtype = torch.float32) -> Tra
     ],
 )
 def test_dp_reshardable_state_resumes_with_any_data_ranks(pool, model, tmp_path, saved_under, loaded_under, dtype):
-    """Saved after two updates, written in the background while a third one runs; the optimizer that loads it has
-    counted steps of its own."""
+    """Saved after two updates, written in the background during a third; the optimizer that loads it has already
+    counted steps."""
     rollouts = lab.make_rollouts()
     objective, minibatches = lab.policy_objective(rollouts), [lab.minibatch(rollouts, step=STEP)]
     folder = model("qwen2-deep")
@@ -195,7 +196,7 @@ def test_dp_reshardable_state_resumes_with_any_data_ranks(pool, model, tmp_path,
 
 
 def test_dp_reshardable_state_files_are_deterministic(pool, model, tmp_path):
-    """Megatron-Core leaves room between parameters, and saves it."""
+    """Megatron-Core leaves gaps between parameters, and saves them."""
     first = trainer(pool, narrow(model("qwen2-deep"), "DP2"))
     first.start()
     digests = []
@@ -236,7 +237,7 @@ def test_full_disk_on_one_rank_fails_save_on_all_ranks(pool, model, tmp_path):
 
 
 def test_sharded_state_before_first_step_resumes(pool, model, tmp_path):
-    """Split main weights and moments that no step has touched."""
+    """Sharded main weights and moments before the first step."""
     made_from = settings(model("qwen2-deep"), "actor", LAYOUTS["DP2 distributed optimizer"], torch.bfloat16)
     rollouts = lab.make_rollouts()
     objective, minibatches = lab.policy_objective(rollouts), [lab.minibatch(rollouts, step=STEP)]
@@ -282,7 +283,7 @@ def test_data_ranks_without_rows_match_single_process(pool, model):
     ids=["three stages", "uneven", "three ranks"],
 )
 def test_interleaved_stages_match_single_process(pool, model, parallel):
-    """Six layers, more microbatches than are on their way at one time, and another number without gradient."""
+    """Six layers, more microbatches than are in flight at once, and a different number in a forward-only pass."""
     folder = model("qwen2-six")
     rollouts = lab.make_rollouts(prompts=range(1, 10), lengths=range(9, 0, -1))
     objective, minibatches = lab.policy_objective(rollouts, temperature=0.8), [lab.minibatch(rollouts, step=STEP)]
@@ -310,7 +311,7 @@ def test_interleaved_stages_send_each_weight_once(pool, model):
 
 
 def test_exported_sharded_weights_equal_source_model(pool, model, tmp_path):
-    """A whole Hugging Face folder out of slices, the padded vocabulary cut back."""
+    """A complete Hugging Face folder from shards; the padding of the vocabulary is removed."""
     trained = trainer(pool, settings(model("qwen2-deep"), "actor", LAYOUTS["TP2 PP2"]))
     trained.start()
     trained.save_weights(tmp_path)

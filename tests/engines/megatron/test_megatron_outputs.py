@@ -1,8 +1,9 @@
-"""Log-probs, entropies and values are those of the Hugging Face model, packed or padded, whatever the company.
+"""Log-probs, entropies and values equal those of the Hugging Face model, packed or padded, next to any other
+sequences.
 
-Proved: agreement with transformers in float32 for all families, tied and untied, with and without grouped heads,
-query biases, normalised queries and experts; independence of packed sequences from each other. Not proved: anything
-about GPU kernels.
+Verified: agreement with transformers in float32 for all families, tied and untied, with and without grouped heads,
+query biases, normalised queries and experts; independence of packed sequences from each other. Not verified: GPU
+kernels.
 """
 
 import copy
@@ -35,8 +36,8 @@ def test_packed_logprobs_and_entropies_match_padded_transformers(model, kind, te
 
 
 def test_end_tokens_are_masked_before_min_new_tokens(model, tmp_path):
-    """The model's own ends and one more; not one that was drawn all the same. At the first position, where nothing
-    that was drawn stands before it, their chances are missing in the sum."""
+    """The model's own end tokens and one more are masked, except a sampled end token. At the first position, where no
+    token was sampled before, their probabilities are missing from the sum."""
     folder = lab.with_ends(model("llama"), tmp_path / "model", (5, 33))
     batch, request = lab.make_rollouts(), OutputRequest(min_new_tokens=3, stop_token_ids=(9,))
     tokens = batch.tokens.clone()
@@ -71,7 +72,7 @@ def swap(tensors: dict[str, torch.Tensor], one: str, other: str) -> None:
 
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_planted_weight_defect_exceeds_tolerance(model, tmp_path, defect):
-    """What the comparison with transformers would say if the tables were wrong so."""
+    """An error in the mapping tables would show as this difference from transformers."""
     kind, plant = DEFECTS[defect]
     tensors = {name: tensor.clone() for name, tensor in load_file(model(kind) / "model.safetensors").items()}
     plant(tensors)
@@ -94,7 +95,7 @@ def test_packing_does_not_change_deepseek_logprobs(model, kind, batching):
 
 
 def test_embedding_scale_is_rounded_as_in_transformers(model):
-    """In bfloat16 the root of 48, 6.9282, is 6.9375."""
+    """In bfloat16 the square root of 48, 6.9282, is 6.9375."""
     rollouts, seen = lab.make_rollouts(prompts=(3,), lengths=(4,)), []
     trainer = lab.actor(model("gemma2"), dtype="bfloat16")
     decoder = lab.rank_of(trainer).models[0].decoder
@@ -107,7 +108,8 @@ def test_embedding_scale_is_rounded_as_in_transformers(model):
 
 @pytest.mark.parametrize("role", ["actor", "critic"])
 def test_forward_batch_limit_changes_only_number_of_passes(model, role):
-    """Five rows: three microbatches of the training limit, two of the other. An update keeps to its own."""
+    """Five rows: three microbatches of the training limit, two of the forward limit. An update keeps the training
+    limit."""
     rollouts = lab.make_rollouts()
     objective = lab.policy_objective(rollouts) if role == "actor" else lab.value_objective(rollouts)
     found, passes = [], []
@@ -130,7 +132,7 @@ def test_forward_batch_limit_changes_only_number_of_passes(model, role):
 
 def test_reference_uses_forward_batch_limit(model):
     batching = ByTokens(max_tokens_per_microbatch=8, forward_max_tokens_per_microbatch=40)
-    trainer = lab.actor(model("qwen2"), batching=batching)  # a sequence of 11 tokens fits the second only
+    trainer = lab.actor(model("qwen2"), batching=batching)  # a sequence of 11 tokens fits only the second limit
     rollouts = lab.make_rollouts()
     reference = trainer.reference_logprobs(rollouts, OutputRequest(temperature=0.9))
     FLOAT32.check(reference, lab.scores(trainer, rollouts, 0.9)[0])
@@ -140,10 +142,10 @@ def test_reference_uses_forward_batch_limit(model):
     ("kind", "level"), [("qwen2", EXACT), ("gemma2", EXACT), ("qwen2-moe", FLOAT32), ("qwen3-moe", FLOAT32)]
 )
 def test_packed_sequences_do_not_affect_each_other(model, kind, level):
-    """But for rounding where a token shares its expert's matrix product with tokens of others."""
+    """Except for rounding where a token shares its expert's matrix product with tokens of others."""
     trainer = lab.actor(model(kind), batching=BySequences(microbatch_seqs=8))
     first, second = (lab.make_rollouts(prompts=(4, 5), lengths=(6, 7), seed=seed) for seed in (1, 2))
-    # The first row of one, beside the second row of the other.
+    # The first row of one batch, next to the second row of the other.
     mixed_tokens = torch.stack([first.tokens[0], second.tokens[1]])
     mixed_prompts = torch.cat([first.prompt_tokens[:4], second.prompt_tokens[4:]])
     mixed = replace(first, tokens=mixed_tokens, prompt_tokens=mixed_prompts)
@@ -181,12 +183,12 @@ def test_value_head_starts_at_zero_and_returns_float32():
     torch.nn.init.constant_(head.weight, 1.0078125)
     values = head(hidden)
     assert values.dtype == torch.float32
-    EXACT.check(values, torch.tensor([10.078125]))  # bfloat16 would say 10.0625
+    EXACT.check(values, torch.tensor([10.078125]))  # bfloat16 would give 10.0625
 
 
 def test_value_depends_only_on_tokens_before_its_position(model):
-    """Tokens at or after r do not move value r, and the token just before it does: with prompt a b and response
-    c d e, value 0 stands on b, value 1 on c, value 2 on d; nothing stands on e."""
+    """Tokens at or after r do not change value r, and the token just before it does: with prompt a b and response c d
+    e, value 0 is read at b, value 1 at c, value 2 at d; none is read at e."""
     rollouts = lab.make_rollouts(prompts=(2,), lengths=(3,))
     trainer = lab.critic(model("llama"))
     trainer.update(rollouts, [lab.minibatch(rollouts)], lab.value_objective(rollouts))

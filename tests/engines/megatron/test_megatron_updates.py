@@ -1,7 +1,7 @@
-"""An update does what the recipe's numbers say, however it is cut into microbatches.
+"""An update follows the recipe's settings, independent of the split into microbatches.
 
-Proved: gradients equal those of transformers and do not depend on the cut; the step uses exactly the numbers handed
-in; nothing that does not count has influence; what is not finite never reaches the weights. Not proved: sums over
+Verified: gradients equal those of transformers and do not depend on the split; the step uses exactly the given
+numbers; masked tokens have no influence; non-finite values never reach the weights. Not verified: sums over
 data-parallel ranks.
 """
 
@@ -46,7 +46,7 @@ def test_gradients_match_transformers(model, kind):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("needs_entropy", "kind"),
-    # A sample has a kind with experts and one without, and both answers.
+    # A random subset has a kind with experts and a kind without, and both results.
     [
         *((False, kind) for kind in ("qwen2", "gemma2", "qwen2-moe", "qwen3-moe")),
         *((True, kind) for kind in ("qwen2-moe", "qwen3-moe", "qwen2", "gemma2")),
@@ -68,7 +68,7 @@ def test_actor_update_does_not_depend_on_microbatch_split(model, kind, needs_ent
         FLOAT32.check(found.loss, expected.loss)
         FLOAT32.check(found.grad_norm, expected.grad_norm)
         FLOAT32.check(found.said.primary, expected.said.primary)
-        # Outputs are of the state before the step, rows in the minibatch's order.
+        # Outputs belong to the state before the step, with rows in the minibatch's order.
         FLOAT32.check(found.said.primary, before[rows])
         if found.said.entropy is not None:
             FLOAT32.check(found.said.entropy, entropy_before[rows])
@@ -93,7 +93,7 @@ def test_loss_terms_do_not_depend_on_microbatch_split(model):
         (
             Term(losses, rollouts.mask, coef=0.7, aggregation=SequenceMean()),
             Term(losses, chosen, coef=-0.2),
-            Term(losses, torch.zeros_like(chosen)),  # counts nothing: adds nothing
+            Term(losses, torch.zeros_like(chosen)),  # no unmasked token: adds nothing
         )
     )
     rows = torch.tensor([3, 0, 4, 1])
@@ -138,7 +138,7 @@ def test_masked_out_garbage_does_not_change_update(model, garbage):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "dtype"),
-    # A sample has both kinds and both types.
+    # A random subset has both kinds and both dtypes.
     [("qwen2", "float32"), ("qwen2", "bfloat16"), ("qwen3-moe", "bfloat16"), ("qwen3-moe", "float32")],
 )
 def test_repeated_updates_are_bitwise_equal(model, kind, dtype):
@@ -165,8 +165,8 @@ def test_update_changes_every_critic_weight_including_head(model, kind):
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3-moe"])
 def test_first_step_is_adamw_with_given_hyperparameters(model, kind):
-    """After one AdamW step from zero moments, m/(1-b1) = g and v/(1-b2) = g^2, so each weight moves by
-    -lr g / (|g| + eps), after shrinking by lr x weight decay; biases and norms do not shrink."""
+    """After one AdamW step from zero moments, m/(1-b1) = g and v/(1-b2) = g^2, so each weight moves by -lr g / (|g| +
+    eps), after shrinking by lr x weight decay; biases and norms do not shrink."""
     rollouts = lab.make_rollouts()
     trainer = lab.actor(model(kind))
     before = lab.weights_of(trainer)
@@ -225,7 +225,7 @@ def test_non_finite_loss_or_gradient_never_reaches_weights(model, dtype, poison)
     rollouts = lab.make_rollouts()
     trainer = lab.actor(model("qwen2"), dtype=dtype)
     weights = lab.random_weights(rollouts)
-    # Or a finite loss whose squared gradients overflow.
+    # Alternatively a finite loss whose squared gradients overflow.
     poisoned = weights.where(~rollouts.mask, math.nan) if poison == "loss" else weights * 1e30
     good, bad = lab.policy_objective(rollouts), lab.policy_objective(rollouts, weights=poisoned)
     trainer.update(rollouts, [lab.minibatch(rollouts)], good)
@@ -245,7 +245,7 @@ def test_non_finite_error_names_minibatch_and_role(model):
 
 
 def test_bfloat16_update_uses_float32_main_weights(model):
-    """A norm's weights lie near 1, where bfloat16 is 0.004 to 0.008 apart: steps of 0.001 would each round to
+    """A norm's weights are near 1, where bfloat16 values are 0.004 to 0.008 apart: steps of 0.001 would each round to
     nothing, and 16 of them (0.016) must not."""
     rollouts = lab.make_rollouts()
     trainer = lab.actor(model("qwen2"), dtype="bfloat16")

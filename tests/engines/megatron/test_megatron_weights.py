@@ -1,4 +1,4 @@
-"""Weights go from Hugging Face to Megatron-Core and back without a bit changed; every tensor is accounted for."""
+"""Weights go from Hugging Face to Megatron-Core and back without a changed bit; every tensor is accounted for."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_weights_round_trip_through_megatron(model, kind):
     found = dict(tensors_of(weights.buckets()))
     assert weights.names == tuple(found)
     lab.check_all(EXACT, found, tensors_in(model(kind)))
-    # A fresh iterator each time.
+    # A new iterator each time.
     assert len(list(tensors_of(weights.buckets()))) == len(found)
 
 
@@ -223,7 +223,7 @@ def test_critic_export_is_classifier_that_can_be_loaded(model, tmp_path, kind):
 
 
 def test_layout_rejected_by_megatron_is_named_with_key(model):
-    """A rule of recipes refuses this one; others may come with another version of Megatron-Core."""
+    """A rule between recipe keys refuses this layout; another version of Megatron-Core may refuse others."""
     settings = TrainerSettings(
         role="critic",
         model=str(model("qwen2")),

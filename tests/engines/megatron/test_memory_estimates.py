@@ -1,4 +1,4 @@
-"""What `plan` says a rank needs, against the tensors that real ranks have: real gloo processes, real updates."""
+"""`plan`'s estimates for a rank, compared with the tensors of real ranks: real gloo processes, real updates."""
 
 import pickle
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ from ppoctl.recipe.schema import ByTokens, ParallelTable, Recompute
 
 WITHIN = 0.1
 KEPT_WITHIN = 0.05
-"""Of what a microbatch keeps, component by component: one term less would be seen."""
+"""Tolerance for what a microbatch keeps, per component: a missing term would exceed it."""
 QUICKSTART = Path(__file__).parents[3] / "recipes" / "quickstart" / "model"
 LAYOUTS = {
     "alone": ParallelTable(),
@@ -83,7 +83,7 @@ ROWS, PROMPT, RESPONSE = 44, 64, 32
 
 
 class Case(NamedTuple):
-    """A layout in real processes, and what is said of it."""
+    """A layout in real processes, and its estimates."""
 
     pool: RankPool
     folder: Path
@@ -92,7 +92,7 @@ class Case(NamedTuple):
     weight: int
     rollouts: lab.TrainerBatch
     expected: list[RankBytes]
-    """By rank."""
+    """Estimates by rank."""
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,8 @@ def pool() -> Iterator[RankPool]:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory, model: Callable[[str], Path]) -> Callable[[str], Path]:
-    """The quickstart's model, tied; one of another, untied, its vocabulary no multiple of 64; those of the lab."""
+    """Folders of the quickstart's model (tied), of an untied model whose vocabulary is not a multiple of 64, and of
+    the lab's models."""
     larger = tmp_path_factory.mktemp("larger")
     numbers = {"vocab_size": 3001, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 5}
     heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 48, "max_position_embeddings": 128}
@@ -182,7 +183,7 @@ def _check(found: dict[str, list[tuple[int, int]]]) -> None:
 
 
 def _compared(case: Case) -> dict[str, list[tuple[int, int]]]:
-    """What is said of each component on each rank, and what it has."""
+    """Return estimated and measured bytes of each component on each rank."""
     pool, layout, rollouts, expected = case.pool, case.layout, case.rollouts, case.expected
     found: dict[str, list[tuple[int, int]]] = {}
 
@@ -197,7 +198,7 @@ def _compared(case: Case) -> dict[str, list[tuple[int, int]]]:
             if component != "logits" or number % layout.tensor == 0:  # the others have rows of padding
                 compare(component, getattr(rank.kept, component), kept.get(component, 0))
     for call in ("update", "forward"):
-        # Threads of gloo hold what context ranks sent for a while, or not: what is needed is the least.
+        # Gloo threads may hold for a while what context ranks sent, so the minimum of several runs counts.
         tries = [pool.examine(memory_lab.peak, rollouts, call) for _ in range(3 if layout.context > 1 else 1)]
         for rank, peaks in zip(expected, zip(*tries, strict=True), strict=True):
             compare(call, getattr(rank, call), min(peaks))

@@ -1,4 +1,4 @@
-"""How a minibatch is cut over data ranks, and on each into microbatches."""
+"""How a minibatch is split over data ranks, and on each rank into microbatches."""
 
 import megatron_lab as lab
 import pytest
@@ -16,7 +16,7 @@ COST = TokenCost(1.0, 0.0)
 
 
 def cut(batching: BySequences | ByTokens, ranks: int, *, count_multiple: int = 0) -> list[list[Microbatch]]:
-    """What each data rank gets of `ROWS`."""
+    """Return the part of `ROWS` that each data rank gets."""
     reading = ReadSettings(torch.device("cpu"))
     rollouts = lab.make_rollouts()
     return [
@@ -87,15 +87,15 @@ def test_sequence_parallelism_pads_tokens_to_rank_multiple():
 
 
 def test_merged_rank_outputs_follow_minibatch_order():
-    shares = [
+    rank_outputs = [
         RankOutputs(torch.tensor([2, 0]), TokenOutputs(torch.tensor([[2.0], [0.0]]))),
         RankOutputs(torch.tensor([1]), TokenOutputs(torch.tensor([[1.0]]))),
     ]
-    merged = merge(shares)
+    merged = merge(rank_outputs)
     assert merged.primary.tolist() == [[0.0], [1.0], [2.0]]
     assert merged.entropy is None
     with_entropy = merge(
-        [RankOutputs(share.places, TokenOutputs(share.said.primary, -share.said.primary)) for share in shares]
+        [RankOutputs(share.places, TokenOutputs(share.said.primary, -share.said.primary)) for share in rank_outputs]
     )
     assert with_entropy.entropy is not None
     assert with_entropy.entropy.tolist() == [[-0.0], [-1.0], [-2.0]]

@@ -1,4 +1,4 @@
-"""Which interface gloo is told, and for whom its groups are made."""
+"""The interface that gloo gets, and the roles for which gloo groups are created."""
 
 import os
 from typing import Any
@@ -21,19 +21,19 @@ HERE, ELSEWHERE = "127.0.0.1:7", "10.0.0.1:7"
 
 @pytest.fixture
 def arguments(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What torch and Megatron-Core are asked for in a process that belongs to no group: the interface at each
-    question, and whether Megatron-Core is to make groups of gloo."""
+    """Record the arguments for torch and Megatron-Core in a process without a group: the interface at each call, and
+    whether Megatron-Core is to create gloo groups."""
     found: dict[str, Any] = {}
 
     def join_world(*_: Any, **__: Any) -> None:
         found["world"] = os.environ.get("GLOO_SOCKET_IFNAME")
 
-    def make_groups(**said: Any) -> None:
+    def make_groups(**keywords: Any) -> None:
         found["groups"] = os.environ.get("GLOO_SOCKET_IFNAME")
-        found["gloo"] = said["create_gloo_process_groups"]
+        found["gloo"] = keywords["create_gloo_process_groups"]
 
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setattr(process_group, "_met_at", "")  # given back
+    monkeypatch.setattr(process_group, "_met_at", "")  # restored after the test
     monkeypatch.setattr(process_group, "TCPStore", lambda *_, **__: None)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: "world" in found)
     monkeypatch.setattr(torch.distributed, "init_process_group", join_world)
@@ -59,7 +59,8 @@ def test_exported_gloo_interface_is_kept(arguments, monkeypatch):
 
 
 def test_single_process_uses_loopback_and_creates_gloo_groups(arguments):
-    """Roles of one process share the groups: the first may have a whole optimizer and the second a split one."""
+    """Roles of one process share the groups: the first may have a full optimizer, and the second a distributed
+    one."""
     ensure_process_group(ParallelTable())
     assert arguments == {"world": "lo", "groups": "lo", "gloo": True}
 
@@ -72,14 +73,15 @@ def test_gloo_groups_exist_only_with_distributed_optimizer(arguments, is_split):
 
 
 def opened(parallel: ParallelTable) -> None:
-    """Open the second rank of a role whose first one never comes."""
+    """Open the second rank of a role whose first rank never comes."""
     settings = TrainerSettings("actor", "none", torch.float32, BySequences(microbatch_seqs=1), parallel)
     with pytest.raises(EnvironmentProblemError):
         OpenRank(settings, start_deadline_s=0.2)(1, 2, "127.0.0.1:1")
 
 
 def test_tensor_ranks_use_one_gpu_queue_unless_exported(monkeypatch):
-    """Megatron-Core counts on it where messages of tensor ranks are to begin before the product beside them."""
+    """Megatron-Core relies on one queue: messages of tensor ranks must begin before the matrix product that they
+    overlap."""
     monkeypatch.delenv(QUEUES, raising=False)
     opened(ParallelTable(data=2))
     assert QUEUES not in os.environ

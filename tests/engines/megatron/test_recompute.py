@@ -1,6 +1,6 @@
-"""Recomputed activations: the same gradients, fewer bytes between forward and backward.
+"""Recomputed activations: equal gradients, fewer bytes between forward and backward.
 
-Proved: gradients and outputs are equal bit for bit on a CPU; what is kept, counted. Not proved: the peak of a GPU.
+Verified: gradients and outputs are bit-equal on a CPU; kept bytes, counted. Not verified: the peak of a GPU.
 """
 
 from dataclasses import replace
@@ -23,11 +23,11 @@ from ppoctl.ports import OutputRequest
 from ppoctl.recipe.schema import BySequences, Recompute
 
 TOKENS = 38
-"""Of all rows of the rollouts: 6 + 11 + 2 + 10 + 9."""
+"""Input tokens of all rows of the rollouts: 6 + 11 + 2 + 10 + 9."""
 
 
 def recomputing(trainer: MegatronTrainer, recompute: Recompute) -> MegatronTrainer:
-    """Another trainer of the same settings but for this one, started."""
+    """Return another started trainer whose settings differ only in recomputation."""
     settings = replace(trainer.settings, recompute=recompute)
     made = type(trainer)(settings, ThisProcess(MegatronRank(settings)))
     made.start()
@@ -35,7 +35,7 @@ def recomputing(trainer: MegatronTrainer, recompute: Recompute) -> MegatronTrain
 
 
 def kept_bytes(trainer: MegatronTrainer) -> int:
-    """What the graph of one forward over all rows holds, weights aside."""
+    """Return the bytes that the graph of one forward pass over all rows holds, without weights."""
     model = lab.rank_of(trainer).models[0]
     cut = MicrobatchPlan(
         BySequences(microbatch_seqs=5), ReadSettings(torch.device("cpu")), token_cost(model.settings.shape)
@@ -79,7 +79,7 @@ def test_recompute_gradients_are_bitwise_equal(model, kind, role, dtype, recompu
 
 
 def test_full_recompute_keeps_only_layer_inputs(model):
-    """Two models that differ by two layers, so what is not in a layer cancels."""
+    """Two models that differ by two layers, so that everything outside of layers cancels."""
     deep, shallow = (kept_bytes(recomputing(lab.actor(model(kind)), "full")) for kind in ("qwen2-deep", "qwen2-tied"))
     assert deep - shallow == 2 * TOKENS * lab.SIZES["hidden_size"] * 4
 
@@ -87,7 +87,7 @@ def test_full_recompute_keeps_only_layer_inputs(model):
 def test_recompute_reduces_kept_activation_bytes(model):
     trainer = lab.actor(model("qwen2-deep"))
     none, selective, full = (kept_bytes(recomputing(trainer, how)) for how in ("none", "selective", "full"))
-    # Of the MLP: gate and up together, silu of the gate, and the product that goes into the last projection.
+    # In the MLP: gate and up together, silu of the gate, and the input of the last projection.
     inside_mlp = 4 * TOKENS * lab.SIZES["intermediate_size"] * 4
     assert none - selective >= 4 * inside_mlp
     assert none > 1.5 * selective > 6 * full

@@ -1,4 +1,4 @@
-"""A reward model's scores are transformers', whatever its family, layout and labels."""
+"""A reward model's scores equal transformers' for every family, layout and set of labels."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ BATCHING = ByTokens(max_tokens_per_microbatch=11)
 
 @pytest.fixture
 def reward(model: Model, tmp_path: Path) -> Callable[..., Path]:
-    """A reward model made from a language model of this kind, with these labels."""
+    """Return a reward model made from a language model of this kind, with these labels."""
 
     def made(kind: str, *labels: str) -> Path:
         torch.manual_seed(1)
@@ -39,7 +39,7 @@ def reward(model: Model, tmp_path: Path) -> Callable[..., Path]:
 
 
 def theirs(folder: Path, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Logits of transformers. [text label]"""
+    """Return transformers' logits. [text label]"""
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=dtype, **lab.EAGER).eval()
     model.config.pad_token_id = 0
     with torch.no_grad():

@@ -1,5 +1,5 @@
-"""Weights from real ranks to processes that keep what comes, in a process group of gloo and in memory that is
-shared: equal, proven, through deaths."""
+"""Weights from real ranks to receiver processes, by a gloo process group and by shared memory: equal, verified, and
+robust against deaths."""
 
 import os
 import signal
@@ -44,7 +44,7 @@ WAYS = ["broadcast", "shared"]
 KINDS = {"EP2": "qwen3-moe"}
 TIMEOUT_S = 100.0
 SOON_S = 30.0
-"""What is noticed takes less; what is not takes `TIMEOUT_S`."""
+"""Detected errors take less time; undetected errors take `TIMEOUT_S`."""
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +102,7 @@ def test_engines_receive_exact_rank_weights(pool, model, engines, way: str, layo
     assert_all_hold(engines, folder)
     assert list(held(engines[0])) == list(weight_names(read_shape(folder)))
     assert messages == []
-    fleet.prepare(State("actor", 2, 2, "next"))  # over the same process groups
+    fleet.prepare(State("actor", 2, 2, "next"))  # over the existing process groups
     assert_all_hold(engines, folder)
     fleet.close()
 
@@ -123,7 +123,7 @@ def test_broadcast_group_is_reused_until_engine_restarts(pool, model, engines, m
     for step in (1, 2, 3):
         fleet.prepare(State("actor", step, step, f"state {step}"))
     assert len(made) == 2  # one for each pipeline rank
-    engines[0].close()  # as if it had died over a draw
+    engines[0].close()  # as if it had died while generating
     fleet.prepare(State("actor", 4, 4, "state 4"))
     assert len(made) == 4
     assert_all_hold(engines, folder)
@@ -132,7 +132,7 @@ def test_broadcast_group_is_reused_until_engine_restarts(pool, model, engines, m
 
 
 def test_unconnected_receiver_is_detected_before_sending(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NCCL connects with the first message, which would wait for the deadline of a transfer."""
+    """NCCL connects with the first message, which would block until the deadline of a transfer."""
 
     class Deaf:
         def broadcast(self, *_: object) -> "Deaf":
@@ -174,7 +174,7 @@ def test_bit_flip_in_transfer_raises_error_naming_weight(pool, model, engines, w
 @pytest.mark.parametrize(("layout", "bucket"), [("TP2", 0), ("PP2", 1), ("TP2", 4)])
 @pytest.mark.parametrize("way", WAYS)
 def test_engine_killed_during_transfer_is_restarted(pool, model, engines, way: str, layout: str, bucket: int) -> None:
-    """Before it has joined; when the first bucket has come; in the middle."""
+    """Killed before it has joined; when the first bucket has arrived; in the middle."""
     actor = started(pool, model("qwen2"), LAYOUTS[layout])
     engines[1].defect = Defect(bucket, dies)
     fleet, messages = fleet_of(engines, actor, way)
@@ -183,7 +183,7 @@ def test_engine_killed_during_transfer_is_restarted(pool, model, engines, way: s
     assert time.monotonic() - begun < SOON_S
     assert len(messages) == 1
     assert messages[0].endswith("; restarting")
-    # In a broadcast all have lost what was on its way; in memory each reads for itself.
+    # In a broadcast all engines lose the buckets in flight; in shared memory each reads for itself.
     assert [engine.starts for engine in engines] == [2, 2]
     assert_all_hold(engines, model("qwen2"))
 
@@ -200,11 +200,11 @@ def test_repeatedly_dying_engines_end_the_run(pool, model, engines, monkeypatch)
     fleet, messages = fleet_of(engines, actor, "broadcast")
     with pytest.raises(ProcessLostError):
         fleet.prepare(STATE)
-    assert len(messages) == 2  # as many tries as there are engines, and one
+    assert len(messages) == 2  # as many attempts as there are engines, and one more
 
 
 def kill_at_bucket(rank: MegatronRank, number: int, victim: int) -> None:
-    """Plant: this rank dies when so many buckets have been gathered."""
+    """Plant a defect: this rank dies when this many buckets have been gathered."""
     from ppoctl.weights import sending as module
 
     cut, count = module.in_buckets, iter(range(1000))
@@ -224,7 +224,7 @@ def kill_at_bucket(rank: MegatronRank, number: int, victim: int) -> None:
 def test_rank_death_during_transfer_is_a_trainer_loss(
     model: Callable[[str], Path], engines: list[ReceiverHost], way: str, victim: int
 ) -> None:
-    """The one that sends, and one that only takes part."""
+    """The rank that sends, and one that only takes part in the gather."""
     own = RankPool(2)
     actor = started(own, model("qwen2"), LAYOUTS["TP2"])
     own.examine(kill_at_bucket, 3, victim)
@@ -241,14 +241,14 @@ def test_rank_death_during_transfer_is_a_trainer_loss(
 @pytest.mark.parametrize(
     ("layout", "ranks", "engines_on", "places"),
     [
-        ("DP2", "ab", "a", 1),  # only the first rank's is asked
-        ("DP2", "ab", "b", 1),  # only the second's
-        ("DP2", "ab", "ab", 3),  # each its node's, and one stores what lasts
+        ("DP2", "ab", "a", 1),  # only the first rank sends
+        ("DP2", "ab", "b", 1),  # only the second rank sends
+        ("DP2", "ab", "ab", 3),  # each shares on its node, and one stores the lasting copy
         ("DP2", "aa", "a", 1),
         ("DP2", "aa", "ab", 2),  # shared on a, in the store for b
         ("DP2", "aa", "b", 1),  # in the store alone
-        ("TP2", "ab", "ab", 2),  # the tensor ranks have one whole copy, on the first one's node
-        ("TP2 PP2", "aabb", "ab", 2),  # each stage is in one place of its own, and stored for the other
+        ("TP2", "ab", "ab", 2),  # the tensor ranks have one complete copy, on the first rank's node
+        ("TP2 PP2", "aabb", "ab", 2),  # each stage is on one node, and stored for the other
     ],
 )
 def test_each_node_reads_from_its_local_ranks_if_any(
@@ -280,9 +280,9 @@ def test_each_node_reads_from_its_local_ranks_if_any(
             "abab",
             "b",
             {"sharing": {1}, "keeping": {1}},
-        ),  # the first of a group has what is gathered
-        ([[0, 1], [2, 3]], "abba", "bc", {"sharing": {2}, "storing": {2}}),  # who shares already also stores
-        ([[0], [1]], "ab", "", {"storing": {0}}),  # no engine that is known
+        ),  # the first rank of a group has the gathered weights
+        ([[0, 1], [2, 3]], "abba", "bc", {"sharing": {2}, "storing": {2}}),  # a rank that already shares also stores
+        ([[0], [1]], "ab", "", {"storing": {0}}),  # no known engine
     ],
 )
 def test_one_rank_per_engine_node_shares_and_one_keeps_copy(
@@ -293,7 +293,7 @@ def test_one_rank_per_engine_node_shares_and_one_keeps_copy(
 
 
 def test_last_buckets_stay_readable_until_next_role_call(pool, model, monkeypatch) -> None:
-    """Engines are still reading when the driver hears that there are no more."""
+    """Engines are still reading when the driver receives the end of the buckets."""
     folder = model("qwen2")
     actor = started(pool, folder, LAYOUTS["PP2"])
     monkeypatch.setattr(pool, "engine_nodes", ["here", "there"])
@@ -308,7 +308,7 @@ def test_last_buckets_stay_readable_until_next_role_call(pool, model, monkeypatc
 
 
 def change(rank: MegatronRank) -> None:
-    """An update, as far as weights go."""
+    """Change the weights, as an update does."""
     for model in rank.models:
         for weight in model.parameters():
             weight.data.add_(1.0)
@@ -335,21 +335,22 @@ def test_engine_is_restored_without_calling_ranks(pool, model, engines, monkeypa
     engines[1].close()
     fleet._sync.restore([engines[1]], published)
     assert_all_hold(engines, folder)
-    fleet.prepare(State("actor", 2, 2, "next"))  # into the same memory
+    fleet.prepare(State("actor", 2, 2, "next"))  # into the existing memory
     assert not torch.equal(
         held(engines[1])["model.norm.weight"], load_file(folder / "model.safetensors")["model.norm.weight"]
     )
 
 
 def drift(rank: MegatronRank, victim: int) -> None:
-    """Plant: one weight of this rank is off by the last bit."""
+    """Plant a defect: one weight of this rank differs in the last bit."""
     if torch.distributed.get_rank() == victim:
         weight = dict(rank.models[0].named_parameters())["decoder.final_layernorm.weight"]
         weight.data.view(torch.int32)[0] ^= 1
 
 
 def test_diverged_data_ranks_raise_error_naming_weight(pool, model, monkeypatch) -> None:
-    """A collective that went wrong on one of them, say: training would go on, each rank with its own model."""
+    """For example after a failed collective on one of them: training would continue, each rank with a different
+    model."""
     started(pool, model("qwen2"), LAYOUTS["DP2"])
     monkeypatch.setattr(pool, "places", ["a", "b"])
     monkeypatch.setattr(pool, "engine_nodes", ["a", "b"])
@@ -377,5 +378,5 @@ def test_late_sender_fails_soon_after_rendezvous_closed(monkeypatch: pytest.Monk
     with broadcast.meeting("127.0.0.1", TIMEOUT_S) as address:
         pass
     sending = broadcast.BroadcastSource(broadcast.BroadcastGroup(0, address, 2, TIMEOUT_S), torch.device("cpu"))
-    sending.send([("a", torch.ones(3))])  # to nobody
+    sending.send([("a", torch.ones(3))])  # to no receiver
     assert not sending.finish()

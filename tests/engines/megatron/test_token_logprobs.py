@@ -1,4 +1,4 @@
-"""Chunked log-probs equal the plain formula, forward and backward, in the memory of one chunk."""
+"""Chunked log-probs equal the plain formula, forward and backward, within the memory of one chunk."""
 
 import weakref
 
@@ -22,7 +22,7 @@ def inputs(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tens
 
 
 def test_token_logprobs_of_two_ids_match_hand_computed_values():
-    """Logits 0 and ln 3 make probabilities 1/4 and 3/4; at temperature 2, 1 and sqrt 3 over their sum."""
+    """Logits 0 and ln 3 give probabilities 1/4 and 3/4; at temperature 2, 1 and sqrt 3 over their sum."""
     hidden, weight = torch.ones(1, 1), torch.tensor([[1.0], [3.0]]).log()
     found, entropy, _ = token_logprobs(
         hidden, weight, torch.tensor([1]), LogprobSettings(OutputRequest(entropy=True), 4)
@@ -75,7 +75,7 @@ def test_weight_gradient_accumulates_in_float32_main_grad(monkeypatch, dtype):
 
 
 class LargestTensor(TorchDispatchMode):
-    """Remembers the most bytes of tensors of at least `at_least` elements alive at any time."""
+    """Records the peak bytes of live tensors of at least `at_least` elements."""
 
     def __init__(self, at_least: int) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class LargestTensor(TorchDispatchMode):
 
 def test_token_logprobs_memory_is_bounded_by_one_chunk(monkeypatch):
     """2,000 tokens x 512 ids in chunks of 64: no tensor is larger than one chunk's logits (or the inputs), and the
-    float32 work on them stays in blocks of 4 rows. What has one number per token does not count."""
+    float32 work on them is done in blocks of 4 rows. Tensors with one number per token do not count."""
     monkeypatch.setitem(module._BLOCK_ELEMENTS, "cpu", 4 * 512)
     hidden = torch.randn(2000, 4, requires_grad=True)
     weight = torch.randn(512, 4, requires_grad=True)

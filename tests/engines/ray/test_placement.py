@@ -1,4 +1,4 @@
-"""Which process runs on which device: by hand."""
+"""Placement of processes on devices, by hand."""
 
 import pytest
 

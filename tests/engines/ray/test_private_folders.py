@@ -1,4 +1,4 @@
-"""The folder of a local Ray is this user's alone, and what is swept is what a dead process of this user left."""
+"""The folder of a local Ray is private to the user, and a sweep removes only what the user's dead processes left."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ def mode(path: Path) -> int:
 
 
 def left_in(parent: Path) -> Path:
-    """The folder of a process that was killed."""
+    """Return the folder of a process that was killed."""
     program = (
         "import sys, time; from pathlib import Path; from ppoctl.engines.ray.private_folder import PrivateFolder\n"
         "print(PrivateFolder(Path(sys.argv[1])).path, flush=True); time.sleep(60)"
@@ -37,7 +37,7 @@ def left_in(parent: Path) -> Path:
 
 @pytest.fixture
 def memory(tmp_path, monkeypatch):
-    """Stands for /dev/shm."""
+    """Return a folder that stands for /dev/shm."""
     monkeypatch.setattr(shared_memory, "SHARED_MEMORY", tmp_path / "shm")
     (tmp_path / "shm").mkdir()
     return tmp_path / "shm"
@@ -62,7 +62,7 @@ def test_private_folder_is_unreadable_and_token_is_random(tmp_path):
 
 
 def test_sweep_removes_dead_folder_and_segments_but_keeps_live(tmp_path, memory):
-    """Known by a lock: process numbers say nothing where containers share the folder."""
+    """A lock marks a live folder: process ids are ambiguous if containers share the folder."""
     parent = tmp_path / "tmp"
     parent.mkdir()
     live, dead = PrivateFolder(parent), left_in(parent)
@@ -127,14 +127,14 @@ def test_sweep_ignores_folder_accessible_to_others(tmp_path, bits):
 
 
 def test_sweep_ignores_other_kinds_of_private_folder(tmp_path):
-    """Such as the export that an engine of another command is about to start on, which nobody locks."""
+    """For example an export that an engine of another command is about to load, which is not locked."""
     export = Path(tempfile.mkdtemp(prefix="ppoctl-export-", dir=tmp_path))
     sweep(tmp_path)
     assert export.exists()
 
 
 def test_node_sets_gloo_and_nccl_interface_unless_exported(tmp_path, monkeypatch):
-    """NCCL takes a name for the beginning of one: `=` asks for exactly this one."""
+    """NCCL treats a name as a prefix: `=` selects exactly this interface."""
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     for name in names:
         monkeypatch.delenv(name, raising=False)
@@ -144,4 +144,4 @@ def test_node_sets_gloo_and_nccl_interface_unless_exported(tmp_path, monkeypatch
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
     found = node._environment("127.0.0.1", folder)
     assert [found[name] for name in names] == ["lo", "ib0"]
-    assert "GLOO_SOCKET_IFNAME" not in node._environment("192.0.2.1", folder)  # of no interface here
+    assert "GLOO_SOCKET_IFNAME" not in node._environment("192.0.2.1", folder)  # not an address of this machine

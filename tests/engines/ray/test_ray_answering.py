@@ -1,4 +1,5 @@
-"""A stop while Ray starts: nothing waits for a Ray that does not answer, and Ray does not take our signals."""
+"""A stop while Ray starts: nothing waits for a Ray that does not answer, and Ray does not replace our signal
+handlers."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Real ranks and real engines in a Ray, apart: weights go straight from the ones to the others."""
+"""Real ranks and real engines in separate Ray processes: weights are broadcast directly."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,7 +40,7 @@ def placed() -> Iterator[tuple[Placed, MegatronActor]]:
 
 
 def kill_when_it_receives(engines: EngineSide, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once, when it has been asked to."""
+    """Kill the engine once, after the call to receive."""
     host: Any = engines.engines[number]
     begin = host.begin
 
@@ -55,21 +55,21 @@ def kill_when_it_receives(engines: EngineSide, number: int, monkeypatch: pytest.
 
 
 def kill(number: int) -> None:
-    """This engine."""
+    """Kill this engine."""
     mine = psutil.Process().children(recursive=True)
     title = f"ray::generator_engine_{number}"
     next(process for process in mine if title in " ".join(process.cmdline())).kill()
 
 
-def not_asked(*arguments: Any) -> Any:
+def must_not_be_called(*arguments: Any) -> Any:
     raise AssertionError("the trainer has moved on")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_broadcast_survives_engine_deaths_in_sync_and_generation(placed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What engines hold and compute is compared with what two tensor ranks have, each time; the last time the ranks
-    are not asked."""
+    """Each time the engines' weights and outputs are compared with those of two tensor ranks; the last time the ranks
+    are not called."""
     made, actor = placed
     messages: list[str] = []
     table = load([ROOT / "recipes/quickstart.toml"], CHANGES, {"PPOCTL_DATA": "none"}).recipe.generator
@@ -88,7 +88,7 @@ def test_broadcast_survives_engine_deaths_in_sync_and_generation(placed, monkeyp
     assert len(events(messages)) == 1, messages
     assert events(messages)[0].endswith("; restarting")
 
-    monkeypatch.setattr(fleet._sync, "trainer_at", not_asked)
+    monkeypatch.setattr(fleet._sync, "trainer_at", must_not_be_called)
     fleet.open(SamplingParams(temperature=1.0, max_new_tokens=64))
     fleet.submit([GenerationRequest(f"d{number}", (5, 6, 7), number) for number in range(8)])
     kill(0)
@@ -100,5 +100,5 @@ def test_broadcast_survives_engine_deaths_in_sync_and_generation(placed, monkeyp
 
 
 def events(messages: list[str]) -> list[str]:
-    """Without what a wait says on a busy machine."""
+    """Return the messages without those of waits on a busy machine."""
     return [line for line in messages if not line.startswith("waiting for ")]

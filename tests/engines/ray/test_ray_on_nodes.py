@@ -1,4 +1,4 @@
-"""A Ray over the nodes of a job, with an `srun` that runs everything here."""
+"""Ray over the nodes of a job, with an `srun` that runs everything on this machine."""
 
 import os
 import re
@@ -36,7 +36,8 @@ SLURMD_NODENAME=$node exec "$@"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Logs of the attempt, with an `srun` first on PATH, in a job that asked for GPUs in its own words."""
+    """Return a folder for logs, with an `srun` first on PATH, in a job that requested GPUs with options of its
+    own."""
     made = tmp_path_factory.mktemp("job")
     (made / "srun").write_text(SRUN)
     (made / "srun").chmod(0o755)
@@ -66,7 +67,7 @@ def cluster_of(folder: Path, *names: str) -> RayCluster:
 
 
 def worker() -> Callable[[int, int, str], Any]:
-    """Made here, so that Ray sends the class along instead of importing this file."""
+    """Return a class defined locally, so that Ray sends it along instead of importing this file."""
 
     class Worker:
         def __init__(self, rank: int, size: int, address: str) -> None:
@@ -100,7 +101,7 @@ def actor(cluster: RayCluster) -> Iterator[RayProcesses]:
 
 
 def of_the_nodes() -> list[psutil.Process]:
-    """Processes of the nodes' programs and of what they started."""
+    """Return the node programs and the processes that they started."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
@@ -116,7 +117,7 @@ def raylet_of(node: str) -> psutil.Process:
 
 
 def watched(cluster: RayCluster) -> None:
-    """Look as a waiting driver does, until something is found."""
+    """Poll as a waiting driver does, until a result is found."""
     until = time.monotonic() + 15
     while time.monotonic() < until:
         cluster.require_alive()
@@ -135,7 +136,7 @@ def test_ranks_fill_nodes_in_order_and_use_node_interface(actor, cluster):
 
 
 def test_srun_step_does_not_inherit_job_gpu_request(actor, folder):
-    """`--gpus=16` of a job of two nodes is not to be had on one: Slurm would refuse the step."""
+    """`--gpus=16` of a job of two nodes cannot be met on one: Slurm would refuse the step."""
     variables, _, words = (folder / "node2").read_text().partition("--overlap")
     assert variables.split() == ["SLURM_GPUS_ON_NODE", "SLURM_JOB_ID"]
     assert "--gpus-per-node=8" in words.split()
@@ -164,7 +165,7 @@ def test_ray_rejects_client_without_token(actor):
 
 
 def test_ray_opens_no_unused_ports(actor):
-    """Ray runs its dashboard's process all the same, for its own figures."""
+    """Ray starts its dashboard process anyway, for its internal metrics."""
     commands = {" ".join(each.cmdline()): each.net_connections("inet") for each in of_the_nodes()}
     assert any("gcs_server" in command for command in commands)
     assert not any("util.client.server" in command for command in commands)
@@ -173,7 +174,7 @@ def test_ray_opens_no_unused_ports(actor):
 
 
 def test_ray_survives_sigterm_to_all_step_processes(actor):
-    """As Slurm sends it some time before SIGKILL: the driver may still save."""
+    """Slurm sends it some time before SIGKILL: the driver may still save."""
     before = actor.call("variables", "SLURMD_NODENAME")
     for process in of_the_nodes():
         process.terminate()
@@ -205,7 +206,7 @@ def assert_nothing_left(folder: Path) -> None:
 
 
 def test_ray_start_timeout_names_missing_nodes(folder, monkeypatch):
-    """And says so before: the program of a node takes longer than this to begin."""
+    """A message announces the wait before: the program of a node takes longer than this to start."""
     monkeypatch.setattr(srun, "SAY_EVERY_S", 0.0)
     late, messages = cluster_of(folder, "node1", "node2"), []
     late.start_deadline_s, late.notify = 0.05, messages.append

@@ -1,4 +1,4 @@
-"""Groups of processes in a real Ray: answers, errors, deaths and hangs."""
+"""Process groups in a real Ray: replies, errors, deaths and hangs."""
 
 import os
 import pickle
@@ -37,7 +37,7 @@ from ppoctl.weights.sharing import Shared, SharedBuffers
 
 
 def worker() -> Callable[[int, int, str], Any]:  # noqa: C901 - a class of small methods
-    """Made here, so that Ray sends the class along instead of importing this file."""
+    """Return a class defined locally, so that Ray sends it along instead of importing this file."""
 
     class Worker:
         def __init__(self, rank: int, size: int, address: str) -> None:
@@ -73,7 +73,7 @@ def worker() -> Callable[[int, int, str], Any]:  # noqa: C901 - a class of small
         def die_at(self, rank: int) -> None:
             if self.rank == rank:
                 os.kill(os.getpid(), 9)
-            time.sleep(60)  # the others wait for the dead one, as above
+            time.sleep(60)  # the others wait for the dead rank, as above
 
         def threads(self) -> int:
             return torch.get_num_threads()
@@ -103,9 +103,9 @@ def worker() -> Callable[[int, int, str], Any]:  # noqa: C901 - a class of small
                 time.sleep(60)  # the hang itself; ended by the deadline of 4 s
 
         def lose(self, rank: int) -> None:
-            """The others notice that one is gone long before Ray does."""
+            """Die; the other ranks notice it long before Ray does."""
             if self.rank == rank:
-                time.sleep(1.5)  # what the others raise has long been there
+                time.sleep(1.5)  # the errors of the others arrive well before that
                 os.kill(os.getpid(), 9)
             raise RuntimeError("connection closed by peer")
 
@@ -114,7 +114,7 @@ def worker() -> Callable[[int, int, str], Any]:  # noqa: C901 - a class of small
             process_group.join(process_group.RankInfo(self.rank, self.size, self.address), patience)
 
         def reduce_without(self, rank: int, fate: str) -> None:
-            """All ranks but one wait in a collective for the one, which hangs or dies there."""
+            """Make all ranks except one wait in a collective for this one, which hangs or dies."""
             if self.rank == rank:
                 time.sleep(1.0)  # until the others are in the collective
                 if fate == "dies":
@@ -127,7 +127,7 @@ def worker() -> Callable[[int, int, str], Any]:  # noqa: C901 - a class of small
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator[None]:
-    """Workers are forked: most of these tests need new ones. (Others: `test_ray_workers.py`.)"""
+    """Fork workers: most of these tests need new processes. (`test_ray_workers.py` does not fork.)"""
     with ray_forks.served():
         yield
 
@@ -151,7 +151,8 @@ def group() -> GroupSettings:
 
 @pytest.fixture(scope="module")
 def processes(cluster: RayCluster, group: GroupSettings) -> Iterator[RayProcesses]:
-    """One group for all: starting one takes longer than a test; where a test breaks it, the next one starts it."""
+    """Return one group for all tests, because starting it takes longer than a test. If a test breaks it, the next one
+    starts it again."""
     made = RayProcesses(group, cluster)
     yield made
     made.close()
@@ -193,7 +194,7 @@ def test_missing_ray_address_is_named_in_error(address):
 
 
 def test_processes_run_in_working_directory_of_command(cluster, group, tmp_path, monkeypatch):
-    """Paths of a run are relative to that folder; a Ray that was there before it began in another."""
+    """Paths of a run are relative to that folder; an existing Ray was started in another folder."""
     cluster.start()
     monkeypatch.chdir(tmp_path)
     made = RayProcesses(group, cluster)
@@ -206,7 +207,7 @@ def test_processes_run_in_working_directory_of_command(cluster, group, tmp_path,
 
 def test_process_output_goes_to_log_file_per_rank(cluster, group, tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "logs", tmp_path)
-    for _ in range(2):  # a group that is started again writes behind what is there
+    for _ in range(2):  # a restarted group appends to existing logs
         made = RayProcesses(group, cluster)
         made.call("notify")
         made.close()
@@ -295,7 +296,7 @@ def test_prestarted_groups_report_start_errors_at_first_call(cluster: RayCluster
         ranks = list(fine.ranks)
         assert fine.call("who", "hello") == [("hello", rank, group.size) for rank in range(group.size)]
         fine.prestart()
-        assert fine.ranks == ranks  # not anew
+        assert fine.ranks == ranks  # not restarted
         with pytest.raises(NonFiniteError, match="cannot be made"):
             wrong.call("who", "hello")
 
@@ -365,7 +366,7 @@ def test_weights_move_between_processes_and_driver_gets_reference(processes):
     assert first.checksums["a"] != second.checksums["a"]
     assert len(pickle.dumps(first.checksums)) + len(ray.cloudpickle.dumps(first.contents)) < 2000  # of 2 MiB
     assert processes.call("held", second) == [second.checksums, second.checksums]
-    assert dict(first.tensors())["b"].dtype == torch.bfloat16  # it may look itself
+    assert dict(first.tensors())["b"].dtype == torch.bfloat16  # it may read the memory itself
 
 
 def test_shared_weights_are_read_locally_or_from_object_store(processes):
@@ -389,7 +390,7 @@ def test_weights_lost_with_sender_raise_process_lost(processes, cluster, group):
 
 
 def read_until_lost(processes: RayProcesses, bucket: Bucket) -> None:
-    """The store hears of the death a moment later."""
+    """Read until the loss is reported; the store learns of the death a moment later."""
     until = time.monotonic() + 20
     while time.monotonic() < until:
         processes.call("held", bucket)
@@ -409,7 +410,7 @@ def read_until_lost(processes: RayProcesses, bucket: Bucket) -> None:
     ],
 )
 def test_every_ray_error_ends_the_pending_call(group, monkeypatch, error, expected, says):
-    """Without a Ray: it cannot be made to say these when asked."""
+    """Without a real Ray, which cannot be made to raise these errors on demand."""
     monkeypatch.setattr(processes_module, "DEATH_NOTICE_S", 0.0)
 
     def get(reference: object) -> None:
@@ -461,7 +462,7 @@ def test_group_start_and_rank_progress_show_as_driver_activity(processes, monkey
 
 
 def assert_gone(pids: list[int]) -> None:
-    """Ray ends them within moments."""
+    """Require that Ray ends them within moments."""
     until = time.monotonic() + 10
     while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
         assert time.monotonic() < until, "a process of the group is still there"
@@ -472,15 +473,15 @@ METHODS = {
     "gcs_server": ["NodeInfoGcsService/CheckAlive"],
     "raylet": ["NodeManagerService/GetNodeStats", "ObjectManagerService/Push"],
 }
-"""Of Ray's services in processes of that name; all others answer calls of workers."""
+"""RPC methods of Ray's services by process name; all other processes serve calls of workers."""
 
 
 def test_local_ray_ports_use_loopback_and_require_token(processes, cluster):
-    """All that listen but the autoscaler's monitor, which tells its own figures to whoever is on this machine."""
+    """All listeners except the autoscaler's monitor, which serves its metrics to every local user."""
     processes.call("who", "hello")
     seen, driver = set(), psutil.Process()
     for process in (driver, *driver.children(recursive=True)):
-        if process.status() == psutil.STATUS_ZOMBIE:  # it has ended, and nobody has waited for it yet
+        if process.status() == psutil.STATUS_ZOMBIE:  # it has ended, and its parent has not waited for it yet
             continue
         listening = {each.laddr for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN}
         assert {address.ip.removeprefix("::ffff:") for address in listening} <= {"127.0.0.1"}, process.cmdline()
@@ -497,7 +498,7 @@ def test_local_ray_ports_use_loopback_and_require_token(processes, cluster):
 
 
 def call_without_token(port: int, methods: list[str]) -> set[str]:
-    """What Ray says at this port."""
+    """Return Ray's reply at this port without a token."""
     with suppress(OSError, HTTPException), closing(HTTPConnection("127.0.0.1", port, timeout=5.0)) as connection:
         connection.request("POST", "/get_or_create_runtime_env")
         with connection.getresponse() as answer:

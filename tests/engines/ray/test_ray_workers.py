@@ -1,4 +1,4 @@
-"""Workers as Ray starts them, each from nothing. (Those of `test_ray_processes.py` are forked.)"""
+"""Workers as Ray starts them, in new interpreters. (Those of `test_ray_processes.py` are forked.)"""
 
 import os
 import time
@@ -16,7 +16,7 @@ from ppoctl.recipe.parallel import OBJECT_STORE_BYTES
 
 
 def worker() -> Callable[[int, int, str], Any]:
-    """Made here, so that Ray sends the class along instead of importing this file."""
+    """Return a class defined locally, so that Ray sends it along instead of importing this file."""
 
     class Worker:
         def __init__(self, rank: int, size: int, address: str) -> None:
@@ -28,7 +28,7 @@ def worker() -> Callable[[int, int, str], Any]:
         def die_at(self, rank: int) -> None:
             if self.rank == rank:
                 os.kill(os.getpid(), 9)
-            time.sleep(60)  # the other waits for the dead one
+            time.sleep(60)  # the other waits for the dead rank
 
     return Worker
 

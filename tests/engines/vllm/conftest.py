@@ -10,7 +10,7 @@ from vllm_bench import Bench, write_model
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
-    """On two shared cores, waiting for the other thread costs ten times what it computes."""
+    """Use one thread: on two shared cores, waiting for a second thread costs ten times the computation."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""Engines that only count, and hold the weights they are sent: for the fleet and what it restores them from."""
+"""Engines that only count and hold the weights that they receive: for tests of the fleet and of restoring engines."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ STATE = State("actor", 1, 1, "lineage")
 NEXT = State("actor", 2, 2, "next")
 PARAMS = SamplingParams(temperature=1.0, max_new_tokens=8)
 EVERYONE = ("actor", "critic", "generator")
-"""Roles that leave in turns."""
+"""Roles that are offloaded in turn."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Answered:
 
 @dataclass
 class CountingHost:
-    """An engine that ends `speed` draws per call, in order."""
+    """An engine that finishes `speed` requests per call, in order."""
 
     speed: int
     dies_in: list[int] = field(default_factory=list)
@@ -52,7 +52,7 @@ class CountingHost:
     error: PpoctlError | None = None
     """Raised by `advance` instead."""
     misses: PpoctlError | None = None
-    """Raised when it is handed weights."""
+    """Raised when it receives weights."""
     log: list[str] = field(default_factory=list)
     in_place: bool = True
     open: list[GenerationRequest] = field(default_factory=list)
@@ -63,11 +63,11 @@ class CountingHost:
     scores: float = 0.0
     """Log-prob of each token of the canary's prompt."""
     decodes: float = 0.0
-    """Log-prob of each token that it draws after the first."""
+    """Log-prob of each generated token after the first."""
     first_token: int = 0
-    """The first of those tokens."""
+    """The first generated token."""
     spoils: bool = False
-    """Whether what it loads arrives with another number."""
+    """Whether loaded weights differ from those sent."""
 
     def begin(self, method: str, *arguments: Any) -> Answered:
         self.log.append(method)
@@ -81,11 +81,11 @@ class CountingHost:
         self.open, self.held = [], {}
 
     def _advance(
-        self, draws: Sequence[GenerationRequest], params: SamplingParams
+        self, requests: Sequence[GenerationRequest], params: SamplingParams
     ) -> list[GenerationOutput] | Exception:
         assert params == PARAMS
         self.calls += 1
-        self.open += draws
+        self.open += requests
         self.most_open = max(self.most_open, len(self.open))
         if self.error is not None:
             return self.error
@@ -101,9 +101,9 @@ class CountingHost:
     def _vocab_size(self) -> int:
         return 100
 
-    def _score(self, tokens: tuple[int, ...], draws: int) -> CanaryScores:
-        drawn = (self.first_token, *range(1, draws))
-        return CanaryScores((self.scores,) * (len(tokens) - 1), drawn, (0.0, *(self.decodes,) * (draws - 1)))
+    def _score(self, tokens: tuple[int, ...], num_tokens: int) -> CanaryScores:
+        generated = (self.first_token, *range(1, num_tokens))
+        return CanaryScores((self.scores,) * (len(tokens) - 1), generated, (0.0, *(self.decodes,) * (num_tokens - 1)))
 
     def _takes_weights(self) -> bool:
         return self.in_place
@@ -132,23 +132,23 @@ class CountingHost:
 
 
 def tensor_at(state: State) -> Tensor:
-    """The only weight of the model: the number of updates."""
+    """Return the only weight of the model: the number of updates."""
     return torch.full((3,), float(state.updates))
 
 
 @dataclass
 class OneTensorTrainer:
-    """Plays the trainer; one that has moved on must not be asked."""
+    """A stand-in for the trainer, which must not be called for a state that it has left."""
 
     sharing: DeviceSharing
     left: list[str]
-    """Told when it leaves the device."""
+    """Records when it is offloaded."""
     keeps: bool = True
-    """Whether its buckets lie where they last."""
+    """Whether its buckets are in lasting memory."""
     has_moved_on: bool = False
 
     def at(self, state: State) -> TrainerSide:
-        """Its methods are looked up when they are called, so that a test can plant others."""
+        """Return the trainer at a state. Its methods are looked up at the call, so that a test can replace them."""
         assert not self.has_moved_on
         self.reach(state)
         return TrainerSide(
@@ -158,7 +158,7 @@ class OneTensorTrainer:
         )
 
     def reach(self, state: State) -> None:
-        """What bringing it to a state does: nothing."""
+        """Do nothing, where the trainer would be brought to a state."""
 
     def weights(self, state: State) -> NamedWeights:
         assert not self.has_moved_on
@@ -179,7 +179,7 @@ class OneTensorTrainer:
 
 @dataclass
 class FleetBench:
-    """A fleet, and who is at both ends of it."""
+    """A fleet, and the objects at both ends of it."""
 
     fleet: Fleet
     messages: list[str]
@@ -206,22 +206,22 @@ def fleet_of(
     return bench.fleet, bench.messages
 
 
-def draws(count: int) -> list[GenerationRequest]:
+def requests(count: int) -> list[GenerationRequest]:
     return [GenerationRequest(f"d{number}", (1, 2), number) for number in range(count)]
 
 
 def generate_all(fleet: Fleet, count: int) -> list[CompletedRequest]:
     fleet.open(PARAMS)
     try:
-        fleet.submit(draws(count))
-        return [one for drawn in iter(fleet.finished, []) for one in drawn]
+        fleet.submit(requests(count))
+        return [one for finished in iter(fleet.finished, []) for one in finished]
     finally:
         fleet.abort()
 
 
 def run(fleet: Fleet, count: int) -> dict[str, int]:
-    """Sends by draw; every draw once, with its own answer."""
+    """Return the number of sends by request; every request must finish once, with its own output."""
     fleet.prepare(STATE)
-    drawn = generate_all(fleet, count)
-    assert sorted(one.finished.tokens[0] for one in drawn) == list(range(count))
-    return {one.finished.id: one.sends for one in drawn}
+    finished = generate_all(fleet, count)
+    assert sorted(one.finished.tokens[0] for one in finished) == list(range(count))
+    return {one.finished.id: one.sends for one in finished}

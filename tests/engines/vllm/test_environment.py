@@ -1,4 +1,4 @@
-"""What vLLM is told before it is imported and when it is started: on a CPU, and on a GPU that is only pretended."""
+"""Environment variables and arguments of vLLM before its import and start: on a CPU, and on a simulated GPU."""
 
 import logging
 import multiprocessing
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An environment in which nobody has exported anything; the folder of caches."""
+    """Return the folder of caches, in an environment without exported settings."""
     monkeypatch.setattr(os, "environ", {"HOME": str(tmp_path)})
     monkeypatch.setattr(environment, "CACHES", tmp_path)
     return tmp_path
@@ -52,7 +52,7 @@ def settings_of(dtype: Any = "float32", **keys: Any) -> VllmSettings:
 
 
 def test_importing_generator_does_not_import_vllm():
-    """Ten seconds, which a command that stops early does not wait for."""
+    """The import takes ten seconds, which a command that stops early must not wait for."""
     look = "import sys, ppoctl.engines.vllm; print(sorted({'vllm', 'transformers'} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
@@ -124,7 +124,8 @@ def test_caches_are_private_and_on_this_node_unless_exported(clean, gpu):
 
 
 def test_flashinfer_sampler_is_disabled_unless_exported(clean, gpu):
-    """vLLM reads the variable before it imports FlashInfer, which makes folders at home and may compile."""
+    """vLLM reads the variable before it imports FlashInfer, which creates folders in the home directory and may
+    compile."""
     prepare_environment(settings_of())
     assert os.environ["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
     os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "1"
@@ -146,7 +147,7 @@ def test_insecure_cache_folder_is_not_used(clean, gpu, is_link):
 
 
 def _rank(rank: int, devices: str, port: int, queue: Any, all_values: Any) -> None:
-    """A tensor rank in a process of its own, which notes what torch and the engine would see."""
+    """Run a tensor rank in a separate process; report the devices that torch and the engine would see."""
     seen: list[str | None] = []
     torch.cuda.is_available = lambda: bool(seen.append(os.environ.get("CUDA_VISIBLE_DEVICES")))
     engine_factories.Engine = lambda *_, **__: torch.cuda.is_available()  # type: ignore[assignment,misc]
@@ -157,7 +158,7 @@ def _rank(rank: int, devices: str, port: int, queue: Any, all_values: Any) -> No
         queue.put((rank, str(error), "", seen))
     else:
         queue.put((rank, os.environ["CUDA_VISIBLE_DEVICES"], os.environ["LOCAL_RANK"], seen))
-    all_values.wait(60)  # the ranks meet in the first one
+    all_values.wait(60)  # the ranks share a process group in the first one
 
 
 def ranks_that_see(*devices: str) -> list[tuple[int, str, str, list[str]]]:
@@ -178,7 +179,7 @@ def ranks_that_see(*devices: str) -> list[tuple[int, str, str, list[str]]]:
 
 def test_tensor_ranks_see_all_gpus_before_cuda_starts():
     assert ranks_that_see("3", "1") == [(0, "3,1", "0", ["3,1"]), (1, "3,1", "1", ["3,1"])]
-    assert ranks_that_see("-1", "-1") == [(0, "-1", "0", ["-1"]), (1, "-1", "1", ["-1"])]  # a CPU on purpose
+    assert ranks_that_see("-1", "-1") == [(0, "-1", "0", ["-1"]), (1, "-1", "1", ["-1"])]  # deliberately a CPU
     assert ranks_that_see("", "") == [(0, "", "0", [""]), (1, "", "1", [""])]
 
 
@@ -189,7 +190,7 @@ def test_tensor_ranks_with_several_gpus_each_raise_error():
 
 
 def test_vllm_looks_up_gpus_of_all_ranks_in_visible_devices(monkeypatch):
-    """This is why ranks are shown each other's."""
+    """Therefore each rank must see the devices of the others."""
     from vllm.platforms.interface import Platform
 
     class Cuda(Platform):
@@ -226,7 +227,7 @@ class _Core:
 
 @pytest.fixture
 def vllm_logger() -> Iterator[logging.Logger]:
-    """vLLM's logger as if vLLM had set it up, and given back as it was."""
+    """Configure vLLM's logger as vLLM does, and restore it."""
     logger = logging.getLogger("vllm")
     before = list(logger.handlers), logger.level, logger.propagate
     yield logger
@@ -239,7 +240,7 @@ def test_vllm_log_goes_to_file_per_engine_and_not_to_screen(clean, vllm_logger, 
     screen = logging.StreamHandler()
     vllm_logger.handlers = [screen]
     settings = replace(settings_of(), logs=clean)
-    prepare_environment(settings)  # as of an engine before
+    prepare_environment(settings)  # as left by an earlier engine
     write_log(settings, "engine-3")
     prepare_environment(settings)
     logging.getLogger("vllm.v1.engine").info("using FLASH_ATTN")
@@ -296,7 +297,7 @@ def test_early_vllm_errors_are_printed_without_log_folder(clean, vllm_logger, ca
 
 
 def test_engine_opened_on_folder_skips_first_restart(monkeypatch, tmp_path):
-    """And where the folder is gone by then it begins on the model."""
+    """If the folder is gone by then, it starts on the model."""
     started: list[str] = []
     formats: list[str] = []
 
@@ -317,12 +318,13 @@ def test_engine_opened_on_folder_skips_first_restart(monkeypatch, tmp_path):
     opened.folder = str(tmp_path / "gone")
     opened(0, 1, "")
     assert started[2:] == [settings_of().model]
-    # A folder is read, with a checksum of each tensor; the model's own weights are not, as a transfer replaces them.
+    # A folder is read, with a checksum of each tensor. The model's own weights are not read, because a transfer
+    # replaces them.
     assert formats == ["ppoctl_witnessed", "ppoctl_witnessed", "dummy"]
 
 
 def test_environment_is_prepared_before_vllm_import(monkeypatch, tmp_path):
-    """Its loader imports vLLM."""
+    """vLLM's loader must not be imported earlier."""
     order: list[str] = []
     monkeypatch.setattr(engine_module, "prepare_environment", lambda settings: order.append(settings.model))
     monkeypatch.setattr(engine_module, "_third_party_quiet", lambda: nullcontext(order.append("import")))

@@ -1,11 +1,11 @@
-"""The queue that engines share, on engines that only count: who gets what, and what happens when one dies."""
+"""The request queue that engines share, with counting engines: distribution of requests, and deaths of engines."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fleet_bench import EVERYONE, NEXT, PARAMS, STATE, CountingHost, bench_of, draws, fleet_of, generate_all, run
+from fleet_bench import EVERYONE, NEXT, PARAMS, STATE, CountingHost, bench_of, fleet_of, generate_all, requests, run
 
 from ppoctl.batch.records import State
 from ppoctl.engines.device_sharing import DeviceSharing
@@ -35,7 +35,7 @@ def test_dead_engine_is_restored_and_its_requests_are_resent():
     dying, other = CountingHost(speed=1, dies_in=[2]), CountingHost(speed=1)
     fleet, messages = fleet_of(dying, other)
     sends = run(fleet, 8)
-    # 4 draws each; one had ended when it died over the other three.
+    # 4 requests each; one had finished when the engine died with the other three.
     assert sorted(sends.values()) == [1] * 5 + [2] * 3
     assert len(messages) == 1
     assert "an engine died; restarting, and its 3 samples are generated again" in messages[0]
@@ -53,8 +53,8 @@ def test_requests_that_kill_two_engines_stop_the_run():
 
 @pytest.mark.parametrize("state", [STATE, NEXT], ids=["the first state", "another state"])
 def test_trainer_reaches_state_before_engines_get_device(monkeypatch, state: State):
-    """A trainer that is built, loaded or updated takes memory that the engines would have: they start, or wake, when
-    it has left."""
+    """A trainer that is created, loaded or updated takes memory that the engines use: they start, or wake, after it
+    is offloaded."""
     sharing, engine = DeviceSharing(EVERYONE), CountingHost(speed=1)
     bench = bench_of(engine, sharing=sharing)
     if state is NEXT:
@@ -95,7 +95,7 @@ def test_engine_dying_in_weight_sync_is_restarted_once(method: str):
 
 
 def test_engines_that_died_before_sync_are_restarted_together():
-    """One of them twice, the other once before: no more tries are needed than one engine's two deaths take."""
+    """One engine dies twice, the other once before: the attempts for one engine's two deaths suffice."""
     one, two = CountingHost(speed=1, dies_at=["takes_weights"] * 2), CountingHost(speed=1, dies_at=["takes_weights"])
     fleet, messages = fleet_of(one, two)
     assert len(run(fleet, 4)) == 4
@@ -118,7 +118,7 @@ def test_trainer_death_is_not_treated_as_engine_death(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(("buckets", "says"), [(3, "process 1 of the actor's 2 died"), (1, "weights were lost")])
 def test_sender_death_is_not_treated_as_engine_death(monkeypatch, buckets: int, says: str):
-    """An engine notices, and is not to blame. Ranks that are asked for more say which of them it was."""
+    """The engine reports an error but is not the cause. The call to the ranks shows which of them died."""
 
     def sent() -> Iterator[Bucket]:
         yield from [bucket_of([])] * min(buckets, 2)
@@ -174,21 +174,21 @@ def test_engines_sleep_for_other_roles_but_not_during_weight_sync():
     fleet, actor = bench.fleet, bench.trainer.left
     sharing.acquire("critic", lambda: critic.append(len(engines[0].log)))
     fleet.prepare(STATE)
-    assert critic == [0]  # it left before the engines start, which ask how much memory is free
-    assert actor == ["leave"]  # once it has sent its weights and answered the canary
+    assert critic == [0]  # it was offloaded before the engines start, because they measure free memory
+    assert actor == ["leave"]  # after it has sent its weights and answered the canary
     run(fleet, 4)
     assert "sleep" not in engines[0].log
     sharing.acquire("critic", lambda: critic.append(-1))
     assert [engine.log[-1] for engine in engines] == ["sleep", "sleep"]
     log = list(engines[0].log)
     bench.trainer.has_moved_on = True
-    run(fleet, 4)  # at the same state: they are brought to it again, from what was published
+    run(fleet, 4)  # at the same state: they are restored to it from the published weights
     assert critic == [0, -1]
     assert engines[0].log[len(log) :][:5] == ["begin_weights", "take_weights", "end_weights", "score", "advance"]
     assert engines[1].log.count("end_weights") == 2
     fleet.close()
     sharing.acquire("critic", lambda: None)
-    assert engines[0].log[-1] == "close"  # and is not started to be put to sleep
+    assert engines[0].log[-1] == "close"  # and is not started only to be put to sleep
 
 
 def test_engines_sleep_before_trainer_that_stays_on_device():
@@ -233,7 +233,7 @@ def test_engines_get_weights_from_trainer_if_none_are_kept():
         sharing.acquire("critic", lambda: None)
     assert engine.log.count("end_weights") == 2
     run(bench.fleet, 4)
-    run(bench.fleet, 4)  # evaluated, then drawn, without a turn of anybody in between
+    run(bench.fleet, 4)  # evaluated, then generated, without another role in between
     assert engine.log.count("end_weights") == 3
 
 
@@ -252,7 +252,7 @@ def test_hang_error_names_pending_samples():
     with pytest.raises(HangError, match=r"not finished\n  2 samples: d0, d1") as caught:
         generate_all(fleet, 2)
     assert caught.value.hint == "look"
-    assert engine.log[-1] == "close"  # and it was not started again to be told to forget
+    assert engine.log[-1] == "close"  # and it was not started again only to release memory
 
 
 def test_late_requests_go_to_idle_engines_first():
@@ -260,15 +260,15 @@ def test_late_requests_go_to_idle_engines_first():
     fleet, _ = fleet_of(*engines)
     fleet.prepare(STATE)
     fleet.open(PARAMS)
-    fleet.submit(draws(1))
+    fleet.submit(requests(1))
     assert [engine.log[-1] for engine in engines] == ["advance", "score"]
-    fleet.submit(draws(6)[1:])
+    fleet.submit(requests(6)[1:])
     assert engines[1].log[-1] == "advance"
     ended = list(fleet.finished())
     assert fleet.open_requests == 6 - len(ended)
-    fleet.submit(draws(8)[6:])
+    fleet.submit(requests(8)[6:])
     ended += [one for drawn in iter(fleet.finished, []) for one in drawn]
-    assert sorted(one.finished.id for one in ended) == [draw.id for draw in draws(8)]
+    assert sorted(one.finished.id for one in ended) == [draw.id for draw in requests(8)]
     assert fleet.finished() == []
 
 
@@ -276,7 +276,7 @@ def test_finished_samples_are_returned_before_error_is_raised():
     fleet, _ = fleet_of(CountingHost(speed=1), CountingHost(speed=1, error=HangError("hung", hint="")))
     fleet.prepare(STATE)
     fleet.open(PARAMS)
-    fleet.submit(draws(4))
+    fleet.submit(requests(4))
     assert len(fleet.finished()) == 1
     with pytest.raises(HangError):
         fleet.finished()
@@ -287,7 +287,7 @@ def test_aborted_stream_leaves_no_requests():
     fleet, _ = fleet_of(engine)
     fleet.prepare(STATE)
     fleet.open(PARAMS)
-    fleet.submit(draws(6))
+    fleet.submit(requests(6))
     assert len(fleet.finished()) == 1
     fleet.abort()
     assert engine.log[-1] == "abort"
@@ -342,7 +342,7 @@ def test_engines_with_different_canary_tokens_are_each_checked(monkeypatch):
 
 
 def test_used_up_engine_process_is_replaced_on_restart(tmp_path):
-    """On a GPU vLLM's memory for sleeping is good for one start."""
+    """On a GPU vLLM's memory for sleeping works for one start only."""
     dying, other = CountingHost(speed=1, in_place=False, dies_in=[2]), CountingHost(speed=1, in_place=False)
     bench = bench_of(dying, other, exports=lambda: tmp_path)
     begun: list[str] = []

@@ -1,4 +1,4 @@
-"""The head sizes that preflight lets through are those that vLLM's CPU attention computes, and no others."""
+"""Preflight accepts exactly the head sizes that vLLM's CPU attention computes."""
 
 import pytest
 import torch
@@ -11,7 +11,8 @@ pytestmark = pytest.mark.engines
 
 @pytest.mark.skipif(device_of_the_build() != "cpu", reason="vLLM's CPU kernels are in its build for CPUs")
 def test_head_sizes_match_vllm_cpu_kernel() -> None:
-    """Asked as its metadata builder asks: for every even size up to 640, with the instructions it would choose."""
+    """Checked with vLLM's own selection for every even size up to 640, with the instruction set that it would
+    choose."""
     with _third_party_quiet():
         from vllm import _custom_ops
         from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, _get_attn_isa

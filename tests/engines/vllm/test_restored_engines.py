@@ -1,11 +1,11 @@
-"""An engine that dies is restored from what the last transfer published: the trainer has moved on by then."""
+"""A restarted engine is restored from the weights of the last transfer, because the trainer has moved on by then."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fleet_bench import EVERYONE, NEXT, PARAMS, STATE, CountingHost, FleetBench, bench_of, draws, run
+from fleet_bench import EVERYONE, NEXT, PARAMS, STATE, CountingHost, FleetBench, bench_of, requests, run
 
 from ppoctl.engines.device_sharing import DeviceSharing
 from ppoctl.engines.vllm.fleet import Fleet
@@ -20,7 +20,7 @@ Opened = Callable[..., FleetBench]
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Opened]:
-    """Prepares engines, with six draws under way; the trainer is not to be asked from then on."""
+    """Return prepared engines with six requests in progress; from then on the trainer must not be called."""
     fleets: list[Fleet] = []
 
     def opened(*engines: CountingHost) -> FleetBench:
@@ -28,7 +28,7 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
         fleets.append(bench.fleet)
         bench.fleet.prepare(STATE)
         bench.fleet.open(PARAMS)
-        bench.fleet.submit(draws(6))
+        bench.fleet.submit(requests(6))
         bench.trainer.has_moved_on = True
         return bench
 
@@ -41,10 +41,10 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
 def test_restored_engine_generates_from_prepared_state(opened: Opened, in_place: bool) -> None:
     dying = CountingHost(speed=1, dies_in=[2], in_place=in_place)
     bench = opened(dying, CountingHost(speed=1, in_place=in_place))
-    drawn = [one for ended in iter(bench.fleet.finished, []) for one in ended]
-    assert sorted(one.finished.id for one in drawn) == [draw.id for draw in draws(6)]
-    assert {one.finished.logprobs for one in drawn} == {(1.0,)}  # the engine's only weight: one update
-    assert {one.sends for one in drawn} == {1, 2}
+    finished = [one for ended in iter(bench.fleet.finished, []) for one in ended]
+    assert sorted(one.finished.id for one in finished) == [draw.id for draw in requests(6)]
+    assert {one.finished.logprobs for one in finished} == {(1.0,)}  # the engine's only weight: one update
+    assert {one.sends for one in finished} == {1, 2}
     assert "close" in dying.log
 
 
@@ -122,7 +122,7 @@ def test_failed_transfer_removes_its_export(tmp_path: Path, monkeypatch: pytest.
 def test_failed_transfer_invalidates_previous_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its memory has been filled anew."""
+    """Its memory has been overwritten."""
     engine = CountingHost(speed=1)
     fleet = bench_of(engine).fleet
     fleet.prepare(STATE)
@@ -132,7 +132,7 @@ def test_failed_transfer_invalidates_previous_weights(
             fleet.prepare(NEXT)
     num_calls = engine.log.count("takes_weights")
     fleet.prepare(STATE)
-    assert engine.log.count("takes_weights") == num_calls + 1  # a transfer of its own
+    assert engine.log.count("takes_weights") == num_calls + 1  # a separate transfer
 
 
 @WAYS
@@ -150,7 +150,7 @@ def test_single_process_keeps_no_weights_and_sends_again(in_place: bool) -> None
 
 
 def test_published_buckets_contain_only_lasting_content(opened: Opened) -> None:
-    """What is published would otherwise be read from memory that is filled anew."""
+    """Otherwise published weights would be read from memory that is overwritten."""
     dying = CountingHost(speed=1, dies_in=[1])
     bench = opened(dying)
     published = bench.fleet._published

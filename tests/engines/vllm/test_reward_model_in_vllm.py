@@ -1,4 +1,4 @@
-"""A reward model that vLLM runs scores as transformers and our own code do, beside an engine that draws."""
+"""A reward model in vLLM scores as transformers and the Megatron path do, next to an engine that generates."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ from wiring.harness import with_keys
 pytestmark = pytest.mark.engines
 
 TEXTS = [(5, 9, 2, 77, 31), (8,), (3, 3, 60, 14, 2, 2, 90, 41, 17), (64, 12)] * 33
-"""More than one step of the engine reads."""
+"""More than the engine reads in one step."""
 
 
 def recipe(folder: Path, **keys: Any) -> Recipe:
@@ -30,7 +30,7 @@ def recipe(folder: Path, **keys: Any) -> Recipe:
 
 
 def logits(folder: Path) -> torch.Tensor:
-    """transformers'. [text label]"""
+    """Return transformers' logits. [text label]"""
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         return torch.cat([model(input_ids=torch.tensor([text])).logits for text in TEXTS])
@@ -52,7 +52,7 @@ def engine_of() -> Iterator[Callable[[Recipe], PoolingEngine]]:
         each.close()
 
 
-@pytest.mark.usefixtures("tied")  # an engine that draws, in the same process
+@pytest.mark.usefixtures("tied")  # a generating engine in the same process
 def test_vllm_scores_match_transformers_and_keep_rng_state(
     tmp_path: Path, engine_of: Callable[[Recipe], PoolingEngine]
 ) -> None:

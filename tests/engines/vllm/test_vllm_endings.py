@@ -1,4 +1,4 @@
-"""How responses end, and which requests are refused before anything is drawn."""
+"""Ends of responses, and requests that are refused before generation."""
 
 import dataclasses
 
@@ -44,7 +44,7 @@ def test_stop_string_ends_response_and_is_cut_from_text(tied: Bench) -> None:
         if stop in whole.text:
             assert sample.terminated
             assert sample.text == whole.text[: whole.text.index(stop)]
-            # One byte a token here: the tokens end with the one that completes the stop string.
+            # One byte per token here: the tokens end with the one that completes the stop string.
             assert len(sample.tokens) < len(whole.tokens)
             before_last = tied.generator._detokenizer.text(sample.tokens[:-1], params)
             assert stop not in before_last
@@ -53,7 +53,7 @@ def test_stop_string_ends_response_and_is_cut_from_text(tied: Bench) -> None:
 
 
 def test_min_new_tokens_masks_end_tokens_and_ignores_stop_strings(tied: Bench) -> None:
-    """Neither ids nor stop strings; log-probs are of what could be drawn."""
+    """Neither ids nor stop strings end a response early; log-probs belong to the distribution without end tokens."""
     params = SamplingParams(temperature=2.0, max_new_tokens=40, stop_token_ids=(FOLDER_EOS, 45, 46, 47, 48))
     for stop_strings in ((), ("a", "e", "o")):
         plain = dataclasses.replace(params, stop_strings=stop_strings)

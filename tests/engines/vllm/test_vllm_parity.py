@@ -1,4 +1,4 @@
-"""What the generator reports is what the trainer's model computes, whatever else is drawn beside it."""
+"""The generator's log-probs equal those of the trainer's model, independent of concurrent requests."""
 
 import pytest
 from vllm_bench import Bench, prompts
@@ -30,7 +30,7 @@ def test_sampler_logprobs_include_temperature(tied: Bench) -> None:
 def test_sampler_logprobs_include_filters(tied: Bench, filters: dict[str, float]) -> None:
     params = SamplingParams(temperature=1.3, max_new_tokens=16, **filters)  # type: ignore[arg-type]
     assert tied.worst_gap(prompts(4), params) < 1e-3
-    # Else the filters would leave everything, and the comparison would be of nothing.
+    # Otherwise the filters would keep everything, and the comparison would be trivial.
     samples = tied.generate(prompts(1), params)["p0"]
     unfiltered = tied.trainer.logprobs(
         prompts(1)[0].prompt_tokens + samples.tokens, OutputRequest(params.temperature)

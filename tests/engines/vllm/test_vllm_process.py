@@ -1,4 +1,4 @@
-"""How an engine starts, starts again, and fails."""
+"""Starts, restarts and failures of an engine."""
 
 import copy
 import re
@@ -39,7 +39,7 @@ def test_engine_restarted_on_export_has_its_weights(untied: Bench, monkeypatch: 
     monkeypatch.setattr(Engine, "takes_weights", lambda engine: False)
     untied.trainer.move(0.05)
     assert untied.worst_gap(prompts(4), SAMPLING) < 1e-3
-    # One small step behind: no comparison of log-probs sees it.
+    # One small step behind: a comparison of log-probs cannot detect it.
     behind = copy.deepcopy(untied.trainer.model)
     untied.trainer.move(1e-6)
     with monkeypatch.context() as stale:

@@ -1,4 +1,4 @@
-"""Samples arrive as they finish; a stream may be left at any time."""
+"""Samples arrive as they finish; a stream may be closed at any time."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -22,9 +22,9 @@ def test_first_samples_arrive_before_last(tied: Bench, monkeypatch: pytest.Monke
     passes: list[None] = []
     step = Engine.step
     monkeypatch.setattr(Engine, "step", lambda engine: passes.append(None) or step(engine))
-    tied.generate(prompts(1), SAMPLING)  # be at the state already: the canary's pass is not counted
+    tied.generate(prompts(1), SAMPLING)  # be at the state already, so that the canary's pass is not counted
     passes.clear()
-    # 20 requests on 8 seats: the last ones cannot start before the first ones ended.
+    # 20 requests, at most 8 at a time: the last ones cannot start before the first ones ended.
     stream, arrivals = tied.open(prompts(20), SAMPLING), []
     while samples := stream.finished():
         arrivals += [len(passes)] * len(samples)
@@ -48,14 +48,14 @@ def test_advance_returns_after_enough_samples_or_many_tokens(tied: Bench, monkey
     assert calls == [1]  # and not once every 16 tokens
     calls.clear()
     tied.generate(prompts(20), SAMPLING)
-    assert len(calls) >= 3  # 20 on 8 seats: those that ended first are handed out before the last begin
+    assert len(calls) >= 3  # 20 requests, 8 at a time: the first to finish are returned before the last begin
     assert sum(calls) == 20
 
 
 def test_late_requests_give_same_samples_as_separate_requests(tied: Bench) -> None:
     whole = tied.generate(prompts(12), SAMPLING)
     with closing(tied.open(prompts(12)[:5], SAMPLING)) as stream:
-        stream.submit(prompts(12)[5:])  # to an engine that is in the middle of the first ones
+        stream.submit(prompts(12)[5:])  # to an engine that is still processing the first ones
         samples = [sample for finished in iter(stream.finished, []) for sample in finished]
     assert {sample.key: sample for sample in samples} == whole
 
@@ -66,7 +66,7 @@ def test_closing_stream_drops_requests_and_next_is_complete(tied: Bench) -> None
     first, *_ = stream.finished()
     stream.close()
     assert first == whole[first.key]
-    tied.trainer.move(0.0)  # a new state with the same numbers: loading needs an idle engine
+    tied.trainer.move(0.0)  # a new state with equal weights: loading needs an idle engine
     again = tied.generate(prompts(12), SAMPLING)
     assert {key: sample.tokens for key, sample in again.items()} == {k: sample.tokens for k, sample in whole.items()}
 
@@ -86,7 +86,7 @@ def test_stream_raises_error_if_generator_is_closed(tied: Bench, monkeypatch: py
     left = 12 - len(stream.finished())
     engine = tied.engine
     with monkeypatch.context() as closed:
-        closed.setattr(Here, "close", lambda host: None)  # the session's engine stays
+        closed.setattr(Here, "close", lambda host: None)  # the session's engine remains open
         tied.generator.close()
     with pytest.raises(PpoctlError, match=rf"closed with {left} samples unfinished"):
         stream.finished()
@@ -94,11 +94,11 @@ def test_stream_raises_error_if_generator_is_closed(tied: Bench, monkeypatch: py
 
 
 def test_prompts_are_never_prefilled_in_chunks(model_folder: Callable[[str], Path]) -> None:
-    # 64 prompts of 280 tokens and more are 18,000 tokens, several engine steps of prefill. In parts, a prompt's
-    # generator would draw once too often (or, on a CPU, fail).
+    # 64 prompts of 280 tokens and more are 18,000 tokens, several engine steps of prefill. With a partly processed
+    # prompt, the prompt's random generator would sample once too often (or, on a CPU, fail).
     bench = Bench.start(model_folder("tied"), seats=64)
     requests = prompts(64, length=280)
-    first = SamplingParams(temperature=1.0, max_new_tokens=4)  # where a draw too many shows
+    first = SamplingParams(temperature=1.0, max_new_tokens=4)  # where an additional sample would show
     many = bench.generate(requests, first)
     few = bench.generate(requests[:4], first)
     bench.generator.close()

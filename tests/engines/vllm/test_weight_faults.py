@@ -1,7 +1,8 @@
-"""Every way a weight update can go wrong, planted: at a change as small as one optimizer step, and named.
+"""Every way in which a weight update can go wrong, planted: errors as small as one optimizer step are detected and
+named.
 
-`TINY` moves each weight by about 1e-6, as one Adam step at that learning rate does. No comparison of log-probs can
-see that.
+`TINY` moves each weight by about 1e-6, as one Adam step at that learning rate does. A comparison of log-probs cannot
+detect that.
 """
 
 import dataclasses
@@ -49,8 +50,8 @@ def test_equal_state_sends_nothing_and_new_state_sends_weights(tied: Bench) -> N
 
 
 def test_engine_starts_without_reading_weights_from_folder(tied: Bench, tmp_path: Path) -> None:
-    """The transfer would replace all of them. Here the folder has none: the engine starts, and holds what it is sent,
-    by checksum."""
+    """The transfer would replace all of them. The folder has none here: the engine starts, and holds the received
+    weights, verified by checksum."""
     folder = tmp_path / "without weights"
     shutil.copytree(tied.trainer.folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     host = Here(settings_for(folder))
@@ -211,7 +212,7 @@ def test_canary_catches_kv_cache_corrupted_during_decoding(tied: Bench, monkeypa
 
     def forgetful() -> list[GenerationOutput]:
         finished = step()
-        caches[0].zero_()  # of the first layer, once the prompt has been scored from it
+        caches[0].zero_()  # of the first layer, after the prompt has been scored from it
         return finished
 
     tied.trainer.move(TINY)
@@ -231,7 +232,7 @@ def test_kv_cache_of_old_weights_is_unused_even_without_reset(tied: Bench, monke
     tied.trainer.move(0.1)
     assert tied.worst_gap(long, SAMPLING) < 1e-3
 
-    # The same without the salt: this is what the two measures are for.
+    # Without the salt: this case is the reason for the two measures.
     add_request = llm.add_request
     monkeypatch.setattr(
         llm, "add_request", lambda id, prompt, params: add_request(id, {**prompt, "cache_salt": "same"}, params)

@@ -1,4 +1,4 @@
-"""A tiny random Qwen2, a plain Hugging Face model that plays the trainer, and the pair under test."""
+"""A tiny random Qwen2, a plain Hugging Face model as its trainer, and the two together."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -28,7 +28,8 @@ WINDOW = 320
 
 
 def write_model(folder: Path, *, tied: bool) -> None:
-    """Two layers, peaked (standard deviation 0.2), a byte-level tokenizer; 0.2M parameters."""
+    """Write a model of two layers with peaked outputs (standard deviation 0.2) and a byte-level tokenizer; 0.2M
+    parameters."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
@@ -63,12 +64,12 @@ def write_model(folder: Path, *, tied: bool) -> None:
 
 @dataclass
 class HfTrainer:
-    """Plays the trainer: holds a Hugging Face model, moves it, hands out its weights, scores with it."""
+    """A stand-in for the trainer: holds a Hugging Face model, moves it, sends its weights, and scores with it."""
 
     folder: Path
     dtype: str = "float32"
     traffic: list[str] = field(default_factory=list)
-    """Names of all tensors that were asked for."""
+    """Names of all tensors that were sent."""
     updates: int = 0
 
     def __post_init__(self) -> None:
@@ -81,7 +82,7 @@ class HfTrainer:
         return State(role="actor", step=self.updates, updates=self.updates, lineage=f"{id(self):x}-{self.updates}")
 
     def move(self, scale: float) -> State:
-        """An update: every weight moves by `scale` times a normal number."""
+        """Move every weight by `scale` times a normal number, as an update."""
         self.updates += 1
         generator = torch.Generator().manual_seed(self.updates)
         with torch.no_grad():
@@ -110,7 +111,7 @@ class HfTrainer:
     def logprobs(
         self, tokens: tuple[int, ...], output_request: OutputRequest | None = None, prompt_tokens: int = 1
     ) -> list[float]:
-        """Log-probs of tokens 1.. of a sequence; under filters as the Megatron engine takes them."""
+        """Return log-probs of tokens 1.. of a sequence, filtered as the Megatron trainer filters."""
         ids, output_request = torch.tensor([tokens]), output_request or OutputRequest()
         with torch.no_grad():
             if output_request.is_filtered or output_request.min_new_tokens:
@@ -133,7 +134,8 @@ class HfTrainer:
             return int(self.model(torch.tensor([tokens])).logits[0, -1].argmax())
 
     def at(self, state: State) -> TrainerSide:
-        """What a generator asks. Looked up when asked, so that a test can plant something else."""
+        """Return the trainer side of a generator. Methods are looked up at the call, so that a test can replace
+        them."""
         return TrainerSide(
             weights=lambda: self.weights(state),
             score=lambda tokens: self.logprobs(tokens),
@@ -147,14 +149,14 @@ def settings_for(folder: Path, *, dtype: Literal["float32", "bfloat16"] = "float
         dtype=dtype,
         max_model_len=WINDOW,
         eos_token_ids=(END,),
-        # Fewer seats than most tests have requests, so that requests also wait, enter and leave.
+        # Fewer concurrent sequences than most tests have requests, so that requests also wait, enter and leave.
         table=GeneratorTable(kv_cache_mib=64, max_concurrent_seqs=seats),
     )
 
 
 @dataclass
 class Bench:
-    """A generator and the trainer it follows."""
+    """A generator and the trainer that it follows."""
 
     trainer: HfTrainer
     generator: VllmGenerator
@@ -183,14 +185,15 @@ class Bench:
             return {sample.key: sample for together in finished for sample in together}
 
     def open(self, requests: list[SampleRequest], params: SamplingParams) -> Stream:
-        """Requests under way."""
+        """Start requests, and return their stream."""
         self.generator.prepare(self.trainer.state)
         stream = self.generator.open(params)
         stream.submit(requests)
         return stream
 
     def worst_gap(self, requests: list[SampleRequest], params: SamplingParams) -> float:
-        """Largest difference between a sampled token's log-prob and a forward pass of the trainer's model."""
+        """Return the largest difference between a sampled token's log-prob and a forward pass of the trainer's
+        model."""
         worst = 0.0
         samples = self.generate(requests, params)
         for request in requests:
