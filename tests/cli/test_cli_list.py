@@ -181,7 +181,7 @@ def test_runs_notes_that_slurm_does_not_answer(make: Callable[..., Journal], ask
     said = ask("runs", "--wait", "0.1")
     assert said.out.splitlines()[1].split()[:2] == ["q1", "unknown"]
     assert said.err == (
-        "note: Slurm did not answer about the jobs: `squeue` gave no answer within 0.1 s; "
+        "note: Slurm did not answer about the jobs: `squeue` did not answer within 0.1 s; "
         "try again: ppoctl runs runs --wait 20\n"
     )
 

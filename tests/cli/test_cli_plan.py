@@ -91,7 +91,7 @@ contents of this machine with all processes
   critic activations    227 MiB   critic_update
   generator weights     3.57 MiB  always
   KV cache              256 MiB   always
-  weights on their way  13.2 MiB  rollout, eval
+  weights in transfer   13.2 MiB  rollout, eval
   states being written  19.7 MiB  all except actor_load, critic_load
   libraries             950 MiB   always
   samples and records   784 KiB   rollout
@@ -187,10 +187,10 @@ host memory of a node with 8 GPUs, at most 390 GiB
   object store          576 MiB   always
 
 largest items in critic_update, and what to do
-  KV cache           37.8 GiB  lower `generator.gpu_memory_frac`
-  critic at work     32.9 GiB  raise `critic.parallel.context`, or set `critic.recompute`
-  generator weights  14.2 GiB  raise `generator.tensor`
-  actor optimizer    10.6 GiB  raise `actor.parallel.data` with `distributed_optimizer = true`
+  KV cache            37.8 GiB  lower `generator.gpu_memory_frac`
+  critic activations  32.9 GiB  raise `critic.parallel.context`, or set `critic.recompute`
+  generator weights   14.2 GiB  raise `generator.tensor`
+  actor optimizer     10.6 GiB  raise `actor.parallel.data` with `distributed_optimizer = true`
   if every role is offloaded, no stage needs more than 66.2 GiB (rollout):
     --set 'cluster.offload=["actor", "critic", "generator"]'
 """
@@ -258,36 +258,36 @@ stages, each process on its own GPU, 80 GiB
   no role is offloaded
 
 contents of the actor's GPU
-  actor weights         3.55 GiB  always
-  actor gradients       7.09 GiB  always
-  actor optimizer       21.3 GiB  always
-  reference             3.55 GiB  always
-  actor at work         2.84 GiB  rollout, logprobs, eval
-  actor at work         2.95 GiB  actor_update
-  fragments             291 MiB   rollout, logprobs, eval
-  fragments             302 MiB   actor_update
-  CUDA contexts         614 MiB   always
-  NCCL                  1.25 GiB  always
-  weights on their way  3.05 GiB  rollout, eval
+  actor weights        3.55 GiB  always
+  actor gradients      7.09 GiB  always
+  actor optimizer      21.3 GiB  always
+  reference            3.55 GiB  always
+  actor activations    2.84 GiB  rollout, logprobs, eval
+  actor activations    2.95 GiB  actor_update
+  fragments            291 MiB   rollout, logprobs, eval
+  fragments            302 MiB   actor_update
+  CUDA contexts        614 MiB   always
+  NCCL                 1.25 GiB  always
+  weights in transfer  3.05 GiB  rollout, eval
 
 contents of the critic's GPU
-  critic weights    3.29 GiB  always
-  critic gradients  6.59 GiB  always
-  critic optimizer  19.8 GiB  always
-  critic at work    745 MiB   values
-  critic at work    22.3 GiB  critic_update
-  fragments         74.5 MiB  values
-  fragments         2.23 GiB  critic_update
-  CUDA contexts     614 MiB   always
-  NCCL              1.25 GiB  always
+  critic weights      3.29 GiB  always
+  critic gradients    6.59 GiB  always
+  critic optimizer    19.8 GiB  always
+  critic activations  745 MiB   values
+  critic activations  22.3 GiB  critic_update
+  fragments           74.5 MiB  values
+  fragments           2.23 GiB  critic_update
+  CUDA contexts       614 MiB   always
+  NCCL                1.25 GiB  always
 
 contents of the generator's GPU
-  generator weights     7.09 GiB  always
-  KV cache              44.9 GiB  always
-  CUDA graphs           1 GiB     always
-  CUDA contexts         614 MiB   always
-  NCCL                  1.25 GiB  always
-  weights on their way  1.02 GiB  rollout, eval
+  generator weights    7.09 GiB  always
+  KV cache             44.9 GiB  always
+  CUDA graphs          1 GiB     always
+  CUDA contexts        614 MiB   always
+  NCCL                 1.25 GiB  always
+  weights in transfer  1.02 GiB  rollout, eval
 
 host memory of a node with 8 GPUs (the fullest of 3), at most 110 GiB
   rollouts in ranks     2.25 GiB  always
@@ -296,7 +296,7 @@ host memory of a node with 8 GPUs (the fullest of 3), at most 110 GiB
   libraries             3.52 GiB  always
   samples and records   1.41 GiB  rollout
   samples and records   1.34 GiB  all except rollout
-  weights on their way  3.05 GiB  rollout, eval
+  weights in transfer   3.05 GiB  rollout, eval
   object store          576 MiB   always
 """
     )
@@ -351,14 +351,14 @@ contents of the fullest of 8 GPUs (actor, critic, generator)
   weights in transfer   4.06 GiB  rollout, eval
 
 host memory of a node with 8 GPUs, at most 637 GiB
-  moved out             142 GiB   all except actor_load
+  offloaded             142 GiB   all except actor_load
   rollouts in ranks     4 GiB     always
   states being written  191 GiB   all except actor_load, critic_load
   staging               1 GiB     actor_save
   gathered for a save   170 GiB   actor_save
   read by a load        170 GiB   actor_load
   libraries             7.18 GiB  always
-  moved out             105 GiB   all except critic_load
+  offloaded             105 GiB   all except critic_load
   staging               1 GiB     critic_save
   gathered for a save   158 GiB   critic_save
   read by a load        158 GiB   critic_load

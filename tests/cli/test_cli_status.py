@@ -271,7 +271,9 @@ def test_stop_of_a_finished_run_does_nothing_and_succeeds(paths: RunPaths, clust
     cluster.has("12", "NODE_FAIL")
     assert ask("stop", "my") == Said(
         0,
-        "the run is neither running nor pending: failed, job 12 ended with `NODE_FAIL`; attempt 2 left no word\n",
+        """\
+the run is neither running nor pending: failed, job 12 ended with `NODE_FAIL`; attempt 2 did not record how it ended
+""",
         "",
     )
     assert not paths.stop_request.exists()
@@ -289,7 +291,7 @@ def test_stop_without_a_slurm_answer_writes_the_request(paths: RunPaths, cluster
     assert said.code == 3
     assert said.err == (
         "error: no job was cancelled, because Slurm did not answer about job 13 of this run: "
-        "`squeue` gave no answer within 0.1 s\n\nhint: on a login node: ppoctl stop my --wait 20\n"
+        "`squeue` did not answer within 0.1 s\n\nhint: on a login node: ppoctl stop my --wait 20\n"
     )
     assert stop_requested(paths, 2) == "stage"
 

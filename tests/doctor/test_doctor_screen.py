@@ -60,13 +60,13 @@ def test_screen_shows_faults_and_their_fixes(capsys: pytest.CaptureFixture[str])
     assert (
         said.out
         == """\
-torch         wrong    2.13.0+cpu, built for CPUs, and this machine has 2 GPUs; fix: make setup-gpu  # or, without \
+torch         wrong    2.13.0+cpu, built for CPUs, but this machine has 2 GPUs; fix: make setup-gpu  # or, without \
 a checkout: uv pip install --reinstall 'ppoctl[gpu]'
 GPUs          ok       2: NVIDIA H100 80GB HBM3 40 GiB, NVIDIA H100 80GB HBM3 80 GiB
 compute mode  wrong    GPU 0 is in compute mode `EXCLUSIVE_PROCESS` (2 of 2 GPUs): several processes of a run share \
 a GPU; fix: sudo nvidia-smi -c DEFAULT
-peer access   warning  none between GPUs 0 and 1 (1 of 1 pairs): what they exchange goes through the host; fix: \
-nvidia-smi topo -p2p r  # a virtual machine, ACS or an IOMMU may forbid it
+peer access   warning  none between GPUs 0 and 1 (1 of 1 pairs): transfers go through the host; fix: nvidia-smi \
+topo -p2p r  # a virtual machine, ACS or an IOMMU may forbid it
 1 check passed, 1 warning, 2 failed
 """
     )
