@@ -136,10 +136,10 @@ def _open(request: ConvertRequest, source: FoundCheckpoint) -> Conversion:
     shape = read_shape(source.like)
     dtype = DTYPES[request.dtype] if request.dtype else None
     if source.kind == "hf":
-        given: Weights = open_weights(source.folder, allow_pickle=request.allow_pickle)
+        source_weights: Weights = open_weights(source.folder, allow_pickle=request.allow_pickle)
     else:
-        given = MegatronWeights(TorchDist(source.folder), shape, source.role)
-    weights = Accounted(given, source.folder, shape, source.role, dtype)
+        source_weights = MegatronWeights(TorchDist(source.folder), shape, source.role)
+    weights = Accounted(source_weights, source.folder, shape, source.role, dtype)
     return Conversion(request, source, shape, weights, (*source.notes, *weights.notes))
 
 
