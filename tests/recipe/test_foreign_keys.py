@@ -38,8 +38,8 @@ def told(write: Write, keys: Sequence[str], *files: Path) -> dict[str, str]:
     """Return the message for each key of a configuration that is pasted as TOML, after some recipes."""
     pasted = write("".join(f"{key} = 1\n" for key in keys), "pasted.toml")
     _, problems = examine([*files, pasted], (), {})
-    found = [re.fullmatch(r"unknown key `([^`]+)`(?:; )?(.*)", problem.message, re.DOTALL) for problem in problems]
-    return {each.group(1): each.group(2) for each in found if each}
+    matches = [re.fullmatch(r"unknown key `([^`]+)`(?:; )?(.*)", problem.message, re.DOTALL) for problem in problems]
+    return {match.group(1): match.group(2) for match in matches if match}
 
 
 def answers(name: str) -> tuple[str, dict[str, str], dict[str, str]]:
@@ -48,13 +48,15 @@ def answers(name: str) -> tuple[str, dict[str, str], dict[str, str]]:
     rows, lists = {}, {}
     for key, row in file["keys"].items():
         for theirs, ours in (file["roles"] if "ROLE" in key else {"": ""}).items():
-            here = [f"`{each.replace('ROLE', ours)}`" for each in row.get("is", "").split(", ") if each]
+            equivalents = [
+                f"`{own_key.replace('ROLE', ours)}`" for own_key in row.get("is", "").split(", ") if own_key
+            ]
             note = f": {row['note']}" if "note" in row else ""
-            rows[key.replace("ROLE", theirs)] = (" and ".join(here) or "nothing") + f" here{note}"
-    for each in file["unused"]:
-        for key in each["keys"]:
+            rows[key.replace("ROLE", theirs)] = (" and ".join(equivalents) or "nothing") + f" here{note}"
+    for entry in file["unused"]:
+        for key in entry["keys"]:
             for theirs in file["roles"] if "ROLE" in key else [""]:
-                lists[key.replace("ROLE", theirs)] = f"nothing here: {each['why']}"
+                lists[key.replace("ROLE", theirs)] = f"nothing here: {entry['why']}"
     return file["name"], rows, lists
 
 
