@@ -74,8 +74,8 @@ def _leave_samples(items: list[pytest.Item]) -> None:
 def _draw_stories(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the end-to-end tests that this seed selects, and all other tests."""
     stories = {item.nodeid: item for item in items if item.get_closest_marker("slow") is not None}
-    drawn = draw([_cell(item) for item in stories.values()], config.option.seed, config.option.one_in)
-    left_out = [item for name, item in stories.items() if name not in drawn]
+    selected = draw([_cell(item) for item in stories.values()], config.option.seed, config.option.one_in)
+    left_out = [item for name, item in stories.items() if name not in selected]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
 
@@ -89,8 +89,8 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
     """Report the selection, and how to repeat it."""
     if config.option.one_in == 1:
         return []
-    again = f"make test-slow-sample SEED={config.option.seed}"
-    return [f"drawn, one in {config.option.one_in} ({again}):", *(f"  {item.nodeid}" for item in items)]
+    command = f"make test-slow-sample SEED={config.option.seed}"
+    return [f"drawn, one in {config.option.one_in} ({command}):", *(f"  {item.nodeid}" for item in items)]
 
 
 @pytest.fixture(scope="session")

@@ -8,14 +8,14 @@ from collections.abc import Callable
 import pytest
 
 
-def require(there: Callable[[], bool], *packages: str) -> None:
+def require(is_installed: Callable[[], bool], *packages: str) -> None:
     """Require the programs; without them, skip the tests that need them. In CI that is a failure."""
-    if there():
+    if is_installed():
         return
     install = ("apt-get", "install", "--no-install-recommends", "-y", "-qq", *packages)
     root_on_debian = os.getuid() == 0 and shutil.which("apt-get") is not None
     trouble = _installed(install) if root_on_debian else "only root on Debian installs it"
-    if there():
+    if is_installed():
         return
     not_run = pytest.fail if os.environ.get("CI") else pytest.skip
     not_run(f"no {', '.join(packages)} here: {' '.join(install)}: {trouble}")

@@ -16,23 +16,23 @@ DRAWS = [draw(CELLS, f"commit {number}", 8) for number in range(2000)]
 
 def test_selection_depends_only_on_seed_and_not_on_test_order() -> None:
     assert draw(CELLS, "a", 8) == draw(CELLS[::-1], "a", 8)
-    assert len({frozenset(drawn) for drawn in DRAWS}) > 1000
+    assert len({frozenset(selected) for selected in DRAWS}) > 1000
 
 
 def test_every_case_is_selected_with_at_least_the_given_chance() -> None:
-    times = Counter(name for drawn in DRAWS for name in drawn)
+    times = Counter(name for selected in DRAWS for name in selected)
     assert all(times[cell.name] / 2000 >= 1 / 8 - 0.03 for cell in CELLS)
     assert times["quickstart"] == 2000
 
 
 def test_one_grid_case_is_selected_each_time() -> None:
-    assert all(sum(name.startswith("grid[") for name in drawn) == 1 for drawn in DRAWS)
+    assert all(sum(name.startswith("grid[") for name in selected) == 1 for selected in DRAWS)
 
 
 def test_selected_cases_stay_within_the_time_limit() -> None:
     minutes = {cell.name: cell.minutes for cell in CELLS}
     # Long cells: 11 minutes in one block with five short ones. Selected: at most 5 of them, 1.5 of the grid, 6.
-    assert max(sum(minutes[name] for name in drawn) for drawn in DRAWS) == 5.0 + 1.5 + 6.0
+    assert max(sum(minutes[name] for name in selected) for selected in DRAWS) == 5.0 + 1.5 + 6.0
 
 
 def test_new_case_changes_only_the_selection_of_its_block() -> None:
@@ -43,5 +43,5 @@ def test_new_case_changes_only_the_selection_of_its_block() -> None:
 
 @pytest.mark.parametrize("one_in", [1, 3])
 def test_number_of_selected_cases_follows_the_fraction(one_in: int) -> None:
-    drawn = draw([*SHORT, *LONG], "a", one_in)
-    assert len(drawn) == 30 / one_in
+    selected = draw([*SHORT, *LONG], "a", one_in)
+    assert len(selected) == 30 / one_in

@@ -38,23 +38,23 @@ def test_expectations_table_shows_met_or_unmet(
     assert contracts.main([*kept, *expect], ON_FAKES) == code
     table = Path("table.md").read_text("utf-8")
     assert capsys.readouterr().out == table
-    ((name, _, figure, bound, reached, step, said),) = cells(table)
-    assert (name, figure, said, step) == ("tiny", "reward/score_mean", verdict, "2")
+    ((name, _, metric, bound, reached, step, outcome),) = cells(table)
+    assert (name, metric, outcome, step) == ("tiny", "reward/score_mean", verdict, "2")
     assert bound == f"at least {float(least):g}"
     assert 0 <= float(reached) <= 1
 
 
 def test_failed_run_is_not_reported_as_unmet(kept: list[str]) -> None:
     assert contracts.main([*kept, "--set", "model.path=nowhere"], ON_FAKES) == 1
-    ((*_, said),) = cells(Path("table.md").read_text("utf-8"))
-    assert said.startswith("FAILED (3): ")
-    assert "nowhere" in said
+    ((*_, outcome),) = cells(Path("table.md").read_text("utf-8"))
+    assert outcome.startswith("FAILED (3): ")
+    assert "nowhere" in outcome
 
 
 def test_recipe_with_too_many_gpus_is_listed_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert contracts.main(["--gpus", "0"], ("false",)) == 0
-    found = {row[0]: row[-1] for row in cells(Path("contracts.md").read_text("utf-8"))}
-    assert found["verl/qwen2.5-0.5b-as-log"] == "not run: 1 GPUs, 0 here"
-    assert found["dsr1-7b"] == "not run: 64 GPUs, 0 here"
-    assert len(found) == len(contracts.published()) >= 4
+    results = {row[0]: row[-1] for row in cells(Path("contracts.md").read_text("utf-8"))}
+    assert results["verl/qwen2.5-0.5b-as-log"] == "not run: 1 GPUs, 0 here"
+    assert results["dsr1-7b"] == "not run: 64 GPUs, 0 here"
+    assert len(results) == len(contracts.published()) >= 4

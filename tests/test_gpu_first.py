@@ -30,13 +30,13 @@ def part(name: str, **others: Any) -> Part:
 
 
 def lines(out: Path, name: str) -> list[dict[str, Any]]:
-    found = []
+    records = []
     for line in (out / "lines.jsonl").read_text().splitlines():
         try:
-            found.append(json.loads(line))
+            records.append(json.loads(line))
         except ValueError:
             assert line == '{"part": "stops_in_mid_line", "ri'
-    return [line for line in found if line["part"] == name]
+    return [line for line in records if line["part"] == name]
 
 
 def verdict(out: Path, name: str) -> dict[str, Any]:
@@ -144,8 +144,8 @@ def test_gpu_check_screen_has_a_line_per_part_and_a_table(tmp_path: Path, capsys
 
 
 def test_part_limits_are_at_most_five_minutes() -> None:
-    assert max(each.limit_s for each in PARTS.values()) <= 300
-    assert all(each.expected_s < each.limit_s for each in PARTS.values())
+    assert max(each_part.limit_s for each_part in PARTS.values()) <= 300
+    assert all(each_part.expected_s < each_part.limit_s for each_part in PARTS.values())
 
 
 def test_unknown_part_is_refused_with_all_part_names() -> None:

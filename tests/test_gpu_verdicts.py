@@ -67,8 +67,8 @@ def test_good_measurements_have_no_fault(part):
 
 @pytest.mark.parametrize(("part", "line", "words"), BAD)
 def test_bad_measurement_is_named(part, line, words):
-    (found,) = wrong(part, [*GOOD[part], line], on_gpu=True)
-    assert words in found
+    (problem,) = wrong(part, [*GOOD[part], line], on_gpu=True)
+    assert words in problem
 
 
 def test_part_without_measurements_is_not_ok():

@@ -54,13 +54,13 @@ def on_fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_metrics_table_has_a_row_per_step(run: ppoctl.Run) -> None:
-    figures = run.metrics()
-    assert figures["step"].to_pylist() == [0, 1, 2, 3]
-    means = figures["reward/score_mean"].to_pylist()
+    metrics = run.metrics()
+    assert metrics["step"].to_pylist() == [0, 1, 2, 3]
+    means = metrics["reward/score_mean"].to_pylist()
     assert means[0] is None
     samples = run.samples(3)
     assert means[3] == pytest.approx(sum(samples["score"].to_pylist()) / 8)
-    assert [value is not None for value in figures["eval/held/pass_at_1"].to_pylist()] == [True, False, True, True]
+    assert [value is not None for value in metrics["eval/held/pass_at_1"].to_pylist()] == [True, False, True, True]
 
 
 def test_samples_table_has_all_data_of_each_response(run: ppoctl.Run) -> None:
@@ -92,23 +92,23 @@ def test_run_refuses_a_folder_that_is_not_a_run_directory(tmp_path: Path) -> Non
 
 
 def test_train_from_python_equals_train_from_the_command_line(on_fakes: Path) -> None:
-    found = ppoctl.train(QUICKSTART, {**LITTLE, "name": "mine"})
-    assert found.path == on_fakes / "runs/mine"
-    assert found.recipe["steps"] == 1
-    assert found.metrics()["step"].to_pylist()[-1] == 1
+    trained = ppoctl.train(QUICKSTART, {**LITTLE, "name": "mine"})
+    assert trained.path == on_fakes / "runs/mine"
+    assert trained.recipe["steps"] == 1
+    assert trained.metrics()["step"].to_pylist()[-1] == 1
     with pytest.raises(RunExistsError):
         ppoctl.train([QUICKSTART], {**LITTLE, "name": "mine"})
-    longer = ppoctl.resume(found, {"steps": 2})
+    longer = ppoctl.resume(trained, {"steps": 2})
     assert longer.metrics()["step"].to_pylist()[-1] == 2
-    again = ppoctl.train(str(QUICKSTART), {**LITTLE, "name": "mine", "steps": 2}, or_resume=True)
-    assert again.ledger() == longer.ledger()
+    resumed = ppoctl.train(str(QUICKSTART), {**LITTLE, "name": "mine", "steps": 2}, or_resume=True)
+    assert resumed.ledger() == longer.ledger()
 
 
 def test_train_from_python_continues_from_rollouts(on_fakes: Path) -> None:
     keys = {**LITTLE, "name": "drawn"}
-    drawn = ppoctl.rollout(QUICKSTART, keys)
-    assert drawn.steps_with_samples() == [1]
-    assert "policy/approx_kl" not in drawn.metrics().column_names
+    generated = ppoctl.rollout(QUICKSTART, keys)
+    assert generated.steps_with_samples() == [1]
+    assert "policy/approx_kl" not in generated.metrics().column_names
     assert "policy/approx_kl" in ppoctl.train(QUICKSTART, keys).metrics().column_names
 
 

@@ -114,19 +114,19 @@ def places(shape: object) -> tuple[tuple[float, float], ...]:
 
 def test_picture_places_shapes_by_value() -> None:
     rare = Panel("eval/x/pass_at_1", "share", (Curve(0, ((0, 0.0), (4, 1.0))),), True, ((2, "resumed"), (9, "late")))
-    found = drawing.picture([rare], ["mine"])
+    chart = drawing.picture([rare], ["mine"])
     left, right = drawing.LEFT + 6, drawing.WIDTH - drawing.RIGHT - 6
     top = 4 + drawing.LINE
     high, low = top + drawing.TOP + 6, top + drawing.PANEL_HEIGHT - drawing.BOTTOM - 6
-    assert [(dot.x, dot.y) for dot in found.shapes if isinstance(dot, drawing.Dot)] == [(left, low), (right, high)]
-    dashed = [shape for shape in found.shapes if isinstance(shape, drawing.Line) and shape.is_dashed]
+    assert [(dot.x, dot.y) for dot in chart.shapes if isinstance(dot, drawing.Dot)] == [(left, low), (right, high)]
+    dashed = [shape for shape in chart.shapes if isinstance(shape, drawing.Line) and shape.is_dashed]
     assert [line.points[0][0] for line in dashed] == [(left + right) / 2]  # the step after it does not exist
-    texts = {shape.text for shape in found.shapes if isinstance(shape, drawing.Text)}
+    texts = {shape.text for shape in chart.shapes if isinstance(shape, drawing.Text)}
     assert {"mine", "eval/x/pass_at_1", "1 share at step 4", "resumed", "step", "0", "0.5", "1", "2", "4"} <= texts
     assert "late" not in texts
     assert all(
-        0 <= x <= found.width and 0 <= y <= found.height
-        for s in found.shapes
+        0 <= x <= chart.width and 0 <= y <= chart.height
+        for s in chart.shapes
         if isinstance(s, drawing.Line)
         for x, y in s.points
     )
@@ -140,17 +140,17 @@ def test_event_labels_of_one_step_do_not_overlap() -> None:
 
 
 def test_svg_escapes_text_and_control_characters() -> None:
-    told = svg(drawing.picture([RISING], ["<a&b>\x1b"]), 'of "x" <y>')
-    root = ElementTree.fromstring(told)
+    text = svg(drawing.picture([RISING], ["<a&b>\x1b"]), 'of "x" <y>')
+    root = ElementTree.fromstring(text)
     space = "{http://www.w3.org/2000/svg}"
     texts = [element.text for element in root.iter(f"{space}text")]
     assert texts[0] == "<a&b>\ufffd"
     assert "reward/score_mean" in texts
     assert root.findtext(f"{space}title") == 'of "x" <y>'
     [line] = [
-        each
-        for each in root.iter(f"{space}polyline")
-        if each.get("stroke") == drawing.COLOURS[0] and each.get("stroke-width") == "1.8"
+        line
+        for line in root.iter(f"{space}polyline")
+        if line.get("stroke") == drawing.COLOURS[0] and line.get("stroke-width") == "1.8"
     ]
     assert len(str(line.get("points")).split()) == 3
 
@@ -161,7 +161,7 @@ def test_png_draws_curve_in_run_colour_at_its_value() -> None:
     assert image.size == (drawing.WIDTH * SCALE, (4 + 2 * drawing.LINE + drawing.PANEL_HEIGHT + drawing.LINE) * SCALE)
     top = 4 + 2 * drawing.LINE
     middle = (top + drawing.TOP + top + drawing.PANEL_HEIGHT - drawing.BOTTOM) / 2
-    wanted = tuple(int(drawing.COLOURS[1][start : start + 2], 16) for start in (1, 3, 5))
-    found = image.getpixel((drawing.WIDTH * SCALE // 2, round(middle * SCALE)))
-    assert found == pytest.approx(wanted, abs=3)
+    expected = tuple(int(drawing.COLOURS[1][start : start + 2], 16) for start in (1, 3, 5))
+    pixel = image.getpixel((drawing.WIDTH * SCALE // 2, round(middle * SCALE)))
+    assert pixel == pytest.approx(expected, abs=3)
     assert image.getpixel((drawing.WIDTH * SCALE // 2, round((middle + 12) * SCALE))) == (255, 255, 255)

@@ -49,9 +49,9 @@ def test_dataset_digest_changes_with_any_content(jsonl: MakeTable, tmp_path: Pat
         ['{"q": [{"role": "user", "content": "one"}], "a": "1"}'],
     ]
     digests = [read_set(jsonl(*lines), name="train").digest for lines in datasets]
-    again = read_set(jsonl(*datasets[0], name="copy.jsonl"), name="train").digest
+    repeated = read_set(jsonl(*datasets[0], name="copy.jsonl"), name="train").digest
     assert len(set(digests)) == len(datasets)
-    assert again == digests[0]
+    assert repeated == digests[0]
 
 
 def test_columns_may_be_nested_or_contain_dots(jsonl: MakeTable, tmp_path: Path) -> None:
@@ -288,8 +288,8 @@ def test_rows_import_loads_nothing_heavy() -> None:
 )
 @pytest.mark.usefixtures("ppoctl_data")
 def test_real_datasets_are_read_completely(table: Gsm8kRows | ColumnRows, num_rows: int, last_answer: str) -> None:
-    there = table.model_copy(update={"path": os.path.expandvars(table.path)})
-    rows = read_rows(there, name="train")
+    resolved = table.model_copy(update={"path": os.path.expandvars(table.path)})
+    rows = read_rows(resolved, name="train")
     assert len({row.id for row in rows}) == num_rows
     assert rows[-1].answer.endswith(last_answer)
 

@@ -24,9 +24,9 @@ TABLE = ColumnRows(format="columns", path="f.jsonl", prompt="q", answer="a", sys
 
 
 def light(folder: Path) -> PromptTemplate:
-    found = light_tokenizer(folder, ChatTemplate(folder))
-    assert found is not None
-    return PromptTemplate(found)
+    tokenizer = light_tokenizer(folder, ChatTemplate(folder))
+    assert tokenizer is not None
+    return PromptTemplate(tokenizer)
 
 
 @pytest.mark.parametrize("keys", [{}, {"chat_template": None}, {"chat_template": None, "adds": "<bos> $A <eos>"}])
@@ -47,10 +47,10 @@ def test_text_is_neither_truncated_nor_padded(make_tokenizer: Callable[..., Any]
     tokenizer.save_pretrained(tmp_path / "whole")
     for name in ("tokenizer_config.json", "chat_template.jinja"):
         (tmp_path / "whole" / name).rename(tmp_path / name)
-    found = light_tokenizer(tmp_path, ChatTemplate(tmp_path))
-    assert found is not None
-    assert found(["one", "one two three"], add_special_tokens=False) == {"input_ids": [[8], [8, 9, 10]]}
-    assert found("one two three", add_special_tokens=False) == {"input_ids": [8, 9, 10]}
+    light_one = light_tokenizer(tmp_path, ChatTemplate(tmp_path))
+    assert light_one is not None
+    assert light_one(["one", "one two three"], add_special_tokens=False) == {"input_ids": [[8], [8, 9, 10]]}
+    assert light_one("one two three", add_special_tokens=False) == {"input_ids": [8, 9, 10]}
 
 
 def test_token_bounds_equal_transformers(byte_level: Any, tmp_path: Path) -> None:
@@ -65,13 +65,13 @@ def test_tokenizer_that_may_add_tokens_has_no_bound(byte_level: Any, tmp_path: P
     from tokenizers import normalizers, pre_tokenizers
 
     byte_level.save_pretrained(tmp_path)
-    found = light(tmp_path)
-    core = found._tokenizer.backend_tokenizer
+    template = light(tmp_path)
+    core = template._tokenizer.backend_tokenizer
     if adds == "lowercase":
         core.normalizer = normalizers.NFKC()
     else:
         core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    assert found.most_tokens("plain") is None
+    assert template.most_tokens("plain") is None
 
 
 def test_folder_without_a_readable_tokenizer_file_has_none(tmp_path: Path) -> None:

@@ -176,10 +176,10 @@ def test_saved_dataset_is_read_with_further_columns(tmp_path: Path) -> None:
     datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "saved"))
     named = DatasetTable(path=str(tmp_path / "saved"))
     table = ColumnRows(format="columns", prompt="q", answer="a", fields=("tags", "s.level"), dataset=named)
-    found = read_rows(table, name="train")
-    assert [(row.question, row.answer) for row in found] == [(row["q"], row["a"]) for row in rows]
-    assert found[2].fields == {"tags": ["x", "x"], "s.level": 2}
-    assert found[2].place == f"`{tmp_path}/saved` (train) row 3"
+    rows_read = read_rows(table, name="train")
+    assert [(row.question, row.answer) for row in rows_read] == [(row["q"], row["a"]) for row in rows]
+    assert rows_read[2].fields == {"tags": ["x", "x"], "s.level": 2}
+    assert rows_read[2].place == f"`{tmp_path}/saved` (train) row 3"
     assert len(read_rows(table.model_copy(update={"max_rows": 3}), name="train")) == 3
     with pytest.raises(DataError, match=r"has no column `x`; its columns are `q`, `a`, `tags`, `s.level`"):
         read_rows(table.model_copy(update={"prompt": "x"}), name="train")

@@ -17,19 +17,19 @@ def epochs(order: Order, count: int) -> list[list[int]]:
 def test_fraction_of_a_source_continues_across_epochs() -> None:
     order = Order((SourceShare(3), SourceShare(10, 0.3)), seed=1)
     assert order.epoch_rows == 6
-    found = epochs(order, 10)
-    assert all(sorted(rows)[:3] == [0, 1, 2] for rows in found)
+    by_epoch = epochs(order, 10)
+    assert all(sorted(rows)[:3] == [0, 1, 2] for rows in by_epoch)
     # Ten epochs of three rows are three rounds of ten rows.
-    assert Counter(row for rows in found for row in rows if row >= 3) == dict.fromkeys(range(3, 13), 3)
-    assert len({frozenset(rows) for rows in found}) > 3
+    assert Counter(row for rows in by_epoch for row in rows if row >= 3) == dict.fromkeys(range(3, 13), 3)
+    assert len({frozenset(rows) for rows in by_epoch}) > 3
 
 
 def test_sources_of_equal_size_have_different_orders() -> None:
     order = Order((SourceShare(10, 0.3), SourceShare(10, 0.3)), seed=1)
-    drawn = [
+    same_order = [
         {row for row in epoch if row < 10} == {row - 10 for row in epoch if row >= 10} for epoch in epochs(order, 8)
     ]
-    assert sum(drawn) < 3
+    assert sum(same_order) < 3
 
 
 @given(
@@ -47,7 +47,7 @@ def test_every_row_occurs_as_often_as_its_weight_up_to_one(shares: list[tuple[in
         for count, weight in shares:
             mine = [times[row] for row in range(start, start + count)]
             assert sum(mine) == round(count * weight)
-            assert all(int(weight) <= each <= int(weight) + 2 for each in mine)
+            assert all(int(weight) <= count <= int(weight) + 2 for count in mine)
             start += count
 
 

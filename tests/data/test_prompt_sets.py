@@ -29,17 +29,17 @@ def prompts(table: ColumnRows, tokenizer: Any, most: int = 4) -> PromptSet:
     return PromptSet(read_set(table, name="train"), table, PromptTemplate(tokenizer), most)
 
 
-def told(found: PromptSet) -> list[tuple[str, str | None]]:
-    return [(prompt.id[6:12], prompt.answer) for prompt in found]
+def ids_and_answers(prompt_set: PromptSet) -> list[tuple[str, str | None]]:
+    return [(prompt.id[6:12], prompt.answer) for prompt in prompt_set]
 
 
 def test_repeated_rows_are_kept_or_dropped_and_counted(jsonl: MakeTable, make_tokenizer: Callable[..., Any]) -> None:
     kept = prompts(jsonl(*LINES), make_tokenizer(), most=9)
-    assert [answer for _, answer in told(kept)] == ["1", "2", "1", "another", "2"]
+    assert [answer for _, answer in ids_and_answers(kept)] == ["1", "2", "1", "another", "2"]
     assert kept.counts == Counts(read=5, repeated=2, too_long=0, dropped=0, cut=0)
     dropped = prompts(jsonl(*LINES, duplicates="drop"), make_tokenizer(), most=9)
     # A row keeps its id, even if rows before it are left out.
-    assert told(dropped) == [("000000", "1"), ("000001", "2"), ("000003", "another")]
+    assert ids_and_answers(dropped) == [("000000", "1"), ("000001", "2"), ("000003", "another")]
     assert dropped.counts == Counts(read=5, repeated=2, too_long=0, dropped=2, cut=0)
     assert kept.rows.digest == dropped.rows.digest
 
@@ -70,9 +70,9 @@ def test_hint_drops_a_single_huge_row_instead_of_raising_the_limit(
 
 
 def test_long_prompts_are_dropped_if_the_recipe_says_so(jsonl: MakeTable, make_tokenizer: Callable[..., Any]) -> None:
-    found = prompts(jsonl(*LINES, long_prompts="drop"), make_tokenizer())
-    assert told(found) == [("000000", "1"), ("000002", "1"), ("000003", "another")]
-    assert found.counts == Counts(read=5, repeated=2, too_long=2, dropped=2, cut=0)
+    kept = prompts(jsonl(*LINES, long_prompts="drop"), make_tokenizer())
+    assert ids_and_answers(kept) == [("000000", "1"), ("000002", "1"), ("000003", "another")]
+    assert kept.counts == Counts(read=5, repeated=2, too_long=2, dropped=2, cut=0)
     both = prompts(jsonl(*LINES, long_prompts="drop", duplicates="drop"), make_tokenizer())
     assert both.counts == Counts(read=5, repeated=2, too_long=1, dropped=3, cut=0)
     assert both.counts.remarks() == "2 of 5 rows repeat an earlier one; 1 are too long; 2 are used"
@@ -89,13 +89,13 @@ def test_too_long_error_names_the_longest_row(jsonl: MakeTable, make_tokenizer: 
 
 def test_long_prompt_keeps_its_last_tokens_with_cut(jsonl: MakeTable, make_tokenizer: Callable[..., Any]) -> None:
     def words(tokenizer: Any, most: int) -> tuple[PromptSet, list[str]]:
-        found = prompts(jsonl(*LINES, long_prompts="cut"), tokenizer, most)
-        return found, tokenizer.convert_ids_to_tokens(list(found[1].token_ids))
+        prompt_set = prompts(jsonl(*LINES, long_prompts="cut"), tokenizer, most)
+        return prompt_set, tokenizer.convert_ids_to_tokens(list(prompt_set[1].token_ids))
 
-    found, left = words(make_tokenizer(), 4)
+    prompt_set, left = words(make_tokenizer(), 4)
     assert left == ["one", "two", "three", "<|assistant|>"]
-    assert found.counts == Counts(read=5, repeated=2, too_long=2, dropped=0, cut=2)
-    assert len(found[0].token_ids) == 3
+    assert prompt_set.counts == Counts(read=5, repeated=2, too_long=2, dropped=0, cut=2)
+    assert len(prompt_set[0].token_ids) == 3
     # The common beginning of all texts remains.
     assert words(make_tokenizer(chat_template=None, adds="<bos> $A"), 3)[1] == ["<bos>", "two", "three"]
 
@@ -109,9 +109,9 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def apply_chat_template(self, *given: Any, **keys: Any) -> Any:
+    def apply_chat_template(self, *messages: Any, **keys: Any) -> Any:
         self.rendered += 1
-        return self.inner.apply_chat_template(*given, **keys)
+        return self.inner.apply_chat_template(*messages, **keys)
 
     def __call__(self, texts: Any, **keys: Any) -> Any:
         self.tokenized += len(texts)
@@ -120,10 +120,10 @@ class Watched:
 
 def test_startup_renders_each_distinct_question_once(jsonl: MakeTable, make_tokenizer: Callable[..., Any]) -> None:
     watched = Watched(make_tokenizer())
-    found = prompts(jsonl(*LINES), watched, most=9)
+    prompt_set = prompts(jsonl(*LINES), watched, most=9)
     assert (watched.rendered, watched.tokenized) == (2, 2)
-    first: Prompt = found[0]
-    assert found[0] is first
+    first: Prompt = prompt_set[0]
+    assert prompt_set[0] is first
     assert (watched.rendered, watched.tokenized) == (3, 3)
 
 
@@ -131,10 +131,10 @@ def test_short_text_is_not_tokenized_to_check_its_length(jsonl: MakeTable, byte_
     watched = Watched(byte_level)
     long = "\u00e9" * 20
     table = jsonl('{"q": "0123456789", "a": "1"}', f'{{"q": "{long}", "a": "1"}}')
-    found = prompts(table, watched, most=40)
+    prompt_set = prompts(table, watched, most=40)
     # Unicode's composed form can turn one byte into three, so 40 non-ASCII bytes may be 120 tokens.
     assert watched.tokenized == 1
-    assert [len(prompt.token_ids) for prompt in found] == [10, 40]
+    assert [len(prompt.token_ids) for prompt in prompt_set] == [10, 40]
     with pytest.raises(DataError, match=r"has 40 prompt tokens.*; 1 of 2 rows"):
         prompts(table, watched, most=39)
     # A text is tokenized if it has one byte more than the limit has tokens.
@@ -178,11 +178,11 @@ def test_row_digests_never_change(jsonl: MakeTable) -> None:
     """A run in progress is resumed by these digests, so they must not change."""
     rows = read_set(jsonl(*LINES[:2], fields=("a",)), name="eval.x")
     ends = [hashlib.sha256(f'"{question}"'.encode()).hexdigest()[:8] for question in ("one", "one two three")]
-    told = (
+    hashed = (
         f'["eval/x/000000-{ends[0]}", "one", "1", {{"a": "1"}}]'
         f'["eval/x/000001-{ends[1]}", "one two three", "2", {{"a": "2"}}]'
     )
-    assert rows.digest == hashlib.sha256(told.encode()).hexdigest()
+    assert rows.digest == hashlib.sha256(hashed.encode()).hexdigest()
     mixed = json.dumps([["a", rows.digest], ["b", rows.digest]])
     assert digest_of({"a": rows, "b": rows}) == hashlib.sha256(mixed.encode()).hexdigest()
     assert digest_of({"": rows}) == rows.digest

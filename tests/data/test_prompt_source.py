@@ -52,10 +52,10 @@ def test_each_epoch_has_every_row_once_in_another_order() -> None:
 def test_steps_are_consecutive_slices_of_the_epochs(num_rows: int, prompts_per_step: int, steps: int) -> None:
     cut = source(num_rows, prompts_per_step)
     whole = source(num_rows, num_rows)
-    asked = [row.answer for step in range(1, steps + 1) for row in cut.prompts_for(step).rows]
-    num_epochs = -(-len(asked) // num_rows)
+    answers = [row.answer for step in range(1, steps + 1) for row in cut.prompts_for(step).rows]
+    num_epochs = -(-len(answers) // num_rows)
     sequence = [row.answer for epoch in range(1, num_epochs + 1) for row in whole.prompts_for(epoch).rows]
-    assert asked == sequence[: len(asked)]
+    assert answers == sequence[: len(answers)]
 
 
 @given(num_rows=st.integers(1, 5), prompts_per_step=st.integers(1, 12), step=st.integers(1, 5))
@@ -76,18 +76,18 @@ def test_another_seed_gives_another_order() -> None:
 
 
 def test_prompts_identity_depends_on_all_fields_and_their_order() -> None:
-    one, two = Prompt("a", (1,), "x", "1"), Prompt("b", (2,), "y", "2")
+    first, second = Prompt("a", (1,), "x", "1"), Prompt("b", (2,), "y", "2")
     variants = [
-        (one, two),
-        (two, one),
-        (one,),
-        (one, Prompt("c", (2,), "y", "2")),
-        (one, Prompt("b", (3,), "y", "2")),
-        (one, Prompt("b", (2,), "y", "3")),
-        (one, Prompt("b", (2,), "y", None)),
-        (one, Prompt("b", (2,), "z", "2")),
-        (one, Prompt("b", (2,), "y", "2", (Message("user", "y"),))),
-        (one, Prompt("b", (2,), "y", "2", fields={"level": 1})),
+        (first, second),
+        (second, first),
+        (first,),
+        (first, Prompt("c", (2,), "y", "2")),
+        (first, Prompt("b", (3,), "y", "2")),
+        (first, Prompt("b", (2,), "y", "3")),
+        (first, Prompt("b", (2,), "y", None)),
+        (first, Prompt("b", (2,), "z", "2")),
+        (first, Prompt("b", (2,), "y", "2", (Message("user", "y"),))),
+        (first, Prompt("b", (2,), "y", "2", fields={"level": 1})),
     ]
     identities = [PromptSource(rows[:1], {"x": rows}, 0, 1).evaluation_sets()["x"].identity for rows in variants]
     assert len(set(identities)) == len(variants)
@@ -157,8 +157,8 @@ def test_column_hidden_by_the_source_name_is_refused(
     with pytest.raises(DataError, match="line 1 has a field `source`, which in a mix is the name of the row's"):
         PromptSource.load(DataTable(train=mix), _rollout(), template, seed=1)
     named = MixRows(format="mix", sources={"a": jsonl(row)})
-    found = PromptSource.load(DataTable(train=named), _rollout(prompts_per_step=1), template, seed=1)
-    assert found.train[0].fields == {"source": "a"}
+    source = PromptSource.load(DataTable(train=named), _rollout(prompts_per_step=1), template, seed=1)
+    assert source.train[0].fields == {"source": "a"}
 
 
 def _rollout(prompts_per_step: int = 2, max_prompt_tokens: int = 8) -> RolloutTable:

@@ -158,8 +158,8 @@ def test_row_blocks_keep_all_rows_and_store_duplicates_once(rows: list[dict[str,
     blocks = list(blocks_of(iter(table.to_batches(max_chunksize=5)), str, most))
     assert [block.rows[code][1] for block in blocks for code in block.order] == rows[:most]
     for block in blocks:
-        told = [json.dumps(raw) for _, raw in block.rows]
-        assert len(set(told)) == len(told)
+        texts = [json.dumps(raw) for _, raw in block.rows]
+        assert len(set(texts)) == len(texts)
     starts = [sum(len(block.order) for block in blocks[:number]) for number in range(len(blocks))]
     for start, block in zip(starts, blocks, strict=True):
         for number, (place, _) in enumerate(block.rows):
@@ -170,21 +170,21 @@ def test_repeated_rows_are_read_like_distinct_rows(tmp_path: Path) -> None:
     lines = [{"q": f"number {n % 7}", "a": str(n % 5), "f": n % 3} for n in range(200)]
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     parquet.write_table(pyarrow.Table.from_pylist(lines), tmp_path / "x.parquet")
-    one, other = (columns(str(tmp_path / f"x.{kind}"), fields=("f",)) for kind in ("jsonl", "parquet"))
-    sets = [read_set(table, name="train") for table in (one, other)]
+    jsonl, other = (columns(str(tmp_path / f"x.{kind}"), fields=("f",)) for kind in ("jsonl", "parquet"))
+    sets = [read_set(table, name="train") for table in (jsonl, other)]
     assert sets[0].digest == sets[1].digest
-    plain = read_rows(one, name="train")
-    for found in sets:
-        got = [found.row(position) for position in range(len(found))]
+    plain = read_rows(jsonl, name="train")
+    for dataset in sets:
+        got = [dataset.row(position) for position in range(len(dataset))]
         assert [(r.id, r.question, r.answer, r.fields) for r in got] == [
             (r.id, r.question, r.answer, r.fields) for r in plain
         ]
         seen: set[tuple[object, str | None]] = set()
-        for row, repeated in zip(plain, found.repeats, strict=True):
+        for row, repeated in zip(plain, dataset.repeats, strict=True):
             assert bool(repeated) == ((row.question, row.answer) in seen)
             seen.add((row.question, row.answer))
-        assert [row.question for row in found.first_rows()] == [f"number {n}" for n in range(7)]
-        different = list(found.different_rows())
+        assert [row.question for row in dataset.first_rows()] == [f"number {n}" for n in range(7)]
+        different = list(dataset.different_rows())
         assert len(different) == 7 * 5 * 3
         assert sum(times for _, times in different) == 200
-        assert different[0] == (found.row(0), 2)
+        assert different[0] == (dataset.row(0), 2)

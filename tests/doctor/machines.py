@@ -43,5 +43,5 @@ def node(shared_memory: Path = Path("/dev/shm")) -> HostInfo:
 
 def only(found: list[Finding]) -> Finding:
     """Return the single finding."""
-    [one] = found
-    return one
+    [finding] = found
+    return finding

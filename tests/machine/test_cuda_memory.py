@@ -17,9 +17,9 @@ def settings() -> str:
 
 @pytest.fixture(autouse=True)
 def before() -> Iterator[None]:
-    found = settings()
+    saved = settings()
     yield
-    torch._C._accelerator_setAllocatorSettings(found)
+    torch._C._accelerator_setAllocatorSettings(saved)
 
 
 def test_expandable_segments_are_added_to_user_settings():

@@ -107,8 +107,8 @@ def test_empty_cuda_visible_devices_uses_the_cpu(monkeypatch: pytest.MonkeyPatch
 )
 def test_visible_gpus_match_the_order_of_cuda(environ: dict[str, str], indices: list[int]) -> None:
     """GPU 0 is the oldest, so CUDA numbers it last."""
-    found = driver(FakeNvml(count=3, first=(7, 0)))
-    assert [gpu.index for gpu in device.visible(found, environ)] == indices
+    simulated = driver(FakeNvml(count=3, first=(7, 0)))
+    assert [gpu.index for gpu in device.visible(simulated, environ)] == indices
 
 
 def test_device_is_decided_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,18 +12,18 @@ from ppoctl.machine import nvml
 
 def test_driver_gpus_and_peer_access_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeNvml(count=3, cuda=12080, mode=3, apart={(0, 2)}).plant(monkeypatch)
-    found = nvml.look()
-    assert isinstance(found, nvml.Driver)
-    assert (found.version, found.cuda, found.apart) == ("580.65.06", (12, 8), ((0, 2),))
-    assert [gpu.memory_bytes for gpu in found.gpus] == [80 << 30, 40 << 30, 20 << 30]
-    assert {(gpu.compute_mode, gpu.capability) for gpu in found.gpus} == {("EXCLUSIVE_PROCESS", (9, 0))}
+    read = nvml.look()
+    assert isinstance(read, nvml.Driver)
+    assert (read.version, read.cuda, read.apart) == ("580.65.06", (12, 8), ((0, 2),))
+    assert [gpu.memory_bytes for gpu in read.gpus] == [80 << 30, 40 << 30, 20 << 30]
+    assert {(gpu.compute_mode, gpu.capability) for gpu in read.gpus} == {("EXCLUSIVE_PROCESS", (9, 0))}
 
 
 def test_gpu_without_reported_memory_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeNvml(count=1, memory=None).plant(monkeypatch)
-    found = nvml.look()
-    assert isinstance(found, nvml.Driver)
-    assert found.gpus[0].memory_bytes is None
+    read = nvml.look()
+    assert isinstance(read, nvml.Driver)
+    assert read.gpus[0].memory_bytes is None
 
 
 def test_unavailable_driver_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

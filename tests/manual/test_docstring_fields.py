@@ -4,7 +4,7 @@ from ppoctl.recipe.docstring_fields import DocstringFields, parse_docstring
 
 
 def test_docstring_field_ends_at_next_label() -> None:
-    found = parse_docstring("""A loss that
+    fields = parse_docstring("""A loss that
     goes on.
 
     Formula: l = -A
@@ -15,7 +15,7 @@ def test_docstring_field_ends_at_next_label() -> None:
     policy/clip_frac.
     """)
     figures = ("policy/loss", "policy/clip_frac")
-    assert found == DocstringFields("A loss that goes on.", "l = -A ratio", "Schulman: 2017", "verl", figures)
+    assert fields == DocstringFields("A loss that goes on.", "l = -A ratio", "Schulman: 2017", "verl", figures)
 
 
 def test_docstring_without_fields_is_prose() -> None:

@@ -62,9 +62,9 @@ def test_parameters_of_ranks_with_experts() -> None:
 def test_expert_main_weights_are_split_over_ranks_with_same_experts() -> None:
     layout = ParallelTable(data=4, context=2, expert=4, distributed_optimizer=True)
     [rank] = ranks_of(Training("actor", MIXED, layout, Precision(2, "cpu"), BATCH, BATCH, 1))
-    found = rank_parameters(MIXED, "actor", whole_model(MIXED), layout)
-    assert rank.weights == 2 * found.total
-    assert rank.main_weights == 4 * (-(-found.shared // 8) + found.experts // 2)
+    parameters = rank_parameters(MIXED, "actor", whole_model(MIXED), layout)
+    assert rank.weights == 2 * parameters.total
+    assert rank.main_weights == 4 * (-(-parameters.shared // 8) + parameters.experts // 2)
 
 
 def test_parameters_of_latent_attention() -> None:
@@ -84,37 +84,37 @@ def _part(shape: ModelShape, weight: int, device: str, layout: ParallelTable = A
 
 
 def test_saved_activations_of_latent_attention() -> None:
-    found = saved(_part(LATENT, 4, "cpu"), BATCH)
+    activations = saved(_part(LATENT, 4, "cpu"), BATCH)
     # Norms over the hidden size, twice; over latents of 3 and 5, where the second is a view of 5 + 2.
-    assert found.norms == 10 * 2 * (2 * (8 * 8 + 4) + 8 * 3 + 4 + 8 * 5 + 4 + 4 * 2)
-    assert found.projections == 10 * 2 * 4 * (2 * 8 + 3 + 5)
+    assert activations.norms == 10 * 2 * (2 * (8 * 8 + 4) + 8 * 3 + 4 + 8 * 5 + 4 + 4 * 2)
+    assert activations.projections == 10 * 2 * 4 * (2 * 8 + 3 + 5)
     # Queries, keys, values with the same width, outputs; outputs that are read; one statistic per head.
-    assert found.attention == 10 * 2 * (4 * 4 * 24 + 4 * 16 + 4 * 4)
-    assert found.ends == 10 * (4 * 2 + 8 + 8 * 8 + 4) + 6 * (4 * 8 + 4 * 8 + 2 * 4)
+    assert activations.attention == 10 * 2 * (4 * 4 * 24 + 4 * 16 + 4 * 4)
+    assert activations.ends == 10 * (4 * 2 + 8 + 8 * 8 + 4) + 6 * (4 * 8 + 4 * 8 + 2 * 4)
     on_gpu = saved(_part(LATENT, 2, "gpu"), BATCH)
     assert on_gpu.attention == 10 * 2 * (2 * 4 * 24 + 2 * 16 + 4 * 4)
     assert on_gpu.norms == 10 * 2 * (2 * (2 * 8 + 4) + 2 * 3 + 4 + 2 * 5 + 4 + 2 * 2)
     split = saved(_part(LATENT, 4, "cpu", ParallelTable(tensor=2)), BATCH)
-    assert (split.norms, split.attention) == (found.norms, found.attention // 2)
+    assert (split.norms, split.attention) == (activations.norms, activations.attention // 2)
 
 
 def test_saved_activations_of_experts() -> None:
     """One of two layers, in float32: products and copies of 4 bytes, scores of 6 experts, two indices and weights."""
-    found = saved(_part(LATENT, 4, "cpu"), BATCH)
-    assert found.mlp == 10 * 5 * 4 * 20
+    activations = saved(_part(LATENT, 4, "cpu"), BATCH)
+    assert activations.mlp == 10 * 5 * 4 * 20
     routing = 6 * (4 + 4 + 4 + 1 + 1) + 2 * 8 + 4 * (2 + 1)
     copy = 4 * 8 + 6 * 4 * 5 + 4 + 8
-    assert found.experts == 10 * (5 * 4 * 7 + routing + 2 * copy)
+    assert activations.experts == 10 * (5 * 4 * 7 + routing + 2 * copy)
     layout = ParallelTable(tensor=2, sequence=True, expert_tensor=2)
     split = saved(_part(LATENT, 4, "cpu", layout), BATCH)
     twice = 2 * (4 * 8 + 4) + 6 * 4 * 5 + 8  # the tokens of the other rank, with half of the columns
     assert split.experts == 10 * (5 * 4 * 7 // 2 + (routing + 2 * twice) // 2)
     in_bfloat16 = saved(_part(LATENT, 2, "cpu"), BATCH)
     # Sigmoids are computed in float32, on copies of the input and of the router's weight.
-    assert in_bfloat16.projections == found.projections // 2 + 4 * 8 * (10 + 6)
+    assert in_bfloat16.projections == activations.projections // 2 + 4 * 8 * (10 + 6)
     # Recomputed with the experts.
     selective = saved(replace(_part(LATENT, 2, "cpu"), recompute="selective"), BATCH)
-    assert (selective.experts, selective.projections) == (0, found.projections // 2)
+    assert (selective.experts, selective.projections) == (0, activations.projections // 2)
     by_softmax = replace(LATENT, experts=replace(LATENT.experts, sigmoid=None, renormalise=False))
     chosen = 6 * (4 + 2 + 2 + 1 + 1) + 2 * 8
     assert saved(_part(by_softmax, 2, "cpu"), BATCH).experts == 10 * (5 * 2 * 7 + chosen + 2 * (16 + 60 + 2 + 8))
@@ -127,10 +127,10 @@ def test_backward_bytes_of_experts() -> None:
     """Two copies of 10 tokens of 32 bytes: as sent, sorted, returned, in token order."""
     alone = replace(MIXED, experts=replace(MIXED.experts, layers=(True, True)))
     copies, hidden = 2 * 10 * 32, 10 * 32
-    known = 2 * 10 * (6 * (1 + 4) + 2 * 8)  # of the last tokens of both layers
+    last_tokens = 2 * 10 * (6 * (1 + 4) + 2 * 8)  # of the last tokens of both layers
     tables = 10 * 4 * 4
     first = replace(_part(alone, 4, "gpu"), stage=replace(whole_model(alone), is_last=False))
-    assert forward_bytes(first, BATCH) == 4 * hidden + 4 * copies + hidden + known + tables
+    assert forward_bytes(first, BATCH) == 4 * hidden + 4 * copies + hidden + last_tokens + tables
     assert backward_bytes(first, BATCH) == 3 * copies + 2 * hidden + hidden
     exchanged = replace(first, layout=ParallelTable(data=2, expert=2))
     assert backward_bytes(exchanged, BATCH) == 4 * copies + 2 * hidden + hidden
@@ -140,11 +140,11 @@ def test_backward_bytes_of_experts() -> None:
 
 def test_unfused_attention_keeps_scores() -> None:
     """10 tokens, each with the 5 tokens of its sequence: the tanh of the cap, a softmax, a reordered copy, a mask."""
-    found = saved(_part(CAPPED, 4, "cpu"), BATCH)
+    activations = saved(_part(CAPPED, 4, "cpu"), BATCH)
     pairs = 10 * 2 * 5 * (4 * (4 + 4 + 4) + 1)
     # Queries in the order of heads, keys, the fused projection, the output.
-    assert found.attention == 10 * 2 * 4 * (16 + 8 + 32 + 16) + pairs
-    assert found.norms == 10 * 2 * 4 * (8 * 8 + 4)
+    assert activations.attention == 10 * 2 * 4 * (16 + 8 + 32 + 16) + pairs
+    assert activations.norms == 10 * 2 * 4 * (8 * 8 + 4)
     halves = saved(_part(CAPPED, 2, "gpu"), BATCH)
     assert halves.attention == 10 * 2 * 2 * (16 + 8 + 32 + 16) + 10 * 2 * 5 * (4 * (2 + 4 + 2) + 1)
     assert halves.norms == 10 * 2 * 4 * (4 * 8 + 4)  # their input is float32
@@ -160,14 +160,14 @@ def test_unfused_attention_keeps_scores() -> None:
 
 def test_attention_and_norm_work_bytes() -> None:
     """Without gradient: the fused projection, queries and keys, scores of one sequence of 5, the output."""
-    found = attention_at_work(_part(CAPPED, 2, "gpu"), BATCH, 0)
-    assert found == 10 * 2 * (3 * 16 + 3 * 8) + 25 * (3 * 2 * 4 + 2) + 10 * 2 * 16
+    size = attention_at_work(_part(CAPPED, 2, "gpu"), BATCH, 0)
+    assert size == 10 * 2 * (3 * 16 + 3 * 8) + 25 * (3 * 2 * 4 + 2) + 10 * 2 * 16
     # In addition to the buffers of flash attention: the selected keys and values, while all keys and values exist.
-    found = attention_at_work(_part(SMALL, 4, "gpu", ParallelTable(context=2)), BATCH, 0)
-    assert found == 10 * 4 * (3 * 16 + 3 * 8) + 18 * 4 * 16 + (10 + 2 * 10) * 4 * 16
+    size = attention_at_work(_part(SMALL, 4, "gpu", ParallelTable(context=2)), BATCH, 0)
+    assert size == 10 * 4 * (3 * 16 + 3 * 8) + 18 * 4 * 16 + (10 + 2 * 10) * 4 * 16
     # Queries twice, keys, and values padded to the width of keys; the output.
-    found = attention_at_work(_part(LATENT, 2, "gpu"), BATCH, 0)
-    assert found == 10 * (2 * (3 * 24 + 4 * 4 + 16) + 4 * 4 + 2 * 24)
+    size = attention_at_work(_part(LATENT, 2, "gpu"), BATCH, 0)
+    assert size == 10 * (2 * (3 * 24 + 4 * 4 + 16) + 4 * 4 + 2 * 24)
     assert norm_at_work(_part(SMALL, 4, "cpu")) == 2 * 4 * 8
     assert norm_at_work(_part(SMALL, 2, "gpu")) == 0
     assert norm_at_work(_part(CAPPED, 2, "cpu")) == 3 * 4 * 8 + 2 * 2 * (16 + 8)
@@ -182,11 +182,11 @@ def test_saved_activations_of_query_and_key_norms() -> None:
         (2, "cpu", 6 * (8 * 4 + 4)),
         (2, "gpu", 6 * (2 * 4 + 4) - 2 * 8),
     ):
-        plain, found = (saved(_part(model, weight, device), BATCH).attention for model in (SMALL, normed))
-        assert found == plain + 10 * 2 * norms
+        plain, with_norms = (saved(_part(model, weight, device), BATCH).attention for model in (SMALL, normed))
+        assert with_norms == plain + 10 * 2 * norms
     split = ParallelTable(tensor=2)  # one group of heads each: queries are in the fused projection too
-    plain, found = (saved(_part(model, 4, "cpu", split), BATCH).attention for model in (SMALL, normed))
-    assert found == plain + 10 * 2 * (6 * (8 * 4 + 4) - 4 * 8 - 4 * 16) // 2
+    plain, with_norms = (saved(_part(model, 4, "cpu", split), BATCH).attention for model in (SMALL, normed))
+    assert with_norms == plain + 10 * 2 * (6 * (8 * 4 + 4) - 4 * 8 - 4 * 16) // 2
 
 
 def test_context_ranks_gather_keys_and_values_in_estimate() -> None:

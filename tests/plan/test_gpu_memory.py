@@ -65,26 +65,26 @@ def test_advice_for_separate_roles_does_not_suggest_separation(smallest: Path) -
 
 def test_fragments_are_a_tenth_of_saved_activations(smallest: Path) -> None:
     memory = _estimate(smallest)
-    [found], actor, critic = memory.places, *(memory.roles[role].largest for role in ("actor", "critic"))
-    assert _lines(found, "logprobs")["fragments"] == int(0.1 * actor.forward)
-    assert _lines(found, "actor_update")["fragments"] == int(0.1 * actor.update)
-    assert _lines(found, "critic_update")["fragments"] == int(0.1 * critic.update)
-    assert "fragments" not in _lines(found, "reward")
+    [gpu], actor, critic = memory.places, *(memory.roles[role].largest for role in ("actor", "critic"))
+    assert _lines(gpu, "logprobs")["fragments"] == int(0.1 * actor.forward)
+    assert _lines(gpu, "actor_update")["fragments"] == int(0.1 * actor.update)
+    assert _lines(gpu, "critic_update")["fragments"] == int(0.1 * critic.update)
+    assert "fragments" not in _lines(gpu, "reward")
 
 
 def test_broadcast_communicators_stay_allocated_next_to_engine(smallest: Path) -> None:
     """Two pipeline ranks send: two communicators on an engine, one on a sender."""
     sets = ["actor.parallel={pipeline=2}", "cluster.placement=apart", "cluster.weights=broadcast"]
-    found = {
+    communicators = {
         place.name: _lines(place, "reward").get("NCCL for weights") for place in _estimate(smallest, *sets).places
     }
-    assert sorted(found.values(), key=str) == sorted([2 * GIB // 4, GIB // 4, None], key=str)
+    assert sorted(communicators.values(), key=str) == sorted([2 * GIB // 4, GIB // 4, None], key=str)
 
 
 def test_cuda_graphs_stay_allocated_while_engine_sleeps(smallest: Path) -> None:
     sets = ["cluster.offload=['generator']", "generator.compile=true"]
-    [found] = _estimate(smallest, *sets).places
-    assert _lines(found, "values")["CUDA graphs"] == GIB
+    [gpu] = _estimate(smallest, *sets).places
+    assert _lines(gpu, "values")["CUDA graphs"] == GIB
     [eager] = _estimate(smallest, *sets, "generator.compile=false").places
     assert "CUDA graphs" not in _lines(eager, "values")
     [on_a_cpu] = _estimate(smallest, *sets, gpu_gib=None).places

@@ -82,29 +82,29 @@ def _part(
 def test_forward_pass_saved_activations() -> None:
     """10 tokens, 6 of them read; 3 layers; logits of 4 positions at a time."""
     batch = MicrobatchShape(tokens=10, read=6, logits_chunk=4, longest=5)
-    found = saved(_part(4, "cpu"), batch)
-    assert found.norms == 10 * 3 * 2 * (2 * 4 * 8 + 4)
-    assert found.projections == 10 * 3 * 2 * 4 * 8
+    activations = saved(_part(4, "cpu"), batch)
+    assert activations.norms == 10 * 3 * 2 * (2 * 4 * 8 + 4)
+    assert activations.projections == 10 * 3 * 2 * 4 * 8
     # Rotated queries 16 and keys 8, the fused projection 32; outputs twice, a statistic for each of 4 heads.
-    assert found.attention == 10 * 3 * 4 * (16 + 8 + 32 + 16 + 16 + 4)
-    assert found.mlp == 10 * 3 * 5 * 4 * 20
+    assert activations.attention == 10 * 3 * 4 * (16 + 8 + 32 + 16 + 16 + 4)
+    assert activations.mlp == 10 * 3 * 5 * 4 * 20
     # Ids, sine and cosine, the last norm; per position read: hidden numbers, four ids or indices, two values.
-    assert found.ends == 10 * (8 + 4 * 4 + 2 * 4 * 8 + 4) + 6 * (4 * 8 + 4 * 8 + 2 * 4)
-    assert found.logits == 4 * 100 * 4
+    assert activations.ends == 10 * (8 + 4 * 4 + 2 * 4 * 8 + 4) + 6 * (4 * 8 + 4 * 8 + 2 * 4)
+    assert activations.logits == 4 * 100 * 4
 
     in_bfloat16 = saved(_part(2, "cpu"), batch)
-    assert in_bfloat16.norms == found.norms  # float32 in both cases
+    assert in_bfloat16.norms == activations.norms  # float32 in both cases
     assert in_bfloat16.attention == 10 * 3 * (4 * (16 + 8 + 8) + 4 * 16 + 2 * 16 + 4 * 4)
     on_gpu = saved(_part(2, "gpu"), batch)
     assert on_gpu.norms == 10 * 3 * 2 * (2 * 8 + 4)
     assert on_gpu.attention == 10 * 3 * (2 * (16 + 8 + 32 + 16) + 4 * 4)
 
     split = saved(_part(4, "cpu", ParallelTable(tensor=2)), batch)
-    assert (split.norms, split.projections) == (found.norms, found.projections)
-    assert (split.attention, split.mlp) == (found.attention // 2, found.mlp // 2)
+    assert (split.norms, split.projections) == (activations.norms, activations.projections)
+    assert (split.attention, split.mlp) == (activations.attention // 2, activations.mlp // 2)
     assert split.logits == 4 * 64 * 4  # the first rank has 64 of the 128 padded rows
     shared = saved(_part(4, "cpu", ParallelTable(tensor=2, sequence=True)), batch)
-    assert (shared.norms, shared.projections) == (found.norms // 2, found.projections // 2)
+    assert (shared.norms, shared.projections) == (activations.norms // 2, activations.projections // 2)
     of_critic = saved(_part(2, "cpu", role="critic"), batch)
     assert of_critic.logits == 0
     assert of_critic.ends == 10 * (8 + 2 * 4 + 2 * 4 * 8 + 4) + 6 * (4 * 8 + 3 * 8)
@@ -218,19 +218,19 @@ def test_runs_under_way_of_interleaved_stages() -> None:
 def test_recomputed_activations_are_not_saved(recompute: Recompute) -> None:
     """10 tokens of 8 numbers into each of 3 layers; the MLP of a layer has 5 x 20 numbers per token."""
     batch = MicrobatchShape(tokens=10, read=6, logits_chunk=4, longest=5)
-    none, again = (replace(_part(4, "cpu"), recompute=how) for how in ("none", recompute))
-    before, after = saved(none, batch), saved(again, batch)
+    none, recomputed = (replace(_part(4, "cpu"), recompute=how) for how in ("none", recompute))
+    before, after = saved(none, batch), saved(recomputed, batch)
     assert (after.ends, after.logits) == (before.ends, before.logits)
-    made = 10 * 4 * 5 * 20
+    extra = 10 * 4 * 5 * 20
     if recompute == "selective":
         assert after == replace(before, mlp=0)
     else:
         assert (after.total - after.ends - after.logits, after.inputs) == (10 * 3 * 4 * 8, 10 * 3 * 4 * 8)
-        made = (before.total - before.ends - before.logits) // 3
+        extra = (before.total - before.ends - before.logits) // 3
     middle = ModelShard(
         SMALL, "actor", ParallelTable(pipeline=3), stages_of(SMALL, ParallelTable(pipeline=3))[1], Precision(4, "cpu")
     )
-    assert backward_bytes(replace(middle, recompute=recompute), batch) == backward_bytes(middle, batch) + made
+    assert backward_bytes(replace(middle, recompute=recompute), batch) == backward_bytes(middle, batch) + extra
 
 
 def _table(**keys: int) -> GeneratorTable:
@@ -305,7 +305,7 @@ def test_too_little_gpu_memory_for_vllm_fails_generating_stages(smallest: Path, 
     unfit = {stage.stage for stage in memory.places[-1].stages if not stage.fits}  # the generator's, separate
     enough = _estimate(smallest, f"cluster.placement={placement}", gpu_gib=800.0)
     assert unfit >= {"rollout", "eval"}
-    assert all(stage.fits for found in enough.places for stage in found.stages)
+    assert all(stage.fits for location in enough.places for stage in location.stages)
     if placement == "apart":
         assert unfit == {"rollout", "eval"}
 
@@ -391,8 +391,8 @@ def test_offloaded_role_keeps_its_host_memory() -> None:
         for role in ("actor", "critic")
         for between in ("moved", "dropped", "gone")
     ]
-    found = list(resident(items, OF_PPO, ["critic"]))
-    assert [(item.name, item.place, item.stages) for item in found] == [
+    resident_items = list(resident(items, OF_PPO, ["critic"]))
+    assert [(item.name, item.place, item.stages) for item in resident_items] == [
         ("actor moved", "device", None),
         ("actor dropped", "device", None),
         ("actor gone", "device", ("values",)),
@@ -401,7 +401,7 @@ def test_offloaded_role_keeps_its_host_memory() -> None:
         ("critic dropped", "device", ("values",)),
         ("critic gone", "device", ("values",)),
     ]
-    assert sum(item.bytes for item in found) == 7 * 7
+    assert sum(item.bytes for item in resident_items) == 7 * 7
 
 
 GIB = 2**30
@@ -421,26 +421,31 @@ def _estimate(smallest: Path, *sets: str, gpu_gib: float | None = None) -> Memor
 
 def _items(pool: pools.Pool) -> dict[str, int]:
     """Return the bytes by name of the fullest stage."""
-    found: dict[str, int] = {}
+    largest: dict[str, int] = {}
     for stage in pool.stages:
         for item in pool.largest(stage.stage):
-            found[item.name] = max(item.bytes, found.get(item.name, 0))
-    return found
+            largest[item.name] = max(item.bytes, largest.get(item.name, 0))
+    return largest
 
 
 def _all_items(memory: Memory) -> dict[str, int]:
     """Return the items of the only location."""
-    [found] = memory.places
-    return _items(found)
+    [location] = memory.places
+    return _items(location)
 
 
 def test_gpu_has_one_rank_per_role_and_machine_has_all(smallest: Path) -> None:
     """No role is offloaded: resident memory is resident in every stage."""
     layout = "actor.parallel={tensor=2, data=2}"
-    on_gpu, here = _all_items(_estimate(smallest, layout, gpu_gib=80.0)), _all_items(_estimate(smallest, layout))
+    on_gpu, on_machine = (
+        _all_items(_estimate(smallest, layout, gpu_gib=80.0)),
+        _all_items(_estimate(smallest, layout)),
+    )
     for name in ("actor weights", "critic gradients", "actor optimizer"):
-        assert here[name] == 4 * on_gpu[name]
-    assert {"libraries", "object store", "samples and records", "states being written"} <= set(here) - set(on_gpu)
+        assert on_machine[name] == 4 * on_gpu[name]
+    assert {"libraries", "object store", "samples and records", "states being written"} <= set(on_machine) - set(
+        on_gpu
+    )
     assert on_gpu["generator weights"] + on_gpu["KV cache"] == int(0.6 * 80 * 2**30)
     assert "reference" not in on_gpu
     assert "reference" in _all_items(_estimate(smallest, "ppo.kl={place='reward', coef=0.1}"))
@@ -485,14 +490,14 @@ def test_critic_only_steps_do_not_lower_estimate(smallest: Path) -> None:
 def test_estimate_of_engines_on_machine_and_gpus(smallest: Path) -> None:
     """Four processes: the fullest GPU has one of them next to actor and critic."""
     sets = ["generator.engines=2", "generator.tensor=2"]
-    one, here = _all_items(_estimate(smallest)), _all_items(_estimate(smallest, *sets))
-    assert here["KV cache"] == 4 * one["KV cache"]
+    alone, several = _all_items(_estimate(smallest)), _all_items(_estimate(smallest, *sets))
+    assert several["KV cache"] == 4 * alone["KV cache"]
     assert (
-        2 * one["generator weights"] < here["generator weights"] < 2.01 * one["generator weights"]
+        2 * alone["generator weights"] < several["generator weights"] < 2.01 * alone["generator weights"]
     )  # norms are not split
-    assert here["libraries"] == 2**20 * (3 * 400 + 4 * 550)
-    assert one["libraries"] == 2**20 * (400 + 550)
-    assert "object store" not in one
+    assert several["libraries"] == 2**20 * (3 * 400 + 4 * 550)
+    assert alone["libraries"] == 2**20 * (400 + 550)
+    assert "object store" not in alone
     [shared] = _estimate(smallest, *sets, gpu_gib=80.0).places
     assert shared.name == "the fullest of 4 GPUs (actor, critic, generator)"
     [alone] = _estimate(smallest, gpu_gib=80.0).places
@@ -502,7 +507,7 @@ def test_estimate_of_engines_on_machine_and_gpus(smallest: Path) -> None:
 def test_separate_placement_gives_every_process_a_gpu(smallest: Path) -> None:
     apart = "cluster={placement='apart'}"
     memory = _estimate(smallest, apart, "actor.parallel={pipeline=2}", gpu_gib=80.0)
-    assert [found.name for found in memory.places] == [
+    assert [location.name for location in memory.places] == [
         "the actor's GPU",
         "the critic's GPU",
         "the generator's GPU",
@@ -523,12 +528,12 @@ def test_fullest_gpu_of_unequal_gpus(smallest: Path) -> None:
     """Pipeline ranks differ, and only some of the GPUs have a critic."""
     sets = ["actor.parallel={pipeline=2}", "critic.parallel={tensor=1}"]
     memory = _estimate(smallest, *sets, gpu_gib=80.0)
-    [found] = memory.places
+    [location] = memory.places
     first, _ = memory.roles["actor"].ranks
     critic = memory.roles["critic"].largest
     resident = first.resident + critic.resident + memory.generator.weights + memory.generator.kv_cache
     resident += 3 * CONTEXT + NCCL  # the critic and an engine are one process each
-    stages = {stage.stage: stage.bytes for stage in found.stages}
+    stages = {stage.stage: stage.bytes for stage in location.stages}
     assert (stages["actor_update"], stages["critic_update"]) == (
         resident + with_fragments(first.update),
         resident + with_fragments(critic.update),
@@ -552,9 +557,9 @@ def test_forward_passes_have_separate_microbatches(smallest: Path) -> None:
 
 
 def test_oversized_role_names_key_to_change(smallest: Path) -> None:
-    [found] = _estimate(smallest, gpu_gib=80.0).places
-    assert not any(stage.fits for stage in found.stages)
-    largest = found.largest("rollout")[0]
+    [gpu] = _estimate(smallest, gpu_gib=80.0).places
+    assert not any(stage.fits for stage in gpu.stages)
+    largest = gpu.largest("rollout")[0]
     assert largest.name == "actor optimizer"
     assert largest.lower == "raise `actor.parallel.data` with `distributed_optimizer = true`"
     # More ranks on the same machine save nothing; fewer copies do.
@@ -605,9 +610,9 @@ def test_host_memory_of_first_node(smallest: Path) -> None:
 
 def test_host_memory_follows_recipe(smallest: Path) -> None:
     def node(*sets: str) -> tuple[str, dict[str, int]]:
-        found = _estimate(smallest, *sets, gpu_gib=80.0).node
-        assert found is not None
-        return found.name, _items(found)
+        fullest = _estimate(smallest, *sets, gpu_gib=80.0).node
+        assert fullest is not None
+        return fullest.name, _items(fullest)
 
     name, alone = node()
     assert name == "a node with 1 GPU"

@@ -115,12 +115,12 @@ def test_interleaved_stages_pad_microbatches_to_all_ranks(smallest: Path) -> Non
     """8 sequences fit in 3 microbatches; two ranks of two stages require 4."""
     sets = ["rollout.prompts_per_step=8", "ppo.minibatch_seqs=8", "actor.batching.microbatch_seqs=3"]
     sets += ["actor.batching.forward_microbatch_seqs=7", "actor.recompute='selective'"]
-    found = []
+    counts = []
     for stages in (1, 2):
         layout = f"actor.parallel={{pipeline=2, stages_per_rank={stages}}}"
         actor = plan(load([smallest], [*sets, layout], {}).recipe).actor
-        found.append((actor.microbatches_per_minibatch_min, actor.microbatches_per_minibatch_max))
-    assert found == [(3, 3), (4, 4)]
+        counts.append((actor.microbatches_per_minibatch_min, actor.microbatches_per_minibatch_max))
+    assert counts == [(3, 3), (4, 4)]
     assert (actor.forward_microbatch, actor.recompute) == ("7 sequences", "selective")
 
 
@@ -158,9 +158,9 @@ def test_reward_model_pass_count_follows_text_length(smallest: Path, tmp_path: P
     passes = {}
     for most in (32, 64, 66):
         reward = f"reward={{kind='model', path='{judge}', max_tokens={most}, parallel={{data=2}}}}"
-        found = plan(load([smallest], [reward], {}).recipe).reward_models["reward"]
-        assert (found.max_tokens, found.layout) == (most, "data 2")
-        passes[most] = found.passes_per_step_max
+        estimate = plan(load([smallest], [reward], {}).recipe).reward_models["reward"]
+        assert (estimate.max_tokens, estimate.layout) == (most, "data 2")
+        passes[most] = estimate.passes_per_step_max
     assert passes == {32: 2, 64: 2, 66: 1}
 
 

@@ -19,16 +19,18 @@ ABSENT = "(absent)"
 def values(file: Path) -> dict[str, str]:
     """Return every value of a recipe by key, as text that is the same on all machines."""
     recipe = load([file], (), {"PPOCTL_DATA": "/data"}).recipe
-    return {dotted(each.path): repr(each.value).replace(str(RECIPES), "recipes") for each in tree.values(recipe)}
+    return {dotted(entry.path): repr(entry.value).replace(str(RECIPES), "recipes") for entry in tree.values(recipe)}
 
 
 def snapshot(files: list[Path]) -> str:
     """Return the text of all files."""
-    found = {file.relative_to(RECIPES).with_suffix("").as_posix(): values(file) for file in files}
-    keys = list(dict.fromkeys(key for recipe in found.values() for key in recipe))
-    usual = {key: Counter(each.get(key, ABSENT) for each in found.values()).most_common(1)[0][0] for key in keys}
+    recipes = {file.relative_to(RECIPES).with_suffix("").as_posix(): values(file) for file in files}
+    keys = list(dict.fromkeys(key for recipe in recipes.values() for key in recipe))
+    usual = {
+        key: Counter(recipe.get(key, ABSENT) for recipe in recipes.values()).most_common(1)[0][0] for key in keys
+    }
     lines = ["[all]", *(f"{key} = {usual[key]}" for key in keys)]
-    for name, recipe in found.items():
+    for name, recipe in recipes.items():
         own = {key: recipe.get(key, ABSENT) for key in keys}
         lines += ["", f"[{name}]", *(f"{key} = {value}" for key, value in own.items() if value != usual[key])]
     return "\n".join(lines) + "\n"

@@ -25,8 +25,8 @@ def test_paths_in_arrays_and_variables_are_kept_as_written(tmp_path: Path, monke
         (tmp_path / name).write_text('{"question": "1 + 1", "answer": "#### 2"}\n')
     (tmp_path / "mine.toml").write_text('[data.train]\npath = ["$ROWS/a.jsonl", "b.jsonl"]\n')
     loaded = load([QUICKSTART, tmp_path / "mine.toml"], ["model.path=/elsewhere/model"])
-    found = paths_as_written(loaded)
-    assert found[f"{tmp_path}/a.jsonl"] == "$ROWS/a.jsonl"
-    assert found[f"{tmp_path}/b.jsonl"] == "b.jsonl"
-    assert not any("model" in path for path in found)
-    assert f"{QUICKSTART.parent}/quickstart/train.jsonl" not in found, "another file has it replaced"
+    written = paths_as_written(loaded)
+    assert written[f"{tmp_path}/a.jsonl"] == "$ROWS/a.jsonl"
+    assert written[f"{tmp_path}/b.jsonl"] == "b.jsonl"
+    assert not any("model" in path for path in written)
+    assert f"{QUICKSTART.parent}/quickstart/train.jsonl" not in written, "another file has it replaced"

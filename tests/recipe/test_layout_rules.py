@@ -95,7 +95,7 @@ CASES = [
 
 @pytest.mark.parametrize(("rule", "written", "says"), CASES)
 def test_layout_that_does_not_fit_model_raises(rule: str, written: str, says: str) -> None:
-    assert rule in {known.__name__ for known in LAYOUT_RULES}
+    assert rule in {check.__name__ for check in LAYOUT_RULES}
     with pytest.raises(RecipeError) as caught:
         load([QUICKSTART], [written])
     assert says in str(caught.value)
@@ -175,7 +175,7 @@ EXPERT_CASES = [
 
 @pytest.mark.parametrize(("rule", "written", "says", "hint"), EXPERT_CASES)
 def test_layout_that_does_not_fit_experts_raises(experts: str, rule: str, written: str, says: str, hint: str) -> None:
-    assert rule in {known.__name__ for known in LAYOUT_RULES}
+    assert rule in {check.__name__ for check in LAYOUT_RULES}
     with pytest.raises(RecipeError) as caught:
         load([QUICKSTART], [experts, written])
     assert says in str(caught.value)

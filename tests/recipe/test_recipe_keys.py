@@ -72,13 +72,13 @@ def fits(line: KeyLine, written: dict[str, Any]) -> bool:
     tag, equals, names = line.only.partition(" = ")
     if not equals:
         return True
-    here: Any = written
+    node: Any = written
     around: list[Any] = []
     for name in line.key.split(".")[:-1]:
-        here = next(iter(here.values())) if name == tree.ANY_NAME else here.get(name)
-        if not isinstance(here, dict):
+        node = next(iter(node.values())) if name == tree.ANY_NAME else node.get(name)
+        if not isinstance(node, dict):
             return False
-        around.append(here)
+        around.append(node)
     return any(f'"{table[tag]}"' in names.split(" or ") for table in around if tag in table)
 
 
@@ -87,8 +87,8 @@ def test_listed_default_equals_value_of_omitted_key(smallest: Path) -> None:
     for sets in RECIPES:
         loaded = load([smallest], sets, {})
         written = loaded.resolved()
-        for found in tree.values(loaded.recipe):
-            path, key, value = found.path, found.key, found.value
+        for entry in tree.values(loaded.recipe):
+            path, key, value = entry.path, entry.key, entry.value
             if loaded.origins[dotted(path)] != DEFAULT or not isinstance(key.node, tree.Leaf):
                 continue
             lines = [line for line in LINES_OF[".".join(with_stars(path))] if fits(line, written)]
@@ -98,10 +98,10 @@ def test_listed_default_equals_value_of_omitted_key(smallest: Path) -> None:
     # No bundled reward works without a ground truth; a user-defined name has no default.
     named = ["reward.options.*", "eval.metrics.options.*", "slurm.options.*", "slurm.environment.*"]
     sets = [f"data.{name}{inside}" for name in ("train", "eval.*") for inside in ("", ".sources.*")]
-    rows = [f"{each}.{key}" for each in sets for key in ("template_args.*", "answer", "options.*")]
+    rows = [f"{table}.{key}" for table in sets for key in ("template_args.*", "answer", "options.*")]
     # A digest is read with its function. The keys of a scorer are the same as a component, or as a case.
-    told = [line.key for line in left if not line.key.endswith(".digest") and not line.key.startswith(_SCORERS)]
-    assert told == [*rows, *named]
+    remaining = [line.key for line in left if not line.key.endswith(".digest") and not line.key.startswith(_SCORERS)]
+    assert remaining == [*rows, *named]
 
 
 def test_default_alternative_without_kind_is_marked() -> None:

@@ -97,8 +97,8 @@ def test_table_without_kind_is_default_kind_and_is_replaced(write: Write) -> Non
 
 def test_key_set_without_kind_changes_table_of_written_kind(write: Write) -> None:
     written = write(SMALLEST + '[ppo.policy_loss]\nkind = "gspo"\nclip_high = 0.001\n')
-    found = load([written], ["ppo.policy_loss.clip_high=0.002"], {}).recipe.ppo.policy_loss
-    assert found == GspoLoss(kind="gspo", clip_high=0.002)
+    loss = load([written], ["ppo.policy_loss.clip_high=0.002"], {}).recipe.ppo.policy_loss
+    assert loss == GspoLoss(kind="gspo", clip_high=0.002)
 
 
 PARALLEL = SMALLEST + "[actor.parallel]\ntensor = 2\nsequence = true\n"
@@ -126,9 +126,9 @@ def test_table_set_on_command_line_replaces_whole_table(write: Write) -> None:
     """`--set TABLE={...}` replaces the table; `--set TABLE.KEY=VALUE` changes one key. Omitted keys get their
     defaults, not the values of a file."""
     base = write(SMALLEST + '[expect]\n"reward/score_mean" = { min = 0.5 }\n[health.kl]\nmax = 0.1\n', "base.toml")
-    one = load([base], ['expect."value/explained_variance".min=0', "health.kl.action=stop"]).recipe
-    assert one.expect.keys() == {"reward/score_mean", "value/explained_variance"}
-    assert one.health.kl == HealthRule(max=0.1, action="stop")
+    recipe = load([base], ['expect."value/explained_variance".min=0', "health.kl.action=stop"]).recipe
+    assert recipe.expect.keys() == {"reward/score_mean", "value/explained_variance"}
+    assert recipe.health.kl == HealthRule(max=0.1, action="stop")
     whole = ['expect={"value/explained_variance"={min=0}}', "health.kl={action='stop'}"]
     variables = {"PPOCTL_EXPECT": whole[0].removeprefix("expect="), "PPOCTL_HEALTH__KL": "{action='stop'}"}
     for recipe in (load([base], whole, {}).recipe, load([base], (), variables).recipe):
@@ -296,8 +296,8 @@ def test_resolved_recipe_round_trips(write: Write) -> None:
 def test_recipe_written_as_toml_round_trips(write: Write) -> None:
     awkward = 'quote " and \\ tab \t bell \x07 del \x7f ' + "long " * 40
     loaded = load([write(SMALLEST)], [f"data.train.system={awkward}", "ppo.value_loss.clip=1e16"], {})
-    again = load([write(recipe_as_toml(loaded.recipe), "again.toml")], environ={})
-    assert again.recipe == loaded.recipe
+    reloaded = load([write(recipe_as_toml(loaded.recipe), "again.toml")], environ={})
+    assert reloaded.recipe == loaded.recipe
 
 
 def test_unknown_key_of_resolved_recipe_hints_at_version(smallest: Path) -> None:

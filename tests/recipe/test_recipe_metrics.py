@@ -85,9 +85,9 @@ def test_console_and_health_metrics_have_guides() -> None:
 
 
 def _of(name: str) -> Metric:
-    found = find(name)
-    assert found is not None, name
-    return found
+    metric = find(name)
+    assert metric is not None, name
+    return metric
 
 
 def test_guides_match_metrics_and_groups() -> None:
@@ -97,11 +97,11 @@ def test_guides_match_metrics_and_groups() -> None:
 
 @pytest.mark.parametrize("name", guided())
 def test_guide_references_existing_keys_and_metrics(name: str) -> None:
-    found = guide(_of(name))
-    assert found is not None
-    assert found.read
-    assert found.when
-    for word in re.findall(r"`([^`]*)`", f"{found.read} {found.when}"):
+    entry = guide(_of(name))
+    assert entry is not None
+    assert entry.read
+    assert entry.when
+    for word in re.findall(r"`([^`]*)`", f"{entry.read} {entry.when}"):
         if word.startswith("ppoctl "):
             continue  # test_commands_of_pages checks the commands of pages
         is_key = tree.keys_at(tree.of(Recipe), tuple(word.split(".")))

@@ -33,8 +33,8 @@ def test_every_table_class_has_a_docstring() -> None:
     models: set[Any] = {Recipe}
     for _, key in KEYS:
         shapes = [key.node.each] if isinstance(key.node, tree.NamedTables) else [key.node]
-        for each in shapes:
-            tables = each.tables.values() if isinstance(each, tree.Choice) else [each]
+        for shape in shapes:
+            tables = shape.tables.values() if isinstance(shape, tree.Choice) else [shape]
             models |= {table.model for table in tables if isinstance(table, tree.TableNode)}
     assert len(models) > 25
     assert [model.__name__ for model in models if not parse_docstring(model.__doc__ or "").prose.endswith(".")] == []

@@ -38,13 +38,13 @@ def test_epochs_count_parquet_rows(write: Write) -> None:
 def test_stronger_layer_decides_between_steps_and_epochs(write: Write) -> None:
     write(ROW * 8, "train.jsonl")
     steps, epochs = write(SMALLEST, "steps.toml"), write(IN_EPOCHS, "epochs.toml")
-    found = [
+    variants = [
         load([steps], ["epochs=1"], {}),
         load([epochs], ["steps=7"], {}),
         load([steps, epochs], [], {}),
         load([epochs], [], {"PPOCTL_STEPS": "9"}),
     ]
-    assert [loaded.recipe.steps for loaded in found] == [2, 7, 6, 9]
+    assert [loaded.recipe.steps for loaded in variants] == [2, 7, 6, 9]
     with pytest.raises(RecipeError, match=r"^--set: `steps` and `epochs` are both set"):
         load([steps], ["steps=7", "epochs=1"], {})
 

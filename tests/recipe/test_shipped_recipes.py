@@ -105,7 +105,7 @@ def told_where_nothing_is(
 def test_recipes_validate_and_plan_without_data_or_model(tmp_path: Path) -> None:
     commands = [[command, str(file)] for command in ("validate", "plan") for file in FILES]
     answers, loaded = told_where_nothing_is(commands, tmp_path)
-    assert {name: said for name, (code, said) in answers.items() if code} == {}
+    assert {name: output for name, (code, output) in answers.items() if code} == {}
     notes = "\n".join(answers[f"validate {RECIPES / 'dsr1-7b.toml'}"][1]["notes"])
     assert "it has not been fetched; not checked" in notes
     assert "from a config.json that ships with the recipes" in notes
@@ -126,10 +126,10 @@ def test_recipe_fits_gpus_named_in_its_header(tmp_path: Path) -> None:
         for file in FILES
     }
     on_cpu = {"gsm8k-smoke", "quickstart"}
-    assert {file.stem for file, found in named.items() if found is None} == on_cpu
-    gpus = {file: (int(found[1]), USABLE_GIB[int(found[2])]) for file, found in named.items() if found}
+    assert {file.stem for file, match in named.items() if match is None} == on_cpu
+    gpus = {file: (int(match[1]), USABLE_GIB[int(match[2])]) for file, match in named.items() if match}
     commands = [["plan", str(file), "--gpu-gib", str(gib)] for file, (_, gib) in gpus.items()]
     answers, _ = told_where_nothing_is(commands, tmp_path)
-    assert {words: said for words, (code, said) in answers.items() if code} == {}
+    assert {words: output for words, (code, output) in answers.items() if code} == {}
     for file, (number, _) in gpus.items():
         assert devices(load([file], (), {"PPOCTL_DATA": "/data"}).recipe) == number, file

@@ -168,7 +168,7 @@ CASES: list[tuple[str, str, str, str | None]] = [
 
 @pytest.mark.parametrize(("rule", "setting", "line", "hint"), CASES, ids=[f"{c[0]}-{i}" for i, c in enumerate(CASES)])
 def test_invalid_slurm_setting_raises(smallest: Path, rule: str, setting: str, line: str, hint: str | None) -> None:
-    assert rule in {each.__name__ for each in SLURM_RULES}
+    assert rule in {check.__name__ for check in SLURM_RULES}
     with pytest.raises(RecipeError) as caught:
         load([smallest], [setting], {})
     assert (caught.value.message, caught.value.hint) == (line, hint)

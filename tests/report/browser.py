@@ -87,9 +87,9 @@ class Browser:
 
     def js(self, expression: str) -> Any:
         """Return the value of an expression in the page."""
-        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in found, found["exceptionDetails"]
-        return found["result"].get("value")
+        evaluated = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in evaluated, evaluated["exceptionDetails"]
+        return evaluated["result"].get("value")
 
     def press(self, key: str, times: int = 1) -> None:
         """Press a key, as a user does."""
@@ -115,12 +115,12 @@ class Browser:
         message = {"id": self._number, "method": method, "params": parameters}
         self._socket.send(json.dumps({**message, **({"sessionId": self._session} if self._session else {})}))
         while True:
-            told = json.loads(self._socket.recv(timeout=PATIENCE_S))
-            if told.get("id") == self._number:
-                assert "error" not in told, (method, told["error"])
-                answer: dict[str, Any] = told["result"]
+            message = json.loads(self._socket.recv(timeout=PATIENCE_S))
+            if message.get("id") == self._number:
+                assert "error" not in message, (method, message["error"])
+                answer: dict[str, Any] = message["result"]
                 return answer
-            self._keep(told.get("method", ""), told.get("params", {}))
+            self._keep(message.get("method", ""), message.get("params", {}))
 
     def _keep(self, event: str, about: dict[str, Any]) -> None:
         if event == "Network.requestWillBeSent":
@@ -134,8 +134,8 @@ class Browser:
 
     def _address(self) -> list[str]:
         file = self.folder / "DevToolsActivePort"
-        found = file.read_text().split() if file.exists() else []
-        return found if len(found) == 2 else []
+        words = file.read_text().split() if file.exists() else []
+        return words if len(words) == 2 else []
 
     def _until(self, found: Callable[[], Any]) -> Any:
         ends = time.monotonic() + PATIENCE_S

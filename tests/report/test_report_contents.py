@@ -105,15 +105,15 @@ def test_band_is_one_standard_deviation_around_the_mean() -> None:
 def test_time_shares_add_up_to_the_total() -> None:
     """Attempts of 40 s and 4 s. Kept: 2 + 3 of step 1, 5 + 6 of step 2; the rollout of 4 s was repeated; starting 10,
     replayed 1, abandoned 2; the rest of 44 s: 11."""
-    told = time_use.shares(by_hand())
-    took = {row["name"]: row["took"] for row in told["rows"]}
-    assert told["whole"] == "44s"
+    use = time_use.shares(by_hand())
+    took = {row["name"]: row["took"] for row in use["rows"]}
+    assert use["whole"] == "44s"
     assert took == {
         "rollout": "7.0s", "actor_update": "9.0s", "starting": "10s", "replayed": "1.0s", "abandoned": "2.0s",
         "repeated": "4.0s", "saving, and between stages": "11s",
     }  # fmt: skip
-    assert next(row["share"] for row in told["rows"] if row["name"] == "rollout") == "15.9 %"
-    assert told["gpu_hours"] == "0.00611 GPU-hours kept, 0.00167 lost"
+    assert next(row["share"] for row in use["rows"] if row["name"] == "rollout") == "15.9 %"
+    assert use["gpu_hours"] == "0.00611 GPU-hours kept, 0.00167 lost"
 
 
 def test_timeline_has_the_seconds_of_each_stage_and_step() -> None:
@@ -126,14 +126,14 @@ def test_timeline_has_the_seconds_of_each_stage_and_step() -> None:
 def test_many_steps_are_averaged_into_fewer_bars() -> None:
     run = by_hand()
     lines = [line(step, step, "rollout", float(step)) for step in range(1, 301)]
-    found = time_use.timeline(ReadRun("", run.paths, {}, run.recipes, lines, history(lines), STORY), 0)
-    assert (len(found["bars"]), found["bars"][0], found["bars"][-1]) == (100, [1, 3], [298, 300])
-    assert found["seconds"][0][:2] == [2.0, 5.0]
+    timeline = time_use.timeline(ReadRun("", run.paths, {}, run.recipes, lines, history(lines), STORY), 0)
+    assert (len(timeline["bars"]), timeline["bars"][0], timeline["bars"][-1]) == (100, [1, 3], [298, 300])
+    assert timeline["seconds"][0][:2] == [2.0, 5.0]
 
 
 def test_charts_mark_resumes_stops_alarms_and_changed_keys() -> None:
     run = by_hand()
-    assert [(each.at, each.kind, each.text) for each in events.events(run, ATTEMPTS)] == [
+    assert [(event.at, event.kind, event.text) for event in events.events(run, ATTEMPTS)] == [
         (1.5, "change", "from step 2: lr 1.0 -> 0.5"),
         (1.5, "resume", "attempt 2 continues with step 2"),
         (2, "health", "step 2: policy/approx_kl is 0.2, above 0.1 (`health.kl.max`), warn"),
@@ -152,7 +152,7 @@ def test_consecutive_alarms_of_a_bound_are_one_mark() -> None:
     kls = [0.05, 0.2, 0.3, 0.2, 0.05, 0.4]
     lines = [line(at, at, "actor_update", 1.0, policy__approx_kl=kl) for at, kl in enumerate(kls, start=1)]
     run = ReadRun("", run.paths, {}, {1: RECIPE, 4: {**RECIPE, "lr": 0.5}}, lines, history(lines), STORY)
-    assert [(each.at, each.text) for each in events.events(run, []) if each.kind == "health"] == [
+    assert [(event.at, event.text) for event in events.events(run, []) if event.kind == "health"] == [
         (2, "step 2: policy/approx_kl is 0.2, above 0.1 (`health.kl.max`), warn; until step 4"),
         (6, "step 6: policy/approx_kl is 0.4, above 0.1 (`health.kl.max`), warn"),
     ]
@@ -183,9 +183,9 @@ def shown(row: int, prompt: str, score: float | None, tokens: int) -> ShownSampl
 
 
 def test_best_worst_longest_and_disagreeing_samples_are_chosen() -> None:
-    found = [shown(0, "p", 1.0, 3), shown(1, "p", 0.0, 3), shown(2, "q", 0.5, 9), shown(3, "q", 0.5, 2)]
-    found += [shown(4, "r", None, 1), *(shown(5 + n, f"s{n}", 0.5, 2) for n in range(10))]
-    chosen = samples._chosen(found)
+    items = [shown(0, "p", 1.0, 3), shown(1, "p", 0.0, 3), shown(2, "q", 0.5, 9), shown(3, "q", 0.5, 2)]
+    items += [shown(4, "r", None, 1), *(shown(5 + n, f"s{n}", 0.5, 2) for n in range(10))]
+    chosen = samples._chosen(items)
     kinds = {row: names for row, (_, names) in chosen.items()}
     assert kinds == {
         0: ["best", "longest", "disagree"],
@@ -207,43 +207,43 @@ def test_first_items_of_every_kind_are_included_before_the_second() -> None:
 
     sets = [{"items": [item(0, 100), item(1, 100)]}, {"items": [item(0, 100), item(1, 10)]}]
     assert fit(sets, room=280) == 1
-    assert [[len(each["text"]) for each in one["items"]] for one in sets] == [[100], [100, 10]]
-    assert all("rank" not in each for one in sets for each in one["items"])
+    assert [[len(item["text"]) for item in sample_set["items"]] for sample_set in sets] == [[100], [100, 10]]
+    assert all("rank" not in item for sample_set in sets for item in sample_set["items"])
 
 
 # --- a run on fakes ------------------------------------------------------------------------------------------------
 
 
 def test_report_has_the_metrics_and_samples_of_the_run(runs: tuple[Path, Path]) -> None:
-    found = contents(read_runs(runs), steps=2, room=1_000_000)
+    report = contents(read_runs(runs), steps=2, room=1_000_000)
     first = ppoctl.Run(runs[0])
-    [reward] = [chart for chart in found.data["charts"] if chart["name"] == "reward/score_mean"]
-    assert [each["run"] for each in reward["series"]] == [0, 1]
+    [reward] = [chart for chart in report.data["charts"] if chart["name"] == "reward/score_mean"]
+    assert [series["run"] for series in reward["series"]] == [0, 1]
     assert reward["series"][0]["values"] == pytest.approx(
         first.metrics()["reward/score_mean"].to_pylist()[1:], rel=1e-4
     )
-    assert [found.data["steps"][each["steps"]] for each in reward["series"]] == [[1, 2, 3], [1, 2]]
-    titles = [each["title"] for each in found.data["sets"]]
+    assert [report.data["steps"][series["steps"]] for series in reward["series"]] == [[1, 2, 3], [1, 2]]
+    titles = [sample_set["title"] for sample_set in report.data["sets"]]
     assert titles[:2] == ["step 1, rollouts", "step 3, rollouts"]
     assert titles[2:4] == ["evaluation after step 3, held greedy", "evaluation after step 3, held sampled"]
     by_title = {f"{row['prompt_id']} #{row['sample']}": row for row in first.samples(3).to_pylist()}
-    for item in found.data["sets"][1]["items"]:
+    for item in report.data["sets"][1]["items"]:
         row = by_title[item["title"]]
         assert item["advantage"] == pytest.approx(row["advantages"], rel=1e-4)
         assert item["kl"] == pytest.approx(row["kl"], rel=1e-4, abs=1e-8)
         assert len(item["tokens"]) == len(item["value"]) == len(row["tokens"])
-    marks = {(mark["run"], mark["at"], mark["kind"]) for mark in found.data["marks"]}
+    marks = {(mark["run"], mark["at"], mark["kind"]) for mark in report.data["marks"]}
     assert {(0, 2.5, "resume"), (0, 2.5, "change")} <= marks
     assert {run for run, _, kind in marks if kind == "health"} <= {0, 1}
 
 
 def test_overview_names_model_data_reward_and_state(runs: tuple[Path, Path]) -> None:
-    told = head(read_runs(runs)[0])
-    rows = dict(told["rows"])
+    overview = head(read_runs(runs)[0])
+    rows = dict(overview["rows"])
     assert rows["state"] == "finished: all steps are done"
     assert (rows["steps"], rows["seed"]) == ("3 of 3", "5")
-    assert told["sentence"].startswith("quickstart/model, trained with PPO on quickstart/train.jsonl, rewarded")
-    assert told["sentence"].endswith("rewarded by gsm8k: 4 prompts x 2 responses per step, of at most 6 tokens.")
+    assert overview["sentence"].startswith("quickstart/model, trained with PPO on quickstart/train.jsonl, rewarded")
+    assert overview["sentence"].endswith("rewarded by gsm8k: 4 prompts x 2 responses per step, of at most 6 tokens.")
     assert "held/pass_at_1" in rows
 
 
@@ -251,22 +251,22 @@ def test_report_of_a_run_without_its_model_omits_step_samples(runs: tuple[Path, 
     gone = tmp_path / "first"
     shutil.copytree(runs[0], gone)
     for file in (gone / "recipes").iterdir():
-        told = unseal(file.read_text())
-        file.write_text(seal({**told, "model": {**told["model"], "path": "/gone"}}))
-    found = contents(read_runs([gone]), steps=2, room=1_000_000)
-    assert [each["title"] for each in found.data["sets"]] == [
+        record = unseal(file.read_text())
+        file.write_text(seal({**record, "model": {**record["model"], "path": "/gone"}}))
+    report = contents(read_runs([gone]), steps=2, room=1_000_000)
+    assert [sample_set["title"] for sample_set in report.data["sets"]] == [
         "evaluation after step 3, held greedy",
         "evaluation after step 3, held sampled",
     ]
-    assert found.left_out[0].startswith("samples of the steps of first: `model.path` is `/gone`")
+    assert report.left_out[0].startswith("samples of the steps of first: `model.path` is `/gone`")
 
 
 def test_report_of_a_run_that_has_not_begun(tmp_path: Path) -> None:
     new_run.create(RunPaths(tmp_path / "new"), fake_recipe(), {"model": "a" * 64}, command="train")
-    found = contents(read_runs([tmp_path / "new"]), steps=2, room=1_000_000)
-    assert dict(found.words["heads"][0]["rows"])["state"] == "created: the run has not started"
-    assert (found.data["charts"], found.data["sets"], found.left_out) == ([], [], ())
-    assert "No stage is done yet" in html({**found.words, "left_out": ()}, found.data)
+    report = contents(read_runs([tmp_path / "new"]), steps=2, room=1_000_000)
+    assert dict(report.words["heads"][0]["rows"])["state"] == "created: the run has not started"
+    assert (report.data["charts"], report.data["sets"], report.left_out) == ([], [], ())
+    assert "No stage is done yet" in html({**report.words, "left_out": ()}, report.data)
 
 
 def test_runs_with_equal_names_are_numbered(runs: tuple[Path, Path]) -> None:

@@ -49,8 +49,8 @@ def both(attacked: Path, runs: tuple[Path, Path], tmp_path_factory: pytest.TempP
 
 def given(file: Path) -> Any:
     """Return the data that the page contains."""
-    [found] = re.findall(r'id="data">(.*?)</script>', file.read_text("utf-8"))
-    return json.loads(found)
+    [payload] = re.findall(r'id="data">(.*?)</script>', file.read_text("utf-8"))
+    return json.loads(payload)
 
 
 def test_report_draws_every_chart_without_network_requests(browser: Browser, both: Path) -> None:
@@ -75,7 +75,7 @@ def test_report_draws_every_chart_without_network_requests(browser: Browser, bot
 def test_markup_in_model_texts_is_not_executed(browser: Browser, both: Path) -> None:
     browser.open(both)
     data = given(both)
-    titles = [each["title"] for each in data["sets"]]
+    titles = [sample_set["title"] for sample_set in data["sets"]]
     evaluation = next(at for at, title in enumerate(titles) if title.startswith("evaluation"))
     browser.js(f"document.getElementById('set').value = '{evaluation}'")
     browser.js("document.getElementById('set').dispatchEvent(new Event('change'))")
@@ -110,9 +110,9 @@ def test_report_fits_the_screen_with_enough_contrast(browser: Browser, both: Pat
     assert browser.js("document.documentElement.scrollWidth") <= width
     columns = browser.js("getComputedStyle(document.querySelector('.charts')).gridTemplateColumns.split(' ').length")
     assert columns == (1 if width == 400 else 3)
-    found = browser.js(CONTRASTS)
-    assert found["read"] > 200
-    assert found["poor"] == []
+    contrasts = browser.js(CONTRASTS)
+    assert contrasts["read"] > 200
+    assert contrasts["poor"] == []
     is_dark = browser.js("getComputedStyle(document.body).backgroundColor") == "rgb(20, 22, 26)"
     assert is_dark == (scheme == "dark")
 
@@ -160,17 +160,17 @@ def test_charts_are_readable_with_the_keyboard(browser: Browser, one: Path) -> N
 def test_runs_with_other_steps_are_read_at_the_nearest_point(
     browser: Browser, runs: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    found = contents(read_runs(runs), steps=0, room=1_000_000)
-    chart = next(chart for chart in found.data["charts"] if chart["name"] == "reward/score_mean")
+    report = contents(read_runs(runs), steps=0, room=1_000_000)
+    chart = next(chart for chart in report.data["charts"] if chart["name"] == "reward/score_mean")
     chart["series"] = [
         {"run": 0, "steps": 0, "values": [0.1, 0.2, 0.3]},
         {"run": 1, "steps": 1, "values": [0.5, 0.6]},
     ]
-    found.data["steps"][:2] = [[1, 3, 9], [2, 8]]
+    report.data["steps"][:2] = [[1, 3, 9], [2, 8]]
     file = tmp_path / "r.html"
-    file.write_text(html({**found.words, "left_out": ()}, found.data))
+    file.write_text(html({**report.words, "left_out": ()}, report.data))
     browser.open(file)
-    number = found.data["charts"].index(chart)
+    number = report.data["charts"].index(chart)
     read = "document.activeElement.getAttribute('aria-valuetext')"
     browser.js(f"document.getElementById('plot-{number}').focus()")
     assert browser.js(read) == "step 9: first 0.3"
@@ -205,10 +205,10 @@ def test_samples_and_tokens_are_readable_with_the_keyboard(browser: Browser, one
     assert browser.js(title) == item["title"]
     browser.js("document.querySelector('.token').focus()")
     browser.press("ArrowRight")
-    told = browser.js("document.activeElement.getAttribute('aria-label')")
-    assert told.startswith(f"token 2 of {len(item['tokens'])}: {json.dumps(item['tokens'][1])}, advantage ")
-    assert browser.js("document.querySelector('.sample .readout').textContent") == told
-    assert browser.js("document.activeElement.title") == told
+    label = browser.js("document.activeElement.getAttribute('aria-label')")
+    assert label.startswith(f"token 2 of {len(item['tokens'])}: {json.dumps(item['tokens'][1])}, advantage ")
+    assert browser.js("document.querySelector('.sample .readout').textContent") == label
+    assert browser.js("document.activeElement.title") == label
     browser.press("End")
     assert browser.js("document.activeElement.title").startswith(f"token {len(item['tokens'])} of")
 
@@ -263,7 +263,7 @@ def test_every_focusable_element_has_a_name(browser: Browser, both: Path) -> Non
     focusable = [
         (node["role"]["value"], node.get("name", {}).get("value", ""))
         for node in nodes
-        if not node["ignored"] and any(each["name"] == "focusable" for each in node.get("properties", ()))
+        if not node["ignored"] and any(entry["name"] == "focusable" for entry in node.get("properties", ()))
     ]
     assert {"slider", "listbox", "option", "combobox", "radio", "link", "region"} <= {role for role, _ in focusable}
     assert [role for role, name in focusable if not name.strip()] == []
@@ -276,10 +276,10 @@ def test_chart_values_are_available_as_a_table(browser: Browser, one: Path) -> N
     browser.js("document.querySelector('.chart details.table').open = true")
     browser.js("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
     cells = "[...document.querySelectorAll('.rows tr')].map((row) => [...row.cells].map((cell) => cell.textContent))"
-    found, series = browser.js(cells), given(one)["charts"][0]["series"][0]
-    assert found[0] == ["step", "value"]
-    assert [row[0] for row in found[1:]] == ["1", "2", "3"]
-    assert [float(row[1].split()[0]) for row in found[1:]] == pytest.approx(series["values"], rel=1e-3)
+    rows, series = browser.js(cells), given(one)["charts"][0]["series"][0]
+    assert rows[0] == ["step", "value"]
+    assert [row[0] for row in rows[1:]] == ["1", "2", "3"]
+    assert [float(row[1].split()[0]) for row in rows[1:]] == pytest.approx(series["values"], rel=1e-3)
 
 
 def test_reduced_motion_disables_smooth_scrolling(browser: Browser, one: Path) -> None:

@@ -50,21 +50,23 @@ def text(attacked: Path, runs: tuple[Path, Path], tmp_path_factory: pytest.TempP
 
 def test_markup_from_a_model_or_user_is_escaped(text: str) -> None:
     assert HOSTILE not in text
-    found = Read(text)
-    assert found.named("img") == []
-    assert len(found.named("script")) == 2
-    kept = json.loads(found.texts["script"][0])
-    responses = [item["response"] for one in kept["sets"] for item in one["items"] if "response" in item]
+    page = Read(text)
+    assert page.named("img") == []
+    assert len(page.named("script")) == 2
+    kept = json.loads(page.texts["script"][0])
+    responses = [
+        item["response"] for sample_set in kept["sets"] for item in sample_set["items"] if "response" in item
+    ]
     assert any(response.startswith(HOSTILE) for response in responses), "as the model wrote it"
-    recipe = "".join(found.texts["pre"])
+    recipe = "".join(page.texts["pre"])
     assert HOSTILE[:20] in recipe
 
 
 def test_embedded_json_has_no_markup_characters() -> None:
-    told = inert({"a": HOSTILE + "\u2028 & \ud800"})
-    assert not set(told) & set("<>&")
-    assert told.isascii()
-    assert json.loads(told) == {"a": HOSTILE + "\u2028 & \ud800"}
+    escaped = inert({"a": HOSTILE + "\u2028 & \ud800"})
+    assert not set(escaped) & set("<>&")
+    assert escaped.isascii()
+    assert json.loads(escaped) == {"a": HOSTILE + "\u2028 & \ud800"}
 
 
 def test_content_security_policy_allows_only_the_page_script(text: str) -> None:
@@ -91,9 +93,9 @@ def test_content_security_policy_allows_only_the_page_script(text: str) -> None:
 
 def test_page_references_no_network_resource(text: str) -> None:
     asking = ("src", "srcset", "poster", "action", "data", "style", "onclick", "onload", "onerror")
-    found = Read(text)
-    assert [(tag, at) for tag, attributes in found.elements for at in attributes if at in asking] == []
-    links = [attributes["href"] for _, attributes in found.elements if "href" in attributes]
+    page = Read(text)
+    assert [(tag, at) for tag, attributes in page.elements for at in attributes if at in asking] == []
+    links = [attributes["href"] for _, attributes in page.elements if "href" in attributes]
     assert links
     assert all(link is not None and link.startswith("#") for link in links)
     style = (FILES / "style.css").read_text()
@@ -102,15 +104,15 @@ def test_page_references_no_network_resource(text: str) -> None:
 
 
 def test_headings_are_nested_and_every_section_is_linked(text: str) -> None:
-    found = Read(text)
-    levels = [int(tag[1]) for tag, _ in found.elements if re.fullmatch("h[1-6]", tag)]
+    page = Read(text)
+    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch("h[1-6]", tag)]
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert all(later <= earlier + 1 for earlier, later in pairwise(levels))
-    ids = [attributes["id"] for _, attributes in found.elements if "id" in attributes]
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
-    assert {str(link["href"])[1:] for link in found.named("a")} <= set(ids)
-    assert {"header", "nav", "main", "footer"} <= {tag for tag, _ in found.elements}
+    assert {str(link["href"])[1:] for link in page.named("a")} <= set(ids)
+    assert {"header", "nav", "main", "footer"} <= {tag for tag, _ in page.elements}
 
 
 def test_report_is_reproducible_except_for_its_time(runs: tuple[Path, Path], tmp_path: Path) -> None:
@@ -216,20 +218,20 @@ def colours(mode: str) -> dict[str, tuple[float, ...]]:
     """Return the named colors of the style in one mode, each as red, green and blue."""
     style = (FILES / "style.css").read_text()
     light, dark = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
-    found: dict[str, tuple[float, ...]] = {}
+    by_name: dict[str, tuple[float, ...]] = {}
     for part in (light,) if mode == "light" else (light, dark):
         for name, value in re.findall(r"--([\w-]+): ([^;]+);", part):
             parts = re.findall("..", value[1:]) if value.startswith("#") else value.split()
-            found[name] = tuple(int(each, 16 if value.startswith("#") else 10) for each in parts)
-    return found
+            by_name[name] = tuple(int(part, 16 if value.startswith("#") else 10) for part in parts)
+    return by_name
 
 
-def contrast(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+def contrast(first: tuple[float, ...], other: tuple[float, ...]) -> float:
     def luminance(colour: tuple[float, ...]) -> float:
         parts = [c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
         return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
 
-    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    high, low = sorted((luminance(first), luminance(other)), reverse=True)
     return (high + 0.05) / (low + 0.05)
 
 
@@ -240,25 +242,25 @@ def test_contrast_equals_the_wcag_definition() -> None:
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
 def test_colours_have_enough_contrast(mode: str) -> None:
-    found = colours(mode)
+    palette = colours(mode)
     for name in ("text", "quiet", "good", "bad"):
         for ground in ("page", "raised"):
-            assert contrast(found[name], found[ground]) >= AA_TEXT, (name, ground)
+            assert contrast(palette[name], palette[ground]) >= AA_TEXT, (name, ground)
     for name in ("focus", *(f"r{at}" for at in range(8)), "up", "down"):
-        assert contrast(found[name], found["page"]) >= AA_GRAPHICS, name
+        assert contrast(palette[name], palette["page"]) >= AA_GRAPHICS, name
     alphas = re.findall(
         r"\.[ud]\d \{ background: rgb\(var\(--(up|down)\) / ([.\d]+)\)", (FILES / "style.css").read_text()
     )
     assert len(alphas) == 8
     for name, alpha in alphas:
         mixed = tuple(
-            float(alpha) * a + (1 - float(alpha)) * b for a, b in zip(found[name], found["page"], strict=True)
+            float(alpha) * a + (1 - float(alpha)) * b for a, b in zip(palette[name], palette["page"], strict=True)
         )
-        assert contrast(found["text"], mixed) >= AA_TEXT, (name, alpha)
+        assert contrast(palette["text"], mixed) >= AA_TEXT, (name, alpha)
 
 
 def test_runs_also_differ_in_their_dash_patterns() -> None:
     style = (FILES / "style.css").read_text()
     dashes = [re.findall(rf"\.r{at} \{{[^}}]*?stroke-dasharray: ([\d ]+)", style) for at in range(write.MOST_RUNS)]
-    assert len({str(each) for each in dashes}) == write.MOST_RUNS
+    assert len({str(style) for style in dashes}) == write.MOST_RUNS
     assert render_page.SCRIPTS[0] == "start.js"

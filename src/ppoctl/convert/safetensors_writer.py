@@ -79,9 +79,9 @@ class SafetensorsWriter:
         text = json.dumps(header, separators=(",", ":")).encode("utf-8")
         text += b" " * (-len(text) % 8)
         data = 8 + len(text)
-        with file.open("wb") as made:
-            made.write(len(text).to_bytes(8, "little") + text)
-            made.truncate(data + end)
+        with file.open("wb") as output:
+            output.write(len(text).to_bytes(8, "little") + text)
+            output.truncate(data + end)
         self._places |= {name: (file, data + self._places[name][1]) for name in names}
 
 

@@ -101,14 +101,14 @@ def _leave_out(result: Account, names: Iterable[str], folder: Path, shape: Model
             raise not_part_of(name, folder, role)
 
 
-def _require_fitting(part: Placement, found: Described, folder: Path) -> None:
-    if found.shape != part.shape:
-        mismatch = f"has shape {list(found.shape)}; config.json implies {list(part.shape)}"
+def _require_fitting(part: Placement, tensor: Described, folder: Path) -> None:
+    if tensor.shape != part.shape:
+        mismatch = f"has shape {list(tensor.shape)}; config.json implies {list(part.shape)}"
         raise EnvironmentProblemError(
             f"tensor `{part.name}` in `{folder}` {mismatch}", hint="fetch weights and config.json of one model again"
         )
-    if found.kind not in TRAINABLE:
+    if tensor.kind not in TRAINABLE:
         raise EnvironmentProblemError(
-            f"tensor `{part.name}` in `{folder}` is {found.kind}; quantized models cannot be trained",
+            f"tensor `{part.name}` in `{folder}` is {tensor.kind}; quantized models cannot be trained",
             hint="name the model before quantization",
         )

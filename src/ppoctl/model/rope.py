@@ -92,5 +92,7 @@ def read_rope(parameters: Mapping[str, Any]) -> Rope:
                 name: int(value) if known[name].type is int else float(value) for name, value in rest.items()
             }
             return Rope(float(theta), _KINDS[kind](**numbers))
-    supported = "; ".join(f"{kind} with {', '.join(of.name for of in fields(made))}" for kind, made in _KINDS.items())
+    supported = "; ".join(
+        f"{kind} with {', '.join(of.name for of in fields(scaling))}" for kind, scaling in _KINDS.items()
+    )
     raise UnsupportedValueError(f"supported: plain RoPE; {supported}")

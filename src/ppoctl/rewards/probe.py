@@ -118,7 +118,7 @@ def start_services(reward: ScorerTable) -> str:
 
 def result_of(future: Future[Score], reward: ScorerTable) -> Score:
     """Return the score of a submitted request. Raises RewardError if the score cannot be trained on or the service is
-    down. It replaces the exit code of a run that can be resumed: nothing has been generated yet."""
+    down. The errors for these cases in a run would suggest a resume, but nothing has been generated yet."""
     try:
         return future.result()
     except ServiceLostError as error:

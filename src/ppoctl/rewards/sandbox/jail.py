@@ -94,15 +94,15 @@ def make_root(limits: Limits) -> None:
 
 
 def become_program(
-    given: tuple[int, int, int], channel: int, limits: Limits, prepare: Callable[[], None]
+    descriptors: tuple[int, int, int], channel: int, limits: Limits, prepare: Callable[[], None]
 ) -> NoReturn:
-    """Execute the program with the limits, only the hash seed as environment, and only the descriptors `given`
+    """Execute the program with the limits, only the hash seed as environment, and only these `descriptors`
     (input, output, program text). `prepare` changes the user and closes files; it runs before the last privileges are
     dropped.
 
     `channel`: descriptor over which an error is reported, and which closes when the program is executed.
     """
-    stdin, stdout, program = given
+    stdin, stdout, program = descriptors
     os.setsid()  # no terminal, and no other process group to signal
     nothing = os.open("/dev/null", os.O_WRONLY)
     for theirs, ours in enumerate((stdin, stdout, nothing, program)):

@@ -66,16 +66,16 @@ def run(kind: Kind, job: SandboxJob) -> Ran:
     cannot be created."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     reading, writing = os.pipe()
-    given = (_file_of(job.stdin), writing, _file_of(job.program))
+    descriptors = (_file_of(job.stdin), writing, _file_of(job.program))
     try:
         supervisor = os.fork()
         if supervisor == 0:
             ours.close()
             with suppress(OSError):
                 Path("/proc/self/oom_score_adj").write_text("1000")  # the kernel kills it first if memory is short
-            _in_child(theirs, lambda: _SUPERVISORS[kind](theirs, given, job.limits))
+            _in_child(theirs, lambda: _SUPERVISORS[kind](theirs, descriptors, job.limits))
         theirs.close()
-        for descriptor in given:
+        for descriptor in descriptors:
             os.close(descriptor)
         try:
             return _watch(ours, supervisor, reading, job.limits)
@@ -146,7 +146,7 @@ def _map_users(supervisor: int) -> None:
     (process / "gid_map").write_text(f"{jail.INSIDE_ID} {os.getegid()} 1\n")
 
 
-def _in_namespaces(channel: socket.socket, given: tuple[int, int, int], limits: Limits) -> None:
+def _in_namespaces(channel: socket.socket, descriptors: tuple[int, int, int], limits: Limits) -> None:
     """Supervise a job of kind `namespaces`: enter the namespaces, and start their process 1."""
     kernel.die_with_parent(signal.SIGKILL)
     jail.enter_namespaces(channel)
@@ -158,22 +158,22 @@ def _in_namespaces(channel: socket.socket, given: tuple[int, int, int], limits: 
         # The death signal is set now. A reply proves that the supervisor was still alive afterwards.
         if childs.send(b"?") != 1 or childs.recv(1) != b"!":
             os._exit(1)
-        _in_child(channel, lambda: _process_1(channel, given, limits))
+        _in_child(channel, lambda: _process_1(channel, descriptors, limits))
     childs.close()
     if mine.recv(1) == b"?":
         mine.send(b"!")
     os.waitpid(first, 0)
 
 
-def _process_1(channel: socket.socket, given: tuple[int, int, int], limits: Limits) -> None:
+def _process_1(channel: socket.socket, descriptors: tuple[int, int, int], limits: Limits) -> None:
     kernel.hide_memory()
     os.umask(0o022)
     jail.make_root(limits)
     channel.send(b"started")
     program = os.fork()
     if program == 0:
-        _in_child(channel, lambda: jail.become_program(given, channel.fileno(), limits, _as_nobody))
-    for descriptor in given:
+        _in_child(channel, lambda: jail.become_program(descriptors, channel.fileno(), limits, _as_nobody))
+    for descriptor in descriptors:
         os.close(descriptor)
     while True:
         ended, status = os.wait()
@@ -188,7 +188,7 @@ def _as_nobody() -> None:
         _become(jail.INSIDE_ID)
 
 
-def _as_own_user(channel: socket.socket, given: tuple[int, int, int], limits: Limits) -> None:
+def _as_own_user(channel: socket.socket, descriptors: tuple[int, int, int], limits: Limits) -> None:
     """Supervise a job of kind `user`: stay root, wait for the end of the program or of the launcher, and kill all
     processes of the user."""
     os.setsid()
@@ -197,8 +197,10 @@ def _as_own_user(channel: socket.socket, given: tuple[int, int, int], limits: Li
     channel.send(b"started")
     program = os.fork()
     if program == 0:
-        _in_child(channel, lambda: jail.become_program(given, channel.fileno(), limits, lambda: _locked(own_id)))
-    for descriptor in given:
+        _in_child(
+            channel, lambda: jail.become_program(descriptors, channel.fileno(), limits, lambda: _locked(own_id))
+        )
+    for descriptor in descriptors:
         os.close(descriptor)
     watched = select.poll()
     watched.register(os.pidfd_open(program), select.POLLIN)
