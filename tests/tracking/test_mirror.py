@@ -167,7 +167,7 @@ def test_close_stops_at_its_deadline_and_reports_unsent_lines(bare: RunDir, said
     assert target.waiting.wait(DEADLINE_S)
     bare.step(1)
     assert not mirror.close("finished", 0.0)
-    assert said.lines == [f"mlflow: not everything was sent; send the rest with: ppoctl track {bare.root}"]
+    assert said.lines == [f"mlflow: the upload is not complete; send the rest with: ppoctl track {bare.root}"]
     target.gate.set()
     until(lambda: not any(thread.name == "mlflow-mirror" for thread in threading.enumerate()))
     assert said.lines[1:] == []
@@ -185,13 +185,13 @@ def test_outage_and_recovery_are_each_reported_once(bare: RunDir, said: Said) ->
     target.failures = 7
     bare.step(2)
     mirror.notify()
-    said.wait_for(lambda line: "is back" in line)
+    said.wait_for(lambda line: "is reachable again" in line)
     assert mirror.close("failed", DEADLINE_S)
     assert len(target.figures) == len(set(target.figures)) == 10
     address = f"sqlite:///{bare.root.parent}/mlflow.db"
     assert said.lines == [
-        f"mlflow: `{address}` does not take what is sent (no answer); training goes on, the journal keeps everything",
-        f"mlflow: `{address}` is back and has everything",
+        f"mlflow: cannot upload to `{address}` (no answer); training continues, and the journal keeps everything",
+        f"mlflow: `{address}` is reachable again and has everything",
     ]
     assert target.opened > 1
     assert target.statuses[-1] == "FAILED"
@@ -210,12 +210,14 @@ def test_unreachable_mlflow_costs_one_message_and_can_be_rebuilt(
     mirror = mirrored(run, said, MlflowTracking(kind="mlflow", uri=uri))
     run.step(1)
     mirror.notify()
-    said.wait_for(lambda line: f"`{uri}` does not take" in line)
+    said.wait_for(lambda line: f"cannot upload to `{uri}`" in line)
     run.step(2)
     run.event("attempt_ended", status="stopped", exit_code=5)
     assert not mirror.close("stopped", DEADLINE_S)
     assert len(said.lines) == 2
-    assert said.lines[1] == (f"mlflow: not everything was sent; send the rest with: ppoctl track {quoted(run.root)}")
+    assert said.lines[1] == (
+        f"mlflow: the upload is not complete; send the rest with: ppoctl track {quoted(run.root)}"
+    )
     rebuild(run.root, SETTINGS)
     assert mlflow.points() == journaled_points(run.root)
     assert mlflow.run().info.status == "FAILED"
@@ -230,8 +232,8 @@ def test_close_reports_waiting_for_mlflow(run: RunDir, said: Said) -> None:
     assert not mirror.close("finished", 0.5)
     target.gate.set()
     assert said.lines == [
-        "mlflow: it has not taken everything yet; waiting for it, at most 1 s more",
-        f"mlflow: not everything was sent; send the rest with: ppoctl track {quoted(run.root)}",
+        "mlflow: the upload is not complete yet; waiting at most 1 s more",
+        f"mlflow: the upload is not complete; send the rest with: ppoctl track {quoted(run.root)}",
     ]
 
 
@@ -243,7 +245,7 @@ def test_mirror_waits_for_a_locked_database(run: RunDir, runs_dir: Path, mlflow:
     said.wait_for(lambda line: "database is locked" in line)
     connection.rollback()
     connection.close()
-    said.wait_for(lambda line: "is back" in line)
+    said.wait_for(lambda line: "is reachable again" in line)
     assert mirror.close("finished", DEADLINE_S)
     assert mlflow.points() == journaled_points(run.root)
 
@@ -277,10 +279,10 @@ def test_metrics_are_sent_even_if_artifacts_cannot_be_stored(
     mirror = mirrored(run, said)
     run.step(1)
     mirror.notify()
-    said.wait_for(lambda line: "does not take" in line)
+    said.wait_for(lambda line: "cannot upload" in line)
     run.step(2)
     assert not mirror.close("finished", DEADLINE_S)
-    assert "not everything was sent" in said.lines[-1]
+    assert "the upload is not complete; send" in said.lines[-1]
     assert mlflow.points() == journaled_points(run.root)
     assert mlflow.run().info.status == "FINISHED"
 

@@ -271,7 +271,7 @@ def test_failed_report_costs_only_a_message(run: RunDir, mlflow: Mlflow, said: S
     run.step(1)
     run.event("attempt_ended", status="finished", exit_code=0)
     sent = rebuild(run.root, SETTINGS, MirrorHooks(notify=said, files=files))
-    assert said.lines == ["mlflow: the report could not be made (no tokenizer); the run is not affected"]
+    assert said.lines == ["mlflow: the report could not be created (no tokenizer); the run is not affected"]
     assert (sent.files, mlflow.run().info.status) == (2, "FINISHED")
 
 
