@@ -59,7 +59,7 @@ class _RequestFault:
 
 
 def request_of(recipe: Recipe) -> Request:
-    """Return the recipe's request. Without `slurm.nodes`, it has the nodes that its layout requires; 1 without GPUs."""
+    """Return the recipe's request. Without `slurm.nodes`, the layout decides their number; it is 1 without GPUs."""
     table = recipe.slurm
     return Request(
         nodes=table.nodes or _nodes_for(devices(recipe), table.gpus_per_node),

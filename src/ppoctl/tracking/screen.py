@@ -103,9 +103,8 @@ def open_screen(detail: Detail = "steps", stream: TextIO | None = None) -> Itera
         screen = LiveScreen(RichConsole(file=stream, highlight=False), detail)
     else:
         screen = PlainScreen(stream, detail)
-    prints_activities = detail != "quiet" and isinstance(screen, PlainScreen)
-    notifying = ACTIVITIES.notifying(screen.line) if prints_activities else contextlib.nullcontext()
-    with contextlib.closing(screen), notifying:
+    prints = detail != "quiet" and isinstance(screen, PlainScreen)
+    with contextlib.closing(screen), ACTIVITIES.notifying(screen.line) if prints else contextlib.nullcontext():
         yield screen
 
 
