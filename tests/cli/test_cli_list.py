@@ -361,7 +361,7 @@ def test_rm_deletes_nothing_if_mlflow_does_not_answer(make: Callable[..., Journa
     said = ask("rm", "a", "q1", "--yes")
     assert said.code == 3
     first, _, hint = said.err.splitlines()
-    assert first.startswith("error: MLflow at `http://127.0.0.1:9` does not say what it has of run `runs/q1`: ")
+    assert first.startswith("error: cannot query MLflow at `http://127.0.0.1:9` about run `runs/q1`: ")
     assert first.endswith("; nothing was deleted")
     assert hint == "hint: try again, or delete the directory only: ppoctl rm runs/q1 --keep-tracking"
     assert there("runs") == ["a", "q1"]

@@ -98,7 +98,7 @@ def test_repeated_check_of_a_step_counts_once() -> None:
     bad = {"policy/approx_kl": 1.0}
     assert monitor.check(1, bad) == monitor.check(1, bad) == []
     assert monitor.check(2, bad) == monitor.check(2, bad) != []
-    with pytest.raises(ValueError, match="step 1 is judged after step 2"):
+    with pytest.raises(ValueError, match="step 1 is checked after step 2"):
         monitor.check(1, bad)
 
 

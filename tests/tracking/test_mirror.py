@@ -169,7 +169,7 @@ def test_close_stops_at_its_deadline_and_reports_unsent_lines(bare: RunDir, mess
     assert target.waiting.wait(DEADLINE_S)
     bare.step(1)
     assert not mirror.close("finished", 0.0)
-    assert messages.lines == [f"mlflow: not everything was sent; send the rest with: ppoctl track {bare.root}"]
+    assert messages.lines == [f"mlflow: the upload is not complete; send the rest with: ppoctl track {bare.root}"]
     target.gate.set()
     until(lambda: not any(thread.name == "mlflow-mirror" for thread in threading.enumerate()))
     assert messages.lines[1:] == []
@@ -187,13 +187,13 @@ def test_outage_and_recovery_are_each_reported_once(bare: RunDir, messages: Mess
     target.failures = 7
     bare.step(2)
     mirror.notify()
-    messages.wait_for(lambda line: "is back" in line)
+    messages.wait_for(lambda line: "is reachable again" in line)
     assert mirror.close("failed", DEADLINE_S)
     assert len(target.metrics) == len(set(target.metrics)) == 10
     address = f"sqlite:///{bare.root.parent}/mlflow.db"
     assert messages.lines == [
-        f"mlflow: `{address}` does not take what is sent (no answer); training goes on, the journal keeps everything",
-        f"mlflow: `{address}` is back and has everything",
+        f"mlflow: cannot upload to `{address}` (no answer); training continues, and the journal keeps everything",
+        f"mlflow: `{address}` is reachable again and has everything",
     ]
     assert target.opened > 1
     assert target.statuses[-1] == "FAILED"
@@ -212,13 +212,13 @@ def test_unreachable_mlflow_costs_one_message_and_can_be_rebuilt(
     mirror = mirrored(run, messages, MlflowTracking(kind="mlflow", uri=uri))
     run.step(1)
     mirror.notify()
-    messages.wait_for(lambda line: f"`{uri}` does not take" in line)
+    messages.wait_for(lambda line: f"cannot upload to `{uri}`" in line)
     run.step(2)
     run.event("attempt_ended", status="stopped", exit_code=5)
     assert not mirror.close("stopped", DEADLINE_S)
     assert len(messages.lines) == 2
     assert messages.lines[1] == (
-        f"mlflow: not everything was sent; send the rest with: ppoctl track {quoted(run.root)}"
+        f"mlflow: the upload is not complete; send the rest with: ppoctl track {quoted(run.root)}"
     )
     rebuild(run.root, SETTINGS)
     assert mlflow.points() == journaled_points(run.root)
@@ -234,8 +234,8 @@ def test_close_reports_waiting_for_mlflow(run: RunDir, messages: MessageLog) -> 
     assert not mirror.close("finished", 0.5)
     target.gate.set()
     assert messages.lines == [
-        "mlflow: it has not taken everything yet; waiting for it, at most 1 s more",
-        f"mlflow: not everything was sent; send the rest with: ppoctl track {quoted(run.root)}",
+        "mlflow: the upload is not complete yet; waiting at most 1 s more",
+        f"mlflow: the upload is not complete; send the rest with: ppoctl track {quoted(run.root)}",
     ]
 
 
@@ -249,7 +249,7 @@ def test_mirror_waits_for_a_locked_database(
     messages.wait_for(lambda line: "database is locked" in line)
     connection.rollback()
     connection.close()
-    messages.wait_for(lambda line: "is back" in line)
+    messages.wait_for(lambda line: "is reachable again" in line)
     assert mirror.close("finished", DEADLINE_S)
     assert mlflow.points() == journaled_points(run.root)
 
@@ -285,10 +285,10 @@ def test_metrics_are_sent_even_if_artifacts_cannot_be_stored(
     mirror = mirrored(run, messages)
     run.step(1)
     mirror.notify()
-    messages.wait_for(lambda line: "does not take" in line)
+    messages.wait_for(lambda line: "cannot upload" in line)
     run.step(2)
     assert not mirror.close("finished", DEADLINE_S)
-    assert "not everything was sent" in messages.lines[-1]
+    assert "the upload is not complete; send" in messages.lines[-1]
     assert mlflow.points() == journaled_points(run.root)
     assert mlflow.run().info.status == "FINISHED"
 

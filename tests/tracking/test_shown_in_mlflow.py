@@ -271,7 +271,7 @@ def test_failed_report_costs_only_a_message(run: RunDir, mlflow: Mlflow, message
     run.step(1)
     run.event("attempt_ended", status="finished", exit_code=0)
     sent = rebuild(run.root, SETTINGS, MirrorHooks(notify=messages, files=files))
-    assert messages.lines == ["mlflow: the report could not be made (no tokenizer); the run is not affected"]
+    assert messages.lines == ["mlflow: the report could not be created (no tokenizer); the run is not affected"]
     assert (sent.files, mlflow.run().info.status) == (2, "FINISHED")
 
 

@@ -1,7 +1,6 @@
 """The resources that a recipe requests from a cluster, checked before submission.
 
-The check is necessary because Slurm accepts a request for more nodes than a partition has, and the job then waits
-forever.
+Slurm accepts a request for more nodes than a partition has, and the job then waits forever.
 
     request_of       nodes, GPUs and time, from the recipe alone
     require_request  the same, or one error with every value that this cluster cannot meet, its origin, and the
@@ -60,10 +59,7 @@ class _RequestFault:
 
 
 def request_of(recipe: Recipe) -> Request:
-    """Return the recipe's request.
-
-    If it sets no number of nodes, this is the number that its layout requires at `gpus_per_node`, or 1 without GPUs.
-    """
+    """Return the recipe's request. Without `slurm.nodes`, the layout decides their number; it is 1 without GPUs."""
     table = recipe.slurm
     return Request(
         nodes=table.nodes or _nodes_for(devices(recipe), table.gpus_per_node),
@@ -80,8 +76,7 @@ def request_of(recipe: Recipe) -> Request:
 def require_request(loaded: Loaded, slurm: Slurm) -> Request:
     """Return the recipe's request if the cluster can meet it.
 
-    Raises RecipeError with a line for each value that it cannot meet; SlurmError if there is no cluster;
-    SlurmAwayError if it does not answer.
+    Raises RecipeError with a line for each value that it cannot meet; SlurmError if no cluster exists or answers.
     """
     request = request_of(loaded.recipe)
     faults = list(_of_layout(loaded.recipe))
@@ -101,8 +96,8 @@ def _as_error(faults: Sequence[_RequestFault], loaded: Loaded) -> RecipeError:
     sets: Nearest = {}
     for fault in faults:
         words = _sets(fault.nearest)
-        message = f"{fault.message}; nearest: `{words}`" if words else fault.message
-        lines.append(str(Problem(loaded.origins[f"slurm.{fault.key}"], message)))
+        text = f"{fault.message}; nearest: `{words}`" if words else fault.message
+        lines.append(str(Problem(loaded.origins[f"slurm.{fault.key}"], text)))
         sets |= fault.nearest
     return RecipeError("\n".join(lines), hint=f"change the recipe, or add `{_sets(sets)}`" if sets else "sinfo")
 
@@ -125,15 +120,15 @@ def _of_layout(recipe: Recipe) -> Iterator[_RequestFault]:
     layout = f"{', '.join(f'{role} {size}' for role, size in sizes.items())}, {recipe.cluster.placement}"
     least = _nodes_for(count, gpus)
     if gpus and table.nodes < least:
-        message = f"`slurm.nodes` `{table.nodes}` x `slurm.gpus_per_node` `{gpus}` are {table.nodes * gpus} GPUs"
-        yield _RequestFault("nodes", f"{message}, but the layout requires {count} ({layout})", {"nodes": least})
+        text = f"`slurm.nodes` `{table.nodes}` x `slurm.gpus_per_node` `{gpus}` are {table.nodes * gpus} GPUs"
+        yield _RequestFault("nodes", f"{text}, but the layout requires {count} ({layout})", {"nodes": least})
     most = least if gpus else count
     if table.nodes > most:
-        message = (
+        text = (
             f"the layout ({layout}) uses only {most} of the `{table.nodes}` nodes in `slurm.nodes`; "
             "the others would be idle"
         )
-        yield _RequestFault("nodes", message, {"nodes": most})
+        yield _RequestFault("nodes", text, {"nodes": most})
 
 
 def _is_routed(settings: dict[str, str]) -> bool:
@@ -146,13 +141,11 @@ def _of_cluster(
 ) -> Iterator[_RequestFault]:
     """Yield the faults of the request on the partitions that it names.
 
-    If it names none, all partitions are checked if a plugin chooses, otherwise the default. If one of several
-    partitions can meet the request, there is no fault.
+    If it names none, these are all partitions if a plugin chooses, otherwise the default. There is no fault if one of
+    several partitions can meet the request.
     """
     if recipe.slurm.qos is not None:  # the limits of a QOS may replace those of the partition
-        partitions = [
-            replace(partition, limit="infinite", usual_limit="n/a", most_nodes=None) for partition in partitions
-        ]
+        partitions = [replace(entry, limit="infinite", usual_limit="n/a", most_nodes=None) for entry in partitions]
     known = {partition.name: partition for partition in partitions}
     usable = [partition for partition in partitions if partition.is_up and partition.is_shown]
     meant: dict[str, Partition] = {}
@@ -162,19 +155,15 @@ def _of_cluster(
             continue
         others = [partition.name for partition in usable] or list(known)
         nearest = _nearest_partition(name, recipe, request, usable)
-        message = f"the cluster has no partition `{name}`; it has {_listed(others)}"
-        yield _RequestFault("partition", message, nearest)
+        text = f"the cluster has no partition `{name}`; it has {_listed(others)}"
+        yield _RequestFault("partition", text, nearest)
         meant |= {other: known[other] for other in map(str, nearest.values())}
     if not request.partitions:
-        meant = {
-            partition.name: partition
-            for partition in partitions
-            if partition.is_default or (is_routed and partition.is_up)
-        }
+        meant = {entry.name: entry for entry in partitions if entry.is_default or (is_routed and entry.is_up)}
     if not request.partitions and not meant:
         nearest = _nearest_partition("", recipe, request, usable)
-        message = f"the cluster has no default partition, and `slurm.partition` names none of {_listed(known)}"
-        yield _RequestFault("partition", message, nearest)
+        text = f"the cluster has no default partition, and `slurm.partition` names none of {_listed(known)}"
+        yield _RequestFault("partition", text, nearest)
         meant = {other: known[other] for other in map(str, nearest.values())}
     by_partition = [list(_of_partition(recipe, request, partition, usable)) for partition in meant.values()]
     if by_partition and all(by_partition):
@@ -201,8 +190,8 @@ def _of_partition(
 ) -> Iterator[_RequestFault]:
     """Yield the faults of the request on one partition; `others` are partitions that may meet it instead."""
     if not partition.is_up:
-        message = f"partition `{partition.name}` accepts no jobs: it is `{partition.state}`"
-        yield _RequestFault("partition", message, _nearest_partition(partition.name, recipe, request, others))
+        text = f"partition `{partition.name}` accepts no jobs: it is `{partition.state}`"
+        yield _RequestFault("partition", text, _nearest_partition(partition.name, recipe, request, others))
     yield from _of_time(recipe, request, partition)
     if not partition.kinds:
         return
@@ -226,20 +215,22 @@ def _of_partition(
 def _of_time(recipe: Recipe, request: Request, partition: Partition) -> Iterator[_RequestFault]:
     warn_s, longest = recipe.slurm.warn_s, _limit_of(partition.limit)
     if request.time_s is not None and request.time_s > longest:
-        limits = f"`{recipe.slurm.time}` is longer than that of partition `{partition.name}`, `{partition.limit}`"
-        message = f"a time limit of {limits}"
+        text = (
+            f"a time limit of `{recipe.slurm.time}` is longer than that of partition `{partition.name}`, "
+            f"`{partition.limit}`"
+        )
         nearest: Nearest = {"time": partition.limit}
-        yield _RequestFault("time", message, nearest if warn_s < longest else nearest | {"warn_s": int(longest) // 2})
+        yield _RequestFault("time", text, nearest if warn_s < longest else nearest | {"warn_s": int(longest) // 2})
     usual = min(longest, _limit_of(partition.usual_limit))
     if request.time_s is None and warn_s >= usual:
-        message = (
+        text = (
             f"the job would be signalled {warn_s} s before its end, but the default time limit of partition "
             f"`{partition.name}` is {usual:g} s and `slurm.time` is not set"
         )
         longer: Nearest = (
             {"time": math.ceil(2 * warn_s / 60)} if 2 * warn_s <= longest else {"warn_s": int(usual) // 2}
         )
-        yield _RequestFault("warn_s", message, longer)
+        yield _RequestFault("warn_s", text, longer)
 
 
 def _of_constraint(request: Request, partition: Partition) -> tuple[list[NodeKind], list[_RequestFault]]:
@@ -258,17 +249,15 @@ def _of_constraint(request: Request, partition: Partition) -> tuple[list[NodeKin
         if not missing:
             return kinds, []
     else:
-        alternatives = [set(re.split(r"\s*&\s*", part.strip())) for part in request.constraint.split("|")]
-        kinds = [
-            kind for kind in partition.kinds if any(alternative <= kind.features for alternative in alternatives)
-        ]
+        options = [set(re.split(r"\s*&\s*", part.strip())) for part in request.constraint.split("|")]
+        kinds = [kind for kind in partition.kinds if any(option <= kind.features for option in options)]
         if kinds:
             return kinds, []
     lacking = _listed(missing) if missing else f"`{request.constraint}`"
     has = f"its nodes have {_listed(features)}" if features else "its nodes have no features: leave the key out"
     near = get_close_matches(missing[0], features, n=1, cutoff=0.4) if missing and len(words) == 1 else []
-    message = f"no node of partition `{partition.name}` has {lacking}; {has}"
-    return kinds, [_RequestFault("constraint", message, {"constraint": near[0]} if near else {})]
+    text = f"no node of partition `{partition.name}` has {lacking}; {has}"
+    return kinds, [_RequestFault("constraint", text, {"constraint": near[0]} if near else {})]
 
 
 def _of_one_node(
@@ -283,33 +272,28 @@ def _of_one_node(
         yield _too_many_gpus(recipe, request, partition, fullest, others)
     most_cpus = max((kind.cpus for kind in kinds), default=0)
     if request.cpus_per_node > most_cpus:
-        message = (
-            f"no node of partition `{partition.name}` has `{request.cpus_per_node}` CPUs; the most is {most_cpus}"
-        )
-        yield _RequestFault("cpus_per_node", message, {"cpus_per_node": most_cpus})
+        text = f"no node of partition `{partition.name}` has `{request.cpus_per_node}` CPUs; the most is {most_cpus}"
+        yield _RequestFault("cpus_per_node", text, {"cpus_per_node": most_cpus})
     most_mib = max((kind.memory_mib for kind in kinds), default=0)
     if request.memory_mib > most_mib:
-        message = (
+        text = (
             f"no node of partition `{partition.name}` has `{recipe.slurm.memory}` of memory; the most is {most_mib}M"
         )
-        yield _RequestFault("memory", message, {"memory": f"{most_mib}M"})
+        yield _RequestFault("memory", text, {"memory": f"{most_mib}M"})
 
 
 def _no_such_type(
     recipe: Recipe, request: Request, partition: Partition, kinds: Sequence[NodeKind], others: Sequence[Partition]
 ) -> _RequestFault:
-    """Return the fault of a GPU type that no node has.
-
-    The nearest value is a partition that has the type, or else a type of which a node has enough GPUs.
-    """
+    """Return the fault of a GPU type that no node has; nearest: a partition with it, or else a type that would do."""
     types = sorted({type for kind in kinds for type in kind.gpus if type})
     has = f"its nodes have {_listed(types)}" if types else "its GPUs have no types: leave the key out"
-    message = f"no node of partition `{partition.name}` has GPUs of type `{request.gpu_type}`; {has}"
+    text = f"no node of partition `{partition.name}` has GPUs of type `{request.gpu_type}`; {has}"
     if elsewhere := [other for other in _able(recipe, request, others) if other.kinds]:
-        return _RequestFault("gpu_type", message, _nearest_partition(partition.name, recipe, request, elsewhere))
+        return _RequestFault("gpu_type", text, _nearest_partition(partition.name, recipe, request, elsewhere))
     enough = [type for type in types if any(kind.gpus_of(type) >= (request.gpus_per_node or 0) for kind in kinds)]
     near = get_close_matches(request.gpu_type or "", enough, n=1) or enough
-    return _RequestFault("gpu_type", message, {"gpu_type": near[0]} if near else {})
+    return _RequestFault("gpu_type", text, {"gpu_type": near[0]} if near else {})
 
 
 def _too_many_gpus(
@@ -317,25 +301,22 @@ def _too_many_gpus(
 ) -> _RequestFault:
     """Return the fault of more GPUs per node than a node has; `fullest` are the nodes with the most GPUs.
 
-    The nearest value is more nodes with fewer GPUs each if there are enough nodes, or else another partition, or else
-    a smaller layout.
+    Nearest: more nodes with fewer GPUs each, if there are enough; else another partition; else a smaller layout.
     """
     most = max((kind.gpus_of(request.gpu_type) for kind in fullest), default=0)
     of_type = "" if request.gpu_type is None else f" of type `{request.gpu_type}`"
-    message = (
-        f"no node of partition `{partition.name}` has `{request.gpus_per_node}` GPUs{of_type}; the most is {most}"
-    )
+    text = f"no node of partition `{partition.name}` has `{request.gpus_per_node}` GPUs{of_type}; the most is {most}"
     count = sum(kind.count for kind in fullest)
     count = min(count, partition.most_nodes or count)
     if most and _nodes_for(devices(recipe), most) <= count:
         nearest: Nearest = {"gpus_per_node": most}
         if recipe.slurm.nodes is not None:
             nearest["nodes"] = _nodes_for(devices(recipe), most)
-        return _RequestFault("gpus_per_node", message, nearest)
+        return _RequestFault("gpus_per_node", text, nearest)
     elsewhere = _able(recipe, request, others)
     if not elsewhere and most:
-        message += f", and a layout of at most {count * most} GPUs would fit on {count} of them"
-    return _RequestFault("gpus_per_node", message, _nearest_partition(partition.name, recipe, request, elsewhere))
+        text += f", and a layout of at most {count * most} GPUs would fit on {count} of them"
+    return _RequestFault("gpus_per_node", text, _nearest_partition(partition.name, recipe, request, elsewhere))
 
 
 def _is_enough(kind: NodeKind, request: Request) -> bool:
@@ -358,8 +339,8 @@ def _no_single_node(request: Request, partition: Partition, kinds: Sequence[Node
         f"{request.cpus_per_node} CPUs",
         f"{request.memory_mib:g} MiB of memory",
     )
-    message = f"no single node of partition `{partition.name}` has {', '.join(parts)}"
-    return _RequestFault("cpus_per_node" if "cpus_per_node" in nearest else "memory", message, nearest)
+    text = f"no single node of partition `{partition.name}` has {', '.join(parts)}"
+    return _RequestFault("cpus_per_node" if "cpus_per_node" in nearest else "memory", text, nearest)
 
 
 def _too_few_nodes(
@@ -372,30 +353,27 @@ def _too_few_nodes(
 ) -> _RequestFault:
     """Return the fault of more nodes than a partition has, or than it gives to one job.
 
-    The nearest value is more GPUs per node if that is enough, or else another partition, or else fewer nodes, which
-    require a smaller layout.
+    Nearest: more GPUs per node, if that is enough; else another partition; else fewer nodes for a smaller layout.
     """
     gives = f"gives {count} to one job" if count == partition.most_nodes else f"has {count} such"
     key, taken = "nodes" if recipe.slurm.nodes is not None else "gpus_per_node", devices(recipe)
     wants = f"`slurm.nodes` is `{request.nodes}`"
     if request.gpus_per_node:
         wants = f"the layout's {taken} GPUs require {request.nodes} nodes of `{request.gpus_per_node}`"
-    message = f"{wants}, but partition `{partition.name}` {gives}"
+    text = f"{wants}, but partition `{partition.name}` {gives}"
     gpus = [kind.gpus_of(request.gpu_type) for kind in able]
     fuller = max(gpus)
     fullest = sum(kind.count for kind, has in zip(able, gpus, strict=True) if has == fuller)
     fitting = min(fullest, partition.most_nodes or request.nodes)
     if request.gpus_per_node and _nodes_for(taken, fuller) <= fitting:
         more: Nearest = {"gpus_per_node": fuller}
-        return _RequestFault(key, message, more if key != "nodes" else more | {"nodes": _nodes_for(taken, fuller)})
+        return _RequestFault(key, text, more if key != "nodes" else more | {"nodes": _nodes_for(taken, fuller)})
     elsewhere = _able(recipe, request, others)
     if elsewhere:
-        return _RequestFault(key, message, _nearest_partition(partition.name, recipe, request, elsewhere))
+        return _RequestFault(key, text, _nearest_partition(partition.name, recipe, request, elsewhere))
     if request.gpus_per_node:
-        return _RequestFault(
-            key, f"{message}: a layout of at most {count * request.gpus_per_node} GPUs would fit", {}
-        )
-    return _RequestFault(key, message, {"nodes": count})
+        return _RequestFault(key, f"{text}: a layout of at most {count * request.gpus_per_node} GPUs would fit", {})
+    return _RequestFault(key, text, {"nodes": count})
 
 
 def _of_account(recipe: Recipe, slurm: Slurm) -> Iterator[_RequestFault]:
@@ -403,8 +381,8 @@ def _of_account(recipe: Recipe, slurm: Slurm) -> Iterator[_RequestFault]:
     account = recipe.slurm.account
     if account is not None and (mine := slurm.accounts()) and account.lower() not in mine:
         near = get_close_matches(account, mine, n=1) or mine[:1]
-        message = f"you have no account `{account}`; yours are {_listed(mine)}"
-        yield _RequestFault("account", message, {"account": near[0]})
+        text = f"you have no account `{account}`; yours are {_listed(mine)}"
+        yield _RequestFault("account", text, {"account": near[0]})
 
 
 def _limit_of(text: str) -> float:

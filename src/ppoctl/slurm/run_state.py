@@ -205,8 +205,7 @@ def _in_running_job(facts: RunFacts, snapshot: SlurmSnapshot, now: float) -> Run
                 return RunState("hung", f"{where} started {duration(since)} ago, but no attempt started in it")
             return RunState("starting", f"{where} started {duration(since)} ago; its attempt has not started yet")
         if attempt["status"] == "killed":
-            description = _DESCRIPTIONS["killed"].format(attempt=_name(attempt))
-            return RunState("killed", f"{description}; {where} still runs")
+            return RunState("killed", f"{_DESCRIPTIONS['killed'].format(attempt=_name(attempt))}; {where} still runs")
         if _is_open(attempt):
             return _working(facts, attempt, f"in {where}{_until(job, now)}")
         ended = _ended(attempt, facts)
@@ -284,8 +283,9 @@ def _over(id: str, facts: RunFacts, snapshot: SlurmSnapshot, attempt_end: str) -
         return RunState("failed", f"job {id} ended with `{job.state}`{code}; {attempt_end}{_with_error(facts)}")
     if end is not None:
         word = _STATUS.get(end.code, "failed")
-        script_end = f"the script of job {id} ended with {_code(end.code)}"
-        return RunState(word, f"{script_end}; {attempt_end}{_with_error(facts)}")
+        return RunState(
+            word, f"the script of job {id} ended with {_code(end.code)}; {attempt_end}{_with_error(facts)}"
+        )
     return RunState("lost", f"Slurm does not know job {id}, and the job recorded no end; {attempt_end}")
 
 
@@ -294,8 +294,9 @@ def _as_it_ended(facts: RunFacts) -> RunState | None:
     if newest is None:
         return None
     if _is_open(newest) and newest["status"] != "killed":
-        quiet = duration(facts.quiet_s)
-        return RunState("unknown", f"{_name(newest)} is {newest['status']}; it last wrote {quiet} ago")
+        return RunState(
+            "unknown", f"{_name(newest)} is {newest['status']}; it last wrote {duration(facts.quiet_s)} ago"
+        )
     return _ended(newest, facts)
 
 

@@ -74,5 +74,5 @@ def _difference(mine: dict[str, Any], other: dict[str, Any]) -> Difference | Non
 
 
 def _missing(line: dict[str, Any], *, in_left: bool) -> Difference:
-    values = ("missing", "there") if in_left else ("there", "missing")
-    return Difference(int(line["step"]), line["prompt"], int(line["sample"]), {"sample": values})
+    left, right = ("missing", "there") if in_left else ("there", "missing")
+    return Difference(int(line["step"]), line["prompt"], int(line["sample"]), {"sample": (left, right)})

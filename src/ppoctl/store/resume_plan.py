@@ -112,8 +112,9 @@ def _lines_items(paths: RunPaths, saved: Sequence[str], start: int) -> list[Resu
     try:
         end = end_of_blocks(paths.ledger)
         if end < recorded_bytes and repaired_seq < recorded_seq:
-            note = f"truncated: it has {end} bytes, it had {recorded_bytes}"
-            items.append(ResumeItem(paths.ledger.name, "corrupt", note))
+            items.append(
+                ResumeItem(paths.ledger.name, "corrupt", f"truncated: it has {end} bytes, it had {recorded_bytes}")
+            )
     except CorruptArtifactError as error:
         items.append(ResumeItem(paths.ledger.name, "corrupt", error.message))
     return items

@@ -1,1 +1,1 @@
-"""Reports of a run to people: MLflow mirror, console, health rules."""
+"""Reports of a running run: MLflow mirror, console, health rules."""

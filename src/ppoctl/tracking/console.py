@@ -1,4 +1,4 @@
-"""A run in words while it works: a line for each step and each evaluation, and the status of what is going on."""
+"""Console of a running run: a line for each step and each evaluation, and a status of the current activity."""
 
 import contextlib
 import threading
@@ -18,7 +18,7 @@ JournalFields = Mapping[str, Any]
 
 
 class RunConsole:
-    """Observer that tells a run to a screen; it may be called from any thread."""
+    """Observer that shows a run on a screen; it may be called from any thread."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class RunConsole:
         history: Iterable[JournalFields] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Tell from now on; `history` is the journal so far, which is not told again."""
+        """Show the run from now on. `history` is the journal so far, which is not shown again."""
         for line in history:
             view.committed(line)
         self._view = view
@@ -42,104 +42,107 @@ class RunConsole:
         screen.follow(self)
 
     def on_stage_started(self, step: int, stage: str) -> None:
-        """Hear that a stage runs from now on."""
+        """Handle the start of a stage."""
         with self._lock:
-            told = self._report(step - 1)  # said already, unless the step had no update of the actor
+            lines = self._report(step - 1)  # already shown, unless the step had no actor update
             self._view.stage_started(step, stage)
             self._stage_began = self._clock()
             if self._detail == "stages":
-                told.append([f"{self._place(step)}  {stage} ..."])
-        self._tell(told)
+                lines.append([f"{self._step_label(step)}  {stage} ..."])
+        self._show(lines)
 
     def on_committed(self, line: JournalFields) -> None:
-        """Hear that a stage is committed; `line` is its journal line."""
+        """Handle the commit of a stage; `line` is its journal line."""
         with self._lock:
             self._view.committed(line)
             if "stage" not in line:
                 return
-            step, stage, figures = line["step"], line["stage"], line.get("figures", {})
-            told = [[f"{self._place(step)}  {stage} {duration(line['seconds'])}"]] * (self._detail == "stages")
+            step, stage, metrics = line["step"], line["stage"], line.get("figures", {})
+            lines = [[f"{self._step_label(step)}  {stage} {duration(line['seconds'])}"]] * (self._detail == "stages")
             if stage == self._view.last_stage(step):
-                told += self._report(step)
+                lines += self._report(step)
             if stage == "eval" and self._detail != "quiet":
                 shown = [
                     f"{name.removeprefix('eval/')} {number(value)}"
-                    for name, value in figures.items()
+                    for name, value in metrics.items()
                     if name.endswith("pass_at_1")
                 ]
-                told.append([self._place(step), "eval", *shown, duration(line["seconds"])])
-        self._tell(told)
+                lines.append([self._step_label(step), "eval", *shown, duration(line["seconds"])])
+        self._show(lines)
 
     def on_progress(self, done: int, total: int, tokens: int) -> None:
-        """Hear that a stage which draws has `done` of `total` samples, and drew `tokens` tokens in this attempt."""
+        """Handle the progress of generation: `done` of `total` samples, and `tokens` tokens in this attempt."""
         with self._lock:
             self._view.progressed(Progress(done, total, tokens))
 
     def on_message(self, text: str) -> None:
-        """Show one line that is not about a figure: a warning, MLflow's state."""
+        """Show a line that is not about a metric, such as a warning or the state of MLflow."""
         self._screen.line(text)
 
     def on_detail(self, text: str) -> None:
-        """Show one line that is for a log, and for who asked for each stage."""
+        """Show a line that is only for logs and for screens that show each stage."""
         if self._detail == "stages":
             self._screen.line(text)
 
     def rows(self, width: int, *, unicode: bool) -> list[Text]:
-        """The run in three lines: where it is and how long it takes, what it does now, how rewards went."""
+        """Return the run in three lines: its step and times, its current activity, and its recent rewards."""
         with self._lock:
             view = self._view
             took = duration(self._clock() - self._began)
             left = f", about {duration(view.eta_s)} left" if view.eta_s else ""
-            where = Text.assemble((plain(view.name), "bold"), f"  {self._place(view.at_step)}  {took}{left}")
+            position = Text.assemble((plain(view.name), "bold"), f"  {self._step_label(view.at_step)}  {took}{left}")
             rewards = sparkline(list(view.rewards)[-max(width - 8, 1) :], unicode=unicode)
-            rows = [where, Text(self._now())]
+            rows = [position, Text(self._now())]
             return [*rows, Text.assemble(("rewards ", "dim"), rewards)] if rewards else rows
 
     def in_a_line(self) -> str:
-        """Where the run is, and what it does now."""
+        """Return the run's step and its current activity in one line; empty if there is no activity."""
         with self._lock:
             now = self._now()
-            return f"{self._place(self._view.at_step)}  {now}" if now else ""
+            return f"{self._step_label(self._view.at_step)}  {now}" if now else ""
 
     def _now(self) -> str:
-        """The stage that runs, how far it is, for how long, and at which speed."""
-        view, act = self._view, ACTIVITIES.now()
+        """Return the current stage with its progress, duration and speed."""
+        view, activity = self._view, ACTIVITIES.now()
         if view.activity is None:
-            return "" if act is None else plain(act.timed())
+            return "" if activity is None else plain(activity.timed())
         words = [view.activity.stage]
-        if act is not None:
-            words.append(plain(str(act)))
+        if activity is not None:
+            words.append(plain(str(activity)))
         if view.progress is not None:
             words.append(f"{view.progress.done}/{view.progress.total}")
-        words.append(duration(self._clock() - self._stage_began if act is None else act.seconds()))
+        words.append(duration(self._clock() - self._stage_began if activity is None else activity.seconds()))
         if view.progress is not None and view.progress.tokens:
             words.append(f"{number(view.tokens_per_s)} tok/s")
         return "  ".join(words)
 
-    def _place(self, step: int) -> str:
+    def _step_label(self, step: int) -> str:
         return f"step {step}/{self._view.steps}"
 
-    def _tell(self, told: list[list[str]]) -> None:
-        """Show lines, each of several parts. Not while the lock is held: a screen that redraws itself holds a lock of
-        its own while it asks for `rows`, and wants it for a line."""
-        for parts in told:
+    def _show(self, lines: list[list[str]]) -> None:
+        """Show lines, each a list of parts. It must be called without the lock.
+
+        A screen that redraws itself calls `rows` while it holds its own lock, and requires that lock to show a line.
+        Calling it with this lock held would deadlock.
+        """
+        for parts in lines:
             self._screen.metrics(parts)
 
     def _report(self, step: int) -> list[list[str]]:
-        """The line of a step that is over, once."""
+        """Return the line of a finished step, or nothing if it was returned before."""
         if step <= self._reported or not self._view.step_figures(step):
             return []
         self._reported = step
         if self._detail == "quiet":
             return []
         view = self._view
-        figures = [f"{word} {value}" for word, value in key_metrics(view.step_figures(step))]
+        metrics = [f"{word} {value}" for word, value in key_metrics(view.step_figures(step))]
         times = [duration(view.step_seconds(step)), f"eta {duration(view.eta_s)}"]
-        return [[self._place(step), *figures, f"{number(view.tokens_per_s)} tok/s", *times]]
+        return [[self._step_label(step), *metrics, f"{number(view.tokens_per_s)} tok/s", *times]]
 
 
 class RunConsoles:
-    """Several consoles that are told the same."""
+    """Several consoles that receive the same events."""
 
     def __init__(self, *consoles: RunConsole) -> None:
         self._consoles = consoles
@@ -166,8 +169,10 @@ class RunConsoles:
 
 
 def open_log(view: RunView, path: Path, *, history: Iterable[JournalFields] = ()) -> RunConsole:
-    """The console that writes into a file what a person would see, and each stage; a file that the disk does not take
-    stays empty."""
+    """Return a console that writes the lines of a terminal, and a line for each stage, into a file.
+
+    If the disk rejects the file, the lines are lost without an error.
+    """
     with contextlib.suppress(OSError):
         path.touch()
     return RunConsole(view, PlainScreen(LogFile(path), "stages", beats=False), history=history)

@@ -1,9 +1,8 @@
-"""The forwarder brings one MLflow run up to date with one run directory. It blocks, and knows no thread, no clock, no
-pauses.
+"""The forwarder uploads to an MLflow run the parts of a run directory that it lacks. It blocks, and uses no thread.
 
-What is missing is judged from the target's marker alone, so it does not matter who sent what before: an attempt that
-was killed between two batches, a server that was away for a day, or nobody. A target whose marker is no line of this
-journal cannot be continued, because the journal was damaged and made again: it is deleted, and all is sent anew.
+The target's marker alone decides what is missing. So it does not matter why it is missing: an attempt was killed
+between two batches, or the server was unreachable for a day, or nothing was ever sent. If the marker is not a line of
+this journal, the journal was repaired after damage; the target is then deleted, and everything is sent again.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,71 +32,70 @@ from ppoctl.tracking.mlflow_tables import (
 )
 
 SamplesOf = Callable[[int], Sequence[Mapping[str, Any]]]
-"""Function that gives a few samples that a step trained on."""
+"""Function that returns a few training samples of a step."""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """Counts of everything that a target was sent."""
+    """Counts of the items that were sent to a target."""
 
     lines: int = 0
     points: int = 0
-    """Points sent, without markers."""
+    """Points, without markers."""
     params: int = 0
     tags: int = 0
     files: int = 0
-    """Files sent, the recipe, tables of samples and a report, which replace those under their names."""
+    """Files: the recipe, tables of samples and a report. Each replaces the file of its name."""
     inputs: int = 0
-    """Tables of data sent."""
+    """Tables of data."""
     status: int = 0
-    """1 when the run's status was changed."""
+    """1 if the run's status was changed."""
 
     def __add__(self, other: "Sent") -> "Sent":
         return Sent(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
 
 class Forwarder:
-    """One opened target, and how far the journal has been read for it. After an error: throw it away, make a new
-    one."""
+    """An open target, and the position in the journal up to which it was read. It cannot be used after an error."""
 
     def __init__(self, paths: RunPaths, target: MirrorTarget, samples: SamplesOf = lambda _: ()) -> None:
-        """`samples`: of which the tables of training are made."""
-        self._layout = paths
+        """Open the journal for a target. `samples` returns the rows of the tables of training samples."""
+        self._paths = paths
         self._samples = samples
         self._target = target
-        self._made = float(run_dir.facts(paths)["created"])
+        self._created = float(run_dir.facts(paths)["created"])
         self._offset = 0
-        """Bytes of the journal that have been read."""
+        """Number of bytes of the journal that have been read."""
         self._files: dict[str, partial[str | None]] = {
             path.name: partial(_text, path, _whole) for path in (paths.recipe_toml, paths.recipe_resolved)
         }
-        """Files to send, by their name in MLflow, with what gives their text; None: it is not there any more."""
+        """Files to send: name in MLflow, and a function that returns the text, or None if the file does not exist."""
         self._tables: dict[str, partial[str | None]] = {}
-        """Tables to send, likewise."""
+        """Tables to send, in the same form."""
         self.seq = self._continued()
         """Number of the last journal line that the target has."""
 
     def describe(self, more_tags: Mapping[str, str]) -> Sent:
-        """Send params, tags and data inputs that the target lacks or has otherwise."""
-        recorded, had = self._target.params(), self._target.tags()
-        recipes = run_dir.recipes(self._layout)
-        asked = {start: mlflow_payloads.params(recipe) for start, recipe in recipes.items()}
-        now = asked[max(asked)]
+        """Send the params, tags and data inputs that the target lacks, and the tags that have another value."""
+        recorded, tags_before = self._target.params(), self._target.tags()
+        recipes = run_dir.recipes(self._paths)
+        by_start = {start: mlflow_payloads.params(recipe) for start, recipe in recipes.items()}
+        now = by_start[max(by_start)]
         params = {key: value for key, value in now.items() if key not in recorded}
-        ours = {key: value for key, value in recorded.items() if any(key in each for each in asked.values())}
-        changed = mlflow_payloads.changed_params(ours, now, had)
-        wanted = {**more_tags, RUN_DIR_TAG: str(self._layout.root), **changed}
-        tags = {key: value for key, value in wanted.items() if had.get(key) != value}
+        ours = {key: value for key, value in recorded.items() if any(key in recipe for recipe in by_start.values())}
+        changed = mlflow_payloads.changed_params(ours, now, tags_before)
+        wanted = {**more_tags, RUN_DIR_TAG: str(self._paths.root), **changed}
+        tags = {key: value for key, value in wanted.items() if tags_before.get(key) != value}
         if params or tags:
             self._target.describe(params, tags)
         known = self._target.inputs()
-        found = inputs(run_dir.facts(self._layout), recipes[max(recipes)])
-        if lacking := [each for each in found if each.name not in known]:
+        tables = inputs(run_dir.facts(self._paths), recipes[max(recipes)])
+        if lacking := [table for table in tables if table.name not in known]:
             self._target.add_inputs(lacking)
         return Sent(params=len(params), tags=len(tags), inputs=len(lacking))
 
     def forward(self, *, stop: Callable[[], bool] = lambda: False) -> Sent:
-        """Send the journal lines that the target lacks; `stop` is asked between batches."""
+        """Send the journal lines that the target lacks; `stop` is called between batches."""
         total = Sent()
         for batch in mlflow_payloads.batches(self._new_lines(), after=self.seq):
             self._target.send(batch)
@@ -108,16 +106,16 @@ class Forwarder:
         return total
 
     def keep_files(self) -> Sent:
-        """Send the recipe and the sample tables that were not sent by this object; they may be there already.
+        """Send the recipe and the sample tables that this object has not sent yet; MLflow may have them already.
 
-        Apart from `forward`, and to be called after it: a server whose artifact store the client cannot write to is a
-        common mistake, and figures should arrive all the same.
+        This must be called after `forward`: an artifact store that the client cannot write to is a common mistake,
+        and the metrics should still arrive.
         """
         files, tables = self._kept(self._files), self._kept(self._tables)
         return Sent(files=len(files) + len(tables), tags=self._show(tables))
 
     def _kept(self, waiting: dict[str, partial[str | None]]) -> list[str]:
-        """Names of those of the files that could be sent; none waits any more."""
+        """Send the waiting files, and return the names of those that exist. Afterwards no file waits."""
         sent = []
         for name, text_of in list(waiting.items()):
             if (text := text_of()) is not None:
@@ -127,54 +125,60 @@ class Forwarder:
         return sent
 
     def keep(self, texts: Mapping[str, str]) -> Sent:
-        """Send texts under their names."""
+        """Send text files under their names."""
         for name, text in texts.items():
             self._target.keep(name, text)
         return Sent(files=len(texts))
 
     def measure(self, figures: Mapping[str, float], at: float) -> None:
-        """Send figures of this moment, which no journal has: without a marker, and lost when they cannot be sent.
-        Their step is the second since the run was made, so that those of a later attempt come behind."""
-        step = int(at - self._made)
+        """Send metrics of the machine, which are not in the journal. They have no marker and are lost after an error.
+
+        Their step is the number of seconds since the run was created, so that those of later attempts come later.
+        """
+        step = int(at - self._created)
         points = tuple(MetricPoint(name, value, int(at * 1000), step) for name, value in figures.items())
         self._target.send(JournalBatch(points, tags={}, num_lines=0, last_seq=self.seq))
 
     def end(self, ending: Ending) -> Sent:
-        """Set the status unless the target has it, or the journal has no attempt that could have one."""
+        """Set the status unless the target has it or the journal has no attempt."""
         if ending.attempt is None:
             return Sent()
-        had = self._target.tags()
-        if self._target.status() == ending.status and all(had.get(k) == v for k, v in ending.tags.items()):
+        tags = self._target.tags()
+        if self._target.status() == ending.status and all(tags.get(k) == v for k, v in ending.tags.items()):
             return Sent()
         self._target.end(ending)
         return Sent(status=1)
 
     def _show(self, tables: list[str]) -> int:
-        """Name these tables where MLflow's pages look for them; the number of tags that this changed."""
+        """Add these tables to the tag that MLflow's pages read; return the number of changed tags."""
         if not tables:
             return 0
-        had = self._target.tags().get(TAG)
-        if (now := with_tables(had, tables)) == had:
+        before = self._target.tags().get(TAG)
+        if (now := with_tables(before, tables)) == before:
             return 0
         self._target.describe({}, {TAG: now})
         return 1
 
     def _continued(self) -> int:
-        """Number of the last journal line that the target has, where that line of the journal is the one it was made
-        from; otherwise 0, and the target is empty."""
+        """Return the number of the last journal line that the target has.
+
+        If the target's marker does not match that line of the journal, empty the target and return 0.
+        """
         marker = self._target.marker()
         if marker is None:
             return 0
-        for line in read_lines(self._layout.journal):
+        for line in read_lines(self._paths.journal):
             if line["seq"] == marker.seq and int(line["at"] * 1000) == marker.at_ms:
                 return marker.seq
         self._target.restart()
         return 0
 
     def _new_lines(self) -> Iterator[JournalLine]:
-        """Whole journal lines that came since the last call, each given once. A last line that a kill left unfinished
-        is not read. Raises CorruptArtifactError naming a damaged line."""
-        path = self._layout.journal
+        """Yield the complete journal lines that were added since the last call.
+
+        A last line that a kill cut short is not read. Raises CorruptArtifactError naming a damaged line.
+        """
+        path = self._paths.journal
         with path.open("rb") as file:
             file.seek(self._offset)
             data = file.read()
@@ -184,23 +188,26 @@ class Forwarder:
             yield line.body
 
     def _note_samples(self, line: JournalLine) -> None:
-        """Remember the samples of which this line says that they are there. Of training only the newest are sent:
-        reading a step costs more than all of its figures."""
+        """Add the samples of this line's stage to the tables to send.
+
+        Only the newest training steps are sent, because reading a step's samples takes longer than sending all of
+        its metrics.
+        """
         if line.get("stage") == EVAL:
-            file = self._layout.stage(line["step"], EVAL) / "samples.jsonl"
+            file = self._paths.stage(line["step"], EVAL) / "samples.jsonl"
             self._tables[table_name(line["step"])] = partial(_text, file, table)
         if line.get("stage") == ADVANTAGES:
-            self._tables[training_table_name(line["step"])] = partial(self._trained_on, line["step"])
-            waiting = [name for name, text_of in self._tables.items() if text_of.func == self._trained_on]
+            self._tables[training_table_name(line["step"])] = partial(self._training_table, line["step"])
+            waiting = [name for name, text_of in self._tables.items() if text_of.func == self._training_table]
             for name in waiting[:-MOST_OF_TRAINING]:
                 del self._tables[name]
 
-    def _trained_on(self, step: int) -> str | None:
+    def _training_table(self, step: int) -> str | None:
         return training_table(self._samples(step))
 
 
 def _text(path: Path, read: Callable[[TextIO], str]) -> str | None:
-    """What is read of a file; None: it is gone, as retention may have removed an old evaluation."""
+    """Return the text that `read` makes of a file; None if it does not exist: retention removes old evaluations."""
     if not path.is_file():
         return None
     with path.open(encoding="utf-8") as file:

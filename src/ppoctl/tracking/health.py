@@ -1,7 +1,7 @@
-"""Health rules of a run: figures in, alarms out. Pure: the caller decides what stopping means.
+"""Health rules of a run: they check its metrics and return alarms. The caller decides how to stop.
 
-The only memory is how many steps in a row a figure was out of bounds, and `replay` rebuilds it from the journal, so
-a resumed run judges as the uninterrupted one would have.
+The only state is the number of consecutive steps for which a metric was out of bounds. `replay` rebuilds it from the
+journal, so that a resumed run gets the same alarms as an uninterrupted run.
 """
 
 import math
@@ -23,7 +23,7 @@ METRICS: dict[str, tuple[str, ...]] = {
     "mismatch_k3": (metric_registry.MISMATCH_GAP_K3.name,),
     "mismatch_abs": (metric_registry.MISMATCH_GAP_MEAN_ABS.name,),
 }
-"""Which metrics each rule of `[health]` reads; several are added up."""
+"""Metrics that each rule of `[health]` reads; several metrics are added."""
 
 
 @dataclass(frozen=True)
@@ -36,21 +36,21 @@ class HealthAlarm:
     value: float
     bound: float
     key: str
-    """Recipe key of the bound that is broken."""
+    """Recipe key of the violated bound."""
     num_steps: int
-    """Consecutive steps out of bounds, this one included."""
+    """Number of consecutive steps out of bounds, including this step."""
 
     @property
     def text(self) -> str:
-        """The alarm in words: metric, value, bound, for how many steps, and the key that set the bound."""
+        """Message of the alarm: metric, value, bound, number of steps, and the key of the bound."""
         side = "below" if self.key.endswith(".min") else "above"
-        where = f"{side} {self.bound:.4g}" if math.isfinite(self.value) else f"not within {self.bound:.4g}"
+        comparison = f"{side} {self.bound:.4g}" if math.isfinite(self.value) else f"not within {self.bound:.4g}"
         steps = "" if self.num_steps == 1 else f" for {self.num_steps} steps"
-        return f"step {self.step}: {self.metric} is {self.value:.4g}, {where}{steps} (`{self.key}`)"
+        return f"step {self.step}: {self.metric} is {self.value:.4g}, {comparison}{steps} (`{self.key}`)"
 
 
 class HealthMonitor:
-    """The rules of one recipe, and how long each has been broken."""
+    """The health rules of a recipe, and for how many steps each has been violated."""
 
     def __init__(self, rules: HealthTable) -> None:
         self._rules: dict[str, HealthRule] = {name: getattr(rules, name) for name in METRICS}
@@ -59,30 +59,29 @@ class HealthMonitor:
         self._alarms: list[HealthAlarm] = []
 
     def check(self, step: int, figures: Mapping[str, float]) -> list[HealthAlarm]:
-        """Alarms of the rules that act at this step, given all its figures; the same answer when asked again about
-        the same step.
+        """Check the metrics of a step, and return the alarms of the rules that act at it.
 
-        A figure that is absent (a critic-only step has no actor's KL) neither counts nor interrupts a row of steps;
-        one that is not finite is out of bounds. Raises ValueError on a step before the last judged one.
+        A second call for the same step returns the same alarms. An absent metric (a critic-only step has no KL of the
+        actor) does not change the count of consecutive steps; a metric that is not finite is out of bounds. Raises
+        ValueError for a step before the last checked one.
         """
         if step < self._step:
-            raise ValueError(f"step {step} is judged after step {self._step}")
+            raise ValueError(f"step {step} is checked after step {self._step}")
         if step > self._step:
             self._step = step
-            found = [self._check_rule(name, step, figures) for name in METRICS]
-            self._alarms = [alarm for alarm in found if alarm is not None]
+            alarms = [self._check_rule(name, step, figures) for name in METRICS]
+            self._alarms = [alarm for alarm in alarms if alarm is not None]
         return list(self._alarms)
 
     def would_stop(self, step: int, figures: Mapping[str, float]) -> bool:
-        """Whether `judge` would find a rule that stops, were these all the figures of a step that it has not judged;
-        changes nothing."""
+        """Return whether `check` would return a stop alarm for these metrics of a new step. Changes no state."""
         counts = dict(self._counts)
         alarms = [self._check_rule(name, step, figures) for name in METRICS]
         self._counts = counts
         return any(alarm is not None and alarm.action == "stop" for alarm in alarms)
 
     def replay(self, history: Iterable[tuple[int, Mapping[str, float]]]) -> None:
-        """Take in the figures of earlier steps, oldest first; no alarm is given."""
+        """Check the metrics of earlier steps, oldest first, without returning alarms."""
         for step, figures in history:
             self.check(step, figures)
 
@@ -91,11 +90,11 @@ class HealthMonitor:
         value = _value(METRICS[name], figures)
         if value is None or step < rule.from_step:
             return None
-        broken = _broken_bound(rule, value)
-        self._counts[name] = 0 if broken is None else self._counts[name] + 1
-        if broken is None or self._counts[name] < rule.for_steps:
+        violated = _violated_bound(rule, value)
+        self._counts[name] = 0 if violated is None else self._counts[name] + 1
+        if violated is None or self._counts[name] < rule.for_steps:
             return None
-        side, bound = broken
+        side, bound = violated
         return HealthAlarm(
             action=rule.action,
             step=step,
@@ -112,9 +111,11 @@ def _value(names: tuple[str, ...], figures: Mapping[str, float]) -> float | None
     return sum(present) if present else None
 
 
-def _broken_bound(rule: HealthRule, value: float) -> tuple[str, float] | None:
-    """The bound that the value breaks, `min` or `max` with its number. Written as `not inside`, so that NaN breaks
-    any bound."""
+def _violated_bound(rule: HealthRule, value: float) -> tuple[str, float] | None:
+    """Return the violated bound, `min` or `max` with its value; None if there is none.
+
+    The comparisons are negated, so that NaN violates every bound.
+    """
     if rule.max is not None and not value <= rule.max:
         return "max", rule.max
     if rule.min is not None and not value >= rule.min:

@@ -1,4 +1,4 @@
-"""Data that a run is made from, as MLflow's datasets. Pure."""
+"""Data of a run as MLflow datasets. Pure functions."""
 
 import json
 from collections import Counter
@@ -7,28 +7,28 @@ from dataclasses import dataclass
 from typing import Any
 
 LONGEST_DIGEST = 36
-"""Most characters of a digest that MLflow takes."""
+"""Largest number of characters of a digest in MLflow."""
 
 
 @dataclass(frozen=True)
 class DataInput:
-    """One table of rows."""
+    """A table of rows."""
 
     name: str
     """Key of the table: `data.train`, `data.eval.NAME`."""
     digest: str
     kind: str
-    """MLflow's word for the kind of source."""
+    """MLflow's kind of source."""
     source: str
-    """JSON that says where the rows come from, in the words of that kind."""
+    """JSON with the origin of the rows, in the format of that kind."""
     profile: str | None
-    """JSON of the numbers of rows; None: nobody has counted them."""
+    """JSON with the numbers of rows; None: not counted."""
     context: str
-    """What they are for: `train`, `eval`."""
+    """Use of the rows: `train` or `eval`."""
 
 
 def inputs(facts: Mapping[str, Any], recipe: Mapping[str, Any]) -> list[DataInput]:
-    """Inputs of a run, by its `run.json` and a resolved recipe: a table whose digest is known is one."""
+    """Return the inputs of a run, from its `run.json` and a resolved recipe: each table whose digest is known."""
     return [
         DataInput(name, digest[:LONGEST_DIGEST], *_source(table), _profile(facts.get("rows", {}), name), context)
         for name, context, table in _tables(recipe.get("data", {}))
@@ -44,22 +44,22 @@ def _tables(data: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, An
 
 
 def _source(table: Mapping[str, Any]) -> tuple[str, str]:
-    """Kind and source; several places, as a mix has them, stand one behind the other."""
+    """Return kind and source of a table; the locations of a mix are joined by commas."""
     if dataset := table.get("dataset"):
-        told = {"path": dataset["path"], "config_name": dataset.get("name"), "split": dataset.get("split")}
-        return "hugging_face", json.dumps(told)
-    return "local", json.dumps({"uri": ", ".join(_places(table))})
+        source = {"path": dataset["path"], "config_name": dataset.get("name"), "split": dataset.get("split")}
+        return "hugging_face", json.dumps(source)
+    return "local", json.dumps({"uri": ", ".join(_locations(table))})
 
 
-def _places(table: Mapping[str, Any]) -> Iterator[str]:
+def _locations(table: Mapping[str, Any]) -> Iterator[str]:
     for inner in table.get("sources", {}).values():
-        yield from _places(inner)
+        yield from _locations(inner)
     named = table.get("path") or table.get("function") or (table.get("dataset") or {}).get("path") or ()
     yield from [named] if isinstance(named, str) else named
 
 
 def _profile(rows: Mapping[str, Mapping[str, int]], name: str) -> str | None:
-    """Counts of a table, with its rows under the name that MLflow's pages show; of a mix, those of its sources."""
+    """Return the counts of a table, with its rows under the name that MLflow's pages show; a mix has the sums."""
     total: Counter[str] = Counter()
     for key, counts in rows.items():
         if key == name or key.startswith(f"{name}.sources."):

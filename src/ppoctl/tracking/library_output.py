@@ -1,4 +1,4 @@
-"""Lines that libraries print by themselves: kept in a file, away from the screen and from what a command prints."""
+"""Output of libraries, redirected to a file, so that it does not mix with the output of a command."""
 
 import os
 import shutil
@@ -13,18 +13,20 @@ STDOUT, STDERR = 1, 2
 
 
 class LibraryOutput:
-    """What this process and its children write to stdout and stderr while a command works, C++ included."""
+    """Output of this process and its children on stdout and stderr during a command, including output of C++ code."""
 
     def __init__(self) -> None:
         self._aside: BinaryIO | None = None
         self._log: Path | None = None
-        """Where they are kept; None: in a file that goes."""
+        """File of the output; None: a temporary file."""
 
     @contextmanager
     def kept_apart(self) -> Iterator[TextIO]:
-        """Context in which they go to a file; it gives the stream that reaches the person. Where stderr is not this
-        process's own, as in a notebook, nothing is kept apart. What was written before there was a log to keep it in
-        comes out at the end, if that is an error."""
+        """Redirect the output to a file, and yield the stream that still reaches the terminal.
+
+        If stderr is not the process's own descriptor, as in a notebook, nothing is redirected. After an error before
+        `into` was called, the output is printed to the terminal.
+        """
         if not (_is(sys.stdout, STDOUT) or sys.stdout is sys.stderr) or not _is(sys.stderr, STDERR):
             yield sys.stderr
             return
@@ -38,7 +40,7 @@ class LibraryOutput:
             try:
                 yield stderr
             except BaseException:
-                self._come_out(stderr)
+                self._print_output(stderr)
                 raise
             finally:
                 _flush()
@@ -51,7 +53,7 @@ class LibraryOutput:
                 self._forget_empty()
 
     def into(self, log: Path) -> None:
-        """Keep them in this file from now on, and what there was before; an empty one goes at the end."""
+        """Write the output to this file, including the output so far. An empty file is deleted at the end."""
         if self._aside is None:
             return
         _flush()
@@ -62,7 +64,7 @@ class LibraryOutput:
             _write_to(file.fileno())
             self._log = log
 
-    def _come_out(self, stderr: TextIO) -> None:
+    def _print_output(self, stderr: TextIO) -> None:
         if self._log is None and self._aside is not None:
             _flush()
             self._aside.seek(0)
@@ -75,7 +77,7 @@ class LibraryOutput:
 
 
 LIBRARY_OUTPUT = LibraryOutput()
-"""Those of this process."""
+"""Output of this process."""
 
 
 def _is(stream: TextIO, descriptor: int) -> bool:

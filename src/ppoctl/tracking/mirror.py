@@ -5,8 +5,8 @@
       notify() ------ event ---------->   opens MLflow (import, connect), sends what it lacks, waits
       close(status, deadline_s) ------>   sends the rest, sets the status, ends
 
-Training never waits for MLflow and never fails because of it: what cannot be sent stays in the journal, which is the
-truth, and is sent by the next try, the next attempt or `rebuild`. Nothing here is used in child processes.
+Training never waits for MLflow and never fails because of it. Lines that cannot be sent remain in the journal, which
+is the only source; the next try, the next attempt or `rebuild` sends them. Child processes do not use this module.
 """
 
 import math
@@ -33,22 +33,25 @@ OpenTarget = Callable[[RunPaths, Address], MirrorTarget]
 
 @dataclass(frozen=True)
 class MirrorIntervals:
-    """Pauses of the mirror thread, in seconds."""
+    """Intervals of the mirror thread, in seconds."""
 
     poll_s: float = 10.0
-    """Seconds between looks at the journal when nobody notifies."""
+    """Seconds between reads of the journal without a notification."""
     first_retry_s: float = 1.0
-    """Seconds before the first retry; doubled after each failure that follows."""
+    """Seconds before the first retry; doubled after each further failure."""
     longest_retry_s: float = 60.0
     silent_s: float = 7.0
-    """Seconds that the end of an attempt waits without saying for what."""
+    """Seconds that the end of an attempt waits without a message."""
     measure_s: float = 10.0
-    """Seconds between figures of the machine."""
+    """Seconds between metrics of the machine."""
 
 
 class MlflowMirror:
-    """Mirror of one attempt in MLflow. Start it when the engines are imported: two threads that import the same
-    packages at one time can see half-made modules, and nothing is committed before that anyway."""
+    """Mirror of one attempt in MLflow.
+
+    Start it after the engines are imported: two threads that import the same packages at the same time can see
+    half-initialized modules. Nothing is committed before that.
+    """
 
     def __init__(
         self,
@@ -60,15 +63,18 @@ class MlflowMirror:
         open_target: OpenTarget = MlflowRun,
         patience: MirrorIntervals = MirrorIntervals(),
     ) -> None:
-        """Prepare to mirror this `attempt`; once a newer one has started, the status is that one's to set.
-        `around.notify` gets one line when MLflow goes away, one when it is back, from the mirror's thread."""
-        self._layout = RunPaths(run_dir.resolve())
-        self._address = address_of(settings, self._layout.root.parent)
+        """Prepare to mirror this `attempt`. After a newer attempt has started, only that one sets the status.
+
+        `around.notify` receives one line when MLflow becomes unreachable and one when it is reachable again, from the
+        mirror's thread.
+        """
+        self._paths = RunPaths(run_dir.resolve())
+        self._address = address_of(settings, self._paths.root.parent)
         self._attempt = attempt
-        self._around = around
-        self._say = around.notify
+        self._hooks = around
+        self._notify = around.notify
         self._open_target = open_target
-        self._patience = patience
+        self._intervals = patience
         self._wake = threading.Event()
         self._closing = threading.Event()
         self._abandoned = threading.Event()
@@ -83,15 +89,15 @@ class MlflowMirror:
         self._thread.start()
 
     def notify(self) -> None:
-        """Hear that the journal has a new line; returns at once."""
+        """Handle a new line of the journal; returns at once."""
         self._wake.set()
 
     def close(self, status: str, deadline_s: float) -> bool:
-        """Send the rest and set the final status, waiting no longer than the deadline; call it after the journal has
-        its `attempt_ended` line. `status` is that line's word.
+        """Send the rest and set the final status, within the deadline.
 
-        Returns whether MLflow has everything, and says the command that sends the rest where it has not; says nothing
-        where the mirror was never started, because the attempt failed before it had anything to send.
+        Call it after the journal has its `attempt_ended` line; `status` is the status of that line. Returns whether
+        MLflow has everything; otherwise it reports the command that sends the rest. If the mirror was never started,
+        because the attempt failed before it had anything to send, it reports nothing.
         """
         self._ended_as = status
         self._closing.set()
@@ -99,50 +105,53 @@ class MlflowMirror:
         if self._thread.ident is None:
             return False
         until = time.monotonic() + deadline_s
-        self._thread.join(min(deadline_s, self._patience.silent_s))
+        self._thread.join(min(deadline_s, self._intervals.silent_s))
         while self._thread.is_alive() and (left_s := until - time.monotonic()) > 0:
             more = math.ceil(left_s)
-            self._say(f"mlflow: it has not taken everything yet; waiting for it, at most {more} s more")
-            self._thread.join(min(left_s, self._patience.silent_s))
+            self._notify(f"mlflow: the upload is not complete yet; waiting at most {more} s more")
+            self._thread.join(min(left_s, self._intervals.silent_s))
         if not self._settled:
             self._abandoned.set()
-            command = f"ppoctl track {quoted(self._layout.root)}"
-            self._say(f"mlflow: not everything was sent; send the rest with: {command}")
+            command = f"ppoctl track {quoted(self._paths.root)}"
+            self._notify(f"mlflow: the upload is not complete; send the rest with: {command}")
         return self._settled
 
     def _work(self) -> None:
-        """Run the thread: forward, wait for news; on failure wait longer each time and open the target anew."""
-        patience = self._patience
-        pause_s = patience.first_retry_s
-        machine, due = SystemMetrics(self._layout.root, self._around.gpus), time.monotonic() + patience.measure_s
+        """Run the thread: forward lines and wait for new ones. After a failure, wait and reopen the target.
+
+        The waiting time is doubled after each consecutive failure.
+        """
+        intervals = self._intervals
+        pause_s = intervals.first_retry_s
+        machine, due = SystemMetrics(self._paths.root, self._hooks.gpus), time.monotonic() + intervals.measure_s
         while not self._abandoned.is_set():
             closing = self._closing.is_set()
             try:
                 self._forward(closing=closing)
             except Exception as problem:  # noqa: BLE001 - worker boundary: no failure of MLflow may reach training
                 self._forwarder = None
-                self._tell_down(problem)
+                self._report_down(problem)
                 if closing:
                     return
                 self._closing.wait(pause_s)
-                pause_s = min(2 * pause_s, patience.longest_retry_s)
+                pause_s = min(2 * pause_s, intervals.longest_retry_s)
                 continue
-            self._tell_up()
-            pause_s = patience.first_retry_s
+            self._report_up()
+            pause_s = intervals.first_retry_s
             if closing:
                 self._settled = not self._abandoned.is_set()
                 return
             if time.monotonic() >= due:
-                due = time.monotonic() + patience.measure_s
+                due = time.monotonic() + intervals.measure_s
                 self._measure(machine)
-            self._wake.wait(min(patience.poll_s, max(due - time.monotonic(), 0.0)))
+            self._wake.wait(min(intervals.poll_s, max(due - time.monotonic(), 0.0)))
             self._wake.clear()
 
     def _forward(self, *, closing: bool) -> None:
         if self._forwarder is None:
-            target = self._open_target(self._layout, self._address)
-            self._forwarder = Forwarder(self._layout, target, self._around.samples)
-            self._forwarder.describe({f"ppoctl.version.{name}": found for name, found in versions().items()})
+            target = self._open_target(self._paths, self._address)
+            self._forwarder = Forwarder(self._paths, target, self._hooks.samples)
+            self._forwarder.describe({f"ppoctl.version.{name}": version for name, version in versions().items()})
             if not closing:
                 self._set_status(self._forwarder, closing=False)
         self._forwarder.forward(stop=self._abandoned.is_set)
@@ -150,79 +159,81 @@ class MlflowMirror:
             self._set_status(self._forwarder, closing=True)
         self._forwarder.keep_files()
         if closing:
-            self._forwarder.keep(_made(self._around, self._abandoned.is_set))
+            self._forwarder.keep(_report_files(self._hooks, self._abandoned.is_set))
 
     def _measure(self, machine: SystemMetrics) -> None:
-        """Send figures of the machine, or not: the journal does not have them, and nobody waits for them."""
+        """Send metrics of the machine. Errors are ignored: these metrics are not in the journal and not required."""
         assert self._forwarder is not None
         with suppress(Exception):
             self._forwarder.measure(machine.measured(), time.time())
 
     def _set_status(self, forwarder: Forwarder, *, closing: bool) -> None:
-        """Set the status by the journal, or by the word given to `close` where this attempt could not write down its
-        end. A newer attempt sets its own: it may end between our look at the journal and what we send."""
-        found = ending(read_lines(self._layout.journal))
-        if found.attempt not in (None, self._attempt):
-            return
-        if closing and found.word == "running":
-            assert self._ended_as is not None
-            found = Ending(self._ended_as, self._attempt, int(time.time() * 1000))
-        forwarder.end(_judged(found, self._around))
+        """Set the status from the journal, or from `close` if this attempt could not record its end.
 
-    def _tell_down(self, problem: Exception) -> None:
+        If a newer attempt has started, do nothing: it sets its own status, and it may end between the read of the
+        journal and the call of MLflow.
+        """
+        recorded = ending(read_lines(self._paths.journal))
+        if recorded.attempt not in (None, self._attempt):
+            return
+        if closing and recorded.word == "running":
+            assert self._ended_as is not None
+            recorded = Ending(self._ended_as, self._attempt, int(time.time() * 1000))
+        forwarder.end(_with_contract(recorded, self._hooks))
+
+    def _report_down(self, problem: Exception) -> None:
         if not self._down and not self._abandoned.is_set():
-            self._say(
-                f"mlflow: `{self._address.shown}` does not take what is sent ({_reason(problem)}); training goes on, "
-                "the journal keeps everything"
+            self._notify(
+                f"mlflow: cannot upload to `{self._address.shown}` ({_reason(problem)}); training continues, and the "
+                "journal keeps everything"
             )
         self._down = True
 
-    def _tell_up(self) -> None:
+    def _report_up(self) -> None:
         if self._down and not self._abandoned.is_set():
-            self._say(f"mlflow: `{self._address.shown}` is back and has everything")
+            self._notify(f"mlflow: `{self._address.shown}` is reachable again and has everything")
         self._down = False
 
 
 def rebuild(run_dir: Path, settings: MlflowTracking, around: MirrorHooks = MirrorHooks()) -> Sent:
-    """Send everything that MLflow lacks of a run, in the foreground; a second call sends its files again and nothing
-    else.
+    """Upload the parts of a run that MLflow does not have, in the foreground. A second call uploads only the files.
 
-    Raises RecipeError where the folder is no run directory, EnvironmentProblemError when MLflow cannot be reached.
+    Raises RecipeError if the folder is not a run directory; EnvironmentProblemError if MLflow cannot be reached.
     """
     paths = RunPaths(run_dir.resolve())
     address = address_of(settings, paths.root.parent)
     try:
         worker = Forwarder(paths, MlflowRun(paths, address), around.samples)
         sent = worker.describe({}) + worker.forward()
-        sent += worker.end(_judged(ending(read_lines(paths.journal)), around)) + worker.keep_files()
-        return sent + worker.keep(_made(around))
+        sent += worker.end(_with_contract(ending(read_lines(paths.journal)), around)) + worker.keep_files()
+        return sent + worker.keep(_report_files(around))
     except PpoctlError:
         raise
     except Exception as problem:
         raise EnvironmentProblemError(
-            f"MLflow at `{address.shown}` does not take what is sent: {_reason(problem)}",
-            hint=f"what is missing is sent by running this again: ppoctl track {quoted(paths.root)}",
+            f"cannot upload to MLflow at `{address.shown}`: {_reason(problem)}",
+            hint=f"run this again to send the rest: ppoctl track {quoted(paths.root)}",
         ) from problem
 
 
-def _judged(found: Ending, around: MirrorHooks) -> Ending:
-    """The ending with how its contract is met, where that is known."""
-    return replace(found, contract=around.contract()) if found.is_judged else found
+def _with_contract(ended: Ending, hooks: MirrorHooks) -> Ending:
+    """Return the ending with the result of `[expect]`, if it is known."""
+    return replace(ended, contract=hooks.contract()) if ended.is_judged else ended
 
 
-def _made(around: MirrorHooks, stop: Callable[[], bool] = lambda: False) -> Mapping[str, str]:
-    """Files that are made for MLflow; none, and a line, where they cannot be made; none once nobody waits."""
+def _report_files(hooks: MirrorHooks, stop: Callable[[], bool] = lambda: False) -> Mapping[str, str]:
+    """Return the report files for MLflow; no files after `stop`, or after an error, which is reported in a line."""
     if stop():
         return {}
     try:
-        return around.files()
-    except Exception as problem:  # noqa: BLE001 - whatever it is: the run is whole without them
-        around.notify(f"mlflow: the report could not be made ({_reason(problem)}); the run is not affected")
+        return hooks.files()
+    except Exception as problem:  # noqa: BLE001 - the run is complete without the report
+        hooks.notify(f"mlflow: the report could not be created ({_reason(problem)}); the run is not affected")
         return {}
 
 
 def kept_by_mlflow(run_dir: Path, settings: MlflowTracking) -> KeptRuns:
-    """What MLflow has of a run. Raises EnvironmentProblemError when MLflow cannot be reached."""
+    """Return the MLflow runs of a run. Raises EnvironmentProblemError if MLflow cannot be reached."""
     paths = RunPaths(run_dir.resolve())
     address = address_of(settings, paths.root.parent)
     try:
@@ -231,13 +242,13 @@ def kept_by_mlflow(run_dir: Path, settings: MlflowTracking) -> KeptRuns:
         raise
     except Exception as problem:
         raise EnvironmentProblemError(
-            f"MLflow at `{address.shown}` does not say what it has of run `{run_dir}`: {_reason(problem)}; "
+            f"cannot query MLflow at `{address.shown}` about run `{run_dir}`: {_reason(problem)}; "
             "nothing was deleted",
             hint=f"try again, or delete the directory only: ppoctl rm {quoted(run_dir)} --keep-tracking",
         ) from problem
 
 
 def _reason(problem: Exception) -> str:
-    """The first line of what went wrong, short enough for one line of a log."""
+    """Return the first line of the error, short enough for one line of a log."""
     text = (str(problem).strip().splitlines() or [""])[0] or type(problem).__name__
     return without_secrets(text)[:200]

@@ -1,4 +1,5 @@
-"""What a mirror is given by whoever runs it: where its words go, and what only rooms above this one can make."""
+"""Functions that the caller of a mirror passes to it: they receive its messages or return what only higher packages
+can create."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,21 +7,23 @@ from typing import Any
 
 
 def _silent(_: str) -> None:
-    """Say nothing."""
+    """Ignore the message."""
 
 
 @dataclass(frozen=True)
 class MirrorHooks:
-    """Functions that a mirror calls from its own thread. Where the files cannot be made that is said in a line, and
-    figures of GPUs that cannot be read are missed by nobody."""
+    """Functions that a mirror calls from its own thread.
+
+    If `files` fails, the mirror reports it in one line; if `gpus` fails, the metrics are omitted.
+    """
 
     notify: Callable[[str], None] = _silent
-    """Takes one line for a person."""
+    """Receives a message of one line."""
     contract: Callable[[], Mapping[str, str]] = dict
-    """Gives tags that say how `[expect]` is met, of a run that did all its steps."""
+    """Returns the tags with the result of `[expect]`, for a run that finished all steps."""
     files: Callable[[], Mapping[str, str]] = dict
-    """Gives texts that are kept when an attempt ends, by their names in MLflow."""
+    """Returns the text files that are uploaded when an attempt ends, by their names in MLflow."""
     samples: Callable[[int], Sequence[Mapping[str, Any]]] = lambda _: ()
-    """Gives a few samples that a step trained on, as far as they are still there."""
+    """Returns a few training samples of a step, if its records still exist."""
     gpus: Callable[[], Mapping[str, float]] = dict
-    """Gives figures of this machine's GPUs, by the end of their names in MLflow."""
+    """Returns metrics of this machine's GPUs, by the last part of their names in MLflow."""

@@ -1,7 +1,7 @@
-"""Points, tags and params for MLflow, as a pure function of the run directory. Knows no MLflow client.
+"""Points, tags and params for MLflow, as pure functions of the run directory. Uses no MLflow client.
 
 Each journal line becomes points on the axis of PPO steps. Every batch ends with one more point, `MARKER`, the number
-of its last line: it is stored with the batch, so asking MLflow for it answers "what do you have?" exactly.
+of its last line. MLflow stores the marker together with the batch, so it shows exactly which lines MLflow has.
 """
 
 import json
@@ -15,10 +15,10 @@ from ppoctl.metric_registry import reported
 
 MARKER = "progress/journal_seq"
 POINTS_PER_BATCH = 900
-"""Most points in one batch. MLflow takes 1000 metrics in one transaction; a batch below that is stored whole or not
-at all."""
+"""Largest number of points in a batch. MLflow accepts 1000 metrics in one transaction, so that a smaller batch is
+stored completely or not at all."""
 LONGEST_VALUE = 5900
-"""Most characters of a value. MLflow's limit for params is 6000, for tags 8000."""
+"""Largest number of characters of a value. MLflow's limit is 6000 for params and 8000 for tags."""
 LONGEST_KEY = 250
 ABSENT = "absent"
 
@@ -32,9 +32,11 @@ STATUS: dict[str, str] = {
     "preempted": "KILLED",
     "interrupted": "KILLED",
 }
-"""MLflow's words for how an attempt stands; ours is kept beside them in the tag `ppoctl.status`. A run that a health
-rule stopped, that ended short of its plan or without what its recipe expects has failed; one that was told to go away
-was killed."""
+"""MLflow's status for each status of an attempt. The tag `ppoctl.status` has the original.
+
+A run is FAILED if a health rule stopped it, if it ended before its last step, or if it did not meet `[expect]`. It is
+KILLED if a signal or a user stopped it.
+"""
 
 
 @dataclass(frozen=True)
@@ -60,36 +62,36 @@ class JournalBatch:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run stands, by its newest attempt."""
+    """Status of a run, from its newest attempt."""
 
     word: str = "running"
-    """The journal's word for it."""
+    """Status in the journal."""
     attempt: int | None = None
-    """Number of the attempt; None: the journal has none."""
+    """Number of the attempt; None: the journal has no attempt."""
     at_ms: int | None = None
-    """When it ended; None: it goes on."""
+    """Time of the end, in unix milliseconds; None: the attempt is running."""
     contract: Mapping[str, str] = field(default_factory=dict)
-    """Tags that say how `[expect]` is met; none while it cannot be judged."""
+    """Tags with the result of `[expect]`; empty before the last step is done."""
 
     @property
     def status(self) -> str:
-        """MLflow's word; what it has no match for is a failure."""
+        """MLflow's status; `FAILED` for statuses that it does not have."""
         return STATUS.get(self.word, "FAILED")
 
     @property
     def tags(self) -> dict[str, str]:
-        """Tags that say it in our words."""
+        """Tags with the status and attempt of ppoctl."""
         attempt = {} if self.attempt is None else {"ppoctl.attempt": str(self.attempt)}
         return {"ppoctl.status": self.word, **attempt, **self.contract}
 
     @property
     def is_judged(self) -> bool:
-        """Whether all steps were done, so that the contract holds or does not."""
+        """Whether all steps are done, so that `[expect]` has a result."""
         return self.word in ("finished", "unmet")
 
 
 def batches(lines: Iterable[Mapping[str, Any]], *, after: int) -> Iterator[JournalBatch]:
-    """Batches of the lines numbered above `after`, in order, as few as MLflow's limit allows."""
+    """Yield batches of the lines numbered above `after`, in order, as few as MLflow's limit allows."""
     points: list[MetricPoint] = []
     tags: dict[str, str] = {}
     num_lines = 0
@@ -97,23 +99,25 @@ def batches(lines: Iterable[Mapping[str, Any]], *, after: int) -> Iterator[Journ
     for line in lines:
         if line["seq"] <= after:
             continue
-        found = points_of(line)
-        if marker is not None and len(points) + len(found) > POINTS_PER_BATCH:
+        line_points = points_of(line)
+        if marker is not None and len(points) + len(line_points) > POINTS_PER_BATCH:
             yield JournalBatch((*points, marker), tags, num_lines, int(marker.value))
             points, tags, num_lines = [], {}, 0
-        points.extend(found)
+        points.extend(line_points)
         tags.update(notes_of(line))
         num_lines += 1
-        # Its step is its own number: MLflow calls the value with the highest step the latest, and journal lines
-        # need not come in order of PPO steps.
+        # The marker's step is the line number, not the PPO step: MLflow considers the value with the highest step as
+        # the latest, and journal lines are not always in order of PPO steps.
         marker = MetricPoint(MARKER, float(line["seq"]), _milliseconds(line), line["seq"])
     if marker is not None:
         yield JournalBatch((*points, marker), tags, num_lines, int(marker.value))
 
 
 def points_of(line: Mapping[str, Any]) -> list[MetricPoint]:
-    """Points of a stage's figures and its seconds; an event has none. Values that are not finite are left out (see
-    `notes_of`)."""
+    """Return the points of a stage's metrics and its seconds; an event has none.
+
+    Values that are not finite are omitted (see `notes_of`).
+    """
     at_ms = _milliseconds(line)
     return [
         MetricPoint(metric_name(name), float(value), at_ms, line["step"])
@@ -123,7 +127,7 @@ def points_of(line: Mapping[str, Any]) -> list[MetricPoint]:
 
 
 def notes_of(line: Mapping[str, Any]) -> dict[str, str]:
-    """Tags for figures that are not finite: MLflow stores infinity as 1.8e308, which ruins the chart."""
+    """Return tags for metrics that are not finite: MLflow stores infinity as 1.8e308, which ruins the chart."""
     return {
         f"nonfinite/{metric_name(name)}": f"{value} at step {line['step']}"
         for name, value in reported(line).items()
@@ -132,8 +136,10 @@ def notes_of(line: Mapping[str, Any]) -> dict[str, str]:
 
 
 def ending(lines: Iterable[Mapping[str, Any]]) -> Ending:
-    """Status of the run by the last event of its newest attempt, whatever an earlier one that woke up late says after
-    it."""
+    """Return the status of the run, from the last event of its newest attempt.
+
+    Later events of an earlier attempt, which may have been suspended, are ignored.
+    """
     newest = Ending()
     for line in lines:
         if line.get("event") in ("attempt_started", "attempt_ended") and line["attempt"] >= (newest.attempt or 0):
@@ -147,19 +153,24 @@ def ending(lines: Iterable[Mapping[str, Any]]) -> Ending:
 
 
 def params(recipe: Mapping[str, Any]) -> dict[str, str]:
-    """The recipe as flat MLflow params: `ppo.kl.coef` -> `0.001`. Lists are JSON; a value that is too long is cut and
-    says so. Keys without a value, and empty tables, are no params."""
+    """Return the recipe as flat MLflow params: `ppo.kl.coef` -> `0.001`.
+
+    Lists are JSON. A value that is too long is shortened and ends with a note. Keys without a value and empty tables
+    are omitted.
+    """
     flat: dict[str, str] = {}
     for path, value in _leaves(recipe, ()):
         text = value if isinstance(value, str) else json.dumps(value)
-        flat[metric_name(".".join(path))] = _cut(text)
+        flat[metric_name(".".join(path))] = _shortened(text)
     return flat
 
 
 def changed_params(recorded: Mapping[str, str], now: Mapping[str, str], tags: Mapping[str, str]) -> dict[str, str]:
-    """Tags for params that MLflow has with another value. MLflow refuses to change a param, so the param keeps what
-    the run began with and the tag says what holds now, `absent` of a key that has no value any more; a value that is
-    changed back keeps its tag."""
+    """Return tags for params that MLflow has with another value.
+
+    MLflow does not change a param. So the param keeps the first value of the run, and the tag has the present value,
+    or `absent` if the key has no value. A value that is changed back keeps its tag.
+    """
     return {
         name: value
         for key, value in {**dict.fromkeys(recorded, ABSENT), **now}.items()
@@ -168,8 +179,10 @@ def changed_params(recorded: Mapping[str, str], now: Mapping[str, str], tags: Ma
 
 
 def metric_name(name: str) -> str:
-    """The metric's name with the characters that MLflow refuses replaced by `_` (people name evaluation sets, and
-    those names get here)."""
+    """Return the metric's name with `_` for each character that MLflow does not allow.
+
+    A name contains the name of an evaluation set, which may have any character.
+    """
     allowed = re.sub(r"[^\w./: -]", "_", name, flags=re.ASCII)
     parts = ["_" if part in ("", ".", "..") else part for part in allowed.split("/")]
     return "/".join(parts)[:LONGEST_KEY].rstrip("/")
@@ -183,7 +196,7 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
         yield path, value
 
 
-def _cut(text: str) -> str:
+def _shortened(text: str) -> str:
     if len(text) <= LONGEST_VALUE:
         return text
     return f"{text[: LONGEST_VALUE - 60]}... ({len(text)} characters; see recipe.resolved.json)"

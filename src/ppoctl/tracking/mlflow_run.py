@@ -1,8 +1,8 @@
-"""One MLflow run, as a target for journal lines. The only file that imports mlflow, and it does so when opened.
+"""An MLflow run as a target for journal lines. Only this file imports mlflow, and only when a run is opened.
 
-    Forwarder -> Target (port) -> MlflowRun -> MlflowClient -> sqlite file, database or HTTP server
+    Forwarder -> MirrorTarget (port) -> MlflowRun -> MlflowClient -> sqlite file, database or HTTP server
 
-Calls block; who must not wait calls from another thread (`mirror`).
+Calls block. A caller that must not wait uses another thread (`mirror`).
 """
 
 import contextlib
@@ -36,8 +36,8 @@ _SETTINGS = {
     "MLFLOW_LOGGING_LEVEL": "ERROR",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    # With its defaults a call on a dead server blocks 247 s. Retrying is the forwarder's work, which asks before it
-    # creates a run again; MLflow's own retries repeat a creation whose answer was lost.
+    # With the defaults, a call to a dead server blocks for 247 s. The mirror retries instead, and searches for the
+    # run before it creates one; MLflow's own retries would repeat a creation whose answer was lost.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
 }
@@ -46,7 +46,7 @@ _LOCK_WAIT_S = 2.0
 
 @dataclass(frozen=True)
 class Marker:
-    """The last journal line a target has: its number and the time it was committed."""
+    """The last journal line that a target has: its number and the time of its commit."""
 
     seq: int
     at_ms: int
@@ -54,14 +54,14 @@ class Marker:
 
 @runtime_checkable
 class MirrorTarget(Protocol):
-    """Receiver of journal lines. Any call may raise anything; the caller then opens a new target."""
+    """Receiver of journal lines. Any call may raise any exception; the caller then opens a new target."""
 
     def marker(self) -> Marker | None:
-        """The last line that the target has; None: it has none."""
+        """Return the last line that the target has; None: it has no line."""
         ...
 
     def restart(self) -> None:
-        """Delete everything that the target has, and begin anew."""
+        """Delete everything that the target has, and start again with an empty target."""
         ...
 
     def params(self) -> Mapping[str, str]: ...
@@ -77,7 +77,7 @@ class MirrorTarget(Protocol):
         ...
 
     def inputs(self) -> set[str]:
-        """Names of the tables of data that the target has."""
+        """Return the names of the tables of data that the target has."""
         ...
 
     def add_inputs(self, inputs: Sequence[DataInput]) -> None:
@@ -85,7 +85,7 @@ class MirrorTarget(Protocol):
         ...
 
     def keep(self, path: str, text: str) -> None:
-        """Store a text file, in place of one that is there under this path."""
+        """Store a text file; it replaces an existing file of this path."""
         ...
 
     def status(self) -> str: ...
@@ -97,7 +97,7 @@ class MirrorTarget(Protocol):
 
 @dataclass(frozen=True)
 class Address:
-    """The place that a run is mirrored to."""
+    """The MLflow server or database, and the experiment, of a run's mirror."""
 
     uri: str = field(repr=False)
     experiment: str
@@ -113,22 +113,24 @@ class Address:
 
 
 def address_of(settings: MlflowTracking, runs_dir: Path) -> Address:
-    """Address that the recipe sends this run to: by default a sqlite file in the runs folder, everything absolute.
-    Raises EnvironmentProblemError where the URI is a variable that is not set."""
+    """Return the address from the recipe; by default a sqlite file in the runs folder. All paths are absolute.
+
+    Raises EnvironmentProblemError if the URI is a variable that is not set.
+    """
     folder = runs_dir.resolve()
     file = folder / "mlflow.db" if settings.uri is None else None
     uri = resolved_uri(settings.uri) or f"sqlite:///{file}"
-    # A server knows where its artifacts go; for a database MLflow would take the current directory.
+    # A server decides where its artifacts are stored; for a database MLflow would use the current directory.
     by_server = urlsplit(uri).scheme in ("http", "https", "databricks", "databricks-uc", "uc")
     artifacts = None if by_server else (folder / "mlflow-artifacts").as_uri()
     return Address(uri, settings.experiment, artifacts, file)
 
 
 class MlflowRun:
-    """The MLflow run of one ppoctl run; found by its tag or created."""
+    """The MLflow run of a ppoctl run, found by its tag or created."""
 
     def __init__(self, paths: RunPaths, address: Address) -> None:
-        """Open the run. Imports mlflow, 0.5 to 0.9 s. Raises whatever MLflow raises when it cannot be reached."""
+        """Open the run. Imports mlflow, which takes 0.5 to 0.9 s. Raises MLflow's errors if it cannot be reached."""
         self._facts = run_dir.facts(paths)
         self._address = address
         self._client = _client(address)
@@ -142,7 +144,7 @@ class MlflowRun:
         return Marker(last.step, last.timestamp)
 
     def restart(self) -> None:
-        # MLflow keeps what is deleted until `mlflow gc`: `mlflow runs restore` brings it back.
+        # MLflow only hides a deleted run until `mlflow gc`; `mlflow runs restore` restores it.
         self._client.delete_run(self._id)
         self._id = self._opened()
 
@@ -156,8 +158,8 @@ class MlflowRun:
         from mlflow.entities import Metric, RunTag
 
         if batch.tags:
-            # First, in a call of their own: MLflow stores metrics and tags in two transactions, and what lies
-            # behind the marker must be complete.
+            # Tags first, in a separate call: MLflow stores metrics and tags in two transactions. If the marker were
+            # stored before the tags, a kill in between would lose the tags, since the marker shows them as sent.
             self._log(tags=[RunTag(*item) for item in batch.tags.items()])
         self._log(metrics=[Metric(p.name, p.value, p.at_ms, p.step) for p in batch.points])
 
@@ -167,18 +169,18 @@ class MlflowRun:
         self._log(params=[Param(*item) for item in params.items()], tags=[RunTag(*item) for item in tags.items()])
 
     def inputs(self) -> set[str]:
-        found = self._run().inputs
-        return set() if found is None else {each.dataset.name for each in found.dataset_inputs}
+        run_inputs = self._run().inputs
+        return set() if run_inputs is None else {entry.dataset.name for entry in run_inputs.dataset_inputs}
 
     def add_inputs(self, inputs: Sequence[DataInput]) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         datasets = [
             DatasetInput(
-                Dataset(each.name, each.digest, each.kind, each.source, profile=each.profile),
-                [InputTag("mlflow.data.context", each.context)],
+                Dataset(data.name, data.digest, data.kind, data.source, profile=data.profile),
+                [InputTag("mlflow.data.context", data.context)],
             )
-            for each in inputs
+            for data in inputs
         ]
         self._client.log_inputs(self._id, datasets=datasets)
 
@@ -189,7 +191,7 @@ class MlflowRun:
         return str(self._run().info.status)
 
     def _log(self, **items: list[Any]) -> None:
-        # Said explicitly, because MLFLOW_ENABLE_ASYNC_LOGGING would turn errors into silence.
+        # `synchronous` is explicit, because MLFLOW_ENABLE_ASYNC_LOGGING would hide errors.
         self._client.log_batch(self._id, **items, synchronous=True)
 
     def end(self, ending: Ending) -> None:
@@ -203,68 +205,77 @@ class MlflowRun:
         return self._client.get_run(self._id)
 
     def _opened(self) -> str:
-        """Id of the run with the tag; of several, made in the same moment, always the same one."""
-        return min(self._found(), default=None) or self._created()
+        """Return the id of the run with the tag, and create the run if there is none.
 
-    def _found(self) -> set[str]:
-        """Ids of runs with the tag, in the recipe's experiment or, if that key was changed, in any other."""
+        If two processes created a run at the same moment, all callers return the same one.
+        """
+        return min(self._existing(), default=None) or self._create()
+
+    def _existing(self) -> set[str]:
+        """Return the ids of runs with the tag, in the recipe's experiment or, if there are none, in any other."""
         own = self._client.get_experiment_by_name(self._address.experiment)
-        found = set() if own is None else _tagged(self._client, [own], self._facts["id"])
-        return found or _tagged(self._client, self._client.search_experiments(), self._facts["id"])
+        ids = set() if own is None else _tagged(self._client, [own], self._facts["id"])
+        return ids or _tagged(self._client, self._client.search_experiments(), self._facts["id"])
 
-    def _created(self) -> str:
+    def _create(self) -> str:
         address, client = self._address, self._client
         own = client.get_experiment_by_name(address.experiment)
         if own is None:
             experiment_id = client.create_experiment(address.experiment, artifact_location=address.artifacts)
         else:
             experiment_id = own.experiment_id
-        made = client.create_run(
+        created = client.create_run(
             experiment_id,
             start_time=int(self._facts["created"] * 1000),
             run_name=self._facts["name"],
-            tags={RUN_ID_TAG: self._facts["id"], **_maker(self._facts)},
+            tags={RUN_ID_TAG: self._facts["id"], **_source_tags(self._facts)},
         )
-        return str(made.info.run_id)
+        return str(created.info.run_id)
 
 
-def _maker(facts: Mapping[str, Any]) -> dict[str, str]:
-    """Tags that say who made a run and with what, as MLflow's own clients do. A user without a name has none."""
+def _source_tags(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Return the tags of MLflow's own clients: source type, command and user.
+
+    The user is omitted if it has no name.
+    """
     tags = {"mlflow.source.type": "JOB" if "on" in facts or "SLURM_JOB_ID" in os.environ else "LOCAL"}
     if "command" in facts:
         tags["mlflow.source.name"] = " ".join(("ppoctl", facts["command"], facts["name"]))
-    with contextlib.suppress(KeyError, OSError):  # a container may run under a number that nobody has
+    with contextlib.suppress(KeyError, OSError):  # a container may run under a user id without a name
         tags["mlflow.user"] = getpass.getuser()
     return tags
 
 
 class KeptRuns:
-    """The MLflow runs of one ppoctl run, as they are: none is created. Of a copy those that tell of another directory
-    that is there, with the same id, are not its own."""
+    """The existing MLflow runs of a ppoctl run; none is created.
+
+    MLflow runs whose tag names another existing directory with the same id belong to that directory: this run is then
+    a copy.
+    """
 
     def __init__(self, paths: RunPaths, address: Address) -> None:
-        """Find them in all experiments. Raises whatever MLflow raises when it cannot be reached."""
+        """Find the runs in all experiments. Raises MLflow's errors if it cannot be reached."""
         self.ids: list[str] = []
         if address.uri.startswith("sqlite:///") and not _sqlite_file(address).exists():
             return
         self._client = _client(address)
-        found = _tagged(self._client, self._client.search_experiments(), run_dir.facts(paths)["id"])
-        self.ids = sorted(id for id in found if self._is_of(paths, id))
+        ids = _tagged(self._client, self._client.search_experiments(), run_dir.facts(paths)["id"])
+        self.ids = sorted(id for id in ids if self._is_of(paths, id))
 
     def _is_of(self, paths: RunPaths, id: str) -> bool:
         tags = self._client.get_run(id).data.tags
-        told = RunPaths(Path(tags.get(RUN_DIR_TAG, paths.root)))
-        return told.root == paths.root or not _is_there(told, tags[RUN_ID_TAG])
+        mirrored = RunPaths(Path(tags.get(RUN_DIR_TAG, paths.root)))
+        return mirrored.root == paths.root or not _exists(mirrored, tags[RUN_ID_TAG])
 
     def delete(self) -> list[str]:
-        """Delete them, and return their ids; `mlflow gc` makes it final, and until then each can be restored."""
+        """Delete the runs, and return their ids. They can be restored until `mlflow gc`."""
         for id in self.ids:
             self._client.delete_run(id)
         return self.ids
 
 
-def _is_there(paths: RunPaths, id: str) -> bool:
-    """Whether a run directory is there and has this id."""
+def _exists(paths: RunPaths, id: str) -> bool:
+    """Return whether a run directory exists and has this id."""
     with contextlib.suppress(PpoctlError):
         return bool(run_dir.facts(paths)["id"] == id)
     return False
@@ -279,14 +290,14 @@ def _tagged(client: Any, experiments: Iterable[Any], run_id: str) -> set[str]:
 def _client(address: Address) -> Any:
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
-    # Deprecations between mlflow, sqlalchemy and alembic are not the reader's business.
+    # Deprecation warnings between mlflow, sqlalchemy and alembic do not concern the user.
     for module in ("mlflow", "sqlalchemy", "alembic"):
         warnings.filterwarnings("ignore", module=rf"{module}\b")
         logging.getLogger(module).setLevel(logging.ERROR)
     from mlflow.store.db import utils as database
     from mlflow.tracking import MlflowClient
 
-    # Ten tries with doubling pauses, 100 s in one call; there is no setting for it, and waiting is the forwarder's.
+    # By default ten tries with doubled pauses, 100 s in one call, and there is no setting for it. The mirror retries.
     database.MAX_RETRY_COUNT = 0
     if address.uri.startswith("sqlite:///"):
         _check_sqlite(address)
@@ -300,17 +311,17 @@ def _sqlite_file(address: Address) -> Path:
 
 
 def _check_sqlite(address: Address) -> None:
-    """Raise at once when the file is locked or cannot be written (MLflow would wait 20 s); make it if there is none.
+    """Raise at once if the file is locked or cannot be written (MLflow would wait 20 s); create it if it is missing.
 
-    A new file is made aside and moved into place: MLflow builds its tables in some eighty migrations, and a kill
-    (or a second run starting) in the middle of them leaves a database that nothing can open.
+    A new file is created in a temporary folder and then moved: MLflow creates its tables in about eighty migrations.
+    A kill in the middle, or a second run that starts then, would leave a database that MLflow cannot open.
     """
     path = _sqlite_file(address)
     if path.name == ":memory:":
         return
     if address.file not in (None, path):
-        # Escaping would do for sqlalchemy, but MLflow reads the same URI unescaped and makes stray folders.
-        raise ValueError(f"a database URI cannot carry the `%` or `?` in `{address.file}`; set `tracking.uri`")
+        # sqlalchemy accepts an escaped URI, but MLflow does not unescape it and would create other folders.
+        raise ValueError(f"a database URI cannot contain the `%` or `?` in `{address.file}`; set `tracking.uri`")
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         _make_sqlite(path)
@@ -324,16 +335,16 @@ def _make_sqlite(path: Path) -> None:
 
     runs = os.open(path.parent, os.O_RDONLY)
     try:
-        fcntl.flock(runs, fcntl.LOCK_EX)  # one at a time: what lies aside was left by one that was killed
+        fcntl.flock(runs, fcntl.LOCK_EX)  # one process at a time, so an existing temporary folder is of a killed one
         if path.exists():
             return
         aside = path.with_name(f".{path.name}.making")
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
-        # Two files: MLflow keeps a connection to the first, which must not become one to the real database.
-        made, copy = aside / "made.db", aside / "copy.db"
-        MlflowClient(tracking_uri=f"sqlite:///{made}").search_experiments(max_results=1)
-        shutil.copyfile(made, copy)
+        # Two files: MLflow keeps a connection to the first one open, which must not become the real database.
+        created, copy = aside / "made.db", aside / "copy.db"
+        MlflowClient(tracking_uri=f"sqlite:///{created}").search_experiments(max_results=1)
+        shutil.copyfile(created, copy)
         copy.rename(path)
         shutil.rmtree(aside)
     finally:

@@ -1,4 +1,4 @@
-"""Samples of evaluations and of training as MLflow's tables, and the tag by which its pages find them."""
+"""Samples of evaluations and of training as MLflow tables, and the tag that makes MLflow's pages show them."""
 
 import json
 import math
@@ -9,30 +9,32 @@ from typing import Any
 
 TAG = "mlflow.loggedArtifacts"
 ROWS_PER_TABLE = 64
-"""Rows of an evaluation's samples that are shown in MLflow; all of them stay in the run directory."""
+"""Number of an evaluation's samples that MLflow shows; the run directory has all of them."""
 MOST_TABLES = 120
-"""Newest tables that the tag names. One takes some 55 characters of the 8000 that MLflow gives a tag."""
+"""Number of newest tables in the tag. A table takes about 55 of the 8000 characters of an MLflow tag."""
 MOST_OF_TRAINING = 40
-"""How many of them are of training, so that evaluations keep their place."""
+"""Largest number of training tables among them, so that they do not displace the evaluations."""
 _TRAINING = "samples/train-"
 
 _FIRST = ("set", "mode", "prompt", "response", "score", "given", "answer", "outcome")
-"""Columns by which rows are compared; all others stand behind them."""
+"""First columns of a table, by which a reader compares rows; all other columns come after them."""
 
 
 def table_name(step: int) -> str:
-    """Path of the table of the evaluation after this step; that of another run has the same, so that MLflow compares
-    them."""
+    """Return the path of the table of the evaluation after this step.
+
+    It is the same for all runs, so that MLflow can compare their tables.
+    """
     return f"samples/step-{step:06d}.json"
 
 
 def training_table_name(step: int) -> str:
-    """Path of the table of samples that this step trained on."""
+    """Return the path of the table of this step's training samples."""
     return f"{_TRAINING}{step:06d}.json"
 
 
 def training_table(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """Rows that have the same columns, as `MlflowClient.log_table` writes them; None of none."""
+    """Return rows with equal columns in the format of `MlflowClient.log_table`; None if there are no rows."""
     if not rows:
         return None
     cells = [dict(_cells("", row)) for row in rows]
@@ -40,21 +42,23 @@ def training_table(rows: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def table(lines: Iterable[str]) -> str:
-    """The first rows of `samples.jsonl` as `MlflowClient.log_table` writes a table. The whole of it: `log_table`
-    itself appends to what is there. What is within a column (`extras`) becomes columns of its own; a line that is
-    damaged is left out."""
+    """Return the first rows of `samples.jsonl` in the format of `MlflowClient.log_table`.
+
+    The result is a complete table; `log_table` itself would append to an existing one. Nested values (`extras`)
+    become separate columns. A damaged line is omitted.
+    """
     rows = [dict(_cells("", row)) for line in islice(lines, ROWS_PER_TABLE) for row in _read(line)]
-    found = dict.fromkeys(name for row in rows for name in row)
-    columns = [*(name for name in _FIRST if name in found), *(name for name in found if name not in _FIRST)]
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = [*(name for name in _FIRST if name in names), *(name for name in names if name not in _FIRST)]
     return json.dumps({"columns": columns, "data": [[row.get(name) for name in columns] for row in rows]})
 
 
 def with_tables(tag: str | None, names: Sequence[str]) -> str:
-    """The tag with these tables, too; those of somebody else stay."""
-    had = json.loads(tag) if tag else []
-    all_of_them = [*had, *(entry for name in names if (entry := {"path": name, "type": "table"}) not in had)]
-    of_training = [entry for entry in all_of_them if str(entry.get("path")).startswith(_TRAINING)]
-    kept = [entry for entry in all_of_them if entry not in of_training[:-MOST_OF_TRAINING]]
+    """Return the tag with these tables added; tables that others added remain."""
+    existing = json.loads(tag) if tag else []
+    entries = [*existing, *(entry for name in names if (entry := {"path": name, "type": "table"}) not in existing)]
+    of_training = [entry for entry in entries if str(entry.get("path")).startswith(_TRAINING)]
+    kept = [entry for entry in entries if entry not in of_training[:-MOST_OF_TRAINING]]
     return json.dumps(kept[-MOST_TABLES:])
 
 
@@ -70,5 +74,5 @@ def _cells(name: str, value: Any) -> Iterable[tuple[str, Any]]:
     elif isinstance(value, list):
         yield name, json.dumps(value)
     else:
-        # JSON as browsers read it has no word for what is not finite.
+        # JSON has no value for NaN and infinity, and browsers reject Python's.
         yield name, None if isinstance(value, float) and not math.isfinite(value) else value

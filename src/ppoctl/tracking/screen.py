@@ -1,10 +1,10 @@
-"""Where a command talks to a person while it works: a live status on a terminal, plain lines anywhere else.
+"""Output of a running command: a live status on a terminal, plain lines otherwise.
 
-    lines that stay       step 12/40  reward 0.781  kl 0.00312 ...
+    permanent lines       step 12/40  reward 0.781  kl 0.00312 ...
     the status            quickstart  step 13/40  1m 12s, about 2m 20s left
     (terminals only)      critic_update  minibatch 3/8  2.1s
 
-A screen never fails a command: what a terminal that went away does not take is lost.
+A screen never makes a command fail: if the terminal is closed, the output is lost.
 """
 
 import contextlib
@@ -27,18 +27,18 @@ from ppoctl.activity import ACTIVITIES
 from ppoctl.errors import without_secrets
 
 Detail = Literal["quiet", "steps", "stages"]
-"""How much is told: messages only; also a line per step and evaluation; also one per stage."""
+"""Level of detail: messages only; in addition a line per step and evaluation; in addition a line per stage."""
 
 GONE = (OSError, ValueError)
-"""What writing to a closed terminal or pipe raises; ValueError: the file object itself is closed."""
+"""Errors of a write to a closed terminal or pipe; ValueError: the file object itself is closed."""
 FIRST_BEAT_S = 5.0
-"""Seconds of silence after which plain lines say what is going on, for the first time; each time the next pause is
-twice as long."""
+"""Seconds without output after which a plain screen prints its status for the first time. Each later pause is twice
+as long."""
 LONGEST_PAUSE_S = 60.0
 
 
 class TextStream(Protocol):
-    """What lines are written to."""
+    """A stream of text lines."""
 
     def write(self, text: str, /) -> int: ...
 
@@ -46,30 +46,30 @@ class TextStream(Protocol):
 
 
 class Status(Protocol):
-    """What a screen shows of work in progress; asked from any thread."""
+    """Status of work in progress; it is called from any thread."""
 
     def rows(self, width: int, *, unicode: bool) -> list[Text]:
-        """A few lines for a terminal of this width."""
+        """Return a few lines for a terminal of this width."""
         ...
 
     def in_a_line(self) -> str:
-        """One line; empty where there is nothing to say."""
+        """Return one line; empty if there is no activity."""
         ...
 
 
 @runtime_checkable
 class Screen(Protocol):
-    """What a command says while it works; it may be called from any thread."""
+    """Output of a running command; it may be called from any thread."""
 
     @property
     def detail(self) -> Detail: ...
 
     def line(self, text: str) -> None:
-        """Show one line that stays."""
+        """Show a permanent line."""
         ...
 
     def metrics(self, parts: list[str]) -> None:
-        """Show a line of parts that stays, with as many of them as there is room for."""
+        """Show a permanent line of parts, with as many of them as fit."""
         ...
 
     def follow(self, status: Status) -> None:
@@ -77,24 +77,24 @@ class Screen(Protocol):
         ...
 
     def close(self) -> None:
-        """Leave what was said on the screen, and no status."""
+        """Remove the status; permanent lines remain."""
         ...
 
 
 class Waiting:
-    """The status before there is a run: what is being prepared."""
+    """Status before the run starts: the current preparation."""
 
     def rows(self, width: int, *, unicode: bool) -> list[Text]:  # noqa: ARG002 - the protocol's signature
         return [Text(self.in_a_line())]
 
     def in_a_line(self) -> str:
-        act = ACTIVITIES.now()
-        return "" if act is None else plain(act.timed())
+        activity = ACTIVITIES.now()
+        return "" if activity is None else plain(activity.timed())
 
 
 @contextlib.contextmanager
 def open_screen(detail: Detail = "steps", stream: TextIO | None = None) -> Iterator[Screen]:
-    """Context of the screen that fits the stream (default: stderr)."""
+    """Yield the screen that fits the stream (default: stderr)."""
     stream = stream or sys.stderr
     screen: Screen
     if detail == "quiet":
@@ -103,15 +103,17 @@ def open_screen(detail: Detail = "steps", stream: TextIO | None = None) -> Itera
         screen = LiveScreen(RichConsole(file=stream, highlight=False), detail)
     else:
         screen = PlainScreen(stream, detail)
-    tells = detail != "quiet" and isinstance(screen, PlainScreen)
-    with contextlib.closing(screen), ACTIVITIES.notifying(screen.line) if tells else contextlib.nullcontext():
+    prints = detail != "quiet" and isinstance(screen, PlainScreen)
+    with contextlib.closing(screen), ACTIVITIES.notifying(screen.line) if prints else contextlib.nullcontext():
         yield screen
 
 
 @dataclass(frozen=True)
 class LogFile:
-    """Stream into a file that is opened for each line, which gets the time of this machine: a full disk or a folder
-    that went away costs lines, and no more."""
+    """Stream into a file that is opened for each line. Each line starts with the local time.
+
+    If the disk is full or the folder was deleted, lines are lost without an error.
+    """
 
     path: Path
 
@@ -120,12 +122,14 @@ class LogFile:
             return file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {without_secrets(text)}")
 
     def flush(self) -> None:
-        """Do nothing: closing the file has done it."""
+        """Do nothing: closing the file has flushed it."""
 
 
 class PlainScreen:
-    """Screen of lines in ASCII without control characters: they end up in logs. With `beats` it says what is going on
-    when it has said nothing for a while."""
+    """Screen of ASCII lines without control characters, for logs.
+
+    With `beats` it prints its status after a silence.
+    """
 
     def __init__(
         self,
@@ -138,7 +142,7 @@ class PlainScreen:
         self.detail: Detail = detail
         self._stream = stream
         self._clock = clock
-        self._said = clock()
+        self._last_output = clock()
         self._pause_s = FIRST_BEAT_S
         self._status: Status = Waiting()
         self._lock = threading.Lock()
@@ -148,7 +152,7 @@ class PlainScreen:
 
     def line(self, text: str) -> None:
         with self._lock, contextlib.suppress(*GONE):
-            self._said = self._clock()
+            self._last_output = self._clock()
             self._stream.write(plain(text) + "\n")
             self._stream.flush()
 
@@ -162,8 +166,8 @@ class PlainScreen:
         self._closed.set()
 
     def beat(self) -> None:
-        """Say what is going on, if there was silence for long enough."""
-        if self._clock() - self._said < self._pause_s:
+        """Print the status if the silence was long enough."""
+        if self._clock() - self._last_output < self._pause_s:
             return
         if text := self._status.in_a_line():
             self.line(text)
@@ -175,7 +179,7 @@ class PlainScreen:
 
 
 class LiveScreen:
-    """Screen of a terminal: lines scroll by above a status that redraws itself."""
+    """Screen of a terminal: permanent lines scroll above a status that redraws itself."""
 
     def __init__(self, console: RichConsole, detail: Detail = "steps", *, refresh_per_second: float = 4.0) -> None:
         self.detail: Detail = detail
@@ -188,8 +192,8 @@ class LiveScreen:
             console=console,
             refresh_per_second=refresh_per_second,
             transient=True,
-            # Rich prints what it redirects to its own console, here stderr: data that someone pipes from stdout
-            # must not go there.
+            # Rich prints redirected output to its own console, which is stderr. Piped data of stdout must not go
+            # there.
             redirect_stdout=sys.stdout.isatty(),
         )
         with contextlib.suppress(*GONE):
@@ -197,7 +201,7 @@ class LiveScreen:
 
     def line(self, text: str) -> None:
         with contextlib.suppress(*GONE):
-            self._console.print(Text(plain(text)), soft_wrap=True)  # a command in it can be copied
+            self._console.print(Text(plain(text)), soft_wrap=True)  # so that a command in the line can be copied
 
     def metrics(self, parts: list[str]) -> None:
         while len(parts) > 2 and len("  ".join(parts)) > self._console.width:
@@ -213,7 +217,7 @@ class LiveScreen:
         self._echo()
 
     def _render(self) -> Group:
-        # One column less than there is: a terminal that becomes narrower breaks no line that was short enough.
+        # One column less than the width, so that a line does not wrap at once if the terminal becomes narrower.
         width = max(self._console.width - 1, 10)
         rows = self._status.rows(width, unicode=self._unicode)
         for row in rows:
@@ -223,7 +227,7 @@ class LiveScreen:
 
 
 def _without_echo_of_controls(file: object) -> Callable[[], None]:
-    """Keep the terminal from printing `^C` into the status; what gives it back its way is returned."""
+    """Keep the terminal from printing `^C` into the status; return a function that restores its settings."""
     try:
         terminal: int = file.fileno()  # type: ignore[attr-defined]
         before = termios.tcgetattr(terminal)
@@ -241,6 +245,6 @@ def _without_echo_of_controls(file: object) -> Callable[[], None]:
 
 
 def plain(text: str) -> str:
-    """One line of printable ASCII: what a model wrote may hold anything, escape sequences included."""
+    """Return the text as one line of printable ASCII; text of a model may contain escape sequences."""
     ascii_text = text.encode("ascii", "backslashreplace").decode()
     return "".join(char if char.isprintable() else " " for char in ascii_text)

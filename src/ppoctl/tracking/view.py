@@ -1,4 +1,4 @@
-"""The view of a run in progress that a person wants, collected from what happened. Pure: it draws nothing."""
+"""State of a running run for its console, collected from events. Prints nothing."""
 
 import math
 from collections import deque
@@ -18,7 +18,7 @@ _ASCII = " _.-=+*#%@"
 
 @dataclass(frozen=True)
 class RunningStage:
-    """The stage that runs now."""
+    """The running stage."""
 
     step: int
     stage: str
@@ -26,17 +26,19 @@ class RunningStage:
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a rollout."""
+    """Progress of a stage that generates, in samples."""
 
     done: int
     total: int
     tokens: int
-    """Tokens drawn in this attempt; recalled ones are not counted."""
+    """Tokens that were generated in this attempt; tokens of reused samples are not counted."""
 
 
 class RunView:
-    """State of one run as its observers were told it. Not thread-safe. The clock is that of work (`clock`): time in
-    which an engine starts is in no figure."""
+    """State of a run from the events of its observers. Not thread-safe.
+
+    Its clock is the work clock (`ppoctl.clock`), so that no duration includes the start of an engine.
+    """
 
     def __init__(
         self,
@@ -47,8 +49,11 @@ class RunView:
         *,
         evaluates: Callable[[int], bool] = lambda _: False,
     ) -> None:
-        """Prepare to watch `steps` steps; `last_stage` gives the last stage of a step, which only an evaluation may
-        follow, and `evaluates` says after which steps one does."""
+        """Create the view of a run of `steps` steps.
+
+        `last_stage` returns the last stage of a step before the evaluation; `evaluates` returns whether an evaluation
+        follows the step.
+        """
         self.name = name
         self.steps = steps
         self.last_stage = last_stage
@@ -56,107 +61,115 @@ class RunView:
         self.activity: RunningStage | None = None
         self.progress: Progress | None = None
         self.metrics: dict[str, float] = {}
-        """Newest value of each figure; those of the step before stay until their successors come."""
+        """Newest value of each metric; a value of the previous step remains until the next one."""
         self.rewards: deque[float] = deque(maxlen=REWARDS_SHOWN)
         self.finished_step = 0
         self._clock = clock
         self._seconds: dict[int, float] = {}
         self._by_step: dict[int, dict[str, float]] = {}
         self._tokens_per_s: float | None = None
-        self._drawing_since: float | None = None
+        self._generating_since: float | None = None
         self._eval_seconds: dict[int, float] = {}
         """Seconds of the evaluation after each step."""
-        self._took: dict[int, float] = {}
-        """Seconds from the end of the step before to the end of this one, without an evaluation: saves are in it."""
+        self._step_durations: dict[int, float] = {}
+        """Seconds from the end of the previous step to the end of this step, with saves but without an evaluation."""
         self._last_end: float | None = None
-        """When the last step of this process was over; None before the first one is."""
+        """Time at which the last step of this process ended; None before the end of the first step."""
         self._attempt: int | None = None
-        self._firsts: set[int] = set()
-        """Steps that were the first of their process, to which kernels, caches and imports were new."""
+        self._first_steps: set[int] = set()
+        """First step of each process, which is slower because of kernel compilation, empty caches and imports."""
 
     def stage_started(self, step: int, stage: str) -> None:
-        """Hear that a stage runs from now on."""
+        """Handle the start of a stage."""
         self.activity = RunningStage(step, stage)
         self.progress = None
-        self._drawing_since = None
+        self._generating_since = None
 
     def progressed(self, progress: Progress) -> None:
-        """Hear that a rollout has more samples."""
+        """Handle the progress of generation."""
         self.progress = progress
-        if self._drawing_since is None:
-            self._drawing_since = self._clock()
+        if self._generating_since is None:
+            self._generating_since = self._clock()
 
     def committed(self, line: Mapping[str, Any]) -> None:
-        """Take in a journal line of a stage; events are passed over."""
+        """Handle the journal line of a stage; lines of events are ignored."""
         if "stage" not in line:
             return
-        step, figures = line["step"], line.get("figures", {})
+        step, metrics = line["step"], line.get("figures", {})
         if line["attempt"] != self._attempt:
             self._attempt, self._last_end = line["attempt"], None
         self.activity = None
         self.progress = None
-        self.metrics.update(figures)
-        self._by_step = {near: self._by_step[near] for near in self._by_step if near >= step - 1}
-        self._by_step.setdefault(step, {}).update(figures)
+        self.metrics.update(metrics)
+        self._by_step = {recent: self._by_step[recent] for recent in self._by_step if recent >= step - 1}
+        self._by_step.setdefault(step, {}).update(metrics)
         if line["stage"] == "eval":
             self._eval_seconds[step] = line["seconds"]
             self._last_end = None if self._last_end is None else self._last_end + line["seconds"]
         else:
             self._seconds[step] = self._seconds.get(step, 0.0) + line["seconds"]
-        if metric_registry.REWARD_SCORE_MEAN.name in figures:
-            self.rewards.append(figures[metric_registry.REWARD_SCORE_MEAN.name])
+        if metric_registry.REWARD_SCORE_MEAN.name in metrics:
+            self.rewards.append(metrics[metric_registry.REWARD_SCORE_MEAN.name])
         if line["stage"].partition(".")[0] == "rollout":
             self._tokens_per_s = line.get("clocked", {}).get(metric_registry.THROUGHPUT_GENERATED.name)
         if line["stage"] == self.last_stage(step):
             if self._last_end is None:
-                self._firsts.add(step)
+                self._first_steps.add(step)
             else:
-                self._took[step] = self._clock() - self._last_end
+                self._step_durations[step] = self._clock() - self._last_end
             self._last_end = self._clock()
-        over = step if line["stage"] == self.last_stage(step) else step - 1
-        self.finished_step = max(self.finished_step, over)
+        finished = step if line["stage"] == self.last_stage(step) else step - 1
+        self.finished_step = max(self.finished_step, finished)
 
     def step_figures(self, step: int) -> Mapping[str, float]:
-        """Figures of this step alone; known for the newest two."""
+        """Return the metrics of this step; only the newest two steps are stored."""
         return self._by_step.get(step, {})
 
     def step_seconds(self, step: int) -> float:
-        """Seconds of the step's stages committed so far, without an evaluation."""
+        """Return the seconds of the step's committed stages, without an evaluation."""
         return self._seconds.get(step, 0.0)
 
     @property
     def at_step(self) -> int:
-        """The step that is worked on, or the last one that is over."""
+        """The running step, or the last finished step."""
         return self.finished_step if self.activity is None else self.activity.step
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Generated tokens per second of drawing: in the rollout that runs, once it has produced something; else in
-        the last one. None where that was recalled."""
-        drawing_s = 0.0 if self._drawing_since is None else self._clock() - self._drawing_since
-        if self.progress is not None and self.progress.tokens > 0 and drawing_s > 0:
-            return self.progress.tokens / drawing_s
+        """Generated tokens per second of generation, in the running rollout if it has tokens, otherwise in the last
+        one.
+
+        None if the last rollout was reused.
+        """
+        generating_s = 0.0 if self._generating_since is None else self._clock() - self._generating_since
+        if self.progress is not None and self.progress.tokens > 0 and generating_s > 0:
+            return self.progress.tokens / generating_s
         return self._tokens_per_s
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds to the end: steps to come times the mean of the last few, with what lay between them, and
-        evaluations to come times the mean of those so far. The first step of a process counts only where there is no
-        other: it takes longer. None before the second step is over."""
+        """Estimated seconds to the end of the run; None before the end of the second step.
+
+        The estimate is the number of remaining steps times the mean duration of the last few steps, including the
+        time between them. The remaining evaluations are added in the same way. The first step of a process is used
+        only if there is no other, because it takes longer.
+        """
         done = self.finished_step
         last_few = [step for step in range(done - STEPS_FOR_ETA + 1, done + 1) if step in self._seconds]
-        rated = [step for step in last_few if step not in self._firsts] or last_few
-        if not rated or (last_few == [done] and done in self._firsts and done < self.steps):
+        rated = [step for step in last_few if step not in self._first_steps] or last_few
+        if not rated or (last_few == [done] and done in self._first_steps and done < self.steps):
             return None
-        recent = [max(self._seconds[step], self._took.get(step, 0.0)) for step in rated]
+        recent = [max(self._seconds[step], self._step_durations.get(step, 0.0)) for step in rated]
         evaluations = list(self._eval_seconds.values())
-        to_come = sum(self.evaluates(step) and step not in self._eval_seconds for step in range(done, self.steps + 1))
+        remaining = sum(
+            self.evaluates(step) and step not in self._eval_seconds for step in range(done, self.steps + 1)
+        )
         steps_s = max(self.steps - done, 0) * sum(recent) / len(recent)
-        return steps_s + (to_come * sum(evaluations) / len(evaluations) if evaluations else 0.0)
+        return steps_s + (remaining * sum(evaluations) / len(evaluations) if evaluations else 0.0)
 
 
 def key_metrics(figures: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Words and numbers of the figures that every step shows; figures that a run does not have are left out."""
+    """Return labels and values of the metrics that the line of a step shows; absent metrics are omitted."""
     return [
         (word, number(figures[metric]))
         for word, metric in metric_registry.ON_THE_CONSOLE.items()
@@ -165,14 +178,14 @@ def key_metrics(figures: Mapping[str, float]) -> list[tuple[str, str]]:
 
 
 def number(value: float | None) -> str:
-    """The number with three significant digits; `-` for none."""
+    """Return the number with three significant digits; `-` for None."""
     if value is None:
         return "-"
     return f"{value:.0f}" if 1000 <= abs(value) < math.inf else f"{value:.3g}"
 
 
 def sparkline(values: Iterable[float], *, unicode: bool) -> str:
-    """One character per value, lowest to highest; a value that is not finite is a `?`."""
+    """Return one character per value, scaled from the lowest to the highest; a value that is not finite is `?`."""
     levels = (_TALL if unicode else _ASCII)[1:]
     numbers = list(values)
     finite = [value for value in numbers if math.isfinite(value)]
