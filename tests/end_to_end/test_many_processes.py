@@ -54,7 +54,7 @@ def run_drill(
     forked: Forked, folder: Path, whole: Path, layout: dict[str, object], attempts: list[list[str]]
 ) -> list[int]:
     """Return how each attempt ended; fail if the killed run did not end as the undisturbed one, or left something."""
-    words = ["story.ray_drill", str(folder), str(whole), json.dumps(layout), json.dumps(attempts)]
+    words = ["end_to_end.ray_drill", str(folder), str(whole), json.dumps(layout), json.dumps(attempts)]
     with (folder / "out").open("w") as out, (folder / "log").open("w") as log:
         pid = forked.start(TESTS, words, out, log)
     assert forked.wait(pid, timeout_s=PATIENCE_S) == 0, (folder / "log").read_text()[-4000:]

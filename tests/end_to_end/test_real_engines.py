@@ -47,7 +47,7 @@ def start_drill(
 ) -> int:
     """Start a drill in a separate process, because this one may hold engines whose threads do not survive a fork."""
     changed = json.dumps({"checkpoint": checkpoint, **tables})
-    words = ["story.real_drill", str(folder), str(whole), changed, json.dumps(moments)]
+    words = ["end_to_end.real_drill", str(folder), str(whole), changed, json.dumps(moments)]
     with (folder / "out").open("w") as out, (folder / "log").open("w") as log:
         return forked.start(TESTS, words, out, log)
 
