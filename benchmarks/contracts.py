@@ -2,8 +2,8 @@
 
     python benchmarks/contracts.py [RECIPE ...] [--runs FOLDER] [--out FILE] [--gpus N] [--set KEY=VALUE ...]
 
-Without recipes: every shipped recipe whose header has `Published`. A stopped run is resumed (`train --or-resume`), so the
-same command may be typed again. Exit 0: all runs meet their expectations; 5: an expectation is not met; 1: a run
+Without recipes: every shipped recipe whose header has `Published`. A stopped run is resumed (`train --or-resume`), so
+the same command may be typed again. Exit 0: all runs meet their expectations; 5: an expectation is not met; 1: a run
 ended otherwise.
 """
 

@@ -14,11 +14,11 @@ disturbs them less. CPU seconds are those of all processes: vLLM has a process n
 decides. The learning rate is so small that the model does not change its response lengths.
 
 A response ends when the model samples its end token, one of 41 equally likely tokens. The window truncates less than
-one in a hundred responses, as a window should. The ratio comes from this: TRL generates every row up to the end of the
-window and computes all of it in each pass; in ppoctl a response ends at its end token, and sequences are packed.
-`--no-ragged --response-tokens 64 --prompt-tokens 64 64` removes the difference: every row has one length. The expected
-ratio, if matrix products bound both sides, in forward passes over all tokens of the step (a backward counts two):
-ppoctl 10 (generation, values, log-probs, reference, 3 actor, 3 critic), TRL 9 (it has the old log-probs from
+one in a hundred responses, as a window should. The ratio comes from this: TRL generates every row up to the end of
+the window and computes all of it in each pass; in ppoctl a response ends at its end token, and sequences are packed.
+`--no-ragged --response-tokens 64 --prompt-tokens 64 64` removes the difference: every row has one length. The
+expected ratio, if matrix products bound both sides, in forward passes over all tokens of the step (a backward counts
+two): ppoctl 10 (generation, values, log-probs, reference, 3 actor, 3 critic), TRL 9 (it has the old log-probs from
 generation): 0.9; with `--old-logprobs current` 9 and 9.
 
 Differences, and which side they favour:
