@@ -38,9 +38,9 @@ def strike(lab: Lab, drill: Drill, way: str) -> None:
     id = drill.jobs[-1]
     match way:
         case "told":
-            lab.ask("scancel", "--batch", "--signal=USR1", id)
+            lab.run_program("scancel", "--batch", "--signal=USR1", id)
         case "put back":
-            lab.ask("scontrol", "requeue", id)
+            lab.run_program("scontrol", "requeue", id)
         case "pushed out":
             lab.submit("true", drill.folder / "urgent.log", "-N2", "--exclusive", "--partition=urgent")
         case "killed":
@@ -107,7 +107,7 @@ def main() -> int:
     rng = random.Random(args.seed)
     with tempfile.TemporaryDirectory(prefix="requeues-") as name, Lab(2) as lab:
         whole = Drill(lab, Path(name) / "whole")
-        untouched = ThreadPoolExecutor(1).submit(whole.play_here, "--set", f"steps={args.steps}")
+        untouched = ThreadPoolExecutor(1).submit(whole.train_locally, "--set", f"steps={args.steps}")
         drill = Drill(lab, Path(name) / "struck", stage_s=0.05)
         drill.submit(f"steps={args.steps}")
         ways: Counter[str] = Counter()
